@@ -103,6 +103,8 @@ type controllerOptions struct {
 	restoreRetention time.Duration
 	restoreWorkers   int
 	volumeTimeout    time.Duration
+	backupTimeout    time.Duration
+	hookTime         time.Duration
 	agentTimeout     time.Duration
 	blockWorkers     int
 	hostPathRoots    []string
@@ -143,6 +145,8 @@ func newControllerCommand() *cobra.Command {
 		restoreRetention: runretention.DefaultRestoreRetention,
 		restoreWorkers:   restore.DefaultWorkers,
 		volumeTimeout:    backuprun.DefaultVolumeTimeout,
+		backupTimeout:    backuprun.DefaultTimeout,
+		hookTime:         backup.DefaultHookTime,
 		agentTimeout:     liveness.DefaultAgentTimeout,
 		blockWorkers:     backup.DefaultBlockWorkers,
 	}
@@ -168,6 +172,8 @@ func newControllerCommand() *cobra.Command {
 	flags.DurationVar(&options.restoreRetention, "restore-retention", options.restoreRetention, "How long a restore is listed after its end, which is how long its record is kept.")
 	flags.IntVar(&options.restoreWorkers, "restore-workers", options.restoreWorkers, "How many objects of a restore are written at once.")
 	flags.DurationVar(&options.volumeTimeout, "pod-volume-timeout", options.volumeTimeout, "How long the backup of one volume may take from its start. As long may the agent of a node begin and end no volume, of backups and restores, while others wait for it.")
+	flags.DurationVar(&options.backupTimeout, "backup-timeout", options.backupTimeout, "How long a backup may take from its start. The volumes that are not uploaded then are given up, no more hooks run, and it ends PartiallyFailed, so that others which overlap it may start. 0 is no limit.")
+	flags.DurationVar(&options.hookTime, "hook-time-per-namespace", options.hookTime, "How long the hooks of one namespace may run in all, in one backup or restore. Others may have to wait for as long.")
 	flags.DurationVar(&options.agentTimeout, "node-agent-timeout", options.agentTimeout, "How long a node may be without an agent before the volumes of backups that wait for it are given up.")
 	flags.IntVar(&options.blockWorkers, "item-block-worker-count", options.blockWorkers, "How many groups of pods with hooks, pods that share volumes being one group, each backup takes at once: from the pre hooks until the volumes are read and the post hooks have run.")
 	flags.StringSliceVar(&options.hostPathRoots, "host-path-roots", nil, "Folders of the nodes, separated by commas. Persistent volumes of type hostPath that lie below one are backed up, by agents that have the same flag; others are left out.")
@@ -196,6 +202,12 @@ func (o *controllerOptions) validate() error {
 	}
 	if o.volumeTimeout <= 0 || o.volumeTimeout > maintenance.MaxUpload {
 		errs = append(errs, fmt.Errorf("--pod-volume-timeout must be positive and at most %s, for which the maintenance of a repository spares what an upload may rely on, but is %s", maintenance.MaxUpload, o.volumeTimeout))
+	}
+	if o.backupTimeout < 0 {
+		errs = append(errs, fmt.Errorf("--backup-timeout must not be negative, but is %s", o.backupTimeout))
+	}
+	if o.hookTime <= 0 {
+		errs = append(errs, fmt.Errorf("--hook-time-per-namespace must be positive, but is %s", o.hookTime))
 	}
 	if o.agentTimeout < liveness.MinAgentTimeout {
 		errs = append(errs, fmt.Errorf("--node-agent-timeout must be at least %s, in which an agent without a connection stops, but is %s", liveness.MinAgentTimeout, o.agentTimeout))
@@ -346,6 +358,7 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, ident
 		Workers:          o.limits[queue.Backup],
 		Identity:         identity,
 		VolumeTimeout:    o.volumeTimeout,
+		Timeout:          o.backupTimeout,
 		AgentTimeout:     o.agentTimeout,
 		ResumeInProgress: o.resume,
 		Agents:           agents,
@@ -363,6 +376,8 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, ident
 			Pods:          &backuprun.PodsClient{Kube: kube, Config: config},
 			Kube:          kube,
 			BlockWorkers:  o.blockWorkers,
+			HookTime:      o.hookTime,
+			Timeout:       o.backupTimeout,
 			HostPathRoots: o.hostPathRoots,
 			Leads:         leads,
 			Logs:          logs,

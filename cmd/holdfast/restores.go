@@ -66,6 +66,7 @@ func (o *controllerOptions) restores(d restoreDependencies) (*restorerun.Control
 			Cluster:   d.cluster,
 			Keys:      d.keys,
 			Clock:     clock.RealClock{},
+			HookTime:  o.hookTime,
 			Workers:   o.restoreWorkers,
 			Volumes:   d.volumes,
 			Logs:      d.logs,

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/exec"
+	"k8s.io/utils/clock"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -36,6 +37,9 @@ const (
 	// maxAnnotatedTimeout bounds a hook of an annotation: whoever may annotate a pod is not to
 	// hold a worker of the backups of everybody for hours. A spec is written by who waits.
 	maxAnnotatedTimeout = 10 * time.Minute
+	// DefaultHookTime is how long the hooks of one namespace may run in all, in one backup. The
+	// backups of other namespaces may have to wait for that long.
+	DefaultHookTime = time.Hour
 	// lastHooksWorkers is in how many pods at once the post hooks run that another process
 	// has left.
 	lastHooksWorkers = 16
@@ -99,8 +103,15 @@ type hooks struct {
 	retry    wait.Backoff
 
 	attempted, failed atomic.Int32
+	// most is how long those of one namespace may run in all, and until is when none runs any
+	// more, but to thaw; the zero time is never.
+	most  time.Duration
+	until time.Time
+	clock clock.PassiveClock
 
 	mu sync.Mutex
+	// spent is how long those of a namespace have run.
+	spent map[string]time.Duration
 	// notThawed says which post hooks failed, or were not run.
 	notThawed []string
 }
@@ -261,7 +272,13 @@ func (h *hooks) exec(ctx context.Context, phase string, pod engine.PodReference,
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	}
-	timed, cancel := context.WithTimeout(ctx, hook.timeout)
+	most, why := h.left(phase, pod.Namespace, hook.timeout)
+	if most <= 0 {
+		return errors.New("it was not run: " + why)
+	}
+	began := h.clock.Now()
+	defer func() { h.spend(pod.Namespace, h.clock.Since(began)) }()
+	timed, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
 	waiting := waits.For(ctx, pod.Namespace, fmt.Sprintf("a %s hook in pod %s in %s, container %s", phase, pod.Name, pod.Namespace, hook.container))
 	defer waiting.End()
@@ -277,9 +294,42 @@ func (h *hooks) exec(ctx context.Context, phase string, pod engine.PodReference,
 	case err == nil || timed.Err() == nil:
 		return err
 	case ctx.Err() == nil:
-		return fmt.Errorf("it did not end within %s; the command may still run", hook.timeout)
+		return fmt.Errorf("it did not end within %s%s; the command may still run", most, why)
 	}
 	return context.Cause(ctx)
+}
+
+// left is how long a hook may run that has a timeout, and why it is less. Those that thaw have
+// lastHooksTimeout at least.
+func (h *hooks) left(phase, namespace string, timeout time.Duration) (most time.Duration, why string) {
+	h.mu.Lock()
+	spent := h.spent[namespace]
+	h.mu.Unlock()
+	most = timeout
+	if rest := h.most - spent; rest < most {
+		most, why = rest, fmt.Sprintf("the hooks of the namespace %s have run for %s in this backup, and may for %s: see --hook-time-per-namespace of the controller", namespace, spent.Round(time.Second), h.most)
+	}
+	if !h.until.IsZero() {
+		if rest := h.until.Sub(h.clock.Now()); rest < most {
+			most, why = rest, "the backup has taken as long as one may: see --backup-timeout of the controller"
+		}
+	}
+	if phase == postHook {
+		most = max(most, min(timeout, lastHooksTimeout))
+	}
+	if most > 0 && why != "" {
+		why = ", since " + why
+	}
+	return most, why
+}
+
+func (h *hooks) spend(namespace string, took time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.spent == nil {
+		h.spent = map[string]time.Duration{}
+	}
+	h.spent[namespace] += took
 }
 
 // notRun reports whether a command has certainly not run.
@@ -325,7 +375,10 @@ type PostHooks struct {
 
 // newHooks goes on counting where the status of the request ends.
 func (e *execution) newHooks(rules []hookRule) *hooks {
-	h := &hooks{rules: rules, runner: e.Hooks, findings: e.findings, log: e.log, retry: e.Retry}
+	h := &hooks{rules: rules, runner: e.Hooks, findings: e.findings, log: e.log, retry: e.Retry, most: e.HookTime, clock: e.Clock}
+	if start := e.request.Backup.Status.StartTimestamp; e.Timeout > 0 && start != nil {
+		h.until = start.Add(e.Timeout)
+	}
 	if before := e.request.Backup.Status.HookStatus; before != nil {
 		h.attempted.Store(before.HooksAttempted)
 		h.failed.Store(before.HooksFailed)

@@ -515,7 +515,7 @@ func TestHooksOfABlockAreBoundedTogether(t *testing.T) {
 			return "", ctx.Err()
 		}}
 		log := newLogbook(clock.RealClock{})
-		p := &podVolumes{collector: &collector{hooks: &hooks{runner: runner, findings: &findings{log: log}, log: log}}}
+		p := &podVolumes{collector: &collector{hooks: &hooks{runner: runner, findings: &findings{log: log}, log: log, most: 24 * time.Hour, clock: clock.RealClock{}}}}
 		slow := hook{from: "x", container: "c", command: []string{"sleep"}, timeout: 3 * time.Hour}
 		begun := time.Now()
 		p.runPostHooks(t.Context(), block{{post: []hook{slow, slow}, ran: true}, {post: []hook{slow}, ran: true}})
@@ -527,6 +527,55 @@ func TestHooksOfABlockAreBoundedTogether(t *testing.T) {
 
 // TestHooksSurviveAMomentWithoutAPIServer: neither the question who may run them, nor what freezes
 // and has not begun, nor what thaws, fails at once.
+// TestHooksOfANamespaceAreBounded: many pods with slow hooks don't hold up the backups of others. What their
+// hooks have frozen thaws all the same.
+func TestHooksOfANamespaceAreBounded(t *testing.T) {
+	for name, test := range map[string]struct {
+		hooks func(h *hooks)
+		says  string
+	}{
+		"by their time":         {func(h *hooks) { h.most = time.Hour }, "the hooks of the namespace shop have run for"},
+		"by that of the backup": {func(h *hooks) { h.most, h.until = 24*time.Hour, time.Now().Add(time.Hour) }, "the backup has taken as long as one may"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				runner := &testHooks{exec: func(ctx context.Context, what string) (string, error) {
+					time.Sleep(25 * time.Minute)
+					return "", ctx.Err()
+				}}
+				log := newLogbook(clock.RealClock{})
+				found := &findings{log: log, toldErrors: format.NewTold("shop", "holdfast"), toldWarnings: format.NewTold("shop", "holdfast")}
+				h := &hooks{runner: runner, findings: found, log: log, clock: clock.RealClock{}}
+				test.hooks(h)
+				slow := []hook{{from: "x", container: "c", command: []string{"sleep"}, timeout: 30 * time.Minute}}
+				pod := func(namespace, name string) engine.PodReference {
+					return engine.PodReference{Namespace: namespace, Name: name}
+				}
+				if !h.run(t.Context(), preHook, pod("shop", "a"), slow) || !h.run(t.Context(), preHook, pod("shop", "b"), slow) {
+					t.Error("a hook within the time failed")
+				}
+				if h.run(t.Context(), preHook, pod("shop", "c"), slow) {
+					t.Error("a hook that ends later went well")
+				}
+				begun := time.Now()
+				if h.run(t.Context(), preHook, pod("shop", "d"), slow) || time.Since(begun) > 0 {
+					t.Errorf("a hook was run when the time was over, for %s", time.Since(begun))
+				}
+				runner.exec = func(context.Context, string) (string, error) { time.Sleep(time.Minute); return "", nil }
+				if !h.run(t.Context(), postHook, pod("shop", "a"), slow) {
+					t.Error("what was frozen did not thaw")
+				}
+				if name == "by their time" && !h.run(t.Context(), preHook, pod("blog", "a"), slow) {
+					t.Error("a hook of another namespace failed")
+				}
+				if text := found.toldErrors.String(); !strings.Contains(text, test.says) {
+					t.Errorf("what is told: %s", text)
+				}
+			})
+		})
+	}
+}
+
 func TestHooksSurviveAMomentWithoutAPIServer(t *testing.T) {
 	f := hookedFixture(t, dbHooks(""), hookedPod("p", "n1", isDB, "", "e"+emptyDir))
 	asked, froze, thawed := 0, 0, 0

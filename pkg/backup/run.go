@@ -103,6 +103,10 @@ type Dependencies struct {
 	// BlockWorkers is the number of blocks of pods with hooks that are taken at once.
 	// Default DefaultBlockWorkers.
 	BlockWorkers int
+	// HookTime is how long the hooks of one namespace may run in all. Default DefaultHookTime.
+	HookTime time.Duration
+	// Timeout is how long after its start a backup runs no more hooks. Zero is no limit.
+	Timeout time.Duration
 	// Ending is the context of what is left to do when everything was read: it may last a
 	// little longer than that of Run, if that ends in between. Optional.
 	Ending context.Context
@@ -186,6 +190,9 @@ func newExecution(ctx context.Context, request Request, deps Dependencies) *exec
 	}
 	if deps.BlockWorkers < 1 {
 		deps.BlockWorkers = DefaultBlockWorkers
+	}
+	if deps.HookTime <= 0 {
+		deps.HookTime = DefaultHookTime
 	}
 	if deps.Retry.Steps == 0 {
 		deps.Retry = defaultRetry

@@ -428,10 +428,14 @@ func (h *podHooks) inPod(ctx context.Context, pod *hooked) {
 
 // commands runs the commands in a pod, and notes how many failed, and one text about them: the
 // record of the restore has room for no more. The others are in the log. Whatever a tenant asks
-// for, they take no longer together than one command may.
+// for, those of a pod take no longer together than one command may, and all end in time.
 func (h *podHooks) commands(ctx context.Context, pod *hooked, live *corev1.Pod, outcome *engine.HookedPod) {
 	isThis := func(p *corev1.Pod, _ seenPods) bool { return p.UID == live.UID }
-	timed, cancel := context.WithTimeout(ctx, validation.MaxHookTimeout)
+	most, in := validation.MaxHookTimeout, "the hooks of a pod have"
+	if rest := h.e.HookTime - h.e.Clock.Since(h.began); rest < most {
+		most, in = max(0, rest), "the hooks of a restore have, by --hook-time-per-namespace of the controller,"
+	}
+	timed, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
 	note, fatal, further := "", false, 0
 	for i, c := range pod.commands {
@@ -444,7 +448,7 @@ func (h *podHooks) commands(ctx context.Context, pod *hooked, live *corev1.Pod, 
 		}
 		late := timed.Err() != nil
 		if late {
-			err = fmt.Errorf("the hooks of a pod have %s together, within which it did not end; the command may still run", validation.MaxHookTimeout)
+			err = fmt.Errorf("%s %s together, within which it did not end; the command may still run", in, most.Round(time.Second))
 		}
 		text := fmt.Sprintf("its hook %s failed in pod %s, container %s: %v", c.from, live.Name, c.container, err)
 		if len(text) > maxHookText {

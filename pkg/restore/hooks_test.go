@@ -290,7 +290,7 @@ func TestHooksOfAPodAreBoundedTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := &slowHooks{}
 		clock := clocktesting.NewFakePassiveClock(time.Now()) // so that pods are looked at once
-		h := &podHooks{e: newExecution(t.Context(), request("r", holdfast.RestoreSpec{}), Dependencies{Clock: clock, Hooks: slow}), began: clock.Now()}
+		h := &podHooks{e: newExecution(t.Context(), request("r", holdfast.RestoreSpec{}), Dependencies{Clock: clock, Hooks: slow, HookTime: 24 * time.Hour}), began: clock.Now()}
 		live := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "db", UID: "db"}}
 		live.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
 		h.seen = map[string]seenPods{"shop": {at: clock.Now(), pods: []corev1.Pod{live}}}
@@ -302,6 +302,16 @@ func TestHooksOfAPodAreBoundedTogether(t *testing.T) {
 		}
 		if outcome.Failed != 4 || len(outcome.Errors) != 1 || !strings.Contains(outcome.Errors[0], "have 4h0m0s together") || !strings.Contains(outcome.Errors[0], "2 further ones were not run") {
 			t.Errorf("noted: %+v", outcome)
+		}
+
+		// All pods together have the time of a restore.
+		h.e.HookTime = time.Hour
+		clock.SetTime(h.began.Add(50 * time.Minute))
+		h.seen["shop"] = seenPods{at: clock.Now(), pods: []corev1.Pod{live}}
+		begun, outcome = time.Now(), &engine.HookedPod{}
+		h.commands(t.Context(), &hooked{about: subject{"pods", "shop", "db"}, commands: []command{c, c}}, &live, outcome)
+		if took := time.Since(begun); took != 10*time.Minute || outcome.Failed != 2 || !strings.Contains(outcome.Errors[0], "--hook-time-per-namespace") {
+			t.Errorf("%s: %+v", took, outcome)
 		}
 	})
 }

@@ -35,6 +35,9 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
+// DefaultHookTime is how long the hooks of a restore may take in all.
+const DefaultHookTime = time.Hour
+
 // DefaultWorkers is how many objects of a restore are written at once.
 const DefaultWorkers = 16
 
@@ -87,6 +90,8 @@ type Dependencies struct {
 	Progress  *Progress
 	// Log is that of the restore, which is ended here; others may read it meanwhile. Optional.
 	Log *runlog.Log
+	// HookTime is how long the hooks of pods may take in all. Default an hour.
+	HookTime time.Duration
 	// Workers is how many objects are written at once. Default 16.
 	Workers int
 }
@@ -237,6 +242,9 @@ type execution struct {
 }
 
 func newExecution(ctx context.Context, request Request, deps Dependencies) *execution {
+	if deps.HookTime <= 0 {
+		deps.HookTime = DefaultHookTime
+	}
 	if deps.Workers < 1 {
 		deps.Workers = DefaultWorkers
 	}

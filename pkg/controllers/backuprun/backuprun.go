@@ -72,6 +72,8 @@ const (
 	maxGiven = 20
 	// DefaultVolumeTimeout is how long the upload of a volume may take unless it is set.
 	DefaultVolumeTimeout = 4 * time.Hour
+	// DefaultTimeout is how long a backup may take from its start unless it is set.
+	DefaultTimeout = 24 * time.Hour
 )
 
 // Config is what a Controller needs.
@@ -88,6 +90,9 @@ type Config struct {
 	// long a node's agent may begin and end nothing while volumes wait for it: twice that and
 	// AgentTimeout while it has something in progress.
 	VolumeTimeout time.Duration
+	// Timeout is how long a backup may take from its start: the volumes that are not uploaded
+	// then are given up, and no more hooks run. Zero is no limit.
+	Timeout time.Duration
 	// AgentTimeout is how long a node may be without an agent.
 	AgentTimeout time.Duration
 	// Agents knows which nodes have one: liveness.Agents, but in tests.

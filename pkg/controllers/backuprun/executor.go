@@ -67,8 +67,9 @@ type Executor struct {
 	Kube kubernetes.Interface
 	// Leads is that of Config.
 	Leads func(ctx context.Context) error
-	// BlockWorkers is that of backup.Dependencies.
-	BlockWorkers int
+	// BlockWorkers, HookTime and Timeout are those of backup.Dependencies.
+	BlockWorkers      int
+	HookTime, Timeout time.Duration
 	// HostPathRoots are those of backup.Dependencies.
 	HostPathRoots hostpath.Roots
 	// Logs has the logs of the runs while they are executed. Optional.
@@ -135,6 +136,8 @@ func (e *Executor) Execute(ctx, ending context.Context, run *enginev1alpha1.Back
 		Progress:      progress,
 		Log:           log,
 		BlockWorkers:  e.BlockWorkers,
+		HookTime:      e.HookTime,
+		Timeout:       e.Timeout,
 		HostPathRoots: e.HostPathRoots,
 		Ending:        ending,
 	})

@@ -50,7 +50,7 @@ func newRun(name string, phase v1alpha1.BackupPhase) *enginev1alpha1.BackupRun {
 	}
 	if phase == v1alpha1.BackupPhaseInProgress {
 		run.Status.Executor = "a process before this one"
-		start := metav1.Unix(1, 0)
+		start := metav1.NewTime(time.Now().Add(-time.Minute))
 		run.Status.StartTimestamp = &start
 	}
 	return run
@@ -324,6 +324,7 @@ func (h *harness) start(workers int) *Controller {
 		Workers:          workers,
 		Identity:         identity,
 		VolumeTimeout:    volumeTimeout,
+		Timeout:          10 * volumeTimeout,
 		ClusterUID:       "cluster",
 		AgentTimeout:     agentTimeout,
 		Agents:           h.agents,

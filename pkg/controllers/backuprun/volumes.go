@@ -280,6 +280,13 @@ func (v *volumes) judge(u *upload) (left time.Duration, reason, failure string) 
 	default:
 		left = v.c.VolumeTimeout - idle
 	}
+	if start := v.run.Status.StartTimestamp; v.c.Timeout > 0 && start != nil {
+		rest := v.c.Timeout - now.Sub(start.Time)
+		if rest <= 0 {
+			return 0, "BackupTimeout", fmt.Sprintf("the backup has taken %s, which is as long as one may: see --backup-timeout of the controller", v.c.Timeout)
+		}
+		left = min(left, rest)
+	}
 	switch {
 	case left > 0:
 		return min(left, v.c.AgentTimeout-absence), "", ""

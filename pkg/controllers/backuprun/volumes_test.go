@@ -235,6 +235,19 @@ func TestVolumesEndOneWayOrTheOther(t *testing.T) {
 			phase: enginev1alpha1.VolumePhaseFailed, after: 2*volumeTimeout + agentTimeout,
 			message: `the agent of node "node-1" has begun and ended no other one for 2h5m0s`,
 		},
+		"as long as a backup may take": {
+			agent: func(h *harness) {
+				for range 9 {
+					h.agents.Saw("node-1", "a restore", true, true, time.Now())
+					time.Sleep(volumeTimeout + time.Minute)
+					h.expect("a", running, false)
+					h.agents.Saw("node-1", "a restore", false, true, time.Now())
+				}
+				time.Sleep(volumeTimeout - 9*time.Minute)
+			},
+			phase: enginev1alpha1.VolumePhaseFailed, after: 10 * volumeTimeout,
+			message: "the backup has taken 10h0m0s, which is as long as one may",
+		},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {

@@ -68,6 +68,8 @@ type Executor struct {
 	Cluster format.Cluster
 	Keys    []string
 	Clock   clock.PassiveClock
+	// HookTime is how long the hooks of a restore may take in all.
+	HookTime time.Duration
 	// Workers is how many objects of a restore are written at once.
 	Workers int
 	// Volumes brings data back; nil if that is not to be.
@@ -222,6 +224,7 @@ func (e *Executor) prepare(ctx context.Context, run *engine.RestoreRun) (deps re
 		ClusterUID: e.Cluster.UID,
 		Look:       restore.DefaultLook,
 		Clock:      e.Clock,
+		HookTime:   e.HookTime,
 		Workers:    e.Workers,
 	}
 	if e.handsOver(run, backup.Metadata.Status.Origin) {
