@@ -10,11 +10,9 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/klog/v2"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/location"
@@ -27,8 +25,13 @@ import (
 // here: nobody hears of a Secret that has, nor of a copy that is gone from the store.
 const keyInterval = time.Hour
 
-// backUpKey makes sure that the key of a repository is in the store, encrypted for the location's
-// recovery keys, and says so. Without any it says whether the key was exported.
+// keyState is what is to be said of a repository's key.
+type keyState struct {
+	condition   metav1.Condition
+	fingerprint string
+}
+
+// backUpKey looks at the key of a repository, and writes what came of it.
 func (c *Controller) backUpKey(ctx context.Context, name string) error {
 	record, err := c.lister.Get(name)
 	if apierrors.IsNotFound(err) {
@@ -41,75 +44,56 @@ func (c *Controller) backUpKey(ctx context.Context, name string) error {
 		return nil // it is being made, and is woken then: two writers would be in each other's way
 	}
 	c.keyQueue.AddAfter(name, keyInterval)
-	stored, err := c.locations.Get(record.Spec.BackupStorageLocation)
-	if err != nil || stored.Unavailable() {
-		return nil // its creation or return wakes the repository
-	}
-	attempt, cancel := context.WithTimeout(ctx, attemptTimeout)
-	defer cancel()
-	key, others, err := opener.Keys(attempt, c.Keys, name)
-	if errors.Is(err, opener.ErrNoKey) {
-		return nil // the condition Ready says so, and wakes the repository when there is one
-	}
-	if err != nil {
-		return err
-	}
-	fingerprint, err := key.Fingerprint(record.Spec.VolumeNamespace)
-	if err != nil {
-		return err
-	}
-	condition := metav1.Condition{Type: engine.ConditionKeyBackedUp, Status: metav1.ConditionTrue}
-	var problem error
-	switch recoveryKeys := stored.Spec.RecoveryKeys; {
-	case len(recoveryKeys) > 0:
-		condition.Reason = engine.ReasonKeyWrapped
-		condition.Message = "the key is in the store, encrypted for " + strings.Join(recoveryKeys, ", ")
-		// While the key is changed, any of them may open the repository.
-		problem = c.wrap(attempt, stored, record.Spec.VolumeNamespace, append(others, key)...)
-		if problem == nil {
-			break
-		}
-		before := meta.FindStatusCondition(record.Status.Conditions, engine.ConditionKeyBackedUp)
-		if before != nil && before.Status == condition.Status && before.Message == condition.Message && record.Status.KeyFingerprint == fingerprint {
-			return problem // it was written before
-		}
-		condition.Status, condition.Reason = metav1.ConditionFalse, engine.ReasonKeyNotWrapped
-		condition.Message = "the key could not be written into the store for the location's recovery keys: " + problem.Error()
-	case record.Annotations[engine.AnnotationKeyExported] == fingerprint:
-		condition.Reason = engine.ReasonKeyExported
-		condition.Message = "the key was exported; keep it where the loss of this cluster does not take it along"
-	default:
-		condition.Status, condition.Reason = metav1.ConditionFalse, engine.ReasonKeyNotExported
-		condition.Message = fmt.Sprintf("the key is in this cluster only, and the data can't be read without: name recoveryKeys in the storage location, "+
-			"or run holdfast repo-key export --repo-name=%s --backup-storage-location=%s", record.Spec.VolumeNamespace, stored.Name)
-	}
+	key, problem := c.lookAtKey(ctx, record)
 	if ctx.Err() != nil {
 		return nil // it was cut short and says nothing
 	}
-	return errors.Join(problem, c.writeKey(ctx, record, condition, fingerprint))
+	return errors.Join(problem, c.write(ctx, record, nil, key))
 }
 
-// writeKey sets the condition KeyBackedUp, and which key it is about, if that changes.
-func (c *Controller) writeKey(ctx context.Context, record *engine.VolumeRepository, condition metav1.Condition, fingerprint string) error {
-	changed := record.DeepCopy()
-	condition.ObservedGeneration = record.Generation
-	condition.LastTransitionTime = metav1.NewTime(c.Clock.Now())
-	if !meta.SetStatusCondition(&changed.Status.Conditions, condition) && changed.Status.KeyFingerprint == fingerprint {
-		return nil
+// lookAtKey makes sure that the key of a repository is in the store, encrypted for the location's
+// recovery keys. Without any it finds out whether the key was exported. What it returns is nil if
+// there is nothing new to say; with an error it is worth another attempt.
+func (c *Controller) lookAtKey(ctx context.Context, record *engine.VolumeRepository) (*keyState, error) {
+	stored, err := c.locations.Get(record.Spec.BackupStorageLocation)
+	if err != nil || stored.Unavailable() {
+		return nil, nil // its creation or return wakes the repository
 	}
-	changed.Status.KeyFingerprint = fingerprint
-	_, err := c.Repositories.VolumeRepositories(c.Namespace).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil
+	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
+	defer cancel()
+	key, others, err := opener.Keys(ctx, c.Keys, record.Name)
+	if errors.Is(err, opener.ErrNoKey) {
+		return nil, nil // the condition Ready says so, and wakes the repository when there is one
 	}
 	if err != nil {
-		return fmt.Errorf("write the condition of VolumeRepository %s: %w", record.Name, err)
+		return nil, err
 	}
-	klog.FromContext(ctx).Info("Repository changed", "volumeRepository", record.Name, "keyBackedUp", condition.Status, "reason", condition.Reason, "message", condition.Message)
-	if condition.Reason == engine.ReasonKeyNotWrapped {
-		c.Events.Eventf(record, nil, corev1.EventTypeWarning, "Key"+condition.Reason, "BackUpKey", "%s", condition.Message)
+	fingerprint, err := key.Fingerprint(record.Spec.VolumeNamespace)
+	if err != nil {
+		return nil, err
 	}
-	return nil
+	say := func(status metav1.ConditionStatus, reason, message string) *keyState {
+		return &keyState{metav1.Condition{Type: engine.ConditionKeyBackedUp, Status: status, Reason: reason, Message: message}, fingerprint}
+	}
+	switch recoveryKeys := stored.Spec.RecoveryKeys; {
+	case len(recoveryKeys) > 0:
+		wrapped := "the key is in the store, encrypted for " + strings.Join(recoveryKeys, ", ")
+		// While the key is changed, any of them may open the repository.
+		err := c.wrap(ctx, stored, record.Spec.VolumeNamespace, append(others, key)...)
+		if err == nil {
+			return say(metav1.ConditionTrue, engine.ReasonKeyWrapped, wrapped), nil
+		}
+		before := meta.FindStatusCondition(record.Status.Conditions, engine.ConditionKeyBackedUp)
+		if before != nil && before.Message == wrapped && record.Status.KeyFingerprint == fingerprint {
+			return nil, err // it was written before
+		}
+		return say(metav1.ConditionFalse, engine.ReasonKeyNotWrapped, "the key could not be written into the store for the location's recovery keys: "+err.Error()), err
+	case record.Annotations[engine.AnnotationKeyExported] == fingerprint:
+		return say(metav1.ConditionTrue, engine.ReasonKeyExported, "the key was exported; keep it where the loss of this cluster does not take it along"), nil
+	default:
+		return say(metav1.ConditionFalse, engine.ReasonKeyNotExported, fmt.Sprintf("the key is in this cluster only, and the data can't be read without: name recoveryKeys in the storage location, "+
+			"or run holdfast repo-key export --repo-name=%s --backup-storage-location=%s", record.Spec.VolumeNamespace, stored.Name)), nil
+	}
 }
 
 // wrap has keys of a repository in its store, encrypted for the location's recovery keys.

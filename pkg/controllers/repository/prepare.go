@@ -102,7 +102,7 @@ func (c *Controller) Readable(ctx context.Context, volumeNamespace, locationName
 		return ctx.Err()
 	}
 	// Its agents go by the record. Somebody else may have written it just now.
-	if err := c.write(ctx, record, condition); err != nil && !apierrors.IsConflict(err) {
+	if err := c.write(ctx, record, &condition, nil); err != nil && !apierrors.IsConflict(err) {
 		return err
 	}
 	if condition.Status != metav1.ConditionTrue {

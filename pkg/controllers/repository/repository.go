@@ -192,23 +192,37 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 		return err
 	}
 	condition, problem := c.prepare(ctx, record)
+	var key *keyState
+	if problem == nil && condition.Status == metav1.ConditionTrue {
+		key, problem = c.lookAtKey(ctx, record)
+	}
 	if ctx.Err() != nil {
 		return nil // the attempt was cut short and says nothing
 	}
-	return errors.Join(problem, c.write(ctx, record, condition))
+	return errors.Join(problem, c.write(ctx, record, &condition, key))
 }
 
-// write sets the condition Ready if it changes.
-func (c *Controller) write(ctx context.Context, record *engine.VolumeRepository, condition metav1.Condition) error {
-	before := meta.FindStatusCondition(record.Status.Conditions, engine.ConditionReady)
-	if condition.Reason == engine.ReasonUnreachable && before != nil && (before.Status == metav1.ConditionTrue || before.Reason == condition.Reason) {
-		// What the store's failures say may differ each time.
-		return nil
-	}
+// write sets the conditions Ready and KeyBackedUp if they change; nil is nothing to say.
+func (c *Controller) write(ctx context.Context, record *engine.VolumeRepository, ready *metav1.Condition, key *keyState) error {
 	changed := record.DeepCopy()
-	condition.ObservedGeneration = record.Generation
-	condition.LastTransitionTime = metav1.NewTime(c.Clock.Now())
-	if !meta.SetStatusCondition(&changed.Status.Conditions, condition) {
+	var said []metav1.Condition
+	set := func(condition metav1.Condition) {
+		condition.ObservedGeneration = record.Generation
+		condition.LastTransitionTime = metav1.NewTime(c.Clock.Now())
+		if meta.SetStatusCondition(&changed.Status.Conditions, condition) {
+			said = append(said, condition)
+		}
+	}
+	before := meta.FindStatusCondition(record.Status.Conditions, engine.ConditionReady)
+	// What the store's failures say may differ each time.
+	if ready != nil && (ready.Reason != engine.ReasonUnreachable || before == nil || before.Status != metav1.ConditionTrue && before.Reason != ready.Reason) {
+		set(*ready)
+	}
+	if key != nil {
+		set(key.condition)
+		changed.Status.KeyFingerprint = key.fingerprint
+	}
+	if len(said) == 0 && changed.Status.KeyFingerprint == record.Status.KeyFingerprint {
 		return nil
 	}
 	_, err := c.Repositories.VolumeRepositories(c.Namespace).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
@@ -216,11 +230,14 @@ func (c *Controller) write(ctx context.Context, record *engine.VolumeRepository,
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("write the condition of VolumeRepository %s: %w", record.Name, err)
+		return fmt.Errorf("write the conditions of VolumeRepository %s: %w", record.Name, err)
 	}
-	klog.FromContext(ctx).Info("Repository changed", "volumeRepository", record.Name, "ready", condition.Status, "reason", condition.Reason, "message", condition.Message)
-	if condition.Status != metav1.ConditionTrue && condition.Reason != engine.ReasonUnreachable {
-		c.Events.Eventf(record, nil, corev1.EventTypeWarning, condition.Reason, "Open", "%s", condition.Message)
+	for _, condition := range said {
+		klog.FromContext(ctx).Info("Repository changed", "volumeRepository", record.Name, "condition", condition.Type, "status", condition.Status, "reason", condition.Reason, "message", condition.Message)
+		// Of a key that nobody has exported a metric tells: each repository begins with that.
+		if condition.Status != metav1.ConditionTrue && condition.Reason != engine.ReasonUnreachable && condition.Reason != engine.ReasonKeyNotExported {
+			c.Events.Eventf(record, nil, corev1.EventTypeWarning, condition.Reason, "Open", "%s", condition.Message)
+		}
 	}
 	return nil
 }

@@ -137,7 +137,7 @@ func (h *harness) attempt() metav1.Condition {
 	h.t.Helper()
 	record := h.record()
 	condition, _ := h.prepare(h.t.Context(), record)
-	must(h.t, h.write(h.t.Context(), record, condition))
+	must(h.t, h.write(h.t.Context(), record, &condition, nil))
 	written := meta.FindStatusCondition(h.record().Status.Conditions, engine.ConditionReady)
 	if written == nil {
 		return metav1.Condition{}
@@ -201,8 +201,8 @@ func TestCreates(t *testing.T) {
 		t.Errorf("the Secret is %+v", secret.ObjectMeta)
 	}
 	h.expectKey(metav1.ConditionFalse, engine.ReasonKeyNotExported)
-	if got := h.statusWrites(); got != 2 {
-		t.Errorf("%d writes of the status, want 2", got)
+	if got := h.statusWrites(); got != 1 {
+		t.Errorf("%d writes of the status, want 1", got)
 	}
 }
 
