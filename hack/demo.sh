@@ -49,8 +49,9 @@ lab up --bin "${bin}"
 lab holdfast up --holdfast "${bin}/holdfast" --artifacts artifacts --controller-flags "--concurrent-backups=2"
 
 say "Three namespaces, each with objects and a pod whose volume holds files"
-volume_path() { # NAMESPACE: the folder in which the kubelet would mount the claim's volume
-  echo "${dir}/pods/$(k get pod web -n "$1" -o jsonpath='{.metadata.uid}')/volumes/kubernetes.io~local-volume/$1-data"
+# Nothing is mounted here, and an agent wants a mount of the kubelet's own plugins.
+volume_path() { # NAMESPACE: the folder in which a plugin of the kubelet would make the claim's volume
+  echo "${dir}/pods/$(k get pod web -n "$1" -o jsonpath='{.metadata.uid}')/volumes/example.com~folder/$1-data"
 }
 bound() { [[ "$(k get pvc data -n "$1" -o jsonpath='{.status.phase}')" == Bound ]]; }
 provision() { # NAMESPACE NAME [UID]: a persistent volume for the namespace's claim
@@ -214,8 +215,8 @@ start() { # NAMESPACE VOLUME: what a scheduler and a kubelet do with that pod
   local name path
   name="$(holder "$1")"
   path="${dir}/pods/$(k get pod "${name}" -n "$1" -o jsonpath='{.metadata.uid}')/volumes"
-  mkdir -p "${path}/kubernetes.io~local-volume/$2" "${path}/kubernetes.io~empty-dir/holdfast-restore"
-  echo "${path}/kubernetes.io~local-volume/$2" >"${dir}/$1.path"
+  mkdir -p "${path}/example.com~folder/$2" "${path}/kubernetes.io~empty-dir/holdfast-restore"
+  echo "${path}/example.com~folder/$2" >"${dir}/$1.path"
   k create --raw "/api/v1/namespaces/$1/pods/${name}/binding" -f - >/dev/null \
     <<<'{"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "'"${name}"'"}, "target": {"kind": "Node", "name": "lab-node-0"}}'
   k patch pod "${name}" -n "$1" --subresource=status --type=merge -p '{"status": {"phase": "Running", "containerStatuses": [
