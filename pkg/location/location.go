@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -83,6 +84,19 @@ func CheckClock(ctx context.Context, secrets Secrets, location *enginev1alpha1.S
 	}
 	defer bucket.Close()
 	return bucket.CheckClock(ctx, clock)
+}
+
+// Defaults are the names of the locations that are marked as default, in order: of several
+// the first is taken.
+func Defaults(locations []*enginev1alpha1.StorageLocation) []string {
+	var names []string
+	for _, location := range locations {
+		if location.Spec.Default && !location.Spec.IsLonghorn() {
+			names = append(names, location.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 // Settings stand for all that Open depends on: what has them open need not be opened anew

@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"net"
@@ -37,6 +38,11 @@ var (
 	ErrUnavailable = errors.New("the store is unavailable")
 	// ErrDenied: the store refuses the credentials or the access.
 	ErrDenied = errors.New("the store denies access")
+	// ErrNoBucket: there is no such bucket, or not there. It is ErrUnavailable, too.
+	ErrNoBucket = fmt.Errorf("%w: the bucket does not exist", ErrUnavailable)
+	// ErrClockSkew: the clocks of the store and of this machine differ by too much. It is
+	// ErrDenied, too.
+	ErrClockSkew = fmt.Errorf("%w: the clocks differ", ErrDenied)
 )
 
 // opError is what operations return. Its words are its own: those of the cause
@@ -132,7 +138,7 @@ func classifyS3(code string, status int) (reason string, kind error) {
 	case "NoSuchKey", "NotFound":
 		return ErrNotFound.Error(), ErrNotFound
 	case "NoSuchBucket":
-		return "the bucket does not exist", ErrUnavailable
+		return "the bucket does not exist", ErrNoBucket
 	case "InvalidRange":
 		return ErrRange.Error(), ErrRange
 	case "PreconditionFailed":
@@ -146,6 +152,8 @@ func classifyS3(code string, status int) (reason string, kind error) {
 		said = " (" + code + ")"
 	}
 	switch {
+	case code == "RequestTimeTooSkewed":
+		return "the clocks of the store and of this machine differ by too much: set the wrong one" + said, ErrClockSkew
 	case status == http.StatusUnauthorized || status == http.StatusForbidden:
 		return "the store denies access" + said, ErrDenied
 	case status == http.StatusNotFound:

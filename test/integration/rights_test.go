@@ -8,6 +8,9 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -132,6 +135,62 @@ func TestRoles(t *testing.T) {
 		}
 	}
 	compare(t, documentedRights(t, "role"), granted)
+}
+
+// TestOperators binds somebody as docs/security.md says, and has them do what the pages say that
+// an operator does. They read no Secret, and run no pod.
+func TestOperators(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../docs/security.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	binding := regexp.MustCompile(`(?s)\n( +for n in [^\n]*; do\n.*?\n +done\n +kubectl create clusterrolebinding holdfast-operators[^\n]*)`).FindStringSubmatch(string(page))
+	if binding == nil {
+		t.Fatal("docs/security.md does not say how to bind operators")
+	}
+	kubectl := lab.Command(t.Context())
+	bind := exec.CommandContext(t.Context(), "bash", "-o", "errexit", "-c", binding[1])
+	bind.Env = append(kubectl.Env, "PATH="+filepath.Dir(kubectl.Path)+":"+os.Getenv("PATH"))
+	if output, err := bind.CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v: %s", binding[1], err, output)
+	}
+	as := []string{"--as=" + labtest.Name("otto"), "--as-group=backup-operators", "--as-group=system:authenticated"}
+	labtest.Eventually(t, "the rights of operators", func() error {
+		_, stderr, err := lab.TryKubectl(t, "", append([]string{"get", "nodeagents"}, as...)...)
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, stderr)
+		}
+		return nil
+	})
+	backup := labtest.Name("of-an-operator")
+	lab.Backup(t, backup, "default")
+	lab.AwaitCompleted(t, backup)
+	for _, command := range []string{
+		"get hfb -A -o wide", "get backupqueue -A", "get hfr -A", "get hfs -A", "get hfv -A", "get volumebackups -A", "get holdfast -A", "get holdfast-admin -n holdfast",
+		"get storagelocations -n holdfast", "get volumerepositories -n holdfast -o wide", "get volumeuploads -n holdfast", "get backupruns -n holdfast",
+		"get nodeagents -o wide", "get configmap -n holdfast holdfast-identity", "get lease,endpointslices -n holdfast",
+		"get events,pods -n holdfast", "get events,pods -n holdfast-agents", "get events,pods,jobs -n holdfast-maintenance",
+		"describe hfb -n holdfast " + backup, "get --raw " + api + "/namespaces/holdfast/backups/" + backup + "/log", "get --raw " + api + "/namespaces/holdfast/backups/" + backup + "/results",
+		"annotate storagelocation default -n holdfast --dry-run=server holdfast.io/sync-request=now",
+	} {
+		if _, stderr, err := lab.TryKubectl(t, "", append(strings.Fields(command), as...)...); err != nil {
+			t.Errorf("kubectl %s: %v: %s", command, err, stderr)
+		}
+	}
+	for question, want := range map[string]string{
+		"get pods --subresource=log -n holdfast": "yes", "get pods --subresource=log -n holdfast-agents": "yes", "get pods --subresource=log -n holdfast-maintenance": "yes",
+		"patch configmaps/holdfast-node-agent -n holdfast": "yes", "update configmaps/holdfast-repo-maintenance -n holdfast": "yes",
+		"create maintenancerequests.holdfast.io -n holdfast": "yes", "create secrets -n holdfast-locations": "yes",
+		"patch configmaps/holdfast-queue -n holdfast": "no", "create pods -n holdfast-agents": "no", "create pods --subresource=exec -n holdfast": "no",
+		"get secrets -n holdfast": "no", "get secrets -n holdfast-locations": "no", "list secrets -n holdfast-repositories": "no", "get secrets -A": "no",
+		"get pods -A": "no", "get backups.holdfast.io --subresource=manifest -A": "no", "create backups.holdfast.io --subresource=deletion -A": "no", "create restores.holdfast.io -n holdfast": "no",
+	} {
+		// For no, the exit code is 1.
+		if stdout, stderr, _ := lab.TryKubectl(t, "", append(append([]string{"auth", "can-i"}, strings.Fields(question)...), as...)...); strings.TrimSpace(stdout) != want {
+			t.Errorf("whether operators may %s: %s%s, want %s", question, stdout, stderr, want)
+		}
+	}
 }
 
 func compare(t *testing.T, documented, granted sets.Set[right]) bool {

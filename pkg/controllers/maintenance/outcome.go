@@ -127,7 +127,9 @@ func (c *Controller) maintained(record *engine.VolumeRepository) metav1.Conditio
 		Type: engine.ConditionMaintained, Status: metav1.ConditionTrue, Reason: string(last.Result), Message: last.Message,
 		ObservedGeneration: record.Generation, LastTransitionTime: metav1.NewTime(c.Clock.Now()),
 	}
-	if last.Result != engine.MaintenanceSucceeded {
+	if last.Result == engine.MaintenanceSucceeded {
+		condition.Message = "the last maintenance was " + last.Message
+	} else {
 		condition.Status = metav1.ConditionFalse
 	}
 	if _, waits := record.RequestedJob(); waits {

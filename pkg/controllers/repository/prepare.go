@@ -61,7 +61,7 @@ func (c *Controller) prepare(ctx context.Context, record *engine.VolumeRepositor
 	case err == nil:
 		return metav1.Condition{
 			Type: engine.ConditionReady, Status: metav1.ConditionTrue,
-			Reason: engine.ReasonOpened, Message: "the repository exists and its key opens it",
+			Reason: engine.ReasonReady, Message: "the repository exists and its key opens it",
 		}, nil
 	case errors.Is(err, opener.ErrNoKey):
 		return notReady(engine.ReasonKeyMissing, err.Error()), err

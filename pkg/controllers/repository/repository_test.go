@@ -189,7 +189,7 @@ func TestCreates(t *testing.T) {
 	h.run()
 	err := EnsureRecord(t.Context(), h.engine.EngineV1alpha1().VolumeRepositories(system), "app", "default")
 	must(t, err)
-	h.expect(metav1.ConditionTrue, "Opened")
+	h.expect(metav1.ConditionTrue, "Ready")
 
 	key, _ := h.key()
 	r, err := repository.Open(t.Context(), h.location(), "app", key, repository.Options{})
@@ -289,7 +289,7 @@ func (h *harness) needCredentials() {
 // TestConditions: what the record says after each step, and what that costs. A key is
 // never replaced, and none is made for a repository that exists, or may.
 func TestConditions(t *testing.T) {
-	const opened, missing, mismatch, unreachable = "Opened", "KeyMissing", "KeyMismatch", "Unreachable"
+	const opened, missing, mismatch, unreachable = "Ready", "KeyMissing", "KeyMismatch", "Unreachable"
 	type step struct {
 		change func(*harness)
 		want   string // what the condition says: its reason, or also some of its message
@@ -382,7 +382,7 @@ func TestConditions(t *testing.T) {
 func TestMaintenanceWakes(t *testing.T) {
 	h := newHarness(t, record())
 	h.run()
-	h.expect(metav1.ConditionTrue, "Opened")
+	h.expect(metav1.ConditionTrue, "Ready")
 	h.loseKey()
 	tell := func(result engine.MaintenanceResult) {
 		record := h.record()
@@ -409,7 +409,7 @@ holdfast_repositories_not_ready{reason="Unreachable"} 0
 		t.Error(testutil.GatherAndCompare(legacyregistry.DefaultGatherer, strings.NewReader(want), "holdfast_repositories_not_ready"))
 	}
 	h.setKey(h.lost)
-	h.expect(metav1.ConditionTrue, "Opened")
+	h.expect(metav1.ConditionTrue, "Ready")
 
 	h.lose()
 	tell(engine.MaintenanceFailed)
@@ -417,7 +417,7 @@ holdfast_repositories_not_ready{reason="Unreachable"} 0
 	// What the message says begins a new one.
 	must(t, h.engine.EngineV1alpha1().VolumeRepositories(system).Delete(t.Context(), name, metav1.DeleteOptions{}))
 	must(t, EnsureRecord(t.Context(), h.engine.EngineV1alpha1().VolumeRepositories(system), "app", "default"))
-	h.expect(metav1.ConditionTrue, "Opened")
+	h.expect(metav1.ConditionTrue, "Ready")
 }
 
 // TestLocationWakes: a repository waits for its location without trying it.
@@ -439,14 +439,14 @@ func TestLocationWakes(t *testing.T) {
 		t.Errorf("the store was used: %v", left)
 	}
 	set(metav1.ConditionTrue)
-	h.expect(metav1.ConditionTrue, "Opened")
+	h.expect(metav1.ConditionTrue, "Ready")
 }
 
 // TestWhatWasFineIsLeftAlone: a process that begins opens none that was ready, so that nobody's
 // new repository waits for those of all others; and one that is not, it does.
 func TestWhatWasFineIsLeftAlone(t *testing.T) {
 	fine := record()
-	meta.SetStatusCondition(&fine.Status.Conditions, metav1.Condition{Type: engine.ConditionReady, Status: metav1.ConditionTrue, Reason: "Opened"})
+	meta.SetStatusCondition(&fine.Status.Conditions, metav1.Condition{Type: engine.ConditionReady, Status: metav1.ConditionTrue, Reason: "Ready"})
 	failed := fine.DeepCopy()
 	failed.Status.RecentMaintenance = []engine.MaintenanceRun{{Result: engine.MaintenanceFailed}}
 	if !wasFine(fine) || wasFine(failed) || wasFine(record()) {

@@ -85,9 +85,12 @@ func TestAnotherStoreInItsPlace(t *testing.T) {
 		if got := len(h.Writes("storagelocations")); got != writes || !isEmpty(t, folder) || h.location("default").Status.StoreID != first {
 			t.Errorf("%d writes in an hour, and the folder is empty: %t", got-writes, isEmpty(t, folder))
 		}
-		const shown = `# HELP holdfast_locations_stopped [ALPHA] Storage locations to which nothing is written, by why: OtherStore and Invalid need somebody to act.
+		const shown = `# HELP holdfast_locations_stopped [ALPHA] Storage locations to which nothing is written, by why: all but Unreachable need somebody to act.
 # TYPE holdfast_locations_stopped gauge
+holdfast_locations_stopped{reason="AccessDenied"} 0
+holdfast_locations_stopped{reason="ClockSkew"} 0
 holdfast_locations_stopped{reason="Invalid"} 0
+holdfast_locations_stopped{reason="NoSuchBucket"} 0
 holdfast_locations_stopped{reason="OtherStore"} 1
 holdfast_locations_stopped{reason="Unreachable"} 0
 `

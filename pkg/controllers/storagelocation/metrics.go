@@ -17,9 +17,9 @@ import (
 
 var (
 	stoppedLocations = metrics.NewDesc("holdfast_locations_stopped",
-		"Storage locations to which nothing is written, by why: OtherStore and Invalid need somebody to act.", []string{"reason"}, nil, metrics.ALPHA, "")
+		"Storage locations to which nothing is written, by why: all but Unreachable need somebody to act.", []string{"reason"}, nil, metrics.ALPHA, "")
 	// reasons are all that are shown, so that what has ended is a zero.
-	reasons = []string{enginev1alpha1.ReasonUnreachable, enginev1alpha1.ReasonInvalid, enginev1alpha1.ReasonOtherStore}
+	reasons = []string{enginev1alpha1.ReasonUnreachable, enginev1alpha1.ReasonAccessDenied, enginev1alpha1.ReasonNoSuchBucket, enginev1alpha1.ReasonClockSkew, enginev1alpha1.ReasonInvalid, enginev1alpha1.ReasonOtherStore}
 
 	register sync.Once
 	shown    stopped

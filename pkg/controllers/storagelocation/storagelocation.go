@@ -10,11 +10,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -84,7 +86,9 @@ func (c *Controller) Check(ctx context.Context, key cache.ObjectName) error {
 		return nil // the check was cut short and says nothing
 	}
 	again := checkInterval
-	if condition.Status != metav1.ConditionTrue {
+	if condition.Status == metav1.ConditionTrue {
+		condition.Message += c.rivals(location)
+	} else {
 		again = retryInterval
 	}
 	c.queue.AddAfter(key, again)
@@ -138,12 +142,31 @@ func (c *Controller) check(ctx context.Context, record *enginev1alpha1.StorageLo
 		Reason: enginev1alpha1.ReasonReachable, Message: message}, storeID
 }
 
+// rivals says which other locations are marked as default, beside one that is.
+func (c *Controller) rivals(record *enginev1alpha1.StorageLocation) string {
+	locations, err := c.lister.StorageLocations(record.Namespace).List(labels.Everything())
+	if defaults := location.Defaults(locations); err == nil && record.Spec.Default && len(defaults) > 1 {
+		return fmt.Sprintf("; %s are all marked as default, and %q is taken", strings.Join(defaults, ", "), defaults[0])
+	}
+	return ""
+}
+
 func unavailable(err error, reason string) metav1.Condition {
+	message := err.Error()
 	switch {
 	case errors.Is(err, store.ErrOther):
 		reason = enginev1alpha1.ReasonOtherStore
-	case errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrDenied):
+	case errors.Is(err, store.ErrNoBucket):
+		reason = enginev1alpha1.ReasonNoSuchBucket
+	case errors.Is(err, store.ErrClockSkew):
+		reason = enginev1alpha1.ReasonClockSkew
+	case errors.Is(err, store.ErrDenied):
+		reason = enginev1alpha1.ReasonAccessDenied
+	case errors.Is(err, store.ErrUnavailable):
 		reason = enginev1alpha1.ReasonUnreachable // a folder is looked at when it is opened
 	}
-	return metav1.Condition{Type: enginev1alpha1.ConditionAvailable, Status: metav1.ConditionFalse, Reason: reason, Message: err.Error()}
+	if reason != enginev1alpha1.ReasonInvalid {
+		message = store.Reason(err)
+	}
+	return metav1.Condition{Type: enginev1alpha1.ConditionAvailable, Status: metav1.ConditionFalse, Reason: reason, Message: message}
 }

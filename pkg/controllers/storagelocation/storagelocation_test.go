@@ -5,6 +5,7 @@ package storagelocation
 
 import (
 	"errors"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -21,6 +22,7 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
 
 const system = "holdfast"
@@ -192,6 +194,60 @@ func TestALocationThatIsRemovedIsCheckedNoMore(t *testing.T) {
 		time.Sleep(time.Hour)
 		if len(h.Actions()) != 0 {
 			t.Errorf("requests for what is gone: %v", h.Actions())
+		}
+	})
+}
+
+// Why a store can't be used is in the reason, by which programs and people tell it from others;
+// the message says no more than is true for long.
+func TestReasons(t *testing.T) {
+	for reason, answer := range map[string]struct {
+		code    string
+		status  int
+		message string
+	}{
+		enginev1alpha1.ReasonAccessDenied: {"InvalidAccessKeyId", http.StatusForbidden, "the store denies access (InvalidAccessKeyId)"},
+		enginev1alpha1.ReasonNoSuchBucket: {"NoSuchBucket", http.StatusNotFound, "the bucket does not exist"},
+		enginev1alpha1.ReasonClockSkew:    {"RequestTimeTooSkewed", http.StatusForbidden, "the clocks of the store and of this machine differ by too much: set the wrong one (RequestTimeTooSkewed)"},
+		enginev1alpha1.ReasonUnreachable:  {"", http.StatusMovedPermanently, "the bucket is elsewhere: check region and endpoint"},
+	} {
+		spec, secret := storetest.FakeS3(t, func(http.Handler) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				w.WriteHeader(answer.status)
+				_, _ = w.Write([]byte("<Error><Code>" + answer.code + "</Code></Error>"))
+			})
+		})
+		got := unavailable(storetest.Open(t, spec, secret).Check(t.Context()), enginev1alpha1.ReasonUnreachable)
+		if got.Reason != reason || got.Message != answer.message {
+			t.Errorf("%s is said as %s: %s", answer.code, got.Reason, got.Message)
+		}
+	}
+}
+
+// Of several locations that are marked as default each says which one is taken.
+func TestSeveralDefaults(t *testing.T) {
+	folder := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		var locations []*enginev1alpha1.StorageLocation
+		for _, name := range []string{"c", "b", "a"} {
+			location := inFolder(name, folder)
+			location.Spec.Default = name != "a"
+			locations = append(locations, location)
+		}
+		h := start(t, locations...)
+		for name, want := range map[string]string{"a": "the store answers", "b": `the store answers; b, c are all marked as default, and "b" is taken`, "c": `the store answers; b, c are all marked as default, and "b" is taken`} {
+			if got := h.expect(name, metav1.ConditionTrue, enginev1alpha1.ReasonReachable).Message; got != want {
+				t.Errorf("%s says %q, want %q", name, got, want)
+			}
+		}
+		changed := h.location("b")
+		changed.Spec.Default, changed.Generation = false, 2
+		if _, err := h.EngineV1alpha1().StorageLocations(system).Update(t.Context(), changed, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(checkInterval)
+		if got := h.expect("c", metav1.ConditionTrue, enginev1alpha1.ReasonReachable).Message; got != "the store answers" {
+			t.Errorf("after that c says %q", got)
 		}
 	})
 }

@@ -72,7 +72,7 @@ func (h *harness) completesAgain(volume string) {
 func TestMountThatHangs(t *testing.T) {
 	fake := clocktesting.NewFakeClock(time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC))
 	h := newHarness(t, fake)
-	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	h.ready(metav1.ConditionTrue, engine.ReasonReady)
 	dir := h.volume("data")
 	must(t, os.WriteFile(filepath.Join(h.volume("other"), "file"), []byte("content"), 0o644))
 	release := hangingMount(t, dir)
@@ -154,7 +154,7 @@ func TestServersThatTakeLong(t *testing.T) {
 	}
 	fake := clocktesting.NewFakeClock(time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC))
 	h := newHarness(t, fake)
-	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	h.ready(metav1.ConditionTrue, engine.ReasonReady)
 	dir, files := h.volume("data"), t.TempDir()
 	must(t, os.WriteFile(filepath.Join(files, "file"), []byte("content"), 0o644))
 	server := &server{closing: make(chan string), moved: make(chan struct{}), deaf: make(chan struct{})}
@@ -203,7 +203,7 @@ func TestServersThatTakeLong(t *testing.T) {
 func TestReadsThatHang(t *testing.T) {
 	fake := clocktesting.NewFakeClock(time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC))
 	h := newHarness(t, fake)
-	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	h.ready(metav1.ConditionTrue, engine.ReasonReady)
 	h.volume("data")
 	h.volume("other")
 	moving, answer := make(chan struct{}), make(chan struct{})
@@ -237,7 +237,7 @@ func TestReadsThatHang(t *testing.T) {
 func TestHungVolumeIsLeftAlone(t *testing.T) {
 	fake := clocktesting.NewFakeClock(time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC))
 	h := newHarness(t, fake)
-	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	h.ready(metav1.ConditionTrue, engine.ReasonReady)
 	h.volume("data")
 	h.volume("other")
 	moving, answer := make(chan struct{}), make(chan struct{})

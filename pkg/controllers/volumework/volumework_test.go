@@ -41,7 +41,7 @@ type result = volumework.Result[*engine.VolumeUpload]
 func TestBackupAndRestore(t *testing.T) {
 	// It stands still: a second that passes within the upload would be one more write.
 	h := newHarness(t, clocktesting.NewFakeClock(time.Now()))
-	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	h.ready(metav1.ConditionTrue, engine.ReasonReady)
 	from, to := h.volume("data"), h.volume("restored")
 	must(t, os.WriteFile(filepath.Join(from, "file"), []byte("content"), 0o640))
 	must(t, os.Symlink("file", filepath.Join(from, "link")))
@@ -105,7 +105,7 @@ func TestBackupAndRestore(t *testing.T) {
 // should be mounted there.
 func TestVolumeThatIsNotMounted(t *testing.T) {
 	h := newHarness(t, clock.RealClock{})
-	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	h.ready(metav1.ConditionTrue, engine.ReasonReady)
 	folder := filepath.Join(h.podsDir, string(podUID), "volumes/kubernetes.io~nfs/data")
 	must(t, os.MkdirAll(folder, 0o755))
 	must(t, os.WriteFile(filepath.Join(folder, "file"), []byte("of the node"), 0o600))
@@ -153,7 +153,7 @@ func TestStoreOnAFullDisk(t *testing.T) {
 	must(t, syscall.Mount("tmpfs", store, "tmpfs", 0, "size=8m"))
 	t.Cleanup(func() { must(t, syscall.Unmount(store, syscall.MNT_DETACH)) })
 	must(t, os.CopyFS(store, os.DirFS(template.dir)))
-	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	h.ready(metav1.ConditionTrue, engine.ReasonReady)
 	content := make([]byte, 24<<20) // more than a pack
 	rand.NewChaCha8([32]byte{1}).Read(content)
 	must(t, os.WriteFile(filepath.Join(h.volume("large"), "file"), content, 0o600))
@@ -186,7 +186,7 @@ func TestRepositoryToCome(t *testing.T) {
 	if got := h.get("early").Status.Phase; got != "" {
 		t.Errorf("while it waits, it is %s", got)
 	}
-	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	h.ready(metav1.ConditionTrue, engine.ReasonReady)
 	if got := h.expect("early", engine.VolumePhaseCompleted); got.Status.Message != "" {
 		t.Errorf("the message remains: %s", got.Status.Message)
 	}
@@ -219,7 +219,7 @@ func TestUnusableRepository(t *testing.T) {
 // ever, what is done is left alone, and what had not begun is done.
 func TestRestartedAgent(t *testing.T) {
 	h := newHarness(t, clock.RealClock{})
-	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	h.ready(metav1.ConditionTrue, engine.ReasonReady)
 	h.volume("data")
 	for name, status := range map[string]engine.VolumeUploadStatus{
 		"begun":     {Phase: engine.VolumePhaseInProgress, Attempts: 2, Agent: "another", Progress: engine.VolumeProgress{BytesDone: 1}},
@@ -257,7 +257,7 @@ func TestRestartedAgent(t *testing.T) {
 // has begun anew meanwhile.
 func TestPausedAgent(t *testing.T) {
 	h := newHarness(t, clock.RealClock{})
-	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	h.ready(metav1.ConditionTrue, engine.ReasonReady)
 	h.volume("data")
 	moving, end := make(chan struct{}, 1), make(chan struct{})
 	h.startMove(func(context.Context, *datapath.Progress) (result, error) {
@@ -289,7 +289,7 @@ func TestPausedAgent(t *testing.T) {
 func TestOrderAfterARestart(t *testing.T) {
 	h := newHarness(t, clock.RealClock{})
 	h.manager.SetLimit(0)
-	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	h.ready(metav1.ConditionTrue, engine.ReasonReady)
 	h.volume("data")
 	for i, name := range []string{"a4", "a3", "a2", "b1", "a1"} {
 		record := h.backup(name, types.UID(fmt.Sprint("uid-", i)), "data")
@@ -321,7 +321,7 @@ func TestOrderAfterARestart(t *testing.T) {
 func TestRestoresTakeTurns(t *testing.T) {
 	h := newHarness(t, clock.RealClock{})
 	h.manager.SetLimit(0)
-	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	h.ready(metav1.ConditionTrue, engine.ReasonReady)
 	for i, name := range []string{"a1", "a2", "a3", "b1", "b2"} {
 		_, err := h.engine.EngineV1alpha1().VolumeRestores(system).Create(t.Context(), &engine.VolumeRestore{
 			ObjectMeta: metav1.ObjectMeta{
@@ -356,7 +356,7 @@ func TestRestoresTakeTurns(t *testing.T) {
 // TestDeletedRecord: its work ends, and a record of the same name begins anew.
 func TestDeletedRecord(t *testing.T) {
 	h := newHarness(t, clock.RealClock{})
-	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	h.ready(metav1.ConditionTrue, engine.ReasonReady)
 	h.volume("data")
 	type call struct {
 		ctx context.Context
@@ -407,7 +407,7 @@ func TestStoredForARecordThatIsGone(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t, clock.RealClock{})
-			h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+			h.ready(metav1.ConditionTrue, engine.ReasonReady)
 			h.volume("data")
 			ended := make(chan bool)
 			var undone atomic.Int32
@@ -431,7 +431,7 @@ func TestStoredForARecordThatIsGone(t *testing.T) {
 // TestLongMessage: what is too long for an event is cut, and says so.
 func TestLongMessage(t *testing.T) {
 	h := newHarness(t, clock.RealClock{})
-	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	h.ready(metav1.ConditionTrue, engine.ReasonReady)
 	h.volume("data")
 	h.startMove(func(context.Context, *datapath.Progress) (result, error) {
 		return result{}, errors.New(strings.Repeat("ä", 1000))
@@ -446,7 +446,7 @@ func TestLongMessage(t *testing.T) {
 // TestTwoProcesses: of two that begin, one does the work.
 func TestTwoProcesses(t *testing.T) {
 	h := newHarness(t, clock.RealClock{})
-	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	h.ready(metav1.ConditionTrue, engine.ReasonReady)
 	h.volume("data")
 	stolen := false
 	h.refuse(func(record *engine.VolumeUpload) error {
@@ -472,7 +472,7 @@ func TestTwoProcesses(t *testing.T) {
 // slot meanwhile.
 func TestWriteFails(t *testing.T) {
 	h := newHarness(t, clock.RealClock{})
-	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	h.ready(metav1.ConditionTrue, engine.ReasonReady)
 	h.volume("data")
 	h.refuse(func(record *engine.VolumeUpload) error {
 		if record.Name == "b" && record.Status.Phase.Done() {
@@ -506,7 +506,7 @@ func TestWriteFails(t *testing.T) {
 // TestCancel: the record says that the work has stopped when it has, and not before.
 func TestCancel(t *testing.T) {
 	h := newHarness(t, clock.RealClock{})
-	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	h.ready(metav1.ConditionTrue, engine.ReasonReady)
 	h.volume("data")
 	moving, told, stop := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	h.startMove(func(ctx context.Context, _ *datapath.Progress) (result, error) {
@@ -541,7 +541,7 @@ func TestHungMount(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			fake := clocktesting.NewFakeClock(time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC))
 			h := newHarness(t, fake)
-			h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+			h.ready(metav1.ConditionTrue, engine.ReasonReady)
 			h.volume("data")
 			h.volume("other")
 			moving, told, answer := make(chan struct{}), make(chan struct{}), make(chan struct{})
@@ -592,7 +592,7 @@ func TestHungMount(t *testing.T) {
 func TestProgress(t *testing.T) {
 	fake := clocktesting.NewFakeClock(time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC))
 	h := newHarness(t, fake)
-	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	h.ready(metav1.ConditionTrue, engine.ReasonReady)
 	dir := h.volume("data")
 	must(t, os.WriteFile(filepath.Join(dir, "file"), make([]byte, 1000), 0o644))
 	step, end := make(chan struct{}), make(chan struct{})
@@ -649,7 +649,7 @@ func TestProgress(t *testing.T) {
 // root, and nowhere else.
 func TestHostPath(t *testing.T) {
 	h := newHarness(t, clock.RealClock{})
-	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	h.ready(metav1.ConditionTrue, engine.ReasonReady)
 	root, outside := t.TempDir(), t.TempDir()
 	h.config.HostPathRoots = []string{root}
 	h.volume("of-the-pod")
@@ -722,7 +722,7 @@ func TestHostPath(t *testing.T) {
 
 func TestBadInput(t *testing.T) {
 	h := newHarness(t, clock.RealClock{})
-	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	h.ready(metav1.ConditionTrue, engine.ReasonReady)
 	h.volume("data")
 	h.startBackups()
 	escaping := h.backup("escaping", "1", "../../../etc")
@@ -743,7 +743,7 @@ func TestBadInput(t *testing.T) {
 // though the informer shows it still.
 func TestProgressOfWhatIsGone(t *testing.T) {
 	h := newHarness(t, clock.RealClock{})
-	h.ready(metav1.ConditionTrue, engine.ReasonOpened)
+	h.ready(metav1.ConditionTrue, engine.ReasonReady)
 	h.volume("data")
 	stopped := make(chan struct{})
 	h.engine.Fault(func(action clienttesting.Action) enginetest.Fault {

@@ -672,7 +672,7 @@ func schema_pkg_apis_engine_v1alpha1_CatalogueStatus(ref common.ReferenceCallbac
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "CatalogueStatus is what is known of what a store holds. It is written with a change of the conditions, and otherwise no more often than every ten minutes.",
+				Description: "CatalogueStatus is what is known of what a store holds. It is written with a change of the conditions, and otherwise no more often than every minute.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"backups": {

@@ -7,7 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,6 +20,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/storage/names"
+	"k8s.io/apiserver/pkg/warning"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -54,7 +55,7 @@ func (k *kind) NamespaceScoped() bool { return true }
 
 // PrepareForCreate fills in the defaults, which are recorded with the request: a
 // later change of the default location does not move a backup that waits.
-func (k *kind) PrepareForCreate(_ context.Context, obj runtime.Object) {
+func (k *kind) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 	backup := obj.(*v1alpha1.Backup)
 	backup.Status = v1alpha1.BackupStatus{}
 	spec := &backup.Spec
@@ -68,7 +69,7 @@ func (k *kind) PrepareForCreate(_ context.Context, obj runtime.Object) {
 		spec.TTL = metav1.Duration{Duration: k.defaultTTL}
 	}
 	if spec.StorageLocation == "" {
-		spec.StorageLocation = k.defaultLocation()
+		spec.StorageLocation = k.defaultLocation(ctx)
 	}
 }
 
@@ -140,11 +141,11 @@ func (k *kind) faults(backup *v1alpha1.Backup) field.ErrorList {
 	at := field.NewPath("spec", "storageLocation")
 	if name := backup.Spec.StorageLocation; name == "" {
 		errs = append(errs, field.Required(at, "no storage location is marked as default: name one, or set spec.default on a StorageLocation"))
-	} else if location, err := k.locations.Get(name); err != nil {
+	} else if record, err := k.locations.Get(name); err != nil {
 		notFound := field.NotFound(at, name)
 		notFound.Detail = fmt.Sprintf("no such StorageLocation in namespace %q", k.systemNamespace)
 		errs = append(errs, notFound)
-	} else if location.Spec.IsLonghorn() {
+	} else if record.Spec.IsLonghorn() {
 		errs = append(errs, field.Invalid(at, name, "Longhorn writes this store, and Holdfast makes no backups there: name a storage location of the format holdfast"))
 	}
 	return errs
@@ -154,13 +155,13 @@ func (k *kind) faults(backup *v1alpha1.Backup) field.ErrorList {
 func (k *kind) WarningsOnCreate(_ context.Context, obj runtime.Object) []string {
 	backup := obj.(*v1alpha1.Backup)
 	warnings := validation.BackupWarnings(&backup.Spec, field.NewPath("spec"))
-	location, err := k.locations.Get(backup.Spec.StorageLocation)
+	record, err := k.locations.Get(backup.Spec.StorageLocation)
 	if err != nil {
 		return warnings
 	}
-	for _, condition := range location.Status.Conditions {
+	for _, condition := range record.Status.Conditions {
 		if condition.Type == enginev1alpha1.ConditionAvailable && condition.Status == metav1.ConditionFalse {
-			warnings = append(warnings, fmt.Sprintf("spec.storageLocation: %q is unavailable; the backup waits until it is back", location.Name))
+			warnings = append(warnings, fmt.Sprintf("spec.storageLocation: %q is unavailable; the backup waits until it is back", record.Name))
 		}
 	}
 	return warnings
@@ -173,22 +174,21 @@ func (k *kind) Canonicalize(obj runtime.Object) {
 	spec.Metadata, spec.VeleroFields = v1alpha1.BackupSpecMetadata{}, v1alpha1.VeleroFields{}
 }
 
-// defaultLocation is the first location, by name, that is marked as default.
-func (k *kind) defaultLocation() string {
+// defaultLocation is the first location, by name, that is marked as default. If there are
+// several, whoever asks is told.
+func (k *kind) defaultLocation(ctx context.Context) string {
 	locations, err := k.locations.List(labels.Everything())
 	if err != nil {
 		return ""
 	}
-	var defaults []string
-	for _, location := range locations {
-		if location.Spec.Default && !location.Spec.IsLonghorn() {
-			defaults = append(defaults, location.Name)
-		}
-	}
+	defaults := location.Defaults(locations)
 	if len(defaults) == 0 {
 		return ""
 	}
-	return slices.Min(defaults)
+	if len(defaults) > 1 {
+		warning.AddWarning(ctx, "", fmt.Sprintf("spec.storageLocation: the storage locations %s are all marked as default, and %q is taken: name one, or mark one only", strings.Join(defaults, ", "), defaults[0]))
+	}
+	return defaults[0]
 }
 
 func (k *kind) record(ctx context.Context, backup *v1alpha1.Backup, requester user.Info) (*enginev1alpha1.BackupRun, error) {

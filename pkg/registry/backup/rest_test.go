@@ -385,6 +385,34 @@ func TestUnavailableLocationsWarn(t *testing.T) {
 	}
 }
 
+// Who names no location is told which of several defaults is taken, and who sets a field
+// without effect is told of that.
+func TestWarnings(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*v1alpha1.BackupSpec)
+		want   []string
+	}{
+		"nothing is named": {func(*v1alpha1.BackupSpec) {}, []string{`spec.storageLocation: the storage locations a, b are all marked as default, and "a" is taken`}},
+		"a name":           {func(spec *v1alpha1.BackupSpec) { spec.StorageLocation = "b" }, nil},
+		"a field of Velero's": {func(spec *v1alpha1.BackupSpec) {
+			spec.StorageLocation, spec.UploaderConfig = "c", &v1alpha1.UploaderConfigForBackup{ParallelFilesUpload: 4}
+		}, []string{"spec.uploaderConfig.parallelFilesUpload has no effect"}},
+	} {
+		h := newHarness(t, nil, locationOf("b", true, metav1.ConditionTrue), locationOf("a", true, metav1.ConditionTrue), locationOf("c", false, metav1.ConditionTrue))
+		backup, warnings := newBackup("shop", "x"), &recorder{}
+		c.change(&backup.Spec)
+		if _, err := h.Create(warning.WithWarningRecorder(h.ctx("shop"), warnings), backup, nil, &metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.EqualFunc(*warnings, c.want, strings.HasPrefix) {
+			t.Errorf("%s: warnings %q", name, *warnings)
+		}
+		if recorded := h.run("shop.x").Spec.Backup; recorded.UploaderConfig != nil {
+			t.Errorf("%s: recorded %+v", name, recorded)
+		}
+	}
+}
+
 type recorder []string
 
 func (r *recorder) AddWarning(_, text string) { *r = append(*r, text) }

@@ -4,7 +4,7 @@
 // Package locationstatus writes what the catalogue knows of the storage locations into their
 // status: how many backups there are, and the conditions Synced, Suspicious and
 // MetadataReplaced. It writes when a condition changes, or there are so many backups fewer that
-// the next process would miss them, and what else has changed ten minutes after the last writing
+// the next process would miss them, and what else has changed a minute after the last writing
 // at the earliest. When nothing has changed, it writes nothing: how fresh the catalogue is
 // follows from the condition and the interval of the polls, and a metric tells it.
 //
@@ -34,7 +34,7 @@ import (
 
 const (
 	// quiet is how long changes of numbers alone wait after a writing.
-	quiet = 10 * time.Minute
+	quiet = time.Minute
 	// again is the pause after a failure.
 	again = 5 * time.Second
 )

@@ -36,7 +36,7 @@ func (l live) List(labels.Selector) ([]*enginev1alpha1.StorageLocation, error) {
 	return found, nil
 }
 
-// The conditions are written when they change, numbers ten minutes after that at the earliest,
+// The conditions are written when they change, numbers a minute after that at the earliest,
 // and how late it is never.
 func TestWrites(t *testing.T) {
 	cluster := enginetest.New(&enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast", Name: "default", Generation: 3}})
@@ -59,16 +59,16 @@ func TestWrites(t *testing.T) {
 	}{
 		{0, refresh.State{}, 1, 0, "False Loading 0", "", 0},
 		{0, refresh.State{Loaded: true, LastSuccess: clock.Now(), LastFull: clock.Now(), Backups: 7, Synced: synced}, 1, 0, "True Listed 3", "False", 7},
-		{time.Minute, refresh.State{Loaded: true, LastSuccess: clock.Now().Add(time.Minute), LastFull: clock.Now().Add(time.Minute), Backups: 7, Synced: synced}, 0, 0, "True Listed 3", "False", 7},
-		{time.Minute, refresh.State{Loaded: true, LastSuccess: clock.Now(), LastFull: clock.Now(), Backups: 9, Synced: synced}, 0, 8 * time.Minute, "True Listed 3", "False", 7},
-		{8 * time.Minute, refresh.State{Loaded: true, LastSuccess: clock.Now(), LastFull: clock.Now(), Backups: 9, Synced: synced}, 1, 0, "True Listed 3", "False", 9},
+		{30 * time.Second, refresh.State{Loaded: true, LastSuccess: clock.Now().Add(time.Minute), LastFull: clock.Now().Add(time.Minute), Backups: 7, Synced: synced}, 0, 0, "True Listed 3", "False", 7},
+		{10 * time.Second, refresh.State{Loaded: true, LastSuccess: clock.Now(), LastFull: clock.Now(), Backups: 9, Synced: synced}, 0, 20 * time.Second, "True Listed 3", "False", 7},
+		{20 * time.Second, refresh.State{Loaded: true, LastSuccess: clock.Now(), LastFull: clock.Now(), Backups: 9, Synced: synced}, 1, 0, "True Listed 3", "False", 9},
 		{0, refresh.State{Loaded: true, LastSuccess: clock.Now(), LastFull: clock.Now(), LastError: "away", Backups: 9, Synced: synced}, 1, 0, "False Unreadable 3", "False", 9},
 		{time.Hour, refresh.State{Loaded: true, LastSuccess: clock.Now(), LastFull: clock.Now(), LastError: "away", Backups: 9, Synced: synced}, 0, 0, "False Unreadable 3", "False", 9},
 		{0, refresh.State{Loaded: true, LastSuccess: clock.Now(), LastFull: clock.Now(), Suspicion: "few", Backups: 2, Synced: synced}, 1, 0, "True Listed 3", "True", 9},
 		{0, refresh.State{Loaded: true, LastSuccess: clock.Now(), LastFull: clock.Now(), Backups: 2, Synced: refresh.Asked{Generation: 4, Request: "x"}}, 1, 0, "True Listed 4", "False", 2},
 		// Fewer are written at once when the next process would miss them.
 		{time.Hour, refresh.State{Loaded: true, LastSuccess: clock.Now(), LastFull: clock.Now(), Backups: 100, Synced: refresh.Asked{Generation: 4, Request: "x"}}, 1, 0, "True Listed 4", "False", 100},
-		{time.Minute, refresh.State{Loaded: true, LastSuccess: clock.Now(), LastFull: clock.Now(), Backups: 90, Synced: refresh.Asked{Generation: 4, Request: "x"}}, 0, 9 * time.Minute, "True Listed 4", "False", 100},
+		{20 * time.Second, refresh.State{Loaded: true, LastSuccess: clock.Now(), LastFull: clock.Now(), Backups: 90, Synced: refresh.Asked{Generation: 4, Request: "x"}}, 0, 40 * time.Second, "True Listed 4", "False", 100},
 		{0, refresh.State{Loaded: true, LastSuccess: clock.Now(), LastFull: clock.Now(), Backups: 89, Synced: refresh.Asked{Generation: 4, Request: "x"}}, 1, 0, "True Listed 4", "False", 89},
 		// Another writer replaces metadata, of one and then of two, and that ends.
 		{time.Hour, refresh.State{Loaded: true, LastSuccess: clock.Now(), LastFull: clock.Now(), Backups: 89, Replaced: 1, Synced: refresh.Asked{Generation: 4, Request: "x"}}, 1, 0, "True Listed 4", "False", 89},

@@ -24,7 +24,7 @@ var Resource = virtual.Resource[agent]{
 	GroupResource: v1alpha1.Resource("nodeagents"),
 	Singular:      "nodeagent",
 	ShortNames:    []string{"hfn"},
-	Categories:    []string{"holdfast"},
+	Categories:    []string{"holdfast-admin"},
 	Object:        &v1alpha1.NodeAgent{},
 	List:          &v1alpha1.NodeAgentList{},
 	Fields: map[string]func(agent) string{

@@ -15,6 +15,7 @@
 package schedule
 
 import (
+	"cmp"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -38,6 +39,7 @@ var Resource = virtual.Resource[object]{
 	Columns: []virtual.Column[object]{
 		virtual.Name[object](),
 		virtual.Text("Schedule", "When a backup is due.", func(s object) string { return s.Spec.Schedule }),
+		virtual.Text("Zone", "The time zone of the schedule.", func(s object) string { return cmp.Or(s.Spec.TimeZone, "UTC") }),
 		virtual.Text("Last-Backup", "The last backup, of those that are there.", func(s object) string {
 			if s.Status.LastBackup == nil {
 				return ""
@@ -71,7 +73,6 @@ var Resource = virtual.Resource[object]{
 		virtual.Timed("Age", "Time since the schedule was made.", func(s object, now time.Time) string {
 			return virtual.Age(&s.CreationTimestamp, now)
 		}),
-		virtual.Wide(virtual.Text("Zone", "The time zone.", func(s object) string { return s.Spec.TimeZone })),
 		virtual.Wide(virtual.Timed("Last-Success", "Time since a backup was Completed, of those that are there.", func(s object, now time.Time) string {
 			return virtual.Since(s.Status.LastSuccessTimestamp, now)
 		})),

@@ -12,15 +12,16 @@ import (
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
-// +kubebuilder:resource:path=storagelocations,singular=storagelocation,shortName=hfl,scope=Namespaced,categories=holdfast
+// +kubebuilder:resource:path=storagelocations,singular=storagelocation,shortName=hfl,scope=Namespaced,categories=holdfast-admin
 // +kubebuilder:printcolumn:name="Provider",type=string,JSONPath=`.spec.provider`
 // +kubebuilder:printcolumn:name="Format",type=string,JSONPath=`.spec.format`
 // +kubebuilder:printcolumn:name="Available",type=string,JSONPath=`.status.conditions[?(@.type=="Available")].status`
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Available")].reason`
 // +kubebuilder:printcolumn:name="Default",type=boolean,JSONPath=`.spec.default`
 // +kubebuilder:printcolumn:name="Synced",type=string,JSONPath=`.status.conditions[?(@.type=="Synced")].status`
-// +kubebuilder:printcolumn:name="Backups",type=integer,JSONPath=`.status.catalogue.backups`,priority=1
+// +kubebuilder:printcolumn:name="Backups",type=integer,JSONPath=`.status.catalogue.backups`,priority=1,description="Backups that are known, as of a minute ago at most."
 // +kubebuilder:printcolumn:name="Store",type=string,JSONPath=`.status.storeID`,priority=1
+// +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.conditions[?(@.type=="Available")].message`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 
 // StorageLocation is a store: where backups are kept.
@@ -270,10 +271,16 @@ const (
 	ConditionAvailable = "Available"
 	// ReasonReachable: the store answered.
 	ReasonReachable = "Reachable"
-	// ReasonUnreachable: the store did not answer, or refused.
+	// ReasonUnreachable: the store did not answer, or not as a store does.
 	ReasonUnreachable = "Unreachable"
 	// ReasonOtherStore: the store is not the one that the location has had until now.
 	ReasonOtherStore = "OtherStore"
+	// ReasonAccessDenied: the store refused the credentials, or the access.
+	ReasonAccessDenied = "AccessDenied"
+	// ReasonNoSuchBucket: there is no such bucket.
+	ReasonNoSuchBucket = "NoSuchBucket"
+	// ReasonClockSkew: the clocks of the store and of the controller differ by too much.
+	ReasonClockSkew = "ClockSkew"
 	// ReasonInvalid: the location's spec, or its Secret, can't be used.
 	ReasonInvalid = "Invalid"
 	// ConditionExpiryFrozen is True while no backup expires; its message says why, and what to do.
@@ -311,7 +318,7 @@ const (
 )
 
 // CatalogueStatus is what is known of what a store holds. It is written with a change of the
-// conditions, and otherwise no more often than every ten minutes.
+// conditions, and otherwise no more often than every minute.
 type CatalogueStatus struct {
 	// How many backups are known. While the location is Suspicious, how many were known before.
 	// +optional
@@ -348,20 +355,20 @@ type StorageLocationStatus struct {
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
-// +kubebuilder:resource:path=volumerepositories,singular=volumerepository,shortName={hfrepo,backuprepositories},scope=Namespaced
+// +kubebuilder:resource:path=volumerepositories,singular=volumerepository,shortName=hfrepo,scope=Namespaced,categories=holdfast-admin
 // +kubebuilder:printcolumn:name="Namespace",type=string,JSONPath=`.spec.volumeNamespace`
 // +kubebuilder:printcolumn:name="Location",type=string,JSONPath=`.spec.backupStorageLocation`
 // +kubebuilder:printcolumn:name="Status",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
 // +kubebuilder:printcolumn:name="Key",type=string,JSONPath=`.status.conditions[?(@.type=="KeyBackedUp")].reason`
 // +kubebuilder:printcolumn:name="Size",type=string,JSONPath=`.status.size`
 // +kubebuilder:printcolumn:name="Files",type=integer,JSONPath=`.status.files`
-// +kubebuilder:printcolumn:name="Last Maintenance",type=date,JSONPath=`.status.lastMaintenanceTime`
-// +kubebuilder:printcolumn:name="Last Result",type=string,JSONPath=`.status.recentMaintenance[0].result`
+// +kubebuilder:printcolumn:name="Last-Maintenance",type=date,JSONPath=`.status.lastMaintenanceTime`
+// +kubebuilder:printcolumn:name="Last-Result",type=string,JSONPath=`.status.recentMaintenance[0].result`
 // +kubebuilder:printcolumn:name="Damaged",type=string,JSONPath=`.status.conditions[?(@.type=="Damaged")].status`
 // +kubebuilder:printcolumn:name="Reclaimed",type=string,JSONPath=`.status.reclaimed`
 // +kubebuilder:printcolumn:name="Maintained",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Maintained")].reason`
-// +kubebuilder:printcolumn:name="Last Job",type=string,priority=1,JSONPath=`.status.recentMaintenance[0].job`
-// +kubebuilder:printcolumn:name="Missing Backups",type=integer,priority=1,JSONPath=`.status.missingBackups`
+// +kubebuilder:printcolumn:name="Last-Job",type=string,priority=1,JSONPath=`.status.recentMaintenance[0].job`
+// +kubebuilder:printcolumn:name="Missing-Backups",type=integer,priority=1,JSONPath=`.status.missingBackups`
 // +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Maintained")].message`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 
@@ -419,8 +426,8 @@ const (
 	// ConditionReady is True when the repository exists in the store and its key
 	// opens it.
 	ConditionReady = "Ready"
-	// ReasonOpened: the repository was opened or created.
-	ReasonOpened = "Opened"
+	// ReasonReady: the repository was opened or created.
+	ReasonReady = "Ready"
 	// ReasonKeyMismatch: the repository exists and its key does not open it.
 	ReasonKeyMismatch = "KeyMismatch"
 	// ReasonKeyMissing: the repository exists and its key's Secret is gone.
