@@ -6,8 +6,10 @@ package apiserver
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -98,6 +100,11 @@ func (d anyStatus) Decode(data []byte, defaults *schema.GroupVersionKind, into r
 				return object, kind, err
 			}
 		}
+		if kind != nil && object == nil {
+			if at := unreadable(data, *kind); at != "" {
+				err = fmt.Errorf("%s: %w", at, err)
+			}
+		}
 		return object, kind, err
 	}
 	rest := slices.DeleteFunc(slices.Clone(strict.Errors()), func(err error) bool {
@@ -136,4 +143,63 @@ func withoutStatus(data []byte) ([]byte, bool) {
 	})
 	without, err := json.Marshal(rest)
 	return without, err == nil && len(rest) < len(operations)
+}
+
+// unreadable returns the path of the first field of an object whose own decoder refuses it, such
+// as a duration's, which does not know where it is.
+func unreadable(data []byte, kind schema.GroupVersionKind) string {
+	plain, err := yaml.YAMLToJSON(data)
+	if err != nil {
+		return ""
+	}
+	object, err := Scheme.New(kind)
+	if err != nil {
+		return ""
+	}
+	return unreadableIn("", plain, reflect.TypeOf(object))
+}
+
+var decodesItself = reflect.TypeFor[json.Unmarshaler]()
+
+func unreadableIn(at string, data json.RawMessage, of reflect.Type) string {
+	for of.Kind() == reflect.Pointer {
+		of = of.Elem()
+	}
+	if reflect.PointerTo(of).Implements(decodesItself) {
+		if json.Unmarshal(data, reflect.New(of).Interface()) != nil {
+			return at
+		}
+		return ""
+	}
+	switch of.Kind() {
+	case reflect.Struct:
+		var values map[string]json.RawMessage
+		if json.Unmarshal(data, &values) != nil {
+			return ""
+		}
+		for field := range of.Fields() {
+			name, options, _ := strings.Cut(field.Tag.Get("json"), ",")
+			value, below := data, at
+			if name != "" && !strings.Contains(options, "inline") {
+				value, below = values[name], strings.TrimPrefix(at+"."+name, ".")
+			}
+			if value == nil {
+				continue
+			}
+			if found := unreadableIn(below, value, field.Type); found != "" {
+				return found
+			}
+		}
+	case reflect.Slice:
+		var values []json.RawMessage
+		if json.Unmarshal(data, &values) != nil {
+			return ""
+		}
+		for i, value := range values {
+			if found := unreadableIn(fmt.Sprintf("%s[%d]", at, i), value, of.Elem()); found != "" {
+				return found
+			}
+		}
+	}
+	return ""
 }

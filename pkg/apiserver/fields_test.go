@@ -194,3 +194,21 @@ func TestPatchesWithoutStatus(t *testing.T) {
 		}
 	}
 }
+
+// What a field's own decoder refuses is said with the field's path.
+func TestUnreadableFieldsAreNamed(t *testing.T) {
+	for field, manifest := range map[string]string{
+		"spec.ttl": `{kind: Backup, spec: {ttl: 30d}}`,
+		"spec.hooks.resources[1].pre[0].exec.timeout": `{kind: Backup, spec: {hooks: {resources: [{name: a}, {name: b, pre: [{exec: {timeout: 5}}]}]}}}`,
+		"spec.template.ttl":                           `{kind: Schedule, spec: {template: {ttl: often}}}`,
+		"metadata.creationTimestamp":                  `{kind: Backup, metadata: {creationTimestamp: today}}`,
+	} {
+		_, err := strictly(t, strings.Replace(manifest, "{kind", "{apiVersion: "+v1alpha1.SchemeGroupVersion.String()+", kind", 1))
+		if err == nil || !strings.HasPrefix(err.Error(), field+": ") {
+			t.Errorf("%s is answered with %v", manifest, err)
+		}
+	}
+	if _, err := strictly(t, `{apiVersion: `+v1alpha1.SchemeGroupVersion.String()+`, kind: Backup, spec: {includedNamespaces: shop}}`); err == nil || !strings.Contains(err.Error(), "includedNamespaces") {
+		t.Errorf("another type is answered with %v", err)
+	}
+}

@@ -208,7 +208,7 @@ func TestPut(t *testing.T) {
 	c.Put("default", "shop.daily", Content{Backup: stored("default", "shop.daily", 30), Volumes: []Volume{data, scratch}}, t0)
 	m.check(c)
 	want(t, "backups", names(c.Backups()), "shop/daily")
-	want(t, "volumes", names(c.Volumes()), "shop/data shop/pod:web-0:scratch")
+	want(t, "volumes", names(c.Volumes()), "shop/data")
 	want(t, "history", names(c.VolumeBackups()), "shop/shop.daily:data shop/shop.daily:pod:web-0:scratch")
 
 	backup := c.Backups()[0]
@@ -245,9 +245,6 @@ func TestPut(t *testing.T) {
 	wantStatus := holdfast.VolumeBackupStatus{Phase: "Completed", URL: "store://default/kopia/shop?snapshot=snapshot-100", SnapshotID: "snapshot-100", SnapshotName: "snapshot-100", SnapshotTimestamp: &begun, SizeBytes: 100, IncrementalBytes: 1, Node: "node", StartTimestamp: &begun, CompletionTimestamp: &when}
 	if diff := cmp.Diff(wantStatus, c.VolumeBackups()[0].Status); diff != "" {
 		t.Errorf("volume backup (-want +got):\n%s", diff)
-	}
-	if spec := c.Volumes()[1].Spec; spec != (holdfast.BackupVolumeSpec{PodName: "web-0", PodVolume: "scratch"}) {
-		t.Errorf("the volume of a pod is %+v", spec)
 	}
 }
 

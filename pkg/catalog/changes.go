@@ -6,6 +6,7 @@ package catalog
 import (
 	"maps"
 	"slices"
+	"strings"
 	"unique"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -59,9 +60,16 @@ func newRecorder() *recorder {
 	}
 }
 
+// ofAPod reports whether a name is that of a volume without a claim, which comes and goes with
+// its pod: nobody looks for it among the volumes. Its volume backups are listed all the same.
+func ofAPod(name string) bool { return strings.HasPrefix(name, "pod:") }
+
 func (r *recorder) changesLocked(c *Catalog) Changes {
 	volumes := make(map[types.NamespacedName]*holdfast.BackupVolume, len(r.volumes))
 	for name := range r.volumes {
+		if ofAPod(name.Name) {
+			continue
+		}
 		volumes[name] = nil
 		if v, ok := c.volumes.Get(&volume{name: name}); ok {
 			c.settleLocked(v)

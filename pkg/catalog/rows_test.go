@@ -34,7 +34,9 @@ func (c *Catalog) Volumes() []*holdfast.BackupVolume {
 	defer c.mu.RUnlock()
 	var volumes []*holdfast.BackupVolume
 	c.volumes.Ascend(func(v *volume) bool {
-		volumes = append(volumes, v.object())
+		if !ofAPod(v.name.Name) {
+			volumes = append(volumes, v.object())
+		}
 		return true
 	})
 	return volumes

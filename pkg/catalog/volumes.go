@@ -494,7 +494,7 @@ func (v *volume) messages() []string {
 	return messages
 }
 
-// object makes the BackupVolume.
+// object makes the BackupVolume, of a volume that is not of a pod alone.
 func (v *volume) object() *holdfast.BackupVolume {
 	object := &holdfast.BackupVolume{
 		ObjectMeta: metav1.ObjectMeta{
@@ -511,12 +511,9 @@ func (v *volume) object() *holdfast.BackupVolume {
 			StorageLocations: slices.Clone(v.locations),
 		},
 	}
-	switch any := v.members[0].row().shape.Value(); {
-	case any.claimName != "":
+	if any := v.members[0].row().shape.Value(); any.claimName != "" {
 		object.Spec.ClaimName = any.claimName
-	case any.podName != "":
-		object.Spec.PodName, object.Spec.PodVolume = any.podName, any.podVolume
-	default:
+	} else {
 		object.Spec.VolumeName = any.volumeName
 	}
 	if h := v.last.held; h != nil {

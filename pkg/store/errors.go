@@ -40,9 +40,6 @@ var (
 	ErrDenied = errors.New("the store denies access")
 	// ErrNoBucket: there is no such bucket, or not there. It is ErrUnavailable, too.
 	ErrNoBucket = fmt.Errorf("%w: the bucket does not exist", ErrUnavailable)
-	// ErrClockSkew: the clocks of the store and of this machine differ by too much. It is
-	// ErrDenied, too.
-	ErrClockSkew = fmt.Errorf("%w: the clocks differ", ErrDenied)
 )
 
 // opError is what operations return. Its words are its own: those of the cause
@@ -153,7 +150,7 @@ func classifyS3(code string, status int) (reason string, kind error) {
 	}
 	switch {
 	case code == "RequestTimeTooSkewed":
-		return "the clocks of the store and of this machine differ by too much: set the wrong one" + said, ErrClockSkew
+		return "the clocks of the store and of this machine differ by too much: set the wrong one" + said, fmt.Errorf("%w: %w", ErrDenied, ErrClock)
 	case status == http.StatusUnauthorized || status == http.StatusForbidden:
 		return "the store denies access" + said, ErrDenied
 	case status == http.StatusNotFound:

@@ -160,7 +160,7 @@ func TestVolumeWithoutClaim(t *testing.T) {
 	if history.Spec.VolumeName != "pod:web:scratch" {
 		t.Errorf("the volume is called %q", history.Spec.VolumeName)
 	}
-	lab.Kubectl(t, "get", "backupvolume", "pod:web:scratch", "-n", namespace)
+	lab.Refused(t, "", []string{"get", "backupvolume", "pod:web:scratch", "-n", namespace}, "not found")
 	empty(t, folder)
 	restore(t, pod, "", history.Status.SnapshotID)
 	if diff := cmp.Diff(before, tree(t, folder)); diff != "" {

@@ -75,7 +75,11 @@ func (c *Controller) remove(ctx context.Context, run *enginev1alpha1.BackupRun) 
 	}
 	c.forget(backupUID(run))
 	klog.FromContext(ctx).Info("Backup deleted", "backupRun", klog.KObj(run), "uid", backupUID(run), "requester", run.Spec.Deletion.Requester.Username)
-	c.Events.Eventf(backupReference(run), nil, corev1.EventTypeNormal, "Deleted", "Delete", "The backup is deleted; what is left of its volumes goes with the next maintenance of their repositories, and the space comes back with later ones")
+	why := run.Spec.Deletion.Requester.Username + " has deleted the backup"
+	if run.Spec.Deletion.Expired {
+		why = "The backup had expired, and is deleted"
+	}
+	c.Events.Eventf(backupReference(run), nil, corev1.EventTypeNormal, "Deleted", "Delete", "%s; what is left of its volumes goes with the next maintenance of their repositories, and the space comes back with later ones", why)
 	return nil
 }
 

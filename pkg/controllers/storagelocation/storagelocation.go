@@ -158,7 +158,7 @@ func unavailable(err error, reason string) metav1.Condition {
 		reason = enginev1alpha1.ReasonOtherStore
 	case errors.Is(err, store.ErrNoBucket):
 		reason = enginev1alpha1.ReasonNoSuchBucket
-	case errors.Is(err, store.ErrClockSkew):
+	case errors.Is(err, store.ErrClock):
 		reason = enginev1alpha1.ReasonClockSkew
 	case errors.Is(err, store.ErrDenied):
 		reason = enginev1alpha1.ReasonAccessDenied

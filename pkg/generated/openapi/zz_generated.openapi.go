@@ -5159,7 +5159,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupVolume(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupVolume is a volume that at least one stored backup holds. It lives in the namespace of the volume claim and has the claim's name; a volume without a claim, such as an emptyDir, is named pod:POD:VOLUME, and one of which only its own name is known, volume:NAME.",
+				Description: "BackupVolume is a volume that at least one stored backup holds. It lives in the namespace of the volume claim and has the claim's name; one of which only its own name is known is named volume:NAME. A volume without a claim, such as an emptyDir, has VolumeBackups only.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -5264,21 +5264,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupVolumeSpec(ref common.ReferenceCall
 				Properties: map[string]spec.Schema{
 					"claimName": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the PersistentVolumeClaim. Empty for a volume without a claim.",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"podName": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Name of the pod, for a volume without a claim.",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"podVolume": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Name of the volume in the pod, for a volume without a claim.",
+							Description: "Name of the PersistentVolumeClaim.",
 							Type:        []string{"string"},
 							Format:      "",
 						},

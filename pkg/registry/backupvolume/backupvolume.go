@@ -25,7 +25,6 @@ var Resource = virtual.Resource[volume]{
 	List:          &v1alpha1.BackupVolumeList{},
 	Fields: map[string]func(volume) string{
 		"spec.claimName": func(v volume) string { return v.Spec.ClaimName },
-		"spec.podName":   func(v volume) string { return v.Spec.PodName },
 	},
 	Columns: []virtual.Column[volume]{
 		virtual.Name[volume](),

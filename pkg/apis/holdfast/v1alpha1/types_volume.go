@@ -14,9 +14,9 @@ import (
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
 // BackupVolume is a volume that at least one stored backup holds. It lives in
-// the namespace of the volume claim and has the claim's name; a volume without
-// a claim, such as an emptyDir, is named pod:POD:VOLUME, and one of which only
-// its own name is known, volume:NAME.
+// the namespace of the volume claim and has the claim's name; one of which only
+// its own name is known is named volume:NAME. A volume without a claim, such as an
+// emptyDir, has VolumeBackups only.
 type BackupVolume struct {
 	metav1.TypeMeta `json:",inline"`
 	// Standard object's metadata.
@@ -45,15 +45,9 @@ type BackupVolumeList struct {
 
 // BackupVolumeSpec identifies a volume.
 type BackupVolumeSpec struct {
-	// Name of the PersistentVolumeClaim. Empty for a volume without a claim.
+	// Name of the PersistentVolumeClaim.
 	// +optional
 	ClaimName string `json:"claimName,omitempty"`
-	// Name of the pod, for a volume without a claim.
-	// +optional
-	PodName string `json:"podName,omitempty"`
-	// Name of the volume in the pod, for a volume without a claim.
-	// +optional
-	PodVolume string `json:"podVolume,omitempty"`
 	// Name of the volume itself, if that is all that is known of it.
 	// +optional
 	VolumeName string `json:"volumeName,omitempty"`
