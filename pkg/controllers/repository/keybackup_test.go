@@ -204,7 +204,7 @@ func TestNoRepositoryBeforeItsKeyIsWrapped(t *testing.T) {
 			h.setRecoveryKeys(identity)
 			h.run()
 			if exists {
-				h.expect(metav1.ConditionTrue, "Opened")
+				h.expect(metav1.ConditionTrue, "Ready")
 			} else {
 				h.expect(metav1.ConditionFalse, "Unreachable")
 				h.expectNoRepository()
@@ -220,7 +220,7 @@ holdfast_repositories_key_not_backed_up{reason="NotExported"} 0
 holdfast_repositories_key_not_backed_up{reason="NotWrapped"} 1
 `)
 			must(t, os.Remove(filepath.Join(h.folder, "metadata")))
-			h.expect(metav1.ConditionTrue, "Opened")
+			h.expect(metav1.ConditionTrue, "Ready")
 			h.expectKey(metav1.ConditionTrue, engine.ReasonKeyWrapped)
 			// What is there stays so while the store is away.
 			must(t, os.RemoveAll(filepath.Join(h.folder, "metadata")))
