@@ -34,25 +34,33 @@ func (r *Rules) Names(live *unstructured.Unstructured, resource schema.GroupReso
 }
 
 // besides are the lists, by the names of their fields, to which the mapped elements are added beside
-// those that they are mapped from: each gives something to whom it names, and takes nothing.
-var besides = []string{"subjects", "users", "groups", "userNames", "groupNames", "rules", "values"}
+// those that they are mapped from: each gives something to the one that it names, and takes nothing.
+var besides = []string{"subjects", "users", "groups", "userNames", "groupNames", "values", "from", "to", "matchNames", "namespaces", "dnsNames"}
+
+// ruled are the groups in whose kinds each of the rules allows something. In others the first that
+// matches counts.
+var ruled = []string{rbacGroup, "flowcontrol.apiserver.k8s.io", "security.istio.io"}
 
 // Both makes one object of two, of an object without a mapping and of the mapped one: it serves the
 // namespace of the backup and the one that it is mapped to. Single is where it can serve one only,
 // and stays with the namespace of the backup.
 func Both(unmapped, mapped *unstructured.Unstructured) (both *unstructured.Unstructured, single []string) {
 	both = unmapped.DeepCopy()
+	lists := besides
+	if slices.Contains(ruled, both.GroupVersionKind().Group) {
+		lists = append(slices.Clone(lists), "rules")
+	}
 	for _, field := range slices.Sorted(maps.Keys(both.Object)) {
 		if field != "metadata" {
 			var more []string
-			both.Object[field], more = bothOf(field, field, both.Object[field], mapped.Object[field])
+			both.Object[field], more = bothOf(lists, field, field, both.Object[field], mapped.Object[field])
 			single = append(single, more...)
 		}
 	}
 	return both, single
 }
 
-func bothOf(at, field string, unmapped, mapped any) (both any, single []string) {
+func bothOf(lists []string, at, field string, unmapped, mapped any) (both any, single []string) {
 	if equality.Semantic.DeepEqual(unmapped, mapped) {
 		return unmapped, nil
 	}
@@ -61,7 +69,7 @@ func bothOf(at, field string, unmapped, mapped any) (both any, single []string) 
 		to, _ := mapped.(map[string]any)
 		for _, field := range slices.Sorted(maps.Keys(from)) {
 			var more []string
-			from[field], more = bothOf(at+"."+field, field, from[field], to[field])
+			from[field], more = bothOf(lists, at+"."+field, field, from[field], to[field])
 			single = append(single, more...)
 		}
 		return from, single
@@ -70,7 +78,7 @@ func bothOf(at, field string, unmapped, mapped any) (both any, single []string) 
 		if len(to) != len(from) {
 			break
 		}
-		if slices.Contains(besides, field) {
+		if slices.Contains(lists, field) {
 			for _, element := range to {
 				if !slices.ContainsFunc(from, func(other any) bool { return equality.Semantic.DeepEqual(other, element) }) {
 					from = append(from, element)
@@ -84,7 +92,7 @@ func bothOf(at, field string, unmapped, mapped any) (both any, single []string) 
 				name = cmp.Or(text(fields, "name"), name)
 			}
 			var more []string
-			from[i], more = bothOf(at+"["+name+"]", field, from[i], to[i])
+			from[i], more = bothOf(lists, at+"["+name+"]", field, from[i], to[i])
 			single = append(single, more...)
 		}
 		return from, single
