@@ -604,7 +604,7 @@ func explain(err error, converted bool, item *manifest.Item, k *kind) string {
 		text = fmt.Sprintf("the cluster does not serve it in version %s, and refuses it in %s: convert it by hand: %s", item.APIVersion, k.apiVersion(), text)
 	}
 	if name := unanswered(err); name != "" {
-		text = fmt.Sprintf("the webhook %s has not answered for %s, and for as long at the end of the restore: see why, and restore this again: %s", name, webhookTimeout, text)
+		text = fmt.Sprintf("the webhook %s has not answered for %s, and for %s at the end of the restore: see why, and restore this again: %s", name, webhookTimeout, webhookEndTimeout, text)
 	}
 	return text
 }

@@ -18,9 +18,10 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
-// webhookTimeout is how long a webhook that does not answer is waited for: once when it is met, and
-// once more at the end. webhookInterval is how often it is tried.
-var webhookTimeout, webhookInterval = 30 * time.Second, 500 * time.Millisecond
+// webhookTimeout is how long a webhook that does not answer is waited for when it is met, and
+// webhookEndTimeout once more at the end: its pods may have come back with the restore, and take their
+// time to start. webhookInterval is how often it is tried.
+var webhookTimeout, webhookEndTimeout, webhookInterval = 30 * time.Second, endpointsTimeout, 500 * time.Millisecond
 
 var webhookName = regexp.MustCompile(`failed calling webhook "([^"]*)"|conversion webhook for (\S+) failed`)
 
@@ -60,7 +61,11 @@ func (w *webhooks) await(ctx context.Context, now func() time.Time, err error) b
 		if w.until == nil {
 			w.until = map[string]time.Time{}
 		}
-		until = now().Add(webhookTimeout)
+		timeout := webhookTimeout
+		if w.last {
+			timeout = webhookEndTimeout
+		}
+		until = now().Add(timeout)
 		w.until[name] = until
 	}
 	w.mu.Unlock()

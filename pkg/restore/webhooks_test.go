@@ -54,9 +54,9 @@ func TestWebhooksComeLast(t *testing.T) {
 // webhooksAwaited shortens how long webhooks are waited for, and gives a server one of which refuses
 // what is(request) says.
 func webhooksAwaited(t *testing.T, is func(r *http.Request) bool) *fakeServer {
-	timeout, interval := webhookTimeout, webhookInterval
-	webhookTimeout, webhookInterval = 50*time.Millisecond, 5*time.Millisecond
-	t.Cleanup(func() { webhookTimeout, webhookInterval = timeout, interval })
+	timeout, last, interval := webhookTimeout, webhookEndTimeout, webhookInterval
+	webhookTimeout, webhookEndTimeout, webhookInterval = 50*time.Millisecond, 60*time.Millisecond, 5*time.Millisecond
+	t.Cleanup(func() { webhookTimeout, webhookEndTimeout, webhookInterval = timeout, last, interval })
 	s := newFakeServer(t)
 	s.faultText = `Internal error occurred: failed calling webhook "check.example.com": failed to call webhook: Post "https://hook.ops.svc:443/": dial tcp 10.0.0.1:443: connect: connection refused`
 	s.fault = func(r *http.Request) (int, bool) {
@@ -111,7 +111,7 @@ func TestWebhookThatIsGone(t *testing.T) {
 	})
 	began := time.Now()
 	ended := s.run(t.Context(), backupOf(t, append(configMaps("a", 100), obj("v1", "Secret", "a", "s"))...), request("r", holdfast.RestoreSpec{}))
-	want(t, ended, holdfast.RestorePhasePartiallyFailed, "the webhook check.example.com has not answered for 50ms, and for as long at the end of the restore: see why")
+	want(t, ended, holdfast.RestorePhasePartiallyFailed, "the webhook check.example.com has not answered for 50ms, and for 60ms at the end of the restore: see why")
 	if ended.Status.Errors != 100 || s.get("secrets", "a", "s") == nil {
 		t.Errorf("the restore is %+v", ended.Status)
 	}
