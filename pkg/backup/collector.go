@@ -149,6 +149,9 @@ func (c *collector) collect(ctx context.Context) (*podVolumes, error) {
 		return nil, err
 	}
 	volumes.podsDone()
+	if err := c.readAlong(ctx); err != nil {
+		return nil, err
+	}
 	if err := c.readDefinitions(ctx, selected); err != nil {
 		return nil, err
 	}

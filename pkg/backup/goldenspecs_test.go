@@ -160,6 +160,7 @@ func TestTheSameAsVeleroForManySpecs(t *testing.T) {
 	for _, theirs := range backups {
 		names = append(names, theirs.Name)
 		t.Run(theirs.Name, func(t *testing.T) {
+			theirs.Spec.IncludeReferenced = new(false) // Velero's rule
 			f := newFixture(t, theirs.Spec)
 			f.deps.Policies = testPolicies(func(string, string) (map[string]string, error) {
 				return policy("nfs:{}: skip", "pvcLabels:{tier:gold}: skip"), nil

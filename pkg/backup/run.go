@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -264,6 +265,9 @@ func (e *execution) read(ctx context.Context) error {
 	}
 	e.manifest.Comment = string(e.mark())
 	collector.sink = newSink(archived, &e.manifest, e.log, e.Progress)
+	if len(collector.selectors) > 0 && ptr.Deref(collector.spec.IncludeReferenced, true) {
+		collector.sink.along = newAlong()
+	}
 	volumes, err := collector.collect(ctx)
 	if err != nil {
 		return err

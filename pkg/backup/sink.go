@@ -49,6 +49,8 @@ type sink struct {
 	// touched are the namespaces of which something is in the backup.
 	touched sets.Set[string]
 	needs   needs
+	// along is nil unless labels choose the objects.
+	along *along
 	// failed is why the manifest can't be made.
 	failed error
 }
@@ -143,6 +145,9 @@ func (s *sink) writeLocked(o *object) error {
 		return s.failed
 	}
 	s.needs.note(r, o.item)
+	if s.along != nil {
+		s.along.note(o.item)
+	}
 	key := itemName(namespace, name)
 	s.list[r.listKey] = append(s.list[r.listKey], key)
 	if namespace != "" {

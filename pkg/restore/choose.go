@@ -89,6 +89,8 @@ type chooser struct {
 	objects    map[[3]string]bool
 	// named are the namespaces of objects: nothing else is written to for what they need.
 	named map[string]bool
+	// follows is true if labels choose the objects, and what these need comes along.
+	follows bool
 	// own counts the objects of Holdfast's own namespaces.
 	own int
 }
@@ -123,6 +125,7 @@ func (e *execution) newChooser() (*chooser, error) {
 		}
 		c.selectors = append(c.selectors, parsed)
 	}
+	c.follows = len(c.selectors) > 0 && len(spec.Objects) == 0 && ptr.Deref(spec.IncludeReferenced, true)
 	for _, o := range spec.Objects {
 		resource := o.Resource
 		if gr, ok := e.called.Resolve(resource); ok {
@@ -174,10 +177,11 @@ func (c *chooser) names(item *manifest.Item) bool {
 }
 
 // addNeeded adds what chosen objects need: of other kinds what is cluster-scoped, and if
-// objects are named, what is in their namespaces. What is in others is there, or belongs to
-// others.
+// objects are named, or chosen by labels, what is in their namespaces. What is in others is there,
+// or belongs to others.
 func (c *chooser) addNeeded(all []*manifest.Item, chosen map[*manifest.Item]bool) {
-	if c.e.spec.VolumesOnly || c.e.spec.IncludeClusterResources != nil && !*c.e.spec.IncludeClusterResources && len(c.e.spec.Objects) == 0 {
+	unscoped := c.e.spec.IncludeClusterResources != nil && !*c.e.spec.IncludeClusterResources && len(c.e.spec.Objects) == 0
+	if c.e.spec.VolumesOnly || unscoped && !c.follows {
 		return
 	}
 	byName, byUID := map[manifest.Reference]*manifest.Item{}, map[string]*manifest.Item{}
@@ -186,7 +190,7 @@ func (c *chooser) addNeeded(all []*manifest.Item, chosen map[*manifest.Item]bool
 		if chosen[item] {
 			left = append(left, item)
 		}
-		if item.Namespace != "" && !c.named[item.Namespace] {
+		if item.Namespace != "" && !c.named[item.Namespace] && (!c.follows || !c.namespaces.Match(item.Namespace)) {
 			continue // never added, and most of a large backup
 		}
 		byName[manifest.Reference{APIGroup: item.APIGroup, KindName: item.KindName, Namespace: item.Namespace, Name: item.Name}] = item
@@ -203,6 +207,9 @@ func (c *chooser) addNeeded(all []*manifest.Item, chosen map[*manifest.Item]bool
 			return
 		}
 		gr := schema.GroupResource{Group: item.APIGroup, Resource: item.Resource}
+		if unscoped && item.Namespace == "" || c.follows && item.Namespace != "" && !c.mayFollow(item, gr) {
+			return
+		}
 		if c.resources.IncludedRelated(gr, item.Namespace != "") {
 			chosen[item] = true
 			left = append(left, item)
@@ -231,10 +238,15 @@ func (c *chooser) addNeeded(all []*manifest.Item, chosen map[*manifest.Item]bool
 	}
 }
 
+// mayFollow reports whether an item of a namespace comes along with what labels have chosen.
+func (c *chooser) mayFollow(item *manifest.Item, gr schema.GroupResource) bool {
+	return c.resources.Included(gr, true) && (!isClaim(item) || ptr.Deref(c.e.spec.RestorePVs, true))
+}
+
 // claimsOfSets are the claims of StatefulSets, which refer to none: without theirs, sets that
-// are named would start on empty volumes. Otherwise the spec says whether claims are taken.
+// are named, or chosen by labels, would start on empty volumes. Otherwise the spec says whether claims are taken.
 func (c *chooser) claimsOfSets(all []*manifest.Item, byName map[manifest.Reference]*manifest.Item) map[*manifest.Item][]*manifest.Item {
-	if len(c.e.spec.Objects) == 0 || !ptr.Deref(c.e.spec.RestorePVs, true) {
+	if len(c.e.spec.Objects) == 0 && !c.follows || !ptr.Deref(c.e.spec.RestorePVs, true) {
 		return nil
 	}
 	claims := map[*manifest.Item][]*manifest.Item{}

@@ -68,7 +68,7 @@ spec:
 		}
 		return err
 	})
-	before := &stand{namespace: namespace, folders: map[string]string{}}
+	before := &stand{lab: lab, namespace: namespace, folders: map[string]string{}}
 	labtest.Eventually(t, "the pods to run", func() error {
 		if err := before.provision(t); err != nil {
 			return err
@@ -102,7 +102,7 @@ spec:
 	t.Cleanup(func() {
 		_, _, _ = lab.TryKubectl(t, "", "delete", "namespace", namespace, "--wait=false", "--ignore-not-found")
 	})
-	after := &stand{namespace: namespace, generation: "-again", folders: map[string]string{}}
+	after := &stand{lab: lab, namespace: namespace, generation: "-again", folders: map[string]string{}}
 	labtest.Eventually(t, "the restore to end", func() error {
 		_ = after.provision(t) // a pod may go meanwhile
 		_ = after.start(t)

@@ -4827,6 +4827,13 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 							},
 						},
 					},
+					"includeReferenced": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether what the objects with these labels name in their namespaces is backed up, too, whatever its labels: their ServiceAccounts with the RoleBindings of these, Secrets and ConfigMaps. Only resources that the backup includes come along. Claims of pods and cluster-scoped objects always do. Default true; false is Velero's rule.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
 					"snapshotVolumes": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Whether to snapshot volumes through the cloud's API. Holdfast takes no such snapshots: only false, or unset, is accepted.",
@@ -6618,6 +6625,13 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 							},
 						},
 					},
+					"includeReferenced": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether what the objects with these labels need from their namespaces is restored, too, whatever its labels, as with objects. Only resources that the restore includes come along. Default true; false is only what the labels choose.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
 					"namespaceMapping": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Namespaces to restore into, by the namespace in the backup. Others keep their name.",
@@ -7548,6 +7562,13 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 									},
 								},
 							},
+						},
+					},
+					"includeReferenced": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether what the objects with these labels name in their namespaces is backed up, too, whatever its labels: their ServiceAccounts with the RoleBindings of these, Secrets and ConfigMaps. Only resources that the backup includes come along. Claims of pods and cluster-scoped objects always do. Default true; false is Velero's rule.",
+							Type:        []string{"boolean"},
+							Format:      "",
 						},
 					},
 					"snapshotVolumes": {

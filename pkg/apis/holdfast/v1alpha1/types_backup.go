@@ -123,6 +123,12 @@ type BackupSpec struct {
 	// +kubebuilder:validation:MaxItems=32
 	// +kubebuilder:validation:items:XValidation:rule="(!has(self.matchLabels) || size(self.matchLabels) <= 32) && (!has(self.matchExpressions) || size(self.matchExpressions) <= 32)",message="a selector has at most 32 labels and 32 expressions"
 	OrLabelSelectors []*metav1.LabelSelector `json:"orLabelSelectors,omitempty"`
+	// Whether what the objects with these labels name in their namespaces is backed up, too,
+	// whatever its labels: their ServiceAccounts with the RoleBindings of these, Secrets and
+	// ConfigMaps. Only resources that the backup includes come along. Claims of pods and
+	// cluster-scoped objects always do. Default true; false is Velero's rule.
+	// +optional
+	IncludeReferenced *bool `json:"includeReferenced,omitempty"`
 	// Whether to snapshot volumes through the cloud's API. Holdfast takes no such
 	// snapshots: only false, or unset, is accepted.
 	// +optional

@@ -140,6 +140,11 @@ type RestoreSpec struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=32
 	OrLabelSelectors []*metav1.LabelSelector `json:"orLabelSelectors,omitempty"`
+	// Whether what the objects with these labels need from their namespaces is restored, too,
+	// whatever its labels, as with objects. Only resources that the restore includes come
+	// along. Default true; false is only what the labels choose.
+	// +optional
+	IncludeReferenced *bool `json:"includeReferenced,omitempty"`
 	// Namespaces to restore into, by the namespace in the backup. Others keep their name.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=1000

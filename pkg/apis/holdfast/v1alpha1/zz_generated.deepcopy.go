@@ -553,6 +553,11 @@ func (in *BackupSpec) DeepCopyInto(out *BackupSpec) {
 			}
 		}
 	}
+	if in.IncludeReferenced != nil {
+		in, out := &in.IncludeReferenced, &out.IncludeReferenced
+		*out = new(bool)
+		**out = **in
+	}
 	if in.SnapshotVolumes != nil {
 		in, out := &in.SnapshotVolumes, &out.SnapshotVolumes
 		*out = new(bool)
@@ -1389,6 +1394,11 @@ func (in *RestoreSpec) DeepCopyInto(out *RestoreSpec) {
 				(*in).DeepCopyInto(*out)
 			}
 		}
+	}
+	if in.IncludeReferenced != nil {
+		in, out := &in.IncludeReferenced, &out.IncludeReferenced
+		*out = new(bool)
+		**out = **in
 	}
 	if in.NamespaceMapping != nil {
 		in, out := &in.NamespaceMapping, &out.NamespaceMapping
