@@ -392,7 +392,7 @@ func (c CompletedConfig) New() (*Server, error) {
 	}
 	answers := &streamed.Streams{Stores: projector}
 	running := &remote.Client{Secrets: c.client.kube.CoreV1().Secrets(c.extra.SystemNamespace)}
-	contents := backup.Contents{Backups: backups, Streams: answers, Stored: projector.Stored, Running: running}
+	contents := backup.Contents{Backups: backups, Streams: answers, Stored: projector.Stored, Judge: projector.Judge, Running: running}
 	restored := restore.Contents{Restores: restoreREST, Streams: answers, SystemNamespace: c.extra.SystemNamespace, Digest: restores.Digest, Running: running}
 	deletions := volumedeletion.Config{
 		Ready:   projector.Ready,

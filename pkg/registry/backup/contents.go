@@ -73,6 +73,7 @@ func (c *Contents) Manifest() *streamed.REST {
 			}
 			answer.Write = func(ctx context.Context, location store.Ranger, to io.Writer) error {
 				from.Store = location
+				reader.former.location, reader.former.from = answer.Location, from
 				items, err := asked.items(ctx, from)
 				if err != nil {
 					return err
@@ -111,6 +112,10 @@ func (c *Contents) Objects() *streamed.REST {
 			answer.ContentType = "application/json"
 			answer.Write = func(ctx context.Context, location store.Ranger, to io.Writer) error {
 				from.Store = location
+				reader.former.location, reader.former.from = answer.Location, from
+				if may, err := reader.mayReadOf(ctx, namespace); err != nil || !may {
+					return reader.formerOwner(namespace, err)
+				}
 				content, err := reader.object(ctx, from, kind, namespace, object)
 				if err != nil {
 					return err
@@ -149,6 +154,10 @@ type reader struct {
 	own, system string
 	// may are the answers, by what was asked.
 	may map[schema.GroupVersionResource]map[string]bool
+	// former knows which namespaces of the backup are the present ones, and present are its
+	// answers.
+	former  predecessors
+	present map[string]bool
 }
 
 func (c *Contents) reader(ctx context.Context, backup *v1alpha1.Backup, subresource string) (*reader, error) {
@@ -159,7 +168,8 @@ func (c *Contents) reader(ctx context.Context, backup *v1alpha1.Backup, subresou
 	kind := c.Backups.Kind.(*kind)
 	return &reader{
 		Info: requester, authorizer: kind.authorizer, subresource: subresource, own: backup.Namespace, system: kind.systemNamespace,
-		may: map[schema.GroupVersionResource]map[string]bool{},
+		may:    map[schema.GroupVersionResource]map[string]bool{},
+		former: predecessors{judge: c.Judge, backup: backup}, present: map[string]bool{},
 	}, nil
 }
 
@@ -224,7 +234,7 @@ func (r *reader) readable(ctx context.Context, items manifest.Sequence) manifest
 }
 
 func (r *reader) mayKnow(ctx context.Context, item *manifest.Item) (bool, error) {
-	may, err := r.mayReadIn(ctx, item.Namespace)
+	may, err := r.mayReadOf(ctx, item.Namespace)
 	if err != nil || !may || item.APIGroup != secretsResource.Group || item.Resource != secretsResource.Resource && item.KindName != "Secret" {
 		return may, err
 	}
@@ -320,6 +330,15 @@ func (r *reader) authorizeObject(ctx context.Context, item *manifest.Item) error
 	}
 	audit.AddAuditAnnotation(ctx, objectAnnotation, item.String())
 	return nil
+}
+
+// formerOwner says that the namespace which the reader has rights in is not the one of the backup.
+func (r *reader) formerOwner(namespace string, err error) error {
+	if err != nil {
+		return err
+	}
+	return apierrors.NewForbidden(schema.GroupResource{Group: resource.Group, Resource: resource.Resource + "/" + r.subresource}, "",
+		fmt.Errorf("the backup is of another namespace %q than the present one, which was made anew since: its contents are shown to those who may get backups/%s in all namespaces", namespace, r.subresource))
 }
 
 func (r *reader) forbidden(wanted authorizer.AttributesRecord, err error) error {

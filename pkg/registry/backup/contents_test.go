@@ -41,6 +41,8 @@ type library struct {
 	rights []string
 	broken bool
 	asked  []string
+	// anew are the namespaces that were made anew since the backup.
+	anew map[string]bool
 	// digests are what is known of the backup's files.
 	digests catalog.Digests
 }
@@ -94,12 +96,19 @@ func newLibrary(t *testing.T) *library {
 		backup := newBackup(system, name)
 		backup.UID = "uid-of-backup"
 		backup.Status.Phase = phase
+		backup.Status.Origin = &v1alpha1.BackupOrigin{Trust: v1alpha1.BackupTrustOwn, Namespace: system, NamespaceUID: "uid-of-holdfast"}
 		if _, err := l.log.Apply(backup); err != nil {
 			t.Fatal(err)
 		}
 	}
 	l.contents = &Contents{Backups: l.REST, Streams: &streamed.Streams{Stores: l}, Stored: func(b *v1alpha1.Backup) (string, string, catalog.Digests, bool) {
 		return "default", b.Name, l.digests, b.Name != "refused"
+	}, Judge: func(location string, claims *v1alpha1.BackupOrigin) (v1alpha1.BackupOrigin, bool) {
+		// The tarball of a test has no uids.
+		if uid := claims.NamespaceUID; location != "default" || claims.Trust != "" || uid != "" && uid != "uid-4" {
+			t.Errorf("judged in %s: %+v", location, claims)
+		}
+		return *claims, !l.anew[claims.Namespace]
 	}}
 	return l
 }
@@ -209,6 +218,40 @@ func TestManifestShowsWhatMayBeRead(t *testing.T) {
 	if code, text := l.get(l.contents.Manifest(), "all", "labelSelector=app"); code != 200 || !strings.Contains(text, "{\"version\":1,\"items\":[\n{") {
 		t.Errorf("%d %s", code, text)
 	}
+}
+
+// TestContentsOfFormerOwners: who has rights in a namespace that was made anew reads nothing of a backup of the
+// one before it; nor does anybody of a backup for which nobody vouches, but who may read all.
+func TestContentsOfFormerOwners(t *testing.T) {
+	l := newLibrary(t)
+	tenant := []string{"shop backups/manifest", "shop backups/objects", "shop secrets", "shop configmaps"}
+	secret := "kind=Secret&namespace=shop&name=key"
+	expect := func(what string, rights []string, items, code int) {
+		t.Helper()
+		l.rights = rights
+		for _, backup := range []string{"all", "old"} {
+			if got := l.items(backup, ""); len(got)-1 != items {
+				t.Errorf("%s, of %s: %v", what, backup, got)
+			}
+			if got, text := l.get(l.contents.Objects(), backup, secret); got != code || code == 403 && !strings.Contains(text, "made anew since") {
+				t.Errorf("%s, of %s: %d %s", what, backup, got, text)
+			}
+		}
+	}
+	expect("of the same namespace", tenant, 4, 200)
+	l.anew = map[string]bool{"shop": true}
+	expect("of the one before", tenant, 0, 403)
+	expect("of the one before, to an administrator", []string{"* backups/manifest", "* backups/objects", "* secrets"}, 8, 200)
+	l.anew = nil
+	for _, name := range []string{"all", "old"} {
+		backup := newBackup(system, name)
+		backup.UID, backup.Status.Phase = "uid-of-backup", v1alpha1.BackupPhaseCompleted
+		backup.Status.Origin = &v1alpha1.BackupOrigin{Trust: v1alpha1.BackupTrustForeign}
+		if _, err := l.log.Apply(backup); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect("that nobody vouches for", tenant, 0, 403)
 }
 
 func TestObjectsNeedTheRightToThem(t *testing.T) {

@@ -24,6 +24,8 @@ type Contents struct {
 	// Stored says where a backup lies, and which files it has there, as far as that is known;
 	// it is false if nothing of it is stored.
 	Stored func(*v1alpha1.Backup) (location, storeName string, digests catalog.Digests, ok bool)
+	// Judge says to which namespaces what a backup holds belongs.
+	Judge Judge
 	// Running has the logs of backups that are executed.
 	Running streamed.Logs
 }

@@ -1,0 +1,113 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/manifest"
+	"github.com/holdfast-io/holdfast/pkg/store"
+	"github.com/holdfast-io/holdfast/pkg/stored"
+)
+
+// Rights in a namespace are rights to what that one held, and not to what another one held that
+// had its name before. So who may read in a namespace reads of a backup what is of that very
+// one, of one that it continues, or of one that its location trusts a cluster with.
+
+// Judge says whether what has these claims, of a backup in a location, is listed in the
+// namespace that they name. See catalog.Judge.
+type Judge func(location string, claims *v1alpha1.BackupOrigin) (origin v1alpha1.BackupOrigin, home bool)
+
+// predecessors tells namespaces of a backup from those that have their names now.
+type predecessors struct {
+	judge    Judge
+	backup   *v1alpha1.Backup
+	location string
+	from     stored.Backup
+	// uids are those of the backup's namespaces, by name; nil until they are read.
+	uids map[string]types.UID
+}
+
+// isPresent reports whether what the backup has of a namespace belongs to the one that has its
+// name now.
+func (p *predecessors) isPresent(ctx context.Context, namespace string) (bool, error) {
+	origin := p.backup.Status.Origin
+	if origin == nil || origin.Trust != v1alpha1.BackupTrustOwn && origin.Trust != v1alpha1.BackupTrustTrusted {
+		return false, nil // nobody vouches for what it says
+	}
+	if p.uids == nil {
+		uids, err := namespacesOf(ctx, p.from)
+		if err != nil {
+			return false, fmt.Errorf("find out which namespaces the backup holds: %w", err)
+		}
+		p.uids = uids
+	}
+	claims := *origin
+	claims.Trust, claims.Message = "", ""
+	claims.Namespace, claims.NamespaceUID = namespace, p.uids[namespace]
+	_, home := p.judge(p.location, &claims)
+	return home, nil
+}
+
+// namespacesOf are the uids of the namespaces that a backup holds, by their names.
+func namespacesOf(ctx context.Context, from stored.Backup) (map[string]types.UID, error) {
+	const kind = "v1/Namespace"
+	uids := map[string]types.UID{}
+	take := func(item *manifest.Item) {
+		if item.GroupKind() == kind {
+			uids[item.Name] = types.UID(item.UID)
+		}
+	}
+	index, err := from.Index(ctx)
+	if errors.Is(err, store.ErrNotFound) {
+		for object, err := range from.Scan(ctx) {
+			if err != nil {
+				return nil, err
+			}
+			take(object.Item)
+		}
+		return uids, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	for item, err := range index.Read(ctx, kind) {
+		if err != nil {
+			return nil, err
+		}
+		take(item)
+	}
+	return uids, nil
+}
+
+// mayReadAll reports whether the reader may know what the backup holds of all namespaces.
+func (r *reader) mayReadAll(ctx context.Context) (bool, error) {
+	return r.mayReadIn(ctx, metav1.NamespaceAll)
+}
+
+// mayReadOf reports whether the reader may know what the backup holds of a namespace, as it was
+// then.
+func (r *reader) mayReadOf(ctx context.Context, namespace string) (bool, error) {
+	if may, err := r.mayReadIn(ctx, namespace); err != nil || !may || namespace == r.own || namespace == "" {
+		return may, err
+	}
+	if all, err := r.mayReadAll(ctx); err != nil || all {
+		return all, err
+	}
+	present, known := r.present[namespace]
+	if !known {
+		var err error
+		if present, err = r.former.isPresent(ctx, namespace); err != nil {
+			return false, err
+		}
+		r.present[namespace] = present
+	}
+	return present, nil
+}
