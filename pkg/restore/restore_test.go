@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"pgregory.net/rapid"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -287,6 +288,34 @@ func TestTenants(t *testing.T) {
 			}
 			if s.writes != wrote {
 				t.Errorf("%d writes: %v", s.writes, s.created)
+			}
+		})
+	}
+}
+
+// TestFormerOwners: a tenant's restore takes nothing of a namespace that was made anew since the backup.
+func TestFormerOwners(t *testing.T) {
+	for name, uid := range map[string]types.UID{"the same": "uid of b", "made anew": "another"} {
+		t.Run(name, func(t *testing.T) {
+			s := newFakeServer(t)
+			s.add("namespaces", obj("v1", "Namespace", "", "a"))
+			s.add("namespaces", obj("v1", "Namespace", "", "b"))
+			request := request("r", holdfast.RestoreSpec{})
+			request.Run.Spec.RestoreRef.Namespace = "a"
+			backup := backupOf(t, obj("v1", "ConfigMap", "a", "c"), obj("v1", "Namespace", "", "b", with("uid of b", "metadata", "uid")), obj("v1", "ConfigMap", "b", "c"))
+			ended := s.run(t.Context(), backup, request, func(d *Dependencies) {
+				d.Allowed = func(context.Context, Right) (bool, error) { return true, nil }
+				d.Continues = func(_ context.Context, namespace string, was types.UID) (bool, error) {
+					return namespace == "a" || was == uid, nil
+				}
+			})
+			if name == "the same" {
+				want(t, ended, holdfast.RestorePhaseCompleted)
+				return
+			}
+			want(t, ended, holdfast.RestorePhaseFailedValidation)
+			if s.writes > 0 || !strings.Contains(fmt.Sprint(ended.Err), "another namespace b than the present one") {
+				t.Errorf("%d writes, %v", s.writes, ended.Err)
 			}
 		})
 	}

@@ -92,6 +92,9 @@ type Dependencies struct {
 	Log *runlog.Log
 	// HookTime is how long the hooks of pods may take in all. Default an hour.
 	HookTime time.Duration
+	// Continues reports whether a namespace of the backup, which had this uid, or one that it
+	// vouches for, is the one that has its name now. Nil takes all for the same.
+	Continues func(ctx context.Context, namespace string, uid types.UID) (bool, error)
 	// Workers is how many objects are written at once. Default 16.
 	Workers int
 }

@@ -8,11 +8,13 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // What a tenant's restore does not write, whatever its requester may do: the rights of
@@ -142,6 +144,11 @@ func (e *execution) authorize(ctx context.Context) error {
 			}
 		}
 	}
+	strange, err := e.formerOwners(ctx, from)
+	if err != nil {
+		return err
+	}
+	reasons = append(reasons, strange...)
 	for namespace := range from {
 		if e.target(namespace) == namespace {
 			continue
@@ -169,4 +176,32 @@ func (e *execution) authorize(ctx context.Context) error {
 		return &Refused{Reasons: slices.Compact(reasons)}
 	}
 	return nil
+}
+
+// formerOwners says which namespaces of the backup are others than those that have their names
+// now: a right in one is no right to what another one held. The restore's own has been compared
+// when the backup was listed, and is again.
+func (e *execution) formerOwners(ctx context.Context, from map[string]bool) (reasons []string, err error) {
+	if e.Continues == nil {
+		return nil, nil
+	}
+	uids := map[string]types.UID{}
+	if origin := e.Backup.Metadata.Status.Origin; origin != nil {
+		uids[origin.Namespace] = origin.NamespaceUID
+	}
+	for _, item := range e.Backup.Items {
+		if item.APIGroup == "" && item.KindName == namespaceKind.kind && item.UID != "" {
+			uids[item.Name] = types.UID(item.UID)
+		}
+	}
+	for _, namespace := range slices.Sorted(maps.Keys(from)) {
+		same, err := e.Continues(ctx, namespace, uids[namespace])
+		if err != nil {
+			return nil, fmt.Errorf("find out whether the namespace %s is that of the backup: %w", namespace, err)
+		}
+		if !same {
+			reasons = append(reasons, fmt.Sprintf("the backup holds another namespace %s than the present one, which was made anew since: only a restore in the namespace %s takes it", namespace, e.request.SystemNamespace))
+		}
+	}
+	return reasons, nil
 }

@@ -13,6 +13,7 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -27,6 +28,7 @@ import (
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/hooks"
+	clusterid "github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/restore"
 	"github.com/holdfast-io/holdfast/pkg/restore/source"
@@ -227,6 +229,11 @@ func (e *Executor) prepare(ctx context.Context, run *engine.RestoreRun) (deps re
 		HookTime:   e.HookTime,
 		Workers:    e.Workers,
 	}
+	if run.Spec.RestoreRef.Namespace != e.Namespace {
+		deps.Continues = func(ctx context.Context, namespace string, uid types.UID) (bool, error) {
+			return e.continues(ctx, run, backup.Metadata.Status.Origin, namespace, uid)
+		}
+	}
 	if e.handsOver(run, backup.Metadata.Status.Origin) {
 		deps.Succeed = e.Successions.Add
 	}
@@ -352,6 +359,42 @@ func (e *Executor) vouched(run *engine.RestoreRun, origin *v1alpha1.BackupOrigin
 		return trusted.PublicKey == origin.PublicKey && trusted.UID == origin.ClusterUID &&
 			(namespace == e.Namespace || len(trusted.Namespaces) == 0 || slices.Contains(trusted.Namespaces, namespace))
 	}), nil
+}
+
+// continues reports whether a namespace of a backup is the one that has its name now, or one that
+// this continues, or whether the location trusts the backup's cluster with it.
+func (e *Executor) continues(ctx context.Context, run *engine.RestoreRun, origin *v1alpha1.BackupOrigin, namespace string, uid types.UID) (bool, error) {
+	record, err := e.location(run)
+	if err != nil {
+		return false, err
+	}
+	if grants(record, origin, namespace) {
+		return true, nil
+	}
+	if !e.own(origin) || uid == "" {
+		return false, nil
+	}
+	live, err := e.Kube.CoreV1().Namespaces().Get(ctx, namespace, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return true, nil // nobody else has rights in it
+	case err != nil:
+		return false, err
+	case live.UID == uid:
+		return true, nil
+	}
+	published, err := e.Kube.CoreV1().ConfigMaps(e.Namespace).Get(ctx, clusterid.Name, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return false, err
+	}
+	return clusterid.SuccessionsOf(published).Same(namespace, uid, live.UID), nil
+}
+
+// grants reports whether a location trusts the cluster that has signed a backup with a namespace.
+func grants(location *engine.StorageLocation, origin *v1alpha1.BackupOrigin, namespace string) bool {
+	return slices.ContainsFunc(location.Spec.TrustedClusters, func(trusted engine.TrustedCluster) bool {
+		return trusted.PublicKey == origin.PublicKey && trusted.UID == origin.ClusterUID && (len(trusted.Namespaces) == 0 || slices.Contains(trusted.Namespaces, namespace))
+	})
 }
 
 // own reports whether this cluster has signed a backup.

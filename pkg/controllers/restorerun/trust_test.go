@@ -8,7 +8,10 @@ import (
 	"slices"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	kubefake "k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/cache"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -16,6 +19,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/clusteridentity"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
+	clusterid "github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/restore"
 )
 
@@ -127,5 +131,51 @@ func TestTrust(t *testing.T) {
 				t.Errorf("trust = %v, want it restored: %t", err, c.want)
 			}
 		})
+	}
+}
+
+// TestNamespacesOfTheBackup: a right in a namespace that was made anew is none to what the one before
+// it held, unless it continues that, or the location trusts the backup's cluster with it.
+func TestNamespacesOfTheBackup(t *testing.T) {
+	locations := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
+	if err := locations.Add(&engine.StorageLocation{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast", Name: "default"},
+		Spec: engine.StorageLocationSpec{TrustedClusters: []engine.TrustedCluster{
+			{UID: "other", PublicKey: "trusted", Namespaces: []string{"shop"}}, {UID: "us", PublicKey: "ours", Namespaces: []string{"given"}},
+		}},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	namespace := func(name string, uid types.UID) *corev1.Namespace {
+		return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, UID: uid}}
+	}
+	e := &Executor{
+		Namespace: "holdfast", Cluster: format.Cluster{UID: "us"}, Keys: []string{"ours"},
+		Locations: enginelisters.NewStorageLocationLister(locations).StorageLocations("holdfast"),
+		Kube: kubefake.NewClientset(namespace("shop", "shop-2"), namespace("blog", "blog-2"), namespace("given", "given-2"), &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast", Name: clusterid.Name}, Data: map[string]string{clusterid.SuccessionsKey: "blog blog-1 blog-2\n"},
+		}),
+	}
+	run := &engine.RestoreRun{}
+	run.Spec.Backup.StorageLocation = "default"
+	for _, c := range []struct {
+		key, cluster, namespace string
+		uid                     types.UID
+		want                    bool
+	}{
+		{"ours", "us", "shop", "shop-2", true},
+		{"ours", "us", "shop", "shop-1", false},
+		{"ours", "us", "shop", "", false},
+		{"ours", "us", "blog", "blog-1", true},
+		{"ours", "us", "blog", "blog-0", false},
+		{"ours", "us", "given", "given-1", true},
+		{"ours", "us", "gone", "gone-1", true},
+		{"trusted", "other", "shop", "of-theirs", true},
+		{"trusted", "other", "blog", "blog-2", false},
+	} {
+		got, err := e.continues(t.Context(), run, &v1alpha1.BackupOrigin{PublicKey: c.key, ClusterUID: c.cluster}, c.namespace, c.uid)
+		if err != nil || got != c.want {
+			t.Errorf("%+v: %t, %v", c, got, err)
+		}
 	}
 }
