@@ -390,7 +390,7 @@ func (c CompletedConfig) New() (*Server, error) {
 	if err := generic.AddReadyzChecks(stores); err != nil {
 		return nil, err
 	}
-	answers := &streamed.Streams{Stores: projector}
+	answers := &streamed.Streams{Stores: projector, SystemNamespace: c.extra.SystemNamespace}
 	running := &remote.Client{Secrets: c.client.kube.CoreV1().Secrets(c.extra.SystemNamespace)}
 	contents := backup.Contents{Backups: backups, Streams: answers, Stored: projector.Stored, Judge: projector.Judge, Running: running}
 	restored := restore.Contents{Restores: restoreREST, Streams: answers, SystemNamespace: c.extra.SystemNamespace, Digest: restores.Digest, Running: running}

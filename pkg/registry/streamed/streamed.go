@@ -36,6 +36,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
 
@@ -47,8 +48,11 @@ const (
 	// of one run. A folder that hangs holds its own ones for ever, and those of no other
 	// location; who follows a run for hours keeps nobody from another one.
 	perLocation = 64
-	// perUser is how many go to one user at once.
+	// perUser is how many go to one user at once. The ServiceAccounts of a namespace are one user,
+	// since who may edit it makes as many as they like.
 	perUser = 16
+	// perNamespace is how many are of one namespace at once, but for the system namespace.
+	perNamespace = 16
 	// beginTimeout is how long a store may take to begin to answer a request.
 	beginTimeout = 30 * time.Second
 	// takeTimeout is how long a client may take for a piece.
@@ -95,9 +99,11 @@ type Answer struct {
 // Streams sends answers, and bounds them together. The zero value with Stores is ready.
 type Streams struct {
 	Stores Stores
+	// SystemNamespace has the administrators' objects.
+	SystemNamespace string
 
 	mu sync.Mutex
-	// taken are the seats, by location or run and by user; guarded by mu.
+	// taken are the seats, by location or run, by user and by namespace; guarded by mu.
 	taken map[string]int
 }
 
@@ -227,24 +233,35 @@ func (s *Streams) seat(ctx context.Context, answer *Answer) (leave func(), err e
 	user := "user "
 	if requester, ok := genericapirequest.UserFrom(ctx); ok {
 		user += requester.GetName()
+		if namespace, _, err := serviceaccount.SplitUsername(requester.GetName()); err == nil {
+			user = "accounts of " + namespace
+		}
+	}
+	seats := []string{source, user}
+	namespace := genericapirequest.NamespaceValue(ctx)
+	if namespace != "" && namespace != s.SystemNamespace {
+		seats = append(seats, "namespace "+namespace)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
 	case s.taken[user] >= perUser:
 		return nil, apierrors.NewTooManyRequests(fmt.Sprintf("%d answers are being sent to you already: wait for one to end", perUser), retrySeconds)
+	case s.taken["namespace "+namespace] >= perNamespace:
+		return nil, apierrors.NewTooManyRequests(fmt.Sprintf("%d answers about the namespace %s are being sent already: wait for one to end", perNamespace, namespace), retrySeconds)
 	case s.taken[source] >= perLocation:
 		return nil, apierrors.NewTooManyRequests(fmt.Sprintf("%d answers from %s are being sent already: try again", perLocation, source), retrySeconds)
 	}
 	if s.taken == nil {
 		s.taken = map[string]int{}
 	}
-	s.taken[source]++
-	s.taken[user]++
+	for _, of := range seats {
+		s.taken[of]++
+	}
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		for _, of := range []string{source, user} {
+		for _, of := range seats {
 			if s.taken[of]--; s.taken[of] == 0 {
 				delete(s.taken, of)
 			}

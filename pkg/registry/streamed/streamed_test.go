@@ -241,6 +241,32 @@ func TestWhatIsCutShortDoesNotLookWhole(t *testing.T) {
 	f.using.Wait() // every answer has given the store back
 }
 
+// TestSeatsOfTenants: whoever may edit a namespace makes ServiceAccounts at will, and yet takes no more
+// than one user's seats with them; and all who read of one namespace leave seats to others.
+func TestSeatsOfTenants(t *testing.T) {
+	for name, test := range map[string]struct {
+		user, namespace func(i int) string
+		want            int
+	}{
+		"accounts of a namespace": {func(i int) string { return fmt.Sprint("system:serviceaccount:shop:reader-", i) }, func(int) string { return "holdfast" }, perUser},
+		"accounts of many":        {func(i int) string { return fmt.Sprintf("system:serviceaccount:ns-%d:reader", i) }, func(int) string { return "holdfast" }, perLocation},
+		"users of a namespace":    {func(i int) string { return fmt.Sprint("user-", i) }, func(int) string { return "shop" }, perNamespace},
+		"users of many":           {func(i int) string { return fmt.Sprint("user-", i) }, func(i int) string { return fmt.Sprint("ns-", i) }, perLocation},
+	} {
+		streams, taken := &Streams{SystemNamespace: "holdfast"}, 0
+		for i := range 2 * perLocation {
+			ctx := genericapirequest.WithNamespace(genericapirequest.WithUser(t.Context(), &user.DefaultInfo{Name: test.user(i)}), test.namespace(i))
+			if leave, err := streams.seat(ctx, &Answer{Location: "default"}); err == nil {
+				taken++
+				defer leave()
+			}
+		}
+		if taken != test.want {
+			t.Errorf("%s have taken %d seats, want %d", name, taken, test.want)
+		}
+	}
+}
+
 // Who holds many answers gets no more of them, and others do.
 func TestSeats(t *testing.T) {
 	streams := &Streams{}
