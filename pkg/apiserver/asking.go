@@ -43,9 +43,14 @@ func (a asking) client(requester enginev1alpha1.Requester, schedule types.UID) (
 		return nil, apierrors.NewForbidden(v1alpha1.Resource("backups"), "", errors.New("the record does not say as whom to ask"))
 	}
 	config := a.config()
-	config.Impersonate = rest.ImpersonationConfig{UserName: requester.Username, UID: requester.UID, Groups: requester.Groups}
+	config.Impersonate = rest.ImpersonationConfig{UserName: requester.Username, UID: requester.UID, Groups: requester.Groups, Extra: map[string][]string{}}
+	for key, values := range requester.Extra {
+		if key != recorded.ExtraScheduleUID {
+			config.Impersonate.Extra[key] = values
+		}
+	}
 	if schedule != "" {
-		config.Impersonate.Extra = map[string][]string{recorded.ExtraScheduleUID: {string(schedule)}}
+		config.Impersonate.Extra[recorded.ExtraScheduleUID] = []string{string(schedule)}
 	}
 	client, err := holdfastclient.NewForConfig(config)
 	if err != nil {

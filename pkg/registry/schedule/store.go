@@ -6,6 +6,7 @@ package schedule
 import (
 	"context"
 	"fmt"
+	"maps"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -246,7 +247,12 @@ func requester(ctx context.Context) (enginev1alpha1.Requester, error) {
 	if !ok {
 		return enginev1alpha1.Requester{}, apierrors.NewInternalError(fmt.Errorf("the request has no user"))
 	}
-	return recorded.Requester(user), nil
+	by := recorded.Requester(user)
+	// An authorizer may take the rights from it, as from the scope of a token.
+	if by.Extra = maps.Clone(user.GetExtra()); by.Extra != nil {
+		delete(by.Extra, recorded.ExtraScheduleUID)
+	}
+	return by, nil
 }
 
 // recordNames gives the names of records: those of backups in the store.

@@ -78,7 +78,7 @@ type modifier struct {
 	resource   string
 	name       *regexp.Regexp
 	selector   labels.Selector
-	matches    []jsonpatch.Patch
+	matches    jsonpatch.Patch
 	operations jsonpatch.Patch
 	merge      [][]byte
 	strategic  [][]byte
@@ -108,6 +108,9 @@ func ParseModifiers(data map[string]string) (*Modifiers, error) {
 		if file.Version != "v1" {
 			return nil, fmt.Errorf("its version is %q: only v1 is known", file.Version)
 		}
+		if n := len(file.Rules); n > maxRules {
+			return nil, fmt.Errorf("it has %d resourceModifierRules: %d is the most", n, maxRules)
+		}
 		m := &Modifiers{}
 		for i := range file.Rules {
 			rule, err := compile(&file.Rules[i])
@@ -120,6 +123,12 @@ func ParseModifiers(data map[string]string) (*Modifiers, error) {
 	}
 	return nil, nil
 }
+
+const (
+	// maxRules and maxMatches bound the time that an object of 1 MiB takes, which each rule that is
+	// about it parses anew.
+	maxRules, maxMatches = 1000, 100
+)
 
 func compile(rule *modifierRule) (modifier, error) {
 	conditions := &rule.Conditions
@@ -141,12 +150,15 @@ func compile(rule *modifierRule) (modifier, error) {
 			return m, fmt.Errorf("conditions.labelSelector: %w", err)
 		}
 	}
+	if n := len(conditions.Matches); n > maxMatches {
+		return m, fmt.Errorf("conditions.matches has %d entries: %d is the most", n, maxMatches)
+	}
 	for i, match := range conditions.Matches {
 		test, err := operation("test", "", match.Path, match.Value)
 		if err != nil {
 			return m, fmt.Errorf("conditions.matches[%d]: %w", i, err)
 		}
-		m.matches = append(m.matches, test)
+		m.matches = append(m.matches, test...)
 	}
 	kinds := 0
 	for _, used := range []bool{len(rule.Patches) > 0, len(rule.MergePatches) > 0, len(rule.StrategicPatches) > 0} {
@@ -297,12 +309,11 @@ func (m *modifier) meant(o *unstructured.Unstructured) bool {
 }
 
 func (m *modifier) matched(encoded []byte) bool {
-	for _, test := range m.matches {
-		if _, err := test.Apply(encoded); err != nil {
-			return false
-		}
+	if len(m.matches) == 0 {
+		return true
 	}
-	return true
+	_, err := m.matches.Apply(encoded) // which parses the object once
+	return err == nil
 }
 
 func (m *modifier) patch(encoded []byte, o *unstructured.Unstructured) (_ []byte, err error) {
