@@ -53,6 +53,8 @@ type podVolumes struct {
 
 	mu        sync.Mutex
 	submitted []*format.Volume
+	// scratch counts the volumes without a claim that were handed over, by namespace.
+	scratch map[string]int
 	// heldBytes are those of what is to be written after hooks, as it is stored.
 	heldBytes int
 }
@@ -65,6 +67,24 @@ func newPodVolumes(c *collector) *podVolumes {
 		nodes:             map[string]*corev1.Node{},
 		ordered:           c.order.places(podsResource),
 	}
+}
+
+// maxScratchVolumes is how many volumes without a claim a backup takes of one namespace. Each is a
+// record, and anybody who makes pods can name any number of emptyDirs.
+const maxScratchVolumes = 1000
+
+// takesScratch counts a volume without a claim, unless a backup takes no more of its namespace.
+func (p *podVolumes) takesScratch(namespace string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.scratch == nil {
+		p.scratch = map[string]int{}
+	}
+	if p.scratch[namespace] >= maxScratchVolumes {
+		return false
+	}
+	p.scratch[namespace]++
+	return true
 }
 
 // actionOf is that of the volume policies about a volume of a pod. Through a claim it is the
@@ -233,6 +253,11 @@ func (p *podVolumes) handOverVolume(ctx context.Context, pod *heldPod, volume he
 			return nil
 		}
 		of.notYet = append(of.notYet, pendingWarning{about, notBackedUp(volume.name, volume.claim, reason)})
+		return nil
+	}
+	if to.ClaimName == "" && !p.takesScratch(pod.ref.Namespace) {
+		reason := fmt.Sprintf("a backup takes %d volumes without a claim of one namespace, and there are more", maxScratchVolumes)
+		p.findings.fail(about, notBackedUp(volume.name, "", reason))
 		return nil
 	}
 	of.taken = true

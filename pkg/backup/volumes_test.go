@@ -247,6 +247,25 @@ func TestWhichVolumesAreHandedOver(t *testing.T) {
 	}
 }
 
+// TestScratchVolumesAreBounded: each volume is a record, and whoever makes pods names any number of emptyDirs.
+func TestScratchVolumesAreBounded(t *testing.T) {
+	yes := true
+	var volumes []string
+	for i := range maxScratchVolumes + 3 {
+		volumes = append(volumes, fmt.Sprintf("v%04d", i)+emptyDir)
+	}
+	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"pods"}, DefaultVolumesToFsBackup: &yes})
+	f.claims()
+	f.add("pods", podWith("p", "", volumes...))
+	outcome := f.run(t)
+	if outcome.Status.Phase != holdfast.BackupPhasePartiallyFailed || outcome.Status.Errors != 3 || !strings.Contains(outcome.Status.Message, "a backup takes 1000 volumes without a claim of one namespace") {
+		t.Errorf("%+v", outcome.Status)
+	}
+	if got := len(f.volumes.submitted); got != maxScratchVolumes {
+		t.Errorf("%d volumes were handed over", got)
+	}
+}
+
 // When the files of all volumes are asked for, a claim without a pod that could give
 // access to them is not left out in silence.
 func TestClaimsThatNoPodUses(t *testing.T) {

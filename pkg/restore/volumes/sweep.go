@@ -30,6 +30,10 @@ const sweepInterval = 10 * time.Minute
 // enough that was not told before, and whoever writes pods decides how many they say they wait for.
 const givenUpMost = 100
 
+// givenUpPerNamespace is of how many volumes the pods of a namespace are told at once: anybody who
+// makes pods can give them the label of one that waits.
+const givenUpPerNamespace = 200
+
 // Run removes, until ctx ends, the holders and records of restores that have ended or were
 // removed, and has the pods told that wait for these: their End may not have been reached,
 // or the pods were on no node then.
@@ -79,11 +83,14 @@ func (v *Volumes) sweep(ctx context.Context) error {
 	for i := range records.Items {
 		made.Insert(records.Items[i].Name)
 	}
+	told := map[string]int{}
 	for i := range waiting {
-		if live.Has(types.UID(waiting[i].Labels[engine.LabelWaits])) {
-			continue
+		namespace := waiting[i].Namespace
+		if live.Has(types.UID(waiting[i].Labels[engine.LabelWaits])) || told[namespace] >= givenUpPerNamespace {
+			continue // the next sweep tells those that are left
 		}
 		names, err := v.giveUp(ctx, &waiting[i], made)
+		told[namespace] += len(names)
 		wanted.Insert(names...)
 		errs = append(errs, err)
 	}

@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/restorewait"
@@ -198,6 +199,22 @@ func TestGivingUpIsBounded(t *testing.T) {
 		h.sweep(v)
 		if got := len(h.Writes("volumerestores")); got > 0 {
 			t.Errorf("the second sweep writes %d times", got)
+		}
+
+		// More pods of a namespace make no more, and those of another one are told all the same.
+		for i := range 10 {
+			more := pod.DeepCopy()
+			more.Name, more.UID = fmt.Sprint("more-", i), types.UID(fmt.Sprint("many-", i))
+			if i == 9 {
+				more.Namespace = "blog"
+			}
+			if _, err := h.Kube.CoreV1().Pods(more.Namespace).Create(t.Context(), more, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		h.sweep(v)
+		if got := len(h.records()); got != givenUpPerNamespace+givenUpMost {
+			t.Errorf("%d records, want %d", got, givenUpPerNamespace+givenUpMost)
 		}
 	})
 }
