@@ -352,6 +352,9 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, ident
 	checkLocation := func(ctx context.Context, name string) error {
 		return locations.Check(ctx, cache.ObjectName{Namespace: o.client.namespace, Name: name})
 	}
+	holdLocation := func(ctx context.Context, name string, reason error) (*enginev1alpha1.StorageLocation, error) {
+		return locations.Hold(ctx, cache.ObjectName{Namespace: o.client.namespace, Name: name}, reason)
+	}
 	runs, err := backuprun.New(backuprun.Config{
 		Namespace:        o.client.namespace,
 		ClusterUID:       cluster.UID,
@@ -382,7 +385,7 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, ident
 			Leads:         leads,
 			Logs:          logs,
 		},
-		CheckLocation:    checkLocation,
+		HoldLocation:     holdLocation,
 		Events:           recorder,
 		Clock:            clock.RealClock{},
 		RunInformer:      engineRecords.BackupRuns(),
@@ -438,7 +441,7 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, ident
 	}
 	restores, err := o.restores(restoreDependencies{
 		config: config, kube: kube, engine: engine.EngineV1alpha1(), records: engineRecords, client: client, cluster: cluster, keys: known,
-		identity: identity, leads: leads, queue: theQueue, configMaps: configMaps, credentials: credentials, checkLocation: checkLocation, recorder: recorder, volumes: restoredVolumes, logs: logs,
+		identity: identity, leads: leads, queue: theQueue, configMaps: configMaps, credentials: credentials, holdLocation: holdLocation, recorder: recorder, volumes: restoredVolumes, logs: logs,
 	})
 	if err != nil {
 		return err

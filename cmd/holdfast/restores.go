@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backupqueue"
 	"github.com/holdfast-io/holdfast/pkg/controllers/clusteridentity"
 	"github.com/holdfast-io/holdfast/pkg/controllers/restorerun"
@@ -26,22 +27,22 @@ import (
 
 // restoreDependencies are what the controller of restores shares with the others.
 type restoreDependencies struct {
-	config        *rest.Config
-	kube          kubernetes.Interface
-	engine        engineclient.EngineV1alpha1Interface
-	records       engineinformers.Interface
-	client        rest.Interface
-	cluster       format.Cluster
-	keys          []string
-	identity      string
-	leads         func(context.Context) error
-	queue         *backupqueue.Controller
-	configMaps    coreclient.ConfigMapInterface
-	credentials   coreclient.SecretInterface
-	checkLocation func(ctx context.Context, name string) error
-	recorder      events.EventRecorder
-	volumes       *volumes.Volumes
-	logs          *runlog.Logs
+	config       *rest.Config
+	kube         kubernetes.Interface
+	engine       engineclient.EngineV1alpha1Interface
+	records      engineinformers.Interface
+	client       rest.Interface
+	cluster      format.Cluster
+	keys         []string
+	identity     string
+	leads        func(context.Context) error
+	queue        *backupqueue.Controller
+	configMaps   coreclient.ConfigMapInterface
+	credentials  coreclient.SecretInterface
+	holdLocation func(ctx context.Context, name string, reason error) (*enginev1alpha1.StorageLocation, error)
+	recorder     events.EventRecorder
+	volumes      *volumes.Volumes
+	logs         *runlog.Logs
 }
 
 // restores makes the controller that executes restores.
@@ -73,9 +74,9 @@ func (o *controllerOptions) restores(d restoreDependencies) (*restorerun.Control
 
 			Successions: clusteridentity.NewSuccessions(d.configMaps),
 		},
-		CheckLocation: d.checkLocation,
-		Events:        d.recorder,
-		Clock:         clock.RealClock{},
-		RunInformer:   d.records.RestoreRuns(),
+		HoldLocation: d.holdLocation,
+		Events:       d.recorder,
+		Clock:        clock.RealClock{},
+		RunInformer:  d.records.RestoreRuns(),
 	})
 }

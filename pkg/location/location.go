@@ -31,6 +31,10 @@ var ErrForeign = errors.New("the store is Longhorn's, and Holdfast keeps no back
 // verifyTimeout is how long a store may take to tell its id.
 const verifyTimeout = 30 * time.Second
 
+// IsFinal reports whether an error says that a backup or restore can have nothing of its
+// location, as that is: trying again is in vain, and others may use it all the same.
+func IsFinal(err error) bool { return errors.Is(err, ErrForeign) || errors.Is(err, ErrNotAllowed) }
+
 // Secrets reads the Secrets of one namespace: here that of the credentials. The client
 // of a namespace does.
 type Secrets interface {

@@ -134,9 +134,12 @@ type Controller struct {
 	ledgerLister    corelisters.ConfigMapNamespaceLister
 	queue           *loop.Loop[string]
 
-	// changing guards changed: the runs that have changed since the last decision.
+	// changing guards changed, the runs that have changed since the last decision, and held.
 	changing sync.Mutex
 	changed  sets.Set[key]
+	// held are the locations whose store did not answer a run that was taken back, as written
+	// then, by name, until the informer has seen that.
+	held map[string]*enginev1alpha1.StorageLocation
 
 	// planning guards planner. The worker changes it; the metrics read it, too.
 	planning sync.Mutex
@@ -189,6 +192,7 @@ func New(config Config) (*Controller, error) {
 		queue:           loop.New[string](loop.Config{Controller: "backupqueue", Clock: config.Clock}),
 
 		changed:    sets.New[key](),
+		held:       map[string]*enginev1alpha1.StorageLocation{},
 		planner:    planner,
 		known:      map[key]record{},
 		unadmitted: sets.New[key](),

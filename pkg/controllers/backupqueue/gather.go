@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/cache"
 
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/queue"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
@@ -40,7 +41,7 @@ func (c *Controller) decide(ctx context.Context) (*decision, error) {
 	if err := c.gather(ctx); err != nil {
 		return nil, err
 	}
-	locations, err := c.locationLister.List(labels.Everything())
+	locations, err := c.locations()
 	if err != nil {
 		return nil, err
 	}
@@ -70,6 +71,24 @@ func (c *Controller) decide(ctx context.Context) (*decision, error) {
 		d.Start = nil
 	}
 	return d, nil
+}
+
+// locations are the storage locations in the latest version that this controller knows of.
+func (c *Controller) locations() ([]*enginev1alpha1.StorageLocation, error) {
+	cached, err := c.locationLister.List(labels.Everything())
+	if err != nil {
+		return nil, err
+	}
+	c.changing.Lock()
+	defer c.changing.Unlock()
+	held := c.held
+	c.held = map[string]*enginev1alpha1.StorageLocation{}
+	for i, location := range cached {
+		if written := held[location.Name]; written != nil && written.UID == location.UID && newer(written, location) {
+			cached[i], c.held[location.Name] = written, written
+		}
+	}
+	return cached, nil
 }
 
 // gather brings the runs that have changed, and those that were written, into the latest

@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
@@ -103,10 +104,17 @@ func (c *Controller) writeStarts(ctx context.Context, d *decision) error {
 	return nil
 }
 
-// TakeBack removes a run from the ledger that this process does not execute, for instance
-// since its store does not answer. The executor calls it while it works on the run, and
-// does not claim it after that until it is let start again.
-func (c *Controller) TakeBack(ctx context.Context, run types.UID) error {
+// TakeBack removes a run from the ledger that this process does not execute, since the store
+// of its location does not answer. The location, nil if there is none, is as it was written
+// then: while it is unavailable the queue holds the run, which would start again at once. The
+// executor calls it while it works on the run, and does not claim it after that until it is
+// let start again.
+func (c *Controller) TakeBack(ctx context.Context, run types.UID, location *enginev1alpha1.StorageLocation) error {
+	if location != nil {
+		c.changing.Lock()
+		c.held[location.Name] = location
+		c.changing.Unlock()
+	}
 	for {
 		ledger, err := c.ConfigMaps.Get(ctx, records.LedgerName, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {

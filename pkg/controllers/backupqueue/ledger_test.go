@@ -229,7 +229,7 @@ func TestAStartIsTakenBack(t *testing.T) {
 		h.expect(ready, "a", "b")
 		h.setAvailable("default", metav1.ConditionFalse)
 		synctest.Wait()
-		if err := c.TakeBack(t.Context(), h.Run("a").UID); err != nil {
+		if err := c.TakeBack(t.Context(), h.Run("a").UID, nil); err != nil {
 			t.Fatal(err)
 		}
 		h.expect(ready, "b")
@@ -238,9 +238,38 @@ func TestAStartIsTakenBack(t *testing.T) {
 		ledger.Data[records.LeaderKey] = "another process"
 		h.elect("another process")
 		h.setLedger(ledger.Data)
-		if err := c.TakeBack(t.Context(), h.Run("b").UID); err != nil {
+		if err := c.TakeBack(t.Context(), h.Run("b").UID, nil); err != nil {
 			t.Fatal(err)
 		}
 		h.expectStarted("b")
+	})
+}
+
+// A run that is taken back is held at once, also before the informer has seen that its
+// location is unavailable, and what does not wait for that location goes by it.
+func TestARunThatIsTakenBackDoesNotStartAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		elsewhere := newRun("b", 2, "a")
+		elsewhere.Spec.Backup.StorageLocation = "other"
+		h := newHarness(t, location("default", metav1.ConditionTrue), location("other", metav1.ConditionTrue), newRun("a", 1, "a"), elsewhere)
+		c := h.prepare(1)
+		go c.Run(t.Context(), h, h.restores)
+		h.expect(ready, "a")
+		unseen, err := h.EngineV1alpha1().StorageLocations(system).Get(t.Context(), "default", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		unseen.Status, unseen.ResourceVersion = location("default", metav1.ConditionFalse).Status, "1000000" // no informer knows it
+		h.ClearActions()
+		h.Kube.ClearActions()
+		if err := c.TakeBack(t.Context(), h.Run("a").UID, unseen); err != nil {
+			t.Fatal(err)
+		}
+		c.Changed("a") // as some event may have it
+		time.Sleep(time.Hour)
+		h.expectStarted("b")
+		if writes := len(h.Writes("configmaps")); writes != 2 {
+			t.Errorf("%d writes of the ledger, want the one that takes it back and the one that starts the other", writes)
+		}
 	})
 }

@@ -112,10 +112,11 @@ type Config struct {
 	ConfigMaps coreclient.ConfigMapInterface
 	// Executor does the work: an Executor, but in tests.
 	Executor executor
-	// CheckLocation brings the condition of a storage location up to date at once.
-	CheckLocation func(ctx context.Context, name string) error
-	Events        events.EventRecorder
-	Clock         clock.WithTicker
+	// HoldLocation makes a storage location unavailable for a while, since its store did not
+	// answer a run that was to start, and returns its record as it is then; nil if there is none.
+	HoldLocation func(ctx context.Context, name string, reason error) (*enginev1alpha1.StorageLocation, error)
+	Events       events.EventRecorder
+	Clock        clock.WithTicker
 
 	RunInformer      engineinformers.BackupRunInformer
 	LocationInformer engineinformers.StorageLocationInformer
@@ -124,8 +125,9 @@ type Config struct {
 
 // queue is what lets runs start: a backupqueue.Controller, but in tests.
 type queue interface {
-	// TakeBack removes a run from the ledger that is worked on and not claimed.
-	TakeBack(ctx context.Context, run types.UID) error
+	// TakeBack removes a run from the ledger that is worked on and not claimed, since the store
+	// of its location did not answer.
+	TakeBack(ctx context.Context, run types.UID, location *enginev1alpha1.StorageLocation) error
 	// Changed says that a run is not worked on any more whose record is gone.
 	Changed(name string)
 }

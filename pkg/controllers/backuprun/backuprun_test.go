@@ -24,6 +24,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/backup"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
@@ -599,8 +600,27 @@ func TestARunWhoseStoreDoesNotAnswerWaits(t *testing.T) {
 		if executed, settled := work.done(); len(executed)+len(settled) > 0 {
 			t.Errorf("executed %v, settled %v, want neither", executed, settled)
 		}
-		if want := []string{run.Spec.Backup.StorageLocation}; !slices.Equal(work.checked, want) {
-			t.Errorf("checked %v, want %v: else the queue would start it again at once", work.checked, want)
+		if want := []string{run.Spec.Backup.StorageLocation + ": the store does not answer"}; !slices.Equal(work.held, want) {
+			t.Errorf("held %q, want %q: else the queue would start it again at once", work.held, want)
+		}
+		h.stop()
+		<-h.stopped
+	})
+}
+
+// A location that was made anew in another format keeps no backups, and one may be for other
+// namespaces by now: trying again is in vain, and the location is none the worse for it.
+func TestARunThatCanHaveNothingOfItsLocationEnds(t *testing.T) {
+	enginetest.Each(t, map[string]error{"of another format": location.ErrForeign, "of others": location.ErrNotAllowed}, func(t *testing.T, reason error) {
+		work := &work{unreachable: fmt.Errorf("storage location %q: %w", "default", reason)}
+		h := newHarness(t, work, newRun("a", v1alpha1.BackupPhaseReadyToStart))
+		h.start(1)
+		h.expect("a", v1alpha1.BackupPhaseFailedValidation, false)
+		if run := h.Run("a"); !strings.Contains(run.Status.FailureReason, reason.Error()) || run.Status.Attempts != 0 {
+			t.Errorf("got %+v", run.Status)
+		}
+		if executed, _ := work.done(); len(executed)+len(work.held) > 0 {
+			t.Errorf("executed %v, held %v, want neither", executed, work.held)
 		}
 		h.stop()
 		<-h.stopped

@@ -22,6 +22,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/backup"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/waits"
 )
@@ -29,17 +30,21 @@ import (
 // start claims a run for this process: a compare-and-swap, so that no two
 // processes execute it. A run whose store does not answer goes back to its place in the
 // queue instead; its location's condition comes first, so that the queue holds the run
-// until the store is back.
+// until the store is back. One that can have nothing of its location ends.
 func (c *Controller) start(ctx context.Context, run *enginev1alpha1.BackupRun, e *execution) error {
 	if err := c.Executor.Reach(ctx, run); err != nil {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if err := c.CheckLocation(ctx, run.Spec.Backup.StorageLocation); err != nil {
-			return err
+		if location.IsFinal(err) {
+			return c.finish(ctx, run, backup.Outcome{Status: v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseFailedValidation, FailureReason: err.Error()}}, nil)
+		}
+		held, failure := c.HoldLocation(ctx, run.Spec.Backup.StorageLocation, err)
+		if failure != nil {
+			return failure
 		}
 		klog.FromContext(ctx).Info("Backup goes back to its place in the queue, since its store does not answer", "backupRun", klog.KObj(run), "reason", err.Error())
-		return c.Queue.TakeBack(ctx, run.UID)
+		return c.Queue.TakeBack(ctx, run.UID, held)
 	}
 	now := metav1.NewTime(c.Clock.Now())
 	claimed := run.DeepCopy()

@@ -85,8 +85,8 @@ type work struct {
 	// came of them when a run was executed, or ended.
 	thawed []string
 	told   backup.PostHooks
-	// checked are the locations whose condition was asked to be brought up to date.
-	checked []string
+	// held are the locations that are held, and why.
+	held []string
 }
 
 func (w *work) Reach(context.Context, *enginev1alpha1.BackupRun) error {
@@ -95,11 +95,11 @@ func (w *work) Reach(context.Context, *enginev1alpha1.BackupRun) error {
 	return w.unreachable
 }
 
-func (w *work) checkLocation(_ context.Context, name string) error {
+func (w *work) holdLocation(_ context.Context, name string, reason error) (*enginev1alpha1.StorageLocation, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.checked = append(w.checked, name)
-	return nil
+	w.held = append(w.held, name+": "+reason.Error())
+	return &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Name: name}}, nil
 }
 
 func (w *work) Execute(ctx, ending context.Context, run *enginev1alpha1.BackupRun, postHooks backup.PostHooks, volumes backup.Volumes, hooks PendingHooks, _ *backup.Progress) (backup.Outcome, error) {
@@ -262,7 +262,10 @@ func (h *harness) setLeader(name string) {
 }
 
 // TakeBack and Changed make it a queue.
-func (h *harness) TakeBack(_ context.Context, run types.UID) error {
+func (h *harness) TakeBack(_ context.Context, run types.UID, held *enginev1alpha1.StorageLocation) error {
+	if held == nil {
+		h.Errorf("the queue is not told which location is held")
+	}
 	h.WriteLedger(slices.DeleteFunc(h.Ledger(), func(start records.Start) bool { return start.UID == run })...)
 	return nil
 }
@@ -334,7 +337,7 @@ func (h *harness) start(workers int) *Controller {
 		Engine:           engine,
 		ConfigMaps:       h.Kube.CoreV1().ConfigMaps(system),
 		Executor:         h.work,
-		CheckLocation:    h.work.checkLocation,
+		HoldLocation:     h.work.holdLocation,
 		Events:           h,
 		Clock:            clock.RealClock{},
 		RunInformer:      v1alpha1.BackupRuns(),

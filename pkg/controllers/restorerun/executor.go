@@ -173,7 +173,7 @@ func (e *Executor) prepareAtLast(ctx context.Context, run *engine.RestoreRun) (d
 func isFinal(err error) bool {
 	var refused *restore.Refused
 	return errors.As(err, &refused) || errors.Is(err, source.ErrRefused) || errors.Is(err, source.ErrNoBackup) ||
-		errors.Is(err, store.ErrNotFound) || errors.Is(err, errNoLocation) || errors.Is(err, location.ErrNotAllowed)
+		errors.Is(err, store.ErrNotFound) || errors.Is(err, errNoLocation) || location.IsFinal(err)
 }
 
 func (e *Executor) prepare(ctx context.Context, run *engine.RestoreRun) (deps restore.Dependencies, closeBucket func(), err error) {

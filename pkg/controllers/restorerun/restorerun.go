@@ -42,6 +42,7 @@ import (
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/restore"
 	"github.com/holdfast-io/holdfast/pkg/waits"
@@ -79,18 +80,20 @@ type Config struct {
 	ConfigMaps coreclient.ConfigMapInterface
 	// Executor does the work: an Executor, but in tests.
 	Executor executor
-	// CheckLocation brings the condition of a storage location up to date at once.
-	CheckLocation func(ctx context.Context, name string) error
-	Events        events.EventRecorder
-	Clock         clock.WithTicker
+	// HoldLocation makes a storage location unavailable for a while, since its store did not
+	// answer a run that was to start, and returns its record as it is then; nil if there is none.
+	HoldLocation func(ctx context.Context, name string, reason error) (*engine.StorageLocation, error)
+	Events       events.EventRecorder
+	Clock        clock.WithTicker
 
 	RunInformer engineinformers.RestoreRunInformer
 }
 
 // queue is what lets runs start: a backupqueue.Controller, but in tests.
 type queue interface {
-	// TakeBack removes a run from the ledger that is worked on and not claimed.
-	TakeBack(ctx context.Context, run types.UID) error
+	// TakeBack removes a run from the ledger that is worked on and not claimed, since the store
+	// of its location did not answer.
+	TakeBack(ctx context.Context, run types.UID, location *engine.StorageLocation) error
 	// Changed says that a run is not worked on any more whose record is gone.
 	Changed(name string)
 }
@@ -273,7 +276,8 @@ func (c *Controller) isStarted(ctx context.Context, run *engine.RestoreRun) (boo
 
 // claim makes a run that waits, or that another process has left behind, this process's own.
 // A run whose store does not answer goes back to its place in the queue instead, unless it
-// has begun: then it waits in its slot.
+// has begun: then it waits in its slot. One that can have nothing of its location ends
+// when it is executed.
 func (c *Controller) claim(ctx context.Context, run *engine.RestoreRun, e *execution) error {
 	begun := run.Status.Phase == v1alpha1.RestorePhaseInProgress
 	if begun {
@@ -281,15 +285,16 @@ func (c *Controller) claim(ctx context.Context, run *engine.RestoreRun, e *execu
 			return err
 		}
 		klog.FromContext(ctx).Info("Going on with a restore that another process left behind", "restoreRun", klog.KObj(run), "executor", run.Status.Executor)
-	} else if err := c.Executor.Reach(ctx, run); err != nil {
+	} else if err := c.Executor.Reach(ctx, run); err != nil && !location.IsFinal(err) {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if err := c.CheckLocation(ctx, run.Spec.Backup.StorageLocation); err != nil {
-			return err
+		held, failure := c.HoldLocation(ctx, run.Spec.Backup.StorageLocation, err)
+		if failure != nil {
+			return failure
 		}
 		klog.FromContext(ctx).Info("Restore goes back to its place in the queue, since its store does not answer", "restoreRun", klog.KObj(run), "reason", err.Error())
-		return c.Queue.TakeBack(ctx, run.UID)
+		return c.Queue.TakeBack(ctx, run.UID, held)
 	}
 	now := metav1.NewTime(c.Clock.Now())
 	claimed := run.DeepCopy()
@@ -485,7 +490,11 @@ func (c *Controller) storeLate(ctx context.Context, run *engine.RestoreRun) erro
 	}
 	timed, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()
-	if err := c.Executor.Store(timed, run, late.ended); err != nil {
+	err := c.Executor.Store(timed, run, late.ended)
+	if location.IsFinal(err) {
+		return nil
+	}
+	if err != nil {
 		c.loop.AddAfter(run.Name, storeRetry)
 		klog.FromContext(ctx).Info("The store of the restore does not answer still", "restoreRun", klog.KObj(run), "err", err)
 		return nil

@@ -22,6 +22,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/restore"
 )
@@ -35,6 +36,8 @@ const (
 type work struct {
 	execute     func(ctx context.Context) error
 	unreachable error
+	// foreign is set if the store keeps no backups.
+	foreign bool
 
 	mu                                  sync.Mutex
 	executed, stops, forgotten, storing int
@@ -84,7 +87,10 @@ func (w *work) Forget(context.Context, *engine.RestoreRun) error {
 func (w *work) Store(_ context.Context, _ *engine.RestoreRun, ended *restore.Ended) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.storing++; w.storing <= w.unstored {
+	if w.storing++; w.foreign {
+		return location.ErrForeign
+	}
+	if w.storing <= w.unstored {
 		return errors.New("the store does not answer")
 	}
 	if w.before != "" {
@@ -103,6 +109,7 @@ type harness struct {
 	*enginetest.Queue
 	work      *work
 	takenBack int
+	held      []string
 }
 
 func newHarness(t *testing.T, w *work, change ...func(*engine.RestoreRun)) *harness {
@@ -125,7 +132,7 @@ func newHarness(t *testing.T, w *work, change ...func(*engine.RestoreRun)) *harn
 	return h
 }
 
-func (h *harness) TakeBack(context.Context, types.UID) error {
+func (h *harness) TakeBack(context.Context, types.UID, *engine.StorageLocation) error {
 	h.takenBack++
 	h.WriteLedger()
 	return nil
@@ -147,7 +154,10 @@ func (h *harness) controller() *Controller {
 	factory := engineinformers.NewSharedInformerFactory(h.Cluster, 0)
 	controller, err := New(Config{
 		Namespace: system, Workers: 1, Identity: identity, Queue: h, Engine: h.EngineV1alpha1(), ConfigMaps: h.Kube.CoreV1().ConfigMaps(system),
-		Leads: func(context.Context) error { return nil }, Executor: h.work, CheckLocation: func(context.Context, string) error { return nil },
+		Leads: func(context.Context) error { return nil }, Executor: h.work, HoldLocation: func(_ context.Context, name string, reason error) (*engine.StorageLocation, error) {
+			h.held = append(h.held, reason.Error())
+			return &engine.StorageLocation{ObjectMeta: metav1.ObjectMeta{Name: name}}, nil
+		},
 		Events: h.Events, Clock: clock.RealClock{}, RunInformer: factory.Engine().V1alpha1().RestoreRuns(),
 	})
 	if err != nil {
@@ -308,8 +318,21 @@ func TestStoreThatIsAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, &work{unreachable: errors.New("no route to host")})
 		h.start()
-		if run := h.run(); run.Status.Phase != v1alpha1.RestorePhaseQueued || h.takenBack != 1 || h.work.executed > 0 {
-			t.Errorf("it is %s, taken back %d times, executed %d times", run.Status.Phase, h.takenBack, h.work.executed)
+		if run := h.run(); run.Status.Phase != v1alpha1.RestorePhaseQueued || h.takenBack != 1 || len(h.held) != 1 || h.work.executed > 0 {
+			t.Errorf("it is %s, taken back %d times, its location held for %q, executed %d times", run.Status.Phase, h.takenBack, h.held, h.work.executed)
+		}
+	})
+}
+
+// TestLocationThatKeepsNoBackups: a location was made anew in another format. The run ends, and
+// its end is not tried to be stored for ever.
+func TestLocationThatKeepsNoBackups(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, &work{unreachable: location.ErrForeign, foreign: true, execute: func(context.Context) error { return location.ErrForeign }})
+		h.start()
+		time.Sleep(time.Hour)
+		if run := h.run(); run.Status.Phase != v1alpha1.RestorePhaseFailed || run.Status.Stored || h.takenBack != 0 || h.work.storing > 3 {
+			t.Errorf("it is %s, stored: %t, taken back %d times, tried to be stored %d times", run.Status.Phase, run.Status.Stored, h.takenBack, h.work.storing)
 		}
 	})
 }

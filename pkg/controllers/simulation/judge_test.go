@@ -25,6 +25,7 @@ const (
 	endWrites     = "ends in the queue"
 	starts        = "starts"
 	returns       = "starts to take back"
+	outages       = "locations that became unavailable"
 	unclaimed     = "starts taken back, or lost with the ledger"
 	givenBack     = "claims given back"
 	executedAgain = "executions of runs that were left behind"
@@ -83,7 +84,7 @@ func (w *world) judge() {
 // judgeWrites bounds what the queue has written: a ticket and a start for each
 // backup, a start again when one was taken back, an end when it was cancelled, its name
 // for each leader, and two for a ledger that was lost. Next to nothing is refused, though
-// caches may be stale, but for what is late.
+// caches may be stale, but for what is late, and what meets a start that is taken back.
 func (w *world) judgeWrites() {
 	n, total := w.referee.counts, len(w.referee.runs)
 	for _, bound := range []struct {
@@ -92,8 +93,9 @@ func (w *world) judgeWrites() {
 	}{
 		{"accepted", n[ticketWrites] + n[startWrites] + n[otherWrites] + n[endWrites], 2*total + n[returns] + n[unclaimed] + n[takeovers] + n[cancelledRuns] + 2*n[ledgersLost]},
 		{"tried", n[queueTried], n[ticketWrites] + n[startWrites] + n[otherWrites] + n[endWrites] + n[queueFaulty] + n[queueRefused]},
-		{"refused in time", n[queueRefused] - n[queueLate], 20 + total*6/1000 + n[ledgersLost]},
+		{"refused in time", n[queueRefused] - n[queueLate], 20 + total*6/1000 + n[ledgersLost] + 3*n[returns]},
 		{"refused too late", n[queueLate], 10 * n[takeovers]},
+		{"taking back what was let start meanwhile", n[returns], 2 * limit * n[outages]},
 		{"taking back what was not to be", n[unclaimed], n[returns] + limit*n[ledgersLost]},
 	} {
 		if bound.got > bound.most {

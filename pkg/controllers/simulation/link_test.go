@@ -51,6 +51,22 @@ func (e linkedEngine) RestoreRuns(namespace string) engineclient.RestoreRunInter
 	return linkedRestores{e.EngineV1alpha1Interface.RestoreRuns(namespace), e.link}
 }
 
+func (e linkedEngine) StorageLocations(namespace string) engineclient.StorageLocationInterface {
+	return linkedLocations{e.EngineV1alpha1Interface.StorageLocations(namespace), e.link}
+}
+
+type linkedLocations struct {
+	engineclient.StorageLocationInterface
+	link
+}
+
+func (l linkedLocations) UpdateStatus(ctx context.Context, location *enginev1alpha1.StorageLocation, options metav1.UpdateOptions) (*enginev1alpha1.StorageLocation, error) {
+	options.FieldManager = l.manager()
+	return carry(l.link, "update", "storagelocations", func() (*enginev1alpha1.StorageLocation, error) {
+		return l.StorageLocationInterface.UpdateStatus(ctx, location, options)
+	})
+}
+
 type linkedRuns struct {
 	engineclient.BackupRunInterface
 	link

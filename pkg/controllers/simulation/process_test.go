@@ -16,14 +16,17 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backupqueue"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backuprun"
 	"github.com/holdfast-io/holdfast/pkg/controllers/restorerun"
 	"github.com/holdfast-io/holdfast/pkg/controllers/runretention"
+	"github.com/holdfast-io/holdfast/pkg/controllers/storagelocation"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
 	"github.com/holdfast-io/holdfast/pkg/queue"
@@ -88,12 +91,19 @@ func (w *world) launch() *process {
 	if err != nil {
 		w.Fatal(err)
 	}
+	locations, err := storagelocation.NewWithCheck(linkedEngine{w.EngineV1alpha1(), link{p, "locations"}}, nil, records.StorageLocations(), clock.RealClock{}, p.checkLocation)
+	if err != nil {
+		w.Fatal(err)
+	}
+	hold := func(ctx context.Context, name string, reason error) (*enginev1alpha1.StorageLocation, error) {
+		return locations.Hold(ctx, cache.ObjectName{Namespace: system, Name: name}, reason)
+	}
 	executor, err := backuprun.New(backuprun.Config{
 		ResumeInProgress: true,
 		Namespace:        system, Workers: limit, Identity: p.name, VolumeTimeout: time.Hour, AgentTimeout: time.Hour, Agents: noVolumes{}, Leads: leads, Queue: counting{queue, w.referee},
 		Engine:     linkedEngine{w.EngineV1alpha1(), link{p, "executor"}},
 		ConfigMaps: linkedConfigMaps{configMaps, link{p, "executor"}},
-		Executor:   work{p}, CheckLocation: p.checkLocation,
+		Executor:   work{p}, HoldLocation: hold,
 		Events: &events.FakeRecorder{}, Clock: clock.RealClock{},
 		RunInformer: records.BackupRuns(), LocationInformer: records.StorageLocations(),
 		VolumeInformer: records.VolumeUploads(),
@@ -105,7 +115,7 @@ func (w *world) launch() *process {
 		Namespace: system, Workers: limit, Identity: p.name, Leads: leads, Queue: counting{queue, w.referee},
 		Engine:     linkedEngine{w.EngineV1alpha1(), link{p, "restorer"}},
 		ConfigMaps: linkedConfigMaps{configMaps, link{p, "restorer"}},
-		Executor:   restoring{p}, CheckLocation: p.checkLocation,
+		Executor:   restoring{p}, HoldLocation: hold,
 		Events: &events.FakeRecorder{}, Clock: clock.RealClock{},
 		RunInformer: records.RestoreRuns(),
 	})
@@ -131,7 +141,7 @@ func (w *world) launch() *process {
 	}
 	work := func(ctx context.Context) error {
 		var running sync.WaitGroup
-		for _, run := range []func(context.Context){func(ctx context.Context) { queue.Run(ctx, executor, restores) }, executor.Run, restores.Run, retention.Run, restoreRetention.Run} {
+		for _, run := range []func(context.Context){func(ctx context.Context) { queue.Run(ctx, executor, restores) }, executor.Run, restores.Run, locations.Run, retention.Run, restoreRetention.Run} {
 			running.Go(func() { run(ctx) })
 		}
 		running.Wait()
@@ -156,9 +166,9 @@ type counting struct {
 	referee *referee
 }
 
-func (c counting) TakeBack(ctx context.Context, run types.UID) error {
+func (c counting) TakeBack(ctx context.Context, run types.UID, location *enginev1alpha1.StorageLocation) error {
 	c.referee.count(returns, 1)
-	return c.Controller.TakeBack(ctx, run)
+	return c.Controller.TakeBack(ctx, run, location)
 }
 
 func (p *process) hasStopped() bool {

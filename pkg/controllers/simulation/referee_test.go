@@ -190,6 +190,8 @@ func (r *referee) observe(action clienttesting.Action, obj runtime.Object) {
 		} else {
 			r.runWritten(by, part, obj)
 		}
+	case *enginev1alpha1.StorageLocation:
+		r.locationWritten(obj.Name, !removed && meta.IsStatusConditionTrue(obj.Status.Conditions, enginev1alpha1.ConditionAvailable))
 	case *corev1.ConfigMap:
 		if removed {
 			r.ledgerDeleted()
@@ -300,10 +302,11 @@ func (r *referee) runWritten(by, part string, run enginev1alpha1.QueuedRun) {
 
 // locationWritten takes note of what the record of a location says from now on.
 func (r *referee) locationWritten(name string, available bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	if r.down[name] || !available {
 		r.wasDown[name] = time.Now()
+	}
+	if !r.down[name] && !available {
+		r.counts[outages]++
 	}
 	r.down[name] = !available
 }

@@ -3,7 +3,11 @@
 
 package simulation
 
-import "time"
+import (
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
 
 const (
 	fewFaults  = 0.01
@@ -28,7 +32,7 @@ func (w *world) play() {
 // weather is a random episode.
 func (w *world) weather() []scene {
 	p := w.processes[w.random.IntN(len(w.processes))]
-	switch kind := w.random.IntN(20); {
+	switch kind := w.random.IntN(24); {
 	case kind < 6:
 		return w.stale(p)
 	case kind < 9: // the network is bad
@@ -36,10 +40,34 @@ func (w *world) weather() []scene {
 	case kind < 13: // a store goes away; that is noticed sooner or later
 		return []scene{
 			{w.upTo(30 * time.Second), func() { w.setDown(true) }},
-			{w.upTo(20 * time.Second), func() { w.noticeDown() }},
 			{w.upTo(2 * time.Minute), func() { w.setDown(false) }},
-			{w.upTo(20 * time.Second), func() { w.noticeDown() }},
 		}
+	case kind >= 22: // a store answers checks, and no run for a while, or now and then
+		deaf := func(deaf bool) func() {
+			return func() {
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				w.deaf = deaf
+			}
+		}
+		var scenes []scene
+		for range 1 + w.random.IntN(4) {
+			scenes = append(scenes, scene{w.upTo(20 * time.Second), deaf(true)}, scene{w.upTo(2 * time.Minute), deaf(false)})
+		}
+		return scenes
+	case kind >= 20: // a location is made anew in another format, and anew as it was
+		replace := func(foreign bool) func() {
+			return func() {
+				if err := w.EngineV1alpha1().StorageLocations(system).Delete(w.Context(), flaky, metav1.DeleteOptions{}); err != nil {
+					w.Fatal(err)
+				}
+				w.mu.Lock()
+				w.foreign = foreign
+				w.mu.Unlock()
+				w.createLocation(flaky)
+			}
+		}
+		return []scene{{w.upTo(time.Minute), replace(true)}, {w.upTo(20 * time.Second), replace(false)}}
 	case kind < 15: // paused, and not for long enough to be taken for dead
 		return w.pausing(p, w.upTo(9*time.Second))
 	case kind < 16: // restarted
@@ -112,10 +140,4 @@ func (w *world) setDown(down bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.down = down
-}
-
-func (w *world) noticeDown() {
-	if err := w.checkLocation(w.Context(), flaky); err != nil {
-		w.Fatal(err)
-	}
 }

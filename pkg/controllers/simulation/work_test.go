@@ -16,6 +16,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/backuprun"
 	"github.com/holdfast-io/holdfast/pkg/controllers/restorerun"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/restore"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
@@ -31,10 +32,7 @@ type work struct{ *process }
 
 func (w work) Reach(_ context.Context, run *enginev1alpha1.BackupRun) error {
 	w.awake()
-	if !w.world.reachable(run.Spec.Backup.StorageLocation) {
-		return errUnreachable
-	}
-	return nil
+	return w.world.reach(run.Spec.Backup.StorageLocation)
 }
 
 func (w work) Execute(ctx, _ context.Context, run *enginev1alpha1.BackupRun, _ backup.PostHooks, _ backup.Volumes, _ backuprun.PendingHooks, _ *backup.Progress) (backup.Outcome, error) {
@@ -94,6 +92,21 @@ func stored(phase v1alpha1.BackupPhase, reason string) backup.Outcome {
 	return backup.Outcome{Stored: true, Status: v1alpha1.BackupStatus{Phase: phase, FailureReason: reason}}
 }
 
+// reach is what a run finds that is to start.
+func (w *world) reach(name string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case name != flaky:
+		return nil
+	case w.foreign:
+		return location.ErrForeign
+	case w.down || w.deaf:
+		return errUnreachable
+	}
+	return nil
+}
+
 func (w *world) reachable(location string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -113,10 +126,7 @@ type restoring struct{ *process }
 
 func (r restoring) Reach(_ context.Context, run *enginev1alpha1.RestoreRun) error {
 	r.awake()
-	if !r.world.reachable(run.Spec.Backup.StorageLocation) {
-		return errUnreachable
-	}
-	return nil
+	return r.world.reach(run.Spec.Backup.StorageLocation)
 }
 
 func (r restoring) Execute(ctx context.Context, run *enginev1alpha1.RestoreRun, _ *restorerun.Progress) *restore.Ended {

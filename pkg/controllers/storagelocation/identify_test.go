@@ -235,7 +235,7 @@ func TestStoresThatAnswerOtherwise(t *testing.T) {
 			})
 			secrets := kubefake.NewClientset(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: spec.S3.CredentialsSecret}, Data: secret})
 			c := &Controller{secrets: secrets.CoreV1().Secrets(system), clock: clock.RealClock{}}
-			condition, id := c.check(t.Context(), &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}, Spec: spec})
+			condition, id := c.ask(t.Context(), &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}, Spec: spec})
 			if condition.Reason != test.reason || !strings.Contains(condition.Message, test.message) || id != "" {
 				t.Errorf("got %+v and the id %q, want %s and %q", condition, id, test.reason, test.message)
 			}

@@ -4,6 +4,9 @@
 // Package storagelocation finds out whether storage locations can be reached, and whether
 // their stores are those that they have had until now. It says so in their condition
 // Available, and writes on a change only. It gives an id to a store that has none.
+//
+// A store may answer each check and not the run that is to start. Its location is then held:
+// it is unavailable for a while, longer each time, and the queue passes its runs by.
 package storagelocation
 
 import (
@@ -11,12 +14,14 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -37,6 +42,9 @@ const (
 	checkInterval = time.Minute
 	retryInterval = 5 * time.Second
 	checkTimeout  = 10 * time.Second
+	// A location is held for firstHold, and twice as long each time that it is held again soon
+	// after.
+	firstHold, longestHold = 10 * time.Second, 5 * time.Minute
 	// One slow store must not delay the others.
 	workers = 4
 )
@@ -45,20 +53,52 @@ const (
 type Controller struct {
 	locations engineclient.StorageLocationsGetter
 	secrets   location.Secrets
+	check     Check
 	lister    enginelisters.StorageLocationLister
 	queue     *loop.Loop[cache.ObjectName]
 	clock     clock.PassiveClock
+
+	mu sync.Mutex
+	// holds are the locations that are held, or were the last time.
+	holds map[cache.ObjectName]hold
+}
+
+// Check asks the store of a location, and returns its id for the status of the location.
+type Check func(ctx context.Context, record *enginev1alpha1.StorageLocation) (condition metav1.Condition, storeID string)
+
+// hold is why and until when a location is unavailable, though its store answers checks.
+type hold struct {
+	uid        types.UID
+	generation int64 // of the record: a change may have mended it
+	reason     string
+	length     time.Duration
+	until      time.Time
+}
+
+func (h hold) isOf(location *enginev1alpha1.StorageLocation) bool {
+	return h.uid == location.UID && h.generation == location.Generation
 }
 
 // New returns a Controller.
 func New(locations engineclient.StorageLocationsGetter, secrets location.Secrets,
 	informer engineinformers.StorageLocationInformer, clock clock.WithTicker) (*Controller, error) {
+	return NewWithCheck(locations, secrets, informer, clock, nil)
+}
+
+// NewWithCheck returns a Controller that asks the stores by check; nil if as New does.
+func NewWithCheck(locations engineclient.StorageLocationsGetter, secrets location.Secrets,
+	informer engineinformers.StorageLocationInformer, clock clock.WithTicker, check Check) (*Controller, error) {
 	c := &Controller{
 		locations: locations,
 		secrets:   secrets,
+		check:     check,
+		holds:     map[cache.ObjectName]hold{},
 		lister:    informer.Lister(),
 		queue:     loop.New[cache.ObjectName](loop.Config{Controller: "storagelocation", Workers: workers, Clock: clock}),
 		clock:     clock,
+	}
+	if check == nil {
+		c.check = c.ask
 	}
 	registerMetrics(c)
 	return c, c.queue.Watch(informer.Informer(), loop.OnChange(func(before, after *enginev1alpha1.StorageLocation) {
@@ -71,25 +111,71 @@ func New(locations engineclient.StorageLocationsGetter, secrets location.Secrets
 // Run works until ctx ends.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.Check) }
 
+// Hold brings the condition of a location up to date whose store did not answer a run that
+// was to start. If it answers the check, the location is unavailable for a while all the same,
+// for this reason. Hold returns the record as it is then; nil if there is none, or nothing was
+// found out. One that is held already is not held for longer: the run was let start before all
+// knew.
+func (c *Controller) Hold(ctx context.Context, key cache.ObjectName, reason error) (*enginev1alpha1.StorageLocation, error) {
+	return c.update(ctx, key, reason)
+}
+
+// held returns the hold of a location; false if it is not held. With a reason it is held
+// from now on.
+func (c *Controller) held(key cache.ObjectName, location *enginev1alpha1.StorageLocation, reason error) (hold, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now, last := c.clock.Now(), c.holds[key]
+	switch {
+	case last.isOf(location) && now.Before(last.until):
+		return last, true
+	case reason == nil:
+		return hold{}, false
+	}
+	next := hold{uid: location.UID, generation: location.Generation, length: firstHold,
+		reason: fmt.Sprintf("the store answers, but did not answer a backup or restore that was to start: %v", reason)}
+	if last.isOf(location) && now.Sub(last.until) < checkInterval {
+		next.length = min(2*last.length, longestHold)
+	}
+	next.until = now.Add(next.length)
+	c.holds[key] = next
+	return next, true
+}
+
 // Check asks the store of a location and writes what came of it. A controller that
 // could not reach the store calls it, so that all know of that at once.
 func (c *Controller) Check(ctx context.Context, key cache.ObjectName) error {
+	_, err := c.update(ctx, key, nil)
+	return err
+}
+
+// update asks the store of a location, holds it for the reason, if there is one, and returns
+// the record as written.
+func (c *Controller) update(ctx context.Context, key cache.ObjectName, reason error) (*enginev1alpha1.StorageLocation, error) {
 	location, err := c.lister.StorageLocations(key.Namespace).Get(key.Name)
 	if apierrors.IsNotFound(err) {
-		return nil
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.holds, key)
+		return nil, nil
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
-	condition, storeID := c.check(ctx, location)
+	timed, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	condition, storeID := c.check(timed, location)
 	if ctx.Err() != nil {
-		return nil // the check was cut short and says nothing
+		return nil, nil // the check was cut short and says nothing
 	}
 	again := checkInterval
-	if condition.Status == metav1.ConditionTrue {
-		condition.Message += c.rivals(location)
-	} else {
+	if condition.Status != metav1.ConditionTrue {
 		again = retryInterval
+	} else if hold, held := c.held(key, location, reason); held {
+		again = hold.until.Sub(c.clock.Now())
+		condition.Status, condition.Reason, condition.Message = metav1.ConditionFalse, enginev1alpha1.ReasonUnreachable, hold.reason
+	} else {
+		condition.Message += c.rivals(location)
 	}
 	c.queue.AddAfter(key, again)
 
@@ -98,28 +184,26 @@ func (c *Controller) Check(ctx context.Context, key cache.ObjectName) error {
 	condition.LastTransitionTime = metav1.NewTime(c.clock.Now())
 	changed.Status.StoreID = storeID
 	if !meta.SetStatusCondition(&changed.Status.Conditions, condition) && storeID == location.Status.StoreID {
-		return nil
+		return location, nil
 	}
-	_, err = c.locations.StorageLocations(key.Namespace).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
+	written, err := c.locations.StorageLocations(key.Namespace).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		return nil
+		return nil, nil
 	case err != nil:
-		return fmt.Errorf("writing the condition of StorageLocation %s: %w", key, err)
+		return nil, fmt.Errorf("writing the condition of StorageLocation %s: %w", key, err)
 	}
 	klog.FromContext(ctx).Info("Storage location changed", "storageLocation", key, "available", condition.Status, "reason", condition.Reason, "message", condition.Message, "storeID", storeID)
-	return nil
+	return written, nil
 }
 
-// check asks the store, and returns its id for the status of the location.
-func (c *Controller) check(ctx context.Context, record *enginev1alpha1.StorageLocation) (condition metav1.Condition, storeID string) {
+// ask is the Check of a Controller.
+func (c *Controller) ask(ctx context.Context, record *enginev1alpha1.StorageLocation) (condition metav1.Condition, storeID string) {
 	// What nobody can encrypt for must not look like a protection. The API server can't tell a
 	// mistyped key.
 	if err := recovery.Validate(record.Spec.RecoveryKeys); err != nil {
 		return unavailable(err, enginev1alpha1.ReasonInvalid), record.Status.StoreID
 	}
-	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
-	defer cancel()
 	known := record.Status.StoreID
 	bucket, err := location.OpenUnverified(ctx, c.secrets, record)
 	if err != nil {

@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubefake "k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -43,6 +44,7 @@ func inFolder(name, folder string) *enginev1alpha1.StorageLocation {
 type harness struct {
 	*testing.T
 	*enginetest.Cluster
+	controller *Controller
 }
 
 func start(t *testing.T, locations ...*enginev1alpha1.StorageLocation) *harness {
@@ -57,6 +59,7 @@ func start(t *testing.T, locations ...*enginev1alpha1.StorageLocation) *harness 
 	if err != nil {
 		t.Fatal(err)
 	}
+	h.controller = controller
 	records.StartWithContext(t.Context())
 	t.Cleanup(records.Shutdown)
 	records.WaitForCacheSync(t.Context().Done())
@@ -248,6 +251,60 @@ func TestSeveralDefaults(t *testing.T) {
 		time.Sleep(checkInterval)
 		if got := h.expect("c", metav1.ConditionTrue, enginev1alpha1.ReasonReachable).Message; got != "the store answers" {
 			t.Errorf("after that c says %q", got)
+		}
+	})
+}
+
+// A store that answers each check and no run makes its location unavailable for a while, and
+// for longer each time, whatever the checks say. One that has been well since, or whose record
+// was changed, begins with the first length again.
+func TestAStoreThatAnswersOnlyChecks(t *testing.T) {
+	folder := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		h := start(t, inFolder("default", folder))
+		key := cache.ObjectName{Namespace: system, Name: "default"}
+		hold := func(want time.Duration) {
+			t.Helper()
+			h.expect("default", metav1.ConditionTrue, enginev1alpha1.ReasonReachable)
+			begin := time.Now()
+			for range 3 { // those that were let start before all knew
+				written, err := h.controller.Hold(t.Context(), key, errors.New("no route to host"))
+				if err != nil || meta.IsStatusConditionTrue(written.Status.Conditions, enginev1alpha1.ConditionAvailable) {
+					t.Fatalf("Hold: %+v, %v", written, err)
+				}
+				if condition := h.expect("default", metav1.ConditionFalse, enginev1alpha1.ReasonUnreachable); !strings.Contains(condition.Message, "no route to host") {
+					t.Errorf("it says %q", condition.Message)
+				}
+			}
+			if err := h.controller.Check(t.Context(), key); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(want - time.Second)
+			h.expect("default", metav1.ConditionFalse, enginev1alpha1.ReasonUnreachable)
+			time.Sleep(time.Second)
+			h.expect("default", metav1.ConditionTrue, enginev1alpha1.ReasonReachable)
+			if held := time.Since(begin); held != want {
+				t.Errorf("held for %s, want %s", held, want)
+			}
+		}
+		h.ClearActions()
+		for _, want := range []time.Duration{10 * time.Second, 20 * time.Second, 40 * time.Second, 80 * time.Second, 160 * time.Second, 5 * time.Minute, 5 * time.Minute} {
+			hold(want)
+		}
+		if writes := len(h.Writes("storagelocations")); writes != 2*7 {
+			t.Errorf("%d writes for 7 times, want 2 each", writes)
+		}
+		time.Sleep(checkInterval)
+		hold(firstHold)
+		hold(2 * firstHold)
+		changed := h.location("default")
+		changed.Generation = 2
+		if _, err := h.EngineV1alpha1().StorageLocations(system).Update(t.Context(), changed, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		hold(firstHold)
+		if none, err := h.controller.Hold(t.Context(), cache.ObjectName{Namespace: system, Name: "gone"}, errors.New("it is gone")); none != nil || err != nil {
+			t.Errorf("one that is gone: %+v, %v", none, err)
 		}
 	})
 }
