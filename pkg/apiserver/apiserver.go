@@ -370,6 +370,7 @@ func (c CompletedConfig) New() (*Server, error) {
 		Clock:   clock.RealClock{},
 	})
 	scheduling := schedulecontroller.Config{
+		RestoreUser:      enginev1alpha1.RestoreUser(c.extra.SystemNamespace),
 		Schedules:        schedules,
 		Backups:          asking,
 		Entries:          c.client.engine.EngineV1alpha1().ScheduleEntries(c.extra.SystemNamespace),

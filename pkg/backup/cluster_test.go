@@ -76,7 +76,7 @@ func newTestCluster(t testing.TB) *testCluster {
 			{GroupVersion: "apiextensions.k8s.io/v1", APIResources: []metav1.APIResource{cluster("customresourcedefinitions", "CustomResourceDefinition")}},
 			{GroupVersion: "snapshot.storage.k8s.io/v1", APIResources: []metav1.APIResource{namespaced("volumesnapshots", "VolumeSnapshot")}},
 			{GroupVersion: "example.com/v1", APIResources: []metav1.APIResource{namespaced("widgets", "Widget"), readOnly}},
-			{GroupVersion: "holdfast.io/v1alpha1", APIResources: []metav1.APIResource{namespaced("backups", "Backup")}},
+			{GroupVersion: "holdfast.io/v1alpha1", APIResources: []metav1.APIResource{namespaced("backups", "Backup"), namespaced("schedules", "Schedule")}},
 			{GroupVersion: "engine.holdfast.io/v1alpha1", APIResources: []metav1.APIResource{namespaced("backupruns", "BackupRun")}},
 		},
 	}

@@ -63,10 +63,13 @@ var (
 // so that their volumes upload while the rest is read.
 var readingOrder = []schema.GroupResource{namespacesResource, persistentVolumesResource, claimsResource, podsResource}
 
-// ownGroups are never backed up. The virtual resources of holdfast.io have
-// nothing to restore: they are computed. The records of engine.holdfast.io are
-// the engine's work in this cluster: restored, a run would start again.
+// ownGroups are never backed up, but for what is intent. The other virtual resources of
+// holdfast.io have nothing to restore: they are computed. The records of engine.holdfast.io
+// are the engine's work in this cluster: restored, a run would start again.
 var ownGroups = sets.New(holdfast.GroupName, engine.GroupName)
+
+// intent is what users write of ownGroups, and what they want back.
+var intent = sets.New(holdfast.Resource("schedules"))
 
 // onlyByName are backed up only when the backup names them, and by Velero never: a
 // volume snapshot is tied to the storage system that holds it.
@@ -108,7 +111,7 @@ func discover(ctx context.Context, client Discovery) (*discovered, error) {
 	switch {
 	case errors.As(err, &partial):
 		for gv, cause := range partial.Groups {
-			if !ownGroups.Has(gv.Group) {
+			if gv.Group != engine.GroupName {
 				d.failed[gv.Group] = cause
 			}
 		}
@@ -139,7 +142,7 @@ func (d *discovered) add(gv schema.GroupVersion, served []metav1.APIResource) {
 		if strings.Contains(r.Name, "/") {
 			continue
 		}
-		backedUp := !ownGroups.Has(gv.Group) && sets.New(r.Verbs...).HasAll("list", "get", "create", "delete")
+		backedUp := (!ownGroups.Has(gv.Group) || intent.Has(gv.WithResource(r.Name).GroupResource())) && sets.New(r.Verbs...).HasAll("list", "get", "create", "delete")
 		found := newResource(gv, &r)
 		if backedUp {
 			d.resources = append(d.resources, found)

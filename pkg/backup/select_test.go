@@ -121,6 +121,10 @@ func TestWhatIsSelected(t *testing.T) {
 			spec: holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"volumesnapshots.snapshot.storage.k8s.io"}},
 			want: []string{"namespaces shop", "volumesnapshots.snapshot.storage.k8s.io shop/snap"},
 		},
+		"what users ask of Holdfast for the time to come": {
+			spec: holdfast.BackupSpec{IncludedNamespaces: []string{"planned"}},
+			want: []string{"namespaces planned", "schedules.holdfast.io planned/nightly"},
+		},
 		"never what Holdfast serves itself": {
 			spec: holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"backups.holdfast.io", "backupruns.engine.holdfast.io"}},
 			want: nil,
@@ -189,6 +193,10 @@ func TestWhatIsSelected(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, test.spec)
 			f.story()
+			if slices.Contains(test.spec.IncludedNamespaces, "planned") {
+				f.add("namespaces", namespace("planned", ""))
+				f.add("schedules.holdfast.io", named("planned", "nightly")...)
+			}
 			if strings.HasPrefix(name, "events") {
 				served := metav1.APIResource{Name: "events", Kind: "Event", Namespaced: true, Verbs: f.resources[0].APIResources[0].Verbs}
 				f.resources = append(f.resources, metav1.APIResourceList{GroupVersion: "other.example.com/v1", APIResources: []metav1.APIResource{served}})
@@ -239,15 +247,15 @@ func TestWhatIsSelected(t *testing.T) {
 }
 
 // A group whose API server is down is a warning, unless the backup asks for it.
-// That Holdfast's own group is down is of no interest.
+// So it is with Holdfast's own, which has the schedules.
 func TestGroupsThatCannotBeDiscovered(t *testing.T) {
 	for name, test := range map[string]struct {
 		included []string
 		phase    holdfast.BackupPhase
 		warnings int32
 	}{
-		"not asked for": {nil, holdfast.BackupPhaseCompleted, 1},
-		"asked for":     {[]string{"configmaps", "summaries.metrics.example.com"}, holdfast.BackupPhasePartiallyFailed, 0},
+		"not asked for": {nil, holdfast.BackupPhaseCompleted, 2},
+		"asked for":     {[]string{"configmaps", "summaries.metrics.example.com"}, holdfast.BackupPhasePartiallyFailed, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"bank"}, IncludedResources: test.included})

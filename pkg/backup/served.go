@@ -35,9 +35,10 @@ func (s *services) undefined(r resource) bool {
 	return s.aggregated[service(r)] || s.registered[service(r)]
 }
 
-// isBuiltIn reports whether a group is one of Kubernetes itself.
+// isBuiltIn reports whether a group is one of Kubernetes itself, or of Holdfast: none of its
+// resources has a definition that belongs into a backup.
 func isBuiltIn(group string) bool {
-	return scheme.Scheme.IsGroupRegistered(group) || group == crdsResource.Group || group == apiServicesResource.Group
+	return ownGroups.Has(group) || scheme.Scheme.IsGroupRegistered(group) || group == crdsResource.Group || group == apiServicesResource.Group
 }
 
 // readServices reads the API services, if the backup reads resources that depend on them. When

@@ -218,6 +218,7 @@ func (e *execution) decide(ctx context.Context, node int32, item *manifest.Item,
 		return "", false
 	}
 	status := e.rules.Status(content, resource)
+	asWritten := resource.String() != object.Schedules || object.IsPaused(content)
 	desired, warnings, err := e.rules.Desired(content, resource, e.ownersOf(item))
 	if err != nil {
 		e.give(node, actionError, about, err.Error())
@@ -279,6 +280,9 @@ func (e *execution) decide(ctx context.Context, node int32, item *manifest.Item,
 	}
 	if was := e.Backup.Instead(item); was != "" {
 		e.report.warn(about, fmt.Sprintf("the cluster does not serve it in version %s: it was written in %s, in which the backup holds it too", was, k.apiVersion()))
+	}
+	if made := a == actionCreate || a == actionRecreate; !asWritten && (made || a == actionUpdate && !e.request.tenant()) {
+		e.report.warn(about, "it is paused, and makes no backups until somebody resumes it who may create backups of what it selects: set spec.paused to false")
 	}
 	e.decided(node, a, about, reason, diff)
 	e.warnOfNoData(item, a, about, desired)
@@ -390,6 +394,10 @@ func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, abo
 			if wanted, err = e.waiting(ctx, k, about, desired); err != nil {
 				return "", 0, "", nil, err
 			}
+		}
+		if k.name() == object.Schedules {
+			wanted = wanted.DeepCopy()
+			object.KeepPaused(wanted, live)
 		}
 		wanted, single, err := e.shared(ctx, item, live, wanted)
 		if err != nil {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -173,6 +174,58 @@ func TestExisting(t *testing.T) {
 		if diff := cmp.Diff(expected, data); diff != "" {
 			t.Errorf("%q: (-want +got):\n%s", policy, diff)
 		}
+	}
+}
+
+// TestSchedules: a schedule comes back paused, and that is said. One that is there is no other
+// one for being paused or not, and is paused if a restore of the administrators changes it.
+func TestSchedules(t *testing.T) {
+	schedule := func(fields ...func(map[string]any)) map[string]any {
+		return obj("holdfast.io/v1alpha1", "Schedule", "a", "nightly", append(fields, with("@daily", "spec", "schedule"), with([]any{"a", "b"}, "spec", "template", "includedNamespaces"))...)
+	}
+	const paused = "it is paused, and makes no backups until somebody resumes it"
+	for name, c := range map[string]struct {
+		live, stored map[string]any
+		policy       holdfast.ExistingResourcePolicy
+		action       string
+		told, paused bool
+	}{
+		"none is there":             {nil, schedule(), "", "create", true, true},
+		"it was paused":             {nil, schedule(with(true, "spec", "paused")), "", "create", false, true},
+		"the same is there":         {schedule(), schedule(), holdfast.ExistingResourceUpdate, "skip", false, false},
+		"one that was paused since": {schedule(with(true, "spec", "paused")), schedule(), "", "skip", false, true},
+		"another one is there":      {schedule(with("UTC", "spec", "timeZone")), schedule(), "", "conflict", false, false},
+		"another one is updated":    {schedule(with("UTC", "spec", "timeZone")), schedule(), holdfast.ExistingResourceUpdate, "update", true, false}, // the API server pauses it
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newFakeServer(t)
+			s.add("namespaces", obj("v1", "Namespace", "", "a"))
+			if c.live != nil {
+				s.add("schedules.holdfast.io", c.live)
+			}
+			var warnings []string
+			if c.told {
+				warnings = []string{paused}
+			}
+			done := s.run(t.Context(), backupOf(t, c.stored), request("r", holdfast.RestoreSpec{ExistingResourcePolicy: c.policy}))
+			if got := actions(want(t, done, holdfast.RestorePhaseCompleted, warnings...))["Schedule a/nightly"]; got != c.action {
+				t.Errorf("%s, want %s", got, c.action)
+			}
+			if results, _ := told(t, done); strings.Contains(fmt.Sprint(results), paused) != c.told {
+				t.Errorf("that it is paused is told: %t, want %t: %+v", !c.told, c.told, results)
+			}
+			if is, _, _ := unstructured.NestedBool(s.get("schedules.holdfast.io", "a", "nightly").Object, "spec", "paused"); is != c.paused {
+				t.Errorf("it is paused: %t, want %t", is, c.paused)
+			}
+		})
+	}
+	s := newFakeServer(t)
+	s.run(t.Context(), backupOf(t, schedule(), obj("holdfast.io/v1alpha1", "Backup", "a", "b")), request("r", holdfast.RestoreSpec{NamespaceMapping: map[string]string{"a": "copy"}}))
+	if got, _, _ := unstructured.NestedStringSlice(s.get("schedules.holdfast.io", "copy", "nightly").Object, "spec", "template", "includedNamespaces"); !slices.Equal(got, []string{"copy", "b"}) {
+		t.Errorf("in a copy of the namespace it selects %q", got)
+	}
+	if s.get("backups.holdfast.io", "copy", "b") != nil {
+		t.Error("a backup is restored as an object")
 	}
 }
 

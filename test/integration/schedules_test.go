@@ -411,6 +411,56 @@ func TestScheduleOfADeletedNamespace(t *testing.T) {
 	}
 }
 
+// TestScheduleIsRestored: a schedule is in the backups of its namespace, and comes back paused.
+// Nothing is asked for as the account of the restores, and whoever resumes it takes it over, with
+// the rights of their own.
+func TestScheduleIsRestored(t *testing.T) {
+	t.Parallel()
+	namespace, owner, stranger := lab.Namespace(t, "planned"), labtest.Name("owner"), labtest.Name("stranger")
+	lab.Grant(t, owner, "edit", namespace)
+	apply(t, owner, fmt.Sprintf(scheduleManifest, "nightly", namespace, "{schedule: '@yearly', keep: {last: 3}}"))
+	name := labtest.Name("with-schedule")
+	lab.Backup(t, name, namespace)
+	backup := lab.AwaitCompleted(t, name)
+	lose(t, namespace)
+	const paused = "it is paused, and makes no backups until somebody resumes it"
+	want(t, restored(t, restoreRun(backup, labtest.Name("restore"), v1alpha1.RestoreSpec{})), v1alpha1.RestorePhaseCompleted, "nightly: "+paused)
+	s := awaitSchedule(t, namespace, "nightly", "that it says why it is paused", func(s *v1alpha1.Schedule) bool {
+		condition := meta.FindStatusCondition(s.Status.Conditions, v1alpha1.ConditionScheduled)
+		return condition != nil && strings.Contains(condition.Message, "it was restored")
+	})
+	account := enginev1alpha1.RestoreUser(labtest.System)
+	if !s.Spec.Paused || s.Status.Requester != account || s.Spec.Keep == nil {
+		t.Errorf("it came back as %+v, %+v", s.Spec, s.Status)
+	}
+	if _, stderr, err := lab.TryKubectl(t, body("ScheduleTrigger"), "create", "--raw", triggerPath(namespace, "nightly"), "-f", "-"); err == nil || !strings.Contains(stderr, "spec.paused") {
+		t.Errorf("triggered: %v: %s", err, stderr)
+	}
+	resume := func(user string) (string, error) {
+		_, stderr, err := lab.TryKubectl(t, "", "--as="+user, "patch", "schedule.holdfast.io", "nightly", "-n", namespace, "--type=merge", "-p", `{"spec":{"paused":false}}`)
+		return stderr, err
+	}
+	if stderr, err := resume(account); err != nil { // it has the rights, and what it writes is paused
+		t.Errorf("resumed by the account of restores: %v: %s", err, stderr)
+	} else if s := awaitSchedule(t, namespace, "nightly", "it", func(*v1alpha1.Schedule) bool { return true }); !s.Spec.Paused {
+		t.Error("the account of restores has resumed it")
+	}
+	lab.Grant(t, stranger, "view", namespace)
+	if stderr, err := resume(stranger); err == nil || !strings.Contains(stderr, "forbidden") {
+		t.Errorf("resumed by a stranger: %v: %s", err, stderr)
+	}
+	if stderr, err := resume(owner); err != nil {
+		t.Fatalf("resumed by its owner: %v: %s", err, stderr)
+	}
+	awaitSchedule(t, namespace, "nightly", "its new owner", func(s *v1alpha1.Schedule) bool {
+		return !s.Spec.Paused && s.Status.Requester == owner && meta.IsStatusConditionTrue(s.Status.Conditions, v1alpha1.ConditionScheduled)
+	})
+	want(t, restored(t, restoreRun(backup, labtest.Name("again"), v1alpha1.RestoreSpec{ExistingResourcePolicy: v1alpha1.ExistingResourceUpdate})), v1alpha1.RestorePhaseCompleted)
+	awaitSchedule(t, namespace, "nightly", "that an equal one stays as it is", func(s *v1alpha1.Schedule) bool {
+		return !s.Spec.Paused && s.Status.Requester == owner
+	})
+}
+
 // TestKilledAtTheDueSecond: processes are killed at the very second at which a backup is due,
 // and when it has just been asked for. Each due time has one backup, or is counted as missed.
 func TestKilledAtTheDueSecond(t *testing.T) {

@@ -43,9 +43,6 @@ const (
 	reachTimeout = 10 * time.Second
 	// prepareTimeout is how long what a run needs may be away before the run fails.
 	prepareTimeout = 30 * time.Minute
-	// Account is the ServiceAccount of the system namespace with whose rights the restores of
-	// that namespace write.
-	Account = "holdfast-restore"
 )
 
 var errNoLocation = errors.New("does not exist any more")
@@ -276,7 +273,7 @@ func (e *Executor) actingFor(run *engine.RestoreRun) *rest.Config {
 	config := rest.CopyConfig(e.Config)
 	config.WarningHandler = rest.NoWarnings{} // the restore reads them from the answers; here they would be the log of the controller
 	if run.Spec.RestoreRef.Namespace == e.Namespace {
-		config.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:" + e.Namespace + ":" + Account}
+		config.Impersonate = rest.ImpersonationConfig{UserName: engine.RestoreUser(e.Namespace)}
 		return config
 	}
 	requester := run.Spec.Requester

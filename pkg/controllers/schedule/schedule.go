@@ -76,6 +76,8 @@ type Config struct {
 	Schedules Schedules
 	Backups   Backups
 	Entries   engineclient.ScheduleEntryInterface
+	// RestoreUser is who restores write as: nothing is asked for as this user.
+	RestoreUser string
 	// NamespaceUID finds out which namespace has a name, and LiveNamespaceUID does not take
 	// what was heard of that some time ago for an answer.
 	NamespaceUID, LiveNamespaceUID func(ctx context.Context, name string) (types.UID, error)
@@ -253,7 +255,7 @@ func hasCause(err error, cause metav1.CauseType) bool {
 // prune asks for the deletion of the backups that no rule keeps, and returns the condition
 // that says whether it could; nil if there is nothing to say.
 func (c *Controller) prune(ctx context.Context, s *v1alpha1.Schedule, as enginev1alpha1.Requester, backups []domain.Backup, timing *domain.Timing) *metav1.Condition {
-	if s.Spec.Keep == nil {
+	if s.Spec.Keep == nil || as.Username == c.RestoreUser {
 		return nil
 	}
 	condition := &metav1.Condition{Type: v1alpha1.ConditionPruned, Status: metav1.ConditionTrue, Reason: "Pruned"}
@@ -297,6 +299,9 @@ func (c *Controller) record(ctx context.Context, s *v1alpha1.Schedule, entry *en
 		ObservedGeneration: s.Generation, LastTransitionTime: metav1.NewTime(c.Clock.Now())}
 	was := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionScheduled)
 	switch {
+	case s.Spec.Paused && entry.Spec.Requester.Username == c.RestoreUser:
+		scheduled.Status, scheduled.Reason, scheduled.Message = metav1.ConditionFalse, v1alpha1.ScheduleReasonPaused,
+			"it was restored: whoever may create its backups resumes it with spec.paused: false, and they are asked for as them"
 	case s.Spec.Paused:
 		scheduled.Status, scheduled.Reason, scheduled.Message = metav1.ConditionFalse, v1alpha1.ScheduleReasonPaused, "spec.paused is set"
 	case decision.Reason != "":

@@ -25,6 +25,7 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
@@ -68,8 +69,8 @@ func NewREST(config Config) (*REST, error) {
 	r := &REST{config: config}
 	store, err := Resource.Store(&written{
 		Log: config.Publisher.Log, publisher: config.Publisher, entries: config.Entries,
-		limit: config.Limit, recordName: recordNames(config.SystemNamespace), namespaceUID: config.NamespaceUID,
-	}, strategy{ObjectTyper: config.Scheme, NameGenerator: names.SimpleNameGenerator})
+		limit: config.Limit, recordName: recordNames(config.SystemNamespace), namespaceUID: config.NamespaceUID, restoreUser: r.restoreUser(),
+	}, strategy{ObjectTyper: config.Scheme, NameGenerator: names.SimpleNameGenerator, restoreUser: r.restoreUser()})
 	if err != nil {
 		return nil, err
 	}
@@ -81,7 +82,7 @@ func NewREST(config Config) (*REST, error) {
 	}
 	store.BeginUpdate = func(ctx context.Context, obj, old runtime.Object, _ *metav1.UpdateOptions) (genericregistry.FinishFunc, error) {
 		is, was := obj.(*v1alpha1.Schedule), old.(*v1alpha1.Schedule)
-		if !asksOtherwise(was.Spec, is.Spec) {
+		if !asksOtherwise(r.restoreUser(), was, is.Spec) {
 			return finished, nil // whoever changes the rest does not become who backups are asked for as
 		}
 		return finished, r.check(ctx, is)
@@ -89,6 +90,10 @@ func NewREST(config Config) (*REST, error) {
 	r.Store = store
 	return r, nil
 }
+
+// restoreUser is who restores of the system namespace write as. Nothing is done as this user:
+// its schedules are paused until somebody resumes them, as whom their backups are then asked for.
+func (r *REST) restoreUser() string { return enginev1alpha1.RestoreUser(r.config.SystemNamespace) }
 
 func finished(context.Context, bool) {}
 
@@ -107,6 +112,9 @@ func (r *REST) check(ctx context.Context, s *v1alpha1.Schedule) error {
 	requester, ok := genericapirequest.UserFrom(ctx)
 	if !ok {
 		return apierrors.NewInternalError(errors.New("the request has no user"))
+	}
+	if requester.GetName() == r.restoreUser() {
+		return nil // it is paused, and whoever resumes it must have the rights
 	}
 	namespace := genericapirequest.NamespaceValue(ctx)
 	right := recorded.Right{Verb: "create", Resource: v1alpha1.SchemeGroupVersion.WithResource("backups")}
@@ -163,17 +171,30 @@ func ofTemplate(err error, name string) error {
 type strategy struct {
 	runtime.ObjectTyper
 	names.NameGenerator
+	// restoreUser is who restores write as.
+	restoreUser string
 }
 
 func (strategy) NamespaceScoped() bool { return true }
 
-func (strategy) PrepareForCreate(_ context.Context, obj runtime.Object) {
-	s := obj.(*v1alpha1.Schedule)
-	s.Status, s.Generation = v1alpha1.ScheduleStatus{}, 1
+func (s strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
+	made := obj.(*v1alpha1.Schedule)
+	made.Status, made.Generation = v1alpha1.ScheduleStatus{}, 1
+	if s.isRestore(ctx) {
+		made.Spec.Paused = true
+	}
 }
 
-func (strategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
+func (s strategy) isRestore(ctx context.Context) bool {
+	requester, ok := genericapirequest.UserFrom(ctx)
+	return ok && requester.GetName() == s.restoreUser
+}
+
+func (s strategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object) {
 	is, was := obj.(*v1alpha1.Schedule), old.(*v1alpha1.Schedule)
+	if s.isRestore(ctx) && asksOtherwise(s.restoreUser, was, is.Spec) {
+		is.Spec.Paused = true
+	}
 	is.Status, is.Generation = was.Status, was.Generation
 	if !equality.Semantic.DeepEqual(is.Spec, was.Spec) {
 		is.Generation++
@@ -253,6 +274,9 @@ func (t *TriggerREST) Create(ctx context.Context, name string, obj runtime.Objec
 		return nil, err
 	}
 	s := found.(*v1alpha1.Schedule)
+	if s.Status.Requester == t.schedules.restoreUser() {
+		return nil, refused(name, "it was restored, and makes backups as nobody until somebody resumes it: set spec.paused to false first")
+	}
 	_, _, backups := t.schedules.config.Publisher.Schedule(types.NamespacedName{Namespace: s.Namespace, Name: name})
 	for _, backup := range backups {
 		if backup.Waits() {

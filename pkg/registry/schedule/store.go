@@ -37,6 +37,7 @@ type written struct {
 	limit int
 	// recordName is the name of a schedule's record.
 	recordName   func(types.NamespacedName) string
+	restoreUser  string
 	namespaceUID func(ctx context.Context, name string) (types.UID, error)
 }
 
@@ -174,7 +175,7 @@ func (w *written) GuaranteedUpdate(ctx context.Context, key string, dst runtime.
 			return w.Log.Get(ctx, key, storage.GetOptions{}, dst)
 		}
 		changed := entry.DeepCopy()
-		if asksOtherwise(before.Spec, after.Spec) {
+		if asksOtherwise(w.restoreUser, before, after.Spec) {
 			if changed.Spec.Requester, err = requester(ctx); err != nil {
 				return err
 			}
@@ -198,8 +199,13 @@ func (w *written) GuaranteedUpdate(ctx context.Context, key string, dst runtime.
 }
 
 // asksOtherwise reports whether a change is one of what is asked for. Whether that is paused is
-// none: who pauses and resumes everybody's schedules must not become who all of them ask as.
-func asksOtherwise(before, after v1alpha1.ScheduleSpec) bool {
+// none: who pauses and resumes everybody's schedules must not become who all of them ask as. But
+// whoever resumes one that a restore has written takes it over.
+func asksOtherwise(restoreUser string, was *v1alpha1.Schedule, after v1alpha1.ScheduleSpec) bool {
+	before := was.Spec
+	if was.Status.Requester == restoreUser && before.Paused && !after.Paused {
+		return true
+	}
 	before.Paused = after.Paused
 	return !equality.Semantic.DeepEqual(before, after)
 }

@@ -39,6 +39,8 @@ func (c *change) kind(resource schema.GroupResource, began bool) {
 		c.secret()
 	case "jobs.batch":
 		c.job(began)
+	case Schedules:
+		Pause(c.object)
 	case "statefulsets.apps":
 		for _, template := range list(c.object.Object, "spec", "volumeClaimTemplates") {
 			delete(template, "status")
@@ -55,6 +57,31 @@ func (c *change) kind(resource schema.GroupResource, began bool) {
 				c.warn("its webhook %s had the side effects %s, which only old versions of the API allow: it gets None", text(webhook, "name"), effects)
 			}
 		}
+	}
+}
+
+// Schedules are the resource and group of those of Holdfast.
+const Schedules = "schedules.holdfast.io"
+
+// IsPaused reports whether a schedule makes no backups for now.
+func IsPaused(schedule *unstructured.Unstructured) bool {
+	paused, _, _ := unstructured.NestedBool(schedule.Object, "spec", "paused")
+	return paused
+}
+
+// Pause pauses a schedule: else it would make its backups as whoever restores it.
+func Pause(schedule *unstructured.Unstructured) { setPaused(schedule, true) }
+
+// KeepPaused gives a schedule that is compared with the one in the cluster that one's pause,
+// which is no difference.
+func KeepPaused(schedule, live *unstructured.Unstructured) { setPaused(schedule, IsPaused(live)) }
+
+func setPaused(schedule *unstructured.Unstructured, paused bool) {
+	spec := nested(schedule.Object, "spec")
+	if spec != nil && paused {
+		spec["paused"] = true
+	} else if spec != nil {
+		delete(spec, "paused")
 	}
 }
 

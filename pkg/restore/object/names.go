@@ -80,6 +80,7 @@ var places = map[schema.GroupKind][]place{
 	{Group: "networking.istio.io", Kind: "ServiceEntry"}:        {{"spec.hosts", aService}, {"spec.exportTo", aNamespace}},
 	{Group: "networking.istio.io", Kind: "Sidecar"}:             {{"spec.egress.hosts", anObject}},
 	{Group: "networking.istio.io", Kind: "VirtualService"}:      slices.Concat([]place{{"spec.hosts", aService}, {"spec.gateways", anObject}, {"spec.exportTo", aNamespace}}, below("spec.http", istioRoutes), below("spec.tls", istioRoutes), below("spec.tcp", istioRoutes)),
+	{Group: "holdfast.io", Kind: "Schedule"}:                    {{"spec.template.includedNamespaces", aNamespace}, {"spec.template.excludedNamespaces", aNamespace}},
 	{Group: "policy.linkerd.io", Kind: "MeshTLSAuthentication"}: {{"spec.identityRefs.namespace", aNamespace}},
 	{Group: "policy.linkerd.io", Kind: "AuthorizationPolicy"}:   {{"spec.targetRef.namespace", aNamespace}, {"spec.requiredAuthenticationRefs.namespace", aNamespace}},
 }

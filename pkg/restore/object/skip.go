@@ -47,7 +47,7 @@ func SkipItem(item *manifest.Item) string {
 	switch {
 	case item.APIGroup == "engine.holdfast.io":
 		return "it is a record of Holdfast, which makes it when it is needed"
-	case item.APIGroup == "holdfast.io":
+	case item.APIGroup == "holdfast.io" && item.Resource != "schedules":
 		return "backups and restores are listed from the store"
 	case item.APIGroup == "metrics.k8s.io":
 		return "it is computed"

@@ -641,3 +641,12 @@ type RepositoryDamage struct {
 	// +optional
 	AffectedUntil *metav1.Time `json:"affectedUntil,omitempty"`
 }
+
+// RestoreAccount is the ServiceAccount of the system namespace with whose rights the restores of
+// that namespace write.
+const RestoreAccount = "holdfast-restore"
+
+// RestoreUser is the user of RestoreAccount.
+func RestoreUser(system string) string {
+	return "system:serviceaccount:" + system + ":" + RestoreAccount
+}
