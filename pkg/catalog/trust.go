@@ -221,29 +221,41 @@ func (c *Catalog) Judge(location string, claims *holdfast.BackupOrigin) (origin 
 	return origin, c.reachesLocked(&verdict, claims.Namespace, claims.NamespaceUID)
 }
 
+// ofFormerKey says what to do about what this cluster may have signed before its key was lost.
+const ofFormerKey = `if it is a former key of yours, as after Holdfast was installed anew, add it as a line to public-keys in the ConfigMap ` + identity.Name + `, and restart the controller ("The cluster's identity" in docs/install.md); else somebody else has written it`
+
 // judge decides what to think of a backup's claims.
 func (t *trust) judge(location string, claims *holdfast.BackupOrigin) verdict {
 	if claims.Trust != "" {
 		return verdict{trust: claims.Trust, message: claims.Message}
 	}
 	v := verdict{trust: holdfast.BackupTrustTrusted}
-	known := claims.ClusterUID != "" && claims.ClusterUID == t.identity.UID
-	if known && slices.Contains(t.identity.Keys, claims.PublicKey) {
+	ours := claims.ClusterUID != "" && claims.ClusterUID == t.identity.UID
+	known, anothers := ours, slices.Contains(t.identity.Keys, claims.PublicKey)
+	if ours && anothers {
 		v.own, v.trust = true, holdfast.BackupTrustOwn
 	}
 	for _, cluster := range t.clusters[location] {
-		if cluster.UID == claims.ClusterUID {
-			known = true
-			if cluster.PublicKey == claims.PublicKey {
+		same := cluster.UID == claims.ClusterUID
+		known = known || same
+		if cluster.PublicKey == claims.PublicKey {
+			anothers = true
+			if same {
 				v.grants = append(v.grants, cluster)
 			}
 		}
 	}
 	switch {
 	case v.own || len(v.grants) > 0:
-	case known:
+	case known && anothers:
 		v.trust = holdfast.BackupTrustForged
-		v.message = fmt.Sprintf("it says that it is of the cluster %s, but is signed with a key that is not known to be of that cluster", claims.ClusterUID)
+		v.message = fmt.Sprintf("it says that it is of the cluster %s, but is signed with the key of another one", claims.ClusterUID)
+	case ours:
+		v.trust = holdfast.BackupTrustUnknownKey
+		v.message = fmt.Sprintf("it is signed in this cluster's name with the key %s, which is not known here: %s", claims.PublicKey, ofFormerKey)
+	case known:
+		v.trust = holdfast.BackupTrustUnknownKey
+		v.message = fmt.Sprintf("it is signed in the name of the cluster %s with the key %s, which is not known here: if it is a key of that cluster, name it in spec.trustedClusters of the storage location", claims.ClusterUID, claims.PublicKey)
 	default:
 		v.trust = holdfast.BackupTrustForeign
 		v.message = fmt.Sprintf("it is signed by the cluster %s, which the storage location does not trust", claims.ClusterUID)

@@ -106,7 +106,7 @@ func TestWhereABackupIsListed(t *testing.T) {
 			want:   displaced, trust: holdfast.BackupTrustForged, message: "changed",
 		},
 		"in our name, with another key": {
-			claims: func(o *holdfast.BackupOrigin) { o.PublicKey = "mallory" }, want: displaced, trust: holdfast.BackupTrustForged, message: "our-cluster",
+			claims: func(o *holdfast.BackupOrigin) { o.PublicKey = "mallory" }, want: displaced, trust: holdfast.BackupTrustUnknownKey, message: "add it as a line to public-keys in the ConfigMap holdfast-identity",
 		},
 		"in our name, with the key of a trusted cluster": {
 			claims: func(o *holdfast.BackupOrigin) { o.PublicKey = "their-key" }, clusters: trusting(),
@@ -114,7 +114,7 @@ func TestWhereABackupIsListed(t *testing.T) {
 		},
 		"in their name, with another key": {
 			claims:   func(o *holdfast.BackupOrigin) { ofTheirs(o); o.PublicKey = "mallory" },
-			clusters: trusting(), want: displaced, trust: holdfast.BackupTrustForged, message: "their-cluster",
+			clusters: trusting(), want: displaced, trust: holdfast.BackupTrustUnknownKey, message: "name it in spec.trustedClusters",
 		},
 		"in their name, with our key": {
 			claims: func(o *holdfast.BackupOrigin) { o.ClusterUID = "their-cluster" }, clusters: trusting(),

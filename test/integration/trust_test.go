@@ -142,9 +142,9 @@ func TestForgedBackups(t *testing.T) {
 	}
 	put(t, folder, format.PodVolumeBackupsKey(namespace+".changed"), list)
 	put(t, folder, format.MetadataKey(namespace+".changed"), changed)
-	for _, name := range []string{"claimed", "changed"} {
+	for name, trust := range map[string]v1alpha1.BackupTrust{"claimed": v1alpha1.BackupTrustUnknownKey, "changed": v1alpha1.BackupTrustForged} {
 		found := lab.AwaitCompleted(t, namespace+"."+name)
-		if origin := found.Status.Origin; origin == nil || origin.Trust != v1alpha1.BackupTrustForged || origin.Message == "" {
+		if origin := found.Status.Origin; origin == nil || origin.Trust != trust || origin.Message == "" {
 			t.Errorf("%s: its origin is %+v", name, origin)
 		}
 	}

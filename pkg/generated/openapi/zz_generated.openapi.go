@@ -4032,12 +4032,12 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupOrigin(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupOrigin is where a backup comes from. Of a stored backup that is Foreign or Forged, everything here is no more than what the store says.",
+				Description: "BackupOrigin is where a backup comes from. Of a stored backup that is Foreign, UnknownKey or Forged, everything here is no more than what the store says.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"trust": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Own, Trusted, Foreign or Forged. A backup that is Foreign or Forged is listed in the system namespace only.",
+							Description: "Own, Trusted, Foreign, UnknownKey or Forged. A backup that is neither Own nor Trusted is listed in the system namespace only.",
 							Type:        []string{"string"},
 							Format:      "",
 						},

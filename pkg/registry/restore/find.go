@@ -36,7 +36,7 @@ func (k *kind) find(ctx context.Context, restore *v1alpha1.Restore) (*v1alpha1.B
 	switch {
 	case apierrors.IsNotFound(err):
 		notFound := field.NotFound(at, name)
-		notFound.Detail = fmt.Sprintf("no such Backup in namespace %q", restore.Spec.BackupNamespace)
+		notFound.Detail = fmt.Sprintf("no such Backup in namespace %q%s", restore.Spec.BackupNamespace, k.untilPoll(restore))
 		return nil, field.ErrorList{notFound}, nil
 	case err != nil:
 		return nil, nil, err
@@ -47,6 +47,15 @@ func (k *kind) find(ctx context.Context, restore *v1alpha1.Restore) (*v1alpha1.B
 	}
 	warnOfDoubts(ctx, at, backup)
 	return backup, nil, nil
+}
+
+// untilPoll says how a backup is listed that another maker has just stored. Only administrators
+// may ask for that.
+func (k *kind) untilPoll(restore *v1alpha1.Restore) string {
+	if restore.Namespace != k.systemNamespace {
+		return ""
+	}
+	return ": if another cluster, or Velero, has just made it, it is listed after the next poll of its storage location, or at once by a SyncRequest of the location's name (see \"Sync now\" in docs/catalogue.md)"
 }
 
 // warnOfDoubts adds a Warning to the answer for each of a backup's doubts. The results of the
@@ -82,6 +91,8 @@ func (k *kind) whyNot(backup *v1alpha1.Backup) string {
 	switch {
 	case origin.Trust == v1alpha1.BackupTrustForged:
 		return "is forged: " + origin.Message
+	case origin.Trust == v1alpha1.BackupTrustUnknownKey:
+		return "is of nobody who is known: " + origin.Message
 	case origin.Trust == v1alpha1.BackupTrustForeign && backup.Namespace != k.systemNamespace:
 		return "is of an unknown origin: " + origin.Message
 	}
@@ -108,11 +119,13 @@ func (k *kind) newest(ctx context.Context, restore *v1alpha1.Restore) (*v1alpha1
 	}
 	var newest, damaged *v1alpha1.Backup
 	var candidates []*v1alpha1.Backup
-	lacking := 0
+	lacking, unknown := 0, 0
 	items := list.(*v1alpha1.BackupList).Items
 	for i := range items {
 		backup := &items[i]
 		switch {
+		case good(backup) && backup.Status.Origin != nil && backup.Status.Origin.Trust == v1alpha1.BackupTrustUnknownKey:
+			unknown++
 		case !good(backup) || k.whyNot(backup) != "" || backup.Status.Origin == nil || backup.Status.Origin.Trust == v1alpha1.BackupTrustForeign:
 		case !holdsAll(&backup.Spec, &backup.Status, &restore.Spec):
 			lacking++
@@ -140,6 +153,9 @@ func (k *kind) newest(ctx context.Context, restore *v1alpha1.Restore) (*v1alpha1
 		}
 		if lacking > 0 {
 			why += fmt.Sprintf(" that holds all that is asked for (%d hold less): name one in spec.backupName", lacking)
+		}
+		if unknown > 0 {
+			why += fmt.Sprintf("; %d more are signed with keys that are not known here: status.origin.message of each says what to do", unknown)
 		}
 		value := restore.Spec.ScheduleName
 		return nil, field.ErrorList{field.Invalid(at, value, why)}, nil

@@ -414,14 +414,15 @@ func TestWhichBackups(t *testing.T) {
 		says   string
 		warns  string
 	}{
-		"running":    {"shop", phase("InProgress"), "wait for its end", ""},
-		"failed":     {"shop", phase("Failed"), "holds nothing that could be restored", ""},
-		"cancelled":  {"shop", phase("Cancelled"), "holds nothing that could be restored", ""},
-		"deleted":    {"shop", phase("Deleting"), "is being deleted", ""},
-		"unreadable": {system, phase("Unreadable"), "can't be read", ""},
-		"partly":     {"shop", phase("PartiallyFailed"), "", "its 3 errors"},
-		"forged":     {system, trust("Forged"), "is forged: nobody knows who made it", ""},
-		"foreign":    {system, trust("Foreign"), "", "nobody vouches for"},
+		"running":                    {"shop", phase("InProgress"), "wait for its end", ""},
+		"failed":                     {"shop", phase("Failed"), "holds nothing that could be restored", ""},
+		"cancelled":                  {"shop", phase("Cancelled"), "holds nothing that could be restored", ""},
+		"deleted":                    {"shop", phase("Deleting"), "is being deleted", ""},
+		"unreadable":                 {system, phase("Unreadable"), "can't be read", ""},
+		"partly":                     {"shop", phase("PartiallyFailed"), "", "its 3 errors"},
+		"forged":                     {system, trust("Forged"), "is forged: nobody knows who made it", ""},
+		"of a key that is not known": {system, trust("UnknownKey"), "is of nobody who is known: nobody knows who made it", ""},
+		"foreign":                    {system, trust("Foreign"), "", "nobody vouches for"},
 		"foreign, and partly": {system, func(b *v1alpha1.Backup) {
 			trust("Foreign")(b)
 			phase("PartiallyFailed")(b)
@@ -442,6 +443,15 @@ func TestWhichBackups(t *testing.T) {
 				t.Errorf("warned %q, not %q", got, c.warns)
 			}
 		})
+	}
+	// Only an administrator may ask for a poll, and only there do strangers' backups lie.
+	for of, says := range map[string]bool{system: true, "shop": false} {
+		h := newHarness(t, "get backups shop")
+		_, err := h.create(of, "back", v1alpha1.RestoreSpec{BackupName: "just-made"})
+		expect(t, err, "Invalid", "spec.backupName", "no such Backup")
+		if got := strings.Contains(err.Error(), "SyncRequest"); got != says {
+			t.Errorf("in %s it names the SyncRequest: %t: %v", of, got, err)
+		}
 	}
 	t.Run("one of several of a name", func(t *testing.T) {
 		h := newHarness(t)
@@ -466,6 +476,8 @@ func TestTheNewestBackupThatHoldsWhatIsAskedFor(t *testing.T) {
 	h.stored(system, "f-failed", "shop").Status.Phase = v1alpha1.BackupPhaseFailed
 	h.stored(system, "g-foreign", "shop").Status.Origin.Trust = v1alpha1.BackupTrustForeign
 	h.stored(system, "h-forged", "shop").Status.Origin.Trust = v1alpha1.BackupTrustForged
+	unknown := h.stored(system, "h-unknown", "shop")
+	unknown.Labels, unknown.Status.Origin.Trust = map[string]string{v1alpha1.LabelScheduleName: "unknown"}, v1alpha1.BackupTrustUnknownKey
 	h.stored(system, "i-wiki", "wiki").Status.Volumes = &v1alpha1.BackupVolumesProgress{Total: 1, Completed: 1}
 	h.stored("shop", "z-elsewhere", "shop")
 	for name, c := range map[string]struct {
@@ -473,19 +485,20 @@ func TestTheNewestBackupThatHoldsWhatIsAskedFor(t *testing.T) {
 		want string
 		says string
 	}{
-		"anything":              {spec{}, "i-wiki", ""},
-		"a namespace":           {spec{IncludedNamespaces: []string{"shop"}}, "c-both", ""},
-		"two":                   {spec{IncludedNamespaces: []string{"shop", "blog"}}, "c-both", ""},
-		"one that only all has": {spec{IncludedNamespaces: []string{"forum"}}, "a-all", ""},
-		"a resource":            {spec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"configmaps"}}, "d-configs", ""},
-		"two resources":         {spec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"configmaps", "secrets"}}, "c-both", ""},
-		"an object":             {spec{Objects: []v1alpha1.RestoreObject{{Resource: "secrets", Namespace: "blog", Name: "x"}}}, "c-both", ""},
-		"volumes":               {spec{VolumesOnly: true}, "i-wiki", ""},
-		"of a schedule":         {spec{ScheduleName: "nightly", IncludedNamespaces: []string{"shop"}}, "c-both", ""},
-		"of no schedule":        {spec{ScheduleName: "hourly"}, "", `no good backup of the schedule "hourly"`},
-		"more than any has":     {spec{ScheduleName: "nightly", IncludedNamespaces: []string{"wiki"}}, "", "(2 hold less)"},
-		"of elsewhere":          {spec{BackupNamespace: "shop"}, "z-elsewhere", ""},
-		"of nowhere":            {spec{BackupNamespace: "blog"}, "", `no good backup in namespace "blog"`},
+		"anything":                   {spec{}, "i-wiki", ""},
+		"a namespace":                {spec{IncludedNamespaces: []string{"shop"}}, "c-both", ""},
+		"two":                        {spec{IncludedNamespaces: []string{"shop", "blog"}}, "c-both", ""},
+		"one that only all has":      {spec{IncludedNamespaces: []string{"forum"}}, "a-all", ""},
+		"a resource":                 {spec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"configmaps"}}, "d-configs", ""},
+		"two resources":              {spec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"configmaps", "secrets"}}, "c-both", ""},
+		"an object":                  {spec{Objects: []v1alpha1.RestoreObject{{Resource: "secrets", Namespace: "blog", Name: "x"}}}, "c-both", ""},
+		"volumes":                    {spec{VolumesOnly: true}, "i-wiki", ""},
+		"of a schedule":              {spec{ScheduleName: "nightly", IncludedNamespaces: []string{"shop"}}, "c-both", ""},
+		"of a key that is not known": {spec{IncludedNamespaces: []string{"nowhere"}, ScheduleName: "unknown"}, "", "; 1 more are signed with keys that are not known here"},
+		"of no schedule":             {spec{ScheduleName: "hourly"}, "", `no good backup of the schedule "hourly"`},
+		"more than any has":          {spec{ScheduleName: "nightly", IncludedNamespaces: []string{"wiki"}}, "", "(2 hold less)"},
+		"of elsewhere":               {spec{BackupNamespace: "shop"}, "z-elsewhere", ""},
+		"of nowhere":                 {spec{BackupNamespace: "blog"}, "", `no good backup in namespace "blog"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			created, err := h.create(system, "back", c.spec, metav1.DryRunAll)

@@ -513,16 +513,19 @@ const (
 	BackupTrustTrusted BackupTrust = "Trusted"
 	// BackupTrustForeign: not signed, or by a cluster that nobody here knows.
 	BackupTrustForeign BackupTrust = "Foreign"
+	// BackupTrustUnknownKey: signed in the name of a known cluster, with a key that nobody here
+	// knows: a former key of that cluster, as after an installation anew, or somebody else's.
+	BackupTrustUnknownKey BackupTrust = "UnknownKey"
 	// BackupTrustForged: changed after it was signed, or in the name of a known cluster
-	// without its key.
+	// with the key of another one.
 	BackupTrustForged BackupTrust = "Forged"
 )
 
-// BackupOrigin is where a backup comes from. Of a stored backup that is Foreign or
-// Forged, everything here is no more than what the store says.
+// BackupOrigin is where a backup comes from. Of a stored backup that is Foreign,
+// UnknownKey or Forged, everything here is no more than what the store says.
 type BackupOrigin struct {
-	// Own, Trusted, Foreign or Forged. A backup that is Foreign or Forged is listed in
-	// the system namespace only.
+	// Own, Trusted, Foreign, UnknownKey or Forged. A backup that is neither Own nor Trusted is
+	// listed in the system namespace only.
 	// +optional
 	Trust BackupTrust `json:"trust,omitempty"`
 	// Why the backup is not believed, or not listed in its own namespace, in one sentence.
