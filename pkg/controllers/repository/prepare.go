@@ -67,8 +67,8 @@ func (c *Controller) prepare(ctx context.Context, record *engine.VolumeRepositor
 		return notReady(engine.ReasonKeyMissing, err.Error()), err
 	case errors.Is(err, repository.ErrWrongKey):
 		return notReady(engine.ReasonKeyMismatch, fmt.Sprintf(
-			"the key in the Secret %s in %s does not open the repository in the store: put the key there that the repository was made with",
-			engine.KeySecretName(record.Name), engine.KeysNamespace(c.Namespace))), err
+			"the key in the Secret %s in %s does not open the repository in the store: put the key there that the repository was made with. %s",
+			engine.KeySecretName(record.Name), engine.KeysNamespace(c.Namespace), ofVelero)), err
 	case errors.Is(err, repository.ErrDamaged) || errors.Is(err, errGone):
 		return notReady(engine.ReasonDamaged, err.Error()), err
 	default:
@@ -170,6 +170,9 @@ func (c *Controller) create(ctx context.Context, record *engine.VolumeRepository
 	return err
 }
 
+// ofVelero says which key a repository has that Velero has made.
+const ofVelero = "If Velero has made the repository, the key is static-passw0rd, unless somebody has set another"
+
 func notReady(reason, message string) metav1.Condition {
 	return metav1.Condition{Type: engine.ConditionReady, Status: metav1.ConditionFalse, Reason: reason, Message: message}
 }
@@ -186,7 +189,8 @@ func (c *Controller) key(ctx context.Context, record *engine.VolumeRepository, w
 		return "", existsErr
 	}
 	if exists {
-		return "", fmt.Errorf("%w in %s, but the repository exists in the store: bring the Secret back, its data can't be read without", err, engine.KeysNamespace(c.Namespace))
+		return "", fmt.Errorf("%w in %s, but the repository exists in the store: bring the Secret back with the key as its %s, since the data can't be read without. %s",
+			err, engine.KeysNamespace(c.Namespace), engine.KeySecretKey, ofVelero)
 	}
 
 	// No owner: a Secret that goes with another object would take the data along.

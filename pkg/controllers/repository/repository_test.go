@@ -392,7 +392,12 @@ func TestMaintenanceWakes(t *testing.T) {
 	}
 	tell(engine.MaintenanceSucceeded)
 	tell(engine.MaintenanceFailed)
-	h.expect(metav1.ConditionFalse, "KeyMissing")
+	ready := h.expect(metav1.ConditionFalse, "KeyMissing")
+	for _, text := range []string{engine.KeySecretName(name), "holdfast-repositories", "repository-password", "static-passw0rd"} {
+		if !strings.Contains(ready.Message, text) {
+			t.Errorf("what to do about a lost key lacks %q: %s", text, ready.Message)
+		}
+	}
 	want := `
 # HELP holdfast_repositories_not_ready [ALPHA] Repositories that can't be used, by why: KeyMissing, KeyMismatch and Damaged need somebody to act.
 # TYPE holdfast_repositories_not_ready gauge

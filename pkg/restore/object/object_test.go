@@ -95,7 +95,7 @@ func TestDesired(t *testing.T) {
 			resource: "configmaps",
 			object: `{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: shop, generateName: a-, uid: u1, resourceVersion: "5", generation: 3,
 			  creationTimestamp: "2026-01-01T00:00:00Z", selfLink: /x, managedFields: [{manager: m, operation: Update}], labels: {l: v}, annotations: {n: v, holdfast.io/restore-uid: old}}, data: {k: v}}`,
-			want: `{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: shop, labels: {l: v}, annotations: {n: v, holdfast.io/original-uid: u1}}, data: {k: v}}`,
+			want: `{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: shop, labels: {l: v}, annotations: {n: v}}, data: {k: v}}`,
 		},
 		"pitfall 25: finalizers are left out, and strangers' are named": {
 			resource: "widgets.example.com",
@@ -514,9 +514,9 @@ func TestCompareKinds(t *testing.T) {
 // TestMark: the annotations of a restore are left out where the object's own leave no room.
 func TestMark(t *testing.T) {
 	for free, want := range map[int]int{0: 1, 59: 2, 60: 2, 200: 3} {
-		o := parse(t, `{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: shop, uid: u-of-the-object}}`)
+		o := parse(t, `{apiVersion: v1, kind: Pod, metadata: {name: a, namespace: shop, uid: u-of-the-object}, spec: {containers: [{name: c}]}}`)
 		o.SetAnnotations(map[string]string{"n": strings.Repeat("x", maxAnnotations-1-free)})
-		desired, _, err := newRules(t, holdfast.RestoreSpec{}, nil, Facts{RestoreUID: "00000000-0000-0000-0000-000000000000"}).Desired(o, schema.GroupResource{Resource: "configmaps"}, nil)
+		desired, _, err := newRules(t, holdfast.RestoreSpec{}, nil, Facts{RestoreUID: "00000000-0000-0000-0000-000000000000"}).Desired(o, schema.GroupResource{Resource: "pods"}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

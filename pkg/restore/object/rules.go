@@ -24,7 +24,8 @@ const (
 	// AnnotationRestoreUID is the uid of the restore that created an object. One that
 	// exists with the uid of this restore was made by an earlier attempt.
 	AnnotationRestoreUID = prefix + "restore-uid"
-	// AnnotationOriginalUID is the uid that the object had in the backup.
+	// AnnotationOriginalUID is, on a pod, the uid that it had in the backup: by that its volumes
+	// without a claim are found.
 	AnnotationOriginalUID = prefix + "original-uid"
 
 	annotationRestoreStatus = "velero.io/restore-status"
@@ -290,6 +291,8 @@ func (c *change) owners(owners Owners) {
 	}
 }
 
+var podKind = schema.GroupKind{Kind: "Pod"}
+
 // maxAnnotations is how many bytes the names and values of an object's annotations may have.
 const maxAnnotations = 256 << 10
 
@@ -309,7 +312,9 @@ func (c *change) mark() {
 		}
 	}
 	add(AnnotationRestoreUID, string(c.rules.facts.RestoreUID))
-	add(AnnotationOriginalUID, string(c.original))
+	if c.object.GroupVersionKind().GroupKind() == podKind {
+		add(AnnotationOriginalUID, string(c.original))
+	}
 	if len(annotations) > 0 {
 		c.object.SetAnnotations(annotations)
 	}
