@@ -42,7 +42,7 @@ func TestLostPacks(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		lab.Kubectl(t, "wait", "--for=condition=Maintained", "--timeout=2m", "-n", labtest.System, "backuprepositories/"+name)
+		lab.Kubectl(t, "wait", "--for=condition=Maintained", "--timeout=2m", "-n", labtest.System, "hfrepo/"+name)
 		record, err := lab.Engine.EngineV1alpha1().VolumeRepositories(labtest.System).Get(t.Context(), name, metav1.GetOptions{})
 		if err != nil {
 			t.Fatal(err)

@@ -192,7 +192,7 @@ func TestMaintenanceJobs(t *testing.T) {
 		t.Fatalf("asking for it now says %+v, with the error %v", answer, err)
 	}
 	// The condition is True of the maintenances before, which are not those that are waited for.
-	lab.Kubectl(t, "wait", "--for=condition=Maintained", "--timeout=2m", "-n", labtest.System, "backuprepositories/"+name)
+	lab.Kubectl(t, "wait", "--for=condition=Maintained", "--timeout=2m", "-n", labtest.System, "hfrepo/"+name)
 	record, err := records.Get(t.Context(), name, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
