@@ -255,7 +255,7 @@ func TestSeveralDefaults(t *testing.T) {
 	})
 }
 
-// A store that answers each check and no run makes its location unavailable for a while, and
+// Pitfall 24: a store that answers each check and no run makes its location unavailable for a while, and
 // for longer each time, whatever the checks say. One that has been well since, or whose record
 // was changed, begins with the first length again.
 func TestAStoreThatAnswersOnlyChecks(t *testing.T) {
