@@ -303,9 +303,12 @@ func (c CompletedConfig) New() (*Server, error) {
 		return namespace.UID, nil
 	}
 	labelsOf := location.LabelsOf(c.client.kube.CoreV1())
-	locations := engine.Engine().V1alpha1().StorageLocations().Lister().StorageLocations(c.extra.SystemNamespace)
+	locations := location.Known{
+		Lister: engine.Engine().V1alpha1().StorageLocations().Lister().StorageLocations(c.extra.SystemNamespace),
+		Live:   c.client.engine.EngineV1alpha1().StorageLocations(c.extra.SystemNamespace),
+	}
 	mayUse := func(ctx context.Context, name, namespace string) error {
-		record, err := locations.Get(name)
+		record, err := locations.Get(ctx, name)
 		if err != nil {
 			return err
 		}
@@ -316,7 +319,7 @@ func (c CompletedConfig) New() (*Server, error) {
 		Log:             projector.Backups,
 		SystemNamespace: c.extra.SystemNamespace,
 		Runs:            c.client.engine.EngineV1alpha1().BackupRuns(c.extra.SystemNamespace),
-		Locations:       engine.Engine().V1alpha1().StorageLocations().Lister().StorageLocations(c.extra.SystemNamespace),
+		Locations:       locations,
 		Authorizer:      c.generic.Authorization.Authorizer,
 		Observe:         projector.Observe,
 		Load:            projector.Load,

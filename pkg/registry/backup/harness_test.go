@@ -87,8 +87,11 @@ func loadingHarness(t *testing.T, may map[string]bool, locations ...*enginev1alp
 		Log:             h.log,
 		SystemNamespace: system,
 		Runs:            h.records.EngineV1alpha1().BackupRuns(system),
-		Locations:       enginelisters.NewStorageLocationLister(index).StorageLocations(system),
-		NamespaceUID:    func(_ context.Context, name string) (types.UID, error) { return types.UID("uid-of-" + name), nil },
+		Locations: location.Known{
+			Lister: enginelisters.NewStorageLocationLister(index).StorageLocations(system),
+			Live:   h.records.EngineV1alpha1().StorageLocations(system),
+		},
+		NamespaceUID: func(_ context.Context, name string) (types.UID, error) { return types.UID("uid-of-" + name), nil },
 		MayUse: func(_ context.Context, name, namespace string) error {
 			if namespace == h.shut && name == "default" {
 				return fmt.Errorf("%w: ask", location.ErrNotAllowed)

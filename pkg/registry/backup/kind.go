@@ -13,7 +13,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -26,7 +25,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
 	"github.com/holdfast-io/holdfast/pkg/format"
-	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 	"github.com/holdfast-io/holdfast/pkg/selection"
@@ -40,7 +38,7 @@ type kind struct {
 	runtime.ObjectTyper
 	names.NameGenerator
 	systemNamespace string
-	locations       enginelisters.StorageLocationNamespaceLister
+	locations       location.Known
 	namespaceUID    func(ctx context.Context, name string) (types.UID, error)
 	mayUse          func(ctx context.Context, location, namespace string) error
 	authorizer      authorizer.Authorizer
@@ -69,6 +67,7 @@ func (k *kind) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 		spec.TTL = metav1.Duration{Duration: k.defaultTTL}
 	}
 	if spec.StorageLocation == "" {
+		// What can't be read is said by faults, which finds none.
 		spec.StorageLocation = k.defaultLocation(ctx)
 	}
 }
@@ -99,7 +98,10 @@ func (k *kind) Check(ctx context.Context, backup *v1alpha1.Backup, requester use
 			return nil, scopes, err
 		}
 	}
-	errs := k.faults(backup)
+	errs, err := k.faults(ctx, backup)
+	if err != nil {
+		return nil, scopes, apierrors.NewInternalError(err)
+	}
 	if len(errs)+len(unreadable) == 0 {
 		if err := k.mayUse(ctx, backup.Spec.StorageLocation, backup.Namespace); errors.Is(err, location.ErrNotAllowed) {
 			errs = append(errs, field.Forbidden(field.NewPath("spec", "storageLocation"), err.Error()))
@@ -136,26 +138,32 @@ func scopesOf(backup *v1alpha1.Backup, namespaces *selection.Namespaces, resourc
 }
 
 // faults says what is wrong with a Backup that is to be created.
-func (k *kind) faults(backup *v1alpha1.Backup) field.ErrorList {
+func (k *kind) faults(ctx context.Context, backup *v1alpha1.Backup) (field.ErrorList, error) {
 	errs := validation.ValidateBackup(backup)
 	at := field.NewPath("spec", "storageLocation")
-	if name := backup.Spec.StorageLocation; name == "" {
-		errs = append(errs, field.Required(at, "no storage location is marked as default: name one, or set spec.default on a StorageLocation"))
-	} else if record, err := k.locations.Get(name); err != nil {
+	name := backup.Spec.StorageLocation
+	if name == "" {
+		return append(errs, field.Required(at, "no storage location is marked as default: name one, or set spec.default on a StorageLocation")), nil
+	}
+	location, err := k.locations.Get(ctx, name)
+	switch {
+	case apierrors.IsNotFound(err):
 		notFound := field.NotFound(at, name)
 		notFound.Detail = fmt.Sprintf("no such StorageLocation in namespace %q", k.systemNamespace)
 		errs = append(errs, notFound)
-	} else if record.Spec.IsLonghorn() {
+	case err != nil:
+		return nil, fmt.Errorf("find the storage location %q: %w", name, err)
+	case location.Spec.IsLonghorn():
 		errs = append(errs, field.Invalid(at, name, "Longhorn writes this store, and Holdfast makes no backups there: name a storage location of the format holdfast"))
 	}
-	return errs
+	return errs, nil
 }
 
 // WarningsOnCreate implements rest.RESTCreateStrategy.
 func (k *kind) WarningsOnCreate(_ context.Context, obj runtime.Object) []string {
 	backup := obj.(*v1alpha1.Backup)
 	warnings := validation.BackupWarnings(&backup.Spec, field.NewPath("spec"))
-	record, err := k.locations.Get(backup.Spec.StorageLocation)
+	record, err := k.locations.Lister.Get(backup.Spec.StorageLocation) // else nothing is known of its state
 	if err != nil {
 		return warnings
 	}
@@ -177,12 +185,8 @@ func (k *kind) Canonicalize(obj runtime.Object) {
 // defaultLocation is the first location, by name, that is marked as default. If there are
 // several, whoever asks is told.
 func (k *kind) defaultLocation(ctx context.Context) string {
-	locations, err := k.locations.List(labels.Everything())
-	if err != nil {
-		return ""
-	}
-	defaults := location.Defaults(locations)
-	if len(defaults) == 0 {
+	defaults, err := k.locations.Defaults(ctx)
+	if err != nil || len(defaults) == 0 {
 		return ""
 	}
 	if len(defaults) > 1 {

@@ -18,7 +18,7 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
-	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
 	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
@@ -36,7 +36,7 @@ type Config struct {
 	// SystemNamespace is where the records live.
 	SystemNamespace string
 	Runs            engineclient.BackupRunInterface
-	Locations       enginelisters.StorageLocationNamespaceLister
+	Locations       location.Known
 	// NamespaceUID finds out which namespace has a name.
 	NamespaceUID func(ctx context.Context, name string) (types.UID, error)
 	// MayUse fails with location.ErrNotAllowed if a namespace may not use a storage location.

@@ -508,3 +508,61 @@ func TestARequestWithoutAUser(t *testing.T) {
 		t.Errorf("answered %v", err)
 	}
 }
+
+// TestALocationThatWasJustMade: what the informer has not heard of is asked for live, once. What
+// is there needs no request, and what can't be asked for is no misspelt name.
+func TestALocationThatWasJustMade(t *testing.T) {
+	fresh := func(name string, isDefault bool) *enginev1alpha1.StorageLocation {
+		return &enginev1alpha1.StorageLocation{
+			ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: name}, Spec: enginev1alpha1.StorageLocationSpec{Default: isDefault},
+		}
+	}
+	asked := func(h *harness) (verbs []string) {
+		for _, action := range h.records.Actions() {
+			if action.GetResource().Resource == "storagelocations" {
+				verbs = append(verbs, action.GetVerb())
+			}
+		}
+		return verbs
+	}
+	for name, c := range map[string]struct {
+		heard, made *enginev1alpha1.StorageLocation
+		location    string
+		want        string
+		asked       []string
+	}{
+		"named":          {made: fresh("new", false), location: "new", want: "new", asked: []string{"get"}},
+		"the default":    {made: fresh("new", true), want: "new", asked: []string{"list", "get"}},
+		"heard of":       {heard: fresh("old", true), made: fresh("new", true), want: "old"},
+		"misspelt":       {made: fresh("new", true), location: "now", asked: []string{"get"}},
+		"no name at all": {made: fresh("new", true), location: "../secrets"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var heard []*enginev1alpha1.StorageLocation
+			if c.heard != nil {
+				heard = append(heard, c.heard)
+			}
+			h := newHarness(t, nil, heard...)
+			if err := h.records.Tracker().Add(c.made); err != nil {
+				t.Fatal(err)
+			}
+			created, err := h.create(&v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "daily"}, Spec: v1alpha1.BackupSpec{StorageLocation: c.location}})
+			switch {
+			case c.want == "" && (!apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "no such StorageLocation")):
+				t.Errorf("answered %v", err)
+			case c.want != "" && (err != nil || created.Spec.StorageLocation != c.want):
+				t.Errorf("answered %+v, %v", created, err)
+			}
+			if got := asked(h); !slices.Equal(got, c.asked) {
+				t.Errorf("the requests for locations were %q, want %q", got, c.asked)
+			}
+		})
+	}
+	h := newHarness(t, nil)
+	h.records.PrependReactor("get", "storagelocations", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewTimeoutError("it takes too long", 1)
+	})
+	if _, err := h.create(&v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "daily"}, Spec: v1alpha1.BackupSpec{StorageLocation: "new"}}); !apierrors.IsInternalError(err) {
+		t.Errorf("while it can't be asked: %v", err)
+	}
+}
