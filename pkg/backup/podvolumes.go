@@ -71,7 +71,7 @@ func newPodVolumes(c *collector) *podVolumes {
 
 // maxScratchVolumes is how many volumes without a claim a backup takes of one namespace. Each is a
 // record, and anybody who makes pods can name any number of emptyDirs.
-const maxScratchVolumes = 1000
+const maxScratchVolumes = 5000
 
 // takesScratch counts a volume without a claim, unless a backup takes no more of its namespace.
 func (p *podVolumes) takesScratch(namespace string) bool {

@@ -258,7 +258,7 @@ func TestScratchVolumesAreBounded(t *testing.T) {
 	f.claims()
 	f.add("pods", podWith("p", "", volumes...))
 	outcome := f.run(t)
-	if outcome.Status.Phase != holdfast.BackupPhasePartiallyFailed || outcome.Status.Errors != 3 || !strings.Contains(outcome.Status.Message, "a backup takes 1000 volumes without a claim of one namespace") {
+	if outcome.Status.Phase != holdfast.BackupPhasePartiallyFailed || outcome.Status.Errors != 3 || !strings.Contains(outcome.Status.Message, "a backup takes 5000 volumes without a claim of one namespace") {
 		t.Errorf("%+v", outcome.Status)
 	}
 	if got := len(f.volumes.submitted); got != maxScratchVolumes {

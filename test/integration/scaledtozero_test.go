@@ -58,7 +58,7 @@ func TestScaledToZero(t *testing.T) {
 	const claim = "data-db-0"
 	// run waits until the pod of the StatefulSet runs, and returns the folder of its volume.
 	run := func() string {
-		s := &stand{namespace: namespace, folders: map[string]string{}}
+		s := &stand{lab: lab, namespace: namespace, folders: map[string]string{}}
 		labtest.Eventually(t, "the pod db-0 to run", func() error {
 			if err := s.provision(t); err != nil {
 				return err
@@ -139,7 +139,7 @@ func TestScaledToZero(t *testing.T) {
 	if restore.Status.Backup == nil || restore.Status.Backup.Name != full.Name {
 		t.Errorf("a restore of volumes takes %+v, want %s", restore.Status.Backup, full.Name)
 	}
-	holder := &stand{namespace: namespace, folders: map[string]string{}}
+	holder := &stand{lab: lab, namespace: namespace, folders: map[string]string{}}
 	labtest.Eventually(t, "the restore to end", func() error {
 		if err := holder.start(t); err != nil {
 			return err

@@ -128,7 +128,7 @@ func TestForgeriesAreSeen(t *testing.T) {
 		want  string
 	}{
 		"by a cluster of their own": {func(f *fixture) { f.storeBy(mallory) }, "holdfast/shop.daily Foreign holdfast/shop.daily:data@shop"},
-		"in our name":               {func(f *fixture) { f.storeBy(inOurName) }, "holdfast/shop.daily Forged holdfast/shop.daily:data@shop"},
+		"in our name":               {func(f *fixture) { f.storeBy(inOurName) }, "holdfast/shop.daily UnknownKey holdfast/shop.daily:data@shop"},
 		"without a signature": {func(f *fixture) {
 			f.storeBy(format.Cluster{SystemNamespace: system, UID: ours.UID})
 		}, "holdfast/shop.daily Foreign holdfast/shop.daily:data@shop"},
