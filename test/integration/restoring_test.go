@@ -103,9 +103,9 @@ func TestRestoresOfStrangers(t *testing.T) {
 	}
 	other := anotherCluster(t)
 	lab.Trust(t, location, enginev1alpha1.TrustedCluster{Name: "other", UID: stranger.UID, PublicKey: other.Key.PublicKey()})
-	labtest.Eventually(t, "it to be seen as forged", func() error {
+	labtest.Eventually(t, "it to be seen as signed with a key that nobody knows", func() error {
 		_, stderr, err := lab.TryKubectl(t, byName, dryRun...)
-		if err == nil || !strings.Contains(stderr, "spec.backupName") || !strings.Contains(stderr, "is forged") {
+		if err == nil || !strings.Contains(stderr, "spec.backupName") || !strings.Contains(stderr, "is of nobody who is known") {
 			return fmt.Errorf("%v: %s", err, stderr)
 		}
 		return nil
