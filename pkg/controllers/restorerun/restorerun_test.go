@@ -331,8 +331,12 @@ func TestLocationThatKeepsNoBackups(t *testing.T) {
 		h := newHarness(t, &work{unreachable: location.ErrForeign, foreign: true, execute: func(context.Context) error { return location.ErrForeign }})
 		h.start()
 		time.Sleep(time.Hour)
-		if run := h.run(); run.Status.Phase != v1alpha1.RestorePhaseFailed || run.Status.Stored || h.takenBack != 0 || h.work.storing > 3 {
-			t.Errorf("it is %s, stored: %t, taken back %d times, tried to be stored %d times", run.Status.Phase, run.Status.Stored, h.takenBack, h.work.storing)
+		synctest.Wait()
+		h.work.mu.Lock()
+		storing := h.work.storing
+		h.work.mu.Unlock()
+		if run := h.run(); run.Status.Phase != v1alpha1.RestorePhaseFailed || run.Status.Stored || h.takenBack != 0 || storing > 3 {
+			t.Errorf("it is %s, stored: %t, taken back %d times, tried to be stored %d times", run.Status.Phase, run.Status.Stored, h.takenBack, storing)
 		}
 	})
 }
