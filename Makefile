@@ -84,7 +84,7 @@ QUICK_LEFT := /pkg/(generated|datapath|repository|restore/source|backup/archive)
 QUICK_SKIP := RandomGraph|TestTwoWriters|TestKilledAt|TestLarge|PeakMemory
 
 .PHONY: quick
-quick: ## Run the quick unit tests, while you work: no race detector, no Kopia, no lab. It takes less than 2 minutes.
+quick: ## Run the quick unit tests, while you work: no race detector, no Kopia, no lab. What has not changed is not run again.
 	@go test -skip '$(QUICK_SKIP)' $$(go list ./cmd/... ./pkg/... ./test/architecture/... | grep -v -E '$(QUICK_LEFT)')
 
 .PHONY: test
