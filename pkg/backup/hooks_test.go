@@ -534,8 +534,8 @@ func TestHooksOfANamespaceAreBounded(t *testing.T) {
 		hooks func(h *hooks)
 		says  string
 	}{
-		"by their time":         {func(h *hooks) { h.most = time.Hour }, "the hooks of the namespace shop have run for"},
-		"by that of the backup": {func(h *hooks) { h.most, h.until = 24*time.Hour, time.Now().Add(time.Hour) }, "the backup has taken as long as one may"},
+		"by their time":        {func(h *hooks) { h.most = time.Hour }, "the hooks of the namespace shop have run for"},
+		"by the backup's time": {func(h *hooks) { h.most, h.until = 24*time.Hour, time.Now().Add(time.Hour) }, "the backup has taken as long as one may"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -23,7 +23,7 @@ func (p *Projector) identify() {
 	p.setSuccessions(clusteridentity.SuccessionsOf(published))
 }
 
-// setSuccessions takes note of which namespaces continue others of their names.
+// setSuccessions records the namespaces that continue earlier ones of their names.
 func (p *Projector) setSuccessions(successions clusteridentity.Successions) {
 	p.placing.Lock()
 	defer p.placing.Unlock()

@@ -443,7 +443,7 @@ const (
 	ReasonKeyWrapped = "Wrapped"
 	// ReasonKeyNotWrapped: it should be, and could not be written.
 	ReasonKeyNotWrapped = "NotWrapped"
-	// ReasonKeyExported: somebody has exported it. Where they keep it, nobody here knows.
+	// ReasonKeyExported: it was exported. The cluster does not know where the copy is kept.
 	ReasonKeyExported = "Exported"
 	// ReasonKeyNotExported: the location has no recovery keys, and nobody has exported the key
 	// since it was made.
