@@ -352,10 +352,7 @@ func (e *Executor) vouched(run *engine.RestoreRun, origin *v1alpha1.BackupOrigin
 		return false, err
 	}
 	namespace := run.Spec.RestoreRef.Namespace
-	return slices.ContainsFunc(record.Spec.TrustedClusters, func(trusted engine.TrustedCluster) bool {
-		return trusted.PublicKey == origin.PublicKey && trusted.UID == origin.ClusterUID &&
-			(namespace == e.Namespace || len(trusted.Namespaces) == 0 || slices.Contains(trusted.Namespaces, namespace))
-	}), nil
+	return grants(record, origin, namespace, namespace == e.Namespace), nil
 }
 
 // continues reports whether a namespace of a backup is the one that has its name now, or one that
@@ -365,7 +362,7 @@ func (e *Executor) continues(ctx context.Context, run *engine.RestoreRun, origin
 	if err != nil {
 		return false, err
 	}
-	if grants(record, origin, namespace) {
+	if grants(record, origin, namespace, false) {
 		return true, nil
 	}
 	if !e.own(origin) || uid == "" {
@@ -387,10 +384,11 @@ func (e *Executor) continues(ctx context.Context, run *engine.RestoreRun, origin
 	return clusterid.SuccessionsOf(published).Same(namespace, uid, live.UID), nil
 }
 
-// grants reports whether a location trusts the cluster that has signed a backup with a namespace.
-func grants(location *engine.StorageLocation, origin *v1alpha1.BackupOrigin, namespace string) bool {
+// grants reports whether a location trusts the cluster that has signed a backup with a namespace, or
+// with any.
+func grants(location *engine.StorageLocation, origin *v1alpha1.BackupOrigin, namespace string, orAny bool) bool {
 	return slices.ContainsFunc(location.Spec.TrustedClusters, func(trusted engine.TrustedCluster) bool {
-		return trusted.PublicKey == origin.PublicKey && trusted.UID == origin.ClusterUID && (len(trusted.Namespaces) == 0 || slices.Contains(trusted.Namespaces, namespace))
+		return trusted.PublicKey == origin.PublicKey && trusted.UID == origin.ClusterUID && (orAny || len(trusted.Namespaces) == 0 || slices.Contains(trusted.Namespaces, namespace))
 	})
 }
 
