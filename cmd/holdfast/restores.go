@@ -49,7 +49,7 @@ type restoreDependencies struct {
 func (o *controllerOptions) restores(d restoreDependencies) (*restorerun.Controller, error) {
 	return restorerun.New(restorerun.Config{
 		Namespace:  o.client.namespace,
-		Workers:    o.limits[queue.Restore],
+		Workers:    o.limits[queue.Restore] + queue.PlanSlots,
 		Identity:   d.identity,
 		Leads:      d.leads,
 		Queue:      d.queue,

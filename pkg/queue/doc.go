@@ -31,7 +31,9 @@
 //  6. A queued run whose storage location is unavailable is held: it keeps its place,
 //     uses no slot, and reserves nothing. Every run behind it may pass it, also one
 //     that overlaps it. Its ticket puts it ahead again when the location is back.
-//  7. Runs past InProgress hold nothing, nor does a queued run that is
+//  7. A restore that only plans writes nothing: it overlaps nothing, and uses no slot of the
+//     restores, but one of PlanSlots.
+//  8. Runs past InProgress hold nothing, nor does a queued run that is
 //     cancelled: it has left the queue.
 //
 // So nothing of a class is overtaken by what overlaps it of the same, and as long as

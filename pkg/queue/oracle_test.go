@@ -59,6 +59,10 @@ type verdict struct {
 // oracles, where it is decided: in pkg/selection.
 
 func naiveOverlap(a, b Run) bool {
+	return !a.Plan && !b.Plan && naiveOverlapOfSpecs(a, b)
+}
+
+func naiveOverlapOfSpecs(a, b Run) bool {
 	return naiveOverlapByNamespace(a, b) || a.ClusterScoped && b.ClusterScoped
 }
 
@@ -97,7 +101,11 @@ func naiveStarts(s Snapshot, runs []Run) (start []types.UID, started map[types.U
 		again = false
 		inUse := naiveInUse(runs, holds)
 		for i, r := range runs {
-			if inUse[r.Class] >= s.Limits[r.Class] || again || !naiveWaits(r) || holds(r) || naiveHeld(s, r) {
+			full := inUse[r.Class] >= s.Limits[r.Class]
+			if r.Plan {
+				full = naivePlansInUse(runs, holds) >= 4
+			}
+			if full || again || !naiveWaits(r) || holds(r) || naiveHeld(s, r) {
 				continue
 			}
 			free := true
@@ -118,8 +126,17 @@ func naiveStarts(s Snapshot, runs []Run) (start []types.UID, started map[types.U
 
 func naiveInUse(runs []Run, holds func(Run) bool) (inUse Slots) {
 	for _, r := range runs {
-		if holds(r) {
+		if holds(r) && !r.Plan {
 			inUse[r.Class]++
+		}
+	}
+	return inUse
+}
+
+func naivePlansInUse(runs []Run, holds func(Run) bool) (inUse int) {
+	for _, r := range runs {
+		if holds(r) && r.Plan {
+			inUse++
 		}
 	}
 	return inUse
@@ -369,6 +386,7 @@ func drawRun(t *rapid.T, uid types.UID, style *rapid.Generator[*selection.Namesp
 		Selection:     style.Draw(t, "selection"),
 		ClusterScoped: rapid.IntRange(0, 9).Draw(t, "cluster") <= clusterScoped,
 	}
+	r.Plan = r.Class == Restore && rapid.IntRange(0, 2).Draw(t, "plan") == 0
 	if rapid.Bool().Draw(t, "waits") {
 		r.WaitingSince = r.CreatedAt.Add(time.Minute)
 	}

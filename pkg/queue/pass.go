@@ -113,7 +113,7 @@ func (p *Planner) use(u *user, m *member, reason v1alpha1.QueueReason) {
 // restart begins the pass anew, since something has changed.
 func (p *Planner) restart() {
 	p.pass++
-	p.passed, p.starts, p.starting, p.first = 0, p.starts[:0], Slots{}, nil
+	p.passed, p.starts, p.starting, p.plansStart, p.first = 0, p.starts[:0], Slots{}, 0, nil
 }
 
 // advance brings the pass to those before this place in the line.
@@ -126,18 +126,23 @@ func (p *Planner) advance(to int) {
 			continue
 		}
 		p.look(m)
+		inUse, limit := p.slotsFor(m)
 		switch {
 		case m.rank < rankQueued:
 			m.reason = ""
 		case m.reason != "":
 		case m.ahead != nil:
 			m.reason = v1alpha1.QueueReasonBehindOverlapping
-		case p.isFull(m.Class):
+		case inUse >= limit:
 			m.reason = v1alpha1.QueueReasonConcurrencyLimit
 		default:
 			m.reason = v1alpha1.QueueReasonNextToStart
 			p.starts = append(p.starts, m)
-			p.starting[m.Class]++
+			if m.Plan {
+				p.plansStart++
+			} else {
+				p.starting[m.Class]++
+			}
 		}
 	}
 }
@@ -152,6 +157,9 @@ func (p *Planner) isHeld(m *member) bool {
 // is named before overlap by the cluster's scope.
 func (p *Planner) look(m *member) {
 	const reason = v1alpha1.QueueReasonNamespaceOverlap
+	if m.Plan {
+		return
+	}
 	names := m.names
 	if p.first == nil {
 		p.first = m
@@ -161,8 +169,8 @@ func (p *Planner) look(m *member) {
 		if p.first != m {
 			m.meet(p.first, reason)
 		}
-		if len(p.starts) > 0 {
-			m.meet(p.starts[0], reason)
+		if i := slices.IndexFunc(p.starts, func(other *member) bool { return !other.Plan }); i >= 0 {
+			m.meet(p.starts[i], reason)
 		}
 		p.use(&p.everything, m, reason)
 	case m.pattern != nil:
@@ -193,7 +201,7 @@ func overlapsAny(s *selection.Namespaces) bool { return s == nil || s.All() }
 // enter gives a member what it overlaps others by.
 func (p *Planner) enter(m *member) {
 	switch {
-	case overlapsAny(m.Selection):
+	case m.Plan, overlapsAny(m.Selection):
 	case m.Selection.Exact():
 		for _, text := range m.Selection.Explicit() {
 			n := p.names[text]

@@ -33,6 +33,8 @@ type Planner struct {
 	// line are those that use a slot, then the queued ones, and then the New ones.
 	line   []*member
 	counts [ranks]Slots
+	// plans are those of counts that are plans.
+	plans [ranks]int
 
 	names    map[string]*name
 	patterns map[string]*pattern // by their selection's Key
@@ -45,6 +47,7 @@ type Planner struct {
 	first        *member // the first in the line that is not held
 	starts       []*member
 	starting     Slots
+	plansStart   int
 }
 
 // NewPlanner returns a Planner with no runs and no locations. Its error wraps
@@ -117,6 +120,9 @@ func (p *Planner) Update(run Run) bool {
 	at, _ := slices.BinarySearchFunc(p.line, m, compare)
 	p.line = slices.Insert(p.line, at, m)
 	p.counts[rank][run.Class]++
+	if run.Plan {
+		p.plans[rank]++
+	}
 	p.restart()
 	return true
 }
@@ -139,16 +145,36 @@ func (p *Planner) leaveLine(m *member) {
 	at, _ := slices.BinarySearchFunc(p.line, m, compare)
 	p.line = slices.Delete(p.line, at, at+1)
 	p.counts[m.rank][m.Class]--
+	if m.Plan {
+		p.plans[m.rank]--
+	}
 }
 
 // inUse counts the runs of a class that use a slot, and those that start as far as the
-// pass is.
+// pass is. Plans use none of its.
 func (p *Planner) inUse(c Class) int {
-	return p.counts[rankRunning][c] + p.counts[rankReady][c] + p.starting[c]
+	used := p.counts[rankRunning][c] + p.counts[rankReady][c] + p.starting[c]
+	if c == Restore {
+		used -= p.plans[rankRunning] + p.plans[rankReady]
+	}
+	return used
 }
 
 // isFull says whether no slot is left for another start.
 func (p *Planner) isFull(c Class) bool { return p.inUse(c) >= p.limits[c] }
+
+// plansInUse counts the plans as inUse does the others.
+func (p *Planner) plansInUse() int {
+	return p.plans[rankRunning] + p.plans[rankReady] + p.plansStart
+}
+
+// slotsFor are the slots that a member may have: those in use, and all.
+func (p *Planner) slotsFor(m *member) (inUse, limit int) {
+	if m.Plan {
+		return p.plansInUse(), PlanSlots
+	}
+	return p.inUse(m.Class), p.limits[m.Class]
+}
 
 // slotted counts the runs that use a slot: so many are the first in the line.
 func (p *Planner) slotted() int { return p.counts[rankRunning].Sum() + p.counts[rankReady].Sum() }
@@ -161,7 +187,7 @@ func (p *Planner) end() int {
 	switch {
 	case !p.isFull(Backup):
 		return p.Len()
-	case !p.isFull(Restore):
+	case !p.isFull(Restore), p.plans[rankQueued] > 0 && p.plansInUse() < PlanSlots:
 		return p.Len() - p.counts[rankQueued][Backup]
 	}
 	return 0
@@ -232,7 +258,7 @@ func (p *Planner) EntryAt(i int) Entry {
 			e.locationMessage = "it does not exist"
 		}
 	case v1alpha1.QueueReasonConcurrencyLimit:
-		e.inUse, e.limit = p.inUse(m.Class), p.limits[m.Class]
+		e.inUse, e.limit = p.slotsFor(m)
 	case v1alpha1.QueueReasonBehindOverlapping:
 		e.blame([]*Run{&m.ahead.Run}, p.namespaces)
 	case v1alpha1.QueueReasonNamespaceOverlap, v1alpha1.QueueReasonClusterScopeOverlap:

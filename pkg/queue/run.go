@@ -27,6 +27,9 @@ const (
 // String is what a run of the class stands for.
 func (c Class) String() string { return [classes]string{"backup", "restore"}[c] }
 
+// PlanSlots is how many plans may run at once, besides the restores.
+const PlanSlots = 4
+
 // Slots are numbers of slots, or of the runs that use them, for each class.
 type Slots [classes]int
 
@@ -73,6 +76,10 @@ type Run struct {
 	Version uint64
 	// WaitingSince is when the run was queued, or else created; zero once it runs.
 	WaitingSince time.Time
+
+	// Plan: a restore that only finds out what it would do. It overlaps nothing, and has slots
+	// of its own: PlanSlots.
+	Plan bool
 
 	// Location is the storage location, with the default already filled in.
 	Location string
@@ -127,6 +134,9 @@ func (r *Run) State() v1alpha1.QueueState {
 
 // overlaps says whether the two may not run together.
 func (r *Run) overlaps(other *Run) bool {
+	if r.Plan || other.Plan {
+		return false
+	}
 	return r.ClusterScoped && other.ClusterScoped || selection.Overlaps(r.Selection, other.Selection)
 }
 

@@ -117,6 +117,8 @@ func (q *collector) CollectWithStability(found chan<- metrics.Metric) {
 	for run, reason := range c.planner.Line() {
 		state, of := run.State(), &of[run.Class]
 		switch {
+		case run.Plan: // has slots of its own
+			continue
 		case run.Phase == "" || run.Phase == v1alpha1.BackupPhaseNew:
 			state = "New"
 			oldest = max(oldest, now.Sub(run.WaitingSince))

@@ -184,6 +184,7 @@ func (p *Planner) compile(run enginev1alpha1.QueuedRun) queue.Run {
 		Ticket:    run.Standing().Ticket,
 		CreatedAt: run.GetCreationTimestamp().Time,
 		Location:  asked.Location,
+		Plan:      isPlan(run),
 	}
 	if result.Phase != v1alpha1.BackupPhaseInProgress {
 		result.WaitingSince = WaitingSince(run)
@@ -196,6 +197,12 @@ func (p *Planner) compile(run enginev1alpha1.QueuedRun) queue.Run {
 		result.Selection, result.ClusterScoped = selected.Namespaces, selected.ClusterScoped
 	}
 	return result
+}
+
+// isPlan reports whether a run writes nothing but what it would do.
+func isPlan(run enginev1alpha1.QueuedRun) bool {
+	restore, ok := run.(*enginev1alpha1.RestoreRun)
+	return ok && restore.Spec.Restore.PlanOnly
 }
 
 // inQueue reports whether it matters to others what the run selects.

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -173,6 +175,50 @@ func TestRestoresStandInTheQueue(t *testing.T) {
 			t.Errorf("%s: %+v", name, got)
 		}
 	}
+}
+
+// A restore that only plans waits for nothing but more plans, and holds up nobody: neither a
+// restore of the same namespaces, however many plans there are, nor a backup of them.
+func TestPlansHoldUpNobody(t *testing.T) {
+	planner := newPlanner(t)
+	planner.SetLocations(map[string]queue.LocationState{"default": {Available: true}})
+	started, ticket := sets.New[types.UID](), int64(0)
+	queued := func(name string, planOnly bool) {
+		restore := newRestore("shop")
+		ticket++
+		restore.Name, restore.UID, restore.Spec.Restore.PlanOnly = name, types.UID(name), planOnly
+		restore.Status = enginev1alpha1.RestoreRunStatus{Phase: v1alpha1.RestorePhaseQueued, Ticket: ticket}
+		planner.UpdateRun(restore, nil)
+	}
+	starts := func(want ...types.UID) {
+		t.Helper()
+		got := planner.Next().Start
+		if !slices.Equal(got, want) {
+			t.Fatalf("these start: %v, want %v", got, want)
+		}
+		started.Insert(got...)
+		planner.SetStarted(started.Clone())
+	}
+	backup := newRun("shop")
+	backup.Status = enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseQueued, Ticket: 100}
+	for n := range queue.PlanSlots + 1 {
+		queued(fmt.Sprint("plan-", n), true)
+	}
+	planner.UpdateRun(backup, nil)
+	starts("plan-0", "plan-1", "plan-2", "plan-3", backup.UID)
+	if e, _ := planner.Entry("plan-4"); e.Reason != v1alpha1.QueueReasonConcurrencyLimit || !strings.Contains(e.Message, "4 in use, the limit is 4") {
+		t.Errorf("the fifth plan: %s: %s", e.Reason, e.Message)
+	}
+	queued("restore", false)
+	starts()
+	planner.RemoveRun(backup.UID)
+	starts("restore")
+	queued("another", false)
+	if e, _ := planner.Entry("another"); len(e.Blockers) != 1 || e.Blockers[0].UID != "restore" {
+		t.Errorf("another restore waits for %+v", e.Blockers)
+	}
+	planner.RemoveRun("plan-0")
+	starts("plan-4")
 }
 
 func TestWaitingSince(t *testing.T) {
