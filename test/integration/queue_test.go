@@ -4,16 +4,13 @@
 package integration
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
@@ -180,63 +177,6 @@ func TestQueueOverlap(t *testing.T) {
 	for _, name := range []string{direct, behind, pattern} {
 		before(name, everything)
 	}
-}
-
-// TestQueueByObject: two backups of one namespace, by different labels, wait for one another, and
-// the queue says whether those of their kind that are stored share an object.
-func TestQueueByObject(t *testing.T) {
-	namespace := lab.Namespace(t, "by-object")
-	lab.Pod(t, namespace, labtest.Unattended)
-	configMap := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "web", Labels: map[string]string{"app": "web"}}}
-	if _, err := lab.Kube.CoreV1().ConfigMaps(namespace).Create(t.Context(), configMap, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	spec := func(operator metav1.LabelSelectorOperator) v1alpha1.BackupSpec {
-		return v1alpha1.BackupSpec{IncludedNamespaces: []string{namespace}, LabelSelector: &metav1.LabelSelector{
-			MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: operator}},
-		}}
-	}
-	web, rest := spec(metav1.LabelSelectorOpExists), spec(metav1.LabelSelectorOpDoesNotExist)
-	all := v1alpha1.BackupSpec{IncludedNamespaces: []string{namespace}}
-	create := func(prefix string, spec v1alpha1.BackupSpec) string {
-		t.Helper()
-		name := labtest.Name(prefix)
-		lab.Create(t, labtest.System, name, spec)
-		return name
-	}
-	stored := map[string]string{}
-	for prefix, spec := range map[string]v1alpha1.BackupSpec{"web": web, "rest": rest, "all": all} {
-		stored[prefix] = create(prefix, spec)
-		lab.AwaitCompleted(t, stored[prefix])
-	}
-	running := lab.HoldSpec(t, labtest.Name("rest"), rest)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	watcher, err := lab.Holdfast.HoldfastV1alpha1().BackupQueueEntries(labtest.System).Watch(ctx, metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	shares, parted := create("all", all), create("web", web)
-	plain := fmt.Sprintf("overlaps %s (running) in %s", running.Name, namespace)
-	want := fmt.Sprintf("%s; going by the stored backups %s and %s, they would not overlap by object", plain, stored["web"], stored["rest"])
-	message := ""
-	for event := range watcher.ResultChan() {
-		if e, ok := event.Object.(*v1alpha1.BackupQueueEntry); ok && e.Name == parted {
-			if message = e.Status.Message; strings.Contains(message, "by object") {
-				break
-			}
-		}
-	}
-	if message != want {
-		t.Errorf("a watcher was told %q, want %q", message, want)
-	}
-	// It has been judged before.
-	if message := entry(t, shares).Status.Message; message != plain {
-		t.Errorf("the one that shares objects says %q, want %q", message, plain)
-	}
-	running.Release(t)
-	lab.AwaitCompleted(t, shares)
-	lab.AwaitCompleted(t, parted)
 }
 
 // TestQueueIsPassed: a backup that overlaps nothing starts past those that wait.

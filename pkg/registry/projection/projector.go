@@ -15,9 +15,8 @@
 //
 // Its parts: runs are the records by where their backups are shown, publishedQueue is
 // the queue, stores are what lies in the stores. The Projector joins them: live.go has
-// where a record meets the catalogue, queue.go the queue's publication, byobject.go what the
-// queue says of objects, stored.go what follows from a change of the catalogue, and trust.go
-// who and where this cluster is.
+// where a record meets the catalogue, queue.go the queue's publication, stored.go what follows
+// from a change of the catalogue, and trust.go who and where this cluster is.
 //
 // Locks are taken in this order: Projector.placing and deleting, those of the catalogue as it
 // changes, Projector.mu, the catalogue's for a read, and a log's. So whoever holds mu
@@ -298,7 +297,6 @@ func (p *Projector) Run(ctx context.Context) {
 	p.Queue.SetReady()
 	p.Backups.Open()
 	running.StartWithContext(ctx, p.awaitStores)
-	running.StartWithContext(ctx, p.runByObject)
 	running.StartWithContext(ctx, p.listen)
 	p.runQueue(ctx)
 }

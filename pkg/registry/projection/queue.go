@@ -39,7 +39,7 @@ func pause(events int, took time.Duration) time.Duration {
 }
 
 // publishedQueue is the queue as it was last published. Projector.mu guards it, but
-// for what is safe by itself: the log, stale and byObject.asked.
+// for the log and stale, which are safe by themselves.
 type publishedQueue struct {
 	log *logstore.Log[*v1alpha1.BackupQueueEntry]
 	// planner knows the runs, and what else the queue follows from as last published.
@@ -47,8 +47,6 @@ type publishedQueue struct {
 	// entries are the places in the queue, by the record's uid, as they may be shown
 	// where the backup lies.
 	entries map[types.UID]queue.Entry
-	// byObject is what the entries say of objects.
-	byObject byObject
 	// stale wakes the publication.
 	stale chan struct{}
 }
@@ -57,7 +55,7 @@ func newPublishedQueue(log *logstore.Log[*v1alpha1.BackupQueueEntry]) (published
 	planner, err := records.NewPlanner(records.DefaultLimits)
 	return publishedQueue{
 		log: log, planner: planner, entries: map[types.UID]queue.Entry{},
-		byObject: byObject{asked: make(chan struct{}, 1)}, stale: make(chan struct{}, 1),
+		stale: make(chan struct{}, 1),
 	}, err
 }
 
@@ -76,7 +74,6 @@ func (q *publishedQueue) publish(runs *runs, ledgerUnreadable bool, unheard stri
 	entries := make(map[types.UID]queue.Entry, len(plan.Entries))
 	restores = map[types.UID]queue.Entry{}
 	shown := make([]*v1alpha1.BackupQueueEntry, 0, len(plan.Entries))
-	var questions []question
 	for _, entry := range plan.Entries {
 		run := q.planner.Run(entry.UID)
 		key := runs.key(run)
@@ -91,12 +88,6 @@ func (q *publishedQueue) publish(runs *runs, ledgerUnreadable bool, unheard stri
 		if unheard != "" && entry.Reason == v1alpha1.QueueReasonNextToStart {
 			entry.Message = unheard
 		}
-		if len(questions) < maxQuestions {
-			if asking, ok := q.question(runs, &entry); ok {
-				questions = append(questions, asking)
-				entry.Message += q.byObject.notes[asking.key]
-			}
-		}
 		if isBackup {
 			if was := q.entries[entry.UID]; was.Position != entry.Position || was.Message != entry.Message || was.State != entry.State {
 				moved = append(moved, backup)
@@ -108,7 +99,6 @@ func (q *publishedQueue) publish(runs *runs, ledgerUnreadable bool, unheard stri
 		shown = append(shown, entryOf(key, run, entry, &plan))
 	}
 	q.entries = entries
-	q.byObject.ask(questions)
 	events, err = q.log.Replace(shown)
 	return events, moved, restores, err
 }

@@ -243,9 +243,6 @@ func (p *Projector) storedChanged(changes catalog.Changes) {
 	for _, key := range changes.Backups.Gone {
 		p.projectLocked(key)
 	}
-	if len(p.queue.byObject.questions) > 0 && len(changes.Backups.Set)+len(changes.Backups.Gone) > 0 {
-		p.queue.byObject.wake() // others may stand in
-	}
 	p.mu.Unlock()
 	if _, err := p.Volumes.Update(changes.Volumes.Set, changes.Volumes.Gone); err != nil {
 		utilruntime.HandleError(err)
