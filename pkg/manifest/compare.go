@@ -84,51 +84,6 @@ func ordered(sequence Sequence) Sequence {
 	}
 }
 
-// filter yields of both what pick takes.
-func filter(a, b Sequence, pick func(Pair) *Item) Sequence {
-	return func(yield func(*Item, error) bool) {
-		for pair, err := range Join(a, b) {
-			item := pick(pair)
-			if err == nil && item == nil {
-				continue
-			}
-			if !yield(item, err) || err != nil {
-				return
-			}
-		}
-	}
-}
-
-// Overlap yields the items of a that b has too.
-func Overlap(a, b Sequence) Sequence {
-	return filter(a, b, func(p Pair) *Item {
-		if p.B == nil {
-			return nil
-		}
-		return p.A
-	})
-}
-
-// Difference yields the items of a that b has not.
-func Difference(a, b Sequence) Sequence {
-	return filter(a, b, func(p Pair) *Item {
-		if p.B != nil {
-			return nil
-		}
-		return p.A
-	})
-}
-
-// Union yields the items of a, and those of b that a has not.
-func Union(a, b Sequence) Sequence {
-	return filter(a, b, func(p Pair) *Item {
-		if p.A != nil {
-			return p.A
-		}
-		return p.B
-	})
-}
-
 // Diff yields what differs: an item that only b has was added, one that only a has was
 // removed, and two whose bytes differ, by their checksums, were changed.
 func Diff(a, b Sequence) iter.Seq2[Pair, error] {
