@@ -345,7 +345,16 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, ident
 	if err != nil {
 		return err
 	}
-	locations, err := storagelocation.New(engine.EngineV1alpha1(), credentials, engineRecords.StorageLocations(), clock.RealClock{})
+	locations, err := storagelocation.New(storagelocation.Config{
+		Locations:        engine.EngineV1alpha1(),
+		Secrets:          credentials,
+		ClusterUID:       cluster.UID,
+		Identity:         identity,
+		Before:           liveness.Before(ctx),
+		Events:           recorder,
+		Clock:            clock.RealClock{},
+		LocationInformer: engineRecords.StorageLocations(),
+	})
 	if err != nil {
 		return err
 	}

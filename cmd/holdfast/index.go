@@ -57,7 +57,7 @@ func (i *indexes) relocate() {
 	}
 	var locations []publish.Location
 	for _, record := range records {
-		if record.Spec.IsLonghorn() {
+		if record.Spec.IsLonghorn() || record.Cloned() {
 			continue // nothing is written to it
 		}
 		settings, err := location.Settings(record)

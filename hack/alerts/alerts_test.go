@@ -190,6 +190,13 @@ func TestAlerts(t *testing.T) {
 			targets: []scrape{{"slots": always(2), "NotWrapped": "0x9 1x30"}},
 			fires:   map[string]string{"HoldfastKeyNotBackedUp": "25-40"},
 		},
+		"etcd was brought back from a copy": {
+			targets: []scrape{{"slots": always(2), "ClonedCluster": "1x15 0x24"}},
+		},
+		"another cluster has the same uid": {
+			targets: []scrape{{"slots": always(2), "ClonedCluster": "0x9 1x30"}},
+			fires:   map[string]string{"HoldfastClonedCluster": "30-40"},
+		},
 		"a store has lost backups": {
 			targets: []scrape{{"slots": always(2), "holdfast_catalog_suspicious": "0x9 1x30"}},
 			fires:   map[string]string{"HoldfastBackupsMissing": "15-40"},

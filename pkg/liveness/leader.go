@@ -70,6 +70,10 @@ func (l *lease) campaign(ctx context.Context, seen *sighting, now time.Time) (ta
 		if now.Sub(seen.at) < LeaseDuration {
 			return false, nil
 		}
+		l.before = Predecessor{Identity: *current.Spec.HolderIdentity}
+		if renewed := current.Spec.RenewTime; renewed != nil {
+			l.before.Renewed = renewed.Time
+		}
 	}
 	err = l.take(ctx, current, now)
 	return err == nil, err

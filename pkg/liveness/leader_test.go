@@ -201,6 +201,9 @@ func TestOneLeads(t *testing.T) {
 		if !second.leads() {
 			t.Error("nobody leads")
 		}
+		if before := liveness.Before(second.working); before != (liveness.Predecessor{}) {
+			t.Errorf("the one before gave its Lease back, and is known as %+v", before)
+		}
 		third := campaign(t, leases, "third")
 		third.end()
 		if err := <-third.ended; err != nil {
@@ -264,6 +267,9 @@ func TestALeaderStopsBeforeAnotherOneLeads(t *testing.T) {
 				time.Sleep(liveness.LeaseDuration + 2*time.Second)
 				if !second.leads() {
 					t.Error("nobody leads")
+				}
+				if before := liveness.Before(second.working); before.Identity != "first" || before.Renewed.Before(begin.Add(-5*time.Second)) || before.Renewed.After(begin.Add(12*time.Second)) {
+					t.Errorf("the one before is known as %+v", before)
 				}
 			})
 		})

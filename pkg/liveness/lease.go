@@ -77,6 +77,8 @@ type lease struct {
 	clock  clock.WithDelayedExecution
 
 	held *coordinationv1.Lease // as it was written last
+	// before is who held it before.
+	before Predecessor
 	// lost ends when the Lease is lost.
 	lost context.Context
 	// renewed is when the last renewal was sent that was answered.
@@ -227,6 +229,22 @@ type leaseKey struct{}
 func Holds(ctx context.Context) bool {
 	l, ok := ctx.Value(leaseKey{}).(*lease)
 	return !ok || elapsed(*l.renewed.Load(), l.clock.Now()) < l.deadline
+}
+
+// Predecessor is the process that has led before this one.
+type Predecessor struct {
+	// Identity is empty if none did, or it gave the Lease back.
+	Identity string
+	// Renewed is when it renewed the Lease last, by its own clock.
+	Renewed time.Time
+}
+
+// Before is who led before the process for whose work a context is.
+func Before(ctx context.Context) Predecessor {
+	if l, ok := ctx.Value(leaseKey{}).(*lease); ok {
+		return l.before
+	}
+	return Predecessor{}
 }
 
 // Lasting is a context for what is nearly done when ctx ends: it ends so much later, but at once

@@ -181,7 +181,7 @@ func (h *history) actions() map[string]func(*rapid.T) {
 		},
 		"a store goes or comes back": func(t *rapid.T) {
 			name := rapid.SampledFrom([]string{"one", "two"}).Draw(t, "location")
-			h.snapshot.Locations[name] = LocationState{Available: rapid.IntRange(0, 2).Draw(t, "up") > 0, Message: locationSecret}
+			h.snapshot.Locations[name] = LocationState{Available: rapid.IntRange(0, 2).Draw(t, "up") > 0, NoBackups: rapid.IntRange(0, 3).Draw(t, "closed") == 0, Message: locationSecret}
 		},
 		"the limit changes": func(t *rapid.T) { h.snapshot.Limits = drawLimits(t) },
 		"restart": func(t *rapid.T) {

@@ -72,7 +72,10 @@ func naiveSlot(r Run) bool { return r.Phase == "ReadyToStart" || r.Phase == "InP
 
 func naiveWaits(r Run) bool { return r.Phase == "Queued" && !r.Cancelled }
 
-func naiveHeld(s Snapshot, r Run) bool { return !s.Locations[r.Location].Available }
+func naiveHeld(s Snapshot, r Run) bool {
+	location := s.Locations[r.Location]
+	return !location.Available || location.NoBackups && r.Class == Backup
+}
 
 // inOrder puts the restores that wait ahead of all that wait.
 func inOrder(s Snapshot) []Run {
@@ -400,7 +403,7 @@ func TestAnyRunsAgainstOracle(t *testing.T) {
 		h := &history{style: drawStyle(t)}
 		h.snapshot = Snapshot{
 			Limits:     Slots{rapid.IntRange(1, 12).Draw(t, "limit"), rapid.IntRange(1, 6).Draw(t, "limit of restores")},
-			Locations:  map[string]LocationState{"up": {Available: true}, "down": {Message: locationSecret}},
+			Locations:  map[string]LocationState{"up": {Available: true}, "down": {Message: locationSecret}, "closed": {Available: true, NoBackups: true, Message: locationSecret}},
 			Namespaces: []string{"x-3", "b", "x-1", "a"}, // in any order
 		}
 		h.restart(t)

@@ -150,7 +150,8 @@ func (p *Planner) advance(to int) {
 // isHeld reports whether the member waits for its storage location. Such a member
 // keeps its place and reserves nothing.
 func (p *Planner) isHeld(m *member) bool {
-	return m.rank == rankQueued && !p.locations[m.Location].Available
+	state := p.locations[m.Location]
+	return m.rank == rankQueued && (!state.Available || state.NoBackups && m.Class == Backup)
 }
 
 // look lets a member meet the members before it that it overlaps. Overlap by namespaces

@@ -143,8 +143,10 @@ func (r *Run) overlaps(other *Run) bool {
 // LocationState is what is known of a storage location.
 type LocationState struct {
 	Available bool
-	// Message says why it is not available. It is for administrators: entries
-	// of a tenant don't show it.
+	// NoBackups is true if restores may read from it, and no backup may begin.
+	NoBackups bool
+	// Message says why it is not available, or takes no backups. It is for administrators:
+	// entries of a tenant don't show it.
 	Message string
 }
 

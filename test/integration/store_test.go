@@ -14,12 +14,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -416,4 +418,56 @@ func TestAnotherStoreInItsPlace(t *testing.T) {
 	if got := lab.Kubectl(t, "get", "storagelocation", location, "-n", labtest.System, "-o", "jsonpath={.status.storeID}"); got == "" || got == id {
 		t.Errorf("the store %q has the id %q", id, got)
 	}
+}
+
+// TestACopyOfTheCluster: a controller whose cluster's records are older than the store, as in a
+// copy of its etcd, starts no backup there, and takes backups elsewhere. An administrator has it
+// go on.
+func TestACopyOfTheCluster(t *testing.T) {
+	location, folder := lab.Location(t, "copied")
+	other, _ := lab.Location(t, "own")
+	namespace := lab.Namespace(t, "copied")
+	identity, err := lab.Kube.CoreV1().ConfigMaps(labtest.System).Get(t.Context(), "holdfast-identity", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	claim := filepath.Join(folder, filepath.FromSlash(format.ClaimKey(identity.Data["cluster-uid"])))
+	labtest.Eventually(t, "the claim of the cluster", func() error {
+		_, err := os.Stat(claim)
+		return err
+	})
+	content, err := format.EncodeClaim(format.Claim{Nonce: "original", Holder: "original-pod", Renewals: 7, Written: time.Now().Add(time.Hour)})
+	if err == nil {
+		err = errors.Join(lab.Signal(labtest.Controller, syscall.SIGKILL), os.WriteFile(claim, content, 0o600))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	lab.AwaitKilled(t, labtest.Controller)
+	lab.Start(t, labtest.Controller)
+
+	reason := func(want string) {
+		t.Helper()
+		labtest.Eventually(t, "the reason "+want, func() error {
+			record, err := lab.Engine.EngineV1alpha1().StorageLocations(labtest.System).Get(t.Context(), location, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			if condition := meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionClonedCluster); condition == nil || condition.Reason != want {
+				return fmt.Errorf("the condition is %+v", condition)
+			}
+			return nil
+		})
+	}
+	reason(enginev1alpha1.ReasonStateIsOlder)
+	waiting, elsewhere := labtest.Name("copied"), labtest.Name("own")
+	lab.Create(t, labtest.System, waiting, v1alpha1.BackupSpec{IncludedNamespaces: []string{namespace}, StorageLocation: location})
+	awaitStorageUnavailable(t, waiting, location)
+	lab.Create(t, labtest.System, elsewhere, v1alpha1.BackupSpec{IncludedNamespaces: []string{namespace}, StorageLocation: other})
+	lab.AwaitCompleted(t, elsewhere)
+	lab.AwaitPhase(t, labtest.System, waiting, v1alpha1.BackupPhaseQueued)
+
+	lab.Kubectl(t, "annotate", "hfl", location, "-n", labtest.System, "--overwrite", enginev1alpha1.AnnotationTakeOver+"="+time.Now().UTC().Format(time.RFC3339))
+	lab.AwaitCompleted(t, waiting)
+	reason(enginev1alpha1.ReasonClaimedHere)
 }

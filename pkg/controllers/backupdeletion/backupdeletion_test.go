@@ -141,7 +141,21 @@ func TestStoreAway(t *testing.T) {
 			t.Errorf("requests to a store that is away: %v; %d writes of the status", counts, n)
 		}
 
+		// So it is while another cluster with this one's uid may write there.
 		must(t, os.Rename(w.folder+".away", w.folder))
+		locations := w.EngineV1alpha1().StorageLocations(system)
+		record, err := locations.Get(t.Context(), "default", metav1.GetOptions{})
+		must(t, err)
+		record.Status = available(metav1.ConditionTrue)
+		record.Status.Conditions = append(record.Status.Conditions, metav1.Condition{Type: enginev1alpha1.ConditionClonedCluster, Status: metav1.ConditionTrue, Reason: "ClaimedElsewhere", Message: "it is a copy"})
+		_, err = locations.UpdateStatus(t.Context(), record, metav1.UpdateOptions{})
+		must(t, err)
+		time.Sleep(24 * time.Hour)
+		synctest.Wait()
+		if counts := w.faulty.Counts(); len(counts) != 0 {
+			t.Errorf("requests to a store that another cluster writes to: %v", counts)
+		}
+
 		w.setAvailable(metav1.ConditionTrue)
 		synctest.Wait() // without any time
 		if w.run("a") != nil || len(w.keys("a")) != 0 {

@@ -12,7 +12,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
@@ -93,8 +92,8 @@ func (c *Controller) removeStored(ctx context.Context, run *enginev1alpha1.Backu
 		return &obstacle{text: fmt.Sprintf("the deletion waits for the storage location %q, which does not exist: make it again, or give the deletion up by removing the BackupRun %s", name, run.Name)}
 	case err != nil:
 		return err
-	case record.Unavailable():
-		return awaited(name, meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionAvailable).Message)
+	case record.Closed():
+		return awaited(name, record.WhyClosed())
 	}
 	err = c.removeFrom(ctx, record, run)
 	if failure, ok := errors.AsType[*obstacle](err); ok && errors.Is(failure, store.ErrUnavailable) && ctx.Err() == nil {

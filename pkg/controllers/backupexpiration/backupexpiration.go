@@ -29,7 +29,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
@@ -114,7 +113,7 @@ func New(config Config) (*Controller, error) {
 			}
 		})),
 		c.queue.Watch(config.LocationInformer.Informer(), loop.OnChange(func(before, after *enginev1alpha1.StorageLocation) {
-			if after != nil && (before == nil || before.UID != after.UID || before.Unavailable() && !after.Unavailable()) {
+			if after != nil && (before == nil || before.UID != after.UID || before.Closed() && !after.Closed()) {
 				loop.Wake(c.queue, changes, func(change *enginev1alpha1.ExpirationChange) bool {
 					return change.Spec.StorageLocation == after.Name && !change.Done()
 				})
@@ -212,8 +211,8 @@ func (c *Controller) write(ctx context.Context, change *enginev1alpha1.Expiratio
 		return nil, fmt.Errorf("there is no storage location %q", spec.StorageLocation)
 	case err != nil:
 		return nil, err
-	case record.Unavailable():
-		return nil, fmt.Errorf("the storage location %q is not available: %s", record.Name, meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionAvailable).Message)
+	case record.Closed():
+		return nil, fmt.Errorf("the storage location %q is not available: %s", record.Name, record.WhyClosed())
 	}
 	target, err := c.open(ctx, record)
 	if err != nil {

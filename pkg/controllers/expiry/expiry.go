@@ -381,7 +381,7 @@ func inDoubt(warnings []string, locations []*enginev1alpha1.StorageLocation) fun
 		all = all || !found
 	}
 	for _, location := range locations {
-		if location.Unavailable() {
+		if location.Closed() {
 			named[location.Name] = true
 		}
 	}

@@ -506,6 +506,9 @@ func TestInDoubt(t *testing.T) {
 		"a location that does not answer": func(w *world) {
 			w.locations["other"].Status.Conditions = []metav1.Condition{{Type: engine.ConditionAvailable, Status: metav1.ConditionFalse}}
 		},
+		"another cluster with the same uid": func(w *world) {
+			w.locations["other"].Status.Conditions = []metav1.Condition{{Type: engine.ConditionClonedCluster, Status: metav1.ConditionTrue}}
+		},
 		"a location that is gone": func(w *world) { delete(w.locations, "other") },
 	} {
 		w := newWorld(t.Fatalf, "a", "b")

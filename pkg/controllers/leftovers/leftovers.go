@@ -172,7 +172,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 		return err
 	case record.Spec.IsLonghorn():
 		return nil // nothing in it is ours, and that stays so
-	case !record.Unavailable():
+	case !record.Closed():
 		if err := c.tidy(ctx, record); err != nil {
 			return fmt.Errorf("removing what was left in storage location %s: %w", name, err)
 		}

@@ -24,7 +24,7 @@ import (
 // canBeMaintained reports whether a maintenance has a chance.
 func (c *Controller) canBeMaintained(record *engine.VolumeRepository) bool {
 	stored, err := c.locations.Get(record.Spec.BackupStorageLocation)
-	return err == nil && !stored.Unavailable() && ready(record) && record.DeletionTimestamp == nil
+	return err == nil && !stored.Closed() && ready(record) && record.DeletionTimestamp == nil
 }
 
 // wait says of a repository that is due, and has no place, what it waits for: when it has waited
@@ -66,7 +66,7 @@ func (c *Controller) waitsFor(record *engine.VolumeRepository) string {
 	switch {
 	case c.Limit == 0:
 		return "It is due, but --concurrent-maintenance-jobs of the controller is 0, so that none is maintained"
-	case err != nil || stored.Unavailable():
+	case err != nil || stored.Closed():
 		return "It is due, and waits until its storage location is available"
 	case !ready(record):
 		return "It is due, and waits until it can be opened: see the condition Ready"

@@ -181,7 +181,7 @@ func New(config Config) (*Controller, error) {
 		}}),
 		c.queue.Watch(config.RepositoryInformer.Informer(), loop.OnChange(c.recordChanged)),
 		c.queue.Watch(config.LocationInformer.Informer(), loop.OnChange(func(before, after *engine.StorageLocation) {
-			if after != nil && (before == nil || before.Unavailable() != after.Unavailable()) {
+			if after != nil && (before == nil || before.Closed() != after.Closed()) {
 				loop.Wake(c.queue, c.lister, func(record *engine.VolumeRepository) bool {
 					return record.Spec.BackupStorageLocation == after.Name
 				})

@@ -91,7 +91,10 @@ func (w *world) launch() *process {
 	if err != nil {
 		w.Fatal(err)
 	}
-	locations, err := storagelocation.NewWithCheck(linkedEngine{w.EngineV1alpha1(), link{p, "locations"}}, nil, records.StorageLocations(), clock.RealClock{}, p.checkLocation)
+	locations, err := storagelocation.NewWithCheck(storagelocation.Config{
+		Locations: linkedEngine{w.EngineV1alpha1(), link{p, "locations"}}, Identity: p.name,
+		Events: &events.FakeRecorder{}, Clock: clock.RealClock{}, LocationInformer: records.StorageLocations(),
+	}, p.checkLocation)
 	if err != nil {
 		w.Fatal(err)
 	}

@@ -362,13 +362,13 @@ func (w *world) createLocation(name string) {
 }
 
 // checkLocation stands for a look at the store of a location.
-func (p *process) checkLocation(_ context.Context, location *enginev1alpha1.StorageLocation) (metav1.Condition, string) {
+func (p *process) checkLocation(_ context.Context, location *enginev1alpha1.StorageLocation) (metav1.Condition, string, *metav1.Condition) {
 	p.awake()
 	status := metav1.ConditionTrue
 	if !p.world.reachable(location.Name) {
 		status = metav1.ConditionFalse
 	}
-	return metav1.Condition{Type: enginev1alpha1.ConditionAvailable, Status: status, Reason: "Simulated"}, ""
+	return metav1.Condition{Type: enginev1alpha1.ConditionAvailable, Status: status, Reason: "Simulated"}, "", nil
 }
 
 // upTo is a random time.

@@ -21,6 +21,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/store"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
 
@@ -89,6 +90,7 @@ func TestAnotherStoreInItsPlace(t *testing.T) {
 # TYPE holdfast_locations_stopped gauge
 holdfast_locations_stopped{reason="AccessDenied"} 0
 holdfast_locations_stopped{reason="ClockSkew"} 0
+holdfast_locations_stopped{reason="ClonedCluster"} 0
 holdfast_locations_stopped{reason="Invalid"} 0
 holdfast_locations_stopped{reason="NoSuchBucket"} 0
 holdfast_locations_stopped{reason="OtherStore"} 1
@@ -127,7 +129,8 @@ holdfast_locations_stopped{reason="Unreachable"} 0
 func TestAStoreOfTwoClustersHasOneID(t *testing.T) {
 	folder := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
-		one, two := start(t, inFolder("default", folder)), start(t, inFolder("theirs", folder))
+		one := startAs(t, Config{ClusterUID: "one", Identity: "a"}, inFolder("default", folder))
+		two := startAs(t, Config{ClusterUID: "two", Identity: "b"}, inFolder("theirs", folder))
 		one.expect("default", metav1.ConditionTrue, enginev1alpha1.ReasonReachable)
 		two.expect("theirs", metav1.ConditionTrue, enginev1alpha1.ReasonReachable)
 		if a, b := one.location("default").Status.StoreID, two.location("theirs").Status.StoreID; a == "" || a != b {
@@ -186,6 +189,50 @@ func TestAStoreWithoutAnIDThatLostItsBackups(t *testing.T) {
 	})
 }
 
+// In a bucket another prefix is another store. One that is brought back from a copy is the same
+// one, unless the copy is older than its id.
+func TestAnotherBucket(t *testing.T) {
+	spec, secret := storetest.FakeS3(t, nil)
+	secrets := kubefake.NewClientset(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: spec.S3.CredentialsSecret}, Data: secret})
+	c := &Controller{secrets: secrets.CoreV1().Secrets(system), clock: clock.RealClock{}, claims: map[string]*claimant{}, clusterUID: "c", nonce: "n"}
+	record := &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}, Spec: spec}
+	check := func(want string) string {
+		t.Helper()
+		condition, id, _ := c.ask(t.Context(), record)
+		if condition.Reason != want {
+			t.Errorf("got %+v, want %s", condition, want)
+		}
+		return id
+	}
+	record.Status.StoreID = check(enginev1alpha1.ReasonReachable)
+	bucket := storetest.Open(t, spec, secret)
+	backup := format.MetadataKey("nightly")
+	if err := bucket.Create(t.Context(), backup, []byte("{}")); err != nil {
+		t.Fatal(err)
+	}
+
+	record.Spec.Prefix = "other"
+	check(enginev1alpha1.ReasonOtherStore)
+	for object, err := range bucket.List(t.Context(), "other/", store.ListOptions{Recursive: true}) {
+		t.Errorf("it has written %s, %v", object.Key, err)
+	}
+	record.Spec.Prefix = ""
+	check(enginev1alpha1.ReasonReachable)
+
+	remove := func(key string) {
+		t.Helper()
+		if err := bucket.Remove(t.Context(), key); err != nil {
+			t.Fatal(err)
+		}
+	}
+	remove(backup) // as in a copy that is older than the backup
+	check(enginev1alpha1.ReasonReachable)
+	remove(format.StoreIdentityKey)
+	if got := check(enginev1alpha1.ReasonOtherStore); got != record.Status.StoreID {
+		t.Errorf("the location would forget its store: the id is %q", got)
+	}
+}
+
 // Nothing is written to a store of Longhorn's.
 func TestLonghornsStoreGetsNoID(t *testing.T) {
 	folder := t.TempDir()
@@ -234,8 +281,8 @@ func TestStoresThatAnswerOtherwise(t *testing.T) {
 				})
 			})
 			secrets := kubefake.NewClientset(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: spec.S3.CredentialsSecret}, Data: secret})
-			c := &Controller{secrets: secrets.CoreV1().Secrets(system), clock: clock.RealClock{}}
-			condition, id := c.ask(t.Context(), &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}, Spec: spec})
+			c := &Controller{secrets: secrets.CoreV1().Secrets(system), clock: clock.RealClock{}, claims: map[string]*claimant{}}
+			condition, id, _ := c.ask(t.Context(), &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}, Spec: spec})
 			if condition.Reason != test.reason || !strings.Contains(condition.Message, test.message) || id != "" {
 				t.Errorf("got %+v and the id %q, want %s and %q", condition, id, test.reason, test.message)
 			}

@@ -19,7 +19,7 @@ var (
 	stoppedLocations = metrics.NewDesc("holdfast_locations_stopped",
 		"Storage locations to which nothing is written, by why: all but Unreachable need somebody to act.", []string{"reason"}, nil, metrics.ALPHA, "")
 	// reasons are all that are shown, so that what has ended is a zero.
-	reasons = []string{enginev1alpha1.ReasonUnreachable, enginev1alpha1.ReasonAccessDenied, enginev1alpha1.ReasonNoSuchBucket, enginev1alpha1.ReasonClockSkew, enginev1alpha1.ReasonInvalid, enginev1alpha1.ReasonOtherStore}
+	reasons = []string{enginev1alpha1.ReasonUnreachable, enginev1alpha1.ReasonAccessDenied, enginev1alpha1.ReasonNoSuchBucket, enginev1alpha1.ReasonClockSkew, enginev1alpha1.ReasonInvalid, enginev1alpha1.ReasonOtherStore, enginev1alpha1.ConditionClonedCluster}
 
 	register sync.Once
 	shown    stopped
@@ -50,6 +50,8 @@ func (s *stopped) CollectWithStability(found chan<- metrics.Metric) {
 	for _, record := range all {
 		if available := meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionAvailable); record.Unavailable() {
 			counts[available.Reason]++
+		} else if record.Cloned() {
+			counts[enginev1alpha1.ConditionClonedCluster]++
 		}
 	}
 	for _, reason := range reasons {

@@ -4,6 +4,7 @@
 package storagelocation
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"os"
@@ -18,6 +19,7 @@ import (
 	kubefake "k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -45,17 +47,28 @@ type harness struct {
 	*testing.T
 	*enginetest.Cluster
 	controller *Controller
+	events     *events.FakeRecorder
+	// stop ends the process.
+	stop context.CancelFunc
 }
 
 func start(t *testing.T, locations ...*enginev1alpha1.StorageLocation) *harness {
+	t.Helper()
+	return startAs(t, Config{ClusterUID: "cluster-of-" + t.Name(), Identity: "this"}, locations...)
+}
+
+// startAs runs the controller as one of a cluster and a process.
+func startAs(t *testing.T, config Config, locations ...*enginev1alpha1.StorageLocation) *harness {
 	t.Helper()
 	h := &harness{T: t, Cluster: enginetest.New()}
 	for _, location := range locations {
 		h.Create(location)
 	}
 	records := engineinformers.NewSharedInformerFactory(h.Cluster, 0)
-	controller, err := New(h.EngineV1alpha1(), kubefake.NewClientset().CoreV1().Secrets(system),
-		records.Engine().V1alpha1().StorageLocations(), clock.RealClock{})
+	h.events = events.NewFakeRecorder(100)
+	config.Locations, config.Secrets, config.Events, config.Clock = h.EngineV1alpha1(), kubefake.NewClientset().CoreV1().Secrets(system), h.events, clock.RealClock{}
+	config.LocationInformer = records.Engine().V1alpha1().StorageLocations()
+	controller, err := New(config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +77,9 @@ func start(t *testing.T, locations ...*enginev1alpha1.StorageLocation) *harness 
 	t.Cleanup(records.Shutdown)
 	records.WaitForCacheSync(t.Context().Done())
 	synctest.Wait() // for the watches: the fake forgets a deletion before a watch
-	go controller.Run(t.Context())
+	ctx, stop := context.WithCancel(t.Context())
+	h.stop = stop
+	go controller.Run(ctx)
 	synctest.Wait()
 	return h
 }

@@ -36,7 +36,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
@@ -141,7 +140,7 @@ func New(config Config) (*Controller, error) {
 			}
 		})),
 		c.queue.Watch(config.LocationInformer.Informer(), loop.OnChange(func(before, after *enginev1alpha1.StorageLocation) {
-			if after != nil && (before == nil || before.UID != after.UID || before.Unavailable() && !after.Unavailable()) {
+			if after != nil && (before == nil || before.UID != after.UID || before.Closed() && !after.Closed()) {
 				loop.Wake(c.queue, deletions, func(d *enginev1alpha1.VolumeDeletion) bool {
 					return !d.Done() && slices.ContainsFunc(d.Spec.Targets, func(target enginev1alpha1.VolumeDeletionTarget) bool {
 						return target.StorageLocation == after.Name
@@ -477,8 +476,8 @@ func (w *work) bucket(ctx context.Context, name string) (bucket, error) {
 		return nil, noLocation(name)
 	case err != nil:
 		return nil, err
-	case record.Unavailable():
-		return nil, fmt.Errorf("the storage location %q is not available: %s", name, meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionAvailable).Message)
+	case record.Closed():
+		return nil, fmt.Errorf("the storage location %q is not available: %s", name, record.WhyClosed())
 	}
 	opened, err := w.open(ctx, record)
 	if err != nil {

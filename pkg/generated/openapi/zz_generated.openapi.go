@@ -2321,7 +2321,7 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationStatus(ref common.ReferenceC
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Conditions: Available, Synced, Suspicious, MetadataReplaced once another writer has replaced the metadata of a backup, and ExpiryFrozen once no backup was to expire, since too many had at once, or the clock is not that of the store.",
+							Description: "Conditions: Available, Synced, Suspicious, MetadataReplaced once another writer has replaced the metadata of a backup, ClonedCluster once another cluster with this one's uid may have written to the store, and ExpiryFrozen once no backup was to expire, since too many had at once, or the clock is not that of the store.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{

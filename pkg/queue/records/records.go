@@ -25,6 +25,8 @@ func locationState(location *enginev1alpha1.StorageLocation) queue.LocationState
 	switch {
 	case condition == nil:
 		return queue.LocationState{Message: "it has not been checked yet"}
+	case condition.Status == "True" && location.Closed():
+		return queue.LocationState{Available: true, NoBackups: true, Message: location.WhyClosed()}
 	case condition.Status == "True":
 		return queue.LocationState{Available: true}
 	}

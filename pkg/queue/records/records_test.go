@@ -382,6 +382,8 @@ func TestLocation(t *testing.T) {
 		"not checked yet": {with(metav1.Condition{Type: "Other", Status: metav1.ConditionTrue}), queue.LocationState{Message: "it has not been checked yet"}},
 		"available":       {with(metav1.Condition{Type: "Available", Status: metav1.ConditionTrue, Message: "the store answers"}), queue.LocationState{Available: true}},
 		"unavailable":     {with(metav1.Condition{Type: "Available", Status: metav1.ConditionFalse, Message: "no such folder"}), queue.LocationState{Message: "no such folder"}},
+		"of two clusters": {with(metav1.Condition{Type: "Available", Status: metav1.ConditionTrue, Message: "the store answers"}, metav1.Condition{Type: enginev1alpha1.ConditionClonedCluster, Status: metav1.ConditionTrue, Message: "a copy"}), queue.LocationState{Available: true, NoBackups: true, Message: "a copy"}},
+		"of one again":    {with(metav1.Condition{Type: "Available", Status: metav1.ConditionTrue}, metav1.Condition{Type: enginev1alpha1.ConditionClonedCluster, Status: metav1.ConditionFalse, Message: "alone"}), queue.LocationState{Available: true}},
 		"unknown":         {with(metav1.Condition{Type: "Available", Status: metav1.ConditionUnknown, Message: "who knows"}), queue.LocationState{Message: "who knows"}},
 	} {
 		if got := locationState(c.location); got != c.want {

@@ -167,10 +167,8 @@ func (k *kind) WarningsOnCreate(_ context.Context, obj runtime.Object) []string 
 	if err != nil {
 		return warnings
 	}
-	for _, condition := range record.Status.Conditions {
-		if condition.Type == enginev1alpha1.ConditionAvailable && condition.Status == metav1.ConditionFalse {
-			warnings = append(warnings, fmt.Sprintf("spec.storageLocation: %q is unavailable; the backup waits until it is back", record.Name))
-		}
+	if record.Closed() {
+		warnings = append(warnings, fmt.Sprintf("spec.storageLocation: %q is unavailable; the backup waits until it is back", record.Name))
 	}
 	return warnings
 }

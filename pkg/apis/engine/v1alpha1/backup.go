@@ -95,3 +95,24 @@ func (r *BackupRun) Phase() holdfastv1alpha1.BackupPhase {
 func (l *StorageLocation) Unavailable() bool {
 	return meta.IsStatusConditionFalse(l.Status.Conditions, ConditionAvailable)
 }
+
+// Cloned reports whether another cluster with this one's uid may write to the store.
+func (l *StorageLocation) Cloned() bool {
+	return meta.IsStatusConditionTrue(l.Status.Conditions, ConditionClonedCluster)
+}
+
+// Closed reports whether no backup may begin in the store, and nothing be changed or removed.
+// What runs goes on, and backups are read, unless the location is Unavailable.
+func (l *StorageLocation) Closed() bool { return l.Unavailable() || l.Cloned() }
+
+// WhyClosed says why the location is Closed.
+func (l *StorageLocation) WhyClosed() string {
+	condition := ConditionClonedCluster
+	if l.Unavailable() {
+		condition = ConditionAvailable
+	}
+	if found := meta.FindStatusCondition(l.Status.Conditions, condition); found != nil {
+		return found.Message
+	}
+	return ""
+}

@@ -175,6 +175,10 @@ const (
 	// AnnotationGiveUpStore of a StorageLocation is the id of a store that is given up: the
 	// store that is found at the location takes its place. It has no effect on any other id.
 	AnnotationGiveUpStore = "holdfast.io/give-up-store"
+	// AnnotationTakeOver of a StorageLocation is an instant in RFC 3339: if ConditionClonedCluster
+	// was True by then, this cluster goes on with the store, whatever another one claims. It is
+	// not for the future.
+	AnnotationTakeOver = "holdfast.io/take-over-until"
 	// UnknownStore stands for the id of a store whose id was never read.
 	UnknownStore = "unknown"
 	// AnnotationAcceptLoss of a StorageLocation is an instant in RFC 3339: backups that were
@@ -283,6 +287,16 @@ const (
 	ReasonClockSkew = "ClockSkew"
 	// ReasonInvalid: the location's spec, or its Secret, can't be used.
 	ReasonInvalid = "Invalid"
+	// ConditionClonedCluster is True while another cluster with this one's uid may write to the
+	// store. No backup starts there then, and nothing is deleted.
+	ConditionClonedCluster = "ClonedCluster"
+	// ReasonStateIsOlder: a controller that the cluster's records do not know has written to the
+	// store. It is watched whether it lives.
+	ReasonStateIsOlder = "StateIsOlder"
+	// ReasonClaimedElsewhere: it lives. Somebody must say which cluster is to go on.
+	ReasonClaimedElsewhere = "ClaimedElsewhere"
+	// ReasonClaimedHere: this cluster goes on.
+	ReasonClaimedHere = "ClaimedHere"
 	// ConditionExpiryFrozen is True while no backup expires; its message says why, and what to do.
 	ConditionExpiryFrozen = "ExpiryFrozen"
 	// ReasonTooManyExpired: more have than may within an hour, and nobody has accepted that.
@@ -334,7 +348,8 @@ type CatalogueStatus struct {
 // StorageLocationStatus is the state of a store.
 type StorageLocationStatus struct {
 	// Conditions: Available, Synced, Suspicious, MetadataReplaced once another writer has
-	// replaced the metadata of a backup, and ExpiryFrozen once no backup was to expire, since
+	// replaced the metadata of a backup, ClonedCluster once another cluster with this one's uid
+	// may have written to the store, and ExpiryFrozen once no backup was to expire, since
 	// too many had at once, or the clock is not that of the store.
 	// +optional
 	// +listType=map

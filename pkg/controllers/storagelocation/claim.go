@@ -1,0 +1,223 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package storagelocation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/store"
+)
+
+const (
+	// claimInterval is how often the claim on a store is looked at, and renewed.
+	claimInterval = 5 * time.Minute
+	// claimPatience is how long a claim of another process may stay as it is until it is taken
+	// for that of one that has ended.
+	claimPatience = 2*claimInterval + checkInterval
+	// So many renewals of another process's claim prove that it lives. One may come from a process
+	// that was paused between its question whether it leads and its write.
+	claimChanges = 2
+	// leaseSlack is how long a process may work after its last renewal of the Lease.
+	leaseSlack = 30 * time.Second
+)
+
+// claimant decides about the claim of this process on one store. docs/design/cloned-clusters.md
+// says why it decides so.
+type claimant struct {
+	// mu is held while the store is asked, which may take long.
+	mu sync.Mutex
+	// storeID is the store that this is about.
+	storeID string
+	// next is when the claim is looked at again.
+	next time.Time
+	// renewals count the writes of this process: if there were some, it has led since.
+	renewals int64
+	// seen is the claim of another process, since when it is so, and how often that process has
+	// renewed it meanwhile.
+	seen    *format.Claim
+	since   time.Time
+	changes int
+	// reason is what judge has said last.
+	reason string
+}
+
+// judge says whether to write the own claim in the place of the one that was found, and, if
+// another cluster may write to the store, the reason for ConditionClonedCluster. stands is the
+// reason that the condition gives until now, before is who led before this process, and accepted
+// is whether an administrator has said that this cluster is to go on.
+func (c *claimant) judge(now time.Time, nonce string, found *format.Claim, before liveness.Predecessor, stands string, accepted bool) (write bool, reason string) {
+	if stands == "" {
+		stands = c.reason // it may not have been written
+	}
+	write, c.reason = c.decide(now, nonce, found, before, stands, accepted)
+	if write {
+		c.seen, c.changes = nil, 0
+	}
+	return write, c.reason
+}
+
+func (c *claimant) decide(now time.Time, nonce string, found *format.Claim, before liveness.Predecessor, stands string, accepted bool) (write bool, reason string) {
+	if found == nil || found.Nonce == nonce || accepted && stands != "" {
+		return true, ""
+	}
+	if stands == enginev1alpha1.ReasonClaimedElsewhere {
+		return false, stands
+	}
+	switch {
+	case c.seen == nil:
+		fresh := c.renewals == 0 && stands == "" && before.Identity != ""
+		newer := found.Written.After(before.Renewed.Add(leaseSlack))
+		if fresh && !newer && found.Holder == before.Identity {
+			return true, "" // the process whose Lease this one has taken
+		}
+		if fresh && newer {
+			stands = enginev1alpha1.ReasonStateIsOlder
+		}
+		c.seen, c.since = found, now
+	case found.Nonce != c.seen.Nonce:
+		c.seen, c.since, c.changes = found, now, 0
+	case *found != *c.seen:
+		c.seen, c.since = found, now
+		if c.changes++; c.changes >= claimChanges {
+			return false, enginev1alpha1.ReasonClaimedElsewhere
+		}
+	case now.Sub(c.since) >= claimPatience:
+		return true, ""
+	}
+	return false, stands
+}
+
+// claim claims a store for this process, and returns what is to be said about other clusters that
+// do; nil if that is as it was.
+func (c *Controller) claim(ctx context.Context, bucket *store.Bucket, record *enginev1alpha1.StorageLocation, storeID string) *metav1.Condition {
+	of := c.claimant(record.Name, storeID)
+	of.mu.Lock()
+	defer of.mu.Unlock()
+	now, stands := c.clock.Now(), meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionClonedCluster)
+	reason, accepted := "", false
+	if record.Cloned() {
+		reason, accepted = stands.Reason, acceptedTakeOver(ctx, record, stands, now)
+	}
+	if now.Before(of.next) && !accepted {
+		return nil
+	}
+	logger := klog.FromContext(ctx).WithValues("storageLocation", record.Name)
+	found, err := c.readClaim(ctx, bucket)
+	if err != nil {
+		logger.Info("The claim of this cluster on the store can't be read; it will be looked at again", "err", err)
+		return nil
+	}
+	write, told := of.judge(now, c.nonce, found, c.before, reason, accepted)
+	if write {
+		if err := c.writeClaim(ctx, bucket, of, found == nil, now); err != nil {
+			logger.Info("The claim of this cluster on the store can't be written; it will be tried again", "err", err)
+			return nil
+		}
+	}
+	of.next = now.Add(claimInterval)
+	switch {
+	case told != "" && told != reason:
+		return &metav1.Condition{Type: enginev1alpha1.ConditionClonedCluster, Status: metav1.ConditionTrue, Reason: told, Message: clonedMessage(record, told, found, of.since.Add(claimPatience))}
+	case told == "" && reason != "":
+		return &metav1.Condition{Type: enginev1alpha1.ConditionClonedCluster, Status: metav1.ConditionFalse, Reason: enginev1alpha1.ReasonClaimedHere, Message: "of this cluster's copies, this one alone writes to the store"}
+	}
+	return nil
+}
+
+// claimant is what decides about a store.
+func (c *Controller) claimant(location, storeID string) *claimant {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	of := c.claims[location]
+	if of == nil || of.storeID != storeID {
+		of = &claimant{storeID: storeID}
+		c.claims[location] = of
+	}
+	return of
+}
+
+// readClaim returns the claim of this cluster, or nil if there is none that can be read.
+func (c *Controller) readClaim(ctx context.Context, bucket *store.Bucket) (*format.Claim, error) {
+	content, err := bucket.Get(ctx, format.ClaimKey(c.clusterUID))
+	if errors.Is(err, store.ErrNotFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer content.Close()
+	data, err := io.ReadAll(io.LimitReader(content, format.MaxClaimBytes+1))
+	if err != nil {
+		return nil, err
+	}
+	claim, err := format.DecodeClaim(data)
+	if err != nil {
+		klog.FromContext(ctx).Info("The claim of this cluster on a store is damaged, and is written anew", "err", err)
+		return &format.Claim{Nonce: c.nonce}, nil
+	}
+	return &claim, nil
+}
+
+// writeClaim writes the claim of this process. The first one of a cluster is created, so that of
+// two that find none one is told apart at its next look.
+func (c *Controller) writeClaim(ctx context.Context, bucket *store.Bucket, of *claimant, first bool, now time.Time) error {
+	content, err := format.EncodeClaim(format.Claim{Nonce: c.nonce, Holder: c.identity, Renewals: of.renewals + 1, Written: now.UTC()})
+	if err != nil {
+		return err
+	}
+	if !liveness.Holds(ctx) {
+		return liveness.ErrLost
+	}
+	write := bucket.Put
+	if first {
+		write = bucket.Create
+	}
+	if err := write(ctx, format.ClaimKey(c.clusterUID), content); err != nil {
+		return err
+	}
+	of.renewals++
+	return nil
+}
+
+// acceptedTakeOver reports whether an administrator has said, since it was told that another
+// cluster may write to the store, that this one is to go on.
+func acceptedTakeOver(ctx context.Context, record *enginev1alpha1.StorageLocation, told *metav1.Condition, now time.Time) bool {
+	text := takeOver(record)
+	if text == "" {
+		return false
+	}
+	until, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "An annotation can't be read", "storageLocation", record.Name, "annotation", enginev1alpha1.AnnotationTakeOver)
+		return false
+	}
+	return !until.Before(told.LastTransitionTime.Time) && !until.After(now)
+}
+
+func takeOver(record *enginev1alpha1.StorageLocation) string {
+	return record.Annotations[enginev1alpha1.AnnotationTakeOver]
+}
+
+func clonedMessage(record *enginev1alpha1.StorageLocation, reason string, found *format.Claim, until time.Time) string {
+	command := fmt.Sprintf("kubectl annotate hfl %s -n %s --overwrite %s=$(date -u +%%FT%%TZ)", record.Name, record.Namespace, enginev1alpha1.AnnotationTakeOver)
+	if reason == enginev1alpha1.ReasonStateIsOlder {
+		return fmt.Sprintf("The controller %s has written to the store as one of this cluster, and the cluster's records do not know it: they are older than the store, as after etcd was brought back from a copy. "+
+			"Until %s it is watched whether that controller lives. No backup starts here meanwhile, and nothing is deleted. If it does not live, this cluster can go on at once: %s",
+			found.Holder, until.UTC().Format(time.RFC3339), command)
+	}
+	return fmt.Sprintf("Another cluster with the uid of this one writes to the store, with the controller %s: one of them is a copy, as of etcd. No backup starts here, and nothing is deleted. "+
+		"Give one of them another store or prefix, or end it. If this one is to go on here, and the other one to stop: %s", found.Holder, command)
+}
