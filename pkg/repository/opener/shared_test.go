@@ -48,6 +48,8 @@ type fixture struct {
 	where   repository.Location
 	workDir string
 	records cache.Indexer
+	// locations has the record default.
+	locations cache.Indexer
 
 	lists, formats atomic.Int64
 	// on sees each request, and answers it if it returns true.
@@ -72,6 +74,7 @@ func newFixture(t *testing.T, namespaces ...string) *fixture {
 	})
 	locations := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
 	must(t, locations.Add(&engine.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}, Spec: f.where.Spec}))
+	f.locations = locations
 	f.kube = kubefake.NewSimpleClientset(&corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: engine.CredentialsNamespace(system), Name: "credentials"}, Data: f.where.Secret,
 	})
@@ -231,6 +234,60 @@ func TestShared(t *testing.T) {
 	}
 	if formats, lists := f.formats.Load(), f.lists.Load(); formats != 0 || lists == 0 || lists > 8 {
 		t.Errorf("%d keys were derived, with %d listings", formats, lists)
+	}
+}
+
+// What uses a repository goes on when the key of its bucket is replaced, and the former one is
+// refused: each user's Secrets will do.
+func TestSharedFollowsTheCredentials(t *testing.T) {
+	f := newFixture(t)
+	var valid atomic.Pointer[string]
+	rotate := func(key string) {
+		valid.Store(&key)
+		f.secret(engine.CredentialsNamespace(system), "credentials", map[string][]byte{store.SecretAccessKeyID: []byte(key), store.SecretSecretAccessKey: []byte("key")})
+	}
+	rotate("first")
+	f.answer(func(w http.ResponseWriter, r *http.Request) bool {
+		if strings.Contains(r.Header.Get("Authorization"), "Credential="+*valid.Load()+"/") {
+			return false
+		}
+		w.WriteHeader(http.StatusForbidden)
+		_, _ = w.Write([]byte("<Error><Code>InvalidAccessKeyId</Code></Error>"))
+		return true
+	})
+	must(t, f.use(app, func(ctx context.Context, r *repository.Repository) error {
+		must(t, put(ctx, r))
+		rotate("second")
+		return put(ctx, r)
+	}))
+}
+
+// The repositories of a location lie in the store that it has had, and in no other one.
+func TestRepositoriesOfAnotherStore(t *testing.T) {
+	f := newFixture(t)
+	bucket, err := store.Open(t.Context(), &f.where.Spec, f.where.Secret)
+	must(t, err)
+	defer bucket.Close()
+	id, err := bucket.Identify(t.Context(), time.Now())
+	must(t, err)
+	is := func(id string) *engine.StorageLocation {
+		location := &engine.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}, Spec: f.where.Spec}
+		location.Status.StoreID = id
+		return location
+	}
+	must(t, f.locations.Update(is(id)))
+	must(t, f.use(app, put))
+	must(t, f.locations.Update(is("another")))
+	if err := f.use(app, put); !errors.Is(err, store.ErrOther) || !strings.Contains(err.Error(), id) {
+		t.Errorf("the repository in another store: %v", err)
+	}
+	where, err := opener.Where(t.Context(), f.kube.CoreV1().Secrets(engine.CredentialsNamespace(system)), is("another"))
+	must(t, err)
+	if err := repository.Create(t.Context(), where, "new", password); !errors.Is(err, store.ErrOther) {
+		t.Errorf("a new repository in another store: %v", err)
+	}
+	if err := repository.ChangeKey(t.Context(), where, app, password, "new key"); !errors.Is(err, store.ErrOther) {
+		t.Errorf("another key in another store: %v", err)
 	}
 }
 
