@@ -34,8 +34,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/cached"
 	"github.com/holdfast-io/holdfast/pkg/controllers/nodelimit"
-	"github.com/holdfast-io/holdfast/pkg/controllers/volumerestore"
-	"github.com/holdfast-io/holdfast/pkg/controllers/volumeupload"
 	"github.com/holdfast-io/holdfast/pkg/controllers/volumework"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
@@ -213,11 +211,11 @@ func (o *nodeAgentOptions) work(ctx context.Context, identity string, memory int
 		RepositoryInformer: records.Engine().V1alpha1().VolumeRepositories(),
 		LocationInformer:   records.Engine().V1alpha1().StorageLocations(),
 	}
-	backups, err := volumeupload.New(shared, own.EngineV1alpha1(), engine.EngineV1alpha1(), work.Engine().V1alpha1().VolumeUploads())
+	backups, err := volumework.NewUploads(shared, own.EngineV1alpha1(), engine.EngineV1alpha1(), work.Engine().V1alpha1().VolumeUploads())
 	if err != nil {
 		return err
 	}
-	restores, err := volumerestore.New(shared, own.EngineV1alpha1(), engine.EngineV1alpha1(), work.Engine().V1alpha1().VolumeRestores())
+	restores, err := volumework.NewRestores(shared, own.EngineV1alpha1(), engine.EngineV1alpha1(), work.Engine().V1alpha1().VolumeRestores())
 	if err != nil {
 		return err
 	}

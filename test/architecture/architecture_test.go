@@ -88,7 +88,7 @@ var rules = []rule{
 	},
 	{
 		of:        []string{"pkg/controllers"},
-		except:    []string{"pkg/controllers/repository", "pkg/controllers/volumework", "pkg/controllers/volumeupload", "pkg/controllers/volumerestore"},
+		except:    []string{"pkg/controllers/repository", "pkg/controllers/volumework"},
 		forbidden: []string{"pkg/repository", "pkg/datapath"},
 		why:       "repositories are opened by who creates them, the agents, and the Jobs that maintain them, so that whoever runs backups and deletes them needs no memory for their indexes",
 	},

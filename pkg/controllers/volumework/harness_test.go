@@ -26,8 +26,6 @@ import (
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
-	"github.com/holdfast-io/holdfast/pkg/controllers/volumerestore"
-	"github.com/holdfast-io/holdfast/pkg/controllers/volumeupload"
 	"github.com/holdfast-io/holdfast/pkg/controllers/volumework"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
@@ -176,13 +174,13 @@ func (h *harness) start(run func(context.Context)) {
 }
 
 func (h *harness) startBackups() {
-	c, err := volumeupload.New(h.config, h.engine.EngineV1alpha1(), h.engine.EngineV1alpha1(), h.factory.Engine().V1alpha1().VolumeUploads())
+	c, err := volumework.NewUploads(h.config, h.engine.EngineV1alpha1(), h.engine.EngineV1alpha1(), h.factory.Engine().V1alpha1().VolumeUploads())
 	must(h.t, err)
 	h.start(c.Run)
 }
 
 func (h *harness) startRestores() {
-	c, err := volumerestore.New(h.config, h.engine.EngineV1alpha1(), h.engine.EngineV1alpha1(), h.factory.Engine().V1alpha1().VolumeRestores())
+	c, err := volumework.NewRestores(h.config, h.engine.EngineV1alpha1(), h.engine.EngineV1alpha1(), h.factory.Engine().V1alpha1().VolumeRestores())
 	must(h.t, err)
 	h.start(c.Run)
 }

@@ -3,7 +3,7 @@
 
 // Package volumework drives the records that ask a node's agent to move the data
 // of a volume, from New to Completed or Failed. What it moves, and which way, is
-// a Kind.
+// a Kind: NewUploads and NewRestores have theirs.
 //
 // What it promises:
 //   - A record is worked on by one process at a time: its work begins with a

@@ -30,7 +30,6 @@ import (
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
-	"github.com/holdfast-io/holdfast/pkg/controllers/volumerestore"
 	"github.com/holdfast-io/holdfast/pkg/controllers/volumework"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
 )
@@ -341,7 +340,7 @@ func TestRestoresTakeTurns(t *testing.T) {
 			begun <- record.Name
 		}
 	})
-	c, err := volumerestore.New(h.config, h.engine.EngineV1alpha1(), h.engine.EngineV1alpha1(), h.factory.Engine().V1alpha1().VolumeRestores())
+	c, err := volumework.NewRestores(h.config, h.engine.EngineV1alpha1(), h.engine.EngineV1alpha1(), h.factory.Engine().V1alpha1().VolumeRestores())
 	must(t, err)
 	h.start(c.Run)
 	h.eventually(c.HasSynced, func() string { return "it does not know of all" })

@@ -1,9 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package volumeupload uploads the volumes that the VolumeUploads of a node
-// ask for. How a record is driven is the promise of package volumework.
-package volumeupload
+package volumework
 
 import (
 	"context"
@@ -12,34 +10,30 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/controllers/volumework"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
 
-// Controller drives the VolumeUploads of a node.
-type Controller = volumework.Controller[*engine.VolumeUpload]
-
-// New returns a Controller. It reads own, which should be the records of the node only, as
+// NewUploads returns the Controller of the VolumeUploads of a node. It reads own, which should be the records of the node only, as
 // the informer does, and writes records.
-func New(config volumework.Config, own, records engineclient.VolumeUploadsGetter, informer engineinformers.VolumeUploadInformer) (*Controller, error) {
-	return volumework.New(config, volumework.Kind[*engine.VolumeUpload]{
+func NewUploads(config Config, own, records engineclient.VolumeUploadsGetter, informer engineinformers.VolumeUploadInformer) (*Controller[*engine.VolumeUpload], error) {
+	return New(config, Kind[*engine.VolumeUpload]{
 		Name:          "volumeupload",
 		Resource:      "volumeuploads",
 		Class:         datapath.ClassBackup,
 		Action:        "Upload",
 		FailureReason: "VolumeUploadFailed",
-		Target:        target,
-		Status:        status,
+		Target:        uploadTarget,
+		Status:        uploadStatus,
 		Cancelled:     func(record *engine.VolumeUpload) bool { return record.Spec.Cancel },
 		Move:          uploader{config.FullReadEvery}.upload,
 	}, own.VolumeUploads(config.Namespace), records.VolumeUploads(config.Namespace), informer.Lister().VolumeUploads(config.Namespace), informer.Informer())
 }
 
-func target(record *engine.VolumeUpload) volumework.Target {
-	return volumework.Target{
+func uploadTarget(record *engine.VolumeUpload) Target {
+	return Target{
 		Node:             record.Spec.Node,
 		Pod:              record.Spec.Pod.UID,
 		Volume:           record.Spec.Volume,
@@ -49,8 +43,8 @@ func target(record *engine.VolumeUpload) volumework.Target {
 	}
 }
 
-func status(record *engine.VolumeUpload) volumework.Status {
-	return volumework.Status{
+func uploadStatus(record *engine.VolumeUpload) Status {
+	return Status{
 		Phase:      &record.Status.Phase,
 		Message:    &record.Status.Message,
 		Progress:   &record.Status.Progress,
@@ -66,7 +60,7 @@ type uploader struct {
 	fullReadEvery time.Duration // as in datapath.UploadRequest
 }
 
-func (u uploader) upload(ctx context.Context, r *repository.Repository, record *engine.VolumeUpload, folder datapath.Folder, p *datapath.Progress) (volumework.Result[*engine.VolumeUpload], error) {
+func (u uploader) upload(ctx context.Context, r *repository.Repository, record *engine.VolumeUpload, folder datapath.Folder, p *datapath.Progress) (Result[*engine.VolumeUpload], error) {
 	uploaded, err := datapath.Upload(ctx, r, datapath.UploadRequest{
 		Path:    folder.Path,
 		Root:    folder.Root,
@@ -85,7 +79,7 @@ func (u uploader) upload(ctx context.Context, r *repository.Repository, record *
 
 		FullReadEvery: u.fullReadEvery,
 	}, p)
-	return volumework.Result[*engine.VolumeUpload]{
+	return Result[*engine.VolumeUpload]{
 		Bytes:    uploaded.TotalBytes,
 		Files:    uploaded.Files,
 		Warnings: uploaded.Warnings,
