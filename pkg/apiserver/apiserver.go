@@ -58,13 +58,12 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/backupqueue"
 	"github.com/holdfast-io/holdfast/pkg/registry/backupvolume"
 	"github.com/holdfast-io/holdfast/pkg/registry/locationstatus"
-	"github.com/holdfast-io/holdfast/pkg/registry/maintenancerequest"
 	"github.com/holdfast-io/holdfast/pkg/registry/nodeagent"
 	"github.com/holdfast-io/holdfast/pkg/registry/projection"
+	"github.com/holdfast-io/holdfast/pkg/registry/requests"
 	"github.com/holdfast-io/holdfast/pkg/registry/restore"
 	"github.com/holdfast-io/holdfast/pkg/registry/schedule"
 	"github.com/holdfast-io/holdfast/pkg/registry/streamed"
-	"github.com/holdfast-io/holdfast/pkg/registry/syncrequest"
 	"github.com/holdfast-io/holdfast/pkg/registry/volumebackup"
 	"github.com/holdfast-io/holdfast/pkg/registry/volumedeletion"
 	"github.com/holdfast-io/holdfast/pkg/runlog/remote"
@@ -439,8 +438,8 @@ func (c CompletedConfig) New() (*Server, error) {
 			Backups: backups, Changes: c.client.engine.EngineV1alpha1().ExpirationChanges(c.extra.SystemNamespace),
 			Observe: projector.ObserveChange, Clock: clock.RealClock{},
 		},
-		"maintenancerequests": maintenancerequest.New(c.extra.SystemNamespace, c.client.engine.EngineV1alpha1().VolumeRepositories(c.extra.SystemNamespace), clock.RealClock{}),
-		"syncrequests":        syncrequest.New(c.extra.SystemNamespace, c.client.engine.EngineV1alpha1().StorageLocations(c.extra.SystemNamespace), projector.Awaits, clock.RealClock{}),
+		"maintenancerequests": requests.NewMaintenance(c.extra.SystemNamespace, c.client.engine.EngineV1alpha1().VolumeRepositories(c.extra.SystemNamespace), clock.RealClock{}),
+		"syncrequests":        requests.NewSync(c.extra.SystemNamespace, c.client.engine.EngineV1alpha1().StorageLocations(c.extra.SystemNamespace), projector.Awaits, clock.RealClock{}),
 		"schedules":           scheduleREST,
 		"restores":            restoreREST,
 		"restores/cancel":     restore.NewCancelREST(restoreREST, clock.RealClock{}),

@@ -1,12 +1,11 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package syncrequest serves syncrequests, which can only be created: each asks for all of the
-// store of its name to be listed now, and is answered with the generation of the
-// StorageLocation to wait for. The request is written into the location's spec, so that no end
-// of a process loses it; one that is yet to be followed is answered again, and nothing is
-// written.
-package syncrequest
+// Package requests serves the resources that can only be created, each of which asks for
+// something to be done now: syncrequests for the listing of a store, maintenancerequests for the
+// maintenance of a repository. A request is written into the record of its name, whose
+// controller carries it out. A request that waits already is answered again, without a write.
+package requests
 
 import (
 	"context"
@@ -23,27 +22,28 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 )
 
-// Records is the client of the locations.
-type Records interface {
+// SyncRecords is the client of the locations.
+type SyncRecords interface {
 	Get(ctx context.Context, name string, options metav1.GetOptions) (*enginev1alpha1.StorageLocation, error)
 	Patch(ctx context.Context, name string, kind types.PatchType, patch []byte, options metav1.PatchOptions, subresources ...string) (*enginev1alpha1.StorageLocation, error)
 }
 
-// New serves the requests for the locations whose records are in the system namespace. awaits
-// reports whether what a location asks for is yet to begin.
-func New(system string, records Records, awaits func(*enginev1alpha1.StorageLocation) bool, clock clock.PassiveClock) *recorded.AskREST[*v1alpha1.SyncRequest] {
+// NewSync serves the requests for the locations whose records are in the system namespace. The
+// answer has the generation of the StorageLocation to wait for. awaits reports whether a listing
+// that a location asks for is yet to begin.
+func NewSync(system string, records SyncRecords, awaits func(*enginev1alpha1.StorageLocation) bool, clock clock.PassiveClock) *recorded.AskREST[*v1alpha1.SyncRequest] {
 	return &recorded.AskREST[*v1alpha1.SyncRequest]{
 		Singular: "syncrequest", System: system, Records: "storage locations", NamedAfter: "StorageLocation", Clock: clock,
 		Empty: func(meta metav1.ObjectMeta) *v1alpha1.SyncRequest { return &v1alpha1.SyncRequest{ObjectMeta: meta} },
 		Ask: func(ctx context.Context, request *v1alpha1.SyncRequest, ask enginev1alpha1.Ask, options *metav1.CreateOptions) (err error) {
-			request.Status, err = write(ctx, records, awaits, system, request.Name, ask, options)
+			request.Status, err = writeSync(ctx, records, awaits, system, request.Name, ask, options)
 			return err
 		},
 	}
 }
 
-// write writes a request into the record, unless one waits.
-func write(ctx context.Context, records Records, awaits func(*enginev1alpha1.StorageLocation) bool, system, name string, ask enginev1alpha1.Ask, options *metav1.CreateOptions) (answer v1alpha1.SyncRequestStatus, err error) {
+// writeSync writes a request into the record, unless one waits.
+func writeSync(ctx context.Context, records SyncRecords, awaits func(*enginev1alpha1.StorageLocation) bool, system, name string, ask enginev1alpha1.Ask, options *metav1.CreateOptions) (answer v1alpha1.SyncRequestStatus, err error) {
 	record, err := records.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return answer, err

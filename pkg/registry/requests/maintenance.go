@@ -1,11 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package maintenancerequest serves maintenancerequests, which can only be created: each
-// asks for the repository of its name to be maintained now, and is answered with the Job that
-// does so. The request is written into the VolumeRepository, whose controller carries it out;
-// one that waits already is answered again, and nothing is written.
-package maintenancerequest
+package requests
 
 import (
 	"context"
@@ -22,14 +18,15 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 )
 
-// Records is the client of the repositories' records.
-type Records interface {
+// MaintenanceRecords is the client of the repositories' records.
+type MaintenanceRecords interface {
 	Get(ctx context.Context, name string, options metav1.GetOptions) (*enginev1alpha1.VolumeRepository, error)
 	Update(ctx context.Context, record *enginev1alpha1.VolumeRepository, options metav1.UpdateOptions) (*enginev1alpha1.VolumeRepository, error)
 }
 
-// New serves the requests for the repositories whose records are in the system namespace.
-func New(system string, records Records, clock clock.PassiveClock) *recorded.AskREST[*v1alpha1.MaintenanceRequest] {
+// NewMaintenance serves the requests for the repositories whose records are in the system namespace.
+// The answer names the Job.
+func NewMaintenance(system string, records MaintenanceRecords, clock clock.PassiveClock) *recorded.AskREST[*v1alpha1.MaintenanceRequest] {
 	return &recorded.AskREST[*v1alpha1.MaintenanceRequest]{
 		Singular: "maintenancerequest", System: system, Records: "repositories", NamedAfter: "VolumeRepository: NAMESPACE.LOCATION", Clock: clock,
 		Empty: func(meta metav1.ObjectMeta) *v1alpha1.MaintenanceRequest {
@@ -37,14 +34,14 @@ func New(system string, records Records, clock clock.PassiveClock) *recorded.Ask
 		},
 		Fill: func(request, given *v1alpha1.MaintenanceRequest) { request.Spec = given.Spec },
 		Ask: func(ctx context.Context, request *v1alpha1.MaintenanceRequest, ask enginev1alpha1.Ask, options *metav1.CreateOptions) (err error) {
-			request.Status, err = write(ctx, records, system, request.Name, enginev1alpha1.MaintenanceAsk{Ask: ask, Verify: request.Spec.Verify}, options)
+			request.Status, err = writeMaintenance(ctx, records, system, request.Name, enginev1alpha1.MaintenanceAsk{Ask: ask, Verify: request.Spec.Verify}, options)
 			return err
 		},
 	}
 }
 
-// write writes a request into the record, unless one waits.
-func write(ctx context.Context, records Records, system, name string, ask enginev1alpha1.MaintenanceAsk, options *metav1.CreateOptions) (answer v1alpha1.MaintenanceRequestStatus, err error) {
+// writeMaintenance writes a request into the record, unless one waits.
+func writeMaintenance(ctx context.Context, records MaintenanceRecords, system, name string, ask enginev1alpha1.MaintenanceAsk, options *metav1.CreateOptions) (answer v1alpha1.MaintenanceRequestStatus, err error) {
 	record, err := records.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return answer, err

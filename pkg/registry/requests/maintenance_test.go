@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package maintenancerequest
+package requests
 
 import (
 	"context"
@@ -22,7 +22,7 @@ import (
 
 // A request is written once, with who has asked, and answered with the Job; one that waits is
 // answered again; and what can't be maintained is refused.
-func TestCreate(t *testing.T) {
+func TestMaintenance(t *testing.T) {
 	record := func(name string, ready metav1.ConditionStatus) *enginev1alpha1.VolumeRepository {
 		return &enginev1alpha1.VolumeRepository{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast", Name: name},
@@ -34,7 +34,7 @@ func TestCreate(t *testing.T) {
 	cluster := enginetest.New(record("shop.default", metav1.ConditionTrue), record("broken.default", metav1.ConditionFalse))
 	records := cluster.EngineV1alpha1().VolumeRepositories("holdfast")
 	clock := clocktesting.NewFakePassiveClock(time.Unix(1000, 500))
-	storage := New("holdfast", records, clock)
+	storage := NewMaintenance("holdfast", records, clock)
 	ask := func(namespace, name string, options metav1.CreateOptions) (v1alpha1.MaintenanceRequestStatus, error) {
 		ctx := genericapirequest.WithUser(genericapirequest.WithNamespace(t.Context(), namespace), &user.DefaultInfo{Name: "jane"})
 		answer, err := storage.Create(ctx, &v1alpha1.MaintenanceRequest{ObjectMeta: metav1.ObjectMeta{Name: name}}, nil, &options)

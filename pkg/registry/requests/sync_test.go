@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package syncrequest
+package requests
 
 import (
 	"context"
@@ -22,11 +22,11 @@ import (
 
 // A request is written once, with who has asked; one whose listing is yet to begin is answered
 // again; and one that comes after that is another one, within the same second too.
-func TestCreate(t *testing.T) {
+func TestSync(t *testing.T) {
 	cluster := enginetest.New(&enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast", Name: "default", Generation: 4}})
 	records := cluster.EngineV1alpha1().StorageLocations("holdfast")
 	awaits, uid := false, "uid-of-jane"
-	storage := New("holdfast", records, func(*enginev1alpha1.StorageLocation) bool { return awaits }, clocktesting.NewFakePassiveClock(time.Unix(1000, 500)))
+	storage := NewSync("holdfast", records, func(*enginev1alpha1.StorageLocation) bool { return awaits }, clocktesting.NewFakePassiveClock(time.Unix(1000, 500)))
 	ask := func(namespace, name string) (v1alpha1.SyncRequestStatus, error) {
 		ctx := genericapirequest.WithUser(genericapirequest.WithNamespace(t.Context(), namespace), &user.DefaultInfo{Name: "jane", UID: uid})
 		answer, err := storage.Create(ctx, &v1alpha1.SyncRequest{ObjectMeta: metav1.ObjectMeta{Name: name}}, nil, &metav1.CreateOptions{})
