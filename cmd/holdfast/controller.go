@@ -33,7 +33,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
-	"github.com/holdfast-io/holdfast/pkg/cached"
+	"github.com/holdfast-io/holdfast/pkg/clustercache"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backupdeletion"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backupexpiration"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backupqueue"
@@ -45,7 +45,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/runretention"
 	"github.com/holdfast-io/holdfast/pkg/controllers/storagelocation"
 	"github.com/holdfast-io/holdfast/pkg/controllers/volumedeletion"
-	"github.com/holdfast-io/holdfast/pkg/discovered"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
@@ -282,7 +281,7 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, ident
 	if err != nil {
 		return err
 	}
-	served, err := discovered.New(config)
+	served, err := clustercache.NewResources(config)
 	if err != nil {
 		return err
 	}
@@ -295,19 +294,19 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, ident
 		return err
 	}
 	engineFactory := engineinformers.NewSharedInformerFactoryWithOptions(engine, 0, engineinformers.WithNamespace(o.client.namespace),
-		engineinformers.WithTransform(cached.Trimmed))
-	objects := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithTransform(cached.Named))
-	ledger := cached.ConfigMap(kube, o.client.namespace, records.LedgerName)
-	published := cached.ConfigMap(kube, o.client.namespace, clusteridentity.ConfigMapName)
+		engineinformers.WithTransform(clustercache.Trimmed))
+	objects := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithTransform(clustercache.Named))
+	ledger := clustercache.ConfigMap(kube, o.client.namespace, records.LedgerName)
+	published := clustercache.ConfigMap(kube, o.client.namespace, clusteridentity.ConfigMapName)
 	agentsNamespace := enginev1alpha1.AgentsNamespace(o.client.namespace)
-	agentLeases := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithNamespace(agentsNamespace), informers.WithTransform(cached.Trimmed),
+	agentLeases := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithNamespace(agentsNamespace), informers.WithTransform(clustercache.Trimmed),
 		informers.WithTweakListOptions(func(options *metav1.ListOptions) { options.LabelSelector = liveness.AgentLabels }))
 	// Of nodes only the names matter, and the rest is large and changes all the time.
 	names, err := metadata.NewForConfig(config)
 	if err != nil {
 		return err
 	}
-	nodes := metadatainformer.NewSharedInformerFactoryWithOptions(names, 0, metadatainformer.WithTransform(cached.Named))
+	nodes := metadatainformer.NewSharedInformerFactoryWithOptions(names, 0, metadatainformer.WithTransform(clustercache.Named))
 	agents, err := liveness.NewAgents(agentLeases.Coordination().V1().Leases().Informer(),
 		nodes.ForResource(corev1.SchemeGroupVersion.WithResource("nodes")).Informer(), clock.RealClock{})
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/cached"
+	"github.com/holdfast-io/holdfast/pkg/clustercache"
 	"github.com/holdfast-io/holdfast/pkg/controllers/maintenance"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
@@ -96,8 +96,8 @@ func (o *maintenanceOptions) controller(kube kubernetes.Interface, engine engine
 		return nil, nil, nil, err
 	}
 	namespace := enginev1alpha1.MaintenanceNamespace(system)
-	jobs := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithNamespace(namespace), informers.WithTransform(cached.Trimmed))
-	configMaps := cached.ConfigMap(kube, system, o.configMap)
+	jobs := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithNamespace(namespace), informers.WithTransform(clustercache.Trimmed))
+	configMaps := clustercache.ConfigMap(kube, system, o.configMap)
 	config := maintenance.Config{
 		Namespace:          system,
 		Own:                func(ctx context.Context) (*corev1.Pod, error) { return ownPod(ctx, kube, system) },

@@ -32,7 +32,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/cached"
+	"github.com/holdfast-io/holdfast/pkg/clustercache"
 	"github.com/holdfast-io/holdfast/pkg/controllers/nodelimit"
 	"github.com/holdfast-io/holdfast/pkg/controllers/volumework"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
@@ -181,10 +181,10 @@ func (o *nodeAgentOptions) proxied(config *rest.Config) *rest.Config {
 // work moves volumes until ctx ends, and returns when all work has stopped.
 func (o *nodeAgentOptions) work(ctx context.Context, identity string, memory int64, kube kubernetes.Interface, metadata metadata.Interface, engine, own engineclient.Interface, broadcaster events.EventBroadcaster, report *agentReport) error {
 	records := engineinformers.NewSharedInformerFactoryWithOptions(engine, 0, engineinformers.WithNamespace(o.client.namespace),
-		engineinformers.WithTransform(cached.Trimmed))
+		engineinformers.WithTransform(clustercache.Trimmed))
 	// An agent sees the work of its own node.
 	work := engineinformers.NewSharedInformerFactoryWithOptions(own, 0, engineinformers.WithNamespace(o.client.namespace),
-		engineinformers.WithTransform(cached.Trimmed))
+		engineinformers.WithTransform(clustercache.Trimmed))
 	working, most := ctx, 0
 	if memory > 0 {
 		debug.SetMemoryLimit(memory)
@@ -222,7 +222,7 @@ func (o *nodeAgentOptions) work(ctx context.Context, identity string, memory int
 	nodes := metadatainformer.NewFilteredMetadataInformer(metadata, corev1.SchemeGroupVersion.WithResource("nodes"), "", 0, cache.Indexers{},
 		func(options *metav1.ListOptions) { options.FieldSelector = "metadata.name=" + o.node }).Informer()
 	limits := nodelimit.Config{Nodes: nodes, SetLimit: manager.SetLimit, Most: most, Events: recorder}
-	configMaps := cached.ConfigMap(kube, o.client.namespace, o.configMap)
+	configMaps := clustercache.ConfigMap(kube, o.client.namespace, o.configMap)
 	if o.configMap != "" {
 		limits.ConfigMaps = configMaps.Core().V1().ConfigMaps().Informer()
 	}

@@ -44,7 +44,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/cached"
+	"github.com/holdfast-io/holdfast/pkg/clustercache"
 	schedulecontroller "github.com/holdfast-io/holdfast/pkg/controllers/schedule"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
@@ -225,16 +225,16 @@ func (c CompletedConfig) New() (*Server, error) {
 		return nil, err
 	}
 	engine := engineinformers.NewSharedInformerFactoryWithOptions(c.client.engine, 0,
-		engineinformers.WithNamespace(c.extra.SystemNamespace), engineinformers.WithTransform(cached.Trimmed))
-	ledger := cached.ConfigMap(c.client.kube, c.extra.SystemNamespace, records.LedgerName)
-	published := cached.ConfigMap(c.client.kube, c.extra.SystemNamespace, clusteridentity.Name)
-	leads := cached.Lease(c.client.kube, c.extra.SystemNamespace, liveness.LeaderLease)
+		engineinformers.WithNamespace(c.extra.SystemNamespace), engineinformers.WithTransform(clustercache.Trimmed))
+	ledger := clustercache.ConfigMap(c.client.kube, c.extra.SystemNamespace, records.LedgerName)
+	published := clustercache.ConfigMap(c.client.kube, c.extra.SystemNamespace, clusteridentity.Name)
+	leads := clustercache.Lease(c.client.kube, c.extra.SystemNamespace, liveness.LeaderLease)
 	working, err := liveness.NewLeader(leads.Coordination().V1().Leases().Informer(), clock.RealClock{})
 	if err != nil {
 		return nil, err
 	}
 	// The rest of a namespace is for admission.
-	if err := c.client.informers.Core().V1().Namespaces().Informer().SetTransform(cached.Trimmed); err != nil {
+	if err := c.client.informers.Core().V1().Namespaces().Informer().SetTransform(clustercache.Trimmed); err != nil {
 		return nil, err
 	}
 	schedules, err := schedule.NewPublisher(engine.Engine().V1alpha1().ScheduleEntries().Informer(), clock.RealClock{})
@@ -278,11 +278,11 @@ func (c CompletedConfig) New() (*Server, error) {
 	restores.SetJudge(projector.Judge)
 
 	leases := informers.NewSharedInformerFactoryWithOptions(c.client.kube, 0,
-		informers.WithNamespace(enginev1alpha1.AgentsNamespace(c.extra.SystemNamespace)), informers.WithTransform(cached.Trimmed),
+		informers.WithNamespace(enginev1alpha1.AgentsNamespace(c.extra.SystemNamespace)), informers.WithTransform(clustercache.Trimmed),
 		informers.WithTweakListOptions(func(options *metav1.ListOptions) { options.LabelSelector = liveness.AgentLabels }))
 	// Of nodes only names and labels matter, and the rest is large and changes all the time.
-	nodes := metadatainformer.NewSharedInformerFactoryWithOptions(c.client.metadata, 0, metadatainformer.WithTransform(cached.Named))
-	limits := cached.ConfigMap(c.client.kube, c.extra.SystemNamespace, c.extra.NodeAgentConfigMap)
+	nodes := metadatainformer.NewSharedInformerFactoryWithOptions(c.client.metadata, 0, metadatainformer.WithTransform(clustercache.Named))
+	limits := clustercache.ConfigMap(c.client.kube, c.extra.SystemNamespace, c.extra.NodeAgentConfigMap)
 	var limiting cache.SharedIndexInformer
 	if c.extra.NodeAgentConfigMap != "" {
 		limiting = limits.Core().V1().ConfigMaps().Informer()

@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package discovered
+package clustercache
 
 import (
 	"fmt"
@@ -92,7 +92,7 @@ func TestWhatChanges(t *testing.T) {
 	s := &server{core: []string{"pods"}, groups: []string{"apps/deployments"}}
 	listener := httptest.NewServer(s)
 	defer listener.Close()
-	resources, err := New(&rest.Config{Host: listener.URL})
+	resources, err := NewResources(&rest.Config{Host: listener.URL})
 	if err != nil {
 		t.Fatal(err)
 	}

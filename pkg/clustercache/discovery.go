@@ -1,9 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package discovered asks a cluster which resources it serves, each time anew, but has the
-// answer sent and reads it only if it is another one than the last time.
-package discovered
+package clustercache
 
 import (
 	"context"
@@ -20,7 +18,8 @@ import (
 // documents are what discovery reads of a server that has them; others are asked as ever.
 var documents = map[string]bool{"/api": true, "/apis": true}
 
-// Resources are those that a cluster serves. It is safe for concurrent use.
+// Resources asks a cluster which resources it serves, each time anew. The answer is sent and
+// read only if it has changed. It is safe for concurrent use.
 type Resources struct {
 	client discovery.ServerResourcesInterfaceWithContext
 
@@ -35,8 +34,8 @@ type known struct {
 	err   error
 }
 
-// New asks the cluster of a config.
-func New(config *rest.Config) (*Resources, error) {
+// NewResources returns the Resources of the cluster of a config.
+func NewResources(config *rest.Config) (*Resources, error) {
 	config = rest.CopyConfig(config)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return conditional{next} })
 	client, err := discovery.NewDiscoveryClientForConfig(config)

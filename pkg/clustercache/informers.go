@@ -1,11 +1,11 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cached says what informers keep in memory of the objects that they see:
-// what somebody here reads, and no more. Objects that informers hold are written back
-// without what is dropped, and keep it in the cluster all the same: an update without
-// managedFields leaves them as they are.
-package cached
+// Package clustercache is what a process keeps in memory of its cluster: the objects of its
+// informers, without the fields that nobody here reads, and the resources that the cluster
+// serves. Informers' objects are written back without what is dropped: an update without
+// managedFields leaves those in the cluster as they are.
+package clustercache
 
 import (
 	corev1 "k8s.io/api/core/v1"
