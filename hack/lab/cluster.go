@@ -44,11 +44,16 @@ func buildCommand() *cobra.Command {
 		Args:  cobra.NoArgs,
 	}
 	bin := c.Flags().String("bin", ".lab/bin", "folder for the programs")
+	newer := c.Flags().Bool("newer", false, "build Kubernetes "+binaries.Newer+", and nothing else, into a folder called newer in there")
 	source := sourceFlag(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		b, err := builder(c, *bin, *source)
 		if err != nil {
 			return err
+		}
+		if *newer {
+			b.Bin = filepath.Join(b.Bin, "newer")
+			return b.Newer(c.Context())
 		}
 		return b.All(c.Context())
 	}
@@ -144,7 +149,7 @@ func up(ctx context.Context, dir workdir.Dir, bin string, nodeCount int, auditOb
 			return err
 		}
 	}
-	say(fmt.Sprintf("starting etcd and Kubernetes %s in %s", binaries.Kubernetes, dir))
+	say(fmt.Sprintf("starting etcd and Kubernetes in %s", dir))
 	if err := controlplane.Up(ctx, config); err != nil {
 		return err
 	}

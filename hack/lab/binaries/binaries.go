@@ -20,6 +20,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -27,6 +28,9 @@ import (
 // Kubernetes is the release that go.mod requires k8s.io/kubernetes at; the
 // programs have to be told, since a module build doesn't know.
 const Kubernetes = "v1.34.4"
+
+// Newer is the release that newer.mod requires, for tests that go from a cluster to a later one.
+const Newer = "v1.37.2"
 
 // Programs are the names under which the one Kubernetes binary is called.
 var Programs = []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler", "kubectl", "kubelet"}
@@ -43,22 +47,35 @@ type target struct {
 	name    string
 	folder  string // its module, below Builder.Source
 	pkg     string // its package, in go build's words
+	modfile string  // used in place of go.mod, unless empty
 	ldflags string
 	sources []string // what it is built from, below Builder.Source; the stamp covers them
 	notice  string
 }
 
-var kube = target{
-	name:   "kube",
-	folder: ".",
-	pkg:    "./cmd/kube",
-	ldflags: "-s -w" +
-		" -X k8s.io/component-base/version.gitVersion=" + Kubernetes +
-		" -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=34" +
-		" -X k8s.io/client-go/pkg/version.gitVersion=" + Kubernetes +
-		" -X k8s.io/client-go/pkg/version.gitMajor=1 -X k8s.io/client-go/pkg/version.gitMinor=34",
-	sources: []string{"go.mod", "go.sum", "cmd/kube/main.go"},
-	notice:  "etcd, kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kube-proxy and kubectl " + Kubernetes,
+var (
+	kube  = kubernetes(Kubernetes, "go")
+	newer = kubernetes(Newer, "newer")
+)
+
+// kubernetes is all of a release of Kubernetes, by the files MODULE.mod and MODULE.sum.
+func kubernetes(version, module string) target {
+	parts := strings.Split(strings.TrimPrefix(version, "v"), ".")
+	t := target{
+		name:    "kube",
+		folder:  ".",
+		pkg:     "./cmd/kube",
+		ldflags: "-s -w",
+		sources: []string{module + ".mod", module + ".sum", "cmd/kube/main.go"},
+		notice:  "etcd, kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kube-proxy and kubectl " + version,
+	}
+	for _, pkg := range []string{"k8s.io/component-base/version", "k8s.io/client-go/pkg/version"} {
+		t.ldflags += fmt.Sprintf(" -X %[1]s.gitVersion=%[2]s -X %[1]s.gitMajor=%[3]s -X %[1]s.gitMinor=%[4]s", pkg, version, parts[0], parts[1])
+	}
+	if module != "go" {
+		t.modfile = module + ".mod"
+	}
+	return t
 }
 
 var pause = target{
@@ -104,7 +121,12 @@ func (b Builder) All(ctx context.Context) error {
 func (b Builder) S3(ctx context.Context) error { return b.build(ctx, s3) }
 
 // Kube builds etcd, every Kubernetes program, and the pause program.
-func (b Builder) Kube(ctx context.Context) error {
+func (b Builder) Kube(ctx context.Context) error { return b.programs(ctx, kube) }
+
+// Newer builds the same of a newer release. Its folder is to be another one.
+func (b Builder) Newer(ctx context.Context) error { return b.programs(ctx, newer) }
+
+func (b Builder) programs(ctx context.Context, kube target) error {
 	for _, t := range []target{kube, pause} {
 		if err := b.build(ctx, t); err != nil {
 			return err
@@ -179,7 +201,11 @@ func (b Builder) build(ctx context.Context, t target) error {
 	goBuild := func(flag, output string) *exec.Cmd {
 		// Nobody debugs these programs, which saves a fourteenth of the time. Go's own
 		// packages are compiled as in other programs, and so once for all of them.
-		cmd := exec.CommandContext(ctx, goTool, "build", flag, "-gcflags=all=-dwarf=false", "-gcflags=std=", "-ldflags", t.ldflags, "-o", output, t.pkg)
+		args := []string{"build", flag, "-gcflags=all=-dwarf=false", "-gcflags=std=", "-ldflags", t.ldflags, "-o", output}
+		if t.modfile != "" {
+			args = append(args, "-modfile="+t.modfile)
+		}
+		cmd := exec.CommandContext(ctx, goTool, append(args, t.pkg)...)
 		cmd.Dir = filepath.Join(b.Source, t.folder)
 		// Without cgo the programs are static: they run in images and need no C compiler.
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")

@@ -109,13 +109,15 @@ func TestMissingNamesProgramAndCommand(t *testing.T) {
 	}
 }
 
-// The version that the programs report is written twice, here and in go.mod.
+// The version that the programs report is written twice, here and in the module's file.
 func TestTheVersionIsThatOfTheModule(t *testing.T) {
-	mod, err := os.ReadFile("../go.mod")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !strings.Contains(string(mod), "k8s.io/kubernetes "+Kubernetes+"\n") {
-		t.Errorf("go.mod does not require k8s.io/kubernetes %s", Kubernetes)
+	for name, version := range map[string]string{"go.mod": Kubernetes, "newer.mod": Newer} {
+		mod, err := os.ReadFile("../" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(mod), "k8s.io/kubernetes "+version+"\n") {
+			t.Errorf("%s does not require k8s.io/kubernetes %s", name, version)
+		}
 	}
 }
