@@ -52,12 +52,15 @@ func (o operator) copied() string { return "copied-" + o.name }
 // readOperators reads the fixtures of all operators, or of those that a flag names.
 func readOperators(t *testing.T) (all []operator) {
 	t.Helper()
-	folders, err := filepath.Glob("testdata/*/")
+	entries, err := os.ReadDir("testdata")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, folder := range folders {
-		o := operator{name: filepath.Base(folder)}
+	for _, entry := range entries {
+		if !entry.IsDir() {
+			continue
+		}
+		o, folder := operator{name: entry.Name()}, filepath.Join("testdata", entry.Name())
 		if *operators != "" && !slices.Contains(strings.Split(*operators, ","), o.name) {
 			continue
 		}

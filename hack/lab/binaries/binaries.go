@@ -47,7 +47,7 @@ type target struct {
 	name    string
 	folder  string // its module, below Builder.Source
 	pkg     string // its package, in go build's words
-	modfile string  // used in place of go.mod, unless empty
+	modfile string // used in place of go.mod, unless empty
 	ldflags string
 	sources []string // what it is built from, below Builder.Source; the stamp covers them
 	notice  string
