@@ -37,6 +37,7 @@ demo: programs ## Run the main job on a Kubernetes of its own, and show it. Need
 .PHONY: lab
 lab: programs ## Start a Kubernetes with Holdfast in it, on loopback. NODES=2 adds real nodes (root).
 	@$(BIN)/lab up --dir $(LAB) --bin $(BIN) --nodes $(NODES)
+	@if [ $(NODES) != 0 ]; then $(BIN)/lab image --dir $(LAB) --binary $(HOLDFAST); fi
 	@$(BIN)/lab holdfast up --dir $(LAB) --holdfast $(HOLDFAST) --artifacts artifacts \
 	  --apiserver-flags "$(APISERVER_FLAGS)" --controller-flags "$(CONTROLLER_FLAGS)" --agent-flags "$(AGENT_FLAGS)"
 
