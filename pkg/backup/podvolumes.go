@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -295,6 +296,7 @@ func (p *podVolumes) podsDone() {
 		}
 		p.findings.warn(volume.about, notBackedUp(volume.name, volume.claim.Name, podLeaves))
 	}
+	withoutPods := map[string][]string{} // names of claims, by namespace
 	for _, key := range p.sortedClaims() {
 		of := p.claims[key]
 		if of.taken {
@@ -310,11 +312,28 @@ func (p *podVolumes) podsDone() {
 		}
 		refused, asked := of.action.whyNot()
 		asked = asked || of.action == filesAction || of.action == noAction && p.wantsClaims()
-		if asked && !of.mounted && of.volume != "" {
+		if of.mounted || of.volume == "" {
+			continue
+		}
+		if asked && of.action == noAction && !p.wanted.Included(podsResource, true) {
+			of.missed, of.unusable = true, cmp.Or(of.unusable, "the backup includes no pods, and files are read through one")
+			withoutPods[key.Namespace] = append(withoutPods[key.Namespace], key.Name)
+			continue
+		}
+		if asked {
 			of.missed = true
 			of.unusable = cmp.Or(refused, of.unusable, "no running pod of the backup uses the claim, and files are read through one")
 			p.findings.warn(subject{claimsResource, key.Namespace, key.Name}, "the data of the claim is not backed up: "+of.unusable)
 		}
+	}
+	for _, namespace := range slices.Sorted(maps.Keys(withoutPods)) {
+		names := withoutPods[namespace]
+		others := ""
+		if len(names) > 1 {
+			others = fmt.Sprintf(", and of %s in its namespace,", format.Counted(len(names)-1, "other claim"))
+		}
+		p.findings.warn(subject{claimsResource, namespace, names[0]}, "the data of the claim"+others+
+			" is not backed up: the backup includes no pods, and files are read through one. Include pods, or set defaultVolumesToFsBackup to false if no data is wanted")
 	}
 }
 
@@ -359,15 +378,8 @@ func (c *collector) leavesOut(about subject, raw []byte) {
 }
 
 // wantsClaims reports whether the backup wants the data of claims that no pod of it uses.
-// By default that is so only if it holds pods, since it does not know who uses a claim else.
 func (c *collector) wantsClaims() bool {
-	switch defaultsOf(c.spec.DefaultVolumesToFsBackup) {
-	case takeAll:
-		return true
-	case takeClaims:
-		return c.wanted.Included(podsResource, true)
-	}
-	return false
+	return defaultsOf(c.spec.DefaultVolumesToFsBackup) != takeNone
 }
 
 // leftOut counts the bound claims whose data was wanted and is not in the backup.

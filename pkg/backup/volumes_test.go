@@ -363,9 +363,14 @@ func TestWhatIsWantedByDefault(t *testing.T) {
 		"no pods": {
 			leftOut: 4, warnings: []string{"persistentvolumeclaims shop/data: " + orphan, temp, idle, hostPath},
 		},
-		"claims alone":       {spec: holdfast.BackupSpec{IncludedResources: []string{"persistentvolumeclaims", "persistentvolumes"}}},
-		"nothing of volumes": {spec: holdfast.BackupSpec{ExcludedResources: []string{"persistentvolumeclaims"}}, pods: []string{podWith("p", "", "data"+claimData)}},
-		"Velero's false":     {spec: holdfast.BackupSpec{DefaultVolumesToFsBackup: new(false)}, pods: []string{podWith("p", "", "data"+claimData)}},
+		"claims without pods": {
+			spec:    holdfast.BackupSpec{IncludedResources: []string{"deployments.apps", "persistentvolumeclaims", "persistentvolumes"}},
+			pods:    []string{podWith("p", "", "data"+claimData)},
+			leftOut: 4, warnings: []string{"persistentvolumeclaims shop/data: the data of the claim, and of 3 other claims in its namespace, is not backed up: the backup includes no pods, and files are read through one. Include pods, or set defaultVolumesToFsBackup to false if no data is wanted"},
+		},
+		"claims alone, and no data": {spec: holdfast.BackupSpec{IncludedResources: []string{"persistentvolumeclaims"}, DefaultVolumesToFsBackup: new(false)}},
+		"nothing of volumes":        {spec: holdfast.BackupSpec{ExcludedResources: []string{"persistentvolumeclaims"}}, pods: []string{podWith("p", "", "data"+claimData)}},
+		"Velero's false":            {spec: holdfast.BackupSpec{DefaultVolumesToFsBackup: new(false)}, pods: []string{podWith("p", "", "data"+claimData)}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			test.spec.IncludedNamespaces = []string{"shop"}
