@@ -210,7 +210,7 @@ func (c *Controller) ask(ctx context.Context, s *v1alpha1.Schedule, as enginev1a
 		return v1alpha1.ScheduleReasonTooMany, err.Error(), nil
 	case apierrors.IsForbidden(err):
 		return v1alpha1.ScheduleReasonForbidden, err.Error(), nil
-	case apierrors.IsInvalid(err) || apierrors.IsBadRequest(err):
+	case apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsRequestEntityTooLargeError(err):
 		return v1alpha1.ScheduleReasonInvalid, err.Error(), nil
 	}
 	return "", "", fmt.Errorf("asking for the backup %s: %w", backup.Name, err)

@@ -425,7 +425,7 @@ func TestBeforeTheServerIsReady(t *testing.T) {
 }
 
 // What the cluster answers about the record is not the caller's fault, but a caller
-// who can try again must be told so.
+// who can try again must be told so, and so must one whose record a quota or a policy refuses.
 func TestTheClusterRefusesTheRecord(t *testing.T) {
 	gr := enginev1alpha1.Resource("backupruns")
 	for name, c := range map[string]struct {
@@ -435,7 +435,7 @@ func TestTheClusterRefusesTheRecord(t *testing.T) {
 		"busy":      {apierrors.NewTooManyRequests("busy", 3), http.StatusTooManyRequests},
 		"away":      {apierrors.NewServiceUnavailable("away"), http.StatusServiceUnavailable},
 		"slow":      {apierrors.NewServerTimeout(gr, "create", 3), http.StatusInternalServerError},
-		"forbidden": {apierrors.NewForbidden(gr, "x", errors.New("no role")), http.StatusInternalServerError},
+		"forbidden": {apierrors.NewForbidden(gr, "x", errors.New("exceeded quota")), http.StatusForbidden},
 		"broken":    {errors.New("the connection broke"), http.StatusInternalServerError},
 	} {
 		t.Run(name, func(t *testing.T) {

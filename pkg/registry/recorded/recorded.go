@@ -13,12 +13,15 @@ package recorded
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/http"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/audit"
@@ -168,10 +171,8 @@ func (r *REST[T, R]) create(ctx context.Context, obj T, validate rest.ValidateOb
 	switch {
 	case apierrors.IsAlreadyExists(err):
 		return nil, r.alreadyExists(obj.GetName(), "was created a moment ago, or has a record still that is of a lost namespace of this name: choose another name")
-	case apierrors.IsTooManyRequests(err) || apierrors.IsServiceUnavailable(err):
-		return nil, err // the caller may try again
 	case err != nil:
-		return nil, apierrors.NewInternalError(fmt.Errorf("recording the %s: %w", r.Resource.Singular, err))
+		return nil, NotRecorded(r.Resource.GroupResource, r.Resource.Singular, obj.GetName(), err)
 	}
 	if len(options.DryRun) > 0 {
 		return r.Kind.Object(record), nil
@@ -252,4 +253,34 @@ func Requester(requester user.Info) enginev1alpha1.Requester {
 		UID:      requester.GetUID(),
 		Groups:   requester.GetGroups(),
 	}
+}
+
+// NotRecorded is the answer to a request whose record could not be written: that it may be tried
+// again, or the refusal of a quota, a policy or a webhook, with its code. All else is an internal
+// error, also that this server has not the right to write records: it is not the caller's fault, and
+// goes by.
+func NotRecorded(resource schema.GroupResource, kind, name string, err error) error {
+	var answer apierrors.APIStatus
+	if !errors.As(err, &answer) || lacksRight(err) {
+		return apierrors.NewInternalError(fmt.Errorf("recording the %s: %w", kind, err))
+	}
+	switch status := answer.Status(); status.Code {
+	case http.StatusTooManyRequests, http.StatusServiceUnavailable:
+		return err // the caller may try again
+	case http.StatusForbidden, http.StatusRequestEntityTooLarge, http.StatusUnprocessableEntity:
+		status.Message = fmt.Sprintf("%s %q can't be recorded: %s", resource, name, status.Message)
+		if status.Details != nil {
+			status.Details = status.Details.DeepCopy()
+			status.Details.Group, status.Details.Kind, status.Details.Name = resource.Group, resource.Resource, name
+		}
+		return &apierrors.StatusError{ErrStatus: status}
+	}
+	return apierrors.NewInternalError(fmt.Errorf("recording the %s: %w", kind, err))
+}
+
+// lacksRight reports whether an authorizer has refused a request, and not a quota or a policy. Only
+// its words tell.
+func lacksRight(err error) bool {
+	text := err.Error()
+	return apierrors.IsForbidden(err) && strings.Contains(text, `User "`) && strings.Contains(text, `" cannot `) && strings.Contains(text, ` resource "`)
 }

@@ -120,18 +120,15 @@ func (w *written) create(ctx context.Context, key string, s *v1alpha1.Schedule, 
 		return storage.NewKeyExistsError(key, 0)
 	}
 	if err != nil {
-		return recording(err)
+		return recording(nameIn(key).Name, err)
 	}
 	w.publisher.Observe(created)
 	return w.Log.Get(ctx, key, storage.GetOptions{}, out)
 }
 
 // recording is an error of a write of a record, as those of the schedule are told of it.
-func recording(err error) error {
-	if apierrors.IsTooManyRequests(err) || apierrors.IsServiceUnavailable(err) {
-		return err // the caller may try again
-	}
-	return apierrors.NewInternalError(fmt.Errorf("recording the schedule: %w", err))
+func recording(name string, err error) error {
+	return recorded.NotRecorded(Resource.GroupResource, Resource.Singular, name, err)
 }
 
 // GuaranteedUpdate implements storage.Interface.
@@ -191,7 +188,7 @@ func (w *written) GuaranteedUpdate(ctx context.Context, key string, dst runtime.
 			continue
 		}
 		if err != nil {
-			return recording(err)
+			return recording(nameIn(key).Name, err)
 		}
 		w.publisher.Observe(changed)
 		return w.Log.Get(ctx, key, storage.GetOptions{}, dst)
@@ -239,7 +236,7 @@ func (w *written) Delete(ctx context.Context, key string, out runtime.Object, pr
 			continue
 		}
 		if err != nil && !apierrors.IsNotFound(err) {
-			return recording(err)
+			return recording(nameIn(key).Name, err)
 		}
 		w.publisher.Forget(entry)
 		current.DeepCopyInto(out.(*v1alpha1.Schedule))

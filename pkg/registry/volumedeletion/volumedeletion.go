@@ -176,10 +176,8 @@ func (r *REST) Create(ctx context.Context, name string, obj runtime.Object, vali
 		}
 		record, err = r.Deletions.Create(ctx, record, metav1.CreateOptions{DryRun: options.DryRun})
 		switch {
-		case apierrors.IsTooManyRequests(err) || apierrors.IsServiceUnavailable(err):
-			return nil, err // the caller may try again, for what is still listed
 		case err != nil:
-			return nil, apierrors.NewInternalError(fmt.Errorf("recording the deletion: %w", err))
+			return nil, recorded.NotRecorded(r.resource, "deletion", name, err) // for what is still listed
 		case len(options.DryRun) == 0:
 			r.Observe(record)
 		}
