@@ -102,6 +102,9 @@ func New(config Config) *Controller {
 	})}
 }
 
+// all stands for all schedules.
+var all types.NamespacedName
+
 // Changed has a schedule brought up to date.
 func (c *Controller) Changed(name types.NamespacedName) { c.queue.Add(name) }
 
@@ -112,12 +115,18 @@ func (c *Controller) Run(ctx context.Context) {
 }
 
 func (c *Controller) sync(ctx context.Context, name types.NamespacedName) error {
-	s, entry, backups := c.Schedules.Schedule(name)
-	if s == nil {
+	if !c.Leads() || !c.Ready() {
+		c.queue.AddAfter(all, time.Second) // once, for however many wait
 		return nil
 	}
-	if !c.Leads() || !c.Ready() {
-		c.queue.AddAfter(name, time.Second)
+	if name == all {
+		for _, name := range c.Schedules.Names() {
+			c.queue.Add(name)
+		}
+		return nil
+	}
+	s, entry, backups := c.Schedules.Schedule(name)
+	if s == nil {
 		return nil
 	}
 	if gone, err := c.namespaceGone(ctx, entry); gone || err != nil {

@@ -10,7 +10,9 @@ import (
 	"maps"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -18,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 	"pgregory.net/rapid"
 
@@ -75,9 +78,12 @@ func newWorld(spec v1alpha1.ScheduleSpec, now time.Time) *world {
 type view struct {
 	*world
 	known *enginev1alpha1.ScheduleEntry
+	// looked is how often somebody looked at a schedule.
+	looked int
 }
 
 func (v *view) Schedule(types.NamespacedName) (*v1alpha1.Schedule, *enginev1alpha1.ScheduleEntry, []domain.Backup) {
+	v.looked++
 	if v.known == nil {
 		return nil, nil, nil
 	}
@@ -544,4 +550,40 @@ func TestPruneIsBounded(t *testing.T) {
 	if len(w.deleted) != deletedAtOnce {
 		t.Errorf("%d were deleted at once", len(w.deleted))
 	}
+}
+
+// While the stores are being read no schedule is looked at, however many there are, and one look a
+// second is for all. Then each is looked at.
+func TestSchedulesWaitForTheStores(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(v1alpha1.ScheduleSpec{Schedule: "@daily"}, noon)
+		c, v := w.controller()
+		c.queue.ShutDown()
+		var ready atomic.Bool
+		c.Ready, c.Clock = ready.Load, clock.RealClock{}
+		c = New(c.Config)
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		var looks atomic.Int32
+		go c.queue.Run(ctx, func(ctx context.Context, name types.NamespacedName) error {
+			looks.Add(1)
+			return c.sync(ctx, name)
+		})
+		for n := range 100 {
+			c.Changed(types.NamespacedName{Namespace: namespace, Name: fmt.Sprint(n)})
+		}
+		c.Changed(types.NamespacedName{Namespace: namespace, Name: name})
+		time.Sleep(time.Minute + time.Millisecond)
+		if n := looks.Load(); n != 101+60 || v.looked != 0 {
+			t.Errorf("%d looks in a minute, %d of them at schedules, want 161 and none", n, v.looked)
+		}
+		ready.Store(true)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if v.looked != 1 {
+			t.Errorf("then %d looks at the schedule, want 1", v.looked)
+		}
+		stop()
+		synctest.Wait()
+	})
 }
