@@ -6,6 +6,8 @@ package schedule
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -230,5 +232,24 @@ func TestErrorsAreAboutTheTemplate(t *testing.T) {
 	}
 	if got := status.Message; got != `Backup.holdfast.io "nightly-1" is invalid: [spec.template.ttl: Invalid value: "-1s": must not be negative, spec.template.ttl: Invalid value: "-1s": really, metadata.name: Required value: it is needed]` {
 		t.Errorf("it says %s", got)
+	}
+}
+
+// TestLimit: a namespace has so many schedules and no more, but the system namespace any number.
+func TestLimit(t *testing.T) {
+	p := publisher(t)
+	reached := errors.New("the limit lets it pass")
+	w := &written{Log: p.Log, publisher: p, limit: 1, systemNamespace: "holdfast", recordName: recordNames("holdfast"),
+		namespaceUID: func(context.Context, string) (types.UID, error) { return "", reached }}
+	for namespace, passes := range map[string]bool{"shop": false, "holdfast": true, "other": true} {
+		if namespace != "other" {
+			one := entry(t, "1", types.UID("uid-in-"+namespace))
+			one.Name, one.Spec.ScheduleRef.Namespace = namespace+".nightly", namespace
+			p.Observe(one)
+		}
+		err := w.create(t.Context(), logstore.Prefix(Resource.GroupResource)+namespace+"/another", &v1alpha1.Schedule{}, nil)
+		if got := err != nil && strings.Contains(err.Error(), reached.Error()); got != passes || !passes && !apierrors.IsForbidden(err) {
+			t.Errorf("in %s: %v", namespace, err)
+		}
 	}
 }

@@ -46,7 +46,7 @@ type Config struct {
 	Backups    *backup.REST
 	Authorizer authorizer.Authorizer
 	Clock      clock.PassiveClock
-	// Limit is how many schedules a namespace may have; zero is no limit.
+	// Limit is how many schedules a namespace may have but the system namespace; zero is no limit.
 	Limit int
 }
 
@@ -69,7 +69,7 @@ func NewREST(config Config) (*REST, error) {
 	r := &REST{config: config}
 	store, err := Resource.Store(&written{
 		Log: config.Publisher.Log, publisher: config.Publisher, entries: config.Entries,
-		limit: config.Limit, recordName: recordNames(config.SystemNamespace), namespaceUID: config.NamespaceUID, restoreUser: r.restoreUser(),
+		limit: config.Limit, systemNamespace: config.SystemNamespace, recordName: recordNames(config.SystemNamespace), namespaceUID: config.NamespaceUID, restoreUser: r.restoreUser(),
 	}, strategy{ObjectTyper: config.Scheme, NameGenerator: names.SimpleNameGenerator, restoreUser: r.restoreUser()})
 	if err != nil {
 		return nil, err

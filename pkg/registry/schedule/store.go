@@ -33,8 +33,10 @@ type written struct {
 	*logstore.Log[object]
 	publisher *Publisher
 	entries   engineclient.ScheduleEntryInterface
-	// limit is how many schedules a namespace may have; zero is no limit.
-	limit int
+	// limit is how many schedules a namespace may have; zero is no limit. The system namespace
+	// has none: it is the administrator's.
+	limit           int
+	systemNamespace string
 	// recordName is the name of a schedule's record.
 	recordName   func(types.NamespacedName) string
 	restoreUser  string
@@ -94,7 +96,7 @@ func (w *written) create(ctx context.Context, key string, s *v1alpha1.Schedule, 
 	name := nameIn(key)
 	// No quota of the namespace counts the records. Those that are created at one moment may
 	// be a few too many.
-	if n := w.publisher.Count(name.Namespace); w.limit > 0 && n >= w.limit {
+	if n := w.publisher.Count(name.Namespace); w.limit > 0 && n >= w.limit && name.Namespace != w.systemNamespace {
 		return apierrors.NewForbidden(Resource.GroupResource, name.Name, fmt.Errorf("namespace %q has %d schedules, and at most %d may be there (--schedules-per-namespace of the API server): delete one first", name.Namespace, n, w.limit))
 	}
 	uid, err := w.namespaceUID(ctx, name.Namespace)
