@@ -168,7 +168,7 @@ func newControllerCommand() *cobra.Command {
 	flags.IntVar(&options.limits[queue.Backup], "concurrent-backups", options.limits[queue.Backup], "How many backups may run at once. Backups that overlap never do.")
 	flags.IntVar(&options.limits[queue.Restore], "concurrent-restores", options.limits[queue.Restore], "How many restores may run at once, besides backups. A restore never runs together with a backup or another restore of the namespaces that it writes to.")
 	flags.DurationVar(&options.runRetention, "run-retention", options.runRetention, "How long the record of a backup is kept after its result is stored.")
-	flags.DurationVar(&options.restoreRetention, "restore-retention", options.restoreRetention, "How long a restore is listed after its end, which is how long its record is kept.")
+	flags.DurationVar(&options.restoreRetention, "restore-retention", options.restoreRetention, "How long the record of a restore is kept after its end. That of a stored one is kept for an hour at most: then it is listed from its store.")
 	flags.IntVar(&options.restoreWorkers, "restore-workers", options.restoreWorkers, "How many objects of a restore are written at once.")
 	flags.DurationVar(&options.volumeTimeout, "pod-volume-timeout", options.volumeTimeout, "How long the backup of one volume may take from its start. As long may the agent of a node begin and end no volume, of backups and restores, while others wait for it.")
 	flags.DurationVar(&options.backupTimeout, "backup-timeout", options.backupTimeout, "How long a backup may take from its start. The volumes that are not uploaded then are given up, no more hooks run, and it ends PartiallyFailed, so that others which overlap it may start. 0 is no limit.")

@@ -3,8 +3,8 @@
 
 // Package runretention removes the records of backups and restores that have ended, so
 // that etcd holds live work only. It removes records, never a backup: what is in the
-// store stays. Restores are listed by their records alone, so those are kept for
-// long.
+// store stays. A restore that is not stored is listed by its record alone, which is kept
+// for long.
 package runretention
 
 import (
@@ -33,8 +33,11 @@ const (
 	// before anything could be stored: it is all that is left of it. So is one that
 	// tells what is still to be removed from the store.
 	UnstoredRetention = 24 * time.Hour
-	// DefaultRestoreRetention is how long the record of a restore is kept.
+	// DefaultRestoreRetention is how long the record of a restore is kept that is not stored.
 	DefaultRestoreRetention = 30 * 24 * time.Hour
+	// StoredRestoreRetention is how long that of a stored one is kept at most: it is listed
+	// from its store then.
+	StoredRestoreRetention = time.Hour
 	// MostRestores is how many restores of a namespace are kept that have ended, the newest.
 	MostRestores = 200
 	// byNamespace is an index of restores by the namespace of the Restore.
@@ -178,6 +181,9 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) error {
 func restoreTimeLeft(run *enginev1alpha1.RestoreRun, retention time.Duration, now time.Time) (left time.Duration, removable bool) {
 	if !run.Status.Phase.Ended() {
 		return 0, false
+	}
+	if run.Status.Stored {
+		retention = min(retention, StoredRestoreRetention)
 	}
 	return endOf(run).Add(retention).Sub(now), true
 }

@@ -268,3 +268,26 @@ func TestMostRestores(t *testing.T) {
 		}
 	})
 }
+
+// What lies in a store is listed from there, so the record of a stored restore goes soon. One that
+// is not stored is all that there is.
+func TestStoredRestoresGoSoon(t *testing.T) {
+	ended := time.Unix(1_000_000, 0)
+	for name, c := range map[string]struct {
+		stored    bool
+		phase     v1alpha1.RestorePhase
+		retention time.Duration
+		left      time.Duration
+		removable bool
+	}{
+		"stored":               {true, v1alpha1.RestorePhaseCompleted, DefaultRestoreRetention, StoredRestoreRetention, true},
+		"stored, kept shorter": {true, v1alpha1.RestorePhaseCompleted, time.Minute, time.Minute, true},
+		"not stored":           {false, v1alpha1.RestorePhaseFailed, DefaultRestoreRetention, DefaultRestoreRetention, true},
+		"not ended":            {false, v1alpha1.RestorePhaseInProgress, DefaultRestoreRetention, 0, false},
+	} {
+		run := &enginev1alpha1.RestoreRun{Status: enginev1alpha1.RestoreRunStatus{Phase: c.phase, Stored: c.stored, CompletionTimestamp: &metav1.Time{Time: ended}}}
+		if left, removable := restoreTimeLeft(run, c.retention, ended); left != c.left || removable != c.removable {
+			t.Errorf("%s: %s, %t, want %s, %t", name, left, removable, c.left, c.removable)
+		}
+	}
+}
