@@ -81,12 +81,12 @@ verify: lint ## Fail when something generated is stale, or a rule of the archite
 ##@ Test
 
 # Tests of Kopia's repositories, of sizes, and of thousands of random cases are left to make test.
-QUICK_LEFT := /pkg/(generated|datapath|repository|restore/source|backup/archive)(/|$$)
-QUICK_SKIP := RandomGraph|TestTwoWriters|TestKilledAt|TestLarge|PeakMemory
+QUICK_LEFT := /pkg/(generated|datapath|repository|restore/source|backup/archive|controllers/simulation)(/|$$)
+QUICK_SKIP := RandomGraph|TestTwoWriters|TestKilledAt|TestLarge|PeakMemory|TestKeysAreRecovered|TestKeysThatCannotBeRecovered|TestStoppedAnywhere
 
 .PHONY: quick
 quick: ## Run the quick unit tests, while you work: no race detector, no Kopia, no lab. What has not changed is not run again.
-	@go test -skip '$(QUICK_SKIP)' $$(go list ./cmd/... ./pkg/... ./test/architecture/... | grep -v -E '$(QUICK_LEFT)')
+	@RAPID_SEED=$${RAPID_SEED:-1} go test -p 4 -skip '$(QUICK_SKIP)' $$(go list ./cmd/... ./pkg/... ./test/architecture/... | grep -v -E '$(QUICK_LEFT)')
 
 .PHONY: test
 test: programs ## Run all tests that need no root: unit, conformance, integration.

@@ -79,9 +79,9 @@ func TestSuspiciousLoss(t *testing.T) {
 		{12, 11, true},
 		{200, 10, false},
 		{200, 11, true},
-		{1000, 50, false},
-		{1000, 51, true},
-		{1000, 1000, true},
+		{400, 20, false},
+		{400, 21, true},
+		{400, 400, true},
 	} {
 		c, m, all := filled(t, test.known)
 		for i := range 3 {

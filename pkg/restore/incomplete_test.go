@@ -107,7 +107,8 @@ func (d *disk) run(t *testing.T, ctx context.Context, backup *source.Backup, uid
 
 // TestWarningsOfData: what agents have told of complete data is in the results.
 func TestWarningsOfData(t *testing.T) {
-	d := &disk{content: map[string]string{}, server: newFakeServer(t), warnings: []string{"the data of claim data in a: 1 warning: x: its owner could not be set"}}
+	d := newDisk(t)
+	d.warnings = []string{"the data of claim data in a: 1 warning: x: its owner could not be set"}
 	ended := d.run(t, t.Context(), claimWithPod(t, "s1"), "r", holdfast.RestoreSpec{})
 	want(t, ended, holdfast.RestorePhaseCompleted, "the data of claim data in a: 1 warning: x: its owner could not be set")
 	if ended.Status.Warnings != 1 {

@@ -578,7 +578,7 @@ func TestSnapshotsAreAskedForOnce(t *testing.T) {
 	w.Create(completed("going"))
 	w.faulty.Inject(storetest.Fault{Operation: storetest.Delete, Key: format.MetadataKey("going"), Err: store.ErrDenied})
 	w.start()
-	w.eventually("several attempts", func() bool { return w.faulty.Count(storetest.Delete) >= 3 })
+	w.eventually("several attempts", func() bool { return w.faulty.Count(storetest.Delete) >= 2 })
 	if n := w.faulty.Count(storetest.Put); n != 1 {
 		t.Errorf("the removal of its snapshots was written %d times", n)
 	}

@@ -307,8 +307,8 @@ func TestAFullRateIsRememberedForItsTime(t *testing.T) {
 	l := newPodLog(logstore.Options{Clock: now})
 	const rate = 1000
 	var begun uint64
-	for i := range 200 * rate {
-		if i == 125*rate {
+	for i := range 100 * rate {
+		if i == 25*rate {
 			begun = currentVersion(t, l)
 		}
 		apply(t, l, pod("a", "p", fmt.Sprint(i)))
@@ -318,7 +318,7 @@ func TestAFullRateIsRememberedForItsTime(t *testing.T) {
 		t.Errorf("%d events are remembered, which is more than %s", kept, logstore.MinHistoryAge)
 	}
 	w := watchFrom(t, l, "/pods/", storage.ListOptions{ResourceVersion: format(begun)})
-	if got := nextPod(t, w, watch.Modified); got.Spec.NodeName != fmt.Sprint(125*rate) {
+	if got := nextPod(t, w, watch.Modified); got.Spec.NodeName != fmt.Sprint(25*rate) {
 		t.Errorf("a watch from 75 s ago begins with event %s", got.Spec.NodeName)
 	}
 }
