@@ -17,8 +17,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
 
-// Result is what came of the maintenance of one repository. In a Job's pod it is a line of
-// JSON, in the log and in the message that its container ends with.
+// Result is the outcome of the maintenance of one repository. A Job's pod writes it as a line of
+// JSON into its log and its termination message.
 type Result struct {
 	// Repository is the name of the VolumeRepository.
 	Repository string `json:"repository"`
@@ -29,21 +29,21 @@ type Result struct {
 	// ReclaimedBytes were removed from the store, and RewrittenBytes put together anew.
 	ReclaimedBytes int64 `json:"reclaimedBytes"`
 	RewrittenBytes int64 `json:"rewrittenBytes,omitempty"`
-	// SizeBytes and Files are how large the repository is, if it was a full one.
+	// SizeBytes and Files are the repository's size, after a full maintenance.
 	SizeBytes int64 `json:"sizeBytes,omitempty"`
 	Files     int64 `json:"files,omitempty"`
-	// SweptBackups are how many deleted backups had snapshots there that are removed, and
-	// SweptSnapshots how many these were; in a dry run, that would be.
+	// SweptBackups and SweptSnapshots count the snapshots that were removed, and their backups; in
+	// a dry run, those that would be.
 	SweptBackups   int `json:"sweptBackups,omitempty"`
 	SweptSnapshots int `json:"sweptSnapshots,omitempty"`
-	// WaitingBackups are to be deleted, and are still there, or may be.
+	// WaitingBackups counts removals whose backups exist, or may exist.
 	WaitingBackups int `json:"waitingBackups,omitempty"`
-	// MissingBackups are not in the store, and nobody has asked for that, or have snapshots
-	// that they don't list: too many to be believed, so that these stay.
+	// MissingBackups counts backups that are missing or don't list their snapshots, if they are too
+	// many: the snapshots stay.
 	MissingBackups int `json:"missingBackups,omitempty"`
 	// ClockSkewSeconds is how far the store's clock is ahead.
 	ClockSkewSeconds int64 `json:"clockSkewSeconds,omitempty"`
-	// Check is what a comparison of the packs with the index has found; nil if there was none.
+	// Check is nil if the packs were not compared with the index.
 	Check *Check `json:"check,omitempty"`
 	// Cancelled is set if it was told to stop, which is no failure.
 	Cancelled bool `json:"cancelled,omitempty"`
@@ -51,25 +51,25 @@ type Result struct {
 	Error string `json:"error,omitempty"`
 }
 
-// Check is what a check of a repository has found.
+// Check has the findings of a check of a repository.
 type Check struct {
 	// All is true if every pack was read.
 	All bool `json:"all,omitempty"`
-	// Packs are those that the index names, and ReadPacks and ReadBytes what was read of them.
+	// Packs counts the packs of the index; ReadPacks and ReadBytes count what was read.
 	Packs     int   `json:"packs"`
 	ReadPacks int   `json:"readPacks,omitempty"`
 	ReadBytes int64 `json:"readBytes,omitempty"`
-	// MissingPacks are those that the store lacks, or has only a part of, and DamagedPacks
-	// those that hold something else than what was written. Damaged has names of the latter.
+	// MissingPacks counts packs that the store lacks in whole or in part, DamagedPacks those with
+	// other bytes than were written. Damaged has names of the latter.
 	MissingPacks int      `json:"missingPacks,omitempty"`
 	DamagedPacks int      `json:"damagedPacks,omitempty"`
 	Damaged      []string `json:"damaged,omitempty"`
-	// MissingIndexes are those that the store lacks, and had at the last maintenance.
+	// MissingIndexes counts indexes that the store had at the last maintenance, and lacks.
 	MissingIndexes int `json:"missingIndexes,omitempty"`
-	// Contents are those that can't be read.
+	// Contents counts contents that can't be read.
 	Contents int `json:"contents,omitempty"`
-	// AffectedSnapshots need such contents, and Snapshots has the ids of these. If they are
-	// too many, or not all could be looked through, AffectedUntil is when the newest began.
+	// AffectedSnapshots counts snapshots that need such contents, and Snapshots has their ids. If
+	// they are too many, or unknown in part, AffectedUntil is the start of the newest.
 	AffectedSnapshots int        `json:"affectedSnapshots,omitempty"`
 	Snapshots         []string   `json:"snapshots,omitempty"`
 	AffectedUntil     *time.Time `json:"affectedUntil,omitempty"`
@@ -77,7 +77,7 @@ type Check struct {
 	until time.Time // when the newest began, in any case
 }
 
-// newCheck has as many names of what was found as a VolumeRepository has.
+// newCheck keeps as many names as a VolumeRepository has room for.
 func newCheck(all bool, found repository.Check) *Check {
 	c := &Check{
 		All: all, Packs: found.Packs, ReadPacks: found.Read, ReadBytes: found.ReadBytes,
@@ -91,10 +91,9 @@ func newCheck(all bool, found repository.Check) *Check {
 	return c
 }
 
-// Lost reports whether anything can't be read.
+// Lost reports whether the store has lost data.
 func (c *Check) Lost() bool { return c != nil && c.MissingPacks+c.DamagedPacks+c.MissingIndexes > 0 }
 
-// String says what was found.
 func (c *Check) String() string {
 	read := fmt.Sprintf("%d of %d packs were read", c.ReadPacks, c.Packs)
 	if !c.Lost() {
@@ -115,19 +114,19 @@ func (c *Check) String() string {
 	return join(indexes, packs, snapshots, read)
 }
 
-// String is the line of a result.
+// String returns the line of a result.
 func (r Result) String() string {
 	line, err := json.Marshal(r)
-	if err != nil { // a time out of range, which no clock gives
+	if err != nil { // a time out of range
 		return err.Error()
 	}
 	return string(line)
 }
 
-// Full reports whether it was a full maintenance, which looks for missing backups.
+// Full reports whether the maintenance was a full one, which looks for missing backups.
 func (r Result) Full() bool { return r.Kind == string(repository.MaintenanceFull) }
 
-// Doubt says why snapshots stay of backups that are missing; empty if there are none.
+// Doubt says why the snapshots of missing backups stay; it is empty if none are missing.
 func (r Result) Doubt() string {
 	if r.MissingBackups == 0 {
 		return ""
@@ -155,22 +154,21 @@ func (r Result) Summary() string {
 	return r.Kind
 }
 
-// join are the texts that are not empty.
 func join(texts ...string) string {
 	return strings.Join(slices.DeleteFunc(texts, func(text string) bool { return text == "" }), "; ")
 }
 
-// messageLimit is how much of the message of a container Kubernetes keeps.
+// messageLimit is the size of a termination message in Kubernetes.
 const messageLimit = 4096
 
-// Message is what a process ends with that has maintained some repositories: a line for
-// each; or the mere error of the only one, as Velero's has it.
+// Message returns the termination message: a line for each repository, or the bare error of the
+// only one, as Velero writes it.
 func Message(results []Result) string {
 	if len(results) == 1 && results[0].Error != "" && results[0].Check == nil {
 		return truncated(results[0].Error, messageLimit)
 	}
 	results = withoutNames(results)
-	// What the lines take without their errors is not for these; the rest they share.
+	// The errors share the room that the rest of the lines leaves.
 	room, failed := messageLimit, 0
 	for _, result := range results {
 		if result.Error != "" {
@@ -181,7 +179,7 @@ func Message(results []Result) string {
 	}
 	var lines strings.Builder
 	for _, result := range results {
-		if result.Error != "" { // of which something stays, or it would be read as a success
+		if result.Error != "" { // never empty: that would be a success
 			result.Error = cmp.Or(fitting(result.Error, room/max(failed, 1)), "-")
 		}
 		fmt.Fprintln(&lines, result)
@@ -189,8 +187,8 @@ func Message(results []Result) string {
 	return truncated(lines.String(), messageLimit)
 }
 
-// withoutNames leaves out the names of what is lost, if there is not enough room for all of
-// them. Then each snapshot counts that began until the newest that needs it.
+// withoutNames leaves out the names of lost data if they don't all fit. AffectedUntil stands for
+// them then.
 func withoutNames(results []Result) []Result {
 	room := messageLimit
 	for _, result := range results {
@@ -214,8 +212,8 @@ func withoutNames(results []Result) []Result {
 	return results
 }
 
-// fitting is as much of a text as takes no more than so many bytes as a JSON string, in which
-// one may take six.
+// fitting returns as much of a text as fits into so many bytes of a JSON string, where one byte may
+// take six.
 func fitting(text string, bytes int) string {
 	for limit := bytes; limit > 0; {
 		text = truncated(text, limit)
@@ -238,8 +236,7 @@ func truncated(text string, limit int) string {
 	return text[:limit]
 }
 
-// Results reads a message that Message made. What is no line of a result, as the mere error
-// of a process, is left out.
+// Results reads a message of Message. Other lines, as a bare error, are left out.
 func Results(message string) (results []Result) {
 	for line := range strings.Lines(message) {
 		var result Result
@@ -250,7 +247,7 @@ func Results(message string) (results []Result) {
 	return results
 }
 
-// Failed is the error of the results that failed, or nil.
+// Failed returns the errors of the results, or nil.
 func Failed(results []Result) error {
 	var errs []error
 	for _, result := range results {
@@ -261,7 +258,7 @@ func Failed(results []Result) error {
 	return errors.Join(errs...)
 }
 
-// Lost is an error about the repositories whose store has lost data of them, or nil.
+// Lost returns an error that names the repositories with lost data, or nil.
 func Lost(results []Result) error {
 	var errs []error
 	for _, result := range results {

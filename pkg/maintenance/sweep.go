@@ -26,56 +26,49 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// requestTimeout is how long a store may take for one request, its content included.
+// requestTimeout bounds one request to the store, its content included.
 const requestTimeout = time.Minute
 
-// bucket is what a sweep needs of a storage location.
 type bucket interface {
 	store.Reader
 	store.Remover
 }
 
 const (
-	// minAge is how old a snapshot is at least that goes though nobody has asked for it.
+	// minAge is the minimum age of a snapshot that is removed without a removal.
 	minAge = 24 * time.Hour
-	// One backup may be missing, or one of so many, but never all.
+	// oneMissingOf bounds the missing backups: one, or one in so many, and never all.
 	oneMissingOf = 20
 )
 
-// sweep removes from the repository of a namespace the snapshots of backups that are
-// deleted, or have failed or were cancelled: those for which the store holds a removal,
-// and those that are missing. And those of volumes that were deleted from backups, and those
-// that were saved for a backup when it had ended without them.
+// sweep removes snapshots from the repository of a namespace: of backups with a removal in the
+// store, of missing backups, of deleted volumes, and those saved after the end of their backup.
 type sweep struct {
-	store      bucket
-	repository *repository.Repository
-	// cluster is the uid of this one, and location the name of the storage location.
+	store                        bucket
+	repository                   *repository.Repository
 	cluster, namespace, location string
-	// keys are those that the cluster has signed with.
+	// keys are the public keys of the cluster.
 	keys   []string
 	clock  clock.PassiveClock
 	dryRun bool
-	// missing is set if all backups of this cluster are to be asked for, and accept if it
-	// is known that many are missing.
+	// missing looks for missing backups; accept removes their snapshots also if too many are missing.
 	missing, accept bool
 
-	// asked are the backups that this run has asked for deleted volumes, and whether they could
-	// be; byID are the snapshots that are not known to go for them.
+	// asked has the backups that were asked for deleted volumes, and whether they answered. byID has
+	// the snapshots that stay so far.
 	asked map[format.RemovalOf]bool
 	byID  map[string]datapath.Snapshot
 }
 
-// swept is what a sweep has done.
+// swept counts the work of a sweep.
 type swept struct {
 	backups, snapshots int
-	// waiting are removals of backups that are still there.
+	// waiting counts removals whose backups still exist.
 	waiting int
-	// missing are backups that are not in the store, or have snapshots that they don't list, too
-	// many to be believed.
+	// missing counts backups that are missing, or don't list their snapshots, if they are too many.
 	missing int
 }
 
-// removal is a request.
 type removal struct{ format.Removal }
 
 func (s *sweep) run(ctx context.Context) (done swept, err error) {
@@ -83,7 +76,7 @@ func (s *sweep) run(ctx context.Context) (done swept, err error) {
 	if err != nil || len(objects) == 0 && !s.missing {
 		return done, err
 	}
-	// Listed before the backups are asked for: what is uploaded later stays.
+	// Listed before the backups are asked for, so that a later upload stays.
 	all, err := datapath.Snapshots(ctx, s.repository)
 	if err != nil {
 		return done, err
@@ -94,10 +87,10 @@ func (s *sweep) run(ctx context.Context) (done swept, err error) {
 	}
 	var ids []string
 	var backups int
-	var requested []removal // without the snapshots that they name, which may be many
+	var requested []removal // without their snapshots, which may be many
 	var ended []store.Object
 	var failures []error
-	// flush does what was found out so far: a sweep that is killed has not been in vain.
+	// flush removes what was found so far, so that a killed sweep has not worked in vain.
 	flush := func() error {
 		if len(ids) > 0 && !s.dryRun {
 			if err := datapath.DeleteSnapshots(ctx, s.repository, ids); err != nil {
@@ -145,7 +138,7 @@ func (s *sweep) run(ctx context.Context) (done swept, err error) {
 			return done, err
 		}
 		requested = append(requested, removal{Removal: format.Removal{UID: r.UID, StoreName: r.StoreName}})
-		// Most requests that wait have been followed, and are kept for what may still come.
+		// Most removals are done already, and wait for late uploads.
 		if its := r.snapshots(all); len(its) > 0 {
 			needed, err := s.needs(ctx, *r)
 			switch {
@@ -154,7 +147,7 @@ func (s *sweep) run(ctx context.Context) (done swept, err error) {
 				done.waiting++
 				continue
 			case err != nil:
-				return done, err // of the store, which will say the same of the others
+				return done, err // of the store: the others would get the same answer
 			case needed:
 				klog.FromContext(ctx).V(1).Info("A backup whose snapshots are to go is still there", "backup", r.StoreName, "uid", r.UID)
 				done.waiting++
@@ -164,7 +157,7 @@ func (s *sweep) run(ctx context.Context) (done swept, err error) {
 				klog.FromContext(ctx).Info("The snapshots of a backup go", "backup", r.StoreName, "uid", r.UID, "snapshots", len(its), "dryRun", s.dryRun)
 			}
 		}
-		// Else an upload of the backup may still end.
+		// Until then an upload of the backup may still end.
 		if s.clock.Since(object.ModTime) > MaxUpload {
 			ended = append(ended, object)
 		}
@@ -192,17 +185,15 @@ func (s *sweep) run(ctx context.Context) (done swept, err error) {
 }
 
 const (
-	// atOnce is how many backups are asked for deleted volumes at once.
+	// atOnce is how many backups are asked at once.
 	atOnce = 16
-	// flushAfter is after how many snapshots and requests they go, since each time costs some
-	// writes to the repository.
+	// flushAfter is how many removals share a flush, which costs some writes.
 	flushAfter = 100
 )
 
-// ofVolumes are the snapshots of deleted volumes, by what the changes say that lie beside their
-// backups, and how many backups could not be asked. Of a backup that is gone there are none: its
-// own removal has them. A backup that an earlier request had asked has no more to say: all
-// changes were stored before the requests were listed.
+// ofVolumes returns the snapshots of deleted volumes, by the changes beside their backups, and the
+// number of backups that could not be asked. A deleted backup has none: its own removal has them.
+// One question for each backup suffices: all changes were stored before the removals were listed.
 func (s *sweep) ofVolumes(ctx context.Context, object store.Object) (ids []string, waiting int, err error) {
 	data, err := s.content(ctx, object)
 	switch {
@@ -265,14 +256,13 @@ func (s *sweep) ofVolumes(ctx context.Context, object store.Object) (ids []strin
 	return ids, waiting, nil
 }
 
-// isBackups reports whether it is one backup of which nobody can say whether it is there, so
-// that its snapshots stay, and not the store that can't be asked: its metadata can't be read,
-// or access to it is denied, to it alone maybe.
+// isBackups reports whether an error concerns one backup, so that its snapshots stay, and not the
+// whole store.
 func isBackups(err error) bool {
 	return errors.Is(err, folder.ErrUnreadable) || errors.Is(err, store.ErrDenied)
 }
 
-// snapshots are those of the backup: with its uid, or named by it and made for no other.
+// snapshots returns the backup's: with its uid, or without any uid and named by the removal.
 func (r *removal) snapshots(all []datapath.Snapshot) (ids []string) {
 	named := sets.New(r.Snapshots...)
 	for _, snapshot := range all {
@@ -283,23 +273,21 @@ func (r *removal) snapshots(all []datapath.Snapshot) (ids []string) {
 	return ids
 }
 
-// means reports whether a snapshot was made for the backup. The folder that was asked for it
-// must be the one that the snapshot says, else a copy of a backup, or a removal that somebody
-// has put there, would have another folder asked than the backup's.
+// means reports whether a snapshot was made for the backup. The snapshot must name the folder that
+// was asked: a copied backup or a forged removal could name another one.
 func (r *removal) means(snapshot datapath.Snapshot) bool {
 	return snapshot.Backup == r.UID && (snapshot.StoreName == "" || snapshot.StoreName == r.StoreName)
 }
 
-// missing are backups of this cluster that the store has not, or that don't list all that was
-// saved for them, though nobody has asked for the removal of their snapshots.
+// missing has the backups of this cluster that the store lacks, or that don't list all snapshots
+// saved for them, without a removal.
 type missing struct {
-	// snapshots that nobody needs by the uid of their backup, and of how many backups.
+	// snapshots has those to remove, by the uid of their backup, of of backups in all.
 	snapshots map[types.UID][]string
 	of        int
 }
 
-// tooMany reports whether so many are missing that rather the store is to be doubted: it
-// was brought back only in part, for instance.
+// tooMany reports whether the store is in doubt, for example because it was restored in part.
 func (m *missing) tooMany() bool {
 	n := len(m.snapshots)
 	return n > 0 && (n == m.of || n > 1 && n*oneMissingOf > m.of)
@@ -319,7 +307,7 @@ func (s *sweep) findMissing(ctx context.Context, requested []removal, all []data
 			continue
 		}
 		if name, known := of[snapshot.Backup]; known && name != snapshot.StoreName {
-			stay.Insert(snapshot.Backup) // nobody knows which folder to ask
+			stay.Insert(snapshot.Backup) // its folder is unknown
 		}
 		of[snapshot.Backup] = snapshot.StoreName
 		snapshots[snapshot.Backup] = append(snapshots[snapshot.Backup], snapshot)
@@ -356,8 +344,8 @@ func (s *sweep) findMissing(ctx context.Context, requested []removal, all []data
 	return found, nil
 }
 
-// unneeded are the snapshots of a backup that nobody needs: all if it is gone, or has ended
-// without any, and those that came too late if it is stored.
+// unneeded returns the snapshots that a backup does not need: all if it was deleted or has failed,
+// and the late ones if it is stored.
 func (s *sweep) unneeded(ctx context.Context, r removal, its []datapath.Snapshot) (ids []string, err error) {
 	of := s.folder(r)
 	backup, err := of.Metadata(ctx)
@@ -376,18 +364,17 @@ func (s *sweep) unneeded(ctx context.Context, r removal, its []datapath.Snapshot
 	return ids, nil
 }
 
-// late are the snapshots that were saved for a backup after it had ended, and that it does not
-// list. Its word counts if this cluster has signed it, with the digest of the list, and if the
-// list is about the repository as it is: one with a snapshot that is not there knows nothing of
-// those that somebody has put in its place, as Kopia's own repair does.
+// late returns the snapshots that were saved after the end of a backup, and that it does not list.
+// The list counts if this cluster has signed its digest, and if all of its snapshots exist: a
+// repair by Kopia would have replaced them under other ids.
 func (s *sweep) late(ctx context.Context, of folder.Folder, backup *holdfast.Backup, its []datapath.Snapshot) (ids []string, err error) {
 	origin, ended := backup.Status.Origin, backup.Status.CompletionTimestamp
 	if origin == nil || origin.Trust != "" || origin.ClusterUID != s.cluster || !slices.Contains(s.keys, origin.PublicKey) || ended.IsZero() {
 		return nil, nil
 	}
-	// The end is stored in whole seconds: the last one that it lists may have been saved in its own.
+	// The end is stored in whole seconds, and the last listed snapshot may be of the same second.
 	its = slices.DeleteFunc(its, func(snapshot datapath.Snapshot) bool { return snapshot.Saved.Before(ended.Add(time.Second)) })
-	if len(its) == 0 { // as almost always, which spares the reading of the list
+	if len(its) == 0 { // the usual case: the list need not be read
 		return nil, nil
 	}
 	listed, err := of.Volumes(ctx, backup)
@@ -415,8 +402,8 @@ func (s *sweep) late(ctx context.Context, of folder.Folder, backup *holdfast.Bac
 	return ids, nil
 }
 
-// requested are the objects in which removals of this cluster for the repository lie. They are
-// read one by one, since each may be large.
+// requested lists this cluster's removals for the repository. They are read one by one, since each
+// may be large.
 func (s *sweep) requested(ctx context.Context) (objects []store.Object, err error) {
 	err = try(ctx, func(ctx context.Context) error {
 		objects = nil
@@ -434,7 +421,6 @@ func (s *sweep) requested(ctx context.Context) (objects []store.Object, err erro
 	return objects, nil
 }
 
-// content is that of an object in which a removal lies.
 func (s *sweep) content(ctx context.Context, object store.Object) (data []byte, err error) {
 	err = try(ctx, func(ctx context.Context) error {
 		content, err := s.store.Get(ctx, object.Key)
@@ -451,7 +437,7 @@ func (s *sweep) content(ctx context.Context, object store.Object) (data []byte, 
 	return data, nil
 }
 
-// read returns nil for an object that is no removal, which stays as it is.
+// read returns nil for an object that is no removal; the object stays.
 func (s *sweep) read(ctx context.Context, object store.Object) (*removal, error) {
 	data, err := s.content(ctx, object)
 	if err != nil {
@@ -465,7 +451,6 @@ func (s *sweep) read(ctx context.Context, object store.Object) (*removal, error)
 	return &removal{decoded}, nil
 }
 
-// needs reports whether a backup needs its snapshots.
 func (s *sweep) needs(ctx context.Context, r removal) (bool, error) {
 	of := s.folder(r)
 	return of.Needs(ctx)
@@ -489,7 +474,6 @@ func (s *sweep) remove(ctx context.Context, object store.Object) error {
 	return err
 }
 
-// try makes a request in bounded time.
 func try(ctx context.Context, request func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()

@@ -25,36 +25,31 @@ import (
 )
 
 const (
-	// oldAfter is after how long a blob that nobody has read is removed: its repository is
-	// hardly used on this node any more.
+	// oldAfter is the age of the last read after which a blob is removed.
 	oldAfter = 30 * 24 * time.Hour
-	// leftAfter is after how long an unfinished file is taken for that of a process that
-	// has stopped.
+	// leftAfter is the age at which an unfinished file belongs to a stopped process.
 	leftAfter = time.Hour
-	// newBlob begins the names of unfinished files. No blob is called so.
+	// newBlob begins the names of unfinished files, and of no blob.
 	newBlob = ".new-"
-	// diskBlock is what a file takes of the disk at least.
+	// diskBlock is the minimum size of a file on the disk.
 	diskBlock = 4 << 10
 )
 
-// Cache keeps on the disk what uploads read of repositories again and again: their indexes
-// and the packs with folder listings. It is for all repositories of a node, and for the
-// next process.
+// Cache keeps on the disk the blobs that uploads read again and again: indexes, and packs with
+// folder listings. All repositories of a node, and the next process, share it.
 //
 // What it promises:
-//   - All that it keeps, and what it is about to keep, takes no more than its limit. What
-//     was not read for the longest time makes room. Two processes that share a folder for
-//     a while take twice that at most, until one opens another repository.
-//   - It holds what the store holds, encrypted as there, and no contents of files.
-//   - What it keeps is compared with its checksum before an opened repository uses it, and
-//     else removed and read from the store. What is damaged later fails the reading, as what
-//     Kopia decrypts is authentic; the next opening compares anew.
-//   - Whatever fails here, the store is read.
+//   - Its files take at most its limit, unfinished ones included. The blob that was not read for
+//     longest makes room. Two processes in one folder take twice the limit at most, until one
+//     opens another repository.
+//   - It holds blobs encrypted as in the store, and no contents of files.
+//   - A blob is compared with its checksum before an opened repository uses it. A damaged one is
+//     removed and read from the store. Later damage fails a read, since Kopia authenticates what
+//     it decrypts; the next opening compares again.
+//   - After any failure here the store is read.
 //
-// Kopia's own cache is not used: it has a bound for each repository and none for all; an
-// index of it that is damaged, or a folder that is lost, has it try again without end; and
-// it reads indexes from memory maps, which go away while they are listed when an index is
-// replaced, and the process with them.
+// Kopia's own cache has no bound for all repositories. It tries without end after a damaged index or
+// a lost folder. It maps indexes into memory, and a replaced index ends the process.
 type Cache struct {
 	dir   string
 	limit int64
@@ -62,8 +57,7 @@ type Cache struct {
 	newBlob string
 
 	mu sync.Mutex
-	// kept are the blobs, by their path below dir, and bytes what they and the unfinished
-	// ones take.
+	// kept has the blobs by their path below dir. bytes is the size of these and of unfinished ones.
 	kept       map[string]kept
 	unfinished int64
 	bytes      int64
@@ -86,7 +80,7 @@ func NewCache(dir string, limit int64) (*Cache, error) {
 	return c, nil
 }
 
-// scan learns what there is, whoever made it, and removes what is old or strange.
+// scan learns the content of the folder, and removes old and strange files.
 func (c *Cache) scan() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -130,11 +124,11 @@ func (c *Cache) scan() error {
 	return nil
 }
 
-// onDisk is what a file of so many bytes takes.
+// onDisk returns the size of a file on the disk.
 func onDisk(bytes int64) int64 { return (bytes + diskBlock - 1) / diskBlock * diskBlock }
 
-// makeRoomLocked has what was not read for the longest time go until there is room for so
-// many bytes. It reports whether there is.
+// makeRoomLocked removes the blobs that were not read for longest until so many bytes fit, and reports
+// whether they do.
 func (c *Cache) makeRoomLocked(bytes int64) bool {
 	for c.bytes+bytes > c.limit && len(c.kept) > 0 {
 		oldest := ""
@@ -166,8 +160,7 @@ func (c *Cache) grow(bytes int64) bool {
 	return true
 }
 
-// finished gives back the room of an unfinished blob, which has got its name if that is not
-// empty.
+// finished returns the room of an unfinished blob. Its path is empty if it was not kept.
 func (c *Cache) finished(path string, bytes int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -179,7 +172,7 @@ func (c *Cache) finished(path string, bytes int64) {
 	}
 }
 
-// use takes note that a blob is read.
+// use notes the read of a blob.
 func (c *Cache) use(path string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -201,8 +194,8 @@ func isCacheName(name string) bool {
 	return err == nil && len(decoded) == cacheNameLength
 }
 
-// isCached says which blobs are kept: folder listings and manifests, and indexes. Their
-// names are never used twice. A name that is no file's is none of Kopia's.
+// isCached reports whether a blob is kept: folder listings, manifests and indexes, whose names are
+// never used twice.
 func isCached(id blob.ID) bool {
 	for _, r := range id {
 		if !(r >= '0' && r <= '9' || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r == '-' || r == '_') {
@@ -212,12 +205,12 @@ func isCached(id blob.ID) bool {
 	return len(id) > 1 && (id[:1] == content.PackBlobIDPrefixSpecial || id[0] == 'x' || id[0] == 'n')
 }
 
-// of returns the cache of a repository that is being opened. That of no cache is none.
+// of returns the cache of a repository that is being opened, or nil without a Cache.
 func (c *Cache) of(repository string) *blobCache {
 	if c == nil {
 		return nil
 	}
-	// What another process has left, and what has become old.
+	// Files of other processes, and old ones.
 	_ = c.scan()
 	return &blobCache{Cache: c, repository: repository, blobs: map[blob.ID]*cachedBlob{}}
 }
@@ -231,25 +224,23 @@ type blobCache struct {
 	blobs map[blob.ID]*cachedBlob
 }
 
-// cachedBlob is what the open repository knows of a blob.
+// cachedBlob is the state of a blob in an open repository.
 type cachedBlob struct {
-	// turn is full while somebody looks for it, and guards size: of the content, which is
-	// known to be sound; -1 if nothing is known.
+	// turn is full during a lookup, and guards size: the size of the sound content, or -1.
 	turn chan struct{}
 	size int64
-	// fetched is how often it was read from the store as a whole.
+	// fetched counts the reads of the whole blob from the store.
 	fetched int
 }
 
-// maxFetched is how often that may be: where blobs that are needed at once don't fit into the
-// cache together, to read parts of them costs less.
+// maxFetched bounds fetched: if the blobs in use don't fit into the cache, reads of parts cost less.
 const maxFetched = 2
 
 // errNoRoom: a blob can't be kept.
 var errNoRoom = errors.New("there is no room for it in the cache")
 
-// get reads a part of a blob, and keeps the blob. It returns false if it can't: then the
-// store is to be asked. read reads all of it.
+// get reads a part of a blob, and keeps the blob, which read reads. It returns false if the store is to
+// be asked.
 func (b *blobCache) get(ctx context.Context, id blob.ID, offset, length int64, output blob.OutputBuffer, read func(context.Context, blob.OutputBuffer) error) bool {
 	if b == nil || !isCached(id) {
 		return false
@@ -299,8 +290,8 @@ func (b *blobCache) get(ctx context.Context, id blob.ID, offset, length int64, o
 	return true
 }
 
-// distrust removes the blobs that were read since the repository was opened: they are what the
-// store has answered, but that may have been wrong.
+// distrust removes the blobs that were read since the opening: the store's answers may have been
+// wrong.
 func (b *blobCache) distrust() {
 	if b == nil {
 		return
@@ -323,15 +314,14 @@ func (b *blobCache) part(path string, offset, length int64, output blob.OutputBu
 	return err
 }
 
-// sum begins the checksum of a blob. Its name is in it, so that no other takes its place.
+// sum begins the checksum of a blob, which covers its name.
 func sum(id blob.ID) hashing.Hash {
 	h := sha256.New()
 	fmt.Fprintf(h, "%s\n", id)
 	return h
 }
 
-// sound returns the size of a blob that is kept, and -1 if none is: one that is not what was
-// kept is removed.
+// sound returns the size of a kept blob, or -1. A damaged one is removed.
 func (b *blobCache) sound(path string, id blob.ID) int64 {
 	f, err := os.Open(filepath.Join(b.dir, path))
 	if err != nil {
@@ -409,7 +399,7 @@ func (u *unfinished) Length() int { return int(u.size) }
 // Write implements blob.OutputBuffer.
 func (u *unfinished) Write(p []byte) (int, error) {
 	if more := onDisk(u.size+int64(len(p))) - u.taken; u.err == nil && more > 0 {
-		// One that is larger than half of the cache would cost all others.
+		// A blob larger than half of the cache would remove all others.
 		if u.taken+more <= u.cache.limit/2 && u.cache.grow(more) {
 			u.taken += more
 		} else {

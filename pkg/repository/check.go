@@ -19,57 +19,55 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// A check of a day reads a share of the packs, so that all have been read after checkDays days.
-// No share is larger than mostRead and mostContents: of a larger repository the shares are
-// smaller, and all of them take longer.
+// A day's check reads a share of the packs, all of them in checkDays days. A share has at most mostRead
+// bytes and mostContents contents, so a larger repository takes longer.
 const (
 	checkDays    = 28
 	mostRead     = 16 << 30
 	mostContents = 400_000
-	// readAtOnce is how many packs are read at once, and keptForCheck how many bytes of them
-	// are kept in memory.
+	// readAtOnce is how many packs are read at once, keptForCheck how many of their bytes are
+	// kept in memory.
 	readAtOnce   = 3
 	keptForCheck = 64 << 20
-	// shortPack is up to how many bytes a maintenance of Kopia's puts packs together.
+	// shortPack is the size up to which Kopia's maintenance joins packs.
 	shortPack = 12 << 20
 )
 
-// CheckOptions says what a check reads.
+// CheckOptions selects the packs of a check.
 type CheckOptions struct {
-	// All has every pack read.
+	// All reads every pack.
 	All bool
-	// Short has the short packs read, too: a maintenance reads these, and has failed.
+	// Short also reads the short packs, which a failed maintenance has read.
 	Short bool
 }
 
-// Check is what a check has found.
+// Check has the findings of a check.
 type Check struct {
-	// Packs are those that the index names, and Read and ReadBytes what was read of them.
+	// Packs counts the packs of the index; Read and ReadBytes count what was read.
 	Packs, Read int
 	ReadBytes   int64
-	// Missing is how many packs the store lacks, or has only a part of.
+	// Missing counts packs that the store lacks in whole or in part.
 	Missing int
-	// Damaged are the packs that hold something else than what was written.
+	// Damaged names the packs with other bytes than were written.
 	Damaged []string
-	// Indexes are those that the store lacks, and had at the last maintenance. What only they name is
-	// unknown, snapshots included.
+	// Indexes names those that the store had at the last maintenance, and lacks. Contents and snapshots
+	// that only they name are unknown.
 	Indexes []string
-	// Contents is how many contents can't be read.
+	// Contents counts unreadable contents.
 	Contents int
-	// Snapshots are the ids of those that need such a content, and AffectedUntil is when the
-	// newest of them began. Incomplete is true if there was too much to look through: then any
-	// that began until then may need one.
+	// Snapshots has the ids of those that need such a content, and AffectedUntil the begin of the
+	// newest. If Incomplete, any that began until then may need one.
 	Snapshots     []string
 	AffectedUntil time.Time
 	Incomplete    bool
 }
 
-// Lost reports whether anything can't be read.
+// Lost reports whether data is lost.
 func (c *Check) Lost() bool { return c.Missing > 0 || len(c.Damaged) > 0 || len(c.Indexes) > 0 }
 
-// Check compares the packs that the index names with those that the store lists, and reads a
-// share of them from the store itself, past every cache, and all that were damaged before. It
-// ends with an error if the store does not answer, which says nothing of what it has.
+// Check compares the packs of the index with the store's listing. It reads a share of them, and all
+// that were damaged before, past every cache. An error means that the store does not answer, and says
+// nothing of its content.
 func (r *Repository) Check(ctx context.Context, options CheckOptions) (Check, error) {
 	ctx, stop := r.While(ctx)
 	defer stop()
@@ -107,7 +105,6 @@ func (r *Repository) Check(ctx context.Context, options CheckOptions) (Check, er
 	return done, err
 }
 
-// share are the packs that are read.
 type share struct {
 	packs    map[blob.ID]int64 // their bytes
 	bytes    int64
@@ -120,9 +117,8 @@ func (s *share) add(id blob.ID, length int64, pack namedPack) {
 	s.contents += int64(pack.contents)
 }
 
-// choose leaves those that are due. Which share a pack belongs to follows from its name, and
-// which share is due from the day, so that nothing is to be remembered. A day without a check
-// leaves its share for the next time.
+// choose keeps the due packs. A pack's share follows from its name, and the due share from the day, so
+// there is no state. A day without a check leaves its share to the next round.
 func (s *share) choose(options CheckOptions, again map[blob.ID]struct{}, now time.Time) {
 	if options.All {
 		return
@@ -138,7 +134,7 @@ func (s *share) choose(options CheckOptions, again map[blob.ID]struct{}, now tim
 	})
 }
 
-// readPacks reads packs, and returns the contents that are not what was written.
+// readPacks reads packs, and returns their damaged contents.
 func (r *Repository) readPacks(ctx context.Context, packs map[blob.ID]int64, done *Check) (bad map[content.ID]struct{}, err error) {
 	contents := map[blob.ID][]content.Info{}
 	if len(packs) > 0 {
@@ -180,7 +176,7 @@ func (r *Repository) readPacks(ctx context.Context, packs map[blob.ID]int64, don
 	return bad, err
 }
 
-// readPack reads contents of one pack, and returns those that are not what was written.
+// readPack reads contents of one pack, and returns the damaged ones.
 func (r *Repository) readPack(ctx context.Context, contents []content.Info) (bad []content.Info, err error) {
 	for _, info := range contents {
 		if ctx.Err() != nil {
@@ -190,7 +186,7 @@ func (r *Repository) readPack(ctx context.Context, contents []content.Info) (bad
 		if err == nil {
 			continue
 		}
-		// Only what the store sends is damaged. That it sends nothing, or denies it, is no damage.
+		// Only sent bytes are damage; silence or a denial is none.
 		length := int64(info.PackedLength)
 		err = r.storage.piece(ctx, info.PackBlobID, int64(info.PackOffset), length, &fixed{into: make([]byte, length)})
 		gone := errors.Is(err, blob.ErrBlobNotFound) || errors.Is(err, blob.ErrInvalidRange)

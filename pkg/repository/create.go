@@ -29,8 +29,7 @@ import (
 // repository's unique id. Source: Velero, pkg/repository/udmrepo/kopialib.
 const markerBlob blob.ID = "udmrepo.Repository"
 
-// Exists reports whether anything lies in the folder of a namespace's
-// repository, be it complete or not.
+// Exists reports whether the folder of a namespace's repository has any blob.
 func Exists(ctx context.Context, loc Location, namespace string) (bool, error) {
 	folder, err := folderOf(namespace)
 	if err != nil {
@@ -50,14 +49,13 @@ func Exists(ctx context.Context, loc Location, namespace string) (bool, error) {
 	return false, nil
 }
 
-// blobs lists the blobs of a repository.
 func blobs(ctx context.Context, st store.Reader, folder string, provider engine.StorageProvider) iter.Seq2[blob.ID, error] {
 	return func(yield func(blob.ID, error) bool) {
 		for object, err := range st.List(ctx, folder, store.ListOptions{Recursive: true}) {
 			name := strings.TrimPrefix(object.Key, folder)
 			if provider == engine.StorageProviderFilesystem {
 				var isBlob bool
-				// Kopia cuts long names into folders. Those that count here are short.
+				// Kopia cuts long names into folders; these names are short.
 				if name, isBlob = strings.CutSuffix(name, sharded.CompleteBlobSuffix); !isBlob && err == nil {
 					continue
 				}
@@ -69,10 +67,9 @@ func blobs(ctx context.Context, st store.Reader, folder string, provider engine.
 	}
 }
 
-// Create makes sure that the repository of a namespace exists, is set up, and
-// opens with the key. It may be repeated, and completes what an earlier call
-// left unfinished. It fails with ErrWrongKey if the repository has another key,
-// and with ErrDamaged if it has data that no key can open.
+// Create makes sure that the repository of a namespace exists, is set up, and opens with the key. It is
+// idempotent, and completes an earlier call. It fails with ErrWrongKey for a repository with another
+// key, and with ErrDamaged for data that no key can open.
 func Create(ctx context.Context, loc Location, namespace string, key Key) error {
 	if key == "" {
 		return errors.New("the key of the repository is empty")
@@ -94,17 +91,15 @@ func Create(ctx context.Context, loc Location, namespace string, key Key) error 
 	return errors.Join(r.setUp(ctx), r.Close(ctx))
 }
 
-// creatable is what the creation of a repository needs of its store.
 type creatable interface {
 	store.Reader
 	store.Remover
 	Create(ctx context.Context, key string, content []byte) error
 }
 
-// initialize makes the repository, unless it is there, by one conditional write of
-// its format. Whoever is stopped before or after it, or sleeps, or is not alone
-// therefore leaves nothing or a repository, and never another format under data
-// that an earlier one has locked, whatever keys are at work.
+// initialize creates the repository, unless it exists, by one conditional write of its format. So a
+// process that is stopped, sleeps, or is not alone leaves nothing or a repository, and never another
+// format under data of an earlier one.
 func initialize(ctx context.Context, st creatable, provider engine.StorageProvider, namespace string, key Key) error {
 	folder, err := folderOf(namespace)
 	if err != nil {
@@ -137,9 +132,8 @@ func initialize(ctx context.Context, st creatable, provider engine.StorageProvid
 		unfinished = true
 	}
 	if unfinished {
-		// Kopia itself writes this one first, and refuses to go on when it was stopped
-		// then. No other format can read it, and none needs it, so it harms nobody if
-		// it goes late.
+		// Kopia writes this blob first, and refuses to go on if it was stopped then. No other
+		// format needs it, so a late removal does no harm.
 		rest, err := st.Attributes(ctx, objectOf(format.KopiaBlobCfgBlobID))
 		if err == nil {
 			err = st.Delete(ctx, rest)
@@ -160,9 +154,8 @@ func initialize(ctx context.Context, st creatable, provider engine.StorageProvid
 	return nil
 }
 
-// newFormat is the content of the blob kopia.repository of a new repository. The
-// other one that Kopia writes, kopia.blobcfg, says how long blobs are retained; a
-// repository without it retains none.
+// newFormat returns the blob kopia.repository of a new repository. Kopia's other blob, kopia.blobcfg,
+// sets a retention; without it there is none.
 func newFormat(ctx context.Context, namespace string, key Key) ([]byte, error) {
 	opts, err := newRepositoryOptions(namespace, key)
 	if err != nil {
@@ -175,17 +168,15 @@ func newFormat(ctx context.Context, namespace string, key Key) ([]byte, error) {
 	return shortenEpochs(ctx, staged.blobs[format.KopiaRepositoryBlobID], key)
 }
 
-// Each upload writes an index or two, which each opening reads one by one until a maintenance
-// has put together those of an epoch: that is when there are two later ones. So there are always
-// those of two epochs at least, and each of Kopia's lasts for a day.
+// Each upload writes an index or two, and each opening reads them one by one, until a maintenance joins
+// the indexes of an epoch. That needs two later epochs. Kopia's epochs last for a day.
 const (
 	minEpoch = 6 * time.Hour
-	// rangeEpochs are put together once more, and stay: a week's, as with Kopia's default.
+	// rangeEpochs are joined once more: a week's, as with Kopia's default.
 	rangeEpochs = 28
 )
 
-// shortenEpochs changes the format of a new repository. Kopia's initialisation takes no such
-// wish.
+// shortenEpochs changes the format of a new repository, for which Kopia's initialisation has no option.
 func shortenEpochs(ctx context.Context, data []byte, key Key) ([]byte, error) {
 	st := &formatOnly{staging: staging{blobs: map[blob.ID][]byte{}}, data: data}
 	manager, err := format.NewManager(ctx, st, "", -1, string(key), time.Now)
@@ -212,18 +203,18 @@ func shortenEpochs(ctx context.Context, data []byte, key Key) ([]byte, error) {
 	return st.blobs[format.KopiaRepositoryBlobID], nil
 }
 
-// staging is an empty storage in memory. It has what Kopia's initialisation uses.
+// staging is an empty storage in memory for Kopia's initialisation.
 type staging struct {
 	blob.Storage
 	blobs map[blob.ID][]byte
 }
 
-// GetBlob finds nothing.
+// GetBlob implements blob.Storage.
 func (s *staging) GetBlob(context.Context, blob.ID, int64, int64, blob.OutputBuffer) error {
 	return blob.ErrBlobNotFound
 }
 
-// PutBlob keeps a blob.
+// PutBlob implements blob.Storage.
 func (s *staging) PutBlob(_ context.Context, id blob.ID, data blob.Bytes, _ blob.PutOptions) error {
 	var content bytes.Buffer
 	_, err := data.WriteTo(&content)
@@ -231,8 +222,7 @@ func (s *staging) PutBlob(_ context.Context, id blob.ID, data blob.Bytes, _ blob
 	return err
 }
 
-// setUp writes what a repository needs besides its format: the owner of its
-// maintenance, a policy, and Velero's marker.
+// setUp writes the owner of the maintenance, a policy, and Velero's marker.
 func (r *Repository) setUp(ctx context.Context) error {
 	params, err := maintenance.GetParams(ctx, r.direct)
 	if err != nil {
@@ -280,8 +270,8 @@ func (r *Repository) setUp(ctx context.Context) error {
 	return nil
 }
 
-// keepEverything is the policy of the repository. With Kopia's default each
-// checkpoint of a long upload would delete older snapshots of its volume.
+// keepEverything returns the repository's policy. With Kopia's default, each checkpoint of a long upload
+// would delete older snapshots of its volume.
 func keepEverything() *policy.Policy {
 	all := policy.OptionalInt(math.MaxInt32)
 	return &policy.Policy{

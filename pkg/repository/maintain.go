@@ -25,42 +25,40 @@ import (
 )
 
 var (
-	// ErrOtherOwner: the repository says that another client maintains it.
+	// ErrOtherOwner: another client maintains the repository.
 	ErrOtherOwner = errors.New("another client owns the maintenance of the repository; give it back with kopia maintenance set --owner=" + clientUser + "@" + clientHost)
-	// ErrClockSkew: the clocks of this machine and of the store are too far apart to tell
-	// what is old enough to go.
+	// ErrClockSkew: the clocks of this machine and of the store differ too much to tell an age.
 	ErrClockSkew = errors.New("the clocks of this machine and of the store differ by more than 5 minutes; set them right")
 )
 
-// MaintenanceKind is how much a maintenance does.
+// MaintenanceKind is the extent of a maintenance.
 type MaintenanceKind string
 
 const (
 	// MaintenanceQuick keeps the indexes few.
 	MaintenanceQuick MaintenanceKind = "quick"
-	// MaintenanceFull removes what no snapshot needs as well.
+	// MaintenanceFull also removes the contents that no snapshot needs.
 	MaintenanceFull MaintenanceKind = "full"
 )
 
 // Maintenance says what a maintenance has done.
 type Maintenance struct {
 	Kind MaintenanceKind
-	// Reclaimed is how many bytes were removed from the store.
+	// Reclaimed counts the bytes removed from the store.
 	Reclaimed int64
-	// Rewritten is how many bytes were put together anew. Where they were before is
-	// removed later.
+	// Rewritten counts the bytes moved to new packs. Their old packs are removed later.
 	Rewritten int64
 	// Skew is how far the store's clock is ahead of this machine's.
 	Skew time.Duration
-	// Size is how many bytes the repository takes in the store, and Files how many the
-	// newest snapshots of its volumes hold. Only a full maintenance tells them.
+	// Size is the repository's size in the store, and Files the number in the newest snapshots
+	// of its volumes, after a full maintenance.
 	Size, Files int64
 }
 
-// Maintain runs Kopia's maintenance, a full one if that is due and else a quick one. It
-// keeps Kopia's safety intervals, so it may run beside uploads and restores; but only one
-// process at a time may maintain a repository, which the caller makes sure of. It does nothing
-// when an index is lost. With an error the result says what was done before.
+// Maintain runs Kopia's maintenance, a full one if it is due, else a quick one. It keeps Kopia's safety
+// intervals, so it may run beside uploads and restores. The caller makes sure that one process at a
+// time maintains the repository. It does nothing if an index is lost. With an error the result counts
+// the work before it.
 func (r *Repository) Maintain(ctx context.Context) (Maintenance, error) {
 	ctx, stop := r.While(ctx)
 	defer stop()
@@ -100,7 +98,7 @@ func (r *Repository) Maintain(ctx context.Context) (Maintenance, error) {
 	case err != nil && strings.Contains(err.Error(), "clock skew detected"): // Kopia has no error for it
 		return done, fmt.Errorf("%w: %w", ErrClockSkew, err)
 	}
-	// Also after a failure: what it has replaced is removed by the next one.
+	// Also after a failure: the next maintenance removes the replaced indexes.
 	err = errors.Join(err, r.noteIndexes(ctx), r.account(ctx, begun, &done))
 	if err == nil && done.Kind == MaintenanceFull {
 		err = r.measure(ctx, &done)
@@ -108,8 +106,8 @@ func (r *Repository) Maintain(ctx context.Context) (Maintenance, error) {
 	return done, err
 }
 
-// sparing leaves contents alone that can't be read. Kopia's maintenance would fail on them: it
-// reads the contents of packs that are not full, and deleted contents that are needed again.
+// sparing hides unreadable contents, on which Kopia's maintenance would fail: it reads the contents of
+// short packs, and deleted contents that are needed again.
 type sparing struct {
 	repo.DirectRepositoryWriter
 	missing *Missing
@@ -125,7 +123,7 @@ type sparingReader struct {
 	missing *Missing
 }
 
-// IteratePacks implements content.Reader. Who wants to have the contents of a pack reads them.
+// IteratePacks implements content.Reader.
 func (s sparingReader) IteratePacks(ctx context.Context, options content.IteratePackOptions, callback content.IteratePacksCallback) error {
 	return s.Reader.IteratePacks(ctx, options, func(pack content.PackInfo) error {
 		if options.IncludeContentInfos && s.missing.has(content.Info{PackBlobID: pack.PackID}) {
@@ -145,7 +143,7 @@ func (s sparingReader) IterateContents(ctx context.Context, options content.Iter
 	})
 }
 
-// measure says how large the repository is.
+// measure returns the repository's size.
 func (r *Repository) measure(ctx context.Context, done *Maintenance) error {
 	if err := r.direct.BlobReader().ListBlobs(ctx, "", func(found blob.Metadata) error {
 		done.Size += found.Length
@@ -177,7 +175,7 @@ func (r *Repository) measure(ctx context.Context, done *Maintenance) error {
 	return nil
 }
 
-// DueMaintenance is the kind of maintenance that is due.
+// DueMaintenance returns the kind of maintenance that is due.
 func (r *Repository) DueMaintenance(ctx context.Context) (MaintenanceKind, error) {
 	schedule, err := maintenance.GetSchedule(ctx, r.direct)
 	if err != nil {
@@ -190,11 +188,11 @@ func (r *Repository) DueMaintenance(ctx context.Context) (MaintenanceKind, error
 	return MaintenanceQuick, nil
 }
 
-// minFullInterval is the least time between two full maintenances of ours, however the
-// repository is set. What is needed no more goes with the third one at the earliest.
+// minFullInterval is the minimum time between two of our full maintenances, whatever the repository's
+// settings. docs/design/maintenance.md says why.
 const minFullInterval = 23 * time.Hour
 
-// lastFull is when the last full maintenance began.
+// lastFull returns the begin of the last full maintenance.
 func lastFull(schedule *maintenance.Schedule) (last time.Time) {
 	for _, run := range schedule.Runs[maintenance.TaskSnapshotGarbageCollection] {
 		if run.Start.After(last) {
@@ -204,7 +202,7 @@ func lastFull(schedule *maintenance.Schedule) (last time.Time) {
 	return last
 }
 
-// account reads what was done since some time from the repository's own records.
+// account reads the work since an instant from the repository's own records.
 func (r *Repository) account(ctx context.Context, since time.Time, done *Maintenance) error {
 	schedule, err := maintenance.GetSchedule(ctx, r.direct)
 	if err != nil {
@@ -231,7 +229,7 @@ func (r *Repository) account(ctx context.Context, since time.Time, done *Mainten
 	if last.IsZero() {
 		return nil
 	}
-	// The record was written when the last task had ended, by this machine's clock.
+	// The record was written after the last task, by this machine's clock.
 	written, err := r.direct.BlobReader().GetMetadata(ctx, "kopia.maintenance")
 	if err != nil {
 		return fmt.Errorf("look at the clock of the store: %w", err)
@@ -240,10 +238,9 @@ func (r *Repository) account(ctx context.Context, since time.Time, done *Mainten
 	return nil
 }
 
-// accountOf returns how many bytes a task has removed and written, and what Kopia says
-// of it.
+// accountOf returns the bytes that a task removed and wrote, with Kopia's text.
 func accountOf(extra maintenancestats.Extra) (removed, rewritten int64, summary string) {
-	// The tasks that do something of the kind have one of these.
+	// Each task of this kind has one of these.
 	var sizes struct{ DeletedTotalSize, DeletedBlobSize, RewrittenContentSize int64 }
 	stats, err := maintenancestats.BuildFromExtra(extra)
 	err = cmp.Or(err, json.Unmarshal(extra.Data, &sizes))

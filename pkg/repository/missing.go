@@ -17,27 +17,25 @@ import (
 	"github.com/kopia/kopia/repo/content"
 )
 
-// Kopia believes its index: a content that the index names is never written again, and a file
-// whose contents it names is never read again, whether or not their pack is in the store. So
-// each upload built on lost packs, and only a restore found out. Here the index is compared
-// with what the store lists.
+// Kopia believes its index: a content that the index names is not written again, and its file is not
+// read again, even if the pack is lost. Each upload would build on lost packs until a restore fails.
+// So the index is compared with the store's listing.
 
 const (
-	// believedFor is how long an open repository believes a comparison.
+	// believedFor is how long a comparison counts.
 	believedFor = 2 * time.Minute
-	// mostConfirmed is how many packs are asked for by name that a listing lacks.
+	// mostConfirmed bounds the questions for packs that a listing lacks.
 	mostConfirmed = 64
 )
 
-// Missing are the packs that the index names and that the store lacks, or has only a part of,
-// and those that are known to be damaged.
+// Missing has the packs of the index that the store lacks in whole or in part, and known damaged ones.
 type Missing struct {
 	packs, damaged map[blob.ID]struct{}
-	// Contents is how many live contents the index has in them.
+	// Contents counts their live contents.
 	Contents int
 }
 
-// Packs are the names of the packs.
+// Packs returns their names.
 func (m *Missing) Packs() []string {
 	var names []string
 	for _, packs := range []map[blob.ID]struct{}{m.packs, m.damaged} {
@@ -63,18 +61,16 @@ func (m *Missing) lacks(info content.Info) bool {
 	return missing
 }
 
-// comparison is the last one of an open repository.
 type comparison struct {
 	mu      sync.Mutex
 	missing *Missing
 	at      time.Time
 }
 
-// Missing compares the packs that the index names with those that the store lists: a request
-// for each thousand of them, once in two minutes while the repository is open. A pack that the
-// listing lacks is asked for by its name, so a listing that lags costs a request. The index is
-// read before the listing, and a pack is written before it is named there: a pack that another
-// writer adds meanwhile is not taken for missing.
+// Missing compares the packs of the index with the store's listing, with one request for a thousand
+// packs, at most every two minutes. A pack that the listing lacks is asked for by its name, since a
+// listing may lag. The index is read before the listing, and a pack is written before the index names
+// it, so a new pack is never missing.
 func (r *Repository) Missing(ctx context.Context) (*Missing, error) {
 	r.compared.mu.Lock()
 	defer r.compared.mu.Unlock()
@@ -89,14 +85,13 @@ func (r *Repository) Missing(ctx context.Context) (*Missing, error) {
 	return found, nil
 }
 
-// namedPack is what the index says of a pack.
 type namedPack struct {
-	// end is how long the pack is at least, and contents how many of it are live.
+	// end is the minimum length of the pack, and contents the number of live ones.
 	end      int64
 	contents int
 }
 
-// named are the packs with live contents, by the index, or also those with deleted ones only.
+// named returns the index's packs with live contents, or also those with deleted ones only.
 func (r *Repository) named(ctx context.Context, deleted bool) (map[blob.ID]namedPack, error) {
 	packs := map[blob.ID]namedPack{}
 	err := r.direct.ContentReader().IterateContents(ctx, content.IterateOptions{IncludeDeleted: deleted}, func(info content.Info) error {
@@ -114,7 +109,7 @@ func (r *Repository) named(ctx context.Context, deleted bool) (map[blob.ID]named
 	return packs, nil
 }
 
-// compare finds the packs that are missing of those with live contents, or of all, and tells listed of each that is there.
+// compare finds the missing packs, and calls listed for each other one.
 func (r *Repository) compare(ctx context.Context, deleted bool, listed func(id blob.ID, length int64, pack namedPack)) (*Missing, error) {
 	ctx, stop := r.While(ctx)
 	defer stop()

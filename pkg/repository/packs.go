@@ -13,36 +13,32 @@ import (
 )
 
 const (
-	// SmallPiece is up to how many bytes a piece of a pack is small: what a store needs to
-	// send it is less than what it needs to answer at all.
+	// SmallPiece is the size up to which the time of a request exceeds that of its bytes.
 	SmallPiece = 1 << 20
-	// packPart is how many bytes of a pack are read by one request: a connection to a
-	// store is slow by itself, and several at once are not.
+	// packPart is the size of one request for a pack: several connections at once are faster.
 	packPart = 8 << 20
 )
 
 const (
-	// wholeFrom is how many pieces of a pack are expected at least for it to be read whole:
-	// for fewer of them it would be too many bytes. In a folder, which answers at once, it
-	// is wholeFromFolder.
+	// wholeFrom is the minimum of expected pieces for reading a whole pack. In a folder, which
+	// answers at once, it is wholeFromFolder.
 	wholeFrom       = 16
 	wholeFromFolder = 256
-	// learnAfter is how many pieces are read singly of a pack of which nobody has said what
-	// to expect, as of those with folders.
+	// learnAfter is how many pieces of a pack are read singly without an expectation, as of packs
+	// with folders.
 	learnAfter = 4
 )
 
-// Packs keeps the packs whole in memory of which many small pieces are read, as a
-// restore of small files does: with a request for each piece it would wait for the store
-// most of the time. A pack that had to make room for others, and of which nobody
-// expects more, is not read whole again.
+// Packs keeps whole packs in memory while many small pieces of them are read, as by a restore of small
+// files. With a request for each piece it would mostly wait for the store. A pack that made room for
+// others is not read whole again, unless more of it is expected.
 type Packs struct {
-	// limit is how many bytes are kept, besides the packs that are being read.
+	// limit bounds the kept bytes, besides the packs that are being read.
 	limit int64
-	// from is how many pieces of a pack are expected at least for it to be read whole.
+	// from is wholeFrom or wholeFromFolder.
 	from    int
 	storage *storage
-	// users have not released it yet. The storage's keeping guards it.
+	// users counts KeepPacks without Release. The storage's keeping guards it.
 	users int
 
 	mu    sync.Mutex
@@ -51,11 +47,11 @@ type Packs struct {
 	uses  int64
 }
 
-// keptPack is what is known of a pack. The mutex of Packs guards it.
+// keptPack is the state of a pack. The mutex of Packs guards it.
 type keptPack struct {
-	// pieces are those that were read singly, or are expected.
+	// pieces counts single reads and expected ones.
 	pieces int
-	// loaded is closed when it has been read, or that has failed; nil before.
+	// loaded is closed after the read of the pack, also a failed one; nil before.
 	loaded  chan struct{}
 	loading bool
 	// data is nil if it is not kept.
@@ -72,7 +68,7 @@ func (p *Packs) Release() {
 	}
 }
 
-// Expect says how many small pieces of a pack are to be read next, and no more of it.
+// Expect says how many small pieces of a pack will be read.
 func (p *Packs) Expect(id blob.ID, pieces int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -81,8 +77,7 @@ func (p *Packs) Expect(id blob.ID, pieces int) {
 	}
 }
 
-// get reads a small piece of a pack if it is kept, or is to be from now on. Else it
-// returns false, and the piece is to be read by itself.
+// get reads a small piece from the whole pack. It returns false if the piece is to be read by itself.
 func (p *Packs) get(ctx context.Context, id blob.ID, offset, length int64, output blob.OutputBuffer) bool {
 	if length <= 0 || length > SmallPiece || id[:1] != content.PackBlobIDPrefixRegular && id[:1] != content.PackBlobIDPrefixSpecial {
 		return false
@@ -95,7 +90,7 @@ func (p *Packs) get(ctx context.Context, id blob.ID, offset, length int64, outpu
 	return err == nil
 }
 
-// whole returns a pack; nil if it is not to be read whole, or that failed.
+// whole returns a pack, or nil if it is not read whole, or could not be.
 func (p *Packs) whole(ctx context.Context, id blob.ID) []byte {
 	p.mu.Lock()
 	this := p.known[id]
@@ -129,7 +124,7 @@ func (p *Packs) whole(ctx context.Context, id blob.ID) []byte {
 	return this.data
 }
 
-// keep keeps a pack, and has those make room that were not used for the longest time.
+// keep keeps a pack. The packs that were not used for longest make room.
 func (p *Packs) keep(this *keptPack, data []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -149,8 +144,8 @@ func (p *Packs) keep(this *keptPack, data []byte) {
 	}
 }
 
-// read reads a whole pack; nil if that fails, so that whoever wants a piece hears why, or if it
-// is larger than what is kept: its size is what the store says, and nothing bounds that.
+// read reads a whole pack. It returns nil after an error, which the reads of the pieces report, and for
+// a pack larger than the limit: the store's word on its size is not bounded.
 func (p *Packs) read(ctx context.Context, id blob.ID) []byte {
 	found, err := p.storage.GetMetadata(ctx, id)
 	if err != nil {

@@ -24,26 +24,23 @@ import (
 
 const (
 	maxPage = 1000 // of S3
-	// Objects written as they come, Velero's tarball apart, are small; a part of
-	// this size allows 80 GB in S3's 10,000 parts.
+	// Parts of this size allow 80 GB in S3's 10,000 parts.
 	partBytes = 8 << 20
-	// Two parts in flight keep the link busy; more cost memory only.
+	// Two parts in flight keep the link busy.
 	partsInFlight = 2
-	// How long removing the parts of an aborted upload may take.
+	// abortTimeout bounds the removal of an aborted upload's parts.
 	abortTimeout = 10 * time.Second
-	// Nothing of ours is served to browsers, and guessing the type would hold back
-	// the first bytes.
+	// Guessing the type would hold back the first bytes.
 	contentType = "application/octet-stream"
 )
 
-// blobBackend is a store of gocloud.dev.
 type blobBackend struct {
 	bucket *blob.Bucket
-	// s3 and name are those of a bucket of S3.
+	// s3 and name are set for a bucket of S3.
 	s3   *s3.Client
 	name string
-	// removing is for stores other than S3, which can't remove under a condition: no
-	// write of this process ends between look and removal.
+	// removing keeps this process's writes from ending between the look and the removal, in
+	// stores that can't remove under a condition.
 	removing sync.RWMutex
 }
 
@@ -55,8 +52,8 @@ func (b *blobBackend) list(ctx context.Context, folder string, options ListOptio
 	if options.StartAfter != "" {
 		listing.BeforeList = func(as func(any) bool) error {
 			var request *s3.ListObjectsV2Input
-			// Only S3 can start in the middle, and only before its first page; for
-			// others the keys are left out below.
+			// Only S3 can start in the middle, before its first page; for others the keys are
+			// left out below.
 			if as(&request) && request.ContinuationToken == nil {
 				request.StartAfter = aws.String(options.StartAfter)
 			}
@@ -71,7 +68,7 @@ func (b *blobBackend) list(ctx context.Context, folder string, options ListOptio
 				return
 			}
 			for _, object := range page {
-				// Some consoles make an object for the folder itself.
+				// Some consoles create an object for the folder itself.
 				if object.Key <= options.StartAfter || object.Key == folder {
 					continue
 				}
@@ -94,8 +91,7 @@ func (b *blobBackend) get(ctx context.Context, key string, offset, length int64)
 
 type blobReader struct{ *blob.Reader }
 
-// Version implements Versioned. Stores other than S3 do not say with the content all that
-// tells an object from another one.
+// Version implements Versioned. Other stores than S3 don't tell the version with the content.
 func (r blobReader) Version() string {
 	var answer s3.GetObjectOutput
 	if r.As(&answer) {
@@ -117,7 +113,7 @@ func (b *blobBackend) attributes(ctx context.Context, key string) (Object, error
 	return Object{Size: attributes.Size, ModTime: attributes.ModTime, Version: version}, nil
 }
 
-// listedVersion is the ETag of an object in S3.
+// listedVersion returns the ETag of an object in S3.
 func listedVersion(object *blob.ListObject) string {
 	var listed s3types.Object
 	if object.As(&listed) {
@@ -141,7 +137,7 @@ func (b *blobBackend) write(ctx context.Context, key string, content Content, op
 		defer b.removing.RUnlock()
 		return b.bucket.Upload(ctx, key, body, &blob.WriterOptions{ContentType: contentType, IfNotExist: options.exclusive})
 	}
-	// The writer of gocloud.dev would copy the content, and send a large one in parts.
+	// The writer of gocloud.dev would copy the content, and split it.
 	request := &s3.PutObjectInput{
 		Bucket:        aws.String(b.name),
 		Key:           aws.String(key),
@@ -174,8 +170,8 @@ func (b *blobBackend) newWriter(ctx context.Context, key string) (ObjectWriter, 
 	return &blobWriter{Writer: w, backend: b, ctx: ctx, cancel: cancel}, nil
 }
 
-// tuneUpload bounds the memory of an upload to S3, and has its parts removed when
-// its context ends: by default the removal is tried with that context, in vain.
+// tuneUpload bounds the memory of an upload to S3. Its parts are removed also when its context has
+// ended, with which the SDK would try in vain.
 func (b *blobBackend) tuneUpload(as func(any) bool) error {
 	var manager *transfermanager.Client
 	if b.s3 != nil && as(&manager) {
@@ -190,8 +186,8 @@ func (b *blobBackend) tuneUpload(as func(any) bool) error {
 	return nil
 }
 
-// longAgo is an age at which what was seen of an object counts no more. Wall clocks
-// go on while a machine sleeps.
+// longAgo is the age at which a description of an object is too old. Wall clocks go on while a machine
+// sleeps.
 const longAgo = time.Second
 
 func (b *blobBackend) delete(ctx context.Context, key, version string) error {
@@ -224,7 +220,7 @@ func (b *blobBackend) remove(ctx context.Context, key string) error {
 	if b.s3 == nil {
 		return b.bucket.Delete(ctx, key)
 	}
-	// That of gocloud.dev would look first whether there is one.
+	// gocloud.dev would look first whether there is one.
 	_, err := b.s3.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: aws.String(b.name), Key: aws.String(key)})
 	return err
 }
@@ -282,8 +278,8 @@ func (b *blobBackend) now(ctx context.Context, folder string) (time.Time, error)
 
 func (b *blobBackend) close() error { return b.bucket.Close() }
 
-// blobWriter makes the end of a write explicit: gocloud.dev commits on Close
-// unless the context has ended.
+// blobWriter makes the end of a write explicit: gocloud.dev commits on Close, unless the context has
+// ended.
 type blobWriter struct {
 	*blob.Writer
 	backend *blobBackend

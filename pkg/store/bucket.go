@@ -22,17 +22,17 @@ import (
 
 const maxKeyBytes = 1024 // of S3, prefix included
 
-// Keys of the Secret that S3Location.CredentialsSecret names.
+// Keys of the Secret S3Location.CredentialsSecret.
 const (
 	SecretAccessKeyID     = "accessKeyID"
 	SecretSecretAccessKey = "secretAccessKey"
 	SecretSessionToken    = "sessionToken"
 )
 
-// backend is one kind of store. Its keys are whole, and checked.
+// backend is one kind of store. Its keys have the prefix, and are checked.
 type backend interface {
 	list(ctx context.Context, folder string, options ListOptions) iter.Seq2[Object, error]
-	// get reads to the end with a negative length, and something else with none.
+	// get reads to the end with a negative length.
 	get(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error)
 	attributes(ctx context.Context, key string) (Object, error)
 	write(ctx context.Context, key string, content Content, options writeOptions) error
@@ -40,14 +40,14 @@ type backend interface {
 	// delete fails with ErrChanged if the object has another version.
 	delete(ctx context.Context, key, version string) error
 	remove(ctx context.Context, key string) error
-	// removeUnfinished removes what writes have left that were begun before, unless dryRun, and
-	// returns the keys of that.
+	// removeUnfinished removes the remains of writes that began before an instant, unless dryRun,
+	// and returns their keys.
 	removeUnfinished(ctx context.Context, folder string, before time.Time, dryRun bool) (keys []string, err error)
-	// folder is what a Bucket of a folder works on, and the prefix of its keys.
+	// folder returns the backend of Bucket.Folder, and the prefix of its keys.
 	folder(key string) (backend, string, error)
 	// check makes the cheapest request that proves that the store answers.
 	check(ctx context.Context, folder string) error
-	// now is the time by the clock of the store; zero if it tells none.
+	// now returns the time by the store's clock; zero if it has none.
 	now(ctx context.Context, folder string) (time.Time, error)
 	close() error
 }
@@ -69,17 +69,15 @@ var (
 	_ Remover = (*Bucket)(nil)
 )
 
-// Open gives access to the store of a location. It makes no request to a bucket;
-// a folder must be there. secret is the content of the Secret that the location
-// names, and nil if it names none: then S3's credentials come from the
-// environment. The caller closes the Bucket.
+// Open returns the store of a location, without a request to a bucket; a folder must exist. secret is
+// the content of the location's Secret. If it is nil, S3's credentials come from the environment. The
+// caller closes the Bucket.
 func Open(ctx context.Context, location *engine.StorageLocationSpec, secret map[string][]byte) (*Bucket, error) {
 	return OpenFollowing(ctx, location, secret, nil)
 }
 
-// OpenFollowing is Open for a Bucket that takes up a change of the Secret while it is open:
-// it reads the Secret again after a minute, and when the store refuses the credentials.
-// With a nil reader the credentials stay as they are.
+// OpenFollowing is Open for a Bucket that follows its Secret: it reads the Secret again after a minute,
+// and when the store refuses the credentials. With a nil reader the credentials stay.
 func OpenFollowing(ctx context.Context, location *engine.StorageLocationSpec, secret map[string][]byte, again SecretReader) (*Bucket, error) {
 	prefix, err := folderPrefix(location.Prefix)
 	if err != nil {
@@ -103,8 +101,8 @@ func OpenFollowing(ctx context.Context, location *engine.StorageLocationSpec, se
 	}
 }
 
-// OverBlob is a Bucket over any store of gocloud.dev, below a prefix that is
-// empty or a path without a slash at either end. Closing it closes bucket.
+// OverBlob returns a Bucket over a store of gocloud.dev, below a prefix that is empty or a path without
+// a slash at either end. Close closes bucket.
 func OverBlob(bucket *blob.Bucket, prefix string) (*Bucket, error) {
 	prefix, err := folderPrefix(prefix)
 	if err != nil {
@@ -123,8 +121,7 @@ func folderPrefix(prefix string) (string, error) {
 	return prefix + "/", nil
 }
 
-// Check makes the cheapest request that proves that the store answers and lets
-// itself be listed.
+// Check makes the cheapest request that proves that the store answers and can be listed.
 func (b *Bucket) Check(ctx context.Context) error {
 	if err := b.checkFolder(ctx, ""); err != nil {
 		return err
@@ -132,7 +129,7 @@ func (b *Bucket) Check(ctx context.Context) error {
 	return explain("check", "", b.backend.check(ctx, b.prefix))
 }
 
-// Close frees what the Bucket holds. Operations under way must have ended.
+// Close frees the Bucket, after the end of its operations.
 func (b *Bucket) Close() error { return b.backend.close() }
 
 // List implements Reader.
@@ -161,10 +158,9 @@ func (b *Bucket) List(ctx context.Context, folder string, options ListOptions) i
 	}
 }
 
-// Folder is a Bucket of what lies in a folder, and takes the place of b: only one of
-// them is closed. A folder store stays in the folder that it finds now, whatever is
-// mounted over it or put in its place later, and the error is ErrNotFound if there is
-// none.
+// Folder returns a Bucket of one folder, which replaces b: only one of them is closed. A folder store
+// stays in the folder that it finds now, also if another one is mounted over it later. It fails with
+// ErrNotFound if there is none.
 func (b *Bucket) Folder(ctx context.Context, folder string) (*Bucket, error) {
 	if err := b.checkFolder(ctx, folder); err != nil {
 		return nil, err
@@ -223,8 +219,7 @@ func (b *Bucket) Put(ctx context.Context, key string, content []byte) error {
 	return b.PutContent(ctx, key, bytesContent(content), Retention{})
 }
 
-// PutContent writes an object, or replaces it, in one request and without a copy of
-// the content. On return without an error the object is durable.
+// PutContent writes or replaces an object, durably, in one request and without a copy of the content.
 func (b *Bucket) PutContent(ctx context.Context, key string, content Content, retention Retention) error {
 	return b.write(ctx, "write", key, content, writeOptions{retention: retention})
 }
@@ -263,11 +258,10 @@ func (b *Bucket) NewWriter(ctx context.Context, key string) (ObjectWriter, error
 	return &writer{ObjectWriter: w, key: key}, nil
 }
 
-// RemoveUnfinished removes below a folder what writes have left that were begun before an
-// instant, by the store's clock, and have not ended: of writers that died, if nobody takes
-// that long. In a folder store these are files that no listing shows by itself, in S3 parts
-// of objects, which no listing shows at all, and which are paid for. It returns their keys, and
-// in a dry run removes nothing. It fails with errors.ErrUnsupported if the store can't tell.
+// RemoveUnfinished removes, below a folder, unfinished writes that began before an instant by the
+// store's clock: temporary files in a folder store, parts in S3, which are paid for. The caller must
+// know that no writer takes so long. It returns their keys, and removes nothing in a dry run. A store
+// that can't tell gives errors.ErrUnsupported.
 func (b *Bucket) RemoveUnfinished(ctx context.Context, folder string, before time.Time, dryRun bool) (keys []string, err error) {
 	if err := b.checkFolder(ctx, folder); err != nil {
 		return nil, err
@@ -298,9 +292,8 @@ func (b *Bucket) Delete(ctx context.Context, object Object) error {
 	return err
 }
 
-// Remove removes what has a key, in one request, whatever it is by now: it is for
-// objects whose names are given once, as the blobs of a repository. One that does not
-// exist is as good as removed.
+// Remove removes the object of a key, in any version, in one request. It is for names that are given
+// once, as the blobs of a repository. A missing object is no error.
 func (b *Bucket) Remove(ctx context.Context, key string) error {
 	if err := b.checkKey(ctx, key); err != nil {
 		return err
@@ -312,7 +305,7 @@ func (b *Bucket) Remove(ctx context.Context, key string) error {
 	return err
 }
 
-// checkKey precedes every operation: not all backends heed the context.
+// checkKey precedes every operation, and also heeds the context, which some backends don't.
 func (b *Bucket) checkKey(ctx context.Context, key string) error {
 	if err := checkKey(key); err != nil {
 		return err
@@ -333,7 +326,7 @@ func (b *Bucket) checkFolder(ctx context.Context, folder string) error {
 	return b.checkKey(ctx, strings.TrimSuffix(folder, "/"))
 }
 
-// checkKey allows what every kind of store can hold under that very name.
+// checkKey allows keys that every kind of store keeps as they are.
 func checkKey(key string) error {
 	switch {
 	case key == "" || key != path.Clean(key) || key[0] == '/' || key == "." || key == ".." || strings.HasPrefix(key, "../"):
@@ -349,7 +342,7 @@ func checkKey(key string) error {
 	return nil
 }
 
-// reader explains errors that come while an object is read.
+// reader explains the errors of reads.
 type reader struct {
 	content io.ReadCloser
 	key     string

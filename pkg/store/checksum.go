@@ -17,10 +17,9 @@ import (
 	"github.com/aws/smithy-go/middleware"
 )
 
-// sendChecksums makes a client send a CRC32 with every object and every part of
-// one. The store verifies it, and a bucket with Object Lock and a default retention
-// refuses what comes without. It goes in a header: what is sent lies in memory, and a
-// store that knows no such header ignores it.
+// sendChecksums makes a client send a CRC32 with every object and part, which the store verifies. A
+// bucket with Object Lock and a default retention requires it. It is a header, which older stores
+// ignore.
 func sendChecksums(stack *middleware.Stack) error {
 	return stack.Initialize.Add(middleware.InitializeMiddlewareFunc("holdfast.io/checksum",
 		func(ctx context.Context, in middleware.InitializeInput, next middleware.InitializeHandler) (middleware.InitializeOutput, middleware.Metadata, error) {
@@ -38,13 +37,13 @@ func addChecksum(request any) (err error) {
 	case *s3.UploadPartInput:
 		r.ChecksumCRC32, err = checksum(r.Body)
 	case *s3.CreateMultipartUploadInput:
-		// Else the parts' checksums are of a kind that was not announced.
+		// The kind of the parts' checksums must be announced.
 		r.ChecksumAlgorithm = types.ChecksumAlgorithmCrc32
 	}
 	return err
 }
 
-// checksum is the CRC32 of a body as S3 wants it. The body is rewound.
+// checksum returns the CRC32 of a body in S3's form, and rewinds the body.
 func checksum(body io.Reader) (*string, error) {
 	sum := crc32.NewIEEE()
 	if body != nil {

@@ -14,21 +14,20 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// MostClockDifference is how far the clocks of a process and of a store may be apart for what
-// goes by age. Kopia's maintenance allows as much.
+// MostClockDifference is the maximum difference between the clocks of a process and of a store
+// for work that goes by age. Kopia's maintenance has the same.
 const MostClockDifference = 5 * time.Minute
 
-// ErrClock: the clock of the store and that of this process differ by more than
-// MostClockDifference, so nobody can tell what is old.
+// ErrClock: the clocks of the store and of this process differ by more than MostClockDifference.
 var ErrClock = errors.New("the clock and the store's differ")
 
-// CheckClock fails with ErrClock unless a clock agrees with the store's, in one request. Whoever
-// removes by age asks before. A store that tells no time, as one in memory, is taken to agree.
+// CheckClock fails with ErrClock unless a clock agrees with the store's, in one request. A caller
+// that removes by age asks before. A store without a clock, as one in memory, agrees.
 func (b *Bucket) CheckClock(ctx context.Context, clock clock.PassiveClock) error {
 	if err := b.checkFolder(ctx, ""); err != nil {
 		return err
 	}
-	// How long the answer took is no difference, nor are parts of a second, which HTTP leaves out.
+	// The duration of the answer is no difference; HTTP leaves out parts of a second.
 	asked := clock.Now().Truncate(time.Second)
 	theirs, err := b.backend.now(ctx, b.prefix)
 	if err != nil {

@@ -23,27 +23,23 @@ import (
 	"gocloud.dev/gcerrors"
 )
 
-// Kinds of errors, for errors.Is. An error of no kind is the store's refusal of
-// that one request.
+// Kinds of errors, for errors.Is. An error without a kind is the refusal of one request.
 var (
-	// ErrNotFound: there is no such object.
 	ErrNotFound = errors.New("no such object")
-	// ErrExists: the object to be created exists.
-	ErrExists = errors.New("the object exists")
-	// ErrRange: the object ends before the part that is asked for.
+	ErrExists   = errors.New("the object exists")
+	// ErrRange: the object ends before the requested part.
 	ErrRange = errors.New("the object has no such part")
-	// ErrChanged: the object to be removed has been replaced.
+	// ErrChanged: the object to be removed was replaced.
 	ErrChanged = errors.New("the object is another one by now")
-	// ErrUnavailable: the store does not answer, or not now. Trying later may help.
+	// ErrUnavailable: the store does not answer now.
 	ErrUnavailable = errors.New("the store is unavailable")
-	// ErrDenied: the store refuses the credentials or the access.
-	ErrDenied = errors.New("the store denies access")
-	// ErrNoBucket: there is no such bucket, or not there. It is ErrUnavailable, too.
+	ErrDenied      = errors.New("the store denies access")
+	// ErrNoBucket is ErrUnavailable, too.
 	ErrNoBucket = fmt.Errorf("%w: the bucket does not exist", ErrUnavailable)
 )
 
-// opError is what operations return. Its words are its own: those of the cause
-// may differ each time or quote the request.
+// opError is the error of operations. The words of its cause may differ each time, or quote the
+// request, so it has its own.
 type opError struct {
 	operation, key string
 	reason         string
@@ -62,8 +58,8 @@ func (e *opError) Unwrap() []error {
 	return []error{e.kind, e.cause}
 }
 
-// Reason is why an operation failed, in stable words without its key, as fits a
-// condition. It is the error's own text for errors of other packages.
+// Reason returns why an operation failed, in stable words without its key, for a condition. Errors of
+// other packages give their own text.
 func Reason(err error) string {
 	if failed, ok := errors.AsType[*opError](err); ok {
 		return failed.reason
@@ -71,7 +67,7 @@ func Reason(err error) string {
 	return err.Error()
 }
 
-// explain gives an error its kind and its words. It explains only once.
+// explain gives an error its kind and its words, once.
 func explain(operation, key string, err error) error {
 	if err == nil {
 		return nil
@@ -117,7 +113,7 @@ func classify(err error) (reason string, kind error) {
 		return "the connection to the store broke", ErrUnavailable
 	}
 	if failed, ok := errors.AsType[*smithy.OperationError](err); ok && failed.ServiceID == "S3" {
-		// No answer and no fault of the network: the request could not be signed.
+		// Without an answer and a fault of the network, the request could not be signed.
 		return "there are no usable credentials for the store", ErrDenied
 	}
 	return "the store can't do that", nil
@@ -144,7 +140,7 @@ func classifyS3(code string, status int) (reason string, kind error) {
 		return "another write of the same object is under way", ErrUnavailable
 	}
 	said := ""
-	// Without a code of its own, a proxy's say, the SDK takes the status's text.
+	// An answer without a code, as a proxy's, has the status's text in the SDK.
 	if code != "" && code != strings.ReplaceAll(http.StatusText(status), " ", "") && len(code) < 64 && !strings.ContainsFunc(code, notLetter) {
 		said = " (" + code + ")"
 	}

@@ -24,34 +24,31 @@ import (
 )
 
 const (
-	// Backups hold Secrets, so only the owner reads them.
+	// Backups hold Secrets.
 	fileMode   = 0o600
 	folderMode = 0o700
 
-	// folderTries is how often a writer makes its folder anew when removers take it
-	// away. Each time, one of them has just ended, so this bounds only the writes into a
-	// location's folder that was removed itself while it was open.
+	// folderTries is how often a writer creates its folder when removers take it away. The bound
+	// only matters for a location's folder that was removed while it was open.
 	folderTries = 1000
 
 	temporaryPrefix = ".holdfast-"
 	temporarySuffix = ".tmp"
 )
 
-// filesystemBackend keeps each object in a file of a folder. gocloud.dev has such
-// a store too, but its listings leave out what they can't read and show
-// unfinished files, its exclusive writes race, and nothing is synced to the disk.
+// filesystemBackend keeps each object in a file of a folder. The folder is opened for each operation,
+// since it may be mounted at any time; only the folder of Bucket.Folder stays open. Nothing outside is
+// reached, by symbolic link or otherwise.
 //
-// The folder is opened anew for each operation: it may be mounted, or go away,
-// at any time; only that of a Bucket's Folder stays open. Nothing outside of it is
-// ever reached, by symbolic link or otherwise.
+// The store of gocloud.dev has incomplete listings, shows unfinished files, races in exclusive writes,
+// and does not sync.
 type filesystemBackend struct {
 	path string
 	open *os.Root // of a Folder
-	// expected is nil if any folder will do.
+	// expected is nil for any folder.
 	expected *expectedFolder
 }
 
-// opened is the folder during an operation.
 type opened struct {
 	*os.Root
 	stays bool
@@ -76,8 +73,7 @@ func openFilesystem(folder string) (*filesystemBackend, error) {
 	return f, root.Close()
 }
 
-// root fails if the folder is not there. Where it should be is the administrator's: tenants
-// read why their backups have failed.
+// root fails for a missing folder. The error does not name its path, since tenants read it.
 func (f *filesystemBackend) root() (opened, error) {
 	if f.open != nil {
 		return opened{f.open, true}, nil
@@ -131,7 +127,6 @@ func (f *filesystemBackend) list(ctx context.Context, folder string, options Lis
 
 var errStopped = errors.New("the caller has seen enough")
 
-// fileListing is one walk.
 type fileListing struct {
 	ctx       context.Context
 	root      opened
@@ -140,8 +135,8 @@ type fileListing struct {
 	yield     func(Object, error) bool
 }
 
-// folder yields what lies in a folder, "" or ending in a slash. In the order of
-// keys, a folder's place is that of its name with the slash.
+// folder yields the content of a folder, "" or ending in a slash. A folder sorts by its name with the
+// slash.
 func (l *fileListing) folder(folder string) error {
 	if err := l.ctx.Err(); err != nil {
 		return err
@@ -172,7 +167,7 @@ func (l *fileListing) folder(folder string) error {
 	return nil
 }
 
-// readFolder gives the objects and folders of one level, in the order of keys.
+// readFolder returns the objects and folders of one level, in the order of keys.
 func readFolder(root opened, folder string, unfinished bool) ([]Object, error) {
 	directory, err := root.Open(path.Join(".", folder))
 	if err != nil {
@@ -210,7 +205,7 @@ func (f *filesystemBackend) get(ctx context.Context, key string, offset, length 
 		return nil, err
 	}
 	defer root.Close()
-	// What is no file is no object, and the opening of a pipe might never end.
+	// Only a file is an object, and the opening of a pipe might never end.
 	file, err := root.OpenFile(key, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -276,8 +271,7 @@ func (f *filesystemBackend) newFileWriter(ctx context.Context, key string) (*fil
 		if !errors.Is(err, fs.ErrNotExist) || ctx.Err() != nil {
 			break
 		}
-		// There is no folder, or a remover took the empty one away, and may do so with
-		// any of those above it while they are made.
+		// The folder is missing, or a remover took it away, as it may any folder above.
 		w.newFolder = true
 		if made := root.MkdirAll(folder, folderMode); made != nil && !errors.Is(made, fs.ErrNotExist) {
 			err = made
@@ -305,7 +299,7 @@ func (f *filesystemBackend) delete(_ context.Context, key, version string) error
 		return ErrChanged
 	}
 	folder := path.Dir(key)
-	// What was there a moment ago need not be there now: take it away, and look at it.
+	// The file may have been replaced meanwhile: move it aside, and compare it.
 	aside := path.Join(folder, temporaryPrefix+rand.Text()+temporarySuffix)
 	if err := root.Rename(key, aside); err != nil {
 		return err
@@ -326,8 +320,8 @@ func (f *filesystemBackend) delete(_ context.Context, key, version string) error
 	return other
 }
 
-// fileVersion tells a file from others of its name: they have other inodes, or, if
-// one was given anew, were written at another time.
+// fileVersion returns the version of a file: its inode, and the time of its write, since inodes are
+// used again.
 func fileVersion(info fs.FileInfo) string {
 	var inode uint64
 	if status, ok := info.Sys().(*syscall.Stat_t); ok {
@@ -366,7 +360,7 @@ func (f *filesystemBackend) check(_ context.Context, _ string) error {
 	return nil
 }
 
-// now is when a file is written that is so new: the clock of a file server, if it lies on one.
+// now returns the time of a new file, which is the clock of a file server if there is one.
 func (f *filesystemBackend) now(ctx context.Context, folder string) (time.Time, error) {
 	w, err := f.newFileWriter(ctx, folder+format.HoldfastPrefix+"clock")
 	if err != nil {
@@ -393,7 +387,7 @@ func (f *filesystemBackend) close() error {
 	return f.open.Close()
 }
 
-// removeEmptyFolders makes a folder go with its last object, as in other stores.
+// removeEmptyFolders removes a folder with its last object, as in other stores.
 func removeEmptyFolders(root opened, folder string) {
 	for folder != "." && root.Remove(folder) == nil {
 		folder = path.Dir(folder)
@@ -426,8 +420,7 @@ func isTemporary(name string) bool {
 	return strings.HasPrefix(name, temporaryPrefix) && strings.HasSuffix(name, temporarySuffix)
 }
 
-// IsUnfinished reports whether a key is that of an unfinished write, which ListOptions'
-// Unfinished lists.
+// IsUnfinished reports whether a key names an unfinished write, as ListOptions.Unfinished lists.
 func IsUnfinished(key string) bool { return isTemporary(path.Base(key)) }
 
 type fileReader struct {
@@ -466,7 +459,7 @@ func (w *fileWriter) Write(p []byte) (int, error) {
 	return w.file.Write(p)
 }
 
-// commitOver replaces what is there. The object outlives a loss of power.
+// commitOver replaces an object durably.
 func (w *fileWriter) commitOver() error {
 	return w.end(func() error {
 		if err := w.root.Rename(w.temporary, w.key); err != nil {
@@ -476,8 +469,7 @@ func (w *fileWriter) commitOver() error {
 	})
 }
 
-// Commit fails if something is there, and makes sure that the object and all
-// before it in its folder outlive a loss of power.
+// Commit fails for an existing object, and makes the new one and all before it in its folder durable.
 func (w *fileWriter) Commit() error {
 	return w.end(func() error {
 		err := w.root.Link(w.temporary, w.key)
@@ -492,8 +484,7 @@ func (w *fileWriter) Commit() error {
 	})
 }
 
-// syncFolders brings the object's name to the disk, and those of its folders up to the
-// root, which may be as new as it.
+// syncFolders syncs the object's folder, and those above, which may be as new.
 func (w *fileWriter) syncFolders(all bool) error {
 	for folder := path.Dir(w.key); ; folder = path.Dir(folder) {
 		if err := syncFolder(w.root, folder); err != nil || !all || folder == "." {
@@ -518,7 +509,7 @@ func (w *fileWriter) end(publish func() error) error {
 	return err
 }
 
-// Abort also cleans up after a Commit: a renamed file is not there any more.
+// Abort also cleans up after a Commit, which has renamed the file.
 func (w *fileWriter) Abort() {
 	if w.ended {
 		return

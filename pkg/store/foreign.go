@@ -17,16 +17,15 @@ import (
 	smithyhttp "github.com/aws/smithy-go/transport/http"
 )
 
-// foreignAnswer is an answer with a good status that no store of S3 gives, as the page of
-// a portal or of a proxy.
+// foreignAnswer is a successful answer of no store, as the page of a portal or a proxy.
 type foreignAnswer struct{ sent string }
 
 func (e *foreignAnswer) Error() string {
 	return "what answers does not speak S3, and sent " + e.sent + ": check the endpoint, and proxies before it"
 }
 
-// refuseForeign makes a client fail when an answer lacks what each store sends. The client
-// takes any page with the status 200 for success: for an empty listing, or a finished write.
+// refuseForeign makes a client fail on the answer of no store. The client would take any page with
+// the status 200 for an empty listing, or a finished write.
 func refuseForeign(stack *middleware.Stack) error {
 	return stack.Finalize.Insert(middleware.FinalizeMiddlewareFunc("holdfast.io/foreign",
 		func(ctx context.Context, in middleware.FinalizeInput, next middleware.FinalizeHandler) (middleware.FinalizeOutput, middleware.Metadata, error) {
@@ -44,7 +43,7 @@ func refuseForeign(stack *middleware.Stack) error {
 		}), "Retry", middleware.After)
 }
 
-// lacksItsMarks reports whether an answer lacks what the answer of a store has.
+// lacksItsMarks reports whether an answer lacks the marks of a store's.
 func lacksItsMarks(answer any, response *smithyhttp.Response) bool {
 	switch a := answer.(type) {
 	case *s3.ListObjectsV2Output:
@@ -71,7 +70,7 @@ func lacksItsMarks(answer any, response *smithyhttp.Response) bool {
 
 const pageType = "text/html"
 
-// typeOf is the type of what was sent, without what could be anything.
+// typeOf returns the media type of an answer, without parameters.
 func typeOf(response *smithyhttp.Response) string {
 	if response != nil && response.Response != nil {
 		if kind, _, err := mime.ParseMediaType(response.Header.Get("Content-Type")); err == nil && len(kind) < 64 {

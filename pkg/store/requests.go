@@ -12,9 +12,9 @@ import (
 
 type observerKey struct{}
 
-// ObserveRequests has each request that operations with this context make of a store told to
-// observe, as it was answered: each page of a listing, and each attempt. One error means
-// ErrUnavailable: the store can't answer now. observe may be called by several at once.
+// ObserveRequests calls observe for each request of operations with this context: each page of a
+// listing, and each attempt. ErrUnavailable means that the store can't answer now. Calls may be
+// concurrent.
 func ObserveRequests(ctx context.Context, observe func(operation string, err error)) context.Context {
 	return context.WithValue(ctx, observerKey{}, observe)
 }
@@ -31,7 +31,7 @@ func requested(ctx context.Context, operation string, err error) {
 	}
 }
 
-// tellRequests makes a client of S3 tell of each attempt.
+// tellRequests observes each attempt of a client of S3.
 func tellRequests(stack *middleware.Stack) error {
 	return stack.Finalize.Insert(middleware.FinalizeMiddlewareFunc("holdfast.io/requests",
 		func(ctx context.Context, in middleware.FinalizeInput, next middleware.FinalizeHandler) (middleware.FinalizeOutput, middleware.Metadata, error) {
@@ -45,7 +45,7 @@ func tellRequests(stack *middleware.Stack) error {
 		}), "Retry", middleware.After)
 }
 
-// requested tells of a request of a store whose client does not do so itself.
+// requested observes a request of another store.
 func (b *Bucket) requested(ctx context.Context, operation string, err error) {
 	if blob, ok := b.backend.(*blobBackend); !ok || blob.s3 == nil {
 		requested(ctx, operation, err)

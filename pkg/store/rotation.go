@@ -16,18 +16,18 @@ import (
 )
 
 const (
-	// rereadEvery is how long credentials are used before the Secret is read again. It is
-	// also how long a rotated key must stay valid.
+	// rereadEvery is how long credentials are used before the Secret is read again, and so how
+	// long a rotated key must stay valid.
 	rereadEvery = time.Minute
 	// rereadTimeout bounds one read of the Secret.
 	rereadTimeout = 10 * time.Second
 )
 
-// SecretReader reads the content of the Secret that a location names, as it is now.
+// SecretReader reads the Secret of a location.
 type SecretReader func(ctx context.Context) (map[string][]byte, error)
 
-// secretProvider gives the SDK the credentials of a Secret, and reads it again while the
-// store is open. Backups run for hours, and the catalogue has its store open for good.
+// secretProvider gives the SDK the credentials of a Secret, and reads it again while the store is
+// open: the catalogue keeps its stores open for good.
 type secretProvider struct {
 	name string
 	read SecretReader
@@ -37,8 +37,8 @@ type secretProvider struct {
 	used bool
 }
 
-// Retrieve implements aws.CredentialsProvider. A Secret that can't be read, or lacks a key,
-// leaves the credentials as they were.
+// Retrieve implements aws.CredentialsProvider. An unreadable or incomplete Secret leaves the
+// credentials as they were.
 func (p *secretProvider) Retrieve(ctx context.Context) (aws.Credentials, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -78,8 +78,8 @@ func rotating(name string, first aws.CredentialsProvider, read SecretReader) (aw
 	return aws.NewCredentialsCache(&secretProvider{name: name, read: read, last: given}), nil
 }
 
-// followRotation returns an option of a client by which a request whose credentials the store
-// refuses is made once more, if the Secret has others by then.
+// followRotation returns an option of a client: a request with refused credentials is made once more
+// if the Secret has other ones by then.
 func followRotation(cache *aws.CredentialsCache) func(*middleware.Stack) error {
 	return func(stack *middleware.Stack) error {
 		return stack.Finalize.Insert(middleware.FinalizeMiddlewareFunc("holdfast.io/rotation",
@@ -104,17 +104,15 @@ func sameCredentials(a, b aws.Credentials) bool {
 	return a.AccessKeyID == b.AccessKeyID && a.SecretAccessKey == b.SecretAccessKey && a.SessionToken == b.SessionToken
 }
 
-// rotatedError has the client make a request again, which is signed anew.
+// rotatedError makes the client repeat and sign a request.
 type rotatedError struct{ error }
 
-// Unwrap returns the store's answer.
 func (e rotatedError) Unwrap() error { return e.error }
 
-// RetryableError is what the SDK asks for.
+// RetryableError implements the SDK's interface.
 func (rotatedError) RetryableError() bool { return true }
 
-// refuses reports whether an answer says that the credentials are not, or no longer, valid.
-// The answer to a HEAD has no code but 403.
+// refuses reports whether an answer refuses the credentials. The answer to a HEAD has only 403.
 func refuses(err error) bool {
 	var answer smithy.APIError
 	if !errors.As(err, &answer) {

@@ -23,8 +23,7 @@ import (
 
 const defaultRegion = "us-east-1"
 
-// How many idle connections are kept: as many as the catalogue's refresh has at once, and
-// more than an upload or a restore.
+// idleConnections suffices for the catalogue's refresh, which has the most at once.
 const idleConnections = 128
 
 func openS3(ctx context.Context, location *engine.S3Location, secret map[string][]byte, again SecretReader) (*blobBackend, error) {
@@ -41,8 +40,7 @@ func openS3(ctx context.Context, location *engine.S3Location, secret map[string]
 	}
 	s3Client := s3.NewFromConfig(settings, func(o *s3.Options) {
 		o.UsePathStyle = location.ForcePathStyle
-		// A proxy that doesn't know Expect: 100-continue would hold each large object
-		// back for a second.
+		// A proxy without Expect: 100-continue would delay each large object by a second.
 		o.ContinueHeaderThresholdBytes = -1
 		if location.Endpoint != "" {
 			o.BaseEndpoint = aws.String(location.Endpoint)
@@ -69,8 +67,8 @@ func awsConfig(ctx context.Context, location *engine.S3Location, secret map[stri
 	if region == "" {
 		region = defaultRegion
 	}
-	// The SDK would send checksums as trailers of a chunked body, in an encoding that
-	// stores other than AWS often don't know. See sendChecksums.
+	// The SDK would send checksums as trailers of a chunked body, which other stores than AWS often
+	// refuse. See sendChecksums.
 	const (
 		requestChecksums  = aws.RequestChecksumCalculationWhenRequired
 		responseChecksums = aws.ResponseChecksumValidationWhenRequired
@@ -85,8 +83,7 @@ func awsConfig(ctx context.Context, location *engine.S3Location, secret map[stri
 				return aws.Config{}, err
 			}
 		}
-		// The environment has no say then, so that one location's settings never
-		// leak into another's.
+		// The environment is ignored then, so that no setting leaks between locations.
 		return aws.Config{
 			Region:                     region,
 			Credentials:                static,
@@ -102,7 +99,7 @@ func awsConfig(ctx context.Context, location *engine.S3Location, secret map[stri
 		config.WithResponseChecksumValidation(responseChecksums),
 	)
 	if err != nil {
-		// The cause may quote the files that it read.
+		// The cause may quote files.
 		return aws.Config{}, errors.New("the environment's own settings for S3 can't be read: correct them, or name a Secret in spec.s3.credentialsSecret")
 	}
 	return settings, nil

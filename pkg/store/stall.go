@@ -13,15 +13,14 @@ import (
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 )
 
-// stallTimeout is how long a connection may carry nothing at all while something is awaited
-// of it. A network that loses what it is given says nothing of it, and how long an answer
-// may take nobody can tell who asks for large objects.
+// stallTimeout is how long a connection may carry nothing while an answer is awaited. The duration
+// of an answer has no bound, since objects may be large.
 const stallTimeout = time.Minute
 
-// stallPiece is how much is to be sent within stallTimeout at least.
+// stallPiece is the minimum to be sent within stallTimeout.
 const stallPiece = 64 << 10
 
-// noticeStalls has requests fail whose connection carries nothing for stallTimeout.
+// noticeStalls fails requests whose connection carries nothing for stallTimeout.
 func noticeStalls(client *awshttp.BuildableClient) aws.HTTPClient {
 	return client.WithTransportOptions(func(transport *http.Transport) {
 		dial := transport.DialContext
@@ -35,9 +34,9 @@ func noticeStalls(client *awshttp.BuildableClient) aws.HTTPClient {
 	}).Freeze() // else the SDK puts its own way of dialling back
 }
 
-// stallingConn fails when it has carried nothing for stallTimeout. Each beginning gives both
-// directions their time anew: an answer is awaited from the beginning of its request on,
-// which may be long. (The SDK's own read timeout would end a long upload.)
+// stallingConn fails when it has carried nothing for stallTimeout. Each read and write renews the time
+// of both directions, since an answer comes after a request that may be long. The SDK's read timeout
+// would end a long upload.
 type stallingConn struct{ net.Conn }
 
 func (c stallingConn) Read(p []byte) (int, error) {

@@ -10,28 +10,25 @@ import (
 	"io"
 )
 
-// MaxObjectBytes is the size beyond which an object is not read by itself: no API server
-// takes one as large.
+// MaxObjectBytes bounds an object that is read by itself. No API server takes one as large.
 const MaxObjectBytes = 16 << 20
 
-// ErrPlace says that an object does not lie where it should.
 var ErrPlace = errors.New("the object does not lie where the manifest says")
 
-// PartBytes is how much of a tarball has to be read, at most, from a gzip member on, to
-// read an object of a size whose Position has the offset. It fails with ErrPlace for what
-// no Writer has written.
+// PartBytes returns how many bytes of a tarball, from a gzip member on, suffice to read an object of a
+// size at the offset of its Position. It fails with ErrPlace for a place that no Writer gives.
 func PartBytes(offset, size int64) (int64, error) {
 	if offset < 0 || size < 0 || offset > 4*MaxObjectBytes || size > MaxObjectBytes {
 		return 0, fmt.Errorf("%w: %d bytes from %d", ErrPlace, size, offset)
 	}
-	// Headers, those of long paths too; and what can't be compressed takes more.
+	// Headers, also of long paths, and the overhead of incompressible data.
 	const headers = 128 << 10
 	return (offset + size + headers) / 100 * 101, nil
 }
 
-// ReadObject reads the first copy of an object, of so many bytes, whose header lies at the
-// offset of a part of a tarball that begins with a gzip member. The item's version does not
-// matter. It fails with ErrPlace if another object lies there.
+// ReadObject reads the first copy of an object of a size. part begins with a gzip member, and the
+// object's header is at the offset. The item's version does not matter. It fails with ErrPlace for
+// another object.
 func ReadObject(part io.Reader, offset int64, item Item, size int64) ([]byte, error) {
 	reader, err := NewReaderAt(bufio.NewReader(part), offset)
 	if err != nil {

@@ -14,25 +14,21 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// MaxBytes is the decompressed size beyond which a tarball is not read: Velero
-// stops at the same size.
+// MaxBytes bounds the decompressed size of a tarball, as in Velero.
 const MaxBytes = 16 << 30
 
-// MaxItems is how many objects of a backup are restored, and so how many it may have.
+// MaxItems bounds the objects of a backup.
 const MaxItems = 1_000_000
 
-// ErrTooMany says that a tarball has more than MaxItems.
 var ErrTooMany = fmt.Errorf("there are more objects than a restore reads, which are %d: make several backups, each of some namespaces", MaxItems)
 
-// ErrTooLarge says that a tarball has more than MaxBytes.
 var ErrTooLarge = errors.New("the objects take more than a restore reads, with both copies of each: make several backups, each of some namespaces")
 
-// ErrBomb says that a tarball decompresses to far more than a backup does.
 var ErrBomb = errors.New("it decompresses to far more than a backup does: refusing to read it")
 
 const (
-	// maxRatio is how many times its compressed size a tarball may have, beyond
-	// ratioFrom: objects that are much alike, each of them twice, have 50 times as much.
+	// maxRatio bounds the ratio of compression beyond ratioFrom. Objects that are much alike have
+	// a ratio of 50.
 	maxRatio  = 250
 	ratioFrom = 256 << 20
 )
@@ -40,32 +36,30 @@ const (
 // Entry is one copy of an object.
 type Entry struct {
 	Item
-	// Path is where the copy lies in the tarball.
+	// Path is the path in the tarball.
 	Path string
-	// Versioned is false for the copy that every restore reads; the Version of
-	// such a copy is empty.
+	// Versioned is false for the copy that every restore reads, which has no Version.
 	Versioned bool
-	// Preferred says of a versioned copy that its version was the group's preferred.
+	// Preferred is true for a versioned copy of the group's preferred version.
 	Preferred bool
-	// Size of the content, in bytes.
-	Size int64
-	// Offset is where its tar header begins, in what was decompressed.
+	Size      int64
+	// Offset is the place of the tar header in the decompressed tarball.
 	Offset int64
 }
 
-// Reader reads a tarball, whoever wrote it.
+// Reader reads a tarball of any writer.
 type Reader struct {
 	tar   *tar.Reader
 	plain *limitedReader
-	// next is where the next header begins.
+	// next is the place of the next header.
 	next int64
 }
 
-// NewReader starts reading.
+// NewReader returns a Reader from the beginning.
 func NewReader(r io.Reader) (*Reader, error) { return NewReaderAt(r, 0) }
 
-// NewReaderAt starts reading in the middle: r begins with a gzip member, and offset bytes
-// of what it decompresses to are passed over, so that a tar header follows.
+// NewReaderAt returns a Reader from the middle: r begins with a gzip member, and a tar header follows
+// after offset decompressed bytes.
 func NewReaderAt(r io.Reader, offset int64) (*Reader, error) {
 	in := &countingReader{r: r}
 	decompressed, err := gzip.NewReader(in)
@@ -79,9 +73,8 @@ func NewReaderAt(r io.Reader, offset int64) (*Reader, error) {
 	return &Reader{tar: tar.NewReader(plain), plain: plain, next: offset}, nil
 }
 
-// Next goes on to the next copy of an object, and skips what is none, such as
-// the version file. It returns io.EOF at the end, and an error for a path that
-// leaves the tarball.
+// Next goes on to the next copy of an object, and skips other files. It returns io.EOF at the end, and
+// an error for a path that leaves the tarball.
 func (r *Reader) Next() (Entry, error) {
 	for {
 		header, err := r.tar.Next()
@@ -150,8 +143,8 @@ func parsePath(path string) (Entry, bool) {
 	return entry, isItem && isSegment(entry.Name)
 }
 
-// allSegments is false for a path that an item has not: without a namespace an
-// item would pass for a cluster-scoped one.
+// allSegments reports whether all segments are valid. Without its namespace an item would pass for a
+// cluster-scoped one.
 func allSegments(segments []string) bool {
 	for _, segment := range segments {
 		if !isSegment(segment) {
@@ -161,7 +154,7 @@ func allSegments(segments []string) bool {
 	return true
 }
 
-// blockBytes is what tar counts in.
+// blockBytes is the block of tar.
 const blockBytes = 512
 
 type countingReader struct {

@@ -30,84 +30,77 @@ const (
 	itemSuffix        = ".json"
 	entryMode         = 0o755
 	typicalPathLength = 160
-	// memberBytes is how much of the tarball a gzip member holds, at least: what is read,
-	// and decompressed, to read one object. A new one costs some hundred bytes: with half of that
-	// a tarball is larger than Velero's.
+	// memberBytes is the minimum of a gzip member, which is read to read one object. A member costs
+	// some hundred bytes; with smaller ones a tarball would exceed Velero's.
 	memberBytes = 1 << 20
 )
 
 // Item identifies an object in a tarball.
 type Item struct {
-	// Resource is the object's resource and group.
 	Resource schema.GroupResource
-	// Version is the version of the group in which the object was read.
+	// Version is the version in which the object was read.
 	Version string
 	// Namespace is empty for a cluster-scoped object.
 	Namespace string
-	// Name is the object's name.
-	Name string
+	Name      string
 }
 
-// ErrItem says that an item can't be part of a tarball. The tarball is as good as
-// before.
+// ErrItem says that an item can't be part of a tarball, which stays usable.
 var ErrItem = errors.New("the object can't be in the tarball")
 
-// Writer writes one tarball. It is not safe for concurrent use. After an error
-// other than ErrItem the tarball is broken, and every further call fails.
+// Writer writes one tarball. It is not safe for concurrent use. After an error other than ErrItem every
+// further call fails.
 //
-// Its gzip members are compressed beside the caller, as many at a time as there are
-// processors, and written in their order by the caller. So what is in memory are that many
-// members, each with all of the object at its end.
+// Its gzip members are compressed beside the caller, as many as there are processors, and written in
+// order by the caller. That many members are in memory, each with its last object in full.
 type Writer struct {
 	tar        *tar.Writer
 	plain, out *meter
-	// current is being filled; sealed are those before it that are not written yet.
+	// current is being filled; sealed has the unwritten members before it.
 	current *member
 	sealed  []*member
 	free    []*member
-	// left is how many objects may still be added.
+	// left counts the objects that may still be added.
 	left   int
 	header tar.Header
 	path   []byte
 }
 
-// member is a part of the tarball that is compressed by itself.
+// member is a gzip member.
 type member struct {
 	plain, compressed bytes.Buffer
 	comment           string
-	// begins is where it does, in plain bytes.
+	// begins is its place in plain bytes.
 	begins int64
-	// added are told where they lie, when it is known where the member does.
+	// added learn their Position when the member's place is known.
 	added []added
 	// done is closed when it is compressed.
 	done chan struct{}
 }
 
-// added is an object that begins in a member.
 type added struct {
 	offset int64
 	placed func(Position)
 }
 
-// Position is where an object lies: its first copy's header is Offset bytes into what is
-// decompressed from the gzip member at Member bytes of the tarball.
+// Position is the place of an object: its first copy's header is at Offset in the decompressed bytes
+// from the gzip member at Member on.
 type Position struct{ Member, Offset int64 }
 
-// maxParallel bounds how many members of one tarball are compressed at a time.
+// maxParallel bounds the members that are compressed at once.
 const maxParallel = 4
 
-// modestRatio is how many times its compressed size a member may have before it is compressed
-// otherwise: readers refuse what decompresses to far more, and a tenant may have written it.
+// modestRatio is the ratio from which a member is compressed less: readers refuse a higher one, and a
+// tenant may have written the objects.
 const modestRatio = maxRatio / 2
 
-// compressors are kept, for what they allocate is more than what they compress. So are modest
-// ones, which make an eighth of it at best.
+// compressors are kept, since they allocate more than they compress. The modest ones reach a ratio of
+// eight.
 var compressors, modestCompressors sync.Pool
 
-// NewWriter starts a tarball on w. It is written as several gzip members, which readers
-// take for one. Every entry carries the given time, in whole
-// seconds, so that equal items give equal bytes; the backup it belongs to, which has
-// no meaning for readers, tells it from that of another one.
+// NewWriter begins a tarball on w, as several gzip members, which readers take for one. Every entry has
+// the given time, so that equal items give equal bytes. The name of the backup makes the tarballs of two
+// backups differ.
 func NewWriter(w io.Writer, at time.Time, backup string) (*Writer, error) {
 	writer := &Writer{
 		out:     &meter{w: w, left: math.MaxInt64},
@@ -129,8 +122,7 @@ type filler struct{ *Writer }
 
 func (f filler) Write(p []byte) (int, error) { return f.current.plain.Write(p) }
 
-// WriteItem adds one object, whose JSON is content, and waits until it is known where it lies.
-// It must be added once only.
+// WriteItem adds the JSON of one object, once, and waits for its Position.
 func (w *Writer) WriteItem(item Item, content []byte) (Position, error) {
 	if err := w.write(0); err != nil {
 		return Position{}, err
@@ -143,8 +135,8 @@ func (w *Writer) WriteItem(item Item, content []byte) (Position, error) {
 	return position, w.Add(item, content, func(Position) {})
 }
 
-// Add adds one object, whose JSON is content. It must be added once only. placed is called by
-// a later call, in the order of the objects, or by Close.
+// Add adds the JSON of one object, once. A later call, or Close, calls placed, in the order of the
+// objects.
 func (w *Writer) Add(item Item, content []byte, placed func(Position)) error {
 	if err := item.validate(); err != nil {
 		return err
@@ -171,9 +163,8 @@ func (w *Writer) Add(item Item, content []byte, placed func(Position)) error {
 	return nil
 }
 
-// nextMember begins another gzip member, if this one has enough. It is called between the
-// header of an entry and its content: whoever reads a tarball that is cut short there misses
-// the content, and does not take it for the end.
+// nextMember begins another gzip member after a full one. It is called between the header of an entry
+// and its content, so that a tarball that is cut there lacks content, and does not seem to end.
 func (w *Writer) nextMember() error {
 	if w.plain.written-w.current.begins < memberBytes {
 		return nil
@@ -182,7 +173,7 @@ func (w *Writer) nextMember() error {
 	return w.write(min(maxParallel, runtime.GOMAXPROCS(0)))
 }
 
-// seal has the current member compressed, and begins another one.
+// seal compresses the current member, and begins another one.
 func (w *Writer) seal() {
 	full := w.current
 	full.done = make(chan struct{})
@@ -195,8 +186,8 @@ func (w *Writer) seal() {
 	w.current.begins = w.plain.written
 }
 
-// compress takes the standard library's compressor, which Velero has, too. The other one takes
-// a quarter less time, and some percent more room for objects of many kinds, which come mixed here.
+// compress uses the standard library's compressor, as Velero. The faster one needs some percent more
+// room for objects of mixed kinds.
 func (m *member) compress() {
 	defer close(m.done)
 	m.compressWith(&compressors, gzip.DefaultCompression)
@@ -220,7 +211,7 @@ func (m *member) compressWith(kept *sync.Pool, level int) {
 	kept.Put(compressor)
 }
 
-// write writes sealed members until at most so many are left.
+// write writes sealed members until at most left remain.
 func (w *Writer) write(left int) error {
 	for len(w.sealed) > left {
 		first := w.sealed[0]
@@ -251,7 +242,7 @@ func (w *Writer) Close() error {
 	return w.write(0)
 }
 
-// writeEntry writes a file. A gzip member may end within it if it has content.
+// writeEntry writes a file. If mayEnd, a gzip member may end before its content.
 func (w *Writer) writeEntry(path string, content []byte, mayEnd bool) error {
 	w.header.Name, w.header.Size = path, int64(len(content))
 	if err := w.tar.WriteHeader(&w.header); err != nil {
@@ -268,8 +259,7 @@ func (w *Writer) writeEntry(path string, content []byte, mayEnd bool) error {
 	return nil
 }
 
-// validate refuses what would leave its folder. An API server allows no such
-// name; an aggregated one might.
+// validate refuses names that would leave their folder, as an aggregated API server might allow.
 func (i Item) validate() error {
 	ok := isName(i.Resource.Resource) && isName(i.Version) && isName(i.Name) &&
 		(i.Namespace == "" || isName(i.Namespace)) && (i.Resource.Group == "" || isName(i.Resource.Group))
@@ -279,7 +269,7 @@ func (i Item) validate() error {
 	return nil
 }
 
-// isName is as API servers have it. A restore refuses all of a backup with another one.
+// isName reports whether an API server allows a name. A restore refuses a whole backup with another one.
 func isName(s string) bool { return isSegment(s) && !strings.Contains(s, "%") }
 
 func isSegment(s string) bool {
@@ -305,8 +295,7 @@ func (i Item) appendPath(path []byte, versionFolder string) []byte {
 	return append(path, itemSuffix...)
 }
 
-// meter counts what is written, and fails beyond a limit: what readers refuse is not to
-// be stored.
+// meter counts the written bytes, and fails beyond the limit of readers.
 type meter struct {
 	w             io.Writer
 	left, written int64
