@@ -66,6 +66,28 @@ func (e *execution) fills(item *manifest.Item) bool {
 	return !e.spec.PlanOnly && e.hasData(item) && e.volumeOf(item).Problem == "" && len(e.spec.Paths) == 0
 }
 
+// noRoom is told of a claim whose own annotations leave no room for a mark.
+const noRoom = "its annotations leave no room for " + format.AnnotationIncomplete + ", which tells that data is not complete: if this restore is stopped, look at the data before you use it"
+
+// isRoomFor reports whether a claim has room for a mark.
+func isRoomFor(claim *unstructured.Unstructured, m mark) bool {
+	return object.Room(claim) >= len(format.AnnotationIncomplete)+len(m.String())
+}
+
+// setMark marks a claim that is created. Without room for that, a warning says what it means.
+func setMark(claim *unstructured.Unstructured, m mark, warnings *[]string) {
+	if !isRoomFor(claim, m) {
+		*warnings = append(*warnings, noRoom)
+		return
+	}
+	annotations := claim.GetAnnotations()
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	annotations[format.AnnotationIncomplete] = m.String()
+	claim.SetAnnotations(annotations)
+}
+
 func (e *execution) newMark(item *manifest.Item, made bool) mark {
 	return mark{restore: string(e.request.Run.UID), snapshot: e.volumeOf(item).Status.SnapshotID, made: made}
 }
@@ -177,6 +199,10 @@ func (e *execution) begin(ctx context.Context, item *manifest.Item, about subjec
 		}
 		next, earlier := e.newMark(item, part), markOf(live)
 		if earlier != nil && *earlier == next {
+			return nil, nil
+		}
+		if earlier == nil && !isRoomFor(live, next) {
+			e.report.warn(about, noRoom)
 			return nil, nil
 		}
 		annotations := map[string]any{format.AnnotationIncomplete: next.String()}

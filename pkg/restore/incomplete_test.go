@@ -105,6 +105,39 @@ func (d *disk) run(t *testing.T, ctx context.Context, backup *source.Backup, uid
 	return d.server.run(ctx, backup, request(uid, spec), func(deps *Dependencies) { deps.Volumes = d })
 }
 
+// TestClaimWithoutRoom: a claim whose annotations leave no room for marks comes back with its data, and
+// has room for what its binding writes. That nothing marks it is a warning.
+func TestClaimWithoutRoom(t *testing.T) {
+	for name, test := range map[string]struct {
+		room   int
+		marked bool
+	}{"enough": {2 << 10, true}, "for no mark": {1<<10 + 30, false}, "for nothing": {0, false}} {
+		t.Run(name, func(t *testing.T) {
+			backup := claimWithPod(t, "k1", obj("v1", "PersistentVolumeClaim", "b", "data", with(strings.Repeat("x", 256<<10-4-test.room), "metadata", "annotations", "note")))
+			backup.Volumes[0].Pod.Namespace = "b"
+			s, filled := newFakeServer(t), recording{holding: holding{t}, claims: new([]string), pods: new([]string)}
+			s.add("namespaces", obj("v1", "Namespace", "", "b"))
+			ended := s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{IncludedNamespaces: []string{"b"}}), func(d *Dependencies) { d.Volumes = filled })
+			says := ""
+			if !test.marked {
+				says = noRoom
+			}
+			want(t, ended, holdfast.RestorePhaseCompleted, says)
+			claim := s.get("persistentvolumeclaims", "b", "data")
+			if claim == nil || len(*filled.claims) != 1 {
+				t.Fatalf("the claim is %v, and filled are %v", claim, *filled.claims)
+			}
+			size := 0
+			for name, value := range claim.GetAnnotations() {
+				size += len(name) + len(value)
+			}
+			if size > max(256<<10-test.room, 255<<10) {
+				t.Errorf("its annotations have %d bytes", size)
+			}
+		})
+	}
+}
+
 // TestWarningsOfData: what agents have told of complete data is in the results.
 func TestWarningsOfData(t *testing.T) {
 	d := newDisk(t)

@@ -252,12 +252,7 @@ func (e *execution) decide(ctx context.Context, node int32, item *manifest.Item,
 			e.give(node, actionError, about, err.Error())
 			return "", false
 		}
-		annotations := desired.GetAnnotations()
-		if annotations == nil {
-			annotations = map[string]string{}
-		}
-		annotations[format.AnnotationIncomplete] = e.newMark(item, made).String()
-		desired.SetAnnotations(annotations)
+		setMark(desired, e.newMark(item, made), &warnings)
 	}
 	live, a, reason, diff, err := e.bring(ctx, k, item, about, desired, status, converted)
 	if err != nil {

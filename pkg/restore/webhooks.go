@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/http"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -22,6 +23,10 @@ import (
 // webhookEndTimeout once more at the end: its pods may have come back with the restore, and take their
 // time to start. webhookInterval is how often it is tried.
 var webhookTimeout, webhookEndTimeout, webhookInterval = 30 * time.Second, endpointsTimeout, 500 * time.Millisecond
+
+// deniedEndTimeout is how long all that admission has denied is tried again at the end, together: what it
+// looks at has just come back, and admission hears of that a little later.
+var deniedEndTimeout = 3 * time.Second
 
 var webhookName = regexp.MustCompile(`failed calling webhook "([^"]*)"|conversion webhook for (\S+) failed`)
 
@@ -38,7 +43,8 @@ func unanswered(err error) string {
 	return found[1] + found[2]
 }
 
-// webhooks are those that do not answer. Each is waited for once, by all that meet it.
+// webhooks are those that do not answer, and what admission has denied. Each is waited for once, by all
+// that meet it.
 type webhooks struct {
 	mu    sync.Mutex
 	until map[string]time.Time
@@ -48,22 +54,25 @@ type webhooks struct {
 	last      bool
 }
 
-// await waits a moment if an answer is that a webhook did not answer, and reports whether to try
-// again.
+// await waits a moment if an answer is that a webhook did not answer, or at the end that admission has
+// denied an object. It reports whether to try again.
 func (w *webhooks) await(ctx context.Context, now func() time.Time, err error) bool {
 	name := unanswered(err)
-	if name == "" {
+	what, timeout := fmt.Sprintf("the webhook %s, which does not answer", name), webhookTimeout
+	w.mu.Lock()
+	switch {
+	case name != "" && w.last:
+		timeout = webhookEndTimeout
+	case name == "" && w.last && isDenied(err):
+		name, what, timeout = "denied", "admission, which has denied an object", deniedEndTimeout
+	case name == "":
+		w.mu.Unlock()
 		return false
 	}
-	w.mu.Lock()
 	until, known := w.until[name]
 	if !known {
 		if w.until == nil {
 			w.until = map[string]time.Time{}
-		}
-		timeout := webhookTimeout
-		if w.last {
-			timeout = webhookEndTimeout
 		}
 		until = now().Add(timeout)
 		w.until[name] = until
@@ -72,7 +81,7 @@ func (w *webhooks) await(ctx context.Context, now func() time.Time, err error) b
 	if !now().Before(until) {
 		return false
 	}
-	waiting := waits.ForAnyone(ctx, fmt.Sprintf("the webhook %s, which does not answer", name))
+	waiting := waits.ForAnyone(ctx, what)
 	defer waiting.End()
 	return sleep(ctx, webhookInterval) == nil
 }
@@ -84,12 +93,22 @@ func (w *webhooks) finish() {
 	w.last, w.until = true, nil
 }
 
+// isDenied reports whether admission has refused an object. What a webhook, a policy or a quota looks at
+// may come back later in the restore.
+func isDenied(err error) bool {
+	if unreached(err) {
+		return false
+	}
+	text := err.Error()
+	return slices.ContainsFunc([]string{"denied the request", "denied request", "failed to configure binding", "exceeded quota"}, func(words string) bool { return strings.Contains(text, words) })
+}
+
 // postpone has an object that could not be written tried once more at the end, if a webhook did not
-// answer, or if the account of a pod waits for that.
+// answer, if admission has refused it, or if the account of a pod waits for that.
 func (w *webhooks) postpone(node int32, err error) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.last || unanswered(err) == "" && !(len(w.postponed) > 0 && strings.Contains(err.Error(), "error looking up service account")) {
+	if w.last || unanswered(err) == "" && !isDenied(err) && !(len(w.postponed) > 0 && strings.Contains(err.Error(), "error looking up service account")) {
 		return false
 	}
 	if w.postponed == nil {

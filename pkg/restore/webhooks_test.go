@@ -54,9 +54,11 @@ func TestWebhooksComeLast(t *testing.T) {
 // webhooksAwaited shortens how long webhooks are waited for, and gives a server one of which refuses
 // what is(request) says.
 func webhooksAwaited(t *testing.T, is func(r *http.Request) bool) *fakeServer {
-	timeout, last, interval := webhookTimeout, webhookEndTimeout, webhookInterval
-	webhookTimeout, webhookEndTimeout, webhookInterval = 50*time.Millisecond, 60*time.Millisecond, 5*time.Millisecond
-	t.Cleanup(func() { webhookTimeout, webhookEndTimeout, webhookInterval = timeout, last, interval })
+	timeout, last, denied, interval := webhookTimeout, webhookEndTimeout, deniedEndTimeout, webhookInterval
+	webhookTimeout, webhookEndTimeout, deniedEndTimeout, webhookInterval = 50*time.Millisecond, 60*time.Millisecond, 60*time.Millisecond, 5*time.Millisecond
+	t.Cleanup(func() {
+		webhookTimeout, webhookEndTimeout, deniedEndTimeout, webhookInterval = timeout, last, denied, interval
+	})
 	s := newFakeServer(t)
 	s.faultText = `Internal error occurred: failed calling webhook "check.example.com": failed to call webhook: Post "https://hook.ops.svc:443/": dial tcp 10.0.0.1:443: connect: connection refused`
 	s.fault = func(r *http.Request) (int, bool) {
@@ -100,6 +102,26 @@ func TestWebhookOfTheRestore(t *testing.T) {
 	want(t, ended, holdfast.RestorePhaseCompleted)
 	if p := ended.Status.Progress; ended.Status.Warnings > 0 || p.ItemsCreated != 6 || p.ItemsRestored != p.TotalItems {
 		t.Errorf("the restore is %+v, %+v", ended.Status, ended.Status.Progress)
+	}
+}
+
+// TestDeniedForAMoment: what admission denies, since what it looks at comes later in the restore, is
+// written at the end. What it goes on denying is an error each.
+func TestDeniedForAMoment(t *testing.T) {
+	const param = "deployments.apps/a/params"
+	s := webhooksAwaited(t, func(*http.Request) bool { return false })
+	s.faultText = `configmaps "c" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: failed to configure binding: no params found`
+	s.fault = func(r *http.Request) (int, bool) {
+		if r.Method == http.MethodPost && (strings.HasSuffix(r.URL.Path, "/configmaps") && s.objects[param] == nil || strings.HasSuffix(r.URL.Path, "/secrets")) {
+			return http.StatusForbidden, false
+		}
+		return 0, false
+	}
+	backup := backupOf(t, obj("v1", "Namespace", "", "a"), obj("v1", "ConfigMap", "a", "c"), obj("v1", "Secret", "a", "s"), obj("apps/v1", "Deployment", "a", "params"))
+	ended := s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{}))
+	want(t, ended, holdfast.RestorePhasePartiallyFailed, "denied request")
+	if ended.Status.Errors != 1 || s.get("configmaps", "a", "c") == nil {
+		t.Errorf("the restore is %+v", ended.Status)
 	}
 }
 

@@ -35,6 +35,8 @@ func (e *execution) yields(k *kind, about subject, desired *unstructured.Unstruc
 		left = serviceYields(desired, refusal)
 	case "pods":
 		left = podYields(desired, refusal.Error())
+	case "priorityclasses.scheduling.k8s.io":
+		left = classYields(desired, refusal.Error())
 	}
 	if len(left) == 0 {
 		return false
@@ -141,6 +143,16 @@ func withoutPorts(spec map[string]any, refusal string) (left []string) {
 		}
 	}
 	return left
+}
+
+// classYields has a PriorityClass not be the default one where the cluster has another. It returns the
+// fields that are left out.
+func classYields(class *unstructured.Unstructured, refusal string) (left []string) {
+	if class.Object["globalDefault"] != true || !strings.Contains(refusal, "already marked as default") {
+		return nil
+	}
+	delete(class.Object, "globalDefault")
+	return []string{"globalDefault"}
 }
 
 const (

@@ -75,6 +75,10 @@ func TestYields(t *testing.T) {
 			`{kind: Pod, metadata: {annotations: {}}, spec: {initContainers: [{name: i, resources: {limits: {}}}], containers: [{name: c, resources: {requests: {}, limits: {memory: 2Gi}}}]}}`,
 			[]string{"spec.containers[c].resources.limits.cpu", "spec.containers[c].resources.requests.cpu", "spec.containers[c].resources.requests.memory", "spec.initContainers[i].resources.limits.cpu"},
 		},
+		"a default class, where another one is": {
+			`{kind: PriorityClass, globalDefault: true, value: 5}`, `priorityclasses.scheduling.k8s.io "a" is forbidden: PriorityClass b is already marked as default. Only one default can exist`,
+			`{kind: PriorityClass, value: 5}`, []string{"globalDefault"},
+		},
 		"what somebody has asked for": {
 			`{kind: Pod, spec: {containers: [{name: c, resources: {limits: {cpu: "1"}}}]}}`, `maximum cpu usage per Container is 500m, but limit is 1`,
 			`{kind: Pod, spec: {containers: [{name: c, resources: {limits: {cpu: "1"}}}]}}`, nil,
@@ -83,9 +87,12 @@ func TestYields(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			o := parse(test.object)
 			var left []string
-			if o.GetKind() == "Service" {
+			switch o.GetKind() {
+			case "Service":
 				left = serviceYields(o, errors.New(test.refusal))
-			} else {
+			case "PriorityClass":
+				left = classYields(o, test.refusal)
+			default:
 				left = podYields(o, test.refusal)
 			}
 			if !slices.Equal(left, test.left) {

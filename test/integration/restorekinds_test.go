@@ -100,7 +100,13 @@ func createAll(t *testing.T, text string) {
 // has.
 func mustHave(t *testing.T, text string) {
 	t.Helper()
-	for _, o := range parseAll(t, text) {
+	mustHaveAll(t, parseAll(t, text)...)
+}
+
+// mustHaveAll fails the test unless each object is there with all fields that it has here.
+func mustHaveAll(t *testing.T, objects ...*unstructured.Unstructured) {
+	t.Helper()
+	for _, o := range objects {
 		live, err := at(t, o).Get(t.Context(), o.GetName(), metav1.GetOptions{})
 		if err != nil {
 			t.Error(err)
@@ -469,6 +475,8 @@ func TestVersionsThatAreGone(t *testing.T) {
 	words := []string{"NS", namespace}
 	t.Cleanup(func() {
 		_ = lab.Kube.CoreV1().Namespaces().Delete(context.Background(), namespace, metav1.DeleteOptions{})
+		_ = lab.Kube.NodeV1().RuntimeClasses().Delete(context.Background(), namespace, metav1.DeleteOptions{})
+		_ = lab.Kube.FlowcontrolV1().PriorityLevelConfigurations().Delete(context.Background(), namespace, metav1.DeleteOptions{})
 	})
 	ended, told := restoredFrom(t, ofOne(`{apiVersion: v1, kind: Namespace, metadata: {name: NS}}
 ---
@@ -479,6 +487,17 @@ func TestVersionsThatAreGone(t *testing.T) {
 {apiVersion: networking.k8s.io/v1beta1, kind: Ingress, metadata: {name: known, namespace: NS}, spec: {rules: [{host: a.example.com, http: {paths: [{path: /, backend: {serviceName: site, servicePort: 80}}]}}]}}
 ---
 {apiVersion: discovery.k8s.io/v1beta1, kind: EndpointSlice, metadata: {name: outside, namespace: NS}, addressType: IPv4, endpoints: [{addresses: [192.0.2.5], topology: {kubernetes.io/hostname: n1}}], ports: [{port: 80, protocol: TCP}]}
+---
+{apiVersion: autoscaling/v2beta1, kind: HorizontalPodAutoscaler, metadata: {name: older, namespace: NS}, spec: {scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: web}, maxReplicas: 3,
+  metrics: [{type: Resource, resource: {name: cpu, targetAverageUtilization: 60}}, {type: Object, object: {metricName: hits, target: {apiVersion: v1, kind: Service, name: s}, targetValue: "7"}}, {type: External, external: {metricName: e, metricSelector: {matchLabels: {c: d}}, targetAverageValue: "9"}}]}}
+---
+{apiVersion: autoscaling/v2beta2, kind: HorizontalPodAutoscaler, metadata: {name: old, namespace: NS}, spec: {scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: web}, maxReplicas: 3, metrics: [{type: Resource, resource: {name: cpu, target: {type: Utilization, averageUtilization: 60}}}]}}
+---
+{apiVersion: batch/v1beta1, kind: CronJob, metadata: {name: nightly, namespace: NS}, spec: {schedule: "CRON_TZ=Europe/Paris 5 1 * * *", jobTemplate: {spec: {template: {spec: {restartPolicy: Never, containers: [{name: c, image: example.com/c}]}}}}}}
+---
+{apiVersion: node.k8s.io/v1alpha1, kind: RuntimeClass, metadata: {name: NS}, spec: {runtimeHandler: kata, overhead: {podFixed: {cpu: 10m}}}}
+---
+{apiVersion: flowcontrol.apiserver.k8s.io/v1beta1, kind: PriorityLevelConfiguration, metadata: {name: NS}, spec: {type: Limited, limited: {assuredConcurrencyShares: 7, limitResponse: {type: Reject}}}}
 ---
 {apiVersion: extensions/v1beta1, kind: Deployment, metadata: {name: web, namespace: NS}, spec: {template: {metadata: {labels: {app: x}}, spec: {containers: [{name: c, image: example.com/c}]}}}}
 ---
@@ -495,7 +514,18 @@ func TestVersionsThatAreGone(t *testing.T) {
 ---
 {apiVersion: networking.k8s.io/v1, kind: Ingress, metadata: {name: known, namespace: NS}, spec: {rules: [{host: a.example.com, http: {paths: [{path: /, pathType: ImplementationSpecific, backend: {service: {name: site, port: {number: 80}}}}]}}]}}
 ---
-{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: outside, namespace: NS}, endpoints: [{addresses: [192.0.2.5], nodeName: n1}]}`, words...))
+{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: outside, namespace: NS}, endpoints: [{addresses: [192.0.2.5], nodeName: n1}]}
+---
+{apiVersion: autoscaling/v2, kind: HorizontalPodAutoscaler, metadata: {name: older, namespace: NS}, spec: {maxReplicas: 3, metrics: [{type: Resource, resource: {name: cpu, target: {type: Utilization, averageUtilization: 60}}},
+  {type: Object, object: {describedObject: {apiVersion: v1, kind: Service, name: s}, metric: {name: hits}, target: {type: Value, value: "7"}}}, {type: External, external: {metric: {name: e, selector: {matchLabels: {c: d}}}, target: {type: AverageValue, averageValue: "9"}}}]}}
+---
+{apiVersion: autoscaling/v2, kind: HorizontalPodAutoscaler, metadata: {name: old, namespace: NS}, spec: {metrics: [{type: Resource, resource: {name: cpu, target: {type: Utilization, averageUtilization: 60}}}]}}
+---
+{apiVersion: batch/v1, kind: CronJob, metadata: {name: nightly, namespace: NS}, spec: {schedule: "5 1 * * *", timeZone: Europe/Paris}}
+---
+{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: NS}, handler: kata, overhead: {podFixed: {cpu: 10m}}}
+---
+{apiVersion: flowcontrol.apiserver.k8s.io/v1, kind: PriorityLevelConfiguration, metadata: {name: NS}, spec: {limited: {nominalConcurrencyShares: 7}}}`, words...))
 }
 
 // TestScopeThatChanged: an object of a namespace is an error where its kind is outside of all by now.

@@ -179,6 +179,9 @@ func relevant(o *unstructured.Unstructured, status bool) map[string]any {
 	if spec := nested(copied, "spec"); o.GetKind() == "Job" && spec != nil {
 		delete(spec, "suspend") // whether it runs is not what it is; see change.job
 	}
+	if o.GetKind() == "CronJob" {
+		moveZone(copied) // as the desired one says it
+	}
 	for _, template := range []map[string]any{nested(copied, "spec", "template"), nested(copied, "spec", "jobTemplate", "spec", "template")} {
 		removeNames(template, "annotations", []string{restartedAt})
 	}

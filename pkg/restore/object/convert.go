@@ -98,3 +98,71 @@ func rename(object map[string]any, from, to string) {
 	object[to] = value
 	delete(object, from)
 }
+
+// convertMetrics makes the metrics of an autoscaler of v2beta1 those of v2, where a metric and its
+// target are objects of their own.
+func convertMetrics(metrics []map[string]any) {
+	for _, m := range metrics {
+		for _, source := range []string{"resource", "containerResource", "pods", "object", "external"} {
+			fields := nested(m, source)
+			if fields == nil {
+				continue
+			}
+			rename(fields, "target", "describedObject") // of a metric of an object
+			if name := text(fields, "metricName"); name != "" {
+				metric := map[string]any{"name": name}
+				for _, selector := range []string{"selector", "metricSelector"} {
+					if value := fields[selector]; value != nil {
+						metric["selector"] = value
+					}
+					delete(fields, selector)
+				}
+				fields["metric"] = metric
+				delete(fields, "metricName")
+			}
+			target := map[string]any{}
+			for _, former := range []struct{ field, kind, value string }{
+				{"targetValue", "Value", "value"}, {"averageValue", "AverageValue", "averageValue"},
+				{"targetAverageValue", "AverageValue", "averageValue"}, {"targetAverageUtilization", "Utilization", "averageUtilization"},
+			} {
+				value := fields[former.field]
+				delete(fields, former.field)
+				// An object of v2beta1 has a value in any case, if only 0 beside an average.
+				if value == nil || former.field == "targetValue" && value == "0" && fields["averageValue"] != nil {
+					continue
+				}
+				target["type"], target[former.value] = former.kind, value
+			}
+			fields["target"] = target
+		}
+	}
+}
+
+// convertRuntimeClass makes a class of v1alpha1 one of v1, whose fields are not below a spec.
+func convertRuntimeClass(class map[string]any) {
+	spec := nested(class, "spec")
+	for field, value := range spec {
+		if field == "runtimeHandler" {
+			field = "handler"
+		}
+		setDefaults(class, map[string]any{field: value})
+	}
+	delete(class, "spec")
+}
+
+// convertRequests makes requests for devices of v1beta1 those of v1, where what is asked for exactly
+// is an object of its own.
+func convertRequests(requests []map[string]any) {
+	for _, request := range requests {
+		exactly := map[string]any{}
+		for field, value := range request {
+			if field != "name" && field != "firstAvailable" && field != "exactly" {
+				exactly[field] = value
+				delete(request, field)
+			}
+		}
+		if len(exactly) > 0 {
+			setDefaults(request, map[string]any{"exactly": exactly})
+		}
+	}
+}

@@ -45,6 +45,7 @@ func inTexts(namespaces []string) *regexp.Regexp {
 		`(?:^|/)ns/` + name + `(?:/|$)`,
 		`[nN]amespaces?["']?(?:/|\s*[:=~ ]+\s*)["']?` + name + end,
 		`\.svc:[0-9]+/` + name + `/`, // an image of a registry in the cluster
+		`_` + name + `_svc_`,         // a Service, as Kuma calls it
 	}, "|"))
 }
 
@@ -68,6 +69,7 @@ func (r *Rules) guesses(o *unstructured.Unstructured) mentions {
 			found.in(field, o.Object[field])
 		}
 	}
+	found.text("metadata.name", o.GetName()) // as profiles of Services are called
 	annotations := o.GetAnnotations()
 	for _, name := range slices.Sorted(maps.Keys(annotations)) {
 		if name == corev1.LastAppliedConfigAnnotation || namedIn[name] != nil {

@@ -6,6 +6,7 @@ package object
 import (
 	"encoding/json"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -39,6 +40,10 @@ func (c *change) kind(resource schema.GroupResource, began bool) {
 		c.secret()
 	case "jobs.batch":
 		c.job(began)
+	case "cronjobs.batch":
+		if zone := moveZone(c.object.Object); zone != "" {
+			c.warn("its schedule had the time zone %s in it, which is allowed only where it is there already: it is in spec.timeZone", zone)
+		}
 	case Schedules:
 		Pause(c.object)
 	case "statefulsets.apps":
@@ -346,6 +351,19 @@ func (c *change) secret() {
 	}
 	c.removeAnnotations(corev1.ServiceAccountUIDKey)
 	c.removeLabels("kubernetes.io/legacy-token-last-used", "kubernetes.io/legacy-token-invalid-since")
+}
+
+// moveZone moves the time zone that is in the schedule of a CronJob, as it was done before there was a
+// field, into the field. It returns the zone that it has moved.
+func moveZone(job map[string]any) string {
+	spec := nested(job, "spec")
+	prefix, rest, _ := strings.Cut(strings.TrimSpace(text(spec, "schedule")), "=")
+	zone, schedule, ok := strings.Cut(rest, " ")
+	if prefix != "TZ" && prefix != "CRON_TZ" || !ok || text(spec, "timeZone") != "" || strings.EqualFold(zone, "local") {
+		return ""
+	}
+	spec["timeZone"], spec["schedule"] = zone, strings.TrimSpace(schedule)
+	return zone
 }
 
 var jobLabels = []string{"controller-uid", "batch.kubernetes.io/controller-uid"}

@@ -32,6 +32,7 @@ func (c *change) mesh(found *injection) {
 			}
 		}
 	}
+	c.sidecars(found)
 	// What the agents of meshes without sidecars write.
 	c.removeAnnotations("ambient.istio.io/redirection")
 }

@@ -47,6 +47,41 @@ func TestMeshes(t *testing.T) {
 			   annotations: {linkerd.io/inject: enabled, linkerd.io/proxy-version: v, linkerd.io/created-by: c, linkerd.io/trust-root-sha256: s, viz.linkerd.io/tap-enabled: "true"}},
 			  spec: {volumes: [{name: linkerd-identity-end-entity, emptyDir: {}}], initContainers: [{name: linkerd-init}], containers: [{name: linkerd-proxy}, {name: a}]}}`,
 			`{metadata: {name: a, namespace: shop, labels: {app: a}, annotations: {linkerd.io/inject: enabled}}, spec: {containers: [{name: a}]}}`, ""},
+		"Linkerd, whose proxy is an init container": {
+			`{metadata: {name: a, namespace: shop, annotations: {linkerd.io/proxy-version: v}}, spec: {volumes: [{name: linkerd-identity-token, projected: {}}], initContainers: [{name: linkerd-init}, {name: linkerd-proxy, restartPolicy: Always}, {name: own}], containers: [{name: a}]}}`,
+			`{metadata: {name: a, namespace: shop}, spec: {initContainers: [{name: own}], containers: [{name: a}]}}`, ""},
+		"Vault": {
+			`{metadata: {name: a, namespace: shop, annotations: {vault.hashicorp.com/agent-inject: "true", vault.hashicorp.com/agent-inject-status: injected, vault.hashicorp.com/role: app}},
+			  spec: {volumes: [{name: home-init, emptyDir: {medium: Memory}}, {name: home-sidecar, emptyDir: {medium: Memory}}, {name: vault-secrets, emptyDir: {medium: Memory}}, {name: vault-secrets-1, emptyDir: {medium: Memory}}, {name: vault-secret, secret: {secretName: s}}],
+			   initContainers: [{name: vault-agent-init, image: vault}], containers: [{name: a, volumeMounts: [{name: vault-secrets, mountPath: /vault/secrets}, {name: vault-secrets-1, mountPath: /etc/db}, {name: vault-secret, mountPath: /s}]}, {name: vault-agent, image: vault}]}}`,
+			`{metadata: {name: a, namespace: shop, annotations: {vault.hashicorp.com/agent-inject: "true", vault.hashicorp.com/role: app}},
+			  spec: {volumes: [{name: vault-secret, secret: {secretName: s}}], containers: [{name: a, volumeMounts: [{name: vault-secret, mountPath: /s}]}]}}`, ""},
+		"Vault, which is asked for and has injected nothing": {
+			`{metadata: {name: a, namespace: shop, annotations: {vault.hashicorp.com/agent-inject-status: update}}, spec: {volumes: [{name: vault-secrets, secret: {secretName: s}}], containers: [{name: vault-agent}]}}`,
+			`{metadata: {name: a, namespace: shop, annotations: {vault.hashicorp.com/agent-inject-status: update}}, spec: {volumes: [{name: vault-secrets, secret: {secretName: s}}], containers: [{name: vault-agent}]}}`, ""},
+		"Consul": {
+			`{metadata: {name: a, namespace: shop, labels: {app: a, consul.hashicorp.com/connect-inject-status: injected, consul.hashicorp.com/connect-inject-managed-by: consul-k8s-endpoints-controller},
+			   annotations: {consul.hashicorp.com/connect-inject: "true", consul.hashicorp.com/connect-inject-status: injected, consul.hashicorp.com/connect-k8s-version: v1, consul.hashicorp.com/transparent-proxy-status: enabled,
+			     prometheus.io/scrape: "true", prometheus.io/path: /metrics, prometheus.io/port: "20200",
+			     consul.hashicorp.com/original-pod: '{"metadata":{"annotations":{"prometheus.io/scrape":"true"}},"spec":{"containers":[{"name":"a","env":[{"name":"X","value":"1"}],"livenessProbe":{"periodSeconds":3,"httpGet":{"path":"/live","port":8080}},"readinessProbe":{"tcpSocket":{"port":"http"}}}]}}'}},
+			  spec: {volumes: [{name: consul-connect-inject-data, emptyDir: {medium: Memory}}], initContainers: [{name: consul-connect-inject-init}],
+			   containers: [{name: a, image: app, env: [{name: X, value: "1"}, {name: DB_CONNECT_SERVICE_HOST, value: 127.0.0.1}], livenessProbe: {periodSeconds: 3, httpGet: {path: /live, port: 20300}}, readinessProbe: {tcpSocket: {port: 20400}}, startupProbe: {tcpSocket: {port: 20500}}}, {name: consul-dataplane-a}]}}`,
+			`{metadata: {name: a, namespace: shop, labels: {app: a}, annotations: {consul.hashicorp.com/connect-inject: "true", prometheus.io/scrape: "true"}},
+			  spec: {containers: [{name: a, image: app, env: [{name: X, value: "1"}], livenessProbe: {periodSeconds: 3, httpGet: {path: /live, port: 8080}}, readinessProbe: {tcpSocket: {port: http}}}]}}`, ""},
+		"Kuma": {
+			`{metadata: {name: a, namespace: shop, annotations: {kuma.io/sidecar-injected: "true", kuma.io/virtual-probes: enabled, kuma.io/virtual-probes-port: "9100", kuma.io/mesh: default}},
+			  spec: {volumes: [{name: kuma-sidecar-tmp, emptyDir: {}}, {name: kuma-init-tmp, emptyDir: {}}], initContainers: [{name: kuma-init}, {name: kuma-sidecar, restartPolicy: Always}],
+			   containers: [{name: a, livenessProbe: {httpGet: {path: /8080/healthz, port: 9100}}, startupProbe: {httpGet: {path: /8081, port: 9100}}, readinessProbe: {httpGet: {path: /9000/own, port: 80}}}]}}`,
+			`{metadata: {name: a, namespace: shop, annotations: {kuma.io/virtual-probes: enabled, kuma.io/virtual-probes-port: "9100", kuma.io/mesh: default}},
+			  spec: {containers: [{name: a, livenessProbe: {httpGet: {path: /healthz, port: 8080}}, startupProbe: {httpGet: {path: /, port: 8081}}, readinessProbe: {httpGet: {path: /9000/own, port: 80}}}]}}`, ""},
+		"Kuma, which asks for itself": {
+			`{metadata: {name: a, namespace: shop, annotations: {kuma.io/sidecar-injected: "true"}},
+			  spec: {containers: [{name: a, livenessProbe: {httpGet: {path: /tcp/5432, port: 9001}}, readinessProbe: {httpGet: {path: /grpc/9090, port: 9001, httpHeaders: [{name: x-kuma-probes-grpc-service, value: liveness}]}},
+			    startupProbe: {httpGet: {path: /8443/start, port: 9001, httpHeaders: [{name: X-Kuma-Probes-Scheme, value: HTTPS}, {name: mine, value: v}]}}}, {name: kuma-sidecar}]}}`,
+			`{metadata: {name: a, namespace: shop}, spec: {containers: [{name: a, livenessProbe: {tcpSocket: {port: 5432}}, readinessProbe: {grpc: {port: 9090, service: liveness}}, startupProbe: {httpGet: {path: /start, port: 8443, scheme: HTTPS, httpHeaders: [{name: mine, value: v}]}}}]}}`, ""},
+		"Dapr": {
+			`{metadata: {name: a, namespace: shop, labels: {app: a, dapr.io/sidecar-injected: "true"}, annotations: {dapr.io/enabled: "true"}}, spec: {volumes: [{name: dapr-identity-token, projected: {}}], containers: [{name: a}, {name: daprd}]}}`,
+			`{metadata: {name: a, namespace: shop, labels: {app: a}, annotations: {dapr.io/enabled: "true"}}, spec: {containers: [{name: a}]}}`, ""},
 		"none": {
 			`{metadata: {name: a, namespace: shop, annotations: {prometheus.io/path: /stats/prometheus}}, spec: {securityContext: {fsGroup: 1337}, containers: [{name: a, livenessProbe: {httpGet: {path: /app-health/a/livez, port: 80}}}]}}`,
 			`{metadata: {name: a, namespace: shop, annotations: {prometheus.io/path: /stats/prometheus}}, spec: {securityContext: {fsGroup: 1337}, containers: [{name: a, livenessProbe: {httpGet: {path: /app-health/a/livez, port: 80}}}]}}`, ""},
@@ -95,6 +130,20 @@ func TestReword(t *testing.T) {
 			versions: [{name: v1, served: true, storage: true, subresources: {status: {}}, additionalPrinterColumns: [{name: c, type: string, jsonPath: .spec.c}], schema: {openAPIV3Schema: {type: object}}}]}`},
 		"a definition that says nothing of unknown fields": {`{apiVersion: apiextensions.k8s.io/v1beta1, kind: CustomResourceDefinition, metadata: {name: a}, spec: {group: g, versions: [{name: v1, served: true, storage: true}]}}`,
 			`{group: g, versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]}`},
+		"metrics": {`{apiVersion: autoscaling/v2beta1, kind: HorizontalPodAutoscaler, metadata: {name: a}, spec: {maxReplicas: 3, metrics: [
+			{type: Resource, resource: {name: cpu, targetAverageUtilization: 60}}, {type: ContainerResource, containerResource: {name: memory, container: c, targetAverageValue: 1Gi}},
+			{type: Pods, pods: {metricName: p, targetAverageValue: "5", selector: {matchLabels: {a: b}}}},
+			{type: Object, object: {metricName: o, target: {kind: Service, name: s}, targetValue: "7"}}, {type: Object, object: {metricName: o, target: {kind: Service, name: s}, targetValue: "0", averageValue: "8"}},
+			{type: External, external: {metricName: e, metricSelector: {matchLabels: {c: d}}, targetAverageValue: "9"}}]}}`,
+			`{maxReplicas: 3, metrics: [
+			{type: Resource, resource: {name: cpu, target: {type: Utilization, averageUtilization: 60}}}, {type: ContainerResource, containerResource: {name: memory, container: c, target: {type: AverageValue, averageValue: 1Gi}}},
+			{type: Pods, pods: {metric: {name: p, selector: {matchLabels: {a: b}}}, target: {type: AverageValue, averageValue: "5"}}},
+			{type: Object, object: {metric: {name: o}, describedObject: {kind: Service, name: s}, target: {type: Value, value: "7"}}}, {type: Object, object: {metric: {name: o}, describedObject: {kind: Service, name: s}, target: {type: AverageValue, averageValue: "8"}}},
+			{type: External, external: {metric: {name: e, selector: {matchLabels: {c: d}}}, target: {type: AverageValue, averageValue: "9"}}}]}`},
+		"metrics of v2beta2 stay": {`{apiVersion: autoscaling/v2beta2, kind: HorizontalPodAutoscaler, metadata: {name: a}, spec: {metrics: [{type: Resource, resource: {name: cpu, target: {type: Utilization, averageUtilization: 60}}}]}}`,
+			`{metrics: [{type: Resource, resource: {name: cpu, target: {type: Utilization, averageUtilization: 60}}}]}`},
+		"requests for devices": {`{apiVersion: resource.k8s.io/v1beta1, kind: ResourceClaimTemplate, metadata: {name: a}, spec: {spec: {devices: {requests: [{name: gpu, deviceClassName: g, allocationMode: ExactCount, count: 2}, {name: any, firstAvailable: [{name: x, deviceClassName: g}]}]}}}}`,
+			`{spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: g, allocationMode: ExactCount, count: 2}}, {name: any, firstAvailable: [{name: x, deviceClassName: g}]}]}}}`},
 		"a selector that is given": {`{apiVersion: apps/v1beta1, kind: Deployment, metadata: {name: a}, spec: {selector: {matchLabels: {c: d}}, template: {metadata: {labels: {a: b}}}}}`, `{selector: {matchLabels: {c: d}}, template: {metadata: {labels: {a: b}}}}`},
 	} {
 		t.Run(name, func(t *testing.T) {

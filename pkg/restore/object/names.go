@@ -25,6 +25,9 @@ const (
 	rbacGroup      = "rbac.authorization.k8s.io"
 	admissionGroup = "admissionregistration.k8s.io"
 	gatewayGroup   = "gateway.networking.k8s.io"
+	istioGroup     = "networking.istio.io"
+	monitorGroup   = "monitoring.coreos.com"
+	kyvernoGroup   = "kyverno.io"
 )
 
 var (
@@ -36,7 +39,9 @@ var (
 		{"spec.parentRefs.namespace", aNamespace}, {"spec.rules.backendRefs.namespace", aNamespace},
 		{"spec.rules.backendRefs.filters.requestMirror.backendRef.namespace", aNamespace}, {"spec.rules.filters.requestMirror.backendRef.namespace", aNamespace},
 	}
-	istioRoutes = []place{{"route.destination.host", aService}, {"mirror.host", aService}, {"mirrors.destination.host", aService}, {"match.gateways", anObject}, {"match.sourceNamespace", aNamespace}}
+	traefik     = []place{{"spec.routes.services.namespace", aNamespace}, {"spec.routes.middlewares.namespace", aNamespace}, {"spec.tls.options.namespace", aNamespace}, {"spec.tls.store.namespace", aNamespace}}
+	policies    = slices.Concat(matches("spec.rules.match"), matches("spec.rules.exclude"), below("spec.rules", []place{{"generate.namespace", aNamespace}, {"generate.clone.namespace", aNamespace}, {"generate.cloneList.namespace", aNamespace}, {"mutate.targets.namespace", aNamespace}, {"context.configMap.namespace", aNamespace}}))
+	istioRoutes = []place{{"delegate.namespace", aNamespace}, {"route.destination.host", aService}, {"mirror.host", aService}, {"mirrors.destination.host", aService}, {"match.gateways", anObject}, {"match.sourceNamespace", aNamespace}}
 )
 
 // places are those of kinds that are known, Kubernetes' own and others that many clusters have.
@@ -62,27 +67,53 @@ var places = map[schema.GroupKind][]place{
 		{"spec.flexVolume.secretRef.namespace", aNamespace}, {"spec.glusterfs.endpointsNamespace", aNamespace},
 	},
 	{Kind: "Endpoints"}: {{"subsets.addresses.targetRef.namespace", aNamespace}, {"subsets.notReadyAddresses.targetRef.namespace", aNamespace}},
-	{Group: "discovery.k8s.io", Kind: "EndpointSlice"}:          {{"endpoints.targetRef.namespace", aNamespace}},
-	{Group: "networking.k8s.io", Kind: "IngressClass"}:          {{"spec.parameters.namespace", aNamespace}},
-	{Group: gatewayGroup, Kind: "Gateway"}:                      {{"spec.listeners.tls.certificateRefs.namespace", aNamespace}},
-	{Group: gatewayGroup, Kind: "GatewayClass"}:                 {{"spec.parametersRef.namespace", aNamespace}},
-	{Group: gatewayGroup, Kind: "ReferenceGrant"}:               {{"spec.from.namespace", aNamespace}},
-	{Group: gatewayGroup, Kind: "HTTPRoute"}:                    routes,
-	{Group: gatewayGroup, Kind: "GRPCRoute"}:                    routes,
-	{Group: gatewayGroup, Kind: "TCPRoute"}:                     routes,
-	{Group: gatewayGroup, Kind: "TLSRoute"}:                     routes,
-	{Group: gatewayGroup, Kind: "UDPRoute"}:                     routes,
-	{Group: "cert-manager.io", Kind: "Certificate"}:             {{"spec.commonName", aService}, {"spec.dnsNames", aService}},
-	{Group: "monitoring.coreos.com", Kind: "ServiceMonitor"}:    monitors,
-	{Group: "monitoring.coreos.com", Kind: "PodMonitor"}:        monitors,
-	{Group: "security.istio.io", Kind: "AuthorizationPolicy"}:   {{"spec.rules.from.source.namespaces", aNamespace}, {"spec.rules.from.source.notNamespaces", aNamespace}, {"spec.rules.from.source.principals", anIdentity}, {"spec.rules.from.source.notPrincipals", anIdentity}},
-	{Group: "networking.istio.io", Kind: "DestinationRule"}:     {{"spec.host", aService}, {"spec.exportTo", aNamespace}},
-	{Group: "networking.istio.io", Kind: "ServiceEntry"}:        {{"spec.hosts", aService}, {"spec.exportTo", aNamespace}},
-	{Group: "networking.istio.io", Kind: "Sidecar"}:             {{"spec.egress.hosts", anObject}},
-	{Group: "networking.istio.io", Kind: "VirtualService"}:      slices.Concat([]place{{"spec.hosts", aService}, {"spec.gateways", anObject}, {"spec.exportTo", aNamespace}}, below("spec.http", istioRoutes), below("spec.tls", istioRoutes), below("spec.tcp", istioRoutes)),
-	{Group: "holdfast.io", Kind: "Schedule"}:                    {{"spec.template.includedNamespaces", aNamespace}, {"spec.template.excludedNamespaces", aNamespace}},
-	{Group: "policy.linkerd.io", Kind: "MeshTLSAuthentication"}: {{"spec.identityRefs.namespace", aNamespace}},
-	{Group: "policy.linkerd.io", Kind: "AuthorizationPolicy"}:   {{"spec.targetRef.namespace", aNamespace}, {"spec.requiredAuthenticationRefs.namespace", aNamespace}},
+	{Group: "discovery.k8s.io", Kind: "EndpointSlice"}:                {{"endpoints.targetRef.namespace", aNamespace}},
+	{Group: "networking.k8s.io", Kind: "IngressClass"}:                {{"spec.parameters.namespace", aNamespace}},
+	{Group: gatewayGroup, Kind: "Gateway"}:                            {{"spec.listeners.tls.certificateRefs.namespace", aNamespace}},
+	{Group: gatewayGroup, Kind: "GatewayClass"}:                       {{"spec.parametersRef.namespace", aNamespace}},
+	{Group: gatewayGroup, Kind: "ReferenceGrant"}:                     {{"spec.from.namespace", aNamespace}},
+	{Group: gatewayGroup, Kind: "HTTPRoute"}:                          routes,
+	{Group: gatewayGroup, Kind: "GRPCRoute"}:                          routes,
+	{Group: gatewayGroup, Kind: "TCPRoute"}:                           routes,
+	{Group: gatewayGroup, Kind: "TLSRoute"}:                           routes,
+	{Group: gatewayGroup, Kind: "UDPRoute"}:                           routes,
+	{Group: "cert-manager.io", Kind: "Certificate"}:                   {{"spec.commonName", aService}, {"spec.dnsNames", aService}, {"spec.uris", anIdentity}},
+	{Group: "monitoring.coreos.com", Kind: "ServiceMonitor"}:          monitors,
+	{Group: "monitoring.coreos.com", Kind: "PodMonitor"}:              monitors,
+	{Group: "security.istio.io", Kind: "AuthorizationPolicy"}:         {{"spec.rules.from.source.namespaces", aNamespace}, {"spec.rules.from.source.notNamespaces", aNamespace}, {"spec.rules.from.source.principals", anIdentity}, {"spec.rules.from.source.notPrincipals", anIdentity}},
+	{Group: "networking.istio.io", Kind: "DestinationRule"}:           {{"spec.host", aService}, {"spec.exportTo", aNamespace}},
+	{Group: "networking.istio.io", Kind: "ServiceEntry"}:              {{"spec.hosts", aService}, {"spec.exportTo", aNamespace}},
+	{Group: "networking.istio.io", Kind: "Sidecar"}:                   {{"spec.egress.hosts", anObject}},
+	{Group: "networking.istio.io", Kind: "VirtualService"}:            slices.Concat([]place{{"spec.hosts", aService}, {"spec.gateways", anObject}, {"spec.exportTo", aNamespace}}, below("spec.http", istioRoutes), below("spec.tls", istioRoutes), below("spec.tcp", istioRoutes)),
+	{Group: istioGroup, Kind: "Gateway"}:                              {{"spec.servers.hosts", anObject}},
+	{Group: "velero.io", Kind: "Schedule"}:                            {{"spec.template.includedNamespaces", aNamespace}, {"spec.template.excludedNamespaces", aNamespace}},
+	{Group: "holdfast.io", Kind: "Schedule"}:                          {{"spec.template.includedNamespaces", aNamespace}, {"spec.template.excludedNamespaces", aNamespace}},
+	{Group: monitorGroup, Kind: "Probe"}:                              {{"spec.targets.ingress.namespaceSelector.matchNames", aNamespace}, {"spec.prober.url", aService}},
+	{Group: monitorGroup, Kind: "Prometheus"}:                         {{"spec.alerting.alertmanagers.namespace", aNamespace}},
+	{Group: "kustomize.toolkit.fluxcd.io", Kind: "Kustomization"}:     {{"spec.sourceRef.namespace", aNamespace}, {"spec.dependsOn.namespace", aNamespace}},
+	{Group: "helm.toolkit.fluxcd.io", Kind: "HelmRelease"}:            {{"spec.chart.spec.sourceRef.namespace", aNamespace}, {"spec.chartRef.namespace", aNamespace}, {"spec.dependsOn.namespace", aNamespace}},
+	{Group: "notification.toolkit.fluxcd.io", Kind: "Alert"}:          {{"spec.eventSources.namespace", aNamespace}},
+	{Group: "notification.toolkit.fluxcd.io", Kind: "Receiver"}:       {{"spec.resources.namespace", aNamespace}},
+	{Group: "image.toolkit.fluxcd.io", Kind: "ImagePolicy"}:           {{"spec.imageRepositoryRef.namespace", aNamespace}},
+	{Group: "image.toolkit.fluxcd.io", Kind: "ImageUpdateAutomation"}: {{"spec.sourceRef.namespace", aNamespace}},
+	{Group: "traefik.io", Kind: "IngressRoute"}:                       traefik,
+	{Group: "traefik.io", Kind: "IngressRouteTCP"}:                    traefik,
+	{Group: "traefik.containo.us", Kind: "IngressRoute"}:              traefik,
+	{Group: "traefik.containo.us", Kind: "IngressRouteTCP"}:           traefik,
+	{Group: "projectcontour.io", Kind: "HTTPProxy"}:                   {{"spec.includes.namespace", aNamespace}, {"spec.virtualhost.tls.secretName", anObject}},
+	{Group: "projectcontour.io", Kind: "TLSCertificateDelegation"}:    {{"spec.delegations.targetNamespaces", aNamespace}},
+	{Group: "cilium.io", Kind: "CiliumNetworkPolicy"}:                 {{"spec.egress.toServices.k8sService.namespace", aNamespace}, {"specs.egress.toServices.k8sService.namespace", aNamespace}},
+	{Group: kyvernoGroup, Kind: "ClusterPolicy"}:                      policies,
+	{Group: kyvernoGroup, Kind: "Policy"}:                             policies,
+	{Group: kyvernoGroup, Kind: "PolicyException"}:                    matches("spec.match"),
+	{Group: kyvernoGroup, Kind: "ClusterCleanupPolicy"}:               slices.Concat(matches("spec.match"), matches("spec.exclude")),
+	{Group: "external-secrets.io", Kind: "ClusterExternalSecret"}:     {{"spec.namespaces", aNamespace}},
+	{Group: "ceph.rook.io", Kind: "CephObjectStoreUser"}:              {{"spec.clusterNamespace", aNamespace}},
+	{Group: "split.smi-spec.io", Kind: "TrafficSplit"}:                {{"spec.service", aService}, {"spec.backends.service", aService}},
+	{Group: "linkerd.io", Kind: "ServiceProfile"}:                     {{"spec.dstOverrides.authority", aService}},
+	{Group: "policy.linkerd.io", Kind: "HTTPRoute"}:                   routes,
+	{Group: "policy.linkerd.io", Kind: "MeshTLSAuthentication"}:       {{"spec.identityRefs.namespace", aNamespace}},
+	{Group: "policy.linkerd.io", Kind: "AuthorizationPolicy"}:         {{"spec.targetRef.namespace", aNamespace}, {"spec.requiredAuthenticationRefs.namespace", aNamespace}},
 }
 
 // ofPods are the places below the spec of a pod.
@@ -108,6 +139,14 @@ func below(path string, of []place) (moved []place) {
 	return moved
 }
 
+// matches are the places of what chooses objects for a policy of Kyverno.
+func matches(path string) (found []place) {
+	for _, among := range []string{path, path + ".any", path + ".all"} {
+		found = append(found, place{among + ".resources.namespaces", aNamespace}, place{among + ".subjects.namespace", aNamespace}, place{among + ".subjects.name", anAccount})
+	}
+	return found
+}
+
 func aNamespace(r *Rules, name string) string { return r.Namespace(name) }
 
 // anAccount maps the name of a user or a group that stands for ServiceAccounts.
@@ -125,7 +164,7 @@ func anAccount(r *Rules, name string) string {
 // aService maps a DNS name below that of a namespace's Services.
 func aService(r *Rules, name string) string {
 	labels := strings.Split(name, ".")
-	if at := slices.Index(labels, "svc"); at > 0 {
+	if at := slices.IndexFunc(labels, func(label string) bool { return label == "svc" || strings.HasPrefix(label, "svc:") }); at > 0 {
 		labels[at-1] = r.Namespace(labels[at-1])
 	}
 	return strings.Join(labels, ".")
@@ -174,12 +213,36 @@ func (r *Rules) mapNames(gk schema.GroupKind, resource schema.GroupResource, obj
 		}
 	case gk.Group == "cert-manager.io":
 		r.mapShortNames(object)
+	case gk.Group == "argoproj.io":
+		for _, destination := range slices.Concat([]map[string]any{nested(object, "spec", "destination"), nested(object, "spec", "template", "spec", "destination")}, list(object, "spec", "destinations")) {
+			if isHere(destination) {
+				r.mapAt(destination, []string{"namespace"}, aNamespace)
+			}
+		}
+	case strings.HasSuffix(gk.Group, ".toolkit.fluxcd.io") && nested(object, "spec", "kubeConfig") == nil: // else it is about another cluster
+		for _, path := range []string{"targetNamespace", "storageNamespace", "healthChecks.namespace"} {
+			r.mapAt(object["spec"], strings.Split(path, "."), aNamespace)
+		}
+	case strings.HasSuffix(gk.Group, ".knative.dev"):
+		for _, path := range []string{"ref", "sink.ref", "reply.ref", "subscriber.ref", "delivery.deadLetterSink.ref"} {
+			r.mapAt(object["spec"], strings.Split(path+".namespace", "."), aNamespace)
+		}
+	case gk.Group == "constraints.gatekeeper.sh":
+		for _, field := range []string{"namespaces", "excludedNamespaces"} {
+			r.mapAt(nested(object, "spec", "match"), []string{field}, aNamespace)
+		}
 	}
 	annotations := nested(object, "metadata", "annotations")
 	for name, in := range namedIn {
 		r.mapAt(annotations, []string{name}, in)
 	}
 	r.mapSelectors(object)
+}
+
+// isHere reports whether a destination of Argo CD is this cluster.
+func isHere(destination map[string]any) bool {
+	server, name := text(destination, "server"), text(destination, "name")
+	return server == "https://kubernetes.default.svc" || server == "" && (name == "" || name == "in-cluster")
 }
 
 // mapAt maps the texts at a path.
@@ -232,14 +295,24 @@ func (r *Rules) mapShortNames(certificate map[string]any) {
 	}
 }
 
-// mapSelectors maps the label that Kubernetes gives each namespace, which is its name, in the
-// selectors of namespaces, wherever they are.
+// isNameLabel reports whether the value of a label is the name of a namespace: Kubernetes gives each
+// namespace one, and in policies of Cilium pods have the name of theirs.
+func isNameLabel(key string) bool {
+	key = strings.TrimPrefix(strings.TrimPrefix(key, "k8s:"), "any:")
+	return key == corev1.LabelMetadataName || key == "io.kubernetes.pod.namespace" || key == "io.cilium.k8s.namespace.labels."+corev1.LabelMetadataName
+}
+
+// mapSelectors maps the labels that are the names of namespaces, in selectors wherever they are.
 func (r *Rules) mapSelectors(value any) {
 	switch value := value.(type) {
 	case map[string]any:
-		r.mapAt(value["matchLabels"], []string{corev1.LabelMetadataName}, aNamespace)
+		for key := range nested(value, "matchLabels") {
+			if isNameLabel(key) {
+				r.mapAt(value["matchLabels"], []string{key}, aNamespace)
+			}
+		}
 		for _, expression := range list(value, "matchExpressions") {
-			if expression["key"] == corev1.LabelMetadataName {
+			if isNameLabel(text(expression, "key")) {
 				r.mapAt(expression["values"], nil, aNamespace)
 			}
 		}

@@ -180,6 +180,17 @@ func TestDesired(t *testing.T) {
 			object:   `{apiVersion: apps/v1, kind: ReplicaSet, metadata: {name: a, namespace: shop, annotations: {deployment.kubernetes.io/revision: "4"}}}`,
 			want:     `{apiVersion: apps/v1, kind: ReplicaSet, metadata: {name: a, namespace: shop, annotations: {deployment.kubernetes.io/revision: "4"}}}`,
 		},
+		"a time zone that is in a schedule": {
+			resource: "cronjobs.batch",
+			object:   `{apiVersion: batch/v1, kind: CronJob, metadata: {name: a, namespace: shop}, spec: {schedule: "CRON_TZ=Europe/Paris  5 1 * * *"}}`,
+			want:     `{apiVersion: batch/v1, kind: CronJob, metadata: {name: a, namespace: shop}, spec: {timeZone: Europe/Paris, schedule: "5 1 * * *"}}`,
+			warnings: []string{"the time zone Europe/Paris in it"},
+		},
+		"a time zone that is in a schedule, and in its field": {
+			resource: "cronjobs.batch",
+			object:   `{apiVersion: batch/v1, kind: CronJob, metadata: {name: a, namespace: shop}, spec: {timeZone: Etc/UTC, schedule: "TZ=Europe/Paris 5 1 * * *"}}`,
+			want:     `{apiVersion: batch/v1, kind: CronJob, metadata: {name: a, namespace: shop}, spec: {timeZone: Etc/UTC, schedule: "TZ=Europe/Paris 5 1 * * *"}}`,
+		},
 		"an APIService is not taken for the server's": {
 			resource: "apiservices.apiregistration.k8s.io",
 			object:   `{apiVersion: apiregistration.k8s.io/v1, kind: APIService, metadata: {name: v1.e, labels: {kube-aggregator.kubernetes.io/automanaged: onstart}}, spec: {service: {name: s}}}`,

@@ -52,6 +52,14 @@ func reword(o *unstructured.Unstructured) {
 		removeNames(o.Object, "annotations", []string{preservesZero})
 	case version == "apiextensions.k8s.io/v1beta1" && kind == "CustomResourceDefinition":
 		convertDefinition(o)
+	case version == "autoscaling/v2beta1" && kind == "HorizontalPodAutoscaler":
+		convertMetrics(list(spec, "metrics"))
+	case version == "node.k8s.io/v1alpha1" && kind == "RuntimeClass":
+		convertRuntimeClass(o.Object)
+	case version == "resource.k8s.io/v1beta1" && kind == "ResourceClaim":
+		convertRequests(list(spec, "devices", "requests"))
+	case version == "resource.k8s.io/v1beta1" && kind == "ResourceClaimTemplate":
+		convertRequests(list(spec, "spec", "devices", "requests"))
 	case version == "networking.k8s.io/v1beta1" && kind == "Ingress" && spec != nil:
 		convertIngress(spec)
 	case version == "discovery.k8s.io/v1beta1" && kind == "EndpointSlice":

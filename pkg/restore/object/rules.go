@@ -296,16 +296,29 @@ var podKind = schema.GroupKind{Kind: "Pod"}
 // maxAnnotations is how many bytes the names and values of an object's annotations may have.
 const maxAnnotations = 256 << 10
 
+// ofBinding is how many of them the binding of a claim may need: Kubernetes writes the node, the
+// driver and that it is bound there.
+const ofBinding = 1 << 10
+
+// Room is how many bytes of further annotations the restore may write on an object.
+func Room(o *unstructured.Unstructured) int {
+	room := maxAnnotations
+	if o.GroupVersionKind().GroupKind() == (schema.GroupKind{Kind: "PersistentVolumeClaim"}) {
+		room -= ofBinding
+	}
+	for name, value := range o.GetAnnotations() {
+		room -= len(name) + len(value)
+	}
+	return room
+}
+
 // mark adds annotations by which the restore knows what it has made, as far as there is room.
 func (c *change) mark() {
 	annotations := maps.Clone(c.object.GetAnnotations())
 	if annotations == nil {
 		annotations = map[string]string{}
 	}
-	room := maxAnnotations
-	for name, value := range annotations {
-		room -= len(name) + len(value)
-	}
+	room := Room(c.object)
 	add := func(name, value string) {
 		if room -= len(name) + len(value); value != "" && room >= 0 {
 			annotations[name] = value
