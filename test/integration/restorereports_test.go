@@ -85,7 +85,7 @@ var reportedObjects = map[string]string{
 {apiVersion: v1, kind: Secret, metadata: {name: fixed, namespace: NS}, immutable: true, data: {version: MQ==}}
 ---
 {apiVersion: v1, kind: Secret, type: helm.sh/release.v1, metadata: {name: sh.helm.release.v1.app.v3, namespace: NS, labels: {owner: helm, name: app, version: "3", status: deployed}}, data: {release: SDRzSQ==}}`,
-	"a static volume of a file server": `{apiVersion: v1, kind: PersistentVolume, metadata: {name: NS-share, labels: {of: NS}}, spec: {capacity: {storage: 5Gi}, accessModes: [ReadWriteMany], persistentVolumeReclaimPolicy: Retain, storageClassName: "", nfs: {server: nfs.example.com, path: /share}, claimRef: {namespace: NS, name: share}}}
+	"a static volume of a file server": `{apiVersion: v1, kind: PersistentVolume, metadata: {name: NS-share, labels: {of: NS}}, spec: {capacity: {storage: 5Gi}, accessModes: [ReadWriteMany], persistentVolumeReclaimPolicy: Retain, nfs: {server: nfs.example.com, path: /share}, claimRef: {namespace: NS, name: share}}}
 ---
 {apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: share, namespace: NS}, spec: {accessModes: [ReadWriteMany], storageClassName: "", volumeName: NS-share, resources: {requests: {storage: 5Gi}}}}`,
 	"claims of a StatefulSet that owns them, larger than its template": `{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: data-db-0, namespace: NS, labels: {app: db, mine: "yes"}}, spec: {accessModes: [ReadWriteOnce], storageClassName: "", resources: {requests: {storage: 2Gi}}}}
@@ -96,7 +96,7 @@ var reportedObjects = map[string]string{
 	"claims made from what is gone": `{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: from-snapshot, namespace: NS}, spec: {accessModes: [ReadWriteOnce], storageClassName: "", resources: {requests: {storage: 1Gi}}, dataSource: {apiGroup: snapshot.storage.k8s.io, kind: VolumeSnapshot, name: gone}}}
 ---
 {apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: from-populator, namespace: NS}, spec: {accessModes: [ReadWriteOnce], storageClassName: "", resources: {requests: {storage: 1Gi}}, dataSourceRef: {apiGroup: pop.example.com, kind: Image, name: gone}}}`,
-	"pods with ephemeral volumes": `{apiVersion: v1, kind: Pod, metadata: {name: scratch, namespace: NS}, spec: {terminationGracePeriodSeconds: 0, containers: [{name: c, image: example.com/c, volumeMounts: [{name: work, mountPath: /w}]}],
+	"pods with ephemeral volumes": `{apiVersion: v1, kind: Pod, metadata: {name: scratch, namespace: NS}, spec: {terminationGracePeriodSeconds: 0, automountServiceAccountToken: false, containers: [{name: c, image: example.com/c, volumeMounts: [{name: work, mountPath: /w}]}],
   volumes: [{name: work, ephemeral: {volumeClaimTemplate: {spec: {accessModes: [ReadWriteOnce], storageClassName: "", resources: {requests: {storage: 1Gi}}}}}}]}}
 ---
 {apiVersion: apps/v1, kind: Deployment, metadata: {name: web, namespace: NS}, spec: {selector: {matchLabels: {app: web}}, template: {metadata: {labels: {app: web}}, spec: {terminationGracePeriodSeconds: 0, containers: [{name: c, image: example.com/c, volumeMounts: [{name: work, mountPath: /w}]}],
@@ -116,7 +116,7 @@ func TestRestoreOfReportedObjects(t *testing.T) {
 	createAll(t, ofOne(reportedDefinitions, words...))
 	all := []string{ofOne(`{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: CLAIM, namespace: LONG}, spec: {accessModes: [ReadWriteOnce], storageClassName: "", resources: {requests: {storage: 1Gi}}}}
 ---
-{apiVersion: v1, kind: Pod, metadata: {name: POD, namespace: LONG}, spec: {terminationGracePeriodSeconds: 0, containers: [{name: c, image: example.com/c, volumeMounts: [{name: VOLUME, mountPath: /d}]}], volumes: [{name: VOLUME, persistentVolumeClaim: {claimName: CLAIM}}]}}`,
+{apiVersion: v1, kind: Pod, metadata: {name: POD, namespace: LONG}, spec: {terminationGracePeriodSeconds: 0, automountServiceAccountToken: false, containers: [{name: c, image: example.com/c, volumeMounts: [{name: VOLUME, mountPath: /d}]}], volumes: [{name: VOLUME, persistentVolumeClaim: {claimName: CLAIM}}]}}`,
 		"LONG", long, "CLAIM", strings.Repeat("c", 253), "POD", strings.Repeat("p", 253), "VOLUME", strings.Repeat("v", 63))}
 	for _, text := range reportedObjects {
 		all = append(all, ofOne(text, words...))
@@ -177,6 +177,7 @@ func TestRestoreOfReportedObjects(t *testing.T) {
 			return nil
 		})
 	}
+	createAll(t, parent) // which a backup of namespaces does not hold
 	run := restored(t, restoreRun(backup, labtest.Name("reports"), v1alpha1.RestoreSpec{RestoreStatus: &v1alpha1.RestoreStatusSpec{IncludedResources: []string{"flows"}}}))
 	want(t, run, v1alpha1.RestorePhaseCompleted, "its finalizer work.example.com/archive is left out")
 	for _, o := range parseAll(t, reported) {
