@@ -16,42 +16,26 @@ import (
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
-	"k8s.io/client-go/metadata"
-	"k8s.io/client-go/metadata/metadatainformer"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
-	"github.com/holdfast-io/holdfast/pkg/clustercache"
-	"github.com/holdfast-io/holdfast/pkg/controllers/backupdeletion"
-	"github.com/holdfast-io/holdfast/pkg/controllers/backupexpiration"
-	"github.com/holdfast-io/holdfast/pkg/controllers/backupqueue"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backuprun"
 	"github.com/holdfast-io/holdfast/pkg/controllers/clusteridentity"
 	"github.com/holdfast-io/holdfast/pkg/controllers/expiry"
-	"github.com/holdfast-io/holdfast/pkg/controllers/leftovers"
-	"github.com/holdfast-io/holdfast/pkg/controllers/repository"
 	"github.com/holdfast-io/holdfast/pkg/controllers/runretention"
-	"github.com/holdfast-io/holdfast/pkg/controllers/storagelocation"
-	"github.com/holdfast-io/holdfast/pkg/controllers/volumedeletion"
 	"github.com/holdfast-io/holdfast/pkg/format"
-	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
-	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/hostpath"
 	"github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
-	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/maintenance"
 	"github.com/holdfast-io/holdfast/pkg/queue"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
@@ -267,303 +251,41 @@ func (o *controllerOptions) run(ctx context.Context) error {
 func (o *controllerOptions) work(ctx context.Context, config *rest.Config, identity string, leads func(context.Context) error, logs *runlog.Logs) error {
 	config = rest.CopyConfig(config)
 	config.Wrap(liveness.Fence)
-	kube, err := kubernetes.NewForConfig(config)
+	c, err := o.newControllerContext(ctx, config, identity, leads, logs)
 	if err != nil {
 		return err
 	}
-	engine, err := engineclient.NewForConfig(config)
-	if err != nil {
-		return err
-	}
-	reading := rest.CopyConfig(config)
-	reading.NegotiatedSerializer = scheme.Codecs.WithoutConversion()
-	client, err := rest.UnversionedRESTClientFor(reading)
-	if err != nil {
-		return err
-	}
-	served, err := clustercache.NewResources(config)
-	if err != nil {
-		return err
-	}
-	cluster, err := backuprun.Cluster(ctx, kube, o.client.namespace)
-	if err != nil {
-		return err
-	}
-	configMaps := kube.CoreV1().ConfigMaps(o.client.namespace)
-	if cluster.Key, err = clusteridentity.Key(ctx, kube.CoreV1().Secrets(o.client.namespace)); err != nil {
-		return err
-	}
-	engineFactory := engineinformers.NewSharedInformerFactoryWithOptions(engine, 0, engineinformers.WithNamespace(o.client.namespace),
-		engineinformers.WithTransform(clustercache.Trimmed))
-	objects := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithTransform(clustercache.Named))
-	ledger := clustercache.ConfigMap(kube, o.client.namespace, records.LedgerName)
-	published := clustercache.ConfigMap(kube, o.client.namespace, clusteridentity.ConfigMapName)
-	agentsNamespace := enginev1alpha1.AgentsNamespace(o.client.namespace)
-	agentLeases := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithNamespace(agentsNamespace), informers.WithTransform(clustercache.Trimmed),
-		informers.WithTweakListOptions(func(options *metav1.ListOptions) { options.LabelSelector = liveness.AgentLabels }))
-	// Of nodes only the names matter, and the rest is large and changes all the time.
-	names, err := metadata.NewForConfig(config)
-	if err != nil {
-		return err
-	}
-	nodes := metadatainformer.NewSharedInformerFactoryWithOptions(names, 0, metadatainformer.WithTransform(clustercache.Named))
-	agents, err := liveness.NewAgents(agentLeases.Coordination().V1().Leases().Informer(),
-		nodes.ForResource(corev1.SchemeGroupVersion.WithResource("nodes")).Informer(), clock.RealClock{})
-	if err != nil {
-		return err
-	}
-	agents.RegisterMetrics()
-	engineRecords := engineFactory.Engine().V1alpha1()
-	credentials := kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(o.client.namespace))
-	keys := kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(o.client.namespace))
-
-	broadcaster := newBroadcaster(kube)
+	broadcaster := newBroadcaster(c.kube)
 	// Also of what goes on for a while when the process is told to stop.
 	if err := broadcaster.StartRecordingToSinkWithContext(context.WithoutCancel(ctx)); err != nil {
 		return err
 	}
 	defer broadcaster.Shutdown()
-	recorder := broadcaster.NewRecorder(scheme.Scheme, "holdfast-controller")
+	c.events = broadcaster.NewRecorder(scheme.Scheme, "holdfast-controller")
 
-	theQueue, err := backupqueue.New(backupqueue.Config{
-		Namespace:         o.client.namespace,
-		Limits:            o.limits,
-		Identity:          identity,
-		Leads:             leads,
-		Runs:              engine.EngineV1alpha1().BackupRuns(o.client.namespace),
-		Restores:          engine.EngineV1alpha1().RestoreRuns(o.client.namespace),
-		ConfigMaps:        configMaps,
-		Events:            recorder,
-		Clock:             clock.RealClock{},
-		RunInformer:       engineRecords.BackupRuns(),
-		RestoreInformer:   engineRecords.RestoreRuns(),
-		LocationInformer:  engineRecords.StorageLocations(),
-		NamespaceInformer: objects.Core().V1().Namespaces(),
-		LedgerInformer:    ledger.Core().V1().ConfigMaps(),
-	})
-	if err != nil {
-		return err
+	var runs []func(context.Context)
+	for _, controller := range controllers {
+		run, err := controller.new(ctx, c)
+		if err != nil {
+			return fmt.Errorf("the controller %s: %w", controller.name, err)
+		}
+		runs = append(runs, run)
 	}
-	locations, err := storagelocation.New(storagelocation.Config{
-		Locations:        engine.EngineV1alpha1(),
-		Secrets:          credentials,
-		ClusterUID:       cluster.UID,
-		Identity:         identity,
-		Before:           liveness.Before(ctx),
-		Events:           recorder,
-		Clock:            clock.RealClock{},
-		LocationInformer: engineRecords.StorageLocations(),
-	})
-	if err != nil {
-		return err
+	for _, factory := range c.informers {
+		factory.StartWithContext(ctx)
 	}
-	checkLocation := func(ctx context.Context, name string) error {
-		return locations.Check(ctx, cache.ObjectName{Namespace: o.client.namespace, Name: name})
-	}
-	holdLocation := func(ctx context.Context, name string, reason error) (*enginev1alpha1.StorageLocation, error) {
-		return locations.Hold(ctx, cache.ObjectName{Namespace: o.client.namespace, Name: name}, reason)
-	}
-	runs, err := backuprun.New(backuprun.Config{
-		Namespace:        o.client.namespace,
-		ClusterUID:       cluster.UID,
-		Workers:          o.limits[queue.Backup],
-		Identity:         identity,
-		VolumeTimeout:    o.volumeTimeout,
-		Timeout:          o.backupTimeout,
-		AgentTimeout:     o.agentTimeout,
-		ResumeInProgress: o.resume,
-		Agents:           agents,
-		Leads:            leads,
-		Queue:            theQueue,
-		Engine:           engine.EngineV1alpha1(),
-		ConfigMaps:       configMaps,
-		Executor: &backuprun.Executor{
-			Discovery:     served,
-			Client:        client,
-			Secrets:       credentials,
-			Locations:     engineRecords.StorageLocations().Lister().StorageLocations(o.client.namespace),
-			Cluster:       cluster,
-			Clock:         clock.RealClock{},
-			Pods:          &backuprun.PodsClient{Kube: kube, Config: config},
-			Kube:          kube,
-			BlockWorkers:  o.blockWorkers,
-			HookTime:      o.hookTime,
-			Timeout:       o.backupTimeout,
-			HostPathRoots: o.hostPathRoots,
-			Leads:         leads,
-			Logs:          logs,
-		},
-		HoldLocation:     holdLocation,
-		Events:           recorder,
-		Clock:            clock.RealClock{},
-		RunInformer:      engineRecords.BackupRuns(),
-		LocationInformer: engineRecords.StorageLocations(),
-		VolumeInformer:   engineRecords.VolumeUploads(),
-	})
-	if err != nil {
-		return err
-	}
-	retention, err := runretention.New(engine.EngineV1alpha1(), engineRecords.BackupRuns(), clock.RealClock{}, o.runRetention)
-	if err != nil {
-		return err
-	}
-	restoreRetention, err := runretention.NewRestores(engine.EngineV1alpha1(), engineRecords.RestoreRuns(), clock.RealClock{}, o.restoreRetention)
-	if err != nil {
-		return err
-	}
-	repositories, err := repository.New(repository.Config{
-		Namespace:          o.client.namespace,
-		Cluster:            cluster,
-		Repositories:       engine.EngineV1alpha1(),
-		Secrets:            credentials,
-		Keys:               keys,
-		Events:             recorder,
-		Clock:              clock.RealClock{},
-		RepositoryInformer: engineRecords.VolumeRepositories(),
-		LocationInformer:   engineRecords.StorageLocations(),
-	})
-	if err != nil {
-		return err
-	}
-	known, err := knownKeys(ctx, configMaps, cluster)
-	if err != nil {
-		return err
-	}
-	expirations, err := backupexpiration.New(backupexpiration.Config{
-		Namespace:        o.client.namespace,
-		Cluster:          cluster,
-		Keys:             known,
-		Changes:          engine.EngineV1alpha1().ExpirationChanges(o.client.namespace),
-		Secrets:          credentials,
-		Events:           recorder,
-		Clock:            clock.RealClock{},
-		ChangeInformer:   engineRecords.ExpirationChanges(),
-		LocationInformer: engineRecords.StorageLocations(),
-	})
-	if err != nil {
-		return err
-	}
-	restoredVolumes, err := o.restoreVolumes(config, kube, engine.EngineV1alpha1(), engineRecords, repositories, agents)
-	if err != nil {
-		return err
-	}
-	restores, err := o.restores(restoreDependencies{
-		config: config, kube: kube, engine: engine.EngineV1alpha1(), records: engineRecords, client: client, cluster: cluster, keys: known,
-		identity: identity, leads: leads, queue: theQueue, configMaps: configMaps, credentials: credentials, holdLocation: holdLocation, recorder: recorder, volumes: restoredVolumes, logs: logs,
-	})
-	if err != nil {
-		return err
-	}
-	deletions, err := backupdeletion.New(backupdeletion.Config{
-		Namespace:  o.client.namespace,
-		Runs:       engine.EngineV1alpha1(),
-		Restores:   engine.EngineV1alpha1(),
-		Changes:    engine.EngineV1alpha1(),
-		Secrets:    credentials,
-		ClusterUID: cluster.UID,
-		Keys:       known,
-		EnsureRepository: func(ctx context.Context, namespace, location string) error {
-			return repository.EnsureRecord(ctx, engine.EngineV1alpha1().VolumeRepositories(o.client.namespace), namespace, location)
-		},
-		CheckLocation:      checkLocation,
-		Events:             recorder,
-		Clock:              clock.RealClock{},
-		RunInformer:        engineRecords.BackupRuns(),
-		LocationInformer:   engineRecords.StorageLocations(),
-		RepositoryInformer: engineRecords.VolumeRepositories(),
-		ChangeInformer:     engineRecords.ExpirationChanges(),
-	})
-	if err != nil {
-		return err
-	}
-	volumeDeletions, err := volumedeletion.New(volumedeletion.Config{
-		Namespace: o.client.namespace,
-		Cluster:   cluster,
-		Keys:      known,
-		Deletions: engine.EngineV1alpha1().VolumeDeletions(o.client.namespace),
-		Changes:   engine.EngineV1alpha1().ExpirationChanges(o.client.namespace),
-		Restores:  engine.EngineV1alpha1().RestoreRuns(o.client.namespace),
-		Secrets:   credentials,
-		EnsureRepository: func(ctx context.Context, namespace, location string) error {
-			return repository.EnsureRecord(ctx, engine.EngineV1alpha1().VolumeRepositories(o.client.namespace), namespace, location)
-		},
-		Events:           recorder,
-		Clock:            clock.RealClock{},
-		DeletionInformer: engineRecords.VolumeDeletions(),
-		LocationInformer: engineRecords.StorageLocations(),
-	})
-	if err != nil {
-		return err
-	}
-	backups, err := expiry.NewBackups(config)
-	if err != nil {
-		return err
-	}
-	tidying, err := leftovers.New(leftovers.Config{
-		Namespace:        o.client.namespace,
-		ClusterUID:       cluster.UID,
-		Runs:             engine.EngineV1alpha1().BackupRuns(o.client.namespace),
-		Restores:         engine.EngineV1alpha1().RestoreRuns(o.client.namespace),
-		Secrets:          credentials,
-		Events:           recorder,
-		Clock:            clock.RealClock{},
-		LocationInformer: engineRecords.StorageLocations(),
-	})
-	if err != nil {
-		return err
-	}
-	expiries, err := expiry.New(expiry.Config{
-		Namespace: o.client.namespace,
-		Interval:  o.expiry.interval,
-		KeepLast:  o.expiry.keepLast,
-		Percent:   o.expiry.percent,
-		CheckClock: func(ctx context.Context, record *enginev1alpha1.StorageLocation) error {
-			return location.CheckClock(ctx, credentials, record, clock.RealClock{})
-		},
-		Backups:           backups,
-		Engine:            engine.EngineV1alpha1(),
-		Events:            recorder,
-		Clock:             clock.RealClock{},
-		NamespaceInformer: objects.Core().V1().Namespaces(),
-		LocationInformer:  engineRecords.StorageLocations(),
-	})
-	if err != nil {
-		return err
-	}
-	identities, err := clusteridentity.New(cluster, configMaps, published.Core().V1().ConfigMaps().Informer(), clock.RealClock{})
-	if err != nil {
-		return err
-	}
-	indexes, err := newIndexes(o.client.namespace, cluster, known, credentials, engineRecords)
-	if err != nil {
-		return err
-	}
-	maintenances, startJobs, stopJobs, err := o.maintenance.controller(kube, engine.EngineV1alpha1(), engineRecords, o.client.namespace, recorder)
-	if err != nil {
-		return err
-	}
-	startJobs(ctx)
-	defer stopJobs()
-	engineFactory.StartWithContext(ctx)
-	objects.StartWithContext(ctx)
-	ledger.StartWithContext(ctx)
-	agentLeases.StartWithContext(ctx)
-	nodes.Start(ctx.Done())
-	published.StartWithContext(ctx)
 	klog.FromContext(ctx).Info("Controllers start", "identity", identity, "concurrentBackups", o.limits[queue.Backup], "concurrentRestores", o.limits[queue.Restore])
 	var running sync.WaitGroup
-	for _, run := range []func(context.Context){runs.Run, restores.Run, retention.Run, restoreRetention.Run, locations.Run, repositories.Run, deletions.Run, identities.Run, maintenances.Run, expiries.Run, tidying.Run, expirations.Run, volumeDeletions.Run, restoredVolumes.Run, indexes.Run} {
+	for _, run := range runs {
 		running.Go(func() { run(ctx) })
 	}
-	running.Go(func() { theQueue.Run(ctx, runs, restores) })
-	running.Go(func() { agents.Run(ctx, kube.CoordinationV1().Leases(agentsNamespace)) })
+	running.Go(func() {
+		c.agents.Run(ctx, c.kube.CoordinationV1().Leases(enginev1alpha1.AgentsNamespace(o.client.namespace)))
+	})
 	running.Wait()
-	agentLeases.Shutdown()
-	nodes.Shutdown()
-	engineFactory.Shutdown()
-	objects.Shutdown()
-	ledger.Shutdown()
-	published.Shutdown()
+	for _, factory := range c.informers {
+		factory.Shutdown()
+	}
 	return nil
 }
 

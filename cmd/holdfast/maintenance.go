@@ -89,11 +89,11 @@ func (o *maintenanceOptions) resources() (all maintenance.Resources, err error) 
 	return all, err
 }
 
-// controller makes the controller of maintenances, and what starts and ends its informers.
-func (o *maintenanceOptions) controller(kube kubernetes.Interface, engine engineclient.EngineV1alpha1Interface, records engineinformers.Interface, system string, recorder events.EventRecorder) (c *maintenance.Controller, start func(context.Context), shutdown func(), err error) {
+// controller makes the controller of maintenances, and its informers.
+func (o *maintenanceOptions) controller(kube kubernetes.Interface, engine engineclient.EngineV1alpha1Interface, records engineinformers.Interface, system string, recorder events.EventRecorder) (c *maintenance.Controller, factories []startable, err error) {
 	resources, err := o.resources()
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, nil, err
 	}
 	namespace := enginev1alpha1.MaintenanceNamespace(system)
 	jobs := informers.NewSharedInformerFactoryWithOptions(kube, 0, informers.WithNamespace(namespace), informers.WithTransform(clustercache.Trimmed))
@@ -121,15 +121,7 @@ func (o *maintenanceOptions) controller(kube kubernetes.Interface, engine engine
 		config.ConfigMaps = configMaps.Core().V1().ConfigMaps().Informer()
 	}
 	c, err = maintenance.New(config)
-	start = func(ctx context.Context) {
-		jobs.StartWithContext(ctx)
-		configMaps.StartWithContext(ctx)
-	}
-	shutdown = func() {
-		jobs.Shutdown()
-		configMaps.Shutdown()
-	}
-	return c, start, shutdown, err
+	return c, []startable{jobs, configMaps}, err
 }
 
 // logFlags are those of some arguments that say what is logged.
