@@ -30,18 +30,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kopia has no place for extended attributes, among which are access control lists and
-// the capabilities of programs, nor for which names are of one file. They are kept in a
-// snapshot of their own beside that of the volume: one file of JSON, a line for each
-// file or folder that has some. The tag tagExtras of the volume's snapshot has its id.
-// A volume without any has none. Kopia's own tools and Velero restore the volume as if
-// it were not there.
+// Kopia stores no extended attributes, such as access control lists and capabilities, and no hard links.
+// These extras are in a second snapshot: one file of JSON, a line for each file or folder that has some.
+// The tag tagExtras of the volume's snapshot has its id. A volume without extras has no second snapshot.
+// Kopia's own tools and Velero restore the volume without it.
 
-// extra is what a line says besides its path.
+// extra is the content of a line, without its path.
 type extra struct {
 	// Attributes by name.
 	Attributes map[string][]byte `json:"attributes,omitempty"`
-	// Link is the same number for all names of a file that has several.
+	// Link is the same number for all names of a file.
 	Link int `json:"link,omitempty"`
 
 	line int // number of its line, where that is known
@@ -55,28 +53,26 @@ type extraLine struct {
 }
 
 const (
-	// tagExtras holds the id of the snapshot with what Kopia has no place for.
+	// tagExtras holds the id of the snapshot with the extras.
 	tagExtras = "holdfast.io/extras"
 	// extrasSource begins the paths of the sources of such snapshots.
 	extrasSource = "holdfast-extras"
 )
 
-// isKept says which attributes are kept. The others belong to the node and not to the
-// volume: labels that its security modules give anew, what its kernel signs with keys of
-// its own, and what file systems note for themselves.
+// isKept reports whether an attribute belongs to the volume. Others belong to the node: labels of
+// security modules, signatures of the kernel, and notes of file systems.
 func isKept(attribute string) bool {
 	return strings.HasPrefix(attribute, "user.") || strings.HasPrefix(attribute, "system.") || attribute == "security.capability"
 }
 
-// extras collects what Kopia has no place for, while a volume is walked. Its memory follows the
-// number of files that have some, packed, within most bytes.
+// extras collects the extras while a volume is walked, packed, within most bytes.
 type extras struct {
 	notes *notes
 	most  int64
 
 	mu     sync.Mutex
 	device uint64 // of the volume's root
-	// open are the lines that are not packed yet, and starts where each begins.
+	// open has the lines that are not packed yet, and starts their begins.
 	open   []byte
 	starts []int
 	runs   []*packed
@@ -84,25 +80,24 @@ type extras struct {
 }
 
 const (
-	// runBytes is how much of the lines is sorted and packed at once.
+	// runBytes is how many bytes of lines are sorted and packed at once.
 	runBytes = 4 << 20
-	// looseExtras is what lines take beside those that are packed: a run with what sorts it while a
-	// volume is walked, and those of a batch while it is restored.
+	// looseExtras bounds the unpacked lines: a run while a volume is walked, a batch in a restore.
 	looseExtras = 2 * runBytes
 )
 
-// errExtras: it is better that one volume fails than that the agent has no memory for any.
+// errExtras fails one volume, so that the agent has memory for the others.
 var errExtras = errors.New("remove those that nobody needs, or divide what it has among several volumes")
 
 func newExtras(notes *notes) *extras {
 	return &extras{notes: notes, most: unboundedExtras}
 }
 
-// folderPath is how a folder that is open can be reached by name, wherever it is by now.
+// folderPath returns a path of an open folder that stays valid when the folder moves.
 func folderPath(folder int) string { return "/proc/self/fd/" + strconv.Itoa(folder) }
 
-// observe takes note of a file or folder, by its name in a folder that is open, and by the path
-// of that in the volume. The names of its attributes are read into space.
+// observe collects the extras of a file or folder, by its name in an open folder, and the folder's path
+// in the volume. space is a buffer for names of attributes.
 func (x *extras) observe(folder int, name, in string, space []byte, stat *unix.Stat_t) error {
 	kind := stat.Mode & unix.S_IFMT
 	if x == nil || kind != unix.S_IFREG && kind != unix.S_IFDIR {
@@ -141,8 +136,8 @@ func (x *extras) observe(folder int, name, in string, space []byte, stat *unix.S
 	return x.add(rel, found)
 }
 
-// number is the same for all names of a file, and in each backup of a volume: a device may have
-// another number when it is mounted again.
+// number is the same for all names of a file, and in each backup of a volume. So it does not depend on
+// the device, whose number may change with a mount.
 func (x *extras) number(stat *unix.Stat_t) int {
 	if uint64(stat.Dev) == x.device {
 		return int(stat.Ino)
@@ -152,7 +147,7 @@ func (x *extras) number(stat *unix.Stat_t) int {
 	return int(sum.Sum64())
 }
 
-// add takes what was found of a path.
+// add adds the extras of a path.
 func (x *extras) add(rel string, found extra) error {
 	if len(found.Attributes) == 0 && found.Link == 0 {
 		return nil
@@ -171,7 +166,7 @@ func (x *extras) add(rel string, found extra) error {
 	return x.packLocked()
 }
 
-// packLocked makes a run of the lines that are not packed yet.
+// packLocked makes a run of the open lines.
 func (x *extras) packLocked() error {
 	slices.SortStableFunc(x.starts, func(a, b int) int {
 		one, _, _ := bytes.Cut(x.open[a:], []byte{0})
@@ -197,14 +192,13 @@ func (x *extras) packLocked() error {
 	return nil
 }
 
-// noListAt is set where the kernel, or who guards it, does not know listxattrat.
+// noListAt is set where listxattrat is missing or forbidden.
 var noListAt atomic.Bool
 
-// listAttributes writes the names of the attributes of a file or folder into b, of a link
-// its own.
+// listAttributes writes the names of the attributes of a file, folder or link into b.
 func listAttributes(folder int, name string, b []byte) (int, error) {
 	if !noListAt.Load() {
-		// By its path in /proc it takes several times as long, for each file of a volume.
+		// Paths in /proc take several times as long.
 		at, err := unix.BytePtrFromString(name)
 		if err != nil {
 			return 0, err
@@ -223,11 +217,11 @@ func listAttributes(folder int, name string, b []byte) (int, error) {
 	return unix.Llistxattr(folderPath(folder)+"/"+name, b)
 }
 
-// namesSpace is how many bytes of names of attributes are enough, save for few files.
+// namesSpace suffices for the names of attributes of most files.
 const namesSpace = 1024
 
-// readAttributes returns the attributes of a file or folder that are kept, of a link its
-// own. A file system without attributes has none. Their names are read into space.
+// readAttributes returns the kept attributes of a file, folder or link. A file system without attributes
+// has none. space is a buffer for names.
 func readAttributes(folder int, name string, space []byte) (map[string][]byte, error) {
 	names, err := grown(space, func(b []byte) (int, error) { return listAttributes(folder, name, b) })
 	if errors.Is(err, unix.ENOTSUP) {
@@ -236,7 +230,7 @@ func readAttributes(folder int, name string, space []byte) (map[string][]byte, e
 	if err != nil || len(names) == 0 {
 		return nil, err
 	}
-	// In it no other than the last link is the volume's.
+	// Only the last element can be a link of the volume.
 	at := folderPath(folder) + "/" + name
 	attributes := map[string][]byte{}
 	for name := range strings.SplitSeq(strings.TrimSuffix(string(names), "\x00"), "\x00") {
@@ -256,16 +250,16 @@ func readAttributes(folder int, name string, space []byte) (map[string][]byte, e
 	return attributes, nil
 }
 
-// attributes returns those of a folder that is open that are kept.
+// attributes returns the kept attributes of an open folder.
 func (h handle) attributes() (map[string][]byte, error) {
 	defer h.calls.begin().end()
 	return readAttributes(h.fd, ".", make([]byte, namesSpace))
 }
 
-// attributeSize is the most that Linux lets names or a value have, in bytes.
+// attributeSize is Linux's bound of the names, and of a value.
 const attributeSize = 64 << 10
 
-// grown calls read with more space if some is not enough.
+// grown calls read again with more space.
 func grown(space []byte, read func([]byte) (int, error)) ([]byte, error) {
 	n := 0
 	once := func() (err error) { n, err = read(space); return err }
@@ -280,7 +274,7 @@ func grown(space []byte, read func([]byte) (int, error)) ([]byte, error) {
 	return space[:n], nil
 }
 
-// lines calls do with what was collected, in the order of paths.
+// lines calls do for each collected line, in the order of paths.
 func (x *extras) lines(do func(path, known []byte) error) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -292,8 +286,7 @@ func (x *extras) lines(do func(path, known []byte) error) error {
 	return merge(x.runs, do)
 }
 
-// save stores what was collected beside the snapshot of a volume, which it gives the tag
-// that says so.
+// save stores the extras beside the snapshot of a volume, and tags that.
 func (x *extras) save(ctx context.Context, w repo.RepositoryWriter, of *snapshot.Manifest, tags map[string]string) error {
 	if len(x.runs) == 0 && len(x.starts) == 0 {
 		return nil
@@ -339,12 +332,11 @@ func (x *extras) save(ctx context.Context, w repo.RepositoryWriter, of *snapshot
 	return nil
 }
 
-// errNoExtras: the repository lacks what the tag of a snapshot names.
+// errNoExtras: the repository lacks the snapshot that tagExtras names.
 var errNoExtras = errors.New("the extended attributes and hard links of the snapshot are gone from the repository")
 
-// loadExtras reads what was saved beside a snapshot; nil if nobody has looked for any, as Velero
-// does not. What most bytes of memory do not hold is left out, with a note: the files come back
-// without it.
+// loadExtras reads the extras of a snapshot; nil for a snapshot without the tag, as Velero's. Extras
+// beyond most bytes are left out, with a note.
 func loadExtras(ctx context.Context, r repo.Repository, of *snapshot.Manifest, most int64, notes *notes) (*packed, error) {
 	id := of.Tags[tagExtras]
 	if id == "" {

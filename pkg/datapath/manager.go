@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// Manager runs the volume work of one node: no more than its limit at once, in an order
-// that is fair to runs (docs/node-agent.md). Waiting work starts when a slot becomes
-// free, and at no other moment is anything done. It is safe for concurrent use.
+// Manager runs the volume work of one node: at most its limit at once, in an order that is fair to runs
+// (docs/node-agent.md). Waiting work starts when a slot becomes free, without polling. It is safe for
+// concurrent use.
 type Manager struct {
 	ctx    context.Context // ends when the manager is stopped
 	cancel context.CancelFunc
@@ -28,15 +28,15 @@ type Manager struct {
 	jobs    map[string]*job // by key: waiting and running
 }
 
-// NewManager returns a manager with a limit. Work gets a context derived from ctx, of whose Memory
-// each has turns of its own; so no two managers have the same one.
+// NewManager returns a manager with a limit. Work gets a context from ctx, with turns of its own of the
+// Memory of ctx; no two managers share a Memory.
 func NewManager(ctx context.Context, limit int) *Manager {
 	ctx, cancel := context.WithCancel(ctx)
 	return &Manager{ctx: ctx, cancel: cancel, limit: limit, memory: MemoryOf(ctx), jobs: map[string]*job{}}
 }
 
-// Submit queues work. It returns false, and does nothing, if work of its key waits or
-// runs already, or if the manager is stopped.
+// Submit queues work. It returns false, and does nothing, if work of the key waits or runs, or the
+// manager is stopped.
 func (m *Manager) Submit(work Work) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -50,8 +50,8 @@ func (m *Manager) Submit(work Work) bool {
 	return true
 }
 
-// Cancel drops the work of a key if it waits, and ends its context if it runs.
-// It returns whether the work goes on until it has noticed.
+// Cancel drops waiting work of a key, or ends the context of running work. It reports whether the work
+// still runs.
 func (m *Manager) Cancel(key string) (running bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -68,8 +68,7 @@ func (m *Manager) Cancel(key string) (running bool) {
 	return false
 }
 
-// SetLimit changes how much runs at once. What runs already goes on; zero starts
-// nothing more.
+// SetLimit changes the limit. Running work goes on; zero starts nothing more.
 func (m *Manager) SetLimit(limit int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -77,29 +76,29 @@ func (m *Manager) SetLimit(limit int) {
 	m.startLocked()
 }
 
-// Load is what a manager has to do.
+// Load is the work of a manager.
 type Load struct {
 	// Limit of work running at once.
 	Limit int
 	// Running and Waiting work of each class, by Class.
 	Running, Waiting [classes]int
-	// WaitingSince is when the oldest of what waits was asked for: zero if nothing waits.
+	// WaitingSince is the time of the oldest waiting request; zero if none waits.
 	WaitingSince time.Time
-	// Moved is how many bytes all work has moved so far.
+	// Moved counts the bytes of all work so far.
 	Moved int64
 }
 
-// Progress returns one that counts for the manager, too.
+// Progress returns a Progress that also counts for the manager.
 func (m *Manager) Progress() *Progress { return &Progress{all: &m.moved} }
 
-// Load returns what there is to do now.
+// Load returns the present work.
 func (m *Manager) Load() Load {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return Load{Limit: m.limit, Running: m.running, Waiting: m.waiting.lengths(), WaitingSince: m.waiting.oldest(), Moved: m.moved.Load()}
 }
 
-// Stop drops what waits, cancels what runs, and returns when nothing runs any more.
+// Stop drops waiting work, cancels running work, and returns after its end.
 func (m *Manager) Stop() {
 	m.mu.Lock()
 	m.stopped = true
@@ -113,7 +112,7 @@ func (m *Manager) Stop() {
 
 // startLocked starts waiting work while there are slots.
 func (m *Manager) startLocked() {
-	// What runs goes on where the limit is less by now, and nothing begins beyond both.
+	// After a lower limit, running work still needs its turns.
 	m.memory.reserve(max(m.limit, total(m.running)))
 	for total(m.running) < m.limit {
 		j := m.waiting.pop()

@@ -9,53 +9,47 @@ import (
 	"sync"
 )
 
-// What the parts of the work take in memory at most.
+// The maximum memory of each part of the work.
 const (
-	// processMemory is for the process itself: what it knows of the cluster, and the
-	// indexes of repositories.
+	// processMemory is for the process itself: its informers, and the indexes of repositories.
 	processMemory = 128 << 20
-	// volumeMemory is for a volume that is moved: the packs that are being filled, or the entries of
-	// a batch that is restored.
+	// volumeMemory is for a volume in work: the packs of an upload, or a batch of a restore.
 	volumeMemory = 40 << 20
-	// fileMemory is for a file that is read or written: a chunk of 8 MiB as it is, packed
-	// and encrypted, and a pack of 20 MB that it has filled, or lies in.
+	// fileMemory is for an open file: a chunk of 8 MiB, plain, packed and encrypted, and a pack
+	// of 20 MB.
 	fileMemory = 48 << 20
-	// indexMemory is for the indexes of a repository that is open. As many are as volumes are
-	// moved, and a few more.
+	// indexMemory is for the indexes of an open repository. There are a few more than volumes in
+	// work.
 	indexMemory = 8 << 20
 )
 
-// Memory divides what a process may take among its work. Half of it is for the files that
-// are read or written at once, of whichever volume; the rest for the volumes, and for the
-// packs that restores keep.
+// Memory divides the memory of a process among its work. Half of it is for open files of all volumes, the
+// rest for the volumes, and for the packs of restores.
 //
-// A file has a turn, from before it is opened until it is closed. Each volume that a Manager
-// moves has one turn of its own, which no other volume takes: one whose files hang holds its
-// own turn, and what there is of the others, and all other volumes go on. The others are
-// shared, in the order in which they are asked for.
+// A file has a turn while it is open. Each volume of a Manager has one turn of its own, so that a volume
+// whose files hang stops no other. The other turns are shared, first come, first served.
 type Memory struct {
-	// Volumes is how many may be moved at once.
+	// Volumes is how many volumes may be in work at once.
 	Volumes int
 	files   int64
 	packs   int64
 	extras  int64
 
 	mu sync.Mutex
-	// reserved is how many turns are volumes' own, one for each that may be moved at once. When
-	// it grows, more than files may have turns until enough of the shared ones are given back.
+	// reserved counts the volumes' own turns. When it grows, there may be too many turns until
+	// shared ones are returned.
 	reserved int64
-	// taken is how many of the shared turns are in use, and indexed those in whose place
-	// indexes are.
+	// taken counts the shared turns in use, and indexed those that indexes replace.
 	taken, indexed int64
-	// unmanaged is that of all work that no manager runs.
+	// unmanaged is the share of all work without a manager.
 	unmanaged share
 	waiting   list.List // of *turns, in the order in which they were asked for
 }
 
-// share is what a volume has of the turns. The first of those that it holds is its own.
+// share counts the turns of a volume. The first one is its own.
 type share struct{ held int64 }
 
-// turns is what is asked for: that of a file, or those that indexes take.
+// turns is a request: one turn of a file, or the turns that indexes replace.
 type turns struct {
 	of      *share // whose file it is; nil for indexes
 	indexes int64  // how many they take, if there are as many; 0 for a file
@@ -63,8 +57,7 @@ type turns struct {
 	count   int64 // of those that were granted
 }
 
-// NewMemory returns what may be taken of limit bytes. Something can always be moved, so that
-// less than 256 MiB is no bound.
+// NewMemory divides limit bytes. Less than 256 MiB is no bound, so that some work is always possible.
 func NewMemory(limit int64) *Memory {
 	rest := max(limit-processMemory, 0)
 	m := &Memory{Volumes: int(max(1, rest/4/volumeMemory)), files: max(1, rest/2/fileMemory), reserved: 1}
@@ -75,12 +68,12 @@ func NewMemory(limit int64) *Memory {
 
 type memoryKey struct{}
 
-// WithMemory has the work of a context keep to m.
+// WithMemory binds the work of a context to m.
 func WithMemory(ctx context.Context, m *Memory) context.Context {
 	return context.WithValue(ctx, memoryKey{}, m)
 }
 
-// MemoryOf is what the work of a context keeps to; nil is no bound.
+// MemoryOf returns the Memory of a context; nil is no bound.
 func MemoryOf(ctx context.Context) *Memory {
 	m, _ := ctx.Value(memoryKey{}).(*Memory)
 	return m
@@ -88,12 +81,12 @@ func MemoryOf(ctx context.Context) *Memory {
 
 type shareKey struct{}
 
-// withShare has the files of a context be those of a volume that has turns of its own.
+// withShare gives the files of a context turns of their own.
 func withShare(ctx context.Context) context.Context {
 	return context.WithValue(ctx, shareKey{}, new(share))
 }
 
-// reserve says how many volumes may be moved at once.
+// reserve sets how many volumes may be in work at once.
 func (m *Memory) reserve(volumes int) {
 	if m == nil {
 		return
@@ -104,8 +97,8 @@ func (m *Memory) reserve(volumes int) {
 	m.grantLocked()
 }
 
-// file waits until a file may be read or written, and returns what ends that. The end of
-// ctx does, too: a read that hangs must not take the turn of others.
+// file waits for the turn of a file, and returns a function that ends it. The end of ctx ends it too: a
+// read that hangs must not keep the turn.
 func (m *Memory) file(ctx context.Context) (done func(), err error) {
 	if m == nil {
 		return func() {}, nil
@@ -122,9 +115,9 @@ func (m *Memory) file(ctx context.Context) (done func(), err error) {
 	return func() { stop(); release() }, nil
 }
 
-// Indexes waits until the indexes of a repository may take so many bytes, and returns what
-// ends that; nil if that needs no end, since there is room for indexes of that size. Others
-// take it from the turns of files that are shared: of all, where there are too few.
+// Indexes waits until the indexes of a repository may take so many bytes, and returns a function that
+// ends that; nil for indexes of the usual size. Larger ones take shared turns of files, all of them if
+// there are too few.
 func (m *Memory) Indexes(ctx context.Context, bytes int64) (done func(), err error) {
 	if m == nil || bytes <= indexMemory {
 		return nil, nil
@@ -136,7 +129,7 @@ func (m *Memory) Indexes(ctx context.Context, bytes int64) (done func(), err err
 	return func() { m.giveBack(t) }, nil
 }
 
-// take waits for turns, and returns the error of ctx if that ends before.
+// take waits for turns, or returns the error of ctx.
 func (m *Memory) take(ctx context.Context, t *turns) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -174,7 +167,7 @@ func (m *Memory) giveBack(t *turns) {
 	m.giveBackLocked(t)
 }
 
-// giveBackLocked ends turns. The last of a volume's is its own, which only the volume takes.
+// giveBackLocked ends turns. The last one of a volume is its own.
 func (m *Memory) giveBackLocked(t *turns) {
 	if t.of != nil {
 		t.of.held--
@@ -195,8 +188,8 @@ func (m *Memory) giveBackLocked(t *turns) {
 	m.grantLocked()
 }
 
-// grantLocked grants shared turns. What waits first has them first, so that the many files
-// keep no indexes waiting for ever; but those that wait for others' indexes keep no file waiting.
+// grantLocked grants shared turns in order, so that files can't starve indexes. Indexes that wait for
+// other indexes delay no file.
 func (m *Memory) grantLocked() {
 	behindIndexes := false
 	for e := m.waiting.Front(); e != nil; {
@@ -219,12 +212,12 @@ func (m *Memory) grantOneLocked(e *list.Element) {
 	close(t.granted)
 }
 
-// fitLocked reports whether there are shared turns enough besides those that are taken.
+// fitLocked reports whether enough shared turns are free.
 func (m *Memory) fitLocked(t *turns, taken int64) bool {
 	return m.wantedLocked(t) <= max(0, m.files-m.reserved-taken)
 }
 
-// wantedLocked is never more than there are.
+// wantedLocked is at most the number of turns.
 func (m *Memory) wantedLocked(t *turns) int64 {
 	if t.indexes > 0 {
 		return min(t.indexes, max(0, m.files-m.reserved))
@@ -245,7 +238,7 @@ func (m *Memory) countLocked(t *turns) {
 	}
 }
 
-// readers is how many of the further readers of a large file may be at work.
+// readers returns how many further readers a large file may have.
 func (m *Memory) readers(most int64) int64 {
 	if m == nil {
 		return most
@@ -253,11 +246,10 @@ func (m *Memory) readers(most int64) int64 {
 	return min(most, m.files/int64(m.Volumes))
 }
 
-// packMemory is how many bytes of packs a restore keeps at most: four of them, as each has
-// some 20 MB.
+// packMemory bounds the packs that a restore keeps: four of some 20 MB.
 const packMemory = 96 << 20
 
-// kept is how many bytes of packs a restore keeps.
+// kept returns the bytes of packs that a restore may keep.
 func (m *Memory) kept() int64 {
 	if m == nil {
 		return packMemory
@@ -266,15 +258,14 @@ func (m *Memory) kept() int64 {
 }
 
 const (
-	// leastExtras is what the extras of a volume may take with any limit; 256 MiB have room for it.
+	// leastExtras is the bound of a volume's extras with the smallest limit, 256 MiB.
 	leastExtras = 24 << 20
-	// unboundedExtras is what they may take without one.
+	// unboundedExtras is their bound without a limit.
 	unboundedExtras = 256 << 20
 )
 
-// keptExtras is how many bytes the extras of a volume may take, packed. While it is uploaded they are
-// in the place of the packs that a restore keeps, and while it is restored in that of those that an
-// upload fills. So nothing waits for them.
+// keptExtras returns the bound of a volume's packed extras. In an upload they replace the packs that a
+// restore keeps, in a restore the packs that an upload fills. So they wait for nothing.
 func (m *Memory) keptExtras() int64 {
 	if m == nil {
 		return unboundedExtras

@@ -19,32 +19,31 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// racy is how long before the start of a snapshot a file must have changed last for that to
-// spare its reading. File systems keep times in units of up to two seconds: a file that changed
-// twice within one looks the same after both. Tests have others.
+// racy is the minimum time between a file's last change and the start of a snapshot that spares its
+// reading. File systems keep times in units of up to two seconds, and a second change within one is
+// invisible. Tests set another one.
 var racy = 2 * time.Second
 
-// basis is what an upload goes by that was stored before.
+// basis has the earlier snapshots that an upload relies on.
 type basis struct {
 	// complete is the newest complete snapshot of the volume, or nil.
 	complete *snapshot.Manifest
-	// spare are the snapshots that spare the reading of files that have not changed. None does
-	// when every file is to be read.
+	// spare has the snapshots that spare the reading of unchanged files; none if every file is to be
+	// read.
 	spare []*snapshot.Manifest
-	// fullRead is when the last upload began that read every file, which may be this one.
+	// fullRead is the begin of the last upload that read every file, maybe this one.
 	fullRead time.Time
 }
 
-// basisOf decides what an upload goes by that begins now, of the newest complete snapshot and
-// the newest checkpoint. Either may be nil. The upload reads every file if that was last done
-// so long ago. Then it goes on only from the checkpoint of an upload that did so, too.
+// basisOf returns the basis of an upload that begins now. The newest complete snapshot and the newest
+// checkpoint may be nil. If every file is to be read, only a checkpoint of such an upload counts.
 func basisOf(complete, checkpoint *snapshot.Manifest, now time.Time, fullReadEvery time.Duration) basis {
 	spares := func(man *snapshot.Manifest) bool {
 		if man == nil {
 			return false
 		}
 		read := fullReadOf(man)
-		// A clock that was ahead says nothing about the times of files.
+		// A snapshot of a clock that was ahead says nothing about the times of files.
 		return !man.StartTime.ToTime().After(now) && !read.After(now) && (fullReadEvery == 0 || now.Sub(read) < fullReadEvery)
 	}
 	b := basis{complete: complete, fullRead: now}
@@ -59,8 +58,8 @@ func basisOf(complete, checkpoint *snapshot.Manifest, now time.Time, fullReadEve
 	return b
 }
 
-// fullReadOf is when the last upload began that read every file, as a snapshot says. One that
-// does not say so, as those of Velero, counts as one that read all.
+// fullReadOf returns the begin of the last upload that read every file, by a snapshot's tag. A snapshot
+// without it, as Velero's, has read all.
 func fullReadOf(man *snapshot.Manifest) time.Time {
 	if read, err := time.Parse(time.RFC3339, man.Tags[tagFullRead]); err == nil {
 		return read

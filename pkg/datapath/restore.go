@@ -30,39 +30,37 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
 
-// ErrSnapshotNotFound: the repository has no complete snapshot of that id.
+// ErrSnapshotNotFound: the repository has no complete snapshot of the id.
 var ErrSnapshotNotFound = errors.New("the repository has no such snapshot")
 
-// RestoreRequest says what to restore, and where to.
+// RestoreRequest says what to restore, and into which folder.
 type RestoreRequest struct {
 	// SnapshotID is Kopia's id of the snapshot.
 	SnapshotID string
-	// Path, Root and IsMount of the volume's folder, which must exist: see Folder. The latter
-	// two are optional.
+	// Path, Root and IsMount are as in Folder; the folder must exist. The latter two are optional.
 	Path, Root string
 	IsMount    MountProbe
-	// Only are the paths in the volume of the files and folders to restore; all if there is
-	// none. What lies beside them stays as it is, and a file that is there until it is replaced
-	// by the complete one.
+	// Only has the paths of the files and folders to restore; all if it is empty. Other files stay. An
+	// existing file stays until the complete one replaces it.
 	Only []string
-	// Replace removes files of the volume that the snapshot does not have, so that it is as it
-	// was. Without it they stay, and are counted in a warning. It has no effect beside Only.
+	// Replace removes files that the snapshot lacks. Otherwise they stay, and a warning counts
+	// them. It has no effect beside Only.
 	Replace bool
 }
 
 // RestoreResult says what was restored.
 type RestoreResult struct {
-	// TotalBytes and Files of the snapshot, or of what was asked for of it.
+	// TotalBytes and Files of the snapshot, or of the requested part.
 	TotalBytes, Files int64
-	// Removed is how many files and folders were removed, since the snapshot does not have them.
+	// Removed counts the removed files and folders.
 	Removed int64
-	// Warnings name files whose owner or mode could not be restored, and the first that the
-	// snapshot does not have.
+	// Warnings name files whose owner or mode could not be restored, and the first files that the
+	// snapshot lacks.
 	Warnings Warnings
 }
 
-// Restore writes a snapshot into a folder. When it fails, the folder may hold a
-// part of the files; a repetition replaces them.
+// Restore writes a snapshot into a folder. After a failure the folder may hold a part of the files; a
+// repetition replaces them.
 func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, p *Progress) (_ RestoreResult, err error) {
 	defer func() { err = causeOf(ctx, err) }()
 	packs := r.KeepPacks(MemoryOf(ctx).kept())
@@ -120,51 +118,47 @@ func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, 
 	}, nil
 }
 
-// restoration writes the entries of a snapshot. It goes through the folders, and makes
-// them; and whenever it has met batchSize entries, it writes the files among them, pack by
-// pack, whatever the order of their names, and then gives the folders of which all is
-// written their attributes. So a store is asked for each pack once in a batch, and
-// memory follows the batch. Kopia's own restore goes by name, and files that are neighbours
-// by name may be stored far from each other.
+// restoration writes the entries of a snapshot. It walks and creates the folders. After each batchSize
+// entries it writes the files, pack by pack, and then the attributes of complete folders. So each pack
+// is requested once in a batch, and memory follows the batch. Kopia's own restore goes by name, and
+// neighbours by name may be in different packs.
 type restoration struct {
 	repo  repo.DirectRepository
 	packs *repository.Packs
 	out   *output
-	// files is how many have been written.
+	// files counts the written ones.
 	files int64
-	// leaves are the files and links of this batch, and folders those of which nothing is
-	// left besides.
+	// leaves has the files and links of this batch, folders the folders that are complete after it.
 	leaves  []leaf
 	folders []leaf
-	// extras reads those of the output, and held is how many bytes of them the leaves have.
+	// extras reads the extras; held counts their bytes in leaves.
 	extras packedReader
 	held   int
 }
 
-// leaf is an entry of the snapshot, by its path from the volume's root, which is "".
+// leaf is an entry of the snapshot. Its path is relative to the volume's root, "".
 type leaf struct {
 	path   string
 	stored *snapshot.DirEntry
-	// pack and offset are where its content begins; none for a large one in many pieces.
+	// pack and offset are the begin of its content; none for a large file of many pieces.
 	pack   blob.ID
 	offset uint32
 	// small is true if its content is a small piece of the pack.
 	small bool
-	// extra is what Kopia has no place for, with the number of its line. It is looked for when the
-	// leaf is met, in the order of names, for which few blocks are unpacked.
+	// extra is the line of the leaf's extras, with its number. It is looked up in the order of names,
+	// for which few blocks are unpacked.
 	extra []byte
 	line  int
 }
 
 const (
-	// batchSize is how many entries are met before files are written: some 25 MB. Where extras take
-	// much of a volume's memory it is less, and leastBatch at the least.
+	// batchSize is the number of entries of a batch, some 25 MB. Extras may reduce it to leastBatch.
 	batchSize, leastBatch = 50_000, 10_000
-	// entryMemory is what an entry of a batch takes.
+	// entryMemory is the memory of an entry.
 	entryMemory = 512
 )
 
-// isFull reports whether the batch has enough entries to be written.
+// isFull reports whether the batch is to be written.
 func (w *restoration) isFull() bool {
 	most := batchSize
 	if w.out.extras != nil {
@@ -173,15 +167,13 @@ func (w *restoration) isFull() bool {
 	return len(w.leaves)+len(w.folders) >= most || w.held >= runBytes
 }
 
-// part is what is restored of a snapshot: all, or a file or folder, with the folders that it
-// lies in, from the root on.
+// part is the restored part of a snapshot: all, or a file or folder with the folders above it.
 type part struct {
 	leaf
 	in []leaf
 }
 
-// find finds what is asked for. A path that the snapshot does not have is an error, before
-// anything is written.
+// find returns the requested parts. A path that the snapshot lacks is an error before any write.
 func (w *restoration) find(ctx context.Context, root *snapshot.DirEntry, only []string) (parts []part, err error) {
 	if len(only) == 0 {
 		return []part{{leaf: leaf{stored: root}}}, nil
@@ -261,7 +253,7 @@ func (w *restoration) run(ctx context.Context, parts []part) error {
 	return w.out.Close(ctx)
 }
 
-// folder goes through a folder.
+// folder walks a folder.
 func (w *restoration) folder(ctx context.Context, rel string, stored *snapshot.DirEntry) error {
 	if len(rel) > longestPath {
 		return fmt.Errorf("write %.500q: %w", rel, errTooLong)
@@ -300,7 +292,7 @@ func (w *restoration) folder(ctx context.Context, rel string, stored *snapshot.D
 	return nil
 }
 
-// meet puts a file or link into the batch.
+// meet adds a file or link to the batch.
 func (w *restoration) meet(ctx context.Context, rel string, stored *snapshot.DirEntry) error {
 	if w.isFull() {
 		if err := w.write(ctx); err != nil {
@@ -309,7 +301,7 @@ func (w *restoration) meet(ctx context.Context, rel string, stored *snapshot.Dir
 	}
 	met := leaf{path: rel, stored: stored}
 	if id, _, single := stored.ObjectID.ContentID(); single {
-		// Where nothing is known of it, its reading says why.
+		// A content without info fails when it is read.
 		if info, err := w.repo.ContentInfo(ctx, id); err == nil {
 			met.pack, met.offset, met.small = info.PackBlobID, info.PackOffset, info.PackedLength <= repository.SmallPiece
 		}
@@ -326,7 +318,7 @@ func (w *restoration) meet(ctx context.Context, rel string, stored *snapshot.Dir
 	return nil
 }
 
-// decodeExtra returns what a line says besides its path; nothing if there is none.
+// decodeExtra decodes a line, which may be empty.
 func decodeExtra(known []byte, line int) (x extra, err error) {
 	x.line = line
 	if known != nil {
@@ -422,8 +414,7 @@ func (w *restoration) entry(met leaf) fs.Entry {
 // directoryStream is how Kopia marks the object of a folder.
 const directoryStream = "kopia:directory"
 
-// storedFolder is a snapshot.DirManifest, which has a decoder of its own for each mode and each
-// id: that takes longer than all else about it.
+// storedFolder replaces snapshot.DirManifest, whose decoders of modes and ids take most of its time.
 type storedFolder struct {
 	StreamType string        `json:"stream"`
 	Entries    []storedEntry `json:"entries"`
@@ -458,8 +449,8 @@ func (e *storedEntry) decode(to *snapshot.DirEntry) (err error) {
 	return nil
 }
 
-// readFolder reads the entries of a folder. Kopia's own view of a folder replaces the
-// times of the folders in it by those of their newest files.
+// readFolder reads the entries of a folder. Kopia's own view replaces the times of subfolders by the
+// times of their newest files.
 func readFolder(ctx context.Context, r repo.Repository, stored *snapshot.DirEntry) ([]*snapshot.DirEntry, error) {
 	content, err := r.OpenObject(ctx, stored.ObjectID)
 	if err != nil {

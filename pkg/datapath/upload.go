@@ -27,7 +27,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
 
-// Source is the volume that a snapshot is of.
+// Source is the volume of a snapshot.
 type Source struct {
 	// Namespace, Pod and Volume as in the pod's spec.
 	Namespace, Pod, Volume string
@@ -45,7 +45,7 @@ const (
 	tagUploader         = "snapshot-uploader"
 	requester           = "snapshot-pod-volume"
 	uploader            = "kopia"
-	// formerRequester is in the snapshots of Holdfast's first versions.
+	// formerRequester is in snapshots of Holdfast's first versions.
 	formerRequester = "pod-volume-backup-restore"
 )
 
@@ -53,18 +53,16 @@ const (
 const (
 	// tagBackup holds the uid of the backup.
 	tagBackup = "holdfast.io/backup-uid"
-	// tagStoreName holds the name of the backup in the store, and tagCluster the uid of
-	// its cluster.
+	// tagStoreName holds the backup's name in the store, tagCluster the uid of its cluster.
 	tagStoreName = "holdfast.io/backup-store-name"
 	tagCluster   = "holdfast.io/cluster-uid"
 	// tagClaim holds the uid of the claim.
 	tagClaim = "holdfast.io/claim-uid"
 	// tagRecord holds the uid of the VolumeUpload.
 	tagRecord = "holdfast.io/upload-uid"
-	// tagFullRead holds when the last upload of the volume began that read every file.
+	// tagFullRead holds the begin of the volume's last upload that read every file.
 	tagFullRead = "holdfast.io/full-read"
-	// tagCheckpoint marks what a long upload stores on its way, so that its next
-	// attempt need not begin anew.
+	// tagCheckpoint marks a checkpoint of a long upload, with which its next attempt goes on.
 	tagCheckpoint = "holdfast.io/checkpoint"
 )
 
@@ -78,25 +76,25 @@ func (s Source) info(options repo.ClientOptions, requester string) snapshot.Sour
 
 // UploadRequest says what to upload.
 type UploadRequest struct {
-	// Path, Root and IsMount of the volume's folder: see Folder. The latter two are optional.
+	// Path, Root and IsMount are as in Folder. The latter two are optional.
 	Path, Root string
 	IsMount    MountProbe
-	// Source is whose folder it is. The newest snapshot of the same claim, or else of the same
-	// source if that may be of the claim, spares the reading of files that have not changed.
+	// Source is the volume. The newest snapshot of its claim, or of the same source if it may be
+	// of the claim, spares the reading of unchanged files.
 	Source Source
-	// FullReadEvery is after how long at most an upload reads every file again. Zero means never.
+	// FullReadEvery is the maximum time between uploads that read every file. Zero means never.
 	FullReadEvery time.Duration
-	// Backup is the uid of the backup that the snapshot is for. See Snapshots.
+	// Backup is the uid of the snapshot's backup. See Snapshots.
 	Backup types.UID
-	// Record is the uid of the VolumeUpload. What was stored for it before is replaced:
-	// nobody was told of that. Optional.
+	// Record is the uid of the VolumeUpload. Earlier snapshots for it, which were never reported,
+	// are replaced. Optional.
 	Record types.UID
-	// StoreName is the name of the backup in the store, and ClusterUID whose it is: that
-	// of package identity. With both, a snapshot whose backup is lost is known to be so.
+	// StoreName is the backup's name in the store, and ClusterUID the cluster's, as in package
+	// identity. They tell a snapshot whose backup is lost.
 	StoreName, ClusterUID string
 }
 
-// tags are our own of all snapshots of an upload, checkpoints included.
+// tags returns our tags for all snapshots of an upload, checkpoints included.
 func (r *UploadRequest) tags() map[string]string {
 	tags := map[string]string{}
 	if r.Backup != "" {
@@ -120,16 +118,15 @@ type UploadResult struct {
 	SnapshotID string
 	// TotalBytes and Files of the volume.
 	TotalBytes, Files int64
-	// IncrementalBytes are those of files that are new since the previous snapshot or may have
-	// changed, before deduplication: those whose size, mode, owner or times say so.
+	// IncrementalBytes counts files that are new, or may have changed by their size, mode, owner or
+	// times, before deduplication.
 	IncrementalBytes int64
 	// Warnings name files that are missing or may be inconsistent.
 	Warnings Warnings
 }
 
-// measureAfter is how long an upload must last before the volume is walked once
-// more for its size, which costs a tenth of the upload where files are small. Short uploads
-// need no total.
+// measureAfter is the duration after which the volume is walked once more for its size. That costs a
+// tenth of the upload if files are small, and short uploads need no total.
 const measureAfter = 15 * time.Second
 
 // Upload stores a folder as a snapshot. When it fails, no snapshot is visible.
@@ -166,7 +163,7 @@ func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p 
 	if missing.Any() {
 		klog.FromContext(ctx).Info("The store lacks packs of the repository: what they held of this volume is stored anew", "packs", len(missing.Packs()), "contents", missing.Contents)
 	}
-	// Else what has changed is looked for in either, or file by file.
+	// Otherwise changes are looked for in both, or file by file.
 	if len(known.spare) == 1 && !missing.Any() {
 		folder.relyOn(r.Kopia(), known.spare[0], p)
 	}
@@ -219,7 +216,7 @@ func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p 
 	}, nil
 }
 
-// uploadFolder stores all that a folder holds, and fails if it could not.
+// uploadFolder stores a folder as a whole, or fails.
 func uploadFolder(ctx context.Context, w repo.RepositoryWriter, folder fs.Directory, policies *policy.Tree, source snapshot.SourceInfo, tags map[string]string, previous []*snapshot.Manifest, observer *uploadObserver) (*snapshot.Manifest, error) {
 	u := newUploader(w, observer, tags)
 	observer.cancel = u.Cancel
@@ -241,7 +238,7 @@ func uploadFolder(ctx context.Context, w repo.RepositoryWriter, folder fs.Direct
 	return man, nil
 }
 
-// causeOf returns why a context ended, in the place of an error that came of it.
+// causeOf returns the cause of a context's end in place of the error that follows from it.
 func causeOf(ctx context.Context, err error) error {
 	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -253,8 +250,8 @@ func causeOf(ctx context.Context, err error) error {
 func newUploader(w repo.RepositoryWriter, observer upload.Progress, tags map[string]string) *upload.Uploader {
 	u := upload.NewUploader(newChunker(w))
 	u.Progress = observer
-	// More than the processors: a worker mostly waits for the store. And always
-	// given: Kopia's default counts the node's processors, not the container's.
+	// More than the processors, since a worker mostly waits for the store. Kopia's default would
+	// count the node's processors.
 	u.ParallelUploads = parallelism(8)
 	u.DisableIgnoreRules = true // a .kopiaignore in the volume is data
 	u.CheckpointLabels = map[string]string{tagCheckpoint: "true"}
@@ -264,17 +261,15 @@ func newUploader(w repo.RepositoryWriter, observer upload.Progress, tags map[str
 
 const (
 	compressor = "zstd-fastest"
-	// compressedFrom is how many bytes a file has at least that is compressed: less takes longer
-	// than it saves.
+	// compressedFrom is the minimum size of a compressed file.
 	compressedFrom = 512
 )
 
 func parallelism(least int) int { return max(least, 2*runtime.GOMAXPROCS(0)) }
 
-// partsAbove is above how many bytes a file is uploaded in parts of that size at once, as
-// each waits for the store whenever it has filled a pack. So as many packs of some 20 MB as
-// there are uploads in parallel are written at once, or wait to be: that is the bound of
-// their memory, too.
+// partsAbove is the size of the parts in which a larger file is uploaded at once, since each part waits
+// for the store after each pack. So at most as many packs of some 20 MB are in memory as there are
+// parallel uploads.
 const partsAbove = 128 << 20
 
 // uploadPolicy returns how the uploader treats every file.
@@ -290,15 +285,13 @@ func uploadPolicy() *policy.Tree {
 	p.CompressionPolicy.NeverCompress = inPlaceExtensions // see chunker
 	p.CompressionPolicy.MinSize = compressedFrom
 	p.UploadPolicy.ParallelUploadAboveSize = &splitAbove
-	// Kopia reports the errors that it ignores, and uploadObserver decides which
-	// of them end the upload.
+	// Kopia reports the errors that it ignores; uploadObserver decides which ones end the upload.
 	p.ErrorHandlingPolicy = errorsIgnore
 	p.LoggingPolicy.Directories.Snapshotted = &noLog
 	return policy.BuildTree(map[string]*policy.Policy{".": &p}, &p)
 }
 
-// save makes the snapshot visible, with what Kopia has no place for, and removes what it
-// makes superfluous.
+// save makes the snapshot visible, with its extras, and removes the snapshots that it replaces.
 func save(ctx context.Context, w repo.RepositoryWriter, man *snapshot.Manifest, extras *extras, tags map[string]string, earlier []manifest.ID) error {
 	man.Description = snapshotDescription
 	man.Pins = []string{snapshotPin} // else Kopia's retention may delete it
@@ -322,11 +315,10 @@ func save(ctx context.Context, w repo.RepositoryWriter, man *snapshot.Manifest, 
 	return nil
 }
 
-// earlierAttempts are the snapshots that were made for the same record before this upload
-// begins, by an agent that has stopped before it could tell of them. What another one makes
-// from now on is not among them: it is the later one, and this one may have been paused. Nor
-// is what another record had made, even of the same path for the same backup: a pod may have
-// a volume and a claim of one name, and a stored backup may list what the other has told of.
+// earlierAttempts returns the snapshots of the same record from before this upload: of an agent that
+// stopped before it reported them. A snapshot of another agent from now on is later, as this one may
+// have been paused. Snapshots of other records stay, even of the same path and backup: a pod may have a
+// volume and a claim of one name, and a stored backup may list the other one.
 func earlierAttempts(ctx context.Context, r repo.Repository, record types.UID) (ids []manifest.ID, err error) {
 	if record == "" {
 		return nil, nil
@@ -343,8 +335,8 @@ func earlierAttempts(ctx context.Context, r repo.Repository, record types.UID) (
 	return ids, nil
 }
 
-// measureLater sets the total of p to the volume's size if that takes long
-// enough to matter. It ends when the returned function is called.
+// measureLater sets the total of p to the volume's size after measureAfter. The returned function ends
+// it.
 func measureLater(ctx context.Context, vol *volume, p *Progress) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var group sync.WaitGroup
@@ -385,9 +377,8 @@ func (o *uploadObserver) CachedFile(_ string, size int64) {
 
 func (o *uploadObserver) FinishedHashingFile(string, int64) { o.progress.AddFile() }
 
-// Error decides about a file that could not be stored. That it vanished is what
-// files of a volume in use do; anything else fails the upload, since a backup
-// that lacks a file without saying so is worse than none.
+// Error decides about a file that could not be stored. A vanished file is a warning; any other error
+// fails the upload, since a backup that silently lacks a file is worse than none.
 func (o *uploadObserver) Error(path string, err error, _ bool) {
 	if errors.Is(err, errVanished) {
 		o.notes.vanished(path)
