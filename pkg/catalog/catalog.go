@@ -31,7 +31,8 @@
 //     for that namespace. All else is listed in the system namespace. When trust or
 //     the namespaces change, what is listed moves, and nothing is read again.
 //  6. What is listed in a namespace names the backups of that namespace only; others
-//     are another backup, under a pseudonym. In the system namespace all are named.
+//     are another backup, under a pseudonym. In the system namespace all are named,
+//     and so they are in what is listed over all namespaces.
 package catalog
 
 import (

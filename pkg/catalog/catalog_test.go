@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -83,7 +84,9 @@ type mirror struct {
 	t       *testing.T
 	backups map[types.NamespacedName]*holdfast.Backup
 	volumes map[types.NamespacedName]*holdfast.BackupVolume
-	calls   int
+	// named are those of the volumes that differ over all namespaces.
+	named map[types.NamespacedName]*holdfast.BackupVolume
+	calls int
 }
 
 func newMirror(t *testing.T) (*Catalog, *mirror) {
@@ -91,6 +94,7 @@ func newMirror(t *testing.T) (*Catalog, *mirror) {
 		t:       t,
 		backups: map[types.NamespacedName]*holdfast.Backup{},
 		volumes: map[types.NamespacedName]*holdfast.BackupVolume{},
+		named:   map[types.NamespacedName]*holdfast.BackupVolume{},
 	}
 	return newCatalog(m.apply), m
 }
@@ -99,6 +103,14 @@ func (m *mirror) apply(changes Changes) {
 	m.calls++
 	applyDelta(m.t, m.backups, changes.Backups)
 	applyDelta(m.t, m.volumes, changes.Volumes)
+	set := slices.Clone(changes.Volumes.Gone)
+	for _, volume := range changes.Volumes.Set {
+		set = append(set, types.NamespacedName{Namespace: volume.Namespace, Name: volume.Name})
+	}
+	for _, name := range set {
+		delete(m.named, name)
+	}
+	applyDelta(m.t, m.named, Delta[*holdfast.BackupVolume]{Set: changes.Named})
 }
 
 func applyDelta[T metav1.Object](t *testing.T, objects map[types.NamespacedName]T, delta Delta[T]) {
@@ -115,6 +127,7 @@ func (m *mirror) check(c *Catalog) {
 	m.t.Helper()
 	compare(m.t, "backups", m.backups, c.Backups())
 	compare(m.t, "volumes", m.volumes, c.Volumes())
+	compare(m.t, "volumes that differ over all namespaces", m.named, c.Named())
 	checkHistory(m.t, c)
 	for name, backup := range m.backups {
 		if got := c.Backup(name.Namespace, name.Name); got != backup {
@@ -131,6 +144,7 @@ func checkHistory(t *testing.T, c *Catalog) {
 	var last Row
 	history := c.Snapshot()
 	for row := range history.Rows("", Position{}, everything) {
+		row.named = false
 		object := row.Object()
 		if got, ok := history.Find(object.Namespace, object.Name); !ok || got != row {
 			t.Errorf("%s/%s is found as %+v", object.Namespace, object.Name, got)
@@ -429,6 +443,27 @@ func TestBackupsOfOtherNamespacesAreNotNamed(t *testing.T) {
 		last = append(last, volume.Namespace+"/"+volume.Name+": "+name)
 	}
 	want(t, "the last backups", strings.Join(last, ", "), "blog/data: another, holdfast/data: shop/daily, shop/cache: shop/daily, shop/data: another")
+
+	// Over all namespaces they are named. All else of an object is the same there.
+	for row := range c.Snapshot().Rows("", Position{}, everything) {
+		over := row.Object()
+		if over.Spec.Backup.Name == "" || over.Spec.Backup != row.Backup() {
+			t.Errorf("over all namespaces %s/%s is of %+v", over.Namespace, over.Name, over.Spec.Backup)
+		}
+		within, found := c.Snapshot().Find(over.Namespace, over.Name)
+		if !found || within.Version() != row.Version() {
+			t.Fatalf("%s/%s is found: %t", over.Namespace, over.Name, found)
+		}
+		if over.Spec.Backup = within.Object().Spec.Backup; !equality.Semantic.DeepEqual(over, within.Object()) {
+			t.Errorf("over all namespaces %s/%s differs by more than its backup", over.Namespace, over.Name)
+		}
+	}
+	last = nil
+	for name, volume := range m.named {
+		last = append(last, fmt.Sprintf("%s: %s/%s", name, volume.Status.LastBackup.Namespace, volume.Status.LastBackup.Name))
+	}
+	slices.Sort(last)
+	want(t, "the last backups over all namespaces", strings.Join(last, ", "), "blog/data: shop/daily, shop/data: blog/secret")
 }
 
 func TestUnreadable(t *testing.T) {

@@ -20,6 +20,9 @@ import (
 type Changes struct {
 	Backups Delta[*holdfast.Backup]
 	Volumes Delta[*holdfast.BackupVolume]
+	// Named are those of the volumes that are set, as lists over all namespaces show them, that
+	// differ there: they name a backup of another namespace.
+	Named []*holdfast.BackupVolume
 }
 
 // Delta is the change of one kind of object, in the order of names.
@@ -65,6 +68,7 @@ func newRecorder() *recorder {
 func ofAPod(name string) bool { return strings.HasPrefix(name, "pod:") }
 
 func (r *recorder) changesLocked(c *Catalog) Changes {
+	var named []*holdfast.BackupVolume
 	volumes := make(map[types.NamespacedName]*holdfast.BackupVolume, len(r.volumes))
 	for name := range r.volumes {
 		if ofAPod(name.Name) {
@@ -75,9 +79,12 @@ func (r *recorder) changesLocked(c *Catalog) Changes {
 			c.settleLocked(v)
 			v.recount()
 			volumes[name] = v.object()
+			if other := v.named(volumes[name]); other != nil {
+				named = append(named, other)
+			}
 		}
 	}
-	return Changes{Backups: delta(r.backups), Volumes: delta(volumes)}
+	return Changes{Backups: delta(r.backups), Volumes: delta(volumes), Named: named}
 }
 
 func delta[T any](objects map[types.NamespacedName]*T) Delta[*T] {

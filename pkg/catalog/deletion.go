@@ -247,7 +247,7 @@ func (c *Catalog) History(namespace, name string) (items []HistoryItem, uid type
 	}
 	for _, m := range listed.members {
 		h, r := m.held, m.row()
-		object := h.volumeBackup(r, listed.name)
+		object := h.volumeBackup(r, listed.name, false)
 		of := BackupID{Location: h.location, StoreName: h.storeName}
 		if h.backup != nil {
 			of.UID = h.backup.UID

@@ -82,6 +82,8 @@ type Row struct {
 	volume *volume
 	index  int
 	floor  uint64
+	// named says that it may name any backup: it is one of a list over all namespaces.
+	named bool
 }
 
 // VolumeRows are all rows of one volume.
@@ -122,7 +124,7 @@ func (l Likeness) Method() string { return l.shape.Value().method }
 func (l Likeness) Labels() map[string]string { return valid(l.shape.Value().labels.Map()) }
 
 // Rows gives the rows of a namespace, or of all if it is empty, from a position on, of the
-// volumes that are wanted.
+// volumes that are wanted. Those of all namespaces name the backups of other ones, too.
 func (h *History) Rows(namespace string, from Position, wanted func(VolumeRows) bool) iter.Seq[Row] {
 	return func(yield func(Row) bool) {
 		if from.Namespace == "" {
@@ -136,7 +138,7 @@ func (h *History) Rows(namespace string, from Position, wanted func(VolumeRows) 
 				return true
 			}
 			for i := v.first(from); i < len(v.members); i++ {
-				if !yield(Row{v, i, h.floor}) {
+				if !yield(Row{v, i, h.floor, namespace == ""}) {
 					return false
 				}
 			}
@@ -179,7 +181,7 @@ func (h *History) Find(namespace, name string) (Row, bool) {
 			continue
 		}
 		for i := range v.members {
-			if r := (Row{v, i, h.floor}); r.Name() == name {
+			if r := (Row{v, i, h.floor, false}); r.Name() == name {
 				return r, true
 			}
 		}
@@ -222,7 +224,7 @@ func (r Row) VolumeName() string { return r.volume.name.Name }
 func (r Row) Name() string { return r.held().objectName(r.row(), r.volume.name) }
 
 // Backup names the backup that holds it, as far as that may be named where it is listed.
-func (r Row) Backup() holdfast.BackupReference { return r.held().reference(r.Namespace()) }
+func (r Row) Backup() holdfast.BackupReference { return r.held().reference(r.Namespace(), r.named) }
 
 // BackupUID is that of the backup that holds it; empty if none does.
 func (r Row) BackupUID() string {
@@ -251,7 +253,9 @@ func (r Row) OfVolume() VolumeRows { return VolumeRows{r.volume} }
 func (r Row) Version() uint64 { return max(r.held().version, r.floor) }
 
 // Object makes the object.
-func (r Row) Object() *holdfast.VolumeBackup { return r.held().volumeBackup(r.row(), r.volume.name) }
+func (r Row) Object() *holdfast.VolumeBackup {
+	return r.held().volumeBackup(r.row(), r.volume.name, r.named)
+}
 
 // volume is what all entries together hold of one claim or pod volume.
 type volume struct {

@@ -50,7 +50,7 @@ func (c *Catalog) supersededLocked(own member, claim Claim, going func(holdfast.
 			if compareMembers(m, own) <= 0 {
 				break
 			}
-			if m.held != own.held && holds(m.row()) && canBring(m.held) && !c.isLostLocked(m.held) && !going(m.held.reference(m.held.row.Namespace)) {
+			if m.held != own.held && holds(m.row()) && canBring(m.held) && !c.isLostLocked(m.held) && !going(m.held.reference(m.held.row.Namespace, false)) {
 				return true
 			}
 		}

@@ -42,10 +42,26 @@ func (c *Catalog) Volumes() []*holdfast.BackupVolume {
 	return volumes
 }
 
-// VolumeBackups lists the history of all volumes, by namespace, volume and time.
+// Named lists the volumes that differ over all namespaces, as they are there.
+func (c *Catalog) Named() []*holdfast.BackupVolume {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	var volumes []*holdfast.BackupVolume
+	c.volumes.Ascend(func(v *volume) bool {
+		if object := v.named(v.object()); object != nil && !ofAPod(v.name.Name) {
+			volumes = append(volumes, object)
+		}
+		return true
+	})
+	return volumes
+}
+
+// VolumeBackups lists the history of all volumes, by namespace, volume and time, as it is shown in
+// each namespace.
 func (c *Catalog) VolumeBackups() []*holdfast.VolumeBackup {
 	var history []*holdfast.VolumeBackup
 	for row := range c.Snapshot().Rows("", Position{}, everything) {
+		row.named = false
 		history = append(history, row.Object())
 	}
 	return history

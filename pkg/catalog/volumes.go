@@ -338,8 +338,9 @@ func (h *held) mayName(namespace string) bool {
 }
 
 // reference names the backup in a namespace; it is empty if that may not be, or there is none.
-func (h *held) reference(namespace string) holdfast.BackupReference {
-	if h.row == nil || !h.mayName(namespace) {
+// Over all namespaces, any may be named.
+func (h *held) reference(namespace string, all bool) holdfast.BackupReference {
+	if h.row == nil || !all && !h.mayName(namespace) {
 		return holdfast.BackupReference{}
 	}
 	return holdfast.BackupReference{Namespace: h.row.Namespace, Name: h.row.Name}
@@ -383,7 +384,7 @@ func (h *held) created(r row) metav1.Time {
 }
 
 // volumeBackup makes the object of a row.
-func (h *held) volumeBackup(r row, volume types.NamespacedName) *holdfast.VolumeBackup {
+func (h *held) volumeBackup(r row, volume types.NamespacedName, all bool) *holdfast.VolumeBackup {
 	v := r.volume()
 	labels := v.Labels.Map()
 	object := &holdfast.VolumeBackup{
@@ -396,7 +397,7 @@ func (h *held) volumeBackup(r row, volume types.NamespacedName) *holdfast.Volume
 		Spec: holdfast.VolumeBackupSpec{
 			VolumeName:      volume.Name,
 			BackupName:      v.BackupName,
-			Backup:          h.reference(volume.Namespace),
+			Backup:          h.reference(volume.Namespace, all),
 			PodName:         v.PodName,
 			PodVolume:       v.PodVolume,
 			StorageLocation: h.location,
@@ -518,7 +519,7 @@ func (v *volume) object() *holdfast.BackupVolume {
 	}
 	if h := v.last.held; h != nil {
 		last := v.last.row().volume()
-		if of := h.reference(v.name.Namespace); of != (holdfast.BackupReference{}) {
+		if of := h.reference(v.name.Namespace, false); of != (holdfast.BackupReference{}) {
 			object.Status.LastBackup = &of
 		}
 		object.Status.LastVolumeBackup = h.objectName(v.last.row(), v.name)
@@ -529,4 +530,19 @@ func (v *volume) object() *holdfast.BackupVolume {
 		object.Labels = valid(object.Status.Labels)
 	}
 	return object
+}
+
+// named is a BackupVolume, as object makes it, that names a last backup of another namespace, as
+// over all namespaces; nil if there is no such backup.
+func (v *volume) named(object *holdfast.BackupVolume) *holdfast.BackupVolume {
+	if v.last.held == nil || object.Status.LastBackup != nil {
+		return nil
+	}
+	of := v.last.held.reference(v.name.Namespace, true)
+	if of == (holdfast.BackupReference{}) {
+		return nil
+	}
+	named := *object
+	named.Status.LastBackup = &of
+	return &named
 }

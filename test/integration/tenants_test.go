@@ -10,7 +10,9 @@ import (
 	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
@@ -18,7 +20,7 @@ import (
 
 // TestTenantsSeeNothingForeign follows what two tenants are sent, byte by byte,
 // while their backups wait for each other's and for an administrator's: nobody's
-// names reach anybody else.
+// names reach anybody else. Who may list all namespaces, and does, is told all names.
 func TestTenantsSeeNothingForeign(t *testing.T) {
 	// Bob has one namespace. Ann has one too, and may also back up Bob's.
 	ann, bob := labtest.Name("ann"), labtest.Name("bob")
@@ -36,6 +38,11 @@ func TestTenantsSeeNothingForeign(t *testing.T) {
 			}
 		}
 		streams[user] = append(streams[user], lab.Watch(t, user, "/api/v1/namespaces/"+namespace+"/events?watch=1", ""))
+	}
+
+	everywhere := map[string]*labtest.Stream{}
+	for _, accept := range []string{"", asTable} {
+		everywhere[accept] = lab.Watch(t, "", api+"/backupqueues?watch=1", accept)
 	}
 
 	administrators := lab.HoldSpec(t, labtest.Name("inventory"), v1alpha1.BackupSpec{IncludedNamespaces: []string{cellar}})
@@ -69,7 +76,7 @@ func TestTenantsSeeNothingForeign(t *testing.T) {
 	place(bob, cellar, quince, fmt.Sprintf("2 Queued NamespaceOverlap blockers=[] others=1 conflict=[%s]: overlaps another backup in %s", cellar, cellar))
 	create(bob, cellar, second, cellar)
 	place(bob, cellar, second, fmt.Sprintf("3 Queued NamespaceOverlap blockers=[] others=1 conflict=[%s]: overlaps another backup in %s", cellar, cellar))
-	// Who reads makes no difference.
+	// Within a namespace, who reads makes no difference.
 	for name, namespace := range map[string]string{plum: orchard, quince: cellar} {
 		record, err := lab.Holdfast.HoldfastV1alpha1().BackupQueueEntries(namespace).Get(t.Context(), name, metav1.GetOptions{})
 		if err != nil {
@@ -79,6 +86,35 @@ func TestTenantsSeeNothingForeign(t *testing.T) {
 			t.Errorf("what %s shows depends on who reads it: %+v", name, record.Status)
 		}
 	}
+	blocker := labtest.System + "/" + administrators.Name
+	labtest.Eventually(t, "the names, over all namespaces", func() error {
+		entries := entriesOver(t, "")
+		for name, namespace := range map[string]string{plum: orchard, quince: cellar} {
+			entry := entries[namespace+"/"+name]
+			if entry == nil || entry.Status.OtherBlockers != 0 || len(entry.Status.Blockers) != 1 || entry.Status.Message != fmt.Sprintf("overlaps %s (running) in %s", blocker, cellar) {
+				return fmt.Errorf("%s shows %+v", name, entry)
+			}
+			// A list and a watch of one scope show the same.
+			for scope, shown := range map[string]*v1alpha1.BackupQueueEntry{"": entry, namespace: entriesOver(t, namespace)[namespace+"/"+name]} {
+				if told := told(t, scope, name); !equality.Semantic.DeepEqual(told, shown) {
+					return fmt.Errorf("in the scope %q a watch tells %+v of %s, and a list %+v", scope, told, name, shown)
+				}
+			}
+		}
+		if got, err := lab.Holdfast.HoldfastV1alpha1().Backups("").List(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + plum}); err != nil || len(got.Items) != 1 || !strings.Contains(fmt.Sprint(got.Items[0].Status.Conditions), blocker) {
+			return fmt.Errorf("the backups are %+v, %v", got, err)
+		}
+		table := string(lab.Request(t, http.MethodGet, api+"/backupqueues", asTable).Body)
+		if !strings.Contains(table, `"`+blocker+`"`) {
+			return fmt.Errorf("the table is %s", table)
+		}
+		for accept, stream := range everywhere {
+			if text := stream.Text(); !strings.Contains(text, "overlaps "+blocker) || accept == asTable && !strings.Contains(text, `"`+blocker+`"`) {
+				return fmt.Errorf("%q is told %s", accept, text)
+			}
+		}
+		return nil
+	})
 	foreign := map[string][]string{
 		ann: {bob, quince, second, administrators.Name, "lab-admin"},
 		bob: {ann, orchard, plum, administrators.Name, "lab-admin"},
@@ -93,9 +129,12 @@ func TestTenantsSeeNothingForeign(t *testing.T) {
 				in + "backups/of-nobody":                      http.StatusNotFound,
 				in + "backups?fieldSelector=spec.bad%3D1":     http.StatusBadRequest,
 				api + "/backups":                              http.StatusForbidden,
-				api + "/nodeagents":                           http.StatusForbidden,
-				api + "/nodeagents?watch=1":                   http.StatusForbidden,
-				api + "/nodeagents/" + labtest.Node:           http.StatusForbidden,
+				api + "/backupqueues":                         http.StatusForbidden,
+				api + "/backupqueues?watch=1&fieldSelector=metadata.namespace%3D" + namespace: http.StatusForbidden,
+				api + "/volumebackups?fieldSelector=metadata.namespace%3D" + namespace:        http.StatusForbidden,
+				api + "/nodeagents":                 http.StatusForbidden,
+				api + "/nodeagents?watch=1":         http.StatusForbidden,
+				api + "/nodeagents/" + labtest.Node: http.StatusForbidden,
 			}
 			for _, resource := range resources {
 				paths[in+resource] = http.StatusOK
@@ -138,6 +177,18 @@ func TestTenantsSeeNothingForeign(t *testing.T) {
 	lab.AwaitCompleted(t, stocktaking)
 	lab.AwaitRunGone(t, stocktaking)
 	for user, namespace := range namespaces {
+		for _, resource := range []string{"backupvolumes", "volumebackups"} {
+			within, over := "another backup", labtest.System+"/"+stocktaking
+			labtest.Eventually(t, "the "+resource+" of "+namespace, func() error {
+				theirs := string(lab.RequestAs(t, user, http.MethodGet, api+"/namespaces/"+namespace+"/"+resource, asTable).Body)
+				own := string(lab.Request(t, http.MethodGet, api+"/namespaces/"+namespace+"/"+resource, asTable).Body)
+				all := string(lab.Request(t, http.MethodGet, api+"/"+resource, asTable).Body)
+				if !strings.Contains(theirs, within) || !strings.Contains(own, within) || strings.Contains(own, stocktaking) || strings.Count(all, `"`+over+`"`) < len(namespaces) {
+					return fmt.Errorf("%s is shown %s\nthe administrator there %s\nand over all namespaces %s", user, theirs, own, all)
+				}
+				return nil
+			})
+		}
 		_, err := as(t, user).HoldfastV1alpha1().Backups(namespace).Create(t.Context(), &v1alpha1.Backup{
 			ObjectMeta: metav1.ObjectMeta{Name: "own"},
 			Spec:       v1alpha1.BackupSpec{DefaultVolumesToFsBackup: new(true)},
@@ -197,6 +248,42 @@ func TestTenantsSeeNothingForeign(t *testing.T) {
 			t.Errorf("the backups that %s was sent end before %s does: %s", user, last, text)
 		}
 	}
+}
+
+// entriesOver lists the queue of a namespace, or of all if it is empty, as an administrator.
+func entriesOver(t *testing.T, namespace string) map[string]*v1alpha1.BackupQueueEntry {
+	t.Helper()
+	list, err := lab.Holdfast.HoldfastV1alpha1().BackupQueueEntries(namespace).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]*v1alpha1.BackupQueueEntry{}
+	for i := range list.Items {
+		found[list.Items[i].Namespace+"/"+list.Items[i].Name] = &list.Items[i]
+	}
+	return found
+}
+
+// told is what a watch of a namespace, or of all, begins with about an entry; nil if it doesn't.
+func told(t *testing.T, namespace, name string) *v1alpha1.BackupQueueEntry {
+	t.Helper()
+	watcher, err := lab.Holdfast.HoldfastV1alpha1().BackupQueueEntries(namespace).Watch(t.Context(), metav1.ListOptions{
+		SendInitialEvents: new(true), ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan, AllowWatchBookmarks: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watcher.Stop()
+	for event := range watcher.ResultChan() {
+		entry, ok := event.Object.(*v1alpha1.BackupQueueEntry)
+		if !ok || event.Type == watch.Bookmark {
+			return nil
+		}
+		if entry.Name == name {
+			return entry
+		}
+	}
+	return nil
 }
 
 func mustNotContain(t *testing.T, what, text string, forbidden []string) {

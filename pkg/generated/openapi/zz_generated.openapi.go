@@ -4352,7 +4352,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntryStatus(ref common.Referen
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "The backups and restores that it waits for. An entry outside the system namespace names only those of its own namespace.",
+							Description: "The backups and restores that it waits for. A request within a namespace, but the system namespace, names only those of that namespace; one over all namespaces names them all.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -5298,7 +5298,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupVolumeStatus(ref common.ReferenceCa
 				Properties: map[string]spec.Schema{
 					"lastBackup": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The latest completed backup of the volume, if it is of the same namespace. Backups of other namespaces are named in the system namespace only.",
+							Description: "The latest completed backup of the volume, if it is of the same namespace. Backups of other namespaces are named in the system namespace, and in requests over all namespaces.",
 							Ref:         ref(v1alpha1.BackupReference{}.OpenAPIModelName()),
 						},
 					},
@@ -8085,7 +8085,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeBackupSpec(ref common.ReferenceCall
 					},
 					"backup": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The backup that holds the volume, if it is of the same namespace. Backups of other namespaces are named in the system namespace only.",
+							Description: "The backup that holds the volume, if it is of the same namespace. Backups of other namespaces are named in the system namespace, and in requests over all namespaces.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.BackupReference{}.OpenAPIModelName()),
 						},

@@ -9,11 +9,17 @@ import (
 	"k8s.io/apimachinery/pkg/conversion"
 )
 
-// change is what a writer wants done: store obj at key, or remove what is there.
+// change is what a writer wants done: store an object at key, or remove what is there.
 type change[T Object] struct {
-	key    string
-	obj    T // owned by the log from here on
-	remove bool
+	key string
+	// within and over are owned by the log from here on. A view without a version is new.
+	within, over view[T]
+	remove       bool
+}
+
+// alike stores an object that all requests are shown.
+func alike[T Object](key string, obj T) change[T] {
+	return change[T]{key: key, within: view[T]{obj: obj}, over: view[T]{obj: obj}}
 }
 
 // commitLocked makes each change an event with a version of its own. The caller
@@ -29,13 +35,21 @@ func (l *Log[T]) commitLocked(changes ...change[T]) {
 		if c.remove {
 			e.was = l.state.remove(c.key)
 		} else {
-			setVersion(c.obj, l.rv)
-			e.now = &entry[T]{key: c.key, rv: l.rv, obj: c.obj}
+			e.now = &entry[T]{c.key, issue(c.within, l.rv), issue(c.over, l.rv)}
 			e.was = l.state.set(e.now)
 		}
 		l.history.add(e)
 	}
 	l.wakeLocked()
+}
+
+// issue gives a view that is new its version.
+func issue[T Object](v view[T], rv uint64) view[T] {
+	if v.rv == 0 {
+		v.rv = rv
+		setVersion(v.obj, rv)
+	}
+	return v
 }
 
 // lookup returns the current entry at key, or nil.

@@ -15,7 +15,7 @@ type event[T Object] struct {
 	rv       uint64
 	at       time.Time
 	was, now *entry[T]
-	bytes    int // of now; was is that of an event before, or is not kept for long
+	bytes    int // of what is new in now; was is that of an event before, or is not kept for long
 }
 
 func (e *event[T]) key() string {
@@ -46,8 +46,11 @@ func (h *history[T]) at(i int) *event[T] { return &h.ring[(h.head+i)%len(h.ring)
 
 // add appends an event and forgets those that are too old or too many.
 func (h *history[T]) add(e event[T]) {
-	if e.now != nil {
-		e.bytes = sizeOf(reflect.ValueOf(e.now.obj))
+	if e.now != nil && e.now.within.rv == e.rv {
+		e.bytes = sizeOf(reflect.ValueOf(e.now.within.obj))
+	}
+	if e.now != nil && e.now.over.rv == e.rv && !e.now.over.is(e.now.within) {
+		e.bytes += sizeOf(reflect.ValueOf(e.now.over.obj))
 	}
 	h.bytes += e.bytes
 	for h.len > 0 && h.isFull(e.at) {

@@ -202,12 +202,17 @@ func (l *Log[T]) Version() uint64 {
 }
 
 // copyOf returns a copy of an object for a client.
-func (l *Log[T]) copyOf(e *entry[T]) T {
-	c := e.obj.DeepCopyObject().(T)
-	if floor := l.floor.Load(); e.rv < floor {
+func (l *Log[T]) copyOf(v view[T]) T {
+	c := v.obj.DeepCopyObject().(T)
+	if floor := l.floor.Load(); v.rv < floor {
 		setVersion(c, floor)
 	}
 	return c
+}
+
+// scopeOf is that of a request for a key.
+func (l *Log[T]) scopeOf(key string, recursive bool) scope {
+	return scope{key, recursive, recursive && key == l.prefix}
 }
 
 // ReadinessCheck implements storage.Interface. It returns nil once clients are let in.

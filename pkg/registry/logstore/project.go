@@ -21,7 +21,7 @@ import (
 // An error means that an object has no valid name or namespace, or is given
 // twice, and that nothing was stored.
 func (l *Log[T]) Apply(objs ...T) (int, error) {
-	wanted, err := l.byKey(objs)
+	wanted, err := l.byKey(objs, nil)
 	if err != nil {
 		return 0, err
 	}
@@ -31,9 +31,10 @@ func (l *Log[T]) Apply(objs ...T) (int, error) {
 }
 
 // Replace makes objs the whole content of the log, like Apply for those given and
-// Remove for all others, at once.
-func (l *Log[T]) Replace(objs []T) (int, error) {
-	wanted, err := l.byKey(objs)
+// Remove for all others, at once. over are those of them that requests over all namespaces are
+// shown otherwise, as they are shown these.
+func (l *Log[T]) Replace(objs []T, over ...T) (int, error) {
+	wanted, err := l.byKey(objs, over)
 	if err != nil {
 		return 0, err
 	}
@@ -48,7 +49,7 @@ func (l *Log[T]) Replace(objs []T) (int, error) {
 	l.mu.Unlock()
 
 	changes := l.differences(wanted, current.get)
-	for e := range current.scan(scope{l.prefix, true}, "") {
+	for e := range current.scan(l.scopeOf(l.prefix, true), "") {
 		if _, ok := given[e.key]; !ok {
 			changes = append(changes, change[T]{key: e.key, remove: true})
 		}
@@ -58,13 +59,13 @@ func (l *Log[T]) Replace(objs []T) (int, error) {
 
 // Update stores objects like Apply, and removes those of the names that are gone, all in
 // one commit: whoever reads sees all of it or nothing. An object without a valid name or
-// namespace, or given twice, is left out, and the error names it.
-func (l *Log[T]) Update(set []T, gone []types.NamespacedName) (int, error) {
+// namespace, or given twice, is left out, and the error names it. over is as for Replace.
+func (l *Log[T]) Update(set []T, gone []types.NamespacedName, over ...T) (int, error) {
 	wanted := make([]change[T], 0, len(set))
 	seen := make(map[string]bool, len(set))
 	var errs []error
 	for _, obj := range set {
-		one, err := l.byKey([]T{obj})
+		one, err := l.byKey([]T{obj}, nil)
 		if err == nil && seen[one[0].key] {
 			err = fmt.Errorf("%s %q of namespace %q is given twice", l.options.Resource, obj.GetName(), obj.GetNamespace())
 		}
@@ -75,6 +76,7 @@ func (l *Log[T]) Update(set []T, gone []types.NamespacedName) (int, error) {
 		seen[one[0].key] = true
 		wanted = append(wanted, one[0])
 	}
+	l.setOver(wanted, over)
 	l.writers.Lock()
 	defer l.writers.Unlock()
 	var changes []change[T]
@@ -106,18 +108,18 @@ func (l *Log[T]) GetObject(namespace, name string) (T, bool) {
 		var none T
 		return none, false
 	}
-	return e.obj.DeepCopyObject().(T), true
+	return e.within.obj.DeepCopyObject().(T), true
 }
 
 // All yields the objects of a namespace as they are now, whether or not the log is ready. They
-// are shared, and must not be modified.
+// are as it is shown them, are shared, and must not be modified.
 func (l *Log[T]) All(namespace string) iter.Seq[T] {
 	return func(yield func(T) bool) {
 		l.mu.Lock()
 		now, _ := l.snapshotLocked()
 		l.mu.Unlock()
-		for e := range now.scan(scope{l.key(namespace, ""), true}, "") {
-			if !yield(e.obj) {
+		for e := range now.scan(scope{key: l.key(namespace, ""), recursive: true}, "") {
+			if !yield(e.within.obj) {
 				return
 			}
 		}
@@ -140,23 +142,45 @@ func (l *Log[T]) differences(wanted []change[T], stored func(key string) *entry[
 	var changes []change[T]
 	for _, w := range wanted {
 		e := stored(w.key)
-		if e != nil && same(e.obj, w.obj) {
-			continue
-		}
 		if e != nil {
 			w.key = e.key // one string for all versions
+			if e.within.obj.GetUID() != w.within.obj.GetUID() {
+				changes = append(changes, change[T]{key: w.key, remove: true})
+				e = nil
+			}
 		}
-		if e != nil && e.obj.GetUID() != w.obj.GetUID() {
-			changes = append(changes, change[T]{key: w.key, remove: true})
+		one := w.within.is(w.over)
+		var within, over bool // whether they stay
+		if e != nil {
+			within = same(e.within.obj, w.within.obj)
+			if over = within; !one || !e.within.is(e.over) {
+				over = same(e.over.obj, w.over.obj)
+			}
 		}
-		w.obj = w.obj.DeepCopyObject().(T)
+		if within && over {
+			continue
+		}
+		if within {
+			w.within = e.within
+		} else {
+			w.within.obj = w.within.obj.DeepCopyObject().(T)
+		}
+		switch {
+		case over:
+			w.over = e.over
+		case one && !within:
+			w.over = w.within
+		default:
+			w.over.obj = w.over.obj.DeepCopyObject().(T)
+		}
 		changes = append(changes, w)
 	}
 	return changes
 }
 
-// byKey pairs objects with their keys, in the order given.
-func (l *Log[T]) byKey(objs []T) ([]change[T], error) {
+// byKey pairs objects with their keys, in the order given, and with those of over that have the
+// same key.
+func (l *Log[T]) byKey(objs, over []T) ([]change[T], error) {
 	seen := make(map[string]struct{}, len(objs))
 	wanted := make([]change[T], 0, len(objs))
 	for _, obj := range objs {
@@ -168,9 +192,26 @@ func (l *Log[T]) byKey(objs []T) ([]change[T], error) {
 			return nil, fmt.Errorf("%s %q of namespace %q is given twice", l.options.Resource, obj.GetName(), obj.GetNamespace())
 		}
 		seen[key] = struct{}{}
-		wanted = append(wanted, change[T]{key: key, obj: obj})
+		wanted = append(wanted, alike(key, obj))
 	}
+	l.setOver(wanted, over)
 	return wanted, nil
+}
+
+// setOver sets what requests over all namespaces are shown of objects that are wanted.
+func (l *Log[T]) setOver(wanted []change[T], over []T) {
+	if len(over) == 0 {
+		return
+	}
+	byKey := make(map[string]T, len(over))
+	for _, obj := range over {
+		byKey[l.key(obj.GetNamespace(), obj.GetName())] = obj
+	}
+	for i := range wanted {
+		if obj, ok := byKey[wanted[i].key]; ok {
+			wanted[i].over.obj = obj
+		}
+	}
 }
 
 func (l *Log[T]) keyOf(obj T) (string, error) {

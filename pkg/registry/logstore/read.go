@@ -41,7 +41,7 @@ func (l *Log[T]) Get(ctx context.Context, key string, opts storage.GetOptions, o
 	l.onRead(ctx)
 	switch {
 	case e != nil:
-		return setTo(l.copyOf(e), out)
+		return setTo(l.copyOf(e.within), out)
 	case opts.IgnoreNotFound:
 		return runtime.SetZeroValue(out)
 	default:
@@ -73,13 +73,13 @@ func (l *Log[T]) GetList(ctx context.Context, key string, opts storage.ListOptio
 	}
 	l.onRead(ctx)
 
-	found, err := selectPage(s, scope{key, opts.Recursive}, continueKey, &opts.Predicate)
+	found, err := selectPage(s, l.scopeOf(key, opts.Recursive), continueKey, &opts.Predicate)
 	if err != nil {
 		return err
 	}
-	items.Set(reflect.MakeSlice(items.Type(), len(found.entries), len(found.entries)))
-	for i, e := range found.entries {
-		items.Index(i).Set(reflect.ValueOf(l.copyOf(e)).Elem())
+	items.Set(reflect.MakeSlice(items.Type(), len(found.views), len(found.views)))
+	for i, v := range found.views {
+		items.Index(i).Set(reflect.ValueOf(l.copyOf(v)).Elem())
 	}
 	token, remaining, err := storage.PrepareContinueToken(found.lastKey, key, int64(rv), found.count, found.more, opts)
 	if err != nil {
@@ -148,7 +148,7 @@ func ExpiredContinue(continueKey, key string) error {
 
 // page is what a list request selects.
 type page[T Object] struct {
-	entries []*entry[T]
+	views   []view[T]
 	lastKey string // of the last entry that was looked at for the page
 	count   int64  // entries from the page's beginning to the end of the scope; only if no selector is given
 	more    bool
@@ -159,19 +159,20 @@ func selectPage[T Object](s state[T], sc scope, from string, selector *storage.S
 	unfiltered := selector.Empty()
 	for e := range s.scan(sc, from) {
 		p.count++
-		if selector.Limit > 0 && int64(len(p.entries)) == selector.Limit {
+		if selector.Limit > 0 && int64(len(p.views)) == selector.Limit {
 			p.more = true
 			if unfiltered {
 				continue // only the count is wanted
 			}
 			break
 		}
-		ok, err := selector.Matches(e.obj)
+		shown := e.in(sc)
+		ok, err := selector.Matches(shown.obj)
 		if err != nil {
 			return p, err
 		}
 		if ok {
-			p.entries = append(p.entries, e)
+			p.views = append(p.views, shown)
 		}
 		p.lastKey = e.key
 	}

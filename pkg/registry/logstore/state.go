@@ -14,8 +14,27 @@ import (
 // the pointer identifies the object's version.
 type entry[T Object] struct {
 	key string
+	// within is what requests within the object's namespace are shown, and over what those
+	// over all namespaces are. Where they are alike since the same version, they are one object.
+	within, over view[T]
+}
+
+// view is what some requests are shown, and the version of its last change: a change that a
+// request is not shown is none for it.
+type view[T Object] struct {
 	rv  uint64
 	obj T
+}
+
+// is reports whether two views are one: an object never changes, and a new one has a new version.
+func (v view[T]) is(other view[T]) bool { return any(v.obj) == any(other.obj) }
+
+// in is what a request of a scope is shown.
+func (e *entry[T]) in(sc scope) view[T] {
+	if sc.all {
+		return e.over
+	}
+	return e.within
 }
 
 // state holds the objects by key, in the order of their keys.
@@ -74,10 +93,10 @@ func (s state[T]) scan(sc scope, from string) iter.Seq[*entry[T]] {
 }
 
 // scope is the set of keys that a request may see: one key, or all keys below a
-// prefix that ends with a slash.
+// prefix that ends with a slash. all says that this is every key.
 type scope struct {
-	key       string
-	recursive bool
+	key            string
+	recursive, all bool
 }
 
 func (sc scope) contains(key string) bool {

@@ -52,7 +52,7 @@ func (l *Log[T]) Watch(ctx context.Context, key string, opts storage.ListOptions
 	if err != nil {
 		return nil, err
 	}
-	w := &watcher[T]{log: l, scope: scope{key, opts.Recursive}, opts: opts, cursor: rv}
+	w := &watcher[T]{log: l, scope: l.scopeOf(key, opts.Recursive), opts: opts, cursor: rv}
 
 	l.mu.Lock()
 	if err := l.checkOpenLocked(); err != nil {
@@ -167,12 +167,13 @@ func (w *watcher[T]) run(initial *state[T]) {
 // explicitly, the bookmark that says they are complete.
 func (w *watcher[T]) sendInitial(s state[T]) bool {
 	for e := range s.scan(w.scope, "") {
-		ok, err := w.opts.Predicate.Matches(e.obj)
+		shown := e.in(w.scope)
+		ok, err := w.opts.Predicate.Matches(shown.obj)
 		if err != nil {
 			w.send(errorEvent(err))
 			return false
 		}
-		if ok && !w.send(watch.Event{Type: watch.Added, Object: w.log.copyOf(e)}) {
+		if ok && !w.send(watch.Event{Type: watch.Added, Object: w.log.copyOf(shown)}) {
 			return false
 		}
 	}
@@ -245,7 +246,7 @@ func (w *watcher[T]) deliver() (changed <-chan struct{}, ok bool) {
 // begins to match its selector is added, one that ceases to match is deleted, with
 // its last matching content. The result has no object if the client sees nothing.
 func (w *watcher[T]) translate(e *event[T]) (watch.Event, error) {
-	if !w.scope.contains(e.key()) {
+	if !w.scope.contains(e.key()) || e.was != nil && e.now != nil && e.was.in(w.scope).is(e.now.in(w.scope)) {
 		return watch.Event{}, nil
 	}
 	was, err := w.matches(e.was)
@@ -258,11 +259,11 @@ func (w *watcher[T]) translate(e *event[T]) (watch.Event, error) {
 	}
 	switch {
 	case was && now:
-		return watch.Event{Type: watch.Modified, Object: e.now.obj.DeepCopyObject()}, nil
+		return watch.Event{Type: watch.Modified, Object: e.now.in(w.scope).obj.DeepCopyObject()}, nil
 	case now:
-		return watch.Event{Type: watch.Added, Object: e.now.obj.DeepCopyObject()}, nil
+		return watch.Event{Type: watch.Added, Object: e.now.in(w.scope).obj.DeepCopyObject()}, nil
 	case was:
-		return watch.Event{Type: watch.Deleted, Object: withVersion(e.was.obj, e.rv)}, nil
+		return watch.Event{Type: watch.Deleted, Object: withVersion(e.was.in(w.scope).obj, e.rv)}, nil
 	}
 	return watch.Event{}, nil
 }
@@ -271,7 +272,7 @@ func (w *watcher[T]) matches(e *entry[T]) (bool, error) {
 	if e == nil {
 		return false, nil
 	}
-	return w.opts.Predicate.Matches(e.obj)
+	return w.opts.Predicate.Matches(e.in(w.scope).obj)
 }
 
 // sendBookmark tells the client how far it has seen.

@@ -42,7 +42,7 @@ func (l *Log[T]) Create(_ context.Context, key string, obj, out runtime.Object, 
 	if err != nil {
 		return err
 	}
-	rv, ok := l.commitIf(nil, change[T]{key: key, obj: c})
+	rv, ok := l.commitIf(nil, alike(key, c))
 	if !ok {
 		return storage.NewKeyExistsError(key, 0)
 	}
@@ -62,7 +62,7 @@ func (l *Log[T]) Delete(ctx context.Context, key string, out runtime.Object, pre
 		if e == nil {
 			return storage.NewKeyNotFoundError(key, 0)
 		}
-		current := l.copyOf(e)
+		current := l.copyOf(e.within)
 		if err := preconditions.Check(key, current); err != nil {
 			return err
 		}
@@ -70,7 +70,7 @@ func (l *Log[T]) Delete(ctx context.Context, key string, out runtime.Object, pre
 			return err
 		}
 		if rv, ok := l.commitIf(e, change[T]{key: key, remove: true}); ok {
-			return copyInto(withVersion(e.obj, rv), out)
+			return copyInto(withVersion(e.within.obj, rv), out)
 		}
 	}
 }
@@ -90,7 +90,7 @@ func (l *Log[T]) GuaranteedUpdate(_ context.Context, key string, dst runtime.Obj
 		}
 		current, version := runtime.Object(l.newObject()), uint64(0)
 		if e != nil {
-			current, version = l.copyOf(e), max(e.rv, l.floor.Load())
+			current, version = l.copyOf(e.within), max(e.within.rv, l.floor.Load())
 		}
 		if err := preconditions.Check(key, current); err != nil {
 			return err
@@ -103,10 +103,10 @@ func (l *Log[T]) GuaranteedUpdate(_ context.Context, key string, dst runtime.Obj
 		if err != nil {
 			return err
 		}
-		if e != nil && ttl == nil && same(e.obj, c) {
-			return setTo(l.copyOf(e), dst)
+		if e != nil && ttl == nil && same(e.within.obj, c) {
+			return setTo(l.copyOf(e.within), dst)
 		}
-		rv, ok := l.commitIf(e, change[T]{key: key, obj: c})
+		rv, ok := l.commitIf(e, alike(key, c))
 		if !ok {
 			continue
 		}
@@ -147,7 +147,7 @@ func (l *Log[T]) expireAfter(key string, rv, ttl uint64) {
 		return
 	}
 	time.AfterFunc(max(time.Duration(ttl)*time.Second, minTTL), func() {
-		if e := l.lookup(key); e != nil && e.rv == rv {
+		if e := l.lookup(key); e != nil && e.within.rv == rv {
 			l.commitIf(e, change[T]{key: key, remove: true})
 		}
 	})

@@ -173,17 +173,25 @@ func (p *Projector) Load(namespace string, coming sets.Set[string]) records.Load
 // one to the other without vanishing in between.
 func (p *Projector) projectLocked(key backupKey) {
 	run, stored, unread := p.runs.byBackup[key], p.stores.catalog.Backup(key.Namespace, key.Name), p.runs.unread[key].run
-	var backup *v1alpha1.Backup
+	var backup, over *v1alpha1.Backup // over is nil if it is the same
 	switch {
 	case run != nil && run.Deleting() && stored != nil:
 		backup = deleting(stored, run)
 	case run != nil && (run.Deleting() || !run.Status.Stored):
-		var place *queue.Entry
-		if entry, ok := p.queue.entries[run.UID]; ok {
-			place = &entry
+		show := func(entry *queue.Entry) *v1alpha1.Backup {
+			backup := at(key, backupOf(run, entry))
+			Unheard(backup.Status.Conditions, p.unheard)
+			return backup
 		}
-		backup = at(key, backupOf(run, place))
-		Unheard(backup.Status.Conditions, p.unheard)
+		place, ok := p.queue.places[run.UID]
+		if !ok {
+			backup = show(nil)
+			break
+		}
+		backup = show(&place.Entry)
+		if place.Message != place.OverMessage {
+			over = show(place.Over())
+		}
 	case unread != nil && (stored == nil || stored.UID != unread.UID && stored.Status.Phase != v1alpha1.BackupPhaseUnreadable):
 		// The catalogue may still have one of that name which was there before.
 		backup = at(key, backupOf(unread, nil))
@@ -199,7 +207,11 @@ func (p *Projector) projectLocked(key backupKey) {
 		p.Backups.Remove(key.Namespace, key.Name)
 		return
 	}
-	replace(p.Backups, backup)
+	if over == nil {
+		replace(p.Backups, backup)
+	} else {
+		replace(p.Backups, backup, p.changedLocked(over))
+	}
 }
 
 // at is a live backup in the place where it is shown.

@@ -44,7 +44,6 @@ import (
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	clusteridentity "github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/location"
-	"github.com/holdfast-io/holdfast/pkg/queue"
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
 	"github.com/holdfast-io/holdfast/pkg/registry/volumebackup"
 	"github.com/holdfast-io/holdfast/pkg/store"
@@ -90,7 +89,7 @@ type Config struct {
 	OnBackup func(name types.NamespacedName, backup *v1alpha1.Backup)
 	// OnRestores, if set, is told of the places of all restores in the queue, by uid, as
 	// they may be shown where the restores are. It is called under a lock, too.
-	OnRestores func(places map[types.UID]queue.Entry)
+	OnRestores func(places map[types.UID]Place)
 	// OnUnheard, if set, is told why what waits does when no controller is heard of any more, and of
 	// nothing when one is. It is called under a lock, too.
 	OnUnheard func(message string)

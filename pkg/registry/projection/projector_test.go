@@ -7,12 +7,14 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -30,6 +32,8 @@ import (
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	clusteridentity "github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
+	"github.com/holdfast-io/holdfast/pkg/registry/backupqueue"
+	"github.com/holdfast-io/holdfast/pkg/registry/virtual"
 )
 
 const system = "holdfast"
@@ -500,6 +504,106 @@ func TestTenantsSeeNoForeignNames(t *testing.T) {
 	system, _ := f.Queue.GetObject(system, "secret-of-the-administrator")
 	if system == nil {
 		t.Error("the administrator's entry is missing")
+	}
+}
+
+// TestAdministratorsSeeNames: a list over all namespaces names what blocks a tenant's backup, and so
+// does a watch, which hears when another one does; within the namespace, nothing has changed then.
+func TestAdministratorsSeeNames(t *testing.T) {
+	f := newFixture(t, "red", "blue")
+	f.limit(4)
+	f.Observe(f.run(system, "nightly", running, "red"))
+	f.Observe(f.run("red", "mine", queued(2), "red"))
+	f.restoreChanged(f.restore("red", "back", v1alpha1.RestorePhaseQueued, 3, "red"))
+	f.mustPublish()
+
+	entries := func(key string) map[string]*v1alpha1.BackupQueueEntry {
+		t.Helper()
+		list := &v1alpha1.BackupQueueEntryList{}
+		if err := f.Queue.GetList(t.Context(), key, storage.ListOptions{Recursive: true, Predicate: storage.Everything}, list); err != nil {
+			t.Fatal(err)
+		}
+		found := map[string]*v1alpha1.BackupQueueEntry{}
+		for i := range list.Items {
+			found[list.Items[i].Namespace+"/"+list.Items[i].Name] = &list.Items[i]
+		}
+		return found
+	}
+	said := func(key string) string {
+		t.Helper()
+		list := &v1alpha1.BackupList{}
+		if err := f.Backups.GetList(t.Context(), key, storage.ListOptions{Recursive: true, Predicate: storage.Everything}, list); err != nil {
+			t.Fatal(err)
+		}
+		for _, backup := range list.Items {
+			if backup.Name == "mine" {
+				return backup.Status.Conditions[0].Message
+			}
+		}
+		return ""
+	}
+	expect := func(what, message, over, blocked string) {
+		t.Helper()
+		all, own := entries("/holdfast.io/backupqueues/"), entries("/holdfast.io/backupqueues/red/")
+		column := func(entry *v1alpha1.BackupQueueEntry) any {
+			i := slices.IndexFunc(backupqueue.Resource.Columns, func(c virtual.Column[*v1alpha1.BackupQueueEntry]) bool { return c.Definition.Name == "Blocked-By" })
+			return backupqueue.Resource.Columns[i].Cell(entry, time.Unix(2000, 0))
+		}
+		if s := all["red/mine"].Status; s.Message != over || s.OtherBlockers != 0 || column(all["red/mine"]) != blocked {
+			t.Errorf("%s, over all namespaces: %+v, blocked by %v", what, s, column(all["red/mine"]))
+		}
+		if s := own["red/mine"].Status; s.Message != message || s.OtherBlockers != 1 || column(own["red/mine"]) != "another" {
+			t.Errorf("%s, within the namespace: %+v, blocked by %v", what, s, column(own["red/mine"]))
+		}
+		if got := said("/holdfast.io/backups/"); got != "position 2: "+over {
+			t.Errorf("%s, the backup says over all namespaces: %s", what, got)
+		}
+		if got := said("/holdfast.io/backups/red/"); got != "position 2: "+message {
+			t.Errorf("%s, the backup says: %s", what, got)
+		}
+	}
+	expect("at first", "overlaps another backup in red", "overlaps holdfast/nightly (running) in red", "holdfast/nightly")
+
+	follow := func(key string) watch.Interface {
+		t.Helper()
+		watcher, err := f.Queue.Watch(t.Context(), key, storage.ListOptions{ResourceVersion: strconv.FormatUint(f.Queue.Version(), 10), Recursive: true, Predicate: storage.Everything})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(watcher.Stop)
+		return watcher
+	}
+	over, within := follow("/holdfast.io/backupqueues/"), follow("/holdfast.io/backupqueues/red/")
+	version := entries("/holdfast.io/backupqueues/red/")["red/mine"].ResourceVersion
+	f.Observe(f.run(system, "nightly", enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseCompleted}))
+	f.Observe(f.run(system, "weekly", running, "red"))
+	f.mustPublish()
+	expect("after a change", "overlaps another backup in red", "overlaps holdfast/weekly (running) in red", "holdfast/weekly")
+	if now := entries("/holdfast.io/backupqueues/red/")["red/mine"]; now.ResourceVersion != version {
+		t.Errorf("within the namespace the entry has the version %s, and had %s: nothing of it has changed", now.ResourceVersion, version)
+	}
+	// next is the next event about the tenant's backup.
+	next := func(w watch.Interface) (watch.EventType, *v1alpha1.BackupQueueEntry) {
+		t.Helper()
+		for event := range w.ResultChan() {
+			entry, ok := event.Object.(*v1alpha1.BackupQueueEntry)
+			if !ok {
+				t.Fatalf("the watch ended: %+v", event)
+			}
+			if entry.Name == "mine" {
+				return event.Type, entry
+			}
+		}
+		t.Fatal("the watch ended")
+		return "", nil
+	}
+	if kind, told := next(over); kind != watch.Modified || !equality.Semantic.DeepEqual(told, entries("/holdfast.io/backupqueues/")["red/mine"]) {
+		t.Errorf("over all namespaces, the watch has %s of %+v, and the list another", kind, told)
+	}
+	f.Observe(f.run("red", "mine", enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseCompleted}))
+	f.mustPublish()
+	if kind, told := next(within); kind != watch.Deleted {
+		t.Errorf("within the namespace there was %s of %+v", kind, told)
 	}
 }
 

@@ -6,6 +6,7 @@ package projection
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -38,15 +39,32 @@ func pause(events int, took time.Duration) time.Duration {
 	return max(publishInterval, time.Duration(events)*time.Second/MaxQueueEvents, 4*took)
 }
 
+// Place is one in the queue, as it may be shown where the backup or restore lies.
+type Place struct {
+	queue.Entry
+	// OverMessage is the message as requests over all namespaces show it, which names what others
+	// have in the queue.
+	OverMessage string
+}
+
+// Over is the place as requests over all namespaces show it, as far as backups and restores say
+// something of it.
+func (p Place) Over() *queue.Entry {
+	p.Message = p.OverMessage
+	return &p.Entry
+}
+
+// say gives the place another message for all.
+func (p *Place) say(message string) { p.Message, p.OverMessage = message, message }
+
 // publishedQueue is the queue as it was last published. Projector.mu guards it, but
 // for the log and stale, which are safe by themselves.
 type publishedQueue struct {
 	log *logstore.Log[*v1alpha1.BackupQueueEntry]
 	// planner knows the runs, and what else the queue follows from as last published.
 	planner *records.Planner
-	// entries are the places in the queue, by the record's uid, as they may be shown
-	// where the backup lies.
-	entries map[types.UID]queue.Entry
+	// places are those of the backups in the queue, by the record's uid.
+	places map[types.UID]Place
 	// stale wakes the publication.
 	stale chan struct{}
 }
@@ -54,7 +72,7 @@ type publishedQueue struct {
 func newPublishedQueue(log *logstore.Log[*v1alpha1.BackupQueueEntry]) (publishedQueue, error) {
 	planner, err := records.NewPlanner(records.DefaultLimits)
 	return publishedQueue{
-		log: log, planner: planner, entries: map[types.UID]queue.Entry{},
+		log: log, planner: planner, places: map[types.UID]Place{},
 		stale: make(chan struct{}, 1),
 	}, err
 }
@@ -69,11 +87,12 @@ func (q *publishedQueue) wake() {
 // publish computes the queue, and commits what changed in it. It returns the number of
 // changes in the log, the runs whose backups show another place from now on, and the
 // places of the restores.
-func (q *publishedQueue) publish(runs *runs, ledgerUnreadable bool, unheard string) (events int, moved []*enginev1alpha1.BackupRun, restores map[types.UID]queue.Entry, err error) {
+func (q *publishedQueue) publish(runs *runs, ledgerUnreadable bool, unheard string) (events int, moved []*enginev1alpha1.BackupRun, restores map[types.UID]Place, err error) {
 	plan := q.planner.Plan()
-	entries := make(map[types.UID]queue.Entry, len(plan.Entries))
-	restores = map[types.UID]queue.Entry{}
+	places := make(map[types.UID]Place, len(plan.Entries))
+	restores = map[types.UID]Place{}
 	shown := make([]*v1alpha1.BackupQueueEntry, 0, len(plan.Entries))
+	var over []*v1alpha1.BackupQueueEntry
 	for _, entry := range plan.Entries {
 		run := q.planner.Run(entry.UID)
 		key := runs.key(run)
@@ -81,25 +100,29 @@ func (q *publishedQueue) publish(runs *runs, ledgerUnreadable bool, unheard stri
 		if isBackup && runs.byBackup[key] != backup || !isBackup && run.GetName() != recordOf(run, runs.systemNamespace) {
 			continue // another record says that it stands for it, too
 		}
-		entry = queue.Redact(entry, runs.systemNamespace)
+		place := Place{queue.Redact(entry, runs.systemNamespace), entry.Message}
 		if ledgerUnreadable && entry.Reason == v1alpha1.QueueReasonNextToStart {
-			entry.Message = "starts when the ledger of what was let start can be read again; an event of the ConfigMap " + records.LedgerName + " says more"
+			place.say("starts when the ledger of what was let start can be read again; an event of the ConfigMap " + records.LedgerName + " says more")
 		}
 		if unheard != "" && entry.Reason == v1alpha1.QueueReasonNextToStart {
-			entry.Message = unheard
+			place.say(unheard)
 		}
 		if isBackup {
-			if was := q.entries[entry.UID]; was.Position != entry.Position || was.Message != entry.Message || was.State != entry.State {
+			if was := q.places[entry.UID]; was.Position != place.Position || was.State != place.State || was.Message != place.Message || was.OverMessage != place.OverMessage {
 				moved = append(moved, backup)
 			}
-			entries[entry.UID] = entry
+			places[entry.UID] = place
 		} else {
-			restores[entry.UID] = entry
+			restores[entry.UID] = place
 		}
-		shown = append(shown, entryOf(key, run, entry, &plan))
+		shown = append(shown, entryOf(key, run, place.Entry, &plan))
+		if place.Message != place.OverMessage || place.OtherBlockers.Sum() > 0 || !slices.Equal(place.ConflictNamespaces, entry.ConflictNamespaces) {
+			entry.Message = place.OverMessage
+			over = append(over, entryOf(key, run, entry, &plan))
+		}
 	}
-	q.entries = entries
-	events, err = q.log.Replace(shown)
+	q.places = places
+	events, err = q.log.Replace(shown, over...)
 	return events, moved, restores, err
 }
 

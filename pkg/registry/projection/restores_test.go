@@ -15,7 +15,6 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
-	"github.com/holdfast-io/holdfast/pkg/queue"
 	"github.com/holdfast-io/holdfast/pkg/registry/backupqueue"
 )
 
@@ -43,8 +42,8 @@ func (f *fixture) restore(namespace, name string, phase v1alpha1.RestorePhase, t
 // is something.
 func TestRestoresInTheQueue(t *testing.T) {
 	f := newFixture(t, "red", "blue")
-	var places map[types.UID]queue.Entry
-	f.OnRestores = func(all map[types.UID]queue.Entry) { places = all }
+	var places map[types.UID]Place
+	f.OnRestores = func(all map[types.UID]Place) { places = all }
 	f.limit(1)
 	f.Observe(f.run("red", "same", queued(1), "red"))
 	f.restoreChanged(f.restore("red", "same", v1alpha1.RestorePhaseInProgress, 2, "red"))

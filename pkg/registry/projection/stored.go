@@ -244,7 +244,7 @@ func (p *Projector) storedChanged(changes catalog.Changes) {
 		p.projectLocked(key)
 	}
 	p.mu.Unlock()
-	if _, err := p.Volumes.Update(changes.Volumes.Set, changes.Volumes.Gone); err != nil {
+	if _, err := p.Volumes.Update(changes.Volumes.Set, changes.Volumes.Gone, changes.Named...); err != nil {
 		utilruntime.HandleError(err)
 	}
 	if len(changes.Volumes.Set) > 0 { // a part of the lists, and not an empty one
@@ -253,9 +253,9 @@ func (p *Projector) storedChanged(changes catalog.Changes) {
 	}
 }
 
-// replace commits an object.
-func replace[T logstore.Object](log *logstore.Log[T], object T) {
-	if _, err := log.Apply(object); err != nil {
+// replace commits an object, with over as logstore.Log's Update takes it.
+func replace[T logstore.Object](log *logstore.Log[T], object T, over ...T) {
+	if _, err := log.Update([]T{object}, nil, over...); err != nil {
 		utilruntime.HandleError(err)
 	}
 }

@@ -49,7 +49,7 @@ type Publisher struct {
 	// successions say which of them continue others.
 	successions identity.Successions
 	// places are those in the queue, as they may be shown.
-	places map[types.UID]queue.Entry
+	places map[types.UID]projection.Place
 	// unheard says that no controller is heard of; empty while one is.
 	unheard string
 	// stores tell the locations that there are from others of their names.
@@ -157,7 +157,7 @@ func (p *Publisher) forget(run *enginev1alpha1.RestoreRun) {
 
 // Queued takes note of the places of all restores in the queue, as they may be shown
 // where the restores are. The caller keeps none of it.
-func (p *Publisher) Queued(places map[types.UID]queue.Entry) {
+func (p *Publisher) Queued(places map[types.UID]projection.Place) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	before := p.places
@@ -165,7 +165,7 @@ func (p *Publisher) Queued(places map[types.UID]queue.Entry) {
 	for _, of := range p.records {
 		for uid, run := range of {
 			was, is := before[uid], places[uid]
-			if was.State != is.State || was.Position != is.Position || was.Reason != is.Reason || was.Message != is.Message {
+			if was.State != is.State || was.Position != is.Position || was.Reason != is.Reason || was.Message != is.Message || was.OverMessage != is.OverMessage {
 				p.showLocked(run)
 			}
 		}
@@ -264,14 +264,18 @@ func (p *Publisher) sameNamespaceLocked(name string, a, b types.UID) bool {
 }
 
 func (p *Publisher) showLocked(run *enginev1alpha1.RestoreRun) {
-	var place *queue.Entry
-	if entry, ok := p.places[run.UID]; ok {
-		place = &entry
+	at := p.placeOf(run)
+	show := func(entry *queue.Entry) *v1alpha1.Restore {
+		shown := restoreOf(run, entry)
+		projection.Unheard(shown.Status.Conditions, p.unheard)
+		shown.Namespace, shown.Name = at.Namespace, at.Name
+		return shown
 	}
-	shown, at := restoreOf(run, place), p.placeOf(run)
-	projection.Unheard(shown.Status.Conditions, p.unheard)
-	shown.Namespace, shown.Name = at.Namespace, at.Name
-	if _, err := p.Log.Apply(shown); err != nil {
+	var within, over *queue.Entry
+	if place, ok := p.places[run.UID]; ok {
+		within, over = &place.Entry, place.Over()
+	}
+	if _, err := p.Log.Update([]*v1alpha1.Restore{show(within)}, nil, show(over)); err != nil {
 		utilruntime.HandleError(err)
 	}
 }

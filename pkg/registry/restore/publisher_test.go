@@ -24,6 +24,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/queue"
+	"github.com/holdfast-io/holdfast/pkg/registry/projection"
 )
 
 // record is a version of the record of the restore shop/back, asked for in a namespace with
@@ -88,10 +89,14 @@ func TestARestoreIsOneObject(t *testing.T) {
 			p.Observe(record(2, "", enginev1alpha1.RestoreRunStatus{Phase: "Queued", QueuedTimestamp: &queued}))
 		}, "Queued", 0, `Queued=True Queued "", Complete=False Queued ""`, queued},
 		{func() {
-			p.Queued(map[types.UID]queue.Entry{"uid-of-back": {State: v1alpha1.QueueStateQueued, Position: 2, Reason: v1alpha1.QueueReasonNamespaceOverlap, Message: "overlaps another backup in shop"}})
-		}, "Queued", 2, `Queued=True NamespaceOverlap "position 2: overlaps another backup in shop", Complete=False Queued ""`, queued},
+			p.Queued(map[types.UID]projection.Place{"uid-of-back": {Entry: queue.Entry{State: v1alpha1.QueueStateQueued, Position: 2, Reason: v1alpha1.QueueReasonNamespaceOverlap, Message: "overlaps another backup in shop"}, OverMessage: "overlaps holdfast/nightly (running) in shop"}})
+			within, _ := p.Log.GetObject("shop", "back")
+			if got, want := conditionsOf(within), `Queued=True NamespaceOverlap "position 2: overlaps another backup in shop", Complete=False Queued ""`; got != want {
+				t.Errorf("within the namespace it shows %s, want %s", got, want)
+			}
+		}, "Queued", 2, `Queued=True NamespaceOverlap "position 2: overlaps holdfast/nightly (running) in shop", Complete=False Queued ""`, queued},
 		{func() {
-			p.Queued(map[types.UID]queue.Entry{"uid-of-back": {State: v1alpha1.QueueStateReady}})
+			p.Queued(map[types.UID]projection.Place{"uid-of-back": {Entry: queue.Entry{State: v1alpha1.QueueStateReady}}})
 		}, "ReadyToStart", 0, `Queued=False ReadyToStart "", Complete=False ReadyToStart ""`, queued},
 		{func() {
 			p.Observe(record(3, "", enginev1alpha1.RestoreRunStatus{Phase: "InProgress", QueuedTimestamp: &queued, StartTimestamp: &started}))
@@ -194,7 +199,7 @@ func TestAtOnce(t *testing.T) {
 				case 1:
 					p.setNamespace(namespace("shop", types.UID([]string{"first", "second"}[n%2])), n%3 > 0)
 				case 2:
-					p.Queued(map[types.UID]queue.Entry{"uid-of-back": {State: v1alpha1.QueueStateQueued, Position: n}})
+					p.Queued(map[types.UID]projection.Place{"uid-of-back": {Entry: queue.Entry{State: v1alpha1.QueueStateQueued, Position: n}}})
 				case 3:
 					p.load("shop", nil)
 				}

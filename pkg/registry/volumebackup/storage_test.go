@@ -403,6 +403,38 @@ func TestSelectors(t *testing.T) {
 	}
 }
 
+// TestOverAllNamespacesBackupsAreNamed: a list within a namespace, and a get, don't name the backups
+// of other ones, nor does a selector tell of them; one over all namespaces names them, at the same
+// versions.
+func TestOverAllNamespacesBackupsAreNamed(t *testing.T) {
+	f := newFixture(t).ready()
+	f.put("nightly", 1, 2, 2)
+	f.put("namespace-000.b", 2, 1, 2)
+	secret := fields.OneTermEqualSelector("spec.backup.name", "nightly")
+	over := f.mustList("", internalversion.ListOptions{FieldSelector: secret})
+	if len(over.Items) != 4 {
+		t.Errorf("over all namespaces, %d are of the backup", len(over.Items))
+	}
+	for _, item := range over.Items {
+		if item.Spec.Backup != (v1alpha1.BackupReference{Namespace: system, Name: "nightly"}) {
+			t.Errorf("%s is of %+v", item.Name, item.Spec.Backup)
+		}
+		own := f.mustList(item.Namespace, internalversion.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", item.Name)})
+		if len(own.Items) != 1 || own.Items[0].Spec.Backup.Name != "" || own.Items[0].ResourceVersion != item.ResourceVersion {
+			t.Errorf("within its namespace it is %+v", own.Items)
+		}
+		got, err := f.served.Get(genericapirequest.WithNamespace(t.Context(), item.Namespace), item.Name, &metav1.GetOptions{})
+		if err != nil || got.(*v1alpha1.VolumeBackup).Spec.Backup.Name != "" {
+			t.Errorf("a get has %+v, %v", got, err)
+		}
+	}
+	for _, namespace := range []string{"namespace-000", "namespace-001"} {
+		if found := f.mustList(namespace, internalversion.ListOptions{FieldSelector: secret}).Items; len(found) != 0 {
+			t.Errorf("within %s a selector finds %+v", namespace, found)
+		}
+	}
+}
+
 // A list of very many needs a limit, and the error says what to do; a page is never more.
 func TestTooManyForOneAnswer(t *testing.T) {
 	f := newFixture(t).ready()

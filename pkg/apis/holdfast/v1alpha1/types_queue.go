@@ -117,8 +117,8 @@ type BackupQueueEntryStatus struct {
 	// The reason in one sentence.
 	// +optional
 	Message string `json:"message,omitempty"`
-	// The backups and restores that it waits for. An entry outside the system namespace
-	// names only those of its own namespace.
+	// The backups and restores that it waits for. A request within a namespace, but the system
+	// namespace, names only those of that namespace; one over all namespaces names them all.
 	// +optional
 	// +listType=atomic
 	Blockers []QueueBlocker `json:"blockers,omitempty"`

@@ -55,8 +55,8 @@ type BackupVolumeSpec struct {
 
 // BackupVolumeStatus sums up the volume's backups.
 type BackupVolumeStatus struct {
-	// The latest completed backup of the volume, if it is of the same namespace.
-	// Backups of other namespaces are named in the system namespace only.
+	// The latest completed backup of the volume, if it is of the same namespace. Backups of
+	// other namespaces are named in the system namespace, and in requests over all namespaces.
 	// +optional
 	LastBackup *BackupReference `json:"lastBackup,omitempty"`
 	// Name of the VolumeBackup of the latest completed backup.
@@ -158,8 +158,8 @@ type VolumeBackupSpec struct {
 	// Longhorn's. It is in no Backup then.
 	// +optional
 	BackupName string `json:"backupName,omitempty"`
-	// The backup that holds the volume, if it is of the same namespace. Backups of
-	// other namespaces are named in the system namespace only.
+	// The backup that holds the volume, if it is of the same namespace. Backups of other
+	// namespaces are named in the system namespace, and in requests over all namespaces.
 	// +optional
 	Backup BackupReference `json:"backup,omitzero"`
 	// Uid of the backup that holds the volume.
