@@ -99,6 +99,20 @@ func TestRights(t *testing.T) {
 	}
 }
 
+// TestNodeRestrictionIsSeenByOneCommand: by a command of docs/security.md an administrator sees that
+// nodes can create mirror pods only. Nothing is created.
+func TestNodeRestrictionIsSeenByOneCommand(t *testing.T) {
+	page, err := os.ReadFile("../../docs/security.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	command := "run check -n holdfast --image=none --dry-run=server --as=system:node:check --as-group=system:nodes"
+	if !strings.Contains(string(page), "    kubectl "+command+"\n") {
+		t.Errorf("docs/security.md does not have the command %q", command)
+	}
+	lab.Refused(t, "", strings.Fields(command), "can only create mirror pods")
+}
+
 // TestRoles compares what people may do with the other table in docs/security.md.
 func TestRoles(t *testing.T) {
 	t.Parallel()

@@ -96,7 +96,7 @@ func TestTenantsSeeNothingForeign(t *testing.T) {
 			}
 			// A list and a watch of one scope show the same.
 			for scope, shown := range map[string]*v1alpha1.BackupQueueEntry{"": entry, namespace: entriesOver(t, namespace)[namespace+"/"+name]} {
-				if told := told(t, scope, name); !equality.Semantic.DeepEqual(told, shown) {
+				if told := initially(t, scope, name); !equality.Semantic.DeepEqual(told, shown) {
 					return fmt.Errorf("in the scope %q a watch tells %+v of %s, and a list %+v", scope, told, name, shown)
 				}
 			}
@@ -108,9 +108,9 @@ func TestTenantsSeeNothingForeign(t *testing.T) {
 		if !strings.Contains(table, `"`+blocker+`"`) {
 			return fmt.Errorf("the table is %s", table)
 		}
-		for accept, stream := range everywhere {
-			if text := stream.Text(); !strings.Contains(text, "overlaps "+blocker) || accept == asTable && !strings.Contains(text, `"`+blocker+`"`) {
-				return fmt.Errorf("%q is told %s", accept, text)
+		for accept, want := range map[string]string{"": "overlaps " + blocker, asTable: `"` + blocker + `"`} {
+			if text := everywhere[accept].Text(); !strings.Contains(text, want) {
+				return fmt.Errorf("a watch as %q tells no %s: %s", accept, want, text)
 			}
 		}
 		return nil
@@ -264,8 +264,8 @@ func entriesOver(t *testing.T, namespace string) map[string]*v1alpha1.BackupQueu
 	return found
 }
 
-// told is what a watch of a namespace, or of all, begins with about an entry; nil if it doesn't.
-func told(t *testing.T, namespace, name string) *v1alpha1.BackupQueueEntry {
+// initially is what a watch of a namespace, or of all, begins with about an entry; nil if it doesn't.
+func initially(t *testing.T, namespace, name string) *v1alpha1.BackupQueueEntry {
 	t.Helper()
 	watcher, err := lab.Holdfast.HoldfastV1alpha1().BackupQueueEntries(namespace).Watch(t.Context(), metav1.ListOptions{
 		SendInitialEvents: new(true), ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan, AllowWatchBookmarks: true,
