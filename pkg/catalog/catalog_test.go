@@ -84,7 +84,7 @@ type mirror struct {
 	t       *testing.T
 	backups map[types.NamespacedName]*holdfast.Backup
 	volumes map[types.NamespacedName]*holdfast.BackupVolume
-	// named are those of the volumes that differ over all namespaces.
+	// named has the volumes that differ over all namespaces.
 	named map[types.NamespacedName]*holdfast.BackupVolume
 	calls int
 }

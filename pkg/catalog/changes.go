@@ -20,8 +20,8 @@ import (
 type Changes struct {
 	Backups Delta[*holdfast.Backup]
 	Volumes Delta[*holdfast.BackupVolume]
-	// Named are those of the volumes that are set, as lists over all namespaces show them, that
-	// differ there: they name a backup of another namespace.
+	// Named has the set volumes that a list over all namespaces shows differently: each with
+	// the name of its last backup, which is in another namespace.
 	Named []*holdfast.BackupVolume
 }
 

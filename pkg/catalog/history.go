@@ -82,7 +82,7 @@ type Row struct {
 	volume *volume
 	index  int
 	floor  uint64
-	// named says that it may name any backup: it is one of a list over all namespaces.
+	// named is true in a list over all namespaces: the row may name any backup.
 	named bool
 }
 
@@ -124,7 +124,7 @@ func (l Likeness) Method() string { return l.shape.Value().method }
 func (l Likeness) Labels() map[string]string { return valid(l.shape.Value().labels.Map()) }
 
 // Rows gives the rows of a namespace, or of all if it is empty, from a position on, of the
-// volumes that are wanted. Those of all namespaces name the backups of other ones, too.
+// volumes that are wanted. In all namespaces, a row also names a backup of another namespace.
 func (h *History) Rows(namespace string, from Position, wanted func(VolumeRows) bool) iter.Seq[Row] {
 	return func(yield func(Row) bool) {
 		if from.Namespace == "" {

@@ -532,8 +532,8 @@ func (v *volume) object() *holdfast.BackupVolume {
 	return object
 }
 
-// named is a BackupVolume, as object makes it, that names a last backup of another namespace, as
-// over all namespaces; nil if there is no such backup.
+// named returns a BackupVolume of object with the name of its last backup, for lists over all
+// namespaces; nil if it has that name already, or there is no such backup.
 func (v *volume) named(object *holdfast.BackupVolume) *holdfast.BackupVolume {
 	if v.last.held == nil || object.Status.LastBackup != nil {
 		return nil

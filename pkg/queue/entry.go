@@ -93,9 +93,9 @@ func (e *Entry) blame(blockers []*Run, namespaces []string) {
 	e.ConflictNamespaces = conflicts
 }
 
-// Redact is the entry as it may be shown to everyone who may see its namespace.
-// All readers there are shown the same, so it goes by where the entry lies and not by
-// who reads. Requests over all namespaces are shown the entry itself. An entry of the system namespace is left as it is. Any other entry
+// Redact returns the entry as its namespace may see it. All readers there see the same, so
+// it goes by the place of the entry and not by the reader. Requests over all namespaces
+// see the entry itself. An entry of the system namespace is left as it is. Any other entry
 // names the blockers of its own namespace and counts the rest; of the namespaces
 // in conflict it shows the words of its own selection that are concerned; and it
 // says nothing of a storage location but its name.

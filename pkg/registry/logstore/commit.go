@@ -17,7 +17,7 @@ type change[T Object] struct {
 	remove       bool
 }
 
-// alike stores an object that all requests are shown.
+// alike stores an object that all requests see.
 func alike[T Object](key string, obj T) change[T] {
 	return change[T]{key: key, within: view[T]{obj: obj}, over: view[T]{obj: obj}}
 }
@@ -43,7 +43,7 @@ func (l *Log[T]) commitLocked(changes ...change[T]) {
 	l.wakeLocked()
 }
 
-// issue gives a view that is new its version.
+// issue gives a new view its version.
 func issue[T Object](v view[T], rv uint64) view[T] {
 	if v.rv == 0 {
 		v.rv = rv

@@ -45,10 +45,10 @@
 //  6. What happened in the last 75 s is remembered, as long as it was fewer than
 //     131,072 events and their objects take less than 128 MiB; older events, up to 5
 //     minutes, as long as there are fewer than 32,768.
-//  7. Lists and watches over all namespaces may be shown more of an object than requests
-//     within its namespace, gets among them: a projector gives both. Each sees one
-//     history: what a request is not shown changes no version that it sees, gives it
-//     no event, and is found by none of its selectors.
+//  7. Lists and watches over all namespaces may see more of an object than requests within
+//     its namespace, which include all gets. Projectors give both views. Requests of
+//     either kind see one history: a change of the other view gives them no new version
+//     and no event, and their selectors do not find it.
 //
 // The log has three parts: history (the ring of recent events), state (the
 // current objects, with snapshots that cost nothing to take) and watchers, which

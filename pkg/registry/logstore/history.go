@@ -15,7 +15,7 @@ type event[T Object] struct {
 	rv       uint64
 	at       time.Time
 	was, now *entry[T]
-	bytes    int // of what is new in now; was is that of an event before, or is not kept for long
+	bytes    int // of the new views in now; an earlier event has the bytes of was, or it is not kept for long
 }
 
 func (e *event[T]) key() string {

@@ -210,7 +210,7 @@ func (l *Log[T]) copyOf(v view[T]) T {
 	return c
 }
 
-// scopeOf is that of a request for a key.
+// scopeOf returns the scope of a request for a key.
 func (l *Log[T]) scopeOf(key string, recursive bool) scope {
 	return scope{key, recursive, recursive && key == l.prefix}
 }

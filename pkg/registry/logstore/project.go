@@ -31,8 +31,8 @@ func (l *Log[T]) Apply(objs ...T) (int, error) {
 }
 
 // Replace makes objs the whole content of the log, like Apply for those given and
-// Remove for all others, at once. over are those of them that requests over all namespaces are
-// shown otherwise, as they are shown these.
+// Remove for all others, at once. over has the objects that requests over all namespaces see
+// instead of the given objects with the same names.
 func (l *Log[T]) Replace(objs []T, over ...T) (int, error) {
 	wanted, err := l.byKey(objs, over)
 	if err != nil {
@@ -111,8 +111,8 @@ func (l *Log[T]) GetObject(namespace, name string) (T, bool) {
 	return e.within.obj.DeepCopyObject().(T), true
 }
 
-// All yields the objects of a namespace as they are now, whether or not the log is ready. They
-// are as it is shown them, are shared, and must not be modified.
+// All yields the objects of a namespace as they are now and as it sees them, whether or not the
+// log is ready. They are shared, and must not be modified.
 func (l *Log[T]) All(namespace string) iter.Seq[T] {
 	return func(yield func(T) bool) {
 		l.mu.Lock()
@@ -178,8 +178,8 @@ func (l *Log[T]) differences(wanted []change[T], stored func(key string) *entry[
 	return changes
 }
 
-// byKey pairs objects with their keys, in the order given, and with those of over that have the
-// same key.
+// byKey pairs objects with their keys, in the order given, and with the objects of over with the
+// same keys.
 func (l *Log[T]) byKey(objs, over []T) ([]change[T], error) {
 	seen := make(map[string]struct{}, len(objs))
 	wanted := make([]change[T], 0, len(objs))
@@ -198,7 +198,7 @@ func (l *Log[T]) byKey(objs, over []T) ([]change[T], error) {
 	return wanted, nil
 }
 
-// setOver sets what requests over all namespaces are shown of objects that are wanted.
+// setOver sets the views of requests over all namespaces in changes.
 func (l *Log[T]) setOver(wanted []change[T], over []T) {
 	if len(over) == 0 {
 		return

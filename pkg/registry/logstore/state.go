@@ -14,22 +14,22 @@ import (
 // the pointer identifies the object's version.
 type entry[T Object] struct {
 	key string
-	// within is what requests within the object's namespace are shown, and over what those
-	// over all namespaces are. Where they are alike since the same version, they are one object.
+	// Requests within the object's namespace see within, and requests over all namespaces see
+	// over. If both changed last at the same version, and are alike, they are one object.
 	within, over view[T]
 }
 
-// view is what some requests are shown, and the version of its last change: a change that a
-// request is not shown is none for it.
+// view is the object that some requests see, with the version of its last change. A change of
+// the other view is no change for them.
 type view[T Object] struct {
 	rv  uint64
 	obj T
 }
 
-// is reports whether two views are one: an object never changes, and a new one has a new version.
+// is reports whether two views have the same object, and so the same version.
 func (v view[T]) is(other view[T]) bool { return any(v.obj) == any(other.obj) }
 
-// in is what a request of a scope is shown.
+// in returns the view of a request of a scope.
 func (e *entry[T]) in(sc scope) view[T] {
 	if sc.all {
 		return e.over
@@ -93,7 +93,7 @@ func (s state[T]) scan(sc scope, from string) iter.Seq[*entry[T]] {
 }
 
 // scope is the set of keys that a request may see: one key, or all keys below a
-// prefix that ends with a slash. all says that this is every key.
+// prefix that ends with a slash. all is true if that is every key of the log.
 type scope struct {
 	key            string
 	recursive, all bool

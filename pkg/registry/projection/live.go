@@ -173,7 +173,7 @@ func (p *Projector) Load(namespace string, coming sets.Set[string]) records.Load
 // one to the other without vanishing in between.
 func (p *Projector) projectLocked(key backupKey) {
 	run, stored, unread := p.runs.byBackup[key], p.stores.catalog.Backup(key.Namespace, key.Name), p.runs.unread[key].run
-	var backup, over *v1alpha1.Backup // over is nil if it is the same
+	var backup, over *v1alpha1.Backup // over is nil if it is alike
 	switch {
 	case run != nil && run.Deleting() && stored != nil:
 		backup = deleting(stored, run)

@@ -39,22 +39,21 @@ func pause(events int, took time.Duration) time.Duration {
 	return max(publishInterval, time.Duration(events)*time.Second/MaxQueueEvents, 4*took)
 }
 
-// Place is one in the queue, as it may be shown where the backup or restore lies.
+// Place is a place in the queue, as the namespace of the backup or restore may see it.
 type Place struct {
 	queue.Entry
-	// OverMessage is the message as requests over all namespaces show it, which names what others
-	// have in the queue.
+	// OverMessage is the message for requests over all namespaces. It names the blockers of
+	// other namespaces.
 	OverMessage string
 }
 
-// Over is the place as requests over all namespaces show it, as far as backups and restores say
-// something of it.
+// Over returns the place with the message for requests over all namespaces.
 func (p Place) Over() *queue.Entry {
 	p.Message = p.OverMessage
 	return &p.Entry
 }
 
-// say gives the place another message for all.
+// say gives the place another message for all requests.
 func (p *Place) say(message string) { p.Message, p.OverMessage = message, message }
 
 // publishedQueue is the queue as it was last published. Projector.mu guards it, but
@@ -63,7 +62,7 @@ type publishedQueue struct {
 	log *logstore.Log[*v1alpha1.BackupQueueEntry]
 	// planner knows the runs, and what else the queue follows from as last published.
 	planner *records.Planner
-	// places are those of the backups in the queue, by the record's uid.
+	// places has the place of each backup in the queue, by the record's uid.
 	places map[types.UID]Place
 	// stale wakes the publication.
 	stale chan struct{}

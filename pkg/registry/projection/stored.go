@@ -253,7 +253,7 @@ func (p *Projector) storedChanged(changes catalog.Changes) {
 	}
 }
 
-// replace commits an object, with over as logstore.Log's Update takes it.
+// replace commits an object. over is as for Log.Update.
 func replace[T logstore.Object](log *logstore.Log[T], object T, over ...T) {
 	if _, err := log.Update([]T{object}, nil, over...); err != nil {
 		utilruntime.HandleError(err)
