@@ -189,6 +189,8 @@ func TestTenantsSeeNothingForeign(t *testing.T) {
 				return nil
 			})
 		}
+	}
+	for user, namespace := range namespaces {
 		_, err := as(t, user).HoldfastV1alpha1().Backups(namespace).Create(t.Context(), &v1alpha1.Backup{
 			ObjectMeta: metav1.ObjectMeta{Name: "own"},
 			Spec:       v1alpha1.BackupSpec{DefaultVolumesToFsBackup: new(true)},
