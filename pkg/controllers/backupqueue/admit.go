@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -37,8 +38,10 @@ type refusal struct {
 
 // admit ends the runs that do not come into the queue, and gives the others their
 // tickets. It reports whether it has written. A record that can't be written holds nobody
-// else up.
+// else up: each refusal may take a webhook's time, so after a few the others get their turn,
+// and those that were refused try again in turn.
 func (c *Controller) admit(ctx context.Context, d *decision) (written bool, err error) {
+	refusals := 0
 	for key := range c.unadmitted {
 		run := c.known[key]
 		end := c.endBefore(run)
@@ -49,34 +52,56 @@ func (c *Controller) admit(ctx context.Context, d *decision) (written bool, err 
 		if c.isRefused(run) {
 			continue
 		}
+		if refusals == refusalsAtOnce {
+			c.queue.Add(theQueue)
+			break
+		}
 		switch err := c.write(ctx, run, *end); {
 		case err == nil:
 			queueEnded.WithLabelValues(run.Asked().Kind, string(end.Phase)).Inc()
 			c.announceEnd(run, end)
 			written = true
-		case !c.refuse(ctx, run, err):
+		case c.refuse(ctx, run, err):
+			refusals++
+		default:
 			return written, err
 		}
 	}
 	tickets := 0
-	for _, ticket := range d.Tickets {
-		if tickets == ticketsAtOnce {
-			c.queue.Add(theQueue)
-			break
-		}
+	refusals = 0
+	for _, ticket := range c.leastRefusedFirst(d.Tickets) {
 		run := c.planner.Run(ticket.UID)
 		if !records.Unclaimed(run) || c.isRefused(run) || c.endBefore(run) != nil {
 			continue // a moment ago it was ended, or could not be
+		}
+		if tickets == ticketsAtOnce || refusals == refusalsAtOnce {
+			c.queue.Add(theQueue)
+			break
 		}
 		switch err := c.enqueue(ctx, run, ticket.Ticket); {
 		case err == nil:
 			written = true
 			tickets++
-		case !c.refuse(ctx, run, err):
+		case c.refuse(ctx, run, err):
+			refusals++
+		default:
 			return written, err
 		}
 	}
 	return written, nil
+}
+
+// leastRefusedFirst is the order in which tickets are given: as they are, but those whose records
+// were refused come after the others, the one that was refused longest ago first.
+func (c *Controller) leastRefusedFirst(tickets []queue.Assignment) []queue.Assignment {
+	if len(c.refused) == 0 {
+		return tickets
+	}
+	tickets = slices.Clone(tickets)
+	slices.SortStableFunc(tickets, func(a, b queue.Assignment) int {
+		return c.refused[keyOf(c.planner.Run(a.UID))].until.Compare(c.refused[keyOf(c.planner.Run(b.UID))].until)
+	})
+	return tickets
 }
 
 // announceEnd says that a run has ended without having begun.

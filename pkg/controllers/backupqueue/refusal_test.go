@@ -5,6 +5,8 @@ package backupqueue
 
 import (
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -12,6 +14,9 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
+	clienttesting "k8s.io/client-go/testing"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -104,6 +109,55 @@ func TestAnOutageChangesNoOrder(t *testing.T) {
 		h.expect(ready, "first")
 		if first, second := h.Run("first").Status.Ticket, h.Run("second").Status.Ticket; first >= second {
 			t.Errorf("the first has ticket %d, the second %d", first, second)
+		}
+	})
+}
+
+// A webhook that times out is asked a few times, and then what may start does, and what is
+// cancelled ends. All that the webhook refuses get their turn.
+func TestAWebhookThatTimesOutHoldsUpLittle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const runs = 100
+		h := newHarness(t, location("default", metav1.ConditionTrue))
+		for i := range runs {
+			h.Create(newRun(fmt.Sprintf("new-%03d", i), 1, "a"))
+		}
+		waits, dropped := newRun("waits", 0, "b"), newRun("dropped", 0, "b")
+		for i, run := range []*enginev1alpha1.BackupRun{waits, dropped} {
+			run.Status.Phase, run.Status.Ticket = queued, int64(i+1)
+			h.Create(run)
+		}
+		var (
+			asked   []string // of the webhook, in this order
+			started bool
+		)
+		h.Observe(func(action clienttesting.Action, _ runtime.Object) { started = started || isStart(action, "waits") })
+		h.FaultRuns(enginetest.Fault{Err: apierrors.NewInternalError(errors.New("failed calling webhook: timeout"))}, func(run *enginev1alpha1.BackupRun) bool {
+			if !strings.HasPrefix(run.Name, "new-") {
+				return false
+			}
+			asked = append(asked, run.Name)
+			if !started && len(asked) > refusalsAtOnce {
+				t.Errorf("%d attempts before anything starts", len(asked))
+			}
+			return true
+		})
+		h.start(1)
+		h.expect(ready, "waits")
+		if n := len(asked); n < refusalsAtOnce {
+			t.Errorf("%d attempts", n)
+		}
+		cancel := h.Run("dropped")
+		cancel.Spec.Cancellation = &enginev1alpha1.Ask{}
+		h.Update(cancel)
+		h.expect(cancelled, "dropped")
+		time.Sleep(refusedRetry)
+		synctest.Wait()
+		if n := sets.New(asked...).Len(); n != runs {
+			t.Errorf("%d of %d have had a turn", n, runs)
+		}
+		if first := asked[runs : runs+refusalsAtOnce]; !slices.Equal(first, asked[:refusalsAtOnce]) {
+			t.Errorf("%q are tried again first, want those that were refused first: %q", first, asked[:refusalsAtOnce])
 		}
 	})
 }
