@@ -4,6 +4,7 @@
 package queue
 
 import (
+	"math/bits"
 	"slices"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -39,11 +40,41 @@ type pattern struct {
 	user
 	selection *selection.Namespaces
 	members   int
-	// overlapping are the other ones that it overlaps.
-	overlapping []*pattern
+	// at is its place in the Planner's slots.
+	at int
+	// overlapping are the slots of the other ones that it overlaps, as bits: there may be ten
+	// thousand, and each overlap all others. A loose one has none, since it overlaps all.
+	overlapping bitset
 	// matched are the names that it selects, of those that members name. It may hold
 	// some that nobody names any more.
 	matched []*name
+}
+
+// bitset is a set of small numbers.
+type bitset []uint64
+
+func (b *bitset) set(n int) {
+	if grow := n/64 + 1 - len(*b); grow > 0 {
+		*b = append(*b, make([]uint64, grow)...)
+	}
+	(*b)[n/64] |= 1 << (n % 64)
+}
+
+func (b bitset) clear(n int) {
+	if n/64 < len(b) {
+		b[n/64] &^= 1 << (n % 64)
+	}
+}
+
+// all yields the numbers in order.
+func (b bitset) all(yield func(int) bool) {
+	for i, word := range b {
+		for ; word != 0; word &= word - 1 {
+			if !yield(i*64 + bits.TrailingZeros64(word)) {
+				return
+			}
+		}
+	}
 }
 
 // member is a run that the Planner knows: it uses a slot, is queued, or is New.
@@ -175,12 +206,7 @@ func (p *Planner) look(m *member) {
 		}
 		p.use(&p.everything, m, reason)
 	case m.pattern != nil:
-		p.use(&m.pattern.user, m, reason)
-		for _, other := range m.pattern.overlapping {
-			if first := other.by(p); first != nil {
-				m.meet(first, reason)
-			}
-		}
+		p.lookByPattern(m, reason)
 		names = m.pattern.matched
 		fallthrough
 	default:
@@ -193,6 +219,35 @@ func (p *Planner) look(m *member) {
 	}
 	if m.ClusterScoped {
 		p.use(&p.clusterScope, m, v1alpha1.QueueReasonClusterScopeOverlap)
+	}
+}
+
+// lookByPattern lets a member with a pattern meet the others with patterns that it overlaps. A
+// loose one overlaps all of these: the first of them, and those that start, stand for them.
+func (p *Planner) lookByPattern(m *member, reason v1alpha1.QueueReason) {
+	p.use(&m.pattern.user, m, reason)
+	if m.pattern.selection.Loose() {
+		if first := p.patterned.by(p); first != nil {
+			m.meet(first, reason)
+		}
+		for _, starting := range p.starts {
+			if starting.pattern != nil {
+				m.meet(starting, reason)
+			}
+		}
+		p.use(&p.loose, m, reason)
+	} else {
+		if first := p.loose.by(p); first != nil {
+			m.meet(first, reason)
+		}
+		for at := range m.pattern.overlapping.all {
+			if first := p.slots[at].by(p); first != nil {
+				m.meet(first, reason)
+			}
+		}
+	}
+	if p.patterned.by(p) == nil {
+		p.patterned.pass, p.patterned.first = p.pass, m
 	}
 }
 
@@ -231,9 +286,11 @@ func (p *Planner) leave(m *member) {
 	if l := m.pattern; l != nil {
 		if l.members--; l.members == 0 {
 			delete(p.patterns, l.selection.Key())
-			for _, other := range l.overlapping {
-				other.overlapping = slices.DeleteFunc(other.overlapping, func(gone *pattern) bool { return gone == l })
+			for at := range l.overlapping.all {
+				p.slots[at].overlapping.clear(l.at)
 			}
+			p.slots[l.at] = nil
+			p.free = append(p.free, l.at)
 		}
 	}
 }
@@ -253,11 +310,19 @@ func (p *Planner) newName(text string) *name {
 }
 
 func (p *Planner) newPattern(key string, s *selection.Namespaces) *pattern {
-	l := &pattern{selection: s}
-	for _, other := range p.patterns {
-		if selection.Overlaps(s, other.selection) {
-			l.overlapping = append(l.overlapping, other)
-			other.overlapping = append(other.overlapping, l)
+	l := &pattern{selection: s, at: len(p.slots)}
+	if last := len(p.free) - 1; last >= 0 {
+		l.at, p.free = p.free[last], p.free[:last]
+		p.slots[l.at] = l
+	} else {
+		p.slots = append(p.slots, l)
+	}
+	if !s.Loose() {
+		for _, other := range p.patterns {
+			if !other.selection.Loose() && selection.Overlaps(s, other.selection) {
+				l.overlapping.set(other.at)
+				other.overlapping.set(l.at)
+			}
 		}
 	}
 	for text, n := range p.names {

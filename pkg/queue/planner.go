@@ -38,8 +38,12 @@ type Planner struct {
 
 	names    map[string]*name
 	patterns map[string]*pattern // by their selection's Key
-	// Those that touch cluster-scoped resources, and those that overlap everything.
-	clusterScope, everything user
+	// slots are the same by their places, and free are the places that nobody has.
+	slots []*pattern
+	free  []int
+	// Those that touch cluster-scoped resources, those that overlap everything, those with
+	// patterns, and those of them whose patterns are loose.
+	clusterScope, everything, patterned, loose user
 
 	// The pass is over so many of the line, and starts are those of them that may start,
 	// so many of each class.

@@ -27,9 +27,15 @@ type Namespaces struct {
 	// excludes is empty when there are no patterns: names has been told already.
 	excludes wordSet
 	all      bool
+	// loose is Loose.
+	loose bool
 }
 
-var everything = Pattern{text: "*", elems: []element{anyRun}}
+var everything = Pattern{text: "*", elems: []element{anyRun}, wildcards: 1}
+
+// maxCompared is how many patterns, and excluded patterns, of a selection are compared with
+// those of others.
+const maxCompared = 4
 
 // ParseNamespaces compiles the two lists. An error names its field by index,
 // below the path `at` (which may be nil): `spec.includedNamespaces[2]`.
@@ -81,6 +87,8 @@ func ParseNamespaces(included, excluded []string, at *field.Path) (*Namespaces, 
 	if n.Exact() {
 		n.excludes = wordSet{}
 	}
+	n.loose = len(n.patterns) > maxCompared || len(n.excludes.globs) > maxCompared ||
+		slices.ContainsFunc(n.patterns, func(p Pattern) bool { return p.wildcards > 1 })
 	return n, nil
 }
 
@@ -154,6 +162,11 @@ func (n *Namespaces) named(namespace string) bool {
 // is excluded, and the included list is empty or holds `*`. This is the
 // condition on which Velero adds cluster-scoped resources by itself.
 func (n *Namespaces) All() bool { return n != nil && n.all }
+
+// Loose says whether its patterns are not compared with those of others, since many such
+// comparisons would take long: one of them has several wildcards, or there are more than four,
+// or more than four excluded ones. It follows from the words alone.
+func (n *Namespaces) Loose() bool { return n != nil && n.loose }
 
 // Explicit returns the selected names that were given without a wildcard,
 // whether they exist or not; sorted, each once. The caller must not change it.

@@ -248,7 +248,7 @@ func TestOverlapsAgainstBruteForce(t *testing.T) {
 		if len(common) > 0 && !got {
 			t.Fatalf("%q and %q: %q is in both, and yet they don't overlap", a.Key(), b.Key(), common[0])
 		}
-		exact := !a.All() && !b.All() && (len(a.Patterns()) == 0 || len(b.Patterns()) == 0 || reflect.DeepEqual(a.excludes, wordSet{}) && reflect.DeepEqual(b.excludes, wordSet{}))
+		exact := !a.All() && !b.All() && (len(a.Patterns()) == 0 || len(b.Patterns()) == 0 || !a.Loose() && !b.Loose()) && (len(a.Patterns()) == 0 || len(b.Patterns()) == 0 || reflect.DeepEqual(a.excludes, wordSet{}) && reflect.DeepEqual(b.excludes, wordSet{}))
 		if exact && got != (len(common) > 0) {
 			t.Fatalf("%q and %q: Overlaps = %v, in both: %q", a.Key(), b.Key(), got, common)
 		}
@@ -270,4 +270,44 @@ func TestOverlapsAgainstBruteForce(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Patterns that are not compared overlap all patterns, and names only if they match them. What a
+// backup is compared by follows from its own words.
+func TestLoosePatterns(t *testing.T) {
+	many := []string{"a-*", "b-*", "c-*", "d-*", "e-*"}
+	for _, test := range []struct {
+		a, b     []string
+		overlaps bool
+	}{
+		{[]string{"*-x-*"}, []string{"prod-*"}, true},
+		{[]string{"*-x-*"}, []string{"*-y-*"}, true},
+		{[]string{"p*-x-*"}, []string{"q-*"}, true},
+		{[]string{"p??"}, []string{"q-*"}, true},
+		{many, []string{"q-*"}, true},
+		{many[:4], []string{"q-*"}, false},
+		{[]string{"*-prod"}, []string{"*-dev"}, false},
+		{[]string{"team-*"}, []string{"shop-*"}, false},
+		{[]string{"team-[ab]"}, []string{"team-c", "team-[cd]"}, false},
+		{[]string{"*-x-*"}, []string{"shop", "prod-y-1"}, false},
+		{[]string{"*-x-*"}, []string{"prod-x-1"}, true},
+		{many, []string{"f-1"}, false},
+	} {
+		a, errs := ParseNamespaces(test.a, nil, nil)
+		b, more := ParseNamespaces(test.b, nil, nil)
+		if len(errs)+len(more) > 0 {
+			t.Fatal(errs, more)
+		}
+		if Overlaps(a, b) != test.overlaps || Overlaps(b, a) != test.overlaps {
+			t.Errorf("%q and %q: Overlaps = %v, want %v", test.a, test.b, Overlaps(a, b), test.overlaps)
+		}
+	}
+	excluded, errs := ParseNamespaces([]string{"*"}, []string{"a-*", "b-*", "c-*", "d-*", "e-*"}, nil)
+	if len(errs) > 0 {
+		t.Fatal(errs)
+	}
+	only, _ := ParseNamespaces([]string{"a-*"}, nil, nil)
+	if !excluded.Loose() || !Overlaps(excluded, only) {
+		t.Error("a selection that excludes five patterns is compared with others")
+	}
 }

@@ -17,19 +17,23 @@ import (
 //   - one of them can't be read (nil), or selects all namespaces without an
 //     exclude;
 //   - one names a namespace that the other selects, by name or by pattern;
+//   - both have patterns, and one of them is Loose;
 //   - a pattern of one and a pattern of the other can match the same name, and
 //     neither of the two patterns is wholly excluded by the other selection.
 //
-// The last is careful: two patterns overlap even if every name that both match
+// The last two are careful: two patterns overlap even if every name that both match
 // is excluded by several words together.
 //
 // Two selections that both select an existing namespace always overlap: a name
-// decides by the second rule, two patterns by the third.
+// decides by the second rule, two patterns by the last two.
 func Overlaps(a, b *Namespaces) bool {
 	if a == nil || b == nil || a.all || b.all {
 		return true
 	}
 	if namesMatch(a, b) || len(a.patterns) > 0 && namesMatch(b, a) {
+		return true
+	}
+	if (a.loose || b.loose) && len(a.patterns) > 0 && len(b.patterns) > 0 {
 		return true
 	}
 	for p, q := range conflictingPatterns(a, b) {

@@ -26,6 +26,8 @@ type Pattern struct {
 	// prefix and suffix are what stands before the first wildcard and after the last.
 	// Most questions are answered by them.
 	prefix, suffix string
+	// wildcards is how many it has: each "*", "?" and pair of brackets is one.
+	wildcards int
 }
 
 // element is the set of characters that one position of a pattern accepts, one
@@ -75,6 +77,9 @@ func ParsePattern(word string) (Pattern, error) {
 		e, width, err := parseElement(rest)
 		if err != nil {
 			return Pattern{}, err
+		}
+		if strings.ContainsRune(wildcards, rune(rest[0])) {
+			p.wildcards++
 		}
 		rest = rest[width:]
 		if e != anyRun {
@@ -238,9 +243,18 @@ func covers(p, q []element) bool {
 // answer is exact.
 func (p Pattern) Intersects(q Pattern) bool {
 	n, m := min(len(p.prefix), len(q.prefix)), min(len(p.suffix), len(q.suffix))
-	return p.prefix[:n] == q.prefix[:n] &&
-		p.suffix[len(p.suffix)-m:] == q.suffix[len(q.suffix)-m:] &&
-		intersect(p.elems, q.elems)
+	if p.prefix[:n] != q.prefix[:n] || p.suffix[len(p.suffix)-m:] != q.suffix[len(q.suffix)-m:] {
+		return false
+	}
+	if p.isOneRun() && q.isOneRun() && max(len(p.prefix), len(q.prefix))+1+max(len(p.suffix), len(q.suffix)) <= maxName {
+		return true // the longer of each, with a letter between
+	}
+	return intersect(p.elems, q.elems)
+}
+
+// isOneRun reports whether "*" is its only wildcard.
+func (p *Pattern) isOneRun() bool {
+	return p.wildcards == 1 && len(p.prefix)+len(p.suffix)+1 == len(p.elems) && p.elems[len(p.prefix)] == anyRun
 }
 
 // What the last character was, in the search of intersect: a name neither

@@ -64,7 +64,22 @@ func (n *naive) patterns() []string {
 	return n.kept(isGlob)
 }
 
-// overlaps is the three rules of Overlaps.
+// isLoose is Loose, by the words.
+func (n *naive) isLoose() bool {
+	excluded := 0
+	for _, p := range n.excluded {
+		if isGlob(p.text) {
+			excluded++
+		}
+	}
+	several := func(word string) bool { // wildcards
+		return strings.Count(word, "*")+strings.Count(word, "?")+strings.Count(word, "[") > 1
+	}
+	patterns := n.patterns()
+	return len(patterns) > 0 && (len(patterns) > 4 || excluded > 4 || slices.ContainsFunc(patterns, several))
+}
+
+// overlaps is the rules of Overlaps.
 func (n *naive) overlaps(other *naive, n1, other1 *Namespaces) bool {
 	if n1.All() || other1.All() {
 		return true
@@ -73,6 +88,9 @@ func (n *naive) overlaps(other *naive, n1, other1 *Namespaces) bool {
 		if slices.ContainsFunc(pair[0].names(), pair[1].match) {
 			return true
 		}
+	}
+	if len(n.patterns()) > 0 && len(other.patterns()) > 0 && (n.isLoose() || other.isLoose()) {
+		return true
 	}
 	free := func(word string, by *naive) bool {
 		p := everything
