@@ -6,7 +6,6 @@ package virtual
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -91,9 +90,6 @@ func (r *Resource[T]) ConvertToTable(_ context.Context, obj, options runtime.Obj
 		table.ResourceVersion, table.Continue, table.RemainingItemCount = list.GetResourceVersion(), list.GetContinue(), list.GetRemainingItemCount()
 		if err := meta.EachListItem(obj, add); err != nil {
 			return nil, err
-		}
-		if r.Compare != nil {
-			slices.SortStableFunc(items, r.Compare)
 		}
 	} else {
 		if err := add(obj); err != nil {

@@ -4,18 +4,25 @@
 package virtual_test
 
 import (
+	"context"
 	"encoding/json"
+	"fmt"
 	"math"
+	"net/http"
+	"net/http/httptest"
 	"reflect"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
+	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 
+	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
 	"github.com/holdfast-io/holdfast/pkg/registry/virtual"
 )
 
@@ -43,10 +50,10 @@ func testTables(t *testing.T) {
 			obj:     &examplev1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: "9"}},
 			columns: 4, rows: [][]any{}, meta: metav1.ListMeta{ResourceVersion: "9"},
 		},
-		"a list is ordered": {
+		"a list keeps its order": {
 			obj:     &examplev1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: "9", Continue: "more", RemainingItemCount: &remaining}, Items: []examplev1.Pod{a, b}},
 			options: &metav1.TableOptions{},
-			columns: 4, rows: [][]any{rowB, rowA},
+			columns: 4, rows: [][]any{rowA, rowB},
 			meta: metav1.ListMeta{ResourceVersion: "9", Continue: "more", RemainingItemCount: &remaining},
 		},
 		"one object": {
@@ -85,14 +92,63 @@ func testTables(t *testing.T) {
 	}
 }
 
-// What is shown is a cache's, and others read it too.
-func TestTheListIsNotReordered(t *testing.T) {
-	list := &examplev1.PodList{Items: []examplev1.Pod{created("a"), created("b")}}
-	if _, err := podResource.ConvertToTable(t.Context(), list, nil); err != nil {
+// A table of up to 10,000 is whole and in its order, whatever its limit, as the pages of it could
+// not be. Longer ones come in pages by names, and so does what programs list.
+func TestTablesAreWhole(t *testing.T) {
+	log := newPodLog(logstore.Options{})
+	log.SetReady()
+	served, err := podResource.ReadOnly(log)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if list.Items[0].Name != "a" {
-		t.Error("the list that was given has changed")
+	add := func(from, to int) {
+		var pods []*examplev1.Pod
+		for i := from; i < to; i++ {
+			pods = append(pods, pod("a", fmt.Sprintf("p%05d", i), "n"))
+		}
+		if _, err := log.Apply(pods...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	list := func(ctx context.Context, limit int64, next string) *examplev1.PodList {
+		got, err := served.List(genericapirequest.WithNamespace(ctx, "a"), &internalversion.ListOptions{Limit: limit, Continue: next})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got.(*examplev1.PodList)
+	}
+	want := func(what string, got *examplev1.PodList, count int, first, last string, more bool) {
+		t.Helper()
+		if len(got.Items) != count || got.Items[0].Name != first || got.Items[count-1].Name != last || (got.Continue != "") != more {
+			t.Errorf("%s: %d from %s to %s, more: %v; want %d from %s to %s, more: %v", what, len(got.Items), got.Items[0].Name, got.Items[len(got.Items)-1].Name, got.Continue != "", count, first, last, more)
+		}
+	}
+	table := virtual.AsTable(t.Context())
+	add(0, 700)
+	want("a table of 700", list(table, 500, ""), 700, "p00699", "p00000", false)
+	page := list(t.Context(), 500, "")
+	want("a program's page", page, 500, "p00000", "p00499", true)
+	want("its next", list(t.Context(), 500, page.Continue), 200, "p00500", "p00699", false)
+	add(700, 10_001)
+	page = list(table, 500, "")
+	want("a page of a table of 10,001", page, 500, "p00000", "p00499", true)
+	want("its next", list(table, 500, page.Continue), 500, "p00500", "p00999", true)
+	want("a table of 10,001 without a limit", list(table, 0, ""), 10_001, "p10000", "p00000", false)
+}
+
+// Whoever asks for a table says so as kubectl does.
+func TestRequestsForTables(t *testing.T) {
+	for accept, want := range map[string]bool{
+		"application/json;as=Table;v=v1;g=meta.k8s.io,application/json": true,
+		"application/json": false,
+	} {
+		got := false
+		handler := virtual.MarkTables(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got = virtual.IsTable(r.Context()) }))
+		request := httptest.NewRequest(http.MethodGet, "/", nil)
+		request.Header.Set("Accept", accept)
+		if handler.ServeHTTP(httptest.NewRecorder(), request); got != want {
+			t.Errorf("%s: it is a table: %v, want %v", accept, got, want)
+		}
 	}
 }
 

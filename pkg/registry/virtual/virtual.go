@@ -52,8 +52,7 @@ type Resource[T logstore.Object] struct {
 	Fields map[string]func(T) string
 	// Columns are those of the table that kubectl prints.
 	Columns []Column[T]
-	// Compare orders the rows of a whole list. Nil keeps the list's order. A page of
-	// a list is ordered by itself.
+	// Compare orders the rows of a table, see ordered. Nil keeps the list's order.
 	Compare func(a, b T) int
 }
 
@@ -141,8 +140,12 @@ func (r *Resource[T]) ListOnly(s storage.Interface) (*ListOnly, error) {
 }
 
 func (r *Resource[T]) listOnly(store *genericregistry.Store) *ListOnly {
+	var lister rest.Lister = store
+	if r.Compare != nil {
+		lister = &ordered[T]{store, r.Compare}
+	}
 	return &ListOnly{
-		Storage: store, Scoper: store, SingularNameProvider: store, Getter: store, Lister: store,
+		Storage: store, Scoper: store, SingularNameProvider: store, Getter: store, Lister: lister,
 		shortNames: r.ShortNames, categories: r.Categories,
 	}
 }
