@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/tools/cache"
@@ -12,6 +13,7 @@ import (
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog/index/publish"
 	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/velero"
 	"github.com/holdfast-io/holdfast/pkg/format"
@@ -24,6 +26,9 @@ type indexes struct {
 	publisher *publish.Publisher
 	namespace string
 	secrets   location.Secrets
+	// cluster is the uid of this cluster, and keys are its keys.
+	cluster   string
+	keys      []string
 	locations engineinformers.StorageLocationInformer
 	synced    []cache.InformerSynced
 }
@@ -31,7 +36,7 @@ type indexes struct {
 func newIndexes(namespace string, cluster format.Cluster, keys []string, secrets location.Secrets, records engineinformers.Interface) (*indexes, error) {
 	i := &indexes{
 		publisher: publish.New(publish.Options{Cluster: cluster, Keys: keys, Clock: clock.RealClock{}}),
-		namespace: namespace, secrets: secrets, locations: records.StorageLocations(),
+		namespace: namespace, cluster: cluster.UID, keys: keys, secrets: secrets, locations: records.StorageLocations(),
 	}
 	relocate := func(any) { i.relocate() }
 	located, err := records.StorageLocations().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -66,11 +71,22 @@ func (i *indexes) relocate() {
 		}
 		locations = append(locations, publish.Location{
 			Name: record.Name, Settings: settings,
-			Open:   func(ctx context.Context) (publish.Store, error) { return location.Open(ctx, i.secrets, record) },
-			Layout: &velero.Layout{Location: record.Name, SystemNamespace: i.namespace, Clock: clock.RealClock{}},
+			Open: func(ctx context.Context) (publish.Store, error) { return location.Open(ctx, i.secrets, record) },
+			Layout: &velero.Layout{
+				Location: record.Name, SystemNamespace: i.namespace, Clock: clock.RealClock{},
+				Vouches: func(origin *v1alpha1.BackupOrigin) bool { return i.vouches(record, origin) },
+			},
 		})
 	}
 	i.publisher.SetLocations(locations)
+}
+
+// vouches reports whether this cluster, or one that a location trusts, has signed a backup.
+func (i *indexes) vouches(record *enginev1alpha1.StorageLocation, origin *v1alpha1.BackupOrigin) bool {
+	return origin.ClusterUID == i.cluster && slices.Contains(i.keys, origin.PublicKey) ||
+		slices.ContainsFunc(record.Spec.TrustedClusters, func(trusted enginev1alpha1.TrustedCluster) bool {
+			return trusted.UID == origin.ClusterUID && trusted.PublicKey == origin.PublicKey
+		})
 }
 
 // Run publishes until ctx ends.

@@ -7,6 +7,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"runtime/debug"
 
 	"github.com/spf13/cobra"
 	genericapiserver "k8s.io/apiserver/pkg/server"
@@ -53,6 +54,9 @@ func role(command *cobra.Command) *cobra.Command {
 	command.RunE = func(command *cobra.Command, args []string) error {
 		if err := logsapi.ValidateAndApply(config, nil); err != nil {
 			return err
+		}
+		if memory, err := memoryLimit("", cgroups); err == nil && memory > 0 {
+			debug.SetMemoryLimit(memory) // a role with a flag for it may set another one
 		}
 		command.SetContext(klog.NewContext(command.Context(), klog.Background().WithName(command.Name())))
 		return run(command, args)

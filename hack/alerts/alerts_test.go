@@ -205,6 +205,10 @@ func TestAlerts(t *testing.T) {
 			targets: []scrape{{"slots": always(2), "holdfast_catalog_replaced_backups": "0x9 2x30"}},
 			fires:   map[string]string{"HoldfastMetadataReplaced": "15-40"},
 		},
+		"others store more than is listed": {
+			targets: []scrape{{"slots": always(2), "holdfast_catalog_left_out_backups": "0x9 2x30"}},
+			fires:   map[string]string{"HoldfastBackupsLeftOut": "15-40"},
+		},
 		"a store is down for a moment": {
 			targets: []scrape{{"slots": always(2), "StorageUnavailable": "1x14 0x25"}},
 		},
@@ -428,7 +432,7 @@ func exposed(t *testing.T) (series []labels.Labels) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		lines := regexp.MustCompile(`(?m)^(holdfast_(?:(?:queue|repo_maintenance|repositories|schedule|expiry|locations)_|catalog_(?:suspicious|replaced_backups))\S+) [0-9]+$`).FindAllStringSubmatch(string(text), -1)
+		lines := regexp.MustCompile(`(?m)^(holdfast_(?:(?:queue|repo_maintenance|repositories|schedule|expiry|locations)_|catalog_(?:suspicious|replaced_backups|left_out_backups))\S+) [0-9]+$`).FindAllStringSubmatch(string(text), -1)
 		for _, line := range lines {
 			one, err := parser.ParseMetric(line[1])
 			if err != nil {

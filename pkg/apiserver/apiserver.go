@@ -64,6 +64,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/restore"
 	"github.com/holdfast-io/holdfast/pkg/registry/schedule"
 	"github.com/holdfast-io/holdfast/pkg/registry/streamed"
+	"github.com/holdfast-io/holdfast/pkg/registry/virtual"
 	"github.com/holdfast-io/holdfast/pkg/registry/volumebackup"
 	"github.com/holdfast-io/holdfast/pkg/registry/volumedeletion"
 	"github.com/holdfast-io/holdfast/pkg/runlog/remote"
@@ -125,12 +126,16 @@ type ExtraConfig struct {
 	PollInterval time.Duration
 	// CacheDir is where what is read of the stores is kept; empty if it is not.
 	CacheDir string
+	// ForeignBytes is as catalog.SetForeignBytes has it.
+	ForeignBytes int64
 	// Limits are how many backups may wait.
 	Limits backup.Limits
 	// RestoreLimits are how many restores may wait or run.
 	RestoreLimits restore.Limits
 	// BackupTTL is how long a backup is kept that does not say so.
 	BackupTTL time.Duration
+	// MaxBackupTTL is how long a backup may be kept at most; zero is no limit.
+	MaxBackupTTL time.Duration
 	// SchedulesPerNamespace is how many a namespace may have; zero is no limit.
 	SchedulesPerNamespace int
 	// VolumeDeletionsPerNamespace is how many may be under way at once; zero is no limit.
@@ -217,7 +222,7 @@ func (c CompletedConfig) New() (*Server, error) {
 	var server Server
 	c.generic.BuildHandlerChainFunc = func(handler http.Handler, config *genericapiserver.Config) http.Handler {
 		return genericapiserver.DefaultBuildHandlerChain(&fence{
-			handler: toldDeletes{strictFields{handler}, Codecs}, enter: server.enter, longRunning: config.LongRunningFunc, serializer: Codecs,
+			handler: toldDeletes{strictFields{virtual.MarkTables(handler)}, Codecs}, enter: server.enter, longRunning: config.LongRunningFunc, serializer: Codecs,
 		}, config)
 	}
 	generic, err := c.generic.New("holdfast-apiserver", genericapiserver.NewEmptyDelegate())
@@ -253,6 +258,7 @@ func (c CompletedConfig) New() (*Server, error) {
 		SystemNamespace: c.extra.SystemNamespace,
 		PollInterval:    c.extra.PollInterval,
 		CacheDir:        c.extra.CacheDir,
+		ForeignBytes:    c.extra.ForeignBytes,
 		Secrets:         c.client.kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(c.extra.SystemNamespace)),
 		Authorizer:      c.generic.Authorization.Authorizer,
 		Clock:           clock.RealClock{},
@@ -324,6 +330,8 @@ func (c CompletedConfig) New() (*Server, error) {
 		Load:            projector.Load,
 		Limits:          c.extra.Limits,
 		TTL:             c.extra.BackupTTL,
+		MaxTTL:          c.extra.MaxBackupTTL,
+		Stored:          projector.StoredIn,
 		NamespaceUID:    namespaceUID,
 		MayUse:          mayUse,
 		LastData:        lastData(projector.LastData, c.client.metadata),
@@ -437,6 +445,7 @@ func (c CompletedConfig) New() (*Server, error) {
 		"backups/expiration": &backup.ExpirationREST{
 			Backups: backups, Changes: c.client.engine.EngineV1alpha1().ExpirationChanges(c.extra.SystemNamespace),
 			Observe: projector.ObserveChange, Clock: clock.RealClock{},
+			SystemNamespace: c.extra.SystemNamespace, MaxTTL: c.extra.MaxBackupTTL,
 		},
 		"maintenancerequests": requests.NewMaintenance(c.extra.SystemNamespace, c.client.engine.EngineV1alpha1().VolumeRepositories(c.extra.SystemNamespace), clock.RealClock{}),
 		"syncrequests":        requests.NewSync(c.extra.SystemNamespace, c.client.engine.EngineV1alpha1().StorageLocations(c.extra.SystemNamespace), projector.Awaits, clock.RealClock{}),

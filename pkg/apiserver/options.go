@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apiserver/pkg/admission/plugin/policy/mutating"
@@ -21,6 +22,7 @@ import (
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 
+	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/registry/backup"
 	"github.com/holdfast-io/holdfast/pkg/registry/restore"
 )
@@ -39,8 +41,10 @@ type Options struct {
 	limits          backup.Limits
 	restores        restore.Limits
 	backupTTL       time.Duration
+	maxTTL          time.Duration
 	schedules       int
 	volumeDeletions int
+	foreignMemory   resource.QuantityValue
 	nodeAgents      string // their ConfigMap
 	advertise       net.IP
 }
@@ -51,11 +55,13 @@ func NewOptions() *Options {
 		recommended:     genericoptions.NewRecommendedOptions("", nil),
 		systemNamespace: "holdfast",
 		pollInterval:    5 * time.Minute,
-		limits:          backup.Limits{Waiting: 100, WaitingInSystem: 10_000},
+		limits:          backup.Limits{Waiting: 100, WaitingInSystem: 10_000, Stored: 2000},
 		restores:        restore.Limits{Unfinished: 10, UnfinishedInSystem: 1000},
 		backupTTL:       backup.DefaultTTL,
+		maxTTL:          10 * 365 * 24 * time.Hour,
 		schedules:       100,
 		volumeDeletions: 1000,
+		foreignMemory:   resource.QuantityValue{Quantity: *resource.NewQuantity(catalog.DefaultForeignBytes, resource.BinarySI)},
 	}
 	o.recommended.Etcd = nil // nothing that is served here is stored in etcd
 	o.recommended.SecureServing.BindPort = 8443
@@ -75,11 +81,14 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.systemNamespace, "namespace", o.systemNamespace, "The system namespace: where Holdfast's records live, and whose backups may include any namespace.")
 	flags.IntVar(&o.limits.Waiting, "waiting-backups-per-namespace", o.limits.Waiting, "How many backups of one namespace may wait at once; another one is refused. All records of a namespace's backups may be ten times as many. 0 is no limit. The system namespace has a limit of its own.")
 	flags.IntVar(&o.limits.WaitingInSystem, "waiting-backups-in-system-namespace", o.limits.WaitingInSystem, "The same for the backups of the system namespace.")
+	flags.IntVar(&o.limits.Stored, "stored-backups-per-namespace", o.limits.Stored, "How many backups of one namespace may be stored; another one is refused. 0 is no limit. The system namespace has none.")
 	flags.IntVar(&o.restores.Unfinished, "unfinished-restores-per-namespace", o.restores.Unfinished, "How many restores of one namespace may wait or run at once; another one is refused. All records of a namespace's restores may be fifty times as many. 0 is no limit. The system namespace has a limit of its own.")
 	flags.IntVar(&o.restores.UnfinishedInSystem, "unfinished-restores-in-system-namespace", o.restores.UnfinishedInSystem, "The same for the restores of the system namespace.")
 	flags.DurationVar(&o.backupTTL, "default-backup-ttl", o.backupTTL, "How long a backup is kept that does not say so in spec.ttl.")
+	flags.DurationVar(&o.maxTTL, "max-backup-ttl", o.maxTTL, "How long a backup may be kept at most, by spec.ttl and by later changes; one that asks for more is refused. 0 is no limit. The system namespace has none.")
 	flags.IntVar(&o.schedules, "schedules-per-namespace", o.schedules, "How many schedules a namespace may have; another one is refused. 0 is no limit.")
 	flags.IntVar(&o.volumeDeletions, "volume-deletions-per-namespace", o.volumeDeletions, "How many deletions of volumes and volume backups of one namespace may be under way at once; another one is refused. All their records, which stay for a day, may be ten times as many. 0 is no limit. The system namespace has none.")
+	flags.Var(&o.foreignMemory, "foreign-backups-memory", "How much memory the lists may keep of the backups in each storage location without a trusted signature: those of Velero, and of clusters that the location does not trust. Beyond that the newest are listed.")
 	flags.StringVar(&o.nodeAgents, "node-agent-configmap", o.nodeAgents, "Name of a ConfigMap in the system namespace that says how many volumes each node moves at once. While there is none, each moves one. The node agents need it too: here it is for what is shown of nodes whose agents say nothing.")
 	flags.IPVar(&o.advertise, "advertise-address", o.advertise, "The address at which kube-apiserver reaches this replica: a pod's own. While the replica serves, it is the only one in the EndpointSlice of the Service "+serviceName+". Empty leaves the EndpointSlice to others, such as where a Service of type ExternalName leads here.")
 	flags.DurationVar(&o.shutdownDelay, "shutdown-delay-duration", o.shutdownDelay, "How long to go on answering after being told to stop, while /readyz says no. Requests for backups are then refused with 503 and Retry-After, and find their way to another replica.")
@@ -96,8 +105,17 @@ func (o *Options) Validate() error {
 	if o.pollInterval < 0 {
 		errs = append(errs, fmt.Errorf("--backupstore-poll-interval must not be negative, but is %s", o.pollInterval))
 	}
+	if o.foreignMemory.Sign() <= 0 {
+		errs = append(errs, fmt.Errorf("--foreign-backups-memory must be more than 0, but is %s", o.foreignMemory.String()))
+	}
 	if o.cacheDir != "" && !filepath.IsAbs(o.cacheDir) {
 		errs = append(errs, fmt.Errorf("--catalog-cache-dir must be an absolute path, but is %q", o.cacheDir))
+	}
+	if o.limits.Stored < 0 {
+		errs = append(errs, fmt.Errorf("--stored-backups-per-namespace must not be negative, but is %d", o.limits.Stored))
+	}
+	if o.maxTTL < 0 || o.maxTTL > 0 && o.maxTTL < o.backupTTL {
+		errs = append(errs, fmt.Errorf("--max-backup-ttl must be 0, or not less than --default-backup-ttl, which is %s, but is %s", o.backupTTL, o.maxTTL))
 	}
 	if o.limits.Waiting < 0 || o.limits.WaitingInSystem < 0 {
 		errs = append(errs, errors.New("--waiting-backups-per-namespace and --waiting-backups-in-system-namespace must not be negative"))
@@ -157,7 +175,7 @@ func (o *Options) Config() (*Config, error) {
 	return &Config{
 		Generic: generic,
 		Extra: ExtraConfig{
-			SystemNamespace: o.systemNamespace, PollInterval: o.pollInterval, CacheDir: o.cacheDir, Limits: o.limits, RestoreLimits: o.restores, BackupTTL: o.backupTTL, SchedulesPerNamespace: o.schedules, VolumeDeletionsPerNamespace: o.volumeDeletions,
+			SystemNamespace: o.systemNamespace, PollInterval: o.pollInterval, CacheDir: o.cacheDir, ForeignBytes: o.foreignMemory.Value(), Limits: o.limits, RestoreLimits: o.restores, BackupTTL: o.backupTTL, MaxBackupTTL: o.maxTTL, SchedulesPerNamespace: o.schedules, VolumeDeletionsPerNamespace: o.volumeDeletions,
 			NodeAgentConfigMap: o.nodeAgents,
 			AdvertiseAddress:   o.advertise, Port: o.recommended.SecureServing.BindPort,
 		},

@@ -33,6 +33,9 @@
 //  6. What is listed in a namespace names the backups of that namespace only; others
 //     are another backup, under a pseudonym. In the system namespace all are named,
 //     and so they are in what is listed over all namespaces.
+//  7. Memory for backups without a trusted signature is bounded in each location, see
+//     budget.go. The content of the store alone decides which of them are left out, and these
+//     count as being there.
 package catalog
 
 import (
@@ -66,8 +69,11 @@ type Catalog struct {
 	listed    map[string]time.Time         // by location: when its latest listing that is believed was begun; guarded by mu
 	rows      map[group][]*entry           // that are listed; guarded by mu
 	volumes   *btree.BTree[*volume]        // by name; guarded by mu
-	trust     trust                        // guarded by mu
-	sought    volume                       // the name that is looked for in volumes; guarded by mu
+	foreign   map[string]*foreign          // by location; guarded by mu
+	// foreignBytes bounds each of foreign.
+	foreignBytes int64
+	trust        trust  // guarded by mu
+	sought       volume // the name that is looked for in volumes; guarded by mu
 	// deletions of volumes that are recorded, by backup, and the backups of each record.
 	deletions map[BackupID][]deletion         // guarded by mu
 	recorded  map[types.UID]map[BackupID]bool // guarded by mu
@@ -127,6 +133,12 @@ type entry struct {
 	shadowed bool
 	// held is the entry as it is listed; nil while it is not.
 	held *held
+
+	// weight is its place among those without a trusted signature; it counts there while counted is
+	// true. leftOut is true if it is not listed for that, and again if it is to be read all the
+	// same.
+	weight                  weight
+	counted, leftOut, again bool
 
 	// recordedAt is when its content was last recorded.
 	recordedAt time.Time
@@ -200,6 +212,8 @@ func New(systemNamespace string, notify func(Changes)) *Catalog {
 		locations:       map[string]map[string]*entry{},
 		listed:          map[string]time.Time{},
 		rows:            map[group][]*entry{},
+		foreign:         map[string]*foreign{},
+		foreignBytes:    DefaultForeignBytes,
 		volumes:         btree.New(16, func(a, b *volume) bool { return compareNames(a.name, b.name) < 0 }),
 		deletions:       map[BackupID][]deletion{},
 		recorded:        map[types.UID]map[BackupID]bool{},
@@ -236,6 +250,7 @@ func (c *Catalog) putLocked(e *entry, content *Content, rows *packedRows, now ti
 	e.missingSince, e.suspect = time.Time{}, false
 	e.recordedAt = now
 	e.retryAt = time.Time{}
+	e.again = false
 	e.replaced, e.versions, e.digests = content.Replaced != "", content.Versions, content.Digests
 	if content.VolumesError == "" {
 		e.attempts = 0
@@ -243,6 +258,7 @@ func (c *Catalog) putLocked(e *entry, content *Content, rows *packedRows, now ti
 		e.retryLocked(now, unreadableBackoff)
 	}
 	if content.Backup == nil {
+		c.takeLocked(e)
 		e.claims, e.expiration, e.changes, e.changesRead = nil, nil, nil, nil
 		read := c.keepLocked(e, rows, now)
 		e.read = read.displace(func(i int) bool {
@@ -256,7 +272,10 @@ func (c *Catalog) putLocked(e *entry, content *Content, rows *packedRows, now ti
 	}
 	e.expiration, e.changes, e.changesRead = content.Backup.Status.Expiration, content.Changes, content.ChangesRead
 	backup, rows, deleted := c.placeLocked(e, describe(content, now), rows)
-	c.setLocked(e, backup, rows, deleted, false, changed)
+	if c.fitsLocked(e, backup, rows, changed) {
+		e.again = isVouchedFor(backup) && IsAbridged(backup) // its reader did not trust it yet
+		c.setLocked(e, backup, rows, deleted, false, changed)
+	}
 }
 
 // PutUnreadable records that a backup's metadata can't be used, and why. What was
@@ -270,11 +289,13 @@ func (c *Catalog) PutUnreadable(location, storeName, reason string, now time.Tim
 			return
 		case e.backup == nil:
 			e.missingSince, e.suspect = time.Time{}, false // it is found
-		case e.backup.Status.Phase != holdfast.BackupPhaseUnreadable || e.backup.Status.FailureReason == reason:
+		case e.backup.Status.Phase != holdfast.BackupPhaseUnreadable || e.backup.Status.FailureReason == bounded(reason, maxText):
 			return
 		}
 		e.claims = nil
-		c.setLocked(e, unreadable(e, c.systemNamespace, reason, now), nil, nil, false, changed)
+		if backup := unreadable(e, c.systemNamespace, bounded(reason, maxText), now); c.fitsLocked(e, backup, nil, changed) {
+			c.setLocked(e, backup, nil, nil, false, changed)
+		}
 	})
 }
 
@@ -285,6 +306,7 @@ func (c *Catalog) PutUnfinished(location, storeName string, begun, now time.Time
 	c.change(func(changed *recorder) {
 		e := c.entryLocked(location, storeName)
 		e.askedAt = begun
+		c.takeLocked(e)
 		e.retryLocked(now, unfinishedBackoff)
 		if e.backup != nil && e.backup.Status.Phase == holdfast.BackupPhaseUnreadable {
 			c.setLocked(e, nil, nil, nil, false, changed)
@@ -304,6 +326,7 @@ func (c *Catalog) Forget(location string) {
 	c.change(func(*recorder) {
 		if len(c.locations[location]) == 0 {
 			delete(c.locations, location)
+			delete(c.foreign, location)
 		}
 		delete(c.listed, location)
 	})
@@ -314,19 +337,35 @@ func (c *Catalog) Remove(location, storeName string) {
 	c.change(func(changed *recorder) {
 		if e := c.locations[location][storeName]; e != nil {
 			c.setLocked(e, nil, nil, nil, false, changed)
-			delete(c.locations[location], storeName)
+			c.dropLocked(e)
 		}
 	})
 }
 
-// Len is the number of backups that are listed from a location.
+// Len is the number of backups that are known of a location: those that are listed, and those
+// that are left out.
 func (c *Catalog) Len(location string) int {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	count := 0
 	for _, e := range c.locations[location] {
-		if e.known() {
+		if e.known() || e.leftOut {
 			count++
+		}
+	}
+	return count
+}
+
+// CountIn is the number of backups that are listed in a namespace.
+func (c *Catalog) CountIn(namespace string) int {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	count := 0
+	for _, of := range c.locations {
+		for _, e := range of {
+			if e.backup != nil && e.backup.Namespace == namespace {
+				count++
+			}
 		}
 	}
 	return count
@@ -361,6 +400,8 @@ func (c *Catalog) Knows(location, storeName string, uid types.UID, since time.Ti
 	defer c.mu.RUnlock()
 	e := c.locations[location][storeName]
 	switch {
+	case e != nil && e.leftOut:
+		return !e.recordedAt.Before(since)
 	case e != nil && !e.known():
 		return !e.askedAt.IsZero() && !e.askedAt.Before(since)
 	case e != nil && (e.claims == nil || e.backup.UID == uid): // unreadable or bare, or that one
@@ -418,6 +459,7 @@ func (c *Catalog) change(do func(*recorder)) {
 	changed := newRecorder()
 	c.mu.Lock()
 	do(changed)
+	c.shedLocked(changed)
 	changes := changed.changesLocked(c)
 	if len(changed.volumes) > 0 {
 		c.version++
@@ -459,6 +501,7 @@ func (c *Catalog) setLocked(e *entry, backup *holdfast.Backup, rows *packedRows,
 	if same && slices.Equal(e.deleted, deleted) && equality.Semantic.DeepEqual(e.backup, backup) {
 		return
 	}
+	defer c.countLocked(e)
 	if !bare {
 		e.read = nil
 	}

@@ -79,11 +79,12 @@ func (c *Catalog) ObserveListing(location string, listing Listing, now time.Time
 			e := c.entryLocked(location, name)
 			e.missingSince, e.suspect, e.listedAt = time.Time{}, false, listing.Begun
 		}
+		c.readmitLocked(location)
 		var l losses
 		for name, e := range c.locations[location] {
 			lacking := !listed[name] && (listing.Holds == nil || listing.Holds(name))
 			if lacking && !e.known() {
-				delete(c.locations[location], name) // nobody has seen it
+				c.dropLocked(e) // it was never shown
 				continue
 			}
 			accepts := e.acceptsLoss(&listing, now)
@@ -107,7 +108,7 @@ func (c *Catalog) ObserveListing(location string, listing Listing, now time.Time
 		}
 		for _, e := range l.gone(doubted) {
 			c.setLocked(e, nil, nil, nil, false, changed)
-			delete(c.locations[location], e.storeName)
+			c.dropLocked(e)
 			findings.Gone = append(findings.Gone, e.storeName)
 		}
 	})
@@ -116,8 +117,11 @@ func (c *Catalog) ObserveListing(location string, listing Listing, now time.Time
 
 // toRead reports whether an entry that is listed is to be read.
 func (e *entry) toRead(now time.Time) bool {
-	if e.retryAt.IsZero() {
-		return !e.known()
+	switch {
+	case e.again:
+		return true
+	case e.retryAt.IsZero():
+		return !e.known() && !e.leftOut
 	}
 	return !now.Before(e.retryAt)
 }

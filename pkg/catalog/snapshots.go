@@ -109,12 +109,13 @@ func appendSnapshot(volumes *[]Volume, v *Volume, failed bool, failure string) e
 		return fmt.Errorf("it names a volume that can't exist: %q, claim %q in namespace %q", v.VolumeName, v.ClaimName, v.Namespace)
 	}
 	v.Namespace, v.ClaimName, v.VolumeName, v.Method = intern(v.Namespace), intern(v.ClaimName), intern(v.VolumeName), intern(v.Method)
+	v.SnapshotName, v.SnapshotID = bounded(v.SnapshotName, maxText), bounded(v.SnapshotID, maxText)
 	v.VolumeSize, v.SizeBytes = max(v.VolumeSize, 0), max(v.SizeBytes, 0)
 	v.IncrementalBytes = min(max(v.IncrementalBytes, 0), v.SizeBytes)
 	v.State, v.Message = holdfast.VolumeBackupCompleted, notRestored[v.Method]
 	v.BytesDone = v.SizeBytes
 	if failed {
-		v.State, v.Message, v.BytesDone = holdfast.VolumeBackupFailed, intern(cmp.Or(failure, "Velero says that its snapshot, or the upload of that, has failed")), 0
+		v.State, v.Message, v.BytesDone = holdfast.VolumeBackupFailed, intern(cmp.Or(bounded(failure, maxMessage), "Velero says that its snapshot, or the upload of that, has failed")), 0
 	}
 	*volumes = append(*volumes, *v)
 	return nil

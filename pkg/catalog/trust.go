@@ -49,6 +49,7 @@ func (c *Catalog) SetIdentity(own identity.Identity) {
 		return !same
 	}) {
 		c.replace(func(*entry) bool { return true })
+		c.readLeftOut(func(string) bool { return true })
 	}
 }
 
@@ -60,9 +61,9 @@ func (c *Catalog) SetTrustedClusters(clusters map[string][]engine.TrustedCluster
 		return !equality.Semantic.DeepEqual(before, clusters)
 	})
 	if changed {
-		c.replace(func(e *entry) bool {
-			return !equality.Semantic.DeepEqual(before[e.location], clusters[e.location])
-		})
+		differs := func(location string) bool { return !equality.Semantic.DeepEqual(before[location], clusters[location]) }
+		c.replace(func(e *entry) bool { return differs(e.location) })
+		c.readLeftOut(differs)
 	}
 	return changed
 }

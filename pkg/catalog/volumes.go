@@ -171,6 +171,9 @@ var knownTexts struct {
 
 const maxKnownTexts = 8 << 20
 
+// maxMessage is more than an agent's message has.
+const maxMessage = 4 << 10
+
 // know takes over what is stored of the volume itself.
 func (v *Volume) know(text string) {
 	if text == "" {
@@ -196,14 +199,14 @@ func newVolume(pvb *format.PodVolumeBackup) (Volume, error) {
 	status := &pvb.Status
 	v := Volume{
 		Namespace:        intern(pvb.Spec.Pod.Namespace),
-		NamespaceUID:     intern(string(pvb.NamespaceUID())),
+		NamespaceUID:     intern(bounded(string(pvb.NamespaceUID()), maxName)),
 		ClaimName:        intern(pvb.ClaimName()),
 		PodName:          intern(pvb.Spec.Pod.Name),
 		PodVolume:        intern(pvb.Spec.Volume),
-		Node:             intern(pvb.Spec.Node),
-		Method:           intern(cmp.Or(pvb.Spec.UploaderType, format.UploaderRestic)),
-		SnapshotID:       status.SnapshotID,
-		Message:          intern(status.Message),
+		Node:             intern(bounded(pvb.Spec.Node, maxName)),
+		Method:           intern(bounded(cmp.Or(pvb.Spec.UploaderType, format.UploaderRestic), maxName)),
+		SnapshotID:       bounded(status.SnapshotID, maxName),
+		Message:          intern(bounded(status.Message, maxMessage)),
 		SizeBytes:        status.Progress.TotalBytes,
 		BytesDone:        status.Progress.BytesDone,
 		IncrementalBytes: status.IncrementalBytes,
@@ -227,7 +230,7 @@ func newVolume(pvb *format.PodVolumeBackup) (Volume, error) {
 	switch {
 	case v.Message != "":
 	case !v.completed() && status.Phase != engine.VolumePhaseFailed:
-		v.Message = fmt.Sprintf("the upload ended in the phase %q", status.Phase)
+		v.Message = fmt.Sprintf("the upload ended in the phase %q", bounded(string(status.Phase), maxName))
 	case v.completed() && pvb.Spec.UploaderType != format.UploaderKopia:
 		v.Message = "it was not uploaded with Kopia and can't be restored by Holdfast"
 	}

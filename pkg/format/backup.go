@@ -29,8 +29,9 @@ const (
 	// and reads versioned folders from "1.1.0" on. "1.2.0" is the number that its design
 	// of the manifest gives to backups that have one.
 	FormatVersion = "1.2.0"
-	// MaxMetadataBytes is the size beyond which velero-backup.json is not read.
-	MaxMetadataBytes = 4 << 20
+	// MaxMetadataBytes is the size beyond which velero-backup.json is not read. Ours and Velero's
+	// have less: what they hold was an object in etcd, which takes 1.5 MiB.
+	MaxMetadataBytes = 2 << 20
 
 	veleroAPIVersion = "velero.io/v1"
 	veleroNamespace  = "velero"

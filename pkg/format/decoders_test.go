@@ -151,8 +151,8 @@ func FuzzDecoders(f *testing.F) {
 func TestDecodersAreBounded(t *testing.T) {
 	for i, data := range signed(t) {
 		for _, longer := range [][]byte{
-			append(bytes.Clone(data), bytes.Repeat([]byte(" "), MaxMetadataBytes)...),
-			append(bytes.Repeat([]byte(" "), MaxMetadataBytes), data...),
+			append(bytes.Clone(data), bytes.Repeat([]byte(" "), max(MaxMetadataBytes, MaxExpirationBytes))...),
+			append(bytes.Repeat([]byte(" "), max(MaxMetadataBytes, MaxExpirationBytes)), data...),
 		} {
 			if decoders[i](longer) != nil {
 				t.Errorf("decoder %d takes %d bytes", i, len(longer))

@@ -22,7 +22,21 @@ const (
 	// MaxVolumesBytes is for the list of volumes, which the catalogue reads of every
 	// backup by itself: some 40,000 volumes.
 	MaxVolumesBytes = 64 << 20
+	// MaxForeignListBytes is for lists of a backup without a trusted signature, which the catalogue
+	// reads as well: some 2,500 volumes.
+	MaxForeignListBytes = 4 << 20
 )
+
+// largeList is what a list of a backup without a trusted signature rarely has.
+const largeList = 256 << 10
+
+// Foreign is the content of a file of a backup without a trusted signature. A list in it may have
+// MaxForeignListBytes. Large is called when it is found to be large, and may wait until fewer
+// such are read, or fail.
+type Foreign struct {
+	io.Reader
+	Large func() error
+}
 
 // ErrTooLarge says that a side file has more than its limit.
 var ErrTooLarge = errors.New("the file is too large: make several backups, each of some namespaces")
@@ -136,6 +150,9 @@ func readCompressed(r io.Reader, limit int64, decode func(*json.Decoder) error) 
 		return fmt.Errorf("the file is not gzip: %w", err)
 	}
 	limited := &limitedReader{r: plain, left: limit}
+	if foreign, ok := r.(Foreign); ok {
+		limited.left, limited.large = min(limit, MaxForeignListBytes), foreign.Large
+	}
 	decoder := json.NewDecoder(limited)
 	if err := decode(decoder); err != nil {
 		return fmt.Errorf("the file is not the JSON that it should be: %w", err)
@@ -166,9 +183,18 @@ func (l *limitedWriter) Write(p []byte) (int, error) {
 type limitedReader struct {
 	r    io.Reader
 	left int64
+	// large, if not nil, is called once, when more than largeList was read.
+	large func() error
+	read  int64
 }
 
 func (l *limitedReader) Read(p []byte) (int, error) {
+	if l.large != nil && l.read > largeList {
+		if err := l.large(); err != nil {
+			return 0, err
+		}
+		l.large = nil
+	}
 	if l.left <= 0 {
 		return 0, ErrTooLarge
 	}
@@ -176,6 +202,6 @@ func (l *limitedReader) Read(p []byte) (int, error) {
 		p = p[:l.left]
 	}
 	n, err := l.r.Read(p)
-	l.left -= int64(n)
+	l.left, l.read = l.left-int64(n), l.read+int64(n)
 	return n, err
 }

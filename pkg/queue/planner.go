@@ -38,11 +38,11 @@ type Planner struct {
 
 	names    map[string]*name
 	patterns map[string]*pattern // by their selection's Key
-	// slots are the same by their places, and free are the places that nobody has.
+	// slots are the patterns by their places, and free are the unused places.
 	slots []*pattern
 	free  []int
 	// Those that touch cluster-scoped resources, those that overlap everything, those with
-	// patterns, and those of them whose patterns are loose.
+	// patterns, and those with loose patterns.
 	clusterScope, everything, patterned, loose user
 
 	// The pass is over so many of the line, and starts are those of them that may start,

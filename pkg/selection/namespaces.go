@@ -34,7 +34,7 @@ type Namespaces struct {
 var everything = Pattern{text: "*", elems: []element{anyRun}, wildcards: 1}
 
 // maxCompared is how many patterns, and excluded patterns, of a selection are compared with
-// those of others.
+// other patterns.
 const maxCompared = 4
 
 // ParseNamespaces compiles the two lists. An error names its field by index,
@@ -163,7 +163,7 @@ func (n *Namespaces) named(namespace string) bool {
 // condition on which Velero adds cluster-scoped resources by itself.
 func (n *Namespaces) All() bool { return n != nil && n.all }
 
-// Loose says whether its patterns are not compared with those of others, since many such
+// Loose says whether its patterns are not compared with other patterns, since many such
 // comparisons would take long: one of them has several wildcards, or there are more than four,
 // or more than four excluded ones. It follows from the words alone.
 func (n *Namespaces) Loose() bool { return n != nil && n.loose }

@@ -142,6 +142,11 @@ func (w *worker) localise(entry *index.Entry) bool {
 		backup.UID = format.DerivedUID("backup", w.location.Name, entry.StoreName)
 	}
 	backup.Namespace, backup.Spec.StorageLocation = w.options.SystemNamespace, w.location.Name
+	if origin := backup.Status.Origin; origin.Trust != "" {
+		catalog.Abridge(backup)
+	} else if own, trusted := w.catalog.KnowsKey(w.location.Name, origin.ClusterUID, origin.PublicKey); !own && !trusted {
+		catalog.Abridge(backup)
+	}
 	// Who confirms it reads all of it: the digest that an index gives says nothing of its rows.
 	entry.Content.Versions = nil
 	return true

@@ -27,6 +27,12 @@ var (
 		Help:           "Backups whose metadata another writer, such as Velero, has replaced.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"location"})
+	catalogLeftOut = metrics.NewGaugeVec(&metrics.GaugeOpts{
+		Subsystem:      subsystem,
+		Name:           "left_out_backups",
+		Help:           "Backups that are not listed, since nobody vouches for them and there are too many of such.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"location"})
 	catalogSuspicious = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Subsystem:      subsystem,
 		Name:           "suspicious",
@@ -58,7 +64,7 @@ var (
 
 func registerMetrics() {
 	register.Do(func() {
-		legacyregistry.MustRegister(catalogBackups, catalogReplaced, catalogSuspicious, catalogRequests, catalogRefresh, catalogSuccess)
+		legacyregistry.MustRegister(catalogBackups, catalogReplaced, catalogLeftOut, catalogSuspicious, catalogRequests, catalogRefresh, catalogSuccess)
 	})
 }
 
@@ -66,10 +72,11 @@ func countRequest(location, operation string) {
 	catalogRequests.WithLabelValues(location, operation).Inc()
 }
 
-func observeRefresh(location string, took time.Duration, replaced int, state State) {
+func observeRefresh(location string, took time.Duration, replaced, leftOut int, state State) {
 	catalogRefresh.WithLabelValues(location).Observe(took.Seconds())
 	catalogBackups.WithLabelValues(location).Set(float64(state.Backups))
 	catalogReplaced.WithLabelValues(location).Set(float64(replaced))
+	catalogLeftOut.WithLabelValues(location).Set(float64(leftOut))
 	suspicious := 0.0
 	if state.Suspicion != "" {
 		suspicious = 1
@@ -84,6 +91,7 @@ func forgetMetrics(location string) {
 	labels := map[string]string{"location": location}
 	catalogBackups.Delete(labels)
 	catalogReplaced.Delete(labels)
+	catalogLeftOut.Delete(labels)
 	catalogSuspicious.Delete(labels)
 	catalogRefresh.Delete(labels)
 	catalogSuccess.Delete(labels)

@@ -25,6 +25,7 @@ func TestMetrics(t *testing.T) {
 	registerMetrics()
 	catalogBackups.Reset()
 	catalogReplaced.Reset()
+	catalogLeftOut.Reset()
 	catalogSuspicious.Reset()
 	catalogRequests.Reset()
 	catalogRefresh.Reset()
@@ -33,13 +34,13 @@ func TestMetrics(t *testing.T) {
 	countRequest("default", "list")
 	countRequest("default", "get")
 	countRequest("default", "get")
-	observeRefresh("default", 200*time.Millisecond, 2, State{Backups: 7, LastSuccess: time.Unix(1_800_000_000, 0), Suspicion: "few"})
-	observeRefresh("down", time.Minute, 0, State{})
-	observeRefresh("gone", time.Second, 1, State{Backups: 3, LastSuccess: time.Unix(1_800_000_000, 0)})
+	observeRefresh("default", 200*time.Millisecond, 2, 5, State{Backups: 7, LastSuccess: time.Unix(1_800_000_000, 0), Suspicion: "few"})
+	observeRefresh("down", time.Minute, 0, 0, State{})
+	observeRefresh("gone", time.Second, 1, 1, State{Backups: 3, LastSuccess: time.Unix(1_800_000_000, 0)})
 	countRequest("gone", "list")
 	forgetMetrics("gone")
 
-	names := []string{"holdfast_catalog_backups", "holdfast_catalog_replaced_backups", "holdfast_catalog_suspicious", "holdfast_catalog_requests_total", "holdfast_catalog_refresh_duration_seconds", "holdfast_catalog_last_success_timestamp_seconds"}
+	names := []string{"holdfast_catalog_backups", "holdfast_catalog_replaced_backups", "holdfast_catalog_left_out_backups", "holdfast_catalog_suspicious", "holdfast_catalog_requests_total", "holdfast_catalog_refresh_duration_seconds", "holdfast_catalog_last_success_timestamp_seconds"}
 	if err := testutil.GatherAndCompare(legacyregistry.DefaultGatherer, strings.NewReader(`
 # HELP holdfast_catalog_backups [ALPHA] Backups that the catalogue knows.
 # TYPE holdfast_catalog_backups gauge
@@ -48,6 +49,10 @@ holdfast_catalog_backups{location="down"} 0
 # HELP holdfast_catalog_last_success_timestamp_seconds [ALPHA] When the last refresh that succeeded began, in seconds since 1970.
 # TYPE holdfast_catalog_last_success_timestamp_seconds gauge
 holdfast_catalog_last_success_timestamp_seconds{location="default"} 1.8e+09
+# HELP holdfast_catalog_left_out_backups [ALPHA] Backups that are not listed, since nobody vouches for them and there are too many of such.
+# TYPE holdfast_catalog_left_out_backups gauge
+holdfast_catalog_left_out_backups{location="default"} 5
+holdfast_catalog_left_out_backups{location="down"} 0
 # HELP holdfast_catalog_refresh_duration_seconds [ALPHA] How long refreshes took, failed ones included.
 # TYPE holdfast_catalog_refresh_duration_seconds histogram
 holdfast_catalog_refresh_duration_seconds_bucket{location="default",le="0.01"} 0

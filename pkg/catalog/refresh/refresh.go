@@ -38,6 +38,8 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/catalog/index"
 	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/layout"
@@ -166,6 +168,10 @@ type State struct {
 	// Backups is how many are known, and Replaced of how many of them somebody has replaced
 	// the metadata.
 	Backups, Replaced int
+	// LeftOut is how many of them are not listed for lack of room, and NewestLeftOut is the name
+	// of the newest. They have no trusted signature.
+	LeftOut       int
+	NewestLeftOut string
 	// Cached is true while what a former process has left is shown, and the store was not
 	// listed yet.
 	Cached bool
@@ -266,7 +272,13 @@ func (r *Refresher) apply(ctx context.Context, running *sync.WaitGroup) {
 	wanted := map[string]Location{}
 	for _, location := range r.wanted {
 		if location.Layout == nil {
-			location.Layout = &velero.Layout{Location: location.Name, SystemNamespace: r.options.SystemNamespace, Clock: r.options.Clock}
+			location.Layout = &velero.Layout{
+				Location: location.Name, SystemNamespace: r.options.SystemNamespace, Clock: r.options.Clock,
+				Vouches: func(origin *v1alpha1.BackupOrigin) bool {
+					own, trusted := r.catalog.KnowsKey(location.Name, origin.ClusterUID, origin.PublicKey)
+					return own || trusted
+				},
+			}
 		}
 		wanted[location.Name] = location
 	}
@@ -359,6 +371,7 @@ func (r *Refresher) State(location string) (State, bool) {
 	state := w.snapshot()
 	state.Backups = r.catalog.Len(location) // what was deleted since is no loss to the next process
 	state.Replaced = r.catalog.Replaced(location)
+	state.LeftOut, state.NewestLeftOut = r.catalog.LeftOut(location)
 	return state, true
 }
 
@@ -477,6 +490,24 @@ func (r *Refresher) Replacements() []string {
 		}
 	}
 	return texts
+}
+
+// LeftOuts tell of each location with more backups without a trusted signature than are listed.
+// That raises no doubt about any other backup.
+func (r *Refresher) LeftOuts() []string {
+	var texts []string
+	for _, name := range slices.Sorted(maps.Keys(r.states())) {
+		if count, newest := r.catalog.LeftOut(name); count > 0 {
+			texts = append(texts, fmt.Sprintf("storage location %q: %s", name, LeftOut(count, newest)))
+		}
+	}
+	return texts
+}
+
+// LeftOut says that so many backups in a location are not listed, and names the newest.
+func LeftOut(backups int, newest string) string {
+	return fmt.Sprintf("%d backups are not listed (%s), the newest of them %q: nobody whom the location trusts has signed them, and lists have room for the newest of such; they are in the store, and nothing removes them: trust their cluster in spec.trustedClusters, or raise --foreign-backups-memory of the API server",
+		backups, enginev1alpha1.ConditionBackupsLeftOut, newest)
 }
 
 // Replacement says that somebody has replaced the metadata of so many backups in a location.

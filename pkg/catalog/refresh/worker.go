@@ -347,7 +347,8 @@ func (w *worker) refresh(ctx context.Context) error {
 		default:
 		}
 	}
-	observeRefresh(w.location.Name, w.options.Clock.Since(l.begin), w.catalog.Replaced(w.location.Name), after)
+	leftOut, _ := w.catalog.LeftOut(w.location.Name)
+	observeRefresh(w.location.Name, w.options.Clock.Since(l.begin), w.catalog.Replaced(w.location.Name), leftOut, after)
 	// Each change is told once, not each refresh.
 	switch {
 	case after.LastError != "" && after.LastError != before.LastError:

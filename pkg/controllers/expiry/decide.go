@@ -5,6 +5,7 @@ package expiry
 
 import (
 	"cmp"
+	"crypto/sha256"
 	"encoding/json"
 	"slices"
 	"strings"
@@ -115,6 +116,10 @@ func scopeOf(spec *v1alpha1.BackupSpec) scope {
 	if plain, err := json.Marshal(v1alpha1.BackupSpec{}); err == nil {
 		if encoded, err := json.Marshal(filters); err == nil && string(encoded) != string(plain) {
 			s.filter = string(encoded)
+			if len(encoded) > sha256.Size {
+				sum := sha256.Sum256(encoded)
+				s.filter = string(sum[:])
+			}
 		}
 	}
 	return s
@@ -135,10 +140,16 @@ func expired(backups []backup, now time.Time) []backup {
 	return due
 }
 
+// maxFiltered is how many backups of parts of a namespace are its last good ones: the newest of so
+// many selections. A tenant that uses another selector for each backup does not keep all of them.
+const maxFiltered = 100
+
 // lastGood are the backups without which a namespace would lose what it has: for each,
 // such a namespace. A good backup that includes a namespace may go if a newer good one
 // includes it too, and covers its scope. So whatever goes that lastGood does not name, of
-// what a namespace could be restored from by one backup, by a newer one it still can.
+// what a namespace could be restored from by one backup, by a newer one it still can. Of backups
+// that take a part by resources or labels, that holds for the newest maxFiltered selections. Backups
+// of everything are not bounded so. The newest data of claims are kept besides.
 func lastGood(backups []backup, namespaces []string) map[types.UID]string {
 	// Of those that include and take the same, only the newest counts.
 	type kind struct {
@@ -166,7 +177,7 @@ func lastGood(backups []backup, namespaces []string) map[types.UID]string {
 		return 1
 	})
 	last := map[types.UID]string{}
-	covered := map[string][]scope{}
+	covered, filtered := map[string][]scope{}, map[string]int{}
 	reached := map[reach][]string{}
 	for _, b := range candidates {
 		of, ok := reached[b.reach]
@@ -175,7 +186,13 @@ func lastGood(backups []backup, namespaces []string) map[types.UID]string {
 			reached[b.reach] = of
 		}
 		for _, namespace := range of {
+			if b.scope.filter != "" && filtered[namespace] >= maxFiltered {
+				continue
+			}
 			if !slices.ContainsFunc(covered[namespace], func(s scope) bool { return s.covers(b.scope) }) {
+				if b.scope.filter != "" {
+					filtered[namespace]++
+				}
 				covered[namespace] = append(covered[namespace], b.scope)
 				if last[b.uid] == "" {
 					last[b.uid] = namespace

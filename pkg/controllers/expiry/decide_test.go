@@ -4,9 +4,11 @@
 package expiry
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -287,6 +289,34 @@ func TestTooMany(t *testing.T) {
 	} {
 		if got := tooMany(c.n, c.total, c.percent); got != c.want {
 			t.Errorf("%+v: %v", c, got)
+		}
+	}
+}
+
+// Who asks for each backup by another selector does not have all of them kept, but the newest of
+// so many, and nothing of that lets the last one of everything go.
+func TestLastGoodOfManySelections(t *testing.T) {
+	const selections = 3 * maxFiltered
+	backups := []backup{{NamespacedName: types.NamespacedName{Namespace: "a", Name: "all"}, uid: "all", good: true, started: epoch, reach: reach{"a", ""}, scope: scope{volumes: volumesOfClaims, complete: true}}}
+	for i := range selections {
+		spec := v1alpha1.BackupSpec{LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": fmt.Sprint(i), "long": strings.Repeat("x", 63)}}}
+		of := scopeOf(&spec)
+		if of.complete = true; len(of.filter) > sha256.Size {
+			t.Errorf("a filter of %d bytes is kept", len(of.filter))
+		}
+		of.volumes = volumesAll // which the one of everything does not take
+		backups = append(backups, backup{uid: types.UID(fmt.Sprint(i)), good: true, started: epoch.Add(time.Duration(i+1) * time.Hour), reach: reach{"a", ""}, scope: of})
+	}
+	last := lastGood(backups, []string{"a"})
+	if last["all"] == "" {
+		t.Error("the last backup of everything goes")
+	}
+	if len(last) != maxFiltered+1 {
+		t.Errorf("%d stay, want %d", len(last), maxFiltered+1)
+	}
+	for i := range selections {
+		if kept := last[types.UID(fmt.Sprint(i))] != ""; kept != (i >= selections-maxFiltered) {
+			t.Errorf("the backup %d stays: %v; the newest %d do", i, kept, maxFiltered)
 		}
 	}
 }

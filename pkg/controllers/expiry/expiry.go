@@ -364,12 +364,12 @@ func cut(warnings []string) bool {
 
 // inDoubt says which locations the API server does not know the backups of for certain:
 // those that a warning names, or all if it names none. That another writer has replaced
-// metadata is no doubt about what is there.
+// metadata, or that backups without a trusted signature are left out, raises no doubt.
 func inDoubt(warnings []string, locations []*enginev1alpha1.StorageLocation) func(location string) bool {
 	named := map[string]bool{}
 	all := false
 	for _, warning := range warnings {
-		if strings.Contains(warning, v1alpha1.ConditionMetadataReplaced) {
+		if strings.Contains(warning, v1alpha1.ConditionMetadataReplaced) || strings.Contains(warning, enginev1alpha1.ConditionBackupsLeftOut) {
 			continue
 		}
 		found := false

@@ -28,6 +28,7 @@ import (
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/catalog/refresh"
 	enginefake "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/store"
@@ -526,9 +527,10 @@ func TestInDoubt(t *testing.T) {
 		if w.deletions != 0 {
 			t.Errorf("%s: %d deletions", name, w.deletions)
 		}
-		// That somebody replaces metadata there is no doubt.
+		// That somebody replaces metadata there is no doubt, nor that others' backups are left out.
 		w.locations["other"] = &engine.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "other"}}
-		w.warnings = []string{`storage location "other": another writer, such as Velero, has replaced the metadata of 3 backups, which have the condition MetadataReplaced`}
+		w.warnings = []string{`storage location "other": another writer, such as Velero, has replaced the metadata of 3 backups, which have the condition MetadataReplaced`,
+			fmt.Sprintf("storage location %q: %s", "other", refresh.LeftOut(3, "b"))}
 		p.once(w, 0)
 		w.finish()
 		if !slices.Equal(w.gone, []string{"a0", "b0"}) {

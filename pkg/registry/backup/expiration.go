@@ -40,6 +40,9 @@ type ExpirationREST struct {
 	// Observe puts a change that was just recorded into the log.
 	Observe func(*enginev1alpha1.ExpirationChange)
 	Clock   clock.PassiveClock
+	// SystemNamespace and MaxTTL are as Config has them.
+	SystemNamespace string
+	MaxTTL          time.Duration
 }
 
 var _ rest.NamedCreater = &ExpirationREST{}
@@ -103,6 +106,10 @@ func (r *ExpirationREST) try(ctx context.Context, name string, ask enginev1alpha
 	backup := found.(*v1alpha1.Backup)
 	if err := changeable(backup, body); err != nil {
 		return "", err
+	}
+	if latest := backup.CreationTimestamp.Add(r.MaxTTL); r.MaxTTL > 0 && backup.Namespace != r.SystemNamespace && body.Expiration != nil && body.Expiration.After(latest) {
+		return "", apierrors.NewBadRequest(fmt.Sprintf("expiration is %s, but a backup of this namespace may be kept for %s at most (--max-backup-ttl of the API server), which is until %s",
+			body.Expiration.UTC().Format(time.RFC3339), r.MaxTTL, latest.UTC().Format(time.RFC3339)))
 	}
 	storeName := r.Backups.Kind.RecordName(types.NamespacedName{Namespace: backup.Namespace, Name: backup.Name})
 	if err := format.ValidateStoreName(storeName); err != nil {

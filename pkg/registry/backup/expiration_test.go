@@ -155,3 +155,24 @@ func TestHoldMeetsDeletion(t *testing.T) {
 		t.Errorf("a deletion of what is held is answered with %v", err)
 	}
 }
+
+// Nobody keeps a backup of a tenant's namespace for longer than it may be asked for.
+func TestExpirationIsLimited(t *testing.T) {
+	h := newHarness(t, nil)
+	h.storedOnly(storedBackup("a", func(b *v1alpha1.Backup) { b.CreationTimestamp = metav1.NewTime(now) }))
+	storage := &ExpirationREST{
+		Backups: h.REST, Changes: h.records.EngineV1alpha1().ExpirationChanges(system), Clock: clocktesting.NewFakePassiveClock(now),
+		Observe: func(*enginev1alpha1.ExpirationChange) {}, SystemNamespace: system, MaxTTL: time.Hour,
+	}
+	ask := func(after time.Duration) error {
+		expiration := metav1.NewTime(now.Add(after))
+		_, err := storage.Create(h.ctx("shop"), "a", &v1alpha1.BackupExpiration{Expiration: &expiration}, nil, &metav1.CreateOptions{})
+		return err
+	}
+	if err := ask(time.Hour + time.Second); !apierrors.IsBadRequest(err) || !strings.Contains(err.Error(), "--max-backup-ttl") {
+		t.Errorf("longer than an hour: %v", err)
+	}
+	if err := ask(time.Hour); err != nil {
+		t.Errorf("an hour: %v", err)
+	}
+}

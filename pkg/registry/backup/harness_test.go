@@ -47,6 +47,8 @@ type harness struct {
 	asked []string
 	// observed are the records that were put into the log.
 	observed []string
+	// stored are how many backups are stored of each namespace.
+	stored map[string]int
 	// planner counts the records that were observed.
 	planner *records.Planner
 }
@@ -109,7 +111,9 @@ func loadingHarness(t *testing.T, may map[string]bool, locations ...*enginev1alp
 		Load: func(namespace string, coming sets.Set[string]) records.Load {
 			return planner.Load(queue.Backup, namespace, coming)
 		},
-		Limits: Limits{Waiting: 3, WaitingInSystem: 5},
+		Limits: Limits{Waiting: 3, WaitingInSystem: 5, Stored: 2},
+		Stored: func(namespace string) int { return h.stored[namespace] },
+		MaxTTL: 2 * DefaultTTL,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -16,11 +16,14 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
-// Limits are how many backups may wait at once in one namespace; 0 is no limit.
+// Limits are how many backups one namespace may have; 0 is no limit.
 type Limits struct {
 	// Waiting is that of each namespace but the system namespace, which has one of
 	// its own: it is the administrator's.
 	Waiting, WaitingInSystem int
+	// Stored is how many may be stored of each namespace but the system namespace, which has no
+	// such limit. Those that wait or run when it is reached are stored all the same.
+	Stored int
 }
 
 // recordsPerWaiting bounds all records of a namespace's backups, in multiples of its
@@ -40,6 +43,7 @@ type limiter struct {
 	Limits
 	systemNamespace string
 	load            func(namespace string, coming sets.Set[string]) records.Load
+	stored          func(namespace string) int
 
 	// mu guards coming, and makes one of the decision and the entry that follows.
 	mu sync.Mutex
@@ -55,6 +59,13 @@ func (l *limiter) admit(backup *v1alpha1.Backup, record string) (done func(), er
 	namespace, limit, flag := backup.Namespace, l.Waiting, "--waiting-backups-per-namespace"
 	if namespace == l.systemNamespace {
 		limit, flag = l.WaitingInSystem, "--waiting-backups-in-system-namespace"
+	}
+	if namespace != l.systemNamespace && l.Stored > 0 && l.stored != nil {
+		if stored := l.stored(namespace); stored >= l.Stored {
+			return nil, tooMany(backup.Name, fmt.Sprintf(
+				"%d backups of namespace %q are stored, and at most %d may be (--stored-backups-per-namespace of the API server): delete some, or have them expire sooner by spec.ttl",
+				stored, namespace, l.Stored))
+		}
 	}
 	if limit <= 0 {
 		return func() {}, nil

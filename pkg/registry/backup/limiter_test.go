@@ -173,3 +173,33 @@ func TestARefusedRecordTakesNoPlace(t *testing.T) {
 		}
 	}
 }
+
+// What a namespace stores is bounded, by number and by time, but for the administrator's.
+func TestStoredBackupsAreLimited(t *testing.T) {
+	h := newHarness(t, nil, locationOf("default", true, metav1.ConditionTrue))
+	h.stored = map[string]int{"shop": 2, "web": 1, system: 1000}
+	_, err := h.create(newBackup("shop", "a"))
+	expectTooMany(t, err, `2 backups of namespace "shop" are stored`, "at most 2", "--stored-backups-per-namespace", "delete some", "spec.ttl")
+	for _, namespace := range []string{"web", system} {
+		if _, err := h.create(newBackup(namespace, "a")); err != nil {
+			t.Errorf("one more in %s: %v", namespace, err)
+		}
+	}
+	if h.calls("create") != 2 {
+		t.Errorf("%d were recorded, want 2", h.calls("create"))
+	}
+	long := newBackup("web", "long")
+	long.Spec.TTL.Duration = 2*DefaultTTL + 1
+	if _, err := h.create(long); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "spec.ttl") || !strings.Contains(err.Error(), "--max-backup-ttl") {
+		t.Errorf("a ttl that is too long: %v", err)
+	}
+	long.Namespace = system
+	if _, err := h.create(long); err != nil {
+		t.Errorf("the same of the administrator's: %v", err)
+	}
+	most := newBackup("web", "most")
+	most.Spec.TTL.Duration = 2 * DefaultTTL
+	if _, err := h.create(most); err != nil {
+		t.Errorf("as long as may be: %v", err)
+	}
+}

@@ -48,13 +48,18 @@ type Config struct {
 	// Load counts the records of a namespace's backups, as Observe was told of them.
 	// Those named count in any case.
 	Load func(namespace string, coming sets.Set[string]) records.Load
-	// Limits are how many backups may wait.
+	// Stored counts the backups that are stored of a namespace. Nil counts none.
+	Stored func(namespace string) int
+	// Limits are how many backups may wait, and be stored.
 	Limits Limits
 	// LastData are the existing claims of which no other good backup holds newer data than
 	// one. Nil knows of none.
 	LastData func(ctx context.Context, backup *v1alpha1.Backup) ([]types.NamespacedName, error)
 	// TTL is how long a backup is kept that says nothing of it. Default DefaultTTL.
 	TTL time.Duration
+	// MaxTTL is how long a backup outside the system namespace may be kept at most. Zero is
+	// no limit.
+	MaxTTL time.Duration
 }
 
 // NewREST returns the storage of the backups resource.
@@ -78,11 +83,13 @@ func newKind(config Config) *kind {
 		mayUse:          config.MayUse,
 		authorizer:      config.Authorizer,
 		defaultTTL:      cmp.Or(config.TTL, DefaultTTL),
+		maxTTL:          config.MaxTTL,
 		lastData:        config.LastData,
 		limiter: limiter{
 			Limits:          config.Limits,
 			systemNamespace: config.SystemNamespace,
 			load:            config.Load,
+			stored:          config.Stored,
 			coming:          map[string][]string{},
 		},
 	}

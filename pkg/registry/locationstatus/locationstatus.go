@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package locationstatus writes what the catalogue knows of the storage locations into their
-// status: how many backups there are, and the conditions Synced, Suspicious and
-// MetadataReplaced. It writes when a condition changes, or there are so many backups fewer that
+// status: how many backups there are, and the conditions Synced, Suspicious,
+// MetadataReplaced and BackupsLeftOut. It writes when a condition changes, or there are so many backups fewer that
 // the next process would miss them, and what else has changed a minute after the last writing
 // at the earliest. When nothing has changed, it writes nothing: how fresh the catalogue is
 // follows from the condition and the interval of the polls, and a metric tells it.
@@ -166,7 +166,7 @@ func (w *Writer) write(ctx context.Context, name string, state *refresh.State) e
 	w.written[name] = w.Clock.Now()
 	w.mu.Unlock()
 	record.SetGroupVersionKind(enginev1alpha1.SchemeGroupVersion.WithKind("StorageLocation")) // of which events speak
-	for _, what := range []string{enginev1alpha1.ConditionSuspicious, enginev1alpha1.ConditionMetadataReplaced} {
+	for _, what := range []string{enginev1alpha1.ConditionSuspicious, enginev1alpha1.ConditionMetadataReplaced, enginev1alpha1.ConditionBackupsLeftOut} {
 		was := meta.IsStatusConditionTrue(before, what)
 		condition := meta.FindStatusCondition(record.Status.Conditions, what)
 		switch {
@@ -226,6 +226,14 @@ func Status(record *enginev1alpha1.StorageLocation, state *refresh.State, now ti
 	case meta.FindStatusCondition(status.Conditions, enginev1alpha1.ConditionMetadataReplaced) != nil:
 		set(metav1.Condition{Type: enginev1alpha1.ConditionMetadataReplaced, Status: metav1.ConditionFalse,
 			Reason: enginev1alpha1.ReasonNoneReplaced, Message: "no backup's metadata is another writer's"})
+	}
+	switch {
+	case state.LeftOut > 0:
+		set(metav1.Condition{Type: enginev1alpha1.ConditionBackupsLeftOut, Status: metav1.ConditionTrue,
+			Reason: enginev1alpha1.ReasonTooManyForeign, Message: refresh.LeftOut(state.LeftOut, state.NewestLeftOut)})
+	case meta.FindStatusCondition(status.Conditions, enginev1alpha1.ConditionBackupsLeftOut) != nil:
+		set(metav1.Condition{Type: enginev1alpha1.ConditionBackupsLeftOut, Status: metav1.ConditionFalse,
+			Reason: enginev1alpha1.ReasonAllListed, Message: "all backups of the store are listed"})
 	}
 	// The instant alone is no change.
 	if before == nil || before.Backups != catalogue.Backups || before.SyncRequest != catalogue.SyncRequest {

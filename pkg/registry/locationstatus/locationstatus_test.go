@@ -74,6 +74,9 @@ func TestWrites(t *testing.T) {
 		{time.Hour, refresh.State{Loaded: true, LastSuccess: clock.Now(), LastFull: clock.Now(), Backups: 89, Replaced: 1, Synced: refresh.Asked{Generation: 4, Request: "x"}}, 1, 0, "True Listed 4", "False", 89},
 		{time.Minute, refresh.State{Loaded: true, LastSuccess: clock.Now(), LastFull: clock.Now(), Backups: 89, Replaced: 2, Synced: refresh.Asked{Generation: 4, Request: "x"}}, 1, 0, "True Listed 4", "False", 89},
 		{time.Minute, refresh.State{Loaded: true, LastSuccess: clock.Now(), LastFull: clock.Now(), Backups: 89, Synced: refresh.Asked{Generation: 4, Request: "x"}}, 1, 0, "True Listed 4", "False", 89},
+		// There are more of others than have room, and that ends.
+		{time.Minute, refresh.State{Loaded: true, LastSuccess: clock.Now(), LastFull: clock.Now(), Backups: 89, LeftOut: 7, NewestLeftOut: "theirs", Synced: refresh.Asked{Generation: 4, Request: "x"}}, 1, 0, "True Listed 4", "False", 89},
+		{time.Minute, refresh.State{Loaded: true, LastSuccess: clock.Now(), LastFull: clock.Now(), Backups: 89, Synced: refresh.Asked{Generation: 4, Request: "x"}}, 1, 0, "True Listed 4", "False", 89},
 	} {
 		clock.Step(test.after)
 		state = test.state
@@ -95,11 +98,15 @@ func TestWrites(t *testing.T) {
 		if told := replaced != nil && replaced.Status == metav1.ConditionTrue && strings.Contains(replaced.Message, fmt.Sprintf("of %d backups", state.Replaced)); told != (state.Replaced > 0) {
 			t.Errorf("%d: %d are replaced, and the condition is %v", i, state.Replaced, replaced)
 		}
+		leftOut := meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionBackupsLeftOut)
+		if told := leftOut != nil && leftOut.Status == metav1.ConditionTrue && strings.HasPrefix(leftOut.Message, fmt.Sprintf("%d backups are not listed", state.LeftOut)) && strings.Contains(leftOut.Message, `"theirs"`); told != (state.LeftOut > 0) {
+			t.Errorf("%d: %d are left out, and the condition is %v", i, state.LeftOut, leftOut)
+		}
 		if writes := len(cluster.Writes("storagelocations")) - before; writes != test.writes || due != test.due {
 			t.Errorf("%d: %d writes, due in %v, want %+v", i, writes, due, test)
 		}
 	}
-	if told := len(recorder.Events); told != 4 {
+	if told := len(recorder.Events); told != 6 {
 		t.Errorf("%d events", told)
 	}
 }

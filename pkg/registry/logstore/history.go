@@ -4,9 +4,10 @@
 package logstore
 
 import (
-	"reflect"
 	"sort"
 	"time"
+
+	"github.com/holdfast-io/holdfast/pkg/footprint"
 )
 
 // event is one change of one object. At least one of was and now is set:
@@ -47,10 +48,10 @@ func (h *history[T]) at(i int) *event[T] { return &h.ring[(h.head+i)%len(h.ring)
 // add appends an event and forgets those that are too old or too many.
 func (h *history[T]) add(e event[T]) {
 	if e.now != nil && e.now.within.rv == e.rv {
-		e.bytes = sizeOf(reflect.ValueOf(e.now.within.obj))
+		e.bytes = footprint.Of(e.now.within.obj)
 	}
 	if e.now != nil && e.now.over.rv == e.rv && !e.now.over.is(e.now.within) {
-		e.bytes += sizeOf(reflect.ValueOf(e.now.over.obj))
+		e.bytes += footprint.Of(e.now.over.obj)
 	}
 	h.bytes += e.bytes
 	for h.len > 0 && h.isFull(e.at) {
@@ -112,47 +113,4 @@ func (h *history[T]) copyTo(dst []event[T], from int) {
 	first := (h.head + from) % len(h.ring)
 	copied := copy(dst[:n], h.ring[first:])
 	copy(dst[copied:n], h.ring)
-}
-
-// sizeOf estimates what a value refers to, in bytes. What two values share counts for
-// both.
-func sizeOf(v reflect.Value) int {
-	size := 0
-	switch v.Kind() {
-	case reflect.Pointer:
-		if !v.IsNil() {
-			size = int(v.Type().Elem().Size()) + sizeOf(v.Elem())
-		}
-	case reflect.String:
-		size = v.Len()
-	case reflect.Slice:
-		size = v.Len() * int(v.Type().Elem().Size())
-		if refers(v.Type().Elem().Kind()) {
-			for i := range v.Len() {
-				size += sizeOf(v.Index(i))
-			}
-		}
-	case reflect.Map:
-		each := int(v.Type().Key().Size() + v.Type().Elem().Size())
-		for entries := v.MapRange(); entries.Next(); {
-			size += each + sizeOf(entries.Key()) + sizeOf(entries.Value())
-		}
-	case reflect.Struct:
-		if v.Type() == reflect.TypeFor[time.Time]() {
-			break // it refers to a time zone
-		}
-		for i := range v.NumField() {
-			size += sizeOf(v.Field(i))
-		}
-	}
-	return size
-}
-
-// refers reports whether values of a kind may refer to memory of their own.
-func refers(kind reflect.Kind) bool {
-	switch kind {
-	case reflect.Pointer, reflect.String, reflect.Slice, reflect.Map, reflect.Struct:
-		return true
-	}
-	return false
 }

@@ -168,6 +168,9 @@ func (p *Projector) Load(namespace string, coming sets.Set[string]) records.Load
 	return p.queue.planner.Load(queue.Backup, namespace, coming)
 }
 
+// StoredIn counts the backups that are stored of a namespace, as the catalogue has them.
+func (p *Projector) StoredIn(namespace string) int { return p.stores.catalog.CountIn(namespace) }
+
 // projectLocked brings one backup in its log up to date: from its record, until
 // that says that it is stored, and from then on from the catalogue. It passes from
 // one to the other without vanishing in between.

@@ -24,6 +24,7 @@
 package projection
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"sync/atomic"
@@ -59,7 +60,10 @@ type Config struct {
 	// CacheDir is a folder where what is read of the stores is kept for the next process;
 	// empty if it is not.
 	CacheDir string
-	Clock    clock.WithTickerAndDelayedExecution
+	// ForeignBytes bounds what is kept of the backups of a location without a trusted signature.
+	// Zero is catalog.DefaultForeignBytes.
+	ForeignBytes int64
+	Clock        clock.WithTickerAndDelayedExecution
 	// Secrets hold the credentials of the stores.
 	Secrets location.Secrets
 	// Authorizer tells who may list all backups, and so be told of the stores.
@@ -158,6 +162,7 @@ func New(config Config) (*Projector, error) {
 		deletions: map[types.UID]*enginev1alpha1.VolumeDeletion{},
 	}
 	p.stores.catalog = catalog.New(config.SystemNamespace, p.storedChanged)
+	p.stores.catalog.SetForeignBytes(cmp.Or(config.ForeignBytes, catalog.DefaultForeignBytes))
 	p.stores.refresher = refresh.New(p.stores.catalog, refresh.Options{
 		SystemNamespace: config.SystemNamespace,
 		Interval:        config.PollInterval,

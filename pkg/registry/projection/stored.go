@@ -269,7 +269,7 @@ const incomplete = "what is shown may be incomplete or out of date: not every st
 // everywhere.
 func (s *stores) warn(resource string) func(context.Context) {
 	return func(ctx context.Context) {
-		texts, replacements := s.refresher.Warnings(), s.refresher.Replacements()
+		texts, replacements := s.refresher.Warnings(), append(s.refresher.Replacements(), s.refresher.LeftOuts()...)
 		switch {
 		case len(texts)+len(replacements) == 0:
 		case s.mayListAll(ctx, resource):

@@ -55,7 +55,7 @@ func (k *kind) untilPoll(restore *v1alpha1.Restore) string {
 	if restore.Namespace != k.systemNamespace {
 		return ""
 	}
-	return ": if another cluster, or Velero, has just made it, it is listed after the next poll of its storage location, or at once by a SyncRequest of the location's name (see \"Sync now\" in docs/catalogue.md)"
+	return ": if another cluster, or Velero, has just made it, it is listed after the next poll of its storage location, or at once by a SyncRequest of the location's name (see \"Sync now\" in docs/catalogue.md); if its location has the condition BackupsLeftOut, it may be one of those that have no room in the lists"
 }
 
 // warnOfDoubts adds a Warning to the answer for each of a backup's doubts. The results of the
@@ -104,7 +104,7 @@ func good(backup *v1alpha1.Backup) bool {
 }
 
 // newest finds the newest good backup that holds what a restore asks for: of those that
-// a schedule made, if it names one. It takes none that nobody vouches for.
+// a schedule made, if it names one. It takes none without a trusted signature.
 func (k *kind) newest(ctx context.Context, restore *v1alpha1.Restore) (*v1alpha1.Backup, field.ErrorList, error) {
 	if err := k.ready(); err != nil {
 		return nil, nil, apierrors.NewServiceUnavailable(fmt.Sprintf("the newest backup is not known yet: %v: try again in a moment, or set spec.backupName", err))

@@ -42,9 +42,9 @@ func MarkTables(handler http.Handler) http.Handler {
 }
 
 // ordered lists what becomes a table in the order of its rows, if all of them are in it. kubectl
-// asks for pages of 500, whose rows nobody could order, so a table of up to maxWhole rows is
-// answered as one, as a server may. Longer ones come in pages, by names, unless they are asked for
-// without a limit. Whatever else is listed has the pages that were asked for.
+// asks for pages of 500, and could not order the rows of several. A server may ignore a limit, so
+// a table of up to maxWhole rows is answered as one. Longer tables come in pages, by names, unless
+// the request has no limit. Other lists have the pages that were asked for.
 type ordered[T logstore.Object] struct {
 	rest.Lister
 	compare func(a, b T) int

@@ -329,6 +329,13 @@ const (
 	ReasonReplacedInStore = "ReplacedInStore"
 	// ReasonNoneReplaced: they have gone, or are as they were.
 	ReasonNoneReplaced = "NoneReplaced"
+	// ConditionBackupsLeftOut is True while the store has more backups without a trusted signature
+	// than are listed; its message says how many are not.
+	ConditionBackupsLeftOut = "BackupsLeftOut"
+	// ReasonTooManyForeign: what is kept of such backups is bounded.
+	ReasonTooManyForeign = "TooManyForeign"
+	// ReasonAllListed: all backups of the store are listed by now.
+	ReasonAllListed = "AllListed"
 )
 
 // CatalogueStatus is what is known of what a store holds. It is written with a change of the

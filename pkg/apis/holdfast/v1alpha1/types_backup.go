@@ -409,6 +409,9 @@ const (
 	// ConditionMetadataReplaced is True on a backup in whose folder somebody, such as
 	// Velero, has replaced the metadata of one of ours.
 	ConditionMetadataReplaced = "MetadataReplaced"
+	// ConditionAbridged is True on a backup of unknown origin whose metadata is larger than what
+	// lists keep of such: labels, annotations and most of the spec are not shown.
+	ConditionAbridged = "Abridged"
 	// ConditionVolumesDamaged is True on a backup with volumes that can't be restored in full,
 	// since its store has lost data of them: see the VolumeBackups that are Damaged.
 	ConditionVolumesDamaged = "VolumesDamaged"

@@ -22,6 +22,7 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sync/semaphore"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
@@ -39,7 +40,20 @@ type Layout struct {
 	// SystemNamespace is where backups that are not of a namespace's own are listed.
 	SystemNamespace string
 	Clock           clock.PassiveClock
+	// Vouches reports whether this cluster, or one that the location trusts, has signed a backup.
+	// The metadata and lists of other backups are read and kept in bounds.
+	// Nil is for all signatures.
+	Vouches func(origin *holdfast.BackupOrigin) bool
 }
+
+const (
+	// largeMetadata is what metadata rarely has. So many backups that have more, or large lists
+	// without a trusted signature, are read at once in all locations: a bucket may be full of them.
+	largeMetadata = 64 << 10
+	largeAtOnce   = 4
+)
+
+var large = semaphore.NewWeighted(largeAtOnce)
 
 var (
 	_ layout.Parted  = &Layout{}
@@ -188,6 +202,7 @@ func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known
 		}
 		return content, err
 	}
+	bounded := l.bounded(ctx, backup)
 	contents, err := format.TakeContents(backup)
 	list, named := contents.Of(format.PodVolumeBackupsKey(name))
 	if isSigned(backup) {
@@ -208,7 +223,7 @@ func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known
 	case named && isSigned(backup) && known.Versions[versionVolumes] == reading+list.SHA256: // else what is known has snapshots, too
 		content.Volumes = known.Volumes()
 	default:
-		content.Volumes, err = l.readVolumes(ctx, from, name, contents)
+		content.Volumes, err = l.readVolumes(ctx, from, name, contents, bounded)
 	}
 	if err != nil {
 		delete(content.Versions, versionVolumes)
@@ -228,7 +243,7 @@ func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known
 		content.Volumes, content.VolumesError = nil, store.Reason(err)
 	}
 	if !isSigned(backup) { // Holdfast makes no snapshots
-		snapshots, err := l.readSnapshots(ctx, from, name)
+		snapshots, err := l.readSnapshots(ctx, from, name, bounded)
 		if err != nil && isStoreFailure(err) {
 			return content, err
 		}
@@ -242,7 +257,7 @@ func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known
 
 // readSnapshots reads which volumes Velero has stored by snapshots. Since version 1.13 one list
 // says so, before that each way to make them had one.
-func (l *Layout) readSnapshots(ctx context.Context, from store.Ranger, storeName string) (volumes []catalog.Volume, err error) {
+func (l *Layout) readSnapshots(ctx context.Context, from store.Ranger, storeName string, bounded func(list io.Reader, read func(io.Reader) error) error) (volumes []catalog.Volume, err error) {
 	type list struct {
 		key  string
 		read func(io.Reader) ([]catalog.Volume, error)
@@ -250,8 +265,10 @@ func (l *Layout) readSnapshots(ctx context.Context, from store.Ranger, storeName
 	take := func(of list) (err error) {
 		var found []catalog.Volume
 		err = get(ctx, from, of.key, func(content io.Reader) (err error) {
-			found, err = of.read(content)
-			return err
+			return bounded(content, func(list io.Reader) (err error) {
+				found, err = of.read(list)
+				return err
+			})
 		})
 		if err == nil {
 			volumes = append(volumes, found...)
@@ -278,6 +295,31 @@ func isStoreFailure(err error) bool {
 // cluster. Whatever else it says of its cluster, others may have copied, or changed.
 func isSigned(backup *holdfast.Backup) bool {
 	return backup.Status.Origin.Trust == ""
+}
+
+func (l *Layout) vouches(backup *holdfast.Backup) bool {
+	return isSigned(backup) && (l.Vouches == nil || l.Vouches(backup.Status.Origin))
+}
+
+// bounded has a list of a backup be read, in bounds if the backup has no trusted signature.
+func (l *Layout) bounded(ctx context.Context, backup *holdfast.Backup) func(list io.Reader, read func(io.Reader) error) error {
+	if l.vouches(backup) {
+		return func(list io.Reader, read func(io.Reader) error) error { return read(list) }
+	}
+	return func(list io.Reader, read func(io.Reader) error) error {
+		isLarge := false
+		// Not longer than the list is read: a reader that waits for this holds a request of the store.
+		defer func() {
+			if isLarge {
+				large.Release(1)
+			}
+		}()
+		return read(format.Foreign{Reader: list, Large: func() error {
+			err := large.Acquire(ctx, 1)
+			isLarge = err == nil
+			return err
+		}})
+	}
 }
 
 // readCopy reads the copy of our metadata beside another writer's, and reports whether
@@ -313,7 +355,16 @@ func (l *Layout) readCopy(ctx context.Context, from store.Ranger, storeName stri
 func (l *Layout) readMetadata(ctx context.Context, from store.Ranger, storeName, key string) (backup *holdfast.Backup, version string, err error) {
 	err = get(ctx, from, key, func(content io.Reader) error {
 		version = store.VersionOf(content)
-		data, err := io.ReadAll(io.LimitReader(content, format.MaxMetadataBytes+1))
+		data, err := io.ReadAll(io.LimitReader(content, largeMetadata))
+		if err == nil && len(data) == largeMetadata {
+			if err := large.Acquire(ctx, 1); err != nil {
+				return err
+			}
+			defer large.Release(1)
+			var rest []byte
+			rest, err = io.ReadAll(io.LimitReader(content, format.MaxMetadataBytes+1-largeMetadata))
+			data = append(data, rest...)
+		}
 		if err != nil {
 			return err
 		}
@@ -323,6 +374,9 @@ func (l *Layout) readMetadata(ctx context.Context, from store.Ranger, storeName,
 			SystemNamespace: l.SystemNamespace,
 			Now:             l.Clock.Now(),
 		})
+		if err == nil && !l.vouches(backup) {
+			catalog.Abridge(backup)
+		}
 		return err
 	})
 	return backup, version, err
@@ -381,7 +435,7 @@ var errNotWhole = errors.New("the backup is not whole")
 
 // readVolumes reads the list of volumes, and fails with errNotWhole if it is not the
 // one that the metadata names.
-func (l *Layout) readVolumes(ctx context.Context, from store.Ranger, storeName string, contents format.Contents) ([]catalog.Volume, error) {
+func (l *Layout) readVolumes(ctx context.Context, from store.Ranger, storeName string, contents format.Contents, bounded func(list io.Reader, read func(io.Reader) error) error) ([]catalog.Volume, error) {
 	key := format.PodVolumeBackupsKey(storeName)
 	want, named := contents.Of(key)
 	var volumes []catalog.Volume
@@ -391,7 +445,10 @@ func (l *Layout) readVolumes(ctx context.Context, from store.Ranger, storeName s
 			size += int64(len(p))
 			return sum.Write(p)
 		}))
-		volumes, err = catalog.ReadVolumes(seen)
+		err = bounded(seen, func(list io.Reader) (err error) {
+			volumes, err = catalog.ReadVolumes(list)
+			return err
+		})
 		if !named || isStoreFailure(err) {
 			return err
 		}

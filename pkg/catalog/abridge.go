@@ -1,0 +1,88 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package catalog
+
+import (
+	"fmt"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/footprint"
+	"github.com/holdfast-io/holdfast/pkg/format"
+)
+
+const (
+	// maxForeign is how many bytes are kept of the metadata of a backup without a trusted signature.
+	maxForeign = 16 << 10
+	// maxAbridged is how many are kept of each part of it that is kept when it has more.
+	maxAbridged = 4 << 10
+	// maxText bounds its other texts then, and the texts of volumes.
+	maxText = 1 << 10
+	// maxName is how long names are at most, in Kubernetes too.
+	maxName = 253
+)
+
+// Abridge shortens large metadata without a trusted signature. It keeps the fields that lists show
+// and a restore by name needs: how the backup ended, when it expires, and the namespaces. A
+// selection that is too long becomes one of everything, so that it is not taken for less than it
+// is. The condition Abridged says so.
+func Abridge(backup *v1alpha1.Backup) {
+	size := footprint.Of(backup)
+	if size <= maxForeign {
+		return
+	}
+	labels := map[string]string{}
+	if schedule, ok := backup.Labels[v1alpha1.LabelScheduleName]; ok {
+		labels[v1alpha1.LabelScheduleName] = bounded(schedule, maxName)
+	}
+	backup.Labels = labels
+	contents, ok := backup.Annotations[format.AnnotationContents]
+	if backup.Annotations = nil; ok && len(contents) <= maxAbridged {
+		backup.Annotations = map[string]string{format.AnnotationContents: strings.Clone(contents)}
+	}
+	spec := &backup.Spec
+	short := v1alpha1.BackupSpec{TTL: spec.TTL, StorageLocation: spec.StorageLocation, IncludedNamespaces: []string{"*"}}
+	if footprint.Of(spec.IncludedNamespaces) <= maxAbridged && footprint.Of(spec.ExcludedNamespaces) <= maxAbridged {
+		short.IncludedNamespaces, short.ExcludedNamespaces = spec.IncludedNamespaces, spec.ExcludedNamespaces
+	}
+	backup.Spec = short
+	if len(backup.UID) > maxName {
+		backup.UID = format.DerivedUID("backup", spec.StorageLocation, backup.Name, string(backup.UID))
+	}
+	status := &backup.Status
+	status.FormatVersion = bounded(status.FormatVersion, maxName)
+	status.FailureReason, status.Message = bounded(status.FailureReason, maxText), bounded(status.Message, maxText)
+	if origin := status.Origin; origin != nil {
+		origin.Message = bounded(origin.Message, maxText)
+		for _, text := range []*string{&origin.ClusterUID, &origin.PublicKey, &origin.Namespace, (*string)(&origin.NamespaceUID),
+			&origin.Name, (*string)(&origin.ScheduleUID), &origin.ClaimedRequester} {
+			*text = bounded(*text, maxName)
+		}
+	}
+	status.Conditions = format.EndConditions(status)
+	status.Conditions = append(status.Conditions, metav1.Condition{
+		Type:   v1alpha1.ConditionAbridged,
+		Status: metav1.ConditionTrue,
+		Reason: "TooLarge",
+		Message: fmt.Sprintf("its metadata takes %d bytes, of which lists show the ends and the namespaces alone: nobody whom the storage location trusts has signed it, and of such backups %d bytes are kept; velero-backup.json has all",
+			size, maxForeign),
+		LastTransitionTime: lastInstant(backup, backup.CreationTimestamp.Time),
+	})
+}
+
+// IsAbridged reports whether Abridge has left something out of a backup.
+func IsAbridged(backup *v1alpha1.Backup) bool {
+	return meta.IsStatusConditionTrue(backup.Status.Conditions, v1alpha1.ConditionAbridged)
+}
+
+// bounded is the beginning of a text. It does not keep the rest in memory.
+func bounded(text string, most int) string {
+	if len(text) <= most {
+		return text
+	}
+	return strings.ToValidUTF8(strings.Clone(text[:most]), "")
+}
