@@ -37,21 +37,18 @@ func (a asking) config() *rest.Config {
 	return config
 }
 
-// client is that of a requester as recorded. A schedule's uid marks what is asked for by it.
-func (a asking) client(requester enginev1alpha1.Requester, schedule types.UID) (holdfastclient.Interface, error) {
+// client is that of a requester as recorded. The schedule's uid and name mark what is asked for by it.
+func (a asking) client(requester enginev1alpha1.Requester, of *v1alpha1.Schedule) (holdfastclient.Interface, error) {
 	if requester.Username == "" { // nobody would be impersonated
 		return nil, apierrors.NewForbidden(v1alpha1.Resource("backups"), "", errors.New("the record does not say as whom to ask"))
 	}
 	config := a.config()
 	config.Impersonate = rest.ImpersonationConfig{UserName: requester.Username, UID: requester.UID, Groups: requester.Groups, Extra: map[string][]string{}}
 	for key, values := range requester.Extra {
-		if key != recorded.ExtraScheduleUID {
-			config.Impersonate.Extra[key] = values
-		}
+		config.Impersonate.Extra[key] = values
 	}
-	if schedule != "" {
-		config.Impersonate.Extra[recorded.ExtraScheduleUID] = []string{string(schedule)}
-	}
+	config.Impersonate.Extra[recorded.ExtraScheduleUID] = []string{string(of.UID)}
+	config.Impersonate.Extra[recorded.ExtraSchedule] = []string{of.Namespace + "/" + of.Name}
 	client, err := holdfastclient.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("making a client of this server: %w", err)
@@ -60,8 +57,8 @@ func (a asking) client(requester enginev1alpha1.Requester, schedule types.UID) (
 }
 
 // Create asks for a backup by a schedule.
-func (a asking) Create(ctx context.Context, requester enginev1alpha1.Requester, schedule types.UID, backup *v1alpha1.Backup) error {
-	client, err := a.client(requester, schedule)
+func (a asking) Create(ctx context.Context, requester enginev1alpha1.Requester, of *v1alpha1.Schedule, backup *v1alpha1.Backup) error {
+	client, err := a.client(requester, of)
 	if err != nil {
 		return err
 	}
@@ -69,13 +66,13 @@ func (a asking) Create(ctx context.Context, requester enginev1alpha1.Requester, 
 	return err
 }
 
-// Delete asks for a backup to be removed from its store.
-func (a asking) Delete(ctx context.Context, requester enginev1alpha1.Requester, namespace, name string, uid types.UID) error {
-	client, err := a.client(requester, "")
+// Delete asks for a backup of a schedule to be removed from its store.
+func (a asking) Delete(ctx context.Context, requester enginev1alpha1.Requester, of *v1alpha1.Schedule, name string, uid types.UID) error {
+	client, err := a.client(requester, of)
 	if err != nil {
 		return err
 	}
-	return client.HoldfastV1alpha1().RESTClient().Post().Namespace(namespace).Resource("backups").Name(name).SubResource("deletion").
+	return client.HoldfastV1alpha1().RESTClient().Post().Namespace(of.Namespace).Resource("backups").Name(name).SubResource("deletion").
 		Body(&v1alpha1.BackupDeletion{Preconditions: &v1alpha1.BackupDeletionPreconditions{UID: uid, Superseded: true}}).Do(ctx).Error()
 }
 
@@ -101,5 +98,5 @@ func (a asking) trigger(ctx context.Context, of *v1alpha1.Schedule, due metav1.T
 	}
 	backup := domain.NewBackup(s, due.Time)
 	metav1.SetMetaDataAnnotation(&backup.ObjectMeta, domain.AnnotationTriggeredBy, triggeredBy)
-	return backup.Name, a.Create(ctx, entry.Spec.Requester, s.UID, backup)
+	return backup.Name, a.Create(ctx, entry.Spec.Requester, s, backup)
 }

@@ -28,9 +28,10 @@ func TestSchedulesAskWithAllThatTheirRequesterHad(t *testing.T) {
 	}))
 	defer server.Close()
 	a := asking{loopback: &rest.Config{Host: server.URL}}
-	by := enginev1alpha1.Requester{Username: "ann", Extra: map[string][]string{"scopes.example.com": {"read", "backup"}, recorded.ExtraScheduleUID: {"forged"}}}
+	by := enginev1alpha1.Requester{Username: "ann", Extra: map[string][]string{"scopes.example.com": {"read", "backup"}, recorded.ExtraScheduleUID: {"forged"}, recorded.ExtraSchedule: {"forged"}}}
 	backup := &v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "b"}}
-	if err := a.Create(t.Context(), by, "uid-of-nightly", backup); err != nil {
+	nightly := &v1alpha1.Schedule{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "nightly", UID: "uid-of-nightly"}}
+	if err := a.Create(t.Context(), by, nightly, backup); err != nil {
 		t.Fatal(err)
 	}
 	const prefix = "Impersonate-Extra-"
@@ -40,10 +41,11 @@ func TestSchedulesAskWithAllThatTheirRequesterHad(t *testing.T) {
 	if by := asked.Values(prefix + "Holdfast.io%2fschedule-Uid"); len(by) != 1 || by[0] != "uid-of-nightly" {
 		t.Errorf("the schedule is %q of %v", by, asked)
 	}
-	if err := a.Create(t.Context(), by, "", backup); err != nil {
+	asked = nil
+	if err := a.Delete(t.Context(), by, nightly, "b", "uid-of-b"); err != nil {
 		t.Fatal(err)
 	}
-	if by := asked.Values(prefix + "Holdfast.io%2fschedule-Uid"); len(by) != 0 {
-		t.Errorf("without a schedule it is %q", by)
+	if by := asked.Values(prefix + "Holdfast.io%2fschedule"); len(by) != 1 || by[0] != "shop/nightly" {
+		t.Errorf("the deletion is caused by %q of %v", by, asked)
 	}
 }

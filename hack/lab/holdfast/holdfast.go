@@ -77,6 +77,9 @@ func Up(ctx context.Context, c Config) error {
 	if err := r.install(ctx, kube); err != nil {
 		return err
 	}
+	if err := r.writeAuditPolicy(ctx, kube); err != nil {
+		return err
+	}
 	if err := r.writeCredentials(ctx, kube, state, time.Now()); err != nil {
 		return err
 	}
@@ -308,7 +311,7 @@ func (r runner) specs() []process.Spec {
 		specs = append(specs, process.Spec{Name: name, Path: r.Binary, Args: append(args, flags...), Log: r.Dir.Log(name)})
 	}
 	const limits = "--node-agent-configmap=holdfast-node-agent"
-	own := []string{limits}
+	own := []string{limits, "--audit-policy-file=" + r.auditPolicy(), "--audit-log-path=" + r.Dir.Log(prefix+"audit")}
 	if len(r.nodes) > 0 {
 		own = append(own, "--advertise-address="+r.address)
 	}
@@ -330,10 +333,13 @@ func awaitHealth(ctx context.Context, dir workdir.Dir, p *process.Process) error
 	return p.AwaitHealth(ctx, "https://"+p.Address()+"/readyz", dir.PKI("holdfast-ca.crt"))
 }
 
+// auditPolicy is the file with the policy of the API server's audit log.
+func (r runner) auditPolicy() string { return r.Dir.Path(prefix + "audit-policy.yaml") }
+
 // manifests are those that do not depend on pods.
 func manifests(dir string) []string {
 	var files []string
-	for _, name := range []string{"deploy/namespaces.yaml", "crds", "rbac", "deploy/flowschema.yaml", "deploy/network-policies.yaml"} {
+	for _, name := range []string{"deploy/namespaces.yaml", "crds", "rbac", "deploy/flowschema.yaml", "deploy/network-policies.yaml", "deploy/audit-policy.yaml"} {
 		files = append(files, "-f", filepath.Join(dir, filepath.FromSlash(name)))
 	}
 	return files

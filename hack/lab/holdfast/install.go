@@ -47,6 +47,16 @@ func (r runner) install(ctx context.Context, kube kubectl.Kubectl) error {
 	return r.createLocation(ctx, kube)
 }
 
+// writeAuditPolicy writes the policy of the manifests to where the API server reads it, as a
+// pod's volume would.
+func (r runner) writeAuditPolicy(ctx context.Context, kube kubectl.Kubectl) error {
+	policy, err := kube.Run(ctx, "get", "configmap", "holdfast-audit-policy", "-n", namespace, "-o", `jsonpath={.data.policy\.yaml}`)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(r.auditPolicy(), []byte(policy), 0o644)
+}
+
 // createLocation makes the default storage location, unless there is one of
 // this name: it is the user's to change.
 func (r runner) createLocation(ctx context.Context, kube kubectl.Kubectl) error {

@@ -73,13 +73,20 @@ func (c *Controller) remove(ctx context.Context, run *enginev1alpha1.BackupRun) 
 		return fmt.Errorf("removing BackupRun %s, whose backup is deleted: %w", run.Name, err)
 	}
 	c.forget(backupUID(run))
-	klog.FromContext(ctx).Info("Backup deleted", "backupRun", klog.KObj(run), "uid", backupUID(run), "requester", run.Spec.Deletion.Requester.Username)
-	why := run.Spec.Deletion.Requester.Username + " has deleted the backup"
-	if run.Spec.Deletion.Expired {
-		why = "The backup had expired, and is deleted"
-	}
-	c.Events.Eventf(backupReference(run), nil, corev1.EventTypeNormal, "Deleted", "Delete", "%s; what is left of its volumes goes with the next maintenance of their repositories, and the space comes back with later ones", why)
+	klog.FromContext(ctx).Info("Backup deleted", "backupRun", klog.KObj(run), "uid", backupUID(run), "requester", run.Spec.Deletion.Requester.Username, "schedule", run.Spec.Deletion.Schedule, "expired", run.Spec.Deletion.Expired)
+	c.Events.Eventf(backupReference(run), nil, corev1.EventTypeNormal, "Deleted", "Delete", "%s; what is left of its volumes goes with the next maintenance of their repositories, and the space comes back with later ones", deletedBy(run.Spec.Deletion))
 	return nil
+}
+
+// deletedBy says who has deleted a backup, and what made them.
+func deletedBy(d *enginev1alpha1.Deletion) string {
+	switch {
+	case d.Expired:
+		return fmt.Sprintf("The backup had expired, and %.200s has deleted it", d.Requester.Username)
+	case d.Schedule != "":
+		return fmt.Sprintf("The schedule %.200s has deleted the backup, which no rule of its spec.keep keeps, as %.200s", d.Schedule, d.Requester.Username)
+	}
+	return fmt.Sprintf("%.200s has deleted the backup", d.Requester.Username)
 }
 
 // removeStored removes what is in the store of a backup. The error is errRecordGone if

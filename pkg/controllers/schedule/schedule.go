@@ -63,9 +63,9 @@ type Schedules interface {
 
 // Backups are asked for as somebody.
 type Backups interface {
-	Create(ctx context.Context, as enginev1alpha1.Requester, schedule types.UID, backup *v1alpha1.Backup) error
-	// Delete asks for the deletion of the one with this uid.
-	Delete(ctx context.Context, as enginev1alpha1.Requester, namespace, name string, uid types.UID) error
+	Create(ctx context.Context, as enginev1alpha1.Requester, of *v1alpha1.Schedule, backup *v1alpha1.Backup) error
+	// Delete asks for the deletion of the one with this uid, which a schedule made.
+	Delete(ctx context.Context, as enginev1alpha1.Requester, of *v1alpha1.Schedule, name string, uid types.UID) error
 	// MadeBy is the uid of the schedule that made a backup, empty if none did. Of a backup that
 	// is not there the error is NotFound.
 	MadeBy(ctx context.Context, namespace, name string) (types.UID, error)
@@ -202,10 +202,12 @@ func (c *Controller) namespaceGone(ctx context.Context, entry *enginev1alpha1.Sc
 // none, or an error if that is not known yet.
 func (c *Controller) ask(ctx context.Context, s *v1alpha1.Schedule, as enginev1alpha1.Requester, due time.Time) (reason, message string, err error) {
 	backup := domain.NewBackup(s, due)
-	err = c.Backups.Create(ctx, as, s.UID, backup)
+	err = c.Backups.Create(ctx, as, s, backup)
 	switch {
 	case err == nil:
 		klog.FromContext(ctx).V(2).Info("Asked for the backup of a schedule", "schedule", klog.KObj(s), "backup", backup.Name, "due", due, "as", as.Username)
+		c.Events.Eventf(s, reference(s, backup.Name, ""), corev1.EventTypeNormal, "BackupAsked", "Ask", "%.1000s",
+			fmt.Sprintf("the backup %s, due at %s, is asked for as %s", backup.Name, due.UTC().Format(time.RFC3339), as.Username))
 		return "", "", nil
 	case apierrors.IsAlreadyExists(err):
 		switch by, err := c.Backups.MadeBy(ctx, s.Namespace, backup.Name); {
@@ -237,6 +239,11 @@ func (c *Controller) notAnswered(ctx context.Context, s *v1alpha1.Schedule, entr
 		return nil
 	}
 	return c.record(ctx, s, entry, domain.Decision{Reason: v1alpha1.ScheduleReasonNotAnswered, Message: fmt.Sprintf("%s%.500s", begins, why.Error())}, nil)
+}
+
+// reference is a backup of a schedule, for events.
+func reference(s *v1alpha1.Schedule, name string, uid types.UID) *corev1.ObjectReference {
+	return &corev1.ObjectReference{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "Backup", Namespace: s.Namespace, Name: name, UID: uid}
 }
 
 // holdsLastData reports whether a deletion was refused since the backup holds the newest data of
@@ -279,7 +286,12 @@ func (c *Controller) prune(ctx context.Context, s *v1alpha1.Schedule, as enginev
 		if going >= deletedAtOnce || refused >= deletedAtOnce {
 			break // the others when these are gone
 		}
-		err := c.Backups.Delete(ctx, as, s.Namespace, backup.Name, backup.UID)
+		err := c.Backups.Delete(ctx, as, s, backup.Name, backup.UID)
+		if err == nil {
+			klog.FromContext(ctx).Info("Asked for the deletion of a backup that no rule of its schedule keeps", "schedule", klog.KObj(s), "backup", backup.Name, "uid", backup.UID, "as", as.Username)
+			c.Events.Eventf(s, reference(s, backup.Name, backup.UID), corev1.EventTypeNormal, "DeletionAsked", "Prune", "%.1000s",
+				fmt.Sprintf("the deletion of the backup %s is asked for as %s: no rule of spec.keep keeps it", backup.Name, as.Username))
+		}
 		if err == nil || apierrors.IsNotFound(err) {
 			going++
 			continue

@@ -116,11 +116,11 @@ func (w *world) answer() error {
 // asked is what a world does with requests about backups; entries have verbs of these names.
 type asked struct{ *world }
 
-func (w asked) Create(_ context.Context, as enginev1alpha1.Requester, schedule types.UID, backup *v1alpha1.Backup) error {
+func (w asked) Create(_ context.Context, as enginev1alpha1.Requester, of *v1alpha1.Schedule, backup *v1alpha1.Backup) error {
 	switch {
 	case w.broken || w.unanswered:
 		return apierrors.NewServiceUnavailable("broken")
-	case as.Username != "ann" || schedule != uid || backup.Labels[v1alpha1.LabelScheduleName] != name:
+	case as.Username != "ann" || of.UID != uid || backup.Labels[v1alpha1.LabelScheduleName] != name:
 		return fmt.Errorf("%s asks for %+v", as.Username, backup)
 	case w.forbidden:
 		return apierrors.NewForbidden(v1alpha1.Resource("backups"), backup.Name, errors.New("not any more"))
@@ -145,7 +145,7 @@ func (w asked) MadeBy(_ context.Context, _, name string) (types.UID, error) {
 	return "", apierrors.NewNotFound(v1alpha1.Resource("backups"), name)
 }
 
-func (d asked) Delete(_ context.Context, _ enginev1alpha1.Requester, _, name string, _ types.UID) error {
+func (d asked) Delete(_ context.Context, _ enginev1alpha1.Requester, _ *v1alpha1.Schedule, name string, _ types.UID) error {
 	if d.lastData[name] {
 		return &apierrors.StatusError{ErrStatus: metav1.Status{Code: 409, Reason: v1alpha1.StatusReasonBackupState, Details: &metav1.StatusDetails{
 			Causes: []metav1.StatusCause{{Type: v1alpha1.CauseHoldsLastData, Message: "shop/data"}},

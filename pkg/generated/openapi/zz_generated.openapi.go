@@ -260,6 +260,13 @@ func schema_pkg_apis_engine_v1alpha1_Ask(ref common.ReferenceCallback) common.Op
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester"),
 						},
 					},
+					"schedule": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The schedule that caused it, as NAMESPACE/NAME. Empty if none did.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 					"timestamp": {
 						SchemaProps: spec.SchemaProps{
 							Description: "When.",
@@ -717,6 +724,13 @@ func schema_pkg_apis_engine_v1alpha1_Deletion(ref common.ReferenceCallback) comm
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester"),
 						},
 					},
+					"schedule": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The schedule that caused it, as NAMESPACE/NAME. Empty if none did.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 					"timestamp": {
 						SchemaProps: spec.SchemaProps{
 							Description: "When.",
@@ -1084,6 +1098,13 @@ func schema_pkg_apis_engine_v1alpha1_MaintenanceAsk(ref common.ReferenceCallback
 							Description: "Who asked.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester"),
+						},
+					},
+					"schedule": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The schedule that caused it, as NAMESPACE/NAME. Empty if none did.",
+							Type:        []string{"string"},
+							Format:      "",
 						},
 					},
 					"timestamp": {

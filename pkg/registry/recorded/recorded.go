@@ -143,6 +143,7 @@ func (r *REST[T, R]) create(ctx context.Context, obj T, validate rest.ValidateOb
 	if err != nil {
 		return nil, err
 	}
+	scheduleOf(ctx, requester)
 	record, scopes, err := r.Kind.Check(ctx, obj, requester)
 	if err != nil {
 		return nil, err
@@ -243,6 +244,24 @@ func requesterFrom(ctx context.Context) (user.Info, error) {
 // a backup as whoever wrote a schedule: the schedule's uid. Authenticators, and those who may
 // impersonate with an extra of this name, are the only ones who could say it too.
 const ExtraScheduleUID = "holdfast.io/schedule-uid"
+
+// ExtraSchedule is the schedule itself, as NAMESPACE/NAME. This server says it beside
+// ExtraScheduleUID, and when it deletes what a schedule does not keep.
+const ExtraSchedule = "holdfast.io/schedule"
+
+// scheduleAnnotation says in the audit log which schedule caused a request.
+const scheduleAnnotation = "cause.holdfast.io/schedule"
+
+// scheduleOf returns the schedule that caused a request, empty if none did, and says so in
+// the audit log.
+func scheduleOf(ctx context.Context, requester user.Info) string {
+	by := requester.GetExtra()[ExtraSchedule]
+	if len(by) != 1 {
+		return ""
+	}
+	audit.AddAuditAnnotation(ctx, scheduleAnnotation, by[0])
+	return by[0]
+}
 
 // Requester is a user as a record names them: who they are, for those who read it.
 // What else an authenticator says of them is left out: it may tell which credential was

@@ -56,7 +56,7 @@ func (r *RequestREST[T, R]) Create(ctx context.Context, name string, obj runtime
 	if err != nil {
 		return nil, err
 	}
-	ask := enginev1alpha1.Ask{Requester: Requester(requester), Timestamp: metav1.NewTime(r.Clock.Now())}
+	ask := enginev1alpha1.Ask{Requester: Requester(requester), Schedule: scheduleOf(ctx, requester), Timestamp: metav1.NewTime(r.Clock.Now())}
 	var message string
 	raced := func(err error) bool { return apierrors.ReasonForError(err) == metav1.StatusReasonConflict }
 	err = retry.OnError(retry.DefaultRetry, raced, func() (err error) {

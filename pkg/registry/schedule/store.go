@@ -256,6 +256,7 @@ func requester(ctx context.Context) (enginev1alpha1.Requester, error) {
 	// An authorizer may take the rights from it, as from the scope of a token.
 	if by.Extra = maps.Clone(user.GetExtra()); by.Extra != nil {
 		delete(by.Extra, recorded.ExtraScheduleUID)
+		delete(by.Extra, recorded.ExtraSchedule)
 	}
 	return by, nil
 }

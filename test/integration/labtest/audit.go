@@ -4,7 +4,7 @@
 package labtest
 
 import (
-	"bufio"
+	"bytes"
 	"encoding/json"
 	"io"
 	"os"
@@ -30,7 +30,22 @@ func (l *Lab) AuditMark(t *testing.T) int64 {
 // anything happens or not, are not in there.
 func (l *Lab) WritesSince(t *testing.T, mark int64) []auditv1.Event {
 	t.Helper()
-	file, err := os.Open(l.auditLog())
+	events, _ := read(t, l.auditLog(), mark)
+	return slices.DeleteFunc(events, func(event auditv1.Event) bool {
+		return slices.Contains([]string{"get", "list", "watch"}, event.Verb) || event.ObjectRef == nil || event.ObjectRef.Resource == "leases"
+	})
+}
+
+// Audited returns the audit log of Holdfast's own API server, read and as it is.
+func (l *Lab) Audited(t *testing.T) ([]auditv1.Event, string) {
+	t.Helper()
+	return read(t, filepath.Join(l.Dir, "logs", "holdfast-audit.log"), 0)
+}
+
+// read reads an audit log from a mark on.
+func read(t *testing.T, path string, mark int64) (events []auditv1.Event, text string) {
+	t.Helper()
+	file, err := os.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,25 +53,19 @@ func (l *Lab) WritesSince(t *testing.T, mark int64) []auditv1.Event {
 	if _, err := file.Seek(mark, io.SeekStart); err != nil {
 		t.Fatal(err)
 	}
-	var writes []auditv1.Event
-	lines := bufio.NewReader(file)
-	for {
-		line, err := lines.ReadBytes('\n')
-		if err == io.EOF {
-			return writes // what is behind the last end of line is not written in full yet
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
+	all, err := io.ReadAll(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all = all[:bytes.LastIndexByte(all, '\n')+1] // what is behind it is not written in full yet
+	for line := range bytes.Lines(all) {
 		var event auditv1.Event
 		if err := json.Unmarshal(line, &event); err != nil {
 			t.Fatalf("reading the audit log: %v", err)
 		}
-		if slices.Contains([]string{"get", "list", "watch"}, event.Verb) || event.ObjectRef == nil || event.ObjectRef.Resource == "leases" {
-			continue
-		}
-		writes = append(writes, event)
+		events = append(events, event)
 	}
+	return events, string(all)
 }
 
 func (l *Lab) auditLog() string { return filepath.Join(l.Dir, "logs", "audit.log") }

@@ -87,6 +87,9 @@ type Ask struct {
 	// Who asked.
 	// +optional
 	Requester Requester `json:"requester,omitempty"`
+	// The schedule that caused it, as NAMESPACE/NAME. Empty if none did.
+	// +optional
+	Schedule string `json:"schedule,omitempty"`
 	// When.
 	Timestamp metav1.Time `json:"timestamp"`
 }
