@@ -104,7 +104,8 @@ func init() {
 	}
 	// A patch is applied to what is stored, which the library takes to have a version that
 	// is nobody's. It is the one that is served.
-	Scheme.AddKnownTypes(schema.GroupVersion{Group: v1alpha1.GroupName, Version: runtime.APIVersionInternal}, &v1alpha1.Schedule{}, &v1alpha1.ScheduleList{})
+	Scheme.AddKnownTypes(schema.GroupVersion{Group: v1alpha1.GroupName, Version: runtime.APIVersionInternal},
+		&v1alpha1.Schedule{}, &v1alpha1.ScheduleList{}, &v1alpha1.Backup{}, &v1alpha1.BackupList{}, &v1alpha1.Restore{}, &v1alpha1.RestoreList{})
 	unversioned := schema.GroupVersion{Version: "v1"}
 	metav1.AddToGroupVersion(Scheme, unversioned)
 	Scheme.AddUnversionedTypes(unversioned,

@@ -23,7 +23,9 @@ func TestDeletesAreTold(t *testing.T) {
 		{"DELETE", resources + "/mine", `{"apiVersion":"holdfast.io/v1alpha1","kind":"BackupDeletion"}' | kubectl create --raw ` + resources + `/mine/deletion -f -`},
 		{"DELETE", "/apis/holdfast.io/v1alpha1/namespaces/shop/volumebackups/mine:data", `"kind":"VolumeDeletion"}' | kubectl create --raw /apis/holdfast.io/v1alpha1/namespaces/shop/volumebackups/mine:data/deletion -f -`},
 		{"DELETE", "/apis/holdfast.io/v1alpha1/namespaces/shop/schedules/nightly", ""},
-		{"DELETE", resources, ""},
+		{"DELETE", "/apis/holdfast.io/v1alpha1/namespaces/shop/restores/mine", `it leaves the list by itself, --restore-retention after its end; to stop one: echo '{"apiVersion":"holdfast.io/v1alpha1","kind":"RestoreCancellation"}' | kubectl create --raw /apis/holdfast.io/v1alpha1/namespaces/shop/restores/mine/cancel -f -`},
+		{"DELETE", resources, `kubectl create --raw ` + resources + `/NAME/deletion -f -`},
+		{"DELETE", "/apis/holdfast.io/v1alpha1/namespaces/shop/backupqueues/mine", ""},
 		{"DELETE", "/apis/other.io/v1/namespaces/shop/backups/mine", ""},
 		{"GET", resources + "/mine", ""},
 	} {

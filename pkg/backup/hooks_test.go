@@ -294,7 +294,7 @@ func TestTimeoutsOfAnnotations(t *testing.T) {
 		t.Fatal(err)
 	}
 	h := &hooks{findings: &findings{log: newLogbook(clock.RealClock{})}, rules: []hookRule{{name: "db", selector: all, post: []holdfast.BackupResourceHook{
-		{Exec: &holdfast.ExecHook{Command: []string{"thaw"}, Timeout: metav1.Duration{Duration: 4 * time.Hour}}},
+		{Exec: &holdfast.ExecHook{Command: []string{"thaw"}, Timeout: holdfast.Duration{Duration: 4 * time.Hour}}},
 	}}}}
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "p", Annotations: map[string]string{
 		"pre.hook.backup.velero.io/command": "freeze", "pre.hook.backup.velero.io/timeout": "4h",

@@ -1002,7 +1002,7 @@ func TestExpirationIsTheRequestsOrTheStartAndTTL(t *testing.T) {
 		t.Errorf("expires %v", got)
 	}
 	f = shopOf(t, 0)
-	f.request.Backup.Spec.TTL = metav1.Duration{}
+	f.request.Backup.Spec.TTL = holdfast.Duration{}
 	// Velero would remove at once what expires at its start.
 	if got := f.run(t).Status.Expiration; got != nil {
 		t.Errorf("expires %v", got)

@@ -102,7 +102,7 @@ func newFixture(t testing.TB, spec holdfast.BackupSpec) *fixture {
 	if spec.DefaultVolumesToFsBackup == nil {
 		spec.DefaultVolumesToFsBackup = new(false) // TestWhatIsWantedByDefault is about the default
 	}
-	spec.TTL = metav1.Duration{Duration: 720 * time.Hour}
+	spec.TTL = holdfast.Duration{Duration: 720 * time.Hour}
 	f.request = Request{
 		Backup: &holdfast.Backup{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast", Name: "b", UID: "11111111-2222-3333-4444-555555555555", CreationTimestamp: metav1.Time{Time: start}},

@@ -69,7 +69,7 @@ func endedBackup() *holdfast.Backup {
 			ExcludedResources:        []string{"events"},
 			LabelSelector:            &metav1.LabelSelector{MatchLabels: map[string]string{"tier": "web"}},
 			DefaultVolumesToFsBackup: new(true),
-			TTL:                      metav1.Duration{Duration: 720 * time.Hour},
+			TTL:                      holdfast.Duration{Duration: 720 * time.Hour},
 			StorageLocation:          "default",
 		},
 		Status: holdfast.BackupStatus{

@@ -48,7 +48,7 @@ func TestDiscovery(t *testing.T) {
 	slices.Sort(got)
 	want := []string{
 		"backupqueues backupqueue BackupQueueEntry [hfq bq] namespaced=true [get list watch] [holdfast]",
-		"backups backup Backup [hfb] namespaced=true [create get list watch] [holdfast]",
+		"backups backup Backup [hfb] namespaced=true [create get list patch update watch] [holdfast]",
 		"backups/cancel backup BackupCancellation [] namespaced=true [create] []",
 		"backups/deletion backup BackupDeletion [] namespaced=true [create] []",
 		"backups/expiration backup BackupExpiration [] namespaced=true [create] []",
@@ -61,7 +61,7 @@ func TestDiscovery(t *testing.T) {
 		"maintenancerequests maintenancerequest MaintenanceRequest [] namespaced=true [create] []",
 		"nodeagents nodeagent NodeAgent [hfn] namespaced=false [get list watch] [holdfast-admin]",
 		"nodeagents/proxy nodeagent NodeAgent [] namespaced=false [get] []",
-		"restores restore Restore [hfr] namespaced=true [create get list watch] [holdfast]",
+		"restores restore Restore [hfr] namespaced=true [create get list patch update watch] [holdfast]",
 		"restores/cancel restore RestoreCancellation [] namespaced=true [create] []",
 		"restores/log restore Restore [] namespaced=true [get] []",
 		"restores/plan restore Restore [] namespaced=true [get] []",
@@ -202,18 +202,20 @@ func TestBackupsAreNotChanged(t *testing.T) {
 	before := lab.AwaitCompleted(t, name)
 	lab.AwaitRunGone(t, name)
 	const refused = "MethodNotAllowed"
+	const stays = "a backup stays as it was asked for"
 	changed := fmt.Sprintf(manifest, name, labtest.System, "{ttl: 1h}")
-	lab.Refused(t, changed, []string{"apply", "--server-side", "-f", "-"}, refused)
-	lab.Refused(t, changed, []string{"replace", "-f", "-"}, refused)
+	lab.Refused(t, changed, []string{"apply", "--server-side", "-f", "-"}, "spec.ttl", stays, "backups/"+name+"/expiration")
+	lab.Refused(t, changed, []string{"replace", "-f", "-"}, "spec.ttl", "spec.includedNamespaces", stays, "create another one")
 	in := []string{"-n", labtest.System}
-	lab.Refused(t, "", append(in, "patch", "backup", name, "--type=merge", "-p", `{"spec":{"ttl":"1h"}}`), refused)
-	lab.Refused(t, "", append(in, "label", "backup", name, "a=b"), refused)
+	lab.Refused(t, "", append(in, "patch", "backup", name, "--type=merge", "-p", `{"spec":{"ttl":"1h"}}`), "spec.ttl", stays)
+	lab.Refused(t, "", append(in, "label", "backup", name, "a=b"), "metadata.labels", stays)
+	lab.Refused(t, "", append(in, "annotate", "backup", name, "a=b"), "metadata.annotations", stays)
 	lab.Refused(t, "", append(in, "delete", "backup", name), refused)
 	lab.Refused(t, "", append(in, "delete", "backups", "--all"), refused)
 	for _, path := range []string{"/backups", "/backups/" + name, "/backups/" + name + "/status"} {
 		for _, method := range []string{http.MethodPut, http.MethodPatch, http.MethodDelete} {
 			response := lab.Request(t, method, api+"/namespaces/"+labtest.System+path, "")
-			if response.Code != http.StatusMethodNotAllowed && response.Code != http.StatusNotFound {
+			if response.Code < 400 || response.Code >= 500 || method == http.MethodDelete && response.Code != http.StatusMethodNotAllowed && response.Code != http.StatusNotFound {
 				t.Errorf("%s %s is answered with %d: %s", method, path, response.Code, response.Body)
 			}
 		}

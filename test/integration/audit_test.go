@@ -132,7 +132,7 @@ func TestWhoDeleted(t *testing.T) {
 	}
 
 	// The end of its time.
-	lab.Create(t, namespace, "by-time", v1alpha1.BackupSpec{TTL: metav1.Duration{Duration: time.Second}})
+	lab.Create(t, namespace, "by-time", v1alpha1.BackupSpec{TTL: v1alpha1.Duration{Duration: time.Second}})
 	awaitGone("by-time")
 	told("by-time", "Deleted", "had expired", controller)
 	if event := deletion("by-time"); event.User.Username != controller || !strings.Contains(string(event.RequestObject.Raw), `"expired":true`) {

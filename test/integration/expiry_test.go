@@ -23,7 +23,7 @@ import (
 func expiring(t *testing.T, namespace string, ttl time.Duration) string {
 	t.Helper()
 	name := labtest.Name("expiring")
-	lab.Create(t, labtest.System, name, v1alpha1.BackupSpec{IncludedNamespaces: []string{namespace}, TTL: metav1.Duration{Duration: ttl}})
+	lab.Create(t, labtest.System, name, v1alpha1.BackupSpec{IncludedNamespaces: []string{namespace}, TTL: v1alpha1.Duration{Duration: ttl}})
 	lab.AwaitCompleted(t, name)
 	lab.AwaitRunGone(t, name)
 	return name
@@ -95,7 +95,7 @@ func TestShortLivedBackupsExpireTogether(t *testing.T) {
 	for range 3 {
 		name := labtest.Name("short")
 		lab.Create(t, labtest.System, name, v1alpha1.BackupSpec{
-			IncludedNamespaces: []string{namespace}, StorageLocation: location, TTL: metav1.Duration{Duration: time.Second},
+			IncludedNamespaces: []string{namespace}, StorageLocation: location, TTL: v1alpha1.Duration{Duration: time.Second},
 		})
 		names = append(names, name)
 	}

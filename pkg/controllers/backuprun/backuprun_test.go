@@ -46,7 +46,7 @@ func TestATinyBackupCostsTwoWrites(t *testing.T) {
 	enginetest.Each(t, map[string]time.Duration{"expires": 48 * time.Hour, "without a TTL": 0}, func(t *testing.T, ttl time.Duration) {
 		var claimed *enginev1alpha1.BackupRun
 		run := newRun("a", ready)
-		run.Spec.Backup.TTL = metav1.Duration{Duration: ttl}
+		run.Spec.Backup.TTL = v1alpha1.Duration{Duration: ttl}
 		var h *harness
 		h = newHarness(t, &work{execute: func(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes) (backup.Outcome, error) {
 			claimed = run

@@ -44,7 +44,7 @@ func newRun(name string, phase v1alpha1.BackupPhase) *enginev1alpha1.BackupRun {
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: name, UID: types.UID("uid-of-" + name), CreationTimestamp: metav1.Now()},
 		Spec: enginev1alpha1.BackupRunSpec{
 			BackupRef: v1alpha1.BackupReference{Namespace: system, Name: name},
-			Backup:    v1alpha1.BackupSpec{StorageLocation: "default", TTL: metav1.Duration{Duration: 48 * time.Hour}},
+			Backup:    v1alpha1.BackupSpec{StorageLocation: "default", TTL: v1alpha1.Duration{Duration: 48 * time.Hour}},
 		},
 		Status: enginev1alpha1.BackupRunStatus{Phase: phase, Ticket: 1},
 	}

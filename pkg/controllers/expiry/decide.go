@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -103,7 +102,8 @@ func scopeOf(spec *v1alpha1.BackupSpec) scope {
 	filters := spec.DeepCopy()
 	volumes := filters.DefaultVolumesToFsBackup
 	filters.IncludedNamespaces, filters.ExcludedNamespaces = nil, nil
-	filters.TTL, filters.StorageLocation = metav1.Duration{}, ""
+	filters.TTL, filters.StorageLocation = v1alpha1.Duration{}, ""
+	filters.CSISnapshotTimeout, filters.ItemOperationTimeout = v1alpha1.Duration{}, v1alpha1.Duration{} // which may be in other words
 	filters.OrderedResources = nil
 	filters.SnapshotVolumes, filters.SnapshotMoveData, filters.DefaultVolumesToFsBackup, filters.IncludeClusterResources = nil, nil, nil, nil
 	s := scope{volumes: volumesOfClaims}

@@ -102,6 +102,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.BackupVolumeSpec{}.OpenAPIModelName():                                    schema_pkg_apis_holdfast_v1alpha1_BackupVolumeSpec(ref),
 		v1alpha1.BackupVolumeStatus{}.OpenAPIModelName():                                  schema_pkg_apis_holdfast_v1alpha1_BackupVolumeStatus(ref),
 		v1alpha1.BackupVolumesProgress{}.OpenAPIModelName():                               schema_pkg_apis_holdfast_v1alpha1_BackupVolumesProgress(ref),
+		v1alpha1.Duration{}.OpenAPIModelName():                                            schema_pkg_apis_holdfast_v1alpha1_Duration(ref),
 		v1alpha1.ExecHook{}.OpenAPIModelName():                                            schema_pkg_apis_holdfast_v1alpha1_ExecHook(ref),
 		v1alpha1.ExecRestoreHook{}.OpenAPIModelName():                                     schema_pkg_apis_holdfast_v1alpha1_ExecRestoreHook(ref),
 		v1alpha1.HookStatus{}.OpenAPIModelName():                                          schema_pkg_apis_holdfast_v1alpha1_HookStatus(ref),
@@ -4907,7 +4908,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 					"ttl": {
 						SchemaProps: spec.SchemaProps{
 							Description: "How long the backup is kept, counted from its start. Default 720h, unless the cluster has another one. Then it expires: it is deleted, but for the last good one of a namespace.",
-							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
+							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
 					"storageLocation": {
@@ -4920,13 +4921,13 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 					"csiSnapshotTimeout": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Has no effect: Holdfast takes no snapshots.",
-							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
+							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
 					"itemOperationTimeout": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Has no effect: Holdfast has no plugins to wait for. How long a volume may take is the administrator's to say.",
-							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
+							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
 					"volumeGroupSnapshotLabelKey": {
@@ -4979,7 +4980,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.BackupHooks{}.OpenAPIModelName(), v1alpha1.BackupSpecMetadata{}.OpenAPIModelName(), v1alpha1.ResourcePolicyReference{}.OpenAPIModelName(), v1alpha1.UploaderConfigForBackup{}.OpenAPIModelName(), v1.Duration{}.OpenAPIModelName(), v1.LabelSelector{}.OpenAPIModelName()},
+			v1alpha1.BackupHooks{}.OpenAPIModelName(), v1alpha1.BackupSpecMetadata{}.OpenAPIModelName(), v1alpha1.Duration{}.OpenAPIModelName(), v1alpha1.ResourcePolicyReference{}.OpenAPIModelName(), v1alpha1.UploaderConfigForBackup{}.OpenAPIModelName(), v1.LabelSelector{}.OpenAPIModelName()},
 	}
 }
 
@@ -5493,6 +5494,18 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupVolumesProgress(ref common.Referenc
 	}
 }
 
+func schema_pkg_apis_holdfast_v1alpha1_Duration(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "Duration is a duration that is written as it was read: who writes 720h finds 720h, and not 720h0m0s. Compare the time.Duration in it; the text is part of what is stored and shown.",
+				Type:        v1alpha1.Duration{}.OpenAPISchemaType(),
+				Format:      v1alpha1.Duration{}.OpenAPISchemaFormat(),
+			},
+		},
+	}
+}
+
 func schema_pkg_apis_holdfast_v1alpha1_ExecHook(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -5536,7 +5549,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ExecHook(ref common.ReferenceCallback) co
 					"timeout": {
 						SchemaProps: spec.SchemaProps{
 							Description: "How long the command may take. Default 30s, at most 4h.",
-							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
+							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
 				},
@@ -5544,7 +5557,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ExecHook(ref common.ReferenceCallback) co
 			},
 		},
 		Dependencies: []string{
-			v1.Duration{}.OpenAPIModelName()},
+			v1alpha1.Duration{}.OpenAPIModelName()},
 	}
 }
 
@@ -5591,13 +5604,13 @@ func schema_pkg_apis_holdfast_v1alpha1_ExecRestoreHook(ref common.ReferenceCallb
 					"execTimeout": {
 						SchemaProps: spec.SchemaProps{
 							Description: "How long the command may take. Default 30s, at most 4h.",
-							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
+							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
 					"waitTimeout": {
 						SchemaProps: spec.SchemaProps{
 							Description: "How long the container may take until it runs, counted from when all objects are there. Default 10m, at most 4h.",
-							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
+							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
 					"waitForReady": {
@@ -5612,7 +5625,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ExecRestoreHook(ref common.ReferenceCallb
 			},
 		},
 		Dependencies: []string{
-			v1.Duration{}.OpenAPIModelName()},
+			v1alpha1.Duration{}.OpenAPIModelName()},
 	}
 }
 
@@ -5671,7 +5684,7 @@ func schema_pkg_apis_holdfast_v1alpha1_InitRestoreHook(ref common.ReferenceCallb
 					"timeout": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Is not looked at, as in Velero: the containers may take as long as they need.",
-							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
+							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
 				},
@@ -5679,7 +5692,7 @@ func schema_pkg_apis_holdfast_v1alpha1_InitRestoreHook(ref common.ReferenceCallb
 			},
 		},
 		Dependencies: []string{
-			v1.Duration{}.OpenAPIModelName(), runtime.RawExtension{}.OpenAPIModelName()},
+			v1alpha1.Duration{}.OpenAPIModelName(), runtime.RawExtension{}.OpenAPIModelName()},
 	}
 }
 
@@ -6781,7 +6794,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 					"itemOperationTimeout": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Has no effect, and is not kept: Velero fills it in, and Holdfast has no plugins to wait for.",
-							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
+							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
 					"uploaderConfig": {
@@ -6794,7 +6807,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.RestoreHooks{}.OpenAPIModelName(), v1alpha1.RestoreModifier{}.OpenAPIModelName(), v1alpha1.RestoreObject{}.OpenAPIModelName(), v1alpha1.RestoreStatusSpec{}.OpenAPIModelName(), v1alpha1.UploaderConfigForRestore{}.OpenAPIModelName(), v1.Duration{}.OpenAPIModelName(), v1.LabelSelector{}.OpenAPIModelName()},
+			v1alpha1.Duration{}.OpenAPIModelName(), v1alpha1.RestoreHooks{}.OpenAPIModelName(), v1alpha1.RestoreModifier{}.OpenAPIModelName(), v1alpha1.RestoreObject{}.OpenAPIModelName(), v1alpha1.RestoreStatusSpec{}.OpenAPIModelName(), v1alpha1.UploaderConfigForRestore{}.OpenAPIModelName(), v1.LabelSelector{}.OpenAPIModelName()},
 	}
 }
 
@@ -7644,7 +7657,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 					"ttl": {
 						SchemaProps: spec.SchemaProps{
 							Description: "How long the backup is kept, counted from its start. Default 720h, unless the cluster has another one. Then it expires: it is deleted, but for the last good one of a namespace.",
-							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
+							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
 					"storageLocation": {
@@ -7657,13 +7670,13 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 					"csiSnapshotTimeout": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Has no effect: Holdfast takes no snapshots.",
-							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
+							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
 					"itemOperationTimeout": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Has no effect: Holdfast has no plugins to wait for. How long a volume may take is the administrator's to say.",
-							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
+							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
 					"volumeGroupSnapshotLabelKey": {
@@ -7716,7 +7729,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.BackupHooks{}.OpenAPIModelName(), v1alpha1.BackupSpecMetadata{}.OpenAPIModelName(), v1alpha1.ResourcePolicyReference{}.OpenAPIModelName(), v1alpha1.UploaderConfigForBackup{}.OpenAPIModelName(), v1.Duration{}.OpenAPIModelName(), v1.LabelSelector{}.OpenAPIModelName()},
+			v1alpha1.BackupHooks{}.OpenAPIModelName(), v1alpha1.BackupSpecMetadata{}.OpenAPIModelName(), v1alpha1.Duration{}.OpenAPIModelName(), v1alpha1.ResourcePolicyReference{}.OpenAPIModelName(), v1alpha1.UploaderConfigForBackup{}.OpenAPIModelName(), v1.LabelSelector{}.OpenAPIModelName()},
 	}
 }
 
@@ -7920,13 +7933,13 @@ func schema_pkg_apis_holdfast_v1alpha1_VeleroFields(ref common.ReferenceCallback
 					"csiSnapshotTimeout": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Has no effect: Holdfast takes no snapshots.",
-							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
+							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
 					"itemOperationTimeout": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Has no effect: Holdfast has no plugins to wait for. How long a volume may take is the administrator's to say.",
-							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
+							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
 					"volumeGroupSnapshotLabelKey": {
@@ -7979,7 +7992,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VeleroFields(ref common.ReferenceCallback
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.UploaderConfigForBackup{}.OpenAPIModelName(), v1.Duration{}.OpenAPIModelName()},
+			v1alpha1.Duration{}.OpenAPIModelName(), v1alpha1.UploaderConfigForBackup{}.OpenAPIModelName()},
 	}
 }
 

@@ -65,7 +65,7 @@ func (k *kind) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 		spec.IncludedNamespaces = []string{backup.Namespace}
 	}
 	if spec.TTL.Duration == 0 {
-		spec.TTL = metav1.Duration{Duration: k.defaultTTL}
+		spec.TTL = v1alpha1.Duration{Duration: k.defaultTTL}
 	}
 	if spec.StorageLocation == "" {
 		// What can't be read is said by faults, which finds none.
@@ -238,6 +238,14 @@ func (k *kind) ObjectName(run *enginev1alpha1.BackupRun) types.NamespacedName {
 
 // Object implements recorded.Kind.
 func (k *kind) Object(run *enginev1alpha1.BackupRun) *v1alpha1.Backup { return run.AsBackup() }
+
+// Unchangeable implements recorded.Kind.
+func (k *kind) Unchangeable(backup *v1alpha1.Backup, path string) string {
+	if path == "spec.ttl" {
+		return fmt.Sprintf("a backup stays as it was asked for; POST a BackupExpiration to backups/%s/expiration to keep it for longer or shorter", backup.Name)
+	}
+	return "a backup stays as it was asked for: create another one, with another name"
+}
 
 // Yields implements recorded.Kind. The name of a record is that of the folder in the store.
 func (k *kind) Yields(_, _ *enginev1alpha1.BackupRun) bool { return false }

@@ -43,7 +43,7 @@ func TestCreateRecordsTheRequestAndWhoMadeIt(t *testing.T) {
 		Requester:    enginev1alpha1.Requester{Username: "jane", UID: "uid-of-jane", Groups: []string{"team", "system:authenticated"}},
 		Backup: v1alpha1.BackupSpec{
 			IncludedNamespaces: []string{"shop"},
-			TTL:                metav1.Duration{Duration: 720 * time.Hour},
+			TTL:                v1alpha1.Duration{Duration: 720 * time.Hour},
 			StorageLocation:    "default",
 		},
 	}
@@ -79,11 +79,11 @@ func TestDefaults(t *testing.T) {
 	}{
 		"of the system namespace": {
 			backup: newBackup(system, "x"),
-			want:   v1alpha1.BackupSpec{TTL: metav1.Duration{Duration: DefaultTTL}, StorageLocation: "b"},
+			want:   v1alpha1.BackupSpec{TTL: v1alpha1.Duration{Duration: DefaultTTL}, StorageLocation: "b"},
 		},
 		"of another one": {
 			backup: newBackup("shop", "x"),
-			want:   v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, TTL: metav1.Duration{Duration: DefaultTTL}, StorageLocation: "b"},
+			want:   v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, TTL: v1alpha1.Duration{Duration: DefaultTTL}, StorageLocation: "b"},
 		},
 		"what Velero fills in": {
 			backup: newBackup(system, "x"),
@@ -91,14 +91,14 @@ func TestDefaults(t *testing.T) {
 				spec.Metadata.Labels, spec.CSISnapshotTimeout.Duration, spec.VolumeGroupSnapshotLabelKey = map[string]string{"a": "b"}, time.Hour, "velero.io/volume-group"
 				spec.VolumeSnapshotLocations = []string{"default"}
 			},
-			want: v1alpha1.BackupSpec{TTL: metav1.Duration{Duration: DefaultTTL}, StorageLocation: "b"},
+			want: v1alpha1.BackupSpec{TTL: v1alpha1.Duration{Duration: DefaultTTL}, StorageLocation: "b"},
 		},
 		"what is set stays": {
 			backup: newBackup(system, "x", "shop"),
 			change: func(spec *v1alpha1.BackupSpec) {
-				spec.TTL, spec.StorageLocation = metav1.Duration{Duration: time.Hour}, "a"
+				spec.TTL, spec.StorageLocation = v1alpha1.Duration{Duration: time.Hour}, "a"
 			},
-			want: v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, TTL: metav1.Duration{Duration: time.Hour}, StorageLocation: "a"},
+			want: v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, TTL: v1alpha1.Duration{Duration: time.Hour}, StorageLocation: "a"},
 		},
 	}
 	for name, c := range cases {

@@ -63,6 +63,9 @@ type Kind[T, R logstore.Object] interface {
 	// Yields reports whether a record is to be removed for a new one of its name: it is that of
 	// an object that is not in the new one's namespace any more, and is kept elsewhere.
 	Yields(record, to R) bool
+	// Unchangeable says why a part of an object, named by its path, does not change, and what to
+	// do instead.
+	Unchangeable(obj T, path string) string
 	// NameTaken answers a request about an object whose record would have the name of
 	// this one, which stands for another object.
 	NameTaken(obj T, record R) error
@@ -78,7 +81,7 @@ type Config[T, R logstore.Object] struct {
 	Observe func(R)
 }
 
-// REST creates, gets, lists and watches objects.
+// REST creates, gets, lists and watches objects, and compares them with what somebody wants them to be.
 type REST[T, R logstore.Object] struct {
 	*virtual.ReadOnly
 	Config[T, R]

@@ -90,7 +90,7 @@ func (k *kind) WarningsOnCreate(_ context.Context, obj runtime.Object) []string 
 // effect is not recorded.
 func (k *kind) Canonicalize(obj runtime.Object) {
 	spec := &obj.(*v1alpha1.Restore).Spec
-	spec.ItemOperationTimeout, spec.UploaderConfig = metav1.Duration{}, nil
+	spec.ItemOperationTimeout, spec.UploaderConfig = v1alpha1.Duration{}, nil
 }
 
 // Check implements recorded.Kind. Which rights a restore needs follows from its backup,
@@ -231,6 +231,11 @@ func (k *kind) ObjectName(run *enginev1alpha1.RestoreRun) types.NamespacedName {
 
 // Object implements recorded.Kind.
 func (k *kind) Object(run *enginev1alpha1.RestoreRun) *v1alpha1.Restore { return run.AsRestore() }
+
+// Unchangeable implements recorded.Kind.
+func (k *kind) Unchangeable(restore *v1alpha1.Restore, _ string) string {
+	return fmt.Sprintf("a restore stays as it was asked for: create another one, with another name; POST a RestoreCancellation to restores/%s/cancel to stop this one", restore.Name)
+}
 
 // Yields implements recorded.Kind. A restore of a lost namespace is not shown in one that was made
 // anew, so its name is free there, as soon as its end is in the store, where it is listed from.

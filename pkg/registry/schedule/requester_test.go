@@ -4,13 +4,17 @@
 package schedule
 
 import (
+	"encoding/json"
 	"testing"
+	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apiserver/pkg/authentication/user"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 )
 
@@ -18,11 +22,32 @@ import (
 // schedule is.
 func TestRequesterKeepsExtras(t *testing.T) {
 	ctx := genericapirequest.WithUser(t.Context(), &user.DefaultInfo{Name: "ann", Extra: map[string][]string{
-		"scopes.example.com": {"backup"}, recorded.ExtraScheduleUID: {"forged"},
+		"scopes.example.com": {"backup"}, recorded.ExtraScheduleUID: {"forged"}, recorded.ExtraSchedule: {"forged/too"},
 	}})
 	got, err := requester(ctx)
 	want := enginev1alpha1.Requester{Username: "ann", Extra: map[string][]string{"scopes.example.com": {"backup"}}}
 	if diff := gocmp.Diff(want, got); err != nil || diff != "" {
 		t.Errorf("%v %s", err, diff)
+	}
+}
+
+// TestOtherWordsTakeNothingOver: who writes a duration in other words changes the text, and not as whom
+// the backups are asked for.
+func TestOtherWordsTakeNothingOver(t *testing.T) {
+	was := &v1alpha1.Schedule{}
+	was.Spec.Template.TTL = v1alpha1.Duration{Duration: 90 * time.Minute}
+	after := *was.Spec.DeepCopy()
+	if err := json.Unmarshal([]byte(`"90m"`), &after.Template.TTL); err != nil {
+		t.Fatal(err)
+	}
+	if equality.Semantic.DeepEqual(was.Spec, after) {
+		t.Error("the text does not change")
+	}
+	if asksOtherwise("restore", was, after) {
+		t.Error("90m is another time than 1h30m0s")
+	}
+	after.Template.TTL.Duration = time.Hour
+	if !asksOtherwise("restore", was, after) {
+		t.Error("an hour is the same time as 1h30m0s")
 	}
 }

@@ -206,7 +206,7 @@ func asksOtherwise(restoreUser string, was *v1alpha1.Schedule, after v1alpha1.Sc
 		return true
 	}
 	before.Paused = after.Paused
-	return !equality.Semantic.DeepEqual(before, after)
+	return !recorded.ByMeaning.DeepEqual(before, after)
 }
 
 // moved reports whether a change moves the times at which something is due.

@@ -169,7 +169,7 @@ type BackupSpec struct {
 	// cluster has another one. Then it expires: it is deleted, but for the last good one
 	// of a namespace.
 	// +optional
-	TTL metav1.Duration `json:"ttl,omitempty"`
+	TTL Duration `json:"ttl,omitempty"`
 	// Name of the StorageLocation that stores the backup. Default: the
 	// location that is marked as default.
 	// +optional
@@ -193,11 +193,11 @@ type BackupSpecMetadata struct {
 type VeleroFields struct {
 	// Has no effect: Holdfast takes no snapshots.
 	// +optional
-	CSISnapshotTimeout metav1.Duration `json:"csiSnapshotTimeout,omitzero"`
+	CSISnapshotTimeout Duration `json:"csiSnapshotTimeout,omitzero"`
 	// Has no effect: Holdfast has no plugins to wait for. How long a volume may take is
 	// the administrator's to say.
 	// +optional
-	ItemOperationTimeout metav1.Duration `json:"itemOperationTimeout,omitzero"`
+	ItemOperationTimeout Duration `json:"itemOperationTimeout,omitzero"`
 	// Has no effect: Holdfast takes no snapshots.
 	// +optional
 	// +kubebuilder:validation:MaxLength=317
@@ -323,7 +323,7 @@ type ExecHook struct {
 	OnError HookErrorMode `json:"onError,omitempty"`
 	// How long the command may take. Default 30s, at most 4h.
 	// +optional
-	Timeout metav1.Duration `json:"timeout,omitempty"`
+	Timeout Duration `json:"timeout,omitempty"`
 }
 
 // HookErrorMode is what to do when a hook fails.

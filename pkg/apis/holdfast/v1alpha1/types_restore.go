@@ -210,7 +210,7 @@ type RestoreSpec struct {
 	// Has no effect, and is not kept: Velero fills it in, and Holdfast has no plugins to
 	// wait for.
 	// +optional
-	ItemOperationTimeout metav1.Duration `json:"itemOperationTimeout,omitzero"`
+	ItemOperationTimeout Duration `json:"itemOperationTimeout,omitzero"`
 	// What Velero lets a Restore say of its uploader. It is accepted with a warning where it has
 	// no effect, and is not kept.
 	// +optional
@@ -304,11 +304,11 @@ type ExecRestoreHook struct {
 	OnError HookErrorMode `json:"onError,omitempty"`
 	// How long the command may take. Default 30s, at most 4h.
 	// +optional
-	ExecTimeout metav1.Duration `json:"execTimeout,omitempty"`
+	ExecTimeout Duration `json:"execTimeout,omitempty"`
 	// How long the container may take until it runs, counted from when all objects are
 	// there. Default 10m, at most 4h.
 	// +optional
-	WaitTimeout metav1.Duration `json:"waitTimeout,omitempty"`
+	WaitTimeout Duration `json:"waitTimeout,omitempty"`
 	// Whether the container has to be ready, too.
 	// +optional
 	WaitForReady *bool `json:"waitForReady,omitempty"`
@@ -323,7 +323,7 @@ type InitRestoreHook struct {
 	InitContainers []runtime.RawExtension `json:"initContainers"`
 	// Is not looked at, as in Velero: the containers may take as long as they need.
 	// +optional
-	Timeout metav1.Duration `json:"timeout,omitempty"`
+	Timeout Duration `json:"timeout,omitempty"`
 }
 
 // RestoreObject is one object of a backup.

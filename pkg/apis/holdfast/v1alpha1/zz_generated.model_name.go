@@ -139,6 +139,11 @@ func (in BackupVolumesProgress) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in Duration) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.Duration"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in ExecHook) OpenAPIModelName() string {
 	return "io.holdfast.v1alpha1.ExecHook"
 }

@@ -19,6 +19,9 @@ func longWords(of reflect.Type, path string, try func(path string, value reflect
 	in := func(inner reflect.Type, path string, put func(inner reflect.Value) reflect.Value) {
 		longWords(inner, path, func(path string, value reflect.Value) { try(path, put(value)) })
 	}
+	if of == reflect.TypeFor[v1alpha1.Duration]() {
+		return // a long text is not kept when it is read: TestDurationsAreEqualByValue
+	}
 	switch of.Kind() {
 	case reflect.String:
 		value := reflect.New(of).Elem()

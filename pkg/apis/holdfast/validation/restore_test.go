@@ -73,7 +73,7 @@ func TestValidateRestore(t *testing.T) {
 		"a modifier":            {spec{ResourceModifier: &v1alpha1.RestoreModifier{Kind: "Secret", Name: "A B"}}, []string{"spec.resourceModifier.kind", "spec.resourceModifier.name"}},
 
 		"hooks": {hooks(exec, v1alpha1.RestoreResourceHook{Init: &v1alpha1.InitRestoreHook{InitContainers: []runtime.RawExtension{{Raw: []byte(`{"name":"i","image":"i"}`)}}}}), nil},
-		"bad hooks": {hooks(v1alpha1.RestoreResourceHook{}, v1alpha1.RestoreResourceHook{Exec: &v1alpha1.ExecRestoreHook{OnError: "Retry", ExecTimeout: metav1.Duration{Duration: -1}, WaitTimeout: metav1.Duration{Duration: 5 * time.Hour}}},
+		"bad hooks": {hooks(v1alpha1.RestoreResourceHook{}, v1alpha1.RestoreResourceHook{Exec: &v1alpha1.ExecRestoreHook{OnError: "Retry", ExecTimeout: v1alpha1.Duration{Duration: -1}, WaitTimeout: v1alpha1.Duration{Duration: 5 * time.Hour}}},
 			v1alpha1.RestoreResourceHook{Init: &v1alpha1.InitRestoreHook{InitContainers: []runtime.RawExtension{{Raw: []byte(`{"images":"i"}`)}, {Raw: []byte(`{"image":"i"}`)}}}}),
 			[]string{"spec.hooks.resources[0].postHooks[0]", "spec.hooks.resources[0].postHooks[1].exec.command", "spec.hooks.resources[0].postHooks[1].exec.onError", "spec.hooks.resources[0].postHooks[1].exec.execTimeout", "spec.hooks.resources[0].postHooks[1].exec.waitTimeout", "spec.hooks.resources[0].postHooks[2].init.initContainers[0]", "spec.hooks.resources[0].postHooks[2].init.initContainers[1].name"}},
 		"paths":                 {paths("db/users.dat", "logs", "..data/x"), nil},

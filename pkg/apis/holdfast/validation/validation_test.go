@@ -30,7 +30,7 @@ func TestValidateBackup(t *testing.T) {
 			b.Spec = v1alpha1.BackupSpec{
 				IncludedNamespaces: []string{"shop", "web-*", "?", "[ab]"}, ExcludedNamespaces: []string{"web-test*"},
 				IncludedResources: []string{"*"}, ExcludedResources: []string{"events.events.k8s.io"}, IncludeClusterResources: &no,
-				LabelSelector: good, SnapshotVolumes: &no, DefaultVolumesToFsBackup: &yes, TTL: metav1.Duration{Duration: time.Hour}, StorageLocation: "default",
+				LabelSelector: good, SnapshotVolumes: &no, DefaultVolumesToFsBackup: &yes, TTL: v1alpha1.Duration{Duration: time.Hour}, StorageLocation: "default",
 			}
 		}},
 		"no name":             {func(b *v1alpha1.Backup) { b.Name = "" }, []string{"metadata.name: Required value"}},
@@ -70,12 +70,12 @@ func TestValidateBackup(t *testing.T) {
 		"hooks": {change: func(b *v1alpha1.Backup) {
 			b.Spec.Hooks.Resources = []v1alpha1.BackupResourceHookSpec{{Name: "db", IncludedResources: []string{"pods"}, LabelSelector: good,
 				Pre:  []v1alpha1.BackupResourceHook{{Exec: &v1alpha1.ExecHook{Command: []string{"sync"}, OnError: "Continue"}}},
-				Post: []v1alpha1.BackupResourceHook{{Exec: &v1alpha1.ExecHook{Command: []string{"sync"}, Timeout: metav1.Duration{Duration: time.Hour}}}}}}
+				Post: []v1alpha1.BackupResourceHook{{Exec: &v1alpha1.ExecHook{Command: []string{"sync"}, Timeout: v1alpha1.Duration{Duration: time.Hour}}}}}}
 		}},
 		"bad hooks": {func(b *v1alpha1.Backup) {
 			b.Spec.Hooks.Resources = []v1alpha1.BackupResourceHookSpec{
 				{LabelSelector: bad, IncludedNamespaces: []string{""}},
-				{Name: "x", Pre: []v1alpha1.BackupResourceHook{{}, {Exec: &v1alpha1.ExecHook{OnError: "Shrug", Timeout: metav1.Duration{Duration: -1}}}}},
+				{Name: "x", Pre: []v1alpha1.BackupResourceHook{{}, {Exec: &v1alpha1.ExecHook{OnError: "Shrug", Timeout: v1alpha1.Duration{Duration: -1}}}}},
 			}
 		}, []string{
 			"spec.hooks.resources[0].includedNamespaces[0]: Invalid value", "spec.hooks.resources[0].labelSelector.matchLabels: Invalid value",
@@ -108,7 +108,7 @@ func TestValidateBackup(t *testing.T) {
 }
 
 func TestThePathIsTheCallers(t *testing.T) {
-	spec := &v1alpha1.BackupSpec{TTL: metav1.Duration{Duration: -1}}
+	spec := &v1alpha1.BackupSpec{TTL: v1alpha1.Duration{Duration: -1}}
 	errs := validation.ValidateBackupSpec(spec, field.NewPath("spec", "template"))
 	if len(errs) != 1 || errs[0].Field != "spec.template.ttl" {
 		t.Errorf("errors: %v", errs)

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -60,6 +59,6 @@ func RestoreWarnings(spec *v1alpha1.RestoreSpec, at *field.Path) []string {
 	return warnings
 }
 
-func other(is metav1.Duration, fills time.Duration) bool {
+func other(is v1alpha1.Duration, fills time.Duration) bool {
 	return is.Duration != 0 && is.Duration != fills
 }

@@ -1,0 +1,64 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import (
+	"encoding/json"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// maxDurationText bounds the text that a Duration keeps. A longer one is written anew.
+const maxDurationText = 64
+
+// Duration is a duration that is written as it was read: who writes 720h finds 720h, and not
+// 720h0m0s. Compare the time.Duration in it; the text is part of what is stored and shown.
+// +kubebuilder:validation:Type=string
+type Duration struct {
+	time.Duration `json:"-"`
+	// Text is what was read, if it is not what time.Duration would write. It counts as long as
+	// it means the duration.
+	Text string `json:"-"`
+}
+
+// String returns the text of the duration.
+func (d Duration) String() string {
+	if d.Text != "" {
+		if means, err := time.ParseDuration(d.Text); err == nil && means == d.Duration {
+			return d.Text
+		}
+	}
+	return d.Duration.String()
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (d *Duration) UnmarshalJSON(data []byte) error {
+	var plain metav1.Duration
+	if err := plain.UnmarshalJSON(data); err != nil {
+		return err
+	}
+	var text string
+	if err := json.Unmarshal(data, &text); err != nil {
+		return err
+	}
+	if text == plain.Duration.String() || len(text) > maxDurationText {
+		text = ""
+	}
+	*d = Duration{Duration: plain.Duration, Text: text}
+	return nil
+}
+
+// MarshalJSON implements json.Marshaler.
+func (d Duration) MarshalJSON() ([]byte, error) { return json.Marshal(d.String()) }
+
+// ToUnstructured implements value.UnstructuredConverter, by which managers of fields and patches
+// read it.
+func (d Duration) ToUnstructured() any { return d.String() }
+
+// OpenAPISchemaType is the type in the OpenAPI document.
+func (Duration) OpenAPISchemaType() []string { return []string{"string"} }
+
+// OpenAPISchemaFormat is the format in the OpenAPI document.
+func (Duration) OpenAPISchemaFormat() string { return "" }
