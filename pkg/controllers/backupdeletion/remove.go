@@ -78,7 +78,7 @@ func (c *Controller) remove(ctx context.Context, run *enginev1alpha1.BackupRun) 
 	return nil
 }
 
-// deletedBy says who has deleted a backup, and what made them.
+// deletedBy names the user that deleted a backup, and the cause.
 func deletedBy(d *enginev1alpha1.Deletion) string {
 	switch {
 	case d.Expired:

@@ -5498,7 +5498,7 @@ func schema_pkg_apis_holdfast_v1alpha1_Duration(ref common.ReferenceCallback) co
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "Duration is a duration that is written as it was read: who writes 720h finds 720h, and not 720h0m0s. Compare the time.Duration in it; the text is part of what is stored and shown.",
+				Description: "Duration is a duration that is written as it was read: 720h stays 720h, and does not become 720h0m0s. Compare the time.Duration in it. The text is stored and shown.",
 				Type:        v1alpha1.Duration{}.OpenAPISchemaType(),
 				Format:      v1alpha1.Duration{}.OpenAPISchemaFormat(),
 			},

@@ -63,8 +63,8 @@ type Kind[T, R logstore.Object] interface {
 	// Yields reports whether a record is to be removed for a new one of its name: it is that of
 	// an object that is not in the new one's namespace any more, and is kept elsewhere.
 	Yields(record, to R) bool
-	// Unchangeable says why a part of an object, named by its path, does not change, and what to
-	// do instead.
+	// Unchangeable says why a part of an object, named by its path, does not change, and names
+	// the request that helps.
 	Unchangeable(obj T, path string) string
 	// NameTaken answers a request about an object whose record would have the name of
 	// this one, which stands for another object.
@@ -81,7 +81,7 @@ type Config[T, R logstore.Object] struct {
 	Observe func(R)
 }
 
-// REST creates, gets, lists and watches objects, and compares them with what somebody wants them to be.
+// REST creates, gets, lists and watches objects, and compares them with those that clients apply.
 type REST[T, R logstore.Object] struct {
 	*virtual.ReadOnly
 	Config[T, R]
@@ -249,7 +249,7 @@ func requesterFrom(ctx context.Context) (user.Info, error) {
 const ExtraScheduleUID = "holdfast.io/schedule-uid"
 
 // ExtraSchedule is the schedule itself, as NAMESPACE/NAME. This server says it beside
-// ExtraScheduleUID, and when it deletes what a schedule does not keep.
+// ExtraScheduleUID, also when it deletes a backup that a schedule does not keep.
 const ExtraSchedule = "holdfast.io/schedule"
 
 // scheduleAnnotation says in the audit log which schedule caused a request.

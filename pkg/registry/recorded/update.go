@@ -25,7 +25,7 @@ import (
 
 var _ rest.Patcher = &REST[logstore.Object, logstore.Object]{}
 
-// ByMeaning compares what is asked for: a duration in other words is the same one.
+// ByMeaning compares specs. A duration with another text is the same duration.
 var ByMeaning = func() conversion.Equalities {
 	e := equality.Semantic.Copy()
 	if err := e.AddFunc(func(a, b v1alpha1.Duration) bool { return a.Duration == b.Duration }); err != nil {
@@ -34,10 +34,10 @@ var ByMeaning = func() conversion.Equalities {
 	return e
 }()
 
-// Update implements rest.Updater, for clients that state what is to be there: one that finds its
-// object as it should be is told so, and server-side apply creates one that is not there, by
-// the rights and rules of a creation. Nothing that is there changes: a request to that end is
-// refused with what to do instead. A dry run shows the change, and warns of the refusal.
+// Update implements rest.Updater, for clients that apply manifests. Server-side apply creates an
+// object by the rights and rules of a creation. The object that is there is the answer if the
+// request would change nothing. Another request is refused with a hint. A dry run shows the change,
+// and warns of the refusal.
 func (r *REST[T, R]) Update(ctx context.Context, name string, objInfo rest.UpdatedObjectInfo, createValidation rest.ValidateObjectFunc,
 	updateValidation rest.ValidateObjectUpdateFunc, forceAllowCreate bool, options *metav1.UpdateOptions) (runtime.Object, bool, error) {
 	found, err := r.Get(ctx, name, &metav1.GetOptions{})
@@ -61,8 +61,8 @@ func (r *REST[T, R]) Update(ctx context.Context, name string, objInfo rest.Updat
 		return nil, false, apierrors.NewConflict(r.Resource.GroupResource, name, errPrecondition(*preconditions.UID, was.GetUID()))
 	}
 	base := was.DeepCopyObject().(T)
-	// Nobody manages any field: otherwise server-side apply answers with conflicts, which
-	// advise to force what is refused then.
+	// No manager has any field: otherwise server-side apply answers with conflicts. These advise
+	// to force a change, which is refused then.
 	base.SetManagedFields([]metav1.ManagedFieldsEntry{{
 		Manager: "holdfast-apiserver", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: v1alpha1.SchemeGroupVersion.String(),
 		FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:status":{}}`)},
@@ -101,10 +101,10 @@ func errPrecondition[T ~string](want, is T) error {
 	return field.Invalid(field.NewPath("metadata", "uid"), want, "its uid is "+string(is))
 }
 
-// changes says of each part of an object that is to change why it can't.
+// changes names each part of an object that would change, and says why it can't.
 func (r *REST[T, R]) changes(ctx context.Context, was, is T) (refused field.ErrorList) {
 	is = is.DeepCopyObject().(T)
-	// What is filled in, and what is left out, is no change.
+	// Defaults, and fields that are not recorded, are no change.
 	r.Kind.PrepareForCreate(ctx, is)
 	r.Kind.Canonicalize(is)
 	refuse := func(path *field.Path) {
@@ -130,9 +130,8 @@ func (r *REST[T, R]) changes(ctx context.Context, was, is T) (refused field.Erro
 	return refused
 }
 
-// merged is what is to be there of labels or annotations, with those that nobody need mention: what
-// the server has added, as of a backup in its store, and the notes of kubectl apply, without which
-// the next one compares with what is there.
+// merged adds labels or annotations that a client need not repeat. The server has added some, as to
+// a backup in its store. The annotation of kubectl apply stays as it was.
 func merged(was, is map[string]string) map[string]string {
 	result := maps.Clone(is)
 	delete(result, corev1.LastAppliedConfigAnnotation)

@@ -13,13 +13,13 @@ import (
 // maxDurationText bounds the text that a Duration keeps. A longer one is written anew.
 const maxDurationText = 64
 
-// Duration is a duration that is written as it was read: who writes 720h finds 720h, and not
-// 720h0m0s. Compare the time.Duration in it; the text is part of what is stored and shown.
+// Duration is a duration that is written as it was read: 720h stays 720h, and does not become
+// 720h0m0s. Compare the time.Duration in it. The text is stored and shown.
 // +kubebuilder:validation:Type=string
 type Duration struct {
 	time.Duration `json:"-"`
-	// Text is what was read, if it is not what time.Duration would write. It counts as long as
-	// it means the duration.
+	// Text is the text that was read, if time.Duration would write another one. It counts as
+	// long as it means the duration.
 	Text string `json:"-"`
 }
 

@@ -14,8 +14,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestDurationsKeepTheirText: what is written comes back as it was, by every way that an object takes,
-// and means what Kubernetes' own type would mean.
+// TestDurationsKeepTheirText: durations come back as they were written, by every way that an object takes,
+// and have the meaning of Kubernetes' own type.
 func TestDurationsKeepTheirText(t *testing.T) {
 	for _, text := range []string{"720h", "720h0m0s", "90m", "1h30m", "30m0s", "0", "0s", "1.5h", "+2h", "86400s"} {
 		var d Duration
