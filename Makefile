@@ -65,6 +65,10 @@ lab-tools: ## Build the lab's tools, its Kubernetes and its S3 server from Go mo
 	@go build -C hack/lab -o $(BIN)/lab .
 	@$(BIN)/lab build --bin $(BIN)
 
+.PHONY: newer
+newer: lab-tools ## Build a newer Kubernetes too, into whose clusters tests restore.
+	@$(BIN)/lab build --newer --bin $(BIN)
+
 .PHONY: generate
 generate: ## Write everything that is generated.
 	@hack/update-codegen.sh
@@ -89,7 +93,7 @@ quick: ## Run the quick unit tests, while you work: no race detector, no Kopia, 
 	@RAPID_SEED=$${RAPID_SEED:-1} go test -p 4 -skip '$(QUICK_SKIP)' $$(go list ./cmd/... ./pkg/... ./test/architecture/... | grep -v -E '$(QUICK_LEFT)')
 
 .PHONY: test
-test: programs ## Run all tests that need no root: unit, conformance, integration.
+test: programs newer ## Run all tests that need no root: unit, conformance, integration.
 	@hack/test.sh
 
 # How long the campaigns last at least, and how often each role is killed at least.

@@ -137,6 +137,8 @@ var (
 	aUID     = regexp.MustCompile(`\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b`)
 	aTime    = regexp.MustCompile(`\b20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z`)
 	anIP     = regexp.MustCompile(`\b10\.90\.\d+\.\d+\b`)
+	aToken   = regexp.MustCompile(`"ZXlK[A-Za-z0-9+/=]+"`)
+	aBundle  = regexp.MustCompile(`"(LS0tLS1CRUdJTi|-----BEGIN CERT)[^"]+"`)
 	aPort    = regexp.MustCompile(`\b3[0-2]\d\d\d\b`)
 	aVersion = regexp.MustCompile(`\bv1\.3\d\.\d+\b`)
 )
@@ -146,6 +148,8 @@ func settled(text string) string {
 	text = aUID.ReplaceAllString(text, "UID")
 	text = aTime.ReplaceAllString(text, "TIME")
 	text = anIP.ReplaceAllString(text, "IP")
+	text = aToken.ReplaceAllString(text, "TOKEN")
+	text = aBundle.ReplaceAllString(text, "CERTIFICATE")
 	text = aVersion.ReplaceAllString(text, "VERSION")
 	return aPort.ReplaceAllString(text, "PORT")
 }

@@ -247,7 +247,7 @@ func lose(t *testing.T, client dynamic.Interface, all []operator) {
 	ctx := t.Context()
 	namespaces := client.Resource(schema.GroupVersionResource{Version: "v1", Resource: "namespaces"})
 	for _, s := range takeSnapshot(t, lab, all, operator.namespace).objects {
-		if len(s.live.GetFinalizers()) > 0 && strings.Contains(s.live.GetAPIVersion(), ".") && s.live.GetNamespace() != "" && s.live.GetKind() != "Job" {
+		if len(s.live.GetFinalizers()) > 0 && s.live.GetNamespace() != "" && !slices.Contains([]string{"Job", "Pod", "PersistentVolumeClaim"}, s.live.GetKind()) {
 			in := client.Resource(s.resource).Namespace(s.live.GetNamespace())
 			if _, err := in.Patch(ctx, s.live.GetName(), types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
 				t.Fatal(err)

@@ -6,6 +6,7 @@ package realworld
 import (
 	"encoding/json"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -13,8 +14,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/dynamic"
 
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
 )
 
@@ -34,6 +37,7 @@ func TestRealWorld(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	keepPods(t, lab, all)
 	create(t, client, all)
 	before := settledSnapshot(t, lab, all, operator.namespace)
 	backup := backUp(t, all)
@@ -50,7 +54,18 @@ func TestRealWorld(t *testing.T) {
 	restored = restore(t, lab, mapped, v1alpha1.RestoreSpec{BackupName: backup.name, IncludedNamespaces: namespaces(all), NamespaceMapping: mapping, IncludeClusterResources: new(true)})
 	checkAll(t, mapped, all, rules, backup, restored, compare(before, settledSnapshot(t, lab, all, operator.copied)))
 
-	if *operators != "" {
+	if *withNewer {
+		other := lab.Newer(t)
+		keepPods(t, other, all)
+		trust(t, other)
+		restored = restore(t, other, newer, v1alpha1.RestoreSpec{BackupName: backup.name, IncludedNamespaces: namespaces(all), IncludeClusterResources: new(true)})
+		after := settledSnapshot(t, other, all, operator.namespace)
+		differences := compare(before.withoutHashes(all, operator.namespace), after.withoutHashes(all, operator.namespace))
+		// Each release has objects of its own.
+		checkAll(t, newer, all, rules, backup, restored, slices.DeleteFunc(differences, func(d difference) bool { return d.Operator == "" }))
+	}
+
+	if *operators != "" || !*withNewer {
 		return
 	}
 	for _, r := range rules.Rules {
@@ -59,6 +74,27 @@ func TestRealWorld(t *testing.T) {
 		}
 	}
 	checkPage(t, table(t, all, rules))
+}
+
+// trust lets another cluster take the backups of this one for its own.
+func trust(t *testing.T, other *labtest.Lab) {
+	t.Helper()
+	published, err := lab.Kube.CoreV1().ConfigMaps(labtest.System).Get(t.Context(), identity.Name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	trusted := enginev1alpha1.TrustedCluster{Name: "older", UID: published.Data[identity.ClusterUIDKey], PublicKey: strings.Fields(published.Data[identity.PublicKeysKey])[0]}
+	_, err = other.Engine.EngineV1alpha1().StorageLocations(labtest.System).Create(t.Context(), &enginev1alpha1.StorageLocation{
+		ObjectMeta: metav1.ObjectMeta{Name: "older"},
+		Spec: enginev1alpha1.StorageLocationSpec{
+			Provider: enginev1alpha1.StorageProviderFilesystem, Filesystem: &enginev1alpha1.FilesystemLocation{Path: filepath.Join(lab.Dir, "store")},
+			TrustedClusters: []enginev1alpha1.TrustedCluster{trusted},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other.AwaitAvailable(t, "older", metav1.ConditionTrue)
 }
 
 func namespaces(all []operator) (names []string) {
@@ -95,6 +131,10 @@ func backUp(t *testing.T, all []operator) run {
 // restore carries out a restore, whose name begins so.
 func restore(t *testing.T, in *labtest.Lab, prefix string, spec v1alpha1.RestoreSpec) run {
 	t.Helper()
+	labtest.Eventually(t, "the backup to be listed", func() error {
+		_, err := in.Holdfast.HoldfastV1alpha1().Backups(labtest.System).Get(t.Context(), spec.BackupName, metav1.GetOptions{})
+		return err
+	})
 	restores := in.Holdfast.HoldfastV1alpha1().Restores(labtest.System)
 	name := labtest.Name(prefix)
 	if _, err := restores.Create(t.Context(), &v1alpha1.Restore{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{}); err != nil {

@@ -25,7 +25,20 @@ import (
 
 // snapshot is what a cluster has of the operators, and outside of all namespaces.
 type snapshot struct {
+	found   []seen
 	objects map[string]seen
+}
+
+// withoutHashes is the snapshot with the hashes of pods' templates, which are part of names, as a word:
+// another release has other ones.
+func (s snapshot) withoutHashes(all []operator, of func(operator) string) snapshot {
+	var pairs []string
+	for _, object := range s.found {
+		if hash := object.live.GetLabels()["pod-template-hash"]; hash != "" && object.live.GetKind() == "ReplicaSet" {
+			pairs = append(pairs, hash, "HASH")
+		}
+	}
+	return newSnapshot(s.found, all, of, pairs...)
 }
 
 // seen is an object as it is compared, under its kind and name.
@@ -99,7 +112,8 @@ func otherOf(all []operator, of func(operator) string, object *unstructured.Unst
 }
 
 // newSnapshot puts objects under their names, and replaces in them what another cluster would have other.
-func newSnapshot(found []seen, all []operator, of func(operator) string) snapshot {
+// Words, in pairs, are replaced too.
+func newSnapshot(found []seen, all []operator, of func(operator) string, pairs ...string) snapshot {
 	var words []string
 	outside := map[string]string{}
 	for _, o := range all {
@@ -113,25 +127,25 @@ func newSnapshot(found []seen, all []operator, of func(operator) string) snapsho
 		}
 	}
 	slices.SortFunc(words, func(a, b string) int { return cmp.Compare(len(b), len(a)) })
-	var pairs []string
 	for _, word := range words {
 		pairs = append(pairs, word, namespaceWord)
 	}
+	names := strings.NewReplacer(pairs...)
 	for _, s := range found {
 		if uid := string(s.live.GetUID()); uid != "" {
-			pairs = append(pairs, uid, "the uid of "+nameOf(s.live))
+			pairs = append(pairs, uid, "the uid of "+names.Replace(nameOf(s.live)))
 		}
 	}
 	replacer := strings.NewReplacer(pairs...)
-	s := snapshot{objects: map[string]seen{}}
+	s := snapshot{found: found, objects: map[string]seen{}}
 	byName := map[string][]seen{}
 	for _, object := range found {
 		object.content = contentOf(object.live, replacer)
 		name := nameOf(object.live)
 		if object.live.GetNamespace() == "" {
 			object.operator = outside[name]
-			name = replacer.Replace(name)
 		}
+		name = replacer.Replace(name)
 		if object.operator != "" {
 			name = object.operator + ": " + name
 		}
@@ -154,7 +168,8 @@ func newSnapshot(found []seen, all []operator, of func(operator) string) snapsho
 // nameOf is the kind and name of an object. A name that a controller has made up ends in a star.
 func nameOf(o *unstructured.Unstructured) string {
 	name := o.GetName()
-	if generated := o.GetGenerateName(); generated != "" && strings.HasPrefix(name, generated) {
+	owners := o.GetOwnerReferences()
+	if generated := o.GetGenerateName(); generated != "" && strings.HasPrefix(name, generated) && (len(owners) == 0 || owners[0].Kind != "StatefulSet") {
 		name = generated + "*"
 	}
 	return o.GetKind() + " " + name
@@ -168,10 +183,43 @@ func encoded(value any) []byte {
 // ofToken is the part that is another one each time of the volume that each pod has for its token.
 var ofToken = regexp.MustCompile(`kube-api-access-[a-z0-9]{5}\b`)
 
+// byControllers reports whether all of an object is what a controller of Kubernetes makes of others.
+func byControllers(o *unstructured.Unstructured) bool {
+	switch o.GetKind() {
+	case "EndpointSlice":
+		return o.GetLabels()["endpointslice.kubernetes.io/managed-by"] == "endpointslice-controller.k8s.io"
+	case "Endpoints":
+		return o.GetLabels()["endpoints.kubernetes.io/managed-by"] == "endpoint-controller"
+	}
+	return false
+}
+
+// hasStatus reports whether a status is compared: the controllers that run here write that of most of
+// Kubernetes' own kinds anew.
+func hasStatus(o *unstructured.Unstructured) bool {
+	group := o.GroupVersionKind().Group
+	if strings.Contains(group, ".") && !strings.HasSuffix(group, ".k8s.io") {
+		return true
+	}
+	return slices.Contains([]string{"Service", "Ingress", "CronJob"}, o.GetKind())
+}
+
 // contentOf is an object without what is another one each time.
 func contentOf(o *unstructured.Unstructured, replacer *strings.Replacer) map[string]any {
 	content := o.DeepCopy().Object
+	if byControllers(o) {
+		return map[string]any{}
+	}
+	if !hasStatus(o) {
+		delete(content, "status")
+	}
 	metadata := content["metadata"].(map[string]any)
+	// So that each label and annotation is compared by itself.
+	for _, field := range []string{"labels", "annotations"} {
+		if metadata[field] == nil {
+			metadata[field] = map[string]any{}
+		}
+	}
 	for _, field := range []string{"uid", "resourceVersion", "generation", "creationTimestamp", "managedFields"} {
 		delete(metadata, field)
 	}
@@ -243,12 +291,18 @@ func awaited(o *unstructured.Unstructured) string {
 		if number("status", "observedGeneration") != o.GetGeneration() {
 			return "its controller has not seen it"
 		}
-		// A StatefulSet makes the second pod when the first one is ready.
-		if wanted := number("spec", "replicas"); o.GetKind() != "StatefulSet" && o.GetKind() != "DaemonSet" && number("status", "replicas") != wanted {
-			return fmt.Sprintf("it has %d of %d replicas", number("status", "replicas"), wanted)
+		if wanted := number("spec", "replicas"); o.GetKind() != "DaemonSet" && number("status", "readyReplicas") != wanted {
+			return fmt.Sprintf("it has %d of %d replicas", number("status", "readyReplicas"), wanted)
 		}
-		if o.GetKind() == "StatefulSet" && number("spec", "replicas") > 0 && number("status", "replicas") == 0 {
-			return "it has no pod"
+	case "PersistentVolumeClaim.":
+		volume, _, _ := unstructured.NestedString(o.Object, "spec", "volumeName")
+		if phase, _, _ := unstructured.NestedString(o.Object, "status", "phase"); volume != "" && phase != "Bound" {
+			return "it is " + phase
+		}
+	case "Job.batch":
+		suspended, _, _ := unstructured.NestedBool(o.Object, "spec", "suspend")
+		if _, ended, _ := unstructured.NestedString(o.Object, "status", "completionTime"); !suspended && !ended {
+			return "it has not ended"
 		}
 	case "Namespace.":
 		if phase, _, _ := unstructured.NestedString(o.Object, "status", "phase"); phase != "Active" {

@@ -28,8 +28,9 @@ type mentions struct {
 	names map[string]bool
 }
 
-// inTexts finds namespaces in texts: in the names of Services, accounts and identities, in URLs, and
-// behind the word namespace.
+// inTexts finds namespaces in texts: in the names of Services, accounts and identities, in URLs,
+// behind the word namespace, and before the name of an object. An image may have a prefix of that
+// name, so that counts only as the value of an argument, or with a port, which few tags look like.
 func inTexts(namespaces []string) *regexp.Regexp {
 	quoted := make([]string, len(namespaces))
 	for i, namespace := range namespaces {
@@ -44,6 +45,8 @@ func inTexts(namespaces []string) *regexp.Regexp {
 		`system:serviceaccounts?:` + name + end,
 		`(?:^|/)ns/` + name + `(?:/|$)`,
 		`[nN]amespaces?["']?(?:/|\s*[:=~ ]+\s*)["']?` + name + end,
+		`=` + name + `/[a-z0-9.-]+$`,
+		`^` + name + `/[a-z0-9.-]+:(?:22|25|53|80|[0-9]{3,5})$`,
 		`\.svc:[0-9]+/` + name + `/`, // an image of a registry in the cluster
 		`_` + name + `_svc_`,         // a Service, as Kuma calls it
 	}, "|"))

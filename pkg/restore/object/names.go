@@ -89,7 +89,7 @@ var places = map[schema.GroupKind][]place{
 	{Group: "velero.io", Kind: "Schedule"}:                            {{"spec.template.includedNamespaces", aNamespace}, {"spec.template.excludedNamespaces", aNamespace}},
 	{Group: "holdfast.io", Kind: "Schedule"}:                          {{"spec.template.includedNamespaces", aNamespace}, {"spec.template.excludedNamespaces", aNamespace}},
 	{Group: monitorGroup, Kind: "Probe"}:                              {{"spec.targets.ingress.namespaceSelector.matchNames", aNamespace}, {"spec.prober.url", aService}},
-	{Group: monitorGroup, Kind: "Prometheus"}:                         {{"spec.alerting.alertmanagers.namespace", aNamespace}},
+	{Group: monitorGroup, Kind: "Prometheus"}:                         {{"spec.alerting.alertmanagers.namespace", aNamespace}, {"spec.excludedFromEnforcement.namespace", aNamespace}},
 	{Group: "kustomize.toolkit.fluxcd.io", Kind: "Kustomization"}:     {{"spec.sourceRef.namespace", aNamespace}, {"spec.dependsOn.namespace", aNamespace}},
 	{Group: "helm.toolkit.fluxcd.io", Kind: "HelmRelease"}:            {{"spec.chart.spec.sourceRef.namespace", aNamespace}, {"spec.chartRef.namespace", aNamespace}, {"spec.dependsOn.namespace", aNamespace}},
 	{Group: "notification.toolkit.fluxcd.io", Kind: "Alert"}:          {{"spec.eventSources.namespace", aNamespace}},

@@ -99,9 +99,9 @@ func TestDesired(t *testing.T) {
 		},
 		"pitfall 25: finalizers are left out, and strangers' are named": {
 			resource: "widgets.example.com",
-			object:   `{apiVersion: example.com/v1, kind: Widget, metadata: {name: a, namespace: shop, finalizers: [example.com/cleanup, foregroundDeletion]}, status: {phase: Ready}}`,
+			object:   `{apiVersion: example.com/v1, kind: Widget, metadata: {name: a, namespace: shop, finalizers: [example.com/cleanup, finalizer.example.com, foregroundDeletion]}, status: {phase: Ready}}`,
 			want:     `{apiVersion: example.com/v1, kind: Widget, metadata: {name: a, namespace: shop}}`,
-			warnings: []string{"finalizer example.com/cleanup"},
+			warnings: []string{"finalizer example.com/cleanup", "finalizer finalizer.example.com"},
 		},
 		"pitfall 1: owners are rewritten, and unknown ones left out with their name": {
 			resource: "configmaps", owners: map[types.UID]types.UID{"o1": "new", "o3": ""},

@@ -221,7 +221,8 @@ var volatile = []string{
 func (c *change) reset() {
 	o := c.object
 	for _, finalizer := range o.GetFinalizers() {
-		if domain, _, _ := strings.Cut(finalizer, "/"); !strings.HasSuffix(domain, "kubernetes.io") && strings.Contains(finalizer, "/") {
+		// Those of Kubernetes itself have its domain, or none. A name without a slash may be one, too.
+		if domain, _, _ := strings.Cut(finalizer, "/"); !strings.HasSuffix(domain, "kubernetes.io") && strings.ContainsAny(finalizer, "/.") {
 			c.warn("its finalizer %s is left out: the controller that it belongs to adds it again", finalizer)
 		}
 	}

@@ -43,6 +43,8 @@ const (
 type Options struct {
 	// Root is the path of the repository's root.
 	Root string
+	// Newer says that the lab is of the newer Kubernetes, which make newer builds.
+	Newer bool
 	// APIServerFlags and ControllerFlags are added to the lab's own.
 	APIServerFlags, ControllerFlags string
 }
@@ -115,7 +117,20 @@ func MainOf(m *testing.M, count int, options Options, use func([]*Lab)) int {
 // stay if the test has failed.
 func (l *Lab) Another(t *testing.T) *Lab {
 	t.Helper()
-	another, err := start(t.Context(), l.options)
+	return another(t, l.options)
+}
+
+// Newer is Another, of the newer Kubernetes.
+func (l *Lab) Newer(t *testing.T) *Lab {
+	t.Helper()
+	options := l.options
+	options.Newer = true
+	return another(t, options)
+}
+
+func another(t *testing.T, options Options) *Lab {
+	t.Helper()
+	another, err := start(t.Context(), options)
 	if another != nil {
 		t.Cleanup(func() {
 			if err := another.down(); err != nil {
@@ -147,8 +162,12 @@ func start(ctx context.Context, options Options) (*Lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, program := range []string{"lab", "kubectl", "holdfast"} {
-		if _, err := os.Stat(filepath.Join(bin, program)); err != nil {
+	release := bin
+	if options.Newer {
+		release = filepath.Join(bin, "newer")
+	}
+	for _, program := range []string{filepath.Join(bin, "lab"), filepath.Join(bin, "kubectl"), filepath.Join(bin, "holdfast"), filepath.Join(release, "kube-apiserver")} {
+		if _, err := os.Stat(program); err != nil {
 			return nil, fmt.Errorf("the programs under test are not built: %w; run make test", err)
 		}
 	}
@@ -157,7 +176,7 @@ func start(ctx context.Context, options Options) (*Lab, error) {
 		return nil, err
 	}
 	l := &Lab{Dir: dir, bin: bin, options: options}
-	if err := l.lab(ctx, "up", "--audit-objects", "--bin", bin); err != nil {
+	if err := l.lab(ctx, "up", "--audit-objects", "--bin", release); err != nil {
 		return l, err
 	}
 	if err := l.up(ctx); err != nil {
