@@ -29,8 +29,8 @@ type mentions struct {
 }
 
 // inTexts finds namespaces in texts: in the names of Services, accounts and identities, in URLs,
-// behind the word namespace, and before the name of an object. An image may have a prefix of that
-// name, so that counts only as the value of an argument, or with a port, which few tags look like.
+// behind the word namespace, and before the name of an object. Images look like the last. So it
+// counts only as the value of an argument, or with a port.
 func inTexts(namespaces []string) *regexp.Regexp {
 	quoted := make([]string, len(namespaces))
 	for i, namespace := range namespaces {

@@ -221,7 +221,7 @@ var volatile = []string{
 func (c *change) reset() {
 	o := c.object
 	for _, finalizer := range o.GetFinalizers() {
-		// Those of Kubernetes itself have its domain, or none. A name without a slash may be one, too.
+		// Kubernetes' own finalizers have its domain, or none. A domain may stand without a slash.
 		if domain, _, _ := strings.Cut(finalizer, "/"); !strings.HasSuffix(domain, "kubernetes.io") && strings.ContainsAny(finalizer, "/.") {
 			c.warn("its finalizer %s is left out: the controller that it belongs to adds it again", finalizer)
 		}
