@@ -34,7 +34,8 @@ const (
 var expositions = []string{"../../pkg/controllers/backupqueue/metrics_test.go", "../../pkg/controllers/maintenance/metrics_test.go",
 	"../../pkg/controllers/schedule/metrics_test.go", "../../pkg/controllers/expiry/metrics_test.go", "../../pkg/controllers/repository/repository_test.go",
 	"../../pkg/controllers/repository/keybackup_test.go",
-	"../../pkg/catalog/refresh/metrics_test.go", "../../pkg/controllers/storagelocation/identify_test.go"}
+	"../../pkg/catalog/refresh/metrics_test.go", "../../pkg/controllers/storagelocation/identify_test.go",
+	"../../pkg/apiserver/metrics_test.go"}
 
 // scrape is what a target serves, minute by minute, in the notation of promtool. Keys
 // are a state, a reason, or what follows holdfast_queue_; what is not named is 0. The
@@ -74,6 +75,20 @@ func TestAlerts(t *testing.T) {
 		"slots are free": {
 			targets: []scrape{stuck},
 			fires:   map[string]string{"HoldfastQueueStuck": "11-40"}, // above 300 seconds from minute 6
+		},
+		"slots of restores are free": {
+			targets: []scrape{{"slots": always(2), "restore_slots": always(4), "holdfast_queue_blocked_restores": always(1), "oldest_wait_seconds": growing(0)}},
+			fires:   map[string]string{"HoldfastRestoresStuck": "11-40"},
+		},
+		"as many restores run as may": {
+			targets: []scrape{{"slots": always(2), "restore_slots": always(4), "holdfast_queue_restores": always(2), "holdfast_queue_blocked_restores": always(1), "oldest_wait_seconds": growing(0)}},
+		},
+		"a certificate expires in a week": {
+			targets: []scrape{{"slots": always(2), "holdfast_apiserver_certificate_expiration_timestamp_seconds": "604800x40"}},
+			fires:   map[string]string{"HoldfastCertificateExpires": "5-40"},
+		},
+		"a certificate expires in a year": {
+			targets: []scrape{{"slots": always(2), "holdfast_apiserver_certificate_expiration_timestamp_seconds": "31536000x40"}},
 		},
 		"all slots are free": {
 			targets: []scrape{but(scrape{"Running": always(0), "ConcurrencyLimit": always(7)})},
@@ -126,11 +141,11 @@ func TestAlerts(t *testing.T) {
 			fires:   map[string]string{"HoldfastExpiryFrozen": "30-40"},
 		},
 		"there is no controller": {
-			fires: map[string]string{"HoldfastControllerGone": "5-40"},
+			fires: map[string]string{"HoldfastControllerGone": "5-40", "HoldfastAPIServerGone": "5-40"},
 		},
 		"the controller goes": {
 			targets: []scrape{{"*": "0x9 stale", "slots": "2x9 stale"}},
-			fires:   map[string]string{"HoldfastControllerGone": "15-40"},
+			fires:   map[string]string{"HoldfastControllerGone": "15-40", "HoldfastAPIServerGone": "15-40"},
 		},
 		"the controller restarts": {
 			targets: restarted(scrape{"slots": "2"}),
@@ -432,7 +447,7 @@ func exposed(t *testing.T) (series []labels.Labels) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		lines := regexp.MustCompile(`(?m)^(holdfast_(?:(?:queue|repo_maintenance|repositories|schedule|expiry|locations)_|catalog_(?:suspicious|replaced_backups|left_out_backups))\S+) [0-9]+$`).FindAllStringSubmatch(string(text), -1)
+		lines := regexp.MustCompile(`(?m)^(holdfast_(?:(?:queue|repo_maintenance|repositories|schedule|expiry|locations|apiserver)_|schedules|catalog_(?:suspicious|replaced_backups|left_out_backups))\S+) [0-9]+$`).FindAllStringSubmatch(string(text), -1)
 		for _, line := range lines {
 			one, err := parser.ParseMetric(line[1])
 			if err != nil {

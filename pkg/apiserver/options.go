@@ -172,6 +172,9 @@ func (o *Options) Config() (*Config, error) {
 	if err := remaining.ApplyTo(generic); err != nil {
 		return nil, err
 	}
+	if serving := generic.SecureServing; serving != nil && serving.Cert != nil {
+		registerMetrics(serving.Cert)
+	}
 	return &Config{
 		Generic: generic,
 		Extra: ExtraConfig{

@@ -73,9 +73,26 @@ holdfast_queue_oldest_wait_seconds 5
 # HELP holdfast_queue_slots [ALPHA] How many backups may run at once.
 # TYPE holdfast_queue_slots gauge
 holdfast_queue_slots 2
+# HELP holdfast_queue_restores [ALPHA] The restores by state: Running, Ready, Queued, or New if they have no place in the queue yet.
+# TYPE holdfast_queue_restores gauge
+holdfast_queue_restores{state="Queued"} 0
+holdfast_queue_restores{state="Ready"} 0
+holdfast_queue_restores{state="Running"} 0
+# HELP holdfast_queue_blocked_restores [ALPHA] The queued restores by the reason why they wait.
+# TYPE holdfast_queue_blocked_restores gauge
+holdfast_queue_blocked_restores{reason="BehindOverlapping"} 0
+holdfast_queue_blocked_restores{reason="ClusterScopeOverlap"} 0
+holdfast_queue_blocked_restores{reason="ConcurrencyLimit"} 0
+holdfast_queue_blocked_restores{reason="NamespaceOverlap"} 0
+holdfast_queue_blocked_restores{reason="NextToStart"} 0
+holdfast_queue_blocked_restores{reason="StorageUnavailable"} 0
+# HELP holdfast_queue_restore_slots [ALPHA] How many restores may run at once.
+# TYPE holdfast_queue_restore_slots gauge
+holdfast_queue_restore_slots 2
 `
 		if err := testutil.GatherAndCompare(legacyregistry.DefaultGatherer, strings.NewReader(want),
-			"holdfast_queue_backups", "holdfast_queue_blocked_backups", "holdfast_queue_oldest_wait_seconds", "holdfast_queue_slots"); err != nil {
+			"holdfast_queue_backups", "holdfast_queue_blocked_backups", "holdfast_queue_oldest_wait_seconds", "holdfast_queue_slots",
+			"holdfast_queue_restores", "holdfast_queue_blocked_restores", "holdfast_queue_restore_slots"); err != nil {
 			t.Error(err)
 		}
 	})
