@@ -16,6 +16,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
@@ -203,5 +205,44 @@ func TestARestartTellsNothingAgain(t *testing.T) {
 		h.expectTold("Normal Queued The backup waits at position 3: overlaps runs (running) in a")
 		time.Sleep(time.Hour)
 		h.expectTold()
+	})
+}
+
+// The log names each run that others pass by, with the namespaces in conflict: once, until it waits
+// for something else.
+func TestPassedOverIsLogged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, location("default", metav1.ConditionTrue),
+			inPhase(newRun("first", 1, "a"), running, 1), inPhase(newRun("second", 1, "b"), running, 2))
+		logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
+		controller := h.prepare(4)
+		go controller.Run(klog.NewContext(h.Context(), logger), h, h.restores)
+		synctest.Wait()
+		logged := func(want ...string) {
+			t.Helper()
+			var got []string
+			for _, line := range logger.GetSink().(ktesting.Underlier).GetBuffer().Data() {
+				if line.Message == "Passed over in the queue" {
+					got = append(got, fmt.Sprint(line.ParameterKVList))
+				}
+			}
+			if !slices.EqualFunc(got, want, strings.Contains) {
+				t.Fatalf("the log has %q, want %q", got, want)
+			}
+		}
+		h.Create(newRun("waits", 2, "a", "b"))
+		h.expect(queued, "waits")
+		logged()
+		h.Create(newRun("free", 3, "c"))
+		h.expect(ready, "free")
+		logged("conflictNamespaces [a b]")
+		h.Create(newRun("also-free", 4, "d"))
+		h.expect(ready, "also-free", "free")
+		logged("conflictNamespaces [a b]")
+		h.end("first")
+		h.end("free")
+		h.Create(newRun("free-too", 5, "e"))
+		h.expect(ready, "also-free", "free-too")
+		logged("conflictNamespaces [a b]", "conflictNamespaces [b]")
 	})
 }

@@ -167,6 +167,8 @@ type Controller struct {
 	// unannounced are the runs that have got their place, in order of tickets, and have no
 	// event of that yet.
 	unannounced []types.UID
+	// passedOver is what was logged of runs when others passed them by.
+	passedOver map[types.UID]string
 	// waitEvents bounds the events about waiting.
 	waitEvents flowcontrol.PassiveRateLimiter
 	// nextCheck is when all runs are compared with the informer.
@@ -201,6 +203,7 @@ func New(config Config) (*Controller, error) {
 		unadmitted: sets.New[key](),
 		written:    map[key]record{},
 		refused:    map[key]refusal{},
+		passedOver: map[types.UID]string{},
 		waitEvents: flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(
 			float32(eventsAtOnce/backstop.Seconds()), eventsAtOnce, config.Clock),
 	}

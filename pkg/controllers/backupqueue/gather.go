@@ -193,6 +193,7 @@ func (c *Controller) know(key key, run record) {
 	defer c.planning.Unlock()
 	if before != nil && (run == nil || run.GetUID() != before.GetUID()) {
 		c.planner.RemoveRun(before.GetUID())
+		delete(c.passedOver, before.GetUID())
 	}
 	if run == nil {
 		delete(c.known, key)

@@ -13,7 +13,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
@@ -91,6 +93,7 @@ func (c *Controller) writeStarts(ctx context.Context, d *decision) error {
 		return fmt.Errorf("letting %d runs start: %w", len(starts), err)
 	}
 	c.ledger = written
+	c.tellPassedOver(ctx, starts)
 	c.planning.Lock()
 	c.planner.SetStarted(records.Started(written))
 	c.planning.Unlock()
@@ -102,6 +105,39 @@ func (c *Controller) writeStarts(ctx context.Context, d *decision) error {
 		klog.FromContext(ctx).Info(kind+" left the queue", "run", klog.KObj(run), "waited", waited.Round(time.Millisecond))
 	}
 	return nil
+}
+
+// passedAtOnce bounds at how many runs a start looks that it passes by.
+const passedAtOnce = 100
+
+// tellPassedOver logs which runs the starting ones pass by, and which namespaces are in conflict:
+// of each run once, until it waits for something else.
+func (c *Controller) tellPassedOver(ctx context.Context, starts []record) {
+	namespaces, err := c.namespaceLister.List(labels.Everything())
+	if err != nil {
+		utilruntime.HandleError(err)
+	}
+	c.planning.Lock()
+	defer c.planning.Unlock()
+	c.planner.SetExistingNamespaces(namespaces)
+	last := 0
+	for _, run := range starts {
+		if entry, ok := c.planner.Entry(run.GetUID()); ok {
+			last = max(last, entry.Position)
+		}
+	}
+	for i := range c.planner.Len() {
+		entry := c.planner.EntryAt(i)
+		if entry.Position >= min(last, passedAtOnce) {
+			break
+		}
+		if len(entry.Blockers) == 0 || c.passedOver[entry.UID] == entry.Message {
+			continue
+		}
+		c.passedOver[entry.UID] = entry.Message
+		klog.FromContext(ctx).Info("Passed over in the queue", "run", klog.KObj(c.planner.Run(entry.UID)), "position", entry.Position,
+			"reason", entry.Reason, "message", entry.Message, "conflictNamespaces", entry.ConflictNamespaces)
+	}
 }
 
 // TakeBack removes a run from the ledger that this process does not execute, since the store
