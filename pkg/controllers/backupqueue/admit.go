@@ -38,8 +38,8 @@ type refusal struct {
 
 // admit ends the runs that do not come into the queue, and gives the others their
 // tickets. It reports whether it has written. A record that can't be written holds nobody
-// else up: each refusal may take a webhook's time, so after a few the others get their turn,
-// and those that were refused try again in turn.
+// else up. Each refusal may take a webhook's time, so after a few the others get their turn.
+// The refused ones try again in turn.
 func (c *Controller) admit(ctx context.Context, d *decision) (written bool, err error) {
 	refusals := 0
 	for key := range c.unadmitted {
@@ -91,8 +91,8 @@ func (c *Controller) admit(ctx context.Context, d *decision) (written bool, err 
 	return written, nil
 }
 
-// leastRefusedFirst is the order in which tickets are given: as they are, but those whose records
-// were refused come after the others, the one that was refused longest ago first.
+// leastRefusedFirst is the order in which tickets are given: runs whose records were refused come
+// last, the one that was refused longest ago first.
 func (c *Controller) leastRefusedFirst(tickets []queue.Assignment) []queue.Assignment {
 	if len(c.refused) == 0 {
 		return tickets

@@ -84,8 +84,8 @@ const (
 	// ticketsAtOnce is how many tickets are written before the next decision. After a
 	// burst of thousands, starts and cancellations do not wait for all of them.
 	ticketsAtOnce = 50
-	// refusalsAtOnce is how many records that are to end, and how many that are to get a ticket, are
-	// tried in vain before the next decision.
+	// refusalsAtOnce is how many records are tried in vain before the next decision: of those that are
+	// to end, and of those that are to get a ticket.
 	refusalsAtOnce = 3
 	// eventsAtOnce is how many events about waiting are sent at once, and then in
 	// each backstop: of thousands that wait for the same, nobody reads all.
