@@ -53,11 +53,12 @@ programs: ## Build all that is run: holdfast, the lab, its Kubernetes and its S3
 	@$(MAKE) --no-print-directory build lab-tools
 
 .PHONY: build
-build: ## Build the binary holdfast.
+build: ## Build holdfast, and its plugin for kubectl.
 	@mkdir -p $(BIN)
 	@command -v go >/dev/null || { echo "make: the Go toolchain is needed: install Go 1.26 or later"; exit 1; }
 	@echo "building holdfast"
 	@go build -ldflags '$(LDFLAGS)' -o $(HOLDFAST) ./cmd/holdfast
+	@go build -ldflags '$(LDFLAGS)' -o $(BIN)/kubectl-holdfast ./cmd/kubectl-holdfast
 
 .PHONY: lab-tools
 lab-tools: ## Build the lab's tools, its Kubernetes and its S3 server from Go modules.

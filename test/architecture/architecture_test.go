@@ -116,6 +116,12 @@ var rules = []rule{
 		why:       "only pkg/recovery knows how keys are encrypted",
 	},
 	{
+		of:        []string{"pkg/cli", "cmd/kubectl-holdfast"},
+		forbidden: []string{"github.com/kopia/kopia", "gocloud.dev", "github.com/aws/aws-sdk-go-v2", "k8s.io/apiserver", "pkg/store", "pkg/controllers", "pkg/registry"},
+		deep:      true,
+		why:       "the plugin is a thin client of the API: whatever it does, the API does",
+	},
+	{
 		of:        []string{"cmd"},
 		forbidden: []string{"testing"},
 		deep:      true,

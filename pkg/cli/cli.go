@@ -1,0 +1,439 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cli is kubectl holdfast, a thin client of Holdfast's API. It promises:
+//
+//   - It reaches the Kubernetes API server and nothing else, with the rights of its user. The
+//     API decides everything; each command could be written with kubectl create and get --raw.
+//   - An exit code says what came of it: see the constants of this package.
+//   - It asks before it deletes or writes over anything, unless --yes is set. If it can't ask,
+//     since its input is no terminal, it refuses and names the flag.
+package cli
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/cli-runtime/pkg/printers"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
+)
+
+// Exit codes.
+const (
+	// ExitOK: what was asked for is done.
+	ExitOK = 0
+	// ExitFailed: the request was refused, or the backup or restore failed or was cancelled.
+	ExitFailed = 1
+	// ExitUsage: the command line is wrong, and nothing was sent.
+	ExitUsage = 2
+	// ExitPartial: the backup or restore ended PartiallyFailed.
+	ExitPartial = 3
+	// ExitTimeout: the time of --timeout is over, and the work goes on.
+	ExitTimeout = 4
+)
+
+// exitError is an error with an exit code of its own.
+type exitError struct {
+	code int
+	err  error
+}
+
+func (e *exitError) Error() string { return e.err.Error() }
+
+func (e *exitError) Unwrap() error { return e.err }
+
+func usage(text string, args ...any) error {
+	return &exitError{ExitUsage, fmt.Errorf(text, args...)}
+}
+
+// Run executes a command line and returns the exit code.
+func Run(ctx context.Context, version string, args []string, streams genericiooptions.IOStreams) int {
+	command := New(version, streams)
+	command.SetArgs(args)
+	err := command.ExecuteContext(ctx)
+	if err == nil {
+		return ExitOK
+	}
+	fmt.Fprintln(streams.ErrOut, "error:", explained(err))
+	if e, ok := errors.AsType[*exitError](err); ok {
+		return e.code
+	}
+	return ExitFailed
+}
+
+// explained is an error in the words of a user, with the next step where there is one.
+func explained(err error) string {
+	switch {
+	case apierrors.IsForbidden(err):
+		return err.Error() + "\nAsk the administrator for the right, or see docs/security.md for the roles."
+	case apierrors.IsServiceUnavailable(err):
+		return err.Error() + "\nCheck the APIService: kubectl get apiservice " + v1alpha1.SchemeGroupVersion.Version + "." + v1alpha1.GroupName
+	case apierrors.IsNotFound(err) && strings.Contains(err.Error(), "the server could not find the requested resource"):
+		return "this cluster does not serve " + v1alpha1.GroupName + ": install Holdfast, or choose another cluster with --context"
+	}
+	return err.Error()
+}
+
+// New returns the command kubectl holdfast.
+func New(version string, streams genericiooptions.IOStreams) *cobra.Command {
+	t := &tool{IOStreams: streams, flags: genericclioptions.NewConfigFlags(true), version: version}
+	command := &cobra.Command{
+		Use:           "kubectl holdfast",
+		Short:         "Back up and restore with Holdfast",
+		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl holdfast"},
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	command.SetIn(streams.In)
+	command.SetOut(streams.Out)
+	command.SetErr(streams.ErrOut)
+	command.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitError{ExitUsage, err} })
+	t.flags.AddFlags(command.PersistentFlags())
+	command.AddCommand(t.backupCommand(), t.restoreCommand(), t.scheduleCommand(), t.queueCommand(), t.volumesCommand(), t.topCommand(), t.statusCommand(), t.versionCommand())
+	_ = command.RegisterFlagCompletionFunc("namespace", cobra.NoFileCompletions)
+	return command
+}
+
+// tool is the context of a command.
+type tool struct {
+	genericiooptions.IOStreams
+	flags   *genericclioptions.ConfigFlags
+	version string
+}
+
+// client returns a client and the namespace of the command line.
+func (t *tool) client() (versioned.Interface, string, error) {
+	config, err := t.flags.ToRESTConfig()
+	if err != nil {
+		return nil, "", err
+	}
+	config.UserAgent = "kubectl-holdfast/" + t.version
+	config.WarningHandler = rest.NewWarningWriter(t.ErrOut, rest.WarningWriterOptions{Deduplicate: true})
+	client, err := versioned.NewForConfig(config)
+	if err != nil {
+		return nil, "", err
+	}
+	namespace, _, err := t.flags.ToRawKubeConfigLoader().Namespace()
+	return client, namespace, err
+}
+
+// isTerminal reports whether a stream is a terminal.
+func isTerminal(stream any) bool {
+	file, ok := stream.(*os.File)
+	return ok && term.IsTerminal(int(file.Fd()))
+}
+
+// confirm asks a question, unless yes is set. Without a terminal it refuses.
+func (t *tool) confirm(yes bool, question string) error {
+	if yes {
+		return nil
+	}
+	if !isTerminal(t.In) {
+		return usage("%s The input is no terminal, so nobody can answer: add --yes", question)
+	}
+	fmt.Fprintf(t.ErrOut, "%s [y/N] ", question)
+	line, err := bufio.NewReader(t.In).ReadString('\n')
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	if answer := strings.ToLower(strings.TrimSpace(line)); answer != "y" && answer != "yes" {
+		return errors.New("stopped: nothing was changed")
+	}
+	return nil
+}
+
+// confirmName asks for the name of what is to be lost.
+func (t *tool) confirmName(yes bool, question, name string) error {
+	if yes {
+		return nil
+	}
+	if !isTerminal(t.In) {
+		return usage("%s The input is no terminal, so nobody can answer: add --yes", question)
+	}
+	fmt.Fprintf(t.ErrOut, "%s\nType its name to go on: ", question)
+	line, err := bufio.NewReader(t.In).ReadString('\n')
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	if strings.TrimSpace(line) != name {
+		return errors.New("stopped: the name differs, and nothing was changed")
+	}
+	return nil
+}
+
+// ask posts a body to a subresource, and prints the message of the answer.
+func (t *tool) ask(ctx context.Context, resource, name, subresource string, body runtime.Object) error {
+	client, namespace, err := t.client()
+	if err != nil {
+		return err
+	}
+	raw, err := answer(ctx, client.HoldfastV1alpha1().RESTClient().Post().Namespace(namespace).Resource(resource).Name(name).SubResource(subresource).Body(body))
+	if err != nil {
+		return err
+	}
+	status := metav1.Status{}
+	if err := json.Unmarshal(raw, &status); err == nil && status.Message != "" {
+		fmt.Fprintln(t.Out, status.Message)
+		return nil
+	}
+	fmt.Fprintf(t.Out, "%s/%s: %s requested\n", resource, name, subresource)
+	return nil
+}
+
+// typed sets what identifies a body that no list describes.
+func typed(kind string) metav1.TypeMeta {
+	return metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: kind}
+}
+
+// answer makes a request, and returns the answer as it is, or the server's error.
+func answer(ctx context.Context, request *rest.Request) ([]byte, error) {
+	result := request.Do(ctx)
+	if err := result.Error(); err != nil {
+		return nil, err
+	}
+	return result.Raw()
+}
+
+// stream copies a subresource to the output, and never holds all of it.
+func (t *tool) stream(ctx context.Context, resource, name, subresource string, parameters map[string]string, to io.Writer) error {
+	client, namespace, err := t.client()
+	if err != nil {
+		return err
+	}
+	request := client.HoldfastV1alpha1().RESTClient().Get().Namespace(namespace).Resource(resource).Name(name).SubResource(subresource)
+	for key, value := range parameters {
+		request = request.Param(key, value)
+	}
+	body, err := request.Stream(ctx)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	if _, err := io.Copy(to, body); err != nil {
+		return fmt.Errorf("the %s of %s broke off, and is not complete: %w", subresource, name, err)
+	}
+	return nil
+}
+
+// output is how objects are printed.
+type output struct {
+	format        string
+	allNamespaces bool
+	selector      string
+	fields        string
+}
+
+func (o *output) addTo(command *cobra.Command, namespaced bool) {
+	command.Flags().StringVarP(&o.format, "output", "o", "", "Output format: wide, name, json or yaml. Default: a table.")
+	command.Flags().StringVarP(&o.selector, "selector", "l", "", "Only objects with these labels.")
+	command.Flags().StringVar(&o.fields, "field-selector", "", "Only objects with these fields.")
+	if namespaced {
+		command.Flags().BoolVarP(&o.allNamespaces, "all-namespaces", "A", false, "All namespaces.")
+	}
+}
+
+const tableAccept = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
+
+// get prints objects of a resource as the server shows them: all, or those that are named.
+func (t *tool) get(ctx context.Context, resource string, names []string, o output) error {
+	client, namespace, err := t.client()
+	if err != nil {
+		return err
+	}
+	if o.allNamespaces {
+		if len(names) > 0 {
+			return usage("a name and --all-namespaces exclude each other")
+		}
+		namespace = metav1.NamespaceAll
+	}
+	switch o.format {
+	case "", "wide", "json", "yaml", "name":
+	default:
+		return usage("output %q is unknown: use wide, name, json or yaml", o.format)
+	}
+	read := func(name string) error {
+		request := client.HoldfastV1alpha1().RESTClient().Get().Namespace(namespace).Resource(resource)
+		if name != "" {
+			request = request.Name(name)
+		} else {
+			request = request.VersionedParams(&metav1.ListOptions{LabelSelector: o.selector, FieldSelector: o.fields}, metav1.ParameterCodec)
+		}
+		if o.format == "" || o.format == "wide" {
+			table := &metav1.Table{}
+			raw, err := answer(ctx, request.SetHeader("Accept", tableAccept))
+			if err != nil {
+				return err
+			}
+			if err := json.Unmarshal(raw, table); err != nil {
+				return fmt.Errorf("the server's table can't be read: %w", err)
+			}
+			return t.printTable(table, o)
+		}
+		raw, err := answer(ctx, request)
+		if err != nil {
+			return err
+		}
+		return t.printRaw(raw, resource, o.format)
+	}
+	if len(names) == 0 {
+		return read("")
+	}
+	for _, name := range names {
+		if err := read(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *tool) printTable(table *metav1.Table, o output) error {
+	if len(table.Rows) == 0 {
+		fmt.Fprintln(t.ErrOut, "No resources found.")
+		return nil
+	}
+	if o.allNamespaces {
+		for i := range table.Rows {
+			table.Rows[i].Cells = append([]any{namespaceOf(table.Rows[i].Object.Raw)}, table.Rows[i].Cells...)
+		}
+		table.ColumnDefinitions = append([]metav1.TableColumnDefinition{{Name: "Namespace", Type: "string"}}, table.ColumnDefinitions...)
+	}
+	writer := printers.GetNewTabWriter(t.Out)
+	if err := printers.NewTablePrinter(printers.PrintOptions{Wide: o.format == "wide"}).PrintObj(table, writer); err != nil {
+		return err
+	}
+	return writer.Flush()
+}
+
+// namespaceOf returns the namespace of an object in JSON, or "" if it has none.
+func namespaceOf(raw []byte) string {
+	object := metav1.PartialObjectMetadata{}
+	_ = json.Unmarshal(raw, &object) // a row without metadata has no namespace
+	return object.Namespace
+}
+
+// printRaw prints an answer word for word, so that the text of numbers and dates stays.
+func (t *tool) printRaw(raw []byte, resource, format string) error {
+	switch format {
+	case "yaml":
+		text, err := yaml.JSONToYAML(raw)
+		if err != nil {
+			return err
+		}
+		_, err = t.Out.Write(text)
+		return err
+	case "name":
+		list := struct {
+			Items    []metav1.PartialObjectMetadata `json:"items"`
+			Metadata metav1.ObjectMeta              `json:"metadata"`
+		}{}
+		if err := json.Unmarshal(raw, &list); err != nil {
+			return err
+		}
+		kind := schema.GroupResource{Group: v1alpha1.GroupName, Resource: strings.TrimSuffix(resource, "s")}
+		if list.Metadata.Name != "" {
+			fmt.Fprintf(t.Out, "%s/%s\n", kind, list.Metadata.Name)
+		}
+		for _, item := range list.Items {
+			fmt.Fprintf(t.Out, "%s/%s\n", kind, item.Name)
+		}
+		return nil
+	}
+	var object any
+	if err := json.Unmarshal(raw, &object); err != nil {
+		return err
+	}
+	text, err := json.MarshalIndent(object, "", "    ")
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(t.Out, string(text))
+	return nil
+}
+
+// printObject prints an object that was created, or would be.
+func (t *tool) printObject(object runtime.Object, resource, name, format, did string) error {
+	if format == "" {
+		fmt.Fprintf(t.Out, "%s.%s/%s %s\n", strings.TrimSuffix(resource, "s"), v1alpha1.GroupName, name, did)
+		return nil
+	}
+	raw, err := json.Marshal(object)
+	if err != nil {
+		return err
+	}
+	return t.printRaw(raw, resource, format)
+}
+
+// getCommand lists objects of a resource.
+func (t *tool) getCommand(resource, short string, namespaced bool) *cobra.Command {
+	var o output
+	command := &cobra.Command{
+		Use: "get [NAME...]", Aliases: []string{"list"}, Short: short,
+		ValidArgsFunction: t.completeNames(resource),
+		RunE:              func(command *cobra.Command, args []string) error { return t.get(command.Context(), resource, args, o) },
+	}
+	o.addTo(command, namespaced)
+	return command
+}
+
+// completeNames completes the names of a resource.
+func (t *tool) completeNames(resource string) func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	return func(command *cobra.Command, _ []string, prefix string) ([]string, cobra.ShellCompDirective) {
+		client, namespace, err := t.client()
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		ctx, cancel := context.WithTimeout(command.Context(), 5*time.Second)
+		defer cancel()
+		raw, err := answer(ctx, client.HoldfastV1alpha1().RESTClient().Get().Namespace(namespace).Resource(resource).
+			SetHeader("Accept", "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"))
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		list := metav1.PartialObjectMetadataList{}
+		if err := json.Unmarshal(raw, &list); err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		var names []string
+		for _, item := range list.Items {
+			if strings.HasPrefix(item.Name, prefix) {
+				names = append(names, item.Name)
+			}
+		}
+		return names, cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// oneName requires one argument, and says which.
+func oneName(command *cobra.Command, args []string) error {
+	if len(args) != 1 {
+		return usage("got %d names, want one: %s", len(args), command.UseLine())
+	}
+	return nil
+}
+
+// named makes a command about one object.
+func (t *tool) named(resource, use, short string, run func(ctx context.Context, name string) error) *cobra.Command {
+	return &cobra.Command{
+		Use: use + " NAME", Short: short, Args: oneName, ValidArgsFunction: t.completeNames(resource),
+		RunE: func(command *cobra.Command, args []string) error { return run(command.Context(), args[0]) },
+	}
+}

@@ -1,0 +1,205 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/manifest"
+)
+
+// server answers each path with an object, or a text, and keeps the requests.
+type server struct {
+	answers map[string]any
+
+	mu       sync.Mutex
+	requests []string
+}
+
+func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	s.requests = append(s.requests, r.Method+" "+r.URL.RequestURI())
+	s.mu.Unlock()
+	if r.URL.Query().Get("watch") == "true" {
+		if r.URL.Query().Get("sendInitialEvents") == "true" {
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusUnprocessableEntity)
+			_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonInvalid, Code: http.StatusUnprocessableEntity, Message: "list first"})
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusOK)
+		w.(http.Flusher).Flush()
+		<-r.Context().Done() // nothing changes
+		return
+	}
+	switch answer := s.answers[r.Method+" "+r.URL.Path].(type) {
+	case nil:
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusNotFound)
+		_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonNotFound, Code: http.StatusNotFound, Message: "not found"})
+	case string:
+		_, _ = w.Write([]byte(answer))
+	default:
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(answer)
+	}
+}
+
+// run runs a command line against a server.
+func run(t *testing.T, s *server, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	served := httptest.NewServer(s)
+	defer served.Close()
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(kubeconfig, []byte("apiVersion: v1\nkind: Config\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var out, errOut bytes.Buffer
+	code = Run(t.Context(), "v1", append(args, "--kubeconfig="+kubeconfig, "--server="+served.URL, "-n=shop"), genericiooptions.IOStreams{In: strings.NewReader(""), Out: &out, ErrOut: &errOut})
+	return out.String(), errOut.String(), code
+}
+
+const of = "/apis/holdfast.io/v1alpha1/namespaces/shop/"
+
+// TestDeletionNamesTheBackupThatWasShown: the request has the uid, so that another backup of the
+// same name stays.
+func TestDeletionNamesTheBackupThatWasShown(t *testing.T) {
+	backup := &v1alpha1.Backup{TypeMeta: typed("Backup"), ObjectMeta: metav1.ObjectMeta{Name: "b", Namespace: "shop", UID: "u1"}}
+	s := &server{answers: map[string]any{
+		"GET " + of + "backups/b":           backup,
+		"POST " + of + "backups/b/deletion": metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusSuccess, Message: "the backup is deleted"},
+	}}
+	if _, stderr, code := run(t, s, "backup", "delete", "b"); code != ExitUsage || !strings.Contains(stderr, "--yes") || len(s.requests) != 1 {
+		t.Errorf("without an answer: exit code %d, %q, %q", code, stderr, s.requests)
+	}
+	if stdout, stderr, code := run(t, s, "backup", "delete", "b", "--yes"); code != ExitOK || !strings.Contains(stdout, "the backup is deleted") {
+		t.Errorf("with --yes: exit code %d, %q, %q", code, stdout, stderr)
+	}
+}
+
+// TestExitCodesOfWaiting: each end has its own code.
+func TestExitCodesOfWaiting(t *testing.T) {
+	for phase, want := range map[v1alpha1.BackupPhase]int{
+		v1alpha1.BackupPhaseCompleted: ExitOK, v1alpha1.BackupPhasePartiallyFailed: ExitPartial,
+		v1alpha1.BackupPhaseFailed: ExitFailed, v1alpha1.BackupPhaseCancelled: ExitFailed, v1alpha1.BackupPhaseInProgress: ExitTimeout,
+	} {
+		t.Run(string(phase), func(t *testing.T) {
+			backup := v1alpha1.Backup{TypeMeta: typed("Backup"), ObjectMeta: metav1.ObjectMeta{Name: "b", Namespace: "shop", UID: "u1", ResourceVersion: "7"},
+				Status: v1alpha1.BackupStatus{Phase: phase, Message: "because"}}
+			s := &server{answers: map[string]any{
+				"POST " + of + "backups": &backup,
+				"GET " + of + "backups":  &v1alpha1.BackupList{TypeMeta: typed("BackupList"), ListMeta: metav1.ListMeta{ResourceVersion: "7"}, Items: []v1alpha1.Backup{backup}},
+			}}
+			stdout, stderr, code := run(t, s, "backup", "create", "b", "--wait", "--timeout=2s")
+			if code != want {
+				t.Errorf("exit code %d, want %d: %q %q", code, want, stdout, stderr)
+			}
+			if want != ExitOK && want != ExitTimeout && !strings.Contains(stderr, "because") {
+				t.Errorf("the reason is missing: %q", stderr)
+			}
+		})
+	}
+}
+
+// TestFlagsMakeTheSpec: a dry run in the client prints the spec that flags and a file make.
+func TestFlagsMakeTheSpec(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "backup.yaml")
+	if err := os.WriteFile(file, []byte("apiVersion: holdfast.io/v1alpha1\nkind: Backup\nmetadata: {name: b}\nspec: {ttl: 24h, storageLocation: far}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := &server{}
+	stdout, stderr, code := run(t, s, "backup", "create", "-f", file, "--dry-run=client", "-o=json", "--include-resources=pods,secrets", "-l=app in (a,b)", "--default-volumes-to-fs-backup=false", "--ttl=48h", "--ordered-resources=pods=a,b")
+	if code != ExitOK || len(s.requests) > 0 {
+		t.Fatalf("exit code %d, %q, %q", code, stderr, s.requests)
+	}
+	var made v1alpha1.Backup
+	if err := json.Unmarshal([]byte(stdout), &made); err != nil {
+		t.Fatal(err)
+	}
+	spec := made.Spec
+	if made.Name != "b" || made.Namespace != "shop" || spec.TTL.Duration != 48*time.Hour || spec.StorageLocation != "far" || len(spec.IncludedResources) != 2 ||
+		spec.DefaultVolumesToFsBackup == nil || *spec.DefaultVolumesToFsBackup || spec.LabelSelector == nil || spec.OrderedResources["pods"] == "" {
+		t.Errorf("the spec is %s", stdout)
+	}
+	if err := os.WriteFile(file, []byte("spec: {tll: 24h}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, stderr, code := run(t, s, "backup", "create", "-f", file, "--dry-run=client"); code != ExitFailed || !strings.Contains(stderr, "tll") {
+		t.Errorf("a misspelt field: exit code %d, %q", code, stderr)
+	}
+}
+
+// TestRestoreIntoAnotherNamespace: --into maps the namespace of the backup.
+func TestRestoreIntoAnotherNamespace(t *testing.T) {
+	backup := &v1alpha1.Backup{TypeMeta: typed("Backup"), ObjectMeta: metav1.ObjectMeta{Name: "b", Namespace: "shop"}, Spec: v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}}}
+	s := &server{answers: map[string]any{"GET " + of + "backups/b": backup}}
+	stdout, stderr, code := run(t, s, "restore", "create", "r", "--from=b", "--into=shop-before", "deployment/web", "--dry-run=client", "-o=json")
+	var made v1alpha1.Restore
+	if code != ExitOK || json.Unmarshal([]byte(stdout), &made) != nil {
+		t.Fatalf("exit code %d: %q %q", code, stdout, stderr)
+	}
+	if made.Spec.NamespaceMapping["shop"] != "shop-before" || len(made.Spec.Objects) != 1 || made.Spec.Objects[0] != (v1alpha1.RestoreObject{Resource: "deployment", Namespace: "shop", Name: "web"}) {
+		t.Errorf("the spec is %+v", made.Spec)
+	}
+	backup.Spec.IncludedNamespaces = []string{"shop", "blog"}
+	if _, stderr, code := run(t, s, "restore", "create", "r", "--from=b", "--into=shop-before", "--dry-run=client"); code != ExitUsage || !strings.Contains(stderr, "--namespace-mappings") {
+		t.Errorf("two namespaces: exit code %d, %q", code, stderr)
+	}
+}
+
+// TestDrawTree draws owners above what they own, each object once, and a circle too.
+func TestDrawTree(t *testing.T) {
+	item := func(kind, namespace, name, uid string, owners ...string) *manifest.Item {
+		return &manifest.Item{APIVersion: "v1", KindName: kind, Namespace: namespace, Name: name, UID: uid, OwnerUIDs: owners}
+	}
+	web := item("Deployment", "shop", "web", "1")
+	web.References = []manifest.Reference{{KindName: "Secret", Namespace: "shop", Name: "key"}}
+	var out bytes.Buffer
+	drawTree(&out, []*manifest.Item{
+		item("Namespace", "", "shop", "0"), web, item("ReplicaSet", "shop", "web-1", "2", "1"), item("Pod", "shop", "web-1-a", "3", "2"),
+		item("A", "shop", "x", "8", "9"), item("A", "shop", "y", "9", "8"),
+	})
+	want := `(cluster)
+  Namespace/shop
+shop
+  Deployment/web  needs Secret/key
+  └─ ReplicaSet/web-1
+     └─ Pod/web-1-a
+  A/x
+  └─ A/y
+     └─ A/x
+`
+	if out.String() != want {
+		t.Errorf("got:\n%s\nwant:\n%s", out.String(), want)
+	}
+}
+
+// TestPrintPlan leaves out what stays, and counts it.
+func TestPrintPlan(t *testing.T) {
+	var out bytes.Buffer
+	if err := printPlan(&out, format.RestorePlan{Items: []format.PlannedObject{
+		{Kind: "Secret", Namespace: "shop", Name: "a", Action: "skip", Reason: "it is there, and equal"},
+		{Kind: "PersistentVolumeClaim", Namespace: "shop", Name: "data", Action: "create", Bytes: 3 << 20},
+	}}, false); err != nil {
+		t.Fatal(err)
+	}
+	if text := out.String(); strings.Contains(text, "Secret/a") || !strings.Contains(text, "PersistentVolumeClaim/data") || !strings.Contains(text, "3.0 MiB") || !strings.Contains(text, "2 objects: create 1, skip 1") {
+		t.Errorf("got:\n%s", text)
+	}
+}

@@ -1,0 +1,161 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+)
+
+func (t *tool) scheduleCommand() *cobra.Command {
+	var wait bool
+	var timeout time.Duration
+	run := t.named(schedules, "run", "Make a schedule's backup now", func(ctx context.Context, name string) error {
+		return t.trigger(ctx, name, wait, timeout)
+	})
+	run.Flags().BoolVarP(&wait, "wait", "w", false, "Wait for the end, and show the progress.")
+	run.Flags().DurationVar(&timeout, "timeout", 0, "Maximum time to wait. Default: no limit.")
+	command := group("schedule", "Create, pause and run schedules",
+		t.createScheduleCommand(),
+		t.getCommand(schedules, "List schedules", true),
+		t.named(schedules, "pause", "Pause a schedule", func(ctx context.Context, name string) error { return t.pause(ctx, name, true) }),
+		t.named(schedules, "resume", "Resume a schedule", func(ctx context.Context, name string) error { return t.pause(ctx, name, false) }),
+		run,
+	)
+	command.Aliases = []string{"schedules"}
+	return command
+}
+
+func (t *tool) pause(ctx context.Context, name string, paused bool) error {
+	client, namespace, err := t.client()
+	if err != nil {
+		return err
+	}
+	all := client.HoldfastV1alpha1().Schedules(namespace)
+	if err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		schedule, err := all.Get(ctx, name, metav1.GetOptions{})
+		if err != nil || schedule.Spec.Paused == paused {
+			return err
+		}
+		schedule.Spec.Paused = paused
+		_, err = all.Update(ctx, schedule, metav1.UpdateOptions{})
+		return err
+	}); err != nil {
+		return err
+	}
+	did := "resumed"
+	if paused {
+		did = "paused"
+	}
+	fmt.Fprintf(t.Out, "schedule.%s/%s %s\n", v1alpha1.GroupName, name, did)
+	return nil
+}
+
+// trigger makes a schedule's backup now.
+func (t *tool) trigger(ctx context.Context, name string, wait bool, timeout time.Duration) error {
+	client, namespace, err := t.client()
+	if err != nil {
+		return err
+	}
+	raw, err := answer(ctx, client.HoldfastV1alpha1().RESTClient().Post().Namespace(namespace).Resource(schedules).Name(name).SubResource("trigger").
+		Body(&v1alpha1.ScheduleTrigger{TypeMeta: typed("ScheduleTrigger")}))
+	if err != nil {
+		return err
+	}
+	status := metav1.Status{}
+	if err := json.Unmarshal(raw, &status); err != nil {
+		return fmt.Errorf("the answer can't be read: %w", err)
+	}
+	fmt.Fprintln(t.Out, status.Message)
+	if !wait {
+		return nil
+	}
+	if status.Details == nil || status.Details.Name == "" {
+		return fmt.Errorf("the answer names no backup to wait for: %s", raw)
+	}
+	return t.waitForBackup(ctx, namespace, status.Details.Name, timeout)
+}
+
+func (t *tool) createScheduleCommand() *cobra.Command {
+	var create createFlags
+	var template backupFlags
+	var cron, zone string
+	var paused bool
+	var keep v1alpha1.ScheduleKeep
+	command := &cobra.Command{
+		Use:   "create NAME",
+		Short: "Create a schedule",
+		Example: `  # Each night at 2, kept as 7 daily and 4 weekly backups
+  kubectl holdfast schedule create nightly --schedule "0 2 * * *" --time-zone Europe/Berlin --keep-daily 7 --keep-weekly 4 -n shop`,
+		Args: func(command *cobra.Command, args []string) error {
+			if len(args) > 1 || len(args) == 0 && create.file == "" {
+				return usage("got %d names, want one: %s", len(args), command.UseLine())
+			}
+			return nil
+		},
+		RunE: func(command *cobra.Command, args []string) error {
+			if err := create.check(); err != nil {
+				return err
+			}
+			client, namespace, err := t.client()
+			if err != nil {
+				return err
+			}
+			schedule := &v1alpha1.Schedule{}
+			if err := create.read(t.In, schedule); err != nil {
+				return err
+			}
+			if err := template.apply(&schedule.Spec.Template.BackupSpec); err != nil {
+				return err
+			}
+			if cron != "" {
+				schedule.Spec.Schedule = cron
+			}
+			if schedule.Spec.Schedule == "" {
+				return usage("set --schedule, such as --schedule \"0 2 * * *\"")
+			}
+			if zone != "" {
+				schedule.Spec.TimeZone = zone
+			}
+			if paused {
+				schedule.Spec.Paused = true
+			}
+			if keep != (v1alpha1.ScheduleKeep{}) {
+				schedule.Spec.Keep = &keep
+			}
+			create.meta(&schedule.ObjectMeta, args, namespace, "schedule")
+			schedule.TypeMeta = typed("Schedule")
+			if create.dryRun == "client" {
+				return t.printObject(schedule, schedules, schedule.Name, create.format, "created (dry run)")
+			}
+			made, err := client.HoldfastV1alpha1().Schedules(schedule.Namespace).Create(command.Context(), schedule, create.options())
+			if err != nil {
+				return err
+			}
+			made.TypeMeta = typed("Schedule")
+			return t.printObject(made, schedules, made.Name, create.format, strings.TrimSuffix("created "+map[bool]string{true: "(server dry run)"}[create.dryRun == "server"], " "))
+		},
+	}
+	flags := command.Flags()
+	create.addTo(flags, false)
+	template.addTo(flags)
+	flags.StringVar(&cron, "schedule", "", "When: five fields of cron, or @daily and the like.")
+	flags.StringVar(&zone, "time-zone", "", "Time zone of the schedule, such as Europe/Berlin. Default: UTC.")
+	flags.BoolVar(&paused, "paused", false, "Create it paused.")
+	flags.Int32Var(&keep.Last, "keep-last", 0, "Number of the last backups to keep.")
+	flags.Int32Var(&keep.Daily, "keep-daily", 0, "Number of days of which the last backup is kept.")
+	flags.Int32Var(&keep.Weekly, "keep-weekly", 0, "Number of weeks of which the last backup is kept.")
+	flags.Int32Var(&keep.Monthly, "keep-monthly", 0, "Number of months of which the last backup is kept.")
+	flags.Int32Var(&keep.Yearly, "keep-yearly", 0, "Number of years of which the last backup is kept.")
+	return command
+}

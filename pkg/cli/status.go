@@ -1,0 +1,139 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/cli-runtime/pkg/printers"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
+)
+
+// lastBackups is the number of backups that the status shows.
+const lastBackups = 5
+
+func (t *tool) statusCommand() *cobra.Command {
+	var all bool
+	command := &cobra.Command{
+		Use: "status", Short: "Show one screen: agents, queue, last backups, and what is wrong",
+		Args: cobra.NoArgs,
+		RunE: func(command *cobra.Command, _ []string) error { return t.status(command.Context(), all) },
+	}
+	command.Flags().BoolVarP(&all, "all-namespaces", "A", false, "All namespaces.")
+	return command
+}
+
+func (t *tool) status(ctx context.Context, all bool) error {
+	client, namespace, err := t.client()
+	if err != nil {
+		return err
+	}
+	if all {
+		namespace = metav1.NamespaceAll
+	}
+	var wrong []string
+	fmt.Fprintf(t.Out, "Agents:  %s\n", agentsText(ctx, client, &wrong))
+	queue, err := client.HoldfastV1alpha1().BackupQueueEntries(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	counts := map[v1alpha1.QueueState]int{}
+	for _, entry := range queue.Items {
+		counts[entry.Status.State]++
+		if reason := entry.Status.Reason; reason == v1alpha1.QueueReasonStorageUnavailable || reason == v1alpha1.QueueReasonAgentAbsent {
+			wrong = append(wrong, fmt.Sprintf("%s %s/%s waits: %s", entry.Spec.Kind, entry.Namespace, entry.Name, entry.Status.Message))
+		}
+	}
+	fmt.Fprintf(t.Out, "Queue:   %d running, %d ready, %d waiting\n", counts[v1alpha1.QueueStateRunning], counts[v1alpha1.QueueStateReady], counts[v1alpha1.QueueStateQueued])
+	if err := t.scheduleStatus(ctx, client, namespace, &wrong); err != nil {
+		return err
+	}
+	recent, err := client.HoldfastV1alpha1().Backups(namespace).List(ctx, metav1.ListOptions{Limit: 500})
+	if err != nil {
+		return err
+	}
+	newest := newestBackups(recent.Items, lastBackups)
+	fmt.Fprintln(t.Out, "\nLast backups:")
+	if len(newest) == 0 {
+		fmt.Fprintln(t.Out, "  none yet: kubectl holdfast backup create NAME")
+	}
+	writer := printers.GetNewTabWriter(t.Out)
+	for _, backup := range newest {
+		state := ofBackup(&backup)
+		fmt.Fprintf(writer, "  %s/%s\t%s\t%s\n", backup.Namespace, backup.Name, state, at(&backup.CreationTimestamp))
+		if state.ended && !state.completed {
+			wrong = append(wrong, fmt.Sprintf("backup %s/%s is %s: %s", backup.Namespace, backup.Name, state.phase, state.message))
+		}
+	}
+	if err := writer.Flush(); err != nil {
+		return err
+	}
+	printWrong(t.Out, wrong)
+	return nil
+}
+
+func printWrong(to io.Writer, wrong []string) {
+	if len(wrong) == 0 {
+		fmt.Fprintln(to, "\nNothing is wrong.")
+		return
+	}
+	fmt.Fprintln(to, "\nWrong:")
+	for _, text := range wrong {
+		fmt.Fprintln(to, "  "+text)
+	}
+}
+
+func agentsText(ctx context.Context, client versioned.Interface, wrong *[]string) string {
+	agents, err := client.HoldfastV1alpha1().NodeAgents().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Sprintf("not known: %v", err) // a tenant may not list them
+	}
+	ready := 0
+	for _, agent := range agents.Items {
+		if condition := meta.FindStatusCondition(agent.Status.Conditions, v1alpha1.ConditionAgentReady); condition != nil && condition.Status != metav1.ConditionTrue {
+			*wrong = append(*wrong, fmt.Sprintf("the agent of node %s is not ready: %s", agent.Name, condition.Message))
+			continue
+		}
+		ready++
+	}
+	return fmt.Sprintf("%d of %d ready", ready, len(agents.Items))
+}
+
+func (t *tool) scheduleStatus(ctx context.Context, client versioned.Interface, namespace string, wrong *[]string) error {
+	list, err := client.HoldfastV1alpha1().Schedules(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	paused := 0
+	for _, schedule := range list.Items {
+		if schedule.Spec.Paused {
+			paused++
+			continue
+		}
+		if condition := meta.FindStatusCondition(schedule.Status.Conditions, v1alpha1.ConditionScheduled); condition != nil && condition.Status == metav1.ConditionFalse {
+			*wrong = append(*wrong, fmt.Sprintf("schedule %s/%s makes no backups, %s: %s", schedule.Namespace, schedule.Name, condition.Reason, condition.Message))
+		}
+	}
+	fmt.Fprintf(t.Out, "Schedules: %d, of them paused: %d\n", len(list.Items), paused)
+	return nil
+}
+
+// newestBackups returns the newest backups first, at most limit.
+func newestBackups(all []v1alpha1.Backup, limit int) []v1alpha1.Backup {
+	sorted := append([]v1alpha1.Backup(nil), all...)
+	sortByAge(sorted)
+	return sorted[:min(limit, len(sorted))]
+}
+
+func sortByAge(backups []v1alpha1.Backup) {
+	slices.SortStableFunc(backups, func(a, b v1alpha1.Backup) int { return b.CreationTimestamp.Compare(a.CreationTimestamp.Time) })
+}

@@ -1,0 +1,248 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/vbauerster/mpb/v8"
+	"github.com/vbauerster/mpb/v8/decor"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+)
+
+// plainInterval is the time between two lines about progress where no terminal shows bars.
+const plainInterval = 10 * time.Second
+
+// progress is how far a backup or restore is.
+type progress struct {
+	phase   string
+	ended   bool
+	message string
+	// waits says what it waits for.
+	waits                 string
+	items, itemsTotal     int64
+	bytes, bytesTotal     int64
+	volumes, volumesTotal int32
+	errorCount, warnings  int32
+	completed, partially  bool
+}
+
+func ofBackup(backup *v1alpha1.Backup) progress {
+	status := &backup.Status
+	p := progress{
+		phase: string(status.Phase), ended: status.Phase.Ended(), message: cmp.Or(status.FailureReason, status.Message),
+		waits: waitsFor(status.Conditions), errorCount: status.Errors, warnings: status.Warnings,
+		completed: status.Phase == v1alpha1.BackupPhaseCompleted, partially: status.Phase == v1alpha1.BackupPhasePartiallyFailed,
+	}
+	if of := status.Progress; of != nil {
+		p.items, p.itemsTotal = of.ItemsBackedUp, of.TotalItems
+	}
+	if of := status.Volumes; of != nil {
+		p.bytes, p.bytesTotal, p.volumes, p.volumesTotal = of.BytesDone, of.TotalBytes, of.Completed+of.Failed, of.Total
+	}
+	return p
+}
+
+func ofRestore(restore *v1alpha1.Restore) progress {
+	status := &restore.Status
+	p := progress{
+		phase: string(status.Phase), ended: status.Phase.Ended(), message: cmp.Or(status.FailureReason, status.Message),
+		waits: waitsFor(status.Conditions), errorCount: status.Errors, warnings: status.Warnings,
+		completed: status.Phase == v1alpha1.RestorePhaseCompleted, partially: status.Phase == v1alpha1.RestorePhasePartiallyFailed,
+	}
+	if of := status.Progress; of != nil {
+		p.items, p.itemsTotal = of.ItemsRestored, of.TotalItems
+	}
+	if of := status.Volumes; of != nil {
+		p.bytes, p.bytesTotal, p.volumes, p.volumesTotal = of.BytesDone, of.TotalBytes, of.Completed+of.Failed, of.Total
+	}
+	return p
+}
+
+// waitsFor is the message of the condition that says what a run waits for.
+func waitsFor(conditions []metav1.Condition) string {
+	for _, of := range []string{v1alpha1.ConditionQueued, v1alpha1.ConditionComplete} {
+		for _, condition := range conditions {
+			if condition.Type == of && condition.Message != "" && (of == v1alpha1.ConditionComplete || condition.Status == metav1.ConditionTrue) {
+				return condition.Message
+			}
+		}
+	}
+	return ""
+}
+
+func (p progress) String() string {
+	text := p.phase
+	if p.itemsTotal > 0 {
+		text += fmt.Sprintf(", objects %d/%d", p.items, p.itemsTotal)
+	}
+	if p.volumesTotal > 0 {
+		text += fmt.Sprintf(", volumes %d/%d (%s of %s)", p.volumes, p.volumesTotal, human(p.bytes), human(p.bytesTotal))
+	}
+	if !p.ended && p.waits != "" {
+		text += ": " + p.waits
+	}
+	return text
+}
+
+// human is a size with one digit behind the point.
+func human(bytes int64) string { return fmt.Sprintf("% .1f", decor.SizeB1024(bytes)) }
+
+// display shows progress: bars on a terminal, else lines.
+type display interface {
+	show(progress)
+	close()
+}
+
+type lines struct {
+	t    *tool
+	last time.Time
+	said string
+}
+
+func (l *lines) show(p progress) {
+	text := p.String()
+	if now := time.Now(); text != l.said && (p.ended || now.Sub(l.last) >= plainInterval) {
+		fmt.Fprintln(l.t.ErrOut, text)
+		l.last, l.said = now, text
+	}
+}
+
+func (l *lines) close() {}
+
+type bars struct {
+	of             *mpb.Progress
+	items, volumes *mpb.Bar
+	phase          string
+}
+
+func newBars(t *tool) *bars {
+	b := &bars{of: mpb.New(mpb.WithOutput(t.ErrOut), mpb.WithWidth(64))}
+	b.items = b.of.AddBar(0, mpb.PrependDecorators(decor.Name("objects ", decor.WC{W: 9, C: decor.DindentRight}), decor.CountersNoUnit("%d/%d")),
+		mpb.AppendDecorators(decor.Any(func(decor.Statistics) string { return b.phase })))
+	b.volumes = b.of.AddBar(0, mpb.PrependDecorators(decor.Name("volumes ", decor.WC{W: 9, C: decor.DindentRight}), decor.CountersKibiByte("% .1f/% .1f")),
+		mpb.AppendDecorators(decor.Any(func(s decor.Statistics) string {
+			if s.Total == 0 {
+				return "size not known yet"
+			}
+			return fmt.Sprintf("%d%%", 100*s.Current/s.Total)
+		})))
+	return b
+}
+
+func (b *bars) show(p progress) {
+	b.phase = p.phase
+	if !p.ended && p.waits != "" {
+		b.phase += ": " + p.waits
+	}
+	b.items.SetTotal(p.itemsTotal, false)
+	b.items.SetCurrent(p.items)
+	b.volumes.SetTotal(p.bytesTotal, false)
+	b.volumes.SetCurrent(p.bytes)
+}
+
+func (b *bars) close() {
+	b.items.Abort(false)
+	b.volumes.Abort(false)
+	b.of.Wait()
+}
+
+func (t *tool) display() display {
+	if isTerminal(t.ErrOut) {
+		return newBars(t)
+	}
+	return &lines{t: t}
+}
+
+// waitForBackup shows how far a backup is until its end.
+func (t *tool) waitForBackup(ctx context.Context, namespace, name string, timeout time.Duration) error {
+	client, _, err := t.client()
+	if err != nil {
+		return err
+	}
+	of := client.HoldfastV1alpha1().Backups(namespace)
+	return t.wait(ctx, "backup", namespace, name, timeout, &v1alpha1.Backup{}, &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			options.FieldSelector = fields.OneTermEqualSelector("metadata.name", name).String()
+			return of.List(ctx, options)
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			options.FieldSelector = fields.OneTermEqualSelector("metadata.name", name).String()
+			return of.Watch(ctx, options)
+		},
+	}, func(object runtime.Object) progress { return ofBackup(object.(*v1alpha1.Backup)) })
+}
+
+// waitForRestore shows how far a restore is until its end.
+func (t *tool) waitForRestore(ctx context.Context, namespace, name string, timeout time.Duration) error {
+	client, _, err := t.client()
+	if err != nil {
+		return err
+	}
+	of := client.HoldfastV1alpha1().Restores(namespace)
+	return t.wait(ctx, "restore", namespace, name, timeout, &v1alpha1.Restore{}, &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			options.FieldSelector = fields.OneTermEqualSelector("metadata.name", name).String()
+			return of.List(ctx, options)
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			options.FieldSelector = fields.OneTermEqualSelector("metadata.name", name).String()
+			return of.Watch(ctx, options)
+		},
+	}, func(object runtime.Object) progress { return ofRestore(object.(*v1alpha1.Restore)) })
+}
+
+// wait shows how far something is until its end. Its error says how it ended, if not well.
+func (t *tool) wait(ctx context.Context, kind, namespace, name string, timeout time.Duration, object runtime.Object, source *cache.ListWatch, state func(runtime.Object) progress) error {
+	waiting := ctx
+	if timeout > 0 {
+		var cancel context.CancelFunc
+		waiting, cancel = context.WithTimeout(ctx, timeout)
+		defer cancel()
+	}
+	shown := t.display()
+	var last progress
+	_, err := watchtools.UntilWithSync(waiting, source, object, nil, func(event watch.Event) (bool, error) {
+		if event.Type == watch.Deleted {
+			return false, apierrors.NewNotFound(v1alpha1.Resource(kind+"s"), name)
+		}
+		last = state(event.Object)
+		shown.show(last)
+		return last.ended, nil
+	})
+	shown.close()
+	goesOn := fmt.Sprintf("the %s goes on: kubectl holdfast %s describe %s -n %s shows it, and cancel stops it", kind, kind, name, namespace)
+	switch {
+	case ctx.Err() != nil:
+		return errors.New("stopped waiting; " + goesOn)
+	case waiting.Err() != nil:
+		return &exitError{ExitTimeout, fmt.Errorf("after %s it is %s; %s", timeout, last, goesOn)}
+	case err != nil:
+		return err
+	}
+	text := fmt.Sprintf("%s %s ended: %s", kind, name, last)
+	switch {
+	case last.completed:
+		fmt.Fprintln(t.Out, text)
+		if last.message != "" {
+			fmt.Fprintln(t.Out, last.message)
+		}
+		return nil
+	case last.partially:
+		return &exitError{ExitPartial, fmt.Errorf("%s\n%s", text, last.message)}
+	}
+	return fmt.Errorf("%s\n%s", text, last.message)
+}
