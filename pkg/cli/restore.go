@@ -227,8 +227,8 @@ func (t *tool) createRestoreCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "create [NAME] [KIND/NAME...]",
 		Short: "Create a restore; show its plan and ask first",
-		Long: `Create a restore. On a terminal the command has the plan computed first, shows it and asks.
-With --yes, or where nobody can answer, it refuses or creates the restore without a question.`,
+		Long: `Create a restore. The command has the plan computed first, shows it and asks. With --yes it
+creates the restore at once. Where nobody can answer, and without --yes, it refuses.`,
 		Example: `  # One Deployment, with all that it needs
   kubectl holdfast restore create --from before-upgrade deployment/web -n shop --wait
   # The namespace beside the present one

@@ -82,7 +82,7 @@ func TestPlugin(t *testing.T) {
 	must(t, user, in("status"), "Queue:", "Last backups:", "first")
 	must(t, user, in("volumes"))
 	must(t, user, []string{"version", "--client"}, "Client:")
-	must(t, user, in("__complete", "backup", "describe", "f"), "first")
+	must(t, "", []string{"__complete", "-n", namespace, "backup", "describe", "f"}, "first")
 
 	lab.Kubectl(t, "patch", "configmap", "conf", "-n", namespace, "-p", `{"data":{"a":"2"}}`)
 	must(t, user, in("backup", "create", "second", "--wait"))
