@@ -325,7 +325,7 @@ func (f *backupFlags) apply(spec *v1alpha1.BackupSpec) error {
 	f.volumes.apply(&spec.DefaultVolumesToFsBackup)
 	f.referenced.apply(&spec.IncludeReferenced)
 	if f.ttl != 0 {
-		spec.TTL = metav1.Duration{Duration: f.ttl}
+		spec.TTL = v1alpha1.Duration{Duration: f.ttl}
 	}
 	if f.location != "" {
 		spec.StorageLocation = f.location
