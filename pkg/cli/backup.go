@@ -131,7 +131,7 @@ func (t *tool) logsCommand(resource string) *cobra.Command {
 	return command
 }
 
-// createFlags are those of all commands that create something.
+// createFlags are the flags of each command that creates something.
 type createFlags struct {
 	file, format, dryRun string
 	wait                 bool
