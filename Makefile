@@ -94,8 +94,12 @@ quick: ## Run the quick unit tests, while you work: no race detector, no Kopia, 
 	@RAPID_SEED=$${RAPID_SEED:-1} go test -p 4 -skip '$(QUICK_SKIP)' $$(go list ./cmd/... ./pkg/... ./test/architecture/... | grep -v -E '$(QUICK_LEFT)')
 
 .PHONY: test
-test: programs newer ## Run all tests that need no root: unit, conformance, integration.
+test: programs ## Run all tests that need no root: unit, conformance, integration.
 	@hack/test.sh
+
+.PHONY: versions
+versions: programs newer ## Restore what the most used charts create from the lab's Kubernetes into a newer one. Builds that first, some ten minutes.
+	@go test -count=1 -timeout 20m ./test/realworld -args -newer
 
 # How long the campaigns last at least, and how often each role is killed at least.
 SOAK_DURATION ?= 20m
