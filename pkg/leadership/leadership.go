@@ -21,7 +21,7 @@
 //     raises; whoever takes over begins there, or at its clock if that is ahead.
 //
 // What remains: a virtual machine whose clocks both stood still while it was paused
-// has nothing to notice by until its next renewal, RetryPeriod later, is refused. Until
+// has nothing to notice by until its next renewal, RenewPeriod later, is refused. Until
 // then it answers those whose connections outlived the pause. And whoever deletes the
 // Lease, or writes another holder into it, makes another replica serve at once while
 // the first one does until its next renewal; after a deletion the versions of the terms
@@ -42,11 +42,15 @@ import (
 
 const (
 	// LeaseDuration is how long a Lease is left alone that does not change. A replica
-	// that dies is replaced after that and at most 4.4 RetryPeriods, which is 8.2 s.
-	LeaseDuration = 6 * time.Second
-	// Validity is how long a replica serves without a renewal.
-	Validity = 4 * time.Second
-	// RetryPeriod is how often the Lease is renewed, and how often looked at.
+	// that dies is replaced after that and at most 4.4 RetryPeriods, which is 15.2 s.
+	LeaseDuration = 13 * time.Second
+	// Validity is how long a replica serves without a renewal: an etcd that stands still for 8 s
+	// ends no term.
+	Validity = 11 * time.Second
+	// RenewPeriod is how often the Lease is renewed. Each renewal is a write, also in a cluster
+	// in which nothing happens.
+	RenewPeriod = 2 * time.Second
+	// RetryPeriod is how often the Lease is looked at, and a renewal tried again that failed.
 	RetryPeriod = 500 * time.Millisecond
 
 	// drainLimit is how long the end of a term waits for those who are let in.
@@ -173,6 +177,17 @@ func (t *Term) Holds() bool {
 	}
 	now := t.clock.Now()
 	return now.Sub(*sent) < Validity && now.Round(0).Sub(sent.Round(0)) < Validity
+}
+
+// isFresh reports whether the Lease needs no renewal yet.
+func (t *Term) isFresh() bool {
+	sent := t.renewed.Load()
+	if sent == nil {
+		return false
+	}
+	now := t.clock.Now()
+	wall := now.Round(0).Sub(sent.Round(0))
+	return now.Sub(*sent) < RenewPeriod && wall >= 0 && wall < RenewPeriod
 }
 
 // Closing is closed when the term is about to end: whoever may stay for long should leave.

@@ -212,14 +212,54 @@ func TestOneServes(t *testing.T) {
 	})
 }
 
+// TestNothingHappens: a replica writes once in RenewPeriod, however often it looks.
+func TestNothingHappens(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, a, _ := two(t)
+		c.mu.Lock()
+		before := len(c.writes)
+		c.mu.Unlock()
+		time.Sleep(time.Minute)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if n := len(c.writes) - before; n > int(time.Minute/RenewPeriod) || !a.serves() {
+			t.Errorf("%d writes in a minute", n)
+		}
+	})
+}
+
+// TestTheStoreOfTheClusterStandsStill: for 8 s, at any moment, no request is answered. The term
+// goes on.
+func TestTheStoreOfTheClusterStandsStill(t *testing.T) {
+	for moment := time.Duration(0); moment < RenewPeriod; moment += RenewPeriod / 20 {
+		synctest.Test(t, func(t *testing.T) {
+			_, a, b := two(t)
+			time.Sleep(moment)
+			a.paused.Store(true) // so are its requests
+			for end := time.Now().Add(8 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+				if !a.serves() || b.serves() {
+					t.Fatalf("the first one serves: %t, the second one: %t", a.serves(), b.serves())
+				}
+			}
+			a.paused.Store(false)
+			close(a.resume)
+			for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+				if !a.serves() || b.serves() {
+					t.Fatalf("after it the first one serves: %t, the second one: %t", a.serves(), b.serves())
+				}
+			}
+		})
+	}
+}
+
 // TestKilledIsReplaced lets the first replica vanish at any moment of its life.
 func TestKilledIsReplaced(t *testing.T) {
-	for moment := time.Duration(0); moment < RetryPeriod; moment += RetryPeriod / 10 {
+	for moment := time.Duration(0); moment < RenewPeriod; moment += RenewPeriod / 20 {
 		synctest.Test(t, func(t *testing.T) {
 			_, a, b := two(t)
 			time.Sleep(moment)
 			a.unreachable.Store(true)
-			took := await(t, 9*time.Second, "the second one serves", func() bool {
+			took := await(t, 16*time.Second, "the second one serves", func() bool {
 				if a.serves() && b.serves() {
 					t.Fatal("both serve")
 				}
@@ -245,7 +285,7 @@ func TestPausedDoesNotServe(t *testing.T) {
 			t.Fatal("the first one lets nobody in")
 		}
 		a.paused.Store(true)
-		await(t, 10*time.Second, "the second one serves", b.serves)
+		await(t, 16*time.Second, "the second one serves", b.serves)
 		// The clocks have gone on for it, and that is all that it knows of.
 		if a.serves() || term.Holds() {
 			t.Error("the first one serves after a pause")
@@ -338,7 +378,7 @@ func TestTheClusterIsAway(t *testing.T) {
 		await(t, Validity, "nobody serves", func() bool { return !a.serves() && !b.serves() })
 		time.Sleep(time.Minute)
 		a.unreachable.Store(false)
-		await(t, 10*time.Second, "the first one serves again", a.serves)
+		await(t, 16*time.Second, "the first one serves again", a.serves)
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		if len(a.begins) != 2 || a.begins[1] <= a.begins[0] {
@@ -359,7 +399,7 @@ func TestVersionsOfTerms(t *testing.T) {
 		a.issue(headroom - 1)
 		last := a.Leader.config.Issued()
 		a.unreachable.Store(true)
-		await(t, 10*time.Second, "the second one serves", b.serves)
+		await(t, 16*time.Second, "the second one serves", b.serves)
 		if b.began() <= last {
 			t.Errorf("the second one's term begins at %d, and the first one has issued %d", b.began(), last)
 		}

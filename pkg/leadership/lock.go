@@ -73,6 +73,9 @@ func (l *lock) Create(ctx context.Context, record resourcelock.LeaderElectionRec
 
 // Update implements resourcelock.Interface.
 func (l *lock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	if l.acquired && !l.lost && record.HolderIdentity == l.config.Identity && l.term.isFresh() {
+		return nil
+	}
 	return l.write(ctx, record, func(ctx context.Context, lease *coordinationv1.Lease) (*coordinationv1.Lease, error) {
 		return l.config.Leases.Update(ctx, lease, metav1.UpdateOptions{})
 	})
