@@ -65,7 +65,7 @@ func (r *REST[T, R]) Update(ctx context.Context, name string, objInfo rest.Updat
 	// to force a change, which is refused then.
 	base.SetManagedFields([]metav1.ManagedFieldsEntry{{
 		Manager: "holdfast-apiserver", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: v1alpha1.SchemeGroupVersion.String(),
-		FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:status":{}}`)},
+		FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(`{"f:status":{}}`),
 	}})
 	updated, err := objInfo.UpdatedObject(ctx, base)
 	if err != nil {
