@@ -55,6 +55,9 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonNotFound, Code: http.StatusNotFound, Message: "not found"})
 	case string:
 		_, _ = w.Write([]byte(answer))
+	case func(*http.Request) any:
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(answer(r))
 	default:
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(answer)
@@ -201,5 +204,30 @@ func TestPrintPlan(t *testing.T) {
 	}
 	if text := out.String(); strings.Contains(text, "Secret/a") || !strings.Contains(text, "PersistentVolumeClaim/data") || !strings.Contains(text, "3.0 MiB") || !strings.Contains(text, "2 objects: create 1, skip 1") {
 		t.Errorf("got:\n%s", text)
+	}
+}
+
+// TestStatusShowsTheNewestOfAllPages: pages come by name, and the newest backup may be on the last.
+func TestStatusShowsTheNewestOfAllPages(t *testing.T) {
+	page := func(name, next string, age time.Duration) *v1alpha1.BackupList {
+		return &v1alpha1.BackupList{TypeMeta: typed("BackupList"), ListMeta: metav1.ListMeta{ResourceVersion: "7", Continue: next}, Items: []v1alpha1.Backup{{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "shop", CreationTimestamp: metav1.NewTime(time.Now().Add(-age))},
+			Status:     v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseCompleted},
+		}}}
+	}
+	s := &server{answers: map[string]any{
+		"GET " + of + "backupqueues": &v1alpha1.BackupQueueEntryList{TypeMeta: typed("BackupQueueEntryList")},
+		"GET " + of + "schedules":    &v1alpha1.ScheduleList{TypeMeta: typed("ScheduleList")},
+		"GET " + of + "backups": func(r *http.Request) any {
+			if r.URL.Query().Get("continue") == "" {
+				return page("alpha", "next", time.Hour)
+			}
+			return page("zulu", "", time.Minute)
+		},
+	}}
+	stdout, stderr, code := run(t, s, "status")
+	first, second := strings.Index(stdout, "shop/zulu"), strings.Index(stdout, "shop/alpha")
+	if code != ExitOK || first < 0 || second < first {
+		t.Errorf("exit code %d: %q %q", code, stdout, stderr)
 	}
 }

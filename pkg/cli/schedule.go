@@ -153,9 +153,9 @@ func (t *tool) createScheduleCommand() *cobra.Command {
 	flags.StringVar(&zone, "time-zone", "", "Time zone of the schedule, such as Europe/Berlin. Default: UTC.")
 	flags.BoolVar(&paused, "paused", false, "Create it paused.")
 	flags.Int32Var(&keep.Last, "keep-last", 0, "Number of the last backups to keep.")
-	flags.Int32Var(&keep.Daily, "keep-daily", 0, "Number of days of which the last backup is kept.")
-	flags.Int32Var(&keep.Weekly, "keep-weekly", 0, "Number of weeks of which the last backup is kept.")
-	flags.Int32Var(&keep.Monthly, "keep-monthly", 0, "Number of months of which the last backup is kept.")
-	flags.Int32Var(&keep.Yearly, "keep-yearly", 0, "Number of years of which the last backup is kept.")
+	flags.Int32Var(&keep.Daily, "keep-daily", 0, "Number of days: the last backup of each is kept.")
+	flags.Int32Var(&keep.Weekly, "keep-weekly", 0, "Number of weeks: the last backup of each is kept.")
+	flags.Int32Var(&keep.Monthly, "keep-monthly", 0, "Number of months: the last backup of each is kept.")
+	flags.Int32Var(&keep.Yearly, "keep-yearly", 0, "Number of years: the last backup of each is kept.")
 	return command
 }

@@ -57,11 +57,10 @@ func (t *tool) status(ctx context.Context, all bool) error {
 	if err := t.scheduleStatus(ctx, client, namespace, &wrong); err != nil {
 		return err
 	}
-	recent, err := client.HoldfastV1alpha1().Backups(namespace).List(ctx, metav1.ListOptions{Limit: 500})
+	newest, err := lastOf(ctx, client, namespace)
 	if err != nil {
 		return err
 	}
-	newest := newestBackups(recent.Items, lastBackups)
 	fmt.Fprintln(t.Out, "\nLast backups:")
 	if len(newest) == 0 {
 		fmt.Fprintln(t.Out, "  none yet: kubectl holdfast backup create NAME")
@@ -127,13 +126,18 @@ func (t *tool) scheduleStatus(ctx context.Context, client versioned.Interface, n
 	return nil
 }
 
-// newestBackups returns the newest backups first, at most limit.
-func newestBackups(all []v1alpha1.Backup, limit int) []v1alpha1.Backup {
-	sorted := append([]v1alpha1.Backup(nil), all...)
-	sortByAge(sorted)
-	return sorted[:min(limit, len(sorted))]
-}
-
-func sortByAge(backups []v1alpha1.Backup) {
-	slices.SortStableFunc(backups, func(a, b v1alpha1.Backup) int { return b.CreationTimestamp.Compare(a.CreationTimestamp.Time) })
+// lastOf returns the newest backups, the newest first. Pages come by name, so it reads all of them.
+func lastOf(ctx context.Context, client versioned.Interface, namespace string) (newest []v1alpha1.Backup, err error) {
+	for options := (metav1.ListOptions{Limit: 500}); ; {
+		page, err := client.HoldfastV1alpha1().Backups(namespace).List(ctx, options)
+		if err != nil {
+			return nil, err
+		}
+		newest = append(newest, page.Items...)
+		slices.SortStableFunc(newest, func(a, b v1alpha1.Backup) int { return b.CreationTimestamp.Compare(a.CreationTimestamp.Time) })
+		newest = slices.Clone(newest[:min(lastBackups, len(newest))])
+		if options.Continue = page.Continue; options.Continue == "" {
+			return newest, nil
+		}
+	}
 }

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// SmallPiece is the size up to which the time of a request exceeds that of its bytes.
+	// SmallPiece is the size up to which the time of a request exceeds the time of its bytes.
 	SmallPiece = 1 << 20
 	// packPart is the size of one request for a pack: several connections at once are faster.
 	packPart = 8 << 20

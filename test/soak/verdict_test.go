@@ -282,8 +282,8 @@ func (c *cluster) checkSnapshots(t *testing.T, location string, found map[types.
 		for _, entry := range entries {
 			id, backup := string(entry.ID), entry.Labels["holdfast.io/backup-uid"]
 			// A process that was paused may save a snapshot after its backup was stored without it.
-			// The maintenance removes it when it is a day old.
-			if s, ok := found[types.UID(backup)]; ok && s.cluster == c && isStored(s.phase) && entry.ModTime.After(s.ended) && !listed.Has(id) {
+			// The maintenance removes it when it is a day old. The end is stored in whole seconds.
+			if s, ok := found[types.UID(backup)]; ok && s.cluster == c && isStored(s.phase) && !entry.ModTime.Before(s.ended.Add(time.Second)) && !listed.Has(id) {
 				late.Insert(id)
 				continue
 			}

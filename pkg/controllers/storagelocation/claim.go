@@ -171,8 +171,8 @@ func (c *Controller) readClaim(ctx context.Context, bucket *store.Bucket) (*form
 	return &claim, nil
 }
 
-// writeClaim writes the claim of this process. The first one of a cluster is created, so that of
-// two that find none one is told apart at its next look.
+// writeClaim writes the claim of this process. The first claim of a cluster is created: if two
+// processes find none, one of them fails, and is told apart at its next look.
 func (c *Controller) writeClaim(ctx context.Context, bucket *store.Bucket, of *claimant, first bool, now time.Time) error {
 	content, err := format.EncodeClaim(format.Claim{Nonce: c.nonce, Holder: c.identity, Renewals: of.renewals + 1, Written: now.UTC()})
 	if err != nil {
