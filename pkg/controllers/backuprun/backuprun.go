@@ -153,8 +153,8 @@ type Controller struct {
 	runs      engineclient.BackupRunInterface
 	uploads   engineclient.VolumeUploadInterface
 	runLister enginelisters.BackupRunNamespaceLister
-	// queue has the runs to execute, leftBehind those that another process did not
-	// end, and leftoverSnapshots those that have ended and whose snapshots are to be
+	// queue has the runs to execute, leftBehind those that another process did not end and that
+	// are to be prepared or ended, and leftoverSnapshots those that have ended and whose snapshots are to be
 	// removed. A store that does not answer can make each of the latter two take long,
 	// and must not keep the others from their slots.
 	queue, leftBehind, leftoverSnapshots *loop.Loop[string]
@@ -326,6 +326,8 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 		return nil
 	case c.claimed(run):
 		return c.executeClaimed(ctx, run, e)
+	case c.isResumable(run):
+		return c.resume(ctx, run, e)
 	case !records.Unclaimed(run) || run.Spec.Cancellation != nil:
 		return nil
 	}

@@ -134,10 +134,10 @@ func (c *Controller) settle(ctx context.Context, run *enginev1alpha1.BackupRun, 
 	return c.finish(ctx, run, outcome, namespaces)
 }
 
-// takeLeftBehind goes on with a run whose process is gone, or ends it.
+// takeLeftBehind prepares a run whose process is gone to go on, or ends it.
 func (c *Controller) takeLeftBehind(ctx context.Context, run *enginev1alpha1.BackupRun) error {
-	resume := run.Status.Phase == v1alpha1.BackupPhaseInProgress && run.Spec.Cancellation == nil && c.ResumeInProgress && mayResume(run)
-	if resume {
+	resumable := c.isResumable(run)
+	if resumable && len(run.Status.PendingHooks) > 0 {
 		if err := c.spoilUploads(ctx, run); err != nil {
 			return err
 		}
@@ -147,27 +147,44 @@ func (c *Controller) takeLeftBehind(ctx context.Context, run *enginev1alpha1.Bac
 	switch {
 	case err != nil:
 		return err
-	case resume:
-		return c.resume(ctx, run)
+	case resumable:
+		c.queue.Add(run.Name)
+		return nil
 	}
 	return c.endLeftBehind(ctx, run)
 }
 
-// resume claims a run that another process has left behind, so that it is executed anew. While
-// the store is away it waits in its slot: an attempt would fail at once, and stop uploads that
-// may have taken hours.
-func (c *Controller) resume(ctx context.Context, run *enginev1alpha1.BackupRun) error {
+// isResumable reports whether a run that another process has left behind is to be executed anew.
+func (c *Controller) isResumable(run *enginev1alpha1.BackupRun) bool {
+	return c.isLeftBehind(run) && run.Status.Phase == v1alpha1.BackupPhaseInProgress && run.Spec.Cancellation == nil && c.ResumeInProgress && mayResume(run)
+}
+
+// resume claims a run that another process has left behind, and executes it anew. It claims where
+// there is a place to execute: a run that waits for one keeps its attempts. While the store is away
+// the run waits in its slot: an attempt would fail at once, and stop uploads that may have taken
+// hours.
+func (c *Controller) resume(ctx context.Context, run *enginev1alpha1.BackupRun, e *execution) error {
+	if len(run.Status.PendingHooks) > 0 {
+		c.leftBehind.Add(run.Name) // they come first
+		return nil
+	}
+	if err := c.Leads(ctx); err != nil { // asked after the run was read
+		return err
+	}
+	if err := c.spoilUploads(ctx, run); err != nil {
+		return err
+	}
 	spoiled, stopped, err := c.removeSpoiled(ctx, run)
 	switch {
 	case err != nil:
 		return err
 	case !stopped:
-		c.leftBehind.AddAfter(run.Name, recheck)
+		c.queue.AddAfter(run.Name, recheck)
 		return nil
 	}
 	if err := c.Executor.Reach(ctx, run); errors.Is(err, store.ErrUnavailable) {
 		klog.FromContext(ctx).Info("A backup that another process left behind waits, since its store does not answer", "backupRun", klog.KObj(run), "reason", err.Error())
-		c.leftBehind.AddAfter(run.Name, recheck)
+		c.queue.AddAfter(run.Name, recheck)
 		return nil
 	}
 	ledger, err := c.ConfigMaps.Get(ctx, records.LedgerName, metav1.GetOptions{})
@@ -183,12 +200,13 @@ func (c *Controller) resume(ctx context.Context, run *enginev1alpha1.BackupRun) 
 	if spoiled.Len() > 0 { // in case that the backup fails
 		claimed.Status.LeftoverSnapshots = sets.List(spoiled.Insert(run.Status.LeftoverSnapshots...))
 	}
-	if _, err := c.runs.UpdateStatus(ctx, claimed, metav1.UpdateOptions{}); err != nil {
+	c.setRun(e, claimed)
+	if claimed, err = c.runs.UpdateStatus(ctx, claimed, metav1.UpdateOptions{}); err != nil {
 		c.tellRefused(run, err)
 		return fmt.Errorf("taking over BackupRun %s: %w", run.Name, err)
 	}
 	klog.FromContext(ctx).Info("Going on with a backup that another process left behind", "backupRun", klog.KObj(run), "executor", run.Status.Executor, "attempt", claimed.Status.Attempts)
-	return nil // it is executed when the informer shows it
+	return c.executeClaimed(ctx, claimed, e)
 }
 
 // endLeftBehind ends a run whose process is gone.

@@ -163,6 +163,32 @@ func TestAResumedRunWhoseStoreDoesNotAnswerWaits(t *testing.T) {
 	})
 }
 
+// TestWhatWaitsForASlotIsNotTaken: with fewer slots than the process before had, the runs that wait
+// for one keep their attempts, however often the controller is rolled out meanwhile.
+func TestWhatWaitsForASlotIsNotTaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, &work{execute: untilStopped}, newRun("a", running), newRun("b", running), newRun("c", running))
+		h.start(1)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		h.stop()
+		<-h.stopped
+		executed, _ := h.work.done()
+		if len(executed) != 1 {
+			t.Fatalf("%q were executed, want one", executed)
+		}
+		for _, name := range []string{"a", "b", "c"} {
+			status, want := h.Run(name).Status, newRun(name, running).Status
+			if name == executed[0] {
+				want.Attempts, want.GivenBack, want.Executor = 2, 1, identity
+			}
+			if status.Phase != running || status.Attempts != want.Attempts || status.GivenBack != want.GivenBack || status.Executor != want.Executor {
+				t.Errorf("%s: got %+v, want %+v", name, status, want)
+			}
+		}
+	})
+}
+
 // A process that wakes up, and finds that another one makes the backup, leaves record and
 // uploads to that.
 func TestTakenOver(t *testing.T) {
