@@ -19,13 +19,11 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 )
 
-// An object that labels have chosen is of no use without what it names in its namespace: its
-// account, its Secrets and ConfigMaps. So these come along, and what they name in turn.
-
-// along is what objects in the backup name in their own namespaces. The sink's mu guards it.
+// along collects the objects which chosen objects name in their own namespaces, as accounts,
+// Secrets and ConfigMaps. They come along. The sink's mu guards it.
 type along struct {
 	written sets.Set[manifest.Reference]
-	// reasons are why objects are wanted, until they are asked for.
+	// reasons says why an object is wanted; it is "" once the object was asked for.
 	reasons map[manifest.Reference]string
 }
 
@@ -33,8 +31,7 @@ func newAlong() *along {
 	return &along{sets.New[manifest.Reference](), map[manifest.Reference]string{}}
 }
 
-// note takes what an object that is written names. Claims come with the pods that use them, since
-// these have the data.
+// note records the references of a written object. Claims come with the pods that use them.
 func (a *along) note(item *manifest.Item) {
 	if item.Namespace == "" {
 		return
@@ -42,7 +39,7 @@ func (a *along) note(item *manifest.Item) {
 	a.written.Insert(manifest.Reference{APIGroup: item.APIGroup, KindName: item.KindName, Namespace: item.Namespace, Name: item.Name})
 	for _, r := range item.References {
 		others := item.KindName == "RoleBinding" && r.KindName == "ServiceAccount" // a binding may serve more accounts
-		everywhere := r.KindName == "ConfigMap" && r.Name == "kube-root-ca.crt"    // Kubernetes makes it in each namespace
+		everywhere := r.KindName == "ConfigMap" && r.Name == "kube-root-ca.crt"    // exists in each namespace
 		if r.Namespace != item.Namespace || others || everywhere || r.APIGroup == "" && (r.KindName == "PersistentVolumeClaim" || r.KindName == "Pod") {
 			continue
 		}
@@ -52,7 +49,7 @@ func (a *along) note(item *manifest.Item) {
 	}
 }
 
-// wantedAlong returns what is named and has not been written or asked for yet, by kind and namespace.
+// wantedAlong returns references that were neither written nor asked for, by kind and namespace.
 func (s *sink) wantedAlong() map[manifest.Reference]map[string]string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -77,8 +74,8 @@ func (s *sink) hasAlong(r manifest.Reference) bool {
 	return s.along.written.Has(r)
 }
 
-// readAlong takes what objects that labels have chosen name in their namespaces, and what binds
-// their accounts there.
+// readAlong reads the objects that chosen objects name, and the bindings of their accounts, until
+// nothing new is named.
 func (c *collector) readAlong(ctx context.Context) error {
 	if c.sink.along == nil {
 		return nil
@@ -101,7 +98,7 @@ func (c *collector) readAlong(ctx context.Context) error {
 	}
 }
 
-// readNamed takes objects of a kind in a namespace by their names, each with a reason.
+// readNamed reads objects of one kind and namespace by their names, each with a reason.
 func (c *collector) readNamed(ctx context.Context, of manifest.Reference, names map[string]string) error {
 	i := slices.IndexFunc(c.discovered.resources, func(r resource) bool { return r.Group == of.APIGroup && r.kind == of.KindName && r.namespaced })
 	if i < 0 {
@@ -124,7 +121,7 @@ func (c *collector) readNamed(ctx context.Context, of manifest.Reference, names 
 	return nil
 }
 
-// readBindings takes the RoleBindings of accounts that labels have chosen, or that came along.
+// readBindings reads the RoleBindings of accounts in the backup.
 func (c *collector) readBindings(ctx context.Context, accounts sets.Set[string]) error {
 	r, found := c.discovered.find(schema.GroupResource{Group: rbacv1.GroupName, Resource: "rolebindings"})
 	if !found || len(accounts) == 0 {
@@ -159,7 +156,7 @@ func (c *collector) readBindings(ctx context.Context, accounts sets.Set[string])
 	return nil
 }
 
-// readReasoned takes the objects of a list that have a reason, and are not in the backup yet.
+// readReasoned adds the listed objects that have a reason and are not in the backup yet.
 func (c *collector) readReasoned(ctx context.Context, q query, reasonOf func(*head, []byte) string) error {
 	gr := q.resource.GroupResource()
 	if !c.wanted.Included(gr, true) || !c.inScope(q.namespace) {

@@ -21,45 +21,42 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// maxPending is in how many pods hooks are noted to run at a time: each note is a write of
-// a record, which is not to grow with the backup.
+// maxPending bounds the pods in one note of pending hooks: a note is a write of a record, which
+// must not grow with the backup.
 const maxPending = 100
 
-// maxHeldBytes bounds what a backup keeps of pods, and what belongs to them, that is written after
-// hooks, as it is stored: in memory it is about twice as much. Whoever may annotate pods decides how many have
-// hooks, and how large they are.
+// maxHeldBytes bounds the stored size of pods, and their claims, that are written after hooks.
+// Memory is about twice as much. Users that annotate pods decide how many there are.
 var maxHeldBytes = 32 << 20
 
-// readAgainTimeout is how long the pods of a block, and what belongs to them, may take to be read
-// once more, while they may be frozen.
+// readAgainTimeout bounds the second read of a block's pods and claims: they may be frozen.
 var readAgainTimeout = 15 * time.Second
 
 var errNotReadInTime = errors.New("the server took too long for the pods that share claims, which may not stay frozen")
 
-// heldPod is what is kept of a pod until all are known: one with volumes to hand over,
-// with hooks, or that is to be written after those of others.
+// heldPod is a pod that is kept until all pods are known: it has volumes, hooks, or comes after
+// pods that have.
 type heldPod struct {
 	ref        engine.PodReference
 	node       string
 	notRunning string
 	volumes    []heldVolume
-	// claims are all of the pod's, also those that others are to give access to.
+	// claims are all claims of the pod, also those that it does not give access to.
 	claims    []string
 	pre, post []hook
-	// ran is true once its hooks may have been run.
+	// ran is true once its hooks may have run.
 	ran bool
-	// unwritten is the pod as it goes into the backup, or nil if it is there.
+	// unwritten is the pod as it is stored, or nil if it was written.
 	unwritten *object
-	// belongings are the claims and persistent volumes that go there with it, since its pre hooks
-	// may change them.
+	// belongings are its claims and persistent volumes, kept since its pre hooks may change them.
 	belongings []*object
 }
 
-// heldVolume is a volume whose data is to be read, through a claim or not.
+// heldVolume is a volume whose data is read; claim may be empty.
 type heldVolume struct{ name, claim string }
 
-// block are pods that belong together, since they share claims: whichever of them gives
-// access to the data, the hooks of all are about it. Or the spec orders them.
+// block is a set of pods that share claims or that the spec orders. The hooks of all run around the
+// data of each.
 type block []*heldPod
 
 func (b block) hooked() bool {
@@ -71,7 +68,7 @@ func (b block) hooked() bool {
 	return false
 }
 
-// waiting are the pods of the block with post hooks, which wait for its volumes.
+// waiting returns the pods with post hooks, which wait for the block's volumes.
 func (b block) waiting() []engine.PodReference {
 	var pods []engine.PodReference
 	for _, pod := range b {
@@ -82,7 +79,6 @@ func (b block) waiting() []engine.PodReference {
 	return pods
 }
 
-// nodes are those that the block's volumes are read on.
 func (b block) nodes() sets.Set[string] {
 	nodes := sets.New[string]()
 	for _, pod := range b {
@@ -93,7 +89,6 @@ func (b block) nodes() sets.Set[string] {
 	return nodes
 }
 
-// newHeldPod finds the claims of a pod, and its hooks.
 func (p *podVolumes) newHeldPod(pod *corev1.Pod) *heldPod {
 	held := &heldPod{
 		ref:        engine.PodReference{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
@@ -118,10 +113,9 @@ func (p *podVolumes) newHeldPod(pod *corev1.Pod) *heldPod {
 	return held
 }
 
-// comesLater says whether a pod is to be written after hooks: its own, since they may change
-// it, or those of one that the spec orders before it. What a hook changes on other pods that
-// share a claim with its own is not waited for: which these are is known when all pods are,
-// and until then all that have claims would be in memory.
+// comesLater reports whether a pod is written after hooks: its own, or hooks of a pod which the
+// spec orders before it. Hooks of other pods that share a claim don't count: they are known only
+// when all pods are, and until then all pods with claims would be in memory.
 func (p *podVolumes) comesLater(pod *heldPod) bool {
 	_, ordered := p.ordered[types.NamespacedName{Namespace: pod.ref.Namespace, Name: pod.ref.Name}]
 	later := len(pod.pre) > 0 || ordered && p.behind
@@ -129,7 +123,7 @@ func (p *podVolumes) comesLater(pod *heldPod) bool {
 	return later
 }
 
-// holdBack keeps a pod that comes later, unless too much is kept: then it is to be written now.
+// holdBack keeps a pod that comes later, unless too much is kept: then the caller writes it now.
 func (p *podVolumes) holdBack(pod *heldPod, r resource, h *head, raw []byte) (bool, error) {
 	if !p.comesLater(pod) {
 		return false, nil
@@ -148,10 +142,9 @@ func (p *podVolumes) holdBack(pod *heldPod, r resource, h *head, raw []byte) (bo
 	return false, nil
 }
 
-// blocks puts together the held pods that share claims, and those that the spec orders, as
-// Velero does.
+// blocks groups the held pods that share claims or that the spec orders, as Velero does.
 func (p *podVolumes) blocks() []block {
-	// Each pod points to one before it in its block, or to itself.
+	// Union-find: each pod points to one before it in its block, or to itself.
 	before := make([]int, len(p.held))
 	first := func(i int) int {
 		for before[i] != i {
@@ -196,10 +189,9 @@ func (p *podVolumes) blocks() []block {
 	return blocks
 }
 
-// takeBlocks hands over the volumes of the held pods; the rest, beside which all else is
-// read, does that for the blocks with hooks, and runs these. Whoever waits for a post hook
-// waits for the agent of its node; so what has no hooks comes after what has, if it is on
-// the same node.
+// takeBlocks hands over the volumes of pods without hooks. The returned rest takes the blocks with
+// hooks, and runs beside all other reading. On a node where a post hook waits for the agent,
+// volumes without hooks come later.
 func (p *podVolumes) takeBlocks(ctx context.Context) (rest func(context.Context) error, _ error) {
 	if err := p.releaseIndex(); err != nil {
 		return nil, err
@@ -233,8 +225,6 @@ func (p *podVolumes) takeBlocks(ctx context.Context) (rest func(context.Context)
 	}, p.handOverAll(ctx, now)
 }
 
-// handOverAll hands over the volumes of blocks without hooks, of as many blocks at a time as
-// there are workers: each volume is a request.
 func (p *podVolumes) handOverAll(ctx context.Context, blocks []block) error {
 	group, groupCtx := errgroup.WithContext(ctx)
 	group.SetLimit(p.blockWorkers)
@@ -249,9 +239,9 @@ func (p *podVolumes) handOverAll(ctx context.Context, blocks []block) error {
 	return group.Wait()
 }
 
-// takeAllHooked takes the blocks with hooks, in portions: first those that wait for their
-// volumes, which are not to lie behind the others' then. At the end no post hook is noted, if
-// all went well: else whoever goes on with the backup, in hours perhaps, would take pods for frozen.
+// takeAllHooked takes the blocks with hooks in portions, first those that wait for volumes. If all
+// went well, it clears the note of pending post hooks. Otherwise a later process would take pods
+// for frozen.
 func (p *podVolumes) takeAllHooked(ctx context.Context, hooked []block) error {
 	slices.SortStableFunc(hooked, func(a, b block) int {
 		return cmp.Compare(min(len(b.waiting()), 1), min(len(a.waiting()), 1))
@@ -268,7 +258,7 @@ func (p *podVolumes) takeAllHooked(ctx context.Context, hooked []block) error {
 			block := hooked[n]
 			waits := len(block.waiting()) > 0
 			p.dropForbidden(ctx, block, asked)
-			if waits && len(block.waiting()) == 0 { // so it comes after all that do
+			if waits && len(block.waiting()) == 0 { // moves behind all that wait
 				hooked = append(slices.Delete(hooked, n, n+1), block)
 				n--
 				continue
@@ -281,10 +271,11 @@ func (p *podVolumes) takeAllHooked(ctx context.Context, hooked []block) error {
 		portion := hooked[:n:n]
 		hooked = hooked[n:]
 		if len(pending) > 0 {
-			// Before any hook runs, so that somebody runs them whatever becomes of this process.
+			// The note comes before any hook, so that another process runs the post hooks if this
+			// one dies.
 			if err := p.hooks.runner.Pending(ctx, pending); err != nil && ctx.Err() == nil {
 				p.dropUnnoted(portion, fmt.Errorf("note which post hooks are to be run: %w", err))
-				hooked = append(hooked, portion...) // after all that wait, too
+				hooked = append(hooked, portion...) // behind all that wait
 				continue
 			}
 			noted = true
@@ -301,8 +292,8 @@ func (p *podVolumes) takeAllHooked(ctx context.Context, hooked []block) error {
 	return ctx.Err()
 }
 
-// dropForbidden leaves those hooks of a block that may be run. It comes before the post hooks
-// are noted: whoever finds the note runs them, and asks nobody.
+// dropForbidden drops the hooks that may not run. It comes before the note of post hooks: a process
+// that finds the note asks for no right.
 func (p *podVolumes) dropForbidden(ctx context.Context, block block, asked map[string]error) {
 	for _, pod := range block {
 		if len(pod.pre)+len(pod.post) == 0 {
@@ -314,7 +305,7 @@ func (p *podVolumes) dropForbidden(ctx context.Context, block block, asked map[s
 	}
 }
 
-// dropUnnoted leaves the hooks of those blocks that have no post hooks, which could not be noted.
+// dropUnnoted drops the hooks of blocks whose post hooks could not be noted.
 func (p *podVolumes) dropUnnoted(blocks []block, err error) {
 	for _, block := range blocks {
 		if len(block.waiting()) == 0 {
@@ -328,7 +319,6 @@ func (p *podVolumes) dropUnnoted(blocks []block, err error) {
 	}
 }
 
-// drop has the hooks of a pod not run, which is as if they had failed.
 func (p *podVolumes) drop(pod *heldPod, why error) {
 	count := int32(len(pod.pre) + len(pod.post))
 	p.hooks.attempted.Add(count)
@@ -340,8 +330,8 @@ func (p *podVolumes) drop(pod *heldPod, why error) {
 	pod.pre, pod.post = nil, nil
 }
 
-// takeHooked takes blocks with hooks, as many at a time as there are workers, and of those
-// that wait for volumes of a node one.
+// takeHooked takes blocks with hooks in parallel; of those that wait for a node's volumes, one at a
+// time.
 func (p *podVolumes) takeHooked(ctx context.Context, blocks []block) error {
 	group, ctx := errgroup.WithContext(ctx)
 	left, frozen := slices.Clone(blocks), sets.New[string]()
@@ -364,9 +354,9 @@ func (p *podVolumes) takeHooked(ctx context.Context, blocks []block) error {
 	return group.Wait()
 }
 
-// next is the place of the first block that may be taken now, or -1: none while pods wait,
-// frozen perhaps, for the data of its nodes, or blocks before it are to. An agent reads few
-// volumes at a time, and each more that is asked for keeps the others frozen for longer.
+// next returns the index of the first block that may be taken now, or -1. A block waits while
+// frozen pods, or blocks before it, wait for its nodes: each volume more would keep others frozen
+// for longer.
 func next(left []block, frozen sets.Set[string]) int {
 	frozen = frozen.Clone()
 	for i, block := range left {
@@ -381,8 +371,8 @@ func next(left []block, frozen sets.Set[string]) int {
 	return -1
 }
 
-// take takes one block: what lies between its hooks, and then into the tarball what was held
-// back of it, so that a store which is slow keeps no pod frozen.
+// take takes one block. The held objects are written after the post hooks, so that a slow store
+// keeps no pod frozen.
 func (p *podVolumes) take(ctx context.Context, block block) error {
 	if err := p.takeBetweenHooks(ctx, block); err != nil {
 		return err
@@ -390,9 +380,8 @@ func (p *podVolumes) take(ctx context.Context, block block) error {
 	return p.writeLater(block)
 }
 
-// takeBetweenHooks runs the pre hooks of a block's pods, reads what these are then, and the
-// data of their volumes, and runs the post hooks. These run in any case once a pre hook may
-// have.
+// takeBetweenHooks runs a block's pre hooks, reads its pods again, hands over its volumes and runs
+// the post hooks. The post hooks run in any case once a pre hook may have run.
 func (p *podVolumes) takeBetweenHooks(ctx context.Context, block block) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -413,7 +402,7 @@ func (p *podVolumes) takeBetweenHooks(ctx context.Context, block block) error {
 			p.refuse(pod, "its hooks failed")
 		}
 	}
-	submitted := p.handOver(ctx, block) // so that the agents work meanwhile
+	submitted := p.handOver(ctx, block) // before the reading, so that the agents work meanwhile
 	again, cancel := context.WithTimeoutCause(ctx, readAgainTimeout, errNotReadInTime)
 	defer cancel()
 	for _, pod := range block {
@@ -427,14 +416,12 @@ func (p *podVolumes) takeBetweenHooks(ctx context.Context, block block) error {
 	if len(block.waiting()) == 0 {
 		return ctx.Err()
 	}
-	// What fails is told when all volumes are waited for.
 	_ = p.await(ctx, submitted)
 	return ctx.Err()
 }
 
-// readAgain reads a pod whose pre hooks may have changed it, by a list, since to get one is
-// another right. What the backup takes was decided before. So of one that is gone by now, or
-// does not belong into a backup any more, it has what the list of all brought.
+// readAgain reads a pod again after its pre hooks, by a list, since get is another right. If the
+// pod is missing or excluded by then, the backup has the object from the first list.
 func (p *podVolumes) readAgain(ctx context.Context, pod *heldPod) {
 	about := subject{podsResource, pod.ref.Namespace, pod.ref.Name}
 	var again *object
@@ -471,7 +458,7 @@ func (p *podVolumes) readAgain(ctx context.Context, pod *heldPod) {
 		}
 	case errors.Is(context.Cause(ctx), errNotReadInTime):
 		p.findings.warn(about, asListed+errNotReadInTime.Error())
-	case ctx.Err() != nil: // then there is no backup
+	case ctx.Err() != nil: // the backup ends without this pod
 	case err != nil:
 		p.findings.warn(about, fmt.Sprintf("%slist it: %v", asListed, err))
 	default:
@@ -479,10 +466,10 @@ func (p *podVolumes) readAgain(ctx context.Context, pod *heldPod) {
 	}
 }
 
-// asListed is what people are told of a pod that is not as it was after its pre hooks.
+// asListed begins the message about a pod that was not read after its pre hooks.
 const asListed = "what the backup has of it is from before its pre hooks: "
 
-// keep keeps an object until it is written, unless too much is kept. What was kept of it goes.
+// keep holds an object in place of an earlier version, and reports false if too much would be held.
 func (p *podVolumes) keep(at **object, as *object) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -500,7 +487,6 @@ func (p *podVolumes) keep(at **object, as *object) bool {
 
 const tooMuchHeld = "too much is in memory of pods that are written after their hooks"
 
-// writeLater writes what was held back of a block.
 func (p *podVolumes) writeLater(block block) error {
 	var together batch
 	written := 0
@@ -521,8 +507,8 @@ func (p *podVolumes) writeLater(block block) error {
 	return err
 }
 
-// goesOn reports whether the data of the pod's volumes is read although its hooks may
-// not be run: none of them must.
+// goesOn reports whether the volumes are read although hooks may not run: no hook is required to
+// succeed.
 func (pod *heldPod) goesOn() bool {
 	for _, hook := range append(pod.pre[:len(pod.pre):len(pod.pre)], pod.post...) {
 		if !hook.goOn {
@@ -532,13 +518,12 @@ func (pod *heldPod) goesOn() bool {
 	return true
 }
 
-// timedHooks bounds what the hooks of one kind of a block take in all.
 func timedHooks(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, maxHookTimeout, fmt.Errorf("it and those before it, of pods that share claims, did not end within %s", maxHookTimeout))
 }
 
-// runPostHooks runs them also when ctx has ended, or ends meanwhile: they have
-// lastHooksTimeout from then on.
+// runPostHooks runs the post hooks of a block. If ctx ends, they have lastHooksTimeout from then
+// on.
 func (p *podVolumes) runPostHooks(ctx context.Context, block block) {
 	detached, stop := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer stop(nil)
@@ -557,7 +542,7 @@ func (p *podVolumes) runPostHooks(ctx context.Context, block block) {
 	}
 }
 
-// refuse leaves out the data of a pod's volumes, through whichever pod it is read.
+// refuse leaves out the data of a pod's volumes, also through other pods.
 func (p *podVolumes) refuse(pod *heldPod, reason string) {
 	about := subject{podsResource, pod.ref.Namespace, pod.ref.Name}
 	for _, volume := range pod.volumes {
@@ -569,7 +554,7 @@ func (p *podVolumes) refuse(pod *heldPod, reason string) {
 	pod.volumes = nil
 	for _, claim := range pod.claims {
 		if of := p.claims[types.NamespacedName{Namespace: pod.ref.Namespace, Name: claim}]; of.unusable == "" {
-			// Another pod of the block may want it, if this one does not.
+			// Another pod of the block may want the data, if this one does not.
 			of.refused = true
 			of.missed = of.missed || slices.ContainsFunc(wanted, func(v heldVolume) bool { return v.claim == claim })
 			of.unusable, of.known = "of the pod "+pod.ref.Name+", which has it as a volume: "+reason, true
@@ -578,7 +563,7 @@ func (p *podVolumes) refuse(pod *heldPod, reason string) {
 	}
 }
 
-// handOver hands over the volumes of a block, and returns those that are on their way.
+// handOver hands over the volumes of a block, and returns those that were accepted.
 func (p *podVolumes) handOver(ctx context.Context, block block) (submitted []*format.Volume) {
 	for _, pod := range block {
 		for _, volume := range pod.volumes {

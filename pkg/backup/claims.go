@@ -17,35 +17,34 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// claim is what is kept of a volume claim.
 type claim struct {
 	uid    types.UID
 	labels map[string]string
-	// volume is the bound persistent volume, or ""; named is the one that a claim names which is
-	// not bound.
+	// volume is the bound persistent volume, or ""; named is the volume that an unbound claim
+	// names.
 	volume, named string
-	// unusable says why the data can't be in the backup; empty if it can. The user
-	// is warned unless that is known, or their own wish.
+	// unusable says why the data can't be backed up, or is empty. The user is warned unless the
+	// reason is known, as their own wish.
 	unusable string
 	known    bool
-	// action is that of the volume policies, and asked what they look at, until then.
+	// action is the decision of the volume policies; asked has their inputs until they have
+	// decided.
 	action action
 	asked  *claimTraits
-	// skipped says why a pod that has the claim gives no access to its data, and
-	// another one still may.
+	// skipped says why one pod gives no access to the data; another pod still may.
 	skipped string
-	// taken is true once the data was handed over, and mounted once a pod of the
-	// backup has the claim as a volume, so that it was judged with the pod.
+	// taken is true once the data was handed over. mounted is true once a pod of the backup uses
+	// the claim.
 	taken, mounted bool
-	// missed is true once the user was told that the data is not backed up, which is so
-	// unless it is taken through another pod; lost, if it could not be handed over.
+	// missed is true once the user was told that the data is missing, unless another pod gives
+	// access later. lost is true if the handover failed.
 	missed, lost bool
-	// refused is true once a hook has failed, so that no pod gives access to the data.
+	// refused is true once a hook has failed: then no pod gives access.
 	refused bool
-	// others are further running pods that give access to the data, should that fail.
+	// others are further running pods that could give access.
 	others []access
-	// notYet are findings about pods that do not run, held back because another
-	// pod may still give access to the data.
+	// notYet are findings about pods that do not run, held back because another pod may give
+	// access.
 	notYet []pendingWarning
 }
 
@@ -54,25 +53,21 @@ type pendingWarning struct {
 	text  string
 }
 
-// persistentVolume is what is kept of a persistent volume. A nil one could not
-// be read.
+// persistentVolume is the state of a persistent volume; nil if it could not be read.
 type persistentVolume struct {
-	// hostPath is the path of a folder of a node, or "".
 	hostPath string
-	// bound is the claim that it is bound to, and claim that one's uid.
-	bound types.NamespacedName
-	claim types.UID
-	// nodes are those where it is.
+	// bound is the bound claim, and claim its uid.
+	bound         types.NamespacedName
+	claim         types.UID
 	nodes         *corev1.VolumeNodeAffinity
 	reclaimPolicy corev1.PersistentVolumeReclaimPolicy
 	labels        map[string]string
 	capacity      int64
 	created       metav1.Time
-	// traits are what the volume policies look at, if there are any.
+	// traits are the inputs of the volume policies, if there are policies.
 	traits volumeTraits
 }
 
-// visitPersistentVolume takes a persistent volume.
 func (p *podVolumes) visitPersistentVolume(_ context.Context, r resource, h *head, raw []byte) error {
 	if _, err := p.keepPersistentVolume(h, raw); err != nil {
 		p.findings.fail(subject{persistentVolumesResource, "", h.Metadata.Name}, err.Error())
@@ -113,8 +108,8 @@ func (p *podVolumes) keepPersistentVolume(h *head, raw []byte) (*persistentVolum
 	return kept, nil
 }
 
-// persistentVolume finds a persistent volume by name. It comes along into the backup,
-// for that reason, unless the backup excludes it. It is nil when it can't be read.
+// persistentVolume returns a persistent volume by name, or nil if it can't be read. It is added to
+// the backup with the reason, unless the backup excludes it.
 func (p *podVolumes) persistentVolume(ctx context.Context, name, reason string) (*persistentVolume, error) {
 	if kept, known := p.persistentVolumes[name]; known {
 		return kept, nil
@@ -132,7 +127,6 @@ func (p *podVolumes) persistentVolume(ctx context.Context, name, reason string) 
 	return p.persistentVolumes[name], err
 }
 
-// takePersistentVolume takes a persistent volume that comes along.
 func (p *podVolumes) takePersistentVolume(r resource, h *head, raw []byte, reason string) error {
 	if _, err := p.keepPersistentVolume(h, raw); err != nil {
 		p.persistentVolumes[h.Metadata.Name] = nil
@@ -145,7 +139,7 @@ func (p *podVolumes) takePersistentVolume(r resource, h *head, raw []byte, reaso
 	return p.hold(r, h, raw, reason)
 }
 
-// visitClaim takes a claim. Its persistent volume comes along when all claims are read.
+// visitClaim takes a claim. Its persistent volume is added when all claims are read.
 func (p *podVolumes) visitClaim(_ context.Context, r resource, h *head, raw []byte) error {
 	stored, err := storedClaim(h, raw)
 	if err != nil {
@@ -157,8 +151,6 @@ func (p *podVolumes) visitClaim(_ context.Context, r resource, h *head, raw []by
 	return p.hold(r, h, stored, itself)
 }
 
-// settleClaims looks at the persistent volumes of the claims that were read, which come
-// along.
 func (p *podVolumes) settleClaims(ctx context.Context) error {
 	missing := map[string]string{}
 	for _, key := range p.unsettled {
@@ -174,7 +166,7 @@ func (p *podVolumes) settleClaims(ctx context.Context) error {
 			if !ok {
 				return nil
 			}
-			delete(missing, h.Metadata.Name) // it may come twice
+			delete(missing, h.Metadata.Name) // a list may bring it twice
 			return p.takePersistentVolume(r, h, raw, reason)
 		})
 		if err != nil {
@@ -193,9 +185,9 @@ func (p *podVolumes) settleClaims(ctx context.Context) error {
 	return nil
 }
 
-// takeNamed takes the persistent volume that a claim names which is not bound yet, if the volume is
-// kept for that claim. What else a claim names is its owner's own text, and the volume may be of
-// somebody else.
+// takeNamed takes the persistent volume that an unbound claim names, if the volume is reserved for
+// that claim. The name alone is the text of the claim's owner, and the volume may be another
+// tenant's.
 func (p *podVolumes) takeNamed(ctx context.Context, key types.NamespacedName) error {
 	of := p.claims[key]
 	r, found := p.discovered.find(persistentVolumesResource)
@@ -222,8 +214,7 @@ func (p *podVolumes) takeNamed(ctx context.Context, key types.NamespacedName) er
 	return p.takePersistentVolume(r, h, raw, "the claim "+itemName(key.Namespace, key.Name)+" names it, and it is kept for that")
 }
 
-// takeClaimsOfVolumes takes the claims of the persistent volumes that labels have chosen: one is
-// of no use without the other.
+// takeClaimsOfVolumes takes the claims of the persistent volumes that labels have chosen.
 func (p *podVolumes) takeClaimsOfVolumes(ctx context.Context) error {
 	r, found := p.discovered.find(claimsResource)
 	if !found || len(p.selectors) == 0 || !p.wanted.IncludedRelated(claimsResource, true) {
@@ -239,16 +230,16 @@ func (p *podVolumes) takeClaimsOfVolumes(ctx context.Context) error {
 		}
 	}
 	if err := p.takeClaims(ctx, r, missing, optional, func(key types.NamespacedName, h *head) bool {
-		return h.Metadata.UID == p.persistentVolumes[of[key]].claim // of another one of its name the volume knows nothing
+		return h.Metadata.UID == p.persistentVolumes[of[key]].claim // the volume refers to a claim by its uid
 	}); err != nil {
 		return err
 	}
 	return p.settleClaims(ctx)
 }
 
-// takeClaims takes claims that come along, for a reason each, unless they are refused. Many of
-// them are looked for in lists. One that is left in missing does not exist, which is told if it is
-// expected, or can't be read.
+// takeClaims takes claims, each with a reason, unless accept refuses them. It looks for many in
+// lists. Missing ones stay in missing; the user is told of them if they were expected or can't be
+// read.
 func (p *podVolumes) takeClaims(ctx context.Context, r resource, missing map[types.NamespacedName]string, expected bool, accept func(types.NamespacedName, *head) bool) error {
 	take := func(h *head, raw []byte) error {
 		key := types.NamespacedName{Namespace: h.Metadata.Namespace, Name: h.Metadata.Name}
@@ -259,7 +250,7 @@ func (p *podVolumes) takeClaims(ctx context.Context, r resource, missing map[typ
 		delete(missing, key)
 		return p.takeClaim(r, key, h, raw, why)
 	}
-	answered := sets.New[string]() // the namespaces whose claims are all known; "" is all
+	answered := sets.New[string]() // namespaces whose claims are all known; "" is all
 	if len(missing) > manyGets {
 		var err error
 		if answered, err = p.searchClaims(ctx, r, missing, take); err != nil {
@@ -287,8 +278,8 @@ func (p *podVolumes) takeClaims(ctx context.Context, r resource, missing map[typ
 	return nil
 }
 
-// searchClaims looks for missing claims in the lists of the namespaces that have some, and says of
-// which it has seen all.
+// searchClaims looks for missing claims in lists, and returns the namespaces that it has read
+// whole.
 func (p *podVolumes) searchClaims(ctx context.Context, r resource, missing map[types.NamespacedName]string, take func(*head, []byte) error) (sets.Set[string], error) {
 	lacking := map[string]int{"": len(missing)}
 	for key := range missing {
@@ -325,7 +316,7 @@ func boundBy(claim types.NamespacedName) string {
 
 const halfFilled = "it may hold only a part of the data of a restore that was stopped, and is backed up as it is: restore its data again, or, if you know better, remove its annotation " + format.AnnotationIncomplete
 
-// keepClaim keeps what is needed of a claim, which settle is to be called for.
+// keepClaim records a claim. The caller settles it later.
 func (p *podVolumes) keepClaim(h *head, raw []byte) {
 	kept := &claim{}
 	p.claims[types.NamespacedName{Namespace: h.Metadata.Namespace, Name: h.Metadata.Name}] = kept
@@ -364,8 +355,8 @@ func (p *podVolumes) keepClaim(h *head, raw []byte) {
 	kept.volume = object.Spec.VolumeName
 }
 
-// settle looks at the persistent volume of a claim, which comes along, and asks the volume
-// policies about the two.
+// settle reads the claim's persistent volume, adds it to the backup, and asks the volume policies
+// about both.
 func (p *podVolumes) settle(ctx context.Context, key types.NamespacedName) error {
 	of := p.claims[key]
 	volume := &persistentVolume{}
@@ -384,15 +375,14 @@ func (p *podVolumes) settle(ctx context.Context, key types.NamespacedName) error
 			of.unusable = "its persistent volume is bound to another claim"
 		}
 	}
-	if of.asked != nil { // of a volume that can't be read, they know nothing
+	if of.asked != nil { // of an unreadable volume, the policies know nothing
 		of.action = p.policies.action(volume.traits, of.asked)
 		of.asked = nil
 	}
 	return err
 }
 
-// takeClaim takes a claim that comes along for a reason. Its persistent volume comes along when
-// claims are settled.
+// takeClaim adds a claim for a reason. Its persistent volume is added when claims are settled.
 func (p *podVolumes) takeClaim(r resource, key types.NamespacedName, h *head, raw []byte, why string) error {
 	if reason := h.whyLeftOut(); reason != "" {
 		p.claims[key] = &claim{unusable: "its claim is " + reason, known: h.unwanted()}

@@ -11,22 +11,22 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// bindingAnnotations say how a claim was bound in this cluster.
+// bindingAnnotations record how this cluster bound a claim.
 var bindingAnnotations = []string{
 	"pv.kubernetes.io/bind-completed", "pv.kubernetes.io/bound-by-controller",
 	"volume.kubernetes.io/storage-provisioner", "volume.beta.kubernetes.io/storage-provisioner",
 	"volume.kubernetes.io/selected-node",
 }
 
-// staleLabels are those that Velero's earlier work left on a claim.
+// staleLabels are labels that an earlier restore or backup of Velero left on a claim.
 var staleLabels = []string{"velero.io/restore-name", "velero.io/backup-name", "velero.io/volume-snapshot-name"}
 
 // veleroPrefix begins the labels by which Velero's restore finds a volume.
 const veleroPrefix = "velero.io/"
 
-// storedClaim is a claim as it is stored, so that it can be restored: what a bound claim
-// was made from, and what binds it, holds only here. Velero's backup removes the same, but
-// for the annotations, which its restore removes. What was removed is kept in the head.
+// storedClaim returns a claim as it is stored: without its source and binding, which hold only in
+// this cluster. Velero's backup removes the same except the annotations, which its restore removes.
+// The removed fields are kept in the head.
 func storedClaim(h *head, raw []byte) ([]byte, error) {
 	var object map[string]any
 	if err := decode(raw, &object); err != nil {
@@ -41,7 +41,7 @@ func storedClaim(h *head, raw []byte) ([]byte, error) {
 	remove := func(path ...string) {
 		if value, found, err := unstructured.NestedFieldNoCopy(object, path...); err == nil && found {
 			unstructured.RemoveNestedField(object, path...)
-			_ = unstructured.SetNestedField(removed, value, path...) // what is there is made here
+			_ = unstructured.SetNestedField(removed, value, path...) // cannot fail: the maps are made here
 		}
 	}
 	remove("spec", "dataSource")

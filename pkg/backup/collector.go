@@ -23,30 +23,26 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// maxNamespaceLists is the number of selected namespaces up to which each is
-// listed by itself. Beyond, or when all are selected, one list of the cluster is
-// filtered here: fewer requests for more bytes, unless it turns out to have many more pages
-// than namespaces are selected.
+// maxNamespaceLists is the number of selected namespaces up to which each is listed by itself. With
+// more, one list of the cluster is filtered here: fewer requests for more bytes.
 const maxNamespaceLists = 10
 
-// collector reads the selected objects into the sink.
 type collector struct {
-	spec       *holdfast.BackupSpec
-	namespaces *selection.Namespaces
-	wanted     *selection.Resources
-	selectors  []labels.Selector
-	discovered *discovered
-	policies   policies
-	order      order
-	lister     *lister
-	mover      Volumes
-	// hostPathRoots are those of Dependencies.
+	spec          *holdfast.BackupSpec
+	namespaces    *selection.Namespaces
+	wanted        *selection.Resources
+	selectors     []labels.Selector
+	discovered    *discovered
+	policies      policies
+	order         order
+	lister        *lister
+	mover         Volumes
 	hostPathRoots hostpath.Roots
 	workers       int
 	hooks         *hooks
-	// blockWorkers is how many blocks with hooks are taken at a time.
+	// blockWorkers bounds the blocks with hooks that are taken at a time.
 	blockWorkers int
-	// contain runs what another goroutine does for the backup.
+	// contain runs the work of another goroutine, and turns a panic into an error.
 	contain func(func() error) error
 
 	sink     *sink
@@ -54,40 +50,38 @@ type collector struct {
 	log      *logbook
 	progress *Progress
 
-	// own are Holdfast's namespaces, whose Secrets stay out of every backup.
+	// own are Holdfast's namespaces. Their Secrets are in no backup.
 	own sets.Set[string]
-	// existing are the namespaces, with their uids, labelled those that exclude
-	// themselves, chosen those that are read, and listed those that lists ask for; "" is all.
-	// All are set by readNamespaces.
+	// readNamespaces sets these: existing has all namespaces with their uids, labelled those that
+	// are excluded by label, chosen those that are read, listed those to list; "" is all.
 	existing map[string]types.UID
 	labelled sets.Set[string]
 	chosen   []string
 	listed   []string
 	// partly is true if not all namespaces could be read.
 	partly bool
-	// leaving are the claims whose data was asked for through pods that are being deleted.
+	// leaving are claims whose data was requested through pods that are being deleted.
 	leaving []leavingVolume
-	// ofLabelled are the claims of pods that are labelled to be left out, with such a pod of each.
+	// ofLabelled has the claims of pods that are excluded by label, each with such a pod.
 	ofLabelled map[types.NamespacedName]string
-	// services are the API services as they were when the backup began.
+	// services are the API services at the begin of the backup.
 	services services
 }
 
-// secretsLeftOut is why a backup has no Secret of Holdfast's own namespaces: whoever
-// reads the store would get at all that these protect. They are known by where they
-// are, so that no label, name or record can be wrong about them.
+// secretsLeftOut is the reason for leaving out Secrets of Holdfast's own namespaces: readers of the
+// store would get everything that they protect. The namespace decides, so no label or name can
+// mislead it.
 const secretsLeftOut = "left out: Secrets of Holdfast's own namespaces open the store and the repositories, so no backup holds them: keep copies elsewhere"
 
-// ownNamespaces are Holdfast's.
 func ownNamespaces(system string) sets.Set[string] {
 	return sets.New(engine.OwnNamespaces(system)...)
 }
 
-// visit takes an object of a resource. Its error ends the backup.
+// visit takes an object. Its error ends the backup.
 type visit func(ctx context.Context, r resource, h *head, raw []byte) error
 
-// collect reads everything. The error is for the backup as a whole: what goes
-// wrong with one resource or one object is a finding.
+// collect reads everything. It returns an error only for the backup as a whole; a failed resource
+// or object is a finding.
 func (c *collector) collect(ctx context.Context) (*podVolumes, error) {
 	if err := c.readNamespaces(ctx); err != nil {
 		return nil, err
@@ -161,10 +155,9 @@ func (c *collector) collect(ctx context.Context) (*podVolumes, error) {
 	return volumes, c.readTouchedNamespaces(ctx)
 }
 
-// readNamespaces decides which namespaces are read, and takes the objects of
-// those that are selected by name. With label selectors in a backup of all
-// namespaces, only those that match them come by themselves; others come when
-// something in them does, as in Velero.
+// readNamespaces decides which namespaces are read, and takes those selected by name. With label
+// selectors in a backup of all namespaces, a namespace is taken if it matches, or with an object in
+// it, as in Velero.
 func (c *collector) readNamespaces(ctx context.Context) error {
 	r, found := c.discovered.find(namespacesResource)
 	if !found {
@@ -202,7 +195,7 @@ func (c *collector) readNamespaces(ctx context.Context) error {
 	if err := c.readOrdered(ctx, r, []string{""}, func(query) visitor { return visit }); err != nil {
 		return err
 	}
-	unread := map[string]error{} // by name, "" for all
+	unread := map[string]error{} // by name; "" for all
 	for _, q := range c.namespaceLists(r) {
 		err := c.lister.list(ctx, q, visit)
 		var fatal visitError
@@ -224,7 +217,7 @@ func (c *collector) readNamespaces(ctx context.Context) error {
 	for _, name := range c.namespaces.Explicit() {
 		_, exists := c.existing[name]
 		switch about := (subject{namespacesResource, "", name}); {
-		case !exists && (unread[""] != nil || unread[name] != nil): // which is told
+		case !exists && (unread[""] != nil || unread[name] != nil): // already reported
 		case !exists:
 			c.lacks(about, "the backup includes it, but it does not exist")
 		case c.labelled.Has(name):
@@ -246,8 +239,8 @@ func (c *collector) readNamespaces(ctx context.Context) error {
 	return nil
 }
 
-// namespaceLists are the lists that find all namespaces of the backup: one of each if they are
-// few and named, so that a backup of one costs the same in a cluster of thousands, else all.
+// namespaceLists returns the lists that find the backup's namespaces: one for each if they are few
+// and named, so that a small backup is cheap in a large cluster.
 func (c *collector) namespaceLists(r resource) []query {
 	names := c.namespaces.Explicit()
 	if !c.namespaces.Exact() || len(names) > maxNamespaceLists {
@@ -269,7 +262,6 @@ func matchesAny(selectors []labels.Selector, set labels.Set) bool {
 	return false
 }
 
-// read lists the selected objects of one resource.
 func (c *collector) read(ctx context.Context, r resource, take visit) error {
 	if !related.Has(r.GroupResource()) {
 		defer c.sink.forget(r)
@@ -304,7 +296,7 @@ func (c *collector) readIn(ctx context.Context, r resource, namespaces, selector
 				return c.readIn(ctx, r, c.chosen, selectors, take)
 			}
 			if err != nil && visit.announced > 0 {
-				c.progress.found.Add(-1) // those that were announced count already
+				c.progress.found.Add(-1)
 			}
 			if err := c.told(ctx, q, err); err != nil {
 				return err
@@ -314,18 +306,19 @@ func (c *collector) readIn(ctx context.Context, r resource, namespaces, selector
 	return nil
 }
 
-// mostlyOthers says whether a list of the cluster costs more than one of each chosen namespace: if
-// these are at most half of all, and the pages to come are twice as many, about half of these
-// pages at least are of others, and as many as the namespaces.
+// mostlyOthers reports whether a list of the cluster costs more than one of each chosen namespace.
+// This holds if at most half of all namespaces are chosen, and at least twice as many pages as
+// chosen namespaces are to come.
 func (c *collector) mostlyOthers(remaining, limit int64) bool {
 	chosen := int64(len(c.chosen))
 	if limit == unknownPage {
-		limit = pageSize // nothing is known of the kind, and its next page may be that large
+		limit = pageSize // no size is known; the next page may be that large
 	}
 	return 2*chosen <= int64(len(c.existing)) && remaining > 2*chosen*limit
 }
 
-// told makes a finding of what went wrong with a list. Its error is for the backup as a whole.
+// told turns the error of a list into a finding. It returns an error only for the backup as a
+// whole.
 func (c *collector) told(ctx context.Context, q query, err error) error {
 	about := subject{q.resource.GroupResource(), q.namespace, q.name}
 	var fatal visitError
@@ -343,11 +336,10 @@ func (c *collector) told(ctx context.Context, q query, err error) error {
 	return nil
 }
 
-// lacks records that the backup lacks objects that it was to hold. They count as found: at least
-// one is missing, however many there are.
+// lacks records that wanted objects are missing. They count as one object found.
 func (c *collector) lacks(about subject, text string) {
 	if ownGroups.Has(about.resource.Group) {
-		// A broken API server of Holdfast must not spoil every backup.
+		// A broken API server of Holdfast must not fail every backup.
 		c.findings.warn(about, text)
 		return
 	}
@@ -355,15 +347,13 @@ func (c *collector) lacks(about subject, text string) {
 	c.findings.fail(about, text)
 }
 
-// counting is a visitor that keeps the progress.
 type counting struct {
 	visitor
-	// announced are the objects that a server has announced, and that have not come.
 	announced int64
 }
 
-// counted is the visitor of a query. It filters, and keeps the progress: the
-// objects that a server announces count as found, until they come.
+// counted returns a visitor that filters and counts. Objects that a server announces count as
+// found.
 func (c *collector) counted(ctx context.Context, q query, take visit) *counting {
 	filtered := q.resource.namespaced && q.namespace == ""
 	counted := &counting{}
@@ -414,8 +404,8 @@ func (c *collector) counted(ctx context.Context, q query, take visit) *counting 
 	return counted
 }
 
-// inScope says whether the objects of a namespace are read. One that was not found while the list
-// of all broke off may have the label that leaves it out.
+// inScope reports whether the objects of a namespace are read. If the list of namespaces broke off,
+// an unlisted namespace is out of scope: it may have the excluding label.
 func (c *collector) inScope(namespace string) bool {
 	_, exists := c.existing[namespace]
 	return c.namespaces.Match(namespace) && !c.labelled.Has(namespace) && (exists || !c.partly)
@@ -424,7 +414,6 @@ func (c *collector) inScope(namespace string) bool {
 // itself is the reason of an object that the spec selects.
 const itself = ""
 
-// add puts an object into the tarball. The reason is why it was taken.
 func (c *collector) add(r resource, h *head, raw []byte, reason string) error {
 	var alone batch
 	if err := c.addTo(&alone, r, h, raw, reason); err != nil {
@@ -433,26 +422,25 @@ func (c *collector) add(r resource, h *head, raw []byte, reason string) error {
 	return c.write(&alone)
 }
 
-// batch are objects that go into the tarball next to each other.
 type batch struct {
 	objects []*object
 	stored  []byte
 }
 
-// What is like each other takes less space next to each other. So much of a resource is written
-// at once, which is some times as far as a compressor looks back.
+// Similar objects compress better next to each other. A batch is several times the window of the
+// compressor.
 const (
 	batchBytes   = 128 << 10
 	batchObjects = pageSize
-	// fewBytes is how much a batch may take that waits until all resources are read, so that it
-	// comes in their order.
+	// fewBytes bounds a batch that waits until all resources are read, so that it is written in
+	// their order.
 	fewBytes = 32 << 10
 )
 
 func (b *batch) full() bool { return len(b.stored) >= batchBytes || len(b.objects) >= batchObjects }
 
-// readTogether lists the selected objects of one resource, beside others that do so, and writes
-// them in batches. If there are few at the end, they are left in the batch.
+// readTogether lists the selected objects of one resource, in parallel with other resources, and
+// writes them in batches. A few at the end stay in the batch.
 func (c *collector) readTogether(ctx context.Context, r resource, together *batch) error {
 	err := c.read(ctx, r, func(_ context.Context, r resource, h *head, raw []byte) error {
 		if err := c.addTo(together, r, h, raw, itself); err != nil || !together.full() {
@@ -476,14 +464,14 @@ func (c *collector) addTo(b *batch, r resource, h *head, raw []byte, reason stri
 	return nil
 }
 
-// write puts a batch into the tarball, and empties it.
+// write writes a batch into the tarball, and empties it.
 func (c *collector) write(b *batch) error {
 	err := c.sink.write(b.objects, func(o *object, err error) {
 		c.findings.fail(subject{o.GroupResource(), o.item.Namespace, o.item.Name}, err.Error())
 	})
 	clear(b.objects)
 	b.objects, b.stored = b.objects[:0], b.stored[:0]
-	if cap(b.stored) > 4*batchBytes { // of an object that is as large
+	if cap(b.stored) > 4*batchBytes { // grown by one large object
 		b.stored = nil
 	}
 	return err
@@ -498,7 +486,7 @@ func (c *collector) writeAll(batches []batch) error {
 	return nil
 }
 
-// related are the resources of which single objects come along with others.
+// related are the resources whose single objects come along with others.
 var related = func() sets.Set[schema.GroupResource] {
 	all := sets.New(namespacesResource, persistentVolumesResource, claimsResource, crdsResource, clusterRoleBindingsResource)
 	for _, kind := range neededKinds {
@@ -507,8 +495,7 @@ var related = func() sets.Set[schema.GroupResource] {
 	return all
 }()
 
-// addRelated puts an object into the tarball that comes along with others,
-// unless it is there, or excluded.
+// addRelated adds an object that comes along with others, unless it is in the backup or excluded.
 func (c *collector) addRelated(r resource, h *head, raw []byte, reason string) error {
 	if !c.comesAlong(r, h) {
 		return nil
@@ -516,7 +503,7 @@ func (c *collector) addRelated(r resource, h *head, raw []byte, reason string) e
 	return c.add(r, h, raw, reason)
 }
 
-// comesAlong says whether an object that others refer to is to be put into the tarball now.
+// comesAlong reports whether an object that others refer to is to be written now.
 func (c *collector) comesAlong(r resource, h *head) bool {
 	if !c.wanted.IncludedRelated(r.GroupResource(), r.namespaced) || !c.sink.meet(r, h.Metadata.Namespace, h.Metadata.Name) {
 		return false
@@ -528,9 +515,8 @@ func (c *collector) comesAlong(r resource, h *head) bool {
 	return true
 }
 
-// readDefinitions takes the definitions of the custom resources of which there
-// is something in the backup: without them it can't be restored elsewhere, so one
-// that is gone by now is told of.
+// readDefinitions takes the definitions of all custom resources in the backup: without them it
+// can't be restored elsewhere. A missing one is reported.
 func (c *collector) readDefinitions(ctx context.Context, selected []resource) error {
 	definitions, found := c.discovered.find(crdsResource)
 	if !found || !c.wanted.IncludedRelated(crdsResource, false) {
@@ -563,8 +549,8 @@ func (c *collector) readDefinitions(ctx context.Context, selected []resource) er
 	return nil
 }
 
-// readTouchedNamespaces takes the namespaces of which there is something in the
-// backup, if they have not come by themselves.
+// readTouchedNamespaces takes the namespaces of all objects in the backup, if they are not in it
+// yet.
 func (c *collector) readTouchedNamespaces(ctx context.Context) error {
 	r, _ := c.discovered.find(namespacesResource)
 	const reason = "objects in it were taken"
@@ -596,8 +582,7 @@ func (c *collector) readTouchedNamespaces(ctx context.Context) error {
 	return nil
 }
 
-// Whether it is worth a warning when the object that another one refers to does
-// not exist.
+// expected and optional say whether a missing object is worth a warning.
 const (
 	expected = true
 	optional = false
@@ -605,8 +590,8 @@ const (
 
 const notThere = "another object refers to it, but it does not exist"
 
-// fetch reads an object that another one refers to. It is nil, with a finding,
-// when it can't be read; the error is for the backup as a whole.
+// fetch reads an object that another one refers to. It returns nil, with a finding, when it can't
+// be read; the error is for the backup as a whole.
 func (c *collector) fetch(ctx context.Context, r resource, namespace, name string, expected bool) (*head, []byte, error) {
 	h, raw, exists, err := c.get(ctx, r, namespace, name)
 	if err == nil && !exists && expected {
@@ -615,7 +600,7 @@ func (c *collector) fetch(ctx context.Context, r resource, namespace, name strin
 	return h, raw, err
 }
 
-// get is fetch, and says that an object does not exist instead of a finding.
+// get is fetch, but reports a missing object in place of a finding.
 func (c *collector) get(ctx context.Context, r resource, namespace, name string) (h *head, raw []byte, exists bool, err error) {
 	about := subject{r.GroupResource(), namespace, name}
 	raw, err = c.lister.get(ctx, r, namespace, name)

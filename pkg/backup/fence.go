@@ -26,17 +26,16 @@ var ErrNameTaken = errors.New("another backup has this name in the store")
 // ErrTakenOver says that a later attempt makes the backup.
 var ErrTakenOver = errors.New("another process has taken over the backup")
 
-// errInTheWay says that an object was to be written, and another one is there.
+// errInTheWay says that another object exists at the key.
 var errInTheWay = errors.New("holds what this process has not written")
 
-// maxInTheWay is how often an attempt tries to write an object.
+// maxInTheWay bounds the tries of an attempt to write one object.
 const maxInTheWay = 5
 
-// ErrUnreadable says that nobody knows which backup has the name.
+// ErrUnreadable says that the backup with this name can't be identified.
 var ErrUnreadable = folder.ErrUnreadable
 
-// begin makes the backup's folder its own. If the backup has ended before, the
-// outcome says so.
+// begin takes the backup's folder. If the backup has ended before, the outcome says so.
 func (e *execution) begin(ctx context.Context) (Outcome, error) {
 	if outcome, err := e.stored(ctx); err != nil || outcome.Stored {
 		return outcome, err
@@ -48,12 +47,12 @@ func (e *execution) begin(ctx context.Context) (Outcome, error) {
 	if first {
 		return Outcome{}, nil
 	}
-	// Somebody may have ended it in the meantime, and that was why.
+	// Another process may have ended the backup in the meantime.
 	return e.stored(ctx)
 }
 
-// takeFolder creates the owner of the folder, and reports whether there was none. It
-// fails with ErrNameTaken if that is another backup.
+// takeFolder creates the folder's owner, and reports whether there was none. It fails with
+// ErrNameTaken if the owner is another backup.
 func (e *execution) takeFolder(ctx context.Context) (first bool, err error) {
 	owner, err := format.EncodeOwner(format.Owner{UID: e.request.Backup.UID, ClusterUID: e.request.Cluster.UID})
 	if err != nil {
@@ -66,7 +65,7 @@ func (e *execution) takeFolder(ctx context.Context) (first bool, err error) {
 	return false, e.owns(ctx)
 }
 
-// owns fails if the folder is not this backup's.
+// owns fails if the folder has another owner.
 func (e *execution) owns(ctx context.Context) error {
 	key := format.OwnerKey(e.storeName)
 	owner, err := e.folder.Owner(ctx)
@@ -83,8 +82,8 @@ func (e *execution) owns(ctx context.Context) error {
 	return nil
 }
 
-// stored gives the outcome of the backup if it has ended, and fails with
-// ErrNameTaken when the one that is there has another uid.
+// stored returns the outcome of the backup if it has ended. It fails with ErrNameTaken if the
+// stored backup has another uid.
 func (e *execution) stored(ctx context.Context) (Outcome, error) {
 	found, err := e.metadata(ctx)
 	if err != nil {
@@ -96,7 +95,7 @@ func (e *execution) stored(ctx context.Context) (Outcome, error) {
 	return Outcome{Status: found.Status, Stored: true}, nil
 }
 
-// metadata reads the backup from the store; it is nil if it is not there.
+// metadata reads the backup from the store, or returns nil.
 func (e *execution) metadata(ctx context.Context) (*holdfast.Backup, error) {
 	found, err := e.folder.Metadata(ctx)
 	switch {
@@ -108,7 +107,7 @@ func (e *execution) metadata(ctx context.Context) (*holdfast.Backup, error) {
 	return found, err
 }
 
-// create stores an object that nobody else writes.
+// create stores an object, and fails if another object is at the key.
 func (e *execution) create(ctx context.Context, key string, data []byte) error {
 	for tries := 1; ; tries++ {
 		err := e.retry(ctx, func() error { return e.Store.Create(ctx, key, data) })
@@ -116,14 +115,14 @@ func (e *execution) create(ctx context.Context, key string, data []byte) error {
 		if !errors.Is(err, errInTheWay) || e.request.Attempt <= 1 || tries == maxInTheWay {
 			return err
 		}
-		// An attempt before has woken up.
+		// An earlier attempt has woken up.
 		if failure := e.removeEarlierAt(ctx, key); failure != nil {
 			return errors.Join(err, failure)
 		}
 	}
 }
 
-// removeEarlierAt removes what is in the way of an object that this attempt has not written.
+// removeEarlierAt removes an object at the key that this attempt has not written.
 func (e *execution) removeEarlierAt(ctx context.Context, key string) error {
 	object, err := e.Store.Attributes(ctx, key)
 	if errors.Is(err, store.ErrNotFound) {
@@ -138,8 +137,8 @@ func (e *execution) removeEarlierAt(ctx context.Context, key string) error {
 	return e.folder.Remove(ctx, e.Remover, object)
 }
 
-// mayRemove fails if what was described before may be another backup's, or a later attempt's,
-// which writes nothing before it has revoked this one. Its own copy this one stores last.
+// mayRemove fails if an object listed before may belong to another backup or a later attempt. A
+// later attempt revokes this one before it writes anything, and this one stores its own copy last.
 func (e *execution) mayRemove(ctx context.Context) error {
 	if err := e.owns(ctx); err != nil {
 		return err
@@ -158,8 +157,8 @@ func (e *execution) mayRemove(ctx context.Context) error {
 	return fmt.Errorf("%w: %s says so", ErrTakenOver, key)
 }
 
-// created is the error of a conditional write, and none if the object that exists
-// is what was to be written: then an answer was lost.
+// created returns the error of a conditional write. There is none if the existing object has the
+// content to write: then an answer was lost.
 func (e *execution) created(ctx context.Context, key string, content format.Content, err error) error {
 	if errors.Is(err, store.ErrExists) {
 		var found format.Content
@@ -183,7 +182,7 @@ func (e *execution) content(ctx context.Context, key string) (found format.Conte
 	return found, err
 }
 
-// verify makes sure that all that was stored is in the store.
+// verify checks that all stored objects are in the store.
 func (e *execution) verify(ctx context.Context) error {
 	objects, err := e.folder.List(ctx)
 	if err != nil {
@@ -205,9 +204,8 @@ func (e *execution) verify(ctx context.Context) error {
 	return nil
 }
 
-// takeOver ends the attempts before this one: none of them can write the metadata any more,
-// and what they have left is removed. If one of them has come so far that its copy of the
-// metadata is there, it has decided, and the outcome is that.
+// takeOver revokes the attempts before this one, and removes their objects. If the copy of the
+// metadata of one exists, that attempt has decided, and the outcome is its decision.
 func (e *execution) takeOver(ctx context.Context) (Outcome, error) {
 	for attempt := 1; attempt < e.request.Attempt; attempt++ {
 		decided, err := e.revoke(ctx, attempt)
@@ -221,7 +219,7 @@ func (e *execution) takeOver(ctx context.Context) (Outcome, error) {
 		if err != nil && !errors.Is(err, store.ErrExists) {
 			return Outcome{Status: e.status(err)}, err
 		}
-		// It may have been killed while it wrote the metadata. The backup is stored already.
+		// It may have been killed while it wrote the metadata. The backup is stored.
 		if err := e.removeUnfinished(ctx); err != nil {
 			e.logger.Info("What an attempt has left unfinished stays beside the backup", "err", err)
 		}
@@ -236,9 +234,8 @@ func (e *execution) takeOver(ctx context.Context) (Outcome, error) {
 	return Outcome{}, nil
 }
 
-// revoke puts something in the place of an attempt's copy of the metadata, unless that is
-// there: then it returns it. It fails with ErrNameTaken if what is there is no attempt's of this
-// backup: that is nothing to publish.
+// revoke creates a revocation in place of an attempt's copy of the metadata, or returns that copy
+// if it exists. It fails with ErrNameTaken if another object is there.
 func (e *execution) revoke(ctx context.Context, attempt int) (decided []byte, err error) {
 	key := format.AttemptKey(e.storeName, attempt)
 	revocation, err := format.EncodeRevocation(e.storeName, e.request.Backup.UID)
@@ -270,8 +267,8 @@ func (e *execution) revoke(ctx context.Context, attempt int) (decided []byte, er
 	return decided, nil
 }
 
-// removeUnfinished removes what writers have left that died, before this attempt has begun any
-// write but that of what it has found decided.
+// removeUnfinished removes the unfinished uploads of dead writers. It runs before this attempt
+// writes anything except the metadata that was found decided.
 func (e *execution) removeUnfinished(ctx context.Context) error {
 	objects, err := e.folder.List(ctx)
 	if err != nil {
@@ -290,10 +287,9 @@ func (e *execution) removeUnfinished(ctx context.Context) error {
 	return nil
 }
 
-// removeEarlier removes what earlier attempts have left, which cannot be published any more.
-// What they, asleep, still write comes into the way of this one at the worst, which fails
-// then. Listed first and asked for its owner then, the folder was this attempt's when what is
-// removed was in it. Writes that have not ended may be this attempt's own, but for its begin.
+// removeEarlier removes the objects of earlier attempts, which can't be published any more. It
+// lists the folder before it checks the owner, so each listed object was written while the folder
+// was this backup's. A paused attempt that still writes can at worst make this one fail.
 func (e *execution) removeEarlier(ctx context.Context, unfinished bool) error {
 	if e.request.Attempt <= 1 {
 		return nil
@@ -318,9 +314,9 @@ func (e *execution) removeEarlier(ctx context.Context, unfinished bool) error {
 	return nil
 }
 
-// commit makes the backup exist, unless a later attempt has taken over. The copy of the
-// metadata decides that. Besides, Velero would replace the metadata of a backup of the same
-// name, and without the copy this one could not be found any more then.
+// commit ends the backup, unless a later attempt has taken over: the copy of the metadata decides
+// that. The copy also keeps the backup when Velero replaces the metadata of a backup with the same
+// name.
 func (e *execution) commit(ctx context.Context, status holdfast.BackupStatus) (holdfast.BackupStatus, error) {
 	key := format.AttemptKey(e.storeName, e.request.Attempt)
 	metadata, err := e.encode(status)
@@ -346,9 +342,9 @@ func (e *execution) encode(status holdfast.BackupStatus) ([]byte, error) {
 	return format.EncodeBackup(backup, e.contents, e.request.Cluster)
 }
 
-// storeMetadata makes the backup exist, and returns the status that it exists
-// with. That it exists already is fine when it is this one: an answer may have been
-// lost, or somebody else has ended it, whose word then stands.
+// storeMetadata creates the metadata, and returns the status in the store. If this backup's
+// metadata exists already, its status stands: an answer was lost, or another process has ended the
+// backup.
 func (e *execution) storeMetadata(ctx context.Context, status holdfast.BackupStatus, metadata []byte) (holdfast.BackupStatus, error) {
 	err := e.retry(ctx, func() error { return e.Store.Create(ctx, format.MetadataKey(e.storeName), metadata) })
 	if !errors.Is(err, store.ErrExists) {
@@ -365,12 +361,10 @@ func restorable(phase holdfast.BackupPhase) bool {
 	return phase == holdfast.BackupPhaseCompleted || phase == holdfast.BackupPhasePartiallyFailed
 }
 
-// Abandon ends a backup that is not executed any more, such as one whose controller
-// was killed, as Failed or Cancelled, for a reason; one that has ended after all is
-// returned as it is. Then it removes what a backup that can't be restored does not
-// need. It may be repeated, by any process, also while the one that executed the
-// backup still stores something. Of the dependencies it needs store and clock. The
-// error is that of Run, or says that not all is removed.
+// Abandon ends a backup that no process executes any more as Failed or Cancelled, with a reason. If
+// it has ended already, it returns that outcome. Then it removes the objects that the backup does
+// not need. Any process may call it again, also while the executor still writes. Of the
+// dependencies it needs store and clock. The error is one of Run's, or says that objects remain.
 func Abandon(ctx context.Context, request Request, deps Dependencies, remover store.Remover, phase holdfast.BackupPhase, reason string) (Outcome, error) {
 	e := newExecution(ctx, request, deps)
 	outcome, err := e.abandon(ctx, phase, reason)
@@ -387,7 +381,7 @@ func Abandon(ctx context.Context, request Request, deps Dependencies, remover st
 		return outcome, fmt.Errorf("remove what the backup does not need: %w", err)
 	}
 	if _, told := contents.Of(format.LogKey(e.storeName)); told {
-		return outcome, nil // by the one that has stored the end
+		return outcome, nil // the process that ended it has stored the log
 	}
 	if err := e.storeReport(ctx, outcome.Status.Phase); err != nil {
 		e.logger.Info("The backup has ended, and its log could not be stored", "err", err)
@@ -395,7 +389,7 @@ func Abandon(ctx context.Context, request Request, deps Dependencies, remover st
 	return outcome, nil
 }
 
-// abandon makes sure that the backup has ended, whoever has written that.
+// abandon makes sure that the backup has ended, by this or another process.
 func (e *execution) abandon(ctx context.Context, phase holdfast.BackupPhase, reason string) (Outcome, error) {
 	if outcome, err := e.begin(ctx); err != nil || outcome.Stored {
 		return outcome, err
@@ -416,9 +410,9 @@ func (e *execution) abandon(ctx context.Context, phase holdfast.BackupPhase, rea
 	return Outcome{Status: status, Stored: err == nil}, err
 }
 
-// clean removes from the folder of a backup that can't be restored all but what the
-// metadata names, and what says that it is so. Listed first and asked for its owner
-// then, the folder was the backup's when what is removed was in it. It returns what is named.
+// clean removes all objects of a backup that can't be restored, except those that its metadata
+// names, and the metadata. It lists the folder before it checks the owner, as removeEarlier. It
+// returns the named objects.
 func (e *execution) clean(ctx context.Context, remover store.Remover) (format.Contents, error) {
 	found, err := e.metadata(ctx)
 	if err != nil || found == nil {
@@ -451,9 +445,8 @@ func (e *execution) clean(ctx context.Context, remover store.Remover) (format.Co
 	return contents, nil
 }
 
-// Release gives up the folder of a backup that was refused its name at its end: it
-// is another one's, which knows no owners. Of the dependencies it needs store and
-// clock.
+// Release gives up the folder of a backup whose name was refused at its end, because a backup
+// without an owner object has it. Of the dependencies it needs store and clock.
 func Release(ctx context.Context, request Request, deps Dependencies, remover store.Remover) error {
 	return newExecution(ctx, request, deps).release(ctx, remover)
 }
@@ -467,14 +460,13 @@ func (e *execution) release(ctx context.Context, remover store.Remover) error {
 		return err
 	}
 	if err := e.owns(ctx); err != nil {
-		return nil // it is somebody else's
+		return nil // another backup's
 	}
 	return e.folder.Remove(ctx, remover, owner)
 }
 
-// Find returns a backup as it is stored. The outcome is empty if it is not, also when
-// another one has its name; an error says that this is not known. Of the dependencies
-// it needs store and clock.
+// Find returns a stored backup. The outcome is empty if it is not stored, or another backup has its
+// name; an error says that this is unknown. Of the dependencies it needs store and clock.
 func Find(ctx context.Context, request Request, deps Dependencies) (Outcome, error) {
 	outcome, err := newExecution(ctx, request, deps).stored(ctx)
 	if errors.Is(err, ErrNameTaken) && !errors.Is(err, ErrUnreadable) {
@@ -483,7 +475,7 @@ func Find(ctx context.Context, request Request, deps Dependencies) (Outcome, err
 	return outcome, err
 }
 
-// marked gives compressed content, with the name of the backup in it.
+// marked returns compressed content with the backup's mark in it.
 func (e *execution) marked(write func(io.Writer) error) ([]byte, error) {
 	var content bytes.Buffer
 	if err := write(&content); err != nil {
@@ -492,7 +484,7 @@ func (e *execution) marked(write func(io.Writer) error) ([]byte, error) {
 	return format.Mark(content.Bytes(), e.mark()), nil
 }
 
-// mark tells what this attempt writes from all else: see format.Mark.
+// mark makes this attempt's objects differ from all others: see format.Mark.
 func (e *execution) mark() types.UID {
 	if e.request.Attempt <= 1 {
 		return e.request.Backup.UID

@@ -17,14 +17,14 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// maxTexts bounds the texts of each kind in the results. Further ones are
-// counted, and are in the log.
+// maxTexts bounds the texts of each kind in the results. Further ones are counted, and are in the
+// log.
 const maxTexts = 10_000
 
-// maxText bounds one, since it may repeat what others have written.
+// maxText bounds one text, which may repeat other programs' output.
 const maxText = 2 << 10
 
-// subject is what a finding is about. The zero value is the backup as a whole.
+// subject is the object of a finding. The zero value is the whole backup.
 type subject struct {
 	resource  schema.GroupResource
 	namespace string
@@ -42,8 +42,8 @@ func (s subject) String() string {
 	return text
 }
 
-// toldIn is the namespace whose readers may be told what is about the subject, for a backup whose
-// home is a namespace: they may read of the backup itself, and of the namespace.
+// toldIn returns the namespace whose readers may see findings about the subject, for a backup in
+// home. They may read findings about the backup itself and about that namespace.
 func (s subject) toldIn(home string) string {
 	if s == (subject{}) || s.resource == namespacesResource && s.name == home {
 		return home
@@ -65,32 +65,30 @@ func (s subject) attrs() []slog.Attr {
 	return attrs
 }
 
-// findings collects what went wrong, into the backup's results and its log. It
-// is safe for concurrent use.
+// findings collects errors and warnings into the results and the log. It is safe for concurrent
+// use.
 type findings struct {
 	log    *logbook
 	logger klog.Logger
-	// home is the namespace of the backup.
-	home string
+	home   string
 
 	mu       sync.Mutex
 	results  format.Results
 	errors   int32
 	warnings int32
-	// told are the first errors and warnings, for the backup's status.
+	// toldErrors and toldWarnings are the first ones, for the backup's status.
 	toldErrors, toldWarnings format.Told
-	// secrets counts the Secrets of Holdfast's own namespaces that were left out.
+	// secrets counts the left-out Secrets of Holdfast's own namespaces.
 	secrets map[string]int
 }
 
-// fail records that the backup lacks something that was asked for.
+// fail records that a wanted part of the backup is missing.
 func (f *findings) fail(about subject, text string) {
 	f.logger.Info("Part of the backup failed", "about", about.String(), "error", text)
 	f.record(&f.results.Errors, &f.errors, &f.toldErrors, slog.LevelError, about, text)
 }
 
-// warn records what the user should know, although nothing that was asked for is
-// missing.
+// warn records a fact the user should know, although nothing wanted is missing.
 func (f *findings) warn(about subject, text string) {
 	f.record(&f.results.Warnings, &f.warnings, &f.toldWarnings, slog.LevelWarn, about, text)
 }
@@ -137,7 +135,7 @@ func (f *findings) leaveOut(about subject) {
 	f.secrets[about.namespace]++
 }
 
-// leftOut says what leaveOut has recorded; empty if there is nothing.
+// leftOut returns the record of leaveOut as text, or "".
 func (f *findings) leftOut() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -151,24 +149,21 @@ func (f *findings) leftOut() string {
 	return secretsLeftOut + ": " + strings.Join(counts, ", ")
 }
 
-// message is what came of the backup in one line; empty if there are neither errors nor warnings.
 func (f *findings) message() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return format.Findings(&f.toldErrors, &f.toldWarnings)
 }
 
-// counts gives the number of errors and warnings so far.
 func (f *findings) counts() (errors, warnings int32) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.errors, f.warnings
 }
 
-// maxTold is how much of several texts fits into an Event.
 const maxTold = 800
 
-// told are texts in one line, as many as fit, and how many do not.
+// told joins texts into one line, as many as fit, and counts the rest.
 func told(all []string) string {
 	told := ""
 	for i, text := range all {

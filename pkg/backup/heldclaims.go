@@ -18,27 +18,25 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// maxIndexBytes bounds what a backup keeps of claims and persistent volumes until all pods are
-// known, as they are stored: in memory it is about twice as much.
+// maxIndexBytes bounds the stored size of claims and persistent volumes that are kept until all
+// pods are known. Memory is about twice as much.
 var maxIndexBytes = 16 << 20
 
-// listAgainTimeout is what lists may take of readAgainTimeout, so that the rest is enough to read one
-// by one what they did not bring.
+// listAgainTimeout is the part of readAgainTimeout for lists. The rest suffices to read the others
+// one by one.
 var listAgainTimeout = readAgainTimeout / 2
 
 const (
-	// manyFrozenGets is how many persistent volumes are looked for in a list while pods may be
-	// frozen: it has all those of the cluster.
+	// manyFrozenGets is the number of persistent volumes from which on a list of the cluster is
+	// used while pods may be frozen.
 	manyFrozenGets = 100
-	// frozenGets is how many requests for single objects a block makes at a time.
+	// frozenGets bounds the parallel requests of a block for single objects.
 	frozenGets = 4
 )
 
-// withClaim is what people are told of a claim or persistent volume that is not as it was after
-// the pre hooks of its pod.
+// withClaim begins the message about a claim or volume that was not read after the pre hooks.
 const withClaim = "what the backup has of it is from before the pre hooks of its pod: "
 
-// heldKey is what an object that is held is found by.
 type heldKey struct {
 	resource schema.GroupResource
 	name     types.NamespacedName
@@ -48,13 +46,13 @@ func (o *object) key() heldKey {
 	return heldKey{o.GroupResource(), types.NamespacedName{Namespace: o.item.Namespace, Name: o.item.Name}}
 }
 
-// size is what is kept of an object, in bytes: as it is stored, and what was removed before.
+// size returns the bytes that are kept: the stored object and its removed fields.
 func (o *object) size() int { return len(o.stored) + len(o.item.Original) }
 
 func (k heldKey) subject() subject { return subject{k.resource, k.name.Namespace, k.name.Name} }
 
-// hold keeps a claim or a persistent volume until it is known whether it belongs to a pod with
-// pre hooks. If the spec orders it, or too much is kept, it is written now.
+// hold keeps a claim or a persistent volume until it is known whether its pod has pre hooks. It
+// writes the object now if the spec orders it or too much is kept.
 func (p *podVolumes) hold(r resource, h *head, raw []byte, reason string) error {
 	if slices.Contains(p.order[r.GroupResource()], itemName(h.Metadata.Namespace, h.Metadata.Name)) {
 		return p.add(r, h, raw, reason)
@@ -73,8 +71,8 @@ func (p *podVolumes) hold(r resource, h *head, raw []byte, reason string) error 
 	return nil
 }
 
-// releaseIndex is called when all pods are known. What belongs to one with pre hooks stays with
-// it, and the rest is written.
+// releaseIndex runs when all pods are known. It leaves objects of pods with pre hooks to these, and
+// writes the rest.
 func (p *podVolumes) releaseIndex() error {
 	of := map[heldKey]*heldPod{}
 	for _, pod := range p.held {
@@ -109,9 +107,8 @@ func (p *podVolumes) releaseIndex() error {
 	return p.write(&now)
 }
 
-// readBelongingsAgain reads the claims and persistent volumes that the pre hooks of a block's pods
-// may have changed: one by one if they are few, else by a list, claims before persistent volumes.
-// What is not to be had now, the backup has as the list of all brought it.
+// readBelongingsAgain reads the claims and persistent volumes of pods with pre hooks again, claims
+// first: a few one by one, many by a list. If that fails, the backup has them from the first list.
 func (p *podVolumes) readBelongingsAgain(ctx context.Context, block block) error {
 	lists := map[query]map[string]**object{}
 	for _, pod := range block {
@@ -180,14 +177,14 @@ func (p *podVolumes) readBelongingAgain(ctx context.Context, q query, name strin
 		p.stays(*at, "it is gone")
 	case errors.Is(context.Cause(ctx), errNotReadInTime):
 		p.findings.warn((*at).key().subject(), withClaim+errNotReadInTime.Error())
-	case ctx.Err() != nil: // then there is no backup
+	case ctx.Err() != nil: // the backup ends without them
 	default:
 		p.findings.warn((*at).key().subject(), fmt.Sprintf("%sread it: %v", withClaim, err))
 	}
 }
 
-// replace has an object be what was read again, unless it is another one of its name, or would be
-// left out now: what the backup takes was decided before.
+// replace takes the object that was read again, unless it has another uid or would be left out now:
+// the choice was made before.
 func (p *podVolumes) replace(at **object, h *head, raw []byte) {
 	before := *at
 	about := before.key().subject()

@@ -34,67 +34,61 @@ const (
 	defaultHookTimeout = podhooks.DefaultTimeout
 	// maxHookTimeout bounds a hook, and all pre hooks and all post hooks of a block.
 	maxHookTimeout = validation.MaxHookTimeout
-	// maxAnnotatedTimeout bounds a hook of an annotation: whoever may annotate a pod is not to
-	// hold a worker of the backups of everybody for hours. A spec is written by who waits.
+	// maxAnnotatedTimeout bounds the hook of an annotation: users that annotate pods must not hold
+	// a shared worker for hours. The author of a spec waits for it.
 	maxAnnotatedTimeout = 10 * time.Minute
-	// DefaultHookTime is how long the hooks of one namespace may run in all, in one backup. The
-	// backups of other namespaces may have to wait for that long.
+	// DefaultHookTime bounds the hooks of one namespace in one backup. Backups of other namespaces
+	// may wait for that long.
 	DefaultHookTime = time.Hour
-	// lastHooksWorkers is in how many pods at once the post hooks run that another process
-	// has left.
+	// lastHooksWorkers bounds the pods in which post hooks of a dead process run at once.
 	lastHooksWorkers = 16
 )
 
-// lastHooksTimeout is how long the post hooks of a block, or those that another
-// process has left, may take once nothing else is done for the backup any more.
+// lastHooksTimeout bounds the post hooks of a block once the backup has stopped, and post hooks of
+// a dead process.
 var lastHooksTimeout = 2 * time.Minute
 
-// hookDomains are the ends of the names of a pod's annotations, of which the first counts
-// that gives a command. Velero's have Velero's meaning.
+// hookDomains are the domains of hook annotations. The first with a command counts. Velero's have
+// Velero's meaning.
 var hookDomains = []string{"hook.backup.holdfast.io/", "hook.backup.velero.io/"}
 
-// Hooks runs commands in pods for one backup.
 type Hooks interface {
-	// Allowed is nil if whoever asked for the backup may run commands in the pods of a
-	// namespace, and a NotAllowedError if not. Other errors say that it could not be asked.
+	// Allowed returns nil if the user that asked for the backup may run commands in the pods of a
+	// namespace, and a NotAllowedError if not. Other errors say that the answer is unknown.
 	Allowed(ctx context.Context, namespace string) error
-	// Pending notes, so that it outlives this process, in which pods hooks may run from
-	// now on, and whose post hooks are then to be run. Those of earlier calls have ended. None
-	// says that all have.
+	// Pending durably notes the pods whose hooks may run from now on, and whose post hooks must run
+	// later. It replaces the note before. No pods: all hooks have ended.
 	Pending(ctx context.Context, pods []engine.PodReference) error
-	// Exec runs a command in a container of a pod, and returns as much of its output as
-	// is kept. When ctx ends it returns, whatever the command does. A command that has certainly
-	// not run, and may be asked for again, is a podhooks.NotRunError.
+	// Exec runs a command in a container and returns a part of its output. It returns when ctx
+	// ends, even if the command runs on. A podhooks.NotRunError says that the command has certainly
+	// not run and may be tried again.
 	Exec(ctx context.Context, pod engine.PodReference, container string, command []string) (output string, err error)
 }
 
-// NotAllowedError says who may not run commands in the pods of a namespace.
+// NotAllowedError names the user that may not run commands in a namespace.
 type NotAllowedError string
 
 func (e NotAllowedError) Error() string { return string(e) }
 
-// hook is a command to run in a container of a pod.
 type hook struct {
-	// from is the annotation, or the name in the spec, that it is from.
+	// from is the annotation, or the name in the spec.
 	from      string
 	container string
 	command   []string
-	// goOn says whether the data of the pod's volumes is read although the hook failed.
+	// goOn is true if the pod's volumes are read although the hook failed.
 	goOn    bool
 	timeout time.Duration
-	// problem says why it can't be run; empty if it can.
+	// problem says why it can't run, or is empty.
 	problem string
 }
 
-// hookRule is an entry of the spec's hooks.
 type hookRule struct {
 	name      string
 	selector  *podhooks.Selector
 	pre, post []holdfast.BackupResourceHook
 }
 
-// hooks knows which pods of a backup have which hooks, and runs them. It is safe for
-// concurrent use.
+// hooks finds and runs the hooks of a backup's pods. It is safe for concurrent use.
 type hooks struct {
 	rules    []hookRule
 	runner   Hooks
@@ -103,21 +97,19 @@ type hooks struct {
 	retry    wait.Backoff
 
 	attempted, failed atomic.Int32
-	// most is how long those of one namespace may run in all, and until is when none runs any
-	// more, but to thaw; the zero time is never.
+	// most bounds the time of one namespace's hooks. After until only post hooks run; zero is
+	// never.
 	most  time.Duration
 	until time.Time
 	clock clock.PassiveClock
 
-	mu sync.Mutex
-	// spent is how long those of a namespace have run.
+	mu    sync.Mutex
 	spent map[string]time.Duration
-	// notThawed says which post hooks failed, or were not run.
+	// notThawed lists the post hooks that failed or did not run.
 	notThawed []string
 }
 
-// parseHooks makes ready the hooks of a spec, which was validated. Idle says which of its words
-// apply to nothing.
+// parseHooks prepares the hooks of a validated spec. idle lists its words that match nothing.
 func parseHooks(spec *holdfast.BackupHooks) (rules []hookRule, idle []string, err error) {
 	for i := range spec.Resources {
 		of := &spec.Resources[i]
@@ -135,7 +127,7 @@ func parseHooks(spec *holdfast.BackupHooks) (rules []hookRule, idle []string, er
 	return rules, idle, nil
 }
 
-// of gives the hooks of a pod: those of its annotations, or else of the spec.
+// of returns the hooks of a pod: from its annotations, or else from the spec.
 func (h *hooks) of(pod *corev1.Pod) (pre, post []hook) {
 	pre, post = h.annotated(pod, "pre."), h.annotated(pod, "post.")
 	if pre == nil {
@@ -169,7 +161,7 @@ func specified(pod *corev1.Pod, name string, of []holdfast.BackupResourceHook) [
 	return found
 }
 
-// annotated is the hook of a pod's annotations with a prefix, or nil.
+// annotated returns the hook of a pod's annotations for a phase, or nil.
 func (h *hooks) annotated(pod *corev1.Pod, phase string) []hook {
 	for _, domain := range hookDomains {
 		prefix := phase + domain
@@ -199,15 +191,13 @@ func (h *hooks) annotated(pod *corev1.Pod, phase string) []hook {
 	return nil
 }
 
-// newHook fills in the defaults.
 func newHook(pod *corev1.Pod, h hook) hook {
 	h.timeout = cmp.Or(h.timeout, defaultHookTimeout)
 	h.container, h.problem = podhooks.Container(pod, h.container, h.command)
 	return h
 }
 
-// allowed says why the hooks of the pods of a namespace may not be run; nil is that they may. What is
-// known of namespaces is in asked.
+// allowed returns nil if the hooks of a namespace may run, else the reason. asked caches answers.
 func (h *hooks) allowed(ctx context.Context, namespace string, asked map[string]error) error {
 	err, known := asked[namespace]
 	if !known {
@@ -217,8 +207,8 @@ func (h *hooks) allowed(ctx context.Context, namespace string, asked map[string]
 	return err
 }
 
-// run runs hooks of one pod, and reports whether all went well that must. Pre hooks end with
-// the first that must and does not; of post hooks each is tried.
+// run runs hooks of one pod, and reports whether all required ones succeeded. Pre hooks stop at the
+// first required failure; each post hook is tried.
 func (h *hooks) run(ctx context.Context, phase string, pod engine.PodReference, all []hook) bool {
 	ok := true
 	for _, hook := range all {
@@ -249,7 +239,6 @@ const (
 	postHook = "post"
 )
 
-// notThaw notes why a pod may still be frozen.
 func (h *hooks) notThaw(pod engine.PodReference, text string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -283,7 +272,7 @@ func (h *hooks) exec(ctx context.Context, phase string, pod engine.PodReference,
 	waiting := waits.For(ctx, pod.Namespace, fmt.Sprintf("a %s hook in pod %s in %s, container %s", phase, pod.Name, pod.Namespace, hook.container))
 	defer waiting.End()
 	output, err := h.runner.Exec(timed, pod, hook.container, hook.command)
-	// What was frozen thaws also if the API server was away for a while. A pre hook is run once.
+	// A post hook is tried again if the API server could not be reached. A pre hook runs once.
 	for retry := h.retry; (notRun(err) || phase == postHook && unreached(err)) && timed.Err() == nil && sleep(timed, &retry) == nil; {
 		output, err = h.runner.Exec(timed, pod, hook.container, hook.command)
 	}
@@ -299,8 +288,8 @@ func (h *hooks) exec(ctx context.Context, phase string, pod engine.PodReference,
 	return context.Cause(ctx)
 }
 
-// left is how long a hook may run that has a timeout, and why it is less. Those that thaw have
-// lastHooksTimeout at least.
+// left returns the time that a hook may take, and why it is less than its timeout. Post hooks have
+// at least lastHooksTimeout.
 func (h *hooks) left(phase, namespace string, timeout time.Duration) (most time.Duration, why string) {
 	h.mu.Lock()
 	spent := h.spent[namespace]
@@ -332,20 +321,18 @@ func (h *hooks) spend(namespace string, took time.Duration) {
 	h.spent[namespace] += took
 }
 
-// notRun reports whether a command has certainly not run.
 func notRun(err error) bool {
 	_, is := errors.AsType[podhooks.NotRunError](err)
 	return is
 }
 
-// unreached reports whether a command may not have run, since the connection failed.
+// unreached reports whether a command may not have run since the connection failed.
 func unreached(err error) bool {
 	_, ended := errors.AsType[exec.ExitError](err)
 	return err != nil && !ended && passing(err)
 }
 
-// counts is nil for a backup that has run no hook. With them are those that were counted before
-// this attempt began.
+// counts returns the counts of this and earlier attempts, or nil if no hook ran.
 func (h *hooks) counts() *holdfast.HookStatus {
 	if h == nil || h.attempted.Load() == 0 {
 		return nil
@@ -353,7 +340,7 @@ func (h *hooks) counts() *holdfast.HookStatus {
 	return &holdfast.HookStatus{HooksAttempted: h.attempted.Load(), HooksFailed: h.failed.Load()}
 }
 
-// failedPostHooks says in one line which post hooks failed; empty if none did.
+// failedPostHooks lists the failed post hooks in one line, or returns "".
 func (h *hooks) failedPostHooks() string {
 	if h == nil {
 		return ""
@@ -363,17 +350,16 @@ func (h *hooks) failedPostHooks() string {
 	return told(h.notThawed)
 }
 
-// PostHooks is what became of the post hooks that another process has left pending.
+// PostHooks is the result of the post hooks that another process has left pending.
 type PostHooks struct {
-	// Log is theirs, compressed, of which the backup's log has the lines.
 	Log []byte
-	// Status counts them, and what the status of the Backup had counted before; nil is none.
+	// Status counts them on top of the Backup's earlier status; nil is none.
 	Status *holdfast.HookStatus
-	// Failed says in one line which did not go well, whatever their onError; empty if all did.
+	// Failed lists the failures in one line, with any onError; empty if there are none.
 	Failed string
 }
 
-// newHooks goes on counting where the status of the request ends.
+// newHooks continues the counts of the request's status.
 func (e *execution) newHooks(rules []hookRule) *hooks {
 	h := &hooks{rules: rules, runner: e.Hooks, findings: e.findings, log: e.log, retry: e.Retry, most: e.HookTime, clock: e.Clock}
 	if start := e.request.Backup.Status.StartTimestamp; e.Timeout > 0 && start != nil {
@@ -386,17 +372,16 @@ func (e *execution) newHooks(rules []hookRule) *hooks {
 	return h
 }
 
-// tellPostHooks warns of post hooks that failed before this attempt. That is no error: this one
-// runs them again, and to undo what was not done may fail.
+// tellPostHooks warns of post hooks that failed before this attempt. This is no error: this attempt
+// runs them again, and undoing an action that was not done may fail.
 func (e *execution) tellPostHooks() {
 	if failed := e.request.PostHooks.Failed; failed != "" {
 		e.findings.warn(subject{}, "since the process that executed the backup was gone, its post hooks were run, and of these failed: "+failed)
 	}
 }
 
-// RunPostHooks runs the post hooks that another process has left pending. Of the
-// dependencies it needs Client, Hooks and Clock. It goes on from what an earlier call gave, if
-// the request has that.
+// RunPostHooks runs the post hooks that another process has left pending. Of the dependencies it
+// needs Client, Hooks and Clock. It continues from the result of an earlier call in the request.
 func RunPostHooks(ctx context.Context, request Request, deps Dependencies, pods []engine.PodReference) PostHooks {
 	e := newExecution(ctx, request, deps)
 	e.log.write(slog.LevelInfo, "the process that executed the backup is gone, and the post hooks that it may have left are run", slog.Int("pods", len(pods)))
@@ -412,7 +397,7 @@ func RunPostHooks(ctx context.Context, request Request, deps Dependencies, pods 
 	group.SetLimit(lastHooksWorkers)
 	for _, ref := range pods {
 		group.Go(func() error {
-			// Each has its own time: one that hangs takes none from the others.
+			// Each pod has its own time: a hanging hook takes none from others.
 			ctx, cancel := context.WithTimeout(ctx, lastHooksTimeout)
 			defer cancel()
 			pod, err := lister.pod(ctx, ref)
@@ -430,11 +415,11 @@ func RunPostHooks(ctx context.Context, request Request, deps Dependencies, pods 
 			return nil
 		})
 	}
-	_ = group.Wait() // what fails is noted
+	_ = group.Wait()
 	return PostHooks{e.log.close(), h.counts(), h.failedPostHooks()}
 }
 
-// pod reads a pod, by a list, since to get one is another right; it is nil if it is gone.
+// pod reads a pod by a list, since get is another right; nil if it is missing.
 func (l *lister) pod(ctx context.Context, ref engine.PodReference) (*corev1.Pod, error) {
 	r := resource{GroupVersionResource: corev1.SchemeGroupVersion.WithResource(podsResource.Resource)}
 	named := fields.OneTermEqualSelector(metav1.ObjectNameField, ref.Name).String()

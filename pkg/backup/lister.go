@@ -24,56 +24,51 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
-// pageBytes is how large a page is to be. One that grows beyond four times as much is given up.
+// pageBytes is the wanted size of a page. A page four times as large is abandoned.
 var pageBytes int64 = 4 << 20
 
 const (
-	// pageSize is how many objects a page has at most. The first one has as many as fit by what
-	// earlier lists had, or unknownPage if that is not known, and those after it by what the list
-	// had before.
+	// pageSize is the most objects of a page. The first page is sized by earlier lists of the kind,
+	// or is unknownPage; later pages are sized by the list so far.
 	pageSize = 500
-	// sampled is from how many objects of a page on the next one is asked for beside it, and from
-	// how many of a list on others go by it.
+	// sampled is the number of seen objects from which on the next page is requested early, and
+	// other lists learn the size.
 	sampled = 50
-	// unknownPage bounds what an API server may have to hold for the first page of a kind of
-	// which nothing is known: an object has 1.5 MiB at most, since etcd takes no more. leastPage
-	// bounds it from below, so that one list of large objects costs those of a few small ones nothing.
+	// unknownPage bounds the memory of an API server for the first page of an unknown kind: etcd
+	// limits an object to 1.5 MiB. leastPage keeps one list of large objects from making later
+	// lists of small ones slow.
 	unknownPage, leastPage = 100, 20
-	// maxRestarts bounds how often one list starts again because its continue
-	// token expired and the server gave no other, and how often in a row it gave one
-	// that has expired as well.
+	// maxRestarts bounds how often a list starts again after its continue token expired without a
+	// replacement. It also bounds the expired replacements in a row.
 	maxRestarts = 3
-	// maxIdle is how many pages in a row may bring nothing.
+	// maxIdle bounds the pages in a row without objects.
 	maxIdle = 1000
 )
 
-// errLargePage: a page grew too large, and is to be asked for anew with fewer objects.
+// errLargePage asks for the page again with fewer objects.
 var errLargePage = errors.New("the page is too large")
 
-// errMalformed says that the server's answer is no list. It would be none the next time.
+// errMalformed says that the answer is no list. A retry would not help.
 var errMalformed = errors.New("the server's answer is not a list of Kubernetes")
 
-// errOthers: most of a list is what nobody wants, and nothing of it was visited.
+// errOthers says that most of a list is not wanted; no object was visited.
 var errOthers = errors.New("most of the list is of other namespaces")
 
-// lister reads objects as the server's own JSON. A page is decoded while it
-// arrives, so that one object is in memory at a time, not the page.
+// lister reads objects as the server's JSON. It decodes a page while it arrives, with one object in
+// memory at a time.
 type lister struct {
 	client rest.Interface
 	retry  wait.Backoff
-	// sizes may be nil.
-	sizes *PageSizes
+	sizes  *PageSizes
 }
 
-// query is one list.
 type query struct {
 	resource  resource
-	namespace string // empty: all
-	selector  string // of labels; empty: all
-	name      string // empty: all
+	namespace string // "" is all
+	selector  string // label selector; "" is all
+	name      string // "" is all
 }
 
-// pageInfo is what a page says of its list.
 type pageInfo struct {
 	Continue           string `json:"continue"`
 	RemainingItemCount int64  `json:"remainingItemCount"`
@@ -81,35 +76,33 @@ type pageInfo struct {
 
 // visitor takes the objects of a list.
 type visitor struct {
-	// object gets each object's JSON, valid as such, and kept until it returns. An object may come
-	// twice, when a page had to be read again. An error ends the list.
+	// object gets each object's valid JSON, which it must not keep. An object may come twice, when
+	// a page was read again. An error ends the list.
 	object func(raw []byte) error
-	// page is called at the end of each page with the number of objects to come,
-	// as far as the server tells.
+	// page is called at the end of each page with the number of objects to come, if the server
+	// tells.
 	page func(remaining int64)
-	// tooLong, if set, is asked before the first object whether a list is not worth reading that has
-	// so many objects behind its first page, of so many. Servers that say that at a page's end only
-	// are not asked about. The list ends with errOthers then.
+	// tooLong, if set, is asked before the first object whether to stop: remaining objects follow a
+	// page of limit. It isn't asked if the server sends the number at the end. The list then fails
+	// with errOthers.
 	tooLong func(remaining, limit int64) bool
 }
 
-// reading is a list under way.
 type reading struct {
 	*lister
 	query
-	// objects and bytes are what was seen of it, or since a page was given up.
+	// objects and bytes count the list so far, or since a page was given up.
 	objects, bytes int64
-	// whole is how many objects the last whole page was asked for.
+	// whole is the limit of the last whole page.
 	whole int64
-	// next is the page that is asked for while the one before it is read, or nil.
+	// next is the page requested early, or nil.
 	next *asked
-	// begins is what the page that is read begins with, and mark what one before it did.
+	// begins is the first object of the current page, and mark of one page before.
 	begins, mark string
-	// pages are those that brought objects, and idle those in a row that brought none.
+	// pages counts pages with objects, and idle those in a row without.
 	pages, idle uint
 }
 
-// asked is a page that somebody asks for.
 type asked struct {
 	token  string
 	limit  int64
@@ -119,8 +112,8 @@ type asked struct {
 	err    error
 }
 
-// limit is how many objects the page after one of so many is to have. Of a kind that has large
-// objects as well, the small ones that a list may begin with say little of those that follow.
+// limit returns the limit of the next page. If the kind also has large objects, small ones at the
+// begin say little about the rest.
 func (r *reading) limit(before int64) int64 {
 	first := r.sizes.first(r.resource.GroupResource())
 	if r.objects == 0 {
@@ -133,7 +126,7 @@ func (r *reading) limit(before int64) int64 {
 	return limit
 }
 
-// ask asks for the page after one of so many objects.
+// ask requests the page after token; before is the limit of the page before.
 func (r *reading) ask(ctx context.Context, token string, before int64) *asked {
 	limit := r.limit(before)
 	request := r.request(r.resource, r.namespace).Param("limit", strconv.FormatInt(limit, 10))
@@ -154,7 +147,7 @@ func (r *reading) ask(ctx context.Context, token string, before int64) *asked {
 	return page
 }
 
-// drop ends what was asked, and returns when nothing of it is left.
+// drop cancels the request, and returns when it has ended.
 func (a *asked) drop() {
 	if a == nil {
 		return
@@ -166,16 +159,13 @@ func (a *asked) drop() {
 	}
 }
 
-// visitError is an error of the visitor, which ends the backup, as opposed to
-// one of the server.
+// visitError is an error of the visitor, which ends the backup.
 type visitError struct{ error }
 
-// list visits all objects of a query. A continue token that has expired is
-// replaced by the one that the server offers for the rest of the list, or else
-// the list starts again. What looks passing, a broken connection among others,
-// is tried again while pages get further than before. So a list ends, whatever the
-// server does, as long as that neither invents objects nor repeats them in ever other
-// orders. The error is a visitError or that of the server.
+// list visits all objects of a query. It replaces an expired continue token with the server's
+// offer, or starts again. It retries temporary errors as long as pages get further than before. So
+// it ends, unless the server invents objects without end. The error is a visitError or the
+// server's.
 func (l *lister) list(ctx context.Context, q query, visit visitor) error {
 	token := ""
 	restarts, offers := 0, 0
@@ -247,9 +237,8 @@ func (l *lister) list(ctx context.Context, q query, visit visitor) error {
 	}
 }
 
-// further is an error if a page that others are to follow gets a list no further: one of
-// many in a row without objects, or one that begins as another one did. It looks at one of
-// those before, a later one from time to time, which finds a circle of any length.
+// further fails if a page gets the list no further: too many in a row are empty, or it begins as an
+// earlier page did. The mark moves from time to time, so it finds a cycle of any length.
 func (r *reading) further(visited int) error {
 	if visited == 0 {
 		if r.idle++; r.idle == maxIdle {
@@ -272,7 +261,7 @@ func (l *lister) get(ctx context.Context, r resource, namespace, name string) (r
 	if err := retried(ctx, l.retry, func() error {
 		result := l.request(r, namespace).Suffix(name).Do(ctx)
 		raw, _ = result.Raw()
-		return result.Error() // which, unlike that of Raw, is what the server says
+		return result.Error() // Raw's error lacks the server's message
 	}); err != nil {
 		return nil, err
 	}
@@ -292,13 +281,12 @@ func (l *lister) request(r resource, namespace string) *rest.Request {
 	}
 	return l.client.Get().AbsPath(append(path, r.Resource)...).
 		SetHeader("Accept", runtime.ContentTypeJSON).
-		// That a version is deprecated is no concern of who reads it.
+		// Deprecation is no concern of a reader.
 		WarningHandler(rest.NoWarnings{})
 }
 
-// page reads one page. The next one is asked for as soon as it is known where it begins, and how
-// large it is to be: a server that sends that at the page's end, as for custom resources, is
-// asked then.
+// page reads one page. It requests the next one as soon as its token and limit are known; some
+// servers, as for custom resources, send the token last.
 func (r *reading) page(ctx context.Context, token string, visit visitor) (info pageInfo, visited int, err error) {
 	page := r.next
 	if r.next = nil; page == nil || page.token != token {
@@ -317,7 +305,7 @@ func (r *reading) page(ctx context.Context, token string, visit visitor) (info p
 		}
 		if visited++; visited == 1 {
 			r.begins = ""
-			if h, err := headOf(raw); err == nil { // what is none is the visitor's to tell
+			if h, err := headOf(raw); err == nil { // the visitor reports invalid ones
 				r.begins = itemName(h.Metadata.Namespace, h.Metadata.Name)
 			}
 		}
@@ -330,8 +318,8 @@ func (r *reading) page(ctx context.Context, token string, visit visitor) (info p
 		if err := visit.object(raw); err != nil {
 			return visitError{err}
 		}
-		// Of fewer than a quarter as many it is asked for then. What has more objects than it was asked
-		// for is of a server that does not look at limits, and would send it again.
+		// The retry asks for less than a quarter. A page with more objects than its limit is from a
+		// server without limits, which would send it again.
 		if read > 4*pageBytes && int64(visited) < page.limit {
 			r.objects, r.bytes = int64(visited), read
 			r.sizes.learn(r.resource.GroupResource(), r.objects, r.bytes)
@@ -345,9 +333,8 @@ func (r *reading) page(ctx context.Context, token string, visit visitor) (info p
 	return info, visited, err
 }
 
-// decodePage hands over the objects of a list as they arrive. The server may
-// send the list's fields in any order. An answer that is no list, or that lacks
-// its items, is an error: as a list without objects, it would hide that they are missing.
+// decodePage hands over the objects of a list as they arrive, with the list's fields in any order.
+// An answer without items is an error: read as an empty list, it would hide missing objects.
 func decodePage(r io.Reader, info *pageInfo, object func(raw []byte) error) error {
 	s := newScanner(r)
 	kind, hasItems := "", false
@@ -399,8 +386,8 @@ func decodeItems(s *scanner, object func(raw []byte) error) error {
 	})
 }
 
-// continueOf is the token for the rest of an expired list. What it leads to is of
-// a later state than what came before, but complete.
+// continueOf returns the token for the rest of an expired list: newer than the pages before, but
+// complete.
 func continueOf(err error) string {
 	var status apierrors.APIStatus
 	if errors.As(err, &status) {
@@ -409,8 +396,7 @@ func continueOf(err error) string {
 	return ""
 }
 
-// passing says whether it may go better the next time: the server did not
-// answer, broke off, or says so.
+// passing reports whether a retry may succeed: the server did not answer, broke off, or says so.
 func passing(err error) bool {
 	if _, ok := errors.AsType[*json.SyntaxError](err); ok {
 		return false
@@ -432,7 +418,7 @@ func passing(err error) bool {
 	return false
 }
 
-// retried tries again what goes wrong in passing, for as long as the backoff has steps.
+// retried repeats after temporary errors while the backoff has steps.
 func retried(ctx context.Context, backoff wait.Backoff, try func() error) error {
 	var waiting *waits.Wait
 	defer func() { waiting.End() }()

@@ -22,8 +22,8 @@ var (
 	clusterRolesResource        = schema.GroupResource{Group: rbacv1.GroupName, Resource: "clusterroles"}
 )
 
-// neededKinds are the cluster-scoped kinds of which single objects come along with those
-// that refer to them, in the order of being read.
+// neededKinds are the cluster-scoped kinds whose single objects come along with objects that refer
+// to them, in reading order.
 var neededKinds = []struct {
 	schema.GroupKind
 	schema.GroupResource
@@ -35,11 +35,10 @@ var neededKinds = []struct {
 	{schema.GroupKind{Group: "networking.k8s.io", Kind: "IngressClass"}, schema.GroupResource{Group: "networking.k8s.io", Resource: "ingressclasses"}},
 }
 
-// needs are what the objects in the backup refer to. The sink's mu guards them.
+// needs are the references of the written objects. The sink's mu guards them.
 type needs struct {
-	// reasons are why objects are needed, by resource and name.
 	reasons map[schema.GroupResource]map[string]string
-	// accounts are the service accounts in the backup, and definitions those of custom resources.
+	// accounts are the service accounts in the backup, definitions the custom resource definitions.
 	accounts, definitions sets.Set[string]
 }
 
@@ -47,7 +46,7 @@ func newNeeds() needs {
 	return needs{map[schema.GroupResource]map[string]string{}, sets.New[string](), sets.New[string]()}
 }
 
-// note takes what an object that is written needs.
+// note records the references of a written object.
 func (n needs) note(r resource, item *manifest.Item) {
 	switch r.GroupResource() {
 	case serviceAccountsResource:
@@ -65,7 +64,7 @@ func (n needs) note(r resource, item *manifest.Item) {
 	}
 }
 
-// add takes one that is needed. The first reason stays.
+// add records a needed object. The first reason stays.
 func (n needs) add(gr schema.GroupResource, name, reason string) {
 	if n.reasons[gr] == nil {
 		n.reasons[gr] = map[string]string{}
@@ -75,14 +74,14 @@ func (n needs) add(gr schema.GroupResource, name, reason string) {
 	}
 }
 
-// need takes an object that is needed, though nothing that is written refers to it.
+// need records an object that no written object refers to.
 func (s *sink) need(gr schema.GroupResource, name, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.needs.add(gr, name, reason)
 }
 
-// missing are the reasons of what is needed of a resource and has not been met.
+// missing returns needed objects of a resource that were not met, with reasons.
 func (s *sink) missing(gr schema.GroupResource) map[string]string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -95,23 +94,21 @@ func (s *sink) missing(gr schema.GroupResource) map[string]string {
 	return missing
 }
 
-// defines says whether the definition of a custom resource has been written.
+// defines reports whether a definition was written.
 func (s *sink) defines(name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.needs.definitions.Has(name)
 }
 
-// accounts are the service accounts that were written.
 func (s *sink) accounts() sets.Set[string] {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.needs.accounts.Clone()
 }
 
-// readNeeded takes the cluster-scoped objects without which others do not work: what binds
-// their service accounts, and the roles and classes that they name. One list of a kind
-// finds all of it.
+// readNeeded takes the cluster-scoped objects that others need: bindings of their service accounts,
+// and the roles and classes they name. It reads one list for each kind.
 func (c *collector) readNeeded(ctx context.Context) error {
 	accounts := c.sink.accounts()
 	every := func(gr schema.GroupResource) bool { return c.wanted.Included(gr, false) && len(c.selectors) == 0 }
@@ -135,7 +132,7 @@ func (c *collector) readNeeded(ctx context.Context) error {
 				if bindings {
 					return "it binds " + account
 				}
-				// The role is wanted without what binds it.
+				// Only the role is wanted.
 				c.sink.need(clusterRolesResource, binding.RoleRef.Name, "it is bound to "+account)
 			}
 			return ""
@@ -156,9 +153,9 @@ func (c *collector) readNeeded(ctx context.Context) error {
 	return nil
 }
 
-// accountOf says which of the accounts a subject of a binding is: one by its kind or as a user,
-// or those of a namespace as their group. It is "" if it is none. The groups of all accounts and
-// of all users are nobody's in particular.
+// accountOf describes the account that a subject of a binding means, or returns "". A subject is an
+// account, a user, or the group of a namespace's accounts. The groups of all accounts and of all
+// users do not count.
 func accountOf(who rbacv1.Subject, accounts sets.Set[string]) string {
 	switch who.Kind {
 	case rbacv1.ServiceAccountKind:
@@ -181,7 +178,7 @@ func accountOf(who rbacv1.Subject, accounts sets.Set[string]) string {
 	return ""
 }
 
-// readSome takes those objects of a cluster-scoped resource that have a reason.
+// readSome takes the objects of a cluster-scoped resource that have a reason.
 func (c *collector) readSome(ctx context.Context, gr schema.GroupResource, reasonOf func(*head, []byte) string) error {
 	r, found := c.discovered.find(gr)
 	if !found || r.namespaced {

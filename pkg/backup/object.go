@@ -14,14 +14,13 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// head is what the reading looks at in every object. All else stays as the
-// server wrote it.
+// head has the fields that reading uses. All else stays as the server wrote it.
 type head struct {
 	APIVersion string
 	Kind       string
 	Metadata   headMeta
 
-	// original is what was removed from the object, as a merge patch.
+	// original is a merge patch of the removed fields.
 	original json.RawMessage
 }
 
@@ -32,12 +31,12 @@ type headMeta struct {
 	DeletionTimestamp string
 	Labels            map[string]string
 	Annotations       map[string]string
-	// Owners are their UIDs.
+	// Owners are the uids of the owners.
 	Owners []string
 }
 
-// headOf reads the head of an object that is valid JSON. Unlike encoding/json it tells the case
-// of names, as the API does: custom resources may have a field Metadata of their own.
+// headOf reads the head of valid JSON. It is case-sensitive, as the API and unlike encoding/json: a
+// custom resource may have a field Metadata.
 func headOf(raw []byte) (*head, error) {
 	h := &head{}
 	return h, eachField(raw, func(name, value []byte) error {
@@ -53,7 +52,6 @@ func headOf(raw []byte) (*head, error) {
 	})
 }
 
-// read takes a field of the metadata.
 func (m *headMeta) read(name, value []byte) error {
 	switch string(name) {
 	case "name":
@@ -100,10 +98,10 @@ func readTexts(raw []byte, into *map[string]string) error {
 	})
 }
 
-// unwanted says whether somebody has labelled the object to be left out.
+// unwanted reports whether the object is labelled to be left out.
 func (h *head) unwanted() bool { return h.Metadata.Labels[format.LabelExclude] == "true" }
 
-// whyLeftOut says why the object itself does not want to be backed up, or "".
+// whyLeftOut says why the object is left out, or returns "".
 func (h *head) whyLeftOut() string {
 	switch {
 	case h.unwanted():
@@ -114,7 +112,7 @@ func (h *head) whyLeftOut() string {
 	return ""
 }
 
-// decode reads part of an object, and tells the case of names as headOf does.
+// decode reads parts of an object, case-sensitively.
 func decode(raw []byte, into any) error {
 	if err := utiljson.UnmarshalCaseSensitivePreserveInts(raw, into); err != nil {
 		return fmt.Errorf("read an object: %w", err)
@@ -122,11 +120,11 @@ func decode(raw []byte, into any) error {
 	return nil
 }
 
-// appendContent appends the object as it is stored: compact, and with the kind and version
-// that the items of a list of built-in types lack.
+// appendContent appends the object as it is stored: compact, and with kind and version, which items
+// of built-in lists lack.
 func appendContent(to, raw []byte, h *head, r resource) ([]byte, error) {
 	raw = bytes.TrimSpace(raw)
-	// A JSON string has no line break, so this finds what a server has indented.
+	// JSON strings have no line break, so this finds indented JSON.
 	if bytes.IndexByte(raw, '\n') >= 0 {
 		var compact bytes.Buffer
 		if err := json.Compact(&compact, raw); err != nil {
@@ -137,8 +135,7 @@ func appendContent(to, raw []byte, h *head, r resource) ([]byte, error) {
 	if h.APIVersion != "" && h.Kind != "" {
 		return append(to, raw...), nil
 	}
-	// Kinds and versions need no escaping. The object has a name, so that more
-	// follows the brace.
+	// Kinds and versions need no escaping, and the name follows the brace.
 	to = append(to, '{')
 	for _, field := range []struct{ name, has, lacks string }{
 		{"apiVersion", h.APIVersion, r.apiVersion},

@@ -16,11 +16,10 @@ import (
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// order is spec.orderedResources: the objects to take before others of their resource. Each is
-// read by itself, and the lists that follow pass it over.
+// order is spec.orderedResources: the objects to read before others of their resource. Later lists
+// skip them.
 type order map[schema.GroupResource][]string
 
-// orderOf reads the order of a spec.
 func (d *discovered) orderOf(spec *holdfast.BackupSpec, findings *findings) order {
 	ordered := order{}
 	for _, word := range slices.Sorted(maps.Keys(spec.OrderedResources)) {
@@ -38,7 +37,6 @@ func (d *discovered) orderOf(spec *holdfast.BackupSpec, findings *findings) orde
 	return ordered
 }
 
-// places are those of the objects of a resource.
 func (o order) places(gr schema.GroupResource) map[types.NamespacedName]int {
 	places := map[types.NamespacedName]int{}
 	for i, key := range o[gr] {
@@ -54,7 +52,7 @@ func objectName(key string) types.NamespacedName {
 	return types.NamespacedName{Name: key}
 }
 
-// warnOfOrder says which resources have an order for nothing.
+// warnOfOrder warns of ordered resources that the backup does not include.
 func (c *collector) warnOfOrder(selected []resource) {
 	for gr := range c.order {
 		if !slices.ContainsFunc(selected, func(r resource) bool { return r.GroupResource() == gr }) {
@@ -63,9 +61,8 @@ func (c *collector) warnOfOrder(selected []resource) {
 	}
 }
 
-// readOrdered visits the objects of a resource that the order names, each by a list of its own,
-// since to get one is another right. Of what the backup does not include nothing is asked, so
-// that nobody learns here what exists elsewhere.
+// readOrdered visits the ordered objects of a resource, each by a list, since get is another right.
+// Excluded objects are not requested, so that the findings reveal nothing about them.
 func (c *collector) readOrdered(ctx context.Context, r resource, selectors []string, visitorOf func(query) visitor) error {
 	for _, key := range c.order[r.GroupResource()] {
 		of := objectName(key)

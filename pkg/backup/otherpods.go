@@ -15,18 +15,17 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// maxTries is through how many pods the data of one claim is read at most. A reason that is the
-// same for all pods, such as a store that is full, is not waited for once per pod.
+// maxTries bounds the pods through which one claim is read. A common cause, such as a full store,
+// must not be waited for once per pod.
 const maxTries = 3
 
-// access is a running pod through which the data of a claim can be read.
 type access struct {
 	pod          engine.PodReference
 	node, volume string
 }
 
-// await returns when volumes that were submitted have ended. A claim that could not be read
-// through one pod is read through the next one, which takes the place of the first.
+// await waits for submitted volumes. A claim that could not be read through one pod is read through
+// the next.
 func (p *podVolumes) await(ctx context.Context, volumes []*format.Volume) error {
 	for {
 		if err := p.mover.Wait(ctx, volumes); err != nil {
@@ -47,8 +46,8 @@ func (p *podVolumes) await(ctx context.Context, volumes []*format.Volume) error 
 	}
 }
 
-// readThroughAnother hands over a volume that failed by another pod with its claim. It returns
-// nil if the volume has not failed, or there is no such pod.
+// readThroughAnother submits a failed volume through another pod of its claim. It returns nil if
+// the volume has not failed or no pod is left.
 func (p *podVolumes) readThroughAnother(ctx context.Context, failed *format.Volume) *format.Volume {
 	if failed.Status.Phase != engine.VolumePhaseFailed || failed.ClaimName == "" {
 		return nil
@@ -61,7 +60,7 @@ func (p *podVolumes) readThroughAnother(ctx context.Context, failed *format.Volu
 	if len(of.others) == 0 || len(nodes) >= maxTries {
 		return nil
 	}
-	// A pod of another node is the better choice, since the node may be what is wrong.
+	// Prefer another node: the node may be the cause.
 	i := max(0, slices.IndexFunc(of.others, func(a access) bool { return !slices.Contains(nodes, a.node) }))
 	other := of.others[i]
 	of.others = slices.Delete(of.others, i, i+1)
@@ -81,7 +80,7 @@ func (p *podVolumes) readThroughAnother(ctx context.Context, failed *format.Volu
 	return &next
 }
 
-// whyFailed says why a volume could not be uploaded, through whichever pod that was tried.
+// whyFailed lists the failures of a volume by the pods that were tried.
 func whyFailed(volume *format.Volume) string {
 	text := volume.Status.Message
 	for before := volume.Instead; before != nil; before = before.Instead {

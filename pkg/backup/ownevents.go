@@ -9,17 +9,16 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// ownComponents is how the names of Holdfast's components begin, in the events that they report.
+// ownComponents begins the names of Holdfast's components in events.
 const ownComponents = "holdfast-"
 
-// isEvent reports whether an object is an event, in either of the groups that serve it.
+// isEvent reports whether an object is an event, in either of its groups.
 func (s subject) isEvent() bool {
 	return s.resource.Resource == "events" && (s.resource.Group == "" || s.resource.Group == "events.k8s.io")
 }
 
-// isOwnEvent reports whether an event is about a backup, a restore or another object of
-// Holdfast's, or was reported by Holdfast. What tells of making a backup is no part of it: each
-// backup would hold the story of those before it.
+// isOwnEvent reports whether an event is about Holdfast's objects or from Holdfast. Otherwise each
+// backup would hold the events of earlier backups.
 func isOwnEvent(raw []byte) bool {
 	type object struct {
 		APIVersion string `json:"apiVersion"`
@@ -28,7 +27,7 @@ func isOwnEvent(raw []byte) bool {
 		Component string `json:"component"`
 	}
 	var event struct {
-		// The fields have other names in each of the two groups.
+		// The two groups name the fields differently.
 		InvolvedObject      object `json:"involvedObject"`
 		Regarding           object `json:"regarding"`
 		ReportingComponent  string `json:"reportingComponent"`

@@ -9,16 +9,16 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// PageSizes remembers how large objects are, by their resource, so that the first page of a list
-// has no more of them than an API server can hold at once without harm. The zero value knows
-// nothing. It is safe for concurrent use: all backups of a process share one.
+// PageSizes remembers the size of objects by resource, so that the first page of a list does not
+// overload an API server. The zero value knows nothing. It is safe for concurrent use: all backups
+// of a process share one.
 type PageSizes struct {
 	mu sync.Mutex
-	// means are the bytes of an object, as the lists that were read last had them.
+	// means are the bytes of an object in the latest lists.
 	means map[schema.GroupResource]int64
 }
 
-// first is how many objects the first page of a list is to have.
+// first returns the limit of a list's first page.
 func (s *PageSizes) first(gr schema.GroupResource) int64 {
 	if s == nil {
 		return unknownPage
@@ -30,12 +30,12 @@ func (s *PageSizes) first(gr schema.GroupResource) int64 {
 		return unknownPage
 	}
 	mean = max(mean, 1)
-	// A page that is given up would be so at every backup: no more than it may have then.
+	// A page beyond four times pageBytes would be abandoned at every backup.
 	return max(1, min(leastPage, 4*pageBytes/mean), min(pageSize, pageBytes/mean))
 }
 
-// learn takes what a list had. A few small objects tell nothing of others. Of objects that are
-// larger than those before it learns at once, since they do harm, and of smaller ones by and by.
+// learn records the size of a list. It ignores a few small objects. Larger objects count at once,
+// since they do harm, and smaller ones gradually.
 func (s *PageSizes) learn(gr schema.GroupResource, objects, bytes int64) {
 	if s == nil || objects == 0 || objects < sampled && bytes < pageBytes {
 		return

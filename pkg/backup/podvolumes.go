@@ -21,42 +21,39 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/hostpath"
 )
 
-// podVolumes knows the claims and persistent volumes met so far, and hands over
-// the volumes of pods. Claims, persistent volumes and pods are read one after the
-// other. Then the maps change no more, and the pods that have a claim are one block,
-// which one goroutine takes.
+// podVolumes has the claims and persistent volumes so far, and hands over the volumes of pods.
+// Claims, persistent volumes and pods are read in this order. After that the maps don't change, and
+// the pods of one claim are in one block, which one goroutine takes.
 type podVolumes struct {
 	*collector
 	claims            map[types.NamespacedName]*claim
 	persistentVolumes map[string]*persistentVolume
 	nodes             map[string]*corev1.Node
-	// unsettled are the claims that were read and whose persistent volumes were not.
+	// unsettled are claims whose persistent volumes were not read yet.
 	unsettled []types.NamespacedName
-	// undecided are pods that wait for claims, in the order of being read, and undecidedBytes
-	// what is kept of them.
+	// undecided are pods that wait for claims, in the order of the list; undecidedBytes is their
+	// memory.
 	undecided      []undecidedPod
 	undecidedBytes int
-	// held are the pods to take when all are known.
-	held []*heldPod
-	// ordered are the pods that the spec orders, which come before all others.
+	held           []*heldPod
+	// ordered are the pods that the spec orders before all others.
 	ordered map[types.NamespacedName]int
-	// index are the claims and persistent volumes that are written when all pods are known, of so
-	// many bytes as they are stored. It is full once others were written before.
+	// index has the claims and persistent volumes that are written when all pods are known, of
+	// indexBytes as stored. It is full once others were written before.
 	index      []*object
 	indexBytes int
 	indexFull  bool
-	// behind is true once one of these is to be written after its hooks, and those behind it
-	// therefore as well.
+	// behind is true once an ordered pod is written after its hooks: then those behind it are, too.
 	behind bool
 
-	// impatient is true from when a volume could not be handed over until one can.
+	// impatient is true while the last handover failed.
 	impatient atomic.Bool
 
 	mu        sync.Mutex
 	submitted []*format.Volume
-	// scratch counts the volumes without a claim that were handed over, by namespace.
+	// scratch counts the submitted volumes without a claim, by namespace.
 	scratch map[string]int
-	// heldBytes are those of what is to be written after hooks, as it is stored.
+	// heldBytes is the stored size of the objects that are written after hooks.
 	heldBytes int
 }
 
@@ -70,11 +67,11 @@ func newPodVolumes(c *collector) *podVolumes {
 	}
 }
 
-// maxScratchVolumes is how many volumes without a claim a backup takes of one namespace. Each is a
-// record, and anybody who makes pods can name any number of emptyDirs.
+// maxScratchVolumes bounds the volumes without a claim in one namespace. Each is a record, and a
+// pod can name any number of emptyDirs.
 const maxScratchVolumes = 5000
 
-// takesScratch counts a volume without a claim, unless a backup takes no more of its namespace.
+// takesScratch counts a volume without a claim, or reports false beyond the limit.
 func (p *podVolumes) takesScratch(namespace string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -88,9 +85,8 @@ func (p *podVolumes) takesScratch(namespace string) bool {
 	return true
 }
 
-// actionOf is that of the volume policies about a volume of a pod. Through a claim it is the
-// claim's, but for the one that Kubernetes makes for a generic ephemeral volume: as in
-// Velero, such a volume is of that type.
+// actionOf returns the volume policies' action for a volume of a pod. A claim's volume has the
+// claim's action. A generic ephemeral volume is judged by its own type, as in Velero.
 func (p *podVolumes) actionOf(pod *corev1.Pod, volume *corev1.Volume) action {
 	if claim := volume.PersistentVolumeClaim; claim != nil {
 		return p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: claim.ClaimName}].action
@@ -98,8 +94,7 @@ func (p *podVolumes) actionOf(pod *corev1.Pod, volume *corev1.Volume) action {
 	return p.policies.action(traitsInPod(&volume.VolumeSource), nil)
 }
 
-// visitPod takes a pod, and holds it for its volumes and hooks. With hooks before, it is not
-// written yet.
+// visitPod takes a pod, and holds it for its volumes and hooks.
 func (p *podVolumes) visitPod(ctx context.Context, r resource, h *head, raw []byte) error {
 	about := subject{podsResource, h.Metadata.Namespace, h.Metadata.Name}
 	var pod corev1.Pod
@@ -123,7 +118,7 @@ func (p *podVolumes) visitPod(ctx context.Context, r resource, h *head, raw []by
 	return p.decide(ctx, &pod, held)
 }
 
-// decide decides on the volumes of a pod, whose claims are known.
+// decide decides on the volumes of a pod whose claims are known.
 func (p *podVolumes) decide(ctx context.Context, pod *corev1.Pod, held *heldPod) error {
 	about := subject{podsResource, pod.Namespace, pod.Name}
 	for _, name := range held.claims {
@@ -139,7 +134,7 @@ func (p *podVolumes) decide(ctx context.Context, pod *corev1.Pod, held *heldPod)
 	}
 	for _, volume := range picked {
 		here := heldVolume{volume.Name, claimOf(pod, &volume)}
-		if held.notRunning != "" { // which is told
+		if held.notRunning != "" { // reported elsewhere
 			held.volumes = append(held.volumes, here)
 			continue
 		}
@@ -161,9 +156,9 @@ func (p *podVolumes) decide(ctx context.Context, pod *corev1.Pod, held *heldPod)
 	return ctx.Err()
 }
 
-// notHere says why a claim, or none, is not to be read on the node of a pod, or "". The kubelet mounts
-// no volume of another node, but a folder of type hostPath it does not mount: a pod that goes on
-// while its claim is made anew is on a node where the path is somebody else's.
+// notHere says why a claim must not be read on the pod's node, or returns "". The kubelet mounts no
+// volume of another node, except hostPath volumes, which it does not mount. If the claim of a
+// running pod was made anew elsewhere, that path on its node is another tenant's.
 func (p *podVolumes) notHere(ctx context.Context, of *claim, name string) (string, error) {
 	if of == nil || name == "" {
 		return "", nil
@@ -198,7 +193,6 @@ func (p *podVolumes) notHere(ctx context.Context, of *claim, name string) (strin
 	return "", nil
 }
 
-// notBackedUp is the text about a volume whose data is not in the backup.
 func notBackedUp(volume, claim, reason string) string {
 	if claim != "" {
 		volume += " (claim " + claim + ")"
@@ -215,7 +209,7 @@ func (p *podVolumes) skip(about subject, s skippedVolume) {
 	p.log.write(slog.LevelInfo, text, about.attrs()...)
 }
 
-// handOverVolume hands over a volume of a pod. It is nil if that could not be.
+// handOverVolume submits a volume of a pod. It returns nil if that failed.
 func (p *podVolumes) handOverVolume(ctx context.Context, pod *heldPod, volume heldVolume, hooked bool) *format.Volume {
 	about := subject{podsResource, pod.ref.Namespace, pod.ref.Name}
 	to := &format.Volume{
@@ -226,7 +220,7 @@ func (p *podVolumes) handOverVolume(ctx context.Context, pod *heldPod, volume he
 		ClaimName:    volume.claim,
 		Hooked:       hooked,
 	}
-	// Through whichever pod a claim is read, its data is the same.
+	// A claim has the same data through each pod.
 	of := &claim{}
 	if to.ClaimName != "" {
 		of = p.claims[types.NamespacedName{Namespace: pod.ref.Namespace, Name: to.ClaimName}]
@@ -271,8 +265,8 @@ func (p *podVolumes) handOverVolume(ctx context.Context, pod *heldPod, volume he
 	return to
 }
 
-// submit hands over a volume, and waits for a server that restarts. After one that stays away, the
-// volumes to come are tried once each, until one is taken.
+// submit hands over a volume, and waits for a server that restarts. After a failure it tries each
+// further volume once, until one is accepted.
 func (p *podVolumes) submit(ctx context.Context, volume *format.Volume) error {
 	retry := p.lister.retry
 	if p.impatient.Load() {
@@ -283,9 +277,8 @@ func (p *podVolumes) submit(ctx context.Context, volume *format.Volume) error {
 	return err
 }
 
-// podsDone gives the warnings that were held back, for claims that no running
-// pod uses, and the ones for claims that no pod of the backup uses at all, unless the spec
-// or a volume policy wants no files of them.
+// podsDone reports the held-back warnings of claims that no running pod uses. It also reports claims
+// without a pod in the backup, unless the user wants no files of them.
 func (p *podVolumes) podsDone() {
 	for _, volume := range p.leaving {
 		if of := p.claims[volume.claim]; of != nil {
@@ -339,18 +332,17 @@ func (p *podVolumes) podsDone() {
 
 const podLeaves = "the pod is being deleted"
 
-// leavingVolume is one of a pod that is being deleted.
 type leavingVolume struct {
 	about subject
 	name  string
 	claim types.NamespacedName
 }
 
-// leaves notes the claims whose files would be read through a pod, were it not being deleted.
+// leaves notes the claims whose files would be read if the pod were not being deleted.
 func (c *collector) leaves(about subject, raw []byte) {
 	var pod corev1.Pod
 	if err := decode(raw, &pod); err != nil {
-		return // of what is left out, nothing is asked
+		return
 	}
 	picked, _ := pickVolumes(&pod, defaultsOf(c.spec.DefaultVolumesToFsBackup), func(*corev1.Volume) action { return noAction })
 	for _, volume := range picked {
@@ -360,12 +352,12 @@ func (c *collector) leaves(about subject, raw []byte) {
 	}
 }
 
-// leavesOut notes the claims of a pod that is labelled to be left out. Unless other pods use them,
-// their data was left out on purpose.
+// leavesOut notes the claims of a pod that is excluded by label. Unless other pods use them, their
+// data was left out on purpose.
 func (c *collector) leavesOut(about subject, raw []byte) {
 	var pod corev1.Pod
 	if err := decode(raw, &pod); err != nil {
-		return // of what is left out, nothing is asked
+		return
 	}
 	for i := range pod.Spec.Volumes {
 		if claim := claimOf(&pod, &pod.Spec.Volumes[i]); claim != "" {
@@ -377,12 +369,12 @@ func (c *collector) leavesOut(about subject, raw []byte) {
 	}
 }
 
-// wantsClaims reports whether the backup wants the data of claims that no pod of it uses.
+// wantsClaims reports whether the backup wants the data of claims without a pod.
 func (c *collector) wantsClaims() bool {
 	return defaultsOf(c.spec.DefaultVolumesToFsBackup) != takeNone
 }
 
-// leftOut counts the bound claims whose data was wanted and is not in the backup.
+// leftOut counts the bound claims whose wanted data is not in the backup.
 func (p *podVolumes) leftOut() (count int32) {
 	for _, of := range p.claims {
 		if of.volume != "" && (of.lost || of.missed && !of.taken) {
@@ -392,8 +384,7 @@ func (p *podVolumes) leftOut() (count int32) {
 	return count
 }
 
-// conclude turns what failed into findings, and returns what became of the volumes, in the
-// order of their pods.
+// conclude turns failures into findings, and returns the volumes in the order of their pods.
 func (p *podVolumes) conclude() []*format.Volume {
 	slices.SortStableFunc(p.submitted, func(a, b *format.Volume) int {
 		return cmp.Or(cmp.Compare(a.Pod.Namespace, b.Pod.Namespace), cmp.Compare(a.Pod.Name, b.Pod.Name))
@@ -414,7 +405,6 @@ func (p *podVolumes) conclude() []*format.Volume {
 	return p.submitted
 }
 
-// described names a volume by its name in the pod, and its claim.
 func described(volume *format.Volume) string {
 	if volume.ClaimName == "" {
 		return "volume " + volume.Name
@@ -422,8 +412,7 @@ func described(volume *format.Volume) string {
 	return fmt.Sprintf("volume %s of claim %s", volume.Name, volume.ClaimName)
 }
 
-// notTaken describes the persistent volumes whose data is not in the backup,
-// since a restore must know that there is none.
+// notTaken describes the persistent volumes without data in the backup, for a restore.
 func (p *podVolumes) notTaken() []format.VolumeInfo {
 	var infos []format.VolumeInfo
 	for _, key := range p.sortedClaims() {

@@ -18,14 +18,13 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Policies reads the ConfigMap that a backup's spec.resourcePolicy names.
 type Policies interface {
-	// Policy gives its data with the rights of whoever asked for the backup: a
-	// NotAllowedError says that they have none.
+	// Policy returns the ConfigMap's data with the rights of the user that asked for the backup, or
+	// a NotAllowedError.
 	Policy(ctx context.Context, namespace, name string) (map[string]string, error)
 }
 
-// action is what a volume policy does with the volumes that it matches.
+// action is the action of a volume policy.
 type action string
 
 const (
@@ -35,15 +34,14 @@ const (
 	snapshotAction action = "snapshot"
 )
 
-// maxPolicies bounds what is looked at for each volume.
+// maxPolicies bounds the work for each volume.
 const maxPolicies = 1000
 
-// sane bounds the quantities: whoever compares 1e1000000000 writes all of its digits down, in
-// gigabytes of memory and for minutes.
+// sane bounds quantities: comparing 1e1000000000 takes gigabytes of memory and minutes.
 var sane = regexp.MustCompile(`^[0-9]{1,18}(\.[0-9]{1,9})?(m|k|[MGTPE]|[KMGTPE]i)?$`)
 
-// whyNot says why the data of a volume is not read because of the action, or "". The user is
-// to know of a snapshot that they asked for.
+// whyNot says why the action prevents reading a volume, or returns "". asked is true if the user
+// must be told.
 func (a action) whyNot() (reason string, asked bool) {
 	switch a {
 	case skipAction:
@@ -54,8 +52,7 @@ func (a action) whyNot() (reason string, asked bool) {
 	return "", false
 }
 
-// policies are Velero's volume policies. The first that matches counts, before whatever the
-// pods and the spec say.
+// policies are Velero's volume policies. The first match counts, before the pods and the spec.
 type policies []volumePolicy
 
 type volumePolicy struct {
@@ -68,7 +65,7 @@ type volumePolicy struct {
 	lower, upper apiresource.Quantity
 }
 
-// volumeConditions must all hold. Those that are not set do.
+// volumeConditions must all hold; an unset one holds.
 type volumeConditions struct {
 	Capacity       string                              `json:"capacity"`
 	StorageClass   []string                            `json:"storageClass"`
@@ -91,18 +88,17 @@ type csiTraits struct {
 	VolumeAttributes map[string]string `json:"volumeAttributes"`
 }
 
-// volumeTraits are what policies look at: those of a persistent volume, if it is known, or
-// else of the pod's volume.
+// volumeTraits are the inputs of policies, from the persistent volume if it is known, else from the
+// pod's volume.
 type volumeTraits struct {
 	capacity     apiresource.Quantity
 	storageClass string
 	nfs          *nfsTraits
 	csi          *csiTraits
-	// kind is the field of the volume's source.
+	// kind is the name of the source's field.
 	kind string
 }
 
-// claimTraits are those of a volume's claim, if it has one.
 type claimTraits struct {
 	Metadata struct {
 		Labels map[string]string `json:"labels"`
@@ -116,7 +112,7 @@ type claimTraits struct {
 	} `json:"status"`
 }
 
-// parsePolicies reads the data of a ConfigMap. What is not known is refused by its name.
+// parsePolicies reads the data of a ConfigMap, and refuses unknown fields.
 func parsePolicies(data map[string]string) (policies, error) {
 	if len(data) != 1 {
 		return nil, fmt.Errorf("it has %d keys: it must have one, with the policies", len(data))
@@ -181,7 +177,7 @@ func (p *volumePolicy) parse() error {
 	return nil
 }
 
-// action is that of the first policy that matches. claim is nil for a volume without one.
+// action returns the first match's action. claim is nil for a volume without a claim.
 func (p policies) action(volume volumeTraits, claim *claimTraits) action {
 	if claim == nil {
 		claim = &claimTraits{}
@@ -233,7 +229,6 @@ func sameModes(a, b []corev1.PersistentVolumeAccessMode) bool {
 	return len(a) == len(b) && !slices.ContainsFunc(a, func(mode corev1.PersistentVolumeAccessMode) bool { return !slices.Contains(b, mode) })
 }
 
-// traitsOf are those of a persistent volume.
 func traitsOf(spec *corev1.PersistentVolumeSpec) volumeTraits {
 	source := &spec.PersistentVolumeSource
 	of := volumeTraits{capacity: spec.Capacity[corev1.ResourceStorage], storageClass: spec.StorageClassName, kind: sourceOf(source)}
@@ -246,7 +241,6 @@ func traitsOf(spec *corev1.PersistentVolumeSpec) volumeTraits {
 	return of
 }
 
-// traitsInPod are those of a pod's volume.
 func traitsInPod(source *corev1.VolumeSource) volumeTraits {
 	of := volumeTraits{kind: sourceOf(source)}
 	if nfs := source.NFS; nfs != nil {
@@ -258,7 +252,7 @@ func traitsInPod(source *corev1.VolumeSource) volumeTraits {
 	return of
 }
 
-// sourceOf is the name of the field that is set.
+// sourceOf returns the name of the set field.
 func sourceOf(source any) string {
 	value := reflect.ValueOf(source).Elem()
 	for i := range value.NumField() {
@@ -270,7 +264,7 @@ func sourceOf(source any) string {
 	return ""
 }
 
-// idle says which words for types of volumes mean none.
+// idle lists the words for volume types that match none.
 func (p policies) idle() (texts []string) {
 	known := map[string]bool{}
 	for _, source := range []any{corev1.VolumeSource{}, corev1.PersistentVolumeSource{}} {
@@ -290,8 +284,8 @@ func (p policies) idle() (texts []string) {
 	return texts
 }
 
-// readPolicies gives the backup's volume policies. Without them it is not known what the
-// backup is to hold, so the error is for the backup as a whole.
+// readPolicies returns the backup's volume policies. Its error ends the backup: without policies
+// its content is undecided.
 func (e *execution) readPolicies(ctx context.Context) (policies, error) {
 	of := e.request.Backup.Spec.ResourcePolicy
 	if of == nil {

@@ -17,15 +17,15 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// maxLabelBytes is for the labels of all claims in the list of volumes: with them, too, it has to
-// stay below format.MaxVolumesBytes, however many labels somebody gives to claims.
+// maxLabelBytes bounds the labels of all claims in the list of volumes, which must stay below
+// format.MaxVolumesBytes.
 const maxLabelBytes = 16 << 20
 
-// end stores what is to be known of the backup, and velero-backup.json last. The
-// failure is why there is no tarball, or nil.
+// end stores the side files, and velero-backup.json last. failure says why there is no tarball, or
+// is nil.
 func (e *execution) end(ctx context.Context, failure error) (Outcome, error) {
 	if ctx.Err() != nil {
-		// Whoever cancelled may already be cleaning up: write nothing more.
+		// The canceller may be cleaning up: write nothing more.
 		return Outcome{Status: e.status(ctx.Err())}, ctx.Err()
 	}
 	if failure == nil {
@@ -39,13 +39,13 @@ func (e *execution) end(ctx context.Context, failure error) (Outcome, error) {
 	}
 	if failure != nil {
 		e.findings.fail(subject{}, failure.Error())
-		e.contents = format.Contents{} // what there may be does not count
+		e.contents = format.Contents{} // a tarball in the store does not count
 	}
 	if err := e.storeReport(ctx, e.status(failure).Phase); err != nil {
 		// The objects can be restored without it.
 		e.findings.fail(subject{}, err.Error())
 	}
-	// After a long pause it may have been ended by somebody else, and deleted.
+	// After a long pause, another process may have ended the backup, and a user deleted it.
 	if err := e.owns(ctx); err != nil {
 		return Outcome{Status: e.status(err)}, cmp.Or(ctx.Err(), err)
 	}
@@ -59,7 +59,7 @@ func (e *execution) end(ctx context.Context, failure error) (Outcome, error) {
 	return Outcome{Status: status, Stored: true}, nil
 }
 
-// storeContents stores the side files that a restore rests on.
+// storeContents stores the side files that a restore needs.
 func (e *execution) storeContents(ctx context.Context) error {
 	uploads, infos := e.uploads(), e.skipped
 	for _, volume := range e.volumes {
@@ -80,14 +80,13 @@ func (e *execution) storeContents(ctx context.Context) error {
 		}
 	}
 	var graph bytes.Buffer
-	graph.Grow(e.manifest.Size()) // in one piece, since there is no other as large
+	graph.Grow(e.manifest.Size()) // allocate the largest buffer once
 	if _, err := e.manifest.WriteTo(&graph); err != nil {
 		return fmt.Errorf("encode the manifest: %w", err)
 	}
 	return e.create(ctx, format.ManifestKey(e.storeName), graph.Bytes())
 }
 
-// uploads is the list of volumes.
 func (e *execution) uploads() []format.PodVolumeBackup {
 	uploads := make([]format.PodVolumeBackup, 0, len(e.volumes))
 	labels := 0
@@ -104,7 +103,7 @@ func (e *execution) uploads() []format.PodVolumeBackup {
 	return uploads
 }
 
-// storeReport stores the results and the log, which nothing can be added to then.
+// storeReport stores the results and the log, and closes both.
 func (e *execution) storeReport(ctx context.Context, phase holdfast.BackupPhase) error {
 	errorCount, warnings := e.findings.counts()
 	e.log.write(slog.LevelInfo, "the backup ends", slog.String("phase", string(phase)), slog.Int("errors", int(errorCount)), slog.Int("warnings", int(warnings)))
@@ -126,7 +125,7 @@ func (e *execution) put(ctx context.Context, key string, write func(io.Writer) e
 	return e.create(ctx, key, content)
 }
 
-// retry tries again what failed because the store was unavailable.
+// retry repeats a request while the store is unavailable.
 func (e *execution) retry(ctx context.Context, try func() error) error {
 	backoff := e.Retry
 	for {

@@ -23,17 +23,16 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// Discovery is what this package needs of a discovery client.
 type Discovery interface {
 	ServerPreferredResourcesWithContext(ctx context.Context) ([]*metav1.APIResourceList, error)
 }
 
-// resource is a type of objects, in the version that the server prefers.
+// resource is a type of objects, in the server's preferred version.
 type resource struct {
 	schema.GroupVersionResource
 	kind       string
 	namespaced bool
-	// apiVersion is the group and version; listKey the key in the resource list.
+	// apiVersion is the group and version; listKey is the key in the resource list.
 	apiVersion, listKey string
 }
 
@@ -58,28 +57,26 @@ var (
 	apiServicesResource       = schema.GroupResource{Group: "apiregistration.k8s.io", Resource: "apiservices"}
 )
 
-// readingOrder puts first what others refer to: a pod's volumes are decided on
-// its claims, and those on their persistent volumes. Pods come before all else,
-// so that their volumes upload while the rest is read.
+// readingOrder puts objects before those that refer to them: persistent volumes, claims, pods. Pods
+// precede all else, so that their volumes upload while the rest is read.
 var readingOrder = []schema.GroupResource{namespacesResource, persistentVolumesResource, claimsResource, podsResource}
 
-// ownGroups are never backed up, but for what is intent. The other virtual resources of
-// holdfast.io have nothing to restore: they are computed. The records of engine.holdfast.io
-// are the engine's work in this cluster: restored, a run would start again.
+// ownGroups are never backed up, except intent. Holdfast's other API objects are computed, and a
+// restored run of the engine would start again.
 var ownGroups = sets.New(holdfast.GroupName, engine.GroupName)
 
-// intent is what users write of ownGroups, and what they want back.
+// intent are the resources of ownGroups that users write.
 var intent = sets.New(holdfast.Resource("schedules"))
 
-// onlyByName are backed up only when the backup names them, and by Velero never: a
-// volume snapshot is tied to the storage system that holds it.
+// onlyByName are backed up only when the backup names them: a volume snapshot is tied to its
+// storage system.
 var onlyByName = sets.New(
 	schema.GroupResource{Group: "snapshot.storage.k8s.io", Resource: "volumesnapshots"},
 	schema.GroupResource{Group: "snapshot.storage.k8s.io", Resource: "volumesnapshotcontents"},
 )
 
-// cohabiting are resources that the server serves under two groups with the
-// same objects: read under the first one that is included.
+// cohabiting are resources that the server serves in two groups. They are read in the first
+// included group.
 var cohabiting = map[string][2]string{
 	"daemonsets":      {"apps", "extensions"},
 	"deployments":     {"apps", "extensions"},
@@ -88,22 +85,21 @@ var cohabiting = map[string][2]string{
 	"replicasets":     {"apps", "extensions"},
 }
 
-// discovered is what the cluster serves, as far as it can be backed up.
+// discovered has the resources of the cluster that can be backed up.
 type discovered struct {
-	// resources in reading order.
+	// resources in reading order
 	resources []resource
-	// words are what they may be called.
+	// words are the names for them.
 	words selection.Called
-	// others are the words for resources that the cluster serves, and that can't be backed up.
+	// others are words for resources that can't be backed up.
 	others sets.Set[string]
-	// failed are the groups whose resources could not be discovered.
+	// failed are the groups that could not be discovered.
 	failed map[string]error
 }
 
-// discover asks for the resources that can be restored again, which are those
-// that can be listed, read, created and deleted. A group that can't be
-// discovered, such as that of an aggregated API whose server is down, is left
-// out; the error is for discovery as a whole.
+// discover asks for the resources that can be listed, read, created and deleted. It leaves out a
+// group that fails, such as one of an aggregated API whose server is down. The error is for
+// discovery as a whole.
 func discover(ctx context.Context, client Discovery) (*discovered, error) {
 	lists, err := client.ServerPreferredResourcesWithContext(ctx)
 	d := &discovered{words: selection.Called{}, others: sets.New[string](), failed: map[string]error{}}
@@ -137,7 +133,7 @@ func rank(r resource) int {
 }
 
 func (d *discovered) add(gv schema.GroupVersion, served []metav1.APIResource) {
-	// The server's order within a group is not kept by the client.
+	// The client does not keep the server's order.
 	for _, r := range slices.SortedFunc(slices.Values(served), func(a, b metav1.APIResource) int { return cmp.Compare(a.Name, b.Name) }) {
 		if strings.Contains(r.Name, "/") {
 			continue
@@ -158,7 +154,6 @@ func (d *discovered) add(gv schema.GroupVersion, served []metav1.APIResource) {
 	}
 }
 
-// resolve is a selection.Resolver.
 func (d *discovered) resolve(word string) (schema.GroupResource, bool) {
 	return d.words.Resolve(word)
 }
@@ -171,7 +166,7 @@ func (d *discovered) find(gr schema.GroupResource) (resource, bool) {
 	return d.resources[i], true
 }
 
-// selected are the resources to read, in reading order.
+// selected returns the resources to read, in reading order.
 func (d *discovered) selected(spec *holdfast.BackupSpec, wanted *selection.Resources) []resource {
 	named := sets.New[schema.GroupResource]()
 	for _, word := range includedWords(spec) {
@@ -197,20 +192,18 @@ func (d *discovered) selected(spec *holdfast.BackupSpec, wanted *selection.Resou
 	return selected
 }
 
-// list is one of a spec's lists of resources, with the scope of what it may name.
+// list is one of a spec's lists of resources, with the scope that it selects from.
 type list struct {
 	words               []string
 	namespaced, cluster bool
 }
 
-// report says which words of a backup stand for nothing, and what discovery could not find. A word
-// that is included is a warning, unless all words of its list stand for nothing: then an error,
-// since the backup has nothing of what it asks for. Cluster-scoped resources are only a warning,
-// since they come beside others. A word that is excluded is a warning too: a misspelt one leaves
-// in what it was to keep out of the store.
+// report warns of words that match nothing and of groups that discovery could not read.
 //
-// A group that failed is a warning, as in Velero: the objects of an aggregated API live elsewhere,
-// and a broken one must not spoil every backup. It is an error when the backup asks for it by name.
+// If all included words of a list match nothing, it is an error, since everything asked for is
+// missing. Cluster-scoped words are only a warning, since they come beside others. A failed group
+// is a warning, as in Velero, so that a broken aggregated API does not fail every backup. It is an
+// error if the backup names it.
 func (d *discovered) report(spec *holdfast.BackupSpec, findings *findings) {
 	missed := sets.New[string]()
 	for i, of := range []list{
@@ -257,7 +250,7 @@ func (d *discovered) report(spec *holdfast.BackupSpec, findings *findings) {
 	}
 }
 
-// stands reports whether a word of a list stands for a resource of its scope that can be backed up.
+// stands reports whether a word matches a resource in the list's scope.
 func (d *discovered) stands(word string, in list) bool {
 	return slices.ContainsFunc(d.resources, func(r resource) bool {
 		inScope := in.namespaced && r.namespaced || in.cluster && !r.namespaced || r.GroupResource() == namespacesResource
@@ -265,7 +258,6 @@ func (d *discovered) stands(word string, in list) bool {
 	})
 }
 
-// whyIdle says why a word of a list stands for nothing.
 func (d *discovered) whyIdle(word string, in list) string {
 	switch elsewhere := d.stands(word, list{namespaced: true, cluster: true}); {
 	case elsewhere && in.namespaced:
@@ -280,7 +272,7 @@ func (d *discovered) whyIdle(word string, in list) string {
 	return "the cluster does not serve"
 }
 
-// clusterScopedList is the place of the list of cluster-scoped resources among those that include.
+// clusterScopedList is the index of the cluster-scoped list in report.
 const clusterScopedList = 2
 
 func includedWords(spec *holdfast.BackupSpec) []string {

@@ -37,108 +37,90 @@ import (
 
 const (
 	defaultWorkers = 4
-	// DefaultBlockWorkers is more than Velero's default of one: a worker here holds a block
-	// until its volumes are read and its post hooks have run, and one at a time would leave
-	// all nodes but one idle.
+	// DefaultBlockWorkers is more than Velero's one: a worker holds a block until its volumes are
+	// read, and one alone would leave all nodes but one idle.
 	DefaultBlockWorkers = 4
 )
 
-// defaultRetry bridges the restart of a server, not its absence: about 15 s.
+// defaultRetry bridges the restart of a server: about 15 s.
 var defaultRetry = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 6}
 
-// Request is one backup to execute.
 type Request struct {
-	// Backup is the Backup, with its uid, creation time and requester, its spec
-	// with the defaults filled in, and its status.startTimestamp. Without a
-	// status.expiration it is counted from the start. It is not changed.
+	// Backup has its uid, creation time, requester, defaulted spec and status.startTimestamp.
+	// Without status.expiration, expiration counts from the start. Run does not change it.
 	Backup *holdfast.Backup
-	// Cluster is recorded in the store; its system namespace decides the backup's
-	// name there.
+	// Cluster is recorded in the store; its system namespace decides the backup's name there.
 	Cluster format.Cluster
-	// Attempt counts the processes that have executed the backup, this one included; zero
-	// is one. No two have the same number.
+	// Attempt counts the processes that have executed the backup, this one included; zero is one.
+	// Each has its own number.
 	Attempt int
-	// PostHooks is what RunPostHooks gave in this process, whose counts are in the Backup's
-	// status. Optional.
+	// PostHooks is the result of RunPostHooks, whose counts are in the Backup's status. Optional.
 	PostHooks PostHooks
 }
 
-// StoreName is the backup's name in the store.
 func (r Request) StoreName() string {
 	return format.StoreName(r.Backup.Namespace, r.Backup.Name, r.Cluster.SystemNamespace)
 }
 
-// Store is what this package needs of the backup's storage location.
 type Store interface {
 	store.Reader
 	store.Writer
 }
 
-// Dependencies are the clients that a backup works with.
 type Dependencies struct {
 	Discovery Discovery
-	// Client makes requests to the root of the API server, as the one of
-	// rest.UnversionedRESTClientFor does. It should have no limit of its own on
-	// requests, nor a timeout, which would cut long lists off.
+	// Client makes requests to the root of the API server, as rest.UnversionedRESTClientFor. It
+	// should have no rate limit and no timeout, which would cut off long lists.
 	Client  rest.Interface
 	Store   Store
 	Volumes Volumes
-	// HostPathRoots are the folders of nodes below which persistent volumes of type hostPath
-	// are handed over.
+	// HostPathRoots are the node folders whose hostPath volumes are handed over.
 	HostPathRoots hostpath.Roots
-	// Hooks runs commands in pods.
-	Hooks Hooks
-	// Policies reads the volume policies of a backup that names some.
-	Policies Policies
-	Clock    clock.PassiveClock
-	// Remover removes what earlier attempts have left. The first needs none.
+	Hooks         Hooks
+	Policies      Policies
+	Clock         clock.PassiveClock
+	// Remover removes objects of earlier attempts. The first attempt needs none.
 	Remover store.Remover
 	// PageSizes is shared by the backups of a process. Optional.
 	PageSizes *PageSizes
-	// Progress is told of objects. Optional.
+	// Progress counts objects. Optional.
 	Progress *Progress
-	// Log is that of the backup, which is ended here; others may read it meanwhile. Optional.
+	// Log is the backup's log; Run closes it, and others may read it. Optional.
 	Log *runlog.Log
-	// Workers is the number of resources that are read at once. Default 4.
+	// Workers is the number of resources read at once. Default 4.
 	Workers int
-	// BlockWorkers is the number of blocks of pods with hooks that are taken at once.
-	// Default DefaultBlockWorkers.
+	// BlockWorkers is the number of blocks with hooks taken at once. Default DefaultBlockWorkers.
 	BlockWorkers int
-	// HookTime is how long the hooks of one namespace may run in all. Default DefaultHookTime.
+	// HookTime bounds the hooks of one namespace. Default DefaultHookTime.
 	HookTime time.Duration
-	// Timeout is how long after its start a backup runs no more hooks. Zero is no limit.
+	// Timeout is the time after the start when no more hooks run. Zero is no limit.
 	Timeout time.Duration
-	// Ending is the context of what is left to do when everything was read: it may last a
-	// little longer than that of Run, if that ends in between. Optional.
+	// Ending is the context for storing the end when everything was read. It may outlive the
+	// context of Run. Optional.
 	Ending context.Context
-	// Retry says how often, and after which delays, a request to the API server or
-	// the store is tried again when it failed in passing. Default: 6 tries in 15 s.
+	// Retry is the backoff of requests to the API server or the store after temporary failures.
+	// Default: 6 tries in 15 s.
 	Retry wait.Backoff
 }
 
-// Outcome is how a backup ended.
 type Outcome struct {
-	// Status has what a run records: a final phase, counts, times and, for a
-	// failure, its reason.
+	// Status is the run's final status: phase, counts, times and reason of a failure.
 	Status holdfast.BackupStatus
-	// Stored is true when velero-backup.json is in the store, so that the outcome
-	// is durable.
+	// Stored is true when velero-backup.json is in the store.
 	Stored bool
-	// FailedPostHooks says in one line which post hooks failed, so that pods may still be
-	// frozen; empty if none did. What is stored says it too.
+	// FailedPostHooks lists the failed post hooks in one line, after which pods may be frozen; else
+	// empty. The stored backup has them, too.
 	FailedPostHooks string
 }
 
-// Run executes a backup and returns when it has ended. What can't be read is in
-// the outcome's counts; the outcome of a backup that can't be restored is Failed,
-// and is stored as well if the store allows it.
+// Run executes a backup and returns when it has ended. Unreadable objects are in the outcome's
+// counts. A backup that can't be restored is Failed, and stored if the store allows it. A backup
+// that another call or process has ended is returned.
 //
-// The error is for an outcome that is not stored: the store refuses it
-// (the outcome is Failed), a backup of another uid has the name in the store
-// (nothing of this one is visible), a later attempt has taken over (ErrTakenOver), or ctx ended, and once everything was
-// read deps.Ending (nothing of this backup is visible in the store, apart from its owner,
-// and side files if it was about to end). A backup that
-// an earlier call, or another process, has ended is returned as it is.
+// An error says that the outcome is not stored: the store refuses it, another uid has the name, a
+// later attempt has taken over (ErrTakenOver), or ctx ended. Once everything was read, deps.Ending
+// counts in place of ctx. Then nothing of the backup is visible in the store, except its owner and
+// perhaps side files.
 func Run(ctx context.Context, request Request, deps Dependencies) (Outcome, error) {
 	e := newExecution(ctx, request, deps)
 	if outcome, err := e.begin(ctx); err != nil || outcome.Stored {
@@ -153,7 +135,7 @@ func Run(ctx context.Context, request Request, deps Dependencies) (Outcome, erro
 	ending := e.Ending
 	failure := e.contain(func() error { return e.read(ctx) })
 	if failure != nil {
-		ending = ctx // it may have failed since that has ended
+		ending = ctx // Ending may have ended already
 	}
 	waiting := waits.ForAnyone(ctx, "its storage location to take what was read")
 	defer waiting.End()
@@ -163,7 +145,6 @@ func Run(ctx context.Context, request Request, deps Dependencies) (Outcome, erro
 	return outcome, err
 }
 
-// execution is one backup under way.
 type execution struct {
 	Dependencies
 	request   Request
@@ -172,12 +153,12 @@ type execution struct {
 	logger    klog.Logger
 	log       *logbook
 	findings  *findings
-	// contents are those of the objects that are stored.
+	// contents are the digests of the stored objects.
 	contents format.Contents
 
 	hooks *hooks
 
-	// What was read, for the side files.
+	// The results of reading, for the side files.
 	list     format.ResourceList
 	manifest manifest.Writer
 	volumes  []*format.Volume
@@ -233,8 +214,7 @@ func newExecution(ctx context.Context, request Request, deps Dependencies) *exec
 	return e
 }
 
-// contain turns a panic into an error: what goes wrong in one backup must not end
-// the process, and with it all others that run.
+// contain turns a panic into an error: a failure in one backup must not end the others.
 func (e *execution) contain(do func() error) (err error) {
 	defer func() {
 		if reason := recover(); reason != nil {
@@ -245,8 +225,7 @@ func (e *execution) contain(do func() error) (err error) {
 	return do()
 }
 
-// read makes the tarball, and waits for the volumes. An error means that there
-// is no tarball.
+// read makes the tarball, and waits for the volumes. An error means that there is no tarball.
 func (e *execution) read(ctx context.Context) error {
 	collector, err := e.newCollector(ctx)
 	if err != nil {
@@ -277,8 +256,8 @@ func (e *execution) read(ctx context.Context) error {
 	if err := collector.sink.close(); err != nil {
 		return err
 	}
-	// The tarball stays invisible until the volumes have ended too, so that a
-	// backup that is cancelled meanwhile leaves none.
+	// The tarball stays invisible until the volumes have ended, so that a cancelled backup leaves
+	// none.
 	err = volumes.await(ctx, slices.Clone(volumes.submitted))
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -286,11 +265,11 @@ func (e *execution) read(ctx context.Context) error {
 	if err != nil {
 		e.findings.fail(subject{}, fmt.Sprintf("wait for the volumes: %v", err))
 	}
-	// Everything is read.
+	// From here on only Ending stops the backup.
 	ctx = e.Ending
 	e.list, e.volumes, e.skipped = collector.sink.list, volumes.conclude(), volumes.notTaken()
 	e.leftOut = volumes.leftOut()
-	if err := e.removeEarlier(ctx, false); err != nil { // once more: an attempt before may have woken up
+	if err := e.removeEarlier(ctx, false); err != nil { // again: an earlier attempt may have woken up
 		return err
 	}
 	return e.created(ctx, format.TarballKey(e.storeName), format.ContentOf(content.size, sum), tarball.Commit())
@@ -348,7 +327,7 @@ func (e *execution) newCollector(ctx context.Context) (*collector, error) {
 	before, _ := e.findings.counts()
 	found.report(spec, e.findings)
 	after, _ := e.findings.counts()
-	e.Progress.found.Add(int64(after - before)) // what is asked for, and is not there
+	e.Progress.found.Add(int64(after - before)) // wanted and missing
 	return &collector{
 		spec:          spec,
 		namespaces:    namespaces,
@@ -371,8 +350,7 @@ func (e *execution) newCollector(ctx context.Context) (*collector, error) {
 	}, nil
 }
 
-// parseSelectors gives the label selectors of which an object must match one.
-// None means that every object matches.
+// parseSelectors returns the selectors; an object must match one of them, or none are given.
 func parseSelectors(spec *holdfast.BackupSpec) ([]labels.Selector, error) {
 	from := spec.OrLabelSelectors
 	if spec.LabelSelector != nil {
@@ -395,7 +373,6 @@ func parseSelectors(spec *holdfast.BackupSpec) ([]labels.Selector, error) {
 	return selectors, nil
 }
 
-// status is the backup's status at its end.
 func (e *execution) status(failure error) holdfast.BackupStatus {
 	status := *e.request.Backup.Status.DeepCopy()
 	status.Phase = holdfast.BackupPhaseCompleted
@@ -425,7 +402,7 @@ func (e *execution) status(failure error) holdfast.BackupStatus {
 	return status
 }
 
-// volumesProgress is nil for a backup without volumes.
+// volumesProgress returns nil for a backup without volumes.
 func volumesProgress(volumes []*format.Volume, leftOut int32) *holdfast.BackupVolumesProgress {
 	if len(volumes) == 0 && leftOut == 0 {
 		return nil

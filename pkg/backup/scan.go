@@ -14,27 +14,27 @@ import (
 	"unicode/utf8"
 )
 
-// scanner reads JSON as it arrives, and looks at each byte once: what it gives out is valid, so
-// that eachField can walk through it without looking again. It has one value in memory at a time.
+// scanner reads JSON as it arrives, one value in memory at a time. It checks each byte once: its
+// values are valid, so eachField checks nothing.
 type scanner struct {
 	from io.Reader
-	// buffer holds what was read and not yet looked at, from at to end, and before it from kept
-	// on the value that is being read, if kept is not negative.
+	// buffer holds unread bytes from at to end. If kept is not negative, the current value begins
+	// there.
 	buffer        []byte
 	kept, at, end int
-	// open are the brackets that the value is in.
+	// open are the open brackets around the value.
 	open []byte
 }
 
-// scanBytes is how much is read at once, about.
+// scanBytes is the usual size of a read.
 const scanBytes = 8 << 10
 
-// maxOpen is how many brackets may be open, as in encoding/json.
+// maxOpen bounds the open brackets, as in encoding/json.
 const maxOpen = 10_000
 
 func newScanner(from io.Reader) *scanner { return &scanner{from: from, kept: -1} }
 
-// fill reads more. Where something must follow, nothing more is io.ErrUnexpectedEOF.
+// fill reads more bytes. It returns io.ErrUnexpectedEOF at the end.
 func (s *scanner) fill() error {
 	begin := s.at
 	if s.kept >= 0 {
@@ -52,7 +52,6 @@ func (s *scanner) fill() error {
 	return err
 }
 
-// byte reads one.
 func (s *scanner) byte() (byte, error) {
 	if s.at == s.end {
 		if err := s.fill(); err != nil {
@@ -73,7 +72,7 @@ func (s *scanner) token() (byte, error) {
 	}
 }
 
-// expect reads the next token, which must be this one.
+// expect reads the next token, and fails unless it is want.
 func (s *scanner) expect(want byte) error {
 	got, err := s.token()
 	if err == nil && got != want {
@@ -82,7 +81,7 @@ func (s *scanner) expect(want byte) error {
 	return err
 }
 
-// raw reads a value, which is valid until more is read.
+// raw reads a value. The result is valid until the next read.
 func (s *scanner) raw() ([]byte, error) {
 	if _, err := s.token(); err != nil {
 		return nil, err
@@ -95,7 +94,7 @@ func (s *scanner) raw() ([]byte, error) {
 	return raw, err
 }
 
-// members reads an object. The callback reads the value of each member.
+// members reads an object. The callback reads each member's value.
 func (s *scanner) members(value func(name string) error) error {
 	if err := s.expect('{'); err != nil {
 		return err
@@ -116,8 +115,7 @@ func (s *scanner) members(value func(name string) error) error {
 	})
 }
 
-// each reads the rest of an object or a list, whose bracket was read. The callback reads what
-// lies between two commas.
+// each reads the rest of an object or a list after its bracket. The callback reads one element.
 func (s *scanner) each(end byte, read func() error) error {
 	for first := true; ; first = false {
 		c, err := s.token()
@@ -141,7 +139,7 @@ func unexpected(c byte) error {
 	return fmt.Errorf("%w: it is no JSON, because of %q", errMalformed, c)
 }
 
-// value reads past one, of any depth.
+// value skips a value of any depth.
 func (s *scanner) value() error {
 	s.open = s.open[:0]
 	for {
@@ -149,7 +147,7 @@ func (s *scanner) value() error {
 		if err != nil {
 			return err
 		}
-		ended := true // the value, and not only its beginning
+		ended := true // the value, not only its begin
 		switch c {
 		case '"':
 			err = s.text()
@@ -177,11 +175,11 @@ func (s *scanner) value() error {
 	}
 }
 
-// The two brackets of a kind are two apart in ASCII.
+// toClosing is the distance of a bracket pair in ASCII.
 const toClosing = '}' - '{'
 
-// empty reads what follows an opening bracket: the closing one, which ends the value, or the
-// name of the first member.
+// empty reads after an opening bracket: the closing one, which ends the value, or the first
+// member's name.
 func (s *scanner) empty(bracket byte) (ended bool, err error) {
 	c, err := s.token()
 	switch {
@@ -197,8 +195,8 @@ func (s *scanner) empty(bracket byte) (ended bool, err error) {
 	return false, nil
 }
 
-// next reads what follows a value within brackets: the closing one, which ends the value around
-// it, or a comma, and what another one begins with.
+// next reads after a value within brackets: the closing one, or a comma and the begin of the next
+// value.
 func (s *scanner) next() (ended bool, err error) {
 	bracket := s.open[len(s.open)-1]
 	c, err := s.token()
@@ -219,7 +217,7 @@ func (s *scanner) next() (ended bool, err error) {
 	return false, s.name(c)
 }
 
-// name reads that of a member, of which the first byte was read, and the colon.
+// name reads the rest of a member's name, and the colon.
 func (s *scanner) name(c byte) error {
 	if c != '"' {
 		return unexpected(c)
@@ -240,7 +238,7 @@ func (s *scanner) text() error {
 		switch {
 		case err != nil:
 			return err
-		case plain[c]: // the first that was read after others
+		case plain[c]: // the first of a new buffer
 		case c == '"':
 			return nil
 		case c != '\\':
@@ -253,7 +251,7 @@ func (s *scanner) text() error {
 	}
 }
 
-// plain are the bytes of a string that mean themselves.
+// plain marks the bytes that need no escape in a string.
 var plain = func() (plain [256]bool) {
 	for c := range plain {
 		plain[c] = c >= ' ' && c != '"' && c != '\\'
@@ -261,7 +259,6 @@ var plain = func() (plain [256]bool) {
 	return plain
 }()
 
-// escape reads what follows a backslash.
 func (s *scanner) escape() error {
 	c, err := s.byte()
 	if err != nil {
@@ -293,7 +290,7 @@ func (s *scanner) word(rest string) error {
 	return nil
 }
 
-// number reads the rest of one, of which the first byte was read.
+// number reads the rest of a number.
 func (s *scanner) number(c byte) error {
 	if c != '-' && (c < '0' || c > '9') {
 		return unexpected(c)
@@ -302,7 +299,7 @@ func (s *scanner) number(c byte) error {
 	for {
 		c, err := s.byte()
 		if err != nil {
-			return err // a number is always followed by something here
+			return err // within an object, something always follows
 		}
 		if c > '9' && c|0x20 != 'e' || c < '0' && c != '-' && c != '+' && c != '.' {
 			s.at--
@@ -316,7 +313,7 @@ func (s *scanner) number(c byte) error {
 	return nil
 }
 
-// eachField walks over the fields of an object that is valid JSON; null has none.
+// eachField visits the fields of an object of valid JSON; null has none.
 func eachField(raw []byte, visit func(name, value []byte) error) error {
 	i := afterSpace(raw, 0)
 	if raw[i] != '{' {
@@ -329,7 +326,7 @@ func eachField(raw []byte, visit func(name, value []byte) error) error {
 		if bytes.IndexByte(name, '\\') >= 0 || !utf8.Valid(name) {
 			name = []byte(unquoted(raw[i:end]))
 		}
-		begin := afterSpace(raw, afterSpace(raw, end)+1) // the colon is one byte
+		begin := afterSpace(raw, afterSpace(raw, end)+1) // skip the colon
 		end = afterValue(raw, begin)
 		if err := visit(name, raw[begin:end]); err != nil {
 			return err
@@ -348,7 +345,7 @@ func afterSpace(raw []byte, i int) int {
 	return i
 }
 
-// afterValue is where the value ends that begins there.
+// afterValue returns the index behind the value at i.
 func afterValue(raw []byte, i int) int {
 	for depth := 0; ; {
 		switch raw[i] {
@@ -385,10 +382,9 @@ func afterText(raw []byte, i int) int {
 	}
 }
 
-// unquoted is what a string of valid JSON says.
 func unquoted(quoted []byte) string {
 	var text string
-	_ = readText(quoted, &text) // it is a string
+	_ = readText(quoted, &text) // cannot fail: it is a string
 	return text
 }
 

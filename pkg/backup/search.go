@@ -10,23 +10,22 @@ import (
 	"log/slog"
 )
 
-// manyGets is how many objects are looked for in a list rather than read one by one.
+// manyGets is the number of objects from which on a list is read in place of single ones.
 const manyGets = 10
 
 var (
-	// errFound ends a search, since nothing is left to be found.
+	// errFound ends a search when nothing is missing.
 	errFound = errors.New("all are found")
-	// errTooLong ends one whose list has far more objects than are looked for.
+	// errTooLong ends a search whose list has far more objects than are missing.
 	errTooLong = errors.New("most of it is other objects")
 )
 
-// worthAGet is how many objects to come of a list are read rather than one that is looked for by
-// itself: a page has some hundred, and takes the server as long as a few dozen single ones.
+// worthAGet is how many further objects of a list are read for each missing one: a page of some
+// hundred costs the server as much as a few dozen single reads.
 const worthAGet = 50
 
-// search visits the objects of a list among which others are that are needed, and says whether
-// it has seen all, or as many as are missing. What it misses, since the server fails or the list is
-// long, is to be read by itself. The error is for the backup as a whole.
+// search visits a list that contains needed objects, and reports whether it saw all or nothing is
+// missing. The caller reads the rest one by one. The error is for the backup as a whole.
 func (c *collector) search(ctx context.Context, q query, missing func() int, visit func(*head, []byte) error) (whole bool, _ error) {
 	unread := false
 	listCtx, stop := context.WithCancelCause(ctx)
@@ -39,7 +38,7 @@ func (c *collector) search(ctx context.Context, q query, missing func() int, vis
 	err := c.lister.list(listCtx, q, visitor{page: page, object: func(raw []byte) error {
 		h, err := headOf(raw)
 		if err != nil {
-			unread = true // if it is needed, that is told when it is read by itself
+			unread = true // a single read reports it if it is needed
 			return nil
 		}
 		if err := visit(h, raw); err != nil || missing() > 0 {

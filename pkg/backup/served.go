@@ -15,34 +15,30 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// services are the API services of a cluster that are not local, by version and group. They tell
-// whose word it is that a resource is no longer there.
+// services are the API services of other servers. They tell what a missing resource was.
 type services struct {
-	// aggregated are those that another server stands for.
+	// aggregated are served by another server.
 	aggregated map[string]bool
-	// registered are those that the API server registers of its own when it starts.
+	// registered are those the API server registers itself at its start.
 	registered map[string]bool
-	// unknown is true if they could not be read.
-	unknown bool
+	unknown    bool
 }
 
-// service is the name of the API service of a resource.
 func service(r resource) string { return r.Version + "." + r.Group }
 
-// undefined reports whether a resource is known to have no definition: another server stands for
-// it, or the API server itself.
+// undefined reports whether a resource is known to have no CustomResourceDefinition.
 func (s *services) undefined(r resource) bool {
 	return s.aggregated[service(r)] || s.registered[service(r)]
 }
 
-// isBuiltIn reports whether a group is one of Kubernetes itself, or of Holdfast: none of its
-// resources has a definition that belongs into a backup.
+// isBuiltIn reports whether a group belongs to Kubernetes or Holdfast: none of its definitions is
+// backed up.
 func isBuiltIn(group string) bool {
 	return ownGroups.Has(group) || scheme.Scheme.IsGroupRegistered(group) || group == crdsResource.Group || group == apiServicesResource.Group
 }
 
-// readServices reads the API services, if the backup reads resources that depend on them. When
-// one has vanished it is too late to find out what it was.
+// readServices reads the API services if selected resources depend on them. After one has vanished
+// it is too late.
 func (c *collector) readServices(ctx context.Context, selected []resource) error {
 	r, found := c.discovered.find(apiServicesResource)
 	if !found || !slices.ContainsFunc(selected, func(r resource) bool { return !isBuiltIn(r.Group) }) {
@@ -77,9 +73,8 @@ func (c *collector) readServices(ctx context.Context, selected []resource) error
 	return nil
 }
 
-// vanished makes a finding of a resource that discovery had when the backup began, and that the
-// server now says it does not serve. The objects of a definition that was deleted meanwhile are
-// gone with it. All others may still be there, and the backup lacks them.
+// vanished reports a resource that the server no longer serves since the backup began. If its
+// definition was deleted, so were its objects. Otherwise they may exist, and the backup lacks them.
 func (c *collector) vanished(ctx context.Context, about subject, r resource, cause error) error {
 	text := fmt.Sprintf("the cluster served it when the backup began, and no longer does: the backup has none of its objects: %v", cause)
 	definitions, found := c.discovered.find(crdsResource)
@@ -99,8 +94,8 @@ func (c *collector) vanished(ctx context.Context, about subject, r resource, cau
 	return nil
 }
 
-// warnOfExcluded says which words leave out no namespace that exists. A misspelt one leaves in
-// what it was to keep out of the store. All namespaces have been read.
+// warnOfExcluded warns of excluding words that match no namespace: a misspelt one leaves in a
+// namespace that was to stay out. All namespaces have been read.
 func (c *collector) warnOfExcluded() {
 	for _, word := range c.spec.ExcludedNamespaces {
 		pattern, err := selection.ParsePattern(word)
@@ -114,8 +109,7 @@ func (c *collector) warnOfExcluded() {
 	}
 }
 
-// warnOfNothing says that a backup holds no object at all. That of a backup which lacks something
-// is told already.
+// warnOfNothing warns of a backup without objects, unless errors say it already.
 func (c *collector) warnOfNothing() {
 	if errors, _ := c.findings.counts(); errors == 0 && c.progress.Objects().ItemsBackedUp == 0 {
 		c.findings.warn(subject{}, "the backup is empty: no object of the cluster is in the namespaces, of the resources and with the labels that it asks for")

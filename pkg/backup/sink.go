@@ -20,21 +20,20 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 )
 
-// Progress counts the objects of a running backup. It is safe for concurrent
-// use; whoever shows it asks as often as suits them.
+// Progress counts the objects of a running backup. It is safe for concurrent use.
 type Progress struct {
 	found, written atomic.Int64
 }
 
-// Objects is the number of objects found so far, and of those written. The first
-// is an estimate that may fall, when announced objects turn out to be left out.
+// Objects returns the objects found and written so far. The first is an estimate, which may fall
+// when announced objects are left out.
 func (p *Progress) Objects() holdfast.BackupProgress {
 	written := p.written.Load()
 	return holdfast.BackupProgress{TotalItems: max(p.found.Load(), written), ItemsBackedUp: written}
 }
 
-// sink takes objects into the tarball and the manifest, each once, and keeps their names
-// for the resource list. It is safe for concurrent use.
+// sink writes objects into the tarball and the manifest, each once, and keeps their names for the
+// resource list. It is safe for concurrent use.
 type sink struct {
 	log      *logbook
 	progress *Progress
@@ -43,15 +42,14 @@ type sink struct {
 	archive  *archive.Writer
 	manifest *manifest.Writer
 	list     format.ResourceList
-	// seen are the names of the resources that are being read, or that others
-	// refer to.
+	// seen are the met names of resources that are being read or that others refer to.
 	seen map[schema.GroupResource]sets.Set[string]
-	// touched are the namespaces of which something is in the backup.
+	// touched are the namespaces with objects in the backup.
 	touched sets.Set[string]
 	needs   needs
 	// along is nil unless labels choose the objects.
 	along *along
-	// failed is why the manifest can't be made.
+	// failed is the manifest's error.
 	failed error
 }
 
@@ -68,8 +66,7 @@ func newSink(w *archive.Writer, graph *manifest.Writer, log *logbook, progress *
 	}
 }
 
-// meet says whether the caller is the first to meet the object, and therefore
-// the one to deal with it.
+// meet reports whether the caller is the first to meet the object, and must handle it.
 func (s *sink) meet(r resource, namespace, name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -86,23 +83,21 @@ func (s *sink) meet(r resource, namespace, name string) bool {
 	return true
 }
 
-// forget frees what meet remembers of a resource that has been read and that
-// nothing refers to.
+// forget frees the names of a resource that was read and that nothing refers to.
 func (s *sink) forget(r resource) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.seen, r.GroupResource())
 }
 
-// object is one as it goes into the backup.
 type object struct {
 	resource
 	stored []byte
-	// item describes it, but for its place.
+	// item describes it, except its position.
 	item *manifest.Item
 }
 
-// newObject is an object that was taken for a reason. It is appended to the given bytes.
+// newObject encodes an object behind the given bytes; reason says why it was taken.
 func newObject(to []byte, r resource, h *head, raw []byte, reason string) (*object, []byte, error) {
 	begin := len(to)
 	to, err := appendContent(to, raw, h, r)
@@ -113,7 +108,7 @@ func newObject(to []byte, r resource, h *head, raw []byte, reason string) (*obje
 	return &object{r, stored, describe(r, h, stored, reason)}, to, nil
 }
 
-// write adds objects, next to each other, and tells of those that can't be in a tarball. An
+// write adds objects next to each other, and calls refused for those that can't be in a tarball. An
 // error means that the tarball is broken.
 func (s *sink) write(objects []*object, refused func(*object, error)) error {
 	s.mu.Lock()
@@ -162,7 +157,6 @@ func (s *sink) writeLocked(o *object) error {
 	return nil
 }
 
-// close ends the tarball.
 func (s *sink) close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -172,15 +166,14 @@ func (s *sink) close() error {
 	return s.failed
 }
 
-// holds says whether an object of the resource has been written.
+// holds reports whether an object of the resource was written.
 func (s *sink) holds(r resource) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.list[r.listKey]) > 0
 }
 
-// touchedNamespaces are those of which something was written, but which have not
-// been met themselves.
+// touchedNamespaces returns the namespaces with written objects that were not met themselves.
 func (s *sink) touchedNamespaces() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -194,7 +187,7 @@ func itemName(namespace, name string) string {
 	return namespace + "/" + name
 }
 
-// describe gives the manifest's item of an object as it is stored, but for its place.
+// describe returns the manifest's item of a stored object, except its position.
 func describe(r resource, h *head, stored []byte, reason string) *manifest.Item {
 	content := format.NewContent(stored)
 	item := &manifest.Item{
@@ -204,8 +197,8 @@ func describe(r resource, h *head, stored []byte, reason string) *manifest.Item 
 		References: manifest.ReferencesOf(schema.GroupKind{Group: r.Group, Kind: r.kind}, h.Metadata.Namespace, stored),
 		Size:       content.Size, SHA256: content.SHA256, Reason: reason, Original: h.original,
 	}
-	// It has a copy of the object. Other tools have annotations of their own for that, so
-	// none of a Secret's is taken.
+	// The annotation holds a copy of the object. Other tools have their own, so a Secret keeps no
+	// annotations.
 	delete(item.Annotations, corev1.LastAppliedConfigAnnotation)
 	if r.GroupResource() == secretsResource {
 		item.Annotations = nil

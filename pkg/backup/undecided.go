@@ -12,33 +12,27 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// maxUndecidedBytes bounds what a backup keeps of pods that wait for their claims, in memory. It
-// has room for some 7,000 usual pods.
+// maxUndecidedBytes bounds the memory of pods that wait for their claims: about 7,000 usual pods.
 var maxUndecidedBytes = 32 << 20
 
-// podBytes and partBytes are what a pod, and each of its containers and volumes, takes in memory
-// at least: what they would be sent in may be far less.
+// podBytes and partBytes estimate the least memory of a pod and of each container or volume.
 const podBytes, partBytes = 2 << 10, 512
 
-// undecidedPod is a pod with claims that nothing has brought along yet, as those of pods that
-// labels choose, or one that was read after such a pod.
+// undecidedPod is a pod whose claims were not read yet, or that comes after such a pod.
 type undecidedPod struct {
-	// pod is what decide looks at.
 	pod  *corev1.Pod
 	held *heldPod
 }
 
-// waits says whether a pod is to be decided on later: when its claims are known, and all pods
-// before it were.
+// waits reports whether a pod must wait for its claims, or for pods before it.
 func (p *podVolumes) waits(pod *heldPod) bool {
 	return len(p.undecided) > 0 || slices.ContainsFunc(pod.claims, func(name string) bool {
 		return p.claims[types.NamespacedName{Namespace: pod.ref.Namespace, Name: name}] == nil
 	})
 }
 
-// postpone keeps a pod until all pods are read, so that a few lists find the claims of all: then
-// they have whatever a request for each would have found. Should these become too many, they are
-// decided on here.
+// postpone keeps a pod until all pods are read, so that a few lists find all claims. If too much is
+// kept, it decides on the pods here.
 func (p *podVolumes) postpone(ctx context.Context, pod *corev1.Pod, held *heldPod) error {
 	pod = undecidedPart(pod)
 	p.undecided = append(p.undecided, undecidedPod{pod, held})
@@ -49,7 +43,7 @@ func (p *podVolumes) postpone(ctx context.Context, pod *corev1.Pod, held *heldPo
 	return p.decideAll(ctx)
 }
 
-// undecidedPart is what decide looks at of a pod.
+// undecidedPart returns the parts of a pod that decide uses.
 func undecidedPart(pod *corev1.Pod) *corev1.Pod {
 	part := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, Annotations: map[string]string{}},
@@ -70,7 +64,6 @@ func undecidedPart(pod *corev1.Pod) *corev1.Pod {
 	return part
 }
 
-// decideAll decides on the pods that wait for their claims.
 func (p *podVolumes) decideAll(ctx context.Context) error {
 	if err := p.takeClaimsOfPods(ctx); err != nil {
 		return err
@@ -84,8 +77,8 @@ func (p *podVolumes) decideAll(ctx context.Context) error {
 	return nil
 }
 
-// takeClaimsOfPods takes the claims that pods wait for, even when the backup's label selector does
-// not match them, and their persistent volumes. After it all are known.
+// takeClaimsOfPods takes the claims of waiting pods, and their persistent volumes, even if labels
+// don't match them.
 func (p *podVolumes) takeClaimsOfPods(ctx context.Context) error {
 	missing := map[types.NamespacedName]string{}
 	for _, undecided := range p.undecided {

@@ -18,57 +18,53 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restorewait"
 )
 
-// Annotations of pods: lists of volumes, separated by commas.
+// Annotations of pods, with lists of volumes separated by commas.
 const (
 	includeVolumesAnnotation = "backup.holdfast.io/backup-volumes"
 	excludeVolumesAnnotation = "backup.holdfast.io/backup-volumes-excludes"
-	// Velero's names, with Velero's meaning.
+	// Velero's, with Velero's meaning.
 	includeVolumesVelero = "backup.velero.io/backup-volumes"
 	excludeVolumesVelero = "backup.velero.io/backup-volumes-excludes"
-	// tokenVolumePrefix begins the names of the service account tokens that old
-	// clusters mounted as plain secrets.
+	// tokenVolumePrefix begins the names of service account tokens that old clusters mounted as
+	// secrets.
 	tokenVolumePrefix = "default-token"
 )
 
-// Volumes moves the data of volumes. What was submitted and has not ended when
-// Run returns is the implementer's to stop.
+// Volumes moves the data of volumes. The implementer stops uploads that have not ended when Run
+// returns.
 type Volumes interface {
-	// Submit hands over a volume, whose status is not known yet, and returns without
-	// waiting for its upload. A volume is handed over once.
+	// Submit hands over a volume once, and returns without waiting for its upload.
 	Submit(ctx context.Context, volume *format.Volume) error
-	// Wait returns when these volumes, which were submitted, have ended, one way or the
-	// other, and each has its status.
+	// Wait returns when the submitted volumes have ended and have their status.
 	Wait(ctx context.Context, volumes []*format.Volume) error
 }
 
-// skippedVolume is a volume of a pod whose data is not read.
 type skippedVolume struct {
 	volume string
-	// claim is the volume's, or "".
+	// claim may be "".
 	claim  string
 	reason string
 	// asked is true when the pod names the volume, so that the user must know.
 	asked bool
 }
 
-// wish is what a pod says of a volume of its own.
+// wish is the choice of a pod for one volume.
 type wish struct {
 	annotation string
 	excluded   bool
 }
 
-// defaults say which volumes a backup takes if neither a policy nor the pod names them.
+// defaults decide on volumes that neither a policy nor the pod names.
 type defaults uint8
 
 const (
-	// takeClaims takes the volumes with a claim, and leaves scratch space.
+	// takeClaims takes the volumes with a claim.
 	takeClaims defaults = iota
-	// takeAll takes all volumes, and takeNone takes none, as in Velero.
+	// As in Velero.
 	takeAll
 	takeNone
 )
 
-// defaultsOf returns the defaults of a spec, of which Velero knows two.
 func defaultsOf(defaultVolumesToFsBackup *bool) defaults {
 	switch {
 	case defaultVolumesToFsBackup == nil:
@@ -79,15 +75,15 @@ func defaultsOf(defaultVolumesToFsBackup *bool) defaults {
 	return takeNone
 }
 
-// take reports whether a backup with these defaults takes a volume that nothing names. The
-// claim of a generic ephemeral volume lives and dies with its pod, so it is scratch space.
+// take reports whether an unnamed volume is taken. The claim of a generic ephemeral volume is
+// deleted with its pod, so it is scratch space.
 func (d defaults) take(volume *corev1.Volume) bool {
 	return d == takeAll || d == takeClaims && volume.PersistentVolumeClaim != nil
 }
 
-// wishes are those of a pod, by volume. Velero's annotations count as they do there: the one
-// that includes for volumes that are not taken by default, the one that excludes for those
-// that are. Ours always count, and have the last word: exclusion wins over inclusion.
+// wishes returns a pod's choices by volume. Velero's annotations count as in Velero: inclusion for
+// volumes not taken by default, exclusion for the others. Ours always count and win; exclusion wins
+// over inclusion.
 func wishes(pod *corev1.Pod, byDefault defaults) map[string]wish {
 	found := map[string]wish{}
 	var of []wish
@@ -108,9 +104,9 @@ func wishes(pod *corev1.Pod, byDefault defaults) map[string]wish {
 	return found
 }
 
-// pickVolumes returns the volumes of a pod that are to be uploaded: the ones of a volume
-// policy; of the others the ones that the pod names, or that are taken by default. Never
-// picked are volumes whose content is in the API, in an image, or out of reach.
+// pickVolumes returns the volumes of a pod to upload: by a volume policy, else by the pod's
+// annotations, else by default. It never picks volumes whose content is in the API, in an image, or
+// out of reach.
 func pickVolumes(pod *corev1.Pod, byDefault defaults, actionOf func(*corev1.Volume) action) (picked []corev1.Volume, skipped []skippedVolume) {
 	wishes := wishes(pod, byDefault)
 	mounted, blocks := mounts(pod)
@@ -121,7 +117,7 @@ func pickVolumes(pod *corev1.Pod, byDefault defaults, actionOf func(*corev1.Volu
 		delete(wishes, name)
 		action := actionOf(&volume)
 		if action == noAction && !named && !byDefault.take(&volume) {
-			// Another pod may name the claim, which is told of by itself.
+			// Another pod may name the claim.
 			skipped = append(skipped, skippedVolume{volume: name, reason: cmp.Or(unsupported(&volume), "no annotation of the pod names it")})
 			continue
 		}
@@ -133,7 +129,7 @@ func pickVolumes(pod *corev1.Pod, byDefault defaults, actionOf func(*corev1.Volu
 		case unsupported(&volume) != "":
 			reason, asked = unsupported(&volume), byPod
 		case name == waitVolume:
-			reason = "an earlier restore has told the pod in it what became of its volumes" // again, it would be wrong
+			reason = "an earlier restore has told the pod in it what became of its volumes" // restored again, it would be wrong
 		case reason != "":
 		case blocks.Has(name):
 			reason, asked = "it is a block device, and only files can be read", true
@@ -155,7 +151,7 @@ func pickVolumes(pod *corev1.Pod, byDefault defaults, actionOf func(*corev1.Volu
 	return picked, skipped
 }
 
-// unsupported says why volumes of this type are never read, or "".
+// unsupported says why volumes of this type are never read, or returns "".
 func unsupported(volume *corev1.Volume) string {
 	switch source := &volume.VolumeSource; {
 	case source.HostPath != nil:
@@ -170,7 +166,7 @@ func unsupported(volume *corev1.Volume) string {
 	return ""
 }
 
-// mounts are the volumes that containers use as folders, and as block devices.
+// mounts returns the volumes that containers use as folders, and as block devices.
 func mounts(pod *corev1.Pod) (folders, blocks sets.Set[string]) {
 	folders, blocks = sets.New[string](), sets.New[string]()
 	for _, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
@@ -186,28 +182,27 @@ func mounts(pod *corev1.Pod) (folders, blocks sets.Set[string]) {
 	return folders, blocks
 }
 
-// claimOf is the name of a volume's claim, or "".
 func claimOf(pod *corev1.Pod, volume *corev1.Volume) string {
 	switch {
 	case volume.PersistentVolumeClaim != nil:
 		return volume.PersistentVolumeClaim.ClaimName
 	case volume.Ephemeral != nil:
-		// The claim that Kubernetes makes for a generic ephemeral volume.
+		// Kubernetes makes this claim for a generic ephemeral volume.
 		return pod.Name + "-" + volume.Name
 	}
 	return ""
 }
 
-// isMirror reports whether a kubelet has made a pod, for a file on its node. A kubelet may make
-// such pods in any namespace, and nobody has asked for them there.
+// isMirror reports whether a kubelet made the pod for a file on its node. It may do so in any
+// namespace.
 func isMirror(pod *corev1.Pod) bool {
 	_, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
 	return mirror
 }
 
-// whyNotRunning says why a pod's volumes can't be read and its hooks not run, or "". The key of
-// its namespace's repository goes to the node of a pod that is read. So nothing is read of a
-// mirror pod, by which a node could ask for the key of a namespace that has no pod there.
+// whyNotRunning says why a pod's volumes can't be read and its hooks not run, or returns "". The
+// node of a read pod gets the key of its namespace's repository. With a mirror pod, a node could
+// ask for the key of a namespace that has no pod there.
 func whyNotRunning(pod *corev1.Pod) string {
 	switch {
 	case isMirror(pod):

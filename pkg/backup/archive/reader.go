@@ -55,11 +55,12 @@ type Reader struct {
 	next int64
 }
 
-// NewReader returns a Reader from the beginning.
+// NewReaderAt returns a Reader from a gzip member on; a tar header follows after offset
+// decompressed bytes.
 func NewReader(r io.Reader) (*Reader, error) { return NewReaderAt(r, 0) }
 
-// NewReaderAt returns a Reader from the middle: r begins with a gzip member, and a tar header follows
-// after offset decompressed bytes.
+// NewReaderAt returns a Reader from a gzip member on; a tar header follows after offset
+// decompressed bytes.
 func NewReaderAt(r io.Reader, offset int64) (*Reader, error) {
 	in := &countingReader{r: r}
 	decompressed, err := gzip.NewReader(in)
@@ -89,7 +90,7 @@ func (r *Reader) Next() (Entry, error) {
 		}
 		offset := r.next
 		r.next = r.plain.read
-		if header.Typeflag < tar.TypeLink || header.Typeflag > tar.TypeFifo { // those have no content
+		if header.Typeflag < tar.TypeLink || header.Typeflag > tar.TypeFifo { // allSegments reports whether all segments are valid. An item without its namespace would pass for a cluster-scoped one.
 			r.next += (header.Size + blockBytes - 1) / blockBytes * blockBytes
 		}
 		if header.Typeflag != tar.TypeReg {
@@ -107,7 +108,6 @@ func (r *Reader) Next() (Entry, error) {
 	}
 }
 
-// Read reads the content of the current entry.
 func (r *Reader) Read(p []byte) (int, error) { return r.tar.Read(p) }
 
 func containsParent(path string) bool {
@@ -168,7 +168,7 @@ func (c *countingReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// limitedReader fails beyond its limits, where io.LimitReader would end.
+// limitedReader fails beyond its limits; io.LimitReader would end.
 type limitedReader struct {
 	r          io.Reader
 	left, read int64

@@ -48,11 +48,11 @@ type Item struct {
 // ErrItem says that an item can't be part of a tarball, which stays usable.
 var ErrItem = errors.New("the object can't be in the tarball")
 
-// Writer writes one tarball. It is not safe for concurrent use. After an error other than ErrItem every
-// further call fails.
+// Writer writes one tarball. It is not safe for concurrent use. After an error other than ErrItem
+// every further call fails.
 //
-// Its gzip members are compressed beside the caller, as many as there are processors, and written in
-// order by the caller. That many members are in memory, each with its last object in full.
+// Its gzip members are compressed in parallel and written in order by the caller. One member for
+// each processor is in memory.
 type Writer struct {
 	tar        *tar.Writer
 	plain, out *meter
@@ -66,7 +66,6 @@ type Writer struct {
 	path   []byte
 }
 
-// member is a gzip member.
 type member struct {
 	plain, compressed bytes.Buffer
 	comment           string
@@ -200,7 +199,7 @@ func (m *member) compress() {
 func (m *member) compressWith(kept *sync.Pool, level int) {
 	compressor, _ := kept.Get().(*gzip.Writer)
 	if compressor == nil {
-		compressor, _ = gzip.NewWriterLevel(nil, level) // the level is valid
+		compressor, _ = gzip.NewWriterLevel(nil, level)
 	}
 	compressor.Reset(&m.compressed)
 	compressor.Comment = m.comment
@@ -259,7 +258,7 @@ func (w *Writer) writeEntry(path string, content []byte, mayEnd bool) error {
 	return nil
 }
 
-// validate refuses names that would leave their folder, as an aggregated API server might allow.
+// validate refuses names that would leave their folder.
 func (i Item) validate() error {
 	ok := isName(i.Resource.Resource) && isName(i.Version) && isName(i.Name) &&
 		(i.Namespace == "" || isName(i.Namespace)) && (i.Resource.Group == "" || isName(i.Resource.Group))

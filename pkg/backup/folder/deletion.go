@@ -19,13 +19,13 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// labelBackupUID is, on a stored volume, the uid of its backup, whoever made it.
+// labelBackupUID is a stored volume's label with the uid of its backup.
 const labelBackupUID = "velero.io/backup-uid"
 
-// ErrOther says that the folder, or what lies there, is another backup's.
+// ErrOther says that the folder or an object in it is another backup's.
 var ErrOther = errors.New("it is another backup")
 
-// Refusal is why a deletion can't go on without somebody's hand.
+// Refusal says why a deletion needs an administrator.
 type Refusal struct {
 	text  string
 	cause error
@@ -39,32 +39,32 @@ func refused(cause error, text string, args ...any) error {
 	return &Refusal{fmt.Sprintf(text, args...), cause}
 }
 
-// Deletion removes a backup from its folder, whatever another process, or the same one
-// before it died, has removed already. Look comes first; then RemoveMetadata, so that
-// nobody begins to read what is going, and RemoveRest. What is removed was described before it was asked whose it is.
+// Deletion removes a backup from its folder, also what an earlier deletion has left. Look comes
+// first, then RemoveMetadata, so that no reader begins, then RemoveRest. Each object was listed
+// before its owner was checked.
 type Deletion struct {
 	Folder
 	Remover store.Remover
-	// Present fails if the deletion is over, so that the name may be another backup's. It
-	// is asked before each removal: anything may take long, also for another process.
+	// Present fails if the deletion is over, so that the name may be another backup's. It is asked
+	// before each removal, since anything may take long.
 	Present func() error
 
-	// Snapshots are the ids of the backup's snapshots, by the namespace of their
-	// repository. Look sets them.
+	// Snapshots are the ids of the backup's snapshots, by the namespace of their repository. Look
+	// sets it.
 	Snapshots map[string][]string
 
-	// Stored is the backup as it was found in the store, by its metadata or, beneath another
-	// writer's, by its copy; nil if there is nothing left to read. Look sets it.
+	// Stored is the backup by its metadata, or by its copy if another writer has replaced the
+	// metadata; nil if neither is left. Look sets it.
 	Stored *holdfast.Backup
 
 	metadata *store.Object
-	// named are the objects of a backup that lies beneath another writer's metadata, and
-	// all that is removed; else it is nil.
+	// named are the only objects that are removed if another writer has replaced the metadata; else
+	// nil.
 	named format.Contents
 }
 
-// Look reads whose the folder is, and where the data of the volumes is. It removes nothing.
-// The error is ErrOther if the folder is another backup's.
+// Look reads the owner of the folder and the snapshots. It removes nothing. The error is ErrOther
+// if the folder is another backup's.
 func (d *Deletion) Look(ctx context.Context) error {
 	var err error
 	d.metadata, err = d.describe(ctx)
@@ -84,12 +84,11 @@ func (d *Deletion) Look(ctx context.Context) error {
 	case d.metadata == nil:
 		return d.other(format.OwnerKey(d.StoreName), owner)
 	}
-	// A process that was paused has written the metadata late, after this backup was
-	// deleted. All else in the folder is its owner's.
+	// A paused process has written the metadata after this backup was deleted. All else in the
+	// folder is the owner's.
 	return nil
 }
 
-// RemoveMetadata removes the metadata that Look has found.
 func (d *Deletion) RemoveMetadata(ctx context.Context) error {
 	if d.metadata == nil {
 		return nil
@@ -97,7 +96,7 @@ func (d *Deletion) RemoveMetadata(ctx context.Context) error {
 	return d.remove(ctx, *d.metadata)
 }
 
-// owner is the uid of the backup whose the folder is; empty if it is nobody's.
+// owner returns the uid of the folder's owner, or "".
 func (d *Deletion) owner(ctx context.Context) (types.UID, error) {
 	owner, err := d.Owner(ctx)
 	if unreadable, ok := errors.AsType[*UnreadableError](err); ok {
@@ -109,14 +108,12 @@ func (d *Deletion) owner(ctx context.Context) (types.UID, error) {
 	return owner.UID, nil
 }
 
-// other is the refusal of a folder that is another backup's.
 func (d *Deletion) other(key string, uid types.UID) error {
 	return refused(ErrOther, "%s belongs to another backup of this name, with the uid %s instead of %s, so nothing is removed; give the deletion up by removing the BackupRun %s", key, uid, d.UID, d.StoreName)
 }
 
-// describe describes the metadata, if it is there, and fails if it is not that of the
-// backup that is meant. What is read was there after what is described: if both are
-// not the same, that is not removed.
+// describe returns the metadata object, or nil. It fails if the metadata is another backup's. The
+// object is described before it is read, so an object that was replaced in between is not removed.
 func (d *Deletion) describe(ctx context.Context) (*store.Object, error) {
 	var described store.Object
 	err := d.Try(ctx, func(ctx context.Context) (err error) {
@@ -147,10 +144,9 @@ func (d *Deletion) describe(ctx context.Context) (*store.Object, error) {
 	return &described, nil
 }
 
-// beneath finds out whether the backup lies beneath the metadata of another writer, such
-// as Velero, which replaces metadata without looking. Then the copy of its own says what
-// belongs to it, and nothing has been put in the place of that. With neither copy nor
-// owner nothing is left of it. Else the other's metadata is what is in the way.
+// beneath finds out whether another writer, such as Velero, has replaced this backup's metadata.
+// Then the attempt's copy names the backup's objects. With neither copy nor owner nothing is left
+// of it. Otherwise the other metadata is a refusal.
 func (d *Deletion) beneath(ctx context.Context, other error) error {
 	backup, err := d.Copy(ctx)
 	if err != nil && !errors.Is(err, ErrUnreadable) {
@@ -187,7 +183,6 @@ func (d *Deletion) beneath(ctx context.Context, other error) error {
 	return nil
 }
 
-// isOurs reports whether an object of the folder belongs to the backup.
 func (d *Deletion) isOurs(object store.Object) bool {
 	if d.named == nil || object.Key == format.OwnerKey(d.StoreName) || format.IsAttemptKey(d.StoreName, object.Key) {
 		return true
@@ -196,15 +191,13 @@ func (d *Deletion) isOurs(object store.Object) bool {
 	return named && content.Size == object.Size
 }
 
-// snapshots are the ids of the backup's snapshots, by the namespace of their
-// repository.
 func (d *Deletion) snapshots(ctx context.Context) (map[string][]string, error) {
 	key := format.PodVolumeBackupsKey(d.StoreName)
 	if _, named := d.named.Of(key); d.named != nil && !named {
 		return nil, nil
 	}
 	ids := map[string][]string{}
-	var bad error // what is wrong with the list, if it is there
+	var bad error // the list exists and is wrong
 	err := d.Read(ctx, key, func(r io.Reader) error {
 		bad = format.ReadPodVolumeBackups(r, func(volume format.PodVolumeBackup) error {
 			namespace := volume.Spec.Pod.Namespace
@@ -213,7 +206,7 @@ func (d *Deletion) snapshots(ctx context.Context) (map[string][]string, error) {
 				return refused(ErrOther, "%s lists volumes of another backup, with the uid %s instead of %s, so they are not removed; give the deletion up by removing the BackupRun %s", key, of, d.UID, d.StoreName)
 			case volume.Status.SnapshotID == "":
 				if _, known := ids[namespace]; !known && volume.Spec.UploaderType == format.UploaderKopia {
-					ids[namespace] = nil // what its upload has left is found there
+					ids[namespace] = nil // an upload may have left snapshots there
 				}
 			case volume.Spec.UploaderType != format.UploaderKopia:
 				klog.FromContext(ctx).Info("The data of a volume stays, since it was not uploaded with Kopia", "backupRun", d.StoreName, "namespace", namespace, "pod", volume.Spec.Pod.Name, "volume", volume.Spec.Volume)
@@ -231,18 +224,18 @@ func (d *Deletion) snapshots(ctx context.Context) (map[string][]string, error) {
 		return nil, refusal
 	case err == nil:
 	case bad == nil || errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrDenied) || errors.Is(err, context.Canceled):
-		return nil, err // the store can't be asked, which says nothing about the list
+		return nil, err // the store failed; nothing is known of the list
 	default:
 		return nil, refused(nil, "%s can't be used, which says where the data of the volumes is: %v; remove that object by hand to delete the backup and keep the data", key, bad)
 	}
 	return ids, nil
 }
 
-// RemoveRest removes what is left of the folder: after all else the list of volumes, and
-// the owner last: as long as it is there, nobody else begins to write. Beneath others'
-// metadata nobody does, and the copy of its own is last, which says what is left.
+// RemoveRest removes the rest of the folder, the list of volumes second to last, and the owner
+// last: no other backup writes while the owner exists. Beneath other metadata the copy is last,
+// which names the rest.
 func (d *Deletion) RemoveRest(ctx context.Context) error {
-	// Of those beside the folder nothing needs to know any more, now that no metadata is there.
+	// Without metadata, changes of the expiration are not needed.
 	if err := d.RemoveExpirations(ctx, d.Remover, d.Present); err != nil {
 		return err
 	}
@@ -255,7 +248,7 @@ func (d *Deletion) RemoveRest(ctx context.Context) error {
 		case err != nil:
 			return err
 		case owner != "" && owner != d.UID:
-			return nil // it is another backup's by now, so that of this one nothing is left
+			return nil // another backup's by now
 		}
 		slices.SortStableFunc(objects, func(a, b store.Object) int { return cmp.Compare(d.rank(a.Key), d.rank(b.Key)) })
 		again := false
@@ -264,12 +257,12 @@ func (d *Deletion) RemoveRest(ctx context.Context) error {
 			case !d.isOurs(object):
 				continue
 			case d.rank(object.Key) == 0:
-				again = true // until nothing comes any more
+				again = true // until no more appear
 			case again:
 				continue
 			}
 			if object.Key == format.MetadataKey(d.StoreName) {
-				// It was gone a moment ago: a late write of this backup, or somebody else's.
+				// It did not exist before: a late write of this backup, or another writer.
 				if _, err := d.describe(ctx); err != nil {
 					return err
 				}
@@ -285,7 +278,7 @@ func (d *Deletion) RemoveRest(ctx context.Context) error {
 	return refused(nil, "what was removed from %s comes back again and again", format.BackupPrefix(d.StoreName))
 }
 
-// rank is the order in which objects go; those of 0 in any.
+// rank is the order of removal; zero is first.
 func (d *Deletion) rank(key string) int {
 	switch {
 	case key == format.PodVolumeBackupsKey(d.StoreName):

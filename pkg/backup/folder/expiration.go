@@ -16,8 +16,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Expirations describes the changes of until when the backup is kept, which lie beside its
-// folder.
+// Expirations lists the changes of the backup's expiration, which are beside its folder.
 func (f *Folder) Expirations(ctx context.Context) (objects []store.Object, err error) {
 	err = f.Try(ctx, func(ctx context.Context) error {
 		objects = nil
@@ -35,14 +34,12 @@ func (f *Folder) Expirations(ctx context.Context) (objects []store.Object, err e
 	return objects, err
 }
 
-// NewestExpiration is the change that counts, of a backup whose metadata is given; nil
-// without one. A change is believed if the backup's own cluster has made it: it is signed
-// with the key of the backup's metadata, or with another one of these keys if the backup is
-// this cluster's. last is the greatest number that is taken, by whomever.
+// NewestExpiration returns the change that counts for the given metadata, or nil, and the last used
+// number. A change counts if the backup's own cluster signed it: with the key of the metadata, or,
+// for this cluster's backup, with one of keys.
 //
-// What can't be read of the store is an error. What can be read and is not believed is
-// passed over: whoever can write to the store could put it there, and takes no hold away by
-// that, nor makes one.
+// A failed read is an error. A readable change that does not count is skipped: any writer to the
+// store could have put it there, and it neither makes nor takes away a hold.
 func (f *Folder) NewestExpiration(ctx context.Context, of *holdfast.Backup, clusterUID string, keys []string) (newest *format.Expiration, last int64, err error) {
 	objects, err := f.Expirations(ctx)
 	if err != nil {
@@ -76,26 +73,25 @@ func (f *Folder) NewestExpiration(ctx context.Context, of *holdfast.Backup, clus
 	return nil, last, nil
 }
 
-// Creator creates what is not there yet, or fails with store.ErrExists.
+// Creator creates a missing object, or fails with store.ErrExists.
 type Creator interface {
 	Create(ctx context.Context, key string, content []byte) error
 }
 
-// Errors of Change, for errors.Is.
+// Errors of Change.
 var (
-	// ErrGone says that the store has no such backup.
+	// ErrGone says that the backup is not in the store.
 	ErrGone = errors.New("the backup is not in the store")
-	// ErrTooMany says that there are so many changes that no more are made.
+	// ErrTooMany says that the backup has had the most changes allowed.
 	ErrTooMany = fmt.Errorf("the backup has had %d changes, and no more are made", format.MaxExpirations)
 )
 
-// changeAttempts are for numbers that others take at the same moment.
+// changeAttempts bounds the tries for a number that other writers take.
 const changeAttempts = 5
 
-// Change writes another change beside the backup's folder, which a cluster signs, and gives the
-// one that counts then. next makes it of how things stand, in which it is what it changes; it
-// is false if nothing is to be written, or fails. Of two writers at once one is asked again,
-// for how things stand after the other.
+// Change signs and writes another change beside the backup's folder, and returns the one that
+// counts then. next makes it from the current state; false means that nothing is to be written.
+// When another writer was first, next is called again for the new state.
 func (f *Folder) Change(ctx context.Context, creator Creator, by format.Cluster, keys []string, next func(backup *holdfast.Backup, stands *format.Expiration) (bool, error)) (*format.Expiration, error) {
 	for range changeAttempts {
 		backup, err := f.Find(ctx)
@@ -143,13 +139,13 @@ func (f *Folder) Change(ctx context.Context, creator Creator, by format.Cluster,
 func believed(change *format.Expiration, of *holdfast.Backup, clusterUID string, keys []string) bool {
 	origin := of.Status.Origin
 	if origin == nil || origin.Trust != "" || change.ClusterUID != origin.ClusterUID {
-		return false // the metadata is not as anybody has signed it
+		return false // the metadata is not as its cluster signed it
 	}
 	return change.PublicKey == origin.PublicKey || origin.ClusterUID == clusterUID && slices.Contains(keys, change.PublicKey)
 }
 
-// Find is the backup that is in the store with this uid, in its metadata or, beneath
-// another writer's, in the copy; nil if there is none.
+// Find returns the backup with this uid from its metadata, or from its copy if another writer has
+// replaced the metadata; nil if there is none.
 func (f *Folder) Find(ctx context.Context) (*holdfast.Backup, error) {
 	for _, read := range []func(context.Context) (*holdfast.Backup, error){f.Metadata, f.Copy} {
 		backup, err := read(ctx)
@@ -163,7 +159,7 @@ func (f *Folder) Find(ctx context.Context) (*holdfast.Backup, error) {
 	return nil, nil
 }
 
-// RemoveExpirations removes the changes, when there is nothing left that they are about.
+// RemoveExpirations removes the changes of a removed backup.
 func (f *Folder) RemoveExpirations(ctx context.Context, remover store.Remover, present func() error) error {
 	objects, err := f.Expirations(ctx)
 	if err != nil {

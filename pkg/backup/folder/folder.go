@@ -1,10 +1,9 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package folder is the folder of a backup in its store: whose it is, what lies in it,
-// and how a backup is removed from it. Whoever executes, ends or deletes a backup looks
-// at its folder in this way, and no other; what they promise rests on the steps that are
-// described in package backup.
+// Package folder reads and removes the folder of a backup in its store: its owner, its metadata and
+// its objects. Every process that executes, ends or deletes a backup uses it. docs/design/fences.md
+// has the reasons for the order of its steps.
 package folder
 
 import (
@@ -21,23 +20,20 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Folder is that of a backup in its store.
 type Folder struct {
-	// Place is where the backup lies, and by whom it is read; Now apart, which Clock tells.
+	// Place is the folder and its reader; Clock tells Now.
 	format.Place
 	Clock clock.PassiveClock
-	// UID of the backup.
 	UID   types.UID
 	Store store.Reader
-	// Try makes a request, the reading of its answer included: more than once, or in
-	// bounded time.
+	// Try makes a request and reads its answer, with retries or a time limit.
 	Try func(ctx context.Context, request func(context.Context) error) error
 }
 
-// ErrUnreadable says that nobody knows whose the folder is.
+// ErrUnreadable says that the folder's owner is unknown.
 var ErrUnreadable = errors.New("its metadata can't be read")
 
-// UnreadableError is ErrUnreadable, with the Key of the object that should say it.
+// UnreadableError is ErrUnreadable for the object Key.
 type UnreadableError struct {
 	Key   string
 	Cause error
@@ -49,8 +45,8 @@ func (e *UnreadableError) Error() string {
 
 func (e *UnreadableError) Unwrap() []error { return []error{ErrUnreadable, e.Cause} }
 
-// Owner is whose the folder is; it is nil if it is nobody's, as Velero's are. The error is
-// an UnreadableError if that is not known.
+// Owner returns the folder's owner, or nil if it has none, as Velero's. It fails with an
+// UnreadableError.
 func (f *Folder) Owner(ctx context.Context) (*format.Owner, error) {
 	key := format.OwnerKey(f.StoreName)
 	data, err := f.read(ctx, key, format.MaxOwnerBytes)
@@ -67,15 +63,13 @@ func (f *Folder) Owner(ctx context.Context) (*format.Owner, error) {
 	return &owner, nil
 }
 
-// Metadata is the backup that is stored, be it this one or another; nil if there is none.
-// The error is an UnreadableError if that is not known.
+// Metadata returns the stored backup of any uid, or nil. It fails with an UnreadableError.
 func (f *Folder) Metadata(ctx context.Context) (*holdfast.Backup, error) {
 	return f.backup(ctx, format.MetadataKey(f.StoreName))
 }
 
-// Copy is the copy of our own metadata, be it this backup's or another's: that of the last
-// attempt, since those before it are revoked. It is nil if there is none. The error is an
-// UnreadableError if that is not known.
+// Copy returns the copy of our own metadata, of any uid, or nil: the last attempt's, since those
+// before it are revoked. It fails with an UnreadableError.
 func (f *Folder) Copy(ctx context.Context) (backup *holdfast.Backup, err error) {
 	for attempt := 1; attempt <= format.MaxAttemptKeys; attempt++ {
 		backup, err = f.backup(ctx, format.AttemptKey(f.StoreName, attempt))
@@ -103,7 +97,7 @@ func (f *Folder) backup(ctx context.Context, key string) (*holdfast.Backup, erro
 	return found, nil
 }
 
-// List describes all that lies in the folder, with what writers that died have left.
+// List lists the folder, with unfinished uploads.
 func (f *Folder) List(ctx context.Context) (objects []store.Object, err error) {
 	err = f.Try(ctx, func(ctx context.Context) error {
 		objects = nil
@@ -118,7 +112,6 @@ func (f *Folder) List(ctx context.Context) (objects []store.Object, err error) {
 	return objects, err
 }
 
-// Read opens an object and has it read.
 func (f *Folder) Read(ctx context.Context, key string, read func(io.Reader) error) error {
 	return f.Try(ctx, func(ctx context.Context) error {
 		content, err := f.Store.Get(ctx, key)
@@ -130,7 +123,7 @@ func (f *Folder) Read(ctx context.Context, key string, read func(io.Reader) erro
 	})
 }
 
-// read reads a small object: one byte more than the limit at most.
+// read reads a small object: at most one byte more than the limit.
 func (f *Folder) read(ctx context.Context, key string, limit int64) (data []byte, err error) {
 	err = f.Read(ctx, key, func(r io.Reader) (err error) {
 		data, err = io.ReadAll(io.LimitReader(r, limit+1))
@@ -139,7 +132,7 @@ func (f *Folder) read(ctx context.Context, key string, limit int64) (data []byte
 	return data, err
 }
 
-// Remove removes an object as it was described. Another one in its place stays.
+// Remove removes an object as it was listed. Another version stays.
 func (f *Folder) Remove(ctx context.Context, remover store.Remover, object store.Object) error {
 	err := f.Try(ctx, func(ctx context.Context) error { return remover.Delete(ctx, object) })
 	if errors.Is(err, store.ErrChanged) {

@@ -10,15 +10,12 @@ import (
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// Needs reports whether the snapshots of the backup are needed, or may be: it is stored
-// and can be restored, or has not ended. Its folder is asked, and no listing.
+// Needs reports whether the backup's snapshots are needed, or may be: it is stored and can be
+// restored, or has not ended. It reads the folder's objects and no listing.
 //
-// A backup that ended without them, as Failed or Cancelled, or that was deleted, never
-// needs them again: both are decided once (package backup). One that runs is the owner of
-// its folder, from before its first upload until it is deleted. So the owner is read
-// after the metadata: a backup that ends, and is deleted, meanwhile is gone indeed. Of a
-// backup whose owner was lost the metadata says that it is there; and the copy, if another
-// writer has replaced that. What can't be read is an error, which says nothing.
+// A backup that ended as Failed or Cancelled, or was deleted, never needs them again. A running one
+// owns its folder until it is deleted. So the owner is read after the metadata: if a backup ends
+// and is deleted in between, the answer is still right. An object that can't be read is an error.
 func (f *Folder) Needs(ctx context.Context) (bool, error) {
 	metadata, err := f.Metadata(ctx)
 	if err != nil {
@@ -36,7 +33,7 @@ func (f *Folder) Needs(ctx context.Context) (bool, error) {
 	}
 	beneath, err := f.Copy(ctx)
 	if owner != nil && errors.Is(err, ErrUnreadable) {
-		return false, nil // it is the owner's, whatever it is
+		return false, nil // it is the owner's
 	}
 	if err != nil {
 		return true, err

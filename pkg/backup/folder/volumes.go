@@ -15,11 +15,11 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// ErrNoList says that there is no list of the volumes that the backup's metadata speaks of.
+// ErrNoList says that the list of volumes which the metadata names is missing.
 var ErrNoList = errors.New("the list of its volumes is not the one that was stored with it")
 
-// Volumes are the volumes of a backup whose metadata is given, and is not changed, with the
-// ids of their snapshots. The list is believed if it is the one that the metadata names.
+// Volumes returns the snapshot ids of a backup's volumes. The list counts if its digest is in the
+// given metadata, which is not changed.
 func (f *Folder) Volumes(ctx context.Context, backup *holdfast.Backup) (map[format.VolumeID]string, error) {
 	contents, err := format.TakeContents(backup.DeepCopy())
 	if err != nil {
@@ -60,12 +60,11 @@ func (f *Folder) Volumes(ctx context.Context, backup *holdfast.Backup) (map[form
 	case err == nil:
 		return volumes, nil
 	case bad == nil && !errors.Is(err, store.ErrNotFound), errors.Is(err, store.ErrUnavailable), errors.Is(err, store.ErrDenied), ctx.Err() != nil, errors.Is(err, context.DeadlineExceeded):
-		return nil, err // the store can't be asked
+		return nil, err // the store failed
 	}
 	return nil, fmt.Errorf("%w: %s: %w", ErrNoList, key, err)
 }
 
-// counter counts bytes.
 type counter struct{ n int64 }
 
 func (c *counter) Write(p []byte) (int, error) {
@@ -73,8 +72,8 @@ func (c *counter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// DeletedVolumes are the volumes of the backup that are deleted, by the change that counts;
-// none of a backup that is not in the store.
+// DeletedVolumes returns the deleted volumes of the backup by the change that counts, or none if it
+// is not stored.
 func (f *Folder) DeletedVolumes(ctx context.Context, clusterUID string, keys []string) ([]format.DeletedVolume, error) {
 	backup, err := f.Find(ctx)
 	if err != nil || backup == nil {
