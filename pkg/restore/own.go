@@ -28,7 +28,7 @@ import (
 func (e *execution) skips(ctx context.Context, k *kind, item *manifest.Item, about subject, content *unstructured.Unstructured) (why string, err error) {
 	resource := schema.GroupResource{Group: item.APIGroup, Resource: item.Resource}
 	if item.APIGroup == "apps" && item.KindName == "Deployment" {
-		e.templates.Store(types.UID(item.UID), object.TemplateOf(content))
+		e.templates.Store(types.UID(item.UID), object.TemplateToMake(content))
 	}
 	why = e.rules.Skip(content, resource)
 	switch {

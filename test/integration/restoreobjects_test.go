@@ -560,6 +560,66 @@ func TestRestoreOfRollouts(t *testing.T) {
 	}
 }
 
+// TestRestoreOfRolloutsOfAnotherVersion: a ReplicaSet is named by a hash, which each version of
+// Kubernetes computes in its own way. A Deployment that has no replicas comes back with one ReplicaSet of
+// its template all the same. One that is paused gets its ReplicaSet from the backup: nobody makes another.
+func TestRestoreOfRolloutsOfAnotherVersion(t *testing.T) {
+	t.Parallel()
+	namespace := lab.Namespace(t, "other-hash")
+	const replicaSets = `
+{apiVersion: apps/v1, kind: ReplicaSet, metadata: {name: NAME-before, labels: {app: NAME, pod-template-hash: before}}, spec: {replicas: 0, selector: {matchLabels: {app: NAME, pod-template-hash: before}}, template: {metadata: {labels: {app: NAME, pod-template-hash: before}}, spec: {containers: [{name: c, image: "example.com/c:1"}]}}}}
+---
+{apiVersion: apps/v1, kind: ReplicaSet, metadata: {name: NAME-older, labels: {app: NAME, pod-template-hash: older}}, spec: {replicas: COUNT, selector: {matchLabels: {app: NAME, pod-template-hash: older}}, template: {metadata: {labels: {app: NAME, pod-template-hash: older}}, spec: {containers: [{name: c, image: "example.com/c:2"}]}}}}
+---
+`
+	const owner = `{apiVersion: apps/v1, kind: Deployment, metadata: {name: NAME}, spec: {replicas: COUNT, strategy: {type: Recreate}, selector: {matchLabels: {app: NAME}}, template: {metadata: {labels: {app: NAME}}, spec: {containers: [{name: c, image: "example.com/c:1"}]}}}}`
+	sets := func(name string) (names []string) {
+		t.Helper()
+		found, err := lab.Kube.AppsV1().ReplicaSets(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app=" + name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, set := range found.Items {
+			if metav1.GetControllerOf(&set) != nil {
+				names = append(names, set.Name)
+			}
+		}
+		return names
+	}
+	settled := func(name, revision string, count int) {
+		t.Helper()
+		labtest.Eventually(t, name+" to be settled", func() error {
+			found, err := lab.Kube.AppsV1().Deployments(namespace).Get(t.Context(), name, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			if got := found.Annotations["deployment.kubernetes.io/revision"]; got != revision || len(sets(name)) != count || found.Status.ObservedGeneration != found.Generation {
+				return fmt.Errorf("it has the revision %q of %s, and the ReplicaSets %q", got, revision, sets(name))
+			}
+			return nil
+		})
+	}
+	for name, count := range map[string]string{"none": "0", "paused": "2"} {
+		// The controller takes the two that there are for its own.
+		manifestIn(t, namespace, ofOne(replicaSets+owner, "NAME", name, "COUNT", count))
+		settled(name, "1", 2)
+		lab.Kubectl(t, "set", "image", "deployment/"+name, "c=example.com/c:2", "-n", namespace)
+		settled(name, "2", 2)
+	}
+	lab.Kubectl(t, "rollout", "pause", "deployment/paused", "-n", namespace)
+	backup := backedUp(t, namespace)
+	want(t, restored(t, restoreRun(backup, labtest.Name("other-hash"), v1alpha1.RestoreSpec{})), v1alpha1.RestorePhaseCompleted)
+	settled("none", "2", 2)
+	settled("paused", "2", 2)
+	if slices.Contains(sets("none"), "none-older") || !slices.Contains(sets("paused"), "paused-older") {
+		t.Errorf("there are %q and %q", sets("none"), sets("paused"))
+	}
+	lab.Kubectl(t, "rollout", "undo", "deployment/none", "-n", namespace)
+	if image := lab.Kubectl(t, "get", "deployment", "none", "-n", namespace, "-o", "jsonpath={.spec.template.spec.containers[0].image}"); image != "example.com/c:1" {
+		t.Errorf("an undo goes to %s", image)
+	}
+}
+
 // TestRestoreOfFullAnnotations: an object whose annotations are as long as they may be comes back as it was.
 func TestRestoreOfFullAnnotations(t *testing.T) {
 	t.Parallel()

@@ -120,15 +120,30 @@ func TemplateOf(o *unstructured.Unstructured) string {
 	return string(sum[:])
 }
 
-// isBefore reports whether a ReplicaSet is one that its Deployment was just replacing. Its
-// controller does not make it again.
-func (r *Rules) isBefore(replicas *unstructured.Unstructured) bool {
-	owner := metav1.GetControllerOf(replicas)
-	if owner == nil || r.facts.Template == nil {
-		return false
+// TemplateToMake returns the digest of the pod template that the controller of a Deployment makes a
+// ReplicaSet of. While a Deployment is paused it makes none.
+func TemplateToMake(deployment *unstructured.Unstructured) string {
+	if paused, _, _ := unstructured.NestedBool(deployment.Object, "spec", "paused"); paused {
+		return "none, while it is paused"
 	}
-	current := r.facts.Template(owner.UID)
-	return current != "" && current != TemplateOf(replicas)
+	return TemplateOf(deployment)
+}
+
+// makesReplicaSet reports whether the controller of its Deployment makes a ReplicaSet again: the
+// one of the Deployment's own template. Its name is a hash, which another version of Kubernetes
+// computes otherwise, so a restored one would be a second one there. All others, with replicas while
+// they are just replaced, are what the Deployment goes back to. If the template is not known, one with
+// replicas counts as the Deployment's own.
+func (r *Rules) makesReplicaSet(replicaSet *unstructured.Unstructured) bool {
+	owner, current := metav1.GetControllerOf(replicaSet), ""
+	if owner != nil && r.facts.Template != nil {
+		current = r.facts.Template(owner.UID)
+	}
+	if current == "" {
+		replicas, _, _ := unstructured.NestedInt64(replicaSet.Object, "spec", "replicas")
+		return replicas > 0
+	}
+	return current == TemplateOf(replicaSet)
 }
 
 // tokenPath is where the admission mounts the token of a pod's account.

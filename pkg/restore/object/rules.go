@@ -66,8 +66,8 @@ type Facts struct {
 	// Remade reports whether a Secret of the backup, which an account names, is one that the
 	// cluster makes anew for the account. Nil means none.
 	Remade func(namespace, secret string) bool
-	// Template is the digest of the pod template of a Deployment of the backup, by its uid, or
-	// empty if it is not known. Nil means none is.
+	// Template is what TemplateToMake returns of a Deployment of the backup, by its uid, or empty if
+	// it is not known. Nil means none is.
 	Template func(deployment types.UID) string
 	// Restored says of an object of the backup, by its uid, that it is restored or, at the
 	// same place, exists: what it makes by itself is left to it. Nil means none.

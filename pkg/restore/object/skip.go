@@ -107,8 +107,7 @@ func (r *Rules) Skip(o *unstructured.Unstructured, resource schema.GroupResource
 		}
 		return r.madeBy(o, PodMakers...)
 	case "replicasets.apps":
-		// What a Deployment keeps to go back to has no replicas.
-		if replicas, _, _ := unstructured.NestedInt64(o.Object, "spec", "replicas"); replicas > 0 && !r.isBefore(o) {
+		if r.makesReplicaSet(o) {
 			return r.madeBy(o, "Deployment")
 		}
 	case "jobs.batch":

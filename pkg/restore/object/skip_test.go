@@ -17,10 +17,14 @@ import (
 
 func TestSkip(t *testing.T) {
 	facts := Facts{
-		Restored: func(uid types.UID) bool { return uid == "there" },
+		Restored: func(uid types.UID) bool { return uid == "there" || uid == "paused" },
 		HasData:  func(namespace, name string) bool { return namespace == "shop" && name == "data" },
-		Template: func(types.UID) string {
-			return TemplateOf(parse(t, `{kind: Deployment, spec: {template: {metadata: {}, spec: {containers: [{image: new}]}}}}`))
+		Template: func(uid types.UID) string {
+			paused := `paused: true, `
+			if uid == "there" {
+				paused = ""
+			}
+			return TemplateToMake(parse(t, `{kind: Deployment, spec: {`+paused+`template: {metadata: {}, spec: {containers: [{image: new}]}}}}`))
 		},
 		OpenShift: true,
 	}
@@ -34,6 +38,8 @@ func TestSkip(t *testing.T) {
 		"a mirror pod":                                     {"pods", `{apiVersion: v1, kind: Pod, metadata: {name: a, annotations: {kubernetes.io/config.mirror: x}}}`, "from a file"},
 		"pitfall 6: the current ReplicaSet":                {"replicasets.apps", `{apiVersion: apps/v1, kind: ReplicaSet, metadata: {name: a, ownerReferences: [{kind: Deployment, name: web, uid: there, controller: true}]}, spec: {replicas: 3, template: {metadata: {}, spec: {containers: [{image: new}]}}}}`, "Deployment web makes it"},
 		"a ReplicaSet to go back to":                       {"replicasets.apps", `{apiVersion: apps/v1, kind: ReplicaSet, metadata: {name: a, ownerReferences: [{kind: Deployment, name: web, uid: there, controller: true}]}, spec: {replicas: 0}}`, ""},
+		"the current ReplicaSet of no replicas":            {"replicasets.apps", `{apiVersion: apps/v1, kind: ReplicaSet, metadata: {name: a, ownerReferences: [{kind: Deployment, name: web, uid: there, controller: true}]}, spec: {replicas: 0, template: {metadata: {labels: {pod-template-hash: x}}, spec: {containers: [{image: new}]}}}}`, "Deployment web makes it"},
+		"the ReplicaSet of a paused Deployment":            {"replicasets.apps", `{apiVersion: apps/v1, kind: ReplicaSet, metadata: {name: a, ownerReferences: [{kind: Deployment, name: web, uid: paused, controller: true}]}, spec: {replicas: 3, template: {metadata: {}, spec: {containers: [{image: new}]}}}}`, ""},
 		"pitfall 24: a Job that has ended":                 {"jobs.batch", `{apiVersion: batch/v1, kind: Job, metadata: {name: a}, status: {conditions: [{type: Failed, status: "True"}]}}`, "had ended"},
 		"pitfall 24: a Job of a CronJob":                   {"jobs.batch", `{apiVersion: batch/v1, kind: Job, metadata: {name: a, ownerReferences: [{kind: CronJob, name: c, uid: there, controller: true}]}}`, "CronJob c makes it"},
 		"pitfall 24: a Job that waits":                     {"jobs.batch", `{apiVersion: batch/v1, kind: Job, metadata: {name: a}, status: {conditions: [{type: Suspended, status: "True"}]}}`, ""},
