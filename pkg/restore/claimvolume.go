@@ -47,6 +47,13 @@ func (e *execution) decideVolume(ctx context.Context, item *manifest.Item, about
 	return nil
 }
 
+// keeps reports whether a claim of this restore goes on naming the volume that it had.
+func (e *execution) keeps(namespace, name string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.kept[types.NamespacedName{Namespace: namespace, Name: name}]
+}
+
 func (e *execution) keepsVolume(ctx context.Context, item *manifest.Item, about subject, name string) (bool, error) {
 	for range attempts {
 		volume, err := e.reader.get(ctx, volumeKind, "", name)

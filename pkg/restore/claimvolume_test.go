@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
@@ -132,5 +133,43 @@ func TestVolumesThatMayNotBeTakenOver(t *testing.T) {
 		"its volume pv still has its data, and was not given to it", "it comes back empty")
 	if named, found, _ := unstructured.NestedString(s.get("persistentvolumeclaims", "a", "data").Object, "spec", "volumeName"); found {
 		t.Errorf("the claim names %s", named)
+	}
+}
+
+// TestClaimsThatAreBoundLate: a claim that keeps its volume may be bound by the controller's next
+// round. It is waited for, within a bound.
+func TestClaimsThatAreBoundLate(t *testing.T) {
+	const look = 100 * time.Millisecond
+	for name, test := range map[string]struct {
+		after time.Duration
+		says  string
+	}{
+		"by the next round": {2 * look, ""},
+		"never":             {time.Hour, "it is not bound: no event says why"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newFakeServer(t)
+			s.add("namespaces", obj("v1", "Namespace", "", "a"))
+			s.add("persistentvolumes", obj("v1", "PersistentVolume", "", "pv", with("Retain", "spec", "persistentVolumeReclaimPolicy"), with("Released", "status", "phase"),
+				with(map[string]any{"namespace": "a", "name": "data", "uid": "old-PersistentVolumeClaim-a-data"}, "spec", "claimRef")))
+			var made time.Time
+			s.fault = func(r *http.Request) (int, bool) {
+				claim := s.objects["persistentvolumeclaims/a/data"]
+				switch {
+				case claim == nil:
+				case made.IsZero():
+					made = time.Now()
+				case time.Since(made) > test.after:
+					with("Bound", "status", "phase")(claim)
+				}
+				return 0, false
+			}
+			backup := backupOf(t, obj("v1", "PersistentVolumeClaim", "a", "data", with("pv", "spec", "volumeName")))
+			ended := s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{}), func(d *Dependencies) { d.Look = look })
+			if want(t, ended, holdfast.RestorePhaseCompleted, test.says); (test.says != "") != (ended.Status.Warnings > 0) {
+				results, _ := told(t, ended)
+				t.Errorf("warnings: %v", results.Warnings)
+			}
+		})
 	}
 }

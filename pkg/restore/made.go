@@ -30,6 +30,9 @@ const (
 	// silence is how long nothing may be said of a pod or its controller. Where no scheduler
 	// runs, nothing is ever said.
 	silence = time.Second
+	// looksToBind is how many times as long Kubernetes may take to bind a claim to the volume it keeps. Where
+	// it has seen the claim before the volume, it looks at both again within 15 s.
+	looksToBind = 4
 	// firstGlance is the time between the first two looks. It doubles, up to pollInterval.
 	firstGlance = 50 * time.Millisecond
 )
@@ -60,6 +63,8 @@ type verdict struct {
 	reason string
 	// silent verdicts are told only with a reason.
 	silent bool
+	// patient verdicts without a reason are given more time.
+	patient bool
 }
 
 // lookAtMade warns of claims that are not bound and of pods that are on no node, with the reasons
@@ -71,7 +76,7 @@ func (e *execution) lookAtMade(ctx context.Context) error {
 	}
 	waiting := waits.ForAnyone(ctx, "the claims and pods that it has made, which are to be bound and to get a node")
 	defer waiting.End()
-	begin := time.Now()
+	begin, longest := time.Now(), e.Look
 	for pause := firstGlance; ; pause = min(2*pause, pollInterval) {
 		wrong := map[string][]verdict{}
 		for _, namespace := range slices.Sorted(maps.Keys(left)) {
@@ -86,13 +91,18 @@ func (e *execution) lookAtMade(ctx context.Context) error {
 			if elapsed >= min(silence, e.Look) {
 				found = slices.DeleteFunc(found, func(v verdict) bool { return v.silent && v.reason == "" })
 			}
+			limit := e.Look
+			if slices.ContainsFunc(found, func(v verdict) bool { return v.patient && v.reason == "" }) {
+				limit *= looksToBind
+			}
+			longest = max(longest, limit)
 			switch {
 			case err != nil || len(found) == 0:
 				delete(left, namespace)
-			case elapsed >= e.Look:
+			case elapsed >= limit:
 				wrong[namespace] = found
 			}
-			if elapsed >= 2*e.Look { // the API server is slow
+			if elapsed >= longest+e.Look { // the API server is slow
 				return e.tellOf(wrong)
 			}
 		}
@@ -186,7 +196,7 @@ func (e *execution) unbound(ctx context.Context, namespace string) (found []verd
 		if err != nil || waits {
 			return err
 		}
-		v := verdict{about: subject{claimKind.resource, namespace, claim.Name}, text: "it is not bound: "}
+		v := verdict{about: subject{claimKind.resource, namespace, claim.Name}, text: "it is not bound: ", patient: claim.Spec.VolumeName != "" && e.keeps(namespace, claim.Name)}
 		v.reason, err = e.eventOf(ctx, namespace, claim.UID, false)
 		found = append(found, v)
 		return err

@@ -242,12 +242,8 @@ func (e *execution) compile(ctx context.Context, items []*manifest.Item) (*objec
 		HasData: func(namespace, name string) bool {
 			return ptr.Deref(e.spec.RestorePVs, true) && e.volumes[types.NamespacedName{Namespace: namespace, Name: name}] != nil
 		},
-		KeepsVolume: func(namespace, name string) bool {
-			e.mu.Lock()
-			defer e.mu.Unlock()
-			return e.kept[types.NamespacedName{Namespace: namespace, Name: name}]
-		},
-		Restored: func(uid types.UID) bool { return restored[uid] },
+		KeepsVolume: e.keeps,
+		Restored:    func(uid types.UID) bool { return restored[uid] },
 		StatusIsField: func(gvk schema.GroupVersionKind) bool {
 			k, err := e.kinds.find(&manifest.Item{APIGroup: gvk.Group, APIVersion: gvk.Version, KindName: gvk.Kind})
 			return err == nil && !k.status && !scheme.Scheme.IsGroupRegistered(gvk.Group)

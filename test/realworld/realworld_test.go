@@ -179,13 +179,6 @@ func checkAll(t *testing.T, mode string, all []operator, rules *explanations, ba
 		}
 	}
 	whole := found[""]
-	// Kubernetes binds a claim that names its volume at once, or by its resync 15 s later, after the
-	// restore has looked. A claim that stays unbound differs by the annotation bind-completed.
-	for namespace, texts := range restored.results.Warnings.Namespaces {
-		restored.results.Warnings.Namespaces[namespace] = slices.DeleteFunc(texts, func(text string) bool {
-			return strings.HasSuffix(text, ": it is not bound: no event says why")
-		})
-	}
 	errs, warnings := split(all, restored.results.Errors), split(all, restored.results.Warnings)
 	backedUp := split(all, backup.results.Warnings)
 	for _, o := range all {
