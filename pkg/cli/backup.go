@@ -340,7 +340,7 @@ func (f *backupFlags) apply(spec *v1alpha1.BackupSpec) error {
 }
 
 func (t *tool) createBackupCommand() *cobra.Command {
-	var create createFlags
+	var flags createFlags
 	var spec backupFlags
 	var schedule string
 	command := &cobra.Command{
@@ -357,48 +357,32 @@ func (t *tool) createBackupCommand() *cobra.Command {
 			return nil
 		},
 		RunE: func(command *cobra.Command, args []string) error {
-			if err := create.check(); err != nil {
+			if err := flags.check(); err != nil {
 				return err
 			}
 			ctx := command.Context()
-			client, namespace, err := t.client()
+			_, namespace, err := t.client()
 			if err != nil {
 				return err
 			}
 			if schedule != "" {
-				if len(args) > 0 || create.file != "" {
+				if len(args) > 0 || flags.file != "" {
 					return usage("--from-schedule names the backup itself: leave out NAME and --filename")
 				}
-				return t.trigger(ctx, schedule, create.wait, create.timeout)
+				return t.trigger(ctx, schedule, flags.wait, flags.timeout)
 			}
 			backup := &v1alpha1.Backup{}
-			if err := create.read(t.In, backup); err != nil {
+			if err := flags.read(t.In, backup); err != nil {
 				return err
 			}
 			if err := spec.apply(&backup.Spec); err != nil {
 				return err
 			}
-			create.meta(&backup.ObjectMeta, args, namespace, "backup")
-			backup.TypeMeta = typed("Backup")
-			if create.dryRun == "client" {
-				return t.printObject(backup, backups, backup.Name, create.format, "created (dry run)")
-			}
-			made, err := client.HoldfastV1alpha1().Backups(backup.Namespace).Create(ctx, backup, create.options())
-			if err != nil {
-				return err
-			}
-			made.TypeMeta = typed("Backup")
-			did := "created"
-			if create.dryRun == "server" {
-				did = "created (server dry run)"
-			}
-			if err := t.printObject(made, backups, made.Name, create.format, did); err != nil || !create.wait {
-				return err
-			}
-			return t.waitForBackup(ctx, made.Namespace, made.Name, create.timeout)
+			flags.meta(&backup.ObjectMeta, args, namespace, "backup")
+			return create(ctx, t, ofBackup, &flags, backup)
 		},
 	}
-	create.addTo(command.Flags(), true)
+	flags.addTo(command.Flags(), true)
 	spec.addTo(command.Flags())
 	command.Flags().StringVar(&schedule, "from-schedule", "", "Schedule whose next backup is made now.")
 	_ = command.RegisterFlagCompletionFunc("from-schedule", t.completeNames(schedules))

@@ -84,7 +84,7 @@ func (t *tool) describeBackup(ctx context.Context, name string) error {
 		return err
 	}
 	spec, status := &backup.Spec, &backup.Status
-	state := ofBackup(backup)
+	state := backupProgress(backup)
 	expires := at(status.Expiration)
 	if status.Hold != nil {
 		expires = fmt.Sprintf("held by %s since %s", cmp.Or(status.Hold.Requester, "an unknown user"), at(&status.Hold.Timestamp))
@@ -176,7 +176,7 @@ func (t *tool) describeRestore(ctx context.Context, name string) error {
 		return err
 	}
 	spec, status := &restore.Spec, &restore.Status
-	state := ofRestore(restore)
+	state := restoreProgress(restore)
 	from := spec.BackupName
 	if b := status.Backup; b != nil {
 		from = fmt.Sprintf("%s/%s in the storage location %s", b.Namespace, b.Name, b.StorageLocation)

@@ -221,7 +221,7 @@ func objectsOf(args []string, namespace string) (name []string, objects []v1alph
 }
 
 func (t *tool) createRestoreCommand() *cobra.Command {
-	var create createFlags
+	var flags createFlags
 	var spec restoreFlags
 	var yes bool
 	command := &cobra.Command{
@@ -234,16 +234,16 @@ creates the restore at once. Where nobody can answer, and without --yes, it refu
   # The namespace beside the present one
   kubectl holdfast restore create --from before-upgrade --into shop-before -n shop --yes`,
 		RunE: func(command *cobra.Command, args []string) error {
-			if err := create.check(); err != nil {
+			if err := flags.check(); err != nil {
 				return err
 			}
 			ctx := command.Context()
-			client, namespace, err := t.client()
+			_, namespace, err := t.client()
 			if err != nil {
 				return err
 			}
 			restore := &v1alpha1.Restore{}
-			if err := create.read(t.In, restore); err != nil {
+			if err := flags.read(t.In, restore); err != nil {
 				return err
 			}
 			name, objects, err := objectsOf(args, namespace)
@@ -253,38 +253,22 @@ creates the restore at once. Where nobody can answer, and without --yes, it refu
 			if err := spec.apply(&restore.Spec, objects); err != nil {
 				return err
 			}
-			create.meta(&restore.ObjectMeta, name, namespace, "restore")
-			restore.TypeMeta = typed("Restore")
+			flags.meta(&restore.ObjectMeta, name, namespace, "restore")
 			if spec.into != "" {
 				if err := t.mapInto(ctx, &restore.Spec, restore.Namespace, spec.into); err != nil {
 					return err
 				}
 			}
-			if create.dryRun == "client" {
-				return t.printObject(restore, restores, restore.Name, create.format, "created (dry run)")
-			}
-			writes := create.dryRun == "none" && !restore.Spec.PlanOnly
+			writes := flags.dryRun == "none" && !restore.Spec.PlanOnly
 			if writes && !yes {
 				if err := t.askWithPlan(ctx, restore); err != nil {
 					return err
 				}
 			}
-			made, err := client.HoldfastV1alpha1().Restores(restore.Namespace).Create(ctx, restore, create.options())
-			if err != nil {
-				return err
-			}
-			made.TypeMeta = typed("Restore")
-			did := "created"
-			if create.dryRun == "server" {
-				did = "created (server dry run)"
-			}
-			if err := t.printObject(made, restores, made.Name, create.format, did); err != nil || !create.wait {
-				return err
-			}
-			return t.waitForRestore(ctx, made.Namespace, made.Name, create.timeout)
+			return create(ctx, t, ofRestore, &flags, restore)
 		},
 	}
-	create.addTo(command.Flags(), true)
+	flags.addTo(command.Flags(), true)
 	spec.addTo(command.Flags())
 	command.Flags().BoolVarP(&yes, "yes", "y", false, "Do not compute a plan, and do not ask.")
 	_ = command.RegisterFlagCompletionFunc("from", t.completeNames(backups))
@@ -310,7 +294,7 @@ func (t *tool) askWithPlan(ctx context.Context, restore *v1alpha1.Restore) error
 	}
 	inner := *t
 	inner.Out = t.ErrOut
-	if err := inner.waitForRestore(ctx, made.Namespace, made.Name, planTimeout); err != nil {
+	if err := await(ctx, &inner, ofRestore, made.Namespace, made.Name, planTimeout); err != nil {
 		return fmt.Errorf("the plan %s: %w", made.Name, err)
 	}
 	*t.flags.Namespace = restore.Namespace

@@ -7,7 +7,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -83,11 +82,11 @@ func (t *tool) trigger(ctx context.Context, name string, wait bool, timeout time
 	if status.Details == nil || status.Details.Name == "" {
 		return fmt.Errorf("the answer names no backup to wait for: %s", raw)
 	}
-	return t.waitForBackup(ctx, namespace, status.Details.Name, timeout)
+	return await(ctx, t, ofBackup, namespace, status.Details.Name, timeout)
 }
 
 func (t *tool) createScheduleCommand() *cobra.Command {
-	var create createFlags
+	var creation createFlags
 	var template backupFlags
 	var cron, zone string
 	var paused bool
@@ -98,21 +97,21 @@ func (t *tool) createScheduleCommand() *cobra.Command {
 		Example: `  # Each night at 2, kept as 7 daily and 4 weekly backups
   kubectl holdfast schedule create nightly --schedule "0 2 * * *" --time-zone Europe/Berlin --keep-daily 7 --keep-weekly 4 -n shop`,
 		Args: func(command *cobra.Command, args []string) error {
-			if len(args) > 1 || len(args) == 0 && create.file == "" {
+			if len(args) > 1 || len(args) == 0 && creation.file == "" {
 				return usage("got %d names, want one: %s", len(args), command.UseLine())
 			}
 			return nil
 		},
 		RunE: func(command *cobra.Command, args []string) error {
-			if err := create.check(); err != nil {
+			if err := creation.check(); err != nil {
 				return err
 			}
-			client, namespace, err := t.client()
+			_, namespace, err := t.client()
 			if err != nil {
 				return err
 			}
 			schedule := &v1alpha1.Schedule{}
-			if err := create.read(t.In, schedule); err != nil {
+			if err := creation.read(t.In, schedule); err != nil {
 				return err
 			}
 			if err := template.apply(&schedule.Spec.Template.BackupSpec); err != nil {
@@ -133,21 +132,12 @@ func (t *tool) createScheduleCommand() *cobra.Command {
 			if keep != (v1alpha1.ScheduleKeep{}) {
 				schedule.Spec.Keep = &keep
 			}
-			create.meta(&schedule.ObjectMeta, args, namespace, "schedule")
-			schedule.TypeMeta = typed("Schedule")
-			if create.dryRun == "client" {
-				return t.printObject(schedule, schedules, schedule.Name, create.format, "created (dry run)")
-			}
-			made, err := client.HoldfastV1alpha1().Schedules(schedule.Namespace).Create(command.Context(), schedule, create.options())
-			if err != nil {
-				return err
-			}
-			made.TypeMeta = typed("Schedule")
-			return t.printObject(made, schedules, made.Name, create.format, strings.TrimSuffix("created "+map[bool]string{true: "(server dry run)"}[create.dryRun == "server"], " "))
+			creation.meta(&schedule.ObjectMeta, args, namespace, "schedule")
+			return create(command.Context(), t, ofSchedule, &creation, schedule)
 		},
 	}
 	flags := command.Flags()
-	create.addTo(flags, false)
+	creation.addTo(flags, false)
 	template.addTo(flags)
 	flags.StringVar(&cron, "schedule", "", "When: five fields of cron, or @daily and the like.")
 	flags.StringVar(&zone, "time-zone", "", "Time zone of the schedule, such as Europe/Berlin. Default: UTC.")

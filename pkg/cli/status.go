@@ -67,7 +67,7 @@ func (t *tool) status(ctx context.Context, all bool) error {
 	}
 	writer := printers.GetNewTabWriter(t.Out)
 	for _, backup := range newest {
-		state := ofBackup(&backup)
+		state := backupProgress(&backup)
 		fmt.Fprintf(writer, "  %s/%s\t%s\t%s\n", backup.Namespace, backup.Name, state, at(&backup.CreationTimestamp))
 		if state.ended && !state.completed {
 			wrong = append(wrong, fmt.Sprintf("backup %s/%s is %s: %s", backup.Namespace, backup.Name, state.phase, state.message))

@@ -21,6 +21,7 @@ import (
 	watchtools "k8s.io/client-go/tools/watch"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	v1alpha1client "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned/typed/holdfast/v1alpha1"
 )
 
 // plainInterval is the time between two lines about progress where no terminal shows bars.
@@ -40,7 +41,7 @@ type progress struct {
 	completed, partially  bool
 }
 
-func ofBackup(backup *v1alpha1.Backup) progress {
+func backupProgress(backup *v1alpha1.Backup) progress {
 	status := &backup.Status
 	p := progress{
 		phase: string(status.Phase), ended: status.Phase.Ended(), message: cmp.Or(status.FailureReason, status.Message),
@@ -56,7 +57,7 @@ func ofBackup(backup *v1alpha1.Backup) progress {
 	return p
 }
 
-func ofRestore(restore *v1alpha1.Restore) progress {
+func restoreProgress(restore *v1alpha1.Restore) progress {
 	status := &restore.Status
 	p := progress{
 		phase: string(status.Phase), ended: status.Phase.Ended(), message: cmp.Or(status.FailureReason, status.Message),
@@ -167,46 +168,83 @@ func (t *tool) display() display {
 	return &lines{t: t}
 }
 
-// waitForBackup shows how far a backup is until its end.
-func (t *tool) waitForBackup(ctx context.Context, namespace, name string, timeout time.Duration) error {
-	client, _, err := t.client()
+// client is the part of a typed client that create and await use.
+type client[T, L runtime.Object] interface {
+	Create(ctx context.Context, object T, options metav1.CreateOptions) (T, error)
+	List(ctx context.Context, options metav1.ListOptions) (L, error)
+	Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error)
+}
+
+// object is an object of the API.
+type object interface {
+	runtime.Object
+	metav1.Object
+}
+
+// kind describes the objects of one kind to create and await.
+type kind[T object, L runtime.Object] struct {
+	name, singular string
+	empty          T
+	client         func(of v1alpha1client.HoldfastV1alpha1Interface, namespace string) client[T, L]
+	// progress is nil if nothing waits for such an object.
+	progress func(T) progress
+}
+
+var (
+	ofBackup = kind[*v1alpha1.Backup, *v1alpha1.BackupList]{"Backup", "backup", &v1alpha1.Backup{},
+		func(of v1alpha1client.HoldfastV1alpha1Interface, namespace string) client[*v1alpha1.Backup, *v1alpha1.BackupList] {
+			return of.Backups(namespace)
+		}, backupProgress}
+	ofRestore = kind[*v1alpha1.Restore, *v1alpha1.RestoreList]{"Restore", "restore", &v1alpha1.Restore{},
+		func(of v1alpha1client.HoldfastV1alpha1Interface, namespace string) client[*v1alpha1.Restore, *v1alpha1.RestoreList] {
+			return of.Restores(namespace)
+		}, restoreProgress}
+	ofSchedule = kind[*v1alpha1.Schedule, *v1alpha1.ScheduleList]{"Schedule", "schedule", &v1alpha1.Schedule{},
+		func(of v1alpha1client.HoldfastV1alpha1Interface, namespace string) client[*v1alpha1.Schedule, *v1alpha1.ScheduleList] {
+			return of.Schedules(namespace)
+		}, nil}
+)
+
+// create creates an object as the flags say, prints it, and waits for its end if they say so.
+func create[T object, L runtime.Object](ctx context.Context, t *tool, k kind[T, L], flags *createFlags, object T) error {
+	did := "created"
+	if flags.dryRun != "none" {
+		did = map[string]string{"client": "created (dry run)", "server": "created (server dry run)"}[flags.dryRun]
+	}
+	if flags.dryRun != "client" {
+		clients, _, err := t.client()
+		if err != nil {
+			return err
+		}
+		if object, err = k.client(clients.HoldfastV1alpha1(), object.GetNamespace()).Create(ctx, object, flags.options()); err != nil {
+			return err
+		}
+	}
+	object.GetObjectKind().SetGroupVersionKind(v1alpha1.SchemeGroupVersion.WithKind(k.name))
+	if err := t.printObject(object, k.singular+"s", object.GetName(), flags.format, did); err != nil || !flags.wait {
+		return err
+	}
+	return await(ctx, t, k, object.GetNamespace(), object.GetName(), flags.timeout)
+}
+
+// await shows how far something is until its end. Its error says how it ended, if not well.
+func await[T object, L runtime.Object](ctx context.Context, t *tool, k kind[T, L], namespace, name string, timeout time.Duration) error {
+	clients, _, err := t.client()
 	if err != nil {
 		return err
 	}
-	of := client.HoldfastV1alpha1().Backups(namespace)
-	return t.wait(ctx, "backup", namespace, name, timeout, &v1alpha1.Backup{}, &cache.ListWatch{
+	of := k.client(clients.HoldfastV1alpha1(), namespace)
+	named := fields.OneTermEqualSelector("metadata.name", name).String()
+	source := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			options.FieldSelector = fields.OneTermEqualSelector("metadata.name", name).String()
+			options.FieldSelector = named
 			return of.List(ctx, options)
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			options.FieldSelector = fields.OneTermEqualSelector("metadata.name", name).String()
+			options.FieldSelector = named
 			return of.Watch(ctx, options)
 		},
-	}, func(object runtime.Object) progress { return ofBackup(object.(*v1alpha1.Backup)) })
-}
-
-// waitForRestore shows how far a restore is until its end.
-func (t *tool) waitForRestore(ctx context.Context, namespace, name string, timeout time.Duration) error {
-	client, _, err := t.client()
-	if err != nil {
-		return err
 	}
-	of := client.HoldfastV1alpha1().Restores(namespace)
-	return t.wait(ctx, "restore", namespace, name, timeout, &v1alpha1.Restore{}, &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			options.FieldSelector = fields.OneTermEqualSelector("metadata.name", name).String()
-			return of.List(ctx, options)
-		},
-		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			options.FieldSelector = fields.OneTermEqualSelector("metadata.name", name).String()
-			return of.Watch(ctx, options)
-		},
-	}, func(object runtime.Object) progress { return ofRestore(object.(*v1alpha1.Restore)) })
-}
-
-// wait shows how far something is until its end. Its error says how it ended, if not well.
-func (t *tool) wait(ctx context.Context, kind, namespace, name string, timeout time.Duration, object runtime.Object, source *cache.ListWatch, state func(runtime.Object) progress) error {
 	waiting := ctx
 	if timeout > 0 {
 		var cancel context.CancelFunc
@@ -215,16 +253,16 @@ func (t *tool) wait(ctx context.Context, kind, namespace, name string, timeout t
 	}
 	shown := t.display()
 	var last progress
-	_, err := watchtools.UntilWithSync(waiting, source, object, nil, func(event watch.Event) (bool, error) {
+	_, err = watchtools.UntilWithSync(waiting, source, k.empty, nil, func(event watch.Event) (bool, error) {
 		if event.Type == watch.Deleted {
-			return false, apierrors.NewNotFound(v1alpha1.Resource(kind+"s"), name)
+			return false, apierrors.NewNotFound(v1alpha1.Resource(k.singular+"s"), name)
 		}
-		last = state(event.Object)
+		last = k.progress(event.Object.(T))
 		shown.show(last)
 		return last.ended, nil
 	})
 	shown.close()
-	goesOn := fmt.Sprintf("the %s goes on: kubectl holdfast %s describe %s -n %s shows it, and cancel stops it", kind, kind, name, namespace)
+	goesOn := fmt.Sprintf("the %s goes on: kubectl holdfast %s describe %s -n %s shows it, and cancel stops it", k.singular, k.singular, name, namespace)
 	switch {
 	case ctx.Err() != nil:
 		return errors.New("stopped waiting; " + goesOn)
@@ -233,7 +271,7 @@ func (t *tool) wait(ctx context.Context, kind, namespace, name string, timeout t
 	case err != nil:
 		return err
 	}
-	text := fmt.Sprintf("%s %s ended: %s", kind, name, last)
+	text := fmt.Sprintf("%s %s ended: %s", k.singular, name, last)
 	switch {
 	case last.completed:
 		fmt.Fprintln(t.Out, text)
