@@ -134,7 +134,7 @@ func TestSync(t *testing.T) {
 	if got := listed(); got != all {
 		t.Errorf("%d are listed after a loss that nobody has accepted", got)
 	}
-	lab.Kubectl(t, "wait", "-n", labtest.System, "storagelocation/"+location, "--for=condition=Suspicious", "--timeout=60s")
+	lab.Kubectl(t, "wait", "-n", labtest.System, "storagelocation/"+location, "--for=condition=BackupsMissing", "--timeout=60s")
 	if _, stderr, err := lab.TryKubectl(t, "", "get", "hfb", "-n", labtest.System); err != nil || !strings.Contains(stderr, "lacks 13 of 14 known backups") {
 		t.Errorf("a list warns of %q, %v", stderr, err)
 	}
@@ -148,7 +148,7 @@ func TestSync(t *testing.T) {
 	annotate(enginev1alpha1.AnnotationAcceptLoss, time.Now().UTC().Format(time.RFC3339Nano))
 	annotate(enginev1alpha1.AnnotationSync, "now")
 	lab.Kubectl(t, "wait", "-n", labtest.System, "storagelocation/"+location, "--for=jsonpath={.status.catalogue.syncRequest}=now", "--timeout=60s")
-	lab.Kubectl(t, "wait", "-n", labtest.System, "storagelocation/"+location, "--for=condition=Suspicious=false", "--timeout=60s")
+	lab.Kubectl(t, "wait", "-n", labtest.System, "storagelocation/"+location, "--for=condition=BackupsMissing=false", "--timeout=60s")
 	if got := listed(); got != 1 {
 		t.Errorf("%d are listed after the loss was accepted", got)
 	}

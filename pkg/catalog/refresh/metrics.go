@@ -36,7 +36,7 @@ var (
 	catalogSuspicious = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Subsystem:      subsystem,
 		Name:           "suspicious",
-		Help:           "Whether the store lacks so many backups that none is believed to be gone until that is accepted.",
+		Help:           "Whether the location has the condition BackupsMissing: so many backups are missing in the store that none leaves the lists.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"location"})
 	catalogRequests = metrics.NewCounterVec(&metrics.CounterOpts{

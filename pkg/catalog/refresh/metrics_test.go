@@ -85,7 +85,7 @@ holdfast_catalog_replaced_backups{location="down"} 0
 # TYPE holdfast_catalog_requests_total counter
 holdfast_catalog_requests_total{location="default",operation="get"} 2
 holdfast_catalog_requests_total{location="default",operation="list"} 1
-# HELP holdfast_catalog_suspicious [ALPHA] Whether the store lacks so many backups that none is believed to be gone until that is accepted.
+# HELP holdfast_catalog_suspicious [ALPHA] Whether the location has the condition BackupsMissing: so many backups are missing in the store that none leaves the lists.
 # TYPE holdfast_catalog_suspicious gauge
 holdfast_catalog_suspicious{location="default"} 1
 holdfast_catalog_suspicious{location="down"} 0

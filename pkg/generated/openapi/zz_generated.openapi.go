@@ -685,7 +685,7 @@ func schema_pkg_apis_engine_v1alpha1_CatalogueStatus(ref common.ReferenceCallbac
 				Properties: map[string]spec.Schema{
 					"backups": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many backups are known. While the location is Suspicious, how many were known before.",
+							Description: "How many backups are known. While its condition BackupsMissing is True, how many were known before.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -2343,7 +2343,7 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationStatus(ref common.ReferenceC
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Conditions: Available, Synced, Suspicious, MetadataReplaced once another writer has replaced the metadata of a backup, ClonedCluster once another cluster with this one's uid may have written to the store, and ExpiryFrozen once no backup was to expire, since too many had at once, or the clock is not that of the store.",
+							Description: "Conditions: Available, Synced, BackupsMissing, MetadataReplaced once another writer has replaced the metadata of a backup, ClonedCluster once another cluster with this one's uid may have written to the store, and ExpiryFrozen once no backup was to expire, since too many had at once, or the clock is not that of the store.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -4374,7 +4374,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntryStatus(ref common.Referen
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "The backups and restores that it waits for. A request within a namespace, but the system namespace, names only those of that namespace; one over all namespaces names them all.",
+							Description: "The backups and restores that it waits for. A request for one namespace gets only the names in that namespace. A request for the system namespace, or for all namespaces, gets all names.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package locationstatus writes what the catalogue knows of the storage locations into their
-// status: how many backups there are, and the conditions Synced, Suspicious,
+// status: how many backups there are, and the conditions Synced, BackupsMissing,
 // MetadataReplaced and BackupsLeftOut. It writes when a condition changes, or there are so many backups fewer that
 // the next process would miss them, and what else has changed a minute after the last writing
 // at the earliest. When nothing has changed, it writes nothing: how fresh the catalogue is
@@ -166,7 +166,7 @@ func (w *Writer) write(ctx context.Context, name string, state *refresh.State) e
 	w.written[name] = w.Clock.Now()
 	w.mu.Unlock()
 	record.SetGroupVersionKind(enginev1alpha1.SchemeGroupVersion.WithKind("StorageLocation")) // of which events speak
-	for _, what := range []string{enginev1alpha1.ConditionSuspicious, enginev1alpha1.ConditionMetadataReplaced, enginev1alpha1.ConditionBackupsLeftOut} {
+	for _, what := range []string{enginev1alpha1.ConditionBackupsMissing, enginev1alpha1.ConditionMetadataReplaced, enginev1alpha1.ConditionBackupsLeftOut} {
 		was := meta.IsStatusConditionTrue(before, what)
 		condition := meta.FindStatusCondition(record.Status.Conditions, what)
 		switch {
@@ -209,16 +209,17 @@ func Status(record *enginev1alpha1.StorageLocation, state *refresh.State, now ti
 		return status
 	}
 	catalogue := &enginev1alpha1.CatalogueStatus{LastListTimestamp: &metav1.Time{Time: state.LastFull.Truncate(time.Second)}, SyncRequest: state.Synced.Request, Backups: int32(state.Backups)}
-	suspicious := metav1.Condition{Type: enginev1alpha1.ConditionSuspicious, Status: metav1.ConditionFalse,
+	missing := metav1.Condition{Type: enginev1alpha1.ConditionBackupsMissing, Status: metav1.ConditionFalse,
 		Reason: enginev1alpha1.ReasonBackupsFound, Message: "the store has the backups that are known"}
 	before := status.Catalogue
 	if state.Suspicion != "" {
-		suspicious.Status, suspicious.Reason, suspicious.Message = metav1.ConditionTrue, enginev1alpha1.ReasonBackupsMissing, state.Suspicion
+		missing.Status, missing.Reason, missing.Message = metav1.ConditionTrue, enginev1alpha1.ReasonBackupsMissing, state.Suspicion
 		if before != nil {
 			catalogue.Backups = max(catalogue.Backups, before.Backups)
 		}
 	}
-	set(suspicious)
+	set(missing)
+	meta.RemoveStatusCondition(&status.Conditions, "Suspicious") // the name in earlier versions
 	switch {
 	case state.Replaced > 0:
 		set(metav1.Condition{Type: enginev1alpha1.ConditionMetadataReplaced, Status: metav1.ConditionTrue,

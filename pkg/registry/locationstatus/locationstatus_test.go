@@ -50,12 +50,12 @@ func TestWrites(t *testing.T) {
 	})
 	synced := refresh.Asked{Generation: 3}
 	for i, test := range []struct {
-		after            time.Duration
-		state            refresh.State
-		writes           int
-		due              time.Duration
-		want, suspicious string
-		backups          int32
+		after         time.Duration
+		state         refresh.State
+		writes        int
+		due           time.Duration
+		want, missing string
+		backups       int32
 	}{
 		{0, refresh.State{}, 1, 0, "False Loading 0", "", 0},
 		{0, refresh.State{Loaded: true, LastSuccess: clock.Now(), LastFull: clock.Now(), Backups: 7, Synced: synced}, 1, 0, "True Listed 3", "False", 7},
@@ -87,12 +87,12 @@ func TestWrites(t *testing.T) {
 			t.Fatal(err)
 		}
 		condition := meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionSynced)
-		suspicious, backups := "", int32(0)
-		if found := meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionSuspicious); found != nil {
-			suspicious, backups = string(found.Status), record.Status.Catalogue.Backups
+		missing, backups := "", int32(0)
+		if found := meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionBackupsMissing); found != nil {
+			missing, backups = string(found.Status), record.Status.Catalogue.Backups
 		}
-		if got := fmt.Sprintf("%s %s %d", condition.Status, condition.Reason, condition.ObservedGeneration); got != test.want || suspicious != test.suspicious || backups != test.backups {
-			t.Errorf("%d: Synced %s, Suspicious %s, %d backups, want %+v", i, got, suspicious, backups, test)
+		if got := fmt.Sprintf("%s %s %d", condition.Status, condition.Reason, condition.ObservedGeneration); got != test.want || missing != test.missing || backups != test.backups {
+			t.Errorf("%d: Synced %s, BackupsMissing %s, %d backups, want %+v", i, got, missing, backups, test)
 		}
 		replaced := meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionMetadataReplaced)
 		if told := replaced != nil && replaced.Status == metav1.ConditionTrue && strings.Contains(replaced.Message, fmt.Sprintf("of %d backups", state.Replaced)); told != (state.Replaced > 0) {

@@ -145,9 +145,9 @@ func known(record *enginev1alpha1.StorageLocation) (known refresh.Known) {
 	if record.Status.Catalogue != nil {
 		known.Backups = int(record.Status.Catalogue.Backups)
 	}
-	suspicious := meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionSuspicious)
-	if suspicious != nil && suspicious.Status == metav1.ConditionTrue {
-		known.Suspicious = suspicious.LastTransitionTime.Time
+	missing := meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionBackupsMissing)
+	if missing != nil && missing.Status == metav1.ConditionTrue {
+		known.Suspicious = missing.LastTransitionTime.Time
 	}
 	return known
 }

@@ -315,9 +315,9 @@ const (
 	ReasonLoading = "Loading"
 	// ReasonUnreadable: it could not be read; what is known is shown.
 	ReasonUnreadable = "Unreadable"
-	// ConditionSuspicious is True while the store lacks so many backups that none leaves the
+	// ConditionBackupsMissing is True while the store lacks so many backups that none leaves the
 	// lists; its message says how many.
-	ConditionSuspicious = "Suspicious"
+	ConditionBackupsMissing = "BackupsMissing"
 	// ReasonBackupsMissing: the store lacks backups that are known.
 	ReasonBackupsMissing = "BackupsMissing"
 	// ReasonBackupsFound: it lacks none, or no more than may go.
@@ -341,7 +341,7 @@ const (
 // CatalogueStatus is what is known of what a store holds. It is written with a change of the
 // conditions, and otherwise no more often than every minute.
 type CatalogueStatus struct {
-	// How many backups are known. While the location is Suspicious, how many were known before.
+	// How many backups are known. While its condition BackupsMissing is True, how many were known before.
 	// +optional
 	Backups int32 `json:"backups,omitempty"`
 	// When the latest listing of all was begun, as of this writing.
@@ -354,7 +354,7 @@ type CatalogueStatus struct {
 
 // StorageLocationStatus is the state of a store.
 type StorageLocationStatus struct {
-	// Conditions: Available, Synced, Suspicious, MetadataReplaced once another writer has
+	// Conditions: Available, Synced, BackupsMissing, MetadataReplaced once another writer has
 	// replaced the metadata of a backup, ClonedCluster once another cluster with this one's uid
 	// may have written to the store, and ExpiryFrozen once no backup was to expire, since
 	// too many had at once, or the clock is not that of the store.

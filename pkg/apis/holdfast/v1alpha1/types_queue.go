@@ -117,8 +117,8 @@ type BackupQueueEntryStatus struct {
 	// The reason in one sentence.
 	// +optional
 	Message string `json:"message,omitempty"`
-	// The backups and restores that it waits for. A request within a namespace, but the system
-	// namespace, names only those of that namespace; one over all namespaces names them all.
+	// The backups and restores that it waits for. A request for one namespace gets only the names
+	// in that namespace. A request for the system namespace, or for all namespaces, gets all names.
 	// +optional
 	// +listType=atomic
 	Blockers []QueueBlocker `json:"blockers,omitempty"`
