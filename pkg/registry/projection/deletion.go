@@ -5,8 +5,6 @@ package projection
 
 import (
 	"k8s.io/apimachinery/pkg/types"
-	utilresourceversion "k8s.io/apimachinery/pkg/util/resourceversion"
-	"k8s.io/client-go/tools/cache"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
@@ -19,14 +17,8 @@ import (
 func (p *Projector) ObserveVolumeDeletion(record *enginev1alpha1.VolumeDeletion) {
 	p.deleting.Lock()
 	defer p.deleting.Unlock()
-	known := p.deletions[record.UID]
-	if known != nil {
-		if order, err := utilresourceversion.CompareResourceVersion(record.ResourceVersion, known.ResourceVersion); err == nil && order <= 0 {
-			return
-		}
-	}
-	p.deletions[record.UID] = record
-	if known != nil && len(known.Status.Refused) == len(record.Status.Refused) {
+	known, kept := p.deletions.Observe(record)
+	if !kept || known != nil && len(known.Status.Refused) == len(record.Status.Refused) {
 		return
 	}
 	refused := map[int]bool{}
@@ -59,17 +51,10 @@ func (p *Projector) uncacheFolders(record *enginev1alpha1.VolumeDeletion) {
 
 // volumeDeletionGone takes note that a record is gone. Of one that was carried out the stores
 // know; another one was given up.
-func (p *Projector) volumeDeletionGone(obj any) {
-	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-		obj = tombstone.Obj
-	}
-	record, ok := obj.(*enginev1alpha1.VolumeDeletion)
-	if !ok {
-		return
-	}
+func (p *Projector) volumeDeletionGone(record *enginev1alpha1.VolumeDeletion) {
 	p.deleting.Lock()
 	defer p.deleting.Unlock()
-	delete(p.deletions, record.UID)
+	p.deletions.Delete(record)
 	if record.Done() {
 		p.stores.catalog.EndVolumeDeletion(record.UID)
 		p.uncacheFolders(record) // it may have been read again before it was deleted
@@ -86,7 +71,7 @@ func (p *Projector) volumeDeletionGone(obj any) {
 func (p *Projector) LoadOfVolumeDeletions(namespace string) (records, unfinished int) {
 	p.deleting.Lock()
 	defer p.deleting.Unlock()
-	for _, record := range p.deletions {
+	for _, record := range p.deletions.All() {
 		if record.Spec.ListedIn != namespace {
 			continue
 		}

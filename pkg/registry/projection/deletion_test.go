@@ -10,20 +10,23 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 )
 
 // TestLoadOfVolumeDeletions: the records of a namespace are those of what is listed there.
 func TestLoadOfVolumeDeletions(t *testing.T) {
-	record := func(listedIn string, done bool) *enginev1alpha1.VolumeDeletion {
-		deletion := &enginev1alpha1.VolumeDeletion{Spec: enginev1alpha1.VolumeDeletionSpec{Namespace: "shop", ListedIn: listedIn}}
+	p := &Projector{deletions: recorded.NewSet((*enginev1alpha1.VolumeDeletion).GetUID)}
+	record := func(uid types.UID, listedIn string, done bool) {
+		deletion := &enginev1alpha1.VolumeDeletion{ObjectMeta: metav1.ObjectMeta{UID: uid}, Spec: enginev1alpha1.VolumeDeletionSpec{Namespace: "shop", ListedIn: listedIn}}
 		if done {
 			deletion.Status.CompletionTimestamp = &metav1.Time{}
 		}
-		return deletion
+		p.deletions.Observe(deletion)
 	}
-	p := &Projector{deletions: map[types.UID]*enginev1alpha1.VolumeDeletion{
-		"1": record("shop", false), "2": record("shop", true), "3": record("shop", false), "4": record("holdfast", false),
-	}}
+	record("1", "shop", false)
+	record("2", "shop", true)
+	record("3", "shop", false)
+	record("4", "holdfast", false)
 	if records, unfinished := p.LoadOfVolumeDeletions("shop"); records != 3 || unfinished != 2 {
 		t.Errorf("%d records, %d of them not carried out", records, unfinished)
 	}

@@ -20,7 +20,7 @@ func (p *Projector) LastData(namespace, name string) []types.NamespacedName {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.stores.catalog.LastData(namespace, name, func(other v1alpha1.BackupReference) bool {
-		run := p.runs.byBackup[backupKey{Namespace: other.Namespace, Name: other.Name}]
+		run := p.runs.byBackup.Get(backupKey{Namespace: other.Namespace, Name: other.Name})
 		return run != nil && run.Deleting()
 	})
 }

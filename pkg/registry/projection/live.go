@@ -10,7 +10,6 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/client-go/tools/cache"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -31,8 +30,8 @@ func (p *Projector) Observe(run *enginev1alpha1.BackupRun) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	known := p.runs.known(run)
-	if !p.runs.observe(run) {
+	known, kept := p.runs.observe(run)
+	if !kept {
 		return
 	}
 	if changed := p.queue.planner.UpdateRun(run, selected); changed || known == nil || !slices.Equal(known.Status.AbsentAgents, run.Status.AbsentAgents) {
@@ -47,25 +46,8 @@ func (p *Projector) Observe(run *enginev1alpha1.BackupRun) {
 	p.projectLocked(key)
 }
 
-// changed takes note of what an informer says of a record. After a gap, it tells of
-// one that was replaced as of one that changed.
-func (p *Projector) changed(before, after any) {
-	was, is := before.(*enginev1alpha1.BackupRun), after.(*enginev1alpha1.BackupRun)
-	if was.UID != is.UID {
-		p.removed(was)
-	}
-	p.Observe(is)
-}
-
 // removed takes note that a run's record is gone.
-func (p *Projector) removed(obj any) {
-	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-		obj = tombstone.Obj
-	}
-	run, ok := obj.(*enginev1alpha1.BackupRun)
-	if !ok {
-		return
-	}
+func (p *Projector) removed(run *enginev1alpha1.BackupRun) {
 	if run.Deleting() && p.isKnown(run) {
 		// The record of a deletion goes when nothing is left in the store. The catalogue
 		// passes that on, so it is told without the lock, and first: nobody is to see the
@@ -93,7 +75,7 @@ func (p *Projector) removed(obj any) {
 func (p *Projector) isKnown(run *enginev1alpha1.BackupRun) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.runs.known(run) != nil
+	return p.runs.byBackup.Known(run) != nil
 }
 
 // heardFrom is from when on the word of a store counts about a run that is stored. It
@@ -175,7 +157,7 @@ func (p *Projector) StoredIn(namespace string) int { return p.stores.catalog.Cou
 // that says that it is stored, and from then on from the catalogue. It passes from
 // one to the other without vanishing in between.
 func (p *Projector) projectLocked(key backupKey) {
-	run, stored, unread := p.runs.byBackup[key], p.stores.catalog.Backup(key.Namespace, key.Name), p.runs.unread[key].run
+	run, stored, unread := p.runs.byBackup.Get(key), p.stores.catalog.Backup(key.Namespace, key.Name), p.runs.unread[key].run
 	var backup, over *v1alpha1.Backup // over is nil if it is alike
 	switch {
 	case run != nil && run.Deleting() && stored != nil:

@@ -42,10 +42,12 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/catalog/refresh"
+	"github.com/holdfast-io/holdfast/pkg/clustercache"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	clusteridentity "github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
+	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 	"github.com/holdfast-io/holdfast/pkg/registry/volumebackup"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
@@ -135,7 +137,7 @@ type Projector struct {
 	// deleting guards deletions, the records of deletions of volume backups by uid, and is held
 	// until the catalogue knows of them.
 	deleting  sync.Mutex
-	deletions map[types.UID]*enginev1alpha1.VolumeDeletion
+	deletions *recorded.Set[types.UID, *enginev1alpha1.VolumeDeletion]
 
 	// placing is held from the look at the namespaces to the placing by them.
 	placing sync.Mutex
@@ -143,12 +145,12 @@ type Projector struct {
 	// mu guards the fields below, and is held from a change of them to the commit
 	// of what follows from it, so that no commit overtakes a later one.
 	mu    sync.Mutex
-	runs  runs
+	runs  *runs
 	queue publishedQueue
 	// unheard says that no controller is heard of; empty while one is.
 	unheard string
-	// changes are records of changes of expirations, by the uid of the backup.
-	changes map[types.UID]*enginev1alpha1.ExpirationChange
+	// changes has the records of changes of expirations, by their names.
+	changes *recorded.Set[string, *enginev1alpha1.ExpirationChange]
 }
 
 // New returns a Projector.
@@ -158,8 +160,8 @@ func New(config Config) (*Projector, error) {
 		stores: stores{secrets: config.Secrets, cacheDir: config.CacheDir, authorizer: config.Authorizer, past: config.Past},
 		runs:   newRuns(config.SystemNamespace),
 
-		changes:   map[types.UID]*enginev1alpha1.ExpirationChange{},
-		deletions: map[types.UID]*enginev1alpha1.VolumeDeletion{},
+		changes:   recorded.NewSet((*enginev1alpha1.ExpirationChange).GetName),
+		deletions: recorded.NewSet((*enginev1alpha1.VolumeDeletion).GetUID),
 	}
 	p.stores.catalog = catalog.New(config.SystemNamespace, p.storedChanged)
 	p.stores.catalog.SetForeignBytes(cmp.Or(config.ForeignBytes, catalog.DefaultForeignBytes))
@@ -189,7 +191,11 @@ func New(config Config) (*Projector, error) {
 	if p.queue, err = newPublishedQueue(p.Queue); err != nil {
 		return nil, err
 	}
+	return p, p.watch()
+}
 
+// watch has the Projector told of what its informers see.
+func (p *Projector) watch() error {
 	wake := func(any) { p.queue.wake() }
 	identify := func(any) { p.identify() }
 	relocate := func(any) {
@@ -208,73 +214,32 @@ func New(config Config) (*Projector, error) {
 			p.stores.refresher.Nudge(is.Name) // what it holds is asked for first of all
 		}
 	}
-	for _, r := range []struct {
+	type handler struct {
 		informer cache.SharedIndexInformer
-		handler  cache.ResourceEventHandlerFuncs
-	}{
-		{config.Runs.Informer(), cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(obj any) { p.Observe(obj.(*enginev1alpha1.BackupRun)) },
-			UpdateFunc: p.changed,
-			DeleteFunc: p.removed,
-		}},
-		{config.Restores.Informer(), cache.ResourceEventHandlerFuncs{
-			AddFunc: func(obj any) { p.restoreChanged(obj.(*enginev1alpha1.RestoreRun)) },
-			UpdateFunc: func(before, after any) {
-				was, is := before.(*enginev1alpha1.RestoreRun), after.(*enginev1alpha1.RestoreRun)
-				if was.UID != is.UID {
-					p.restoreRemoved(was)
-				}
-				p.restoreChanged(is)
-			},
-			DeleteFunc: func(obj any) {
-				if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-					obj = tombstone.Obj
-				}
-				if run, ok := obj.(*enginev1alpha1.RestoreRun); ok {
-					p.restoreRemoved(run)
-				}
-			},
-		}},
-		{config.Locations.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: relocate, UpdateFunc: relocated, DeleteFunc: relocate}},
-		{config.Namespaces.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: wake, DeleteFunc: wake}},
-		{config.Namespaces.Informer(), cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(obj any) { p.namespaceChanged(obj) },
-			UpdateFunc: func(_, obj any) { p.namespaceChanged(obj) },
-			DeleteFunc: p.namespaceGone,
-		}},
-		{config.Identity, cache.ResourceEventHandlerFuncs{AddFunc: identify, UpdateFunc: func(_, obj any) { identify(obj) }, DeleteFunc: identify}},
-		{config.Ledger, cache.ResourceEventHandlerFuncs{AddFunc: wake, UpdateFunc: func(_, obj any) { wake(obj) }, DeleteFunc: wake}},
-		{config.Changes.Informer(), cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(obj any) { p.ObserveChange(obj.(*enginev1alpha1.ExpirationChange)) },
-			UpdateFunc: p.changeChanged,
-			DeleteFunc: p.changeGone,
-		}},
-		{config.Deletions.Informer(), cache.ResourceEventHandlerFuncs{
-			AddFunc: func(obj any) { p.ObserveVolumeDeletion(obj.(*enginev1alpha1.VolumeDeletion)) },
-			UpdateFunc: func(before, after any) {
-				was, is := before.(*enginev1alpha1.VolumeDeletion), after.(*enginev1alpha1.VolumeDeletion)
-				if was.UID != is.UID {
-					p.volumeDeletionGone(was)
-				}
-				p.ObserveVolumeDeletion(is)
-			},
-			DeleteFunc: p.volumeDeletionGone,
-		}},
-	} {
-		registration, err := r.informer.AddEventHandler(r.handler)
+		handler  cache.ResourceEventHandler
+	}
+	handlers := []handler{
+		{p.Runs.Informer(), recorded.Handler(p.Observe, p.removed)},
+		{p.Restores.Informer(), recorded.Handler(p.restoreChanged, p.restoreRemoved)},
+		{p.Locations.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: relocate, UpdateFunc: relocated, DeleteFunc: relocate}},
+		{p.Namespaces.Informer(), cache.ResourceEventHandlerFuncs{AddFunc: wake, DeleteFunc: wake}},
+		{p.Namespaces.Informer(), clustercache.Handler(p.namespaceChanged, p.namespaceGone)},
+		{p.Identity, cache.ResourceEventHandlerFuncs{AddFunc: identify, UpdateFunc: func(_, obj any) { identify(obj) }, DeleteFunc: identify}},
+		{p.Ledger, cache.ResourceEventHandlerFuncs{AddFunc: wake, UpdateFunc: func(_, obj any) { wake(obj) }, DeleteFunc: wake}},
+		{p.Changes.Informer(), recorded.Handler(p.ObserveChange, p.changeGone)},
+		{p.Deletions.Informer(), recorded.Handler(p.ObserveVolumeDeletion, p.volumeDeletionGone)},
+	}
+	if p.Repositories != nil {
+		handlers = append(handlers, handler{p.Repositories.Informer(), p.onDamage()})
+	}
+	for _, h := range handlers {
+		registration, err := h.informer.AddEventHandler(h.handler)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		p.synced = append(p.synced, registration.HasSynced)
 	}
-	if config.Repositories != nil {
-		registration, err := config.Repositories.Informer().AddEventHandler(p.onDamage())
-		if err != nil {
-			return nil, err
-		}
-		p.synced = append(p.synced, registration.HasSynced)
-	}
-	return p, nil
+	return nil
 }
 
 // Run fills the logs until ctx ends. The informers must have been started.

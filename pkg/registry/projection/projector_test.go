@@ -33,6 +33,7 @@ import (
 	clusteridentity "github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/registry/backupqueue"
+	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 	"github.com/holdfast-io/holdfast/pkg/registry/virtual"
 )
 
@@ -176,7 +177,7 @@ func TestARecordThatWasReplacedUnnoticed(t *testing.T) {
 	second := f.run("shop", "a", queued(2), "shop")
 	second.UID = "another"
 	f.Observe(first)
-	f.changed(first, second)
+	recorded.Handler(f.Observe, f.removed).OnUpdate(first, second)
 	f.Observe(first)
 	f.mustPublish()
 	if got := f.backup("shop", "a"); got == nil || got.UID != second.UID || f.queue.planner.Run(first.UID) != nil || f.queue.planner.Run(second.UID) != second {

@@ -96,7 +96,7 @@ func (q *publishedQueue) publish(runs *runs, ledgerUnreadable bool, unheard stri
 		run := q.planner.Run(entry.UID)
 		key := runs.key(run)
 		backup, isBackup := run.(*enginev1alpha1.BackupRun)
-		if isBackup && runs.byBackup[key] != backup || !isBackup && run.GetName() != recordOf(run, runs.systemNamespace) {
+		if isBackup && runs.byBackup.Get(key) != backup || !isBackup && run.GetName() != recordOf(run, runs.systemNamespace) {
 			continue // another record says that it stands for it, too
 		}
 		place := Place{queue.Redact(entry, runs.systemNamespace), entry.Message}
@@ -180,7 +180,7 @@ func (p *Projector) publish() (int, error) {
 	planner.SetStarted(records.Started(ledger))
 	planner.SetStorageLocations(locations)
 	planner.SetExistingNamespaces(namespaces)
-	events, moved, restores, err := p.queue.publish(&p.runs, unreadable, p.unheard)
+	events, moved, restores, err := p.queue.publish(p.runs, unreadable, p.unheard)
 	for _, run := range moved {
 		p.projectLocked(p.runs.key(run))
 	}

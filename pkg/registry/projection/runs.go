@@ -7,22 +7,18 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-	utilresourceversion "k8s.io/apimachinery/pkg/util/resourceversion"
-	"k8s.io/utils/lru"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	clusteridentity "github.com/holdfast-io/holdfast/pkg/identity"
+	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 )
 
 // runs are the records, by where the backup of each is shown. It is pure state, which
 // Projector.mu guards.
 type runs struct {
 	systemNamespace string
-	// byBackup are the records in their latest versions.
-	byBackup map[backupKey]*enginev1alpha1.BackupRun
-	// removed are the uids of the last records that were removed. The answer to a
-	// client's write of one of them may come after that.
-	removed *lru.Cache
+	// byBackup has the records in their newest versions.
+	byBackup *recorded.Set[backupKey, *enginev1alpha1.BackupRun]
 	// namespaces are those that exist.
 	namespaces map[string]types.UID
 	// successions say which of them continue others.
@@ -43,14 +39,14 @@ type unread struct {
 	since time.Time
 }
 
-func newRuns(systemNamespace string) runs {
-	return runs{
+func newRuns(systemNamespace string) *runs {
+	r := &runs{
 		systemNamespace: systemNamespace,
-		byBackup:        map[backupKey]*enginev1alpha1.BackupRun{},
-		removed:         lru.New(1000),
 		namespaces:      map[string]types.UID{},
 		unread:          map[backupKey]unread{},
 	}
+	r.byBackup = recorded.NewSet(func(run *enginev1alpha1.BackupRun) backupKey { return r.key(run) })
+	return r
 }
 
 // key is where a run's backup or restore is shown: where it was asked for, unless another
@@ -64,43 +60,25 @@ func (r *runs) key(run enginev1alpha1.QueuedRun) backupKey {
 	return backupKey{Namespace: asked.Ref.Namespace, Name: asked.Ref.Name}
 }
 
-// known is the record that stands for the backup of a run, if it is one of the same
-// uid, in the version that was seen last; else nil.
-func (r *runs) known(run *enginev1alpha1.BackupRun) *enginev1alpha1.BackupRun {
-	if known := r.byBackup[r.key(run)]; known != nil && known.UID == run.UID {
-		return known
+// observe takes note of a record. It returns the version that was known before, or nil, and
+// whether the record was kept.
+func (r *runs) observe(run *enginev1alpha1.BackupRun) (before *enginev1alpha1.BackupRun, kept bool) {
+	if before, kept = r.byBackup.Observe(run); kept {
+		key := r.key(run)
+		if u := r.unread[key].run; u != nil && u.UID != run.UID {
+			delete(r.unread, key) // another backup has the name
+		}
 	}
-	return nil
-}
-
-// observe takes note of a record, unless a later version of it has been seen.
-func (r *runs) observe(run *enginev1alpha1.BackupRun) bool {
-	if known := r.known(run); known != nil && !newer(run, known) {
-		return false
-	}
-	if _, removed := r.removed.Get(run.UID); removed {
-		return false
-	}
-	key := r.key(run)
-	if u := r.unread[key].run; u != nil && u.UID != run.UID {
-		delete(r.unread, key) // another backup has the name
-	}
-	r.byBackup[key] = run
-	return true
+	return before, kept
 }
 
 // remove takes note that a record is gone, and reports whether it stood for its backup.
 func (r *runs) remove(run *enginev1alpha1.BackupRun) bool {
-	r.removed.Add(run.UID, nil)
-	if r.known(run) == nil {
-		return false
+	known := r.byBackup.Delete(run)
+	if known && run.Deleting() {
+		delete(r.unread, r.key(run))
 	}
-	key := r.key(run)
-	delete(r.byBackup, key)
-	if run.Deleting() {
-		delete(r.unread, key)
-	}
-	return true
+	return known
 }
 
 // setNamespace takes note that a namespace has a uid, or is gone without one, and
@@ -120,29 +98,12 @@ func (r *runs) setNamespace(name string, uid types.UID) bool {
 // move puts the records to where their backups are shown by the namespaces as they are
 // now, and gives the places that this concerns.
 func (r *runs) move() (places []backupKey) {
-	moved := map[backupKey]*enginev1alpha1.BackupRun{}
-	for key, run := range r.byBackup {
-		if r.key(run) != key {
-			moved[key] = run
-		}
-	}
-	for key, run := range moved {
-		delete(r.byBackup, key)
+	for key, run := range r.byBackup.Rekey() {
 		if u, ok := r.unread[key]; ok && u.run.UID == run.UID {
 			delete(r.unread, key)
 			r.unread[r.key(run)] = u
 		}
-		places = append(places, key)
-	}
-	for _, run := range moved {
-		r.byBackup[r.key(run)] = run
-		places = append(places, r.key(run))
+		places = append(places, key, r.key(run))
 	}
 	return places
-}
-
-// newer reports whether a is a later version of a run than b.
-func newer(a, b *enginev1alpha1.BackupRun) bool {
-	order, err := utilresourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
-	return err != nil || order > 0
 }

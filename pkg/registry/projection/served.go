@@ -24,7 +24,7 @@ func (p *Projector) Stored(backup *v1alpha1.Backup) (location, storeName string,
 	if stored != nil && stored.UID == backup.UID {
 		return location, storeName, digests, true
 	}
-	for _, run := range []*enginev1alpha1.BackupRun{p.runs.byBackup[key], p.runs.unread[key].run} {
+	for _, run := range []*enginev1alpha1.BackupRun{p.runs.byBackup.Get(key), p.runs.unread[key].run} {
 		if run != nil && run.Status.Stored && run.AsBackup().UID == backup.UID {
 			return run.Spec.Backup.StorageLocation, run.Name, catalog.Digests{}, true
 		}

@@ -8,7 +8,6 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
-	"k8s.io/client-go/tools/cache"
 
 	clusteridentity "github.com/holdfast-io/holdfast/pkg/identity"
 )
@@ -66,20 +65,11 @@ func (p *Projector) placeByNamespaces() {
 	p.moveLocked()
 }
 
-func (p *Projector) namespaceChanged(obj any) {
-	if namespace, ok := obj.(*corev1.Namespace); ok {
-		p.setNamespace(namespace.Name, namespace.UID)
-	}
+func (p *Projector) namespaceChanged(namespace *corev1.Namespace) {
+	p.setNamespace(namespace.Name, namespace.UID)
 }
 
-func (p *Projector) namespaceGone(obj any) {
-	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-		obj = tombstone.Obj
-	}
-	if namespace, ok := obj.(*corev1.Namespace); ok {
-		p.setNamespace(namespace.Name, "")
-	}
-}
+func (p *Projector) namespaceGone(namespace *corev1.Namespace) { p.setNamespace(namespace.Name, "") }
 
 // setNamespace takes note that a namespace has a uid, or is gone without one.
 func (p *Projector) setNamespace(name string, uid types.UID) {

@@ -39,7 +39,7 @@ func (p *Projector) setUnheard(message string) {
 		return
 	}
 	p.unheard = message
-	for key, run := range p.runs.byBackup {
+	for key, run := range p.runs.byBackup.All() {
 		if !run.Phase().Ended() {
 			p.projectLocked(key)
 		}

@@ -322,7 +322,7 @@ func (p *Publisher) showPastLocked(storeName string) {
 	shown := map[types.NamespacedName]bool{}
 	for _, location := range slices.Sorted(maps.Keys(p.past)) {
 		e := p.past[location][storeName]
-		if e == nil || e.restore == nil || p.judge == nil || p.records[e.restore.Namespace][e.restore.UID] != nil {
+		if e == nil || e.restore == nil || p.judge == nil || p.records.Get(e.restore.UID) != nil {
 			continue
 		}
 		restore := p.pastOf(location, storeName, e)
@@ -384,10 +384,8 @@ func (p *Publisher) pastOf(location, storeName string, e *past) *v1alpha1.Restor
 func (p *Publisher) Digest(restore *v1alpha1.Restore, key string) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, of := range p.records {
-		if run := of[restore.UID]; run != nil && run.Status.Digests != nil {
-			return run.Status.Digests[path.Base(key)]
-		}
+	if run := p.records.Get(restore.UID); run != nil && run.Status.Digests != nil {
+		return run.Status.Digests[path.Base(key)]
 	}
 	if e := p.past[storageLocation(restore)][storeNameOf(restore, p.systemNamespace)]; e != nil {
 		return e.digests[path.Base(key)]

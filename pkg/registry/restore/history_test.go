@@ -25,6 +25,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/identity"
+	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 	"github.com/holdfast-io/holdfast/pkg/store"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
@@ -242,7 +243,7 @@ func TestPastOfARecord(t *testing.T) {
 	}{{false, nil}, {true, []string{"shop/" + tail(format.RestoreStoreName("shop", "back", system, "uid-of-back"))}}} {
 		run := record(1, "shop-now", enginev1alpha1.RestoreRunStatus{Phase: "Failed", Stored: c.stored, Digests: map[string]string{"a": "digest"}})
 		run.Spec.Requester.Username = "ann"
-		h.publisher.removed.Clear()
+		h.publisher.records = recorded.NewSet((*enginev1alpha1.RestoreRun).GetUID)
 		h.publisher.Observe(run)
 		h.want("recorded", map[string]string{"shop/back": "recorded"})
 		if shown, _ := h.publisher.Log.GetObject("shop", "back"); h.publisher.Digest(shown, "restores/b/a") != "digest" {

@@ -13,18 +13,18 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	utilresourceversion "k8s.io/apimachinery/pkg/util/resourceversion"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/utils/lru"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/clustercache"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/queue"
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
 	"github.com/holdfast-io/holdfast/pkg/registry/projection"
+	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 )
 
 // Publisher fills a log with the restores: their records, with their places in the queue.
@@ -39,11 +39,8 @@ type Publisher struct {
 
 	// mu is held from a change of the fields below to the commit of what follows from it.
 	mu sync.Mutex
-	// records are in their latest versions, by the namespace where each was asked for.
-	records map[string]map[types.UID]*enginev1alpha1.RestoreRun
-	// removed are the uids of the last records that were removed: the answer to a write
-	// may come after that.
-	removed *lru.Cache
+	// records are in their newest versions, by uid.
+	records *recorded.Set[types.UID, *enginev1alpha1.RestoreRun]
 	// namespaces are those that exist.
 	namespaces map[string]types.UID
 	// successions say which of them continue others.
@@ -68,33 +65,16 @@ func NewPublisher(systemNamespace string, runs, namespaces cache.SharedIndexInfo
 		Log: logstore.New(func() object { return &v1alpha1.Restore{} },
 			logstore.Options{Resource: Resource.GroupResource, Namespaced: true, Loading: "the restores", OnRead: onRead}),
 		systemNamespace: systemNamespace,
-		records:         map[string]map[types.UID]*enginev1alpha1.RestoreRun{},
-		removed:         lru.New(1000),
+		records:         recorded.NewSet((*enginev1alpha1.RestoreRun).GetUID),
 		namespaces:      map[string]types.UID{},
 		past:            map[string]map[string]*past{},
 		shownPast:       map[string]map[types.NamespacedName]bool{},
 	}
 	for informer, handler := range map[cache.SharedIndexInformer]cache.ResourceEventHandlerFuncs{
-		runs: {
-			AddFunc: func(obj any) { p.Observe(obj.(*enginev1alpha1.RestoreRun)) },
-			UpdateFunc: func(before, after any) {
-				was, is := before.(*enginev1alpha1.RestoreRun), after.(*enginev1alpha1.RestoreRun)
-				if was.UID != is.UID {
-					p.forget(was)
-				}
-				p.Observe(is)
-			},
-			DeleteFunc: func(obj any) {
-				if run, ok := untombed(obj).(*enginev1alpha1.RestoreRun); ok {
-					p.forget(run)
-				}
-			},
-		},
-		namespaces: {
-			AddFunc:    func(obj any) { p.setNamespace(obj, true) },
-			UpdateFunc: func(_, obj any) { p.setNamespace(obj, true) },
-			DeleteFunc: func(obj any) { p.setNamespace(untombed(obj), false) },
-		},
+		runs: recorded.Handler(p.Observe, p.forget),
+		namespaces: clustercache.Handler(
+			func(namespace *corev1.Namespace) { p.setNamespace(namespace, true) },
+			func(namespace *corev1.Namespace) { p.setNamespace(namespace, false) }),
 	} {
 		registration, err := informer.AddEventHandler(handler)
 		if err != nil {
@@ -103,13 +83,6 @@ func NewPublisher(systemNamespace string, runs, namespaces cache.SharedIndexInfo
 		p.synced = append(p.synced, registration.HasSynced)
 	}
 	return p, nil
-}
-
-func untombed(obj any) any {
-	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-		return tombstone.Obj
-	}
-	return obj
 }
 
 // Run lets clients in when the records are there.
@@ -123,20 +96,9 @@ func (p *Publisher) Run(ctx context.Context) {
 func (p *Publisher) Observe(run *enginev1alpha1.RestoreRun) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	of := p.records[run.Spec.RestoreRef.Namespace]
-	if known := of[run.UID]; known != nil {
-		if order, err := utilresourceversion.CompareResourceVersion(run.ResourceVersion, known.ResourceVersion); err == nil && order <= 0 {
-			return
-		}
-	}
-	if _, removed := p.removed.Get(run.UID); removed {
+	if _, kept := p.records.Observe(run); !kept {
 		return
 	}
-	if of == nil {
-		of = map[types.UID]*enginev1alpha1.RestoreRun{}
-		p.records[run.Spec.RestoreRef.Namespace] = of
-	}
-	of[run.UID] = run
 	p.showLocked(run)
 	p.showPastLocked(format.RestoreStoreName(run.Spec.RestoreRef.Namespace, run.Spec.RestoreRef.Name, p.systemNamespace, run.UID)) // no more
 }
@@ -145,11 +107,7 @@ func (p *Publisher) Observe(run *enginev1alpha1.RestoreRun) {
 func (p *Publisher) forget(run *enginev1alpha1.RestoreRun) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.removed.Add(run.UID, nil)
-	namespace := run.Spec.RestoreRef.Namespace
-	if delete(p.records[namespace], run.UID); len(p.records[namespace]) == 0 {
-		delete(p.records, namespace)
-	}
+	p.records.Delete(run)
 	delete(p.places, run.UID)
 	p.hideLocked(p.placeOf(run), run.UID)
 	p.rememberLocked(run)
@@ -162,12 +120,10 @@ func (p *Publisher) Queued(places map[types.UID]projection.Place) {
 	defer p.mu.Unlock()
 	before := p.places
 	p.places = places
-	for _, of := range p.records {
-		for uid, run := range of {
-			was, is := before[uid], places[uid]
-			if was.State != is.State || was.Position != is.Position || was.Reason != is.Reason || was.Message != is.Message || was.OverMessage != is.OverMessage {
-				p.showLocked(run)
-			}
+	for uid, run := range p.records.All() {
+		was, is := before[uid], places[uid]
+		if was.State != is.State || was.Position != is.Position || was.Reason != is.Reason || was.Message != is.Message || was.OverMessage != is.OverMessage {
+			p.showLocked(run)
 		}
 	}
 }
@@ -181,22 +137,16 @@ func (p *Publisher) SetUnheard(message string) {
 		return
 	}
 	p.unheard = message
-	for _, of := range p.records {
-		for _, run := range of {
-			if !run.Status.Phase.Ended() {
-				p.showLocked(run)
-			}
+	for _, run := range p.records.All() {
+		if !run.Status.Phase.Ended() {
+			p.showLocked(run)
 		}
 	}
 }
 
 // setNamespace takes note that a namespace exists, or does not any more, and moves the
 // restores that were asked for in one of its name.
-func (p *Publisher) setNamespace(obj any, exists bool) {
-	namespace, ok := obj.(*corev1.Namespace)
-	if !ok {
-		return
-	}
+func (p *Publisher) setNamespace(namespace *corev1.Namespace, exists bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.moveLocked(namespace.Name, func() {
@@ -220,11 +170,9 @@ func (p *Publisher) SetSuccessions(successions identity.Successions) {
 // a change.
 func (p *Publisher) moveLocked(namespace string, change func()) {
 	moved := map[*enginev1alpha1.RestoreRun]types.NamespacedName{}
-	for name, of := range p.records {
-		if namespace == "" || namespace == name {
-			for _, run := range of {
-				moved[run] = p.placeOf(run)
-			}
+	for _, run := range p.records.All() {
+		if namespace == "" || namespace == run.Spec.RestoreRef.Namespace {
+			moved[run] = p.placeOf(run)
 		}
 	}
 	change()
@@ -292,7 +240,10 @@ func (p *Publisher) load(namespace string, coming []string) (records, unfinished
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	named := map[string]bool{}
-	for _, run := range p.records[namespace] {
+	for _, run := range p.records.All() {
+		if run.Spec.RestoreRef.Namespace != namespace {
+			continue
+		}
 		named[run.Name] = true
 		records++
 		if !run.Status.Phase.Ended() {

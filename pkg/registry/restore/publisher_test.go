@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
-	"k8s.io/client-go/tools/cache"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -150,7 +149,6 @@ func TestANewNamespaceHasNothingOfTheOldOne(t *testing.T) {
 	p.setNamespace(namespace("shop", "first"), true)
 	p.Observe(record(1, "first", enginev1alpha1.RestoreRunStatus{Phase: "InProgress"}))
 	shown(home)
-	p.setNamespace(cache.DeletedFinalStateUnknown{Obj: namespace("shop", "first")}, false) // of no use as it is
 	p.setNamespace(namespace("shop", "first"), false)
 	shown(home)
 	p.setNamespace(namespace("shop", "second"), true)

@@ -12,16 +12,15 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-	utilresourceversion "k8s.io/apimachinery/pkg/util/resourceversion"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
-	"k8s.io/utils/lru"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
+	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 	domain "github.com/holdfast-io/holdfast/pkg/schedule"
 )
 
@@ -37,8 +36,8 @@ type Publisher struct {
 	mu sync.Mutex
 	// changed, if set, is told of each schedule that has changed, or whose backups have.
 	changed func(types.NamespacedName)
-	// entries are the records in their latest versions.
-	entries map[types.NamespacedName]*enginev1alpha1.ScheduleEntry
+	// entries are the records in their newest versions.
+	entries *recorded.Set[types.NamespacedName, *enginev1alpha1.ScheduleEntry]
 	// uids are those of the schedules, by record, and names the way back.
 	uids  map[types.NamespacedName]types.UID
 	names map[made]types.NamespacedName
@@ -46,9 +45,6 @@ type Publisher struct {
 	// that there are some.
 	outdated sets.Set[types.NamespacedName]
 	wake     chan struct{}
-	// removed are the uids of the last records that were removed: the answer to a write
-	// may come after that.
-	removed *lru.Cache
 	// backups are those that schedules made, by namespace and uid of these.
 	backups map[made]map[string]domain.Backup
 	// by is which schedule made a backup.
@@ -67,33 +63,15 @@ func NewPublisher(informer cache.SharedIndexInformer, clock clock.PassiveClock) 
 		Log: logstore.New(func() object { return &v1alpha1.Schedule{} },
 			logstore.Options{Resource: Resource.GroupResource, Namespaced: true, Loading: "the schedules"}),
 		clock:    clock,
-		entries:  map[types.NamespacedName]*enginev1alpha1.ScheduleEntry{},
+		entries:  recorded.NewSet(nameOf),
 		uids:     map[types.NamespacedName]types.UID{},
 		names:    map[made]types.NamespacedName{},
 		outdated: sets.New[types.NamespacedName](),
 		wake:     make(chan struct{}, 1),
-		removed:  lru.New(1000),
 		backups:  map[made]map[string]domain.Backup{},
 		by:       map[types.NamespacedName]made{},
 	}
-	registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(obj any) { p.Observe(obj.(*enginev1alpha1.ScheduleEntry)) },
-		UpdateFunc: func(before, after any) {
-			was, is := before.(*enginev1alpha1.ScheduleEntry), after.(*enginev1alpha1.ScheduleEntry)
-			if was.UID != is.UID {
-				p.Forget(was)
-			}
-			p.Observe(is)
-		},
-		DeleteFunc: func(obj any) {
-			if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-				obj = tombstone.Obj
-			}
-			if entry, ok := obj.(*enginev1alpha1.ScheduleEntry); ok {
-				p.Forget(entry)
-			}
-		},
-	})
+	registration, err := informer.AddEventHandler(recorded.Handler(p.Observe, p.Forget))
 	if err != nil {
 		return nil, err
 	}
@@ -141,7 +119,7 @@ func (p *Publisher) Notify(changed func(types.NamespacedName)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.changed = changed
-	for name := range p.entries {
+	for name := range p.entries.All() {
 		changed(name)
 	}
 }
@@ -154,29 +132,19 @@ func nameOf(entry *enginev1alpha1.ScheduleEntry) types.NamespacedName {
 func (p *Publisher) Observe(entry *enginev1alpha1.ScheduleEntry) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	key := nameOf(entry)
-	if known := p.entries[key]; known != nil && known.UID == entry.UID {
-		if order, err := utilresourceversion.CompareResourceVersion(entry.ResourceVersion, known.ResourceVersion); err == nil && order <= 0 {
-			return
-		}
+	if _, kept := p.entries.Observe(entry); kept {
+		p.publishLocked(nameOf(entry))
 	}
-	if _, removed := p.removed.Get(entry.UID); removed {
-		return
-	}
-	p.entries[key] = entry
-	p.publishLocked(key)
 }
 
 // Forget takes note that a record is gone.
 func (p *Publisher) Forget(entry *enginev1alpha1.ScheduleEntry) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.removed.Add(entry.UID, nil)
-	key := nameOf(entry)
-	if known := p.entries[key]; known == nil || known.UID != entry.UID {
+	if !p.entries.Delete(entry) {
 		return
 	}
-	delete(p.entries, key)
+	key := nameOf(entry)
 	delete(p.names, made{key.Namespace, p.uids[key]})
 	delete(p.uids, key)
 	p.outdated.Delete(key)
@@ -231,7 +199,7 @@ func (p *Publisher) madeLocked(by made) {
 
 func (p *Publisher) publishLocked(key types.NamespacedName) {
 	p.outdated.Delete(key)
-	entry := p.entries[key]
+	entry := p.entries.Get(key)
 	s, err := scheduleOf(entry)
 	if err != nil {
 		utilruntime.HandleError(err)
@@ -256,7 +224,7 @@ func (p *Publisher) changedLocked(key types.NamespacedName) {
 func (p *Publisher) Schedule(name types.NamespacedName) (*v1alpha1.Schedule, *enginev1alpha1.ScheduleEntry, []domain.Backup) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	entry := p.entries[name]
+	entry := p.entries.Get(name)
 	if entry == nil {
 		return nil, nil, nil
 	}
@@ -274,7 +242,7 @@ func (p *Publisher) Schedule(name types.NamespacedName) (*v1alpha1.Schedule, *en
 func (p *Publisher) Count(namespace string) (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for name := range p.entries {
+	for name := range p.entries.All() {
 		if name.Namespace == namespace {
 			n++
 		}
@@ -286,9 +254,14 @@ func (p *Publisher) Count(namespace string) (n int) {
 func (p *Publisher) Names() []types.NamespacedName {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return slices.SortedFunc(maps.Keys(p.entries), func(a, b types.NamespacedName) int {
+	names := make([]types.NamespacedName, 0, p.entries.Len())
+	for name := range p.entries.All() {
+		names = append(names, name)
+	}
+	slices.SortFunc(names, func(a, b types.NamespacedName) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
+	return names
 }
 
 func (p *Publisher) ofLocked(namespace string, schedule types.UID) []domain.Backup {

@@ -1,0 +1,23 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package clustercache
+
+import "k8s.io/client-go/tools/cache"
+
+// Handler passes each version of an object to changed, and the last known version of a deleted
+// object to deleted.
+func Handler[T any](changed, deleted func(T)) cache.ResourceEventHandlerFuncs {
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { changed(obj.(T)) },
+		UpdateFunc: func(_, obj any) { changed(obj.(T)) },
+		DeleteFunc: func(obj any) {
+			if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+				obj = tombstone.Obj
+			}
+			if object, ok := obj.(T); ok {
+				deleted(object)
+			}
+		},
+	}
+}

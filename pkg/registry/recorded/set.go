@@ -1,0 +1,113 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package recorded
+
+import (
+	"iter"
+	"maps"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilresourceversion "k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/lru"
+
+	"github.com/holdfast-io/holdfast/pkg/clustercache"
+)
+
+// rememberedDeletions is the number of deleted records that a Set does not take back.
+const rememberedDeletions = 1000
+
+// Set keeps the newest known version of each record, by a key. Records come from an informer and
+// from the answers to this process's own writes, in any order. An answer that comes after the
+// deletion of its record is ignored. The caller guards a Set by a lock.
+type Set[K comparable, R metav1.Object] struct {
+	key     func(R) K
+	records map[K]R
+	// deleted has the uids of the records that were deleted last.
+	deleted *lru.Cache
+}
+
+// NewSet returns an empty Set.
+func NewSet[K comparable, R metav1.Object](key func(R) K) *Set[K, R] {
+	return &Set[K, R]{key: key, records: map[K]R{}, deleted: lru.New(rememberedDeletions)}
+}
+
+// Get returns the record of a key, or nil.
+func (s *Set[K, R]) Get(key K) R { return s.records[key] }
+
+// All returns the records with their keys.
+func (s *Set[K, R]) All() iter.Seq2[K, R] { return maps.All(s.records) }
+
+// Len returns the number of records.
+func (s *Set[K, R]) Len() int { return len(s.records) }
+
+// Known returns the newest known version of a record, or nil. Another record with the same key is
+// not a version of it.
+func (s *Set[K, R]) Known(record R) (known R) {
+	if found, ok := s.records[s.key(record)]; ok && found.GetUID() == record.GetUID() {
+		return found
+	}
+	return known
+}
+
+// Observe keeps a record, unless a newer version is known, or the record was deleted. It returns
+// the version that was known before, or nil, and whether the record was kept.
+func (s *Set[K, R]) Observe(record R) (before R, kept bool) {
+	found, exists := s.records[s.key(record)]
+	if exists && found.GetUID() == record.GetUID() {
+		before = found
+		order, err := utilresourceversion.CompareResourceVersion(record.GetResourceVersion(), before.GetResourceVersion())
+		if err == nil && order <= 0 {
+			return before, false
+		}
+	}
+	if _, deleted := s.deleted.Get(record.GetUID()); deleted {
+		return before, false
+	}
+	s.records[s.key(record)] = record
+	return before, true
+}
+
+// Delete forgets a record that was deleted, and reports whether it was known.
+func (s *Set[K, R]) Delete(record R) bool {
+	s.deleted.Add(record.GetUID(), nil)
+	key := s.key(record)
+	found, exists := s.records[key]
+	if !exists || found.GetUID() != record.GetUID() {
+		return false
+	}
+	delete(s.records, key)
+	return true
+}
+
+// Rekey moves the records whose keys have changed, and returns them by their former keys.
+func (s *Set[K, R]) Rekey() map[K]R {
+	moved := map[K]R{}
+	for key, record := range s.records {
+		if s.key(record) != key {
+			moved[key] = record
+		}
+	}
+	for key := range moved {
+		delete(s.records, key)
+	}
+	for _, record := range moved {
+		s.records[s.key(record)] = record
+	}
+	return moved
+}
+
+// Handler passes what an informer reports of records to functions that keep a Set. An informer
+// that missed events reports a deleted record, and the next one of its name, as one change.
+func Handler[R metav1.Object](observe, deleted func(R)) cache.ResourceEventHandlerFuncs {
+	handler := clustercache.Handler(observe, deleted)
+	handler.UpdateFunc = func(before, after any) {
+		was, is := before.(R), after.(R)
+		if was.GetUID() != is.GetUID() {
+			deleted(was)
+		}
+		observe(is)
+	}
+	return handler
+}
