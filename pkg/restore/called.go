@@ -20,8 +20,8 @@ func groupResource(item *manifest.Item) schema.GroupResource {
 	return schema.GroupResource{Group: item.APIGroup, Resource: item.Resource}
 }
 
-// readCalled finds out what the resources of the backup may be called: as the backup and the cluster
-// call them, and, for words that neither knows, as the definitions in the backup do.
+// readCalled collects the names of the backup's resources: from the backup, the cluster, and
+// definitions in the backup for words that neither knows.
 func (e *execution) readCalled(ctx context.Context) {
 	e.called = selection.Called{}
 	held := map[schema.GroupResource]bool{}
@@ -64,8 +64,6 @@ func (e *execution) readCalled(ctx context.Context) {
 	}
 }
 
-// specWords are the words for resources of the spec and of its modifiers, those of hooks aside, which
-// mean pods alone.
 func (e *execution) specWords() []string {
 	words := slices.Concat(e.spec.IncludedResources, e.spec.ExcludedResources)
 	for _, o := range e.spec.Objects {
@@ -77,8 +75,7 @@ func (e *execution) specWords() []string {
 	return append(words, e.modifiers.Words()...)
 }
 
-// reportWords says which words of the spec apply to nothing. What is asked for, and the backup does
-// not hold, is an error.
+// reportWords reports words of the spec that match nothing. For objects asked for, it is an error.
 func (c *chooser) reportWords(chosen map[*manifest.Item]bool) {
 	spec, report := c.e.spec, c.e.report
 	held, taken := map[schema.GroupResource]bool{}, map[schema.GroupResource]bool{}
@@ -118,7 +115,7 @@ func (c *chooser) reportWords(chosen map[*manifest.Item]bool) {
 	}{{"includedNamespaces", spec.IncludedNamespaces}, {"excludedNamespaces", spec.ExcludedNamespaces}} {
 		for _, word := range list.words {
 			if list.name == "includedNamespaces" && !selection.IsPattern(word) {
-				continue // reportMissing tells
+				continue
 			}
 			if pattern, err := selection.ParsePattern(word); err == nil && !c.hasNamespace(pattern.Match) {
 				report.warn(subject{}, fmt.Sprintf("%s has %q, which applies to nothing: the backup holds no such namespace", list.name, word))
@@ -140,7 +137,6 @@ func (c *chooser) reportWords(chosen map[*manifest.Item]bool) {
 	}
 }
 
-// hasNamespace reports whether the backup holds a namespace of such a name, or what is in one.
 func (c *chooser) hasNamespace(matches func(string) bool) bool {
 	last := ""
 	return slices.ContainsFunc(c.e.Backup.Items, func(item *manifest.Item) bool {
@@ -156,8 +152,8 @@ func (c *chooser) hasNamespace(matches func(string) bool) bool {
 	})
 }
 
-// itemOf is an item of a resource. Velero writes into each Restore that it excludes what is never
-// restored.
+// itemOf returns an item of a resource. Velero lists resources that are never restored in each
+// Restore's exclusions.
 func itemOf(word string) *manifest.Item {
 	gr := schema.ParseGroupResource(word)
 	return &manifest.Item{APIGroup: gr.Group, Resource: gr.Resource}

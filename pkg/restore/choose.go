@@ -23,7 +23,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// choose gives the items to restore, and the others.
 func (e *execution) choose(ctx context.Context) (items, others []*manifest.Item, err error) {
 	e.readCalled(ctx)
 	c, err := e.newChooser()
@@ -59,8 +58,6 @@ func (e *execution) choose(ctx context.Context) (items, others []*manifest.Item,
 	return items, others, nil
 }
 
-// reportMissing says which of the objects and namespaces that the spec names the backup does
-// not hold.
 func (c *chooser) reportMissing(chosen map[*manifest.Item]bool) {
 	namespaces := map[string]bool{}
 	for item := range chosen {
@@ -87,16 +84,14 @@ type chooser struct {
 	resources  *selection.Resources
 	selectors  []labels.Selector
 	objects    map[[3]string]bool
-	// named are the namespaces of objects: nothing else is written to for what they need.
+	// named are the namespaces of named objects: only these get what the objects need.
 	named map[string]bool
-	// follows is true if labels choose the objects, and what these need comes along.
+	// follows is true if labels choose the objects: their needs come along.
 	follows bool
-	// own counts the objects of Holdfast's own namespaces.
-	own int
+	own     int
 }
 
-// isOwn reports whether an item would be written into one of Holdfast's own namespaces, or is
-// one.
+// isOwn reports whether an item belongs into one of Holdfast's own namespaces, or is one.
 func (c *chooser) isOwn(item *manifest.Item) bool {
 	about := c.e.subject(item)
 	own := engine.OwnNamespaces(c.e.request.SystemNamespace)
@@ -149,7 +144,6 @@ func (c *chooser) wants(item *manifest.Item) bool {
 	}
 	gr := schema.GroupResource{Group: item.APIGroup, Resource: item.Resource}
 	if isNamespace(item) {
-		// Without its namespace, nothing of it can be restored.
 		return c.namespaces.Match(item.Name) && c.resources.IncludedRelated(gr, false)
 	}
 	if item.Namespace != "" && !c.namespaces.Match(item.Namespace) || !c.resources.Included(gr, item.Namespace != "") {
@@ -169,16 +163,15 @@ func (c *chooser) wants(item *manifest.Item) bool {
 	return false
 }
 
-// names reports whether the spec names an item that it wants, or the item's kind.
 func (c *chooser) names(item *manifest.Item) bool {
 	return len(c.e.spec.Objects) > 0 || slices.ContainsFunc(c.e.spec.IncludedResources, func(word string) bool {
 		return !selection.IsPattern(word) && c.e.called.Means(word, schema.GroupResource{Group: item.APIGroup, Resource: item.Resource})
 	})
 }
 
-// addNeeded adds what chosen objects need: of other kinds what is cluster-scoped, and if
-// objects are named, or chosen by labels, what is in their namespaces. What is in others is there,
-// or belongs to others.
+// addNeeded adds the needs of chosen objects: cluster-scoped objects, and, if objects are named or
+// chosen by labels, objects in their namespaces. Objects in other namespaces exist, or belong to
+// others.
 func (c *chooser) addNeeded(all []*manifest.Item, chosen map[*manifest.Item]bool) {
 	unscoped := c.e.spec.IncludeClusterResources != nil && !*c.e.spec.IncludeClusterResources && len(c.e.spec.Objects) == 0
 	if c.e.spec.VolumesOnly || unscoped && !c.follows {
@@ -238,13 +231,13 @@ func (c *chooser) addNeeded(all []*manifest.Item, chosen map[*manifest.Item]bool
 	}
 }
 
-// mayFollow reports whether an item of a namespace comes along with what labels have chosen.
+// mayFollow reports whether an item comes along with objects that labels have chosen.
 func (c *chooser) mayFollow(item *manifest.Item, gr schema.GroupResource) bool {
 	return c.resources.Included(gr, true) && (!isClaim(item) || ptr.Deref(c.e.spec.RestorePVs, true))
 }
 
-// claimsOfSets are the claims of StatefulSets, which refer to none: without theirs, sets that
-// are named, or chosen by labels, would start on empty volumes. Otherwise the spec says whether claims are taken.
+// claimsOfSets returns the claims of StatefulSets, which refer to none. Sets that are named or
+// chosen by labels would otherwise start on empty volumes.
 func (c *chooser) claimsOfSets(all []*manifest.Item, byName map[manifest.Reference]*manifest.Item) map[*manifest.Item][]*manifest.Item {
 	if len(c.e.spec.Objects) == 0 && !c.follows || !ptr.Deref(c.e.spec.RestorePVs, true) {
 		return nil
@@ -264,8 +257,8 @@ func (c *chooser) claimsOfSets(all []*manifest.Item, byName map[manifest.Referen
 	return claims
 }
 
-// warnOfNoData says of a claim that was bound, and is created without its volume, that the
-// backup does not hold its data: whoever uses it starts on an empty volume.
+// warnOfNoData warns of a claim that was bound, and is created without its volume or data: it is
+// empty.
 func (e *execution) warnOfNoData(claim *manifest.Item, a action, about subject, desired *unstructured.Unstructured) {
 	if claim.APIGroup != "" || claim.KindName != "PersistentVolumeClaim" || a != actionCreate && a != actionRecreate || e.volumeOf(claim) != nil {
 		return

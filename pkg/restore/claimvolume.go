@@ -26,14 +26,13 @@ func isVolume(item *manifest.Item) bool {
 	return item.APIGroup == "" && item.KindName == volumeKind.kind
 }
 
-// decideVolume decides whether a claim that is about to be restored goes on naming the
-// PersistentVolume that it had. The graph has the volumes before their claims, so each
-// volume that this restore creates is there. A claim that names a volume which is missing,
-// or bound elsewhere, stays Pending for ever.
+// decideVolume decides whether a restored claim keeps the name of its PersistentVolume. The graph
+// orders volumes before claims. A claim that names a missing volume, or one bound elsewhere, would
+// stay Pending.
 func (e *execution) decideVolume(ctx context.Context, item *manifest.Item, about subject, content *unstructured.Unstructured) error {
 	name, _, _ := unstructured.NestedString(content.Object, "spec", "volumeName")
 	if !isClaim(item) || name == "" || e.hasData(item) || e.request.tenant() || about.namespace != item.Namespace {
-		return nil // it gets a new volume
+		return nil
 	}
 	keeps, err := e.keepsVolume(ctx, item, about, name)
 	if err != nil {
@@ -91,7 +90,7 @@ func (e *execution) keepsVolume(ctx context.Context, item *manifest.Item, about 
 		taken, err := e.takeOver(ctx, volume, uid)
 		switch {
 		case apierrors.IsConflict(err):
-			continue // it has changed since it was read
+			continue
 		case apierrors.IsForbidden(err):
 			e.report.warn(about, fmt.Sprintf("its volume %s still has its data, and was not given to it: the restore may not change persistent volumes: %v", name, err))
 			return false, nil
@@ -107,8 +106,8 @@ func (e *execution) keepsVolume(ctx context.Context, item *manifest.Item, about 
 	return false, fmt.Errorf("it changes all the time: %d times while it was read", attempts)
 }
 
-// takeOver frees a volume that was released by a claim which is gone, for the next claim
-// of that name. The volume must be as it was read.
+// takeOver frees a volume released by a deleted claim, for the next claim of that name. The volume
+// must not have changed since it was read.
 func (e *execution) takeOver(ctx context.Context, volume *unstructured.Unstructured, uid string) (bool, error) {
 	if phase, _, _ := unstructured.NestedString(volume.Object, "status", "phase"); phase != "Released" && phase != "Bound" {
 		return false, nil // the provisioner has given it up
@@ -127,7 +126,6 @@ func (e *execution) takeOver(ctx context.Context, volume *unstructured.Unstructu
 	return err == nil, err
 }
 
-// createsVolume reports whether the plan creates a PersistentVolume.
 func (e *execution) createsVolume(name string) bool {
 	for i := range e.graph.Nodes {
 		if item := e.graph.Nodes[i].Item; item != nil && isVolume(item) && item.Name == name {
@@ -137,9 +135,8 @@ func (e *execution) createsVolume(name string) bool {
 	return false
 }
 
-// elsewhere returns why a PersistentVolume of another cluster is not created, or an empty
-// text. Its storage may be in use there, and applications of two clusters would write to
-// it. The restore's spec can ask for it.
+// elsewhere returns why a PersistentVolume of another cluster is not created, or "". Two clusters
+// would write to its storage. The spec can ask for it.
 func (e *execution) elsewhere(ctx context.Context, item *manifest.Item) (string, error) {
 	if !isVolume(item) || e.ClusterUID == "" || ptr.Deref(e.spec.RestorePVs, false) {
 		return "", nil

@@ -22,39 +22,31 @@ import (
 )
 
 const (
-	// fieldManager is under which name the fields of restored objects are managed.
 	fieldManager = "holdfast-restore"
-	// onlyMetadata asks for as little of an object as an answer needs to have.
 	onlyMetadata = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
-	// pageSize is the size of the pages in which what exists is listed.
-	pageSize = 500
+	pageSize     = 500
 )
 
-// retries bridge what ends soon by itself: a conflict, a server that is too busy or restarts.
-// Retry-After is obeyed by the client below. What has not even reached the server is tried
-// again for as long as this process leads.
+// retries bridge conflicts and busy or restarting servers. The client obeys Retry-After. A request
+// that reached no server is repeated while this process leads.
 var retries = wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 6, Cap: 5 * time.Second}
 
-// cluster makes the requests of a restore, with the rights of whoever its client acts for.
 type cluster struct {
 	client rest.Interface
-	// warned takes the server's warnings about an object that was written. Optional.
 	warned func(about subject, warnings []string)
-	// awaits reports, after a moment, whether to try again what failed since a webhook did not
-	// answer. Optional.
+	// awaits waits a moment after a webhook did not answer, and reports whether to try again.
+	// Optional.
 	awaits func(ctx context.Context, err error) bool
 }
 
-// kind is a type of objects as the cluster serves it.
 type kind struct {
 	group, version, resource, kind string
 	namespaced                     bool
-	// status is true if it has the subresource, and promised if the cluster will only serve it
-	// when what is planned is done.
+	// status is true with a status subresource. promised is true if the cluster will serve the kind
+	// only when the plan is done.
 	status, promised bool
 }
 
-// name is as in selections: plural.group.
 func (k *kind) name() string {
 	if k.group == "" {
 		return k.resource
@@ -69,8 +61,8 @@ func (k *kind) apiVersion() string {
 	return k.group + "/" + k.version
 }
 
-// path is that of an object, of all objects of the kind in a namespace if the name is empty,
-// and of all that there are if the namespace is, too.
+// path returns the path of an object; of a namespace's objects without name; of all without
+// namespace.
 func (k *kind) path(namespace, name, subresource string) string {
 	path := "/apis/" + k.group + "/" + k.version
 	if k.group == "" {
@@ -82,7 +74,7 @@ func (k *kind) path(namespace, name, subresource string) string {
 	path += "/" + k.resource
 	for _, part := range []string{name, subresource} {
 		if part != "" {
-			path += "/" + part // the client escapes it
+			path += "/" + part
 		}
 	}
 	return path
@@ -105,7 +97,7 @@ func (c *cluster) create(ctx context.Context, k *kind, o *unstructured.Unstructu
 	return created, err
 }
 
-// tryCreate has the server check an object as if it were created. One of its name may be there.
+// tryCreate has the server check an object by a dry run. An object of its name may exist.
 func (c *cluster) tryCreate(ctx context.Context, k *kind, o *unstructured.Unstructured) error {
 	body, err := o.MarshalJSON()
 	if err != nil {
@@ -117,7 +109,7 @@ func (c *cluster) tryCreate(ctx context.Context, k *kind, o *unstructured.Unstru
 	}, nil)
 }
 
-// patch applies a merge patch, which has preconditions in its metadata.
+// patch applies a merge patch, which may have preconditions in its metadata.
 func (c *cluster) patch(ctx context.Context, k *kind, namespace, name, subresource string, patch []byte, dryRun bool) (*unstructured.Unstructured, error) {
 	var patched *unstructured.Unstructured
 	request := func() *rest.Request {
@@ -162,18 +154,16 @@ func (c *cluster) get(ctx context.Context, k *kind, namespace, name string) (liv
 	return live, err
 }
 
-// labelled returns the first page of the objects that have a label.
 func (c *cluster) labelled(ctx context.Context, k *kind, namespace, selector string) ([]json.RawMessage, error) {
 	page, _, err := c.page(ctx, k, namespace, map[string]string{"labelSelector": selector})
 	return page, err
 }
 
-// list returns a page of objects, as JSON, and how to go on; "" at the end.
+// list returns a page of objects as JSON, and the continue token; "" at the end.
 func (c *cluster) list(ctx context.Context, k *kind, namespace, fieldSelector, next string) (page []json.RawMessage, more string, err error) {
 	return c.page(ctx, k, namespace, map[string]string{"fieldSelector": fieldSelector, "continue": next})
 }
 
-// each passes all objects of a kind in a namespace, as JSON.
 func (c *cluster) each(ctx context.Context, k *kind, namespace string, pass func([]byte) error) error {
 	for next := ""; ; {
 		page, more, err := c.list(ctx, k, namespace, "", next)
@@ -208,7 +198,7 @@ func (c *cluster) page(ctx context.Context, k *kind, namespace string, params ma
 	return list.Items, list.Metadata.Continue, err
 }
 
-// write makes a request that writes an object, and passes on the server's warnings about it.
+// write makes a request that writes, and passes on the server's warnings.
 func (c *cluster) write(ctx context.Context, about subject, request func() *rest.Request, read func([]byte) error) error {
 	warnings, err := c.request(ctx, request, read)
 	if len(warnings) > 0 && c.warned != nil {
@@ -217,14 +207,13 @@ func (c *cluster) write(ctx context.Context, about subject, request func() *rest
 	return err
 }
 
-// do makes a request that only reads, or whose warnings do not matter.
 func (c *cluster) do(ctx context.Context, request func() *rest.Request, read func([]byte) error) error {
 	_, err := c.request(ctx, request, read)
 	return err
 }
 
-// request makes a request until it is answered in earnest, and gives the warnings of a good answer.
-// Requests are made anew for each try.
+// request repeats a request after temporary errors, and returns the warnings of a successful
+// answer.
 func (c *cluster) request(ctx context.Context, request func() *rest.Request, read func([]byte) error) (warnings []string, err error) {
 	backoff := retries
 	var waiting *waits.Wait
@@ -264,13 +253,12 @@ func (c *cluster) request(ctx context.Context, request func() *rest.Request, rea
 	}
 }
 
-// unreached reports whether no server has answered.
 func unreached(err error) bool {
 	var answer apierrors.APIStatus
 	return !errors.As(err, &answer)
 }
 
-// passing reports whether an answer may be another one a little later.
+// passing reports whether a later answer may differ.
 func passing(err error) bool {
 	var answer apierrors.APIStatus
 	if !errors.As(err, &answer) {

@@ -16,10 +16,9 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
 )
 
-// compare decides about an object that is there. If it has more than the desired one, the server
-// is asked, by a dry run, what of that it puts back when it is removed: such fields are defaults,
-// or what admission adds. Where the server does not answer, all of it counts as added. With again
-// the object has changed meanwhile.
+// compare decides about an existing object. If it has more fields than the desired one, a dry run
+// tells which of them the server puts back: defaults, or additions of admission. Without an answer,
+// all count as added. again says that the object has changed meanwhile.
 func (e *execution) compare(ctx context.Context, k *kind, item *manifest.Item, about subject, live, desired *unstructured.Unstructured) (d object.Decision, again bool, err error) {
 	policy, managed, err := e.policyFor(ctx, k, item, live)
 	if err != nil {
@@ -42,7 +41,6 @@ func (e *execution) compare(ctx context.Context, k *kind, item *manifest.Item, a
 	return d, false, nil
 }
 
-// differs says how an object differs that stays as it is.
 func differs(d object.Decision) string {
 	text := "it is there, and stays as it is, though it "
 	switch {
@@ -59,7 +57,6 @@ func differs(d object.Decision) string {
 	return text
 }
 
-// changes says what an update of an object changes and removes.
 func changes(d object.Decision) string {
 	var parts []string
 	if len(d.Differs) > 0 {
@@ -74,7 +71,6 @@ func changes(d object.Decision) string {
 	return strings.Join(parts, "; ")
 }
 
-// differsIn names the fields in which an object differs, of whatever sort.
 func differsIn(d object.Decision) string { return listed(slices.Concat(d.Differs, d.Besides)) }
 
 const maxListed = 10

@@ -24,12 +24,11 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restore/volumes"
 )
 
-// Volumes brings the data of claims back: a volumes.Restorer, but in tests.
+// Volumes restores the data of claims: a volumes.Restorer, except in tests.
 type Volumes interface {
-	// Claim returns when the data of a claim, which exists, is complete.
 	Claim(ctx context.Context, claim volumes.Claim) error
-	// Hold has a pod that is yet to be created wait for the data of its own volumes, and Pod
-	// returns when that is complete.
+	// Hold makes a pod, before its creation, wait for the data of its volumes. Pod returns when
+	// that data is complete.
 	Hold(ctx context.Context, pod *unstructured.Unstructured, data []format.Volume) error
 	Pod(ctx context.Context, namespace, name string, data []format.Volume) error
 	Counts() holdfast.RestoreVolumesProgress
@@ -37,7 +36,7 @@ type Volumes interface {
 	Warnings() []string
 }
 
-// volumeOf is the data that the backup has of a claim, or nil.
+// volumeOf returns the backup's data of a claim, or nil.
 func (e *execution) volumeOf(item *manifest.Item) *source.Volume {
 	if item.APIGroup != "" || item.KindName != "PersistentVolumeClaim" {
 		return nil
@@ -45,12 +44,11 @@ func (e *execution) volumeOf(item *manifest.Item) *source.Volume {
 	return e.volumes[types.NamespacedName{Namespace: item.Namespace, Name: item.Name}]
 }
 
-// hasData reports whether the data of an object, which is a claim then, is restored.
+// hasData reports whether data is restored for an object, which is then a claim.
 func (e *execution) hasData(item *manifest.Item) bool {
 	return ptr.Deref(e.spec.RestorePVs, true) && e.volumeOf(item) != nil && !e.keepsData[item]
 }
 
-// keepData has the data of a claim that exists stay as it is.
 func (e *execution) keepData(claim *manifest.Item) {
 	e.keepsData[claim] = true
 	e.report.info(e.subject(claim), "its data stays as it is, since the claim exists")
@@ -63,16 +61,16 @@ func (e *execution) bytesOf(item *manifest.Item) int64 {
 	return e.volumeOf(item).Status.Progress.TotalBytes
 }
 
-// holdBack keeps what uses a claim from being created, since its data is not there: it
-// would start on an empty volume, and what it writes there would be taken for the data.
+// holdBack prevents the creation of objects that use a claim without data: they would start on an
+// empty volume, and their writes would be taken for the data.
 func (e *execution) holdBack(claim *manifest.Item) {
 	e.indexItems()
 	ofPod := slices.ContainsFunc(claim.OwnerUIDs, func(uid string) bool { return e.byUID[uid] != nil && e.byUID[uid].KindName == "Pod" })
 	e.holdBackUsers(manifest.Reference{KindName: claim.KindName, Namespace: claim.Namespace, Name: claim.Name}, ofPod)
 }
 
-// holdBackUsers does so for what uses a claim, and what owns that, which would make it anew; and
-// for what may use it, which nothing does but its pod if a pod has made the claim.
+// holdBackUsers does so for the users of a claim, their owners, which would make them anew, and
+// objects that may use it. A claim made by a pod has only that pod.
 func (e *execution) holdBackUsers(claim manifest.Reference, ofPod bool) {
 	e.indexItems()
 	uses, mayUse := "uses the claim "+claim.Namespace+"/"+claim.Name, "may use the claim "+claim.Namespace+"/"+claim.Name
@@ -102,7 +100,6 @@ func (e *execution) holdBackUsers(claim manifest.Reference, ofPod bool) {
 	}
 }
 
-// indexItems makes byUID, users and suspects.
 func (e *execution) indexItems() {
 	e.index.Do(func() {
 		e.suspects = graph.Suspects(e.Backup.Items)
@@ -120,7 +117,6 @@ func (e *execution) indexItems() {
 	})
 }
 
-// heldBack says why an object is not to be created; empty if it is.
 func (e *execution) heldBack(item *manifest.Item) string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -130,8 +126,8 @@ func (e *execution) heldBack(item *manifest.Item) string {
 	return fmt.Sprintf("it %s, whose data is not there, and would start without: see what is wrong with that, and restore this again", e.held[item])
 }
 
-// restoreData returns when the data of a claim, which exists, is complete. Created says that
-// this restore has created the claim.
+// restoreData returns when the data of an existing claim is complete. created says that this
+// restore has created the claim.
 func (e *execution) restoreData(ctx context.Context, item *manifest.Item, about subject, created bool) (err error) {
 	defer func() {
 		if err != nil {
@@ -192,7 +188,7 @@ func (e *execution) restoreData(ctx context.Context, item *manifest.Item, about 
 	case err == nil:
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case again: // weeks later, too, over what its users have written
+	case again: // even weeks later, over the writes of its users
 		return fmt.Errorf("its data is complete, but its annotation %s, by which a later restore would write all of it again, can't be removed: restore this again, or remove it by hand and restore what uses the claim: %w", format.AnnotationIncomplete, err)
 	default:
 		e.report.warn(about, fmt.Sprintf("its data is complete, but its annotation %s, by which a later restore would take it for a part, can't be removed: remove it by hand: %v", format.AnnotationIncomplete, err))
@@ -203,8 +199,8 @@ func (e *execution) restoreData(ctx context.Context, item *manifest.Item, about 
 	return nil
 }
 
-// mayWrite says why a tenant may not have files written into a volume that a pod uses: whoever
-// may create pods could mount it.
+// mayWrite says why a tenant may not write files into a volume that a pod uses: users that create
+// pods could mount it.
 func (e *execution) mayWrite(ctx context.Context, namespace string) error {
 	if len(e.spec.Paths) == 0 || !e.request.tenant() {
 		return nil
@@ -216,7 +212,6 @@ func (e *execution) mayWrite(ctx context.Context, namespace string) error {
 	return err
 }
 
-// podOf is the pod through which a volume was read, if the backup has it.
 func (e *execution) podOf(volume *source.Volume) *manifest.Item {
 	for _, item := range e.Backup.Items {
 		if item.APIGroup == "" && item.KindName == "Pod" && item.Namespace == volume.Pod.Namespace && item.Name == volume.Pod.Name {

@@ -14,13 +14,13 @@ import (
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 )
 
-// worthListing is how many objects of a kind in a namespace are looked for by a list, and
-// not one by one: so the requests for it stay below a fifth of the objects.
+// worthListing is the number of objects of a kind in a namespace from which on a list is read. So
+// requests stay below a fifth of the objects.
 const worthListing = 5
 
-// existing reads objects that are there by lists, page after page, as they are asked for
-// nearly in the order in which a server lists them. So memory has a few pages of each
-// list, however long it is; what is asked for out of order is read by itself.
+// existing finds objects in lists, which it reads page by page, since objects are asked for nearly
+// in the server's order. Memory holds a few pages of each list. An object asked for out of order is
+// read by itself.
 type existing struct {
 	cluster *cluster
 
@@ -30,22 +30,19 @@ type existing struct {
 
 type listKey struct{ kind, namespace string }
 
-// listing is a list that is read as far as somebody has asked. Its mu is held while it is.
 type listing struct {
-	mu sync.Mutex
-	// pages are the last ones read.
+	mu    sync.Mutex
 	pages []map[string]json.RawMessage
-	// from is the first name of pages, and to the last one; read is false before the first.
+	// from and to are the first and last name of pages; read is false before the first.
 	from, to string
 	read     bool
 	more     string
-	// refused is set when the requester may not list.
+	// refused is true when the requester may not list.
 	refused bool
 }
 
 const keptPages = 3
 
-// find returns an object, or nil if there is none.
 func (e *existing) find(ctx context.Context, k *kind, namespace, name string) (*unstructured.Unstructured, error) {
 	e.mu.Lock()
 	key := listKey{k.name(), namespace}
@@ -75,7 +72,7 @@ func (l *listing) find(ctx context.Context, c *cluster, k *kind, namespace, name
 		page, more, err := c.list(ctx, k, namespace, "", l.more)
 		switch {
 		case apierrors.IsForbidden(err), apierrors.IsMethodNotSupported(err), apierrors.IsResourceExpired(err):
-			l.refused = true // each is read by itself from here
+			l.refused = true
 			continue
 		case err != nil:
 			return nil, false, err
@@ -89,7 +86,7 @@ func (l *listing) find(ctx context.Context, c *cluster, k *kind, namespace, name
 	}
 	for _, page := range l.pages {
 		if raw := page[name]; raw != nil {
-			delete(page, name) // it is asked for once
+			delete(page, name)
 			return raw, true, nil
 		}
 	}
@@ -109,7 +106,7 @@ func (l *listing) add(page []json.RawMessage, more string) error {
 			return err
 		}
 		if head.Metadata.Name < l.to {
-			// A server that lists in another order: then only what is read by itself is known.
+			// The server's order is another one: read objects by themselves.
 			l.refused = true
 			return nil
 		}
@@ -132,7 +129,7 @@ func (l *listing) add(page []json.RawMessage, more string) error {
 	return nil
 }
 
-// parseItem reads an item of a list, which of built-in kinds says neither kind nor version.
+// parseItem reads an item of a list; items of built-in kinds lack kind and version.
 func parseItem(k *kind, raw []byte) (*unstructured.Unstructured, error) {
 	o := &unstructured.Unstructured{}
 	if err := utiljson.Unmarshal(raw, &o.Object); err != nil {

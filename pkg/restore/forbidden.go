@@ -25,14 +25,12 @@ const (
 	mayNotWrite = "the requester of the restore may not %s it"
 )
 
-// forbiddenObjects are those that a tenant's restore leaves, since its requester may not write
-// them, by their resources.
+// forbiddenObjects counts, by resource, the objects that a tenant's requester may not write.
 type forbiddenObjects struct {
 	mu     sync.Mutex
 	counts map[string]int
 }
 
-// tell warns of them, once for all.
 func (f *forbiddenObjects) tell(report *report, systemNamespace string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -48,15 +46,14 @@ func (f *forbiddenObjects) tell(report *report, systemNamespace string) {
 	report.warn(subject{}, fmt.Sprintf("objects that the requester may not write are not as in the backup: %d (%s): the plan names them; ask for a restore in the namespace %s", total, listed(kinds), systemNamespace))
 }
 
-// isBinding reports whether a tenant's restore neither creates nor changes objects of a kind, though
-// one may be there as it was.
+// isBinding reports whether a tenant's restore may only find an object of this kind, and not write
+// it.
 func (e *execution) isBinding(k *kind) bool {
 	return e.request.tenant() && k.group == "rbac.authorization.k8s.io" && (k.kind == "RoleBinding" || k.kind == "ClusterRoleBinding")
 }
 
-// forbids says why the requester of a tenant's restore may not do something with an object, as far as
-// that is to be known before it is tried: a rule says so, or nothing is tried since the restore only
-// plans. Otherwise it is empty.
+// forbids says why the requester of a tenant's restore may not do something, or returns "". It asks
+// only for a plan; otherwise the request itself tells.
 func (e *execution) forbids(ctx context.Context, k *kind, about subject, verb string) (string, error) {
 	switch {
 	case e.isBinding(k):
@@ -67,8 +64,8 @@ func (e *execution) forbids(ctx context.Context, k *kind, about subject, verb st
 	return e.mayNot(ctx, k, about, verb)
 }
 
-// lacks says why the requester of a tenant's restore may not do what the server has refused, if a
-// right is missing. It is empty if the server had another reason, such as a quota.
+// lacks says which right was missing when the server refused, or returns "" if the reason was
+// another one, such as a quota.
 func (e *execution) lacks(ctx context.Context, k *kind, about subject, verb string, failure error) (string, error) {
 	if !apierrors.IsForbidden(failure) || !e.request.tenant() {
 		return "", nil
@@ -91,8 +88,8 @@ func (e *execution) mayNot(ctx context.Context, k *kind, about subject, verb str
 	return fmt.Sprintf(mayNotWrite, verb), nil
 }
 
-// leave decides about an object that the requester of a tenant's restore may not read or write, and
-// says why. It is nothing to tell of if it is there, and equal, or if Kubernetes makes it.
+// leave decides about an object that a tenant's requester may not read or write. It needs no report
+// if it exists and is equal, or if Kubernetes makes it.
 func (e *execution) leave(ctx context.Context, k *kind, item *manifest.Item, about subject, desired *unstructured.Unstructured, why string) (types.UID, action, string) {
 	if live := e.standing(ctx, k, about, desired); live != nil {
 		return live.GetUID(), actionSkip, isEqual
@@ -110,9 +107,8 @@ func (e *execution) leave(ctx context.Context, k *kind, item *manifest.Item, abo
 	return "", a, reason
 }
 
-// forbidden decides about an object that is not as in the backup, and that the requester may not
-// write. It is an error if the restore asks for it by name, or for its kind, and if its data would be
-// missing. Otherwise it is counted.
+// forbidden decides about an object that differs and may not be written. It is an error if the
+// restore names it or its kind, or if data would be missing; else it is counted.
 func (e *execution) forbidden(item *manifest.Item, k *kind, why string) (action, string) {
 	if e.named[item] || e.hasData(item) {
 		return actionRefused, why
@@ -126,9 +122,9 @@ func (e *execution) forbidden(item *manifest.Item, k *kind, why string) (action,
 	return actionForbidden, why
 }
 
-// standing is the object that is there if it is equal to the desired one, else nil. One that the
-// requester may not read is read by the controller, but for Secrets, and objects that a modifier
-// changes: whether these are equal would tell what they hold.
+// standing returns the existing object if it is equal to the desired one, else nil. The controller
+// reads it if the requester may not, except Secrets and objects that a modifier changes: the answer
+// would reveal their content.
 func (e *execution) standing(ctx context.Context, k *kind, about subject, desired *unstructured.Unstructured) *unstructured.Unstructured {
 	if k.promised {
 		return nil
@@ -146,7 +142,7 @@ func (e *execution) standing(ctx context.Context, k *kind, about subject, desire
 	return live
 }
 
-// seen is the object that is there as the controller sees it, or nil if there is none.
+// seen returns the object as the controller sees it, or nil.
 func (e *execution) seen(ctx context.Context, k *kind, about subject) (*unstructured.Unstructured, error) {
 	page, _, err := e.reader.list(ctx, k, about.namespace, "metadata.name="+about.name, "")
 	if err != nil || len(page) == 0 {
@@ -155,14 +151,14 @@ func (e *execution) seen(ctx context.Context, k *kind, about subject) (*unstruct
 	return parseItem(k, page[0])
 }
 
-// makers are kinds whose controllers are part of Kubernetes, and make again what they own.
+// makers are kinds whose controllers in Kubernetes make again what they own.
 var makers = map[schema.GroupKind]bool{
 	{Kind: "Service"}: true, {Kind: "ReplicationController"}: true, {Group: "apps", Kind: "Deployment"}: true, {Group: "apps", Kind: "ReplicaSet"}: true,
 	{Group: "apps", Kind: "StatefulSet"}: true, {Group: "apps", Kind: "DaemonSet"}: true, {Group: "batch", Kind: "Job"}: true, {Group: "batch", Kind: "CronJob"}: true,
 }
 
-// makerOf names the object of the backup for which Kubernetes makes the item. That object is there,
-// or is to be. The name is empty if there is none.
+// makerOf names the object of the backup for which Kubernetes makes the item, or returns "". That
+// object exists or will be restored.
 func (e *execution) makerOf(ctx context.Context, item *manifest.Item) string {
 	name := func(owner *manifest.Item) string { return "the " + owner.KindName + " " + owner.Name }
 	e.indexItems()

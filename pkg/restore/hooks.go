@@ -31,35 +31,28 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
-// Hooks runs commands in restored pods, with the rights of the restore.
-//
-// Who has begun with the commands of a pod, and how they ended, outlives the process: what
-// fills a database must not run twice. So where a process stopped while they ran, nobody
-// knows what they have done, and that is told.
+// Hooks runs commands in restored pods, with the rights of the restore. The begin and the end of a
+// pod's commands are noted durably, since filling a database must not run twice. If a process stops
+// in between, the result is reported as unknown.
 type Hooks interface {
-	// Begin notes that the commands of a pod are begun; it gives what is noted of the pod if
-	// that was done before.
+	// Begin notes that the commands of a pod begin. It returns an earlier note, if there is one.
 	Begin(ctx context.Context, pod types.UID) (earlier *engine.HookedPod, err error)
-	// End notes how they have ended.
 	End(ctx context.Context, pod engine.HookedPod) error
-	// Exec runs a command in a container of a pod, and returns as much of its output as is
-	// kept. When ctx ends it returns, whatever the command does.
+	// Exec runs a command in a container and returns a part of its output. It returns when ctx
+	// ends, even if the command runs on.
 	Exec(ctx context.Context, pod engine.PodReference, container string, command []string) (output string, err error)
 }
 
 const (
-	// hookWait is how long a container may take until it runs, unless the hook says else.
-	hookWait = 10 * time.Minute
-	// hookPods is in how many pods at once commands run.
-	hookPods = 16
-	// maxHookText is what is noted of each text about a pod.
+	// hookWait is the default time until a container runs.
+	hookWait    = 10 * time.Minute
+	hookPods    = 16
 	maxHookText = 512
 
 	defaultInitName = "holdfast-restore-hook"
 )
 
-// The annotations of a pod, of which the first counts that says something. Velero's have
-// Velero's meaning.
+// The domains of annotations. The first with a value counts. Velero's have Velero's meaning.
 var (
 	initHookDomains = []string{"init.hook.restore.holdfast.io/", "init.hook.restore.velero.io/"}
 	execHookDomains = []string{"post.hook.restore.holdfast.io/", "post.hook.restore.velero.io/"}
@@ -70,37 +63,30 @@ var (
 	replicaSetKind = &kind{group: "apps", version: "v1", resource: "replicasets", kind: "ReplicaSet", namespaced: true}
 )
 
-// hookRule is an entry of the spec's hooks.
 type hookRule struct {
 	name     string
 	selector *podhooks.Selector
 	hooks    []holdfast.RestoreResourceHook
 }
 
-// command is one to run in a container of a pod.
 type command struct {
-	// from is the annotation, or the name in the spec, that it is from.
 	from, container string
 	words           []string
 	goOn, ready     bool
 	timeout, wait   time.Duration
-	// problem says why it can't be run; empty if it can.
-	problem string
+	problem         string
 }
 
-// hooked is a pod of the backup with commands. It is found by its name, or, if a controller
-// makes it anew, by that.
+// hooked is a pod of the backup with commands. It is found by its name, or by its controller.
 type hooked struct {
 	about    subject
 	commands []command
-	// pod is the uid in the backup of one that is restored itself, and else owner that of its
-	// controller, and above of the one of that. named is whether the controller gives it the
-	// name that it had.
+	// pod is the backup's uid of a pod that is restored. Otherwise owner is its controller's uid,
+	// and above the owner's. named is true if the controller gives it the same name.
 	pod, owner, above types.UID
 	named             bool
 }
 
-// podHooks knows which pods of a restore have which hooks, and runs them.
 type podHooks struct {
 	e     *execution
 	rules []hookRule
@@ -108,26 +94,23 @@ type podHooks struct {
 
 	mu    sync.Mutex
 	found []*hooked
-	// noted are the pods that were looked at: one is decided about twice if a webhook refuses it.
+	// noted are the pods already seen: a pod that a webhook refuses is decided about twice.
 	noted map[*manifest.Item]bool
-	// taken are the pods that were found, by uid. seen are the pods of namespaces, and
-	// seenAt when they were read.
+	// taken are the found pods by uid; seen caches the pods of namespaces.
 	taken  map[types.UID]bool
 	seen   map[string]seenPods
-	served map[types.UID]bool // controllers of which a pod was found
+	served map[types.UID]bool
 
 	attempted, failed atomic.Int32
 }
 
 type seenPods struct {
-	at   time.Time
-	pods []corev1.Pod
-	// owners are the controllers of the namespace's ReplicaSets.
+	at     time.Time
+	pods   []corev1.Pod
 	owners map[types.UID]types.UID
 	err    error
 }
 
-// parseHooks makes ready the hooks of the spec, which was validated.
 func (e *execution) parseHooks() error {
 	h := &podHooks{e: e, noted: map[*manifest.Item]bool{}, taken: map[types.UID]bool{}, seen: map[string]seenPods{}, served: map[types.UID]bool{}}
 	for i := range e.spec.Hooks.Resources {
@@ -149,7 +132,7 @@ func (e *execution) parseHooks() error {
 	return nil
 }
 
-// of gives the hooks of a pod of the backup: those of its annotations, or else of the spec.
+// of returns the hooks of a pod: from its annotations, or else from the spec.
 func (h *podHooks) of(pod *corev1.Pod, about subject) (inits []map[string]any, commands []command) {
 	if init := h.annotatedInit(pod); init != nil {
 		inits = append(inits, init)
@@ -185,7 +168,6 @@ func (h *podHooks) of(pod *corev1.Pod, about subject) (inits []map[string]any, c
 	return inits, commands
 }
 
-// newCommand fills in the defaults.
 func newCommand(pod *corev1.Pod, c command) command {
 	if c.timeout == 0 {
 		c.timeout = podhooks.DefaultTimeout
@@ -215,7 +197,6 @@ func (h *podHooks) annotated(pod *corev1.Pod, about subject) *command {
 	return nil
 }
 
-// duration is that of an annotation; 0 is the default.
 func (h *podHooks) duration(pod *corev1.Pod, about subject, annotation string) time.Duration {
 	text := pod.Annotations[annotation]
 	if text == "" {
@@ -243,7 +224,7 @@ func (h *podHooks) annotatedInit(pod *corev1.Pod) map[string]any {
 		if name == "" {
 			name = defaultInitName
 		}
-		// It is of the backup, as the pod's own are; those of the spec are meant for here.
+		// The image is mapped as the pod's own; images in the spec are meant for this cluster.
 		container := map[string]any{"name": name, "image": h.e.rules.Image(image)}
 		if words := pod.Annotations[domain+"command"]; words != "" {
 			var command []any
@@ -257,15 +238,15 @@ func (h *podHooks) annotatedInit(pod *corev1.Pod) map[string]any {
 	return nil
 }
 
-// note finds the hooks of a pod of the backup, and remembers its commands. It returns its
-// init containers. With skipped, its controller makes it.
+// note records the commands of a pod of the backup, and returns its init containers. skipped says
+// that its controller makes the pod.
 func (h *podHooks) note(item *manifest.Item, about subject, content *unstructured.Unstructured, skipped string) []map[string]any {
 	if item.APIGroup != "" || item.KindName != "Pod" {
 		return nil
 	}
 	pod := &corev1.Pod{}
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(content.Object, pod); err != nil {
-		return nil // creating it tells
+		return nil
 	}
 	controller := metav1.GetControllerOfNoCopy(pod)
 	if skipped != "" && (controller == nil || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed || pod.Annotations[corev1.MirrorPodAnnotationKey] != "") {
@@ -294,7 +275,6 @@ func (h *podHooks) note(item *manifest.Item, about subject, content *unstructure
 	return inits
 }
 
-// controllerOf is who owns an item of the backup, by their uids there.
 func (e *execution) controllerOf(uid types.UID) types.UID {
 	e.indexItems()
 	if item := e.byUID[string(uid)]; item != nil && len(item.OwnerUIDs) > 0 {
@@ -303,8 +283,7 @@ func (e *execution) controllerOf(uid types.UID) types.UID {
 	return ""
 }
 
-// withInits puts init containers before those of a pod. One of the same name is replaced: a
-// pod that was restored before has it.
+// withInits puts init containers first. It replaces earlier ones with the same name.
 func withInits(pod *unstructured.Unstructured, inits []map[string]any) error {
 	if len(inits) == 0 {
 		return nil
@@ -327,8 +306,8 @@ func withInits(pod *unstructured.Unstructured, inits []map[string]any) error {
 	return unstructured.SetNestedSlice(pod.Object, all, "spec", "initContainers")
 }
 
-// run runs the commands in the pods that this restore, or a controller that it has made, has
-// created. What fails is in the results.
+// run runs the commands in new pods of this restore or its controllers. Failures are in the
+// results.
 func (h *podHooks) run(ctx context.Context) error {
 	h.began = h.e.Clock.Now()
 	var group errgroup.Group
@@ -345,11 +324,10 @@ func (h *podHooks) run(ctx context.Context) error {
 			return nil
 		})
 	}
-	_ = group.Wait() // what fails is in the report
+	_ = group.Wait()
 	return ctx.Err()
 }
 
-// inPod runs the commands of a pod.
 func (h *podHooks) inPod(ctx context.Context, pod *hooked) {
 	e, count := h.e, int32(len(pod.commands))
 	isTheirs := h.match(pod)
@@ -426,9 +404,9 @@ func (h *podHooks) inPod(ctx context.Context, pod *hooked) {
 	}
 }
 
-// commands runs the commands in a pod, and notes how many failed, and one text about them: the
-// record of the restore has room for no more. The others are in the log. Whatever a tenant asks
-// for, those of a pod take no longer together than one command may, and all end in time.
+// commands runs the commands in a pod. It notes the number of failures and one text, since the
+// record has room for no more; the log has all. Together they may take as long as one command, and
+// the time of a restore's hooks is bounded.
 func (h *podHooks) commands(ctx context.Context, pod *hooked, live *corev1.Pod, outcome *engine.HookedPod) {
 	isThis := func(p *corev1.Pod, _ seenPods) bool { return p.UID == live.UID }
 	most, in := validation.MaxHookTimeout, "the hooks of a pod have"
@@ -500,8 +478,8 @@ func (h *podHooks) exec(ctx context.Context, pod *hooked, c command, isThis func
 	return err
 }
 
-// match finds out how the pod is known in the cluster; nil if this restore has brought
-// neither it nor its controller.
+// match returns a predicate for the pod in the cluster, or nil if neither it nor its controller is
+// new.
 func (h *podHooks) match(pod *hooked) func(*corev1.Pod, seenPods) bool {
 	e := h.e
 	e.mu.Lock()
@@ -534,8 +512,7 @@ func (h *podHooks) isServed(pod *hooked) bool {
 	return h.served[pod.owner]
 }
 
-// await returns a pod when the container of a command runs, or the pod is there at all if
-// none is named.
+// await returns a pod when the named container runs, or, without a name, when the pod exists.
 func (h *podHooks) await(ctx context.Context, namespace string, c command, wanted func(*corev1.Pod, seenPods) bool) (*corev1.Pod, error) {
 	waiting := waits.For(ctx, namespace, fmt.Sprintf("a restored pod in %s, to run its hooks", namespace))
 	defer waiting.End()
@@ -570,7 +547,6 @@ func (h *podHooks) await(ctx context.Context, namespace string, c command, wante
 	}
 }
 
-// take makes a pod one's own: each of the backup has another one.
 func (h *podHooks) take(pod *corev1.Pod) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -581,7 +557,6 @@ func (h *podHooks) take(pod *corev1.Pod) bool {
 	return true
 }
 
-// notYet says why a command can't be run in a pod; empty if it can.
 func notYet(pod *corev1.Pod, c command) string {
 	for _, status := range slices.Concat(pod.Status.ContainerStatuses, pod.Status.InitContainerStatuses) {
 		switch {
@@ -599,8 +574,7 @@ func notYet(pod *corev1.Pod, c command) string {
 	return fmt.Sprintf("its container %s has not started", c.container)
 }
 
-// look reads the pods of a namespace, and who owns its ReplicaSets: at most once in the time
-// that whoever waits lets pass, for all of them.
+// look reads the pods and ReplicaSets of a namespace, at most once in pollInterval.
 func (h *podHooks) look(ctx context.Context, namespace string) seenPods {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -630,7 +604,6 @@ func (h *podHooks) look(ctx context.Context, namespace string) seenPods {
 	return seen
 }
 
-// counts is nil for a restore that has run no command.
 func (h *podHooks) counts() *holdfast.HookStatus {
 	if h == nil || h.attempted.Load() == 0 {
 		return nil

@@ -21,21 +21,17 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
 )
 
-// A claim bears a mark from before the first of its data is written until the last is: one
-// that is created is created with it. So what a restore was stopped over is known for a part
-// by whoever comes later, and never taken for whole. The mark names the restore, so that no
-// process takes that of a later one away, and the data. A claim that a restore has made, and
-// that was never whole, holds nothing but that: a later restore of the same data goes on with
-// it by itself, unless a pod was found to use it meanwhile.
+// A claim carries a mark from before its first data is written until all is written. A claim that
+// is created is created with the mark. So a later restore sees that the data is incomplete. The
+// mark names the restore, so that no process removes a later one's, and the data. If the claim was
+// new, a later restore of the same data continues it, unless a pod has used it.
 
-// remarkPause is how much longer it is waited before each further attempt at a mark.
 const remarkPause = 200 * time.Millisecond
 
-// mark is what is written on a claim whose data is not complete.
 type mark struct {
-	// restore is the uid of the restore that writes, and snapshot what it writes.
+	// restore is the uid of the writing restore, and snapshot what it writes.
 	restore, snapshot string
-	// made is true if the claim was empty before the first of its data.
+	// made is true if the claim was empty before.
 	made bool
 }
 
@@ -47,8 +43,7 @@ func (m mark) String() string {
 	return strings.Join([]string{m.restore, over, m.snapshot}, " ")
 }
 
-// markOf reads the mark of a claim; nil if there is none. One that was written by hand stands
-// for data that nobody knows.
+// markOf returns the mark of a claim, or nil. A hand-written mark means unknown data.
 func markOf(claim *unstructured.Unstructured) *mark {
 	text, ok := claim.GetAnnotations()[format.AnnotationIncomplete]
 	if !ok {
@@ -61,20 +56,17 @@ func markOf(claim *unstructured.Unstructured) *mark {
 	return &mark{restore: words[0], made: words[1] == "new", snapshot: words[2]}
 }
 
-// fills reports whether the restore writes all of the data of an object, which is a claim then.
+// fills reports whether the restore writes all data of an object, which is then a claim.
 func (e *execution) fills(item *manifest.Item) bool {
 	return !e.spec.PlanOnly && e.hasData(item) && e.volumeOf(item).Problem == "" && len(e.spec.Paths) == 0
 }
 
-// noRoom is told of a claim whose own annotations leave no room for a mark.
 const noRoom = "its annotations leave no room for " + format.AnnotationIncomplete + ", which tells that data is not complete: if this restore is stopped, look at the data before you use it"
 
-// isRoomFor reports whether a claim has room for a mark.
 func isRoomFor(claim *unstructured.Unstructured, m mark) bool {
 	return object.Room(claim) >= len(format.AnnotationIncomplete)+len(m.String())
 }
 
-// setMark marks a claim that is created. Without room for that, a warning says what it means.
 func setMark(claim *unstructured.Unstructured, m mark, warnings *[]string) {
 	if !isRoomFor(claim, m) {
 		*warnings = append(*warnings, noRoom)
@@ -92,15 +84,14 @@ func (e *execution) newMark(item *manifest.Item, made bool) mark {
 	return mark{restore: string(e.request.Run.UID), snapshot: e.volumeOf(item).Status.SnapshotID, made: made}
 }
 
-// isPart reports whether a claim holds nothing but a part of the data that is to be restored
-// into it.
+// isPart reports whether a claim holds only a part of the data to restore.
 func (e *execution) isPart(item *manifest.Item, claim *unstructured.Unstructured) bool {
 	m := markOf(claim)
 	return m != nil && m.made && m.snapshot != "" && m.snapshot == e.volumeOf(item).Status.SnapshotID
 }
 
-// isHalf says why a claim that exists may not be used as it is, if its data may be a part and
-// is not restored; else it is empty.
+// isHalf says why an existing claim may not be used: its data may be incomplete and is not
+// restored. Else it returns "".
 func (e *execution) isHalf(item *manifest.Item, claim *unstructured.Unstructured) string {
 	if item.APIGroup != "" || item.KindName != claimKind.kind || markOf(claim) == nil || e.hasData(item) {
 		return ""
@@ -108,8 +99,8 @@ func (e *execution) isHalf(item *manifest.Item, claim *unstructured.Unstructured
 	return halfReason
 }
 
-// findHalves keeps what uses a claim from being created that is left out of the restore, and
-// may hold a part of its data.
+// findHalves holds back the users of claims that the restore leaves out and whose data may be
+// incomplete.
 func (e *execution) findHalves(ctx context.Context, items []*manifest.Item) error {
 	chosen, looked := map[manifest.Reference]bool{}, map[manifest.Reference]bool{}
 	for _, item := range items {
@@ -143,13 +134,12 @@ func (e *execution) findHalves(ctx context.Context, items []*manifest.Item) erro
 	return nil
 }
 
-// ofPod reports whether a pod has made a claim, for itself.
 func ofPod(claim *unstructured.Unstructured) bool {
 	owner := metav1.GetControllerOfNoCopy(claim)
 	return owner != nil && owner.Kind == "Pod"
 }
 
-// findHalvesOf does that for what may use any claim of a namespace, but for those that are restored.
+// findHalvesOf does so for objects that may use any claim of a namespace.
 func (e *execution) findHalvesOf(ctx context.Context, namespace string, known map[manifest.Reference]bool) error {
 	err := e.reader.each(ctx, claimKind, e.target(namespace), func(raw []byte) error {
 		live, err := parseItem(claimKind, raw)
@@ -171,7 +161,7 @@ func (e *execution) findHalvesOf(ctx context.Context, namespace string, known ma
 
 const halfReason = "it may hold a part of the data of a restore that was stopped: restore it with its data, delete it, or, if you know better, remove its annotation " + format.AnnotationIncomplete
 
-// spare says why the data of a claim is not written that this restore has not created.
+// spare says why data is not written into a claim that this restore has not created.
 func (e *execution) spare(ctx context.Context, item *manifest.Item, about subject) error {
 	if !e.sparesData() {
 		return nil
@@ -189,8 +179,8 @@ func (e *execution) spare(ctx context.Context, item *manifest.Item, about subjec
 	return errors.New("somebody has made it meanwhile, and its data would be written over: delete it and restore again, leave it out, or set existingVolumePolicy to overwrite or replace")
 }
 
-// begin marks a claim that this restore has not created, before the first of its data is
-// written. One that holds a part of that is this restore's from here.
+// begin marks a claim that this restore has not created, before its data is written. A claim with a
+// part of the data is this restore's from here on.
 func (e *execution) begin(ctx context.Context, item *manifest.Item, about subject) error {
 	err := e.remark(ctx, about, func(live *unstructured.Unstructured) (map[string]any, error) {
 		part := e.isPart(item, live)
@@ -217,8 +207,8 @@ func (e *execution) begin(ctx context.Context, item *manifest.Item, about subjec
 	return err
 }
 
-// used notes on a claim with a mark that a pod uses it: it holds more than a part of the data
-// from here, though the pod may be gone when a later restore looks.
+// used notes on a marked claim that a pod uses it: then it holds more than a part of the data, even
+// if the pod is deleted later.
 func (e *execution) used(ctx context.Context, about subject) error {
 	err := e.remark(ctx, about, func(live *unstructured.Unstructured) (map[string]any, error) {
 		m := markOf(live)
@@ -234,9 +224,8 @@ func (e *execution) used(ctx context.Context, about subject) error {
 	return err
 }
 
-// mayMark reports whether the restore may take the mark of a claim away that it creates. If
-// not, the mark never says that the claim was made for the data: it would stay, and a later
-// restore go on with what is in use.
+// mayMark reports whether the restore may remove the mark of a claim that it creates. If not, the
+// mark must not say that the claim was new: a later restore would write into a used claim.
 func (e *execution) mayMark(ctx context.Context, namespace string) (bool, error) {
 	if !e.request.tenant() {
 		return true, nil
@@ -249,8 +238,8 @@ func (e *execution) mayMark(ctx context.Context, namespace string) (bool, error)
 	return true, nil
 }
 
-// complete takes the mark away that this restore has set. If that fails, again says whether a
-// later restore would go on with the claim.
+// complete removes this restore's mark. If that fails, again says whether a later restore would
+// write the data again.
 func (e *execution) complete(ctx context.Context, item *manifest.Item, about subject) (again bool, err error) {
 	if !e.fills(item) {
 		return false, nil
@@ -269,7 +258,6 @@ func (e *execution) complete(ctx context.Context, item *manifest.Item, about sub
 	return again, err
 }
 
-// remark changes the annotations of a claim, in the version that the change was decided about.
 func (e *execution) remark(ctx context.Context, about subject, change func(live *unstructured.Unstructured) (map[string]any, error)) error {
 	for i := range attempts {
 		if err := sleep(ctx, time.Duration(i)*remarkPause); err != nil {

@@ -24,33 +24,28 @@ import (
 )
 
 const (
-	// servedTimeout is how long a kind may take to be served after its definition was
-	// created. A cluster with several API servers waits five seconds by itself.
-	servedTimeout = time.Minute
-	// servedInterval is how often it is asked whether it is: no event tells it.
+	// servedTimeout bounds the time until a kind is served after its definition was created. With
+	// several API servers it takes five seconds.
+	servedTimeout  = time.Minute
 	servedInterval = 100 * time.Millisecond
 )
 
-// Discovery is what this package needs of a discovery client.
 type Discovery interface {
 	ServerGroupsAndResourcesWithContext(ctx context.Context) ([]*metav1.APIGroup, []*metav1.APIResourceList, error)
 	ServerResourcesForGroupVersionWithContext(ctx context.Context, groupVersion string) (*metav1.APIResourceList, error)
 }
 
-// kinds are those that the cluster serves. It is safe for concurrent use.
+// kinds has the kinds of the cluster. It is safe for concurrent use.
 type kinds struct {
 	discovery Discovery
 
 	mu sync.Mutex
-	// served has the versions of each kind, that which the server prefers first.
+	// served has the versions of each kind, the preferred one first.
 	served map[schema.GroupKind][]*kind
-	// called are what they may be called.
 	called selection.Called
-	// failed are the groups, in a version, of which it is not known what they serve.
 	failed map[schema.GroupVersion]error
 }
 
-// discover asks for all kinds. A group that can't be discovered costs itself.
 func discover(ctx context.Context, client Discovery) (*kinds, error) {
 	groups, lists, err := client.ServerGroupsAndResourcesWithContext(ctx)
 	k := &kinds{discovery: client, served: map[schema.GroupKind][]*kind{}, called: selection.Called{}}
@@ -96,7 +91,6 @@ func (k *kinds) add(gv schema.GroupVersion, resources []metav1.APIResource) {
 	}
 }
 
-// serves reports whether the cluster serves a group.
 func (k *kinds) serves(group string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -108,7 +102,7 @@ func (k *kinds) serves(group string) bool {
 	return false
 }
 
-// promise has a kind count as served whose definition is only planned to be there.
+// promise makes a planned kind count as served.
 func (k *kinds) promise(definition *unstructured.Unstructured) {
 	text := func(fields ...string) string {
 		value, _, _ := unstructured.NestedString(definition.Object, append([]string{"spec"}, fields...)...)
@@ -126,8 +120,8 @@ func (k *kinds) promise(definition *unstructured.Unstructured) {
 	}
 }
 
-// servedVersions are those that a CustomResourceDefinition has the cluster serve, with whether each
-// has a subresource for its status.
+// servedVersions returns the served versions of a CustomResourceDefinition, and whether each has a
+// status subresource.
 func servedVersions(definition *unstructured.Unstructured) map[string]bool {
 	names := map[string]bool{}
 	versions, _, _ := unstructured.NestedSlice(definition.Object, "spec", "versions")
@@ -142,8 +136,7 @@ func servedVersions(definition *unstructured.Unstructured) map[string]bool {
 	return names
 }
 
-// find gives the kind of an item, in its version if that is served, else in the one that the
-// server prefers.
+// find returns the kind of an item, in its version if that is served, else in the preferred one.
 func (k *kinds) find(item *manifest.Item) (*kind, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -162,8 +155,8 @@ func (k *kinds) find(item *manifest.Item) (*kind, error) {
 	return versions[0], nil
 }
 
-// best is, of the versions in which a backup holds an item besides its own, the one that the
-// server prefers; "" if it serves the item's, none of them, or nobody knows.
+// best returns the version among the backup's that the server prefers. It returns "" if the server
+// serves the item's own or none, or its group is unknown.
 func (k *kinds) best(item *manifest.Item, versions []string) string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -180,8 +173,7 @@ func (k *kinds) best(item *manifest.Item, versions []string) string {
 	return ""
 }
 
-// awaitServed waits until a kind is served whose definition exists; any of the version if the
-// name is empty.
+// awaitServed waits until a kind is served; without a name, until anything of the version is.
 func (k *kinds) awaitServed(ctx context.Context, gv schema.GroupVersion, name string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, servedTimeout, fmt.Errorf("%s is not served %s after what defines it was created", strings.TrimPrefix(name+" of "+gv.String(), " of "), servedTimeout))
 	defer cancel()

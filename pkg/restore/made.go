@@ -24,16 +24,16 @@ import (
 )
 
 const (
-	// DefaultLook is how long a restore may look at what it has made. Schedulers say at once
-	// what is wrong, and provisioners within a second or two. It ends at once when all is well.
+	// DefaultLook bounds the look at new objects. Schedulers and provisioners report problems
+	// within a second or two. It ends at once when all is well.
 	DefaultLook = 5 * time.Second
-	// silence is how long nothing may be said of a pod or its controller. Where no scheduler
-	// runs, nothing is ever said.
+	// silence is the time without any event about a pod or its controller; without a scheduler
+	// there is none.
 	silence = time.Second
-	// looksToBind is how many times as long Kubernetes may take to bind a claim to the volume it keeps. Where
-	// it has seen the claim before the volume, it looks at both again within 15 s.
+	// looksToBind multiplies Look for a claim that keeps its volume: if Kubernetes has seen the claim
+	// before the volume, it looks at both again within 15 s.
 	looksToBind = 4
-	// firstGlance is the time between the first two looks. It doubles, up to pollInterval.
+	// firstGlance is the first interval between looks. It doubles, up to pollInterval.
 	firstGlance = 50 * time.Millisecond
 )
 
@@ -41,34 +41,32 @@ var (
 	eventKind = &kind{version: "v1", resource: "events", kind: "Event", namespaced: true}
 	classKind = &kind{group: "storage.k8s.io", version: "v1", resource: "storageclasses", kind: "StorageClass"}
 
-	// scaledKinds are the workloads whose status counts their pods.
 	scaledKinds = []*kind{
 		{group: "apps", version: "v1", resource: "deployments", kind: "Deployment", namespaced: true}, replicaSetKind,
 		{group: "apps", version: "v1", resource: "statefulsets", kind: "StatefulSet", namespaced: true},
 	}
 )
 
-// madeIn is what a restore has made in a namespace, and may not work yet.
 type madeIn struct {
 	claims bool
-	// workloads are pods and what makes pods, by their uids in the cluster, and kinds theirs.
+	// workloads are pods and their makers by uid, and kinds their kinds.
 	workloads map[types.UID]subject
 	kinds     map[string]bool
 }
 
-// verdict is what is wrong with an object; reason is empty while nothing is said about it.
+// verdict is a problem of an object; reason is empty without an event.
 type verdict struct {
 	about  subject
 	text   string
 	reason string
-	// silent verdicts are told only with a reason.
+	// silent verdicts are reported only with a reason.
 	silent bool
 	// patient verdicts without a reason are given more time.
 	patient bool
 }
 
-// lookAtMade warns of claims that are not bound and of pods that are on no node, with the reasons
-// that Kubernetes gives. A restore that has made such objects has not brought them back.
+// lookAtMade warns of claims that are not bound and of pods without a node, with Kubernetes'
+// reasons.
 func (e *execution) lookAtMade(ctx context.Context) error {
 	left := e.whatWasMade()
 	if e.Look <= 0 || e.spec.PlanOnly || len(left) == 0 {
@@ -124,7 +122,6 @@ func (e *execution) tellOf(wrong map[string][]verdict) error {
 	return nil
 }
 
-// whatWasMade returns, by namespaces, what this restore has made that may not work.
 func (e *execution) whatWasMade() map[string]*madeIn {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -166,7 +163,7 @@ func (e *execution) lookInto(ctx context.Context, namespace string, in *madeIn) 
 	if len(in.workloads) == 0 {
 		return found, nil
 	}
-	// From the top: what a Deployment had no pods of then may have pods on no node below.
+	// From the top: a Deployment without pods before may have pods without a node now.
 	owners := maps.Clone(in.workloads)
 	for _, k := range scaledKinds {
 		if !in.kinds[k.kind] && (k != replicaSetKind || !in.kinds["Deployment"]) {
@@ -182,7 +179,7 @@ func (e *execution) lookInto(ctx context.Context, namespace string, in *madeIn) 
 	return append(found, pods...), err
 }
 
-// unbound returns the claims of this restore that are not bound and wait for no consumer.
+// unbound returns this restore's claims that are not bound and wait for no consumer.
 func (e *execution) unbound(ctx context.Context, namespace string) (found []verdict, err error) {
 	err = e.pages(ctx, claimKind, namespace, "", func(raw json.RawMessage) error {
 		var claim corev1.PersistentVolumeClaim
@@ -204,7 +201,6 @@ func (e *execution) unbound(ctx context.Context, namespace string) (found []verd
 	return found, err
 }
 
-// awaitsConsumer reports whether a claim is bound only when a pod uses it, and none does.
 func (e *execution) awaitsConsumer(ctx context.Context, claim *corev1.PersistentVolumeClaim) (waits bool, err error) {
 	name := ptr.Deref(claim.Spec.StorageClassName, "")
 	if name == "" || claim.Spec.VolumeName != "" || claim.Annotations["volume.kubernetes.io/selected-node"] != "" {
@@ -219,8 +215,8 @@ func (e *execution) awaitsConsumer(ctx context.Context, claim *corev1.Persistent
 	return waits, err
 }
 
-// withoutPods returns the workloads of a kind that this restore has made, and that have none of
-// the pods that they want. It adds the ReplicaSets of Deployments to the owners of pods.
+// withoutPods returns this restore's workloads of a kind that have none of their pods. It adds
+// ReplicaSets of Deployments to owners.
 func (e *execution) withoutPods(ctx context.Context, k *kind, namespace string, owners map[types.UID]subject) (found []verdict, err error) {
 	err = e.pages(ctx, k, namespace, "", func(raw json.RawMessage) error {
 		var workload struct {
@@ -264,7 +260,7 @@ func (e *execution) withoutPods(ctx context.Context, k *kind, namespace string, 
 	return found, err
 }
 
-// unscheduled returns the workloads that have pods on no node, with the first of these.
+// unscheduled returns the workloads with pods without a node, and the first such pod.
 func (e *execution) unscheduled(ctx context.Context, namespace string, owners map[types.UID]subject) ([]verdict, error) {
 	first, count := map[subject]verdict{}, map[subject]int{}
 	err := e.pages(ctx, podKind, namespace, "status.phase=Pending", func(raw json.RawMessage) error {
@@ -302,12 +298,11 @@ func (e *execution) unscheduled(ctx context.Context, namespace string, owners ma
 	return found, err
 }
 
-// madeHere reports whether this restore has made a claim.
 func (e *execution) madeHere(claim *corev1.PersistentVolumeClaim) bool {
 	return claim.Annotations[object.AnnotationRestoreUID] == string(e.request.Run.UID)
 }
 
-// eventOf returns the last warning about an object, or the last event if there is no warning.
+// eventOf returns the last warning about an object, or else the last event.
 func (e *execution) eventOf(ctx context.Context, namespace string, uid types.UID, warningsOnly bool) (string, error) {
 	var last *corev1.Event
 	err := e.pages(ctx, eventKind, namespace, "involvedObject.uid="+string(uid), func(raw json.RawMessage) error {
@@ -336,7 +331,6 @@ func seenAt(event *corev1.Event) time.Time {
 	return event.LastTimestamp.Time
 }
 
-// pages passes all objects that a field selector selects, as the controller reads them.
 func (e *execution) pages(ctx context.Context, k *kind, namespace, fields string, pass func(json.RawMessage) error) error {
 	for next := ""; ; {
 		page, more, err := e.reader.list(ctx, k, namespace, fields, next)

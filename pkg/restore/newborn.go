@@ -16,16 +16,13 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
 )
 
-// In a namespace that a restore makes, controllers make objects of their own at once: the
-// ServiceAccount default, the accounts builder and deployer of OpenShift, what a policy engine
-// generates. Such an object is newborn: nobody has set anything in it yet. The backup's content
-// is written into it once, under any policy. A field that the same controller has written in the
-// backup and here stays as it is here, such as the certificates of this cluster.
+// Controllers make objects in a new namespace at once: the ServiceAccount default, accounts of
+// OpenShift, objects of a policy engine. Such a newborn object has no user's change yet. The
+// backup's content is written into it once, under any policy. A field that the same controller has
+// written in the backup and here keeps its value here, such as this cluster's certificates.
 
-// ownNamespaces are namespaces, and whether this restore has made each.
 type ownNamespaces struct{ known sync.Map }
 
-// has reports whether this restore has made a namespace.
 func (o *ownNamespaces) has(ctx context.Context, e *execution, name string) (bool, error) {
 	if made, ok := o.known.Load(name); ok {
 		return made.(bool), nil
@@ -39,8 +36,8 @@ func (o *ownNamespaces) has(ctx context.Context, e *execution, name string) (boo
 	return made, nil
 }
 
-// policyFor returns the policy for an object that is there, and for a newborn one the managers of
-// its fields in the backup.
+// policyFor returns the policy for an existing object, and for a newborn one the managers of its
+// fields in the backup.
 func (e *execution) policyFor(ctx context.Context, k *kind, item *manifest.Item, live *unstructured.Unstructured) (holdfast.ExistingResourcePolicy, []metav1.ManagedFieldsEntry, error) {
 	policy := e.spec.ExistingResourcePolicy
 	if live.GetNamespace() == "" || goesWith(k) != "" || e.request.tenant() { // only an administrator's restore makes namespaces

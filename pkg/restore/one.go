@@ -26,7 +26,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
-// action is what becomes of an object.
 type action uint8
 
 const (
@@ -34,12 +33,11 @@ const (
 	actionCreate
 	actionUpdate
 	actionRecreate
-	// actionSkip: it is there, and equal.
+	// actionSkip: it exists, and is equal.
 	actionSkip
-	// actionLeave: a rule says that it is not restored.
 	actionLeave
 	actionConflict
-	// actionForbidden: the requester may not write it, which one warning says of all such.
+	// actionForbidden: the requester may not write it; one warning counts all such.
 	actionForbidden
 	actionRefused
 	actionError
@@ -50,19 +48,16 @@ var actionNames = [...]string{"", "create", "update", "recreate", "skip", "skip"
 const extensionsGroup = "apiextensions.k8s.io"
 
 const (
-	// goneTimeout is how long an object that is being deleted may take to be gone.
 	goneTimeout = 30 * time.Second
-	// recreateTimeout is that where objects are recreated: then it may be this restore that
-	// has deleted it, also before it went on elsewhere, and it would be there no more. What
-	// depends on it goes first, and each pod may take its time to end.
+	// recreateTimeout is longer: this restore may have deleted the object, dependents are deleted
+	// first, and pods take time to end.
 	recreateTimeout = 10 * time.Minute
-	// quotaTimeout is how long the usage of a new quota may take to be counted.
+	// quotaTimeout bounds the time until a new quota's usage is counted.
 	quotaTimeout = 30 * time.Second
-	// attempts bound how often an object is decided about anew since it changed meanwhile.
+	// attempts bounds new decisions about a changing object.
 	attempts = 5
 )
 
-// target is the namespace in the cluster of one in the backup.
 func (e *execution) target(namespace string) string {
 	if to, ok := e.spec.NamespaceMapping[namespace]; ok && namespace != "" {
 		return to
@@ -77,7 +72,6 @@ func resourceOf(item *manifest.Item) string {
 	return item.Resource + "." + item.APIGroup
 }
 
-// subject is an item as it is called in the cluster.
 func (e *execution) subject(item *manifest.Item) subject {
 	s := subject{resourceOf(item), e.target(item.Namespace), item.Name}
 	if isNamespace(item) {
@@ -90,8 +84,8 @@ func isNamespace(item *manifest.Item) bool {
 	return item.APIGroup == "" && item.KindName == "Namespace"
 }
 
-// give records what becomes of an object that is not looked for in the cluster: actionError and
-// actionRefused are errors, actionConflict is a warning.
+// give records a decision without a look at the cluster: actionError and actionRefused are errors,
+// actionConflict is a warning.
 func (e *execution) give(node int32, a action, about subject, reason string) {
 	e.decided(node, a, about, reason, nil)
 }
@@ -112,7 +106,7 @@ func (e *execution) decided(node int32, a action, about subject, reason string, 
 		e.report.info(about, text)
 	}
 	if item.APIGroup == "" && item.KindName == "Secret" || e.request.tenant() && about.namespace != e.request.Run.Spec.RestoreRef.Namespace {
-		diff = nil // whoever reads the plan may not read that; the reason names the fields
+		diff = nil // readers of the plan may not read it; the reason names the fields
 	}
 	e.report.planned(format.PlannedObject{
 		APIVersion: strings.TrimSuffix(item.GroupKind(), "/"+item.KindName), Kind: item.KindName,
@@ -120,7 +114,6 @@ func (e *execution) decided(node int32, a action, about subject, reason string, 
 	})
 }
 
-// one restores an object, and releases what comes after it.
 func (e *execution) one(ctx context.Context, l *loop, t task) {
 	item := e.graph.Nodes[t.node].Item
 	about := e.subject(item)
@@ -130,7 +123,7 @@ func (e *execution) one(ctx context.Context, l *loop, t task) {
 		return
 	}
 	if ok && live == "" && e.spec.PlanOnly {
-		live = types.UID(item.UID) // what it will be nobody knows
+		live = types.UID(item.UID)
 	}
 	if ok && live != "" && item.UID != "" {
 		e.mu.Lock()
@@ -149,7 +142,7 @@ func (e *execution) one(ctx context.Context, l *loop, t task) {
 			e.holdBack(item)
 		}
 	case item.APIGroup == extensionsGroup && item.KindName == "CustomResourceDefinition":
-		if e.outcomes[t.node] != actionConflict { // else the cluster serves what is there, and not this
+		if e.outcomes[t.node] != actionConflict { // else the cluster serves the existing one
 			e.define(t.content)
 		}
 	case !e.spec.PlanOnly && e.hasData(item):
@@ -166,8 +159,7 @@ func (e *execution) one(ctx context.Context, l *loop, t task) {
 	l.done(ctx, t.node)
 }
 
-// decide brings an object about, or only finds out how. It is true if the object is there,
-// or is to be.
+// decide restores an object, or plans it. It reports whether the object exists, or will.
 func (e *execution) decide(ctx context.Context, node int32, item *manifest.Item, about subject, content *unstructured.Unstructured) (types.UID, bool) {
 	k, err := e.kinds.find(item)
 	if err == nil {
@@ -236,7 +228,7 @@ func (e *execution) decide(ctx context.Context, node int32, item *manifest.Item,
 		desired.SetAPIVersion(k.apiVersion())
 	}
 	if refused == actionNone {
-		refused, why = e.refuse(ctx, desired, about) // as a modifier leaves it
+		refused, why = e.refuse(ctx, desired, about)
 	}
 	if refused != actionNone {
 		if live := e.standing(ctx, k, about, desired); refused == actionRefused && live != nil {
@@ -289,12 +281,10 @@ func (e *execution) decide(ctx context.Context, node int32, item *manifest.Item,
 
 const isEqual = "it is there, and equal"
 
-// isOurs reports whether this restore has made an object.
 func (e *execution) isOurs(live *unstructured.Unstructured) bool {
 	return live.GetAnnotations()[object.AnnotationRestoreUID] == string(e.request.Run.UID)
 }
 
-// ownedAs reports whether an object has all owners of another one.
 func ownedAs(live, desired *unstructured.Unstructured) bool {
 	owners := live.GetOwnerReferences()
 	return !slices.ContainsFunc(desired.GetOwnerReferences(), func(wanted metav1.OwnerReference) bool {
@@ -302,7 +292,6 @@ func ownedAs(live, desired *unstructured.Unstructured) bool {
 	})
 }
 
-// bring creates an object, or decides about the one that is there.
 func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, about subject, desired *unstructured.Unstructured, status map[string]any, strict bool) (uid types.UID, a action, reason string, diff json.RawMessage, err error) {
 	look := e.looksFirst(k, about)
 	for range attempts {
@@ -361,7 +350,7 @@ func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, abo
 			}
 		}
 		switch {
-		case live == nil: // gone meanwhile
+		case live == nil:
 			continue
 		case e.spec.VolumesOnly:
 			return live.GetUID(), actionSkip, "only its data is restored", nil, nil
@@ -369,7 +358,7 @@ func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, abo
 			e.holdBack(item)
 			return live.GetUID(), actionError, e.isHalf(item, live), nil, nil
 		case e.isOurs(live):
-			// An attempt before this one may have failed to restore an owner.
+			// An earlier attempt may have failed to restore an owner.
 			if !e.spec.PlanOnly && !ownedAs(live, desired) {
 				if err := e.setOwners(ctx, k, about, desired); err != nil {
 					return "", 0, "", nil, fmt.Errorf("it is there, but its owners could not be set: %w", err)
@@ -385,7 +374,7 @@ func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, abo
 			continue
 		}
 		wanted := desired
-		if live.GetAnnotations()[object.AnnotationRestoreUID] != "" { // it has waited, too
+		if live.GetAnnotations()[object.AnnotationRestoreUID] != "" { // a restore made it, perhaps waiting for data
 			if wanted, err = e.waiting(ctx, k, about, desired); err != nil {
 				return "", 0, "", nil, err
 			}
@@ -419,8 +408,7 @@ func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, abo
 	return "", 0, "", nil, fmt.Errorf("it changes all the time: %d times while it was restored", attempts)
 }
 
-// looksFirst reports whether an object is probably there already, so that looking comes
-// before creating.
+// looksFirst reports whether an object probably exists, so that a read comes before the creation.
 func (e *execution) looksFirst(k *kind, about subject) bool {
 	if e.isBinding(k) {
 		return true
@@ -431,7 +419,7 @@ func (e *execution) looksFirst(k *kind, about subject) bool {
 	return e.spec.PlanOnly || e.spec.VolumesOnly || e.groups[listKey{k.name(), about.namespace}] >= worthListing || e.namespaces.isInhabited(about.namespace)
 }
 
-// look reads an object, by lists if many of its kind are to be restored.
+// look reads an object, by a list if many of its kind are restored.
 func (e *execution) look(ctx context.Context, k *kind, about subject) (*unstructured.Unstructured, error) {
 	if k.promised {
 		return nil, nil
@@ -445,7 +433,7 @@ func (e *execution) look(ctx context.Context, k *kind, about subject) (*unstruct
 	case !apierrors.IsForbidden(err):
 		return live, err
 	case !e.spec.PlanOnly:
-		return nil, nil // whether it is there creating it will tell
+		return nil, nil
 	}
 	if there, unknown := e.seen(ctx, k, about); unknown == nil && there == nil {
 		return nil, nil
@@ -453,7 +441,6 @@ func (e *execution) look(ctx context.Context, k *kind, about subject) (*unstruct
 	return nil, err
 }
 
-// create creates an object, and gives way where the cluster wants something else.
 func (e *execution) create(ctx context.Context, k *kind, about subject, desired *unstructured.Unstructured, strict bool) (*metav1.PartialObjectMetadata, error) {
 	deadline := e.Clock.Now().Add(quotaTimeout)
 	var patience patience
@@ -468,7 +455,7 @@ func (e *execution) create(ctx context.Context, k *kind, about subject, desired 
 		case apierrors.IsConflict(err), apierrors.IsForbidden(err) && strings.Contains(err.Error(), "status unknown for quota"):
 			// The usage of a quota changes, or is not counted yet.
 		case apierrors.IsNotFound(err) && e.isDefined(k.group):
-			// One of several API servers serves the kind already, and another does not.
+			// One of several API servers does not serve the kind yet.
 		case e.yields(k, about, desired, err):
 			continue
 		case apierrors.IsInvalid(err) && k.group == extensionsGroup && strings.Contains(err.Error(), "openAPIV3Schema") && object.Loosen(desired):
@@ -496,8 +483,7 @@ func (e *execution) create(ctx context.Context, k *kind, about subject, desired 
 	}
 }
 
-// carryOut does what was decided about an object that is there. With again it is to be
-// decided anew.
+// carryOut carries out the decision about an existing object. again asks for a new decision.
 func (e *execution) carryOut(ctx context.Context, k *kind, item *manifest.Item, about subject, live *unstructured.Unstructured, d object.Decision) (a action, reason string, diff json.RawMessage, again bool, err error) {
 	switch d.Action {
 	case object.Equal:
@@ -559,8 +545,8 @@ func (e *execution) carryOut(ctx context.Context, k *kind, item *manifest.Item, 
 	return 0, "", nil, true, e.awaitGone(ctx, k, live)
 }
 
-// goesWith is what would be lost with an object of a kind that no restore deletes; empty for
-// all others.
+// goesWith names what would be lost with an object of a kind that no restore deletes, or returns
+// "".
 func goesWith(k *kind) string {
 	switch k.name() {
 	case "persistentvolumeclaims", "persistentvolumes":
@@ -577,7 +563,6 @@ func stays(k *kind, fields []string) string {
 	return fmt.Sprintf("it differs in %s, which can't be changed, and is not deleted, since %s would go with it: do that by hand", listed(fields), goesWith(k))
 }
 
-// awaitGone waits until an object is gone that is being deleted.
 func (e *execution) awaitGone(ctx context.Context, k *kind, live *unstructured.Unstructured) error {
 	timeout := goneTimeout
 	if e.spec.ExistingResourcePolicy == holdfast.ExistingResourceRecreate {
@@ -600,7 +585,7 @@ func (e *execution) awaitGone(ctx context.Context, k *kind, live *unstructured.U
 	}
 }
 
-// explain says what to do about an error, where that is known.
+// explain adds the next step to an error, where it is known.
 func explain(err error, converted bool, item *manifest.Item, k *kind) string {
 	text := err.Error()
 	if converted {
@@ -612,7 +597,6 @@ func explain(err error, converted bool, item *manifest.Item, k *kind) string {
 	return text
 }
 
-// ownersOf finds the owners that an item has now.
 func (e *execution) ownersOf(item *manifest.Item) object.Owners {
 	return func(owner metav1.OwnerReference) (types.UID, bool) {
 		if e.later[[2]string{item.UID, string(owner.UID)}] && !e.mending {
@@ -625,8 +609,8 @@ func (e *execution) ownersOf(item *manifest.Item) object.Owners {
 	}
 }
 
-// findOwners looks for the owners of an object that are not part of the restore: what has
-// their kind and name now owns it.
+// findOwners looks for owners that are not restored: an object with their kind and name becomes the
+// owner.
 func (e *execution) findOwners(ctx context.Context, item *manifest.Item, content *unstructured.Unstructured, about subject) {
 	for _, owner := range content.GetOwnerReferences() {
 		e.mu.Lock()
@@ -652,7 +636,7 @@ func (e *execution) findOwners(ctx context.Context, item *manifest.Item, content
 			}
 		}
 		e.mu.Lock()
-		if e.uids[owner.UID] == "" { // it may have been restored meanwhile
+		if e.uids[owner.UID] == "" {
 			e.uids[owner.UID] = live
 		}
 		e.mu.Unlock()

@@ -23,8 +23,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
 )
 
-// skips says why an object is not restored, or nothing. What is left to the cluster is noted, since
-// the cluster may not have it at the end.
+// skips says why an object is not restored, or returns "". Objects left to the cluster are noted,
+// to check at the end that they exist.
 func (e *execution) skips(ctx context.Context, k *kind, item *manifest.Item, about subject, content *unstructured.Unstructured) (why string, err error) {
 	resource := schema.GroupResource{Group: item.APIGroup, Resource: item.Resource}
 	if item.APIGroup == "apps" && item.KindName == "Deployment" {
@@ -33,7 +33,7 @@ func (e *execution) skips(ctx context.Context, k *kind, item *manifest.Item, abo
 	why = e.rules.Skip(content, resource)
 	switch {
 	case why == object.ForService && item.KindName == "Endpoints" && len(content.GetManagedFields()) == 0:
-		// Only the Service tells whether a person has copied them.
+		// Only the Service tells whether a user has copied them.
 		person, err := e.isWithoutSelector(ctx, item)
 		if err != nil {
 			return "", err
@@ -46,7 +46,7 @@ func (e *execution) skips(ctx context.Context, k *kind, item *manifest.Item, abo
 		if err != nil {
 			return "", fmt.Errorf("find out whether the cluster has it: %w", err)
 		}
-		if live != nil && object.IsBootstrapped(live) || strings.HasPrefix(item.Name, "system:") { // names of Kubernetes
+		if live != nil && object.IsBootstrapped(live) || strings.HasPrefix(item.Name, "system:") {
 			why = object.ByServer
 		}
 	}
@@ -58,7 +58,6 @@ func (e *execution) skips(ctx context.Context, k *kind, item *manifest.Item, abo
 	return why, nil
 }
 
-// itemsByName finds Services and Secrets of the backup by their names.
 type itemsByName struct {
 	once sync.Once
 	of   map[manifest.Reference]*manifest.Item
@@ -76,7 +75,7 @@ func (n *itemsByName) find(items []*manifest.Item, kind, namespace, name string)
 	return n.of[manifest.Reference{KindName: kind, Namespace: namespace, Name: name}]
 }
 
-// isWithoutSelector reports whether the backup has the Service of Endpoints, and that selects no pods.
+// isWithoutSelector reports whether the backup has the Endpoints' Service, without a selector.
 func (e *execution) isWithoutSelector(ctx context.Context, endpoints *manifest.Item) (bool, error) {
 	service := e.byName.find(e.Backup.Items, "Service", endpoints.Namespace, endpoints.Name)
 	if service == nil {
@@ -90,10 +89,8 @@ func (e *execution) isWithoutSelector(ctx context.Context, endpoints *manifest.I
 	return len(selector) == 0, nil
 }
 
-// isOpenShift reports whether the cluster makes Secrets for accounts as OpenShift does.
 func (e *execution) isOpenShift() bool { return e.kinds.serves("image.openshift.io") }
 
-// isRemade reports whether the cluster makes a Secret, which an account of the backup names, anew.
 func (e *execution) isRemade(ctx context.Context, namespace, name string) bool {
 	if !e.isOpenShift() {
 		return false
@@ -106,7 +103,7 @@ func (e *execution) isRemade(ctx context.Context, namespace, name string) bool {
 	return err == nil && object.IsMadeForAccount(content)
 }
 
-// tellOfLeft warns of what was left to the cluster, and is not there at the end.
+// tellOfLeft warns of objects that were left to the cluster and are missing at the end.
 func (e *execution) tellOfLeft(ctx context.Context) error {
 	left := e.left
 	if e.spec.PlanOnly {
@@ -146,7 +143,6 @@ func (e *execution) tellOfLeft(ctx context.Context) error {
 	return nil
 }
 
-// namesOf returns which objects of a kind there are in the namespaces of some.
 func (e *execution) namesOf(ctx context.Context, k *kind, subjects []subject) (map[subject]bool, error) {
 	there, listed := map[subject]bool{}, map[string]bool{}
 	for _, about := range subjects {

@@ -26,7 +26,7 @@ import (
 
 var claimKind = &kind{version: "v1", resource: "persistentvolumeclaims", kind: "PersistentVolumeClaim", namespaced: true}
 
-// run restores, or only plans to. An error means that not everything was tried.
+// run restores, or plans. An error means that not everything was tried.
 func (e *execution) run(ctx context.Context) (err error) {
 	for _, warning := range e.Backup.Warnings {
 		e.report.warn(subject{}, warning)
@@ -102,17 +102,14 @@ func (e *execution) run(ctx context.Context) (err error) {
 	return e.lookAtMade(ctx)
 }
 
-// writesOver reports whether the spec asks to write over data that exists.
 func (e *execution) writesOver() bool {
 	return e.spec.ExistingVolumePolicy == holdfast.ExistingVolumeOverwrite || e.spec.ExistingVolumePolicy == holdfast.ExistingVolumeReplace
 }
 
-// sparesData reports whether data is only written into claims that the restore creates.
 func (e *execution) sparesData() bool { return !e.spec.VolumesOnly && !e.writesOver() }
 
-// spareVolumes refuses the restore if it would write over the data of a claim, or notes the
-// claim as one that keeps its data, as the spec says. A part of the same data that an earlier
-// restore has left is written again.
+// spareVolumes refuses the restore if it would overwrite the data of a claim, or keeps that data,
+// by the spec. A part left by an earlier restore is written again.
 func (e *execution) spareVolumes(ctx context.Context, items []*manifest.Item) error {
 	if !e.sparesData() {
 		return nil
@@ -120,7 +117,7 @@ func (e *execution) spareVolumes(ctx context.Context, items []*manifest.Item) er
 	here := &existing{cluster: e.reader, lists: map[listKey]*listing{}}
 	var reasons []string
 	for _, item := range items {
-		if !e.hasData(item) || e.volumeOf(item).Problem != "" { // then nothing is written
+		if !e.hasData(item) || e.volumeOf(item).Problem != "" {
 			continue
 		}
 		namespace := e.target(item.Namespace)
@@ -152,7 +149,7 @@ func (e *execution) spareVolumes(ctx context.Context, items []*manifest.Item) er
 	return &Refused{Reasons: reasons}
 }
 
-// mend gives objects the owners that came after them, since they go round in a circle.
+// mend sets owners that came after their objects, in circles.
 func (e *execution) mend(ctx context.Context) error {
 	if e.spec.PlanOnly {
 		return nil
@@ -189,8 +186,7 @@ func (e *execution) own(ctx context.Context, item *manifest.Item, about subject)
 	return e.setOwners(ctx, k, about, desired)
 }
 
-// setOwners gives an object that this restore has made the owners of the desired one, if that
-// has any.
+// setOwners sets the owners of the desired object on one that this restore has made.
 func (e *execution) setOwners(ctx context.Context, k *kind, about subject, desired *unstructured.Unstructured) error {
 	owners, found, _ := unstructured.NestedSlice(desired.Object, "metadata", "ownerReferences")
 	if !found {
@@ -214,7 +210,6 @@ func (e *execution) setOwners(ctx context.Context, k *kind, about subject, desir
 	return fmt.Errorf("it changes all the time: %d times while they were set", attempts)
 }
 
-// setStatus gives an object that was created the status that it had.
 func (e *execution) setStatus(ctx context.Context, k *kind, about subject, status map[string]any, uid types.UID) error {
 	if status == nil || !k.status {
 		return nil
@@ -229,7 +224,6 @@ func (e *execution) setStatus(ctx context.Context, k *kind, about subject, statu
 	return nil
 }
 
-// compile makes the rules by which objects change.
 func (e *execution) compile(ctx context.Context, items []*manifest.Item) (*object.Rules, error) {
 	restored := make(map[types.UID]bool, len(items))
 	for _, item := range items {

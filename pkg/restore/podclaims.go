@@ -16,11 +16,11 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
 )
 
-// Kubernetes makes a claim for each generic ephemeral volume of a pod, and deletes it with the
-// pod. Such a claim is not restored beside its pod. The data is written through a pod that the
-// restore creates; a pod that its controller makes anew has another name, and another claim.
+// Kubernetes makes a claim for each generic ephemeral volume of a pod, and deletes both together.
+// The claim is not restored by itself. Its data is written through the pod if the restore creates
+// that; a pod that its controller makes has another name and claim.
 
-// leaveClaimsOfPods decides, before anything is ordered, which claims are left to Kubernetes.
+// leaveClaimsOfPods decides, before the ordering, which claims are left to Kubernetes.
 func (e *execution) leaveClaimsOfPods(items []*manifest.Item) {
 	if e.spec.VolumesOnly || !ptr.Deref(e.spec.RestorePVs, true) {
 		return
@@ -65,7 +65,6 @@ func (e *execution) leaveClaimsOfPods(items []*manifest.Item) {
 	}
 }
 
-// podsOfClaims returns the pods of the backup that own claims, by their uids.
 func (e *execution) podsOfClaims(items []*manifest.Item) map[string]*manifest.Item {
 	owners := map[string]bool{}
 	for _, item := range items {
@@ -87,8 +86,8 @@ func (e *execution) podsOfClaims(items []*manifest.Item) map[string]*manifest.It
 	return pods
 }
 
-// ephemeralOf returns the pod for whose generic ephemeral volume a claim was made, or nil. A
-// claim that its pod names is another thing: nobody makes it anew.
+// ephemeralOf returns the pod whose generic ephemeral volume the claim is for, or nil. A claim that
+// its pod names is not made anew.
 func (e *execution) ephemeralOf(claim *manifest.Item, pods map[string]*manifest.Item) *manifest.Item {
 	if !isClaim(claim) {
 		return nil
@@ -108,7 +107,6 @@ func (e *execution) ephemeralOf(claim *manifest.Item, pods map[string]*manifest.
 	return nil
 }
 
-// makerOf returns the controller of a pod that makes it anew, or nil.
 func makerOf(pod *manifest.Item, chosen map[types.UID]*manifest.Item) *manifest.Item {
 	for _, uid := range pod.OwnerUIDs {
 		if owner := chosen[types.UID(uid)]; owner != nil && slices.Contains(object.PodMakers, owner.KindName) {
@@ -118,7 +116,6 @@ func makerOf(pod *manifest.Item, chosen map[types.UID]*manifest.Item) *manifest.
 	return nil
 }
 
-// asksFor reports whether the spec names an object.
 func (e *execution) asksFor(item *manifest.Item) bool {
 	return slices.ContainsFunc(e.spec.Objects, func(o holdfast.RestoreObject) bool {
 		return o.Namespace == item.Namespace && o.Name == item.Name && (o.Resource == item.Resource || strings.EqualFold(o.Resource, item.KindName))

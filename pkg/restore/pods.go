@@ -21,13 +21,12 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restore/source"
 )
 
-// Volumes without a claim, such as emptyDirs, are filled through the pod that has them, if
-// the restore creates it: it waits for its data before its first container. A pod that its
-// controller makes anew has a new name, and its volumes are empty. A volume that outlives its
-// pod, such as an NFS export, holds what others may use: it is written only if the spec says
-// that existing data is overwritten or replaced.
+// Volumes without a claim, such as emptyDirs, are filled through their pod, if the restore creates
+// it: the pod waits for its data. A pod that its controller makes has empty volumes. A volume that
+// outlives its pod, such as an NFS export, is written only if the spec overwrites or replaces
+// existing data.
 
-// scratchOf are the volumes without a claim of which the backup has the data, of a pod.
+// scratchOf returns a pod's volumes without a claim whose data the backup has.
 func (e *execution) scratchOf(item *manifest.Item) []*source.Volume {
 	if item.APIGroup != "" || item.KindName != "Pod" || !ptr.Deref(e.spec.RestorePVs, true) {
 		return nil
@@ -37,7 +36,6 @@ func (e *execution) scratchOf(item *manifest.Item) []*source.Volume {
 	})
 }
 
-// warnOfEmpty names the volumes of a pod that are empty when its controller makes it anew.
 func (e *execution) warnOfEmpty(item *manifest.Item) {
 	var names []string
 	for _, volume := range e.scratchOf(item) {
@@ -48,8 +46,8 @@ func (e *execution) warnOfEmpty(item *manifest.Item) {
 	}
 }
 
-// waiting is an object as it is created: a pod that is to have data waits for that. It is another
-// one then, since the object may be created again, or be compared with one that did not wait.
+// waiting returns the object to create: a pod with data waits for it. It is a copy, since the
+// original may be compared or created again.
 func (e *execution) waiting(ctx context.Context, k *kind, about subject, desired *unstructured.Unstructured) (*unstructured.Unstructured, error) {
 	if k.group != "" || k.kind != "Pod" || e.Volumes == nil || !ptr.Deref(e.spec.RestorePVs, true) {
 		return desired, nil
@@ -60,14 +58,14 @@ func (e *execution) waiting(ctx context.Context, k *kind, about subject, desired
 	}
 	uid := types.UID(desired.GetAnnotations()[object.AnnotationOriginalUID])
 	data := dataOf(slices.DeleteFunc(slices.Clone(e.scratch[uid]), func(volume *source.Volume) bool {
-		// The data of a pod of another namespace is in the repository of that namespace.
+		// The data of another namespace's pod is in that namespace's repository.
 		if e.target(volume.Pod.Namespace) != desired.GetNamespace() {
 			return true
 		}
 		if e.isSpared(uid, volume.Name) {
 			return true
 		}
-		// What was put into the pod, and is not restored, is put there anew.
+		// A service mesh adds its volumes anew.
 		gone := volumeNamed(volumes, volume.Name) == nil
 		if gone {
 			e.report.warn(about, fmt.Sprintf("the data of its volume %s is not restored: the pod had the volume from a service mesh or an earlier restore, and is restored without", volume.Name))
@@ -81,9 +79,8 @@ func (e *execution) waiting(ctx context.Context, k *kind, about subject, desired
 	return pod, e.Volumes.Hold(ctx, pod, data)
 }
 
-// spareVolumesOf decides which volumes of a pod are not filled, and says so. The pod is as it
-// is created, since a modifier may change the type of a volume. A restore that goes on after a
-// restart decides the same.
+// spareVolumesOf decides which volumes of a pod are not filled, and reports them. The pod is as
+// created, since a modifier may change the type of a volume. It decides the same after a restart.
 func (e *execution) spareVolumesOf(item *manifest.Item, about subject, desired *unstructured.Unstructured) {
 	if e.writesOver() {
 		return
@@ -112,7 +109,6 @@ func (e *execution) isSpared(pod types.UID, volume string) bool {
 	return e.sparedVolumes[types.NamespacedName{Namespace: string(pod), Name: volume}]
 }
 
-// volumeNamed returns a volume of a pod's spec, or nil.
 func volumeNamed(volumes []any, name string) map[string]any {
 	for _, v := range volumes {
 		if volume, _ := v.(map[string]any); volume["name"] == name {
@@ -122,7 +118,6 @@ func volumeNamed(volumes []any, name string) map[string]any {
 	return nil
 }
 
-// typeOf returns the type of a volume, as its field in the pod's spec is called.
 func typeOf(volume map[string]any) string {
 	for _, field := range slices.Sorted(maps.Keys(volume)) {
 		if field != "name" {
@@ -132,7 +127,6 @@ func typeOf(volume map[string]any) string {
 	return "of no type"
 }
 
-// dataOf are the volumes whose data can be restored.
 func dataOf(volumes []*source.Volume) (data []format.Volume) {
 	for _, volume := range volumes {
 		if volume.Problem == "" {
@@ -142,7 +136,6 @@ func dataOf(volumes []*source.Volume) (data []format.Volume) {
 	return data
 }
 
-// fill returns when a pod that this restore has created has its data, and goes on.
 func (e *execution) fill(ctx context.Context, item *manifest.Item, about subject) error {
 	volumes := slices.DeleteFunc(e.scratchOf(item), func(volume *source.Volume) bool { return e.isSpared(types.UID(item.UID), volume.Name) })
 	for _, volume := range volumes {

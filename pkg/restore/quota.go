@@ -14,17 +14,15 @@ import (
 )
 
 const (
-	// recountTimeout is how long a quota may take to count that a pod is gone.
+	// recountTimeout bounds the time until a quota counts that a pod has ended.
 	recountTimeout = 15 * time.Second
-	// quotaInterval is how often it is tried again.
-	quotaInterval = time.Second
+	quotaInterval  = time.Second
 )
 
-// patience is how long a pod is refused for want of room that the pods of this restore itself take,
-// which hold claims and end.
+// patience bounds the retries of a pod that a quota refuses because of this restore's own holding
+// pods.
 type patience struct{ until time.Time }
 
-// makesRoom reports whether a pod that a quota has refused is to be tried again.
 func (p *patience) makesRoom(ctx context.Context, e *execution, k *kind, about subject, refusal error) (bool, error) {
 	if k.name() != podKind.name() || !apierrors.IsForbidden(refusal) || !strings.Contains(refusal.Error(), "exceeded quota") {
 		return false, nil

@@ -18,50 +18,41 @@ import (
 )
 
 const (
-	// maxTexts bounds the texts of each kind in the results. Further ones are counted, and
-	// are in the log.
 	maxTexts = 10_000
-	// maxTextBytes bounds each of them, and maxResultsBytes all of them as JSON, which nobody
-	// reads if it is longer.
+	// maxTextBytes bounds each text, maxResultsBytes all as JSON: a longer file can't be read.
 	maxTextBytes    = 4 << 10
 	maxResultsBytes = format.MaxSideFileBytes / 2
-	// maxPlanBytes bounds the compressed plan of a restore in memory. A line takes some ten
-	// bytes.
+	// maxPlanBytes bounds the compressed plan in memory; a line takes about ten bytes.
 	maxPlanBytes = 16 << 20
 )
 
-// report collects what becomes of a restore: its log, its results and its plan, compressed
-// as they come, and bounded. It is safe for concurrent use.
+// report collects the log, the results and the plan of a restore, bounded. It is safe for
+// concurrent use.
 type report struct {
 	log *runlog.Log
 
-	mu   sync.Mutex
-	plan document
-	// unplanned are the objects that the plan had no room for.
+	mu        sync.Mutex
+	plan      document
 	unplanned int
 
-	results format.Results
-	// room is how many more bytes of JSON these may have.
+	results          format.Results
 	room             int
 	errors, warnings int32
-	// toldErrors and toldWarnings are the first of them, for the restore's status; home is its
+	// toldErrors and toldWarnings are the first ones, for the status; home is the restore's
 	// namespace.
 	toldErrors, toldWarnings format.Told
 	home                     string
 }
 
-// document is compressed as it is written.
 type document struct {
 	bytes.Buffer
-	gzip *gzip.Writer
-	// lines are those that were written.
+	gzip  *gzip.Writer
 	lines int
 }
 
-// subject is what a finding is about, as it is called in the cluster. The zero value is the
-// restore as a whole.
+// subject is the object of a finding, as called in the cluster. The zero value is the whole
+// restore.
 type subject struct {
-	// resource is plural.group.
 	resource, namespace, name string
 }
 
@@ -72,8 +63,8 @@ func (s subject) String() string {
 	return s.resource + " " + s.namespace + "/" + s.name
 }
 
-// toldIn is the namespace whose readers may be told what is about the subject, for a restore whose
-// home is a namespace: they may read of the restore itself, and of the namespace.
+// toldIn returns the namespace whose readers may see findings about the subject, for a restore in
+// home. They may read findings about the restore itself and about that namespace.
 func (s subject) toldIn(home string) string {
 	if s == (subject{}) || s.resource == "namespaces" && s.name == home {
 		return home
@@ -86,26 +77,24 @@ func newReport(log *runlog.Log, namespace, systemNamespace string) *report {
 		log: log, room: maxResultsBytes, home: namespace,
 		toldErrors: format.NewTold(namespace, systemNamespace), toldWarnings: format.NewTold(namespace, systemNamespace),
 	}
-	r.plan.gzip, _ = gzip.NewWriterLevel(&r.plan.Buffer, gzip.BestSpeed) // the level is valid
-	_, _ = r.plan.gzip.Write([]byte(`{"items":[`))                       // a buffer takes everything
+	r.plan.gzip, _ = gzip.NewWriterLevel(&r.plan.Buffer, gzip.BestSpeed)
+	_, _ = r.plan.gzip.Write([]byte(`{"items":[`))
 	return r
 }
 
-// info adds a line to the log.
 func (r *report) info(about subject, text string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.write(slog.LevelInfo, about, text)
 }
 
-// fail records that something that was asked for is not there.
 func (r *report) fail(about subject, text string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.record(&r.results.Errors, &r.errors, &r.toldErrors, slog.LevelError, about, text)
 }
 
-// warn records that something is there, and differs.
+// warn records that an object exists and differs.
 func (r *report) warn(about subject, text string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -113,7 +102,7 @@ func (r *report) warn(about subject, text string) {
 }
 
 func (r *report) record(messages *format.Messages, count *int32, told *format.Told, level slog.Level, about subject, text string) {
-	if len(text) > maxTextBytes { // an answer of the API server can repeat what it refuses
+	if len(text) > maxTextBytes { // an error of the API server can repeat the object
 		text = strings.ToValidUTF8(text[:maxTextBytes], "") + "..."
 	}
 	r.write(level, about, text)
@@ -122,7 +111,7 @@ func (r *report) record(messages *format.Messages, count *int32, told *format.To
 		full = about.String() + ": " + text
 	}
 	told.Add(about.toldIn(r.home), full)
-	encoded, _ := json.Marshal([]string{about.namespace, about.String(), text}) // all strings have JSON
+	encoded, _ := json.Marshal([]string{about.namespace, about.String(), text})
 	if *count++; *count > maxTexts || len(encoded) > r.room {
 		return
 	}
@@ -150,7 +139,6 @@ func (r *report) write(level slog.Level, about subject, text string) {
 	r.log.Write(level, text, slog.String("object", about.String()))
 }
 
-// planned adds an object to the plan.
 func (r *report) planned(entry format.PlannedObject) {
 	line, err := json.Marshal(entry)
 	r.mu.Lock()
@@ -167,21 +155,19 @@ func (r *report) planned(entry format.PlannedObject) {
 	_, _ = r.plan.gzip.Write(append([]byte(separator), line...))
 }
 
-// message is what came of the restore in one line; empty if there are neither errors nor warnings.
 func (r *report) message() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return format.Findings(&r.toldErrors, &r.toldWarnings)
 }
 
-// counts gives the number of errors and warnings so far.
 func (r *report) counts() (errors, warnings int32) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.errors, r.warnings
 }
 
-// end ends log and plan, and gives their compressed content. Nothing may be added after it.
+// end ends log and plan, and returns their compressed content. Nothing may be added after it.
 func (r *report) end() (log, plan []byte) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -189,6 +175,6 @@ func (r *report) end() (log, plan []byte) {
 		r.record(&r.results.Warnings, &r.warnings, &r.toldWarnings, slog.LevelWarn, subject{}, fmt.Sprintf("the plan was too long: %d objects are not in it", r.unplanned))
 	}
 	_, _ = r.plan.gzip.Write([]byte("\n]}\n"))
-	_ = r.plan.gzip.Close() // a buffer takes everything
+	_ = r.plan.gzip.Close()
 	return r.log.End(), r.plan.Bytes()
 }

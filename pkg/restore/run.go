@@ -35,84 +35,68 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
-// DefaultHookTime is how long the hooks of a restore may take in all.
+// DefaultHookTime bounds the hooks of a restore.
 const DefaultHookTime = time.Hour
 
-// DefaultWorkers is how many objects of a restore are written at once.
+// DefaultWorkers is how many objects are written at once.
 const DefaultWorkers = 16
 
-// maxReads is how many single objects are read from the store at once.
 const maxReads = 16
 
-// Request is one restore to execute.
 type Request struct {
-	// Run is the record. It is not changed.
 	Run *engine.RestoreRun
-	// SystemNamespace is where Holdfast's records lie: a restore of any other namespace is a
-	// tenant's.
+	// SystemNamespace has Holdfast's records: a restore of another namespace is a tenant's.
 	SystemNamespace string
 }
 
-// tenant reports whether the restore may do no more than its requester.
+// tenant reports whether the restore is limited to its requester's rights.
 func (r *Request) tenant() bool { return r.Run.Spec.RestoreRef.Namespace != r.SystemNamespace }
 
-// StoreName is the restore's name in the store.
 func (r *Request) StoreName() string {
 	return format.RestoreStoreName(r.Run.Spec.RestoreRef.Namespace, r.Run.Spec.RestoreRef.Name, r.SystemNamespace, r.Run.UID)
 }
 
-// Dependencies are what a restore works with.
 type Dependencies struct {
 	Backup *source.Backup
-	// Writer acts with the rights of the restore: those of its requester, or of the account
-	// for the administrators' restores. It makes requests to the root of the API server.
-	Writer rest.Interface
-	// Reader acts as the controller, to find out what is there.
+	// Writer makes requests to the root of the API server with the restore's rights: its requester's,
+	// or the administrators' account's.
+	Writer    rest.Interface
 	Reader    rest.Interface
 	Discovery Discovery
-	// Allowed asks whether the requester of the restore has a right. Only tenants' restores
-	// ask.
+	// Allowed asks for a right of the requester. Only tenants' restores use it.
 	Allowed func(ctx context.Context, right Right) (bool, error)
 	Volumes Volumes
-	// Succeed gives a namespace that the restore has made the history of the one that it continues;
-	// nil if this restore gives none.
+	// Succeed gives a new namespace the history of the one that it continues. Optional.
 	Succeed func(ctx context.Context, of identity.Succession) error
-	// Hooks runs commands in restored pods; nil if none are to be run.
-	Hooks Hooks
-	// ClusterUID is the uid of this cluster. Volumes of other clusters are not created.
+	Hooks   Hooks
+	// ClusterUID is this cluster's uid. Volumes of other clusters are not created.
 	ClusterUID string
-	// Look bounds how long the restore looks, after its last write, whether what it has made
-	// works. Zero is not at all.
+	// Look bounds the final look at new objects. Zero is none.
 	Look time.Duration
-	// Modifiers is the content of the ConfigMap that the spec names, or nil.
+	// Modifiers is the content of the spec's ConfigMap, or nil.
 	Modifiers map[string]string
 	Clock     clock.PassiveClock
 	Progress  *Progress
-	// Log is that of the restore, which is ended here; others may read it meanwhile. Optional.
-	Log *runlog.Log
-	// HookTime is how long the hooks of pods may take in all. Default an hour.
+	// Log is the restore's log; Run closes it, and others may read it. Optional.
+	Log      *runlog.Log
 	HookTime time.Duration
-	// Continues reports whether a namespace of the backup, which had this uid, or one that it
-	// vouches for, is the one that has its name now. Nil takes all for the same.
+	// Continues reports whether the present namespace is the backup's, which had this uid, or
+	// continues it. Nil takes all for the same.
 	Continues func(ctx context.Context, namespace string, uid types.UID) (bool, error)
-	// Workers is how many objects are written at once. Default 16.
-	Workers int
+	Workers   int
 }
 
-// Right is what somebody may be allowed to do.
 type Right struct {
 	Verb, Group, Resource, Subresource, Namespace, Name string
 }
 
-// Progress is how far a restore is. It is safe for concurrent use.
+// Progress counts the objects of a restore. It is safe for concurrent use.
 type Progress struct {
-	// total are the objects to restore.
 	total atomic.Int64
-	// done are those that are done, by what became of each.
-	done [len(actionNames)]atomic.Int64
+	done  [len(actionNames)]atomic.Int64
 }
 
-// Objects are the counts so far. What a rule leaves out is not to be restored.
+// Objects returns the counts so far, without objects that a rule leaves out.
 func (p *Progress) Objects() holdfast.RestoreProgress {
 	count := func(actions ...action) (sum int64) {
 		for _, a := range actions {
@@ -132,18 +116,16 @@ func (p *Progress) Objects() holdfast.RestoreProgress {
 	return progress
 }
 
-// Refused is why a restore was not begun: nothing was written.
+// Refused says why a restore did not begin: nothing was written.
 type Refused struct{ Reasons []string }
 
 func (r *Refused) Error() string { return strings.Join(r.Reasons, "; ") }
 
-// Run executes a restore and returns when it has ended, or ctx has. What could not be
-// restored is in the results. The error is why not everything was tried: of type Refused if
-// nothing was.
+// Run executes a restore and returns when it or ctx has ended. Objects that failed are in the
+// results. An error says why not everything was tried; Refused, that nothing was.
 //
-// It may be called again for the same restore, by any process, also while another one has
-// not noticed yet that it leads no more. Each object is created at most once, since its name
-// is taken then, and that it was by this restore is written on it.
+// It may be called again for the same restore, by any process, also while another one still works.
+// Each object is created at most once: its name is taken then, and it carries the restore's uid.
 func Run(ctx context.Context, request Request, deps Dependencies) *Ended {
 	e := newExecution(ctx, request, deps)
 	err := e.contain(func() error { return e.run(ctx) })
@@ -153,94 +135,76 @@ func Run(ctx context.Context, request Request, deps Dependencies) *Ended {
 	return e.end(err)
 }
 
-// Fail ends a restore that can't be begun, or not be gone on with.
+// Fail ends a restore that can't begin or continue.
 func Fail(ctx context.Context, request Request, clock clock.PassiveClock, reason error) *Ended {
 	return newExecution(ctx, request, Dependencies{Clock: clock}).end(reason)
 }
 
-// execution is one restore under way.
 type execution struct {
 	Dependencies
-	request Request
-	spec    *holdfast.RestoreSpec
-	logger  klog.Logger
-	report  *report
-	writer  *cluster
-	reader  *cluster
-	kinds   *kinds
-	rules   *object.Rules
-	// called are what the resources of the backup may be called.
-	called selection.Called
-	// modifiers are those that the spec names, or nil.
+	request   Request
+	spec      *holdfast.RestoreSpec
+	logger    klog.Logger
+	report    *report
+	writer    *cluster
+	reader    *cluster
+	kinds     *kinds
+	rules     *object.Rules
+	called    selection.Called
 	modifiers *object.Modifiers
-	// later are the owners that come after what they own, by the uids of both in the backup;
-	// mending is set when they are added.
+	// later are owners that come after what they own, by both uids in the backup; mending is true
+	// when they are set.
 	later   map[[2]string]bool
 	mending bool
 	here    *existing
 
-	// volumes are those of the backup, by the claims there.
 	volumes map[types.NamespacedName]*source.Volume
-	// scratch are those without a claim, by the uids that their pods had.
-	scratch map[types.UID][]*source.Volume
-	graph   *graph.Graph
-	// outcomes are, by node, what became of its object.
-	outcomes []action
-	// groups counts the items of each kind in each namespace.
-	groups     map[listKey]int
-	namespaces namespaces
-	unknown    unknownFields
-	webhooks   webhooks
-	// heldIn are the namespaces in which pods of this restore hold claims.
-	heldIn sync.Map
-	// templates are the digests of the pod templates of Deployments, by their uids.
-	templates sync.Map
-	// byName finds Services and Secrets of the backup.
-	byName itemsByName
-	// left are the objects that are left to the cluster, by their kinds.
-	left map[*kind][]subject
-	// ownNamespaces are those that this restore has made.
+	// scratch are volumes without a claim, by the pod's uid in the backup.
+	scratch       map[types.UID][]*source.Volume
+	graph         *graph.Graph
+	outcomes      []action
+	groups        map[listKey]int
+	namespaces    namespaces
+	unknown       unknownFields
+	webhooks      webhooks
+	heldIn        sync.Map
+	templates     sync.Map
+	byName        itemsByName
+	left          map[*kind][]subject
 	ownNamespaces ownNamespaces
-	// restored are the items to restore, by their uids.
-	restored map[types.UID]bool
-	// named are the items that a tenant's restore asks for by name, or whose kind it asks for.
+	restored      map[types.UID]bool
+	// named are items that a tenant's restore asks for by name or kind.
 	named            map[*manifest.Item]bool
 	forbiddenObjects forbiddenObjects
 	accounts         onces
 	rights           sync.Map
-	// byUID are the items by their uids, users by the claims that they use, and suspects, which may
-	// use any, by their namespaces, once index is made: only a restore that misses data, or has
-	// hooks in pods of Deployments, needs them.
+	// byUID are the items by uid, users by the claims they use, and suspects, which may use any, by
+	// namespace. index makes them when needed.
 	index sync.Once
 	byUID map[string]*manifest.Item
 	users map[manifest.Reference][]*manifest.Item
 
 	suspects map[string][]*manifest.Item
 	hooks    *podHooks
-	// reads bounds how many pods are read at once to restore the data of their claims.
-	reads chan struct{}
+	reads    chan struct{}
 
 	mu sync.Mutex
-	// uids are those of the objects that are there, by what they were in the backup; "" for
-	// an owner that is not.
+	// uids maps uids of the backup to the cluster's; "" is an owner that does not exist.
 	uids map[types.UID]types.UID
-	// made are those, by their uids in the backup, that this restore has made.
 	made map[types.UID]bool
-	// definitions are the versions of the kinds that this restore has brought, by the names of
-	// their definitions, and defined their groups.
+	// definitions are the versions of restored kinds by definition, and defined their groups.
 	definitions map[string][]string
 	defined     map[string]bool
-	// ofPods are the claims that Kubernetes makes for pods, and why each is left to it.
+	// ofPods are claims left to Kubernetes, with the reason.
 	ofPods map[*manifest.Item]string
-	// kept are the claims, by their names in the backup, that go on naming their volume.
+	// kept are claims, by name in the backup, that keep their volume.
 	kept map[types.NamespacedName]bool
-	// keepsData are claims that exist, whose data stays as it is. Read only once objects are
-	// restored.
+	// keepsData are existing claims whose data stays. It doesn't change once objects are restored.
 	keepsData map[*manifest.Item]bool
-	// sparedVolumes are volumes without a claim that are not filled, by the uid that their pod
-	// had and their name.
+	// sparedVolumes are volumes without a claim that are not filled, by the pod's uid in the backup
+	// and name.
 	sparedVolumes map[types.NamespacedName]bool
-	// held are the items that use a claim whose data is missing, which is named.
+	// held are items that use a claim without data, with its name.
 	held map[*manifest.Item]string
 }
 
@@ -284,8 +248,7 @@ func newExecution(ctx context.Context, request Request, deps Dependencies) *exec
 	return e
 }
 
-// contain turns a panic into an error: what goes wrong in one restore must not end the
-// process, and with it all others that run.
+// contain turns a panic into an error: a failure in one restore must not end the others.
 func (e *execution) contain(do func() error) (err error) {
 	defer func() {
 		if reason := recover(); reason != nil {
@@ -296,26 +259,25 @@ func (e *execution) contain(do func() error) (err error) {
 	return do()
 }
 
-// task is an object to restore.
 type task struct {
 	node    int32
 	content *unstructured.Unstructured
 }
 
-// loop walks along the graph. Each object is released when those before it are done: there,
-// or given up. Objects are read as the tarball has them, all that are released in one go.
+// loop walks along the graph. An object is released when its predecessors are done or given up.
+// Released objects are read together, in the order of the tarball.
 type loop struct {
 	e     *execution
 	tasks chan task
-	// waits are those that go on without a worker.
+	// waits go on without a worker.
 	waits sync.WaitGroup
 
 	mu       sync.Mutex
 	changed  chan struct{}
 	progress *graph.Progress
 	ready    []int32
-	// busy counts the nodes that are ready or worked on, and again are those that are tried once
-	// more when there are none. Passed are those of them that nothing waits for any more.
+	// busy counts nodes that are ready or being worked on. again are nodes to retry when busy is
+	// zero; passed are nodes in again that hold no successor.
 	busy   int
 	again  []int32
 	passed map[int32]bool
@@ -351,7 +313,6 @@ func (e *execution) restoreAll(ctx context.Context) error {
 	return err
 }
 
-// release has nodes restored, or waited for.
 func (l *loop) release(ctx context.Context, nodes []int32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -370,7 +331,6 @@ func (l *loop) release(ctx context.Context, nodes []int32) {
 	}
 }
 
-// wait goes on with a node when what it waits for has come true, or will not.
 func (l *loop) wait(ctx context.Context, i int32, item *manifest.Item, until func(context.Context) error) {
 	l.waits.Go(func() {
 		if err := l.e.contain(func() error { return until(ctx) }); err != nil && ctx.Err() == nil {
@@ -395,8 +355,7 @@ func (l *loop) done(ctx context.Context, i int32) {
 	l.release(ctx, released)
 }
 
-// postpone has a node tried once more when nothing else is left to do. With hold, what comes after it
-// waits for that.
+// postpone retries a node when nothing else is left. With hold its successors wait for it.
 func (l *loop) postpone(ctx context.Context, i int32, hold bool) {
 	l.mu.Lock()
 	l.busy--
@@ -410,7 +369,6 @@ func (l *loop) postpone(ctx context.Context, i int32, hold bool) {
 	l.release(ctx, released)
 }
 
-// take gives what is ready; none when all is done.
 func (l *loop) take(ctx context.Context) ([]int32, error) {
 	for {
 		l.mu.Lock()
@@ -433,13 +391,12 @@ func (l *loop) take(ctx context.Context) ([]int32, error) {
 	}
 }
 
-// readTimeout is how long the store may fail to give even one object.
+// readTimeout bounds the time in which the store returns no object.
 const readTimeout = 10 * time.Minute
 
-// feed reads objects and hands them to the workers, until all is done.
 func (l *loop) feed(ctx context.Context) error {
 	failures := 0
-	var since time.Time // the first of them
+	var since time.Time
 	var waiting *waits.Wait
 	defer func() { waiting.End() }()
 	for {
@@ -493,23 +450,23 @@ func (l *loop) feed(ctx context.Context) error {
 			return err
 		}
 		l.mu.Lock()
-		l.busy -= len(wanted) // they are released anew
+		l.busy -= len(wanted)
 		l.mu.Unlock()
 		l.release(ctx, slices.Sorted(maps.Values(wanted)))
 	}
 }
 
-// Ended is how a restore ended, and what is to be stored of it.
+// Ended is the end of a restore, and what is stored of it.
 type Ended struct {
 	Status holdfast.RestoreStatus
-	// Refused, or why not everything was tried, or nil.
+	// Err is Refused, or says why not everything was tried, or is nil.
 	Err error
-	// Digests are those of its objects in the store, by the last segments of their keys, once it
-	// is stored: SHA-256 in hexadecimal.
+	// Digests are the SHA-256 of its stored objects in hexadecimal, by the last segments of their
+	// keys.
 	Digests map[string]string
-	// Replaced says what was in the store instead of the end, and was overwritten; mostly empty.
+	// Replaced describes a foreign end in the store that was overwritten; mostly empty.
 	Replaced string
-	// files are the content of the objects in the store, but for that of the metadata.
+	// files are the objects to store, except the metadata.
 	files []file
 	name  string
 }

@@ -14,9 +14,9 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
 )
 
-// shared is what an object is to become that is there, outside of the namespaces which this restore
-// maps, and serves one of them: the copy of that must not take it away. Single is where it stays as
-// it is for that reason.
+// shared returns the desired content of an existing object outside the mapped namespaces that
+// serves one of them: the copy must not take it away. single lists the fields that stay for this
+// reason.
 func (e *execution) shared(ctx context.Context, item *manifest.Item, live, desired *unstructured.Unstructured) (wanted *unstructured.Unstructured, single []string, err error) {
 	resource := schema.GroupResource{Group: item.APIGroup, Resource: item.Resource}
 	if e.target(item.Namespace) != item.Namespace || !e.rules.Names(live, resource) {
@@ -35,7 +35,6 @@ func (e *execution) shared(ctx context.Context, item *manifest.Item, live, desir
 	return wanted, single, nil
 }
 
-// tellSingle warns of an object that goes on serving the namespace of the backup alone.
 func (e *execution) tellSingle(about subject, single []string) {
 	if len(single) > 0 {
 		e.report.warn(about, fmt.Sprintf("it is there, and serves the namespace of the backup, at %s: it stays so, and does not serve the one that is restored: create one under another name for that", listed(single)))

@@ -19,32 +19,26 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Store is what this package needs of a location to tell how a restore ended.
 type Store interface {
 	Create(ctx context.Context, key string, data []byte) error
 	Put(ctx context.Context, key string, data []byte) error
 	Get(ctx context.Context, key string) (io.ReadCloser, error)
 }
 
-// Cancelled makes a restore that was stopped one that was cancelled.
 func (e *Ended) Cancelled(reason string) {
 	e.Status.Phase, e.Status.FailureReason = holdfast.RestorePhaseCancelled, reason
 }
 
-// Store writes what is to be told of a restore, and that it has ended last, by a conditional
-// write: of two processes that have executed it, one's word stands, and the other's status
-// becomes that. It may be called again. Keys are the public keys with which the cluster signs,
-// and has signed.
+// Store writes the files of a restore, and last its end by a conditional write. Of two processes
+// that executed it, the first end stands, and the other takes its status. It may be called again.
+// keys are the cluster's present and earlier public keys.
 //
-// That word names the files by their digests. A write of the other process that arrives after it
-// makes a file unreadable, as one of somebody else does: it must have been on its way when its
-// process lost the lead, and have taken longer than the rest of the restore.
-//
-// What else is found in the word's place is nobody's word of this restore, and is overwritten;
-// Replaced says so then. Of two processes that do so the later one's word stands.
+// The end names the files by digest. A late write of the other process, or a foreign one, makes a
+// file unreadable. An object at the end's key that is not signed for this restore is overwritten,
+// and Replaced says so.
 func (e *Ended) Store(ctx context.Context, to Store, restore *holdfast.Restore, cluster format.Cluster, keys []string) error {
-	// Until the metadata is there nobody reads these. Two processes that both write them have
-	// found the same cluster, and each file is whole.
+	// Without metadata nothing is read. Two processes have found the same cluster, and each file is
+	// whole.
 	found, err := e.stored(ctx, to, restore, cluster, keys)
 	if err != nil || found.ours {
 		return err
@@ -82,7 +76,7 @@ func (e *Ended) Store(ctx context.Context, to Store, restore *holdfast.Restore, 
 			return fmt.Errorf("%s: somebody writes and removes it: see who writes to the store", key)
 		}
 	}
-	if !bytes.Equal(found.data, metadata) { // else it can't be signed, and is this
+	if !bytes.Equal(found.data, metadata) {
 		if err := to.Put(ctx, key, metadata); err != nil {
 			return err
 		}
@@ -100,19 +94,18 @@ func (e *Ended) setDigests(contents format.Contents) {
 	}
 }
 
-// maxReasonBytes bounds what is told of what others have written: an event has 1024 bytes.
+// maxReasonBytes bounds foreign text: an event has 1024 bytes.
 const maxReasonBytes = 400
 
-// word is what lies where the end of a restore is stored. It is the zero value if nothing does.
+// word is the object at the end's key, or the zero value.
 type word struct {
-	// ours is true if it is of this restore, as this cluster has signed it.
 	ours bool
-	// reason says why it is not, and data is what was read then.
+	// reason says why it is not, and data is its content.
 	reason string
 	data   []byte
 }
 
-// stored takes the status that is stored, if one is that can be believed.
+// stored takes over the stored status, if it can be believed.
 func (e *Ended) stored(ctx context.Context, from Store, of *holdfast.Restore, cluster format.Cluster, keys []string) (word, error) {
 	content, err := from.Get(ctx, format.RestoreMetadataKey(e.name))
 	if errors.Is(err, store.ErrNotFound) {
@@ -142,10 +135,8 @@ func (e *Ended) stored(ctx context.Context, from Store, of *holdfast.Restore, cl
 	return word{ours: true}, nil
 }
 
-// became are the words that a resource list has for what became of an object.
 var became = [...]string{actionCreate: "created", actionUpdate: "updated", actionRecreate: "created", actionSkip: "skipped", actionLeave: "skipped", actionConflict: "skipped", actionForbidden: "skipped", actionRefused: "failed", actionError: "failed"}
 
-// resourceList is the content of the list of what became of each object.
 func (e *execution) resourceList() []byte {
 	list := format.ResourceList{}
 	if e.graph != nil && !e.spec.PlanOnly {
@@ -164,18 +155,16 @@ func (e *execution) resourceList() []byte {
 		e.report.warn(subject{}, fmt.Sprintf("the list of what became of each object has no room for %d of them: see the plan and the log", left))
 	}
 	var content bytes.Buffer
-	_ = format.WriteResourceList(&content, list) // it has room, and a buffer takes everything
+	_ = format.WriteResourceList(&content, list)
 	return content.Bytes()
 }
 
-// maxListBytes bounds the list as JSON: a longer one nobody reads.
+// maxListBytes bounds the list as JSON: a longer one can't be read.
 const maxListBytes = format.MaxSideFileBytes - 1<<10
 
-// shorten leaves out of a list what has no room in so many bytes of JSON, and reports how many
-// names that were.
 func shorten(list format.ResourceList, most int) (left int) {
 	length := func(text string) int {
-		encoded, _ := json.Marshal(text) // every string has JSON
+		encoded, _ := json.Marshal(text)
 		return len(encoded)
 	}
 	size := len("{}\n")
@@ -197,6 +186,6 @@ func shorten(list format.ResourceList, most int) (left int) {
 
 func (e *execution) results() []byte {
 	var content bytes.Buffer
-	_ = format.WriteResults(&content, e.report.results) // report keeps no more than has room
+	_ = format.WriteResults(&content, e.report.results)
 	return content.Bytes()
 }

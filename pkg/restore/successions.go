@@ -13,12 +13,10 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/identity"
 )
 
-// succeedTimeout is how long it may take to record that a namespace continues another one.
 const succeedTimeout = 20 * time.Second
 
-// succeed gives a namespace that this restore has made the history of the one that it continues:
-// the one of its name that is in the backup. A namespace that another one is mapped to is a copy,
-// and continues none.
+// succeed gives a new namespace the history of the backup's namespace of that name. A namespace
+// that another is mapped to continues none.
 func (e *execution) succeed(ctx context.Context, name string, former, uid types.UID) {
 	if e.Succeed == nil || e.spec.PlanOnly || former == "" || former == uid || e.isCopy(name) {
 		return
@@ -34,7 +32,6 @@ func (e *execution) succeed(ctx context.Context, name string, former, uid types.
 	}
 }
 
-// isCopy reports whether another namespace of the backup is restored into one.
 func (e *execution) isCopy(name string) bool {
 	for from, to := range e.spec.NamespaceMapping {
 		if to == name && from != name {
@@ -44,7 +41,7 @@ func (e *execution) isCopy(name string) bool {
 	return false
 }
 
-// former is the uid of a namespace when the backup was made; empty if the backup does not say.
+// former returns the uid of a namespace in the backup, or "".
 func (e *execution) former(name string) types.UID {
 	for _, item := range e.Backup.Items {
 		if isNamespace(item) && item.Name == name {

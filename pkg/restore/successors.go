@@ -12,7 +12,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 )
 
-// successors are what has come after kinds that Kubernetes has removed.
+// successors replace kinds that Kubernetes has removed.
 var successors = map[schema.GroupKind]string{
 	{Group: "extensions", Kind: "Deployment"}:                                           "apps/v1 Deployment",
 	{Group: "extensions", Kind: "DaemonSet"}:                                            "apps/v1 DaemonSet",
@@ -38,7 +38,6 @@ var successors = map[schema.GroupKind]string{
 
 const podSecurity = "Pod Security admission: the label pod-security.kubernetes.io/enforce of namespaces"
 
-// notServed says of an item whose kind the cluster does not serve what to do.
 func notServed(item *manifest.Item) error {
 	gk := schema.GroupKind{Group: item.APIGroup, Kind: item.KindName}
 	switch successor := successors[gk]; {
@@ -50,8 +49,8 @@ func notServed(item *manifest.Item) error {
 	return fmt.Errorf("the cluster does not serve %s: install what defines it, and restore this again", item.GroupKind())
 }
 
-// rescoped says how the scope of an item's kind is another one than in the backup; nil if it is the
-// same. Written as it is, an object would come to where others of its name from other namespaces do.
+// rescoped returns an error if the kind has another scope than in the backup: objects of several
+// namespaces would collide.
 func rescoped(item *manifest.Item, k *kind) error {
 	switch {
 	case k.namespaced == (item.Namespace != ""):

@@ -17,9 +17,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// What a tenant's restore does not write, whatever its requester may do: the rights of
-// Kubernetes see the verb and the kind of an object, and in these the power lies in the
-// content. docs/security.md lists them; change both.
+// Reasons why a tenant's restore does not write an object, even if its requester could: a right
+// covers the verb and the kind, and here the power is in the content. docs/security.md lists them;
+// change both.
 const (
 	refusedVolume   = "a tenant's restore brings no persistent volume back: the claim gets a new one"
 	refusedToken    = "a tenant's restore brings no token of a ServiceAccount back: it would be a credential made for whoever restores; have a new one made"
@@ -28,7 +28,6 @@ const (
 	refusedAccount  = "its pods would run as the ServiceAccount %s, and the requester of the restore may not impersonate that"
 )
 
-// podSpecs are where kinds have the spec of pods.
 var podSpecs = map[schema.GroupKind][]string{
 	{Kind: "Pod"}:                               {"spec"},
 	{Kind: "PodTemplate"}:                       {"template", "spec"},
@@ -42,7 +41,7 @@ var podSpecs = map[schema.GroupKind][]string{
 	{Group: "apps", Kind: "ControllerRevision"}: {"data", "spec", "template", "spec"},
 }
 
-// refuse says what a tenant's restore leaves out by rule; actionNone if it may try.
+// refuse says what a tenant's restore leaves out by rule, or actionNone.
 func (e *execution) refuse(ctx context.Context, content *unstructured.Unstructured, about subject) (action, string) {
 	if !e.request.tenant() {
 		return actionNone, ""
@@ -68,7 +67,7 @@ func (e *execution) refusePods(ctx context.Context, content *unstructured.Unstru
 	found, _, _ := unstructured.NestedMap(content.Object, path...)
 	var spec struct {
 		ServiceAccountName string `json:"serviceAccountName"`
-		ServiceAccount     string `json:"serviceAccount"` // means the same
+		ServiceAccount     string `json:"serviceAccount"`
 		Volumes            []struct {
 			HostPath *json.RawMessage `json:"hostPath"`
 		} `json:"volumes"`
@@ -109,9 +108,8 @@ func (e *execution) allowed(ctx context.Context, right Right) (bool, error) {
 	return allowed, nil
 }
 
-// authorize makes sure that the requester of a tenant's restore may restore from and to all
-// the namespaces that it takes, which exist. The API server has asked that when the restore
-// was created; it may have waited long since.
+// authorize checks the requester's rights in all namespaces that the restore reads and writes. The
+// API server has checked them at the creation, which may be long ago.
 func (e *execution) authorize(ctx context.Context) error {
 	if !e.request.tenant() {
 		return nil
@@ -153,7 +151,7 @@ func (e *execution) authorize(ctx context.Context) error {
 		if e.target(namespace) == namespace {
 			continue
 		}
-		// Whoever may read the other namespace sees what was in this one.
+		// Readers of the other namespace would see this one's content.
 		allowed, err := e.allowed(ctx, Right{Verb: "get", Resource: "secrets", Namespace: namespace})
 		if err != nil {
 			return err
@@ -178,9 +176,9 @@ func (e *execution) authorize(ctx context.Context) error {
 	return nil
 }
 
-// formerOwners says which namespaces of the backup are others than those that have their names
-// now: a right in one is no right to what another one held. The restore's own has been compared
-// when the backup was listed, and is again.
+// formerOwners returns the namespaces of the backup that are not the present ones of their names: a
+// right in one gives no right to the other's content. The restore's own was compared when the
+// backup was listed.
 func (e *execution) formerOwners(ctx context.Context, from map[string]bool) (reasons []string, err error) {
 	if e.Continues == nil {
 		return nil, nil

@@ -26,12 +26,11 @@ import (
 )
 
 const (
-	// terminatingTimeout is how long a namespace may take to be gone that is being deleted.
 	terminatingTimeout = 2 * time.Minute
-	// accountTimeout is how long a new namespace may be without the ServiceAccount default.
+	// accountTimeout bounds the time until a new namespace has the ServiceAccount default.
 	accountTimeout = 30 * time.Second
-	// endpointsTimeout is how long the Service behind a webhook or an aggregated API may be
-	// without an endpoint.
+	// endpointsTimeout bounds the time until the Service of a webhook or an aggregated API has an
+	// endpoint.
 	endpointsTimeout = 2 * time.Minute
 	pollInterval     = 500 * time.Millisecond
 )
@@ -42,7 +41,7 @@ var (
 	slicesKind    = &kind{group: "discovery.k8s.io", version: "v1", resource: "endpointslices", kind: "EndpointSlice", namespaced: true}
 )
 
-// onces are waits that are made once each, and whose outcome stands.
+// onces are waits that run once each, and keep their result.
 type onces struct {
 	mu    sync.Mutex
 	known map[string]*onceWait
@@ -74,17 +73,15 @@ func (o *onces) started(key string) bool {
 	return o.known[key] != nil
 }
 
-// namespaces are those that the restore writes to. Each is looked at once, and waited for
-// once if it is being deleted.
+// namespaces are the restore's targets. Each is looked at once, and waited for once if it is being
+// deleted.
 type namespaces struct {
 	onces
 	mu sync.Mutex
-	// new are those that this attempt has found absent; full those that were seen to hold
-	// objects of the backup.
+	// new were missing at the first look; full hold objects of the backup.
 	new, full map[string]bool
 }
 
-// fresh reports whether a namespace was not there before this attempt.
 func (n *namespaces) fresh(name string) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -107,7 +104,7 @@ func (n *namespaces) inhabited(name string) {
 	delete(n.new, name)
 }
 
-// await returns when the namespace of an object is there, or, for a namespace, when none of
+// await returns when the namespace of an object exists. For a namespace, it returns when none of
 // its name is being deleted.
 func (n *namespaces) await(ctx context.Context, e *execution, item *manifest.Item, about subject) error {
 	switch {
@@ -123,7 +120,7 @@ func (n *namespaces) await(ctx context.Context, e *execution, item *manifest.Ite
 	return err
 }
 
-// settled waits until a namespace is not being deleted, and returns it, or nil if there is none.
+// settled waits for the end of a namespace's deletion, and returns the namespace, or nil.
 func (n *namespaces) settled(ctx context.Context, e *execution, name string) (*unstructured.Unstructured, error) {
 	var waiting *waits.Wait
 	defer func() { waiting.End() }()
@@ -155,7 +152,6 @@ func (n *namespaces) settled(ctx context.Context, e *execution, name string) (*u
 	}
 }
 
-// whyThere says what keeps a namespace that is being deleted, as its conditions have it.
 func whyThere(namespace *unstructured.Unstructured) string {
 	conditions, _, _ := unstructured.NestedSlice(namespace.Object, "status", "conditions")
 	for _, c := range conditions {
@@ -167,9 +163,8 @@ func whyThere(namespace *unstructured.Unstructured) string {
 	return ""
 }
 
-// ensure makes a namespace that is not part of the restore.
 func (n *namespaces) ensure(ctx context.Context, e *execution, name string) error {
-	if n.started("/" + name) { // it is part of the restore, and came before
+	if n.started("/" + name) {
 		return n.do("/"+name, nil)
 	}
 	there, err := n.settled(ctx, e, name)
@@ -177,7 +172,7 @@ func (n *namespaces) ensure(ctx context.Context, e *execution, name string) erro
 	case err != nil:
 		return err
 	case there != nil:
-		if e.isOurs(there) { // an attempt before this one has made it
+		if e.isOurs(there) {
 			e.succeed(ctx, name, e.former(name), there.GetUID())
 		}
 		return nil
@@ -197,7 +192,7 @@ func (n *namespaces) ensure(ctx context.Context, e *execution, name string) erro
 		e.succeed(ctx, name, e.former(name), created.UID)
 	case !apierrors.IsAlreadyExists(err):
 		return fmt.Errorf("create the namespace %s: %w", name, err)
-	default: // somebody else has made it, or the answer to an attempt was lost
+	default: // another client created it, or an answer was lost
 		if there, err = n.settled(ctx, e, name); err != nil {
 			return err
 		}
@@ -209,8 +204,7 @@ func (n *namespaces) ensure(ctx context.Context, e *execution, name string) erro
 	return nil
 }
 
-// awaitAccount waits until pods can be created in a namespace, which takes its default
-// account.
+// awaitAccount waits until a namespace has its default account, which pods need.
 func (e *execution) awaitAccount(ctx context.Context, namespace string) error {
 	waiting := waits.For(ctx, namespace, fmt.Sprintf("the ServiceAccount default in %s, without which no pod can be created", namespace))
 	defer waiting.End()
@@ -220,7 +214,7 @@ func (e *execution) awaitAccount(ctx context.Context, namespace string) error {
 			return fmt.Errorf("find the ServiceAccount default: %w", err)
 		}
 		if len(page) > 0 || e.Clock.Now().After(deadline) {
-			return nil // creating a pod says what is missing
+			return nil // creating a pod reports what is missing
 		}
 		if err := sleep(ctx, pollInterval); err != nil {
 			return err
@@ -228,7 +222,7 @@ func (e *execution) awaitAccount(ctx context.Context, namespace string) error {
 	}
 }
 
-// await waits for what a node stands for.
+// await waits for the event of a node.
 func (e *execution) await(ctx context.Context, node *graph.Node) error {
 	if e.spec.PlanOnly {
 		return nil
@@ -249,7 +243,7 @@ func (e *execution) await(ctx context.Context, node *graph.Node) error {
 	return nil
 }
 
-// define notes what a definition, which is there, has the cluster serve.
+// define notes which kinds a definition makes the cluster serve.
 func (e *execution) define(content *unstructured.Unstructured) {
 	if e.spec.PlanOnly {
 		e.kinds.promise(content)
@@ -268,7 +262,6 @@ func (e *execution) isDefined(group string) bool {
 	return e.defined[group]
 }
 
-// awaitServed waits until the versions of a definition are served.
 func (e *execution) awaitServed(ctx context.Context, name string) error {
 	e.mu.Lock()
 	versions := e.definitions[name]

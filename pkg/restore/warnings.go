@@ -10,20 +10,19 @@ import (
 	"sync"
 )
 
-// maxUnknown bounds the objects of a kind that have warnings of fields that the server dropped.
-// Those of further ones are in the log.
+// maxUnknown bounds the objects of a kind with a warning about dropped fields; the log has the
+// others.
 const maxUnknown = 100
 
-// unknownFields tells of fields that the server does not know and has dropped, once for each object.
+// unknownFields reports fields that the server has dropped, once for each object.
 type unknownFields struct {
-	mu sync.Mutex
-	// told are the objects that have a warning, and count how many of each kind there are.
+	mu    sync.Mutex
 	told  map[subject]bool
 	count map[string]int
 }
 
-// tell returns a function that takes the server's warnings about an object. Warnings of unknown
-// fields are reported. Warnings of deprecated versions are dropped, and all others are logged.
+// tell returns a function for the server's warnings. Unknown fields are reported, deprecated
+// versions dropped, all others logged.
 func (u *unknownFields) tell(report *report) func(about subject, warnings []string) {
 	return func(about subject, warnings []string) {
 		var fields []string

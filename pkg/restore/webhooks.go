@@ -19,18 +19,16 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
-// webhookTimeout is how long a webhook that does not answer is waited for when it is met, and
-// webhookEndTimeout once more at the end: its pods may have come back with the restore, and take their
-// time to start. webhookInterval is how often it is tried.
+// webhookTimeout bounds the wait for a silent webhook, and webhookEndTimeout the last wait at the
+// end: its pods may have been restored. webhookInterval is the retry interval.
 var webhookTimeout, webhookEndTimeout, webhookInterval = 30 * time.Second, endpointsTimeout, 500 * time.Millisecond
 
-// deniedEndTimeout is how long all that admission has denied is tried again at the end, together: what it
-// looks at has just come back, and admission hears of that a little later.
+// deniedEndTimeout bounds the last retries of everything that admission has denied: its own inputs
+// may have just been restored.
 var deniedEndTimeout = 3 * time.Second
 
 var webhookName = regexp.MustCompile(`failed calling webhook "([^"]*)"|conversion webhook for (\S+) failed`)
 
-// unanswered is the name of the webhook that an answer says did not answer, or "".
 func unanswered(err error) string {
 	var answer apierrors.APIStatus
 	if !errors.As(err, &answer) || answer.Status().Code != http.StatusInternalServerError {
@@ -43,19 +41,18 @@ func unanswered(err error) string {
 	return found[1] + found[2]
 }
 
-// webhooks are those that do not answer, and what admission has denied. Each is waited for once, by all
-// that meet it.
+// webhooks has the silent webhooks and denied objects. Each webhook is waited for once, by all
+// objects.
 type webhooks struct {
 	mu    sync.Mutex
 	until map[string]time.Time
-	// postponed are the nodes of what they refused, and last is set when these are tried for the
-	// last time.
+	// postponed are the refused nodes; last is true in the last retry.
 	postponed map[int32]bool
 	last      bool
 }
 
-// await waits a moment if an answer is that a webhook did not answer, or at the end that admission has
-// denied an object. It reports whether to try again.
+// await waits a moment if a webhook did not answer, or, at the end, if admission denied an object.
+// It reports whether to try again.
 func (w *webhooks) await(ctx context.Context, now func() time.Time, err error) bool {
 	name := unanswered(err)
 	what, timeout := fmt.Sprintf("the webhook %s, which does not answer", name), webhookTimeout
@@ -86,15 +83,14 @@ func (w *webhooks) await(ctx context.Context, now func() time.Time, err error) b
 	return sleep(ctx, webhookInterval) == nil
 }
 
-// finish has what they refused be tried for the last time: what they run on may be there by now.
 func (w *webhooks) finish() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.last, w.until = true, nil
 }
 
-// isDenied reports whether admission has refused an object. What a webhook, a policy or a quota looks at
-// may come back later in the restore.
+// isDenied reports whether admission has refused an object. The inputs of a webhook, a policy or a
+// quota may be restored later.
 func isDenied(err error) bool {
 	if unreached(err) {
 		return false
@@ -103,8 +99,8 @@ func isDenied(err error) bool {
 	return slices.ContainsFunc([]string{"denied the request", "denied request", "failed to configure binding", "exceeded quota"}, func(words string) bool { return strings.Contains(text, words) })
 }
 
-// postpone has an object that could not be written tried once more at the end, if a webhook did not
-// answer, if admission has refused it, or if the account of a pod waits for that.
+// postpone notes an object for a retry at the end: a webhook did not answer, admission refused it,
+// or its account waits for that.
 func (w *webhooks) postpone(node int32, err error) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -118,7 +114,6 @@ func (w *webhooks) postpone(node int32, err error) bool {
 	return true
 }
 
-// isPostponed reports whether a node is tried once more.
 func (w *webhooks) isPostponed(node int32) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

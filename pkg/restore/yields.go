@@ -19,12 +19,11 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
 )
 
-// Some fields only the cluster decides: which families of addresses there are, which ports are
-// free, what an admission fills in. They come back as they were where the cluster takes them. Where
-// it refuses one, the object is created without that field, with a warning.
+// Some fields only the cluster decides: address families, free ports, additions of admission. They
+// are restored where the cluster accepts them. If it refuses one, the object is created without it,
+// with a warning.
 
-// yields leaves out of an object what the cluster has just refused of it, and reports whether it
-// may be tried again.
+// yields removes the fields that the cluster has refused, and reports whether to try again.
 func (e *execution) yields(k *kind, about subject, desired *unstructured.Unstructured, refusal error) bool {
 	if !apierrors.IsInvalid(refusal) && !apierrors.IsForbidden(refusal) && !apierrors.IsBadRequest(refusal) && !apierrors.IsInternalError(refusal) {
 		return false
@@ -45,8 +44,8 @@ func (e *execution) yields(k *kind, about subject, desired *unstructured.Unstruc
 	return true
 }
 
-// isDenied leaves out of a Service that is there what this cluster would refuse to give it, and
-// reports whether there is any. Otherwise the Service would differ in each restore, or be recreated.
+// isDenied removes the fields of an existing Service that this cluster would refuse, and reports
+// whether there were any. Otherwise each restore would find a difference.
 func (e *execution) isDenied(ctx context.Context, k *kind, about subject, d object.Decision, live, desired *unstructured.Unstructured) bool {
 	if k.name() != "services" || !slices.ContainsFunc(d.Differs, func(path string) bool {
 		return strings.HasPrefix(path, "spec.ipFamil") || strings.HasSuffix(path, "odePort")
@@ -84,8 +83,8 @@ func portsOf(spec map[string]any) (ports []map[string]any) {
 
 var refusedPort = regexp.MustCompile(`spec\.ports\[(\d+)\]\.nodePort`)
 
-// serviceYields has a Service take from this cluster what a refusal names of its families,
-// addresses and ports, and returns the fields that are left out.
+// serviceYields removes the families, addresses and ports that a refusal names, and returns the
+// fields.
 func serviceYields(service *unstructured.Unstructured, refusal error) (left []string) {
 	spec, _ := service.Object["spec"].(map[string]any)
 	text := refusal.Error()
@@ -128,7 +127,6 @@ func serviceYields(service *unstructured.Unstructured, refusal error) (left []st
 	return left
 }
 
-// withoutPorts leaves the node ports out that a refusal names, or all if it names none.
 func withoutPorts(spec map[string]any, refusal string) (left []string) {
 	named := map[int]bool{}
 	for _, match := range refusedPort.FindAllStringSubmatch(refusal, -1) {
@@ -145,8 +143,7 @@ func withoutPorts(spec map[string]any, refusal string) (left []string) {
 	return left
 }
 
-// classYields has a PriorityClass not be the default one where the cluster has another. It returns the
-// fields that are left out.
+// classYields makes a PriorityClass not the default if the cluster has another default.
 func classYields(class *unstructured.Unstructured, refusal string) (left []string) {
 	if class.Object["globalDefault"] != true || !strings.Contains(refusal, "already marked as default") {
 		return nil
@@ -165,13 +162,12 @@ var (
 	rangedFields = regexp.MustCompile(`([^;:]+) (request|limit) for (?:init )?container ([^;]+)`)
 )
 
-// podYields has a pod do without what an admission had filled in, and a refusal names. It returns
-// the fields that are left out.
+// podYields removes fields that an admission had added and a refusal names, and returns them.
 func podYields(pod *unstructured.Unstructured, refusal string) (left []string) {
 	spec, _ := pod.Object["spec"].(map[string]any)
 	switch {
 	case strings.Contains(refusal, "no PriorityClass with name") && spec["priorityClassName"] != nil:
-		// The admission writes the class that is the default of its cluster into each pod.
+		// The admission writes its cluster's default class into each pod.
 		delete(spec, "priorityClassName")
 		left = append(left, "spec.priorityClassName")
 	case strings.Contains(refusal, nodeSelectorOf):
@@ -190,8 +186,7 @@ func podYields(pod *unstructured.Unstructured, refusal string) (left []string) {
 	return slices.Compact(left)
 }
 
-// withoutDefaults leaves the resources out that a LimitRange had filled in, as the annotation of its
-// admission says.
+// withoutDefaults removes resources that a LimitRange had added, by its annotation.
 func withoutDefaults(pod *unstructured.Unstructured) (left []string) {
 	annotations := pod.GetAnnotations()
 	said := annotations[limitRanger]

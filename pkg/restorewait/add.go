@@ -15,25 +15,22 @@ import (
 )
 
 const (
-	// Command is the subcommand that the container runs.
 	Command = "restore-wait"
-	// Dir is where the container has its emptyDir.
+	// Dir is the mount path of the container's emptyDir.
 	Dir = "/holdfast-restore"
 
-	// ContainerName and VolumeName begin the names of what is added to a pod.
+	// ContainerName and VolumeName begin the names of the additions to a pod.
 	ContainerName = "holdfast-restore-wait"
 	VolumeName    = "holdfast-restore"
 
-	// tokens is where every container has the token of its service account that
-	// mounts nothing else there.
+	// tokens is the mount path of service account tokens.
 	tokens = "/var/run/secrets/kubernetes.io/serviceaccount"
-	// nobody runs the container when the pod's own user is root, or is not known.
+	// nobody is the container's user when the pod's is root or unknown.
 	nobody = 65532
 )
 
-// Add has a pod that is yet to be created wait until these of its volumes are restored, for
-// so long at most, and returns the name of the emptyDir for Tell. The image's entrypoint is
-// the holdfast program.
+// Add makes a pod, before its creation, wait for these volumes, at most for the timeout. It returns
+// the name of the emptyDir for Tell. The image's entrypoint is the holdfast program.
 func Add(pod *corev1.Pod, image string, volumes []string, timeout time.Duration) (waitVolume string, err error) {
 	if len(volumes) == 0 || image == "" {
 		return "", errors.New("an image and at least one volume are needed")
@@ -51,8 +48,8 @@ func Add(pod *corev1.Pod, image string, volumes []string, timeout time.Duration)
 	for _, name := range volumes {
 		args = append(args, "--volume="+name)
 	}
-	// Requests equal limits, so that a pod in the class Guaranteed stays there. Nothing is
-	// said of ephemeral storage, of which some nodes have none to give.
+	// Requests equal limits, so that a Guaranteed pod stays so. Ephemeral storage is omitted: some
+	// nodes have none to give.
 	resources := corev1.ResourceList{
 		corev1.ResourceCPU:    resource.MustParse("50m"),
 		corev1.ResourceMemory: resource.MustParse("64Mi"),
@@ -67,7 +64,7 @@ func Add(pod *corev1.Pod, image string, volumes []string, timeout time.Duration)
 		SecurityContext: restricted(spec),
 		VolumeMounts: []corev1.VolumeMount{
 			{Name: waitVolume, MountPath: Dir, ReadOnly: true},
-			{Name: waitVolume, MountPath: tokens, ReadOnly: true}, // or a token would be there
+			{Name: waitVolume, MountPath: tokens, ReadOnly: true}, // keeps the token from being mounted
 		},
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 	}
@@ -78,8 +75,7 @@ func Add(pod *corev1.Pod, image string, volumes []string, timeout time.Duration)
 	return waitVolume, nil
 }
 
-// In returns the container of a pod that waits for its volumes, or nil, and the emptyDir in
-// which it is told what became of them.
+// In returns the waiting container of a pod, or nil, and the emptyDir for Tell.
 func In(pod *corev1.Pod) (waiter *corev1.Container, waitVolume string) {
 	for _, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range containers {
@@ -91,8 +87,7 @@ func In(pod *corev1.Pod) (waiter *corev1.Container, waitVolume string) {
 	return nil, ""
 }
 
-// ToldIn returns the volume in which a container is told that waits for volumes. It is empty for
-// any other container.
+// ToldIn returns the emptyDir of a waiting container, or "" for any other.
 func ToldIn(c *corev1.Container) (waitVolume string) {
 	if len(c.Args) == 0 || c.Args[0] != Command {
 		return ""
@@ -105,7 +100,6 @@ func ToldIn(c *corev1.Container) (waitVolume string) {
 	return ""
 }
 
-// unused is a name that is not taken: the name, or one with a number.
 func unused(name string, taken func(string) bool) string {
 	found := name
 	for i := 2; taken(found); i++ {
@@ -114,8 +108,8 @@ func unused(name string, taken func(string) bool) string {
 	return found
 }
 
-// restricted passes the Pod Security Standard of that name. The user is the pod's own:
-// some clusters let pods of a namespace have no other.
+// restricted passes the restricted Pod Security Standard, with the pod's own user: some clusters
+// allow no other.
 func restricted(spec *corev1.PodSpec) *corev1.SecurityContext {
 	security := &corev1.SecurityContext{
 		AllowPrivilegeEscalation: new(bool),

@@ -8,9 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// Fit gives a container that waits as much as the LimitRanges of its namespace ask for, and no more
-// than they allow. Alone it is the only container of its pod, and is measured as the pod is, too.
-// Requests equal limits, which any ratio of the two allows.
+// Fit sets a waiting container's resources within its namespace's LimitRanges. alone says that it
+// is its pod's only container, measured as the pod. Requests equal limits, which any ratio allows.
 func Fit(container *corev1.Container, ranges []corev1.LimitRange, alone bool) {
 	least, most := corev1.ResourceList{}, corev1.ResourceList{}
 	for i := range ranges {
@@ -23,7 +22,7 @@ func Fit(container *corev1.Container, ranges []corev1.LimitRange, alone bool) {
 					most[name] = value
 				}
 			}
-			if item.Type == corev1.LimitTypePod && !alone { // the other containers make it up
+			if item.Type == corev1.LimitTypePod && !alone { // the other containers suffice
 				continue
 			}
 			for name, value := range item.Min {
@@ -53,11 +52,10 @@ func Fit(container *corev1.Container, ranges []corev1.LimitRange, alone bool) {
 	}
 }
 
-// scratch is as much of a node's own storage as a container that waits is given where it must say.
+// scratch is the ephemeral storage where it must be stated.
 var scratch = resource.MustParse("64Mi")
 
-// bounded has a container say how much of a node's storage it takes, where its pod is measured by
-// that: no default is filled in for pods.
+// bounded states the ephemeral storage where its pod is limited: pods get no default.
 func bounded(least, most corev1.ResourceList) {
 	if _, measured := most[corev1.ResourceEphemeralStorage]; measured {
 		if _, known := least[corev1.ResourceEphemeralStorage]; !known {

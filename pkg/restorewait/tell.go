@@ -17,20 +17,17 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// What is said of a volume: that it is complete, or that it failed, and why.
 const (
 	complete = "complete"
 	failed   = "failed: "
 	// GivenUp is the failure of a volume whose restore has ended without it.
 	GivenUp = "its restore was cancelled, or has ended without it: the restore's results say why"
-	// longest is what is read of what is said.
 	longest = 4096
 )
 
-// Tell says to a pod what became of one of its volumes: that it is complete, or why it
-// could not be restored. podsDir is the kubelet's folder of pods. A pod that is gone is
-// told nothing, and one that was told more stays at that. An error may pass: the kubelet may
-// not have made the emptyDir yet.
+// Tell tells a pod the end of one volume: complete, or the failure. podsDir is the kubelet's folder
+// of pods. A missing pod is ignored, and a complete volume stays so. An error may be temporary: the
+// kubelet may not have made the emptyDir yet.
 func Tell(podsDir string, pod types.UID, waitVolume, volume, failure string) error {
 	for _, name := range []string{waitVolume, volume} {
 		if problems := validation.IsDNS1123Label(name); len(problems) > 0 {
@@ -44,7 +41,7 @@ func Tell(podsDir string, pod types.UID, waitVolume, volume, failure string) err
 	if _, err := os.Lstat(ofPod); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	// A Root never leaves its folder, whatever lies in there.
+	// A Root never leaves its folder.
 	root, err := os.OpenRoot(filepath.Join(ofPod, "volumes", "kubernetes.io~empty-dir", waitVolume))
 	if err != nil {
 		return fmt.Errorf("the emptyDir in which pod %s waits for its volume %s: %w", pod, volume, err)
@@ -63,9 +60,8 @@ func Tell(podsDir string, pod types.UID, waitVolume, volume, failure string) err
 	return nil
 }
 
-// read is what was said of a volume, or "".
 func read(root *os.Root, volume string) string {
-	// A pipe must not hold up who reads.
+	// A pipe must not block the reader.
 	file, err := root.OpenFile(volume, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return ""
@@ -81,9 +77,9 @@ func read(root *os.Root, volume string) string {
 	return strings.TrimSuffix(string(content), "\n")
 }
 
-// write makes a file as a whole or not at all, also when the node loses power.
+// write makes a file as a whole or not at all, also if power fails.
 func write(root *os.Root, volume, text string) error {
-	temporary := "." + volume // no name of a volume
+	temporary := "." + volume
 	if err := root.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -92,7 +88,7 @@ func write(root *os.Root, volume, text string) error {
 		return err
 	}
 	_, err = io.WriteString(file, text+"\n")
-	// Whoever the pod's user is may read it, whatever the umask.
+	// Any user of the pod may read it, with any umask.
 	if err := errors.Join(err, file.Chmod(0o644), file.Sync(), file.Close()); err != nil {
 		return err
 	}

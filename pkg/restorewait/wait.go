@@ -15,28 +15,25 @@ import (
 )
 
 const (
-	// DefaultTimeout is how long a pod waits unless it is told: its volumes may be the last of
-	// many of its node, and who asked for them says when they can't be had. A pod that is not
-	// restarted has failed for good.
+	// DefaultTimeout is the default wait of a pod: its volumes may be the last of many, and the
+	// restore reports failures. A pod that is not restarted fails for good.
 	DefaultTimeout = 48 * time.Hour
-	// lookInterval is how often it looks, and sayInterval how often it says at most what
-	// it waits for.
+	// lookInterval is the poll interval, sayInterval the least time between outputs.
 	lookInterval = 200 * time.Millisecond
 	sayInterval  = time.Second
 )
 
-// Waiting is a pod's wait for its volumes.
 type Waiting struct {
-	// Dir is the folder in which Tell says what became of them.
+	// Dir is the folder of the messages.
 	Dir     string
 	Volumes []string
 	Timeout time.Duration
 	Clock   clock.Clock
-	// Out is told what is waited for, when that changes.
+	// Out gets what is waited for, when it changes.
 	Out io.Writer
 }
 
-// Wait returns when all volumes are complete. The error says which one is not, and why.
+// Wait returns when all volumes are complete. The error names an incomplete one, and why.
 func (w Waiting) Wait(ctx context.Context) error {
 	begin := w.Clock.Now()
 	said, saidAt := "", time.Time{}
@@ -62,7 +59,6 @@ func (w Waiting) Wait(ctx context.Context) error {
 	}
 }
 
-// look returns the volumes of which nothing was said.
 func (w Waiting) look() (missing []string, err error) {
 	root, err := os.OpenRoot(w.Dir)
 	if err != nil {

@@ -9,12 +9,11 @@ import (
 	"slices"
 )
 
-// finish cuts the circles, and gives the graph.
 func (b *builder) finish() *Graph {
 	slices.SortFunc(b.edges, func(a, c edge) int {
 		return cmp.Or(cmp.Compare(a.before, c.before), cmp.Compare(a.after, c.after), cmp.Compare(c.strength, a.strength))
 	})
-	// Of several edges between two nodes the strongest counts.
+	// Of parallel edges the strongest counts.
 	b.edges = slices.CompactFunc(b.edges, func(a, c edge) bool { return a.before == c.before && a.after == c.after })
 	g := &Graph{Nodes: b.nodes}
 	kept, cut := acyclic(len(b.nodes), b.edges)
@@ -33,7 +32,6 @@ func (b *builder) finish() *Graph {
 	return g
 }
 
-// waves counts the objects before each one.
 func (g *Graph) waves() {
 	left := slices.Clone(g.in)
 	var ready []int32
@@ -58,7 +56,8 @@ func (g *Graph) waves() {
 	}
 }
 
-// adjacent gives, of edges in order of before, the nodes behind node n: out[first[n]:first[n+1]].
+// adjacent returns the successors of node n as out[first[n]:first[n+1]]. The edges are sorted by
+// before.
 func adjacent(nodes int, edges []edge) (first, out []int32) {
 	first, out = make([]int32, nodes+1), make([]int32, len(edges))
 	for i, e := range edges {
@@ -71,10 +70,9 @@ func adjacent(nodes int, edges []edge) (first, out []int32) {
 	return first, out
 }
 
-// acyclic cuts edges until there are no circles. The edges are in order of before, and so
-// are those that are kept. Each strength is added to the stronger ones, which have no
-// circles any more; what lies in a circle then is put in an order that respects the
-// stronger edges, and the new edges that go backwards in it are cut.
+// acyclic cuts edges until there is no cycle; edges are sorted by before. It adds one strength
+// after the other to the stronger edges, which have no cycle. Nodes in a cycle are put in an order
+// that respects the stronger edges, and new edges that go backwards are cut.
 func acyclic(nodes int, edges []edge) (kept, cut []edge) {
 	component := components(nodes, edges)
 	circular := func(e edge) bool { return component[e.before] == component[e.after] }
@@ -82,7 +80,7 @@ func acyclic(nodes int, edges []edge) (kept, cut []edge) {
 		return edges, nil
 	}
 	for strength := Needs; strength >= Rule; strength-- {
-		// Only what lies in circles of all edges matters; the rest is kept as it is.
+		// Only edges in cycles matter.
 		var inside []edge
 		for _, e := range edges {
 			if circular(e) && e.strength >= strength {
@@ -102,17 +100,15 @@ func acyclic(nodes int, edges []edge) (kept, cut []edge) {
 	return edges, cut
 }
 
-// backwards are the edges of one strength to be cut, such that the others, of which the
-// stronger ones have no circles, have none either.
+// backwards returns the edges of one strength to cut. The stronger edges have no cycle.
 func backwards(nodes int, edges []edge, strength Strength) map[edge]struct{} {
 	component := components(nodes, edges)
 	edges = slices.DeleteFunc(slices.Clone(edges), func(e edge) bool { return component[e.before] != component[e.after] })
 	if len(edges) == 0 {
 		return nil
 	}
-	// strong and weak count the edges to a node, within its circle, that are not yet dealt
-	// with. Always that node is next which no stronger edge leads to any more, and as few
-	// weak ones as possible: these are cut.
+	// strong and weak count the unhandled edges to a node within its cycle. The next node has no
+	// stronger edge, and as few weak ones as possible: these are cut.
 	strong, weak := make([]int32, nodes), make([]int32, nodes)
 	inside := make([]bool, nodes)
 	for _, e := range edges {
@@ -135,7 +131,7 @@ func backwards(nodes int, edges []edge, strength Strength) map[edge]struct{} {
 	for queue.Len() > 0 {
 		next := heap.Pop(queue).(candidate)
 		if done[next.node] || next.weak != weak[next.node] {
-			continue // it is in the queue again, with fewer
+			continue
 		}
 		done[next.node] = true
 		for _, e := range edges[first[next.node]:first[next.node+1]] {
@@ -156,9 +152,8 @@ func backwards(nodes int, edges []edge, strength Strength) map[edge]struct{} {
 	return cut
 }
 
-// candidate is a node that may be next, with so many edges to be cut. Of equal ones the
-// later node is first: those behind the items, which join others, rather lose an edge to
-// them than one from them.
+// candidate is a possible next node, with the number of edges to cut. Of equals the later node
+// comes first: a joint rather loses an edge to it.
 type candidate struct{ weak, node int32 }
 
 type candidates []candidate
@@ -176,8 +171,8 @@ func (c *candidates) Pop() any {
 	return x
 }
 
-// components numbers the strongly connected components, by Tarjan's algorithm, without
-// recursion: chains of owners may be as long as somebody likes.
+// components numbers the strongly connected components by Tarjan's algorithm, without recursion:
+// chains of owners may be long.
 func components(nodes int, edges []edge) []int32 {
 	first, out := adjacent(nodes, edges)
 	component, index, low := make([]int32, nodes), make([]int32, nodes), make([]int32, nodes)

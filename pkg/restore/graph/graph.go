@@ -7,67 +7,59 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 )
 
-// Strength is how much an edge counts.
 type Strength int8
 
-// The strengths, from the weakest.
+// The strengths, the weakest first.
 const (
-	// Rule: objects of the one kind are better there before those of the other.
+	// Rule: objects of one kind should exist before objects of another.
 	Rule Strength = iota
-	// Refers: the later object refers to the earlier one by name.
+	// Refers: the later object names the earlier one.
 	Refers
-	// Owns: the later object names the earlier one as its owner, by uid.
+	// Owns: the earlier object owns the later one.
 	Owns
-	// Data: the later object uses the data of the earlier one, which is a claim.
+	// Data: the later object uses the data of the earlier claim.
 	Data
-	// Needs: without the earlier object, the later one can't be created.
+	// Needs: the later object can't be created without the earlier one.
 	Needs
 )
 
-// Wait is what must have come true before the objects behind it are created, of an object
-// that has been restored.
+// Wait is a condition on a restored object before its successors are created.
 type Wait string
 
 const (
-	// WaitServed: the kind that the CustomResourceDefinition, or the version that the
-	// APIService, stands for is served.
+	// WaitServed: the kind of the CustomResourceDefinition or the version of the APIService is
+	// served.
 	WaitServed Wait = "Served"
 	// WaitReady: the Service has a ready endpoint.
 	WaitReady Wait = "Ready"
 )
 
-// Node is a point of the order.
 type Node struct {
-	// Item is the object to restore; or, with Wait, what is waited for. It is nil for a
-	// node that only joins others.
+	// Item is the object to restore, or to wait for. It is nil for a joint.
 	Item *manifest.Item
 	Wait Wait
-	// Wave is the number of objects that come before it, one after the other, at the
-	// longest. It is for people; the order is that of the edges.
+	// Wave is the length of the longest path to it. It is for users; edges decide.
 	Wave int
 }
 
-// Cut is an edge that is left out, since there is a circle.
+// Cut is an edge that was removed to break a cycle.
 type Cut struct {
-	// Before should come before After.
 	Before, After *manifest.Item
-	// Strength is Rule, Refers or, if After is to be given its owner reference later, Owns.
+	// Strength is Rule, Refers or Owns. With Owns, After gets its owner reference later.
 	Strength Strength
 }
 
 // Graph is the order. It does not change.
 type Graph struct {
 	Nodes []Node
-	// Cut has the edges between objects that are not respected.
-	Cut []Cut
+	Cut   []Cut
 
-	// out are the nodes behind each node: those from first[n] to first[n+1].
+	// out[first[n]:first[n+1]] are the successors of n.
 	first, out []int32
-	// in is how many nodes each one waits for.
-	in []int32
+	in         []int32
 }
 
-// After are the nodes that wait for one.
+// After returns the successors of a node.
 func (g *Graph) After(node int32) []int32 { return g.out[g.first[node]:g.first[node+1]] }
 
 // Progress walks along a graph. It is not safe for concurrent use.
@@ -77,7 +69,7 @@ type Progress struct {
 	done  int
 }
 
-// Start begins, and gives the nodes that wait for nothing.
+// Start returns the nodes without predecessors.
 func (g *Graph) Start() (*Progress, []int32) {
 	p := &Progress{graph: g, left: append([]int32(nil), g.in...)}
 	var ready []int32
@@ -89,11 +81,10 @@ func (g *Graph) Start() (*Progress, []int32) {
 	return p, ready
 }
 
-// Done says that a node's object is there, or will never be, and gives the nodes that
-// waited for nothing else. Each node must be done once.
+// Done marks a node as done or given up, and returns the nodes that waited for nothing else. Each
+// node must be done once.
 func (p *Progress) Done(node int32) []int32 { return p.release(nil, node) }
 
-// Finished reports whether all nodes are done.
 func (p *Progress) Finished() bool { return p.done == len(p.graph.Nodes) }
 
 func (p *Progress) release(ready []int32, node int32) []int32 {
@@ -106,7 +97,7 @@ func (p *Progress) release(ready []int32, node int32) []int32 {
 	return ready
 }
 
-// pass goes through a node that has nothing to do. No two of them follow each other often.
+// pass skips a joint. Two rarely follow each other.
 func (p *Progress) pass(ready []int32, node int32) []int32 {
 	if p.graph.Nodes[node].Item == nil {
 		return p.release(ready, node)

@@ -11,23 +11,21 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 )
 
-// sort says which rules an object is under.
 type sort int8
 
 const (
-	// ordinary: it may need what is in the namespace, and nothing needs it by rule.
+	// ordinary: it may need objects of its namespace, and no rule needs it.
 	ordinary sort = iota
 	// account, secret and base: workloads rely on it.
 	account
 	secret
 	base
-	// class: what claims and pods name, of the cluster.
+	// class: claims and pods name it; it is cluster-scoped.
 	class
-	// workload: it makes pods.
 	workload
-	// first: nothing is before it by rule.
+	// first: no rule comes before it.
 	first
-	// final: it meddles with the creation of others.
+	// final: it interferes with the creation of others.
 	final
 )
 
@@ -73,8 +71,7 @@ func sortOf(item *manifest.Item) sort {
 	return sorts[schema.GroupKind{Group: item.APIGroup, Kind: item.KindName}]
 }
 
-// builtIn reports whether every API server has kinds of the group: those of others need a
-// definition.
+// builtIn reports whether every API server has the group; other groups need a definition.
 func builtIn(group string) bool {
 	switch group {
 	case "", "apps", "batch", "autoscaling", "policy", "extensions":

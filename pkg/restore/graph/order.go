@@ -12,12 +12,11 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 )
 
-// Order puts items in order. Others are what else the backup holds, and is not restored: it
-// tells who uses a claim through pods that are left to their controllers. hasData says of a
-// claim that its data is restored.
+// Order orders items. others are the remaining items of the backup: they tell the users of a claim
+// through pods that controllers make. hasData reports whether a claim's data is restored.
 func Order(items, others []*manifest.Item, hasData func(*manifest.Item) bool) *Graph {
 	if !slices.ContainsFunc(items, hasData) {
-		others = nil // of a backup of very many, one object is ordered at once
+		others = nil // keeps single objects of large backups fast
 	}
 	b := newBuilder(items, others, hasData)
 	for i := range items {
@@ -40,7 +39,6 @@ const (
 	snapshotGroup   = "snapshot.storage.k8s.io"
 )
 
-// builder makes the edges.
 type builder struct {
 	items   []*manifest.Item
 	others  []*manifest.Item
@@ -49,14 +47,13 @@ type builder struct {
 	nodes []Node
 	edges []edge
 
-	// byName finds an item that is restored, whatever its version, and byUID any.
+	// byName finds restored items in any version, byUID all items.
 	byName map[manifest.Reference]int32
 	byUID  map[string]place
-	// finals is true if something comes after all else.
 	finals bool
 
 	joints   map[joint]int32
-	services map[int32]int32 // the node that waits for a Service to be ready
+	services map[int32]int32 // the nodes that wait for ready Services
 	served   map[schema.GroupKind]int32
 	apis     map[schema.GroupVersion]int32
 }
@@ -66,28 +63,28 @@ type edge struct {
 	strength      Strength
 }
 
-// place is an item, and its node if it is restored; else that is -1.
+// place is an item and its node, or -1 if it is not restored.
 type place struct {
 	item *manifest.Item
 	node int32
 }
 
-// joint is a node without an object, which stands for a rule.
+// joint is a node without an object, for a rule.
 type joint struct {
 	of        string
 	namespace string
 }
 
-// The joints. All but the last are per namespace, or for the cluster.
+// The joints, per namespace or for the cluster.
 const (
-	accounts   = "accounts"   // the service accounts
+	accounts   = "accounts"
 	foundation = "foundation" // all that workloads rely on
-	workloads  = "workloads"  // all that makes pods
-	classes    = "classes"    // storage classes and the like, of the cluster
-	contents   = "contents"   // contents of volume snapshots
-	levels     = "levels"     // priority levels
-	data       = "data"       // the data of all claims
-	last       = "last"       // all but what would meddle with the others
+	workloads  = "workloads"
+	classes    = "classes" // storage classes and the like
+	contents   = "contents"
+	levels     = "levels"
+	data       = "data"
+	last       = "last" // all but the final objects
 )
 
 func newBuilder(items, others []*manifest.Item, hasData func(*manifest.Item) bool) *builder {
@@ -119,7 +116,6 @@ func (b *builder) add(before, after int32, strength Strength) {
 	}
 }
 
-// joint is the node of a rule, made when it is first asked for.
 func (b *builder) joint(of, namespace string) int32 {
 	at := joint{of, namespace}
 	node, ok := b.joints[at]
@@ -142,7 +138,6 @@ func (b *builder) find(group, kind, namespace, name string) int32 {
 	return -1
 }
 
-// place makes the edges of an item.
 func (b *builder) place(node int32) {
 	item := b.items[node]
 	s := sortOf(item)
@@ -157,7 +152,7 @@ func (b *builder) place(node int32) {
 		b.feeds(node, accounts, item.Namespace, owned)
 		b.feeds(node, foundation, item.Namespace, owned)
 	case secret:
-		// The token of an account that is not there is deleted.
+		// The token of a missing account is deleted.
 		b.add(b.joint(accounts, item.Namespace), node, Rule)
 		b.feeds(node, foundation, item.Namespace, owned)
 	case base:
@@ -180,15 +175,14 @@ func (b *builder) place(node int32) {
 	}
 }
 
-// feeds has an item come before a joint. Of what something else makes and owns that is not
-// said: it may be made late, and the owner may be behind the joint.
+// feeds puts an item before a joint, unless another object owns it: the owner may come behind the
+// joint.
 func (b *builder) feeds(node int32, of, namespace string, owned bool) {
 	if !owned {
 		b.add(node, b.joint(of, namespace), Rule)
 	}
 }
 
-// owners makes the edges from the owners, and reports whether there is one.
 func (b *builder) owners(node int32) bool {
 	owned := false
 	for _, uid := range b.items[node].OwnerUIDs {
@@ -198,8 +192,8 @@ func (b *builder) owners(node int32) bool {
 		}
 		owned = true
 		if b.items[node].KindName == "ControllerRevision" && b.items[node].APIGroup == "apps" {
-			// Controllers take on the revisions that they find, and make new ones
-			// otherwise. So they are there first, as somebody's orphans.
+			// Controllers adopt the revisions that exist, and make new ones otherwise. So revisions
+			// come first, without owner.
 			b.add(node, owner.node, Data)
 		}
 		b.add(owner.node, node, Owns)
@@ -207,7 +201,6 @@ func (b *builder) owners(node int32) bool {
 	return owned
 }
 
-// references makes the edges from what an item refers to.
 func (b *builder) references(node int32) {
 	item := b.items[node]
 	for _, r := range item.References {
@@ -219,17 +212,16 @@ func (b *builder) references(node int32) {
 		case item.APIGroup == "" && item.KindName == "PersistentVolume" && r.KindName == "PersistentVolumeClaim":
 			// The claim refers to the volume too, and comes after it.
 		case item.APIGroup == "" && item.KindName == "ServiceAccount" && r.KindName == "Secret":
-			// Secrets come after accounts, for the sake of the tokens.
+			// Secrets come after accounts, because of tokens.
 		case item.APIGroup == extensionsGroup:
-			// Not the definition needs the service that converts, but the objects do.
+			// The objects need the converting service, not the definition.
 		case r.KindName == "PersistentVolumeClaim" && r.APIGroup == "" && b.hasData(b.items[target]):
-			// users has a stronger edge.
 		default:
 			b.add(target, node, Refers)
 		}
 	}
 	if item.APIGroup == rbacGroup && item.KindName == "ClusterRoleBinding" {
-		// So that operators have their rights when they start.
+		// Operators have their rights when they start.
 		for _, r := range item.References {
 			if r.KindName == "ServiceAccount" && len(item.OwnerUIDs) == 0 {
 				b.add(node, b.joint(foundation, r.Namespace), Rule)
@@ -238,10 +230,8 @@ func (b *builder) references(node int32) {
 	}
 }
 
-// maxDepth bounds the chain of owners that is followed.
 const maxDepth = 16
 
-// users has whoever uses a claim with data, and all who own that, come after the data.
 func (b *builder) users(item *manifest.Item, node int32) {
 	for _, r := range item.References {
 		if r.APIGroup != "" || r.KindName != "PersistentVolumeClaim" || item.KindName == "PersistentVolume" || item.KindName == "PersistentVolumeClaim" {
@@ -254,8 +244,8 @@ func (b *builder) users(item *manifest.Item, node int32) {
 	}
 }
 
-// behind has a user of a claim come after it, and its owners. A pod that owns the claim
-// has made it, and is there before it.
+// behind puts a user and its owners after a claim. A pod that owns the claim made it, and comes
+// before it.
 func (b *builder) behind(claim int32, user place, depth int) {
 	for _, owner := range b.items[claim].OwnerUIDs {
 		if user.item.UID == owner && user.item.UID != "" && user.item.KindName == "Pod" {
@@ -273,9 +263,8 @@ func (b *builder) behind(claim int32, user place, depth int) {
 	}
 }
 
-// Suspects are, by their namespaces, the items that may use any claim there: what makes pods, and
-// has lost its references for want of room; and the objects of other groups beside it, since
-// who owns it is not known either.
+// Suspects returns, by namespace, items that may use any claim there: workloads whose references
+// were dropped for lack of room, and objects of other groups beside them, which may own them.
 func Suspects(of ...[]*manifest.Item) map[string][]*manifest.Item {
 	suspects := map[string][]*manifest.Item{}
 	for _, items := range of {
@@ -298,8 +287,8 @@ func Suspects(of ...[]*manifest.Item) map[string][]*manifest.Item {
 	return suspects
 }
 
-// suspects has those come after the data of all claims of their namespace, but for claims that
-// pods have made: these are used by no others.
+// suspects puts these items after the data of all claims in their namespace, except claims made by
+// pods, which only their pods use.
 func (b *builder) suspects() {
 	suspects := Suspects(b.items, b.others)
 	if len(suspects) == 0 {
@@ -323,14 +312,13 @@ func (b *builder) suspects() {
 	}
 }
 
-// kind makes the edges that a rule has for one kind.
 func (b *builder) kind(node int32) {
 	item := b.items[node]
 	switch (schema.GroupKind{Group: item.APIGroup, Kind: item.KindName}) {
 	case schema.GroupKind{Kind: "PersistentVolumeClaim"}:
 		b.claim(node)
 	case schema.GroupKind{Kind: "Endpoints"}:
-		// A Service without a selector has those that somebody wrote.
+		// A Service without a selector has hand-written Endpoints.
 		b.add(node, b.find("", "Service", item.Namespace, item.Name), Rule)
 	case schema.GroupKind{Group: snapshotGroup, Kind: "VolumeSnapshotContent"}:
 		b.add(node, b.joint(contents, ""), Rule)
@@ -355,8 +343,8 @@ func (b *builder) kind(node int32) {
 	}
 }
 
-// SetsOf are the names that the StatefulSet may have that would make a claim, the longest
-// first: claims are called TEMPLATE-SET-ORDINAL.
+// SetsOf returns the possible names of the StatefulSet of a claim TEMPLATE-SET-ORDINAL, the longest
+// first.
 func SetsOf(claim string) (sets []string) {
 	end := strings.LastIndexByte(claim, '-')
 	if end < 0 || end == len(claim)-1 || strings.Trim(claim[end+1:], "0123456789") != "" {
@@ -370,7 +358,7 @@ func SetsOf(claim string) (sets []string) {
 	return sets
 }
 
-// claim has a claim come before the StatefulSet that would make it, which is told by the name.
+// claim puts a claim before its StatefulSet, which its name tells.
 func (b *builder) claim(node int32) {
 	item := b.items[node]
 	for _, name := range SetsOf(item.Name) {
@@ -381,12 +369,12 @@ func (b *builder) claim(node int32) {
 		if b.hasData(item) {
 			b.behind(node, place{b.items[set], set}, 0)
 		} else {
-			b.add(node, set, Data) // the set would make the claim anew, without what the claim says
+			b.add(node, set, Data) // the set would make the claim anew
 		}
 	}
 }
 
-// ready is the node that waits for a Service that is restored, or -1.
+// ready returns the node that waits for a restored Service, or -1.
 func (b *builder) ready(r manifest.Reference) int32 {
 	if r.APIGroup != "" || r.KindName != "Service" {
 		return -1
@@ -405,8 +393,8 @@ func (b *builder) ready(r manifest.Reference) int32 {
 	return node
 }
 
-// gate is the node that waits until objects of the item's kind can be created, if what
-// defines the kind is restored too; else it is -1.
+// gate returns the node that waits until the item's kind is served, or -1 if the kind is not
+// restored.
 func (b *builder) gate(item *manifest.Item) int32 {
 	if builtIn(item.APIGroup) {
 		return -1
@@ -431,7 +419,6 @@ func (b *builder) gate(item *manifest.Item) int32 {
 	return node
 }
 
-// join connects the joints that were made.
 func (b *builder) join() {
 	for at, node := range b.joints {
 		switch at.of {

@@ -18,68 +18,57 @@ import (
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// Action is what becomes of an object that exists.
 type Action string
 
 const (
-	// Equal: it has all that the desired one has, and nothing that was added since. Nothing is
-	// written.
-	Equal Action = "Equal"
-	// Keep: it differs, and stays as it is.
-	Keep Action = "Keep"
-	// Update: it is patched.
+	// Equal: it has everything desired, and nothing added. Nothing is written.
+	Equal  Action = "Equal"
+	Keep   Action = "Keep"
 	Update Action = "Update"
-	// Conflict: fields differ that can't be changed. Nothing is written.
+	// Conflict: immutable fields differ. Nothing is written.
 	Conflict Action = "Conflict"
-	// Remade: it is newborn, and differs only in what its controller has written anew. Nothing is
+	// Remade: it is newborn, and differs only in fields its controller has written anew. Nothing is
 	// written.
 	Remade Action = "Remade"
-	// Recreate: it is deleted, and created as desired, since fields differ that can't be
-	// changed.
+	// Recreate: it is deleted and created, since immutable fields differ.
 	Recreate Action = "Recreate"
 )
 
-// Decision is what becomes of an object that exists.
 type Decision struct {
 	Action Action
-	// Differs are the fields whose values differ, as paths such as spec.replicas, in order.
+	// Differs are the sorted paths of differing fields, such as spec.replicas.
 	Differs []string
-	// Besides are the fields that the live object has and the desired one lacks, in order.
+	// Besides are the sorted paths of fields that only the live object has.
 	Besides []string
 	// Kept are the fields of Differs and Besides that an update leaves, and why.
 	Kept []string
 	// Immutable are the fields of Differs and Besides that can't be changed.
 	Immutable []string
-	// Patch is a JSON merge patch for Update, which fails if the object is another one, or
-	// was changed, since it was read.
+	// Patch is a JSON merge patch for Update. It fails if the object has changed since it was read.
 	Patch []byte
-	// Probe is set if fields of Besides may be the server's own. It is a patch for a dry run:
-	// what the server puts back is its own. Compare takes the answer.
+	// Probe is set if fields of Besides may be the server's own. It is a patch for a dry run;
+	// fields in the answer are the server's. Compare takes the answer.
 	Probe []byte
 }
 
-// Compare decides about an object that exists. The desired one is as Rules.Desired gives it.
+// Compare decides about an existing object; desired is from Rules.Desired.
 //
-// Two objects are equal if each field of the desired one is live with an equal value, and each
-// further field of the live one belongs to the cluster. These belong to the cluster:
-//   - what Kubernetes allots or fills in when the object is created (see given);
-//   - what a controller applies, as server-side apply has it, what it sets through the
-//     subresource scale, and what a component of Kubernetes writes;
-//   - what the server puts back when it is removed: its defaults, and what admission adds.
+// They are equal if each desired field is live with an equal value, and each further live field
+// belongs to the cluster:
+//   - fields that Kubernetes allots or fills in at the creation (see given);
+//   - fields that a controller applies, sets through the subresource scale, or that a component of
+//     Kubernetes writes;
+//   - fields that the server puts back when they are removed: defaults, and additions of admission.
 //
-// Any other field was added since. It differs, whatever the kind: it is removed by an update. Only a
-// CustomResourceDefinition keeps it: objects of its kind may have what a newer definition knows, and
-// would lose it.
+// Any other field was added since, and an update removes it. Only a CustomResourceDefinition keeps
+// it: objects of its kind may have fields of a newer definition.
 //
-// In lists whose elements have a key, elements are compared by that; in others one by one. Of
-// metadata, labels, annotations and owners count, without Holdfast's own; further ones make
-// no difference.
+// Lists with keys are compared by key, others element by element. Of metadata, only labels,
+// annotations and owners count, without Holdfast's own; further ones make no difference. A value
+// that a controller applies or scales stays. The value of a HorizontalPodAutoscaler is no
+// difference.
 //
-// A value stays that a controller applies, or sets through the subresource scale. One that the
-// controller of HorizontalPodAutoscalers sets is no difference.
-//
-// Served is the server's answer to Probe, or nil before that is known. Then each field that may
-// have been added since counts as one.
+// served is the answer to Probe, or nil: then each field that may have been added counts.
 func Compare(live, desired, served *unstructured.Unstructured, policy holdfast.ExistingResourcePolicy) Decision {
 	return compare(live, desired, served, policy, managersOf(live))
 }
@@ -111,7 +100,7 @@ func compare(live, desired, served *unstructured.Unstructured, policy holdfast.E
 	d := Decision{Action: Equal, Differs: c.differs, Besides: c.besides, Kept: c.kept, Immutable: fixed}
 	if len(c.besides) > 0 && served == nil {
 		removed := target
-		if len(c.fixed) > 0 || c.definition { // the server would refuse the whole, or the target has it all
+		if len(c.fixed) > 0 || c.definition { // the server would refuse it, or the target has it all
 			removed = merge(&comparison{removesOnly: true})
 		}
 		d.Probe = patch(live, removed, status)
@@ -133,15 +122,14 @@ func compare(live, desired, served *unstructured.Unstructured, policy holdfast.E
 	return d
 }
 
-// restartedAt is the annotation of a template by which "kubectl rollout restart" restarts pods.
+// restartedAt is the annotation of "kubectl rollout restart" in a template.
 const restartedAt = "kubectl.kubernetes.io/restartedAt"
 
-// isDefinition reports whether an object defines a kind.
 func isDefinition(o *unstructured.Unstructured) bool {
 	return o.GroupVersionKind().GroupKind() == schema.GroupKind{Group: "apiextensions.k8s.io", Kind: "CustomResourceDefinition"}
 }
 
-// relevant is what of an object is compared, with its status if that is a field like any.
+// relevant returns the compared parts of an object, with the status if it is an ordinary field.
 func relevant(o *unstructured.Unstructured, status bool) map[string]any {
 	copied := runtime.DeepCopyJSON(o.Object)
 	if o.GetKind() == "Pod" && o.GetAPIVersion() == "v1" {
@@ -174,13 +162,13 @@ func relevant(o *unstructured.Unstructured, status bool) map[string]any {
 		}
 	}
 	if isDefinition(o) {
-		preserveUnknown(copied) // as the desired one says it
+		preserveUnknown(copied)
 	}
 	if spec := nested(copied, "spec"); o.GetKind() == "Job" && spec != nil {
-		delete(spec, "suspend") // whether it runs is not what it is; see change.job
+		delete(spec, "suspend") // whether it runs does not count; see change.job
 	}
 	if o.GetKind() == "CronJob" {
-		moveZone(copied) // as the desired one says it
+		moveZone(copied)
 	}
 	for _, template := range []map[string]any{nested(copied, "spec", "template"), nested(copied, "spec", "jobTemplate", "spec", "template")} {
 		removeNames(template, "annotations", []string{restartedAt})
@@ -195,8 +183,6 @@ func relevant(o *unstructured.Unstructured, status bool) map[string]any {
 	return copied
 }
 
-// patch is the merge patch that makes of a live object the target, which has what
-// relevant has.
 func patch(live *unstructured.Unstructured, target map[string]any, status bool) []byte {
 	before, err := json.Marshal(relevant(live, status))
 	if err != nil {

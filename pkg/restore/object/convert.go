@@ -8,8 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// convertDefinition makes a definition of v1beta1 one of v1: what it says of all versions each of
-// them says there. In v1beta1 unknown fields are preserved unless it says otherwise.
+// convertDefinition converts a definition from v1beta1 to v1, where each version has all fields. In
+// v1beta1 unknown fields are preserved by default.
 func convertDefinition(definition *unstructured.Unstructured) {
 	spec := nested(definition.Object, "spec")
 	if spec == nil {
@@ -43,7 +43,6 @@ func convertDefinition(definition *unstructured.Unstructured) {
 	preserveUnknown(definition.Object)
 }
 
-// convertIngress makes an Ingress of v1beta1 one of v1.
 func convertIngress(spec map[string]any) {
 	rename(spec, "backend", "defaultBackend")
 	convertBackend(nested(spec, "defaultBackend"))
@@ -72,7 +71,7 @@ func convertBackend(backend map[string]any) {
 	delete(backend, "servicePort")
 }
 
-// convertEndpoints makes the endpoints of v1beta1 those of v1, whose node and zone are fields.
+// convertEndpoints converts v1beta1's endpoints to v1, where node and zone are fields.
 func convertEndpoints(endpoints []map[string]any) {
 	for _, endpoint := range endpoints {
 		topology := nested(endpoint, "topology")
@@ -89,7 +88,6 @@ func convertEndpoints(endpoints []map[string]any) {
 	}
 }
 
-// rename gives a field another name, unless there is one of that.
 func rename(object map[string]any, from, to string) {
 	value, ok := object[from]
 	if _, taken := object[to]; !ok || taken {
@@ -99,8 +97,7 @@ func rename(object map[string]any, from, to string) {
 	delete(object, from)
 }
 
-// convertMetrics makes the metrics of an autoscaler of v2beta1 those of v2, where a metric and its
-// target are objects of their own.
+// convertMetrics converts v2beta1's metrics to v2, where a metric and its target are objects.
 func convertMetrics(metrics []map[string]any) {
 	for _, m := range metrics {
 		for _, source := range []string{"resource", "containerResource", "pods", "object", "external"} {
@@ -108,7 +105,7 @@ func convertMetrics(metrics []map[string]any) {
 			if fields == nil {
 				continue
 			}
-			rename(fields, "target", "describedObject") // of a metric of an object
+			rename(fields, "target", "describedObject")
 			if name := text(fields, "metricName"); name != "" {
 				metric := map[string]any{"name": name}
 				for _, selector := range []string{"selector", "metricSelector"} {
@@ -127,7 +124,7 @@ func convertMetrics(metrics []map[string]any) {
 			} {
 				value := fields[former.field]
 				delete(fields, former.field)
-				// An object of v2beta1 has a value in any case, if only 0 beside an average.
+				// v2beta1 always has a value, which is 0 beside an average.
 				if value == nil || former.field == "targetValue" && value == "0" && fields["averageValue"] != nil {
 					continue
 				}
@@ -138,7 +135,7 @@ func convertMetrics(metrics []map[string]any) {
 	}
 }
 
-// convertRuntimeClass makes a class of v1alpha1 one of v1, whose fields are not below a spec.
+// convertRuntimeClass converts a class from v1alpha1 to v1, which has no spec.
 func convertRuntimeClass(class map[string]any) {
 	spec := nested(class, "spec")
 	for field, value := range spec {
@@ -150,8 +147,7 @@ func convertRuntimeClass(class map[string]any) {
 	delete(class, "spec")
 }
 
-// convertRequests makes requests for devices of v1beta1 those of v1, where what is asked for exactly
-// is an object of its own.
+// convertRequests converts v1beta1's device requests to v1, where an exact request is an object.
 func convertRequests(requests []map[string]any) {
 	for _, request := range requests {
 		exactly := map[string]any{}

@@ -9,9 +9,8 @@ import (
 
 const preserves = "x-kubernetes-preserve-unknown-fields"
 
-// preserveUnknown writes a definition that v1beta1 allowed, and v1 only reads, as v1 has it: the
-// objects keep the fields that no schema names. There each part of a schema says so by itself, and
-// there must be a schema.
+// preserveUnknown converts v1beta1's spec.preserveUnknownFields: in v1 each part of a schema says
+// so, and there must be a schema.
 func preserveUnknown(definition map[string]any) {
 	if set, _, _ := unstructured.NestedBool(definition, "spec", "preserveUnknownFields"); !set {
 		return
@@ -29,13 +28,12 @@ func preserveUnknown(definition map[string]any) {
 	}
 }
 
-// anything is a schema that any object has.
 func anything() map[string]any {
 	return map[string]any{"openAPIV3Schema": map[string]any{"type": "object", preserves: true}}
 }
 
-// keepUnknown has each part of a schema that names fields keep others too, and gives types to those
-// that v1beta1 allowed to have none. Of the metadata of an object no schema may say anything.
+// keepUnknown lets each part of a schema with named fields keep others, and adds types that v1beta1
+// did not need. An object's metadata has no schema.
 func keepUnknown(schema map[string]any, object bool) {
 	properties, named := schema["properties"].(map[string]any)
 	values, isMap := schema["additionalProperties"].(map[string]any)
@@ -67,8 +65,8 @@ func keepUnknown(schema map[string]any, object bool) {
 	}
 }
 
-// Loosen has a definition take any object, since v1 does not know the schemas of v1beta1 that are
-// not structural. It reports whether the definition had any others.
+// Loosen makes a definition accept any object: v1 refuses v1beta1's schemas that are not
+// structural. It reports whether anything changed.
 func Loosen(definition *unstructured.Unstructured) (changed bool) {
 	for _, version := range list(definition.Object, "spec", "versions") {
 		schema := nested(version, "schema", "openAPIV3Schema")

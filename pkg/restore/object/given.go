@@ -14,13 +14,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// certificate is the field by which API servers know what they call. Its value belongs to
-// the issuer of the certificates.
+// certificate is the field with an API server's CA. It belongs to the issuer of certificates.
 const certificate = "caBundle"
 
-// givenFields are fields that Kubernetes allots, or fills in when an object is created and not
-// again later, by kind.group; with [] for any element of a list. An object that has them
-// besides has not been changed by anybody.
+// givenFields are fields that Kubernetes sets only at the creation, by kind.group; [] is any
+// element of a list. Having them is no change.
 var givenFields = map[string][]string{
 	"Namespace": {"spec"},
 	"Pod": {"spec.nodeName", "spec.priority", "spec.preemptionPolicy", "spec.priorityClassName", "spec.tolerations", "spec.overhead", "spec.serviceAccount",
@@ -39,13 +37,11 @@ var givenFields = map[string][]string{
 	"ValidatingWebhookConfiguration.admissionregistration.k8s.io": {"webhooks[].clientConfig." + certificate},
 }
 
-// injectors are annotations that ask for the certificates of an object.
 var injectors = []string{
 	"cert-manager.io/inject-ca-from", "cert-manager.io/inject-ca-from-secret", "cert-manager.io/inject-apiserver-ca",
 	"service.beta.openshift.io/inject-cabundle",
 }
 
-// isInjected reports whether something writes the certificates of an object anew.
 func isInjected(live *unstructured.Unstructured) bool {
 	annotations := live.GetAnnotations()
 	return slices.ContainsFunc(injectors, func(name string) bool { return annotations[name] != "" })
@@ -53,7 +49,7 @@ func isInjected(live *unstructured.Unstructured) bool {
 
 var element = regexp.MustCompile(`\[[^\]]*\]`)
 
-// part is how much of a field is the cluster's.
+// part says how much of a field is the cluster's.
 type part uint8
 
 const (
@@ -62,7 +58,7 @@ const (
 	all
 )
 
-// given tells how much of a field of a live object is the cluster's, by its path and value.
+// given returns a function that says how much of a live object's field is the cluster's.
 func given(live *unstructured.Unstructured) func(path string, value any) part {
 	gk := live.GroupVersionKind().GroupKind()
 	fields := givenFields[gk.String()]
@@ -96,8 +92,8 @@ func partGiven(fields []string, path string) (given part) {
 	return given
 }
 
-// givenToPod counts what admission has put into a pod: its token, and what a service mesh or a
-// restore adds.
+// givenToPod includes the additions of admission to a pod: its token, and containers of a service
+// mesh or a restore.
 func givenToPod(live *unstructured.Unstructured, fields []string) func(path string, value any) part {
 	bare := &change{rules: &Rules{}, object: live.DeepCopy()}
 	bare.pod()

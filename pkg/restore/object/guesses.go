@@ -18,19 +18,17 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// maxMentions is how many places of an object are listed.
 const maxMentions = 3
 
-// mentions are where an object seems to name namespaces that are mapped.
 type mentions struct {
 	rules *Rules
 	at    []string
 	names map[string]bool
 }
 
-// inTexts finds namespaces in texts: in the names of Services, accounts and identities, in URLs,
-// behind the word namespace, and before the name of an object. Images look like the last. So it
-// counts only as the value of an argument, or with a port.
+// inTexts returns a pattern for namespaces in texts: in names of Services, accounts and identities,
+// in URLs, after the word namespace, and before an object's name. Images look like the last; so it
+// counts only as an argument's value, or with a port.
 func inTexts(namespaces []string) *regexp.Regexp {
 	quoted := make([]string, len(namespaces))
 	for i, namespace := range namespaces {
@@ -48,15 +46,15 @@ func inTexts(namespaces []string) *regexp.Regexp {
 		`=` + name + `/[a-z0-9.-]+$`,
 		`^` + name + `/[a-z0-9.-]+:(?:22|25|53|80|[0-9]{3,5})$`,
 		`\.svc:[0-9]+/` + name + `/`, // an image of a registry in the cluster
-		`_` + name + `_svc_`,         // a Service, as Kuma calls it
+		`_` + name + `_svc_`,         // a Service in Kuma
 	}, "|"))
 }
 
-// guesses finds where an object seems to name namespaces that are mapped, other than at the places
-// that its schema tells. A namespace that is mapped to is none: what names it may be right.
+// guesses finds where an object seems to name mapped namespaces outside the places of its schema. A
+// namespace that is also a target is ignored.
 func (r *Rules) guesses(o *unstructured.Unstructured) mentions {
 	found := mentions{rules: r, names: map[string]bool{}}
-	if r.mentioned == nil || isDefinition(o) { // the schema of a kind has names of fields
+	if r.mentioned == nil || isDefinition(o) { // a schema has names of fields
 		return found
 	}
 	for _, field := range slices.Sorted(maps.Keys(o.Object)) {
@@ -72,7 +70,7 @@ func (r *Rules) guesses(o *unstructured.Unstructured) mentions {
 			found.in(field, o.Object[field])
 		}
 	}
-	found.text("metadata.name", o.GetName()) // as profiles of Services are called
+	found.text("metadata.name", o.GetName())
 	annotations := o.GetAnnotations()
 	for _, name := range slices.Sorted(maps.Keys(annotations)) {
 		if name == corev1.LastAppliedConfigAnnotation || namedIn[name] != nil {
@@ -88,7 +86,7 @@ func (r *Rules) guesses(o *unstructured.Unstructured) mentions {
 	return found
 }
 
-// isMapped reports whether a namespace of the backup is one that is mapped, and not mapped to.
+// isMapped reports whether a namespace is mapped, and no target.
 func (r *Rules) isMapped(namespace string) bool { return slices.Contains(r.left, namespace) }
 
 func (m *mentions) add(at, namespace string) {
@@ -96,7 +94,7 @@ func (m *mentions) add(at, namespace string) {
 	m.names[namespace] = true
 }
 
-// in looks at a value: a field that says so may be a namespace, and so may what a text has.
+// in looks at a value: a field with such a name, or a text.
 func (m *mentions) in(at string, value any) {
 	if len(m.at) > maxMentions {
 		return
@@ -104,7 +102,6 @@ func (m *mentions) in(at string, value any) {
 	says := func(field, suffix string) bool { return strings.HasSuffix(strings.ToLower(field), suffix) }
 	switch value := value.(type) {
 	case map[string]any:
-		// As variables of containers are.
 		variable, _ := value["name"].(string)
 		for _, field := range slices.Sorted(maps.Keys(value)) {
 			named, ok := value[field].(string)
@@ -141,7 +138,7 @@ func (m *mentions) text(at, value string) {
 	}
 }
 
-// inSecret looks at the texts of a Secret, and at the names that its certificates are for.
+// inSecret looks at the texts of a Secret, and at names in its certificates.
 func (m *mentions) inSecret(data map[string]any) {
 	for _, field := range slices.Sorted(maps.Keys(data)) {
 		encoded, _ := data[field].(string)

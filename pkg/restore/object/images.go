@@ -10,7 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// podSpecs are where the specs of pods are.
 var podSpecs = map[string][]string{
 	"pods":                     {"spec"},
 	"podtemplates":             {"template", "spec"},
@@ -24,7 +23,6 @@ var podSpecs = map[string][]string{
 	"cronjobs.batch":           {"spec", "jobTemplate", "spec", "template", "spec"},
 }
 
-// mapImages has containers, and volumes that are images, come from elsewhere.
 func (c *change) mapImages(resource schema.GroupResource) {
 	path, ok := podSpecs[resource.String()]
 	if !ok || len(c.rules.images) == 0 {
@@ -46,8 +44,7 @@ func (c *change) mapImage(object map[string]any, field string) {
 	}
 }
 
-// Image maps an image by the longest of the words that it is, or that it begins with up to the
-// end of a part.
+// Image maps an image by its longest matching prefix, which ends at the end of a part.
 func (r *Rules) Image(image string) string {
 	longest := ""
 	for from := range r.images {

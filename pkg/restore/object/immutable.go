@@ -10,8 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// immutableFields are fields that API servers don't let change, by kind.group. Of others the
-// server says so when it is asked.
+// immutableFields are fields that API servers don't let change, by kind.group. Others are found
+// when the server refuses.
 var immutableFields = map[string][]string{
 	"PersistentVolumeClaim":                 {"spec.accessModes", "spec.storageClassName", "spec.volumeMode", "spec.selector", "spec.volumeName", "spec.dataSource", "spec.dataSourceRef"},
 	"PersistentVolume":                      {"spec.csi", "spec.hostPath", "spec.nfs", "spec.local", "spec.volumeMode", "spec.nodeAffinity"},
@@ -34,11 +34,9 @@ var immutableFields = map[string][]string{
 	"CustomResourceDefinition.apiextensions.k8s.io": {"spec.group", "spec.scope", "spec.names.kind", "spec.names.plural"},
 }
 
-// mutableOfPods are the fields of a pod's spec that can be changed; its containers' images
-// are others.
+// mutableOfPods are the changeable fields of a pod's spec, besides images.
 var mutableOfPods = []string{"spec.activeDeadlineSeconds", "spec.tolerations", "spec.terminationGracePeriodSeconds"}
 
-// immutable tells the fields of an object that can't be changed, by their paths.
 func immutable(live *unstructured.Unstructured) func(path string) bool {
 	gk := live.GroupVersionKind().GroupKind().String()
 	fields := immutableFields[gk]

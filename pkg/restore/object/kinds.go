@@ -19,7 +19,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restorewait"
 )
 
-// kind does what the object's kind asks for.
 func (c *change) kind(resource schema.GroupResource, began bool) {
 	switch resource.String() {
 	case "namespaces":
@@ -65,20 +64,17 @@ func (c *change) kind(resource schema.GroupResource, began bool) {
 	}
 }
 
-// Schedules are the resource and group of those of Holdfast.
 const Schedules = "schedules.holdfast.io"
 
-// IsPaused reports whether a schedule makes no backups for now.
 func IsPaused(schedule *unstructured.Unstructured) bool {
 	paused, _, _ := unstructured.NestedBool(schedule.Object, "spec", "paused")
 	return paused
 }
 
-// Pause pauses a schedule: else it would make its backups as whoever restores it.
+// Pause pauses a schedule: otherwise it would make backups with the rights of the restoring user.
 func Pause(schedule *unstructured.Unstructured) { setPaused(schedule, true) }
 
-// KeepPaused gives a schedule that is compared with the one in the cluster that one's pause,
-// which is no difference.
+// KeepPaused takes over the live schedule's pause, which is no difference.
 func KeepPaused(schedule, live *unstructured.Unstructured) { setPaused(schedule, IsPaused(live)) }
 
 func setPaused(schedule *unstructured.Unstructured, paused bool) {
@@ -90,8 +86,7 @@ func setPaused(schedule *unstructured.Unstructured, paused bool) {
 	}
 }
 
-// list are the elements of a list that are objects: what is changed in them is changed in
-// the object.
+// list returns the elements of a list that are objects. Changes apply to the object.
 func list(object map[string]any, path ...string) []map[string]any {
 	value, _, _ := unstructured.NestedFieldNoCopy(object, path...)
 	elements, _ := value.([]any)
@@ -115,8 +110,7 @@ func nested(object map[string]any, path ...string) map[string]any {
 	return fields
 }
 
-// without leaves the elements out of a list whose names are among names; and the list, if
-// nothing is left.
+// without drops elements of a list, and the list when it is empty.
 func without(object map[string]any, field string, drop func(element map[string]any) bool) {
 	elements, ok := object[field].([]any)
 	if !ok {
@@ -133,13 +127,13 @@ func without(object map[string]any, field string, drop func(element map[string]a
 	object[field] = elements
 }
 
-// pod takes from a pod what was decided about it, and what others have put into it.
+// pod removes decisions about a pod, and additions by others.
 func (c *change) pod() {
 	spec := nested(c.object.Object, "spec")
 	if spec == nil {
 		return
 	}
-	// Its node, what the admission computes from its classes, and what was added to it while it ran.
+	// Its node, values computed from its classes, and additions while it ran.
 	for _, field := range []string{"nodeName", "priority", "preemptionPolicy", "overhead", "ephemeralContainers"} {
 		delete(spec, field)
 	}
@@ -167,8 +161,8 @@ func (c *change) pod() {
 
 type injection struct{ containers, volumes sets.Set[string] }
 
-// injected is what a service mesh has put into a pod, and will put into it again, and what
-// an earlier restore has, for which it must not wait once more.
+// injected returns the additions of a service mesh, which adds them again, and of an earlier
+// restore, for which the pod must not wait again.
 func (c *change) injected() injection {
 	found := injection{sets.New[string](), sets.New[string]()}
 	spec := nested(c.object.Object, "spec")
@@ -176,7 +170,7 @@ func (c *change) injected() injection {
 	for _, container := range list(spec, "initContainers") {
 		var typed corev1.Container
 		if runtime.DefaultUnstructuredConverter.FromUnstructured(container, &typed) != nil {
-			continue // the API server says what is wrong with it
+			continue
 		}
 		if volume := restorewait.ToldIn(&typed); volume != "" {
 			found.containers.Insert(typed.Name)
@@ -187,7 +181,7 @@ func (c *change) injected() injection {
 		for _, container := range slices.Concat(list(spec, "initContainers"), list(spec, "containers")) {
 			for _, mount := range list(container, "volumeMounts") {
 				if !found.containers.Has(text(container, "name")) {
-					told.Delete(text(mount, "name")) // somebody needs it
+					told.Delete(text(mount, "name"))
 				}
 			}
 		}
@@ -201,7 +195,6 @@ func (c *change) injected() injection {
 	return found
 }
 
-// service takes from a Service the addresses and ports that were allotted to it.
 func (c *change) service() {
 	spec := nested(c.object.Object, "spec")
 	if spec == nil {
@@ -225,9 +218,8 @@ func (c *change) service() {
 	}
 }
 
-// askedPorts are those that whoever wrote the Service has asked for: they are in the
-// configuration that kubectl has stored, or some manager of fields other than the API
-// server's allocation names them.
+// askedPorts are the ports that the Service's author asked for: in kubectl's stored configuration,
+// or owned by another field manager than the API server's allocation.
 type askedPorts struct {
 	numbers     sets.Set[int64]
 	healthCheck bool
@@ -311,7 +303,6 @@ func (c *change) storageClass(claim map[string]any) {
 	}
 }
 
-// volume has a PersistentVolume wait for its claim, which will be another one.
 func (c *change) volume() {
 	c.removeAnnotations("pv.kubernetes.io/bound-by-controller")
 	if reference := nested(c.object.Object, "spec", "claimRef"); reference != nil {
@@ -337,7 +328,7 @@ func (c *change) account() {
 	}
 }
 
-// secret empties a token, which the server fills anew for the account as it is now.
+// secret empties a token, which the server fills again.
 func (c *change) secret() {
 	if text(c.object.Object, "type") != string(corev1.SecretTypeServiceAccountToken) {
 		return
@@ -353,8 +344,7 @@ func (c *change) secret() {
 	c.removeLabels("kubernetes.io/legacy-token-last-used", "kubernetes.io/legacy-token-invalid-since")
 }
 
-// moveZone moves the time zone that is in the schedule of a CronJob, as it was done before there was a
-// field, into the field. It returns the zone that it has moved.
+// moveZone moves a time zone in a CronJob's schedule into its field, and returns the zone.
 func moveZone(job map[string]any) string {
 	spec := nested(job, "spec")
 	prefix, rest, _ := strings.Cut(strings.TrimSpace(text(spec, "schedule")), "=")
@@ -368,8 +358,8 @@ func moveZone(job map[string]any) string {
 
 var jobLabels = []string{"controller-uid", "batch.kubernetes.io/controller-uid"}
 
-// job takes from a Job what ties it to its former pods. One that had begun would begin
-// anew, and do twice what it has done: it is suspended.
+// job removes a Job's ties to its pods. A Job that had begun is suspended: otherwise it would run
+// twice.
 func (c *change) job(began bool) {
 	spec := nested(c.object.Object, "spec")
 	if spec == nil {
@@ -388,7 +378,6 @@ func (c *change) job(began bool) {
 	}
 }
 
-// jobBegan reports whether an object is a Job that runs.
 func jobBegan(o *unstructured.Unstructured) bool {
 	suspended, _, _ := unstructured.NestedBool(o.Object, "spec", "suspend")
 	return o.GetKind() == "Job" && o.GroupVersionKind().Group == "batch" && !suspended && text(o.Object, "status", "startTime") != ""

@@ -12,28 +12,26 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/value"
 )
 
-// components of Kubernetes write fields that belong to the cluster. Distributions in one
-// program write as that program.
+// components of Kubernetes write fields that belong to the cluster. Distributions write as one
+// program.
 var components = []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "k3s", "rke2"}
 
-// manager has fields of a live object that belong to the cluster.
+// manager is a field manager whose fields belong to the cluster.
 type manager struct {
 	name string
-	// decides is true if the values of its fields are its own, too: it would write them again.
+	// decides is true if it would write its values again.
 	decides bool
-	// scales is true for the controller of HorizontalPodAutoscalers: it computes its fields.
+	// scales is true for the controller of HorizontalPodAutoscalers.
 	scales bool
-	// holds is true if it has the field itself, and below are those of its fields that are
-	// below.
+	// holds is true if it manages the field itself; below are its managed fields below.
 	holds bool
 	below *fieldpath.Set
 }
 
-// holdsAll reports whether the manager has the field with all that is below it.
 func (m manager) holdsAll() bool { return m.holds && (m.below == nil || m.below.Empty()) }
 
-// managersOf are the controllers that have fields of an object. A person who applies with
-// kubectl is none: nothing applies that again.
+// managersOf returns the controllers among an object's managers. A user of kubectl is none: nothing
+// applies that again.
 func managersOf(live *unstructured.Unstructured) []manager {
 	var managers []manager
 	for _, entry := range live.GetManagedFields() {
@@ -50,7 +48,7 @@ func managersOf(live *unstructured.Unstructured) []manager {
 	return managers
 }
 
-// descend gives the managers of a field. A manager of all that the field is part of has it, too.
+// descend returns the managers of a field, or of everything that contains it.
 func descend(managers []manager, element fieldpath.PathElement) []manager {
 	var found []manager
 	for _, m := range managers {
@@ -67,7 +65,6 @@ func descend(managers []manager, element fieldpath.PathElement) []manager {
 	return found
 }
 
-// elements gives the managers of an element of a list, which may have more keys than one.
 func elements(managers []manager, key string, element any) []manager {
 	var found []manager
 	for _, m := range managers {
@@ -90,7 +87,6 @@ func elements(managers []manager, key string, element any) []manager {
 	return found
 }
 
-// isElement reports whether a path leads to an element of a list.
 func isElement(pe fieldpath.PathElement, key string, element any) bool {
 	if key == values {
 		return pe.Value != nil && same((*pe.Value).Unstructured(), element)

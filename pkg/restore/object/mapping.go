@@ -14,9 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// mapNamespace moves the object to its namespace, and has what it says of namespaces, as
-// far as its schema tells where, speak of the new ones. What seems to name an old one
-// elsewhere is told in a warning.
+// mapNamespace moves the object to its namespace, and maps the namespaces at the places of its
+// schema. A warning lists other places that seem to name an old one.
 func (c *change) mapNamespace(resource schema.GroupResource) {
 	if len(c.rules.namespaces) == 0 {
 		return
@@ -49,7 +48,7 @@ func (c *change) mapNamespace(resource schema.GroupResource) {
 	c.warn("it still names %s, whose objects are restored into another namespace, at %s%s", names, at, more)
 }
 
-// mapApplied has kubectl's copy of the configuration name the new namespaces, as the object does.
+// mapApplied maps kubectl's copy of the configuration, too.
 func (c *change) mapApplied(gk schema.GroupKind, resource schema.GroupResource, namespace string) {
 	annotations := nested(c.object.Object, "metadata", "annotations")
 	applied := text(annotations, corev1.LastAppliedConfigAnnotation)

@@ -14,24 +14,23 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 )
 
-// comparison goes through three objects at once: the live one, the desired one, and the one
-// that the server has put in the place of the live one, as far as that is known.
+// comparison compares the live and the desired object, and the server's answer to the probe, if
+// there is one.
 type comparison struct {
 	immutable func(path string) bool
 	given     func(path string, value any) part
-	// injected is true if something else writes the certificates of the object.
+	// injected is true if another writes the object's certificates.
 	injected bool
-	// definition is true for a CustomResourceDefinition, which keeps what was added to it.
+	// definition is true for a CustomResourceDefinition, which keeps additions.
 	definition bool
-	// removesOnly is true if values that differ are left as they are.
+	// removesOnly leaves differing values as they are.
 	removesOnly bool
 
 	differs, kept, fixed  []string
 	besides, fixedBesides []string
 }
 
-// merge gives live with what desired has, and without what was added since. The managers
-// are the field managers of this part.
+// merge returns live with the desired fields, and without additions.
 func (c *comparison) merge(at string, live, desired, put map[string]any, meta strategicpatch.LookupPatchMeta, managers []manager) map[string]any {
 	for _, field := range slices.Sorted(maps.Keys(desired)) {
 		path := join(at, field)
@@ -40,7 +39,7 @@ func (c *comparison) merge(at string, live, desired, put map[string]any, meta st
 		want := desired[field]
 		switch wanted := want.(type) {
 		case nil:
-			continue // as good as not there
+			continue
 		case map[string]any:
 			if fields, ok := is.(map[string]any); ok {
 				served, _ := put[field].(map[string]any)
@@ -89,7 +88,6 @@ func join(at, field string) string {
 	return at + "." + field
 }
 
-// differ notes a field whose value differs, and reports whether it is to be written.
 func (c *comparison) differ(path string, managers []manager) bool {
 	if c.removesOnly {
 		return false
@@ -108,9 +106,8 @@ func (c *comparison) differ(path string, managers []manager) bool {
 	return true
 }
 
-// beside decides about a field of the live object, or an element of a list, that the desired
-// one lacks. It gives what of it stays, and whether any does. Put is what the server has there,
-// if known. Meta and field tell of the list that the field is.
+// beside decides about a field or an element that only the live object has. It returns the part
+// that stays. put is the server's value, if known; meta and field describe the list.
 func (c *comparison) beside(path string, is, put any, known bool, meta strategicpatch.LookupPatchMeta, field string, managers []manager) (left any, stays bool) {
 	belongs := c.given(path, is)
 	switch {
@@ -120,7 +117,7 @@ func (c *comparison) beside(path string, is, put any, known bool, meta strategic
 		return is, true
 	}
 	partly := slices.ContainsFunc(managers, func(m manager) bool { return m.below != nil && !m.below.Empty() })
-	if strings.HasSuffix(path, "]") { // an element of a list is of no use without its other fields
+	if strings.HasSuffix(path, "]") { // an element is useless without its other fields
 		if partly {
 			return is, true
 		}
@@ -155,8 +152,8 @@ func (c *comparison) beside(path string, is, put any, known bool, meta strategic
 	return nil, false
 }
 
-// mergeWhole merges as merge does. With whole, the fields belong together, as those of a
-// volume: if one differs, those go that are only live.
+// mergeWhole is merge. With whole, the fields belong together, as a volume's: if one differs,
+// fields that are only live are dropped.
 func (c *comparison) mergeWhole(whole bool, at string, live, desired, put map[string]any, meta strategicpatch.LookupPatchMeta, managers []manager) map[string]any {
 	differs, kept, besides, fixed := len(c.differs), len(c.kept), len(c.besides), len(c.fixedBesides)
 	live = c.merge(at, live, desired, put, meta, managers)
@@ -169,8 +166,7 @@ func (c *comparison) mergeWhole(whole bool, at string, live, desired, put map[st
 
 const retainKeys = "retainKeys"
 
-// member is how the lists in a field are merged, or nil, and whether its own fields belong
-// together.
+// member returns how lists in a field are merged, or nil, and whether its fields belong together.
 func member(meta strategicpatch.LookupPatchMeta, field string) (strategicpatch.LookupPatchMeta, bool) {
 	if meta == nil {
 		return nil, false
@@ -182,11 +178,11 @@ func member(meta strategicpatch.LookupPatchMeta, field string) (strategicpatch.L
 	return below, slices.Contains(patchMeta.GetPatchStrategies(), retainKeys)
 }
 
-// values is the key of lists of texts or numbers whose order does not matter.
+// values is the key of lists of scalars without order.
 const values = "="
 
-// listOf tells how a list is merged: the key of its elements, empty if they have none, whether
-// the fields of an element belong together, and how the lists in these are merged.
+// listOf returns how a list is merged: the key of its elements or "", whether an element's fields
+// belong together, and the rules of lists below.
 func (c *comparison) listOf(path string, meta strategicpatch.LookupPatchMeta, field string) (key string, whole bool, below strategicpatch.LookupPatchMeta) {
 	switch {
 	case path == "metadata.ownerReferences":
@@ -207,7 +203,6 @@ func (c *comparison) listOf(path string, meta strategicpatch.LookupPatchMeta, fi
 	return key, slices.Contains(patchMeta.GetPatchStrategies(), retainKeys), below
 }
 
-// mergeList gives live with what desired has, and without what was added since.
 func (c *comparison) mergeList(path string, live, desired, put []any, meta strategicpatch.LookupPatchMeta, field string, managers []manager) []any {
 	key, whole, below := c.listOf(path, meta, field)
 	if key != "" && unique(live, key) && unique(desired, key) {
@@ -219,8 +214,8 @@ func (c *comparison) mergeList(path string, live, desired, put []any, meta strat
 		}
 		return live
 	}
-	// Elements are compared one by one. The list is written as a whole, with the fields that the
-	// server has added to its elements.
+	// Elements are compared one by one. The list is written as a whole, with the server's
+	// additions.
 	for i := range desired {
 		at := fmt.Sprintf("%s[%d]", path, i)
 		wanted, isMap := desired[i].(map[string]any)
@@ -240,7 +235,6 @@ func (c *comparison) mergeList(path string, live, desired, put []any, meta strat
 	return live
 }
 
-// mergeKeyed merges lists whose elements have a key.
 func (c *comparison) mergeKeyed(path, key string, whole bool, live, desired, put []any, meta strategicpatch.LookupPatchMeta, managers []manager) []any {
 	position, served := map[string]int{}, map[string]any{}
 	for i, element := range live {
@@ -266,7 +260,7 @@ func (c *comparison) mergeKeyed(path, key string, whole bool, live, desired, put
 		fields, isMap := live[i].(map[string]any)
 		want, ok := element.(map[string]any)
 		if !isMap || !ok {
-			continue // a value is its key
+			continue
 		}
 		put, _ := served[name].(map[string]any)
 		live[i] = c.mergeWhole(whole, at, fields, want, put, meta, elements(managers, key, live[i]))
@@ -289,7 +283,6 @@ func (c *comparison) mergeKeyed(path, key string, whole bool, live, desired, put
 	return live
 }
 
-// besideElement is beside for an element of a list.
 func (c *comparison) besideElement(path string, is, put any, known bool, meta strategicpatch.LookupPatchMeta, managers []manager) (left any, stays bool) {
 	const element = "element"
 	if meta == nil {
@@ -298,8 +291,7 @@ func (c *comparison) besideElement(path string, is, put any, known bool, meta st
 	return c.beside(path, is, put, known, elementMeta{meta}, element, managers)
 }
 
-// elementMeta has an element of a list look like a field whose fields are merged by the
-// embedded one.
+// elementMeta makes an element of a list look like a field.
 type elementMeta struct{ strategicpatch.LookupPatchMeta }
 
 // LookupPatchMetadataForStruct implements strategicpatch.LookupPatchMeta.
@@ -319,14 +311,13 @@ func keyOf(element any, key string) string {
 	if !ok || fields[key] == nil {
 		return ""
 	}
-	// A Service or a container may have one port twice, with different protocols.
+	// A Service or a container may use one port with two protocols.
 	if protocol, _ := fields["protocol"].(string); key == "port" || key == "containerPort" {
 		return fmt.Sprint(fields[key], "/", cmp.Or(protocol, "TCP"))
 	}
 	return fmt.Sprint(fields[key])
 }
 
-// unique reports whether a list's elements have a key each.
 func unique(list []any, key string) bool {
 	seen := map[string]bool{}
 	for _, element := range list {
@@ -339,7 +330,6 @@ func unique(list []any, key string) bool {
 	return true
 }
 
-// same compares two values. Numbers are what they mean.
 func same(a, b any) bool {
 	switch a := a.(type) {
 	case map[string]any:

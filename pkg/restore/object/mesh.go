@@ -14,8 +14,8 @@ import (
 	utiljson "sigs.k8s.io/json"
 )
 
-// mesh finds what a service mesh has put into a pod, and takes back what it has changed besides: it
-// does so again where it is there, and where it isn't, nothing must rely on it.
+// mesh finds the additions of a service mesh in a pod, and undoes its other changes. A mesh in the
+// cluster makes them again.
 func (c *change) mesh(found *injection) {
 	annotations := c.object.GetAnnotations()
 	if status, ok := annotations["sidecar.istio.io/status"]; ok {
@@ -33,12 +33,11 @@ func (c *change) mesh(found *injection) {
 		}
 	}
 	c.sidecars(found)
-	// What the agents of meshes without sidecars write.
+	// Written by the agents of meshes without sidecars.
 	c.removeAnnotations("ambient.istio.io/redirection")
 }
 
-// unmesh takes what a mesh has put into a pod out of it. Where there is a mesh, a pod that was restored
-// without it has it again.
+// unmesh removes a mesh's additions from a pod. A live pod restored without them has them again.
 func unmesh(pod *unstructured.Unstructured) {
 	c, found := &change{rules: &Rules{}, object: pod}, injection{sets.New[string](), sets.New[string]()}
 	c.mesh(&found)
@@ -52,11 +51,10 @@ func unmesh(pod *unstructured.Unstructured) {
 	}
 }
 
-// istioUser is the group that Istio gives the volumes of a pod which has none.
+// istioUser is the group that Istio gives a pod's volumes.
 const istioUser = 1337
 
-// istio takes what its injector has done out of a pod. The environment of its container has what it
-// has replaced.
+// istio undoes Istio's injection. The environment of its container has the replaced values.
 func (c *change) istio(status string, found *injection) {
 	var names struct {
 		InitContainers, Containers, Volumes, ImagePullSecrets []string
@@ -68,7 +66,7 @@ func (c *change) istio(status string, found *injection) {
 	found.volumes.Insert(names.Volumes...)
 	spec := nested(c.object.Object, "spec")
 	environment := map[string]string{}
-	var containers []map[string]any // those of the pod itself
+	var containers []map[string]any
 	for _, container := range slices.Concat(list(spec, "initContainers"), list(spec, "containers")) {
 		if !found.containers.Has(text(container, "name")) {
 			containers = append(containers, container)
@@ -102,8 +100,7 @@ func (c *change) istio(status string, found *injection) {
 	}
 }
 
-// istioMetrics gives Prometheus the port of the application again, which the sidecar has collected
-// from.
+// istioMetrics restores the application's port for Prometheus, which the sidecar has replaced.
 func (c *change) istioMetrics(annotations map[string]string, before string) {
 	if annotations["prometheus.io/path"] != "/stats/prometheus" {
 		return
@@ -120,7 +117,6 @@ func (c *change) istioMetrics(annotations map[string]string, before string) {
 	}
 }
 
-// setAnnotation sets an annotation, or removes it if the value is empty.
 func (c *change) setAnnotation(name, value string) {
 	annotations := c.object.GetAnnotations()
 	if annotations == nil {
@@ -133,14 +129,13 @@ func (c *change) setAnnotation(name, value string) {
 	}
 }
 
-// handlers are the ways in which a kubelet asks a container.
 var handlers = []string{"httpGet", "tcpSocket", "grpc", "exec", "sleep"}
 
-// istioProbes has the kubelet ask the containers of the pod itself, and not the agent in the sidecar,
-// which is told what to ask by a variable.
+// istioProbes points the kubelet's probes at the pod's containers again, not at the sidecar's
+// agent. A variable has the originals.
 func (c *change) istioProbes(containers []map[string]any, probers string) {
 	var original map[string]map[string]any
-	_ = utiljson.UnmarshalCaseSensitivePreserveInts([]byte(probers), &original) // without, nothing is known
+	_ = utiljson.UnmarshalCaseSensitivePreserveInts([]byte(probers), &original)
 	for _, container := range containers {
 		asked := map[string]map[string]any{
 			"readinessProbe": nested(container, "readinessProbe"), "livenessProbe": nested(container, "livenessProbe"), "startupProbe": nested(container, "startupProbe"),

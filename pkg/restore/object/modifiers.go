@@ -26,10 +26,9 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// Modifiers are rules of users that change objects, in Velero's format.
+// Modifiers are users' rules that change objects, in Velero's format.
 type Modifiers struct {
-	rules []modifier
-	// called are what their words may call resources.
+	rules  []modifier
 	called selection.Called
 }
 
@@ -69,10 +68,9 @@ type modifierData struct {
 	PatchData string `json:"patchData"`
 }
 
-// modifier is a rule, compiled.
 type modifier struct {
-	// seen is set when there is an object of its resource, and met when one meets its conditions,
-	// but for matches, which are asked of each object.
+	// seen is true once an object has its resource, met once one meets its conditions, except
+	// matches, which are tested for each object.
 	seen, met  *atomic.Bool
 	namespaces []string
 	resource   string
@@ -84,13 +82,13 @@ type modifier struct {
 	strategic  [][]byte
 }
 
-// maxPatched is how large a rule may leave an object, as the API server limits a request.
+// maxPatched bounds a changed object, as the API server bounds a request.
 const maxPatched = 3 << 20
 
 // Each copy can double an object.
 func init() { jsonpatch.AccumulatedCopySizeLimit = maxPatched }
 
-// ParseModifiers reads the content of a ConfigMap, which has one entry of any name.
+// ParseModifiers reads a ConfigMap with one entry of any name.
 func ParseModifiers(data map[string]string) (*Modifiers, error) {
 	if len(data) != 1 {
 		return nil, fmt.Errorf("it must have one entry, and has %d", len(data))
@@ -125,8 +123,8 @@ func ParseModifiers(data map[string]string) (*Modifiers, error) {
 }
 
 const (
-	// maxRules and maxMatches bound the time that an object of 1 MiB takes, which each rule that is
-	// about it parses anew.
+	// maxRules and maxMatches bound the time for an object of 1 MiB, which each matching rule
+	// parses again.
 	maxRules, maxMatches = 1000, 100
 )
 
@@ -201,7 +199,6 @@ func documents(field string, patches []modifierData) (encoded [][]byte, err erro
 	return encoded, nil
 }
 
-// operation is one of a JSON patch.
 func operation(name, from, at, value string) (jsonpatch.Patch, error) {
 	if at != "" && !strings.HasPrefix(at, "/") {
 		return nil, fmt.Errorf("the path %q must begin with a slash, as in RFC 6901", at)
@@ -220,8 +217,8 @@ func operation(name, from, at, value string) (jsonpatch.Patch, error) {
 	return jsonpatch.DecodePatch(encoded)
 }
 
-// literal is the JSON that a value stands for, as with Velero: null, true, a number, an
-// object, a list or a text in quotes is what it is, and any other is a text.
+// literal returns a value's JSON, as Velero: null, true, a number, an object, a list or a quoted
+// text stands for itself, any other for a text.
 func literal(value string) json.RawMessage {
 	trimmed := strings.TrimSpace(value)
 	if json.Valid([]byte(trimmed)) {
@@ -234,8 +231,7 @@ func literal(value string) json.RawMessage {
 	return encoded
 }
 
-// apply changes an object by each rule whose conditions it meets, in order. After an error
-// it is not to be used.
+// apply changes an object by each matching rule, in order. After an error the object is unusable.
 func (m *Modifiers) apply(o *unstructured.Unstructured, resource schema.GroupResource) error {
 	for i := range m.rules {
 		rule := &m.rules[i]
@@ -270,7 +266,7 @@ func (m *Modifiers) apply(o *unstructured.Unstructured, resource schema.GroupRes
 	return nil
 }
 
-// Words are those by which the rules call resources.
+// Words returns the words for resources in the rules.
 func (m *Modifiers) Words() (words []string) {
 	if m == nil {
 		return nil
@@ -281,7 +277,7 @@ func (m *Modifiers) Words() (words []string) {
 	return words
 }
 
-// Idle says which rules have applied to no object so far.
+// Idle lists the rules that have matched no object so far.
 func (m *Modifiers) Idle() (texts []string) {
 	if m == nil {
 		return nil
@@ -312,7 +308,7 @@ func (m *modifier) matched(encoded []byte) bool {
 	if len(m.matches) == 0 {
 		return true
 	}
-	_, err := m.matches.Apply(encoded) // which parses the object once
+	_, err := m.matches.Apply(encoded) // it parses the object once
 	return err == nil
 }
 

@@ -11,11 +11,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// naming maps a name that has a namespace in it; any other stays.
+// naming maps a name that contains a namespace.
 type naming func(r *Rules, name string) string
 
-// place is a field that names a namespace by the schema of its kind. Lists on the way stand for each
-// of their elements.
+// place is a field that names a namespace. It includes all elements of lists on the way.
 type place struct {
 	path string
 	in   naming
@@ -44,7 +43,7 @@ var (
 	istioRoutes = []place{{"delegate.namespace", aNamespace}, {"route.destination.host", aService}, {"mirror.host", aService}, {"mirrors.destination.host", aService}, {"match.gateways", anObject}, {"match.sourceNamespace", aNamespace}}
 )
 
-// places are those of kinds that are known, Kubernetes' own and others that many clusters have.
+// places are known fields of kinds of Kubernetes and of common extensions.
 var places = map[schema.GroupKind][]place{
 	{Group: rbacGroup, Kind: "RoleBinding"}:                              subjects,
 	{Group: rbacGroup, Kind: "ClusterRoleBinding"}:                       subjects,
@@ -119,7 +118,6 @@ var places = map[schema.GroupKind][]place{
 	{Group: "policy.linkerd.io", Kind: "AuthorizationPolicy"}:         {{"spec.targetRef.namespace", aNamespace}, {"spec.requiredAuthenticationRefs.namespace", aNamespace}},
 }
 
-// ofPods are the places below the spec of a pod.
 var ofPods = []place{
 	{"dnsConfig.searches", aService},
 	{"affinity.podAffinity.requiredDuringSchedulingIgnoredDuringExecution.namespaces", aNamespace},
@@ -128,7 +126,6 @@ var ofPods = []place{
 	{"affinity.podAntiAffinity.preferredDuringSchedulingIgnoredDuringExecution.podAffinityTerm.namespaces", aNamespace},
 }
 
-// namedIn are annotations of objects of any kind.
 var namedIn = map[string]naming{
 	"meta.helm.sh/release-namespace":        aNamespace,
 	"cert-manager.io/inject-ca-from":        anObject,
@@ -142,7 +139,7 @@ func below(path string, of []place) (moved []place) {
 	return moved
 }
 
-// matches are the places of what chooses objects for a policy of Kyverno.
+// matches returns the places in Kyverno's match blocks.
 func matches(path string) (found []place) {
 	for _, among := range []string{path, path + ".any", path + ".all"} {
 		found = append(found, place{among + ".resources.namespaces", aNamespace}, place{among + ".subjects.namespace", aNamespace}, place{among + ".subjects.name", anAccount})
@@ -152,7 +149,7 @@ func matches(path string) (found []place) {
 
 func aNamespace(r *Rules, name string) string { return r.Namespace(name) }
 
-// anAccount maps the name of a user or a group that stands for ServiceAccounts.
+// anAccount maps the user or group name of ServiceAccounts.
 func anAccount(r *Rules, name string) string {
 	if namespace, ok := strings.CutPrefix(name, "system:serviceaccounts:"); ok {
 		return "system:serviceaccounts:" + r.Namespace(namespace)
@@ -164,7 +161,7 @@ func anAccount(r *Rules, name string) string {
 	return name
 }
 
-// aService maps a DNS name below that of a namespace's Services.
+// aService maps a DNS name of a namespace's Service.
 func aService(r *Rules, name string) string {
 	labels := strings.Split(name, ".")
 	if at := slices.IndexFunc(labels, func(label string) bool { return label == "svc" || strings.HasPrefix(label, "svc:") }); at > 0 {
@@ -173,7 +170,6 @@ func aService(r *Rules, name string) string {
 	return strings.Join(labels, ".")
 }
 
-// anObject maps NAMESPACE/NAME.
 func anObject(r *Rules, name string) string {
 	if namespace, rest, ok := strings.Cut(name, "/"); ok {
 		return r.Namespace(namespace) + "/" + rest
@@ -181,7 +177,7 @@ func anObject(r *Rules, name string) string {
 	return name
 }
 
-// anIdentity maps a name of SPIFFE, as meshes have them: TRUST-DOMAIN/ns/NAMESPACE/sa/NAME.
+// anIdentity maps a SPIFFE name of a mesh: TRUST-DOMAIN/ns/NAMESPACE/sa/NAME.
 func anIdentity(r *Rules, name string) string {
 	parts := strings.Split(name, "/")
 	for i := 0; i+2 < len(parts); i++ {
@@ -192,8 +188,7 @@ func anIdentity(r *Rules, name string) string {
 	return strings.Join(parts, "/")
 }
 
-// mapNames has an object, and what of it is copied elsewhere, name the namespaces that those of the
-// backup are mapped to, wherever its schema says that a namespace is named.
+// mapNames maps the namespaces in an object, and in copies within it, at all places of its schema.
 func (r *Rules) mapNames(gk schema.GroupKind, resource schema.GroupResource, object map[string]any) {
 	for _, p := range places[gk] {
 		r.mapAt(object, strings.Split(p.path, "."), p.in)
@@ -242,13 +237,11 @@ func (r *Rules) mapNames(gk schema.GroupKind, resource schema.GroupResource, obj
 	r.mapSelectors(object)
 }
 
-// isHere reports whether a destination of Argo CD is this cluster.
 func isHere(destination map[string]any) bool {
 	server, name := text(destination, "server"), text(destination, "name")
 	return server == "https://kubernetes.default.svc" || server == "" && (name == "" || name == "in-cluster")
 }
 
-// mapAt maps the texts at a path.
 func (r *Rules) mapAt(value any, path []string, in naming) any {
 	switch value := value.(type) {
 	case map[string]any:
@@ -270,7 +263,7 @@ func (r *Rules) mapAt(value any, path []string, in naming) any {
 	return value
 }
 
-// mapRules maps the names of namespaces, and of the accounts to impersonate, in rules of RBAC.
+// mapRules maps the names of namespaces, and of accounts to impersonate, in RBAC rules.
 func (r *Rules) mapRules(rules []map[string]any) {
 	for _, rule := range rules {
 		resources, _ := rule["resources"].([]any)
@@ -285,8 +278,8 @@ func (r *Rules) mapRules(rules []map[string]any) {
 	}
 }
 
-// mapShortNames maps SERVICE.NAMESPACE in a certificate. By itself it may be a domain like any: it
-// is a Service if its longer name is there too.
+// mapShortNames maps SERVICE.NAMESPACE in a certificate. It may be an ordinary domain; it is a
+// Service if its longer name is listed too.
 func (r *Rules) mapShortNames(certificate map[string]any) {
 	names, _ := nested(certificate, "spec")["dnsNames"].([]any)
 	for i, name := range names {
@@ -298,14 +291,13 @@ func (r *Rules) mapShortNames(certificate map[string]any) {
 	}
 }
 
-// isNameLabel reports whether the value of a label is the name of a namespace: Kubernetes gives each
-// namespace one, and in policies of Cilium pods have the name of theirs.
+// isNameLabel reports whether a label's value is a namespace's name, in Kubernetes or in policies
+// of Cilium.
 func isNameLabel(key string) bool {
 	key = strings.TrimPrefix(strings.TrimPrefix(key, "k8s:"), "any:")
 	return key == corev1.LabelMetadataName || key == "io.kubernetes.pod.namespace" || key == "io.cilium.k8s.namespace.labels."+corev1.LabelMetadataName
 }
 
-// mapSelectors maps the labels that are the names of namespaces, in selectors wherever they are.
 func (r *Rules) mapSelectors(value any) {
 	switch value := value.(type) {
 	case map[string]any:

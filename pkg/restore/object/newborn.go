@@ -14,9 +14,9 @@ import (
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// IsNewborn reports whether an object in a new namespace is as a controller has made it: each
-// manager of its fields had fields of it in the backup, too, and none is a person. Managed are
-// the managers in the backup. An account may be born without any field.
+// IsNewborn reports whether an object is as a controller made it: each field manager was one in the
+// backup, too, and none is a user. managed are the backup's managers. An account may have no
+// fields.
 func IsNewborn(live *unstructured.Unstructured, managed []metav1.ManagedFieldsEntry) bool {
 	if len(live.GetManagedFields()) == 0 {
 		return live.GetKind() == "ServiceAccount"
@@ -26,11 +26,11 @@ func IsNewborn(live *unstructured.Unstructured, managed []metav1.ManagedFieldsEn
 	})
 }
 
-// isPerson reports whether a manager of fields is what people write with. Nothing writes that again.
+// isPerson reports whether a field manager is a user's tool: nothing writes its fields again.
 func isPerson(manager string) bool { return strings.HasPrefix(manager, "kubectl") }
 
-// CompareNewborn is Compare for a newborn object. A field whose manager here had it in the backup
-// stays as that manager has written it here. Managed are the managers in the backup.
+// CompareNewborn is Compare for a newborn object. A field whose manager had it in the backup, too,
+// keeps its live value.
 func CompareNewborn(live, desired, served *unstructured.Unstructured, policy holdfast.ExistingResourcePolicy, managed []metav1.ManagedFieldsEntry) Decision {
 	var makers []manager
 	for _, here := range live.GetManagedFields() {

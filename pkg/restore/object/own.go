@@ -17,11 +17,9 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 )
 
-// An object that the cluster makes itself is left to it. People copy such objects, with their
-// labels, and give theirs such names. So an object counts as the cluster's own only with a proof
-// beyond its name: an owner, the manager of its fields, or that this cluster has it.
+// Objects that the cluster makes are left to it. Users copy such objects, with labels and names. So
+// it needs a proof beyond the name: an owner, a field manager, or that this cluster has it.
 
-// Why objects are left to the cluster.
 const (
 	ByServer        = "the API server makes it"
 	ForService      = "Kubernetes makes it for the Service"
@@ -32,20 +30,19 @@ const (
 	rootCA    = "kube-root-ca.crt"
 	serviceCA = "openshift-service-ca.crt"
 
-	// bootstrapping labels roles that the API server makes, and autoupdate keeps it from them.
+	// bootstrapping labels the API server's roles; autoupdate=false keeps it from changing them.
 	bootstrapping = "kubernetes.io/bootstrapping"
 	autoupdate    = "rbac.authorization.kubernetes.io/autoupdate"
 	// automanaged labels an APIService that the API server may delete.
 	automanaged = "kube-aggregator.kubernetes.io/automanaged"
 )
 
-// isComponent reports whether a manager of fields is a component of Kubernetes.
 func isComponent(manager string) bool {
 	return slices.Contains(components, manager) || strings.HasSuffix(manager, "cloud-controller-manager")
 }
 
-// managersIn tells whether a component of Kubernetes, and whether somebody else, manages an object, or
-// one of its fields if the field is not empty. Neither is known of an object without managers.
+// managersIn reports whether a component of Kubernetes, and whether another, manages an object, or
+// one of its fields. Without managers both are false.
 func managersIn(o *unstructured.Unstructured, field string) (component, other bool) {
 	for _, entry := range o.GetManagedFields() {
 		if field != "" {
@@ -69,8 +66,7 @@ func holdsField(set *fieldpath.Set, field string) bool {
 	return below || set.Members.Has(element)
 }
 
-// isOfController reports whether a controller of Kubernetes has made the Endpoints or the
-// EndpointSlice of a Service.
+// isOfController reports whether Kubernetes has made the Endpoints or EndpointSlice.
 func isOfController(o *unstructured.Unstructured) bool {
 	if o.GetKind() == "EndpointSlice" {
 		by := o.GetLabels()["endpointslice.kubernetes.io/managed-by"]
@@ -84,27 +80,25 @@ func isOfController(o *unstructured.Unstructured) bool {
 	return component && !other
 }
 
-// IsBootstrapped reports whether the API server has made a role or a binding, keeps it up to date,
-// and nobody else has changed it.
+// IsBootstrapped reports whether the API server maintains a role or a binding, and nothing else has
+// changed it.
 func IsBootstrapped(o *unstructured.Unstructured) bool {
 	_, other := managersIn(o, "")
 	return o.GetLabels()[bootstrapping] == "rbac-defaults" && o.GetAnnotations()[autoupdate] != "false" && !other
 }
 
-// IsMadeForAccount reports whether OpenShift has made a Secret for an account.
 func IsMadeForAccount(secret *unstructured.Unstructured) bool {
 	annotations := secret.GetAnnotations()
 	return annotations["kubernetes.io/created-by"] == "openshift.io/create-dockercfg-secrets" ||
 		annotations["openshift.io/internal-registry-auth-token.service-account"] != ""
 }
 
-// isRemade reports whether an account names a Secret that the cluster makes anew for it.
 func (c *change) isRemade(account, secret string) bool {
 	return account != "" && (strings.HasPrefix(secret, account+"-token-") || strings.HasPrefix(secret, account+"-dockercfg-")) &&
 		c.rules.facts.Remade != nil && c.rules.facts.Remade(c.object.GetNamespace(), secret)
 }
 
-// TemplateOf returns the digest of the pod template of a Deployment or of one of its ReplicaSets.
+// TemplateOf returns the digest of the pod template of a Deployment or its ReplicaSet.
 func TemplateOf(o *unstructured.Unstructured) string {
 	template := nested(o.Object, "spec", "template")
 	if template == nil {
@@ -120,8 +114,8 @@ func TemplateOf(o *unstructured.Unstructured) string {
 	return string(sum[:])
 }
 
-// TemplateToMake returns the digest of the pod template that the controller of a Deployment makes a
-// ReplicaSet of. While a Deployment is paused it makes none.
+// TemplateToMake returns the digest of the template from which a Deployment's controller makes a
+// ReplicaSet. A paused Deployment makes none.
 func TemplateToMake(deployment *unstructured.Unstructured) string {
 	if paused, _, _ := unstructured.NestedBool(deployment.Object, "spec", "paused"); paused {
 		return "none, while it is paused"
@@ -129,11 +123,10 @@ func TemplateToMake(deployment *unstructured.Unstructured) string {
 	return TemplateOf(deployment)
 }
 
-// makesReplicaSet reports whether the controller of its Deployment makes a ReplicaSet again: the
-// one of the Deployment's own template. Its name is a hash, which another version of Kubernetes
-// computes otherwise, so a restored one would be a second one there. All others, with replicas while
-// they are just replaced, are what the Deployment goes back to. If the template is not known, one with
-// replicas counts as the Deployment's own.
+// makesReplicaSet reports whether its Deployment's controller makes the ReplicaSet again: the one
+// of the Deployment's own template. Its name is a hash that differs between versions of Kubernetes,
+// so a restored one would be a second one. The others are kept for rollbacks. If the template is
+// unknown, one with replicas counts as the Deployment's own.
 func (r *Rules) makesReplicaSet(replicaSet *unstructured.Unstructured) bool {
 	owner, current := metav1.GetControllerOf(replicaSet), ""
 	if owner != nil && r.facts.Template != nil {
@@ -146,11 +139,10 @@ func (r *Rules) makesReplicaSet(replicaSet *unstructured.Unstructured) bool {
 	return current == TemplateOf(replicaSet)
 }
 
-// tokenPath is where the admission mounts the token of a pod's account.
+// tokenPath is where admission mounts an account's token.
 const tokenPath = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-// isToken reports whether the admission has put a volume with the token of its account into a pod,
-// and will do so again.
+// isToken reports whether admission has added the token volume to a pod, and will again.
 func isToken(spec, volume map[string]any) bool {
 	if automount, found, _ := unstructured.NestedBool(spec, "automountServiceAccountToken"); found && !automount {
 		return false

@@ -9,13 +9,12 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// deprecatedEmpty is the label by which Kubernetes says in policy/v1 what an empty selector of
-// policy/v1beta1 means: no pod has it.
+// deprecatedEmpty is Kubernetes' label in policy/v1 for the empty selector of policy/v1beta1, which
+// no pod has.
 const deprecatedEmpty = "pdb.kubernetes.io/deprecated-v1beta1-empty-selector-match"
 
-// Reword has an object mean in a later version of its group what it means in its own. Where the fields
-// are the same, those that are left out, or empty, may mean something else there. Of some kinds the
-// fields have other names. It reports whether anything was changed.
+// Reword keeps an object's meaning in a later version of its group. There, missing or empty fields
+// may mean something else, or fields have other names. It reports whether anything changed.
 func Reword(o *unstructured.Unstructured) (changed bool) {
 	before := o.DeepCopy()
 	reword(o)
@@ -26,7 +25,7 @@ func reword(o *unstructured.Unstructured) {
 	spec := nested(o.Object, "spec")
 	switch version, kind := o.GetAPIVersion(), o.GetKind(); {
 	case version == "policy/v1beta1" && kind == "PodDisruptionBudget":
-		// There an empty selector means no pod, and later all of the namespace.
+		// An empty selector means no pod here, and all pods later.
 		selector, ok := spec["selector"].(map[string]any)
 		if expressions, _ := selector["matchExpressions"].([]any); ok && len(nested(selector, "matchLabels")) == 0 && len(expressions) == 0 {
 			spec["selector"] = map[string]any{"matchExpressions": []any{map[string]any{"key": deprecatedEmpty, "operator": "Exists"}}}
@@ -67,7 +66,7 @@ func reword(o *unstructured.Unstructured) {
 	}
 }
 
-// preservesZero is the annotation by which Kubernetes says before v1 that a level has no shares.
+// preservesZero is the annotation for zero shares before v1.
 const preservesZero = "flowcontrol.k8s.io/v1beta3-preserve-zero-concurrency-shares"
 
 func setDefaults(object, defaults map[string]any) {

@@ -21,17 +21,16 @@ import (
 
 const (
 	prefix = "holdfast.io/"
-	// AnnotationRestoreUID is the uid of the restore that created an object. One that
-	// exists with the uid of this restore was made by an earlier attempt.
+	// AnnotationRestoreUID is the uid of the restore that created an object.
 	AnnotationRestoreUID = prefix + "restore-uid"
-	// AnnotationOriginalUID is, on a pod, the uid that it had in the backup: by that its volumes
-	// without a claim are found.
+	// AnnotationOriginalUID is, on a pod, its uid in the backup, which identifies its volumes
+	// without a claim.
 	AnnotationOriginalUID = prefix + "original-uid"
 
 	annotationRestoreStatus = "velero.io/restore-status"
 )
 
-// Rules are those of one restore. They do not change, and may be used at once by several.
+// Rules are the rules of one restore. They are immutable and safe for concurrent use.
 type Rules struct {
 	namespaces     map[string]string
 	storageClasses map[string]string
@@ -40,41 +39,37 @@ type Rules struct {
 	status         *selection.Resources
 	modifiers      *Modifiers
 	facts          Facts
-	// left are the namespaces that are mapped, without those that are mapped to; mentioned
-	// finds them in texts, and is nil if there are none.
+	// left are the mapped namespaces that are no targets; mentioned finds them in texts, or is nil.
 	left      []string
 	mentioned *regexp.Regexp
 }
 
-// Facts are what an object's fate depends on besides itself and the spec.
+// Facts are the inputs of decisions besides the object and the spec.
 type Facts struct {
-	// Called are what the resources of the backup may be called. Nil knows the plurals.
+	// Called are the names of resources. Nil knows the plurals.
 	Called selection.Called
-	// StatusIsField reports whether a kind has no subresource for its status, which then is
-	// written as the spec is. Nil means that none is so.
+	// StatusIsField reports whether a kind has no status subresource. Nil means none.
 	StatusIsField func(kind schema.GroupVersionKind) bool
-	// RestoreUID marks what is created. Optional.
+	// RestoreUID marks created objects. Optional.
 	RestoreUID types.UID
-	// HasData says of a claim of the backup that its data is restored: it gets a volume
-	// of its own. Nil means none.
+	// HasData reports whether a claim's data is restored, into a new volume. Nil means none.
 	HasData func(namespace, name string) bool
-	// KeepsVolume reports whether a claim of the backup goes on naming its
-	// PersistentVolume, which is there and free for it. Nil means none.
+	// KeepsVolume reports whether a claim keeps its PersistentVolume, which is free for it. Nil
+	// means none.
 	KeepsVolume func(namespace, name string) bool
-	// OpenShift is true if the cluster makes Secrets and certificates as OpenShift does.
+	// OpenShift is true if the cluster makes Secrets and certificates as OpenShift.
 	OpenShift bool
-	// Remade reports whether a Secret of the backup, which an account names, is one that the
-	// cluster makes anew for the account. Nil means none.
+	// Remade reports whether the cluster makes an account's Secret anew. Nil means none.
 	Remade func(namespace, secret string) bool
 	// Template is what TemplateToMake returns of a Deployment of the backup, by its uid, or empty if
 	// it is not known. Nil means none is.
 	Template func(deployment types.UID) string
-	// Restored says of an object of the backup, by its uid, that it is restored or, at the
-	// same place, exists: what it makes by itself is left to it. Nil means none.
+	// Restored reports whether an object of the backup is restored, or exists: objects that it
+	// makes are left to it. Nil means none.
 	Restored func(uid types.UID) bool
 }
 
-// NewRules compiles those of a spec that has been validated. Modifiers may be nil.
+// NewRules compiles a validated spec. modifiers may be nil.
 func NewRules(spec *holdfast.RestoreSpec, modifiers *Modifiers, facts Facts) (*Rules, error) {
 	r := &Rules{
 		namespaces:     spec.NamespaceMapping,
@@ -120,7 +115,6 @@ func NewRules(spec *holdfast.RestoreSpec, modifiers *Modifiers, facts Facts) (*R
 	return r, nil
 }
 
-// Namespace is where objects of a namespace of the backup are restored.
 func (r *Rules) Namespace(namespace string) string {
 	if mapped, ok := r.namespaces[namespace]; ok && namespace != "" {
 		return mapped
@@ -128,13 +122,12 @@ func (r *Rules) Namespace(namespace string) string {
 	return namespace
 }
 
-// Owners finds who owns an object now, by an owner reference of the backup. It is false if
-// there is nobody. An empty uid means that the reference is added once the owner is there.
+// Owners returns the present uid of an owner in the backup; false if there is none. An empty uid
+// means that the reference is added later.
 type Owners func(owner metav1.OwnerReference) (types.UID, bool)
 
-// Desired gives the object that is created of one of the backup, which it changes. Resource
-// is its resource and group. The warnings say what is not as it was. With an error the
-// object must not be restored.
+// Desired returns the object to create; it changes o. Warnings name the differences. After an error
+// the object must not be restored.
 func (r *Rules) Desired(o *unstructured.Unstructured, resource schema.GroupResource, owners Owners) (desired *unstructured.Unstructured, warnings []string, err error) {
 	c := &change{rules: r, object: o, original: o.GetUID(), managed: o.GetManagedFields()}
 	began := jobBegan(o)
@@ -166,8 +159,8 @@ func identityOf(o *unstructured.Unstructured) identity {
 	return identity{o.GetAPIVersion(), o.GetKind(), o.GetNamespace(), o.GetName()}
 }
 
-// Status is the object's status in the backup, if it is to be restored, by a request of its
-// own after the creation; else nil. The object is as it was read.
+// Status returns the status to restore in a request after the creation, or nil. The object is as
+// read.
 func (r *Rules) Status(o *unstructured.Unstructured, resource schema.GroupResource) map[string]any {
 	wanted := r.status != nil && r.status.Included(resource, o.GetNamespace() != "")
 	switch o.GetAnnotations()[annotationRestoreStatus] {
@@ -183,7 +176,6 @@ func (r *Rules) Status(o *unstructured.Unstructured, resource schema.GroupResour
 	return status
 }
 
-// change makes an object of the backup the desired one.
 type change struct {
 	rules    *Rules
 	object   *unstructured.Unstructured
@@ -196,14 +188,13 @@ func (c *change) warn(text string, arguments ...any) {
 	c.warnings = append(c.warnings, fmt.Sprintf(text, arguments...))
 }
 
-// keptMetadata is what of an object's metadata is restored.
 var keptMetadata = []string{"name", "namespace", "labels", "annotations", "ownerReferences"}
 
-// revision is the place of a ReplicaSet in the history of its Deployment. The controller takes it
-// from the ReplicaSets that it finds, and goes on counting from the highest.
+// revision is a ReplicaSet's number in its Deployment's history. The controller continues from the
+// highest that it finds.
 const revision = "deployment.kubernetes.io/revision"
 
-// volatile annotations are written by controllers, for themselves.
+// volatile annotations are written by controllers for themselves.
 var volatile = []string{
 	revision,
 	"deprecated.daemonset.template.generation",
@@ -221,7 +212,7 @@ var volatile = []string{
 func (c *change) reset() {
 	o := c.object
 	for _, finalizer := range o.GetFinalizers() {
-		// Kubernetes' own finalizers have its domain, or none. A domain may stand without a slash.
+		// Kubernetes' own finalizers have its domain, or none. A domain may have no slash.
 		if domain, _, _ := strings.Cut(finalizer, "/"); !strings.HasSuffix(domain, "kubernetes.io") && strings.ContainsAny(finalizer, "/.") {
 			c.warn("its finalizer %s is left out: the controller that it belongs to adds it again", finalizer)
 		}
@@ -251,7 +242,7 @@ func (c *change) removeNames(field string, names []string) {
 	removeNames(c.object.Object, field, names)
 }
 
-// removeNames removes entries of metadata, and the map if it is empty then.
+// removeNames removes entries of metadata, and the map when it is empty.
 func removeNames(object map[string]any, field string, names []string) {
 	metadata, _ := object["metadata"].(map[string]any)
 	entries, ok := metadata[field].(map[string]any)
@@ -266,7 +257,6 @@ func removeNames(object map[string]any, field string, names []string) {
 	}
 }
 
-// owners gives the owner references their present uids.
 func (c *change) owners(owners Owners) {
 	references := c.object.GetOwnerReferences()
 	if len(references) == 0 {
@@ -294,14 +284,12 @@ func (c *change) owners(owners Owners) {
 
 var podKind = schema.GroupKind{Kind: "Pod"}
 
-// maxAnnotations is how many bytes the names and values of an object's annotations may have.
 const maxAnnotations = 256 << 10
 
-// ofBinding is how many of them the binding of a claim may need: Kubernetes writes the node, the
-// driver and that it is bound there.
+// ofBinding is the room for Kubernetes' annotations when a claim is bound.
 const ofBinding = 1 << 10
 
-// Room is how many bytes of further annotations the restore may write on an object.
+// Room returns the bytes left for further annotations.
 func Room(o *unstructured.Unstructured) int {
 	room := maxAnnotations
 	if o.GroupVersionKind().GroupKind() == (schema.GroupKind{Kind: "PersistentVolumeClaim"}) {
@@ -313,7 +301,6 @@ func Room(o *unstructured.Unstructured) int {
 	return room
 }
 
-// mark adds annotations by which the restore knows what it has made, as far as there is room.
 func (c *change) mark() {
 	annotations := maps.Clone(c.object.GetAnnotations())
 	if annotations == nil {

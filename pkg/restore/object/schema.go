@@ -25,7 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 )
 
-// known are the kinds whose lists' keys are known: those that API servers have built in.
+// known are the built-in kinds, whose list keys are known.
 var known = sync.OnceValue(func() *runtime.Scheme {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
@@ -34,12 +34,11 @@ var known = sync.OnceValue(func() *runtime.Scheme {
 		networkingv1.AddToScheme, nodev1.AddToScheme, policyv1.AddToScheme, rbacv1.AddToScheme,
 		schedulingv1.AddToScheme, storagev1.AddToScheme,
 	} {
-		_ = add(scheme) // it fails for types that are registered twice
+		_ = add(scheme)
 	}
 	return scheme
 })
 
-// exampleOf is an object of a kind, or nil if the kind is not known.
 func exampleOf(gvk schema.GroupVersionKind) runtime.Object {
 	object, err := known().New(gvk)
 	if err != nil {
@@ -48,7 +47,7 @@ func exampleOf(gvk schema.GroupVersionKind) runtime.Object {
 	return object
 }
 
-// lists says how the lists of a kind are merged; it is nil for a kind that is not known.
+// lists says how the lists of a kind are merged; nil for an unknown kind.
 func lists(gvk schema.GroupVersionKind) strategicpatch.LookupPatchMeta {
 	example := exampleOf(gvk)
 	if example == nil {

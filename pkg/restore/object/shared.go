@@ -14,15 +14,15 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// Unmapped are the same rules without a mapping of namespaces.
+// Unmapped returns the same rules without mapping.
 func (r *Rules) Unmapped() *Rules {
 	unmapped := *r
 	unmapped.namespaces, unmapped.left, unmapped.mentioned = nil, nil, nil
 	return &unmapped
 }
 
-// Names reports whether a live object serves a namespace that is mapped: it names one where the schema
-// of its kind has the names of namespaces. PersistentVolumes and Namespaces belong to one.
+// Names reports whether a live object names a mapped namespace at a place of its schema.
+// PersistentVolumes and Namespaces belong to one.
 func (r *Rules) Names(live *unstructured.Unstructured, resource schema.GroupResource) bool {
 	gk := live.GroupVersionKind().GroupKind()
 	if len(r.namespaces) == 0 || gk.Group == "" && (gk.Kind == "PersistentVolume" || gk.Kind == "Namespace") {
@@ -33,17 +33,15 @@ func (r *Rules) Names(live *unstructured.Unstructured, resource schema.GroupReso
 	return !equality.Semantic.DeepEqual(mapped.Object, live.Object)
 }
 
-// besides are the lists, by the names of their fields, to which the mapped elements are added beside
-// those that they are mapped from: each gives something to the one that it names, and takes nothing.
+// besides are the fields of lists in which mapped elements are added to the others: each gives
+// something to the namespace it names, and takes nothing.
 var besides = []string{"subjects", "users", "groups", "userNames", "groupNames", "values", "from", "to", "matchNames", "namespaces", "dnsNames"}
 
-// ruled are the groups in whose kinds each of the rules allows something. In others the first that
-// matches counts.
+// ruled are groups whose rules each allow something. In others the first match counts.
 var ruled = []string{rbacGroup, "flowcontrol.apiserver.k8s.io", "security.istio.io"}
 
-// Both makes one object of two, of an object without a mapping and of the mapped one: it serves the
-// namespace of the backup and the one that it is mapped to. Single is where it can serve one only,
-// and stays with the namespace of the backup.
+// Both merges an unmapped and a mapped object into one that serves both namespaces. single lists
+// the fields that can serve only the backup's.
 func Both(unmapped, mapped *unstructured.Unstructured) (both *unstructured.Unstructured, single []string) {
 	both = unmapped.DeepCopy()
 	lists := besides

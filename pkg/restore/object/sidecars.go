@@ -11,14 +11,14 @@ import (
 	utiljson "sigs.k8s.io/json"
 )
 
-// sidecars are what an injector puts into a pod. It marks the pod, and would leave out one that has the
-// mark, or its container.
+// sidecars are the additions of an injector to a pod. It marks the pod, and skips a pod with the
+// mark or its container.
 type sidecars struct {
 	annotation, label, value string
-	// containers and volumes are names, or beginnings of names that end in a dash.
+	// containers and volumes are names, or prefixes that end in a dash.
 	containers, volumes []string
 	annotations, labels []string
-	// takeBack takes back what else it has changed in the containers of the pod itself.
+	// takeBack undoes other changes in the pod's own containers.
 	takeBack func(c *change, containers []map[string]any)
 }
 
@@ -55,7 +55,6 @@ var sidecarsKnown = []sidecars{
 	},
 }
 
-// sidecars finds what other injectors than those of Istio and Linkerd have put into a pod.
 func (c *change) sidecars(found *injection) {
 	spec := nested(c.object.Object, "spec")
 	for _, s := range sidecarsKnown {
@@ -89,11 +88,11 @@ func isNamed(names []string, name string) bool {
 	})
 }
 
-// consulOriginal is the annotation in which Consul keeps the pod as it was.
+// consulOriginal is Consul's annotation with the original pod.
 const consulOriginal = "consul.hashicorp.com/original-pod"
 
-// consul gives the containers the probes and variables that they had before Consul sent the probes to
-// its proxy and told them of its Services, and the pod its annotations for Prometheus.
+// consul restores the probes and variables of containers, and Prometheus' annotations, from
+// Consul's copy.
 func (c *change) consul(containers []map[string]any) {
 	kept := c.object.GetAnnotations()[consulOriginal]
 	var original map[string]any
@@ -125,8 +124,8 @@ func (c *change) consul(containers []map[string]any) {
 	}
 }
 
-// kuma has the kubelet ask the containers of the pod itself again, and not the sidecar, whose paths
-// have the port of the container in them.
+// kuma points the kubelet's probes at the pod's containers again, whose ports are in the sidecar's
+// paths.
 func (c *change) kuma(containers []map[string]any) {
 	annotations := c.object.GetAnnotations()
 	ports := map[int64]bool{}
@@ -148,7 +147,7 @@ func (c *change) kuma(containers []map[string]any) {
 	}
 }
 
-// kumaProbe gives a probe what it asked before, if its path tells.
+// kumaProbe restores a probe from its path.
 func kumaProbe(probe, get map[string]any) {
 	parts := strings.SplitN(strings.TrimPrefix(text(get, "path"), "/"), "/", 2)
 	headers := map[string]string{}

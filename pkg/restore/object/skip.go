@@ -14,7 +14,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 )
 
-// neverRestored are resources whose objects say what a cluster is or does now.
+// neverRestored are resources that describe a cluster's present state.
 var neverRestored = map[string]string{
 	"nodes":                               "a node registers itself",
 	"events":                              "it tells what happened then",
@@ -38,7 +38,7 @@ var neverRestored = map[string]string{
 	"podvolumerestores.velero.io":                    "it tells what happened then",
 }
 
-// SkipItem says why an object is never restored, as far as its item tells; else it is "".
+// SkipItem says why an item is never restored, or returns "".
 func SkipItem(item *manifest.Item) string {
 	resource := schema.GroupResource{Group: item.APIGroup, Resource: item.Resource}
 	if why, ok := neverRestored[resource.String()]; ok {
@@ -90,10 +90,9 @@ func SkipItem(item *manifest.Item) string {
 	return ""
 }
 
-// PodMakers are the kinds of the controllers that make pods.
 var PodMakers = []string{"ReplicaSet", "ReplicationController", "StatefulSet", "DaemonSet", "Job"}
 
-// Skip says why an object is not restored, as it was read; else it is "".
+// Skip says why an object is not restored, or returns "". The object is as read.
 func (r *Rules) Skip(o *unstructured.Unstructured, resource schema.GroupResource) string {
 	annotations := o.GetAnnotations()
 	switch resource.String() {
@@ -143,7 +142,7 @@ func (r *Rules) Skip(o *unstructured.Unstructured, resource schema.GroupResource
 	return ""
 }
 
-// madeBy says that a controller of one of these kinds, which is restored, makes the object.
+// madeBy says that a restored controller of these kinds makes the object.
 func (r *Rules) madeBy(o *unstructured.Unstructured, kinds ...string) string {
 	for _, owner := range o.GetOwnerReferences() {
 		if owner.Controller == nil || !*owner.Controller || !r.facts.Restored(types.UID(owner.UID)) {
@@ -158,8 +157,8 @@ func (r *Rules) madeBy(o *unstructured.Unstructured, kinds ...string) string {
 	return ""
 }
 
-// skipVolume says why a PersistentVolume is not restored: a volume must never have two
-// claims that write to it.
+// skipVolume says why a PersistentVolume is not restored: two claims must never write to one
+// volume.
 func (r *Rules) skipVolume(o *unstructured.Unstructured) string {
 	claim := nested(o.Object, "spec", "claimRef")
 	if claim == nil {

@@ -22,17 +22,14 @@ import (
 )
 
 const (
-	// MaxItems is how many objects of a backup are restored.
-	MaxItems = archive.MaxItems
-	// maxItemsBytes is about how much memory they may take.
+	MaxItems      = archive.MaxItems
 	maxItemsBytes = 1 << 30
-	// itemBytes is about what an item takes without its texts, and plainBytes at most without
-	// labels, owners and references: names and digests have bounds.
+	// itemBytes is an item's size without texts. plainBytes bounds it without labels, owners and
+	// references.
 	itemBytes  = 256
 	plainBytes = 700
 )
 
-// readItems has the items from the manifest, or else from the tarball.
 func (b *Backup) readItems(ctx context.Context, storeName string) error {
 	key := format.ManifestKey(storeName)
 	collected := b.newCollector()
@@ -65,7 +62,7 @@ func (b *Backup) readItems(ctx context.Context, storeName string) error {
 	collected = b.newCollector()
 	b.others = map[spot][]*manifest.Item{}
 	if err := b.scan(ctx, collected.add, func(other *manifest.Item) error {
-		other.References, other.Labels, other.OwnerUIDs = nil, nil, nil // the one copy's count
+		other.References, other.Labels, other.OwnerUIDs = nil, nil, nil // the first copy's count
 		b.others[spotOf(other)] = append(b.others[spotOf(other)], other)
 		return collected.count(other)
 	}); err != nil {
@@ -74,7 +71,6 @@ func (b *Backup) readItems(ctx context.Context, storeName string) error {
 	return b.take(&collected)
 }
 
-// take has the items, and where their members begin.
 func (b *Backup) take(collected *collector) error {
 	if err := collected.sort(); err != nil {
 		return err
@@ -85,7 +81,7 @@ func (b *Backup) take(collected *collector) error {
 	b.Items = collected.items
 	b.members = nil
 	for _, item := range b.Items {
-		if n := len(b.members); n == 0 || b.members[n-1] != item.Place.Member { // many follow each other
+		if n := len(b.members); n == 0 || b.members[n-1] != item.Place.Member {
 			b.members = append(b.members, item.Place.Member)
 		}
 	}
@@ -98,25 +94,23 @@ func validPlace(item *manifest.Item) bool {
 	return item.Resource != "" && item.Place.Member >= 0 && item.Place.Offset >= 0 && item.Size > 0 && item.Size <= MaxObjectBytes && item.SHA256 != ""
 }
 
-// collector keeps items, with as little memory as they need.
 type collector struct {
 	items []*manifest.Item
 	bytes int64
-	// words are the texts that many items share, and labels such sets of labels.
+	// words are shared texts, and labels shared sets of labels.
 	words  map[string]string
 	labels map[string]map[string]string
-	// names and key are those of the labels that are looked for.
-	names []string
-	key   []byte
-	// expected is how many items there are to be. Labels, owners and references are kept while
-	// the rest of these have room within most bytes, so that no backup is refused for what somebody
-	// has written into labels. Shortened counts the items whose own ones are not kept.
+	names  []string
+	key    []byte
+	// expected is the number of items to come. Labels, owners and references are kept while the
+	// other items fit into most bytes, so that no backup is refused for its labels. shortened
+	// counts items without them.
 	expected, most int64
 	shortened      int
 }
 
-// newCollector expects what the backup says that it has: if it has more, it is refused if these
-// do not have room.
+// newCollector expects the backup's own count of objects. With more, the backup is refused when
+// they don't fit.
 func (b *Backup) newCollector() collector {
 	expected := int64(MaxItems)
 	if p := b.Metadata.Status.Progress; p != nil && p.ItemsBackedUp > 0 {
@@ -125,12 +119,10 @@ func (b *Backup) newCollector() collector {
 	return collector{expected: expected, most: maxItemsBytes - 32<<20}
 }
 
-// hasRoom reports whether there is some for the labels, owners and references of one more item.
 func (c *collector) hasRoom() bool {
 	return c.bytes+plainBytes*max(c.expected-int64(len(c.items)), 1) <= c.most
 }
 
-// maxExtras is how many of them one object may have.
 const maxExtras = 10_000
 
 func (c *collector) add(item *manifest.Item) error {
@@ -167,7 +159,6 @@ func (c *collector) add(item *manifest.Item) error {
 	return nil
 }
 
-// count refuses what would take too much memory.
 func (c *collector) count(item *manifest.Item) error {
 	c.bytes += itemBytes + int64(len(item.Namespace)+len(item.Name)+len(item.UID)+len(item.SHA256))
 	if len(c.items) >= MaxItems || c.bytes > maxItemsBytes {
@@ -192,7 +183,6 @@ func (c *collector) word(word string) string {
 	return word
 }
 
-// shared is one map for all objects with the same labels.
 func (c *collector) shared(labels map[string]string) map[string]string {
 	if len(labels) == 0 {
 		return nil
@@ -218,9 +208,9 @@ func (c *collector) shared(labels map[string]string) map[string]string {
 	return copied
 }
 
-// sort brings the items in order, and refuses those that are there twice.
+// sort sorts the items, and refuses duplicates.
 func (c *collector) sort() error {
-	if !slices.IsSortedFunc(c.items, manifest.Compare) { // a manifest is
+	if !slices.IsSortedFunc(c.items, manifest.Compare) {
 		slices.SortFunc(c.items, manifest.Compare)
 	}
 	for i := 1; i < len(c.items); i++ {

@@ -24,25 +24,23 @@ import (
 )
 
 const (
-	// MaxObjectBytes is the size beyond which an object is none: no API server takes one
-	// as large.
+	// MaxObjectBytes bounds an object: no API server takes a larger one.
 	MaxObjectBytes = 16 << 20
-	// gapBytes of the tarball are read over, rather than making another request.
+	// gapBytes are read over in place of another request.
 	gapBytes = 4 << 20
-	// maxParts is how many requests are made at most to read less than all.
+	// maxParts bounds the requests; beyond, all is read.
 	maxParts = 16
 )
 
-// Object is one object of a backup, as it was read.
 type Object struct {
 	Item *manifest.Item
-	// Content is the object's own: the caller may change it.
+	// Content belongs to the caller.
 	Content *unstructured.Unstructured
 }
 
-// ObjectsOf yields the objects of items, in the order of the tarball, and reads no more of
-// that than it must: parts of it, or all. An error with an item is about that object, which
-// is missing or not what it should be, and the next one follows; one without ends it.
+// ObjectsOf yields the objects of items in the order of the tarball, and reads as little of it as
+// possible. An error with an item is about that object, and the next follows; an error without item
+// ends it.
 func (b *Backup) ObjectsOf(ctx context.Context, items []*manifest.Item) iter.Seq2[Object, error] {
 	return func(yield func(Object, error) bool) {
 		wanted := slices.SortedFunc(slices.Values(items), comparePlaces)
@@ -54,7 +52,6 @@ func (b *Backup) ObjectsOf(ctx context.Context, items []*manifest.Item) iter.Seq
 	}
 }
 
-// Object reads one object.
 func (b *Backup) Object(ctx context.Context, item *manifest.Item) (*unstructured.Unstructured, error) {
 	var found *unstructured.Unstructured
 	err := fmt.Errorf("%s: %w", identity(item), io.ErrUnexpectedEOF)
@@ -69,7 +66,7 @@ func comparePlaces(a, b *manifest.Item) int {
 	return cmp.Or(cmp.Compare(a.Place.Member, b.Place.Member), cmp.Compare(a.Place.Offset, b.Place.Offset))
 }
 
-// parts are what lies so close together that one request reads it. Of very many, all is one.
+// parts groups items that one request reads.
 func parts(wanted []*manifest.Item) [][]*manifest.Item {
 	var parts [][]*manifest.Item
 	for i, item := range wanted {
@@ -84,7 +81,7 @@ func parts(wanted []*manifest.Item) [][]*manifest.Item {
 	return parts
 }
 
-// readPart reads items that one request reads. It is false when the caller has enough.
+// readPart reads one group. It returns false when the caller stops.
 func (b *Backup) readPart(ctx context.Context, part []*manifest.Item, yield func(Object, error) bool) bool {
 	first := part[0].Place
 	content, err := b.store.GetRange(ctx, b.key, first.Member, b.end(part[len(part)-1].Place)-first.Member)
@@ -115,8 +112,8 @@ func (b *Backup) readPart(ctx context.Context, part []*manifest.Item, yield func
 	return true
 }
 
-// end is where the gzip member ends, or may end, that has an object's first copy: a member
-// ends in a second copy, and the next one has an object of its own.
+// end returns where the gzip member with an object's first copy may end: a member ends in a second
+// copy, and the next one begins with another object.
 func (b *Backup) end(place manifest.Place) int64 {
 	i, _ := slices.BinarySearch(b.members, place.Member+1)
 	if i < len(b.members) && b.members[i] < b.size {
@@ -125,12 +122,11 @@ func (b *Backup) end(place manifest.Place) int64 {
 	return max(b.size, place.Member+1)
 }
 
-// errTarball says that nothing more can be read.
 var errTarball = errors.New("the tarball can't be read to its end")
 
-// find goes on to an item, of which the first copy is meant, or that in another version.
+// find reads on to an item, in the first copy or in its other version.
 func (b *Backup) find(entries *archive.Reader, item *manifest.Item, buffer *bytes.Buffer) (*unstructured.Unstructured, error) {
-	version := "" // of the first copy's path
+	version := ""
 	if b.instead[item] != "" {
 		version = item.APIVersion
 	}

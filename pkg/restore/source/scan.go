@@ -17,7 +17,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 )
 
-// head is what an item has of an object.
 type head struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
@@ -32,21 +31,20 @@ type head struct {
 	} `json:"metadata"`
 }
 
-// scan computes the items of the tarball, and those of their copies in other versions.
 func (b *Backup) scan(ctx context.Context, add, addOther func(*manifest.Item) error) error {
 	return b.summed(ctx, b.key, func(r io.Reader) error {
 		return scan(r, func(item *manifest.Item, _ []byte) error { return add(item) }, addOther)
 	})
 }
 
-// Scan computes the items of a tarball, in its order and in one pass, with memory for one
-// object, whose content is each's until it returns. Of versions of an object that other
-// writers add, the one counts which every restore reads. An error of each ends it.
+// Scan computes the items of a tarball in one pass, with one object in memory; content is valid
+// until each returns. Of several versions, the one that every restore reads counts. An error of
+// each ends it.
 func Scan(tarball io.Reader, each func(item *manifest.Item, content []byte) error) error {
 	return scan(tarball, each, nil)
 }
 
-// scan is Scan, which passes copies in other versions to other, if that is not nil.
+// scan is Scan, and passes copies in other versions to other, if set.
 func scan(tarball io.Reader, each func(item *manifest.Item, content []byte) error, other func(item *manifest.Item) error) error {
 	entries, err := archive.NewReader(tarball)
 	if err != nil {
@@ -60,7 +58,7 @@ func scan(tarball io.Reader, each func(item *manifest.Item, content []byte) erro
 			return nil
 		case err != nil:
 			return refused("%w", err)
-		case entry.Versioned && (other == nil || entry.Preferred): // that has the one copy's version
+		case entry.Versioned && (other == nil || entry.Preferred):
 			continue
 		case entry.Size > MaxObjectBytes:
 			return refused("%s has %d bytes, more than an object has", entry.Path, entry.Size)
@@ -89,7 +87,7 @@ func scan(tarball io.Reader, each func(item *manifest.Item, content []byte) erro
 	}
 }
 
-// describe gives the item of an object, whose content must be what its path says.
+// describe returns an object's item; its content must match its path.
 func describe(entry archive.Entry, raw []byte) (*manifest.Item, error) {
 	var h head
 	if err := utiljson.UnmarshalCaseSensitivePreserveInts(raw, &h); err != nil {

@@ -20,18 +20,16 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Store is what is asked of a store.
 type Store interface {
 	Get(ctx context.Context, key string) (io.ReadCloser, error)
 	GetRange(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error)
 	Attributes(ctx context.Context, key string) (store.Object, error)
 }
 
-// Errors of what was read, for errors.Is.
 var (
-	// ErrRefused says that a backup is not what a writer of backups makes.
+	// ErrRefused says that no writer of backups makes this.
 	ErrRefused = errors.New("the backup is damaged, or was made to do harm")
-	// ErrNoBackup says that there is no such backup, or none that can be restored.
+	// ErrNoBackup says that there is no such backup, or it can't be restored.
 	ErrNoBackup = errors.New("there is no such backup to restore")
 )
 
@@ -39,33 +37,31 @@ func refused(text string, arguments ...any) error {
 	return fmt.Errorf("%w: %w", ErrRefused, fmt.Errorf(text, arguments...))
 }
 
-// Backup is one that was opened.
 type Backup struct {
-	// Metadata is as format.DecodeBackup gives it.
 	Metadata *holdfast.Backup
-	// Items are its objects, in the order of manifest.Compare. Those without a manifest in
-	// the store have no reason. Their annotations are left out, for the memory.
+	// Items are its objects in the order of manifest.Compare, without annotations. Without a
+	// manifest they have no reason.
 	Items []*manifest.Item
-	// Volumes are those whose data it has, or should have.
+	// Volumes are the volumes whose data it has, or should have.
 	Volumes []Volume
-	// NotTaken are the claims whose data was left out of it, with the reason, if it says so.
+	// NotTaken are claims without data, with the reason, if known.
 	NotTaken map[types.NamespacedName]string
-	// Warnings say what of the backup is not as it should be, though it can be restored.
+	// Warnings are defects that don't prevent a restore.
 	Warnings []string
 
 	store    Store
 	key      string
 	contents format.Contents
-	size     int64   // of the tarball
-	members  []int64 // where its gzip members begin
-	// others are the copies of objects in other versions, and instead what was the version of
-	// an item that is read from one of these.
+	size     int64
+	members  []int64
+	// others are copies in other versions; instead has the original version of an item read from
+	// one.
 	others  map[spot][]*manifest.Item
 	instead map[*manifest.Item]string
 }
 
-// Open reads what a backup is. With a uid it must be that backup; if the metadata is
-// another's, as when Velero has made a backup of the same name, the copy may be the one.
+// Open reads a backup. With a uid it must be that backup. It tries the copy if Velero has replaced
+// the metadata.
 func Open(ctx context.Context, bucket Store, place format.Place, uid types.UID) (*Backup, error) {
 	if err := format.ValidateStoreName(place.StoreName); err != nil {
 		return nil, err
@@ -104,7 +100,7 @@ func (b *Backup) readMetadata(ctx context.Context, place format.Place, uid types
 		}
 		metadata, err := format.DecodeBackup(data, place)
 		if errors.Is(err, format.ErrUnfinished) && 1 <= i && i < format.MaxAttemptKeys {
-			keys = append(keys, format.AttemptKey(place.StoreName, i+1)) // of the attempt that took over
+			keys = append(keys, format.AttemptKey(place.StoreName, i+1))
 			continue
 		}
 		if err != nil {
@@ -127,7 +123,6 @@ func (b *Backup) readMetadata(ctx context.Context, place format.Place, uid types
 	return found
 }
 
-// read reads a small object.
 func read(ctx context.Context, bucket Store, key string, limit int64) ([]byte, error) {
 	content, err := bucket.Get(ctx, key)
 	if err != nil {
@@ -137,11 +132,11 @@ func read(ctx context.Context, bucket Store, key string, limit int64) ([]byte, e
 	return io.ReadAll(io.LimitReader(content, limit+1))
 }
 
-// errSum says that an object of a backup is not the one which the metadata speaks of.
+// errSum says that an object's digest is not the metadata's.
 var errSum = errors.New("its digest is not the one in the metadata")
 
-// summed reads an object, and compares it with what the metadata says of it, if it does. The
-// comparison comes last: read must keep nothing if it fails.
+// summed reads an object, and then compares its digest with the metadata's, if known. read must
+// keep nothing if it fails.
 func (b *Backup) summed(ctx context.Context, key string, read func(io.Reader) error) error {
 	content, err := b.store.Get(ctx, key)
 	if err != nil {

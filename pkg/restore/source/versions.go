@@ -5,18 +5,16 @@ package source
 
 import "github.com/holdfast-io/holdfast/pkg/manifest"
 
-// Velero can store objects in all versions that their cluster serves (its feature
-// EnableAPIGroupVersions). Ours are stored in the one that it prefers.
+// Velero can store objects in all versions of their cluster (EnableAPIGroupVersions). Holdfast
+// stores the preferred one.
 
-// spot is where an object is, in whatever version.
 type spot struct{ group, resource, namespace, name string }
 
 func spotOf(item *manifest.Item) spot {
 	return spot{item.APIGroup, item.Resource, item.Namespace, item.Name}
 }
 
-// TakeVersions has objects of which the backup holds other versions restored in the one that
-// best gives, of those that it gets; in theirs if that is "".
+// TakeVersions chooses the version in which each object is restored by best; "" keeps the item's.
 func (b *Backup) TakeVersions(best func(item *manifest.Item, versions []string) string) {
 	b.instead = map[*manifest.Item]string{}
 	if len(b.others) == 0 {
@@ -42,6 +40,5 @@ func (b *Backup) TakeVersions(best func(item *manifest.Item, versions []string) 
 	}
 }
 
-// Instead is the version in which every other restore reads an item that is read in another
-// one; else "".
+// Instead returns the original version of an item that is read in another version, or "".
 func (b *Backup) Instead(item *manifest.Item) string { return b.instead[item] }

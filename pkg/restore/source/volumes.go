@@ -20,25 +20,22 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// labelClaimUID is Velero's label, and ours, of a claim's uid.
+// labelClaimUID is the label with a claim's uid, Velero's and ours.
 const labelClaimUID = "velero.io/pvc-uid"
 
-// methodPodVolume is how files of volumes are backed up.
 const methodPodVolume = "PodVolumeBackup"
 
-// Volume is a volume of the backup. The snapshot is Status.SnapshotID, in the repository of
-// the namespace of its pod, of the backup's own location.
+// Volume is a volume of the backup. Its snapshot Status.SnapshotID is in its pod's namespace's
+// repository, in the backup's location.
 type Volume struct {
 	format.Volume
-	// Problem says why its data can't be restored; it is empty if it can.
+	// Problem says why its data can't be restored, or is empty.
 	Problem string
 }
 
-// RepositoryNamespace is the namespace whose repository has the snapshot.
 func (v *Volume) RepositoryNamespace() string { return v.Pod.Namespace }
 
-// Claim is the claim whose data it is; the name is empty for a volume without one, which is
-// found by its pod.
+// Claim returns the claim of the data, without name for a volume that has none.
 func (v *Volume) Claim() types.NamespacedName {
 	if v.ClaimName == "" {
 		return types.NamespacedName{}
@@ -46,8 +43,8 @@ func (v *Volume) Claim() types.NamespacedName {
 	return types.NamespacedName{Namespace: v.Pod.Namespace, Name: v.ClaimName}
 }
 
-// readVolumes reads which volume has which snapshot. What the persistent volumes were is in
-// another file, which is not needed and may be missing.
+// readVolumes reads the snapshots of volumes. Facts about persistent volumes are in another file,
+// which may be missing.
 func (b *Backup) readVolumes(ctx context.Context, storeName string) error {
 	key := format.PodVolumeBackupsKey(storeName)
 	err := b.summed(ctx, key, func(r io.Reader) error {
@@ -76,8 +73,7 @@ func (b *Backup) readVolumes(ctx context.Context, storeName string) error {
 	return nil
 }
 
-// Delete says that volumes were deleted from the backup after it was stored, so that their data
-// can't be restored.
+// Delete marks volumes that were deleted from the backup later.
 func (b *Backup) Delete(volumes []format.DeletedVolume) {
 	deleted := map[format.VolumeID]*format.DeletedVolume{}
 	for i := range volumes {
@@ -130,8 +126,7 @@ func newVolume(pvb *format.PodVolumeBackup) (Volume, error) {
 	return v, nil
 }
 
-// join adds what the list of volume information says: of the persistent volumes, and of the
-// claims whose data the backup does not hold as files.
+// join adds facts about persistent volumes, and the claims without data.
 func (b *Backup) join(ctx context.Context, storeName string) {
 	var infos []format.VolumeInfo
 	err := b.summed(ctx, format.VolumeInfoKey(storeName), func(r io.Reader) (err error) {

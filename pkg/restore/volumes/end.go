@@ -16,13 +16,11 @@ import (
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
-// tellTimeout is for how long Forget has pods told.
 const tellTimeout = 30 * time.Second
 
-// End stops what of the restore is still being written, and removes its holders. It returns
-// nil when nothing is written any more, or an error when ctx ends before. It may be called
-// again, by any process. The records of what was written stay until Forget: a process that
-// goes on with the restore before its end is recorded must not write all anew.
+// End stops the restore's writes and deletes its holders. It returns nil when nothing is written
+// any more, or an error when ctx ends. Any process may call it again. Records stay until Forget, so
+// that a process that continues the restore does not write everything again.
 func (r *Restorer) End(ctx context.Context) error {
 	selector := ofRun(r.run)
 	for {
@@ -44,14 +42,14 @@ func (r *Restorer) End(ctx context.Context) error {
 		}
 	}
 	if err := r.removeHolders(ctx, selector); err != nil {
-		// Its requester may have lost the right to. A restore that never ends would be worse.
+		// Its requester may have lost the right. A restore that never ends would be worse.
 		klog.FromContext(ctx).Info("Removing what held the claims of a restore failed; it is tried again every so often", "err", err)
 	}
 	return nil
 }
 
-// Forget removes the records of a restore whose end is recorded, and has the pods told that
-// still wait for it.
+// Forget deletes the records of a restore whose end is recorded, and tells the pods that still
+// wait.
 func (v *Volumes) Forget(ctx context.Context, run *engine.RestoreRun) error {
 	if err := v.records.DeleteCollection(ctx, metav1.DeleteOptions{}, ofRun(run)); err != nil {
 		return fmt.Errorf("removing the records of the restore's volumes: %w", err)
@@ -60,7 +58,7 @@ func (v *Volumes) Forget(ctx context.Context, run *engine.RestoreRun) error {
 	if err != nil {
 		return err
 	}
-	// Nobody hears of the restore's end before: what takes longer is left to sweeps.
+	// It delays the report of the restore's end: sweeps do the rest.
 	ctx, cancel := context.WithTimeout(ctx, tellTimeout)
 	defer cancel()
 	var errs []error
@@ -75,7 +73,6 @@ func ofRun(run *engine.RestoreRun) metav1.ListOptions {
 	return metav1.ListOptions{LabelSelector: engine.LabelRestore + "=" + string(run.UID)}
 }
 
-// stopAll tells the agents to stop, and reports whether all have.
 func (r *Restorer) stopAll(ctx context.Context, selector metav1.ListOptions) (stopped bool, err error) {
 	list, err := r.records.List(ctx, selector)
 	if err != nil {
@@ -92,10 +89,9 @@ func (r *Restorer) stopAll(ctx context.Context, selector metav1.ListOptions) (st
 	return stopped, nil
 }
 
-// stop tells the agent to stop a volume, and reports whether it has: when the agent says
-// so, or has been absent for so long that it works no more. It is told all the same: when it
-// is back it would begin anew. One that has not begun never will: it begins with a write of
-// the record, which is gone.
+// stop asks the agent to stop a volume, and reports whether it has: the agent says so, or has been
+// absent long enough. It is asked in any case, so that it does not begin again. Without the record,
+// a volume that has not begun never begins.
 func (r *Restorer) stop(ctx context.Context, record *engine.VolumeRestore) (bool, error) {
 	node := record.Spec.Node
 	var err error

@@ -28,20 +28,17 @@ import (
 )
 
 const (
-	// holderPrefix begins the names of holders, and of no other pods.
+	// holderPrefix begins the names of holders only.
 	holderPrefix = "holdfast-restore-"
-	// startTimeout is how long a pod may take until it runs: volumes are provisioned and
-	// attached before, and nodes started by an autoscaler.
+	// startTimeout bounds a pod's start, with provisioning and new nodes.
 	startTimeout = 10 * time.Minute
-	// firstLook is when it is asked what a pod waits for, and then every recheck.
-	firstLook = 2 * time.Second
-	// retryRefused is how often a holder is asked for again that a quota had no room for.
+	// firstLook is the delay of the first look at a waiting pod; recheck of the others.
+	firstLook    = 2 * time.Second
 	retryRefused = 5 * time.Second
 )
 
-// holder is the pod that holds a claim. Its only container waits until the agent says that
-// the data is complete, and ends; so a holder that nobody removes leaves its volume all the
-// same.
+// holder returns the pod that holds a claim. Its only container ends when the agent says that the
+// data is complete, so a forgotten holder frees its volume.
 func (r *Restorer) holder(image string, claim Claim, live *corev1.PersistentVolumeClaim) (*corev1.Pod, error) {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
@@ -60,7 +57,7 @@ func (r *Restorer) holder(image string, claim Claim, live *corev1.PersistentVolu
 			},
 		},
 		Spec: corev1.PodSpec{
-			RestartPolicy:                 corev1.RestartPolicyOnFailure, // after a restart of its node, too
+			RestartPolicy:                 corev1.RestartPolicyOnFailure, // also after a restart of its node
 			AutomountServiceAccountToken:  new(false),
 			EnableServiceLinks:            new(false),
 			TerminationGracePeriodSeconds: new(int64(1)),
@@ -71,11 +68,11 @@ func (r *Restorer) holder(image string, claim Claim, live *corev1.PersistentVolu
 		},
 	}
 	if claim.Pod != nil {
-		// Some clusters let pods of a namespace have no other user.
+		// Some clusters allow pods of a namespace no other user.
 		pod.Spec.SecurityContext.RunAsUser = userOf(claim.Pod)
 		pod.Spec.Tolerations = slices.Clone(claim.Pod.Spec.Tolerations)
 	}
-	if claim.avoid != "" { // unless there is no other one
+	if claim.avoid != "" {
 		pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
 			Weight: 100,
 			Preference: corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{{
@@ -93,7 +90,7 @@ func (r *Restorer) holder(image string, claim Claim, live *corev1.PersistentVolu
 	return pod, nil
 }
 
-// fit gives the container that waits in a pod the resources that its namespace asks for.
+// fit sets the waiting container's resources by its namespace's limits.
 func (r *Restorer) fit(ctx context.Context, namespace string, container *corev1.Container, alone bool) error {
 	ranges, err := r.Kube.CoreV1().LimitRanges(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -103,7 +100,6 @@ func (r *Restorer) fit(ctx context.Context, namespace string, container *corev1.
 	return nil
 }
 
-// userOf is the user that a pod runs as, or nil if it does not say.
 func userOf(pod *corev1.Pod) *int64 {
 	if of := pod.Spec.SecurityContext; of != nil && of.RunAsUser != nil {
 		return of.RunAsUser
@@ -116,7 +112,7 @@ func userOf(pod *corev1.Pod) *int64 {
 	return nil
 }
 
-// hold returns the holder of a claim when it runs, so that the volume is mounted.
+// hold returns the holder of a claim when it runs: then the volume is mounted.
 func (r *Restorer) hold(ctx context.Context, claim Claim, live *corev1.PersistentVolumeClaim) (*corev1.Pod, error) {
 	image, err := r.Image(ctx)
 	if err != nil {
@@ -132,7 +128,7 @@ func (r *Restorer) hold(ctx context.Context, claim Claim, live *corev1.Persisten
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	if live.Spec.VolumeName == "" {
-		// The node that it goes to decides where the volume is made.
+		// The holder's node decides where the volume is made.
 		mates := matesOf(claim)
 		if err := r.lockBinding(ctx, claim, mates); err != nil {
 			return nil, err
@@ -152,8 +148,7 @@ func (r *Restorer) hold(ctx context.Context, claim Claim, live *corev1.Persisten
 	return r.running(ctx, created)
 }
 
-// create creates a holder, or finds the one that is there. What a quota refuses, it may let
-// through when others have gone.
+// create creates or finds a holder. It retries when a quota refuses.
 func (r *Restorer) create(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, error) {
 	pods := r.pods.Pods(pod.Namespace)
 	var waiting *waits.Wait
@@ -185,8 +180,7 @@ func (r *Restorer) create(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, er
 	}
 }
 
-// find is a pod by name, or nil, by a list: who restores may create pods, and the
-// controller may list them.
+// find returns a pod or nil, by a list: the restore may create pods, the controller may list them.
 func (r *Restorer) find(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
 	list, err := r.Kube.CoreV1().Pods(namespace).List(ctx, named(name))
 	if err != nil {
@@ -204,14 +198,12 @@ func named(name string) metav1.ListOptions {
 	return metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()}
 }
 
-// holds reports whether a pod is the holder of a claim, of this restore.
 func holds(pod *corev1.Pod, restore types.UID, claim string) bool {
 	return pod.Labels[engine.LabelRestore] == string(restore) && slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
 		return v.Name == dataVolume && v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim && !v.PersistentVolumeClaim.ReadOnly
 	})
 }
 
-// waitVolume is where a pod waits to be told of its volumes.
 func waitVolume(pod *corev1.Pod) (string, error) {
 	waiter, volume := restorewait.In(pod)
 	if waiter == nil {
@@ -220,7 +212,7 @@ func waitVolume(pod *corev1.Pod) (string, error) {
 	return volume, nil
 }
 
-// running returns a pod when the container that waits in it runs, or has ended.
+// running returns a pod when its waiting container runs or has ended.
 func (r *Restorer) running(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, error) {
 	return r.until(ctx, pod, func(live *corev1.Pod) (bool, error) {
 		for _, statuses := range [][]corev1.ContainerStatus{live.Status.InitContainerStatuses, live.Status.ContainerStatuses} {
@@ -237,8 +229,8 @@ func (r *Restorer) running(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, e
 	})
 }
 
-// until returns a pod as soon as it is as the condition says, by its events. When ctx ends
-// before, the error says what the pod waits for.
+// until returns a pod when the condition holds, by its events. When ctx ends before, the error says
+// what the pod waits for.
 func (r *Restorer) until(ctx context.Context, pod *corev1.Pod, condition func(*corev1.Pod) (bool, error)) (*corev1.Pod, error) {
 	pods := r.Kube.CoreV1().Pods(pod.Namespace)
 	last := pod
@@ -254,7 +246,7 @@ func (r *Restorer) until(ctx context.Context, pod *corev1.Pod, condition func(*c
 		},
 	}, r.Kube), &corev1.Pod{}, 0, cache.Indexers{})
 	verdict := make(chan error, 1)
-	// One event comes after the other.
+	// Events come one after the other.
 	look := func(object any, deleted bool) {
 		if tombstone, ok := object.(cache.DeletedFinalStateUnknown); ok {
 			object = tombstone.Obj
@@ -266,7 +258,7 @@ func (r *Restorer) until(ctx context.Context, pod *corev1.Pod, condition func(*c
 		var done bool
 		var err error
 		switch {
-		case live.UID != pod.UID: // one before it, or after
+		case live.UID != pod.UID:
 			err = r.still(watching, pod)
 		case deleted, live.DeletionTimestamp != nil:
 			err = errPodGone
@@ -308,7 +300,7 @@ func (r *Restorer) until(ctx context.Context, pod *corev1.Pod, condition func(*c
 	return nil, err
 }
 
-// verdict is the one about a pod. Until it comes, it is noted what the pod waits for.
+// verdict returns the verdict about a pod, and notes meanwhile what the pod waits for.
 func (r *Restorer) verdict(ctx context.Context, pod *corev1.Pod, seen cache.Store, verdict <-chan error) error {
 	text := fmt.Sprintf("pod %s in %s", pod.Name, pod.Namespace)
 	waiting := waits.For(ctx, pod.Namespace, text)
@@ -329,7 +321,7 @@ func (r *Restorer) verdict(ctx context.Context, pod *corev1.Pod, seen cache.Stor
 	}
 }
 
-// still fails if a pod is gone. What a watch begins with may be older than the pod.
+// still fails if a pod is missing. A watch may begin before the pod was created.
 func (r *Restorer) still(ctx context.Context, pod *corev1.Pod) error {
 	found, err := r.find(ctx, pod.Namespace, pod.Name)
 	if err == nil && (found == nil || found.UID != pod.UID) {
@@ -340,7 +332,6 @@ func (r *Restorer) still(ctx context.Context, pod *corev1.Pod) error {
 
 var errPodGone = errors.New("the pod is gone")
 
-// why says what a pod waits for, as far as it is known.
 func (r *Restorer) why(ctx context.Context, pod *corev1.Pod) string {
 	ctx, cancel := context.WithTimeout(ctx, recheck)
 	defer cancel()
@@ -348,7 +339,7 @@ func (r *Restorer) why(ctx context.Context, pod *corev1.Pod) string {
 	if reason := waits.PodReason(pod); reason != "" {
 		text = ": " + reason
 	}
-	// Only events say what keeps a volume from being mounted, or a claim from being bound.
+	// Only events say why a volume is not mounted or a claim not bound.
 	if text == "" {
 		text = r.warned(ctx, pod.Namespace, pod.UID)
 	}
@@ -360,7 +351,6 @@ func (r *Restorer) why(ctx context.Context, pod *corev1.Pod) string {
 	return text
 }
 
-// unbound are the claims of a pod that is on no node which are not bound.
 func (r *Restorer) unbound(ctx context.Context, pod *corev1.Pod) (claims []*corev1.PersistentVolumeClaim) {
 	if pod.Spec.NodeName != "" {
 		return nil
@@ -377,7 +367,6 @@ func (r *Restorer) unbound(ctx context.Context, pod *corev1.Pod) (claims []*core
 	return claims
 }
 
-// warned is the last warning in the events of an object, or nothing.
 func (r *Restorer) warned(ctx context.Context, namespace string, uid types.UID) string {
 	list, err := r.Kube.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector("involvedObject.uid", string(uid)).String(),
@@ -398,7 +387,6 @@ func (r *Restorer) warned(ctx context.Context, namespace string, uid types.UID) 
 	return text
 }
 
-// release removes the holders of a claim, if they are there.
 func (r *Restorer) release(ctx context.Context, live *corev1.PersistentVolumeClaim) error {
 	list, err := r.Kube.CoreV1().Pods(live.Namespace).List(ctx, ofRun(r.run))
 	if err != nil {
@@ -413,15 +401,15 @@ func (r *Restorer) release(ctx context.Context, live *corev1.PersistentVolumeCla
 	return errors.Join(errs...)
 }
 
-// holderNames are those of a claim's holders, by how often it was held: one on a node that is
-// gone may never go itself.
+// holderNames returns the names of a claim's holders by try: a holder on a lost node may never be
+// deleted.
 func (r *Restorer) holderNames(live *corev1.PersistentVolumeClaim) []string {
 	name := holderPrefix + digest(string(r.run.UID)+"/"+string(live.UID))
 	return []string{name, name + "-2"}
 }
 
-// heldAnew has a process go on where another one had begun to hold a claim anew: the first
-// holder may never go, and the second one must not be held beside another first.
+// heldAnew continues a second try that another process has begun: the first holder may never be
+// deleted, and must not be made again.
 func (r *Restorer) heldAnew(ctx context.Context, claim *Claim, live *corev1.PersistentVolumeClaim) error {
 	list, err := r.Kube.CoreV1().Pods(live.Namespace).List(ctx, ofRun(r.run))
 	if err != nil {
@@ -441,7 +429,6 @@ func (r *Restorer) heldAnew(ctx context.Context, claim *Claim, live *corev1.Pers
 	return nil
 }
 
-// isHolder reports whether a name is that of a claim's holder.
 func (r *Restorer) isHolder(name string, live *corev1.PersistentVolumeClaim) bool {
 	return slices.Contains(r.holderNames(live), name)
 }

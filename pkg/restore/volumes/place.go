@@ -16,12 +16,10 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
-// Where the first pod of a claim is scheduled, the volume is made. That pod is a holder,
-// and so it goes where the pods of the workload may go: by their node selector and their
-// required affinity to nodes, and where the claims that they use together can be used
-// together, one after the other.
+// A volume is made where its claim's first pod is scheduled, which is the holder. So the holder has
+// the workload's node selector and required node affinity, and goes where claims that are used
+// together can be used together.
 
-// matesOf are the other claims that the pod of a claim uses.
 func matesOf(claim Claim) []string {
 	if claim.Pod == nil {
 		return nil
@@ -35,7 +33,7 @@ func matesOf(claim Claim) []string {
 	return mates
 }
 
-// place says where the holder of a claim that is not bound may go.
+// place limits the nodes of an unbound claim's holder.
 func (r *Restorer) place(ctx context.Context, pod *corev1.Pod, claim Claim, mates []string) error {
 	var terms []corev1.NodeSelectorTerm
 	if of := claim.Pod; of != nil && !pinned(of) {
@@ -60,13 +58,13 @@ func (r *Restorer) place(ctx context.Context, pod *corev1.Pod, claim Claim, mate
 	return nil
 }
 
-// pinned reports whether a pod has its node by its controller: one of the old cluster.
+// pinned reports whether a pod's controller chose its node, in the old cluster.
 func pinned(pod *corev1.Pod) bool {
 	owner := metav1.GetControllerOf(pod)
 	return owner != nil && (owner.Kind == "DaemonSet" || owner.Kind == "Node")
 }
 
-// reach is where the volume of a claim can be used; nil is everywhere, or not known yet.
+// reach returns where a claim's volume can be used; nil is everywhere, or unknown.
 func (r *Restorer) reach(ctx context.Context, namespace, claim string) (*corev1.NodeSelector, error) {
 	live, err := r.Kube.CoreV1().PersistentVolumeClaims(namespace).Get(ctx, claim, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || err == nil && live.Spec.VolumeName == "" {
@@ -85,10 +83,10 @@ func (r *Restorer) reach(ctx context.Context, namespace, claim string) (*corev1.
 	return volume.Spec.NodeAffinity.Required, nil
 }
 
-// maxTerms bounds the terms of an affinity. Beyond that the further ones say nothing.
+// maxTerms bounds the terms of an affinity; further ones are dropped.
 const maxTerms = 100
 
-// both is what fulfils terms, of which one suffices, and those of a selector as well.
+// both returns terms that fulfil one of terms and one of selector's.
 func both(terms []corev1.NodeSelectorTerm, selector *corev1.NodeSelector) []corev1.NodeSelectorTerm {
 	switch {
 	case selector == nil || len(selector.NodeSelectorTerms) == 0, len(terms)*len(selector.NodeSelectorTerms) > maxTerms:
@@ -108,8 +106,7 @@ func both(terms []corev1.NodeSelectorTerm, selector *corev1.NodeSelector) []core
 	return product
 }
 
-// lockBinding returns when no other claim is being bound that is used together with this
-// one, or with one of its mates.
+// lockBinding waits until no claim that is used together with this one or its mates is being bound.
 func (r *Restorer) lockBinding(ctx context.Context, claim Claim, mates []string) error {
 	waiting := waits.For(ctx, claim.Namespace, fmt.Sprintf("claims that are used together with %s in %s to be bound", claim.Name, claim.Namespace))
 	defer waiting.End()

@@ -21,9 +21,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restorewait"
 )
 
-// Hold has a pod that is yet to be created wait until these of its volumes are restored,
-// which have no claim. It is created as it is then, and its data brought by Pod. Its label
-// leads to it when the restore has ended without.
+// Hold makes a pod, before its creation, wait for these volumes without a claim. Pod then brings
+// the data. Its label leads to it if the restore ends without.
 func (r *Restorer) Hold(ctx context.Context, pod *unstructured.Unstructured, data []format.Volume) error {
 	image, err := r.Image(ctx)
 	if err != nil {
@@ -60,9 +59,8 @@ func (r *Restorer) Hold(ctx context.Context, pod *unstructured.Unstructured, dat
 	return nil
 }
 
-// waitTimeout is how long a pod waits for its volumes when nobody says what became of them.
-// Whoever asked for them gives them up long before, so it is for many of a node that take
-// their turns: a pod that is not restarted has failed for good.
+// waitTimeout bounds the wait of a pod that nothing is told. Many volumes of a node take turns, and
+// a pod that is not restarted fails for good; the requester gives up long before.
 func (r *Restorer) waitTimeout() time.Duration {
 	return max(restorewait.DefaultTimeout, 12*r.VolumeTimeout)
 }
@@ -75,8 +73,8 @@ func namesOf(data []format.Volume) (names []string) {
 	return names
 }
 
-// Pod returns nil when the data of volumes of a pod is complete, which Hold has prepared and
-// which exists now, and it has been let go on. An error means that it does not start.
+// Pod returns nil when the volumes that Hold has prepared are complete and the pod continues. An
+// error means that it does not start.
 func (r *Restorer) Pod(ctx context.Context, namespace, name string, data []format.Volume) error {
 	if err := r.pod(ctx, namespace, name, data); err != nil {
 		return fmt.Errorf("the volumes of pod %s/%s: %w", namespace, name, err)
@@ -92,8 +90,7 @@ func (r *Restorer) pod(ctx context.Context, namespace, name string, data []forma
 	case pod == nil:
 		return errors.New("the pod does not exist")
 	}
-	// Of others it was restored without; one of these may have had the name of that in which it
-	// is told now.
+	// The pod was restored without other volumes; one may have had the name of its wait volume.
 	waiter, _ := restorewait.In(pod)
 	data = slices.DeleteFunc(slices.Clone(data), func(volume format.Volume) bool {
 		if waiter != nil {
@@ -113,7 +110,7 @@ func (r *Restorer) pod(ctx context.Context, namespace, name string, data []forma
 		}
 	}
 	if goesOn(pod) {
-		return nil // an earlier process has brought it here
+		return nil // an earlier process has done it
 	}
 	starting, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -148,7 +145,7 @@ func (r *Restorer) pod(ctx context.Context, namespace, name string, data []forma
 	if len(errs) > 0 {
 		return errors.Join(errs...)
 	}
-	// The agent tells it from the records, which Forget removes.
+	// The agent reads the records, which Forget deletes.
 	going, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	_, err = r.until(going, pod, func(live *corev1.Pod) (bool, error) { return goesOn(live), nil })
@@ -159,8 +156,8 @@ func podVolumeText(volume string, pod *corev1.Pod) string {
 	return fmt.Sprintf("volume %s of pod %s in %s", volume, pod.Name, pod.Namespace)
 }
 
-// ephemeral returns the claim of a generic ephemeral volume, which Kubernetes has made for the
-// pod, or nil for other volumes. The agent finds the folder by the persistent volume.
+// ephemeral returns the claim of a generic ephemeral volume, or nil. The agent finds the folder by
+// the persistent volume.
 func (r *Restorer) ephemeral(ctx context.Context, pod *corev1.Pod, volume string) (*corev1.PersistentVolumeClaim, error) {
 	if !slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == volume && v.Ephemeral != nil }) {
 		return nil, nil
@@ -175,7 +172,7 @@ func (r *Restorer) ephemeral(ctx context.Context, pod *corev1.Pod, volume string
 	return claim, nil
 }
 
-// goesOn reports whether the container that waits in a pod has ended well.
+// goesOn reports whether the pod's waiting container has succeeded.
 func goesOn(pod *corev1.Pod) bool {
 	waiter, _ := restorewait.In(pod)
 	for _, status := range pod.Status.InitContainerStatuses {

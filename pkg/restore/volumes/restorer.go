@@ -30,76 +30,67 @@ import (
 )
 
 const (
-	// recheck is how often it is looked whether a volume can still be waited for.
-	recheck = 10 * time.Second
-	// dataVolume is the name of the claim's volume in its holder.
+	// recheck is the interval of looks at a waited-for volume.
+	recheck    = 10 * time.Second
 	dataVolume = "data"
 )
 
 var errRemade = errors.New("the claim was deleted and made anew meanwhile: restore again")
 
-// Restorer brings the data of one restore back. It is safe for concurrent use.
+// Restorer restores the data of one restore. It is safe for concurrent use.
 type Restorer struct {
 	*Volumes
 	run   *engine.RestoreRun
 	pods  corev1client.PodsGetter
-	slots chan struct{} // of holders
+	slots chan struct{}
 
-	mu sync.Mutex
-	// works are the volumes that were asked for, by the names of their records.
+	mu    sync.Mutex
 	works map[string]*work
-	// binding are the claims that wait for a node, and those that are used with them.
+	// binding are claims that wait for a node, and their mates.
 	binding map[string]struct{}
 	// change is closed at the next change.
 	change chan struct{}
 }
 
-// work is what is known of a volume that was asked for.
 type work struct {
-	// about says in a sentence which volume it is.
 	about     string
 	uid       types.UID
 	node      string
 	submitted time.Time
-	// begun is when the agent was seen to have begun; zero when it is to begin anew.
+	// begun is when the agent had begun; zero before, and when it must begin again.
 	begun time.Time
-	// lost is true if it was given up since its node or agent went away.
-	lost bool
-	// status is what the agent says, or that the volume was given up.
+	lost  bool
+	// status is the agent's, or says that the volume was given up.
 	status engine.VolumeRestoreStatus
 }
 
-// Claim is a claim whose data is to be brought back.
 type Claim struct {
-	// Namespace and Name of the claim, which exists in the cluster.
 	Namespace, Name string
-	// Data is what the backup has of it.
+	// Data is the backup's record of the volume.
 	Data format.Volume
-	// Pod is the pod of the backup through which it was read, as it was, or nil: what uses
-	// the claim again may run where that could.
+	// Pod is the backup's pod through which the volume was read, or nil: the claim's users may run
+	// where it could.
 	Pod *corev1.Pod
-	// Paths are the files and folders that are written; all if there is none. They are
-	// written through a pod that uses the claim, if there is one.
+	// Paths are the files and folders to write; none is all. They are written through a pod that
+	// uses the claim, if there is one.
 	Paths []string
-	// Begin is called before the first of the data is written, but for paths through a pod that
-	// uses the claim; nothing is if it fails. Optional. It may be called again.
+	// Begin is called before the first write, except for paths through a pod that uses the claim.
+	// If it fails, nothing is written. It may be called again. Optional.
 	Begin func(ctx context.Context) error
-	// Used is called when a pod was found to use the claim, so that nothing is written.
-	// Optional.
+	// Used is called when a pod uses the claim, so that nothing is written. Optional.
 	Used func(ctx context.Context) error
 	// Started is called with the name of a pod that started on the claim before its data was
 	// complete. Claim returns nil all the same. Optional.
 	Started func(pod string)
 
-	// try is how often it was held, and avoid the node where that came to nothing.
+	// try counts the holders, and avoid is the node of a failed one.
 	try   int
 	avoid string
 }
 
-// Claim returns nil when the data of a claim is complete. An error means that it is not:
-// what uses the claim would start on what is there. It may be called again, for the same
-// claim too. When ctx ends, what was asked for goes on until End, or until another process
-// calls Claim for it.
+// Claim returns nil when the data of a claim is complete. After an error the claim's users would
+// start on incomplete data. It may be called again, also for the same claim. When ctx ends, writes
+// continue until End, or until another process calls Claim.
 func (r *Restorer) Claim(ctx context.Context, claim Claim) error {
 	if err := r.claim(ctx, claim); err != nil {
 		return fmt.Errorf("the data of claim %s/%s: %w", claim.Namespace, claim.Name, err)
@@ -107,11 +98,10 @@ func (r *Restorer) Claim(ctx context.Context, claim Claim) error {
 	return nil
 }
 
-// tries is how often a claim is held, elsewhere if that can be, since its holder or the agent of
-// its node went away.
+// tries bounds the holders of a claim after its holder or its node's agent was lost.
 const tries = 2
 
-// lostError says that a node went away, or its agent.
+// lostError says that a node or its agent was lost.
 type lostError string
 
 func (e lostError) Error() string { return string(e) }
@@ -129,7 +119,7 @@ func (r *Restorer) claim(ctx context.Context, claim Claim) error {
 	}
 }
 
-// tryClaim is lost if what was asked for can be asked for again: nothing of it is left then.
+// tryClaim returns lost if the volume may be requested again: nothing of it is left.
 func (r *Restorer) tryClaim(ctx context.Context, claim *Claim) (lost bool, err error) {
 	live, err := r.live(ctx, *claim)
 	if err != nil {
@@ -176,7 +166,7 @@ func (r *Restorer) tryClaim(ctx context.Context, claim *Claim) (lost bool, err e
 			}
 			return false, err
 		case user != nil:
-			again, err := r.live(ctx, *claim) // it may have waited long for its turn
+			again, err := r.live(ctx, *claim)
 			if err == nil && again.UID != live.UID {
 				err = errRemade
 			}
@@ -226,8 +216,8 @@ func (r *Restorer) tryClaim(ctx context.Context, claim *Claim) (lost bool, err e
 	return false, r.release(ctx, live)
 }
 
-// isUnheld reports whether the holder went away that a record was about, as when its node is
-// drained, and the agent has stopped.
+// isUnheld reports whether a record's holder was lost, as when its node is drained, and the agent
+// has stopped.
 func (r *Restorer) isUnheld(ctx context.Context, record *engine.VolumeRestore, live *corev1.PersistentVolumeClaim) bool {
 	if !r.isHolder(record.Spec.Pod.Name, live) {
 		return false
@@ -239,11 +229,11 @@ func (r *Restorer) isUnheld(ctx context.Context, record *engine.VolumeRestore, l
 	return err == nil && (pod == nil || pod.UID != record.Spec.Pod.UID || pod.DeletionTimestamp != nil)
 }
 
-// forget removes a record that nobody works on any more, and reports whether it has: its agent
-// has said so, or is absent for so long that it works no more, and stops when it is gone.
+// forget deletes a record that no agent works on, and reports whether it has. The agent has said
+// so, or has been absent long enough, and stops when it is missing.
 func (r *Restorer) forget(ctx context.Context, record *engine.VolumeRestore) bool {
 	r.mu.Lock()
-	delete(r.works, record.Name) // or its removal would be a failure
+	delete(r.works, record.Name)
 	r.mu.Unlock()
 	err := r.records.Delete(ctx, record.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &record.UID}})
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -254,7 +244,6 @@ func (r *Restorer) forget(ctx context.Context, record *engine.VolumeRestore) boo
 	return true
 }
 
-// readable says why the data of a volume can't be read.
 func (r *Restorer) readable(ctx context.Context, data format.Volume) error {
 	if !cache.WaitForCacheSync(ctx.Done(), r.synced) {
 		return ctx.Err()
@@ -271,7 +260,6 @@ func (r *Restorer) readable(ctx context.Context, data format.Volume) error {
 	return r.Repository(ctx, data.Pod.Namespace, r.run.Spec.Backup.StorageLocation)
 }
 
-// live is the claim in the cluster.
 func (r *Restorer) live(ctx context.Context, claim Claim) (*corev1.PersistentVolumeClaim, error) {
 	live, err := r.Kube.CoreV1().PersistentVolumeClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
 	switch {
@@ -287,7 +275,6 @@ func (r *Restorer) live(ctx context.Context, claim Claim) (*corev1.PersistentVol
 	return live, nil
 }
 
-// intoPod writes into a claim that a pod uses.
 func (r *Restorer) intoPod(ctx context.Context, name string, claim Claim, live *corev1.PersistentVolumeClaim, pod *corev1.Pod) error {
 	if pod.Status.Phase != corev1.PodRunning {
 		return fmt.Errorf("the pod %s uses the claim, and does not run yet: restore again when it does", pod.Name)
@@ -300,7 +287,6 @@ func (r *Restorer) intoPod(ctx context.Context, name string, claim Claim, live *
 	return r.await(ctx, record, claimText(claim))
 }
 
-// recordName is the same for the same volume of the same restore.
 func (r *Restorer) recordName(target string) string {
 	return r.run.Name + "-" + digest(string(r.run.UID)+"/"+target)
 }
@@ -310,12 +296,11 @@ func digest(target string) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// submit asks the agent of the pod's node for a volume.
 func (r *Restorer) submit(ctx context.Context, name string, pod *corev1.Pod, data format.Volume, volume string, claim *corev1.PersistentVolumeClaim, paths []string) (*engine.VolumeRestore, error) {
 	waits, err := waitVolume(pod)
 	switch {
 	case len(paths) > 0 && !strings.HasPrefix(pod.Name, holderPrefix):
-		waits = "" // it has what it waited for
+		waits = ""
 	case err != nil:
 		return nil, err
 	}
@@ -360,10 +345,8 @@ func (r *Restorer) submit(ctx context.Context, name string, pod *corev1.Pod, dat
 	return created, nil
 }
 
-// hostPath is the path of a claim's persistent volume on a node, if it is a folder of nodes,
-// or "". Others are written where a kubelet has mounted them, which has made sure that the
-// volume is the claim's, and on this node: what a claim that is not bound names is its owner's
-// own text, and any pod can name a node.
+// hostPath returns the node path of a claim's persistent volume of that type, or "". The kubelet
+// checks the binding of other volumes. An unbound claim names any volume, and a pod any node.
 func (r *Restorer) hostPath(ctx context.Context, claim *corev1.PersistentVolumeClaim, node string) (string, error) {
 	if claim.Spec.VolumeName == "" {
 		return "", nil
@@ -392,7 +375,7 @@ func (r *Restorer) hostPath(ctx context.Context, claim *corev1.PersistentVolumeC
 	return volume.Spec.HostPath.Path, nil
 }
 
-// know takes a record into account whose events are to come.
+// know records a volume before its events come.
 func (r *Restorer) know(record *engine.VolumeRestore, about string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -402,19 +385,19 @@ func (r *Restorer) know(record *engine.VolumeRestore, about string) {
 		r.works[record.Name] = w
 	}
 	r.noteLocked(w, record)
-	// What its informer saw before counts as well.
+	// The informer may have seen it before.
 	if seen, err := r.RecordInformer.Lister().VolumeRestores(r.Namespace).Get(record.Name); err == nil && seen.UID == record.UID {
 		r.noteLocked(w, seen)
 	}
 }
 
-// observe takes note of a record as it is, or was before it was deleted.
+// observe takes over a record's state; deleted says that it was deleted.
 func (r *Restorer) observe(record *engine.VolumeRestore, deleted bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.wakeLocked()
 	w := r.works[record.Name]
-	if w == nil || w.uid != record.UID { // one of that name was forgotten before
+	if w == nil || w.uid != record.UID {
 		return
 	}
 	r.noteLocked(w, record)
@@ -423,7 +406,7 @@ func (r *Restorer) observe(record *engine.VolumeRestore, deleted bool) {
 	}
 }
 
-// noteLocked takes a status over. What was given up, or is done, stays so.
+// noteLocked takes over a status, unless the volume has ended or was given up.
 func (r *Restorer) noteLocked(w *work, record *engine.VolumeRestore) {
 	if w.status.Phase.Done() {
 		return
@@ -437,18 +420,15 @@ func (r *Restorer) noteLocked(w *work, record *engine.VolumeRestore) {
 	}
 }
 
-// wakeLocked has those look again who wait.
 func (r *Restorer) wakeLocked() {
 	close(r.change)
 	r.change = make(chan struct{})
 }
 
-// claimText is what a claim is called in what is waited for.
 func claimText(claim Claim) string {
 	return fmt.Sprintf("the data of claim %s in %s", claim.Name, claim.Namespace)
 }
 
-// whatFor says what a volume waits for.
 func (r *Restorer) whatFor(w *work, volume string) string {
 	said := ""
 	if w.status.Message != "" {
@@ -463,8 +443,8 @@ func (r *Restorer) whatFor(w *work, volume string) string {
 	return fmt.Sprintf("%s, which the agent of node %s writes", volume, w.node)
 }
 
-// await returns when a record has ended, and how. It is waited for while its node has an
-// agent that works; one that is given up is stopped. Volume is what is waited for.
+// await returns when a record has ended. It gives a volume up, and stops it, when its node has no
+// working agent. volume describes the wait.
 func (r *Restorer) await(ctx context.Context, record *engine.VolumeRestore, volume string) error {
 	waiting := waits.For(ctx, record.Spec.Pod.Namespace, volume)
 	defer waiting.End()
@@ -482,7 +462,7 @@ func (r *Restorer) await(ctx context.Context, record *engine.VolumeRestore, volu
 		r.mu.Unlock()
 		if status.Phase.Done() {
 			if failure != "" {
-				// What it can't do now, End does.
+				// If this fails, End does it.
 				if err := r.abandon(ctx, record.Name); err != nil {
 					klog.FromContext(ctx).Info("Stopping a volume that was given up failed", "volumeRestore", record.Name, "err", err)
 				}
@@ -501,7 +481,7 @@ func (r *Restorer) await(ctx context.Context, record *engine.VolumeRestore, volu
 	}
 }
 
-// abandon has a volume stopped that was given up, since others wait for its slot.
+// abandon stops a volume that was given up, since others wait for its slot.
 func (r *Restorer) abandon(ctx context.Context, name string) error {
 	for range 3 { // its agent writes to the record, too
 		record, err := r.records.Get(ctx, name, metav1.GetOptions{})
@@ -518,7 +498,6 @@ func (r *Restorer) abandon(ctx context.Context, name string) error {
 	return nil
 }
 
-// outcome is what a record's end means.
 func outcome(status engine.VolumeRestoreStatus) error {
 	switch {
 	case status.Phase == engine.VolumePhaseCompleted:
@@ -529,7 +508,7 @@ func outcome(status engine.VolumeRestoreStatus) error {
 	return errors.New(status.Message)
 }
 
-// judge says how long to wait for a volume until looking again, or why it is given up.
+// judge returns the time until the next look at a volume, or why it is given up.
 func (r *Restorer) judge(w *work) (left time.Duration, lost bool, failure string) {
 	absence := r.Agents.Absence(w.node, w.submitted)
 	switch {
@@ -543,7 +522,7 @@ func (r *Restorer) judge(w *work) (left time.Duration, lost bool, failure string
 	switch {
 	case begun:
 		left = r.VolumeTimeout - now.Sub(w.begun)
-	case busy: // that has its own time, and then that of stopping
+	case busy: // time of the running one, and for stopping it
 		left = 2*r.VolumeTimeout + r.AgentTimeout - idle
 	default:
 		left = r.VolumeTimeout - idle
@@ -561,8 +540,8 @@ func (r *Restorer) judge(w *work) (left time.Duration, lost bool, failure string
 	return 0, false, fmt.Sprintf("the restore has not begun, and the agent of node %q has begun and ended no other one for %s%s", w.node, idle.Round(time.Second), why)
 }
 
-// Warnings returns what the agents have told of volumes whose data is complete, one text for
-// each volume, sorted: files whose owner or mode could not be set, for instance.
+// Warnings returns the agents' messages about complete volumes, sorted, for instance files whose
+// owner could not be set.
 func (r *Restorer) Warnings() (texts []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -575,7 +554,7 @@ func (r *Restorer) Warnings() (texts []string) {
 	return texts
 }
 
-// Counts sums up the volumes that were asked for so far.
+// Counts sums up the requested volumes.
 func (r *Restorer) Counts() holdfast.RestoreVolumesProgress {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -23,20 +23,18 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restorewait"
 )
 
-// sweepInterval is how often it is looked for what restores have left behind.
+// sweepInterval is the interval of sweeps.
 const sweepInterval = 10 * time.Minute
 
-// givenUpMost is of how many volumes a pod is told that its restore has ended without them. One is
-// enough that was not told before, and whoever writes pods decides how many they say they wait for.
+// givenUpMost bounds the records for one abandoned pod: one is enough, and the pod's author decides
+// how many volumes it names.
 const givenUpMost = 100
 
-// givenUpPerNamespace is of how many volumes the pods of a namespace are told at once: anybody who
-// makes pods can give them the label of one that waits.
+// givenUpPerNamespace bounds such records in a namespace: any pod can have the label.
 const givenUpPerNamespace = 200
 
-// Run removes, until ctx ends, the holders and records of restores that have ended or were
-// removed, and has the pods told that wait for these: their End may not have been reached,
-// or the pods were on no node then.
+// Run deletes, until ctx ends, holders and records of ended or deleted restores, and tells their
+// waiting pods: End may have been missed, or the pods had no node then.
 func (v *Volumes) Run(ctx context.Context) {
 	for {
 		if err := v.sweep(ctx); err != nil && ctx.Err() == nil {
@@ -67,7 +65,7 @@ func (v *Volumes) sweep(ctx context.Context) error {
 	if len(records.Items)+len(pods.Items)+len(waiting) == 0 {
 		return nil
 	}
-	// After what they have made, so that none is missing of which something was seen.
+	// Restores are read after their objects, so that none is missing.
 	runs, err := v.Runs.RestoreRuns(v.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return fmt.Errorf("reading which restores go on: %w", err)
@@ -87,7 +85,7 @@ func (v *Volumes) sweep(ctx context.Context) error {
 	for i := range waiting {
 		namespace := waiting[i].Namespace
 		if live.Has(types.UID(waiting[i].Labels[engine.LabelWaits])) || told[namespace] >= givenUpPerNamespace {
-			continue // the next sweep tells those that are left
+			continue
 		}
 		names, err := v.giveUp(ctx, &waiting[i], made)
 		told[namespace] += len(names)
@@ -112,8 +110,7 @@ func (v *Volumes) sweep(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// waiting are the pods of a label that may wait for a restore: of those that do not, only the
-// ones that are about to start.
+// waiting returns the pending pods with a label. They wait for a restore, or are about to start.
 func (v *Volumes) waiting(ctx context.Context, selector string) ([]corev1.Pod, error) {
 	pending := fields.OneTermEqualSelector("status.phase", string(corev1.PodPending))
 	list, err := v.Kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{LabelSelector: selector, FieldSelector: pending.String()})
@@ -123,17 +120,16 @@ func (v *Volumes) waiting(ctx context.Context, selector string) ([]corev1.Pod, e
 	return list.Items, nil
 }
 
-// giveUp has a pod told, if it waits for a restore that has ended, that this brings nothing
-// any more: by a record for each of its volumes, which is cancelled from the start. Its agent
-// says it when it works again, and the record is wanted for as long as the pod waits. Those that
-// were made are not made again.
+// giveUp tells a pod that waits for an ended restore, by a cancelled record for each of its
+// volumes. Its agent tells it when it works. The records are kept while the pod waits, and are not
+// made twice.
 func (v *Volumes) giveUp(ctx context.Context, pod *corev1.Pod, made sets.Set[string]) (records []string, err error) {
 	waiter, waits := restorewait.In(pod)
 	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
 		return nil, nil // no restore has made it
 	}
 	if waiter == nil || pod.Spec.NodeName == "" || pod.DeletionTimestamp != nil || goesOn(pod) {
-		return nil, nil // it waits for nothing, or not yet
+		return nil, nil // it does not wait, or not yet
 	}
 	var errs []error
 	for _, volume := range pod.Spec.Volumes {
@@ -170,7 +166,6 @@ func (v *Volumes) giveUp(ctx context.Context, pod *corev1.Pod, made sets.Set[str
 	return records, errors.Join(errs...)
 }
 
-// removeHolders removes the pods of a restore that hold claims.
 func (v *Volumes) removeHolders(ctx context.Context, restore metav1.ListOptions) error {
 	list, err := v.Kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, restore)
 	if err != nil {
@@ -183,8 +178,8 @@ func (v *Volumes) removeHolders(ctx context.Context, restore metav1.ListOptions)
 	return errors.Join(errs...)
 }
 
-// removeHolder removes a pod that holds a claim. Of pods that only have our label, it
-// removes none: a name stays what it was.
+// removeHolder deletes a pod that holds a claim. A pod that only has our label stays: names can't
+// be changed.
 func (v *Volumes) removeHolder(ctx context.Context, pod *corev1.Pod) error {
 	if !strings.HasPrefix(pod.Name, holderPrefix) {
 		return nil

@@ -19,15 +19,14 @@ import (
 )
 
 const (
-	// othersTimeout bounds the wait for the holder of another restore. A restore that has
-	// ended has removed its holder; a kubelet needs seconds to stop it and unmount the claim.
+	// othersTimeout bounds the wait for another restore's holder. An ended restore has deleted its
+	// holder; a kubelet needs seconds to unmount.
 	othersTimeout = 2 * time.Minute
-	// othersLook is the time between two looks at the holder of another restore.
-	othersLook = time.Second
+	othersLook    = time.Second
 )
 
-// user is a pod that uses a claim, or nil: one that runs, if there is. Beneath it, files would
-// change, or it would have started without them.
+// user returns a pod that uses a claim, a running one first, or nil. Files would change beneath it,
+// or it has started without them.
 func (r *Restorer) user(ctx context.Context, claim *corev1.PersistentVolumeClaim) (user *corev1.Pod, err error) {
 	list, err := r.Kube.CoreV1().Pods(claim.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -45,7 +44,7 @@ func (r *Restorer) user(ctx context.Context, claim *corev1.PersistentVolumeClaim
 	return user, nil
 }
 
-// volumeOf is the name of a pod's volume that is a claim, or "".
+// volumeOf returns the name of a pod's volume for a claim, or "".
 func volumeOf(pod *corev1.Pod, claim string) string {
 	for _, v := range pod.Spec.Volumes {
 		if v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim ||
@@ -56,7 +55,6 @@ func volumeOf(pod *corev1.Pod, claim string) string {
 	return ""
 }
 
-// awaitOthers returns when no other restore holds a claim.
 func (r *Restorer) awaitOthers(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
 	var waiting *waits.Wait
 	defer func() { waiting.End() }()
@@ -79,7 +77,6 @@ func (r *Restorer) awaitOthers(ctx context.Context, claim *corev1.PersistentVolu
 	}
 }
 
-// otherHolder returns a pod that holds a claim for another restore, or nil.
 func (r *Restorer) otherHolder(ctx context.Context, claim *corev1.PersistentVolumeClaim) (*corev1.Pod, error) {
 	list, err := r.Kube.CoreV1().Pods(claim.Namespace).List(ctx, metav1.ListOptions{LabelSelector: engine.LabelRestore})
 	if err != nil {
@@ -95,8 +92,8 @@ func (r *Restorer) otherHolder(ctx context.Context, claim *corev1.PersistentVolu
 	return nil, nil
 }
 
-// tellStarted calls Started if a pod started on a claim while the agent wrote into it: no
-// pod used the claim before, but a controller may have made one since.
+// tellStarted calls Started if a pod started on a claim during the write: a controller may have
+// made one since.
 func (r *Restorer) tellStarted(ctx context.Context, claim Claim, live *corev1.PersistentVolumeClaim, record *engine.VolumeRestore, status engine.VolumeRestoreStatus) {
 	if claim.Started == nil || status.Phase != engine.VolumePhaseCompleted || status.CompletionTimestamp == nil || !r.isHolder(record.Spec.Pod.Name, live) {
 		return
@@ -119,8 +116,8 @@ func (r *Restorer) tellStarted(ctx context.Context, claim Claim, live *corev1.Pe
 	}
 }
 
-// ranBetween reports whether a container of a pod ran at a time between two others. Kubernetes
-// tells the times in whole seconds: a container that began in the last of them did not.
+// ranBetween reports whether a container of a pod ran between two times. Kubernetes has whole
+// seconds: a container that began in the last one did not.
 func ranBetween(pod *corev1.Pod, begin, end metav1.Time) bool {
 	ran := func(state corev1.ContainerState) bool {
 		switch {

@@ -20,54 +20,49 @@ import (
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 )
 
-// DefaultHolders is how many claims of a restore are held at once, if nothing else is said.
-// What waits for an agent beyond that need not take room on a node.
+// DefaultHolders bounds the claims held at once in a restore. More would wait for agents and take
+// room on nodes.
 const DefaultHolders = 16
 
-// Agents knows which nodes have an agent.
+// Agents tells which nodes have an agent.
 type Agents interface {
-	// Absence is how long there has been no sign of life of a node's agent, counted from a
-	// time.
+	// Absence returns how long a node's agent has been silent, counted from since.
 	Absence(node string, since time.Time) time.Duration
-	// NodeGone reports whether there is no such node, given when something of it was heard.
+	// NodeGone reports whether there is no such node, which was heard of at since.
 	NodeGone(node string, since time.Time) bool
-	// Saw and Idle are those of liveness.Activity.
+	// Saw and Idle are methods of liveness.Activity.
 	Saw(node string, record types.UID, inProgress, changed bool, now time.Time)
 	Idle(node string, since, now time.Time) (idle time.Duration, busy bool)
 }
 
-// Config is what all restores share.
 type Config struct {
-	// Namespace is the system namespace.
 	Namespace string
-	// Image of the holders, and of the containers that wait in pods: the agents' own, which
-	// lies on each node that has one.
+	// Image of holders and waiting containers: the agents' own, which is on each node with an
+	// agent.
 	Image func(ctx context.Context) (string, error)
-	// Holders is how many claims of a restore are held at once.
+	// Holders bounds the claims of a restore held at once.
 	Holders int
-	// VolumeTimeout is how long the restore of one volume may take from its start. As long
-	// may the agent of a node begin and end nothing while others wait for it, and twice as long
-	// and AgentTimeout while it has something in progress. AgentTimeout is how long a node may be
-	// without an agent.
+	// VolumeTimeout bounds the restore of a volume from its start. It also bounds how long an agent
+	// may begin and end nothing while others wait; twice that and AgentTimeout, while one is in
+	// progress. AgentTimeout bounds the absence of a node's agent.
 	VolumeTimeout, AgentTimeout time.Duration
 	Agents                      Agents
-	// Repository returns when the repository of a namespace in a storage location can be
-	// read; its error says why it can't, and what to do.
+	// Repository returns nil when the repository of a namespace in a location can be read; the
+	// error says why not, and what to do.
 	Repository func(ctx context.Context, namespace, location string) error
 	Records    engineclient.VolumeRestoresGetter
 	Runs       engineclient.RestoreRunsGetter
-	// Removing deletes the pods that hold claims, of whichever restore: who restores may
-	// have lost the right meanwhile.
+	// Removing deletes holders of all restores, since a requester may have lost the right.
 	Removing corev1client.PodsGetter
-	// Kube reads claims, persistent volumes and nodes, lists and watches pods, and lists
-	// events and LimitRanges.
+	// Kube reads claims, persistent volumes and nodes, lists and watches pods, and lists events and
+	// LimitRanges.
 	Kube  kubernetes.Interface
 	Clock clock.Clock
 
 	RecordInformer engineinformers.VolumeRestoreInformer
 }
 
-// Volumes is what brings data back, for any number of restores.
+// Volumes restores data for all restores.
 type Volumes struct {
 	Config
 	records engineclient.VolumeRestoreInterface
@@ -77,7 +72,6 @@ type Volumes struct {
 	restorers map[*Restorer]struct{}
 }
 
-// New returns Volumes.
 func New(config Config) (*Volumes, error) {
 	v := &Volumes{Config: config, records: config.Records.VolumeRestores(config.Namespace), restorers: map[*Restorer]struct{}{}}
 	v.Holders = cmp.Or(v.Holders, DefaultHolders)
@@ -93,7 +87,6 @@ func New(config Config) (*Volumes, error) {
 	return v, nil
 }
 
-// changed passes a change of a record to the restore that it belongs to.
 func (v *Volumes) changed(before, after any, deleted bool) {
 	if last, ok := after.(cache.DeletedFinalStateUnknown); ok {
 		after = last.Obj
@@ -117,8 +110,8 @@ func (v *Volumes) changed(before, after any, deleted bool) {
 	}
 }
 
-// Restorer returns what brings the data of one restore back. Pods creates pods with the
-// rights of the restore. The caller closes it.
+// Restorer returns the Restorer of a restore. pods creates pods with the restore's rights. The
+// caller closes it.
 func (v *Volumes) Restorer(run *engine.RestoreRun, pods corev1client.PodsGetter) *Restorer {
 	r := &Restorer{
 		Volumes: v,
@@ -135,7 +128,7 @@ func (v *Volumes) Restorer(run *engine.RestoreRun, pods corev1client.PodsGetter)
 	return r
 }
 
-// Close forgets the restore. What was asked for goes on; End ends it.
+// Close forgets the restore. Its writes continue; End stops them.
 func (r *Restorer) Close() {
 	r.Volumes.mu.Lock()
 	defer r.Volumes.mu.Unlock()
