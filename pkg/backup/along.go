@@ -19,7 +19,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 )
 
-// along collects the objects which chosen objects name in their own namespaces, as accounts,
+// along collects the objects that chosen objects name in their own namespaces, such as accounts,
 // Secrets and ConfigMaps. They come along. The sink's mu guards it.
 type along struct {
 	written sets.Set[manifest.Reference]
@@ -49,7 +49,6 @@ func (a *along) note(item *manifest.Item) {
 	}
 }
 
-// wantedAlong returns references that were neither written nor asked for, by kind and namespace.
 func (s *sink) wantedAlong() map[manifest.Reference]map[string]string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -98,7 +97,6 @@ func (c *collector) readAlong(ctx context.Context) error {
 	}
 }
 
-// readNamed reads objects of one kind and namespace by their names, each with a reason.
 func (c *collector) readNamed(ctx context.Context, of manifest.Reference, names map[string]string) error {
 	i := slices.IndexFunc(c.discovered.resources, func(r resource) bool { return r.Group == of.APIGroup && r.kind == of.KindName && r.namespaced })
 	if i < 0 {
@@ -121,7 +119,6 @@ func (c *collector) readNamed(ctx context.Context, of manifest.Reference, names 
 	return nil
 }
 
-// readBindings reads the RoleBindings of accounts in the backup.
 func (c *collector) readBindings(ctx context.Context, accounts sets.Set[string]) error {
 	r, found := c.discovered.find(schema.GroupResource{Group: rbacv1.GroupName, Resource: "rolebindings"})
 	if !found || len(accounts) == 0 {

@@ -44,15 +44,12 @@ type heldPod struct {
 	// claims are all claims of the pod, also those that it does not give access to.
 	claims    []string
 	pre, post []hook
-	// ran is true once its hooks may have run.
-	ran bool
-	// unwritten is the pod as it is stored, or nil if it was written.
+	ran       bool
 	unwritten *object
 	// belongings are its claims and persistent volumes, kept since its pre hooks may change them.
 	belongings []*object
 }
 
-// heldVolume is a volume whose data is read; claim may be empty.
 type heldVolume struct{ name, claim string }
 
 // block is a set of pods that share claims or that the spec orders. The hooks of all run around the
@@ -68,7 +65,6 @@ func (b block) hooked() bool {
 	return false
 }
 
-// waiting returns the pods with post hooks, which wait for the block's volumes.
 func (b block) waiting() []engine.PodReference {
 	var pods []engine.PodReference
 	for _, pod := range b {
@@ -142,7 +138,6 @@ func (p *podVolumes) holdBack(pod *heldPod, r resource, h *head, raw []byte) (bo
 	return false, nil
 }
 
-// blocks groups the held pods that share claims or that the spec orders, as Velero does.
 func (p *podVolumes) blocks() []block {
 	// Union-find: each pod points to one before it in its block, or to itself.
 	before := make([]int, len(p.held))
@@ -258,7 +253,7 @@ func (p *podVolumes) takeAllHooked(ctx context.Context, hooked []block) error {
 			block := hooked[n]
 			waits := len(block.waiting()) > 0
 			p.dropForbidden(ctx, block, asked)
-			if waits && len(block.waiting()) == 0 { // moves behind all that wait
+			if waits && len(block.waiting()) == 0 {
 				hooked = append(slices.Delete(hooked, n, n+1), block)
 				n--
 				continue
@@ -275,7 +270,7 @@ func (p *podVolumes) takeAllHooked(ctx context.Context, hooked []block) error {
 			// one dies.
 			if err := p.hooks.runner.Pending(ctx, pending); err != nil && ctx.Err() == nil {
 				p.dropUnnoted(portion, fmt.Errorf("note which post hooks are to be run: %w", err))
-				hooked = append(hooked, portion...) // behind all that wait
+				hooked = append(hooked, portion...)
 				continue
 			}
 			noted = true
@@ -305,7 +300,6 @@ func (p *podVolumes) dropForbidden(ctx context.Context, block block, asked map[s
 	}
 }
 
-// dropUnnoted drops the hooks of blocks whose post hooks could not be noted.
 func (p *podVolumes) dropUnnoted(blocks []block, err error) {
 	for _, block := range blocks {
 		if len(block.waiting()) == 0 {
@@ -458,7 +452,7 @@ func (p *podVolumes) readAgain(ctx context.Context, pod *heldPod) {
 		}
 	case errors.Is(context.Cause(ctx), errNotReadInTime):
 		p.findings.warn(about, asListed+errNotReadInTime.Error())
-	case ctx.Err() != nil: // the backup ends without this pod
+	case ctx.Err() != nil:
 	case err != nil:
 		p.findings.warn(about, fmt.Sprintf("%slist it: %v", asListed, err))
 	default:
@@ -466,7 +460,6 @@ func (p *podVolumes) readAgain(ctx context.Context, pod *heldPod) {
 	}
 }
 
-// asListed begins the message about a pod that was not read after its pre hooks.
 const asListed = "what the backup has of it is from before its pre hooks: "
 
 // keep holds an object in place of an earlier version, and reports false if too much would be held.
@@ -542,7 +535,6 @@ func (p *podVolumes) runPostHooks(ctx context.Context, block block) {
 	}
 }
 
-// refuse leaves out the data of a pod's volumes, also through other pods.
 func (p *podVolumes) refuse(pod *heldPod, reason string) {
 	about := subject{podsResource, pod.ref.Namespace, pod.ref.Name}
 	for _, volume := range pod.volumes {
@@ -563,7 +555,6 @@ func (p *podVolumes) refuse(pod *heldPod, reason string) {
 	}
 }
 
-// handOver hands over the volumes of a block, and returns those that were accepted.
 func (p *podVolumes) handOver(ctx context.Context, block block) (submitted []*format.Volume) {
 	for _, pod := range block {
 		for _, volume := range pod.volumes {

@@ -41,8 +41,7 @@ type claim struct {
 	missed, lost bool
 	// refused is true once a hook has failed: then no pod gives access.
 	refused bool
-	// others are further running pods that could give access.
-	others []access
+	others  []access
 	// notYet are findings about pods that do not run, held back because another pod may give
 	// access.
 	notYet []pendingWarning
@@ -53,7 +52,6 @@ type pendingWarning struct {
 	text  string
 }
 
-// persistentVolume is the state of a persistent volume; nil if it could not be read.
 type persistentVolume struct {
 	hostPath string
 	// bound is the bound claim, and claim its uid.
@@ -64,8 +62,7 @@ type persistentVolume struct {
 	labels        map[string]string
 	capacity      int64
 	created       metav1.Time
-	// traits are the inputs of the volume policies, if there are policies.
-	traits volumeTraits
+	traits        volumeTraits
 }
 
 func (p *podVolumes) visitPersistentVolume(_ context.Context, r resource, h *head, raw []byte) error {
@@ -214,7 +211,6 @@ func (p *podVolumes) takeNamed(ctx context.Context, key types.NamespacedName) er
 	return p.takePersistentVolume(r, h, raw, "the claim "+itemName(key.Namespace, key.Name)+" names it, and it is kept for that")
 }
 
-// takeClaimsOfVolumes takes the claims of the persistent volumes that labels have chosen.
 func (p *podVolumes) takeClaimsOfVolumes(ctx context.Context) error {
 	r, found := p.discovered.find(claimsResource)
 	if !found || len(p.selectors) == 0 || !p.wanted.IncludedRelated(claimsResource, true) {
@@ -278,8 +274,6 @@ func (p *podVolumes) takeClaims(ctx context.Context, r resource, missing map[typ
 	return nil
 }
 
-// searchClaims looks for missing claims in lists, and returns the namespaces that it has read
-// whole.
 func (p *podVolumes) searchClaims(ctx context.Context, r resource, missing map[types.NamespacedName]string, take func(*head, []byte) error) (sets.Set[string], error) {
 	lacking := map[string]int{"": len(missing)}
 	for key := range missing {
@@ -316,7 +310,6 @@ func boundBy(claim types.NamespacedName) string {
 
 const halfFilled = "it may hold only a part of the data of a restore that was stopped, and is backed up as it is: restore its data again, or, if you know better, remove its annotation " + format.AnnotationIncomplete
 
-// keepClaim records a claim. The caller settles it later.
 func (p *podVolumes) keepClaim(h *head, raw []byte) {
 	kept := &claim{}
 	p.claims[types.NamespacedName{Namespace: h.Metadata.Namespace, Name: h.Metadata.Name}] = kept
@@ -375,14 +368,13 @@ func (p *podVolumes) settle(ctx context.Context, key types.NamespacedName) error
 			of.unusable = "its persistent volume is bound to another claim"
 		}
 	}
-	if of.asked != nil { // of an unreadable volume, the policies know nothing
+	if of.asked != nil {
 		of.action = p.policies.action(volume.traits, of.asked)
 		of.asked = nil
 	}
 	return err
 }
 
-// takeClaim adds a claim for a reason. Its persistent volume is added when claims are settled.
 func (p *podVolumes) takeClaim(r resource, key types.NamespacedName, h *head, raw []byte, why string) error {
 	if reason := h.whyLeftOut(); reason != "" {
 		p.claims[key] = &claim{unusable: "its claim is " + reason, known: h.unwanted()}

@@ -11,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// bindingAnnotations record how this cluster bound a claim.
 var bindingAnnotations = []string{
 	"pv.kubernetes.io/bind-completed", "pv.kubernetes.io/bound-by-controller",
 	"volume.kubernetes.io/storage-provisioner", "volume.beta.kubernetes.io/storage-provisioner",
@@ -41,7 +40,7 @@ func storedClaim(h *head, raw []byte) ([]byte, error) {
 	remove := func(path ...string) {
 		if value, found, err := unstructured.NestedFieldNoCopy(object, path...); err == nil && found {
 			unstructured.RemoveNestedField(object, path...)
-			_ = unstructured.SetNestedField(removed, value, path...) // cannot fail: the maps are made here
+			_ = unstructured.SetNestedField(removed, value, path...)
 		}
 	}
 	remove("spec", "dataSource")

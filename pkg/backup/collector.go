@@ -40,10 +40,8 @@ type collector struct {
 	hostPathRoots hostpath.Roots
 	workers       int
 	hooks         *hooks
-	// blockWorkers bounds the blocks with hooks that are taken at a time.
-	blockWorkers int
-	// contain runs the work of another goroutine, and turns a panic into an error.
-	contain func(func() error) error
+	blockWorkers  int
+	contain       func(func() error) error
 
 	sink     *sink
 	findings *findings
@@ -58,14 +56,12 @@ type collector struct {
 	labelled sets.Set[string]
 	chosen   []string
 	listed   []string
-	// partly is true if not all namespaces could be read.
-	partly bool
+	partly   bool
 	// leaving are claims whose data was requested through pods that are being deleted.
 	leaving []leavingVolume
 	// ofLabelled has the claims of pods that are excluded by label, each with such a pod.
 	ofLabelled map[types.NamespacedName]string
-	// services are the API services at the begin of the backup.
-	services services
+	services   services
 }
 
 // secretsLeftOut is the reason for leaving out Secrets of Holdfast's own namespaces: readers of the
@@ -195,7 +191,7 @@ func (c *collector) readNamespaces(ctx context.Context) error {
 	if err := c.readOrdered(ctx, r, []string{""}, func(query) visitor { return visit }); err != nil {
 		return err
 	}
-	unread := map[string]error{} // by name; "" for all
+	unread := map[string]error{}
 	for _, q := range c.namespaceLists(r) {
 		err := c.lister.list(ctx, q, visit)
 		var fatal visitError
@@ -217,7 +213,7 @@ func (c *collector) readNamespaces(ctx context.Context) error {
 	for _, name := range c.namespaces.Explicit() {
 		_, exists := c.existing[name]
 		switch about := (subject{namespacesResource, "", name}); {
-		case !exists && (unread[""] != nil || unread[name] != nil): // already reported
+		case !exists && (unread[""] != nil || unread[name] != nil):
 		case !exists:
 			c.lacks(about, "the backup includes it, but it does not exist")
 		case c.labelled.Has(name):
@@ -312,7 +308,7 @@ func (c *collector) readIn(ctx context.Context, r resource, namespaces, selector
 func (c *collector) mostlyOthers(remaining, limit int64) bool {
 	chosen := int64(len(c.chosen))
 	if limit == unknownPage {
-		limit = pageSize // no size is known; the next page may be that large
+		limit = pageSize
 	}
 	return 2*chosen <= int64(len(c.existing)) && remaining > 2*chosen*limit
 }
@@ -411,7 +407,6 @@ func (c *collector) inScope(namespace string) bool {
 	return c.namespaces.Match(namespace) && !c.labelled.Has(namespace) && (exists || !c.partly)
 }
 
-// itself is the reason of an object that the spec selects.
 const itself = ""
 
 func (c *collector) add(r resource, h *head, raw []byte, reason string) error {
@@ -464,14 +459,13 @@ func (c *collector) addTo(b *batch, r resource, h *head, raw []byte, reason stri
 	return nil
 }
 
-// write writes a batch into the tarball, and empties it.
 func (c *collector) write(b *batch) error {
 	err := c.sink.write(b.objects, func(o *object, err error) {
 		c.findings.fail(subject{o.GroupResource(), o.item.Namespace, o.item.Name}, err.Error())
 	})
 	clear(b.objects)
 	b.objects, b.stored = b.objects[:0], b.stored[:0]
-	if cap(b.stored) > 4*batchBytes { // grown by one large object
+	if cap(b.stored) > 4*batchBytes {
 		b.stored = nil
 	}
 	return err
@@ -486,7 +480,6 @@ func (c *collector) writeAll(batches []batch) error {
 	return nil
 }
 
-// related are the resources whose single objects come along with others.
 var related = func() sets.Set[schema.GroupResource] {
 	all := sets.New(namespacesResource, persistentVolumesResource, claimsResource, crdsResource, clusterRoleBindingsResource)
 	for _, kind := range neededKinds {
@@ -495,7 +488,6 @@ var related = func() sets.Set[schema.GroupResource] {
 	return all
 }()
 
-// addRelated adds an object that comes along with others, unless it is in the backup or excluded.
 func (c *collector) addRelated(r resource, h *head, raw []byte, reason string) error {
 	if !c.comesAlong(r, h) {
 		return nil
@@ -503,7 +495,6 @@ func (c *collector) addRelated(r resource, h *head, raw []byte, reason string) e
 	return c.add(r, h, raw, reason)
 }
 
-// comesAlong reports whether an object that others refer to is to be written now.
 func (c *collector) comesAlong(r resource, h *head) bool {
 	if !c.wanted.IncludedRelated(r.GroupResource(), r.namespaced) || !c.sink.meet(r, h.Metadata.Namespace, h.Metadata.Name) {
 		return false
@@ -549,8 +540,6 @@ func (c *collector) readDefinitions(ctx context.Context, selected []resource) er
 	return nil
 }
 
-// readTouchedNamespaces takes the namespaces of all objects in the backup, if they are not in it
-// yet.
 func (c *collector) readTouchedNamespaces(ctx context.Context) error {
 	r, _ := c.discovered.find(namespacesResource)
 	const reason = "objects in it were taken"

@@ -29,13 +29,11 @@ var ErrTakenOver = errors.New("another process has taken over the backup")
 // errInTheWay says that another object exists at the key.
 var errInTheWay = errors.New("holds what this process has not written")
 
-// maxInTheWay bounds the tries of an attempt to write one object.
 const maxInTheWay = 5
 
 // ErrUnreadable says that the backup with this name can't be identified.
 var ErrUnreadable = folder.ErrUnreadable
 
-// begin takes the backup's folder. If the backup has ended before, the outcome says so.
 func (e *execution) begin(ctx context.Context) (Outcome, error) {
 	if outcome, err := e.stored(ctx); err != nil || outcome.Stored {
 		return outcome, err
@@ -47,7 +45,6 @@ func (e *execution) begin(ctx context.Context) (Outcome, error) {
 	if first {
 		return Outcome{}, nil
 	}
-	// Another process may have ended the backup in the meantime.
 	return e.stored(ctx)
 }
 
@@ -65,7 +62,6 @@ func (e *execution) takeFolder(ctx context.Context) (first bool, err error) {
 	return false, e.owns(ctx)
 }
 
-// owns fails if the folder has another owner.
 func (e *execution) owns(ctx context.Context) error {
 	key := format.OwnerKey(e.storeName)
 	owner, err := e.folder.Owner(ctx)
@@ -95,7 +91,6 @@ func (e *execution) stored(ctx context.Context) (Outcome, error) {
 	return Outcome{Status: found.Status, Stored: true}, nil
 }
 
-// metadata reads the backup from the store, or returns nil.
 func (e *execution) metadata(ctx context.Context) (*holdfast.Backup, error) {
 	found, err := e.folder.Metadata(ctx)
 	switch {
@@ -115,14 +110,12 @@ func (e *execution) create(ctx context.Context, key string, data []byte) error {
 		if !errors.Is(err, errInTheWay) || e.request.Attempt <= 1 || tries == maxInTheWay {
 			return err
 		}
-		// An earlier attempt has woken up.
 		if failure := e.removeEarlierAt(ctx, key); failure != nil {
 			return errors.Join(err, failure)
 		}
 	}
 }
 
-// removeEarlierAt removes an object at the key that this attempt has not written.
 func (e *execution) removeEarlierAt(ctx context.Context, key string) error {
 	object, err := e.Store.Attributes(ctx, key)
 	if errors.Is(err, store.ErrNotFound) {
@@ -182,7 +175,6 @@ func (e *execution) content(ctx context.Context, key string) (found format.Conte
 	return found, err
 }
 
-// verify checks that all stored objects are in the store.
 func (e *execution) verify(ctx context.Context) error {
 	objects, err := e.folder.List(ctx)
 	if err != nil {
@@ -381,7 +373,7 @@ func Abandon(ctx context.Context, request Request, deps Dependencies, remover st
 		return outcome, fmt.Errorf("remove what the backup does not need: %w", err)
 	}
 	if _, told := contents.Of(format.LogKey(e.storeName)); told {
-		return outcome, nil // the process that ended it has stored the log
+		return outcome, nil
 	}
 	if err := e.storeReport(ctx, outcome.Status.Phase); err != nil {
 		e.logger.Info("The backup has ended, and its log could not be stored", "err", err)
@@ -389,7 +381,6 @@ func Abandon(ctx context.Context, request Request, deps Dependencies, remover st
 	return outcome, nil
 }
 
-// abandon makes sure that the backup has ended, by this or another process.
 func (e *execution) abandon(ctx context.Context, phase holdfast.BackupPhase, reason string) (Outcome, error) {
 	if outcome, err := e.begin(ctx); err != nil || outcome.Stored {
 		return outcome, err
@@ -460,7 +451,7 @@ func (e *execution) release(ctx context.Context, remover store.Remover) error {
 		return err
 	}
 	if err := e.owns(ctx); err != nil {
-		return nil // another backup's
+		return nil
 	}
 	return e.folder.Remove(ctx, remover, owner)
 }
@@ -475,7 +466,6 @@ func Find(ctx context.Context, request Request, deps Dependencies) (Outcome, err
 	return outcome, err
 }
 
-// marked returns compressed content with the backup's mark in it.
 func (e *execution) marked(write func(io.Writer) error) ([]byte, error) {
 	var content bytes.Buffer
 	if err := write(&content); err != nil {

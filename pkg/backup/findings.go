@@ -72,23 +72,19 @@ type findings struct {
 	logger klog.Logger
 	home   string
 
-	mu       sync.Mutex
-	results  format.Results
-	errors   int32
-	warnings int32
-	// toldErrors and toldWarnings are the first ones, for the backup's status.
+	mu                       sync.Mutex
+	results                  format.Results
+	errors                   int32
+	warnings                 int32
 	toldErrors, toldWarnings format.Told
-	// secrets counts the left-out Secrets of Holdfast's own namespaces.
-	secrets map[string]int
+	secrets                  map[string]int
 }
 
-// fail records that a wanted part of the backup is missing.
 func (f *findings) fail(about subject, text string) {
 	f.logger.Info("Part of the backup failed", "about", about.String(), "error", text)
 	f.record(&f.results.Errors, &f.errors, &f.toldErrors, slog.LevelError, about, text)
 }
 
-// warn records a fact the user should know, although nothing wanted is missing.
 func (f *findings) warn(about subject, text string) {
 	f.record(&f.results.Warnings, &f.warnings, &f.toldWarnings, slog.LevelWarn, about, text)
 }
@@ -124,7 +120,6 @@ func (f *findings) record(messages *format.Messages, count *int32, told *format.
 	messages.Namespaces[about.namespace] = append(messages.Namespaces[about.namespace], text)
 }
 
-// leaveOut records a Secret of Holdfast's own namespaces.
 func (f *findings) leaveOut(about subject) {
 	f.log.write(slog.LevelInfo, secretsLeftOut, about.attrs()...)
 	f.mu.Lock()
@@ -135,7 +130,6 @@ func (f *findings) leaveOut(about subject) {
 	f.secrets[about.namespace]++
 }
 
-// leftOut returns the record of leaveOut as text, or "".
 func (f *findings) leftOut() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -30,11 +30,9 @@ const (
 	// manyFrozenGets is the number of persistent volumes from which on a list of the cluster is
 	// used while pods may be frozen.
 	manyFrozenGets = 100
-	// frozenGets bounds the parallel requests of a block for single objects.
-	frozenGets = 4
+	frozenGets     = 4
 )
 
-// withClaim begins the message about a claim or volume that was not read after the pre hooks.
 const withClaim = "what the backup has of it is from before the pre hooks of its pod: "
 
 type heldKey struct {
@@ -46,7 +44,6 @@ func (o *object) key() heldKey {
 	return heldKey{o.GroupResource(), types.NamespacedName{Namespace: o.item.Namespace, Name: o.item.Name}}
 }
 
-// size returns the bytes that are kept: the stored object and its removed fields.
 func (o *object) size() int { return len(o.stored) + len(o.item.Original) }
 
 func (k heldKey) subject() subject { return subject{k.resource, k.name.Namespace, k.name.Name} }
@@ -177,7 +174,7 @@ func (p *podVolumes) readBelongingAgain(ctx context.Context, q query, name strin
 		p.stays(*at, "it is gone")
 	case errors.Is(context.Cause(ctx), errNotReadInTime):
 		p.findings.warn((*at).key().subject(), withClaim+errNotReadInTime.Error())
-	case ctx.Err() != nil: // the backup ends without them
+	case ctx.Err() != nil:
 	default:
 		p.findings.warn((*at).key().subject(), fmt.Sprintf("%sread it: %v", withClaim, err))
 	}

@@ -39,8 +39,7 @@ const (
 	maxAnnotatedTimeout = 10 * time.Minute
 	// DefaultHookTime bounds the hooks of one namespace in one backup. Backups of other namespaces
 	// may wait for that long.
-	DefaultHookTime = time.Hour
-	// lastHooksWorkers bounds the pods in which post hooks of a dead process run at once.
+	DefaultHookTime  = time.Hour
 	lastHooksWorkers = 16
 )
 
@@ -65,20 +64,17 @@ type Hooks interface {
 	Exec(ctx context.Context, pod engine.PodReference, container string, command []string) (output string, err error)
 }
 
-// NotAllowedError names the user that may not run commands in a namespace.
 type NotAllowedError string
 
 func (e NotAllowedError) Error() string { return string(e) }
 
 type hook struct {
-	// from is the annotation, or the name in the spec.
 	from      string
 	container string
 	command   []string
 	// goOn is true if the pod's volumes are read although the hook failed.
 	goOn    bool
 	timeout time.Duration
-	// problem says why it can't run, or is empty.
 	problem string
 }
 
@@ -103,9 +99,8 @@ type hooks struct {
 	until time.Time
 	clock clock.PassiveClock
 
-	mu    sync.Mutex
-	spent map[string]time.Duration
-	// notThawed lists the post hooks that failed or did not run.
+	mu        sync.Mutex
+	spent     map[string]time.Duration
 	notThawed []string
 }
 
@@ -127,11 +122,10 @@ func parseHooks(spec *holdfast.BackupHooks) (rules []hookRule, idle []string, er
 	return rules, idle, nil
 }
 
-// of returns the hooks of a pod: from its annotations, or else from the spec.
 func (h *hooks) of(pod *corev1.Pod) (pre, post []hook) {
 	pre, post = h.annotated(pod, "pre."), h.annotated(pod, "post.")
 	if pre == nil {
-		pre = h.annotated(pod, "") // as in Velero
+		pre = h.annotated(pod, "")
 	}
 	byAnnotation := [2]bool{pre != nil, post != nil}
 	for _, rule := range h.rules {
@@ -161,7 +155,6 @@ func specified(pod *corev1.Pod, name string, of []holdfast.BackupResourceHook) [
 	return found
 }
 
-// annotated returns the hook of a pod's annotations for a phase, or nil.
 func (h *hooks) annotated(pod *corev1.Pod, phase string) []hook {
 	for _, domain := range hookDomains {
 		prefix := phase + domain
@@ -340,7 +333,6 @@ func (h *hooks) counts() *holdfast.HookStatus {
 	return &holdfast.HookStatus{HooksAttempted: h.attempted.Load(), HooksFailed: h.failed.Load()}
 }
 
-// failedPostHooks lists the failed post hooks in one line, or returns "".
 func (h *hooks) failedPostHooks() string {
 	if h == nil {
 		return ""
@@ -359,7 +351,6 @@ type PostHooks struct {
 	Failed string
 }
 
-// newHooks continues the counts of the request's status.
 func (e *execution) newHooks(rules []hookRule) *hooks {
 	h := &hooks{rules: rules, runner: e.Hooks, findings: e.findings, log: e.log, retry: e.Retry, most: e.HookTime, clock: e.Clock}
 	if start := e.request.Backup.Status.StartTimestamp; e.Timeout > 0 && start != nil {

@@ -41,11 +41,9 @@ const (
 	// maxRestarts bounds how often a list starts again after its continue token expired without a
 	// replacement. It also bounds the expired replacements in a row.
 	maxRestarts = 3
-	// maxIdle bounds the pages in a row without objects.
-	maxIdle = 1000
+	maxIdle     = 1000
 )
 
-// errLargePage asks for the page again with fewer objects.
 var errLargePage = errors.New("the page is too large")
 
 // errMalformed says that the answer is no list. A retry would not help.
@@ -64,9 +62,9 @@ type lister struct {
 
 type query struct {
 	resource  resource
-	namespace string // "" is all
-	selector  string // label selector; "" is all
-	name      string // "" is all
+	namespace string
+	selector  string
+	name      string
 }
 
 type pageInfo struct {
@@ -74,7 +72,6 @@ type pageInfo struct {
 	RemainingItemCount int64  `json:"remainingItemCount"`
 }
 
-// visitor takes the objects of a list.
 type visitor struct {
 	// object gets each object's valid JSON, which it must not keep. An object may come twice, when
 	// a page was read again. An error ends the list.
@@ -93,14 +90,12 @@ type reading struct {
 	query
 	// objects and bytes count the list so far, or since a page was given up.
 	objects, bytes int64
-	// whole is the limit of the last whole page.
-	whole int64
+	whole          int64
 	// next is the page requested early, or nil.
 	next *asked
 	// begins is the first object of the current page, and mark of one page before.
 	begins, mark string
-	// pages counts pages with objects, and idle those in a row without.
-	pages, idle uint
+	pages, idle  uint
 }
 
 type asked struct {
@@ -126,7 +121,6 @@ func (r *reading) limit(before int64) int64 {
 	return limit
 }
 
-// ask requests the page after token; before is the limit of the page before.
 func (r *reading) ask(ctx context.Context, token string, before int64) *asked {
 	limit := r.limit(before)
 	request := r.request(r.resource, r.namespace).Param("limit", strconv.FormatInt(limit, 10))
@@ -147,7 +141,6 @@ func (r *reading) ask(ctx context.Context, token string, before int64) *asked {
 	return page
 }
 
-// drop cancels the request, and returns when it has ended.
 func (a *asked) drop() {
 	if a == nil {
 		return
@@ -256,7 +249,6 @@ func (r *reading) further(visited int) error {
 	return nil
 }
 
-// get reads one object, which is valid JSON.
 func (l *lister) get(ctx context.Context, r resource, namespace, name string) (raw []byte, _ error) {
 	if err := retried(ctx, l.retry, func() error {
 		result := l.request(r, namespace).Suffix(name).Do(ctx)
@@ -281,7 +273,6 @@ func (l *lister) request(r resource, namespace string) *rest.Request {
 	}
 	return l.client.Get().AbsPath(append(path, r.Resource)...).
 		SetHeader("Accept", runtime.ContentTypeJSON).
-		// Deprecation is no concern of a reader.
 		WarningHandler(rest.NoWarnings{})
 }
 
@@ -305,7 +296,7 @@ func (r *reading) page(ctx context.Context, token string, visit visitor) (info p
 		}
 		if visited++; visited == 1 {
 			r.begins = ""
-			if h, err := headOf(raw); err == nil { // the visitor reports invalid ones
+			if h, err := headOf(raw); err == nil {
 				r.begins = itemName(h.Metadata.Namespace, h.Metadata.Name)
 			}
 		}
@@ -418,7 +409,6 @@ func passing(err error) bool {
 	return false
 }
 
-// retried repeats after temporary errors while the backoff has steps.
 func retried(ctx context.Context, backoff wait.Backoff, try func() error) error {
 	var waiting *waits.Wait
 	defer func() { waiting.End() }()

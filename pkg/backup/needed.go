@@ -35,7 +35,6 @@ var neededKinds = []struct {
 	{schema.GroupKind{Group: "networking.k8s.io", Kind: "IngressClass"}, schema.GroupResource{Group: "networking.k8s.io", Resource: "ingressclasses"}},
 }
 
-// needs are the references of the written objects. The sink's mu guards them.
 type needs struct {
 	reasons map[schema.GroupResource]map[string]string
 	// accounts are the service accounts in the backup, definitions the custom resource definitions.
@@ -46,7 +45,6 @@ func newNeeds() needs {
 	return needs{map[schema.GroupResource]map[string]string{}, sets.New[string](), sets.New[string]()}
 }
 
-// note records the references of a written object.
 func (n needs) note(r resource, item *manifest.Item) {
 	switch r.GroupResource() {
 	case serviceAccountsResource:
@@ -74,14 +72,12 @@ func (n needs) add(gr schema.GroupResource, name, reason string) {
 	}
 }
 
-// need records an object that no written object refers to.
 func (s *sink) need(gr schema.GroupResource, name, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.needs.add(gr, name, reason)
 }
 
-// missing returns needed objects of a resource that were not met, with reasons.
 func (s *sink) missing(gr schema.GroupResource) map[string]string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,7 +90,6 @@ func (s *sink) missing(gr schema.GroupResource) map[string]string {
 	return missing
 }
 
-// defines reports whether a definition was written.
 func (s *sink) defines(name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -132,7 +127,6 @@ func (c *collector) readNeeded(ctx context.Context) error {
 				if bindings {
 					return "it binds " + account
 				}
-				// Only the role is wanted.
 				c.sink.need(clusterRolesResource, binding.RoleRef.Name, "it is bound to "+account)
 			}
 			return ""
@@ -178,7 +172,6 @@ func accountOf(who rbacv1.Subject, accounts sets.Set[string]) string {
 	return ""
 }
 
-// readSome takes the objects of a cluster-scoped resource that have a reason.
 func (c *collector) readSome(ctx context.Context, gr schema.GroupResource, reasonOf func(*head, []byte) string) error {
 	r, found := c.discovered.find(gr)
 	if !found || r.namespaced {

@@ -20,7 +20,6 @@ type head struct {
 	Kind       string
 	Metadata   headMeta
 
-	// original is a merge patch of the removed fields.
 	original json.RawMessage
 }
 
@@ -31,8 +30,7 @@ type headMeta struct {
 	DeletionTimestamp string
 	Labels            map[string]string
 	Annotations       map[string]string
-	// Owners are the uids of the owners.
-	Owners []string
+	Owners            []string
 }
 
 // headOf reads the head of valid JSON. It is case-sensitive, as the API and unlike encoding/json: a
@@ -98,10 +96,8 @@ func readTexts(raw []byte, into *map[string]string) error {
 	})
 }
 
-// unwanted reports whether the object is labelled to be left out.
 func (h *head) unwanted() bool { return h.Metadata.Labels[format.LabelExclude] == "true" }
 
-// whyLeftOut says why the object is left out, or returns "".
 func (h *head) whyLeftOut() string {
 	switch {
 	case h.unwanted():

@@ -52,7 +52,6 @@ func objectName(key string) types.NamespacedName {
 	return types.NamespacedName{Name: key}
 }
 
-// warnOfOrder warns of ordered resources that the backup does not include.
 func (c *collector) warnOfOrder(selected []resource) {
 	for gr := range c.order {
 		if !slices.ContainsFunc(selected, func(r resource) bool { return r.GroupResource() == gr }) {

@@ -80,7 +80,6 @@ func (p *podVolumes) readThroughAnother(ctx context.Context, failed *format.Volu
 	return &next
 }
 
-// whyFailed lists the failures of a volume by the pods that were tried.
 func whyFailed(volume *format.Volume) string {
 	text := volume.Status.Message
 	for before := volume.Instead; before != nil; before = before.Instead {

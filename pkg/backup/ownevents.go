@@ -12,7 +12,6 @@ import (
 // ownComponents begins the names of Holdfast's components in events.
 const ownComponents = "holdfast-"
 
-// isEvent reports whether an object is an event, in either of its groups.
 func (s subject) isEvent() bool {
 	return s.resource.Resource == "events" && (s.resource.Group == "" || s.resource.Group == "events.k8s.io")
 }

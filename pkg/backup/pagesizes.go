@@ -13,12 +13,10 @@ import (
 // overload an API server. The zero value knows nothing. It is safe for concurrent use: all backups
 // of a process share one.
 type PageSizes struct {
-	mu sync.Mutex
-	// means are the bytes of an object in the latest lists.
+	mu    sync.Mutex
 	means map[schema.GroupResource]int64
 }
 
-// first returns the limit of a list's first page.
 func (s *PageSizes) first(gr schema.GroupResource) int64 {
 	if s == nil {
 		return unknownPage

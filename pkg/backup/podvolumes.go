@@ -29,15 +29,13 @@ type podVolumes struct {
 	claims            map[types.NamespacedName]*claim
 	persistentVolumes map[string]*persistentVolume
 	nodes             map[string]*corev1.Node
-	// unsettled are claims whose persistent volumes were not read yet.
-	unsettled []types.NamespacedName
+	unsettled         []types.NamespacedName
 	// undecided are pods that wait for claims, in the order of the list; undecidedBytes is their
 	// memory.
 	undecided      []undecidedPod
 	undecidedBytes int
 	held           []*heldPod
-	// ordered are the pods that the spec orders before all others.
-	ordered map[types.NamespacedName]int
+	ordered        map[types.NamespacedName]int
 	// index has the claims and persistent volumes that are written when all pods are known, of
 	// indexBytes as stored. It is full once others were written before.
 	index      []*object
@@ -51,9 +49,7 @@ type podVolumes struct {
 
 	mu        sync.Mutex
 	submitted []*format.Volume
-	// scratch counts the submitted volumes without a claim, by namespace.
-	scratch map[string]int
-	// heldBytes is the stored size of the objects that are written after hooks.
+	scratch   map[string]int
 	heldBytes int
 }
 
@@ -71,7 +67,6 @@ func newPodVolumes(c *collector) *podVolumes {
 // pod can name any number of emptyDirs.
 const maxScratchVolumes = 5000
 
-// takesScratch counts a volume without a claim, or reports false beyond the limit.
 func (p *podVolumes) takesScratch(namespace string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -94,7 +89,6 @@ func (p *podVolumes) actionOf(pod *corev1.Pod, volume *corev1.Volume) action {
 	return p.policies.action(traitsInPod(&volume.VolumeSource), nil)
 }
 
-// visitPod takes a pod, and holds it for its volumes and hooks.
 func (p *podVolumes) visitPod(ctx context.Context, r resource, h *head, raw []byte) error {
 	about := subject{podsResource, h.Metadata.Namespace, h.Metadata.Name}
 	var pod corev1.Pod
@@ -118,7 +112,6 @@ func (p *podVolumes) visitPod(ctx context.Context, r resource, h *head, raw []by
 	return p.decide(ctx, &pod, held)
 }
 
-// decide decides on the volumes of a pod whose claims are known.
 func (p *podVolumes) decide(ctx context.Context, pod *corev1.Pod, held *heldPod) error {
 	about := subject{podsResource, pod.Namespace, pod.Name}
 	for _, name := range held.claims {
@@ -134,7 +127,7 @@ func (p *podVolumes) decide(ctx context.Context, pod *corev1.Pod, held *heldPod)
 	}
 	for _, volume := range picked {
 		here := heldVolume{volume.Name, claimOf(pod, &volume)}
-		if held.notRunning != "" { // reported elsewhere
+		if held.notRunning != "" {
 			held.volumes = append(held.volumes, here)
 			continue
 		}
@@ -156,9 +149,9 @@ func (p *podVolumes) decide(ctx context.Context, pod *corev1.Pod, held *heldPod)
 	return ctx.Err()
 }
 
-// notHere says why a claim must not be read on the pod's node, or returns "". The kubelet mounts no
-// volume of another node, except hostPath volumes, which it does not mount. If the claim of a
-// running pod was made anew elsewhere, that path on its node is another tenant's.
+// notHere says why a claim must not be read on the pod's node, or returns "". The kubelet refuses
+// to mount a volume of another node, but it does not mount hostPath volumes. If a running pod's
+// claim was made anew on another node, the path on the pod's node belongs to another tenant.
 func (p *podVolumes) notHere(ctx context.Context, of *claim, name string) (string, error) {
 	if of == nil || name == "" {
 		return "", nil
@@ -209,7 +202,6 @@ func (p *podVolumes) skip(about subject, s skippedVolume) {
 	p.log.write(slog.LevelInfo, text, about.attrs()...)
 }
 
-// handOverVolume submits a volume of a pod. It returns nil if that failed.
 func (p *podVolumes) handOverVolume(ctx context.Context, pod *heldPod, volume heldVolume, hooked bool) *format.Volume {
 	about := subject{podsResource, pod.ref.Namespace, pod.ref.Name}
 	to := &format.Volume{
@@ -289,7 +281,7 @@ func (p *podVolumes) podsDone() {
 		}
 		p.findings.warn(volume.about, notBackedUp(volume.name, volume.claim.Name, podLeaves))
 	}
-	withoutPods := map[string][]string{} // names of claims, by namespace
+	withoutPods := map[string][]string{}
 	for _, key := range p.sortedClaims() {
 		of := p.claims[key]
 		if of.taken {
@@ -369,7 +361,6 @@ func (c *collector) leavesOut(about subject, raw []byte) {
 	}
 }
 
-// wantsClaims reports whether the backup wants the data of claims without a pod.
 func (c *collector) wantsClaims() bool {
 	return defaultsOf(c.spec.DefaultVolumesToFsBackup) != takeNone
 }

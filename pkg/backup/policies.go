@@ -24,7 +24,6 @@ type Policies interface {
 	Policy(ctx context.Context, namespace, name string) (map[string]string, error)
 }
 
-// action is the action of a volume policy.
 type action string
 
 const (
@@ -34,7 +33,6 @@ const (
 	snapshotAction action = "snapshot"
 )
 
-// maxPolicies bounds the work for each volume.
 const maxPolicies = 1000
 
 // sane bounds quantities: comparing 1e1000000000 takes gigabytes of memory and minutes.
@@ -65,7 +63,6 @@ type volumePolicy struct {
 	lower, upper apiresource.Quantity
 }
 
-// volumeConditions must all hold; an unset one holds.
 type volumeConditions struct {
 	Capacity       string                              `json:"capacity"`
 	StorageClass   []string                            `json:"storageClass"`
@@ -95,8 +92,7 @@ type volumeTraits struct {
 	storageClass string
 	nfs          *nfsTraits
 	csi          *csiTraits
-	// kind is the name of the source's field.
-	kind string
+	kind         string
 }
 
 type claimTraits struct {
@@ -252,7 +248,6 @@ func traitsInPod(source *corev1.VolumeSource) volumeTraits {
 	return of
 }
 
-// sourceOf returns the name of the set field.
 func sourceOf(source any) string {
 	value := reflect.ValueOf(source).Elem()
 	for i := range value.NumField() {
@@ -264,7 +259,6 @@ func sourceOf(source any) string {
 	return ""
 }
 
-// idle lists the words for volume types that match none.
 func (p policies) idle() (texts []string) {
 	known := map[string]bool{}
 	for _, source := range []any{corev1.VolumeSource{}, corev1.PersistentVolumeSource{}} {

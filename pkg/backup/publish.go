@@ -39,7 +39,7 @@ func (e *execution) end(ctx context.Context, failure error) (Outcome, error) {
 	}
 	if failure != nil {
 		e.findings.fail(subject{}, failure.Error())
-		e.contents = format.Contents{} // a tarball in the store does not count
+		e.contents = format.Contents{}
 	}
 	if err := e.storeReport(ctx, e.status(failure).Phase); err != nil {
 		// The objects can be restored without it.
@@ -59,7 +59,6 @@ func (e *execution) end(ctx context.Context, failure error) (Outcome, error) {
 	return Outcome{Status: status, Stored: true}, nil
 }
 
-// storeContents stores the side files that a restore needs.
 func (e *execution) storeContents(ctx context.Context) error {
 	uploads, infos := e.uploads(), e.skipped
 	for _, volume := range e.volumes {
@@ -80,7 +79,7 @@ func (e *execution) storeContents(ctx context.Context) error {
 		}
 	}
 	var graph bytes.Buffer
-	graph.Grow(e.manifest.Size()) // allocate the largest buffer once
+	graph.Grow(e.manifest.Size())
 	if _, err := e.manifest.WriteTo(&graph); err != nil {
 		return fmt.Errorf("encode the manifest: %w", err)
 	}
@@ -125,7 +124,6 @@ func (e *execution) put(ctx context.Context, key string, write func(io.Writer) e
 	return e.create(ctx, key, content)
 }
 
-// retry repeats a request while the store is unavailable.
 func (e *execution) retry(ctx context.Context, try func() error) error {
 	backoff := e.Retry
 	for {

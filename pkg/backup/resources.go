@@ -27,7 +27,6 @@ type Discovery interface {
 	ServerPreferredResourcesWithContext(ctx context.Context) ([]*metav1.APIResourceList, error)
 }
 
-// resource is a type of objects, in the server's preferred version.
 type resource struct {
 	schema.GroupVersionResource
 	kind       string
@@ -85,15 +84,11 @@ var cohabiting = map[string][2]string{
 	"replicasets":     {"apps", "extensions"},
 }
 
-// discovered has the resources of the cluster that can be backed up.
 type discovered struct {
-	// resources in reading order
 	resources []resource
-	// words are the names for them.
-	words selection.Called
+	words     selection.Called
 	// others are words for resources that can't be backed up.
 	others sets.Set[string]
-	// failed are the groups that could not be discovered.
 	failed map[string]error
 }
 
@@ -166,7 +161,6 @@ func (d *discovered) find(gr schema.GroupResource) (resource, bool) {
 	return d.resources[i], true
 }
 
-// selected returns the resources to read, in reading order.
 func (d *discovered) selected(spec *holdfast.BackupSpec, wanted *selection.Resources) []resource {
 	named := sets.New[schema.GroupResource]()
 	for _, word := range includedWords(spec) {
@@ -250,7 +244,6 @@ func (d *discovered) report(spec *holdfast.BackupSpec, findings *findings) {
 	}
 }
 
-// stands reports whether a word matches a resource in the list's scope.
 func (d *discovered) stands(word string, in list) bool {
 	return slices.ContainsFunc(d.resources, func(r resource) bool {
 		inScope := in.namespaced && r.namespaced || in.cluster && !r.namespaced || r.GroupResource() == namespacesResource
@@ -272,7 +265,6 @@ func (d *discovered) whyIdle(word string, in list) string {
 	return "the cluster does not serve"
 }
 
-// clusterScopedList is the index of the cluster-scoped list in report.
 const clusterScopedList = 2
 
 func includedWords(spec *holdfast.BackupSpec) []string {

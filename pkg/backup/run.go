@@ -83,8 +83,7 @@ type Dependencies struct {
 	Remover store.Remover
 	// PageSizes is shared by the backups of a process. Optional.
 	PageSizes *PageSizes
-	// Progress counts objects. Optional.
-	Progress *Progress
+	Progress  *Progress
 	// Log is the backup's log; Run closes it, and others may read it. Optional.
 	Log *runlog.Log
 	// Workers is the number of resources read at once. Default 4.
@@ -106,7 +105,6 @@ type Dependencies struct {
 type Outcome struct {
 	// Status is the run's final status: phase, counts, times and reason of a failure.
 	Status holdfast.BackupStatus
-	// Stored is true when velero-backup.json is in the store.
 	Stored bool
 	// FailedPostHooks lists the failed post hooks in one line, after which pods may be frozen; else
 	// empty. The stored backup has them, too.
@@ -135,7 +133,7 @@ func Run(ctx context.Context, request Request, deps Dependencies) (Outcome, erro
 	ending := e.Ending
 	failure := e.contain(func() error { return e.read(ctx) })
 	if failure != nil {
-		ending = ctx // Ending may have ended already
+		ending = ctx
 	}
 	waiting := waits.ForAnyone(ctx, "its storage location to take what was read")
 	defer waiting.End()
@@ -158,7 +156,6 @@ type execution struct {
 
 	hooks *hooks
 
-	// The results of reading, for the side files.
 	list     format.ResourceList
 	manifest manifest.Writer
 	volumes  []*format.Volume
@@ -269,7 +266,7 @@ func (e *execution) read(ctx context.Context) error {
 	ctx = e.Ending
 	e.list, e.volumes, e.skipped = collector.sink.list, volumes.conclude(), volumes.notTaken()
 	e.leftOut = volumes.leftOut()
-	if err := e.removeEarlier(ctx, false); err != nil { // again: an earlier attempt may have woken up
+	if err := e.removeEarlier(ctx, false); err != nil {
 		return err
 	}
 	return e.created(ctx, format.TarballKey(e.storeName), format.ContentOf(content.size, sum), tarball.Commit())
@@ -327,7 +324,7 @@ func (e *execution) newCollector(ctx context.Context) (*collector, error) {
 	before, _ := e.findings.counts()
 	found.report(spec, e.findings)
 	after, _ := e.findings.counts()
-	e.Progress.found.Add(int64(after - before)) // wanted and missing
+	e.Progress.found.Add(int64(after - before))
 	return &collector{
 		spec:          spec,
 		namespaces:    namespaces,
@@ -402,7 +399,6 @@ func (e *execution) status(failure error) holdfast.BackupStatus {
 	return status
 }
 
-// volumesProgress returns nil for a backup without volumes.
 func volumesProgress(volumes []*format.Volume, leftOut int32) *holdfast.BackupVolumesProgress {
 	if len(volumes) == 0 && leftOut == 0 {
 		return nil

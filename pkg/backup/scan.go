@@ -22,11 +22,9 @@ type scanner struct {
 	// there.
 	buffer        []byte
 	kept, at, end int
-	// open are the open brackets around the value.
-	open []byte
+	open          []byte
 }
 
-// scanBytes is the usual size of a read.
 const scanBytes = 8 << 10
 
 // maxOpen bounds the open brackets, as in encoding/json.
@@ -62,7 +60,6 @@ func (s *scanner) byte() (byte, error) {
 	return s.buffer[s.at-1], nil
 }
 
-// token reads the first byte that is no space.
 func (s *scanner) token() (byte, error) {
 	for {
 		c, err := s.byte()
@@ -72,7 +69,6 @@ func (s *scanner) token() (byte, error) {
 	}
 }
 
-// expect reads the next token, and fails unless it is want.
 func (s *scanner) expect(want byte) error {
 	got, err := s.token()
 	if err == nil && got != want {
@@ -94,7 +90,6 @@ func (s *scanner) raw() ([]byte, error) {
 	return raw, err
 }
 
-// members reads an object. The callback reads each member's value.
 func (s *scanner) members(value func(name string) error) error {
 	if err := s.expect('{'); err != nil {
 		return err
@@ -147,7 +142,7 @@ func (s *scanner) value() error {
 		if err != nil {
 			return err
 		}
-		ended := true // the value, not only its begin
+		ended := true
 		switch c {
 		case '"':
 			err = s.text()
@@ -217,7 +212,6 @@ func (s *scanner) next() (ended bool, err error) {
 	return false, s.name(c)
 }
 
-// name reads the rest of a member's name, and the colon.
 func (s *scanner) name(c byte) error {
 	if c != '"' {
 		return unexpected(c)
@@ -228,7 +222,6 @@ func (s *scanner) name(c byte) error {
 	return s.expect(':')
 }
 
-// text reads the rest of a string.
 func (s *scanner) text() error {
 	for {
 		for s.at < s.end && plain[s.buffer[s.at]] {
@@ -238,7 +231,7 @@ func (s *scanner) text() error {
 		switch {
 		case err != nil:
 			return err
-		case plain[c]: // the first of a new buffer
+		case plain[c]:
 		case c == '"':
 			return nil
 		case c != '\\':
@@ -290,7 +283,6 @@ func (s *scanner) word(rest string) error {
 	return nil
 }
 
-// number reads the rest of a number.
 func (s *scanner) number(c byte) error {
 	if c != '-' && (c < '0' || c > '9') {
 		return unexpected(c)
@@ -299,7 +291,7 @@ func (s *scanner) number(c byte) error {
 	for {
 		c, err := s.byte()
 		if err != nil {
-			return err // within an object, something always follows
+			return err
 		}
 		if c > '9' && c|0x20 != 'e' || c < '0' && c != '-' && c != '+' && c != '.' {
 			s.at--
@@ -326,7 +318,7 @@ func eachField(raw []byte, visit func(name, value []byte) error) error {
 		if bytes.IndexByte(name, '\\') >= 0 || !utf8.Valid(name) {
 			name = []byte(unquoted(raw[i:end]))
 		}
-		begin := afterSpace(raw, afterSpace(raw, end)+1) // skip the colon
+		begin := afterSpace(raw, afterSpace(raw, end)+1)
 		end = afterValue(raw, begin)
 		if err := visit(name, raw[begin:end]); err != nil {
 			return err
@@ -384,7 +376,7 @@ func afterText(raw []byte, i int) int {
 
 func unquoted(quoted []byte) string {
 	var text string
-	_ = readText(quoted, &text) // cannot fail: it is a string
+	_ = readText(quoted, &text)
 	return text
 }
 

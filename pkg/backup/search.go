@@ -14,9 +14,7 @@ import (
 const manyGets = 10
 
 var (
-	// errFound ends a search when nothing is missing.
-	errFound = errors.New("all are found")
-	// errTooLong ends a search whose list has far more objects than are missing.
+	errFound   = errors.New("all are found")
 	errTooLong = errors.New("most of it is other objects")
 )
 
@@ -38,7 +36,7 @@ func (c *collector) search(ctx context.Context, q query, missing func() int, vis
 	err := c.lister.list(listCtx, q, visitor{page: page, object: func(raw []byte) error {
 		h, err := headOf(raw)
 		if err != nil {
-			unread = true // a single read reports it if it is needed
+			unread = true
 			return nil
 		}
 		if err := visit(h, raw); err != nil || missing() > 0 {

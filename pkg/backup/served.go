@@ -17,7 +17,6 @@ import (
 
 // services are the API services of other servers. They tell what a missing resource was.
 type services struct {
-	// aggregated are served by another server.
 	aggregated map[string]bool
 	// registered are those the API server registers itself at its start.
 	registered map[string]bool
@@ -100,7 +99,7 @@ func (c *collector) warnOfExcluded() {
 	for _, word := range c.spec.ExcludedNamespaces {
 		pattern, err := selection.ParsePattern(word)
 		if err != nil {
-			continue // the API server refuses it
+			continue
 		}
 		matches := func(name string) bool { return pattern.Match(name) }
 		if !slices.ContainsFunc(slices.Collect(maps.Keys(c.existing)), matches) {

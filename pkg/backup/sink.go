@@ -43,13 +43,11 @@ type sink struct {
 	manifest *manifest.Writer
 	list     format.ResourceList
 	// seen are the met names of resources that are being read or that others refer to.
-	seen map[schema.GroupResource]sets.Set[string]
-	// touched are the namespaces with objects in the backup.
+	seen    map[schema.GroupResource]sets.Set[string]
 	touched sets.Set[string]
 	needs   needs
 	// along is nil unless labels choose the objects.
-	along *along
-	// failed is the manifest's error.
+	along  *along
 	failed error
 }
 
@@ -93,8 +91,7 @@ func (s *sink) forget(r resource) {
 type object struct {
 	resource
 	stored []byte
-	// item describes it, except its position.
-	item *manifest.Item
+	item   *manifest.Item
 }
 
 // newObject encodes an object behind the given bytes; reason says why it was taken.
@@ -166,14 +163,12 @@ func (s *sink) close() error {
 	return s.failed
 }
 
-// holds reports whether an object of the resource was written.
 func (s *sink) holds(r resource) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.list[r.listKey]) > 0
 }
 
-// touchedNamespaces returns the namespaces with written objects that were not met themselves.
 func (s *sink) touchedNamespaces() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

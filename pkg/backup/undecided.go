@@ -24,7 +24,6 @@ type undecidedPod struct {
 	held *heldPod
 }
 
-// waits reports whether a pod must wait for its claims, or for pods before it.
 func (p *podVolumes) waits(pod *heldPod) bool {
 	return len(p.undecided) > 0 || slices.ContainsFunc(pod.claims, func(name string) bool {
 		return p.claims[types.NamespacedName{Namespace: pod.ref.Namespace, Name: name}] == nil
@@ -43,7 +42,6 @@ func (p *podVolumes) postpone(ctx context.Context, pod *corev1.Pod, held *heldPo
 	return p.decideAll(ctx)
 }
 
-// undecidedPart returns the parts of a pod that decide uses.
 func undecidedPart(pod *corev1.Pod) *corev1.Pod {
 	part := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, Annotations: map[string]string{}},

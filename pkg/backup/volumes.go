@@ -41,26 +41,22 @@ type Volumes interface {
 
 type skippedVolume struct {
 	volume string
-	// claim may be "".
 	claim  string
 	reason string
 	// asked is true when the pod names the volume, so that the user must know.
 	asked bool
 }
 
-// wish is the choice of a pod for one volume.
 type wish struct {
 	annotation string
 	excluded   bool
 }
 
-// defaults decide on volumes that neither a policy nor the pod names.
 type defaults uint8
 
 const (
 	// takeClaims takes the volumes with a claim.
 	takeClaims defaults = iota
-	// As in Velero.
 	takeAll
 	takeNone
 )
@@ -117,7 +113,6 @@ func pickVolumes(pod *corev1.Pod, byDefault defaults, actionOf func(*corev1.Volu
 		delete(wishes, name)
 		action := actionOf(&volume)
 		if action == noAction && !named && !byDefault.take(&volume) {
-			// Another pod may name the claim.
 			skipped = append(skipped, skippedVolume{volume: name, reason: cmp.Or(unsupported(&volume), "no annotation of the pod names it")})
 			continue
 		}
@@ -134,7 +129,6 @@ func pickVolumes(pod *corev1.Pod, byDefault defaults, actionOf func(*corev1.Volu
 		case blocks.Has(name):
 			reason, asked = "it is a block device, and only files can be read", true
 		case !mounted.Has(name):
-			// The node makes no folder for it.
 			reason, asked = "no container mounts it", true
 		}
 		if reason != "" {
@@ -166,7 +160,6 @@ func unsupported(volume *corev1.Volume) string {
 	return ""
 }
 
-// mounts returns the volumes that containers use as folders, and as block devices.
 func mounts(pod *corev1.Pod) (folders, blocks sets.Set[string]) {
 	folders, blocks = sets.New[string](), sets.New[string]()
 	for _, containers := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {

@@ -36,7 +36,6 @@ const (
 // Entry is one copy of an object.
 type Entry struct {
 	Item
-	// Path is the path in the tarball.
 	Path string
 	// Versioned is false for the copy that every restore reads, which has no Version.
 	Versioned bool
@@ -47,7 +46,6 @@ type Entry struct {
 	Offset int64
 }
 
-// Reader reads a tarball of any writer.
 type Reader struct {
 	tar   *tar.Reader
 	plain *limitedReader
@@ -154,7 +152,6 @@ func allSegments(segments []string) bool {
 	return true
 }
 
-// blockBytes is the block of tar.
 const blockBytes = 512
 
 type countingReader struct {

@@ -35,7 +35,6 @@ const (
 	memberBytes = 1 << 20
 )
 
-// Item identifies an object in a tarball.
 type Item struct {
 	Resource schema.GroupResource
 	// Version is the version in which the object was read.
@@ -73,8 +72,7 @@ type member struct {
 	begins int64
 	// added learn their Position when the member's place is known.
 	added []added
-	// done is closed when it is compressed.
-	done chan struct{}
+	done  chan struct{}
 }
 
 type added struct {
@@ -116,7 +114,6 @@ func NewWriter(w io.Writer, at time.Time, backup string) (*Writer, error) {
 	return writer, nil
 }
 
-// filler writes into the current member.
 type filler struct{ *Writer }
 
 func (f filler) Write(p []byte) (int, error) { return f.current.plain.Write(p) }
@@ -172,7 +169,6 @@ func (w *Writer) nextMember() error {
 	return w.write(min(maxParallel, runtime.GOMAXPROCS(0)))
 }
 
-// seal compresses the current member, and begins another one.
 func (w *Writer) seal() {
 	full := w.current
 	full.done = make(chan struct{})

@@ -19,7 +19,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// labelBackupUID is a stored volume's label with the uid of its backup.
 const labelBackupUID = "velero.io/backup-uid"
 
 // ErrOther says that the folder or an object in it is another backup's.
@@ -96,7 +95,6 @@ func (d *Deletion) RemoveMetadata(ctx context.Context) error {
 	return d.remove(ctx, *d.metadata)
 }
 
-// owner returns the uid of the folder's owner, or "".
 func (d *Deletion) owner(ctx context.Context) (types.UID, error) {
 	owner, err := d.Owner(ctx)
 	if unreadable, ok := errors.AsType[*UnreadableError](err); ok {
@@ -219,12 +217,12 @@ func (d *Deletion) snapshots(ctx context.Context) (map[string][]string, error) {
 	})
 	refusal, isRefusal := errors.AsType[*Refusal](err)
 	switch {
-	case errors.Is(err, store.ErrNotFound): // a backup without one has no volumes
+	case errors.Is(err, store.ErrNotFound):
 	case isRefusal:
 		return nil, refusal
 	case err == nil:
 	case bad == nil || errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrDenied) || errors.Is(err, context.Canceled):
-		return nil, err // the store failed; nothing is known of the list
+		return nil, err
 	default:
 		return nil, refused(nil, "%s can't be used, which says where the data of the volumes is: %v; remove that object by hand to delete the backup and keep the data", key, bad)
 	}

@@ -78,15 +78,11 @@ type Creator interface {
 	Create(ctx context.Context, key string, content []byte) error
 }
 
-// Errors of Change.
 var (
-	// ErrGone says that the backup is not in the store.
-	ErrGone = errors.New("the backup is not in the store")
-	// ErrTooMany says that the backup has had the most changes allowed.
+	ErrGone    = errors.New("the backup is not in the store")
 	ErrTooMany = fmt.Errorf("the backup has had %d changes, and no more are made", format.MaxExpirations)
 )
 
-// changeAttempts bounds the tries for a number that other writers take.
 const changeAttempts = 5
 
 // Change signs and writes another change beside the backup's folder, and returns the one that

@@ -97,7 +97,6 @@ func (f *Folder) backup(ctx context.Context, key string) (*holdfast.Backup, erro
 	return found, nil
 }
 
-// List lists the folder, with unfinished uploads.
 func (f *Folder) List(ctx context.Context) (objects []store.Object, err error) {
 	err = f.Try(ctx, func(ctx context.Context) error {
 		objects = nil

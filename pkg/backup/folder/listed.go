@@ -33,7 +33,7 @@ func (f *Folder) Needs(ctx context.Context) (bool, error) {
 	}
 	beneath, err := f.Copy(ctx)
 	if owner != nil && errors.Is(err, ErrUnreadable) {
-		return false, nil // it is the owner's
+		return false, nil
 	}
 	if err != nil {
 		return true, err

@@ -60,7 +60,7 @@ func (f *Folder) Volumes(ctx context.Context, backup *holdfast.Backup) (map[form
 	case err == nil:
 		return volumes, nil
 	case bad == nil && !errors.Is(err, store.ErrNotFound), errors.Is(err, store.ErrUnavailable), errors.Is(err, store.ErrDenied), ctx.Err() != nil, errors.Is(err, context.DeadlineExceeded):
-		return nil, err // the store failed
+		return nil, err
 	}
 	return nil, fmt.Errorf("%w: %s: %w", ErrNoList, key, err)
 }
