@@ -15,7 +15,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// Blocker is a run that another one waits for.
 type Blocker struct {
 	Class           Class
 	UID             types.UID
@@ -23,37 +22,33 @@ type Blocker struct {
 	State           v1alpha1.QueueState
 }
 
-// Entry is one line of the queue as people see it.
+// Entry is one line of the shown queue.
 type Entry struct {
 	Class           Class
 	UID             types.UID
 	Namespace, Name string
 
 	State v1alpha1.QueueState
-	// Position is the rank among the queued, from 1; 0 for the others.
+	// Position is the rank among the queued, from 1; 0 for others.
 	Position int
-	// Reason and Message say why a queued run waits; empty for the others. Where
-	// several reasons hold, it is the first of StorageUnavailable,
-	// NamespaceOverlap, ClusterScopeOverlap, BehindOverlapping and
-	// ConcurrencyLimit: what someone has to mend comes before what passes.
+	// Reason and Message say why a queued run waits. Of several reasons, it is the first of
+	// StorageUnavailable, NamespaceOverlap, ClusterScopeOverlap, BehindOverlapping and
+	// ConcurrencyLimit: causes to mend come before those that pass.
 	Reason  v1alpha1.QueueReason
 	Message string
-	// Blockers are the runs that it overlaps: all those that use a slot, in order
-	// of tickets, or if there are none, the first one ahead of it in the queue.
-	// Empty for the reasons that are not about overlap. A run that starts by this
-	// same plan counts as one that uses a slot.
+	// Blockers are the overlapping runs with slots, in order of tickets, or else the first
+	// overlapping run ahead in the queue. A run that this plan starts counts as one with a slot.
+	// Empty for reasons other than overlap.
 	Blockers []Blocker
-	// OtherBlockers counts the blockers that Redact took out.
+	// OtherBlockers counts the blockers that Redact removed.
 	OtherBlockers Slots
-	// ConflictNamespaces are the namespaces shared with the blockers, or the
-	// patterns where no name is known; see selection.Shared. Sorted. If
-	// MoreConflicts is set, there are more than are listed.
+	// ConflictNamespaces are the namespaces shared with the blockers, sorted, or patterns where no
+	// name is known; see selection.Shared. MoreConflicts is true if there are more.
 	ConflictNamespaces []string
 	MoreConflicts      bool
 	// WaitingSince is when the run was queued, or else created; zero once it runs.
 	WaitingSince time.Time
 
-	// What Message is made of, besides the above.
 	selection       *selection.Namespaces
 	byNamespace     bool
 	location        string
@@ -61,12 +56,11 @@ type Entry struct {
 	inUse, limit    int
 }
 
-// maxConflicts bounds ConflictNamespaces, so that the size of a queue entry
-// does not follow that of the cluster.
+// maxConflicts bounds ConflictNamespaces, so that an entry does not grow with the cluster.
 const maxConflicts = 16
 
-// blame fills in who blocks the run, in order of tickets, and where. namespaces
-// are those that exist, sorted.
+// blame sets the blockers, in order of tickets, and the conflicts. namespaces are the existing
+// ones, sorted.
 func (e *Entry) blame(blockers []*Run, namespaces []string) {
 	slices.SortFunc(blockers, byTicket)
 	var conflicts []string
@@ -93,12 +87,10 @@ func (e *Entry) blame(blockers []*Run, namespaces []string) {
 	e.ConflictNamespaces = conflicts
 }
 
-// Redact returns the entry as its namespace may see it. All readers there see the same, so
-// it goes by the place of the entry and not by the reader. Requests over all namespaces
-// see the entry itself. An entry of the system namespace is left as it is. Any other entry
-// names the blockers of its own namespace and counts the rest; of the namespaces
-// in conflict it shows the words of its own selection that are concerned; and it
-// says nothing of a storage location but its name.
+// Redact returns the entry as readers of its namespace see it; requests over all namespaces see the
+// entry itself. An entry of the system namespace is unchanged. Others name the blockers of their
+// own namespace and count the rest. They show the conflicting words of their own selection, and
+// only the name of a storage location.
 func Redact(e Entry, systemNamespace string) Entry {
 	if e.Namespace == systemNamespace {
 		return e
@@ -116,8 +108,8 @@ func Redact(e Entry, systemNamespace string) Entry {
 	return e
 }
 
-// ownWords puts, in place of each conflict, the word of the selection that it
-// came by. A name that a pattern reaches would tell what another backup selects.
+// ownWords replaces each conflict by the selection's own word for it. A name that a pattern matches
+// would reveal another backup's selection.
 func ownWords(s *selection.Namespaces, conflicts []string) []string {
 	patterns := s.Patterns()
 	var words []string
@@ -132,7 +124,6 @@ func ownWords(s *selection.Namespaces, conflicts []string) []string {
 	return slices.Compact(words)
 }
 
-// message says for people what Reason says for programs.
 func (e *Entry) message() string {
 	switch e.Reason {
 	case v1alpha1.QueueReasonStorageUnavailable:
@@ -161,7 +152,6 @@ func (e *Entry) message() string {
 	return ""
 }
 
-// maxInMessage bounds each list in a message; the fields have the rest.
 const maxInMessage = 3
 
 func (e *Entry) blockerList() string {
@@ -204,7 +194,6 @@ func (e *Entry) conflictList() string {
 	return " in " + sentenceList(shown)
 }
 
-// sentenceList is "a", "a and b", or "a, b and c".
 func sentenceList(items []string) string {
 	if len(items) < 2 {
 		return strings.Join(items, "")

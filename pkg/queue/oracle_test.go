@@ -95,7 +95,7 @@ func naiveByTicket(a, b Run) int {
 		cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.UID, b.UID))
 }
 
-// naiveStarts repeats rule 4 until nothing more may start. Started ones are then
+// naiveStarts repeats rule 4 of docs/design/queue.md until nothing more may start. Started ones are then
 // as if ReadyToStart.
 func naiveStarts(s Snapshot, runs []Run) (start []types.UID, started map[types.UID]bool) {
 	started = map[types.UID]bool{}

@@ -11,17 +11,12 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// A pass walks the line in its order, from the running members to the last of the
-// queue. For each thing by which runs overlap it keeps the first member that uses it.
-// So the pass looks at each run once, and the run meets the first of all members before
-// it that use the same thing.
+// A pass walks the line in order, from the running members to the last queued one. For each thing
+// by which runs overlap it keeps the first member that uses it. So it looks at each run once.
 //
-// That is enough to know whether it overlaps a member that holds a slot or starts now:
-// if any user of a thing does, the first one does. Members with slots come first in the
-// line, and a member that starts overlaps none before it.
-//
-// A queued member whose storage location is unavailable uses nothing: the pass goes by
-// it as if it were not in the line.
+// This suffices to know whether a run overlaps a member that has a slot or starts now: if any user
+// of a thing does, the first one does. Members with slots come first in the line, and a member that
+// starts overlaps none before it. A queued member whose storage is unavailable uses nothing.
 
 // user is the first member in a pass that uses something.
 type user struct {
@@ -29,28 +24,24 @@ type user struct {
 	first *member
 }
 
-// name is a namespace that some members name.
 type name struct {
 	user
-	members int // those without patterns
+	members int // members without patterns
 }
 
-// pattern is a selection with patterns, of the members that have the same.
+// pattern is a selection with patterns, for all members with the same one.
 type pattern struct {
 	user
 	selection *selection.Namespaces
 	members   int
-	// at is its place in the Planner's slots.
-	at int
-	// overlapping are the slots of the other ones that it overlaps, as bits: there may be ten
-	// thousand, and each overlap all others. A loose one has none, since it overlaps all.
+	at        int
+	// overlapping are the places of overlapping patterns, as bits: there may be ten thousand, all
+	// overlapping. A loose one has none, since it overlaps all.
 	overlapping bitset
-	// matched are the names that it selects, of those that members name. It may hold
-	// some that nobody names any more.
+	// matched are the named namespaces that it selects, perhaps with some that no member names now.
 	matched []*name
 }
 
-// bitset is a set of small numbers.
 type bitset []uint64
 
 func (b *bitset) set(n int) {
@@ -66,7 +57,6 @@ func (b bitset) clear(n int) {
 	}
 }
 
-// all yields the numbers in order.
 func (b bitset) all(yield func(int) bool) {
 	for i, word := range b {
 		for ; word != 0; word &= word - 1 {
@@ -77,7 +67,7 @@ func (b bitset) all(yield func(int) bool) {
 	}
 }
 
-// member is a run that the Planner knows: it uses a slot, is queued, or is New.
+// member is a run in the line: it uses a slot, is queued, or is New.
 type member struct {
 	Run
 	rank rank
@@ -85,15 +75,15 @@ type member struct {
 	names   []*name
 	pattern *pattern
 
-	// What the pass found: its place in the line, the first that it overlaps of those
-	// before it, or nil, and why it waits, if it is queued.
+	// The pass's results: its place, the first earlier member that it overlaps, or nil, and why it
+	// waits.
 	at     int
 	ahead  *member
 	reason v1alpha1.QueueReason
 }
 
-// compare is the order of members: running, ready and queued, each by tickets and of the
-// queued the restores first, and then the New ones in the order in which they get theirs.
+// compare orders members: running, ready, queued, New. Each group is ordered by tickets, queued
+// restores first, New ones by the order of their tickets to come.
 func compare(a, b *member) int {
 	switch {
 	case a.rank != b.rank:
@@ -106,15 +96,14 @@ func compare(a, b *member) int {
 	return byTicket(&a.Run, &b.Run)
 }
 
-// holds says whether the member uses a slot or starts now.
+// holds reports whether the member uses a slot or starts now.
 func (m *member) holds() bool {
 	return m.rank < rankQueued || m.reason == v1alpha1.QueueReasonNextToStart
 }
 
-// meet takes note of one before it that the member overlaps, for this reason.
 func (m *member) meet(other *member, reason v1alpha1.QueueReason) {
 	if other == m.ahead {
-		return // as by most names but the first
+		return
 	}
 	if m.ahead == nil || other.at < m.ahead.at {
 		m.ahead = other
@@ -124,7 +113,7 @@ func (m *member) meet(other *member, reason v1alpha1.QueueReason) {
 	}
 }
 
-// by is the first in the present pass to use it, or nil.
+// by returns the first user in the present pass, or nil.
 func (u *user) by(p *Planner) *member {
 	if u.pass != p.pass {
 		return nil
@@ -132,7 +121,6 @@ func (u *user) by(p *Planner) *member {
 	return u.first
 }
 
-// use takes note that a member uses something.
 func (p *Planner) use(u *user, m *member, reason v1alpha1.QueueReason) {
 	if first := u.by(p); first != nil {
 		m.meet(first, reason)
@@ -141,13 +129,11 @@ func (p *Planner) use(u *user, m *member, reason v1alpha1.QueueReason) {
 	u.pass, u.first = p.pass, m
 }
 
-// restart begins the pass anew, since something has changed.
 func (p *Planner) restart() {
 	p.pass++
 	p.passed, p.starts, p.starting, p.plansStart, p.first = 0, p.starts[:0], Slots{}, 0, nil
 }
 
-// advance brings the pass to those before this place in the line.
 func (p *Planner) advance(to int) {
 	for ; p.passed < to; p.passed++ {
 		m := p.line[p.passed]
@@ -178,15 +164,15 @@ func (p *Planner) advance(to int) {
 	}
 }
 
-// isHeld reports whether the member waits for its storage location. Such a member
-// keeps its place and reserves nothing.
+// isHeld reports whether the member waits for its storage location. It keeps its place and reserves
+// nothing.
 func (p *Planner) isHeld(m *member) bool {
 	state := p.locations[m.Location]
 	return m.rank == rankQueued && (!state.Available || state.NoBackups && m.Class == Backup)
 }
 
-// look lets a member meet the members before it that it overlaps. Overlap by namespaces
-// is named before overlap by the cluster's scope.
+// look finds the earlier members that this one overlaps. Overlap by namespaces comes before overlap
+// by cluster scope.
 func (p *Planner) look(m *member) {
 	const reason = v1alpha1.QueueReasonNamespaceOverlap
 	if m.Plan {
@@ -222,8 +208,8 @@ func (p *Planner) look(m *member) {
 	}
 }
 
-// lookByPattern lets a member with a pattern meet the others with patterns that it overlaps. A
-// loose one overlaps all of these: the first of them, and those that start, stand for them.
+// lookByPattern finds overlapping patterns. A loose one overlaps all: the first and those that
+// start stand for them.
 func (p *Planner) lookByPattern(m *member, reason v1alpha1.QueueReason) {
 	p.use(&m.pattern.user, m, reason)
 	if m.pattern.selection.Loose() {
@@ -251,10 +237,9 @@ func (p *Planner) lookByPattern(m *member, reason v1alpha1.QueueReason) {
 	}
 }
 
-// overlapsAny says whether selection.Overlaps is true whatever the other is.
+// overlapsAny reports whether it overlaps every selection.
 func overlapsAny(s *selection.Namespaces) bool { return s == nil || s.All() }
 
-// enter gives a member what it overlaps others by.
 func (p *Planner) enter(m *member) {
 	switch {
 	case m.Plan, overlapsAny(m.Selection):
@@ -276,7 +261,6 @@ func (p *Planner) enter(m *member) {
 	}
 }
 
-// leave takes that back.
 func (p *Planner) leave(m *member) {
 	for i, n := range m.names {
 		if n.members--; n.members == 0 {

@@ -14,48 +14,43 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// Planner is told of changes and answers at any time for the records as they are
-// then. A change costs what it touches, and an entry is explained when it is asked
-// for.
+// Planner is told of changes, and plans for the present records. A change costs what it touches;
+// entries are explained on request.
 //
-// It remembers what it was last told of each run, and the greatest ticket of all.
-// So what it answers does not depend on the order in which it was told, and a new
-// one that is told the same records goes on where another one stopped.
+// It keeps the last state of each run, and the greatest ticket. So its answers don't depend on the
+// order of changes, and a new Planner with the same records continues.
 //
-// It is not safe for concurrent use, not even to read. Its owner has the lock.
+// It is not safe for concurrent use, not even to read.
 type Planner struct {
 	limits     Slots
-	namespaces []string // sorted
+	namespaces []string
 	locations  map[string]LocationState
 	lastTicket int64
 
 	runs map[types.UID]*member
-	// line are those that use a slot, then the queued ones, and then the New ones.
+	// line has the members with slots, then the queued, then the New ones.
 	line   []*member
 	counts [ranks]Slots
-	// plans are those of counts that are plans.
+	// plans counts the plans within counts.
 	plans [ranks]int
 
 	names    map[string]*name
-	patterns map[string]*pattern // by their selection's Key
-	// slots are the patterns by their places, and free are the unused places.
+	patterns map[string]*pattern // by Key of the selection
+	// slots are the patterns by place, free the unused places.
 	slots []*pattern
 	free  []int
-	// Those that touch cluster-scoped resources, those that overlap everything, those with
-	// patterns, and those with loose patterns.
+	// The users of cluster scope, of everything, of patterns, and of loose patterns.
 	clusterScope, everything, patterned, loose user
 
-	// The pass is over so many of the line, and starts are those of them that may start,
-	// so many of each class.
+	// The pass covers passed members; starts are those that may start, counted by class.
 	pass, passed int
-	first        *member // the first in the line that is not held
+	first        *member // the first that is not held
 	starts       []*member
 	starting     Slots
 	plansStart   int
 }
 
-// NewPlanner returns a Planner with no runs and no locations. Its error wraps
-// ErrLimit.
+// NewPlanner returns an empty Planner. Its error wraps ErrLimit.
 func NewPlanner(limits Slots) (*Planner, error) {
 	p := &Planner{
 		runs:     map[types.UID]*member{},
@@ -68,8 +63,7 @@ func NewPlanner(limits Slots) (*Planner, error) {
 	return p, nil
 }
 
-// SetLimits sets the numbers of slots. On an error, which wraps ErrLimit, they stay
-// what they were.
+// SetLimits sets the numbers of slots. On an error, which wraps ErrLimit, they stay.
 func (p *Planner) SetLimits(limits Slots) error {
 	if slices.Min(limits[:]) < 1 {
 		return fmt.Errorf("%w, not %d and %d", ErrLimit, limits[Backup], limits[Restore])
@@ -79,15 +73,15 @@ func (p *Planner) SetLimits(limits Slots) error {
 	return nil
 }
 
-// SetLocations sets what is known of the storage locations, by name. The Planner
-// keeps the map: the caller must not change it.
+// SetLocations sets the states of storage locations by name. The Planner keeps the map: the caller
+// must not change it.
 func (p *Planner) SetLocations(locations map[string]LocationState) {
 	p.locations = locations
 	p.restart()
 }
 
-// SetNamespaces sets the namespaces that exist, in any order. If they are sorted,
-// the Planner keeps the slice: the caller must not change it.
+// SetNamespaces sets the existing namespaces. If they are sorted, the Planner keeps the slice: the
+// caller must not change it.
 func (p *Planner) SetNamespaces(namespaces []string) {
 	if !slices.IsSorted(namespaces) {
 		namespaces = slices.Sorted(slices.Values(namespaces))
@@ -95,13 +89,11 @@ func (p *Planner) SetNamespaces(namespaces []string) {
 	p.namespaces = namespaces
 }
 
-// Remember makes all tickets given from now on greater than this one. Those of
-// the runs that the Planner is told of need not be told. Call it before a ticket
-// is written, in case the write is done and its answer lost.
+// Remember makes all new tickets greater than this one. Call it before a ticket is written, in case
+// the answer to the write is lost. Tickets of known runs are included.
 func (p *Planner) Remember(ticket int64) { p.lastTicket = max(p.lastTicket, ticket) }
 
-// Update takes note of a run, in whatever phase, in place of what was known by its uid,
-// and reports whether the queue may be another one by that.
+// Update records a run's state in any phase, and reports whether the queue may have changed.
 func (p *Planner) Update(run Run) bool {
 	p.Remember(run.Ticket)
 	rank := rankOf(&run)
@@ -131,8 +123,8 @@ func (p *Planner) Update(run Run) bool {
 	return true
 }
 
-// Remove takes note that a run's record is gone, and reports whether the queue may be
-// another one by that. Its ticket is not given again.
+// Remove forgets a deleted run, and reports whether the queue may have changed. Its ticket is not
+// given again.
 func (p *Planner) Remove(uid types.UID) bool {
 	m := p.runs[uid]
 	if m == nil {
@@ -154,8 +146,7 @@ func (p *Planner) leaveLine(m *member) {
 	}
 }
 
-// inUse counts the runs of a class that use a slot, and those that start as far as the
-// pass is. Plans use none of its.
+// inUse counts the runs of a class with a slot, and the starts of the pass, without plans.
 func (p *Planner) inUse(c Class) int {
 	used := p.counts[rankRunning][c] + p.counts[rankReady][c] + p.starting[c]
 	if c == Restore {
@@ -164,15 +155,12 @@ func (p *Planner) inUse(c Class) int {
 	return used
 }
 
-// isFull says whether no slot is left for another start.
 func (p *Planner) isFull(c Class) bool { return p.inUse(c) >= p.limits[c] }
 
-// plansInUse counts the plans as inUse does the others.
 func (p *Planner) plansInUse() int {
 	return p.plans[rankRunning] + p.plans[rankReady] + p.plansStart
 }
 
-// slotsFor are the slots that a member may have: those in use, and all.
 func (p *Planner) slotsFor(m *member) (inUse, limit int) {
 	if m.Plan {
 		return p.plansInUse(), PlanSlots
@@ -180,10 +168,8 @@ func (p *Planner) slotsFor(m *member) (inUse, limit int) {
 	return p.inUse(m.Class), p.limits[m.Class]
 }
 
-// slotted counts the runs that use a slot: so many are the first in the line.
 func (p *Planner) slotted() int { return p.counts[rankRunning].Sum() + p.counts[rankReady].Sum() }
 
-// Len is the number of entries.
 func (p *Planner) Len() int { return p.slotted() + p.counts[rankQueued].Sum() }
 
 // end is the place in the line from which on nothing may start for lack of slots.
@@ -197,10 +183,10 @@ func (p *Planner) end() int {
 	return 0
 }
 
-// Next is what to do now.
+// Next returns what to do now.
 func (p *Planner) Next() Decision {
-	// One that starts blocks the same others as it did in the queue, so all may that
-	// overlap none before them, as far as there are slots.
+	// A starting member blocks the same others as in the queue. So all members may start that
+	// overlap none before them, while slots are left.
 	for p.passed < p.end() {
 		p.advance(p.passed + 1)
 	}
@@ -210,8 +196,8 @@ func (p *Planner) Next() Decision {
 	}
 	last := p.lastTicket
 	for _, m := range p.line[p.Len():] {
-		// A forged record may carry the greatest ticket of all. Equal tickets are
-		// then still ordered by creation; wrapped ones would jump the queue.
+		// A forged record may have the greatest possible ticket. Equal tickets are ordered by
+		// creation; wrapped ones would jump the queue.
 		if last < math.MaxInt64 {
 			last++
 		}
@@ -220,7 +206,7 @@ func (p *Planner) Next() Decision {
 	return d
 }
 
-// Plan is Next with all entries.
+// Plan returns Next with all entries.
 func (p *Planner) Plan() Plan {
 	plan := Plan{Decision: p.Next(), Entries: make([]Entry, 0, p.Len())}
 	for i := range p.Len() {
@@ -229,8 +215,7 @@ func (p *Planner) Plan() Plan {
 	return plan
 }
 
-// Line are the runs that use a slot, the queued ones, each with the reason why it waits,
-// and the New ones.
+// Line yields the runs with slots, the queued ones with the reason for waiting, and the New ones.
 func (p *Planner) Line() iter.Seq2[Run, v1alpha1.QueueReason] {
 	return func(yield func(Run, v1alpha1.QueueReason) bool) {
 		p.advance(p.Len())
@@ -242,7 +227,7 @@ func (p *Planner) Line() iter.Seq2[Run, v1alpha1.QueueReason] {
 	}
 }
 
-// EntryAt is Entries[i] of the Plan, for i from 0 to Len()-1.
+// EntryAt returns Entries[i] of the Plan, for i from 0 to Len()-1.
 func (p *Planner) EntryAt(i int) Entry {
 	p.advance(i + 1)
 	m := p.line[i]
@@ -280,7 +265,7 @@ func (p *Planner) EntryAt(i int) Entry {
 	return e
 }
 
-// Entry is that of the run with this uid; false if it has none.
+// Entry returns the entry of a run, or false.
 func (p *Planner) Entry(uid types.UID) (Entry, bool) {
 	m := p.runs[uid]
 	if m == nil || m.rank == rankNew {

@@ -20,44 +20,39 @@ import (
 )
 
 const (
-	// LedgerName is the name of the ledger, a ConfigMap of the system namespace: of the
-	// runs that were let start and have not ended. By it the controller tells the API
-	// server how it runs the queue, too.
+	// LedgerName is the ledger, a ConfigMap in the system namespace with the runs that were started
+	// and have not ended. It also tells the API server the controller's settings.
 	LedgerName = "holdfast-queue"
 	// StartedKey is its key for the entries: a JSON list of Starts.
 	StartedKey = "started"
-	// LeaderKey is its key for the controller process that writes it. The others of its
-	// writes came before, or fail.
+	// LeaderKey is its key for the controller process that writes it. Another process's writes came
+	// before, or fail.
 	LeaderKey = "leader"
 	// ConcurrentBackupsKey and ConcurrentRestoresKey are its keys for the numbers of slots.
 	ConcurrentBackupsKey  = "concurrentBackups"
 	ConcurrentRestoresKey = "concurrentRestores"
-	// DefaultConcurrentBackups and DefaultConcurrentRestores are the numbers of slots
-	// unless they are set.
+	// DefaultConcurrentBackups and DefaultConcurrentRestores are the default numbers of slots.
 	DefaultConcurrentBackups  = 1
 	DefaultConcurrentRestores = 4
 )
 
-// Start is one entry of the ledger: a run that was let start. It stays until the
-// run is known to have ended, or goes back into the queue.
+// Start is a run in the ledger. It stays until the run is known to have ended, or goes back into
+// the queue.
 type Start struct {
-	// UID and Name are those of the BackupRun, or of the RestoreRun if Restore is set.
-	UID     types.UID `json:"uid"`
-	Name    string    `json:"name"`
-	Restore bool      `json:"restore,omitempty"`
-	// At is when it was let start.
-	At metav1.Time `json:"at"`
+	// UID and Name are the BackupRun's, or the RestoreRun's if Restore is true.
+	UID     types.UID   `json:"uid"`
+	Name    string      `json:"name"`
+	Restore bool        `json:"restore,omitempty"`
+	At      metav1.Time `json:"at"`
 }
 
 var (
-	// ErrNoLedger says that there is no ledger.
 	ErrNoLedger = errors.New("there is no ledger of what was let start")
 	// ErrLedger says that the ledger can't be read.
 	ErrLedger = fmt.Errorf("the ledger of what was let start can't be read: remove the key %q of the ConfigMap %s to have it written anew, and the backups and restores that were let start and have not begun go back to their places", StartedKey, LedgerName)
 )
 
-// Ledger returns the runs that were let start. The error wraps ErrNoLedger or
-// ErrLedger.
+// Ledger returns the started runs. The error wraps ErrNoLedger or ErrLedger.
 func Ledger(ledger *corev1.ConfigMap) ([]Start, error) {
 	if ledger == nil {
 		return nil, ErrNoLedger
@@ -78,10 +73,9 @@ func Ledger(ledger *corev1.ConfigMap) ([]Start, error) {
 	return starts, nil
 }
 
-// WithLedger is a copy of the ledger with other entries.
 func WithLedger(ledger *corev1.ConfigMap, starts []Start) (*corev1.ConfigMap, error) {
 	if starts == nil {
-		starts = []Start{} // an empty ledger is one all the same
+		starts = []Start{}
 	}
 	text, err := json.Marshal(starts)
 	if err != nil {
@@ -95,8 +89,8 @@ func WithLedger(ledger *corev1.ConfigMap, starts []Start) (*corev1.ConfigMap, er
 	return ledger, nil
 }
 
-// Started returns the uids of the runs in the ledger, for those who only show the
-// queue: none while it can't be read.
+// Started returns the uids of the runs in the ledger, to show the queue: none while it can't be
+// read.
 func Started(ledger *corev1.ConfigMap) sets.Set[types.UID] {
 	starts, _ := Ledger(ledger)
 	uids := sets.New[types.UID]()
@@ -106,7 +100,7 @@ func Started(ledger *corev1.ConfigMap) sets.Set[types.UID] {
 	return uids
 }
 
-// Leader is the process that writes the ledger; empty if there is none.
+// Leader returns the process that writes the ledger, or "".
 func Leader(ledger *corev1.ConfigMap) string {
 	if ledger == nil {
 		return ""
@@ -114,14 +108,11 @@ func Leader(ledger *corev1.ConfigMap) string {
 	return ledger.Data[LeaderKey]
 }
 
-// DefaultLimits are the numbers of slots unless they are set.
 var DefaultLimits = queue.Slots{queue.Backup: DefaultConcurrentBackups, queue.Restore: DefaultConcurrentRestores}
 
-// limitKeys are where the ledger tells them.
 var limitKeys = [...]string{queue.Backup: ConcurrentBackupsKey, queue.Restore: ConcurrentRestoresKey}
 
-// Limits are the numbers of slots that the ledger tells; the default where there is none
-// that can be read.
+// Limits returns the ledger's numbers of slots, or the default.
 func Limits(ledger *corev1.ConfigMap) queue.Slots {
 	limits := DefaultLimits
 	for class, key := range limitKeys {
@@ -135,14 +126,12 @@ func Limits(ledger *corev1.ConfigMap) queue.Slots {
 	return limits
 }
 
-// SetLimits has the ledger tell the numbers of slots.
 func SetLimits(ledger *corev1.ConfigMap, limits queue.Slots) {
 	for class, key := range limitKeys {
 		ledger.Data[key] = strconv.Itoa(limits[class])
 	}
 }
 
-// HasLimits reports whether the ledger tells them.
 func HasLimits(ledger *corev1.ConfigMap, limits queue.Slots) bool {
 	for class, key := range limitKeys {
 		if ledger.Data[key] != strconv.Itoa(limits[class]) {
@@ -152,12 +141,10 @@ func HasLimits(ledger *corev1.ConfigMap, limits queue.Slots) bool {
 	return true
 }
 
-// StartOf is the entry of a run.
 func StartOf(run enginev1alpha1.QueuedRun, at metav1.Time) Start {
 	return Start{UID: run.GetUID(), Name: run.GetName(), Restore: ClassOf(run) == queue.Restore, At: at}
 }
 
-// Class is that of the run.
 func (s Start) Class() queue.Class {
 	if s.Restore {
 		return queue.Restore
@@ -165,7 +152,6 @@ func (s Start) Class() queue.Class {
 	return queue.Backup
 }
 
-// ClassOf is the class of a run.
 func ClassOf(run enginev1alpha1.QueuedRun) queue.Class {
 	if _, ok := run.(*enginev1alpha1.RestoreRun); ok {
 		return queue.Restore
@@ -173,10 +159,10 @@ func ClassOf(run enginev1alpha1.QueuedRun) queue.Class {
 	return queue.Backup
 }
 
-// Unclaimed reports whether a run has not begun, be it in the ledger or not.
+// Unclaimed reports whether a run has not begun, in the ledger or not.
 func Unclaimed(run enginev1alpha1.QueuedRun) bool {
 	if run.Deleting() {
-		return false // it stands for a backup that has ended
+		return false // it stands for an ended backup
 	}
 	switch run.Standing().Phase {
 	case "", v1alpha1.BackupPhaseNew, v1alpha1.BackupPhaseQueued, v1alpha1.BackupPhaseReadyToStart:
@@ -185,8 +171,7 @@ func Unclaimed(run enginev1alpha1.QueuedRun) bool {
 	return false
 }
 
-// Phase is the phase of a run, given what the ledger holds: ReadyToStart is never
-// written, it is what an unclaimed run is that was let start.
+// Phase returns a run's phase. ReadyToStart is never written: it is an unclaimed run in the ledger.
 func Phase(run enginev1alpha1.QueuedRun, started sets.Set[types.UID]) v1alpha1.BackupPhase {
 	switch phase := run.Standing().Phase; {
 	case run.Deleting():
@@ -200,7 +185,6 @@ func Phase(run enginev1alpha1.QueuedRun, started sets.Set[types.UID]) v1alpha1.B
 	}
 }
 
-// CancelledReason says by whom a run was cancelled.
 func CancelledReason(run enginev1alpha1.QueuedRun) string {
 	if asked := run.Asked().Cancellation; asked != nil && asked.Requester.Username != "" {
 		return "cancelled by " + asked.Requester.Username
@@ -208,7 +192,7 @@ func CancelledReason(run enginev1alpha1.QueuedRun) string {
 	return "cancelled"
 }
 
-// Reference is the Backup or Restore that people know a run by, for events.
+// Reference returns the Backup or Restore of a run, for events.
 func Reference(run enginev1alpha1.QueuedRun) *corev1.ObjectReference {
 	asked := run.Asked()
 	return &corev1.ObjectReference{

@@ -17,43 +17,37 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// Planner is the queue's, told of records. Like that one, it is not safe for
-// concurrent use.
-//
-// It knows a run until RemoveRun is called, be there another record of the same name
-// meanwhile or not.
+// Planner is the queue's Planner, told of records. It is not safe for concurrent use. It knows a
+// run until RemoveRun, even if another record has the same name meanwhile.
 type Planner struct {
 	*queue.Planner
 
 	runs     map[types.UID]enginev1alpha1.QueuedRun
-	named    map[place]int // how many of the runs have a name
+	named    map[place]int
 	selected map[types.UID]*Selection
 	started  sets.Set[types.UID]
-	loads    map[place]Load // by namespace of the Backups or Restores
+	loads    map[place]Load
 }
 
-// place is a name of a record, or the namespace of what it stands for.
 type place struct {
 	class queue.Class
 	name  string
 }
 
-// Selection is what a backup reads or a restore writes, as far as overlap goes. It does
-// not change.
+// Selection is what a backup reads or a restore writes. It does not change.
 type Selection struct {
 	// Namespaces is nil if the lists can't be read: that overlaps everything.
 	Namespaces    *selection.Namespaces
 	ClusterScoped bool
 }
 
-// Load counts the records of a namespace's backups, or of its restores.
+// Load counts a namespace's backup records, or its restore records.
 type Load struct {
-	// Records are all of them, and Waiting those that have not begun and are to.
+	// Records are all of them; Waiting have not begun.
 	Records, Waiting int
 }
 
-// NewPlanner returns a Planner that knows of no records. Its error wraps
-// queue.ErrLimit.
+// NewPlanner returns an empty Planner. Its error wraps queue.ErrLimit.
 func NewPlanner(limits queue.Slots) (*Planner, error) {
 	planner, err := queue.NewPlanner(limits)
 	if err != nil {
@@ -68,17 +62,16 @@ func NewPlanner(limits queue.Slots) (*Planner, error) {
 	}, nil
 }
 
-// Run is the record with this uid as UpdateRun was last told of it, or nil.
+// Run returns the last known record with this uid, or nil.
 func (p *Planner) Run(uid types.UID) enginev1alpha1.QueuedRun { return p.runs[uid] }
 
-// Knows reports whether UpdateRun needs no Selection of this run: it was told before,
-// or the queue does not ask for it.
+// Knows reports whether UpdateRun needs no Selection of this run.
 func (p *Planner) Knows(run enginev1alpha1.QueuedRun) bool {
 	return p.selected[run.GetUID()] != nil || !inQueue(run)
 }
 
-// Load is what the backups or restores of a namespace take up. The records named, which
-// are being created, count in any case.
+// Load returns a namespace's load. The records named in coming, which are being created, are
+// included.
 func (p *Planner) Load(class queue.Class, namespace string, coming sets.Set[string]) Load {
 	load := p.loads[place{class, namespace}]
 	for name := range coming {
@@ -89,9 +82,8 @@ func (p *Planner) Load(class queue.Class, namespace string, coming sets.Set[stri
 	return load
 }
 
-// UpdateRun takes note of a record, in place of what was known of it, and reports whether
-// the queue may be another one by that. What it selects is read from its spec unless it
-// is known or given: a caller with a lock that others wait for gives it.
+// UpdateRun records a run's state, and reports whether the queue may have changed. Its selection is
+// parsed unless it is known or given; a caller with a contended lock gives it.
 func (p *Planner) UpdateRun(run enginev1alpha1.QueuedRun, selected *Selection) bool {
 	uid := run.GetUID()
 	if known := p.runs[uid]; known != nil {
@@ -111,7 +103,7 @@ func (p *Planner) UpdateRun(run enginev1alpha1.QueuedRun, selected *Selection) b
 	return p.Update(p.compile(run))
 }
 
-// RemoveRun forgets a run, and reports whether the queue may be another one by that.
+// RemoveRun forgets a run, and reports whether the queue may have changed.
 func (p *Planner) RemoveRun(uid types.UID) bool {
 	run := p.runs[uid]
 	if run == nil {
@@ -141,8 +133,7 @@ func (p *Planner) count(run enginev1alpha1.QueuedRun, n int) {
 	}
 }
 
-// SetStarted sets which runs are in the ledger. The Planner keeps the set: the
-// caller must not change it.
+// SetStarted sets the runs in the ledger. The Planner keeps the set: the caller must not change it.
 func (p *Planner) SetStarted(started sets.Set[types.UID]) {
 	before := p.started
 	p.started = started
@@ -153,7 +144,6 @@ func (p *Planner) SetStarted(started sets.Set[types.UID]) {
 	}
 }
 
-// SetStorageLocations sets the records of the storage locations.
 func (p *Planner) SetStorageLocations(locations []*enginev1alpha1.StorageLocation) {
 	states := make(map[string]queue.LocationState, len(locations))
 	for _, location := range locations {
@@ -162,7 +152,6 @@ func (p *Planner) SetStorageLocations(locations []*enginev1alpha1.StorageLocatio
 	p.SetLocations(states)
 }
 
-// SetExistingNamespaces sets the namespaces that exist.
 func (p *Planner) SetExistingNamespaces(namespaces []*corev1.Namespace) {
 	names := make([]string, 0, len(namespaces))
 	for _, namespace := range namespaces {
@@ -171,7 +160,6 @@ func (p *Planner) SetExistingNamespaces(namespaces []*corev1.Namespace) {
 	p.SetNamespaces(names)
 }
 
-// compile is what the queue needs to know of a record.
 func (p *Planner) compile(run enginev1alpha1.QueuedRun) queue.Run {
 	asked := run.Asked()
 	result := queue.Run{
@@ -190,7 +178,7 @@ func (p *Planner) compile(run enginev1alpha1.QueuedRun) queue.Run {
 		result.WaitingSince = WaitingSince(run)
 	}
 	if result.Phase == "" || result.Phase == v1alpha1.BackupPhaseNew {
-		// One that is no number is of no use, and 0 says so.
+		// 0 if it is no number
 		result.Version, _ = strconv.ParseUint(run.GetResourceVersion(), 10, 64)
 	}
 	if selected := p.selected[result.UID]; selected != nil { // else only its ticket matters
@@ -199,20 +187,18 @@ func (p *Planner) compile(run enginev1alpha1.QueuedRun) queue.Run {
 	return result
 }
 
-// isPlan reports whether a run writes nothing but what it would do.
 func isPlan(run enginev1alpha1.QueuedRun) bool {
 	restore, ok := run.(*enginev1alpha1.RestoreRun)
 	return ok && restore.Spec.Restore.PlanOnly
 }
 
-// inQueue reports whether it matters to others what the run selects.
+// inQueue reports whether a run's selection matters to others.
 func inQueue(run enginev1alpha1.QueuedRun) bool {
 	phase := Phase(run, nil)
 	return !phase.Ended() && phase != v1alpha1.BackupPhaseDeleting
 }
 
-// Select reads what a backup reads or a restore writes. Lists that can't be read overlap
-// everything.
+// Select returns what a backup reads or a restore writes. Unreadable lists overlap everything.
 func Select(run enginev1alpha1.QueuedRun) *Selection {
 	if restore, ok := run.(*enginev1alpha1.RestoreRun); ok {
 		// On an error they are nil. No names mean any, as for a backup.

@@ -1,9 +1,8 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package records turns the durable records into the queue's input, the same way
-// for the controller, which acts on the queue, and for the API server, which
-// shows it. The records are the runs, and the ledger of those that were let start.
+// Package records turns the records of runs and the ledger into the queue's input. The controller,
+// which acts, and the API server, which shows the queue, use it.
 package records
 
 import (
@@ -18,8 +17,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/queue"
 )
 
-// locationState is what the queue needs to know of a storage location. A location
-// that has not been probed yet is not available.
+// locationState returns the queue's view of a storage location. It is unavailable before its first
+// check.
 func locationState(location *enginev1alpha1.StorageLocation) queue.LocationState {
 	condition := meta.FindStatusCondition(location.Status.Conditions, enginev1alpha1.ConditionAvailable)
 	switch {
@@ -33,9 +32,8 @@ func locationState(location *enginev1alpha1.StorageLocation) queue.LocationState
 	return queue.LocationState{Message: condition.Message}
 }
 
-// WaitingSince is when a run was queued. If it could not be queued for a while, for
-// instance since there was no controller, it is when it was created: both are exact
-// to a second.
+// WaitingSince returns when a run was queued. If queuing was delayed, for instance without a
+// controller, it is the creation. Both are exact to a second.
 func WaitingSince(run enginev1alpha1.QueuedRun) time.Time {
 	created, queued := run.GetCreationTimestamp(), run.Standing().QueuedTimestamp
 	if queued == nil || queued.Sub(created.Time) > time.Second {
@@ -44,10 +42,8 @@ func WaitingSince(run enginev1alpha1.QueuedRun) time.Time {
 	return queued.Time
 }
 
-// Refused reports whether an error is the answer of an API server that does not want
-// this very object to be written, for instance because an admission webhook forbids
-// it: others may be, and writing it again helps only when somebody has mended that.
-// A conflict is none.
+// Refused reports whether the API server refuses this very object, for instance by an admission
+// webhook: others may pass, and a retry helps only after a change. A conflict is no refusal.
 func Refused(err error) bool {
 	var answer apierrors.APIStatus
 	if !errors.As(err, &answer) {
@@ -58,5 +54,5 @@ func Refused(err error) bool {
 		http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
 		return false
 	}
-	return !apierrors.IsServerTimeout(err) // which is a 500
+	return !apierrors.IsServerTimeout(err)
 }
