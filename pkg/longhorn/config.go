@@ -15,40 +15,40 @@ import (
 )
 
 const (
-	// MaxConfigBytes is how much is read of a file, apart from the blocks that it names.
+	// MaxConfigBytes bounds a file, without the blocks that it names.
 	MaxConfigBytes = 256 << 10
-	// A label is somebody's own, and its value any text.
+	// Labels are users' text of any length.
 	maxLabels = 256
-	// DefaultBlockBytes is the size of a block, of which a backup says nothing.
+	// DefaultBlockBytes is the block size if a backup does not state it.
 	DefaultBlockBytes = 2 << 20
 )
 
-// Volume is what volume.cfg says.
+// Volume is the content of volume.cfg.
 type Volume struct {
 	Name string
-	// SizeBytes, Labels and what follows StorageClass are those of the newest finished
-	// backup, Created is when the first one began.
+	// SizeBytes, Labels and the fields from StorageClass on are of the newest finished backup;
+	// Created is the begin of the first.
 	SizeBytes int64
 	Labels    map[string]string
 	Created   time.Time
-	// LastBackup may be empty though there are backups, or name none that there is.
+	// LastBackup may be empty or wrong although there are backups.
 	LastBackup, LastBackupAt string
-	// Blocks is how many are in use, more or less.
+	// Blocks is about the number of blocks in use.
 	Blocks                             int64
 	Compression, DataEngine            string
 	StorageClass                       string
 	BackingImage, BackingImageChecksum string
 }
 
-// Backup is what the file of a backup says before it names its blocks.
+// Backup is the content of a backup's file before its blocks.
 type Backup struct {
 	Name, VolumeName, SnapshotName string
 	SnapshotCreated                time.Time
-	// Finished is false while the backup is under way, and for ever if it has failed; then
-	// only the names and Compression are set.
+	// Finished is false for a running or a failed backup; then only the names and Compression are
+	// set.
 	Finished bool
 	Created  time.Time
-	// SizeBytes counts whole blocks that hold something.
+	// SizeBytes counts whole blocks with data.
 	SizeBytes                  int64
 	Labels, Parameters         map[string]string
 	Incremental                bool
@@ -57,10 +57,9 @@ type Backup struct {
 	snapshotCreatedAt, created string
 }
 
-// Checksum is the hash of a block, and its name.
+// Checksum is the hash and the name of a block.
 type Checksum [32]byte
 
-// BlockBytes is the size of the backup's blocks.
 func (b *Backup) BlockBytes() int64 {
 	if size, err := strconv.ParseInt(b.Parameters["backup-block-size"], 10, 64); err == nil && size > 0 {
 		return size
@@ -68,9 +67,8 @@ func (b *Backup) BlockBytes() int64 {
 	return DefaultBlockBytes
 }
 
-// Claim says what a volume was for, of its labels: the namespace and the name of its claim.
-// Either may be empty, since Longhorn writes them only for volumes that it has seen in use, and
-// backups that it was not asked for in another way than by an object.
+// Claim returns the namespace and name of a volume's claim by its labels. Either may be empty:
+// Longhorn writes them only for some volumes and backups.
 func Claim(labels map[string]string) (namespace, claim string) {
 	var status struct {
 		Namespace string `json:"namespace"`
@@ -82,7 +80,6 @@ func Claim(labels map[string]string) (namespace, claim string) {
 	return status.Namespace, status.PVCName
 }
 
-// ReadVolume reads volume.cfg.
 func ReadVolume(r io.Reader) (*Volume, error) {
 	var v Volume
 	var size, blocks integer
@@ -135,8 +132,7 @@ func ReadVolume(r io.Reader) (*Volume, error) {
 	return &v, nil
 }
 
-// ReadBackup reads the file of a backup up to where it names its blocks, or with them to the
-// end if block is not nil.
+// ReadBackup reads a backup's file up to its blocks, or, if block is not nil, to the end.
 func ReadBackup(r io.Reader, block func(Checksum) error) (*Backup, error) {
 	var b Backup
 	var size, newBytes, reuploaded integer
@@ -181,8 +177,8 @@ func ReadBackup(r io.Reader, block func(Checksum) error) (*Backup, error) {
 	return &b, nil
 }
 
-// ReadImage reads the file of a backing image, with its blocks if block is not nil, and
-// reports whether it is complete.
+// ReadImage reads a backing image's file, with its blocks if block is not nil, and reports whether
+// it is complete.
 func ReadImage(r io.Reader, block func(Checksum) error) (complete bool, err error) {
 	var completed string
 	err = readObject(r, func(key string) any {
@@ -196,10 +192,8 @@ func ReadImage(r io.Reader, block func(Checksum) error) (complete bool, err erro
 
 var errTooManyLabels = fmt.Errorf("it has more than %d labels or parameters", maxLabels)
 
-// errEnough ends the reading of an object whose rest is of no interest.
 var errEnough = errors.New("enough was read")
 
-// blocksOf reads the blocks that a file names, one by one.
 func blocksOf(block func(Checksum) error) func(*json.Decoder) error {
 	return func(decoder *json.Decoder) error {
 		if block == nil {
@@ -230,9 +224,8 @@ func blocksOf(block func(Checksum) error) func(*json.Decoder) error {
 	}
 }
 
-// readObject reads an object of JSON, key by key, into what field gives for each; nil for keys
-// of no interest. blocks, if not nil, reads the value of the key Blocks, for which alone there
-// is no bound.
+// readObject reads a JSON object by key into the values that field returns; nil skips a key.
+// blocks, if not nil, reads the key Blocks, which alone is unbounded.
 func readObject(r io.Reader, field func(key string) any, blocks func(*json.Decoder) error) error {
 	limited := &bounded{r: r, left: MaxConfigBytes}
 	decoder := json.NewDecoder(limited)
@@ -276,7 +269,7 @@ func readObject(r io.Reader, field func(key string) any, blocks func(*json.Decod
 	return nil
 }
 
-// cutShort says of an end that it comes too early.
+// cutShort makes io.EOF an unexpected one.
 func cutShort(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
@@ -284,7 +277,7 @@ func cutShort(err error) error {
 	return err
 }
 
-// bounded fails after so many bytes, unless there are fewer than none.
+// bounded fails after left bytes; a negative left has no limit.
 type bounded struct {
 	r    io.Reader
 	left int64
@@ -304,7 +297,6 @@ func (b *bounded) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// integer is a number, mostly in a string.
 type integer int64
 
 func (i *integer) UnmarshalJSON(data []byte) error {
@@ -320,7 +312,6 @@ func (i *integer) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// quoted is a string, mostly as JSON in a string.
 type quoted string
 
 func (q *quoted) UnmarshalJSON(data []byte) error {
@@ -335,7 +326,7 @@ func (q *quoted) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// instant is zero for what is no time.
+// instant is zero for invalid text.
 func instant(text string) time.Time {
 	t, err := time.Parse(time.RFC3339, text)
 	if err != nil {

@@ -1,17 +1,13 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package longhorn knows the format of Longhorn's backup store: its keys, and what its
-// files say. It reads values and gives values; the catalogue lists such a
-// store with it, and package deletion below removes from one.
+// Package longhorn knows the format of Longhorn's backup store: its keys and files.
 //
-// Nouns: a volume is one of Longhorn's, and has a folder; a backup is a file of that folder,
-// which names all of its blocks and so stands alone; a block is a piece of data, named by its
-// hash, which backups of that volume share; a lock is a file that keeps work on the volume apart.
+// A volume is Longhorn's volume, and a folder. A backup is a file in it that names all its blocks.
+// A block is a piece of data named by its hash, shared by the volume's backups. A lock is a file
+// that excludes other work on the volume.
 //
-// All of it is overwritten as Longhorn goes along, and nothing of it is signed. So whatever it
-// says is a claim, and whatever is read may be cut short, made by an older Longhorn, or by
-// somebody else altogether: keys that are missing or unknown do no harm, and what is read is
-// bounded, whatever its size. A backup whose file says nothing of when it was created is under
-// way, or has failed: the store does not tell which.
+// Files are overwritten and not signed, so their content is a claim. A file may be cut short,
+// forged, or from an older Longhorn: missing and unknown keys are accepted, and sizes are bounded.
+// A backup's file without a creation time is of a running or a failed backup.
 package longhorn

@@ -11,14 +11,13 @@ import (
 	"strconv"
 )
 
-// VolumeEdit is what a deletion changes of volume.cfg. What is nil stays.
+// VolumeEdit is a change of volume.cfg by a deletion. nil keeps a value.
 type VolumeEdit struct {
 	LastBackup, LastBackupAt *string
 	Blocks                   *int64
 }
 
-// Apply changes volume.cfg, and leaves all else as it was, keys included that are not known
-// here, and their order.
+// Apply changes volume.cfg, and keeps unknown keys and the order.
 func (e VolumeEdit) Apply(config []byte) ([]byte, error) {
 	values := map[string]string{}
 	if e.LastBackup != nil {

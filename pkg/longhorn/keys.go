@@ -10,16 +10,13 @@ import (
 )
 
 const (
-	// VolumesPrefix is the folder of all volumes, two levels of folders above them.
-	VolumesPrefix = "backupstore/volumes/"
-	// ImagesPrefix is the folder of all backing images.
-	ImagesPrefix = "backupstore/backing-images/backing-images/"
-	// ImageBlocksPrefix is the folder of the blocks that all backing images share.
+	// VolumesPrefix is the folder of all volumes, below two levels of folders.
+	VolumesPrefix     = "backupstore/volumes/"
+	ImagesPrefix      = "backupstore/backing-images/backing-images/"
 	ImageBlocksPrefix = "backupstore/backing-images/blocks/"
-	// SystemBackupsPrefix is the folder of all backups of Longhorn's own objects.
+	// SystemBackupsPrefix is the folder of backups of Longhorn's own objects.
 	SystemBackupsPrefix = "backupstore/system-backups/"
-	// ImagesVolume stands among the volumes, for the locks of all work on backing images. It
-	// is no volume.
+	// ImagesVolume is no volume: it has the locks for backing images.
 	ImagesVolume = "BACKINGIMAGE"
 )
 
@@ -32,7 +29,7 @@ const (
 	maxNameBytes    = 253
 )
 
-// ValidName reports whether a volume, a backup or a backing image can have this name.
+// ValidName reports whether a volume, a backup or an image can have the name.
 func ValidName(name string) bool {
 	if len(name) < 2 || len(name) > maxNameBytes {
 		return false
@@ -49,41 +46,35 @@ func ValidName(name string) bool {
 	return true
 }
 
-// hash is how the store hashes: the first half of SHA-512, in hex.
+// hash is the store's hash: the first half of SHA-512, in hex.
 func hash(text string) string {
 	sum := sha512.Sum512([]byte(text))
 	return hex.EncodeToString(sum[:sha512.Size/2])
 }
 
-// spread is the part of a key that spreads names over two levels of folders.
 func spread(hash string) string { return hash[:2] + "/" + hash[2:4] + "/" }
 
-// VolumePrefix is the folder of a volume.
 func VolumePrefix(volume string) string { return VolumesPrefix + spread(hash(volume)) + volume + "/" }
 
-// VolumeShard is the first level of folders that a volume lies below, two hex digits.
+// VolumeShard returns the first level of a volume's folder, two hex digits.
 func VolumeShard(volume string) string { return hash(volume)[:2] }
 
-// VolumeOf gives the volume whose folder this is. It is false for what is none: folders
-// with names that no volume can have, or that lie where nobody would look for them.
+// VolumeOf returns the volume of a folder, or false if its name or place is wrong.
 func VolumeOf(folder string) (string, bool) {
 	name := strings.TrimSuffix(folder, "/")
 	name = name[strings.LastIndexByte(name, '/')+1:]
 	return name, ValidName(name) && name != ImagesVolume && VolumePrefix(name) == folder
 }
 
-// VolumeKey says of a volume what is known now.
 func VolumeKey(volume string) string { return VolumePrefix(volume) + "volume.cfg" }
 
-// BackupsPrefix is the folder of the backups of a volume.
 func BackupsPrefix(volume string) string { return VolumePrefix(volume) + "backups/" }
 
-// BackupKey is the file of a backup.
 func BackupKey(volume, backup string) string {
 	return BackupsPrefix(volume) + backupBeginning + backup + configEnd
 }
 
-// BackupOf gives the name of the backup with this key. It is false for keys of other things.
+// BackupOf returns the backup of a key, or false for other keys.
 func BackupOf(key string) (string, bool) {
 	file := key[strings.LastIndexByte(key, '/')+1:]
 	name, begins := strings.CutPrefix(file, backupBeginning)
@@ -91,11 +82,9 @@ func BackupOf(key string) (string, bool) {
 	return name, begins && ends && ValidName(name)
 }
 
-// BlocksPrefix is the folder of the blocks of a volume.
 func BlocksPrefix(volume string) string { return VolumePrefix(volume) + "blocks/" }
 
-// ChecksumOf gives the checksum of the block with this key. It is false for keys of other
-// things.
+// ChecksumOf returns the checksum of a block's key, or false for other keys.
 func ChecksumOf(key string) (Checksum, bool) {
 	file, ends := strings.CutSuffix(key[strings.LastIndexByte(key, '/')+1:], blockEnd)
 	var c Checksum
@@ -106,23 +95,19 @@ func ChecksumOf(key string) (Checksum, bool) {
 	return c, err == nil
 }
 
-// BlockKey is where a block lies, in the folder of all of them.
 func BlockKey(blocksPrefix string, checksum Checksum) string {
 	name := hex.EncodeToString(checksum[:])
 	return blocksPrefix + spread(name) + name + blockEnd
 }
 
-// LocksPrefix is the folder of the locks of a volume.
 func LocksPrefix(volume string) string { return VolumePrefix(volume) + "locks/" }
 
-// LockKey is the file of a lock.
 func LockKey(volume, lock string) string { return LocksPrefix(volume) + lock + lockEnd }
 
-// LockOf gives the name of the lock with this key. It is false for keys of other things.
+// LockOf returns the lock of a key, or false for other keys.
 func LockOf(key string) (string, bool) {
 	name, ends := strings.CutSuffix(key[strings.LastIndexByte(key, '/')+1:], lockEnd)
 	return name, ends && strings.HasPrefix(name, lockBeginning)
 }
 
-// ImageKey is the file of a backing image.
 func ImageKey(image string) string { return ImagesPrefix + image + "/backing-image.cfg" }

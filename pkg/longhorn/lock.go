@@ -9,35 +9,31 @@ import (
 	"time"
 )
 
-// LockType is what a lock is for. Locks of one type don't keep each other out.
+// LockType is the purpose of a lock. Locks of one type don't exclude each other.
 type LockType int
 
 const (
-	// LockBackup is for backups and restores.
-	LockBackup LockType = 1
-	// LockDeletion is for deletions.
+	LockBackup   LockType = 1
 	LockDeletion LockType = 2
 )
 
-// How locks are taken, which only works if all do it alike.
+// The protocol of locks, which all writers must follow.
 const (
-	// LockSettles is how long who wants a lock waits until he looks at the others.
+	// LockSettles is the wait between writing a lock and looking at others.
 	LockSettles = 2 * time.Second
-	// LockRefreshed is how often a lock is written again.
+	// LockRefreshed is the interval of renewals.
 	LockRefreshed = time.Minute
-	// LockExpires is the age from which a lock counts no more.
+	// LockExpires is the age at which a lock is ignored.
 	LockExpires = 150 * time.Second
 )
 
-// Lock is what the file of a lock says. Whose it is, it does not say; when it was written, the
-// store does.
+// Lock is the content of a lock's file. It has no owner; the store has its time.
 type Lock struct {
 	Name     string
 	Type     LockType
 	Acquired bool
 }
 
-// ReadLock reads the file of a lock.
 func ReadLock(r io.Reader) (*Lock, error) {
 	var l Lock
 	err := readObject(r, func(key string) any {
@@ -54,11 +50,10 @@ func ReadLock(r io.Reader) (*Lock, error) {
 	return &l, err
 }
 
-// Encode gives the file of the lock.
 func (l *Lock) Encode() []byte {
 	data, err := json.Marshal(l)
 	if err != nil {
-		panic(err) // there is nothing in it that can't be encoded
+		panic(err)
 	}
 	return data
 }

@@ -9,11 +9,9 @@ import (
 	"iter"
 )
 
-// Sequence yields items in the order of Compare, each identity once. After an error it
-// ends.
+// Sequence yields items in the order of Compare, each identity once. It ends after an error.
 type Sequence = iter.Seq2[*Item, error]
 
-// Sequence yields the items of a manifest in memory.
 func (m *Manifest) Sequence() Sequence {
 	return func(yield func(*Item, error) bool) {
 		for item := range m.Items() {
@@ -24,12 +22,12 @@ func (m *Manifest) Sequence() Sequence {
 	}
 }
 
-// Pair is what two manifests have of one identity; one of them may be nil.
+// Pair has the items of one identity in two manifests; one may be nil.
 type Pair struct{ A, B *Item }
 
 var errOrder = fmt.Errorf("%w: its items are not in order", ErrFormat)
 
-// Join yields the identities of both, in order, in one pass and without memory.
+// Join yields the identities of both in order, in one pass.
 func Join(a, b Sequence) iter.Seq2[Pair, error] {
 	return func(yield func(Pair, error) bool) {
 		nextA, stopA := iter.Pull2(ordered(a))
@@ -68,7 +66,7 @@ func Join(a, b Sequence) iter.Seq2[Pair, error] {
 	}
 }
 
-// ordered fails where a sequence that somebody else wrote is out of order.
+// ordered fails where a sequence is out of order.
 func ordered(sequence Sequence) Sequence {
 	return func(yield func(*Item, error) bool) {
 		var last *Item
@@ -84,8 +82,8 @@ func ordered(sequence Sequence) Sequence {
 	}
 }
 
-// Diff yields what differs: an item that only b has was added, one that only a has was
-// removed, and two whose bytes differ, by their checksums, were changed.
+// Diff yields the differences: added items are only in b, removed ones only in a, changed ones
+// differ in their checksums.
 func Diff(a, b Sequence) iter.Seq2[Pair, error] {
 	return func(yield func(Pair, error) bool) {
 		for pair, err := range Join(a, b) {

@@ -20,17 +20,17 @@ import (
 	"github.com/klauspost/compress/gzip"
 )
 
-// Ranges reads a part of a file. Less may come, if the file is shorter.
+// Ranges reads a part of a file, or less if the file is shorter.
 type Ranges func(ctx context.Context, offset, length int64) (io.ReadCloser, error)
 
-// Index says where the items of a document lie.
+// Index has the positions of a document's items.
 type Index struct {
 	ranges  Ranges
 	members []indexEntry
 }
 
-// ReadIndex reads the index of a document of so many bytes: in one read, or in two if it
-// has several million items.
+// ReadIndex reads the index of a document of this size, in one read, or two for several million
+// items.
 func ReadIndex(ctx context.Context, ranges Ranges, size int64) (*Index, error) {
 	if size < footerBytes {
 		return nil, fmt.Errorf("%w: it is cut short", ErrFormat)
@@ -69,8 +69,8 @@ func ReadIndex(ctx context.Context, ranges Ranges, size int64) (*Index, error) {
 	return &Index{ranges, members}, nil
 }
 
-// decodeIndex checks each entry as it comes, so that a hostile index takes no more memory
-// than a true one of its size.
+// decodeIndex checks each entry as it comes, so that a forged index takes no more memory than a
+// valid one.
 func decodeIndex(encoded string, end int64) ([]indexEntry, error) {
 	decoder := json.NewDecoder(strings.NewReader(encoded))
 	if start, err := decoder.Token(); err != nil || start != json.Delim('[') {
@@ -95,7 +95,7 @@ func decodeIndex(encoded string, end int64) ([]indexEntry, error) {
 	return members, nil
 }
 
-// Kinds are those of the items, as Item.GroupKind gives them, in order.
+// Kinds returns the GroupKinds of the items, in order.
 func (x *Index) Kinds() []string {
 	var kinds []string
 	for _, m := range x.members {
@@ -104,7 +104,7 @@ func (x *Index) Kinds() []string {
 	return slices.Compact(kinds)
 }
 
-// Find reads one item, in one read of some ten kilobytes. It is nil if there is none.
+// Find reads one item, in one read of about ten kilobytes, or returns nil.
 func (x *Index) Find(ctx context.Context, groupKind, namespace, name string) (*Item, error) {
 	key := namespace + "/" + name
 	// The last member that does not begin behind the item.
@@ -125,8 +125,7 @@ func (x *Index) Find(ctx context.Context, groupKind, namespace, name string) (*I
 	return nil, nil
 }
 
-// Read yields the items of some kinds, with memory for one of them and for what is read
-// ahead, in one read if the kinds are next to each other.
+// Read yields the items of some kinds, with one in memory, in one read if the kinds are adjacent.
 func (x *Index) Read(ctx context.Context, kinds ...string) Sequence {
 	return func(yield func(*Item, error) bool) {
 		for i := 0; i < len(x.members); {
@@ -148,7 +147,7 @@ func (x *Index) Read(ctx context.Context, kinds ...string) Sequence {
 	}
 }
 
-// read yields the items of adjacent members, which must be of the kinds that the index says.
+// read yields the items of adjacent members, which must have the index's kinds.
 func (x *Index) read(ctx context.Context, members []indexEntry) Sequence {
 	return func(yield func(*Item, error) bool) {
 		first, last := members[0], members[len(members)-1]
@@ -165,7 +164,7 @@ func (x *Index) read(ctx context.Context, members []indexEntry) Sequence {
 			yield(nil, fmt.Errorf("%w: %w", ErrFormat, err))
 			return
 		}
-		// A member ends with the line that makes it full.
+		// A member ends with the line that fills it.
 		limited := &io.LimitedReader{R: plain, N: min(MaxBytes, int64(len(members))*(memberBytes+maxLine))}
 		lines := bufio.NewReaderSize(limited, maxLine)
 		for empty := 0; ; {
@@ -212,7 +211,6 @@ func part(ctx context.Context, ranges Ranges, offset, length int64) ([]byte, err
 	return io.ReadAll(io.LimitReader(r, length))
 }
 
-// bounded decompresses what must not be larger than a limit.
 func bounded(compressed []byte, limit int64) ([]byte, error) {
 	r, err := gzip.NewReader(bytes.NewReader(compressed))
 	if err != nil {

@@ -1,17 +1,14 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package manifest is the graph of the objects that a backup holds: what each is, whose
-// it is, what it refers to, why it was taken, and where its bytes lie. It can be read
-// without the tarball. The types follow the design that Velero has for such a manifest
-// (design/graph-manifest.md in its repository), which was not built; docs/format.md says
-// where they differ.
+// Package manifest is the graph of a backup's objects: identity, owners, references, reason, and
+// position of the bytes. It is read without the tarball. The types follow Velero's design
+// (design/graph-manifest.md in its repository), which was not built; docs/format.md lists the
+// differences.
 //
-// A manifest is sorted by kind, namespace and name, on disk as in every sequence of
-// items here, so that two are compared in one pass and one item is found by three reads.
-//
-// While it is made it takes some 80 bytes of memory an item, or more with long names, and
-// 128 MiB and 192 KiB a kind at most besides: see Writer.
+// A manifest is sorted by kind, namespace and name everywhere, so two are compared in one pass and
+// one item is found by three reads. While it is made, an item takes about 80 bytes, and all others
+// 128 MiB and 192 KiB a kind at most: see Writer.
 package manifest
 
 import (
@@ -24,14 +21,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// ItemAlreadyExists says that a manifest has an item with this identity.
+// ItemAlreadyExists says that the manifest has an item with this identity.
 const ItemAlreadyExists = constantError("the manifest has such an item already")
 
 type constantError string
 
 func (e constantError) Error() string { return string(e) }
 
-// Item is one object of a backup.
 type Item struct {
 	// APIGroup is empty for the core group; APIVersion is the version alone.
 	APIGroup   string `json:"group,omitempty"`
@@ -45,42 +41,36 @@ type Item struct {
 	UID       string `json:"uid,omitempty"`
 
 	Labels map[string]string `json:"labels,omitempty"`
-	// Annotations are those of the object, without what may hold its content.
+	// Annotations omit those that may hold the object's content.
 	Annotations map[string]string `json:"annotations,omitempty"`
-	// OwnerUIDs are the uids of the objects that own this one.
-	OwnerUIDs []string `json:"owners,omitempty"`
-	// References are what the object needs or is about, without owning it.
+	OwnerUIDs   []string          `json:"owners,omitempty"`
+	// References are objects that it needs or is about, without owning them.
 	References []Reference `json:"references,omitempty"`
 
-	// Size, in bytes, and SHA256, in hexadecimal, are those of the object's JSON.
+	// Size in bytes and SHA256 in hexadecimal are of the object's JSON.
 	Size   int64  `json:"size"`
 	SHA256 string `json:"sha256,omitempty"`
-	// Place is where the JSON lies in the tarball.
-	Place Place `json:"place,omitzero"`
-	// Reason is why the object was taken; empty if the backup's spec selects it.
+	Place  Place  `json:"place,omitzero"`
+	// Reason says why the object was taken; empty if the spec selects it.
 	Reason string `json:"reason,omitempty"`
-	// Original is what the object had and the stored one has not, as a JSON merge patch
-	// (RFC 7386) that makes the one from the other.
+	// Original is a JSON merge patch (RFC 7386) from the stored object to the original.
 	Original json.RawMessage `json:"original,omitempty"`
-	// Unannotated is true when annotations are left out, since the item or all of them are
-	// too large.
+	// Unannotated is true when annotations are omitted for their size.
 	Unannotated bool `json:"unannotated,omitempty"`
-	// Shortened is true when labels, owners and references are left out too, and perhaps the
+	// Shortened is true when labels, owners and references are omitted too, and perhaps the
 	// original.
 	Shortened bool `json:"shortened,omitempty"`
 
-	// Manifest is the one that the item was added to.
 	Manifest *Manifest `json:"-"`
 }
 
-// Place is where the first copy of an object begins: Offset bytes into what the gzip
-// member at Member bytes of the tarball decompresses to there is its tar header.
+// Place is the position of an object's first copy: the gzip member begins at Member bytes of the
+// tarball, and the tar header is Offset bytes into its content.
 type Place struct {
 	Member int64 `json:"member"`
 	Offset int64 `json:"offset"`
 }
 
-// Reference is another object, by its group, kind and name.
 type Reference struct {
 	APIGroup  string `json:"group,omitempty"`
 	KindName  string `json:"kind"`
@@ -88,8 +78,7 @@ type Reference struct {
 	Name      string `json:"name"`
 }
 
-// GroupKind is the kind with its group and version, as it is in the resource list:
-// apps/v1/Deployment, or v1/Pod for the core group.
+// GroupKind is the kind as in the resource list: apps/v1/Deployment, or v1/Pod for the core group.
 func (i *Item) GroupKind() string {
 	if i.APIGroup == "" {
 		return i.APIVersion + "/" + i.KindName
@@ -97,11 +86,11 @@ func (i *Item) GroupKind() string {
 	return i.APIGroup + "/" + i.APIVersion + "/" + i.KindName
 }
 
-// key is NAMESPACE/NAME: the order of etcd, in which most items come.
+// key is NAMESPACE/NAME, etcd's order, in which most items come.
 func (i *Item) key() string { return i.Namespace + "/" + i.Name }
 
-// String is the item's identity in sets: GROUP/NAMESPACE/VERSION/KIND/NAME.json, where
-// the group and the namespace may be empty.
+// String is the item's identity in sets: GROUP/NAMESPACE/VERSION/KIND/NAME.json. Group and
+// namespace may be empty.
 func (i *Item) String() string {
 	return strings.Join([]string{i.APIGroup, i.Namespace, i.APIVersion, i.KindName, i.Name}, "/") + ".json"
 }
@@ -109,32 +98,28 @@ func (i *Item) String() string {
 // Compare orders items as a manifest does.
 func Compare(a, b *Item) int {
 	if a.APIGroup == b.APIGroup && a.APIVersion == b.APIVersion && a.KindName == b.KindName && a.Namespace == b.Namespace {
-		return cmp.Compare(a.Name, b.Name) // as nearly all are, and without making texts
+		return cmp.Compare(a.Name, b.Name) // the usual case, without making strings
 	}
 	return cmp.Or(cmp.Compare(a.GroupKind(), b.GroupKind()), cmp.Compare(a.key(), b.key()))
 }
 
-// Namespaces are the items of one kind, by namespace, which is empty for cluster-scoped
-// ones, and name.
+// Namespaces are the items of one kind by namespace and name. The namespace is empty for
+// cluster-scoped items.
 type Namespaces map[string]map[string]*Item
 
-// Manifest is a graph in memory.
 type Manifest struct {
-	// Kinds are the items by GroupKind.
 	Kinds map[string]Namespaces
-	// Index has the items that have one by uid.
+	// Index are the items by uid, if they have one.
 	Index map[string]*Item
-	// children are the items by the uid of an owner.
+	// children are the items by owner's uid.
 	children map[string][]*Item
 }
 
-// New gives an empty manifest.
 func New() *Manifest {
 	return &Manifest{Kinds: map[string]Namespaces{}, Index: map[string]*Item{}, children: map[string][]*Item{}}
 }
 
-// Add adds an item. It is false, with ItemAlreadyExists, if there is one of this
-// identity or uid, which stays.
+// Add adds an item, or returns ItemAlreadyExists if its identity or uid exists.
 func (m *Manifest) Add(item *Item) (bool, error) {
 	kind := item.GroupKind()
 	if m.Kinds[kind][item.Namespace][item.Name] != nil || item.UID != "" && m.Index[item.UID] != nil {
@@ -157,7 +142,6 @@ func (m *Manifest) Add(item *Item) (bool, error) {
 	return true, nil
 }
 
-// Items yields all items in order.
 func (m *Manifest) Items() iter.Seq[*Item] {
 	return func(yield func(*Item) bool) {
 		for _, kind := range sortedKeys(m.Kinds) {
@@ -186,7 +170,7 @@ func sortedKeys[V any](m map[string]V) []string {
 	return keys
 }
 
-// Set is the identities of all items.
+// Set returns the identities of all items.
 func (m *Manifest) Set() sets.Set[string] {
 	set := sets.New[string]()
 	for item := range m.Items() {
@@ -195,7 +179,7 @@ func (m *Manifest) Set() sets.Set[string] {
 	return set
 }
 
-// Owners are the items that own this one, as far as its manifest has them, in order.
+// Owners returns the item's owners in the manifest, in order.
 func (i *Item) Owners() []*Item {
 	var owners []*Item
 	for _, uid := range sets.List(sets.New(i.OwnerUIDs...)) {
@@ -207,7 +191,7 @@ func (i *Item) Owners() []*Item {
 	return owners
 }
 
-// Children are the items that this one owns, in order.
+// Children returns the items that this one owns, in order.
 func (i *Item) Children() []*Item {
 	if i.UID == "" {
 		return nil
@@ -215,8 +199,7 @@ func (i *Item) Children() []*Item {
 	return slices.SortedFunc(slices.Values(i.Manifest.children[i.UID]), Compare)
 }
 
-// Kind is the item of the CustomResourceDefinition that defines this one's kind, or nil
-// if the manifest has none.
+// Kind returns the item of the kind's CustomResourceDefinition, or nil.
 func (i *Item) Kind() *Item {
 	if i.APIGroup == "" {
 		return nil

@@ -5,10 +5,9 @@ package manifest
 
 import "unicode/utf8"
 
-// decodePlain reads an item that is written as this package writes nearly all: compact, with
-// neither escapes nor anything but ASCII in its texts, and with no original. It is false for
-// all else, which encoding/json is to read; what it gives is what that would, in a sixth of
-// the time.
+// decodePlain reads an item as this package writes nearly all: compact ASCII without escapes and
+// without original. It returns false for others, which encoding/json reads. The result is the same,
+// in a sixth of the time.
 func decodePlain(line []byte) (*Item, bool) {
 	l := plainLine{left: line}
 	item := &Item{}
@@ -57,7 +56,7 @@ func decodePlain(line []byte) (*Item, bool) {
 	return item, !l.failed && len(l.left) == 0
 }
 
-// plainLine is what is left of a line. Once it has failed, nothing is.
+// plainLine is the rest of a line, or nothing once it has failed.
 type plainLine struct {
 	left   []byte
 	failed bool
@@ -79,7 +78,6 @@ func (l *plainLine) expect(c byte) {
 	}
 }
 
-// each reads what is between brackets, of which there must be some.
 func (l *plainLine) each(begin, end byte, one func()) {
 	l.expect(begin)
 	for one(); l.next(','); {
@@ -96,7 +94,7 @@ func (l *plainLine) fields(one func(name string)) {
 	})
 }
 
-// quoted is a text, which is the line's.
+// quoted returns a slice of the line.
 func (l *plainLine) quoted() []byte {
 	l.expect('"')
 	for i, c := range l.left {
@@ -124,7 +122,7 @@ func (l *plainLine) texts(before map[string]string) map[string]string {
 	return texts
 }
 
-// number is one that is not negative, and has 18 digits at most.
+// number reads a number of at most 18 digits without sign.
 func (l *plainLine) number() (n int64) {
 	digits := 0
 	for digits < min(len(l.left), 18) && '0' <= l.left[digits] && l.left[digits] <= '9' {

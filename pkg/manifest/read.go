@@ -15,31 +15,26 @@ import (
 )
 
 const (
-	// MaxBytes is the decompressed size beyond which a manifest is not read: that of more
-	// than four million items.
+	// MaxBytes bounds the decompressed size of a manifest: more than four million items.
 	MaxBytes = 4 << 30
-	// maxLine is the size beyond which a line is not an item.
-	maxLine = 2 * maxItemBytes
-	// maxIndexBytes is the size beyond which an index is not read, compressed or not: that of
-	// several million items.
+	maxLine  = 2 * maxItemBytes
+	// maxIndexBytes bounds an index, compressed or not: several million items.
 	maxIndexBytes = 8 << 20
-	// tailBytes is how much of the end of a document is read at first. An index of a million
-	// items fits in.
+	// tailBytes is the first read of a document's end. The index of a million items fits.
 	tailBytes = 256 << 10
-	// maxEmpty is how many lines without an item a document has: one if there are no items, or
-	// if it is read from the second member of a kind on.
-	maxEmpty = 1
-	// partBytes is how much of several members is read ahead.
+	// maxEmpty bounds the lines without an item: one in an empty document, or when read from a
+	// kind's second member on.
+	maxEmpty  = 1
 	partBytes = 256 << 10
 )
 
-// ErrFormat says that what was read is no manifest, or a damaged one.
+// ErrFormat says that it is no manifest, or damaged.
 var ErrFormat = errors.New("it is not a manifest that can be read")
 
 var errEmpty = fmt.Errorf("%w: it has lines without an item", ErrFormat)
 
-// Read yields the items of a document, with memory for one of them. It fails with
-// ErrFormat for what is damaged, cut short or larger than MaxBytes.
+// Read yields the items of a document, with one in memory. It fails with ErrFormat for a damaged or
+// cut document, or one larger than MaxBytes.
 func Read(r io.Reader) Sequence {
 	return func(yield func(*Item, error) bool) {
 		if err := read(r, func(item *Item) bool { return yield(item, nil) }); err != nil {
@@ -106,7 +101,7 @@ func read(r io.Reader, each func(*Item) bool) error {
 	return nil
 }
 
-// decode reads a line. It is nil for one that has only a separator.
+// decode reads a line, and returns nil for a separator alone.
 func decode(line []byte) (*Item, error) {
 	line = bytes.TrimSuffix(bytes.TrimSuffix(line, []byte("\n")), []byte(","))
 	if len(line) == 0 {

@@ -18,11 +18,10 @@ import (
 	utiljson "sigs.k8s.io/json"
 )
 
-// ReferencesOf are the objects that an object needs or is about, without owning them, by
-// what its kind says: claims, secrets and config maps of pods, roles of bindings, backends
-// of ingresses and the like. Each is there once, in order. Of other kinds, and of what
-// does not decode, there are none; versions of a kind that differ in these fields are
-// read as the one that the code knows.
+// ReferencesOf returns the objects that an object of a known kind needs or is about, without owning
+// them: claims, secrets and config maps of pods, roles of bindings, backends of ingresses. They are
+// sorted and unique. Other kinds, and objects that don't decode, have none. All versions of a kind
+// are read as the known one.
 func ReferencesOf(gk schema.GroupKind, namespace string, raw []byte) []Reference {
 	find := finders[gk]
 	if find == nil {
@@ -39,7 +38,6 @@ func compareReferences(a, b Reference) int {
 		cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 }
 
-// references are what was found of an object in a namespace.
 type references struct {
 	namespace string
 	found     []Reference
@@ -54,7 +52,6 @@ func (r *references) add(group, kind, namespace, name string) {
 // local adds an object of the core group in the same namespace.
 func (r *references) local(kind, name string) { r.add("", kind, r.namespace, name) }
 
-// of decodes an object as T for one that finds references in it.
 func of[T any](find func(r *references, object *T)) func(*references, []byte) {
 	return func(r *references, raw []byte) {
 		var object T
@@ -150,7 +147,7 @@ var finders = map[schema.GroupKind]func(*references, []byte){
 	{Group: "admissionregistration.k8s.io", Kind: "ValidatingAdmissionPolicyBinding"}: of(func(r *references, o *admissionregistrationv1.ValidatingAdmissionPolicyBinding) {
 		r.add("admissionregistration.k8s.io", "ValidatingAdmissionPolicy", "", o.Spec.PolicyName)
 	}),
-	// The types of these are in modules of their own, for one field each.
+	// Their types are in modules of their own, for one field each.
 	{Group: "apiregistration.k8s.io", Kind: "APIService"}: of(func(r *references, o *struct {
 		Spec struct {
 			Service *admissionregistrationv1.ServiceReference `json:"service"`
@@ -232,7 +229,7 @@ func (r *references) volume(volume *corev1.Volume) {
 	}
 }
 
-// inTree are the secrets of volumes of types that Kubernetes once had itself.
+// inTree adds the secrets of volume types that Kubernetes once had built in.
 func (r *references) inTree(volume *corev1.Volume) {
 	if source := volume.AzureFile; source != nil {
 		r.local("Secret", source.SecretName)
@@ -257,8 +254,7 @@ func (r *references) inTree(volume *corev1.Volume) {
 	}
 }
 
-// persistentVolume are the secrets of a persistent volume. Those that name no namespace are in
-// its claim's.
+// persistentVolume adds a persistent volume's secrets. Without a namespace they are in its claim's.
 func (r *references) persistentVolume(spec *corev1.PersistentVolumeSpec) {
 	namespace := ""
 	if spec.ClaimRef != nil {
@@ -327,8 +323,8 @@ func (r *references) claim(annotations map[string]string, spec *corev1.Persisten
 	if spec.StorageClassName != nil {
 		r.add(storageGroup, "StorageClass", "", *spec.StorageClassName)
 	}
-	r.add(storageGroup, "StorageClass", "", annotations[corev1.BetaStorageClassAnnotation]) // as before there was a field
-	// The one is a copy of the other, unless only the second can say it.
+	r.add(storageGroup, "StorageClass", "", annotations[corev1.BetaStorageClassAnnotation])
+	// The second is a copy of the first, or can say more.
 	if source := spec.DataSource; source != nil {
 		r.add(orCore(source.APIGroup), source.Kind, r.namespace, source.Name)
 	}
@@ -341,7 +337,6 @@ func (r *references) claim(annotations map[string]string, spec *corev1.Persisten
 	}
 }
 
-// orCore is a group, of which none is the core one.
 func orCore(group *string) string {
 	if group == nil {
 		return ""

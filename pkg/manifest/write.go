@@ -16,38 +16,34 @@ import (
 	"github.com/klauspost/compress/gzip"
 )
 
-// Version is that of the document.
 const Version = 1
 
 const (
-	// memberBytes is how much of the document a gzip member holds, about: what is read to
-	// find one item.
+	// memberBytes is about the size of a gzip member, which is read to find one item.
 	memberBytes = 64 << 10
-	// maxItemBytes is the size beyond which an item is shortened: see Writer.Add.
+	// maxItemBytes is the size from which an item is shortened: see Writer.Add.
 	maxItemBytes = 32 << 10
-	// tightItemBytes is that size when three quarters of a budget are used up.
+	// tightItemBytes is that size when three quarters of a budget are used.
 	tightItemBytes = 1 << 10
-	// heldBudget is how many compressed bytes all items may hold, before further ones have
-	// their identity, digest and place only.
+	// heldBudget bounds the compressed bytes of all items. Further items have only identity, digest
+	// and place.
 	heldBudget = 128 << 20
-	// plainBudget and indexBudget are the same for what readers bound. What is left of these
-	// bounds has room for the identities of a million objects.
+	// plainBudget and indexBudget bound what readers bound. The rest has room for the identities of
+	// a million objects.
 	plainBudget = MaxBytes / 2
 	indexBudget = maxIndexBytes / 2
 )
 
-// Writer collects the items of a backup while it is made. They are kept compressed, some
-// 80 bytes each, and a member per kind that is not yet full, of up to 192 KiB. Of what objects
-// make larger than that it keeps 128 MiB in all; items beyond still have some 80 bytes each, or as
-// many as their names take. It is not safe for concurrent use.
+// Writer collects the items of a backup, compressed, about 80 bytes each, and one open member of up
+// to 192 KiB for each kind. Larger items share 128 MiB; beyond that an item keeps its identity. It
+// is not safe for concurrent use.
 type Writer struct {
 	// Comment goes into the header of the document's first gzip member.
 	Comment string
 
-	// budget is in place of heldBudget, if it is not 0.
 	budget int64
-	// held and index are how large the full members and their part of the index are, and
-	// plain the lines of all items.
+	// held and index are the sizes of finished members and of their index, plain is the size of all
+	// lines.
 	held, index, plain int64
 
 	sections   map[string]*section
@@ -55,35 +51,32 @@ type Writer struct {
 	line       bytes.Buffer
 }
 
-// section has the items of one kind.
 type section struct {
 	members []member
-	// open are the lines of the last member, of which first is the first item's key.
+	// open has the last member's lines, beginning with the key first.
 	open  bytes.Buffer
 	first string
 	last  string
 	count int
-	// unordered is true when an item did not come after the one before it.
+	// unordered is true when an item came out of order.
 	unordered bool
 }
 
-// member is a finished gzip member.
 type member struct {
 	first      string
 	compressed []byte
 }
 
-// compressors are kept, for what one allocates is far more than what most manifests take.
+// compressors are reused: one is larger than most manifests.
 var compressors = sync.Pool{New: func() any {
-	compressor, _ := gzip.NewWriterLevel(io.Discard, gzip.BestSpeed) // the level is valid
+	compressor, _ := gzip.NewWriterLevel(io.Discard, gzip.BestSpeed)
 	return compressor
 }}
 
-// Add takes an item. Its identity must be new. Of one that is larger than 32 KiB as JSON
-// that is left out which the object has made as large, until it fits: its annotations, and
-// Unannotated says so; then its labels, owners and references, and Shortened does; and at last
-// what nothing else has, the original. When three quarters of what all items may take are used
-// up, so it is of each that is larger than 1 KiB, and beyond that of each.
+// Add adds an item with a new identity. If its JSON is larger than 32 KiB, it is shortened until it
+// fits: first annotations (Unannotated), then labels, owners and references (Shortened), last the
+// original, which exists nowhere else. When three quarters of a budget are used, the limit is 1
+// KiB; beyond the budget, every item is shortened.
 func (w *Writer) Add(item *Item) error {
 	if w.sections == nil {
 		w.sections = map[string]*section{}
@@ -111,7 +104,7 @@ func (w *Writer) Add(item *Item) error {
 	return w.append(s, key, line)
 }
 
-// limit is the size beyond which the next item is shortened.
+// limit is the size from which the next item is shortened.
 func (w *Writer) limit() int {
 	used := max(float64(w.held)/float64(cmp.Or(w.budget, heldBudget)), float64(w.plain)/plainBudget, float64(w.index)/indexBudget)
 	switch {
@@ -123,7 +116,7 @@ func (w *Writer) limit() int {
 	return 0
 }
 
-// shorten encodes an item without what it must do without to fit into so many bytes, if it can.
+// shorten encodes an item, without the parts that must be dropped to fit, if possible.
 func (w *Writer) shorten(item *Item, limit int) ([]byte, error) {
 	short := *item
 	short.Annotations, short.Unannotated = nil, len(item.Annotations) > 0
@@ -151,8 +144,6 @@ func (w *Writer) encode(item *Item) ([]byte, error) {
 	return bytes.TrimSuffix(w.line.Bytes(), []byte("\n")), nil
 }
 
-// append adds a line to a section. What is before its first one is known when the document
-// is written.
 func (w *Writer) append(s *section, key string, line []byte) error {
 	if s.open.Len() == 0 {
 		s.first = key
@@ -177,12 +168,11 @@ func (w *Writer) finish(s *section) error {
 	}
 	s.members = append(s.members, member{s.first, compressed})
 	w.held += int64(len(compressed))
-	w.index += int64(len(s.first)) + 100 // for the kind and the place
+	w.index += int64(len(s.first)) + 100
 	s.open.Reset()
 	return nil
 }
 
-// compress gives one gzip member.
 func (w *Writer) compress(header gzip.Header, plain []byte) ([]byte, error) {
 	var compressed bytes.Buffer
 	w.compressor.Reset(&compressed)
@@ -197,11 +187,10 @@ func (w *Writer) compress(header gzip.Header, plain []byte) ([]byte, error) {
 	return bytes.Clone(compressed.Bytes()), nil
 }
 
-// mergeWidth is of how many members lines are in memory at a time while a section is sorted.
+// mergeWidth bounds the members in memory while a section is sorted.
 const mergeWidth = 64
 
-// sort brings a section in order. Each member is sorted by itself; then they are merged, as
-// many at a time as fit into a few megabytes, however large the section is.
+// sort sorts each member of a section, and merges them in a few megabytes of memory.
 func (w *Writer) sort(s *section) error {
 	var runs []run
 	for i := range s.members {
@@ -220,7 +209,7 @@ func (w *Writer) sort(s *section) error {
 		if err := w.finish(sorted); err != nil {
 			return err
 		}
-		// Most of what comes out of order is a few lists, one after the other, each in order.
+		// Most sections out of order are a few sorted lists.
 		last := lines[len(lines)-1].key
 		if n := len(runs); n > 0 && runs[n-1].last < lines[0].key {
 			runs[n-1] = run{append(runs[n-1].members, sorted.members...), last}
@@ -249,19 +238,17 @@ func (w *Writer) sort(s *section) error {
 	return nil
 }
 
-// run are members in order, and the key of their last item.
 type run struct {
 	members []member
 	last    string
 }
 
-// keyed is the line of an item, and its key.
 type keyed struct {
 	key  string
 	line []byte
 }
 
-// merge gives one section of several in order. It takes the runs' members.
+// merge merges sorted runs, and consumes them.
 func (w *Writer) merge(runs []run) (*section, error) {
 	merged := &section{}
 	lines := make([][]keyed, len(runs))
@@ -291,7 +278,7 @@ func (w *Writer) merge(runs []run) (*section, error) {
 	}
 }
 
-// linesOf are the items of a member, which has at least one.
+// linesOf returns the items of a member, which is not empty.
 func linesOf(compressed []byte) ([]keyed, error) {
 	plain, err := decompress(compressed)
 	if err != nil {
@@ -326,16 +313,14 @@ func decompress(compressed []byte) ([]byte, error) {
 //	...
 //	],"index":[{"kind":KIND,"first":NAMESPACE/NAME,"at":OFFSET,"size":BYTES}, ...]}
 //
-// The index says of each member of items which comes first in it, and where it lies in
-// the file. The last member is empty; its header's extra field says where the member
-// with the index begins, as the footer of eStargz does
+// The index has the first item and the position of each member. The last member is empty; its
+// header's extra field has the position of the index, as eStargz's footer
 // (github.com/containerd/stargz-snapshotter, docs/estargz.md).
 const (
 	separator = ",\n"
 	itemsEnd  = "],\"index\":"
 )
 
-// indexEntry describes a member of items.
 type indexEntry struct {
 	Kind  string `json:"kind"`
 	First string `json:"first"`
@@ -343,19 +328,17 @@ type indexEntry struct {
 	Size  int64  `json:"size"`
 }
 
-// footerBytes is the size of the last member: ten of header, two that count the extra
-// field, twelve of that, five of an empty stored block, and eight of trailer.
+// footerBytes is the last member's size: ten bytes of header, two for the extra field's length,
+// twelve of extra field, five of an empty block, eight of trailer.
 const footerBytes = 10 + 2 + footerExtra + 5 + 8
 
-// footerExtra is the size of the extra field: an identifier and a length of two bytes
-// each, and the offset.
+// footerExtra is the extra field: an identifier and a length of two bytes each, and the offset.
 const footerExtra = 2 + 2 + 8
 
 // footerID identifies the field: RFC 1952, section 2.3.1.1.
 var footerID = [2]byte{'H', 'F'}
 
-// Size is about how large the document is going to be, in bytes: enough for a buffer that
-// need not grow, if the items came in order.
+// Size estimates the document's size for a buffer.
 func (w *Writer) Size() int {
 	size := int(w.held + w.index)
 	for _, s := range w.sections {
@@ -364,14 +347,14 @@ func (w *Writer) Size() int {
 	return size + memberBytes
 }
 
-// WriteTo writes the document. Nothing can be added after that. It fails if readers would
-// refuse the document, which has too many objects with long names then.
+// WriteTo writes the document. Nothing can be added after it. It fails if readers would refuse the
+// document: it has too many objects with long names.
 func (w *Writer) WriteTo(to io.Writer) (int64, error) {
 	if w.compressor == nil {
 		w.compressor = compressors.Get().(*gzip.Writer)
 	}
 	defer func() {
-		w.compressor.Reset(io.Discard) // so that it keeps nothing of what was written
+		w.compressor.Reset(io.Discard)
 		compressors.Put(w.compressor)
 		w.compressor = nil
 	}()
@@ -424,7 +407,7 @@ func (w *Writer) WriteTo(to io.Writer) (int64, error) {
 	return out.n, write(footer(at), nil)
 }
 
-// footer is the empty gzip member that says where the index is.
+// footer is the empty gzip member with the index's position.
 func footer(at int64) []byte {
 	b := make([]byte, 0, footerBytes)
 	b = append(b, 0x1f, 0x8b, 8, 4 /* there is an extra field */, 0, 0, 0, 0, 0, 255)
@@ -432,7 +415,7 @@ func footer(at int64) []byte {
 	b = append(b, footerID[0], footerID[1])
 	b = binary.LittleEndian.AppendUint16(b, 8)
 	b = binary.LittleEndian.AppendUint64(b, uint64(at))
-	b = append(b, 1, 0, 0, 0xff, 0xff) // the last block, stored, of no bytes
+	b = append(b, 1, 0, 0, 0xff, 0xff) // the last block, stored and empty
 	return append(b, 0, 0, 0, 0, 0, 0, 0, 0)
 }
 

@@ -12,11 +12,10 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// AnnotationTriggeredBy is the annotation of a backup that somebody asked a schedule for,
-// with who that was.
+// AnnotationTriggeredBy is the annotation of a backup triggered by a user, with the user's name.
 const AnnotationTriggeredBy = "schedule.holdfast.io/triggered-by"
 
-// NewBackup is the backup that a schedule makes at an instant.
+// NewBackup returns the backup that a schedule makes at an instant.
 func NewBackup(of *v1alpha1.Schedule, due time.Time) *v1alpha1.Backup {
 	labels := maps.Clone(of.Spec.Template.Metadata.Labels)
 	if labels == nil {

@@ -14,20 +14,19 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// Backup is what is to be known of a backup that a schedule made.
+// Backup is a backup that a schedule made.
 type Backup struct {
 	Name string
-	// Due is the time that its name says, zero if it says none.
+	// Due is the time in its name, or zero.
 	Due   time.Time
 	UID   types.UID
 	Phase v1alpha1.BackupPhase
-	// Exempt is true for one that was asked for by hand, that may not be restorable, or of which
-	// somebody has changed until when it is kept: no
-	// rule counts it, so that it drives out no other one, and none lets it go.
+	// Exempt is true for a backup that rules of keep ignore: triggered by hand, perhaps not
+	// restorable, or with an expiration that a user changed.
 	Exempt bool
-	// ByHand is true for one that was asked for by hand.
+	// ByHand is true for a triggered backup.
 	ByHand bool
-	// Created is when it was asked for, and Ended when it ended, if it has.
+	// Created is when it was requested, Ended when it ended, or zero.
 	Created, Ended time.Time
 }
 
@@ -40,22 +39,20 @@ func (b *Backup) Waits() bool {
 	return false
 }
 
-// State is what a schedule has come to.
+// State is the state of a schedule.
 type State struct {
 	Timing *Timing
 	Paused bool
-	// Since is from when on something can be due, and Dealt the last time that was dealt
-	// with.
+	// Since is the time from which on something can be due, Dealt the last handled time.
 	Since, Dealt time.Time
-	// Unsettled are the times before Since that were not dealt with by then, if any.
+	// Unsettled are unhandled times before Since.
 	Unsettled *enginev1alpha1.UnsettledTimes
-	// Deadline is how late a backup may be asked for; zero is no limit.
+	// Deadline is how late a backup may be requested; zero is no limit.
 	Deadline time.Duration
-	// Backups are those that the schedule made.
-	Backups []Backup
+	Backups  []Backup
 }
 
-// StateOf is what a schedule with that uid has come to by its record.
+// StateOf returns the state of a schedule by its record.
 func StateOf(entry *enginev1alpha1.ScheduleEntry, uid types.UID, backups []Backup) (State, error) {
 	spec := &entry.Spec.Schedule
 	timing, err := Parse(spec.Schedule, spec.TimeZone, uid)
@@ -69,8 +66,8 @@ func StateOf(entry *enginev1alpha1.ScheduleEntry, uid types.UID, backups []Backu
 	return state, err
 }
 
-// Move has the times of a schedule begin anew at an instant, before its record gets those of
-// a change: what was due until then, and was not dealt with, is unsettled.
+// Move begins the times of a schedule anew, before its record changes: unhandled times until then
+// become unsettled.
 func Move(entry *enginev1alpha1.ScheduleEntry, uid types.UID, now time.Time) {
 	state, err := StateOf(entry, uid, nil)
 	left := state.unsettled(now)
@@ -85,8 +82,8 @@ func Move(entry *enginev1alpha1.ScheduleEntry, uid types.UID, now time.Time) {
 	entry.Spec.Unsettled, entry.Spec.Since = left, metav1.NewTime(now)
 }
 
-// unsettled are the times before the last change that are to be dealt with; nil if none are:
-// they go first, so that whatever was dealt with after the first of them has ended them.
+// unsettled returns the times before the last change to be handled, or nil. They come first, so
+// handling any later time ends them.
 func (s *State) unsettled(now time.Time) *enginev1alpha1.UnsettledTimes {
 	if left := s.Unsettled; left != nil && !s.Dealt.After(left.After.Time) && !left.Last.After(now.Add(skew)) {
 		return left
@@ -94,8 +91,8 @@ func (s *State) unsettled(now time.Time) *enginev1alpha1.UnsettledTimes {
 	return nil
 }
 
-// base is the instant after which something is due; zero if what is recorded lies in a future
-// that was none.
+// base is the time after which something is due; zero if the record is from a future that was
+// wrong.
 func (s *State) base(now time.Time) time.Time {
 	base := s.Since
 	if base.After(now.Add(skew)) {
@@ -110,30 +107,26 @@ func (s *State) base(now time.Time) time.Time {
 	return base
 }
 
-// Decision is what is to be done.
 type Decision struct {
-	// Due is the time that is to be dealt with; zero when there is none.
+	// Due is the time to handle, or zero.
 	Due time.Time
-	// Reason and Message say why there is to be no backup for it; empty when one is to
-	// be asked for. With ScheduleReasonChanged there may be one nevertheless: it was asked for
-	// by somebody who did not get to record it.
+	// Reason and Message say why there is no backup for it; empty when one is requested. With
+	// ScheduleReasonChanged there may be one: a process requested it and did not record that.
 	Reason, Message string
-	// Missed are the times, of those up to Due, that have no backup of their own.
+	// Missed counts the times up to Due without a backup of their own.
 	Missed int64
-	// Dealt, if set, is to be taken for the last time that was dealt with: what is recorded
-	// lies in a future that was none.
+	// Dealt, if set, replaces the last handled time, which was from a wrong future.
 	Dealt time.Time
-	// Next is when something is due after that; zero while paused, or when never.
+	// Next is the next due time; zero while paused, or if there is none.
 	Next time.Time
 }
 
-// skew is how much the clocks of those who work one after the other may differ.
+// skew bounds the difference between the clocks of successive processes.
 const skew = time.Minute
 
-// Decide says what is to be done about a schedule at an instant. Of several times that
-// have passed, the last one counts, and the others were missed. What was dealt with in a
-// future that has turned out to be none is due again: the name of its backup is the same,
-// so there is no second one.
+// Decide returns what to do about a schedule now. Of several passed times the last counts, and the
+// others were missed. Times handled in a wrong future are due again: their backups have the same
+// names, so there is no second one.
 func Decide(state State, now time.Time) Decision {
 	if left := state.unsettled(now); left != nil {
 		return state.settle(left)
@@ -158,7 +151,7 @@ func Decide(state State, now time.Time) Decision {
 		if backup.Waits() && !backup.Due.Equal(due) {
 			name = backup.Name
 		}
-		// One that was asked for by somebody who did not get to record it.
+		// Requested by a process that did not record it.
 		if backup.Due.After(base) && backup.Due.Before(due) && state.Timing.Next(backup.Due.Add(-time.Second)).Equal(backup.Due) && decision.Missed > 0 {
 			decision.Missed--
 		}
@@ -178,8 +171,7 @@ func Decide(state State, now time.Time) Decision {
 	return decision
 }
 
-// settle deals with what was due before a change. It is not made up: the schedule is another
-// one.
+// settle handles times before a change. They get no backup, since the schedule was another one.
 func (s *State) settle(left *enginev1alpha1.UnsettledTimes) Decision {
 	decision := Decision{Due: left.Last.Time, Missed: left.Count, Reason: v1alpha1.ScheduleReasonChanged}
 	for i := range s.Backups {

@@ -1,15 +1,12 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package schedule says when a schedule's backups are due, what is to be done about
-// it, and which of them are kept. It is pure: instants and what is known go in, decisions
-// come out.
+// Package schedule decides when a schedule's backups are due, what to do, and which are kept. It
+// has no clock and no client.
 //
-// A time of day is due once a day, also when the clocks change: one that does not exist
-// is due at the moment when the clocks are put forward, and one that exists twice when it
-// comes first. A schedule of every hour, whose field of hours begins with a star, follows
-// the time that passes: it is due in each of the two hours that have the same name, and in
-// no hour that does not exist.
+// A time of day is due once a day, also when clocks change: a missing time is due when clocks are
+// put forward, a double one at its first. An hourly schedule, whose hours begin with a star,
+// follows elapsed time: it is due in both hours of the same name, and in no missing hour.
 package schedule
 
 import (
@@ -19,25 +16,25 @@ import (
 	"fmt"
 	"strings"
 	"time"
-	_ "time/tzdata" // whatever the machine knows of time zones
+	_ "time/tzdata" // independent of the machine's time zones
 
 	"github.com/robfig/cron/v3"
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// MaxNameLength is that of a schedule's name: it is the beginning of its backups'.
+// MaxNameLength bounds a schedule's name, which begins its backups' names.
 const MaxNameLength = 63 - 1 - len(dueFormat)
 
 // dueFormat is Velero's, for the names of scheduled backups.
 const dueFormat = "20060102150405"
 
-// BackupName is the name of a schedule's backup that is due at an instant. It follows
-// from these, so that whoever asks for it again asks for the same one.
+// BackupName returns the name of the backup due at an instant. It is deterministic, so that a
+// repeated request is the same backup.
 func BackupName(schedule string, due time.Time) string {
 	return schedule + "-" + due.UTC().Format(dueFormat)
 }
 
-// DueOf is the time that the name of a schedule's backup says; zero if it says none.
+// DueOf returns the time in a backup's name, or zero.
 func DueOf(schedule, backup string) time.Time {
 	due, err := time.Parse(dueFormat, strings.TrimPrefix(backup, schedule+"-"))
 	if err != nil {
@@ -46,7 +43,6 @@ func DueOf(schedule, backup string) time.Time {
 	return due
 }
 
-// standard are the words that stand for fields.
 var standard = map[string]string{
 	"@hourly":   "0 * * * *",
 	"@daily":    "0 0 * * *",
@@ -57,9 +53,8 @@ var standard = map[string]string{
 	"@annually": "0 0 1 1 *",
 }
 
-// spread are the words for a time that differs from schedule to schedule, with the
-// number of values of each field, and the first: day and month count from one, and a day
-// that not every month has is none.
+// spread are words for times that differ between schedules. Each letter is a field with values by
+// number and first value: day and month count from one, and days stop at the 28th.
 var spread = map[string]string{
 	"@hourly-random":   "M * * * *",
 	"@daily-random":    "M H * * *",
@@ -71,15 +66,15 @@ var spread = map[string]string{
 
 // Timing says when something is due.
 type Timing struct {
-	// spec has the times that a clock on the wall shows, as if these were UTC: what cron
-	// itself makes of a change of the clocks is not always what it promises.
+	// spec has wall clock times as if they were UTC: cron's own treatment of clock changes is
+	// unreliable.
 	spec cron.Schedule
-	// daily is whether it is due at times of the day, and not every so many hours.
+	// daily is true for times of day, false for intervals of hours.
 	daily    bool
 	location *time.Location
 }
 
-// Parse reads a schedule. The uid gives those that are spread their times.
+// Parse reads a schedule. The uid determines spread times.
 func Parse(text, timeZone string, uid types.UID) (*Timing, error) {
 	location, err := ParseZone(timeZone)
 	if err != nil {
@@ -111,7 +106,6 @@ func Parse(text, timeZone string, uid types.UID) (*Timing, error) {
 	return &Timing{spec: spec, daily: !strings.HasPrefix(strings.Fields(fields)[1], "*"), location: location}, nil
 }
 
-// ParseZone reads the name of a time zone.
 func ParseZone(name string) (*time.Location, error) {
 	switch name {
 	case "":
@@ -122,7 +116,7 @@ func ParseZone(name string) (*time.Location, error) {
 	return time.LoadLocation(name)
 }
 
-// spreadOver gives each letter of a word a value that follows from the uid.
+// spreadOver replaces each letter of a word by a value from the uid.
 func spreadOver(word string, uid types.UID) string {
 	value := func(letter string, first, n uint64) string {
 		sum := sha256.Sum256([]byte(letter + "/" + string(uid)))
@@ -132,15 +126,13 @@ func spreadOver(word string, uid types.UID) string {
 		"D", value("D", 1, 28), "N", value("N", 1, 12)).Replace(word)
 }
 
-// Location is the time zone.
 func (t *Timing) Location() *time.Location { return t.location }
 
-// span is more than any clock was ever put forward or back at once: a day, by islands
-// that changed the side of the date line.
+// span is more than any clock was changed at once: a day, by islands that changed the side of the
+// date line.
 const span = 25 * time.Hour
 
-// Next is the first instant after one at which something is due; zero if nothing is within
-// five years.
+// Next returns the first due instant after another, or zero if there is none in five years.
 func (t *Timing) Next(after time.Time) time.Time {
 	after = after.UTC()
 	if t.daily {
@@ -167,15 +159,15 @@ func (t *Timing) Next(after time.Time) time.Time {
 	}
 }
 
-// onTheWall is what a clock shows at an instant, as if it was UTC.
+// onTheWall returns the wall clock's time as if it was UTC.
 func onTheWall(at time.Time, location *time.Location) time.Time {
 	at = at.In(location)
 	_, offset := at.Zone()
 	return at.Add(time.Duration(offset) * time.Second).UTC()
 }
 
-// firstShown is the first instant at which a clock shows a time of the wall, or a later one
-// because it is put forward past it.
+// firstShown returns the first instant at which a clock shows a time, or the later one at which it
+// is put forward past it.
 func firstShown(wall time.Time, location *time.Location) time.Time {
 	var first, after time.Time
 	for _, around := range []time.Duration{-span, 0, span} {
@@ -193,15 +185,15 @@ func firstShown(wall time.Time, location *time.Location) time.Time {
 	if !first.IsZero() {
 		return first
 	}
-	// By the time that held before, it would be now: the clocks have been put forward.
+	// By the former offset it would be now: the clocks have been put forward.
 	if start, _ := after.In(location).ZoneBounds(); !start.IsZero() {
 		return start.UTC()
 	}
 	return after
 }
 
-// Last is the last instant in (after, until] at which something is due, and how many there
-// are up to the first thousand; zero and none if there is none.
+// Last returns the last due instant in (after, until], and how many there are, up to a thousand;
+// zero if there is none.
 func (t *Timing) Last(after, until time.Time) (last time.Time, n int64) {
 	const counted = 1000
 	for next := t.Next(after); !next.IsZero() && !next.After(until); next = t.Next(next) {
@@ -213,7 +205,7 @@ func (t *Timing) Last(after, until time.Time) (last time.Time, n int64) {
 	if n < counted {
 		return last, n
 	}
-	// There may be many more, of which only the last one matters.
+	// There may be many more; only the last matters.
 	for _, back := range []time.Duration{time.Hour, 32 * 24 * time.Hour, 366 * 24 * time.Hour} {
 		from, found := until.Add(-back), time.Time{}
 		if !from.After(last) {
@@ -232,7 +224,7 @@ func (t *Timing) Last(after, until time.Time) (last time.Time, n int64) {
 	return last, n
 }
 
-// Interval is the longest time between two of the next times after an instant.
+// Interval returns the longest time between the next due times.
 func (t *Timing) Interval(after time.Time) time.Duration {
 	const looked = 10
 	var longest time.Duration

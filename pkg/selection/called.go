@@ -10,11 +10,11 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// Called is what resources may be called, in lower case: by their plural, singular, kind and short
-// names, each also with the group behind a dot. It is what every list of a spec understands.
+// Called maps the names of resources in lower case: plural, singular, kind and short names, each
+// also with its group after a dot. Every list of a spec uses it.
 type Called map[string]schema.GroupResource
 
-// Add adds the names of a resource besides its plural. A word that is taken stays, as in kubectl.
+// Add adds a resource's names besides its plural. A taken word stays, as in kubectl.
 func (c Called) Add(gr schema.GroupResource, names ...string) {
 	for _, name := range append([]string{gr.Resource}, names...) {
 		for _, word := range []string{name, name + "." + gr.Group} {
@@ -26,14 +26,13 @@ func (c Called) Add(gr schema.GroupResource, names ...string) {
 	}
 }
 
-// Resolve is a Resolver.
 func (c Called) Resolve(word string) (schema.GroupResource, bool) {
 	gr, ok := c[strings.ToLower(word)]
 	return gr, ok
 }
 
-// Means reports whether a word means a resource: by one of its names, or, as a pattern, by its plural
-// and group.
+// Means reports whether a word means a resource: by a name, or, as a pattern, by its plural and
+// group.
 func (c Called) Means(word string, gr schema.GroupResource) bool {
 	if IsPattern(word) {
 		return matchesGlob(word, gr)
@@ -44,10 +43,8 @@ func (c Called) Means(word string, gr schema.GroupResource) bool {
 	return strings.EqualFold(word, gr.String()) || strings.EqualFold(word, gr.Resource)
 }
 
-// IsPattern reports whether a word of a list has a wildcard.
 func IsPattern(word string) bool { return isGlob(word) }
 
-// matchesGlob compares a pattern in any case: resources have lower-case names.
 func matchesGlob(pattern string, gr schema.GroupResource) bool {
 	ok, _ := path.Match(strings.ToLower(pattern), gr.String()) // its syntax was checked
 	return ok

@@ -11,41 +11,36 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// Namespaces is a compiled selection of namespaces. A name is selected when a
-// word of the included list matches it and no word of the excluded list does.
-// An included list that is empty or holds `*` matches every name.
+// Namespaces is a compiled selection of namespaces. A name is selected when an included word
+// matches it and no excluded word does. An empty included list, or one with `*`, matches every
+// name.
 //
-// A nil *Namespaces stands for lists that can't be read: it selects nothing
-// and overlaps everything.
+// A nil *Namespaces is unreadable: it selects nothing and overlaps everything.
 type Namespaces struct {
-	// names are the included words that are names and not excluded; sorted,
-	// each once.
+	// names are the included names that are not excluded; sorted, unique.
 	names []string
-	// patterns are the included globs that the excluded list does not cover, in
-	// the order given; `*` alone when every name is included.
+	// patterns are the included globs that are not wholly excluded, in order; `*` alone when every
+	// name is included.
 	patterns []Pattern
-	// excludes is empty when there are no patterns: names has been told already.
+	// excludes is empty without patterns: names is complete then.
 	excludes wordSet
 	all      bool
-	// loose is Loose.
-	loose bool
+	loose    bool
 }
 
 var everything = Pattern{text: "*", elems: []element{anyRun}, wildcards: 1}
 
-// maxCompared is how many patterns, and excluded patterns, of a selection are compared with
+// maxCompared bounds the patterns, and the excluded patterns, of a selection that are compared with
 // other patterns.
 const maxCompared = 4
 
-// ParseNamespaces compiles the two lists. An error names its field by index,
-// below the path `at` (which may be nil): `spec.includedNamespaces[2]`.
+// ParseNamespaces compiles the two lists. An error names its field by index below the path `at`,
+// which may be nil: `spec.includedNamespaces[2]`.
 //
-// It accepts what Velero accepts, and `*` beside other included words (Velero's
-// documentation: the wildcard takes precedence). Like Velero it refuses `*` as
-// an excluded word and a word that stands in both lists. Unlike Velero it
-// refuses the empty word; to back up cluster-scoped objects alone, exclude `*`
-// from the namespace-scoped resources. Lists beyond the limits of this package
-// are refused before their words are looked at.
+// It accepts Velero's lists, and `*` beside other included words, as Velero's documentation. It
+// refuses `*` as an excluded word, a word in both lists, and, unlike Velero, the empty word; to
+// back up only cluster-scoped objects, exclude `*` from the namespace-scoped resources. Lists
+// beyond the limits are refused first.
 func ParseNamespaces(included, excluded []string, at *field.Path) (*Namespaces, field.ErrorList) {
 	includedAt, excludedAt := at.Child("includedNamespaces"), at.Child("excludedNamespaces")
 	if errs := append(CheckList(included, includedAt), CheckList(excluded, excludedAt)...); len(errs) > 0 {
@@ -97,7 +92,7 @@ func parsePatterns(words []string, at *field.Path) ([]Pattern, field.ErrorList) 
 	patterns := make([]Pattern, 0, len(words))
 	for i, word := range words {
 		if isName(word) {
-			// It is looked up, and never compared element by element.
+			// It is looked up, and never compared by element.
 			patterns = append(patterns, Pattern{text: word})
 			continue
 		}
@@ -110,7 +105,6 @@ func parsePatterns(words []string, at *field.Path) ([]Pattern, field.ErrorList) 
 	return patterns, errs
 }
 
-// isName says whether the word is a valid name of a namespace.
 func isName(word string) bool {
 	if word == "" || len(word) > maxName || char(word[0])&alnum == 0 || char(word[len(word)-1])&alnum == 0 {
 		return false
@@ -123,21 +117,19 @@ func isName(word string) bool {
 	return true
 }
 
-// includesAll says whether `*` is included, whatever is excluded.
 func (n *Namespaces) includesAll() bool {
 	return len(n.patterns) > 0 && n.patterns[0].text == "*"
 }
 
-// Match says whether the namespace is selected. It need not exist. The empty
-// name, which cluster-scoped objects carry, is never selected.
+// Match reports whether the namespace, which need not exist, is selected. The empty name of
+// cluster-scoped objects never is.
 func (n *Namespaces) Match(namespace string) bool {
 	_, ok := n.Word(namespace)
 	return ok
 }
 
-// Word is the included word that selects the namespace: its own name if that is
-// included, else the first pattern that matches it (`*` for an empty list). It
-// is false when the namespace is not selected.
+// Word returns the included word that selects the namespace: its own name, else the first matching
+// pattern (`*` for an empty list). It returns false when the namespace is not selected.
 func (n *Namespaces) Word(namespace string) (string, bool) {
 	if n == nil {
 		return "", false
@@ -158,18 +150,17 @@ func (n *Namespaces) named(namespace string) bool {
 	return ok
 }
 
-// All says whether every namespace is selected, those to come included: nothing
-// is excluded, and the included list is empty or holds `*`. This is the
-// condition on which Velero adds cluster-scoped resources by itself.
+// All reports whether every namespace is selected, also future ones: nothing is excluded, and the
+// included list is empty or has `*`. Then Velero adds cluster-scoped resources by itself.
 func (n *Namespaces) All() bool { return n != nil && n.all }
 
-// Loose says whether its patterns are not compared with other patterns, since many such
-// comparisons would take long: one of them has several wildcards, or there are more than four,
-// or more than four excluded ones. It follows from the words alone.
+// Loose reports whether its patterns are not compared with other patterns, for the cost: one has
+// several wildcards, or there are more than four, or more than four excluded ones. Only the words
+// decide.
 func (n *Namespaces) Loose() bool { return n != nil && n.loose }
 
-// Explicit returns the selected names that were given without a wildcard,
-// whether they exist or not; sorted, each once. The caller must not change it.
+// Explicit returns the selected names without wildcards, existing or not; sorted, unique. The
+// caller must not change it.
 func (n *Namespaces) Explicit() []string {
 	if n == nil {
 		return nil
@@ -177,13 +168,11 @@ func (n *Namespaces) Explicit() []string {
 	return n.names
 }
 
-// Exact says whether Explicit is all that is selected, so that no other
-// namespace, not even one to come, can be.
+// Exact reports whether Explicit is all that can be selected.
 func (n *Namespaces) Exact() bool { return n != nil && len(n.patterns) == 0 }
 
-// Patterns returns the included words with a wildcard, `*` for an empty list,
-// without those that are wholly excluded. A selection with patterns may reach
-// namespaces that its words don't name.
+// Patterns returns the included words with a wildcard, `*` for an empty list, without wholly
+// excluded ones.
 func (n *Namespaces) Patterns() []string {
 	if n == nil {
 		return nil
@@ -195,7 +184,7 @@ func (n *Namespaces) Patterns() []string {
 	return words
 }
 
-// Idle returns those of the patterns that match none of the namespaces.
+// Idle returns the patterns that match none of the namespaces.
 func (n *Namespaces) Idle(namespaces []string) (idle []string) {
 	for _, p := range n.patterns {
 		if !slices.ContainsFunc(namespaces, p.Match) {
@@ -205,8 +194,8 @@ func (n *Namespaces) Idle(namespaces []string) (idle []string) {
 	return idle
 }
 
-// Key is a text that two selections share only if they select the same
-// namespaces, whatever the order of their words. That of a nil selection is "".
+// Key returns a text that two selections share only if they select the same namespaces. A nil
+// selection has "".
 func (n *Namespaces) Key() string {
 	if n == nil {
 		return ""
@@ -218,6 +207,6 @@ func (n *Namespaces) Key() string {
 	patterns := n.Patterns()
 	slices.Sort(patterns)
 	slices.Sort(excludes)
-	// No word holds a comma or a slash.
+	// No word has a comma or a slash.
 	return strings.Join(n.names, ",") + "/" + strings.Join(patterns, ",") + "/" + strings.Join(excludes, ",")
 }

@@ -9,23 +9,18 @@ import (
 	"slices"
 )
 
-// Overlaps says whether two selections may ever both select a namespace. It is
-// decided on the words alone, so that an answer holds while both are at work:
-// a namespace that appears or disappears never changes it.
+// Overlaps reports whether two selections may ever select one namespace, existing or not. Only the
+// words decide, so a new namespace never changes the answer.
 //
-// They overlap when one of these holds:
-//   - one of them can't be read (nil), or selects all namespaces without an
-//     exclude;
-//   - one names a namespace that the other selects, by name or by pattern;
-//   - both have patterns, and one of them is Loose;
-//   - a pattern of one and a pattern of the other can match the same name, and
-//     neither of the two patterns is wholly excluded by the other selection.
+// They overlap if
+//   - one is unreadable (nil), or selects all namespaces without an exclude;
+//   - one names a namespace that the other selects;
+//   - both have patterns, and one is Loose;
+//   - two of their patterns can match the same name, and the other selection excludes neither of
+//     them wholly.
 //
-// The last two are careful: two patterns overlap even if every name that both match
-// is excluded by several words together.
-//
-// Two selections that both select an existing namespace always overlap: a name
-// decides by the second rule, two patterns by the last two.
+// The last two may say yes for names that several excludes together cover. Two selections of an
+// existing namespace always overlap: by its name, or by two patterns.
 func Overlaps(a, b *Namespaces) bool {
 	if a == nil || b == nil || a.all || b.all {
 		return true
@@ -43,8 +38,7 @@ func Overlaps(a, b *Namespaces) bool {
 	return false
 }
 
-// namesMatch says whether b selects a name that a gives. When b has no
-// patterns, the answer is the same with a and b changed round.
+// namesMatch reports whether b selects a name of a. Without patterns in b it is symmetric.
 func namesMatch(a, b *Namespaces) bool {
 	if len(b.patterns) == 0 {
 		if len(a.names) > len(b.names) {
@@ -55,13 +49,12 @@ func namesMatch(a, b *Namespaces) bool {
 	return slices.ContainsFunc(a.names, b.Match)
 }
 
-// conflictingPatterns yields the pairs of patterns, of a and of b, for which
-// the third rule of Overlaps holds.
+// conflictingPatterns yields the pairs of patterns for which the last rule of Overlaps holds.
 func conflictingPatterns(a, b *Namespaces) iter.Seq2[Pattern, Pattern] {
 	return func(yield func(Pattern, Pattern) bool) {
 		for _, p := range a.patterns {
 			for _, q := range b.patterns {
-				// Most pairs have no name in common, which is seen at once.
+				// Most pairs have no name in common, which is found at once.
 				if p.Intersects(q) && !b.excludes.covers(p) && !a.excludes.covers(q) && !yield(p, q) {
 					return
 				}
@@ -70,12 +63,10 @@ func conflictingPatterns(a, b *Namespaces) iter.Seq2[Pattern, Pattern] {
 	}
 }
 
-// Shared yields what two overlapping selections have in conflict, sorted: the
-// namespaces that both select, out of the existing ones, which are sorted, and those
-// that one of them names. If there are none, it yields patterns, of either, that can
-// match the same name, of which there may be more, and where that gives nothing either, the words of the
-// selection that selects all. When one of the two can't be read, all that the
-// other selects is in conflict. It is lazy, so that a caller may stop early.
+// Shared yields the conflict of two overlapping selections, sorted and lazily: the existing and
+// named namespaces that both select. existing is sorted. If there are none, it yields patterns that
+// can match the same name, or else the words of the selection of all. If one can't be read,
+// everything in the other is in conflict.
 func Shared(a, b *Namespaces, existing []string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		found := false
@@ -96,15 +87,14 @@ func Shared(a, b *Namespaces, existing []string) iter.Seq[string] {
 	}
 }
 
-// bothSelect yields the names that both select, sorted, each once. A selection
-// that can't be read agrees with whatever the other selects.
+// bothSelect yields the names that both select, sorted, unique. An unreadable selection agrees with
+// everything.
 func bothSelect(a, b *Namespaces, existing []string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		if a == nil && b == nil {
 			return
 		}
-		// A selection without patterns selects its names and nothing else, so
-		// there is no need to look at every namespace.
+		// A selection without patterns selects only its names, so existing namespaces need no look.
 		var lists [3][]string
 		switch {
 		case a.Exact():
@@ -122,11 +112,10 @@ func bothSelect(a, b *Namespaces, existing []string) iter.Seq[string] {
 	}
 }
 
-// maxSharedWords bounds the patterns that are shown: 32 of one backup may meet 32 of
-// the other, pair by pair.
+// maxSharedWords bounds the shown patterns: 32 may meet 32 others.
 const maxSharedWords = 64
 
-// sharedWords is what to show where no namespace is in conflict by name.
+// sharedWords returns the words to show when no namespace is in conflict by name.
 func sharedWords(a, b *Namespaces) []string {
 	var words []string
 	if a == nil || b == nil {
@@ -145,7 +134,6 @@ func sharedWords(a, b *Namespaces) []string {
 	return slices.Compact(words)
 }
 
-// mergeSorted yields the elements of the sorted lists in order, each once.
 func mergeSorted(lists [3][]string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for {

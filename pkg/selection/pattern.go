@@ -12,26 +12,23 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// Pattern is a readable word of a namespace list: a name, or a glob of
-// path.Match's syntax without escapes and negation. `*` stands for any
-// characters, `?` for one, `[ab]` and `[a-z0-9]` for one of those listed.
+// Pattern is a word of a namespace list: a name, or a glob of path.Match's syntax without escapes
+// and negation. `*` stands for any characters, `?` for one, `[ab]` and `[a-z0-9]` for one of a set.
 //
-// Invariants, kept by ParsePattern:
-//  1. Each element is a non-empty set of characters, or anyRun; no two anyRun
-//     are neighbours.
+// Invariants of ParsePattern:
+//  1. Each element is a non-empty set of characters, or anyRun; no two anyRun are neighbours.
 //  2. At least one valid namespace name matches.
 type Pattern struct {
 	text  string
 	elems []element
-	// prefix and suffix are what stands before the first wildcard and after the last.
-	// Most questions are answered by them.
+	// prefix and suffix are the literals before the first and after the last wildcard. They decide
+	// most questions.
 	prefix, suffix string
-	// wildcards is how many it has: each "*", "?" and pair of brackets is one.
+	// wildcards counts each "*", "?" and pair of brackets.
 	wildcards int
 }
 
-// element is the set of characters that one position of a pattern accepts, one
-// bit for each character that a namespace name can hold.
+// element is a set of characters at one position, one bit for each.
 type element uint64
 
 const (
@@ -43,7 +40,7 @@ const (
 	maxName = validation.DNS1123LabelMaxLength
 )
 
-// char is the set that holds c alone, or 0 when no namespace name holds c.
+// char returns the set of c alone, or 0 when no namespace name has c.
 func char(c byte) element {
 	switch {
 	case 'a' <= c && c <= 'z':
@@ -56,10 +53,8 @@ func char(c byte) element {
 	return 0
 }
 
-// ParsePattern reads one word of a namespace list. It refuses the empty word,
-// `**`, brackets that are empty, unclosed or unopened, characters that no
-// namespace name holds, and a pattern that no namespace name can match. The
-// error says what is wrong with the word, without repeating it.
+// ParsePattern reads a word. It refuses the empty word, `**`, bad brackets, characters that no
+// namespace name has, and patterns that match no valid name. The error does not repeat the word.
 func ParsePattern(word string) (Pattern, error) {
 	p := Pattern{text: word, prefix: word, suffix: word}
 	if word == "" {
@@ -83,7 +78,7 @@ func ParsePattern(word string) (Pattern, error) {
 		}
 		rest = rest[width:]
 		if e != anyRun {
-			// Refused here, before the search below, so that its cost is bounded.
+			// Refused before the search below, to bound its cost.
 			if chars++; chars > maxName {
 				return Pattern{}, fmt.Errorf("matches no namespace: names have at most %d characters", maxName)
 			}
@@ -96,13 +91,11 @@ func ParsePattern(word string) (Pattern, error) {
 	return p, nil
 }
 
-// isGlob says whether the word is a pattern, or at least meant as one.
 func isGlob(word string) bool { return strings.ContainsAny(word, wildcards) }
 
 const wildcards = "*?[]"
 
-// parseElement reads the first element of a non-empty word and the number of
-// bytes that it takes.
+// parseElement reads the first element of a word, and returns its length.
 func parseElement(s string) (element, int, error) {
 	switch s[0] {
 	case '*':
@@ -121,8 +114,8 @@ func parseElement(s string) (element, int, error) {
 	return e, 1, err
 }
 
-// parseBrackets reads `[...]` at the start of s. A hyphen is only read as the
-// middle of a range, as path.Match does.
+// parseBrackets reads `[...]` at the start of s. A hyphen is only the middle of a range, as in
+// path.Match.
 func parseBrackets(s string) (element, int, error) {
 	var set element
 	i := 1
@@ -169,14 +162,12 @@ func parseChar(s string) (element, error) {
 	for _, r := range s {
 		return 0, fmt.Errorf("has %q, which no namespace name holds: use lower-case letters, digits and `-`, with `*`, `?` and `[...]`", r)
 	}
-	return 0, nil // not reached: s is never empty
+	return 0, nil
 }
 
-// String is the word as it was written.
 func (p Pattern) String() string { return p.text }
 
-// Match says whether the namespace name matches. What can't be a namespace name
-// by its length or its characters matches nothing.
+// Match reports whether the name matches. An invalid length or character matches nothing.
 func (p Pattern) Match(name string) bool {
 	if len(name) == 0 || len(name) > maxName || !strings.HasPrefix(name, p.prefix) || !strings.HasSuffix(name, p.suffix) {
 		return false
@@ -190,13 +181,12 @@ func (p Pattern) Match(name string) bool {
 	return covers(p.elems, buf[:len(name)])
 }
 
-// Covers says whether p matches every name that q matches. It compares the two
-// element by element, so it may say no where the answer is yes (`?*` and `*`),
-// and never the reverse.
+// Covers reports whether p matches every name that q matches. It compares by element, so it may say
+// no for a yes (`?*` and `*`), never the reverse.
 func (p Pattern) Covers(q Pattern) bool { return covers(p.elems, q.elems) }
 
-// only is the one name that the pattern matches, if it has no wildcard but brackets
-// around single characters; else "".
+// only returns the one name that the pattern matches, if it has only brackets around single
+// characters; else "".
 func (p Pattern) only() string {
 	if strings.ContainsAny(p.text, "*?") {
 		return ""
@@ -212,9 +202,8 @@ func (p Pattern) only() string {
 	return string(name)
 }
 
-// covers is glob matching with q's elements in place of characters: a set takes
-// each of its subsets, and a run takes anything, runs included. After a
-// mismatch only the last run is tried longer, which is enough for globs.
+// covers is glob matching with q's elements as characters: a set takes its subsets, a run takes
+// anything. After a mismatch only the last run is extended, which suffices.
 func covers(p, q []element) bool {
 	i, j := 0, 0
 	run, resume := -1, 0
@@ -239,8 +228,7 @@ func covers(p, q []element) bool {
 	return i == len(p)
 }
 
-// Intersects says whether some valid namespace name matches both patterns. The
-// answer is exact.
+// Intersects reports exactly whether a valid name matches both patterns.
 func (p Pattern) Intersects(q Pattern) bool {
 	n, m := min(len(p.prefix), len(q.prefix)), min(len(p.suffix), len(q.suffix))
 	if p.prefix[:n] != q.prefix[:n] || p.suffix[len(p.suffix)-m:] != q.suffix[len(q.suffix)-m:] {
@@ -252,13 +240,11 @@ func (p Pattern) Intersects(q Pattern) bool {
 	return intersect(p.elems, q.elems)
 }
 
-// isOneRun reports whether "*" is its only wildcard.
 func (p *Pattern) isOneRun() bool {
 	return p.wildcards == 1 && len(p.prefix)+len(p.suffix)+1 == len(p.elems) && p.elems[len(p.prefix)] == anyRun
 }
 
-// What the last character was, in the search of intersect: a name neither
-// starts nor ends with a hyphen.
+// The last character in the search of intersect: a name neither begins nor ends with a hyphen.
 const (
 	atStart = iota
 	afterAlnum
@@ -266,16 +252,14 @@ const (
 	nLast
 )
 
-// intersect walks the product of the two patterns, read as automata, and of the
-// rules for a DNS label, breadth first by length. Each state is visited at its
-// shortest length, so the bound on a name's length is exact too. At most
-// 3·len(p)·len(q) states.
+// intersect walks the product of the two patterns as automata and of the rules for a DNS label,
+// breadth first by length. Each state is visited at its shortest length, so the length limit is
+// exact. At most 3·len(p)·len(q) states.
 func intersect(p, q []element) bool {
 	type state struct{ i, j, last int }
 	seen := make([]bool, (len(p)+1)*(len(q)+1)*nLast)
 	var layer, next []state
-	// add adds s and what can be reached from it without a character, namely by
-	// ending a run.
+	// add adds s and the states reachable without a character, by ending a run.
 	var add func(to *[]state, s state)
 	add = func(to *[]state, s state) {
 		at := (s.i*(len(q)+1)+s.j)*nLast + s.last
@@ -316,7 +300,7 @@ func intersect(p, q []element) bool {
 	return false
 }
 
-// step is what the element at i accepts, and where it leads.
+// step returns the set at i, and the next index.
 func step(p []element, i int) (element, int) {
 	if p[i] == anyRun {
 		return anyChar, i

@@ -13,39 +13,32 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// ResourceLists are the resource filters of a backup's spec, by the names of
-// its fields. The first three are the old style, the other four the new style.
-// They can't be used together.
+// ResourceLists are the resource filters of a backup's spec. The first three are the old style, the
+// other four the new style; they exclude each other.
 type ResourceLists struct {
-	// IncludedResources and ExcludedResources apply to both scopes. An empty
-	// included list, or one with `*`, means all.
+	// IncludedResources and ExcludedResources apply to both scopes. An empty included list, or one
+	// with `*`, means all.
 	IncludedResources, ExcludedResources []string
-	// IncludeClusterResources: true takes all cluster-scoped resources that the
-	// lists let through, false takes none, nil takes them only in a backup of
-	// all namespaces.
+	// IncludeClusterResources: true takes all cluster-scoped resources that the lists allow, false
+	// takes none, nil takes them only in a backup of all namespaces.
 	IncludeClusterResources *bool
 
-	// An empty included list of namespace-scoped resources, or one with `*`,
-	// means all.
+	// An empty included list of namespace-scoped resources, or one with `*`, means all.
 	IncludedNamespaceScopedResources, ExcludedNamespaceScopedResources []string
-	// Cluster-scoped resources must be listed to be taken (`*` for all). With
-	// both lists empty they are taken only in a backup of all namespaces and all
-	// namespace-scoped resources.
+	// Cluster-scoped resources must be listed (`*` for all). With both lists empty they are taken
+	// only in a backup of all namespaces and all namespace-scoped resources.
 	IncludedClusterScopedResources, ExcludedClusterScopedResources []string
 }
 
-// Resolver finds the resource that a word means: a plural with or without its
-// group, a singular, a short name or a kind, as discovery knows them. It is
-// false for a word that it does not know.
+// Resolver returns the resource of a word: a plural with or without group, a singular, a short name
+// or a kind. It returns false for an unknown word.
 type Resolver func(word string) (schema.GroupResource, bool)
 
 // Resources is a compiled selection of resource types.
 //
-// A word without a wildcard means the one resource that the Resolver finds for
-// it (Velero does the same by discovery). A word that the Resolver does not
-// know, or any word before Bind, means the resources whose `plural.group` or
-// `plural` it equals. A word with a wildcard is matched against `plural.group`
-// (`plural` for the core group).
+// A word without a wildcard means the resource that the Resolver finds, as in Velero. An unknown
+// word, or any word before Bind, means resources with this `plural.group` or `plural`. A wildcard
+// matches `plural.group` (`plural` for the core group).
 type Resources struct {
 	oldStyle       bool
 	includeCluster *bool
@@ -57,7 +50,6 @@ type Resources struct {
 
 type wordLists struct{ included, excluded []resourceWord }
 
-// resourceWord is a word of a resource list, and what the Resolver found for it.
 type resourceWord struct {
 	text     string
 	resolved *schema.GroupResource
@@ -65,14 +57,12 @@ type resourceWord struct {
 
 var namespacesResource = schema.GroupResource{Resource: "namespaces"}
 
-// ParseResources compiles the lists of a backup that selects the given
-// namespaces. An error names its field below the path `at` (which may be nil).
+// ParseResources compiles the lists of a backup that selects the given namespaces. An error names
+// its field below the path `at`, which may be nil.
 //
-// Like Velero it refuses the old style and the new together, a word in both
-// lists of a pair, `*` among the old style's excluded resources, and `*` as an
-// excluded word of the new style beside any other word of the pair. It accepts
-// `*` beside other included words, as Velero's documentation says and its code
-// does not.
+// Like Velero it refuses both styles together, a word in both lists of a pair, `*` among the old
+// style's excluded resources, and an excluded `*` of the new style beside another word of the pair.
+// It accepts `*` beside other included words, as Velero's documentation and unlike its code.
 func ParseResources(lists ResourceLists, namespaces *Namespaces, at *field.Path) (*Resources, field.ErrorList) {
 	oldStyle := lists.IncludeClusterResources != nil || len(lists.IncludedResources) > 0 || len(lists.ExcludedResources) > 0
 	var errs field.ErrorList
@@ -143,7 +133,7 @@ func parsePair(included, excluded []string, includedAt, excludedAt *field.Path, 
 	return l, errs
 }
 
-// resourceWordProblem says why a word can't mean a resource, or "".
+// resourceWordProblem says why a word can't mean a resource, or returns "".
 func resourceWordProblem(word string) string {
 	if word == "" {
 		return "is empty: give a resource, like deployments.apps"
@@ -161,8 +151,8 @@ func resourceWordProblem(word string) string {
 	return ""
 }
 
-// Bind returns the same selection with each word resolved. A resource selection
-// is bound once per run, to the discovery of its start.
+// Bind returns the selection with each word resolved. It is bound once per run, to the discovery at
+// its start.
 func (r *Resources) Bind(resolve Resolver) *Resources {
 	bind := func(words []resourceWord) []resourceWord {
 		bound := make([]resourceWord, 0, len(words))
@@ -183,22 +173,19 @@ func (r *Resources) Bind(resolve Resolver) *Resources {
 	return &bound
 }
 
-// Included says whether objects of this resource are collected: for a
-// namespaced resource, those in the selected namespaces; for a cluster-scoped
-// one, all; for `namespaces`, those that are selected.
+// Included reports whether objects of this resource are collected: of a namespaced one, those in
+// the selected namespaces; of a cluster-scoped one, all; of `namespaces`, the selected ones.
 //
 // Namespaced: not excluded, and included or nothing included by name.
 //
-// Cluster-scoped, old style: the same, unless includeClusterResources is false,
-// or is nil and the backup is not one of all namespaces; in the latter case
-// `namespaces` alone is still subject to the lists.
+// Cluster-scoped, old style: the same, unless includeClusterResources is false, or is nil in a
+// backup of some namespaces; then only `namespaces` is subject to the lists.
 //
-// Cluster-scoped, new style: not excluded, and either included, or `namespaces`
-// itself, or nothing is listed at all in a backup of all namespaces and all
-// namespace-scoped resources.
+// Cluster-scoped, new style: not excluded, and included, or `namespaces`, or nothing is listed in a
+// backup of all namespaces and all namespace-scoped resources.
 //
-// A listed word of the other scope matches nothing. (Velero drops such a word,
-// so that a list of nothing else turns into "all".)
+// A word of the other scope matches nothing. Velero drops it, so that a list of only such words
+// means all.
 func (r *Resources) Included(gr schema.GroupResource, namespaced bool) bool {
 	switch {
 	case r.oldStyle && !namespaced && !r.autoOrWanted(gr):
@@ -213,8 +200,7 @@ func (r *Resources) Included(gr schema.GroupResource, namespaced bool) bool {
 	return gr == namespacesResource || matchAny(r.cluster.included, gr) || r.fullBackup()
 }
 
-// autoOrWanted is the old style's rule on a cluster-scoped resource, apart from
-// the lists.
+// autoOrWanted is the old style's rule for a cluster-scoped resource, without the lists.
 func (r *Resources) autoOrWanted(gr schema.GroupResource) bool {
 	if r.includeCluster != nil {
 		return *r.includeCluster
@@ -222,21 +208,19 @@ func (r *Resources) autoOrWanted(gr schema.GroupResource) bool {
 	return r.allNamespaces || gr == namespacesResource
 }
 
-// fullBackup is the new style's rule for taking cluster-scoped resources that
-// nobody listed.
+// fullBackup is the new style's rule for unlisted cluster-scoped resources.
 func (r *Resources) fullBackup() bool {
 	return r.allNamespaces &&
 		len(r.cluster.included)+r.cluster.excludedByUser()+r.namespaced.excludedByUser() == 0 &&
 		r.namespaced.includesAll()
 }
 
-// IncludedRelated says whether an object that another one needs may come along
-// (the volume of a claim, the namespace of an object) although its resource may
-// not be collected as such. A namespaced one must be included; the caller also
-// checks its namespace. A namespace always may. Any other cluster-scoped one
-// may unless it is excluded by name, or in the old style, unless
-// includeClusterResources is false or a list of included resources leaves it
-// out while includeClusterResources is nil.
+// IncludedRelated reports whether an object that another needs may come along, such as a claim's
+// volume, although its resource is not collected.
+//
+// A namespaced one must be included; the caller checks its namespace. A namespace always may.
+// Another cluster-scoped one may unless excluded by name, or, in the old style, unless
+// includeClusterResources is false, or is nil and a list of included resources omits it.
 func (r *Resources) IncludedRelated(gr schema.GroupResource, namespaced bool) bool {
 	switch {
 	case namespaced:
@@ -253,33 +237,27 @@ func (r *Resources) IncludedRelated(gr schema.GroupResource, namespaced bool) bo
 	return r.both.includes(gr)
 }
 
-// TouchesClusterScope says whether the backup may collect cluster-scoped
-// resources as such; two that do overlap in the queue. The objects that belong
-// to selected namespaces don't count: the namespaces themselves, and the
-// volumes of their claims, which come along and are covered by the overlap of
-// namespaces. So a backup of listed namespaces that says nothing about cluster
-// scope does not touch it, and a backup of all namespaces does.
+// TouchesClusterScope reports whether the backup may collect cluster-scoped resources; two such
+// backups overlap in the queue. Objects of selected namespaces, as the namespaces and their claims'
+// volumes, don't count: namespaces cover them.
 //
-// It goes by the words alone, never by discovery, so that everyone who computes
-// the queue comes to the same answer; it may say yes where the words turn out
-// to name nothing.
+// Only the words decide, so that every process computes the same queue. It may say yes for words
+// that match nothing.
 func (r *Resources) TouchesClusterScope() bool {
 	if r.oldStyle {
-		// Any resource but namespaces: the lists may let it through or not.
+		// Any resource but namespaces: the lists may allow it or not.
 		return r.autoOrWanted(schema.GroupResource{})
 	}
 	return len(r.cluster.included) > 0 || r.fullBackup()
 }
 
-// addedByVelero are words that Velero excludes in each backup with lists of the new style when
-// it begins: they stand in what it gives out, though nobody has written them. Neither resource
-// is taken unless it is named, so that they change nothing.
+// addedByVelero are words that Velero excludes by itself in each backup of the new style. Neither
+// resource is taken unless named, so they change nothing.
 var addedByVelero = sets.New("volumesnapshots.snapshot.storage.k8s.io", "volumesnapshotcontents.snapshot.storage.k8s.io")
 
-// AddedByVelero reports whether an excluded word is one that Velero adds by itself.
+// AddedByVelero reports whether Velero adds an excluded word by itself.
 func AddedByVelero(word string) bool { return addedByVelero.Has(word) }
 
-// excludedByUser counts the excluded words without those that Velero adds.
 func (l wordLists) excludedByUser() (count int) {
 	for _, w := range l.excluded {
 		if !addedByVelero.Has(w.text) {

@@ -10,22 +10,19 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// The limits of each list. Everything that this package computes, of one selection
-// or of two, takes a time that follows the number of names, with a factor that
-// these bound: so whoever may write one list can't make the others wait.
+// The limits of each list. They bound the time of all computations in this package, so that no
+// author of a list makes others wait.
 const (
-	// MaxWords is how many words a list may have.
+	// MaxWords bounds the words of a list.
 	MaxWords = 1000
-	// MaxPatterns is how many words of a list may have a wildcard. Each is compared
-	// with each word of the other list, and if it is one of namespaces, with each word
-	// of each other backup in the queue.
+	// MaxPatterns bounds the words with a wildcard. Each is compared with each word of the other
+	// list, and one of namespaces with the words of all queued backups.
 	MaxPatterns = 32
-	// MaxWordLength is how many bytes a word may have. The longest name of a resource
-	// with its group has as many.
+	// MaxWordLength bounds a word: the longest name of a resource with its group.
 	MaxWordLength = 253
 )
 
-// CheckList finds what of a list is beyond the limits. Its errors repeat no word.
+// CheckList checks a list against the limits. Its errors repeat no word.
 func CheckList(words []string, at *field.Path) field.ErrorList {
 	if len(words) > MaxWords {
 		return field.ErrorList{field.TooMany(at, len(words), MaxWords)}
@@ -45,10 +42,9 @@ func CheckList(words []string, at *field.Path) field.ErrorList {
 	return errs
 }
 
-// wordSet is a list of namespace words, made for questions: names are looked up,
-// and only patterns are compared.
+// wordSet is a list of namespace words: names are looked up, only patterns are compared.
 type wordSet struct {
-	names []string // sorted
+	names []string
 	globs []Pattern
 }
 
@@ -65,7 +61,6 @@ func newWordSet(words []Pattern) wordSet {
 	return s
 }
 
-// match says whether a word matches the name.
 func (s *wordSet) match(name string) bool {
 	if _, found := slices.BinarySearch(s.names, name); found {
 		return true
@@ -73,7 +68,7 @@ func (s *wordSet) match(name string) bool {
 	return slices.ContainsFunc(s.globs, func(p Pattern) bool { return p.Match(name) })
 }
 
-// covers says whether one of the words covers p, which has a wildcard.
+// covers reports whether a word covers p, which has a wildcard.
 func (s *wordSet) covers(p Pattern) bool {
 	if _, found := slices.BinarySearch(s.names, p.only()); found {
 		return true

@@ -1,20 +1,16 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package deletion removes volumes and backups from a store that Longhorn writes, by
-// Longhorn's own rules, so that both may be at work there.
+// Package deletion removes volumes and backups from a Longhorn store by Longhorn's rules, so that
+// both may work there.
 //
-// Why nothing that is needed goes: a backup names all of its blocks. A block goes only if no
-// backup of the volume names it, all of them could be read, none of them is unfinished, their
-// names were the same before and after that, and our lock was heeded all the while. A backup
-// that Longhorn makes meanwhile sees the lock and gives up; one whose process has slept, so
-// that its own lock has expired, has left an unfinished file. Whatever is cut short is resumed
-// by doing it again: a backup that is gone already is as good as deleted, and what nobody needs
-// is collected then.
+// A block is removed only if all backups of the volume were read, and none names the block or is
+// unfinished. Their names must not have changed meanwhile, and our lock must have been valid
+// throughout. A backup that Longhorn begins meanwhile sees the lock and gives up; one that slept
+// beyond its own lock has left an unfinished file. An interrupted deletion is repeated.
 //
-// It differs from Longhorn's library in this: LastBackupName names the newest good backup that
-// is left, also beside one that is unfinished or can't be read, and where it was wrong before,
-// since without it the next backup is a full one. Ages of locks are by the store's clock. And
+// Differences from Longhorn's library: LastBackupName names the newest good backup even beside bad
+// ones, since otherwise the next backup is a full one; ages of locks use the store's clock;
 // volume.cfg is written only when it changes.
 package deletion
 
@@ -38,43 +34,38 @@ import (
 )
 
 const (
-	// readsAtOnce and removalsAtOnce are how many requests are under way at once.
 	readsAtOnce    = 8
 	removalsAtOnce = 16
-	// releaseTimeout is how long the removal of a lock may take when all else has ended.
 	releaseTimeout = 10 * time.Second
 )
 
-// Store is what is needed of a store.
 type Store interface {
 	store.Reader
 	store.Writer
 	store.Remover
-	// Remove removes what has a key, whatever it is by now: blocks and locks have names that
-	// are given once.
+	// Remove removes the key in any version: names of blocks and locks are used once.
 	Remove(ctx context.Context, key string) error
 }
 
-// Deleter deletes from one store.
 type Deleter struct {
 	Store Store
 	Clock clock.WithTicker
 }
 
-// Result is what came of a deletion that has succeeded.
+// Result is the result of a successful deletion.
 type Result struct {
-	// Kept says why blocks stay that nothing may need any more; empty if they do not. A later
-	// deletion in the same volume collects them, once that is mended.
+	// Kept says why unneeded blocks may remain, or is empty. A later deletion in the volume
+	// collects them when the cause is gone.
 	Kept string
 }
 
-// Backup deletes a backup of a volume, and the blocks that no other one needs.
+// Backup deletes a backup of a volume, and the blocks that no other needs.
 func (d *Deleter) Backup(ctx context.Context, volume, backup string) (result Result, err error) {
 	return d.Backups(ctx, volume, []string{backup}, false)
 }
 
-// Backups deletes some backups of a volume, and the blocks that no other one needs; and, if the
-// whole volume is meant, the volume itself unless it has others.
+// Backups deletes backups of a volume, and the blocks that no other needs. With whole it also
+// deletes the volume, unless it has other backups.
 func (d *Deleter) Backups(ctx context.Context, volume string, backups []string, whole bool) (result Result, err error) {
 	for _, backup := range backups {
 		if !longhorn.ValidName(volume) || !longhorn.ValidName(backup) {
@@ -137,7 +128,7 @@ func (d *Deleter) Backups(ctx context.Context, volume string, backups []string, 
 	return result, d.edit(ctx, lock, volume, longhorn.VolumeEdit{Blocks: &blocks})
 }
 
-// Volume deletes a volume with all of its backups. Its own file goes last, and then our lock.
+// Volume deletes a volume with all its backups. Its file is removed last, before our lock.
 func (d *Deleter) Volume(ctx context.Context, volume string) error {
 	if !longhorn.ValidName(volume) || volume == longhorn.ImagesVolume {
 		return fmt.Errorf("there can't be a volume %q", volume)
@@ -153,7 +144,6 @@ func (d *Deleter) Volume(ctx context.Context, volume string) error {
 	return d.clear(ctx, lock, volume)
 }
 
-// clear removes all of a volume but our lock.
 func (d *Deleter) clear(ctx context.Context, lock *lock, volume string) error {
 	if err := d.empty(ctx, lock, longhorn.BackupsPrefix(volume)); err != nil {
 		return err
@@ -167,7 +157,7 @@ func (d *Deleter) clear(ctx context.Context, lock *lock, volume string) error {
 	return d.remove(ctx, lock, []string{longhorn.VolumeKey(volume)})
 }
 
-// Image deletes a backing image, and the blocks that no other one needs.
+// Image deletes a backing image, and the blocks that no other needs.
 func (d *Deleter) Image(ctx context.Context, image string) (result Result, err error) {
 	if !longhorn.ValidName(image) {
 		return result, fmt.Errorf("there can't be a backing image %q", image)
@@ -211,8 +201,7 @@ func isBackup(key string) bool {
 
 func isImage(key string) bool { return strings.HasSuffix(key, "/backing-image.cfg") }
 
-// list lists what lies in a folder: all of one level, or the objects at any depth that are
-// wanted.
+// list lists one level of a folder, or the wanted objects at any depth.
 func (d *Deleter) list(ctx context.Context, folder string, wanted func(key string) bool) (objects []store.Object, err error) {
 	for object, err := range d.Store.List(ctx, folder, store.ListOptions{Recursive: wanted != nil}) {
 		if err != nil {
@@ -225,7 +214,6 @@ func (d *Deleter) list(ctx context.Context, folder string, wanted func(key strin
 	return objects, nil
 }
 
-// deleteIfThere deletes what has a key now.
 func (d *Deleter) deleteIfThere(ctx context.Context, key string) error {
 	object, err := d.Store.Attributes(ctx, key)
 	if errors.Is(err, store.ErrNotFound) {
@@ -246,7 +234,6 @@ func (d *Deleter) read(ctx context.Context, key string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(content, longhorn.MaxConfigBytes+1))
 }
 
-// edit changes a volume's file, if that changes anything.
 func (d *Deleter) edit(ctx context.Context, lock *lock, volume string, edit longhorn.VolumeEdit) error {
 	key := longhorn.VolumeKey(volume)
 	before, err := d.read(ctx, key)
@@ -263,9 +250,9 @@ func (d *Deleter) edit(ctx context.Context, lock *lock, volume string, edit long
 	return d.Store.Put(ctx, key, after)
 }
 
-// remains are what is left beside what was deleted.
+// remains are the backups or images that are left.
 type remains struct {
-	// spoilt says which of them keeps blocks from being collected, and why.
+	// spoilt says which of them prevents the collection of blocks, and why.
 	spoilt string
 
 	mu   sync.Mutex
@@ -273,7 +260,6 @@ type remains struct {
 	good []*longhorn.Backup         // guarded by mu
 }
 
-// last is the good backup with the newest snapshot, and when that was made.
 func (r *remains) last() (name, at string) {
 	if len(r.good) == 0 {
 		return "", ""
@@ -291,7 +277,7 @@ func (r *remains) use(c longhorn.Checksum) error {
 	return nil
 }
 
-// errUnfinished: what is unfinished may need blocks that it does not name yet.
+// errUnfinished: it may need blocks that it does not name yet.
 var errUnfinished = errors.New("it has not ended")
 
 func readBackup(r io.Reader, left *remains) error {
@@ -316,7 +302,6 @@ func readImage(r io.Reader, left *remains) error {
 	return err
 }
 
-// survey reads what is left, with all the blocks that it names.
 func (d *Deleter) survey(ctx context.Context, names []store.Object, read func(io.Reader, *remains) error) (*remains, error) {
 	left := &remains{used: map[longhorn.Checksum]bool{}}
 	troubles := make([]string, len(names))
@@ -347,14 +332,13 @@ func (d *Deleter) survey(ctx context.Context, names []store.Object, read func(io
 	return left, nil
 }
 
-// isStores tells that a store could not be read from what it gave to read.
+// isStores reports whether the store failed, as opposed to its content.
 func isStores(err error) bool {
 	return errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrDenied) || errors.Is(err, store.ErrNotFound) ||
 		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// collect removes the blocks that nothing needs, and counts the others; or says why it removes
-// none.
+// collect removes unneeded blocks and counts the others, or says why it removes none.
 func (d *Deleter) collect(ctx context.Context, lock *lock, left *remains, blocksPrefix, namesPrefix string, wanted func(string) bool, names []store.Object) (used int64, kept string, err error) {
 	if left.spoilt != "" {
 		return 0, left.spoilt, nil
@@ -366,7 +350,7 @@ func (d *Deleter) collect(ctx context.Context, lock *lock, left *remains, blocks
 		}
 		checksum, ok := longhorn.ChecksumOf(object.Key)
 		switch {
-		case !ok || longhorn.BlockKey(blocksPrefix, checksum) != object.Key: // nobody knows what it is
+		case !ok || longhorn.BlockKey(blocksPrefix, checksum) != object.Key:
 		case left.used[checksum]:
 			used++
 		default:
@@ -383,7 +367,6 @@ func (d *Deleter) collect(ctx context.Context, lock *lock, left *remains, blocks
 	return used, "", d.remove(ctx, lock, unused)
 }
 
-// empty removes all that lies in a folder, but for some keys.
 func (d *Deleter) empty(ctx context.Context, lock *lock, folder string, except ...string) error {
 	var keys []string
 	for object, err := range d.Store.List(ctx, folder, store.ListOptions{Recursive: true}) {
@@ -403,7 +386,6 @@ func (d *Deleter) empty(ctx context.Context, lock *lock, folder string, except .
 	return d.remove(ctx, lock, keys)
 }
 
-// remove removes what has these keys, for as long as the lock is heeded.
 func (d *Deleter) remove(ctx context.Context, lock *lock, keys []string) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(removalsAtOnce)

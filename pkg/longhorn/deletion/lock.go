@@ -18,17 +18,16 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// ErrLocked: Longhorn is at work on the volume, and holds a lock. Trying later may help.
+// ErrLocked: Longhorn holds a lock on the volume. Try again later.
 var ErrLocked = errors.New("the volume is being backed up or restored by Longhorn")
 
-// errLockLost: the lock was not written again in time, so others may not heed it any more.
+// errLockLost: the lock was not renewed in time, so others may ignore it.
 var errLockLost = errors.New("the lock on the volume could not be kept: the deletion goes on when it is tried again")
 
-// safely is how old our lock may be while something is removed under it: less than that at
-// which others ignore it, by the time that a removal may take.
+// safely bounds the age of our lock during removals: the age at which others ignore it, less the
+// time of a removal.
 const safely = longhorn.LockExpires - 45*time.Second
 
-// lock is one of ours, of the type for deletions.
 type lock struct {
 	d   *Deleter
 	key string
@@ -38,15 +37,15 @@ type lock struct {
 	done sync.WaitGroup
 
 	mu      sync.Mutex
-	written time.Time // before it was last written; guarded by mu
-	lost    bool      // it was too old for a while; guarded by mu
+	written time.Time // time before the last write; guarded by mu
+	lost    bool      // it was too old at some time; guarded by mu
 }
 
-// acquire takes a lock as Longhorn does, or fails with ErrLocked. How old other locks are
-// follows from the time that the store has given to ours, whatever our clock says.
+// acquire takes a lock as Longhorn does, or fails with ErrLocked. It compares other locks with the
+// store's time of ours, not with our clock.
 func (d *Deleter) acquire(ctx context.Context, volume string) (_ *lock, err error) {
 	random := make([]byte, 8)
-	_, _ = rand.Read(random) // which never fails
+	_, _ = rand.Read(random)
 	l := &lock{d: d, own: longhorn.Lock{Name: "lock-" + hex.EncodeToString(random), Type: longhorn.LockDeletion}}
 	l.key = longhorn.LockKey(volume, l.own.Name)
 	refreshing, stop := context.WithCancel(ctx)
@@ -119,9 +118,9 @@ func (l *lock) yield(ctx context.Context, volume string) error {
 			if isStores(err) {
 				return err
 			}
-			continue // so does Longhorn
+			continue // as Longhorn does
 		}
-		// Longhorn knows whole seconds only.
+		// Longhorn compares whole seconds.
 		equal := object.ModTime.Truncate(time.Second).Equal(own.ModTime.Truncate(time.Second))
 		older := object.ModTime.Before(own.ModTime) || equal && object.Key < own.Key
 		if other.Type != longhorn.LockDeletion && (other.Acquired || older) {
@@ -138,26 +137,24 @@ func (l *lock) write(ctx context.Context) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	// A lock that others have ignored once does not come back to life by being written: one of
-	// them may be at work.
+	// A lock that was once ignored stays lost: another process may be at work.
 	l.lost = l.lost || !l.written.IsZero() && l.since(l.written) > safely
 	l.written = begun
 	return nil
 }
 
-// since is how long ago something was. Clocks of the wall go on while a machine sleeps.
+// since uses the wall clock, which goes on while a machine sleeps.
 func (l *lock) since(instant time.Time) time.Duration {
 	return l.d.Clock.Now().Round(0).Sub(instant).Abs()
 }
 
-// age is how long ago the lock was written, at most.
 func (l *lock) age() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.since(l.written)
 }
 
-// check fails when others may not heed the lock any more, or have not for a while.
+// check fails when others may ignore the lock, or may have.
 func (l *lock) check() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -167,7 +164,6 @@ func (l *lock) check() error {
 	return nil
 }
 
-// refresh writes the lock again and again.
 func (l *lock) refresh(ctx context.Context) {
 	ticker := l.d.Clock.NewTicker(longhorn.LockRefreshed)
 	defer ticker.Stop()
@@ -183,7 +179,7 @@ func (l *lock) refresh(ctx context.Context) {
 	}
 }
 
-// release removes the lock. One that stays expires.
+// release removes the lock. If that fails, it expires.
 func (l *lock) release(ctx context.Context) {
 	l.stop()
 	l.done.Wait()

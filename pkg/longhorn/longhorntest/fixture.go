@@ -1,9 +1,8 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package longhorntest gives tests stores of Longhorn's format: the one that its own library
-// wrote, with what it says of it, and others of any size that a generator writes, which is
-// tested against the first.
+// Package longhorntest gives tests stores of Longhorn's format: one written by its own library,
+// with the library's view of it, and generated ones, whose generator is tested against the first.
 package longhorntest
 
 import (
@@ -27,15 +26,14 @@ var fixture []byte
 //go:embed testdata/expected.json
 var expected []byte
 
-// File is an object of a store.
 type File struct {
 	Key     string
 	Content []byte
 	ModTime time.Time
 }
 
-// Fixture are the objects of a store that Longhorn's own library wrote. db-data has a
-// backup that has failed and one in progress, with its lock; ghost-vol is only a lock.
+// Fixture returns a store that Longhorn's own library wrote. db-data has a failed backup and a
+// running one with its lock; ghost-vol is only a lock.
 func Fixture(t testing.TB) []File {
 	t.Helper()
 	unzipped, err := gzip.NewReader(bytes.NewReader(fixture))
@@ -62,7 +60,6 @@ func Fixture(t testing.TB) []File {
 	}
 }
 
-// Volume is what Longhorn's library says of a volume.
 type Volume struct {
 	Name                 string
 	Size                 string
@@ -81,7 +78,6 @@ type Volume struct {
 	Error string `json:"error"`
 }
 
-// Backup is what Longhorn's library says of a backup.
 type Backup struct {
 	Name, URL                                 string
 	SnapshotName, SnapshotCreated, Created    string
@@ -96,7 +92,7 @@ type Backup struct {
 	Error string `json:"error"`
 }
 
-// Deletion is what Longhorn's library does when it deletes from a fresh copy of the store.
+// Deletion is the library's deletion in a fresh copy of the store.
 type Deletion struct {
 	What           string   `json:"what"`
 	Commands       []string `json:"commands"`
@@ -105,7 +101,7 @@ type Deletion struct {
 	Rewritten      map[string]json.RawMessage `json:"rewritten"`
 }
 
-// Expected is what Longhorn's library says of the fixture.
+// Expected is the library's view of the fixture.
 type Expected struct {
 	Target        string                       `json:"target"`
 	Volumes       map[string]Volume            `json:"backup ls"`
@@ -115,7 +111,6 @@ type Expected struct {
 	Deletions     []Deletion                   `json:"deletions"`
 }
 
-// Expect gives what Longhorn's library says of the fixture.
 func Expect(t testing.TB) *Expected {
 	t.Helper()
 	var e Expected
@@ -125,7 +120,6 @@ func Expect(t testing.TB) *Expected {
 	return &e
 }
 
-// Put writes files into a store.
 func Put(t testing.TB, to store.Writer, files []File) {
 	t.Helper()
 	for _, file := range files {

@@ -53,33 +53,28 @@ type BackupConfig struct {
 	SingleFile            struct{ FilePath string }
 }
 
-// BlockConfig names a block.
 type BlockConfig struct {
 	Offset        int64
 	BlockChecksum string
 }
 
-// Shape is that of a store to be generated.
 type Shape struct {
-	// Volumes is how many there are, and Backups how many each of them has, of so many Blocks.
+	// Volumes have Backups each, of Blocks each.
 	Volumes, Backups, Blocks int
-	// WriteBlocks has the blocks written, too: small ones, which say nothing of their names.
+	// WriteBlocks also writes the blocks, with short content unrelated to their names.
 	WriteBlocks bool
-	// Namespaces is how many there are of them; with none, the volumes name none.
+	// Namespaces is the number of namespaces; without any, volumes name none.
 	Namespaces int
 }
 
 var start = time.Date(2026, 1, 1, 2, 0, 0, 0, time.UTC)
 
-// VolumeName is the name of a volume of a generated store.
 func VolumeName(volume int) string {
 	return fmt.Sprintf("pvc-%08x-0000-4000-8000-%012x", volume, volume)
 }
 
-// BackupName is the name of a backup of a generated store.
 func BackupName(volume, backup int) string { return fmt.Sprintf("backup-%08x%08x", backup, volume) }
 
-// Generate writes a store of this shape.
 func Generate(t testing.TB, to store.Writer, shape Shape) {
 	t.Helper()
 	group, ctx := errgroup.WithContext(context.Background())
@@ -116,7 +111,7 @@ func (s *Shape) write(ctx context.Context, to store.Writer, volume int) error {
 			IsIncremental: backup > 0, CompressionMethod: "lz4", NewlyUploadedDataSize: 1 << 20, ProcessingBlocks: &struct{}{},
 		}
 		for block := range s.Blocks {
-			// One block of each backup is its own, the others are those of the first.
+			// One block of each backup is its own, the others are the first backup's.
 			content := fmt.Sprintf("%d of %s", block, name)
 			if block == 0 {
 				content += fmt.Sprintf(" in %d", backup)
