@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// Class of work: a lower one goes first.
+// Class of work: a lower class runs first.
 type Class int
 
 const (
-	// ClassRestore goes first: someone waits for it.
+	// ClassRestore runs first: a user waits for it.
 	ClassRestore Class = iota
 	// ClassBackup waits for restores, but not for ever.
 	ClassBackup
@@ -27,13 +27,13 @@ const restoresInRow = 3
 
 // Work is what a Manager runs.
 type Work struct {
-	// Key of the work, of which a manager has one at a time.
+	// Key identifies the work. A manager has one work of a key at a time.
 	Key   string
 	Class Class
-	// Run is what the work belongs to: the work of one takes turns with that of others.
+	// Run groups work: runs take turns.
 	Run string
-	// Asked is when the work was asked for: what was asked for earlier is the first of its
-	// run. Records have it in whole seconds, and Name decides among those of one second.
+	// Asked is when the work was requested: the earliest is the first of its run. Records have
+	// whole seconds, so Name breaks ties.
 	Asked time.Time
 	Name  string
 	// Do must end soon after its context.
@@ -43,15 +43,15 @@ type Work struct {
 // job is work that waits or runs.
 type job struct {
 	Work
-	cancel context.CancelFunc // set once it runs
+	cancel context.CancelFunc // set when it runs
 }
 
-// backlog orders waiting work: restores before backups, and a backup after restoresInRow
-// restores that passed it. Within a class the runs take turns, and a run's work is done
-// in the order in which it was asked for.
+// backlog orders waiting work: restores before backups, and a backup after restoresInRow restores
+// that passed it. Within a class the runs take turns; within a run work starts in the order of
+// requests.
 type backlog struct {
 	turns  [classes][]*run
-	passed int // restores since a backup had its turn, or none waited
+	passed int // restores since a backup had its turn, or since none waited
 }
 
 // run is the waiting work of one run.
@@ -72,8 +72,7 @@ func (b *backlog) push(j *job) {
 	r.jobs = slices.Insert(r.jobs, at, j)
 }
 
-// inOrder compares work of one run, by what its records say and not by when they came, so that
-// it is the same after a restart.
+// inOrder compares work of one run by its records, not by arrival: a restart keeps the order.
 func inOrder(a, b *job) int {
 	return cmp.Or(a.Asked.Compare(b.Asked), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Key, b.Key))
 }
@@ -91,7 +90,7 @@ func (b *backlog) remove(j *job) {
 	}
 }
 
-// pop takes the next job, or nil if there is none.
+// pop takes the next job, or returns nil.
 func (b *backlog) pop() *job {
 	restores, backups := len(b.turns[ClassRestore]), len(b.turns[ClassBackup])
 	class := ClassRestore
@@ -126,7 +125,7 @@ func (b *backlog) lengths() (n [classes]int) {
 	return n
 }
 
-// oldest is when the oldest work was asked for; zero if there is none.
+// oldest returns when the oldest work was requested; zero without work.
 func (b *backlog) oldest() (oldest time.Time) {
 	for _, turns := range b.turns {
 		for _, r := range turns {

@@ -14,21 +14,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// calls are those of the kernel about the files of a volume. On a disk or a server that hangs
-// they never return, and nothing ends them: it can only be noticed. To ask a disk's file system
-// how it is does not help, since it answers that from memory. One that has a server asks that, and
-// is asked: a single call of it may take as long as the whole of a file.
+// calls counts the kernel's calls for the files of a volume. On a disk or server that hangs they
+// never return and cannot be ended, only noticed. A disk's file system answers statfs from memory,
+// so that proves nothing. A network file system asks its server: the answer shows that a long call
+// is still served.
 type calls struct {
 	begun, returned atomic.Int64
-	// syncing is the device to which all of a file system is being written; 0 for none.
+	// syncing is the device that syncfs is writing to; 0 for none.
 	syncing atomic.Uint64
-	// served is the volume's folder, where its file system has a server; asking while that is asked.
+	// served is the volume's folder if its file system has a server; asking is true during a
+	// question.
 	served atomic.Pointer[os.File]
 	asking atomic.Bool
 }
 
-// begin counts a call, and end that it has returned. Nothing that waits for a store, or for
-// other work, may come between.
+// begin counts a call, end its return. Between them nothing may wait for a store or for other work.
 func (c *calls) begin() *calls {
 	c.begun.Add(1)
 	return c
@@ -36,16 +36,15 @@ func (c *calls) begin() *calls {
 
 func (c *calls) end() { c.returned.Add(1) }
 
-// Call counts do among the calls of the kernel about the files of the volume.
+// Call runs do and counts it as one call.
 func (p *Progress) Call(do func()) {
 	defer p.calls.begin().end()
 	do()
 }
 
-// Calls reports whether a call of the kernel about the files of the volume has not returned yet,
-// and a number that is another one after each that has. Where it has stayed the same between
-// two moments in both of which one had not returned, none has meanwhile: nor has the server of the
-// files answered, if they have one, which each Calls asks while a call has not returned.
+// Calls reports whether a call is pending, and returns a counter of returned calls and answers. If
+// the counter is unchanged while a call is pending, none has returned. While one is pending, Calls
+// also asks the server of the files.
 func (p *Progress) Calls() (waiting bool, answers int64) {
 	answers = p.calls.returned.Load()
 	waiting = p.calls.begun.Load() > answers
@@ -59,8 +58,8 @@ func (p *Progress) Calls() (waiting bool, answers int64) {
 	return waiting, answers
 }
 
-// ask asks the server of the files how it is, unless it has yet to answer the last time: that is
-// one more call, which has returned when the server has answered.
+// ask asks the server of the files, unless its last answer is outstanding. The question counts as a
+// call.
 func (c *calls) ask() {
 	folder := c.served.Load()
 	if folder == nil || !c.asking.CompareAndSwap(false, true) {
@@ -74,20 +73,20 @@ func (c *calls) ask() {
 	}()
 }
 
-// hasServer reports whether the file system of a folder asks its server for what it says of itself.
+// hasServer reports whether statfs of the folder asks a server.
 func hasServer(folder *os.File) bool {
 	stat, err := filesystem(folder)
 	if err != nil {
-		return true // of its driver: a disk's has no reason for one
+		return true // unknown drivers are taken for a server's; a disk's never fails here
 	}
-	switch uint32(stat.Type) { // which has a sign on some machines
+	switch uint32(stat.Type) { // the type is signed on some machines
 	case unix.FUSE_SUPER_MAGIC, unix.NFS_SUPER_MAGIC, unix.SMB_SUPER_MAGIC, unix.SMB2_SUPER_MAGIC, unix.CIFS_SUPER_MAGIC, unix.CEPH_SUPER_MAGIC, unix.V9FS_MAGIC:
 		return true
 	}
 	return false
 }
 
-// filesystem is what the file system of a folder says of itself. The folder may be closed meanwhile.
+// filesystem returns the folder's statfs. The folder may be closed meanwhile.
 func filesystem(folder *os.File) (stat unix.Statfs_t, err error) {
 	conn, err := folder.SyscallConn()
 	if err != nil {
@@ -99,15 +98,14 @@ func filesystem(folder *os.File) (stat unix.Statfs_t, err error) {
 	return stat, errors.Join(err, controlled)
 }
 
-// devices is where the kernel tells of block devices, and syncfs its call that writes all of a
-// file system to one. Tests have others.
+// devices is where the kernel lists block devices. Tests replace both.
 var (
 	devices = "/sys/dev/block"
 	syncfs  = unix.Syncfs
 )
 
-// completed is how many reads, writes and flushes a device has done, if the kernel tells: where
-// it keeps no statistics of a device, all are 0.
+// completed returns how many reads, writes and flushes a device has done; 0 and false without
+// statistics.
 func completed(device uint64) (sum int64, ok bool) {
 	text, err := os.ReadFile(fmt.Sprintf("%s/%d:%d/stat", devices, unix.Major(device), unix.Minor(device)))
 	if err != nil {
@@ -122,9 +120,9 @@ func completed(device uint64) (sum int64, ok bool) {
 	return sum, sum > 0
 }
 
-// sync writes all of the file system to its disk. That takes as long as it takes, others' files
-// included: while the device does something, or the server answers, it is no call that hangs. Where
-// nobody can tell what the device does, it is none of those that are counted.
+// sync writes the whole file system to its disk, other files included, however long that takes. It
+// does not count as hanging while the device works or the server answers. Without a way to tell, it
+// is not counted.
 func (h handle) sync() error {
 	stat, err := h.stat()
 	if err != nil {

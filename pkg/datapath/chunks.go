@@ -18,17 +18,14 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/datapath/buzhash"
 )
 
-// Files are cut into chunks where their content says so, by the repository's own rule: what
-// moves within a file, as in a dump or a log, is found again. In images of disks and files
-// of databases nothing moves. They are written to in place, block by block, and are cut
-// every mebibyte: that takes little more than half of the CPU time and half of the memory,
-// and a block that has changed costs one mebibyte and not four or more.
-//
-// The name decides, as it stays: a file that is cut otherwise than the last time is stored
-// anew, once.
+// inPlaceSplitter cuts files that are written in place every MiB. Other files are cut by content,
+// so moved data, as in a dump or a log, is found again. In images of disks and files of databases
+// nothing moves: a fixed size takes half of the CPU time and memory, and a changed block costs 1
+// MiB instead of 4 or more. The file's name decides, so the choice is stable. A file that changes
+// its splitter is stored anew once.
 const inPlaceSplitter = "FIXED-1M"
 
-// inPlaceExtensions of names, sorted, in either case.
+// inPlaceExtensions are sorted, in lower and upper case.
 var inPlaceExtensions = func() []string {
 	extensions := []string{
 		// Images of disks.
@@ -43,25 +40,24 @@ var inPlaceExtensions = func() []string {
 	return extensions
 }()
 
-// isInPlace reports whether a name is that of a file that is written to in place.
+// isInPlace reports whether a file of this name is written in place.
 func isInPlace(name string) bool {
 	_, found := slices.BinarySearch(inPlaceExtensions, path.Ext(name))
 	return found
 }
 
-// chunker has files that are changed in place cut into chunks of one size. Kopia's policies
-// name a splitter for a folder, not for kinds of files, and know kinds of files only where
-// it is about compression. So uploadPolicy says that these are not compressed, by which
-// they are known here, and they are compressed as the others. So it says of files that are
-// too small for it, which stay as they are.
+// chunker cuts files that are changed in place into chunks of one size. Kopia's policies choose a
+// splitter by folder, but compression by kind of file. So uploadPolicy turns compression off for
+// these files; that marks them here, and they are compressed like others. Files that are too small
+// for compression are marked too, and stay uncompressed.
 type chunker struct {
 	repo.RepositoryWriter
-	byContent bool // the repository's rule is that of package buzhash
+	byContent bool // the repository uses the splitter of package buzhash
 	files     *atomic.Int64
 }
 
-// flushEvery is after how many files the indexes of what was stored so far are written: until
-// then Kopia keeps them in memory, some 0.4 to 0.8 KB for each file, which it would for ten minutes.
+// flushEvery is after how many files the indexes are written. Kopia keeps them in memory until
+// then, 0.4 to 0.8 KB for each file, by default for ten minutes.
 var flushEvery int64 = 100_000
 
 func newChunker(w repo.RepositoryWriter) chunker {
@@ -69,8 +65,8 @@ func newChunker(w repo.RepositoryWriter) chunker {
 	return chunker{w, ok && direct.ObjectFormat().Splitter == buzhash.Name, new(atomic.Int64)}
 }
 
-// contentOfFile is how Kopia's uploader describes the content of a file, before its name, or
-// of a part of a large one, before a UUID.
+// contentOfFile begins Kopia's description of a file, before its name; or of a part of a large
+// file, before a UUID.
 const contentOfFile = "FILE:"
 
 // NewObjectWriter implements repo.RepositoryWriter.
@@ -97,27 +93,26 @@ func (c chunker) NewObjectWriter(ctx context.Context, options object.WriterOptio
 	}}
 }
 
-// smallFile is up to how many bytes a file is small: none of Kopia's rules cuts so few.
+// smallFile is the size of the largest small file: no splitter of Kopia cuts so few bytes.
 const smallFile = 64 << 10
 
 var beginnings = sync.Pool{New: func() any { return new([smallFile]byte) }}
 
-// fileWriter keeps the beginning of a file until there is more of it than a small file has.
-// A small one is then stored by the one that writes it: what has others cut and store the
-// pieces of a large file at the same time costs as much as a small file. It is stored as it
-// would be else.
+// fileWriter keeps the beginning of a file until it is larger than a small file. A small file is
+// then stored by its writer: starting goroutines for a large file's pieces costs as much as the
+// file. The stored objects are the same.
 type fileWriter struct {
 	begin   func(object.WriterOptions) object.Writer
 	options object.WriterOptions
-	stored  func() error // is told that a file is
+	stored  func() error // counts a stored file
 
-	mu     sync.Mutex // a checkpoint comes from elsewhere
+	mu     sync.Mutex // checkpoints come from another goroutine
 	kept   *[smallFile]byte
 	length int
-	begun  object.Writer // nil until it has begun
+	begun  object.Writer // nil before the first write
 }
 
-// beginLocked has what was kept written.
+// beginLocked writes the kept bytes.
 func (w *fileWriter) beginLocked() error {
 	w.begun = w.begin(w.options)
 	if w.kept == nil {

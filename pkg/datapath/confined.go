@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// confined is a folder that is never left: not by a link either that a pod puts into it
-// while it is read or written. Whatever is asked of it is counted.
+// confined is a folder that is never left, not even by a link that a pod creates during the work.
+// All calls are counted.
 type confined struct {
 	root   *os.Root
 	top    *os.File // the folder itself
@@ -33,7 +33,7 @@ func openConfined(folder Folder, calls *calls) (*confined, error) {
 	if err := folder.checkMount(top); err != nil {
 		return nil, errors.Join(err, top.Close())
 	}
-	// What was opened, whatever is at its path by now.
+	// Opens the folder that was checked, not its path, which may name another one by now.
 	root, err := os.OpenRoot(folderPath(int(top.Fd())))
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open the volume's folder: %w", err), top.Close())
@@ -44,7 +44,7 @@ func openConfined(folder Folder, calls *calls) (*confined, error) {
 	return &confined{root: root, top: top, folder: folder, calls: calls}, nil
 }
 
-// stillThere fails if the folder that was opened is no longer at its path.
+// stillThere fails if another folder is at the path.
 func (c *confined) stillThere() error {
 	defer c.calls.begin().end()
 	opened, err := c.top.Stat()
@@ -115,9 +115,8 @@ func (c *confined) Chtimes(path string, accessed, modified time.Time) error {
 	return c.root.Chtimes(path, accessed, modified)
 }
 
-// handle opens a file or folder, by one call of the kernel where that knows how to stay
-// inside of a folder. Where it doesn't, or there are links on the way, it is as os.Root does
-// it, folder by folder. A new file is its owner's alone.
+// handle opens a file or folder with one call, where the kernel can confine it. Otherwise, or with
+// links on the way, it walks by os.Root. A new file is readable by its owner alone.
 func (c *confined) handle(path string, flags int) (handle, error) {
 	defer c.calls.begin().end()
 	how := unix.OpenHow{Flags: uint64(flags) | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS}
@@ -139,8 +138,8 @@ func (c *confined) handle(path string, flags int) (handle, error) {
 
 const newFileMode = 0o600
 
-// handle is a file or folder that is open. It is no os.File, which costs as much as a small
-// file does. It is closed once, when nobody uses it any more.
+// handle is an open file or folder. An os.File would cost as much as a small file does. It is
+// closed once, when no goroutine uses it.
 type handle struct {
 	fd    int
 	path  string // for errors
@@ -154,8 +153,8 @@ func (h handle) failed(what string, err error) error {
 	return &os.PathError{Op: what, Path: h.path, Err: err}
 }
 
-// do makes a call of the kernel until no signal interrupts it, as os does for its own: file
-// systems of the network and of FUSE let signals in, and the scheduler sends some.
+// do repeats a call that a signal interrupts, as package os does. Network file systems and FUSE let
+// signals in, and Go's scheduler sends some.
 func (h handle) do(what string, call func() error) error {
 	return h.failed(what, h.again(call))
 }
@@ -185,7 +184,7 @@ func (h handle) WriteAt(b []byte, offset int64) (written int, err error) {
 			n, err := unix.Pwrite(h.fd, b[written:], offset+int64(written))
 			written += max(n, 0)
 			if n == 0 && err == nil {
-				return io.ErrUnexpectedEOF // as os has it; nothing says that more is written the next time
+				return io.ErrUnexpectedEOF // as in package os: a repetition need not progress either
 			}
 			return err
 		})
@@ -193,7 +192,6 @@ func (h handle) WriteAt(b []byte, offset int64) (written int, err error) {
 	return written, err
 }
 
-// Truncate gives a file its size.
 func (h handle) Truncate(size int64) error {
 	return h.do("truncate", func() error { return unix.Ftruncate(h.fd, size) })
 }
@@ -216,13 +214,13 @@ func (h handle) chmod(mode fs.FileMode) error {
 	return h.do("chmod", func() error { return unix.Fchmod(h.fd, bits) })
 }
 
-// setTime sets the times of what is open, by which all that was written to it before is
-// written where the file system sets times by that: cp and tar rely on it, too.
+// setTime sets the times of the open file or folder. File systems that set times by the open file
+// have written all earlier data then; cp and tar rely on it, too.
 func (h handle) setTime(t time.Time) error {
 	at := unix.NsecToTimespec(t.UnixNano())
 	times := [2]unix.Timespec{at, at}
 	return h.do("chtimes", func() error {
-		// Without a path it is about the file itself.
+		// Without a path the call is about the file descriptor.
 		if _, _, errno := unix.Syscall6(unix.SYS_UTIMENSAT, uintptr(h.fd), 0, uintptr(unsafe.Pointer(&times)), 0, 0, 0); errno != 0 {
 			return errno
 		}
@@ -230,7 +228,7 @@ func (h handle) setTime(t time.Time) error {
 	})
 }
 
-// close is not repeated: after a signal, too, Linux has closed it.
+// close is not repeated: Linux closes the file even after a signal.
 func (h handle) close() error {
 	defer h.calls.begin().end()
 	err := unix.Close(h.fd)

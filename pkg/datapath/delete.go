@@ -16,22 +16,22 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
 
-// Snapshot is one of a repository, as far as its tags tell.
+// Snapshot describes a snapshot of a repository by its tags.
 type Snapshot struct {
 	// ID is Kopia's.
 	ID string
-	// Backup is the uid of the backup that it was made for, since Holdfast uploads volumes.
+	// Backup is the uid of the backup, empty for old snapshots.
 	Backup types.UID
 	// StoreName and ClusterUID are as in the UploadRequest.
 	StoreName, ClusterUID string
-	// Saved is when it was stored, by the clock of who did.
+	// Saved is when it was stored, by the writer's clock.
 	Saved time.Time
-	// Extras is the id of the snapshot that this one needs beside it, for what Kopia has no
-	// place for; empty without. No backup lists it.
+	// Extras is the id of the snapshot with its extras; empty without. No backup lists that
+	// snapshot.
 	Extras string
 }
 
-// Snapshots are all of a repository, with what uploads have stored on their way.
+// Snapshots returns all snapshots of a repository, including checkpoints of uploads.
 func Snapshots(ctx context.Context, r *repository.Repository) (all []Snapshot, err error) {
 	defer func() { err = causeOf(ctx, err) }()
 	entries, err := r.Kopia().FindManifests(ctx, map[string]string{manifest.TypeLabelKey: snapshot.ManifestType})
@@ -48,11 +48,9 @@ func Snapshots(ctx context.Context, r *repository.Repository) (all []Snapshot, e
 	return all, nil
 }
 
-// DeleteSnapshots removes snapshots from a repository, by Kopia's ids. One that is
-// not there counts as removed, so it may be repeated; what is not a snapshot stays. What one
-// needs beside it goes with it, unless another one that stays needs it, too: a copy has its tags.
-// The space of their data comes back with the repository's maintenance, and a
-// restore that has begun is not disturbed before.
+// DeleteSnapshots deletes snapshots by Kopia's ids, with their extras unless a remaining snapshot
+// shares them. Missing ids count as deleted, so a repetition is safe; manifests of other types
+// stay. Maintenance frees the space later, so a running restore is not disturbed.
 func DeleteSnapshots(ctx context.Context, r *repository.Repository, ids []string) (err error) {
 	defer func() { err = causeOf(ctx, err) }()
 	all, err := Snapshots(ctx, r)
@@ -60,13 +58,13 @@ func DeleteSnapshots(ctx context.Context, r *repository.Repository, ids []string
 		return err
 	}
 	there := make(map[string]Snapshot, len(all))
-	neededBy := map[string]int{} // how many that stay, by the id of what they need beside them
+	neededBy := map[string]int{} // how many remaining snapshots need it, by the id of the extras
 	for _, snapshot := range all {
 		there[snapshot.ID] = snapshot
 		neededBy[snapshot.Extras]++
 	}
 	var found []manifest.ID
-	// add returns what lies beside the snapshot, or "".
+	// add returns the id of the snapshot's extras, or "".
 	add := func(id string) string {
 		snapshot, ok := there[id]
 		if ok {
@@ -86,11 +84,11 @@ func DeleteSnapshots(ctx context.Context, r *repository.Repository, ids []string
 	}
 	return repo.WriteSession(ctx, r.Kopia(), repo.WriteSessionOptions{Purpose: "delete snapshots"}, func(ctx context.Context, w repo.RepositoryWriter) error {
 		for _, id := range found {
-			// Pins hold a snapshot against Kopia's retention only.
+			// Pins protect a snapshot against Kopia's retention only.
 			if err := w.DeleteManifest(ctx, id); err != nil {
 				return fmt.Errorf("delete snapshot %s: %w", id, err)
 			}
 		}
-		return ctx.Err() // what is not flushed is dropped
+		return ctx.Err() // an error drops unflushed writes
 	})
 }

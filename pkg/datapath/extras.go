@@ -30,10 +30,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kopia stores no extended attributes, such as access control lists and capabilities, and no hard links.
-// These extras are in a second snapshot: one file of JSON, a line for each file or folder that has some.
-// The tag tagExtras of the volume's snapshot has its id. A volume without extras has no second snapshot.
-// Kopia's own tools and Velero restore the volume without it.
+// Kopia stores no extended attributes (access control lists, capabilities) and no hard links. These
+// extras are in a second snapshot: a file with a line of JSON for each file or folder that has
+// some. The tag tagExtras of the volume's snapshot has its id. Kopia's tools and Velero restore the
+// volume without it.
 
 // extra is the content of a line, without its path.
 type extra struct {
@@ -42,10 +42,9 @@ type extra struct {
 	// Link is the same number for all names of a file.
 	Link int `json:"link,omitempty"`
 
-	line int // number of its line, where that is known
+	line int // number of its line, if known
 }
 
-// extraLine is a line.
 type extraLine struct {
 	// Path from the volume's root, which is ".".
 	Path string `json:"path"`
@@ -53,14 +52,14 @@ type extraLine struct {
 }
 
 const (
-	// tagExtras holds the id of the snapshot with the extras.
+	// tagExtras has the id of the snapshot with the extras.
 	tagExtras = "holdfast.io/extras"
-	// extrasSource begins the paths of the sources of such snapshots.
+	// extrasSource begins the source paths of such snapshots.
 	extrasSource = "holdfast-extras"
 )
 
-// isKept reports whether an attribute belongs to the volume. Others belong to the node: labels of
-// security modules, signatures of the kernel, and notes of file systems.
+// isKept reports whether an attribute belongs to the volume. Others belong to the node: security
+// labels, kernel signatures, notes of file systems.
 func isKept(attribute string) bool {
 	return strings.HasPrefix(attribute, "user.") || strings.HasPrefix(attribute, "system.") || attribute == "security.capability"
 }
@@ -72,11 +71,11 @@ type extras struct {
 
 	mu     sync.Mutex
 	device uint64 // of the volume's root
-	// open has the lines that are not packed yet, and starts their begins.
+	// open has the unpacked lines, starts their offsets.
 	open   []byte
 	starts []int
 	runs   []*packed
-	bytes  int64 // that the runs take, and their merging
+	bytes  int64 // size of the runs, with the memory to merge them
 }
 
 const (
@@ -86,7 +85,7 @@ const (
 	looseExtras = 2 * runBytes
 )
 
-// errExtras fails one volume, so that the agent has memory for the others.
+// errExtras fails one volume to save the agent's memory for others.
 var errExtras = errors.New("remove those that nobody needs, or divide what it has among several volumes")
 
 func newExtras(notes *notes) *extras {
@@ -96,15 +95,15 @@ func newExtras(notes *notes) *extras {
 // folderPath returns a path of an open folder that stays valid when the folder moves.
 func folderPath(folder int) string { return "/proc/self/fd/" + strconv.Itoa(folder) }
 
-// observe collects the extras of a file or folder, by its name in an open folder, and the folder's path
-// in the volume. space is a buffer for names of attributes.
+// observe collects the extras of a file or folder, by its name in an open folder; in is the
+// folder's path in the volume. space is a buffer for names of attributes.
 func (x *extras) observe(folder int, name, in string, space []byte, stat *unix.Stat_t) error {
 	kind := stat.Mode & unix.S_IFMT
 	if x == nil || kind != unix.S_IFREG && kind != unix.S_IFDIR {
-		return nil // links, and what is left out, have none that are kept
+		return nil // links and omitted files have no kept attributes
 	}
 	if name == "." {
-		x.device = uint64(stat.Dev) // before there is anything else
+		x.device = uint64(stat.Dev) // the root comes first
 	}
 	attributes, err := readAttributes(folder, name, space)
 	linked := kind == unix.S_IFREG && stat.Nlink > 1
@@ -114,7 +113,7 @@ func (x *extras) observe(folder int, name, in string, space []byte, stat *unix.S
 	rel := path.Join(in, name)
 	switch {
 	case errors.Is(err, os.ErrNotExist) && rel != ".":
-		return nil // whoever reads it notes that
+		return nil // the reader of the file notes that
 	case errors.Is(err, os.ErrPermission):
 		x.notes.add(rel, "has extended attributes that could not be read")
 	case err != nil:
@@ -136,8 +135,8 @@ func (x *extras) observe(folder int, name, in string, space []byte, stat *unix.S
 	return x.add(rel, found)
 }
 
-// number is the same for all names of a file, and in each backup of a volume. So it does not depend on
-// the device, whose number may change with a mount.
+// number returns the same number for all names of a file, and in each backup of a volume. So it
+// does not use the device of the root, whose number may change with a mount.
 func (x *extras) number(stat *unix.Stat_t) int {
 	if uint64(stat.Dev) == x.device {
 		return int(stat.Ino)
@@ -147,7 +146,6 @@ func (x *extras) number(stat *unix.Stat_t) int {
 	return int(sum.Sum64())
 }
 
-// add adds the extras of a path.
 func (x *extras) add(rel string, found extra) error {
 	if len(found.Attributes) == 0 && found.Link == 0 {
 		return nil
@@ -166,7 +164,7 @@ func (x *extras) add(rel string, found extra) error {
 	return x.packLocked()
 }
 
-// packLocked makes a run of the open lines.
+// packLocked packs the open lines into a run.
 func (x *extras) packLocked() error {
 	slices.SortStableFunc(x.starts, func(a, b int) int {
 		one, _, _ := bytes.Cut(x.open[a:], []byte{0})
@@ -217,11 +215,11 @@ func listAttributes(folder int, name string, b []byte) (int, error) {
 	return unix.Llistxattr(folderPath(folder)+"/"+name, b)
 }
 
-// namesSpace suffices for the names of attributes of most files.
+// namesSpace suffices for the attribute names of most files.
 const namesSpace = 1024
 
-// readAttributes returns the kept attributes of a file, folder or link. A file system without attributes
-// has none. space is a buffer for names.
+// readAttributes returns the kept attributes of a file, folder or link; none if the file system has
+// no attributes. space is a buffer for names.
 func readAttributes(folder int, name string, space []byte) (map[string][]byte, error) {
 	names, err := grown(space, func(b []byte) (int, error) { return listAttributes(folder, name, b) })
 	if errors.Is(err, unix.ENOTSUP) {
@@ -250,16 +248,15 @@ func readAttributes(folder int, name string, space []byte) (map[string][]byte, e
 	return attributes, nil
 }
 
-// attributes returns the kept attributes of an open folder.
 func (h handle) attributes() (map[string][]byte, error) {
 	defer h.calls.begin().end()
 	return readAttributes(h.fd, ".", make([]byte, namesSpace))
 }
 
-// attributeSize is Linux's bound of the names, and of a value.
+// attributeSize is Linux's limit for the list of names, and for a value.
 const attributeSize = 64 << 10
 
-// grown calls read again with more space.
+// grown calls read, again with the maximum space if needed.
 func grown(space []byte, read func([]byte) (int, error)) ([]byte, error) {
 	n := 0
 	once := func() (err error) { n, err = read(space); return err }
@@ -286,7 +283,7 @@ func (x *extras) lines(do func(path, known []byte) error) error {
 	return merge(x.runs, do)
 }
 
-// save stores the extras beside the snapshot of a volume, and tags that.
+// save stores the extras and tags the volume's snapshot with their id.
 func (x *extras) save(ctx context.Context, w repo.RepositoryWriter, of *snapshot.Manifest, tags map[string]string) error {
 	if len(x.runs) == 0 && len(x.starts) == 0 {
 		return nil
@@ -335,13 +332,13 @@ func (x *extras) save(ctx context.Context, w repo.RepositoryWriter, of *snapshot
 // errNoExtras: the repository lacks the snapshot that tagExtras names.
 var errNoExtras = errors.New("the extended attributes and hard links of the snapshot are gone from the repository")
 
-// loadExtras reads the extras of a snapshot; nil for a snapshot without the tag, as Velero's. Extras
-// beyond most bytes are left out, with a note.
+// loadExtras reads the extras of a snapshot; nil without the tag, as for Velero's. Extras beyond
+// most bytes are dropped with a note.
 func loadExtras(ctx context.Context, r repo.Repository, of *snapshot.Manifest, most int64, notes *notes) (*packed, error) {
 	id := of.Tags[tagExtras]
 	if id == "" {
 		if of.Tags[tagRecord] != "" {
-			return new(packed), nil // who gave it this tag had found none
+			return new(packed), nil // the uploader checked, and found none
 		}
 		return nil, nil
 	}

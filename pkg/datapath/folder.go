@@ -18,20 +18,20 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// csiPlugin mounts a volume one folder deeper than the others do.
+// csiPlugin mounts a volume one folder deeper than other plugins do.
 const (
 	csiPlugin = "kubernetes.io~csi"
 	csiMount  = "mount"
 )
 
-// podPlugins provide volumes that belong to a pod, never a PersistentVolume.
+// podPlugins provide volumes of a pod, without a PersistentVolume.
 var podPlugins = []string{
 	"kubernetes.io~empty-dir", "kubernetes.io~secret", "kubernetes.io~configmap",
 	"kubernetes.io~downward-api", "kubernetes.io~projected", "kubernetes.io~git-repo",
 }
 
-// mountPlugins mount each of their volumes on its folder, as the kubelet's own do that provide
-// persistent volumes. What others provide, such as emptyDirs, may be a plain folder.
+// mountPlugins mount each volume on its folder. Other volumes, such as emptyDirs, may be plain
+// folders.
 var mountPlugins = []string{
 	csiPlugin,
 	"kubernetes.io~aws-ebs", "kubernetes.io~azure-disk", "kubernetes.io~azure-file", "kubernetes.io~cephfs",
@@ -40,23 +40,23 @@ var mountPlugins = []string{
 	"kubernetes.io~rbd", "kubernetes.io~vsphere-volume",
 }
 
-// MountProbe reports whether a folder that is open is the root of a mount.
+// MountProbe reports whether an open folder is the root of a mount.
 type MountProbe func(folder *os.File) (bool, error)
 
-// IsMount is the MountProbe of the kernel.
+// IsMount asks the kernel.
 func IsMount(folder *os.File) (bool, error) {
 	var stat unix.Statx_t
 	err := again(func() error {
-		// No server of files is asked: it may be gone.
+		// Asks no server of files, which may hang.
 		return unix.Statx(int(folder.Fd()), "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, 0, &stat)
 	})
 	if err == nil && stat.Attributes_mask&unix.STATX_ATTR_MOUNT_ROOT != 0 {
 		return stat.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, nil
 	}
-	return leavesMount(folder) // a kernel before Linux 5.8
+	return leavesMount(folder) // before Linux 5.8
 }
 
-// leavesMount reports whether the folder above one is of another mount.
+// leavesMount reports whether the parent folder is on another mount.
 func leavesMount(folder *os.File) (bool, error) {
 	above := -1
 	err := again(func() (err error) {
@@ -75,7 +75,7 @@ func leavesMount(folder *os.File) (bool, error) {
 	return mount != mountAbove, err
 }
 
-// mountID is the kernel's number of the mount of what is open.
+// mountID returns the kernel's number of a descriptor's mount.
 func mountID(fd int) (string, error) {
 	path := "/proc/self/fdinfo/" + strconv.Itoa(fd)
 	info, err := os.ReadFile(path)
@@ -90,20 +90,19 @@ func mountID(fd int) (string, error) {
 	return "", fmt.Errorf("%s has no mnt_id", path)
 }
 
-// Folder is where a volume lies on this node.
+// Folder is a volume's folder on this node.
 type Folder struct {
-	// Path of the folder.
 	Path string
-	// Root is a folder that it is, or lies below. No link leads from there to it: whoever
-	// may write below a root of volumes of type hostPath could lead elsewhere by one. Empty
-	// for a folder that the kubelet has made, where only the node's administrator writes.
+	// Root is the folder itself or one above it. No link is followed below it: a user that may
+	// write below a root of hostPath volumes could lead elsewhere. Empty for a folder of the
+	// kubelet, where only the node's administrator writes.
 	Root string
-	// IsMount is asked whether the volume is mounted. Nil for a volume that need not be.
+	// IsMount checks that the volume is mounted; nil for a volume that need not be.
 	IsMount MountProbe
 }
 
-// checkMount fails if the volume is not mounted on its folder, which is open. What is there then
-// is a folder of the node's own disk.
+// checkMount fails if the volume is not mounted on its open folder, which is then on the node's own
+// disk.
 func (f Folder) checkMount(folder *os.File) error {
 	if f.IsMount == nil {
 		return nil
@@ -117,7 +116,6 @@ func (f Folder) checkMount(folder *os.File) error {
 	return nil
 }
 
-// open opens the folder itself.
 func (f Folder) open() (*os.File, error) {
 	if f.Root == "" {
 		return os.OpenFile(f.Path, os.O_RDONLY|unix.O_DIRECTORY, 0)
@@ -146,7 +144,7 @@ func (f Folder) open() (*os.File, error) {
 	return os.NewFile(uintptr(fd), f.Path), nil
 }
 
-// segment fails for what can't be a part of a path.
+// segment fails for a name that can't be one element of a path.
 func segment(what, name string) error {
 	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
 		return fmt.Errorf("the %s %q can't be the name of a folder", what, name)
@@ -154,8 +152,8 @@ func segment(what, name string) error {
 	return nil
 }
 
-// PodFolder finds the folder of a pod's volumes on this node, and what is in it: one folder for
-// each plugin. A pod that has left this node has none.
+// PodFolder returns the folder of a pod's volumes on this node and its entries, one for each
+// plugin. It fails if the pod has left the node.
 func PodFolder(podsDir string, pod types.UID) (path string, plugins []os.DirEntry, err error) {
 	if err := segment("uid of the pod", string(pod)); err != nil {
 		return "", nil, err
@@ -171,10 +169,9 @@ func PodFolder(podsDir string, pod types.UID) (path string, plugins []os.DirEntr
 	return path, plugins, nil
 }
 
-// VolumeFolder finds the folder of a pod's volume on this node, below the kubelet's
-// folder of pods: UID/volumes/PLUGIN/NAME, with the name of the PersistentVolume
-// or, without one, of the volume. Source: the kubelet's GetPodVolumeDir. What opens the folder
-// asks isMount whether it is mounted, if its plugin mounts volumes.
+// VolumeFolder returns the folder of a pod's volume: UID/volumes/PLUGIN/NAME below the kubelet's
+// folder of pods, with the name of the PersistentVolume or else of the volume (the kubelet's
+// GetPodVolumeDir). If its plugin mounts volumes, opening it asks isMount.
 func VolumeFolder(podsDir string, pod types.UID, volume, persistentVolume string, isMount MountProbe) (Folder, error) {
 	name := cmp.Or(persistentVolume, volume)
 	if err := segment("name of the volume", name); err != nil {
@@ -192,7 +189,7 @@ func VolumeFolder(podsDir string, pod types.UID, volume, persistentVolume string
 		}
 	}
 	if len(found) > 1 {
-		// A pod's own volume may be named like the PersistentVolume of another.
+		// A pod's own volume may have the name of another volume's PersistentVolume.
 		found = slices.DeleteFunc(found, func(plugin string) bool {
 			return slices.Contains(podPlugins, plugin) == (persistentVolume != "")
 		})

@@ -10,33 +10,33 @@ import (
 	"time"
 )
 
-// Manager runs the volume work of one node: at most its limit at once, in an order that is fair to runs
-// (docs/node-agent.md). Waiting work starts when a slot becomes free, without polling. It is safe for
-// concurrent use.
+// Manager runs the volume work of a node within its limit, in an order that is fair to runs
+// (docs/node-agent.md). Waiting work starts when a slot becomes free, without polling. It is safe
+// for concurrent use.
 type Manager struct {
 	ctx    context.Context // ends when the manager is stopped
 	cancel context.CancelFunc
 	group  sync.WaitGroup
 	moved  atomic.Int64
-	memory *Memory // of ctx
+	memory *Memory
 
 	mu      sync.Mutex
 	limit   int
 	stopped bool
 	waiting backlog
 	running [classes]int
-	jobs    map[string]*job // by key: waiting and running
+	jobs    map[string]*job // waiting and running, by key
 }
 
-// NewManager returns a manager with a limit. Work gets a context from ctx, with turns of its own of the
-// Memory of ctx; no two managers share a Memory.
+// NewManager returns a manager. Each work gets its own turns of the Memory of ctx; no two managers
+// may share a Memory.
 func NewManager(ctx context.Context, limit int) *Manager {
 	ctx, cancel := context.WithCancel(ctx)
 	return &Manager{ctx: ctx, cancel: cancel, limit: limit, memory: MemoryOf(ctx), jobs: map[string]*job{}}
 }
 
-// Submit queues work. It returns false, and does nothing, if work of the key waits or runs, or the
-// manager is stopped.
+// Submit queues work. It returns false, and does nothing, if work of the key exists or the manager
+// is stopped.
 func (m *Manager) Submit(work Work) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -50,8 +50,8 @@ func (m *Manager) Submit(work Work) bool {
 	return true
 }
 
-// Cancel drops waiting work of a key, or ends the context of running work. It reports whether the work
-// still runs.
+// Cancel drops waiting work, or ends the context of running work, and reports whether it still
+// runs.
 func (m *Manager) Cancel(key string) (running bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -76,13 +76,13 @@ func (m *Manager) SetLimit(limit int) {
 	m.startLocked()
 }
 
-// Load is the work of a manager.
+// Load describes the work of a manager.
 type Load struct {
 	// Limit of work running at once.
 	Limit int
-	// Running and Waiting work of each class, by Class.
+	// Running and Waiting work, by Class.
 	Running, Waiting [classes]int
-	// WaitingSince is the time of the oldest waiting request; zero if none waits.
+	// WaitingSince is the time of the oldest waiting request; zero without one.
 	WaitingSince time.Time
 	// Moved counts the bytes of all work so far.
 	Moved int64
@@ -110,7 +110,6 @@ func (m *Manager) Stop() {
 	m.group.Wait()
 }
 
-// startLocked starts waiting work while there are slots.
 func (m *Manager) startLocked() {
 	// After a lower limit, running work still needs its turns.
 	m.memory.reserve(max(m.limit, total(m.running)))

@@ -11,23 +11,23 @@ import (
 
 // The maximum memory of each part of the work.
 const (
-	// processMemory is for the process itself: its informers, and the indexes of repositories.
+	// processMemory is for informers and the indexes of repositories.
 	processMemory = 128 << 20
 	// volumeMemory is for a volume in work: the packs of an upload, or a batch of a restore.
 	volumeMemory = 40 << 20
-	// fileMemory is for an open file: a chunk of 8 MiB, plain, packed and encrypted, and a pack
-	// of 20 MB.
+	// fileMemory is for an open file: a chunk of 8 MiB, plain, packed and encrypted, and a pack of
+	// 20 MB.
 	fileMemory = 48 << 20
-	// indexMemory is for the indexes of an open repository. There are a few more than volumes in
-	// work.
+	// indexMemory is for the indexes of an open repository. There are a few more repositories than
+	// volumes in work.
 	indexMemory = 8 << 20
 )
 
-// Memory divides the memory of a process among its work. Half of it is for open files of all volumes, the
-// rest for the volumes, and for the packs of restores.
+// Memory divides the memory of a process among its work. Half is for open files, the rest for the
+// volumes and for the packs of restores.
 //
-// A file has a turn while it is open. Each volume of a Manager has one turn of its own, so that a volume
-// whose files hang stops no other. The other turns are shared, first come, first served.
+// A file has a turn while it is open. Each volume of a Manager has one turn of its own, so that a
+// volume whose files hang stops no other. The other turns are shared, first come, first served.
 type Memory struct {
 	// Volumes is how many volumes may be in work at once.
 	Volumes int
@@ -36,28 +36,28 @@ type Memory struct {
 	extras  int64
 
 	mu sync.Mutex
-	// reserved counts the volumes' own turns. When it grows, there may be too many turns until
+	// reserved counts the volumes' own turns. After it grows there may be too many turns until
 	// shared ones are returned.
 	reserved int64
-	// taken counts the shared turns in use, and indexed those that indexes replace.
+	// taken counts the shared turns in use, indexed those among them for indexes.
 	taken, indexed int64
 	// unmanaged is the share of all work without a manager.
 	unmanaged share
-	waiting   list.List // of *turns, in the order in which they were asked for
+	waiting   list.List // of *turns, in the order of requests
 }
 
-// share counts the turns of a volume. The first one is its own.
+// share counts the turns of a volume; the first is its own.
 type share struct{ held int64 }
 
-// turns is a request: one turn of a file, or the turns that indexes replace.
+// turns is a request: one turn for a file, or several for indexes.
 type turns struct {
-	of      *share // whose file it is; nil for indexes
-	indexes int64  // how many they take, if there are as many; 0 for a file
+	of      *share // the file's volume; nil for indexes
+	indexes int64  // the wanted turns; 0 for a file
 	granted chan struct{}
-	count   int64 // of those that were granted
+	count   int64 // granted turns
 }
 
-// NewMemory divides limit bytes. Less than 256 MiB is no bound, so that some work is always possible.
+// NewMemory divides limit bytes, at least 256 MiB, so that some work is always possible.
 func NewMemory(limit int64) *Memory {
 	rest := max(limit-processMemory, 0)
 	m := &Memory{Volumes: int(max(1, rest/4/volumeMemory)), files: max(1, rest/2/fileMemory), reserved: 1}
@@ -73,7 +73,7 @@ func WithMemory(ctx context.Context, m *Memory) context.Context {
 	return context.WithValue(ctx, memoryKey{}, m)
 }
 
-// MemoryOf returns the Memory of a context; nil is no bound.
+// MemoryOf returns the Memory of a context; nil means no bound.
 func MemoryOf(ctx context.Context) *Memory {
 	m, _ := ctx.Value(memoryKey{}).(*Memory)
 	return m
@@ -86,7 +86,6 @@ func withShare(ctx context.Context) context.Context {
 	return context.WithValue(ctx, shareKey{}, new(share))
 }
 
-// reserve sets how many volumes may be in work at once.
 func (m *Memory) reserve(volumes int) {
 	if m == nil {
 		return
@@ -97,8 +96,8 @@ func (m *Memory) reserve(volumes int) {
 	m.grantLocked()
 }
 
-// file waits for the turn of a file, and returns a function that ends it. The end of ctx ends it too: a
-// read that hangs must not keep the turn.
+// file waits for a turn of a file, and returns a function that ends it. The end of ctx ends it too:
+// a read that hangs must not keep the turn.
 func (m *Memory) file(ctx context.Context) (done func(), err error) {
 	if m == nil {
 		return func() {}, nil
@@ -115,9 +114,8 @@ func (m *Memory) file(ctx context.Context) (done func(), err error) {
 	return func() { stop(); release() }, nil
 }
 
-// Indexes waits until the indexes of a repository may take so many bytes, and returns a function that
-// ends that; nil for indexes of the usual size. Larger ones take shared turns of files, all of them if
-// there are too few.
+// Indexes waits until the indexes of a repository may take so many bytes, and returns a function
+// that frees them; nil for the usual size. Larger ones take shared turns, at most all.
 func (m *Memory) Indexes(ctx context.Context, bytes int64) (done func(), err error) {
 	if m == nil || bytes <= indexMemory {
 		return nil, nil
@@ -129,7 +127,6 @@ func (m *Memory) Indexes(ctx context.Context, bytes int64) (done func(), err err
 	return func() { m.giveBack(t) }, nil
 }
 
-// take waits for turns, or returns the error of ctx.
 func (m *Memory) take(ctx context.Context, t *turns) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -142,7 +139,7 @@ func (m *Memory) take(ctx context.Context, t *turns) error {
 	}
 	t.granted = make(chan struct{})
 	waiting := m.waiting.PushBack(t)
-	m.grantLocked() // what waits may be indexes that keep no file waiting
+	m.grantLocked() // waiting indexes may not block files
 	m.mu.Unlock()
 	select {
 	case <-t.granted:
@@ -188,8 +185,8 @@ func (m *Memory) giveBackLocked(t *turns) {
 	m.grantLocked()
 }
 
-// grantLocked grants shared turns in order, so that files can't starve indexes. Indexes that wait for
-// other indexes delay no file.
+// grantLocked grants shared turns in order, so that files can't starve indexes. Indexes that wait
+// for other indexes delay no file.
 func (m *Memory) grantLocked() {
 	behindIndexes := false
 	for e := m.waiting.Front(); e != nil; {
@@ -212,12 +209,11 @@ func (m *Memory) grantOneLocked(e *list.Element) {
 	close(t.granted)
 }
 
-// fitLocked reports whether enough shared turns are free.
 func (m *Memory) fitLocked(t *turns, taken int64) bool {
 	return m.wantedLocked(t) <= max(0, m.files-m.reserved-taken)
 }
 
-// wantedLocked is at most the number of turns.
+// wantedLocked returns the wanted turns, at most all shared ones.
 func (m *Memory) wantedLocked(t *turns) int64 {
 	if t.indexes > 0 {
 		return min(t.indexes, max(0, m.files-m.reserved))
@@ -238,7 +234,7 @@ func (m *Memory) countLocked(t *turns) {
 	}
 }
 
-// readers returns how many further readers a large file may have.
+// readers returns how many additional readers a large file may have.
 func (m *Memory) readers(most int64) int64 {
 	if m == nil {
 		return most
@@ -249,7 +245,6 @@ func (m *Memory) readers(most int64) int64 {
 // packMemory bounds the packs that a restore keeps: four of some 20 MB.
 const packMemory = 96 << 20
 
-// kept returns the bytes of packs that a restore may keep.
 func (m *Memory) kept() int64 {
 	if m == nil {
 		return packMemory
@@ -259,13 +254,12 @@ func (m *Memory) kept() int64 {
 
 const (
 	// leastExtras is the bound of a volume's extras with the smallest limit, 256 MiB.
-	leastExtras = 24 << 20
-	// unboundedExtras is their bound without a limit.
+	leastExtras     = 24 << 20
 	unboundedExtras = 256 << 20
 )
 
-// keptExtras returns the bound of a volume's packed extras. In an upload they replace the packs that a
-// restore keeps, in a restore the packs that an upload fills. So they wait for nothing.
+// keptExtras returns the bound of a volume's packed extras. An upload keeps no packs of restores,
+// and a restore fills no packs: extras use that memory, and need no turn.
 func (m *Memory) keptExtras() int64 {
 	if m == nil {
 		return unboundedExtras

@@ -29,45 +29,40 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// output writes a snapshot below a folder. It differs from Kopia's own output in
-// that
-//   - it never leaves the folder, even if the pod that uses it puts links there;
-//   - a file that is in the way is removed, not written to: it may be open, or
-//     be a link;
-//   - a file that can't get its owner doesn't get its setuid bits either;
+// output writes a snapshot below a folder. Unlike Kopia's own output,
+//   - it never leaves the folder, even if a pod puts links there;
+//   - it removes a file in the way instead of writing to it: the file may be open, or a link;
+//   - a file that can't get its owner doesn't get its setuid bits;
 //   - a folder keeps its own time;
-//   - names of one file are so again, and attributes come back;
+//   - hard links and attributes come back;
 //   - it ends with its context.
 type output struct {
 	root *confined
-	// beside has a file written beside its place, and put there when it is complete: what
-	// runs goes on with the old one until then, and keeps it if the restore stops.
+	// beside writes a file beside its place, and moves it when complete. Running programs keep the
+	// old one until then, or if the restore stops.
 	beside bool
-	// snapshot is the id of what is written.
+	// snapshot is the snapshot's id.
 	snapshot string
 	progress *Progress
 	notes    notes
-	// surplus are the files of the volume that the snapshot does not have.
-	surplus surplus
-	// readers are those that large files may have besides the first.
+	surplus  surplus
+	// readers limits the additional readers of large files.
 	readers *semaphore.Weighted
-	// extras are what Kopia has no place for; nil if that is not known. With the links they take
-	// most bytes at most.
+	// extras is nil if unknown. With the hard links they take at most most bytes.
 	extras *packed
 	most   int64
 
 	mu sync.Mutex
-	// written are the first names of files that have several, by their number. Names whose contents
-	// were not the same when each was read are not those of one file any more: others are the first
-	// ones with another content. links are the further ones, which are made at the end.
+	// written has the first name of each file with several, by its number. Names that were read
+	// with different contents are not one file any more: others has their first names by content.
+	// links are the other names, created at the end.
 	written map[int]firstName
 	others  map[firstOther]int
 	links   []link
-	full    bool // there is no memory for more of them
+	full    bool // no memory for more links
 }
 
-// firstName is the first name of a file with several: the hash of its content, and its line in
-// extras.
+// firstName has the hash of the content, and the line in extras.
 type firstName struct {
 	content uint64
 	line    int
@@ -78,18 +73,17 @@ type firstOther struct {
 	content uint64
 }
 
-// link is a further name, and the one that it is another name of, by their lines in extras.
+// link makes the name of one line in extras another name of the file of a line.
 type link struct{ from, to uint32 }
 
 const (
-	// firstMemory and linkMemory are what a first and a further name take, with the maps or slices
-	// that grow for them.
+	// firstMemory and linkMemory are the bytes of a first and another name, with the growth of maps
+	// or slices.
 	firstMemory, linkMemory = 56, 20
 )
 
 var contentSeed = maphash.MakeSeed()
 
-// name is where a path of the snapshot goes: the root of both is the same.
 func name(rel string) string {
 	if rel == "" {
 		return "."
@@ -97,8 +91,8 @@ func name(rel string) string {
 	return rel
 }
 
-// BeginDirectory makes a folder, which gets its attributes when it is full, and reports whether
-// it was there.
+// BeginDirectory creates a folder and reports whether it existed. FinishDirectory sets its
+// attributes.
 func (o *output) BeginDirectory(ctx context.Context, rel string) (existed bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
@@ -125,8 +119,8 @@ func (o *output) BeginDirectory(ctx context.Context, rel string) (existed bool, 
 	return existed, nil
 }
 
-// EnsureDirectory makes a folder that what is restored lies in, and reports whether it has. One
-// that is there stays as it is; anything else in its place is not removed.
+// EnsureDirectory creates a folder above the restored part, and reports whether it did. An existing
+// one stays as it is; anything else in its place is an error.
 func (o *output) EnsureDirectory(rel string) (made bool, err error) {
 	err = o.root.Mkdir(rel, 0o700)
 	if errors.Is(err, os.ErrExist) {
@@ -139,8 +133,7 @@ func (o *output) EnsureDirectory(rel string) (made bool, err error) {
 	return err == nil, err
 }
 
-// removeDefaults keeps what is made in a folder from getting an access control list that
-// it did not have.
+// removeDefaults removes the default access control list, which new files would inherit.
 func (o *output) removeDefaults(rel string) error {
 	folder, err := o.openFolder(name(rel))
 	if err != nil {
@@ -154,7 +147,7 @@ func (o *output) removeDefaults(rel string) error {
 	return o.permitted(err, name(rel), "has kept a default access control list")
 }
 
-// FinishDirectory gives a folder its attributes, and takes from it those that it did not have.
+// FinishDirectory sets a folder's attributes and removes others.
 func (o *output) FinishDirectory(rel string, dir fs.Entry, had extra) error {
 	f, err := o.openFolder(name(rel))
 	if err != nil {
@@ -166,8 +159,8 @@ func (o *output) FinishDirectory(rel string, dir fs.Entry, had extra) error {
 	return o.finish(f, name(rel), dir, had)
 }
 
-// removeOthers takes from a folder the extended attributes that the snapshot's does not have: who
-// was given access to it since the backup has that no more.
+// removeOthers removes the extended attributes that the snapshot's folder lacks: access that was
+// given since the backup ends.
 func (o *output) removeOthers(f handle, rel string, had extra) error {
 	if o.extras == nil {
 		return nil
@@ -182,7 +175,7 @@ func (o *output) removeOthers(f handle, rel string, had extra) error {
 		}
 		err := f.do("remove the attribute "+attribute+" of", func() error { return unix.Fremovexattr(f.fd, attribute) })
 		if errors.Is(err, unix.ENODATA) || errors.Is(err, unix.ENOTSUP) || errors.Is(err, unix.EINVAL) {
-			continue // gone meanwhile, or what the file system itself makes of each mode, as NFS does
+			continue // removed meanwhile, or made by the file system from the mode, as NFS does
 		}
 		if err := o.permitted(err, rel, "has kept its attribute "+attribute); err != nil {
 			return err
@@ -191,7 +184,7 @@ func (o *output) removeOthers(f handle, rel string, had extra) error {
 	return nil
 }
 
-// WriteFile writes a file, or notes that it is another name of one.
+// WriteFile writes a file, or notes a further hard link.
 func (o *output) WriteFile(ctx context.Context, rel string, file fs.File, had extra) (err error) {
 	if o.isLink(rel, file, had) {
 		o.progress.Add(file.Size())
@@ -208,7 +201,7 @@ func (o *output) WriteFile(ctx context.Context, rel string, file fs.File, had ex
 		at = o.besideName(rel)
 		defer func() {
 			if err != nil {
-				_ = o.root.Remove(at) // the next try replaces what this leaves
+				_ = o.root.Remove(at) // the next attempt replaces any rest
 			}
 		}()
 	}
@@ -227,7 +220,7 @@ func (o *output) WriteFile(ctx context.Context, rel string, file fs.File, had ex
 		return err
 	}
 	err = o.root.Rename(at, rel)
-	if errors.Is(err, unix.EISDIR) || errors.Is(err, os.ErrExist) { // a folder, which goes if it is empty
+	if errors.Is(err, unix.EISDIR) || errors.Is(err, os.ErrExist) { // an empty folder is replaced
 		if err := o.root.Remove(rel); err != nil {
 			return fmt.Errorf("replace %q: %w", rel, err)
 		}
@@ -236,14 +229,13 @@ func (o *output) WriteFile(ctx context.Context, rel string, file fs.File, had ex
 	return err
 }
 
-// besideName is the same each time, so that the next try replaces what one has left. It is
-// another one for each snapshot: a later one may have what the restore of an earlier one left.
+// besideName is stable, so that a repetition replaces what an attempt has left. It differs by
+// snapshot: a later snapshot may contain such a rest as a file.
 func (o *output) besideName(rel string) string {
 	sum := sha256.Sum256([]byte(o.snapshot + "/" + rel))
 	return path.Join(path.Dir(rel), ".holdfast-restore-"+hex.EncodeToString(sum[:8]))
 }
 
-// CreateSymlink makes a symbolic link.
 func (o *output) CreateSymlink(ctx context.Context, rel string, link fs.Symlink) error {
 	target, err := link.Readlink(ctx)
 	if err != nil {
@@ -268,14 +260,14 @@ func (o *output) CreateSymlink(ctx context.Context, rel string, link fs.Symlink)
 	return o.permitted(err, rel, "did not get its time")
 }
 
-// openFolder opens a folder. A pod that uses the volume may have put a pipe or a
-// device in its place meanwhile, whose opening might never end.
+// openFolder opens a folder. A pod may have replaced it by a pipe or device, whose opening might
+// block.
 func (o *output) openFolder(rel string) (handle, error) {
 	return o.root.handle(rel, os.O_RDONLY|unix.O_DIRECTORY)
 }
 
-// replace calls create, which must fail if something is in its way, and once
-// more after removing that. A folder that isn't empty is not removed.
+// replace calls create, which must fail if something is in its way, and again after removing that.
+// A folder with content stays.
 func (o *output) replace(rel string, create func() error) error {
 	err := create()
 	if !errors.Is(err, os.ErrExist) {
@@ -287,7 +279,7 @@ func (o *output) replace(rel string, create func() error) error {
 	return create()
 }
 
-// finish gives a file or folder its owner, mode and time, and closes it.
+// finish sets owner, mode and time of a file or folder, and closes it.
 func (o *output) finish(f handle, rel string, e fs.Entry, had extra) error {
 	err := o.attributes(f, rel, e, had.Attributes)
 	if err == nil { // after everything else that sets the time
@@ -301,8 +293,8 @@ func (o *output) attributes(f handle, rel string, e fs.Entry, extended map[strin
 		return err
 	}
 	mode, owner := e.Mode()&fs.ModBits, e.Owner()
-	// The owner first, since a change of owner clears setuid bits and capabilities, and
-	// the mode before the access control list, which says more.
+	// The owner first, since chown clears setuid bits and capabilities; the mode before the access
+	// control list, which says more.
 	err := f.chown(owner.UserID, owner.GroupID)
 	if errors.Is(err, os.ErrPermission) {
 		mode &^= os.ModeSetuid | os.ModeSetgid
@@ -316,10 +308,10 @@ func (o *output) attributes(f handle, rel string, e fs.Entry, extended map[strin
 	return o.setExtended(f, rel, extended, func(attribute string) bool { return !isUsers(attribute) })
 }
 
-// isUsers reports whether an attribute is one for which a file must be writable.
+// isUsers reports whether setting the attribute needs a writable file.
 func isUsers(attribute string) bool { return strings.HasPrefix(attribute, "user.") }
 
-// setExtended gives a file or folder those of its extended attributes that are wanted.
+// setExtended sets the extended attributes that are wanted.
 func (o *output) setExtended(f handle, rel string, attributes map[string][]byte, wanted func(attribute string) bool) error {
 	for _, attribute := range slices.Sorted(maps.Keys(attributes)) {
 		if !wanted(attribute) || !isKept(attribute) {
@@ -327,7 +319,7 @@ func (o *output) setExtended(f handle, rel string, attributes map[string][]byte,
 		}
 		err := f.again(func() error { return unix.Fsetxattr(f.fd, attribute, attributes[attribute], 0) })
 		if errors.Is(err, unix.ENOTSUP) || errors.Is(err, unix.EINVAL) {
-			err = os.ErrPermission // this file system has no such attribute
+			err = os.ErrPermission // the file system lacks such attributes
 		}
 		if err := o.permitted(err, rel, "did not get its attribute "+attribute); err != nil {
 			return fmt.Errorf("set the attribute %s of %q: %w", attribute, rel, err)
@@ -336,8 +328,7 @@ func (o *output) setExtended(f handle, rel string, attributes map[string][]byte,
 	return nil
 }
 
-// isLink reports whether a file is a further name of one that is written already, or will
-// be. It becomes one at the end.
+// isLink reports whether a file is a further name of a file of this restore, and notes that.
 func (o *output) isLink(rel string, file fs.File, had extra) bool {
 	stored, ok := file.(object.HasObjectID)
 	if had.Link == 0 || !ok {
@@ -376,8 +367,7 @@ func (o *output) isLink(rel string, file fs.File, had extra) bool {
 	return false
 }
 
-// makeLinks gives files their further names, and the folders of these the times that they had
-// before.
+// makeLinks creates the further names, and restores the times of their folders.
 func (o *output) makeLinks(ctx context.Context) error {
 	slices.SortFunc(o.links, func(a, b link) int { return cmp.Compare(a.to, b.to) }) // folder by folder
 	froms, tos := packedReader{of: o.extras}, packedReader{of: o.extras}
@@ -417,8 +407,8 @@ func (o *output) makeLinks(ctx context.Context) error {
 	return leave()
 }
 
-// permitted turns a lack of permission into a warning. An agent without root,
-// and a server that maps root to nobody, can restore contents all the same.
+// permitted turns a lack of permission into a warning. An agent without root, or a server that maps
+// root to nobody, can still restore contents.
 func (o *output) permitted(err error, rel, problem string) error {
 	if errors.Is(err, os.ErrPermission) {
 		o.notes.add(rel, problem)
@@ -427,8 +417,7 @@ func (o *output) permitted(err error, rel, problem string) error {
 	return err
 }
 
-// Close gives files their other names, and brings all to the disk: who waits for the end of
-// a restore relies on it that it outlives a power failure of the node.
+// Close creates the further names and syncs the disk: a completed restore outlives a power failure.
 func (o *output) Close(ctx context.Context) error {
 	if err := o.makeLinks(ctx); err != nil {
 		return err
@@ -444,8 +433,7 @@ func (o *output) Close(ctx context.Context) error {
 	return nil
 }
 
-// sparseBlock is the unit in which zeros become holes: the block of common
-// filesystems.
+// sparseBlock is the unit in which zeros become holes, the block of common file systems.
 const sparseBlock = 4 << 10
 
 var (
@@ -454,21 +442,20 @@ var (
 )
 
 const (
-	// partSize is how many bytes of a large file one reader reads at a time.
+	// partSize is how many bytes of a large file a reader reads at a time.
 	partSize = 32 << 20
-	// partReaders is how many further readers large files have, all together. Each has
-	// a piece of its file in memory, of 4 MB in the mean.
+	// partReaders is how many additional readers all large files share. Each has a piece of about 4
+	// MB in memory.
 	partReaders = 8
 )
 
-// target is a file that is written.
 type target interface {
 	io.WriterAt
 	Truncate(size int64) error
 }
 
-// copy writes the content of a file, of a large one by several readers: each waits for
-// its own answers of the store. from is at the beginning, and again opens it once more.
+// copy writes a file; a large one by several readers, since each waits for the store. from is at
+// the beginning, and again opens another reader.
 func (o *output) copy(ctx context.Context, to target, from io.ReadSeeker, size int64, again func(context.Context) (fs.Reader, error)) error {
 	if size <= partSize {
 		return copySparse(ctx, to, from, 0, size, size, o.progress)
@@ -480,7 +467,7 @@ func (o *output) copy(ctx context.Context, to target, from io.ReadSeeker, size i
 			if offset >= size {
 				return nil
 			}
-			if offset != at { // else it would read a piece again of which it has a part
+			if offset != at { // a seek would read a part of a piece again
 				if _, err := from.Seek(offset, io.SeekStart); err != nil {
 					return err
 				}
@@ -514,8 +501,8 @@ func (o *output) copy(ctx context.Context, to target, from io.ReadSeeker, size i
 	return reading.Wait()
 }
 
-// copySparse writes the bytes from offset to end, which from must end with, to a part of a
-// file of some size, in which there is nothing yet, leaving holes for zeros.
+// copySparse writes the bytes from offset to end, where from must end, into an empty part of a
+// file, leaving holes for zeros.
 func copySparse(ctx context.Context, to target, from io.Reader, offset, end, size int64, p *Progress) error {
 	buffer := buffers.Get().(*[64 * sparseBlock]byte)
 	defer buffers.Put(buffer)
@@ -547,8 +534,7 @@ func copySparse(ctx context.Context, to target, from io.Reader, offset, end, siz
 	}
 }
 
-// writeData writes the blocks of data that are not zero, each run at once, and returns where
-// the last of them ends.
+// writeData writes the blocks that are not zero, each run at once, and returns the end of the last.
 func writeData(to io.WriterAt, data []byte, offset int64) (written int, err error) {
 	for start := 0; start < len(data); {
 		end := start

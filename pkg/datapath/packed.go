@@ -15,10 +15,10 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// blockBytes is how much of the lines a block holds, about: what is unpacked to find one.
+// blockBytes is about how many bytes of lines a block holds: one is unpacked to find a line.
 const blockBytes = 64 << 10
 
-// blockMemory is what a block takes besides what it holds and the path of its first line.
+// blockMemory is the size of a block without its data and first path.
 const blockMemory = 64
 
 var (
@@ -31,12 +31,12 @@ var (
 	})
 )
 
-// packed are lines in the order of their paths, in blocks that are compressed each by itself. A
-// line is a path, a zero, what is known of that, and a zero. Neither has zeros.
+// packed has lines in the order of their paths, in blocks that are compressed separately. A line is
+// a path, a zero, the value and a zero. Neither contains zeros.
 type packed struct {
 	blocks []packedBlock
-	bytes  int64 // that they take, without open
-	count  int   // of lines
+	bytes  int64 // size of the blocks
+	count  int   // number of lines
 	open   []byte
 }
 
@@ -46,19 +46,18 @@ type packedBlock struct {
 	data  []byte
 }
 
-// appendLine appends a line to others.
 func appendLine(b []byte, path string, known []byte) []byte {
 	return append(append(append(append(b, path...), 0), known...), 0)
 }
 
-// cutLine cuts the first of some lines off.
+// cutLine cuts off the first line.
 func cutLine(lines []byte) (path, known, rest []byte) {
 	path, rest, _ = bytes.Cut(lines, []byte{0})
 	known, rest, _ = bytes.Cut(rest, []byte{0})
 	return path, known, rest
 }
 
-// add takes the next line, whose path must come after those before. finish must follow the last.
+// add adds the next line, whose path must be greater. finish must follow the last.
 func (p *packed) add(path string, known []byte) error {
 	if len(p.open) == 0 {
 		p.blocks = append(p.blocks, packedBlock{first: strings.Clone(path), line: p.count})
@@ -86,18 +85,17 @@ func (p *packed) finish() error {
 	return nil
 }
 
-// packedReader reads lines, and is quick when they are asked for in their order. It is not safe for
-// concurrent use, but several may read the same.
+// packedReader reads lines, fast if they are requested in order. It is not safe for concurrent use,
+// but several may read the same lines.
 type packedReader struct {
 	of    *packed
-	data  []byte // the lines of a block
-	block int    // its number, and one more
-	left  []byte // what was not read of them
+	data  []byte // lines of the block
+	block int    // its number plus one
+	left  []byte // unread lines of the block
 	line  int    // number of the next line
-	asked string // the path that was looked for last
+	asked string // the last requested path
 }
 
-// begin goes to the beginning of a block.
 func (r *packedReader) begin(block int) error {
 	if block != r.block-1 {
 		with, err := unpacker()
@@ -113,7 +111,7 @@ func (r *packedReader) begin(block int) error {
 	return nil
 }
 
-// next returns the next line; no path at the end. It is for readers that do nothing else.
+// next returns the next line; no path at the end. A reader uses either next or find.
 func (r *packedReader) next() (path, known []byte, err error) {
 	if len(r.left) == 0 {
 		if r.block == len(r.of.blocks) {
@@ -128,7 +126,7 @@ func (r *packedReader) next() (path, known []byte, err error) {
 	return path, known, nil
 }
 
-// find returns what is known of a path, and the number of its line; nil if there is none.
+// find returns the value of a path and the number of its line; nil if there is none.
 func (r *packedReader) find(path string) (known []byte, line int, err error) {
 	block := sort.Search(len(r.of.blocks), func(i int) bool { return r.of.blocks[i].first > path }) - 1
 	if block < 0 {
@@ -153,7 +151,7 @@ func (r *packedReader) find(path string) (known []byte, line int, err error) {
 	return nil, 0, nil
 }
 
-// path returns the path of a line by its number, which there must be.
+// path returns the path of an existing line.
 func (r *packedReader) path(line int) (string, error) {
 	block := sort.Search(len(r.of.blocks), func(i int) bool { return r.of.blocks[i].line > line }) - 1
 	if block != r.block-1 || line < r.line {
@@ -165,12 +163,12 @@ func (r *packedReader) path(line int) (string, error) {
 		_, _, r.left = cutLine(r.left)
 	}
 	path, _, _ := cutLine(r.left)
-	r.asked = string(path) // from where it goes on
+	r.asked = string(path) // find goes on from here
 	return r.asked, nil
 }
 
-// merge calls do with the lines of all runs in the order of paths. Of those of one path it takes
-// that of the last run. It needs blockBytes for each run.
+// merge calls do with the lines of all runs in the order of paths; for equal paths with the line of
+// the last run. It needs blockBytes for each run.
 func merge(runs []*packed, do func(path, known []byte) error) error {
 	var heads heads
 	for i, run := range runs {
@@ -202,7 +200,6 @@ func merge(runs []*packed, do func(path, known []byte) error) error {
 	return nil
 }
 
-// head is the next line of a run.
 type head struct {
 	packedReader
 	run       int

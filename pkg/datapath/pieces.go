@@ -15,25 +15,25 @@ import (
 )
 
 const (
-	// wholePiece is a splitter that leaves a piece as it is: none is larger than buzhash.Most.
+	// wholePiece is a splitter that does not cut pieces of up to buzhash.Most.
 	wholePiece = "FIXED-8M"
-	// prefixOfList is that of the contents that list an object's pieces, in Kopia's format.
+	// prefixOfList is Kopia's prefix of contents that list an object's pieces.
 	prefixOfList = "x"
 )
 
-// pieces stores a file that is cut by its content: the same object that Kopia's writer makes
-// of it. To find where to cut is nearly half of what such a file costs there, and Kopia has no place
-// for a faster way to the same end. So each piece is an object of its own, and the file is the
-// list of them. One goroutine at a time uses it, which fileWriter sees to.
+// pieces stores a file that is cut by its content, as the object that Kopia's writer would make.
+// Kopia spends nearly half of the time on finding the cuts, and a faster splitter can't be
+// registered. So each piece is an object, and the file is their list. It is not safe for concurrent
+// use.
 type pieces struct {
 	begin   func(object.WriterOptions) object.Writer
 	options object.WriterOptions
 
 	splitter buzhash.Splitter
-	piece    object.Writer // what is written to since the last cut, if anything
-	length   int64         // of it
+	piece    object.Writer // piece since the last cut, or nil
+	length   int64         // of the piece
 	ended    []*object.IndirectObjectEntry
-	end      int64 // of all that have ended
+	end      int64 // of all cut pieces
 	storing  errgroup.Group
 }
 
@@ -43,7 +43,6 @@ func newPieces(begin func(object.WriterOptions) object.Writer, options object.Wr
 	return w
 }
 
-// add writes to the piece.
 func (w *pieces) add(b []byte) error {
 	if w.piece == nil {
 		options := w.options
@@ -55,7 +54,7 @@ func (w *pieces) add(b []byte) error {
 	return err
 }
 
-// cut ends the piece after its last bytes, and stores it beside what follows.
+// cut ends the piece after its last bytes, and stores it while the next is read.
 func (w *pieces) cut(last []byte) error {
 	if err := w.add(nil); err != nil {
 		return err
@@ -63,10 +62,10 @@ func (w *pieces) cut(last []byte) error {
 	piece, entry := w.piece, &object.IndirectObjectEntry{Start: w.end, Length: w.length + int64(len(last))}
 	w.ended = append(w.ended, entry)
 	w.piece, w.length, w.end = nil, 0, w.end+entry.Length
-	last = bytes.Clone(last) // the one who writes uses them anew
+	last = bytes.Clone(last) // the caller reuses them
 	w.storing.Go(func() (err error) {
 		defer piece.Close() //nolint:errcheck // it has none
-		// The last bytes of a piece of the greatest length make Kopia store it at once.
+		// Kopia stores a piece of the greatest length within Write.
 		if _, err = piece.Write(last); err == nil {
 			entry.Object, err = piece.Result()
 		}
@@ -134,7 +133,7 @@ func (w *pieces) Result() (object.ID, error) {
 
 // Close implements object.Writer.
 func (w *pieces) Close() error {
-	_ = w.storing.Wait() // Result has told, if anybody wants to know
+	_ = w.storing.Wait() // Result returned the error
 	if w.piece == nil {
 		return nil
 	}

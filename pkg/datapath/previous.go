@@ -20,30 +20,29 @@ import (
 )
 
 // racy is the minimum time between a file's last change and the start of a snapshot that spares its
-// reading. File systems keep times in units of up to two seconds, and a second change within one is
-// invisible. Tests set another one.
+// reading. File systems keep times in units of up to two seconds, so a second change within one is
+// invisible.
 var racy = 2 * time.Second
 
-// basis has the earlier snapshots that an upload relies on.
+// basis has the earlier snapshots that an upload uses.
 type basis struct {
 	// complete is the newest complete snapshot of the volume, or nil.
 	complete *snapshot.Manifest
-	// spare has the snapshots that spare the reading of unchanged files; none if every file is to be
-	// read.
+	// spare has the snapshots that spare reading unchanged files; none for a full read.
 	spare []*snapshot.Manifest
-	// fullRead is the begin of the last upload that read every file, maybe this one.
+	// fullRead is the start of the last upload that read every file, maybe this one.
 	fullRead time.Time
 }
 
-// basisOf returns the basis of an upload that begins now. The newest complete snapshot and the newest
-// checkpoint may be nil. If every file is to be read, only a checkpoint of such an upload counts.
+// basisOf returns the basis of an upload that begins now, from the newest complete snapshot and the
+// newest checkpoint, both optional. For a full read, only a checkpoint of a full read counts.
 func basisOf(complete, checkpoint *snapshot.Manifest, now time.Time, fullReadEvery time.Duration) basis {
 	spares := func(man *snapshot.Manifest) bool {
 		if man == nil {
 			return false
 		}
 		read := fullReadOf(man)
-		// A snapshot of a clock that was ahead says nothing about the times of files.
+		// A snapshot from a clock that was ahead proves nothing about the times of files.
 		return !man.StartTime.ToTime().After(now) && !read.After(now) && (fullReadEvery == 0 || now.Sub(read) < fullReadEvery)
 	}
 	b := basis{complete: complete, fullRead: now}
@@ -58,8 +57,8 @@ func basisOf(complete, checkpoint *snapshot.Manifest, now time.Time, fullReadEve
 	return b
 }
 
-// fullReadOf returns the begin of the last upload that read every file, by a snapshot's tag. A snapshot
-// without it, as Velero's, has read all.
+// fullReadOf returns the start of the last upload that read every file, by a snapshot's tag. A
+// snapshot without the tag, as Velero's, has read all.
 func fullReadOf(man *snapshot.Manifest) time.Time {
 	if read, err := time.Parse(time.RFC3339, man.Tags[tagFullRead]); err == nil {
 		return read
@@ -67,8 +66,8 @@ func fullReadOf(man *snapshot.Manifest) time.Time {
 	return man.StartTime.ToTime()
 }
 
-// spread is a duration less up to a quarter of it, which is always the same for one volume:
-// those that were first backed up in one night are not all read again in one.
+// spread shortens a duration by up to a quarter, always the same for one volume: volumes of one
+// night are not all read again in one night.
 func spread(every time.Duration, of Source) time.Duration {
 	sum := fnv.New32a()
 	_, _ = sum.Write([]byte(of.ClaimUID))
@@ -76,8 +75,8 @@ func spread(every time.Duration, of Source) time.Duration {
 	return every - time.Duration(float64(every)/4*float64(sum.Sum32())/math.MaxUint32)
 }
 
-// since is the second from which on a change of a file means that it is read again. With two
-// snapshots it is that of the older one, as a file may be found in either.
+// since returns the second from which on a changed file is read again: of the older snapshot, as a
+// file may be found in either.
 func (b basis) since() int64 {
 	second := int64(math.MaxInt64)
 	for _, man := range append(slices.Clone(b.spare), b.complete) {
@@ -88,10 +87,10 @@ func (b basis) since() int64 {
 	return second
 }
 
-// isFullRead reports whether every file is read though there is a complete snapshot.
+// isFullRead reports whether every file is read despite a complete snapshot.
 func (b basis) isFullRead() bool { return b.complete != nil && !slices.Contains(b.spare, b.complete) }
 
-// files is how many files and links the complete snapshot has.
+// files returns the number of files and links of the complete snapshot.
 func (b basis) files() int64 {
 	if b.complete == nil || b.complete.RootEntry == nil || b.complete.RootEntry.DirSummary == nil {
 		return 0
@@ -100,13 +99,13 @@ func (b basis) files() int64 {
 	return summary.TotalFileCount + summary.TotalSymlinkCount
 }
 
-// veleroClaim is the tag by which Velero up to 1.16 names a claim by its uid. Later ones name none.
+// veleroClaim is the tag with the claim's uid of Velero up to 1.16. Later versions have none.
 const veleroClaim = "pvc-uid"
 
-// previousSnapshots returns the newest complete snapshot of the claim, or else of the source, and
-// the newest checkpoint of an upload that did not complete; nil for either of which there is none.
+// previousSnapshots returns the newest complete snapshot of the claim or else of the source, and
+// the newest checkpoint of an incomplete upload; nil if missing.
 func previousSnapshots(ctx context.Context, r repo.Repository, source Source) (complete, checkpoint *snapshot.Manifest, err error) {
-	// A claim outlives the pods that mount it, whose names are in the path.
+	// A claim outlives its pods, whose names are in the path.
 	var ofClaim, ofSource, checkpoints []map[string]string
 	for _, requester := range []string{requester, formerRequester} {
 		info := source.info(r.ClientOptions(), requester)
@@ -134,16 +133,15 @@ func with(labels map[string]string, key, value string) map[string]string {
 	return labels
 }
 
-// claimOf is the uid of the claim that a snapshot is of, by its labels; empty if it is of a volume
-// without a claim. It is not known of Velero's newer snapshots.
+// claimOf returns the uid of a snapshot's claim, by its labels; empty for a volume without one.
+// Velero's newer snapshots don't tell.
 func claimOf(labels map[string]string) (uid types.UID, known bool) {
 	uid = types.UID(cmp.Or(labels[tagClaim], labels[veleroClaim]))
 	return uid, uid != "" || labels[tagRecord] != ""
 }
 
-// newest returns the newest of the snapshots that have the labels of some search in the
-// first of the groups in which there are any; nil if there are none. One of another claim, which
-// had the name of this one before, does not count. One whose claim is not known does.
+// newest returns the newest snapshot that matches a search of the first group with matches, or nil.
+// Snapshots of another claim that had the same name don't count; those of unknown claims do.
 func newest(ctx context.Context, r repo.Repository, claim types.UID, groups ...[]map[string]string) (*snapshot.Manifest, error) {
 	for _, searches := range groups {
 		var entries []*manifest.EntryMetadata

@@ -13,17 +13,17 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Progress counts the bytes and files of one upload or restore, and what it asks of the kernel. Its zero value is ready;
-// it may be read at any time.
+// Progress counts the bytes, files and calls of one upload or restore. The zero value is ready; it
+// is safe for concurrent use.
 type Progress struct {
 	done, total           atomic.Int64
 	filesDone, totalFiles atomic.Int64
 	calls                 calls
-	// all counts what a manager's work has moved; nil outside of a manager.
+	// all counts for the manager; may be nil.
 	all *atomic.Int64
 }
 
-// Done returns the bytes moved so far, those that needed no moving included.
+// Done returns the moved bytes, including those that needed no moving.
 func (p *Progress) Done() int64 { return p.done.Load() }
 
 // Add counts bytes as moved.
@@ -34,35 +34,33 @@ func (p *Progress) Add(bytes int64) {
 	}
 }
 
-// AddFile counts a file as moved.
 func (p *Progress) AddFile() { p.addFiles(1) }
 
 func (p *Progress) addFiles(n int64) { p.filesDone.Add(n) }
 
-// Files returns the files moved so far, and those to move as far as is known.
+// Files returns the moved files, and the known total.
 func (p *Progress) Files() (done, total int64) {
 	done = p.filesDone.Load()
 	return done, max(p.totalFiles.Load(), done)
 }
 
-// SetTotal says how many bytes and files there are to move.
+// SetTotal sets the bytes and files to move.
 func (p *Progress) SetTotal(bytes, files int64) {
 	p.total.Store(bytes)
 	p.totalFiles.Store(files)
 }
 
-// Total returns the bytes to move as far as is known, never less than Done.
+// Total returns the known bytes to move, never less than Done.
 func (p *Progress) Total() int64 { return max(p.total.Load(), p.done.Load()) }
 
-// Warnings are what went wrong without ending the work.
+// Warnings are problems that did not end the work.
 type Warnings struct {
-	// Count of all of them.
 	Count int
-	// First few of them, each naming a file.
+	// First few, each naming a file.
 	First []string
 }
 
-// String is empty if there were none.
+// String is empty without warnings.
 func (w Warnings) String() string {
 	if w.Count == 0 {
 		return ""
@@ -75,17 +73,16 @@ func (w Warnings) String() string {
 }
 
 const (
-	// warningsKept is the length of Warnings.First.
 	warningsKept = 5
 	// warningsTold bounds the memory for telling repeated warnings apart.
 	warningsTold = 10_000
-	// warningsLogged is how many of the warnings of a volume are in the log.
+	// warningsLogged bounds the log of a volume.
 	warningsLogged = 1000
 )
 
 // notes collects warnings, each file and problem once.
 type notes struct {
-	logger klog.Logger // of each of them; the zero value has none
+	logger klog.Logger // logs each warning; may be zero
 
 	mu    sync.Mutex
 	count int
@@ -95,7 +92,7 @@ type notes struct {
 
 func (n *notes) add(path, problem string) { n.insert(warningsKept, path, problem) }
 
-// addFirst adds a warning about many files, or about none, which is told before those of single ones.
+// addFirst adds a warning about many files or none, before those about single files.
 func (n *notes) addFirst(path, problem string) { n.insert(0, path, problem) }
 
 func (n *notes) insert(at int, path, problem string) {

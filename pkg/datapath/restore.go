@@ -33,24 +33,24 @@ import (
 // ErrSnapshotNotFound: the repository has no complete snapshot of the id.
 var ErrSnapshotNotFound = errors.New("the repository has no such snapshot")
 
-// RestoreRequest says what to restore, and into which folder.
+// RestoreRequest says what to restore, and where.
 type RestoreRequest struct {
-	// SnapshotID is Kopia's id of the snapshot.
+	// SnapshotID is Kopia's id.
 	SnapshotID string
-	// Path, Root and IsMount are as in Folder; the folder must exist. The latter two are optional.
+	// Path, Root and IsMount are as in Folder, which must exist. Root and IsMount are optional.
 	Path, Root string
 	IsMount    MountProbe
-	// Only has the paths of the files and folders to restore; all if it is empty. Other files stay. An
-	// existing file stays until the complete one replaces it.
+	// Only has the paths to restore; all if empty. Other files stay. An existing file stays until
+	// the complete one replaces it.
 	Only []string
-	// Replace removes files that the snapshot lacks. Otherwise they stay, and a warning counts
-	// them. It has no effect beside Only.
+	// Replace removes files that the snapshot lacks. Otherwise a warning counts them. It has no
+	// effect with Only.
 	Replace bool
 }
 
 // RestoreResult says what was restored.
 type RestoreResult struct {
-	// TotalBytes and Files of the snapshot, or of the requested part.
+	// TotalBytes and Files of the requested part.
 	TotalBytes, Files int64
 	// Removed counts the removed files and folders.
 	Removed int64
@@ -59,8 +59,8 @@ type RestoreResult struct {
 	Warnings Warnings
 }
 
-// Restore writes a snapshot into a folder. After a failure the folder may hold a part of the files; a
-// repetition replaces them.
+// Restore writes a snapshot into a folder. A failure may leave a part of the files; a repetition
+// replaces them.
 func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, p *Progress) (_ RestoreResult, err error) {
 	defer func() { err = causeOf(ctx, err) }()
 	packs := r.KeepPacks(MemoryOf(ctx).kept())
@@ -118,20 +118,19 @@ func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, 
 	}, nil
 }
 
-// restoration writes the entries of a snapshot. It walks and creates the folders. After each batchSize
-// entries it writes the files, pack by pack, and then the attributes of complete folders. So each pack
-// is requested once in a batch, and memory follows the batch. Kopia's own restore goes by name, and
-// neighbours by name may be in different packs.
+// restoration writes the entries of a snapshot. It creates the folders on a walk. After each
+// batchSize entries it writes the files, pack by pack, then the attributes of complete folders. So
+// a batch requests each pack once, and bounds the memory. Kopia's own restore goes by name.
 type restoration struct {
 	repo  repo.DirectRepository
 	packs *repository.Packs
 	out   *output
-	// files counts the written ones.
+	// files counts the written files.
 	files int64
 	// leaves has the files and links of this batch, folders the folders that are complete after it.
 	leaves  []leaf
 	folders []leaf
-	// extras reads the extras; held counts their bytes in leaves.
+	// held counts the bytes of extras in leaves.
 	extras packedReader
 	held   int
 }
@@ -140,25 +139,24 @@ type restoration struct {
 type leaf struct {
 	path   string
 	stored *snapshot.DirEntry
-	// pack and offset are the begin of its content; none for a large file of many pieces.
+	// pack and offset locate its content; empty for a file of many pieces.
 	pack   blob.ID
 	offset uint32
 	// small is true if its content is a small piece of the pack.
 	small bool
-	// extra is the line of the leaf's extras, with its number. It is looked up in the order of names,
-	// for which few blocks are unpacked.
+	// extra is the leaf's line of extras, line its number. The walk looks it up in the order of
+	// names, which unpacks few blocks.
 	extra []byte
 	line  int
 }
 
 const (
-	// batchSize is the number of entries of a batch, some 25 MB. Extras may reduce it to leastBatch.
+	// batchSize is the number of entries of a batch, some 25 MB. Extras may reduce it to
+	// leastBatch.
 	batchSize, leastBatch = 50_000, 10_000
-	// entryMemory is the memory of an entry.
-	entryMemory = 512
+	entryMemory           = 512
 )
 
-// isFull reports whether the batch is to be written.
 func (w *restoration) isFull() bool {
 	most := batchSize
 	if w.out.extras != nil {
@@ -167,13 +165,13 @@ func (w *restoration) isFull() bool {
 	return len(w.leaves)+len(w.folders) >= most || w.held >= runBytes
 }
 
-// part is the restored part of a snapshot: all, or a file or folder with the folders above it.
+// part is a file or folder to restore, with the folders above it.
 type part struct {
 	leaf
 	in []leaf
 }
 
-// find returns the requested parts. A path that the snapshot lacks is an error before any write.
+// find returns the requested parts. It fails before any write if the snapshot lacks one.
 func (w *restoration) find(ctx context.Context, root *snapshot.DirEntry, only []string) (parts []part, err error) {
 	if len(only) == 0 {
 		return []part{{leaf: leaf{stored: root}}}, nil
@@ -189,7 +187,7 @@ func (w *restoration) find(ctx context.Context, root *snapshot.DirEntry, only []
 	slices.Sort(paths)
 	for _, wanted := range slices.Compact(paths) {
 		if slices.ContainsFunc(parts, func(p part) bool { return strings.HasPrefix(wanted, p.path+"/") }) {
-			continue // it comes with that
+			continue // part of another one
 		}
 		found := part{leaf: leaf{stored: root}}
 		for name := range strings.SplitSeq(wanted, "/") {
@@ -245,7 +243,7 @@ func (w *restoration) run(ctx context.Context, parts []part) error {
 			return err
 		}
 	}
-	slices.Reverse(made) // what lies in another one first
+	slices.Reverse(made) // inner folders first
 	w.folders = append(w.folders, made...)
 	if err := w.write(ctx); err != nil {
 		return err
@@ -253,7 +251,6 @@ func (w *restoration) run(ctx context.Context, parts []part) error {
 	return w.out.Close(ctx)
 }
 
-// folder walks a folder.
 func (w *restoration) folder(ctx context.Context, rel string, stored *snapshot.DirEntry) error {
 	if len(rel) > longestPath {
 		return fmt.Errorf("write %.500q: %w", rel, errTooLong)
@@ -327,7 +324,6 @@ func decodeExtra(known []byte, line int) (x extra, err error) {
 	return x, err
 }
 
-// write writes the batch.
 func (w *restoration) write(ctx context.Context) error {
 	slices.SortFunc(w.leaves, func(a, b leaf) int { return cmp.Or(cmp.Compare(a.pack, b.pack), cmp.Compare(a.offset, b.offset)) })
 	wanted := map[blob.ID]int{}
@@ -411,10 +407,10 @@ func (w *restoration) entry(met leaf) fs.Entry {
 	return snapshotfs.EntryFromDirEntry(w.repo, met.stored)
 }
 
-// directoryStream is how Kopia marks the object of a folder.
+// directoryStream is Kopia's type of a folder's object.
 const directoryStream = "kopia:directory"
 
-// storedFolder replaces snapshot.DirManifest, whose decoders of modes and ids take most of its time.
+// storedFolder replaces snapshot.DirManifest, whose decoders take most of the time.
 type storedFolder struct {
 	StreamType string        `json:"stream"`
 	Entries    []storedEntry `json:"entries"`
@@ -449,8 +445,8 @@ func (e *storedEntry) decode(to *snapshot.DirEntry) (err error) {
 	return nil
 }
 
-// readFolder reads the entries of a folder. Kopia's own view replaces the times of subfolders by the
-// times of their newest files.
+// readFolder reads the entries of a folder. Kopia's own view sets the times of subfolders to those
+// of their newest files.
 func readFolder(ctx context.Context, r repo.Repository, stored *snapshot.DirEntry) ([]*snapshot.DirEntry, error) {
 	content, err := r.OpenObject(ctx, stored.ObjectID)
 	if err != nil {

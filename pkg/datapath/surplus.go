@@ -16,29 +16,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// surplus are the files that a restore finds in a volume and the snapshot does not have. They are
-// removed, or they stay and are counted: a newer log beside older tables may damage a database.
+// surplus handles files in a volume that the snapshot lacks. They are removed, or counted: a newer
+// log beside older tables may damage a database.
 type surplus struct {
-	// remove has them removed.
 	remove bool
-	// device is the file system of the volume. Nothing of another one, mounted below, is touched.
+	// device is the volume's file system. Other file systems mounted below are not touched.
 	device uint64
-	// first is the first that has stayed, with the reason. stayed counts these, and removed those
-	// that are gone.
+	// first is the first file that stayed, why the reason.
 	first, why      string
 	stayed, removed int64
-	// most bounds the names that are kept in memory before the files are removed.
+	// most bounds the names in memory before files are removed.
 	most int
 }
 
 const (
-	// surplusAtOnce is surplus.most but in tests.
+	// surplusAtOnce is the default of surplus.most.
 	surplusAtOnce = 100_000
-	// lostAndFound belongs to the file system, which makes it in each new volume.
+	// lostAndFound is made by the file system in each new volume.
 	lostAndFound = "lost+found"
 )
 
-// begin learns which file system the volume is.
 func (s *surplus) begin(root *confined, remove bool) error {
 	stat, err := handle{int(root.top.Fd()), ".", root.calls}.stat()
 	if err != nil {
@@ -48,14 +45,13 @@ func (s *surplus) begin(root *confined, remove bool) error {
 	return nil
 }
 
-// stays counts a file that stays, for a reason if it was to be removed.
+// stays counts a file that stays, with the reason if it was to be removed.
 func (s *surplus) stays(rel, why string) {
 	if s.stayed++; s.stayed == 1 {
 		s.first, s.why = rel, why
 	}
 }
 
-// tell adds a warning if files have stayed.
 func (s *surplus) tell(to *notes) {
 	if s.stayed == 0 {
 		return
@@ -73,9 +69,8 @@ func (s *surplus) tell(to *notes) {
 	to.add(s.first, text)
 }
 
-// settleSurplus looks for files in a folder that are not among the stored entries, which are its
-// own in the snapshot, and removes or counts them with all below. A folder in the place of a
-// stored file is such a one where the surplus is removed.
+// settleSurplus removes or counts the files of a folder that are not among its stored entries, with
+// all below. If surplus is removed, a folder in the place of a stored file is surplus.
 func (o *output) settleSurplus(ctx context.Context, rel string, stored []*snapshot.DirEntry) error {
 	byName := func(entry *snapshot.DirEntry, name string) int { return cmp.Compare(entry.Name, name) }
 	if !slices.IsSortedFunc(stored, func(a, b *snapshot.DirEntry) int { return byName(a, b.Name) }) {
@@ -110,7 +105,7 @@ type surplusFile struct {
 	isFolder, isMount bool
 }
 
-// listSurplus returns what is in a folder, at most surplus.most entries where they are removed.
+// listSurplus lists the surplus of a folder, at most surplus.most entries if they are removed.
 func (o *output) listSurplus(ctx context.Context, rel string, isSurplus func(name string, isFolder bool) bool) (found []surplusFile, err error) {
 	folder := &volumeDir{volumeEntry: volumeEntry{volume: &volume{root: o.root, notes: &o.notes}}, path: name(rel)}
 	it, err := folder.open()
@@ -141,7 +136,7 @@ func (o *output) listSurplus(ctx context.Context, rel string, isSurplus func(nam
 	}
 }
 
-// unlisted turns a folder that can't be listed into a warning, unless it is gone.
+// unlisted turns a folder that can't be listed into a warning, unless it was removed.
 func (o *output) unlisted(rel string, err error) error {
 	if errors.Is(err, errVanished) {
 		return nil
@@ -181,7 +176,7 @@ func (o *output) settleFile(ctx context.Context, rel string, isFolder, isMount b
 	return nil
 }
 
-// errnoOf is the cause of an error without the path in it.
+// errnoOf returns the cause of an error without its path.
 func errnoOf(err error) error {
 	var failed *os.PathError
 	if errors.As(err, &failed) {

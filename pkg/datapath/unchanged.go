@@ -21,28 +21,28 @@ import (
 	"github.com/kopia/kopia/snapshot"
 )
 
-// Most folders have not changed since the last snapshot. To decode what that has of each of
-// their files, and to encode the same again for nothing but its hash, takes as long as to ask the
-// kernel about them. So a folder that has no folders is compared before Kopia's uploader looks at
-// what it holds: if its listing would be the last one, byte for byte, that is used again. It has
-// of each file the name, type, mode, size, time and owner, which is what the uploader goes by,
-// too. Else the uploader goes on with what was listed so far, and decides file by file.
+// Most folders have not changed since the last snapshot. Decoding and encoding their entries takes
+// as long as listing their files. So a folder without subfolders is compared before Kopia's
+// uploader visits it. If its listing would equal the last one byte for byte, that object is used
+// again. The listing has the name, type, mode, size, time and owner of each file, as the uploader
+// compares. Otherwise the uploader goes on with the entries listed so far, and decides file by
+// file.
 
-// lastSnapshot is the one of the volume that is used again.
+// lastSnapshot is the volume's snapshot whose listings are used again.
 type lastSnapshot struct {
 	repository repo.Repository
 	progress   *Progress
-	// files of the listings that are used again, and their bytes; links are among them.
+	// files and bytes of the reused listings, links included.
 	files, bytes atomic.Int64
 }
 
-// relyOn has what the volume's root holds compared with the last snapshot.
+// relyOn compares the volume with the last snapshot.
 func (d *volumeDir) relyOn(r repo.Repository, last *snapshot.Manifest, p *Progress) {
 	d.volume.last = &lastSnapshot{repository: r, progress: p}
 	d.stored = last.RootObjectID()
 }
 
-// addTo adds what Kopia's uploader was not shown to what it has counted.
+// addTo adds the reused files to Kopia's statistics.
 func (l *lastSnapshot) addTo(stats *snapshot.Stats) {
 	if l != nil {
 		stats.CachedFiles += int32(l.files.Load())
@@ -50,14 +50,13 @@ func (l *lastSnapshot) addTo(stats *snapshot.Stats) {
 	}
 }
 
-// longestListing is how many bytes of a listing are compared at once: some 20,000 files. There
-// may be one for each folder that is uploaded at once, beside the memory that these take.
+// longestListing is the most bytes of a listing that is compared: some 20,000 files. Each folder in
+// work may hold one.
 var longestListing int64 = 4 << 20
 
-// DirEntryOrNil implements snapshot.HasDirEntryOrNil: Kopia's uploader asks it of a folder before
-// it looks at what that holds, and so before it asks it of the folders in it. Whatever goes wrong
-// is no error here, as the uploader meets it again. It verifies the object that it gets: one
-// whose contents are gone by then fails the upload, as its files' contents may be, too.
+// DirEntryOrNil implements snapshot.HasDirEntryOrNil, which Kopia's uploader calls before it lists
+// a folder. It ignores errors, as the uploader meets them again. The uploader verifies the returned
+// object: missing contents fail the upload.
 func (d *volumeDir) DirEntryOrNil(ctx context.Context) (*snapshot.DirEntry, error) {
 	if d.in != nil {
 		d.stored = d.in.folders[d.name]
@@ -79,7 +78,7 @@ func (d *volumeDir) DirEntryOrNil(ctx context.Context) (*snapshot.DirEntry, erro
 	if _, err := io.ReadFull(content, bytes); err != nil {
 		return nil, nil
 	}
-	listing := unsafe.String(unsafe.SliceData(bytes), len(bytes)) // nobody changes it
+	listing := unsafe.String(unsafe.SliceData(bytes), len(bytes)) // the bytes never change
 	files, end, ok := cutListing(listing)
 	if !ok {
 		d.folders = foldersOf(ctx, strings.NewReader(listing))
@@ -87,7 +86,7 @@ func (d *volumeDir) DirEntryOrNil(ctx context.Context) (*snapshot.DirEntry, erro
 	}
 	count := len(files)
 	summary, size, ok := d.compare(ctx, files)
-	if !ok || listingEnd(summary) != end { // it lacks what could not be stored, for instance
+	if !ok || listingEnd(summary) != end { // for instance, it lacks what could not be stored
 		return nil, nil
 	}
 	d.Close()
@@ -107,7 +106,7 @@ func (d *volumeDir) DirEntryOrNil(ctx context.Context) (*snapshot.DirEntry, erro
 	}, nil
 }
 
-// How Kopia writes a listing: entries with folders first, each with an object, and a summary.
+// Kopia's listing: entries, folders first, each with an object, and a summary.
 const (
 	listingBegin   = `{"stream":"kopia:directory","entries":[`
 	entryBegin     = `{"name":`
@@ -115,13 +114,13 @@ const (
 	listingSummary = `],"summary":`
 )
 
-// cutListing returns what a listing has of each file before its object, and what comes after all
-// of them. It is not ok where there are folders, or nothing.
+// cutListing returns the text of each file before its object, and the end of the listing. It is not
+// ok for listings with folders, or without entries.
 func cutListing(listing string) (files map[string]string, end string, ok bool) {
 	rest, ok := strings.CutPrefix(listing, listingBegin)
 	files = make(map[string]string, len(listing)/160)
 	for ok {
-		// A quotation mark in a name has a backslash before it, so this is none of a name.
+		// A quotation mark in a name is escaped, so this matches no name.
 		entry, after, hasObject := strings.Cut(rest, entryObject)
 		id, after, hasEnd := strings.Cut(after, `"}`)
 		if !hasObject || !hasEnd || files[entry] != "" || !strings.HasPrefix(entry, entryBegin) || strings.Contains(id, `"`) {
@@ -136,18 +135,18 @@ func cutListing(listing string) (files map[string]string, end string, ok bool) {
 	return nil, "", false
 }
 
-// listingEnd is what cutListing returns for the end of a listing.
+// listingEnd returns the end of a listing as cutListing does.
 func listingEnd(summary *fs.DirectorySummary) string {
-	end, _ := json.Marshal(summary) // it has nothing that can't be
+	end, _ := json.Marshal(summary) // a summary always can be encoded
 	return string(end) + "}\n"
 }
 
-// mostFolders is of how many folders in one the listings are looked for: some 15 MB. The files in
-// the folders of one with more are decided about one by one.
+// mostFolders bounds the subfolders whose listings are used, some 15 MB. Files below larger folders
+// are decided one by one.
 var mostFolders = 100_000
 
-// foldersOf returns the objects of the folders in a listing, by name, as far as it can be read; none
-// if they are more than mostFolders.
+// foldersOf returns the objects of the folders in a listing, by name, as far as it can be read;
+// none if there are more than mostFolders.
 func foldersOf(ctx context.Context, listing io.Reader) map[string]object.ID {
 	decoder := json.NewDecoder(listing)
 	for _, want := range []json.Token{json.Delim('{'), "stream", "kopia:directory", "entries", json.Delim('[')} {
@@ -173,8 +172,8 @@ func foldersOf(ctx context.Context, listing io.Reader) map[string]object.ID {
 	return folders
 }
 
-// compare lists a folder as long as there are only files that are as they were, and takes those
-// from files. If it holds what they are and nothing else, it returns their summary and bytes.
+// compare lists a folder while its files are unchanged, and deletes them from files. If all match,
+// it returns their summary and bytes.
 func (d *volumeDir) compare(ctx context.Context, files map[string]string) (summary *fs.DirectorySummary, bytes int64, same bool) {
 	it, err := d.open()
 	if err != nil {
@@ -222,8 +221,8 @@ func (d *volumeDir) compare(ctx context.Context, files map[string]string) (summa
 	}
 }
 
-// appendStored appends what Kopia's listings have of a file or link before its object, and
-// nothing for what none has, or not exactly.
+// appendStored appends the text of a file or link in Kopia's listings before its object; nothing
+// for what a listing can't hold exactly.
 func (e *volumeEntry) appendStored(b []byte) []byte {
 	at := fs.UTCTimestampFromTime(e.ModTime())
 	if !utf8.ValidString(e.name) || len(e.in.path)+1+len(e.name) > longestPath {
@@ -258,11 +257,10 @@ func (e *volumeEntry) appendStored(b []byte) []byte {
 	return b
 }
 
-// appendName appends a name as JSON.
 func appendName(b []byte, name string) []byte {
 	for _, c := range []byte(name) {
 		if c < ' ' || c > '~' || strings.IndexByte(`"\<>&`, c) >= 0 {
-			quoted, _ := json.Marshal(name) // a string always can be
+			quoted, _ := json.Marshal(name) // a string always can be encoded
 			return append(b, quoted...)
 		}
 	}

@@ -29,15 +29,14 @@ import (
 
 // Source is the volume of a snapshot.
 type Source struct {
-	// Namespace, Pod and Volume as in the pod's spec.
 	Namespace, Pod, Volume string
-	// ClaimName and ClaimUID of the volume's claim, empty without one.
+	// ClaimName and ClaimUID are empty without a claim.
 	ClaimName string
 	ClaimUID  types.UID
 }
 
-// How Velero names and tags the snapshots of pod volumes; it finds them by the
-// first two tags. Source: a repository that Velero 1.18.1 wrote, see testdata.
+// Velero's name and tags of snapshots of pod volumes; it finds them by the first two tags. Source:
+// a repository of Velero 1.18.1, see testdata.
 const (
 	snapshotDescription = "Kopia Uploader"
 	snapshotPin         = "velero-pin"
@@ -51,18 +50,18 @@ const (
 
 // Our own tags.
 const (
-	// tagBackup holds the uid of the backup.
+	// tagBackup has the uid of the backup.
 	tagBackup = "holdfast.io/backup-uid"
-	// tagStoreName holds the backup's name in the store, tagCluster the uid of its cluster.
+	// tagStoreName has the backup's name in the store, tagCluster the uid of its cluster.
 	tagStoreName = "holdfast.io/backup-store-name"
 	tagCluster   = "holdfast.io/cluster-uid"
-	// tagClaim holds the uid of the claim.
+	// tagClaim has the uid of the claim.
 	tagClaim = "holdfast.io/claim-uid"
-	// tagRecord holds the uid of the VolumeUpload.
+	// tagRecord has the uid of the VolumeUpload.
 	tagRecord = "holdfast.io/upload-uid"
-	// tagFullRead holds the begin of the volume's last upload that read every file.
+	// tagFullRead has the start of the volume's last upload that read every file.
 	tagFullRead = "holdfast.io/full-read"
-	// tagCheckpoint marks a checkpoint of a long upload, with which its next attempt goes on.
+	// tagCheckpoint marks a checkpoint of a long upload, which its next attempt uses.
 	tagCheckpoint = "holdfast.io/checkpoint"
 )
 
@@ -74,27 +73,26 @@ func (s Source) info(options repo.ClientOptions, requester string) snapshot.Sour
 	}
 }
 
-// UploadRequest says what to upload.
 type UploadRequest struct {
-	// Path, Root and IsMount are as in Folder. The latter two are optional.
+	// Path, Root and IsMount are as in Folder. Root and IsMount are optional.
 	Path, Root string
 	IsMount    MountProbe
-	// Source is the volume. The newest snapshot of its claim, or of the same source if it may be
-	// of the claim, spares the reading of unchanged files.
+	// Source is the volume. The newest snapshot of its claim, or of the same source if the claim
+	// may be the same, spares reading unchanged files.
 	Source Source
 	// FullReadEvery is the maximum time between uploads that read every file. Zero means never.
 	FullReadEvery time.Duration
-	// Backup is the uid of the snapshot's backup. See Snapshots.
+	// Backup is the uid of the backup.
 	Backup types.UID
-	// Record is the uid of the VolumeUpload. Earlier snapshots for it, which were never reported,
-	// are replaced. Optional.
+	// Record is the uid of the VolumeUpload, optional. Earlier unreported snapshots for it are
+	// replaced.
 	Record types.UID
-	// StoreName is the backup's name in the store, and ClusterUID the cluster's, as in package
-	// identity. They tell a snapshot whose backup is lost.
+	// StoreName is the backup's name in the store, ClusterUID as in package identity. They identify
+	// a snapshot whose backup is lost.
 	StoreName, ClusterUID string
 }
 
-// tags returns our tags for all snapshots of an upload, checkpoints included.
+// tags returns our tags for all snapshots of an upload, including checkpoints.
 func (r *UploadRequest) tags() map[string]string {
 	tags := map[string]string{}
 	if r.Backup != "" {
@@ -112,24 +110,22 @@ func (r *UploadRequest) tags() map[string]string {
 	return tags
 }
 
-// UploadResult says what was uploaded.
 type UploadResult struct {
-	// SnapshotID is Kopia's id of the snapshot.
-	SnapshotID string
-	// TotalBytes and Files of the volume.
+	// SnapshotID is Kopia's id.
+	SnapshotID        string
 	TotalBytes, Files int64
-	// IncrementalBytes counts files that are new, or may have changed by their size, mode, owner or
-	// times, before deduplication.
+	// IncrementalBytes counts files that are new, or differ in size, mode, owner or times, before
+	// deduplication.
 	IncrementalBytes int64
 	// Warnings name files that are missing or may be inconsistent.
 	Warnings Warnings
 }
 
-// measureAfter is the duration after which the volume is walked once more for its size. That costs a
-// tenth of the upload if files are small, and short uploads need no total.
+// measureAfter is when the volume is walked for its size. That costs a tenth of the upload of small
+// files, and short uploads need no total.
 const measureAfter = 15 * time.Second
 
-// Upload stores a folder as a snapshot. When it fails, no snapshot is visible.
+// Upload stores a folder as a snapshot. If it fails, no snapshot is visible.
 func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p *Progress) (_ UploadResult, err error) {
 	defer func() { err = causeOf(ctx, err) }()
 	notes := notes{logger: klog.FromContext(ctx)}
@@ -163,7 +159,7 @@ func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p 
 	if missing.Any() {
 		klog.FromContext(ctx).Info("The store lacks packs of the repository: what they held of this volume is stored anew", "packs", len(missing.Packs()), "contents", missing.Contents)
 	}
-	// Otherwise changes are looked for in both, or file by file.
+	// With several, changes are looked for file by file.
 	if len(known.spare) == 1 && !missing.Any() {
 		folder.relyOn(r.Kopia(), known.spare[0], p)
 	}
@@ -192,20 +188,20 @@ func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p 
 		if err == nil {
 			err = save(ctx, w, man, vol.extras, tags, earlier)
 		}
-		return err // then nothing is visible
+		return err // an error leaves nothing visible
 	})
 	if err != nil {
 		return UploadResult{}, err
 	}
 	vol.outOfRange.tell(&notes)
 	summary := man.RootEntry.DirSummary
-	// An emptyDir is empty whenever its pod is a new one.
+	// An emptyDir is empty whenever its pod is new.
 	if had := known.files(); had > 0 && summary.TotalFileCount+summary.TotalSymlinkCount == 0 && req.Source.ClaimUID != "" {
 		notes.addFirst(".", fmt.Sprintf("has no files now, where the snapshot of %s has %d: see whether the pod finds its data there", complete.StartTime.ToTime().UTC().Format(time.RFC3339), had))
 	}
 	incremental := vol.read.Load()
 	if complete != nil && complete.RootObjectID() == man.RootObjectID() {
-		incremental = 0 // what was read again has turned out to be what it was
+		incremental = 0 // all that was read again had not changed
 	}
 	return UploadResult{
 		SnapshotID:       string(man.ID),
@@ -216,11 +212,11 @@ func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p 
 	}, nil
 }
 
-// uploadFolder stores a folder as a whole, or fails.
+// uploadFolder stores a whole folder, or fails.
 func uploadFolder(ctx context.Context, w repo.RepositoryWriter, folder fs.Directory, policies *policy.Tree, source snapshot.SourceInfo, tags map[string]string, previous []*snapshot.Manifest, observer *uploadObserver) (*snapshot.Manifest, error) {
 	u := newUploader(w, observer, tags)
 	observer.cancel = u.Cancel
-	// Kopia's uploader looks at Cancel, not at the context.
+	// Kopia's uploader checks Cancel, not the context.
 	stop := context.AfterFunc(ctx, u.Cancel)
 	defer stop()
 
@@ -238,7 +234,7 @@ func uploadFolder(ctx context.Context, w repo.RepositoryWriter, folder fs.Direct
 	return man, nil
 }
 
-// causeOf returns the cause of a context's end in place of the error that follows from it.
+// causeOf replaces an error by the cause of the context's end, if it has ended.
 func causeOf(ctx context.Context, err error) error {
 	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -246,12 +242,11 @@ func causeOf(ctx context.Context, err error) error {
 	return err
 }
 
-// newUploader configures Kopia's uploader.
 func newUploader(w repo.RepositoryWriter, observer upload.Progress, tags map[string]string) *upload.Uploader {
 	u := upload.NewUploader(newChunker(w))
 	u.Progress = observer
-	// More than the processors, since a worker mostly waits for the store. Kopia's default would
-	// count the node's processors.
+	// More than processors, since workers mostly wait for the store. Kopia's default counts the
+	// node's processors.
 	u.ParallelUploads = parallelism(8)
 	u.DisableIgnoreRules = true // a .kopiaignore in the volume is data
 	u.CheckpointLabels = map[string]string{tagCheckpoint: "true"}
@@ -267,12 +262,11 @@ const (
 
 func parallelism(least int) int { return max(least, 2*runtime.GOMAXPROCS(0)) }
 
-// partsAbove is the size of the parts in which a larger file is uploaded at once, since each part waits
-// for the store after each pack. So at most as many packs of some 20 MB are in memory as there are
-// parallel uploads.
+// partsAbove is the size of the parts in which a larger file is uploaded in parallel, since each
+// part waits for the store after each pack of some 20 MB. Parallel uploads bound the packs in
+// memory.
 const partsAbove = 128 << 20
 
-// uploadPolicy returns how the uploader treats every file.
 func uploadPolicy() *policy.Tree {
 	var (
 		p            = *policy.DefaultPolicy
@@ -291,7 +285,7 @@ func uploadPolicy() *policy.Tree {
 	return policy.BuildTree(map[string]*policy.Policy{".": &p}, &p)
 }
 
-// save makes the snapshot visible, with its extras, and removes the snapshots that it replaces.
+// save makes the snapshot visible, with its extras, and deletes the snapshots that it replaces.
 func save(ctx context.Context, w repo.RepositoryWriter, man *snapshot.Manifest, extras *extras, tags map[string]string, earlier []manifest.ID) error {
 	man.Description = snapshotDescription
 	man.Pins = []string{snapshotPin} // else Kopia's retention may delete it
@@ -315,10 +309,10 @@ func save(ctx context.Context, w repo.RepositoryWriter, man *snapshot.Manifest, 
 	return nil
 }
 
-// earlierAttempts returns the snapshots of the same record from before this upload: of an agent that
-// stopped before it reported them. A snapshot of another agent from now on is later, as this one may
-// have been paused. Snapshots of other records stay, even of the same path and backup: a pod may have a
-// volume and a claim of one name, and a stored backup may list the other one.
+// earlierAttempts returns the record's snapshots from before this upload, of an agent that stopped
+// before it reported them. Later ones are another agent's, and stay: this agent may have been
+// paused. Other records of the same path and backup stay, since a pod may have a volume and a claim
+// of one name.
 func earlierAttempts(ctx context.Context, r repo.Repository, record types.UID) (ids []manifest.ID, err error) {
 	if record == "" {
 		return nil, nil
@@ -335,8 +329,7 @@ func earlierAttempts(ctx context.Context, r repo.Repository, record types.UID) (
 	return ids, nil
 }
 
-// measureLater sets the total of p to the volume's size after measureAfter. The returned function ends
-// it.
+// measureLater sets the total of p to the volume's size after measureAfter, until stop.
 func measureLater(ctx context.Context, vol *volume, p *Progress) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var group sync.WaitGroup
@@ -346,7 +339,7 @@ func measureLater(ctx context.Context, vol *volume, p *Progress) (stop func()) {
 			return
 		case <-time.After(measureAfter):
 		}
-		// A walk of its own, so that its warnings don't count.
+		// Warnings of this walk don't count.
 		quiet := &volume{root: vol.root, notes: &notes{}}
 		if bytes, files := quiet.size(ctx, "."); files > 0 && ctx.Err() == nil {
 			p.SetTotal(bytes, files)
@@ -358,7 +351,7 @@ func measureLater(ctx context.Context, vol *volume, p *Progress) (stop func()) {
 	}
 }
 
-// uploadObserver hears what Kopia's uploader does.
+// uploadObserver receives events of Kopia's uploader.
 type uploadObserver struct {
 	upload.NullUploadProgress
 	progress *Progress
@@ -369,7 +362,7 @@ type uploadObserver struct {
 
 func (o *uploadObserver) HashedBytes(n int64) { o.progress.Add(n) }
 
-// Links count as files here, as Kopia doesn't tell them apart; in the result they don't.
+// CachedFile counts links as files, as Kopia doesn't tell them apart; the result does not.
 func (o *uploadObserver) CachedFile(_ string, size int64) {
 	o.progress.Add(size)
 	o.progress.AddFile()
@@ -377,14 +370,14 @@ func (o *uploadObserver) CachedFile(_ string, size int64) {
 
 func (o *uploadObserver) FinishedHashingFile(string, int64) { o.progress.AddFile() }
 
-// Error decides about a file that could not be stored. A vanished file is a warning; any other error
-// fails the upload, since a backup that silently lacks a file is worse than none.
+// Error decides about a file that could not be stored. A vanished file is a warning; other errors
+// fail the upload, since a backup that silently lacks a file is worse than none.
 func (o *uploadObserver) Error(path string, err error, _ bool) {
 	if errors.Is(err, errVanished) {
 		o.notes.vanished(path)
 		return
 	}
-	failure := fmt.Errorf("read %.500q: %w", path, err) // so that a message has room for the reason
+	failure := fmt.Errorf("read %.500q: %w", path, err) // leaves room for the reason
 	o.failure.CompareAndSwap(nil, &failure)
 	o.cancel()
 }

@@ -24,29 +24,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// volume presents a folder to Kopia's uploader. It differs from Kopia's own
-// localfs in that
-//   - it never leaves the folder: the pod that writes to it could put a link to
-//     a file of the node in the place of a folder that is being read;
+// volume presents a folder to Kopia's uploader. Unlike Kopia's localfs,
+//   - it never leaves the folder: a pod could replace a folder by a link to a file of the node;
 //   - it has no special names: localfs takes NAME.kopia-entry as an instruction;
-//   - it refuses names that are not UTF-8, which Kopia would store garbled, and folders
-//     in folders without end;
-//   - it notices what changes while it is read, and what Kopia has no place for.
+//   - it refuses names that are not UTF-8, which Kopia would garble, and endlessly nested folders;
+//   - it notes files that change while they are read, and collects extras.
 type volume struct {
 	root   *confined
 	notes  *notes
-	extras *extras       // nil if nobody wants them
-	last   *lastSnapshot // nil if there is none
+	extras *extras       // may be nil
+	last   *lastSnapshot // may be nil
 	read   atomic.Int64  // bytes of files that are new or may have changed
-	// since is the second from which on a change of a file means that it is read again, whatever a
-	// previous snapshot has of it; math.MaxInt64 for none. With isFullRead every file is read, and
-	// those that have not changed since then don't count in read.
+	// since is the second from which on a changed file is read again; math.MaxInt64 for none. With
+	// isFullRead every file is read, and files unchanged since don't count in read.
 	since      int64
 	isFullRead bool
 	outOfRange outOfRange
 }
 
-// outOfRange counts what has a time that a snapshot can't hold.
+// outOfRange counts files whose time a snapshot can't hold.
 type outOfRange struct {
 	mu    sync.Mutex
 	count int
@@ -61,7 +57,6 @@ func (o *outOfRange) add(path string) {
 	}
 }
 
-// tell makes one warning of all.
 func (o *outOfRange) tell(notes *notes) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -78,10 +73,9 @@ func openVolume(folder Folder, notes *notes, p *Progress) (*volume, error) {
 	return &volume{root: root, notes: notes, extras: newExtras(notes), since: math.MaxInt64}, nil
 }
 
-// close ends the reading of a volume, of which nothing is open any more.
+// close ends the reading of a volume after all its files are closed.
 func (v *volume) close() { _ = v.root.Close() }
 
-// folder returns the volume's root.
 func (v *volume) folder() (*volumeDir, error) {
 	top := handle{int(v.root.top.Fd()), ".", v.root.calls}
 	stat, err := top.stat()
@@ -95,7 +89,7 @@ func (v *volume) folder() (*volumeDir, error) {
 	return root, nil
 }
 
-// observe takes note of a file or folder, by its name in a folder that is open.
+// observe collects the extras of a file or folder, by its name in an open folder.
 func (v *volume) observe(folder handle, name, in string, space []byte, stat *unix.Stat_t) error {
 	defer v.root.calls.begin().end()
 	if _, exact := timeOf(stat.Mtim); !exact {
@@ -104,8 +98,7 @@ func (v *volume) observe(folder handle, name, in string, space []byte, stat *uni
 	return v.extras.observe(folder.fd, name, in, space, stat)
 }
 
-// stillThere fails if the volume has gone: what was read of it is then what its removal
-// had left.
+// stillThere fails if the volume was removed: its files may have been read during the removal.
 func (v *volume) stillThere() error {
 	if err := v.root.stillThere(); err != nil {
 		return fmt.Errorf("the volume went away while it was read: %w", err)
@@ -113,8 +106,7 @@ func (v *volume) stillThere() error {
 	return nil
 }
 
-// size adds up the sizes of the files of a folder and below, as far as they can be seen, and
-// counts them.
+// size returns the size and number of the readable files of a folder and below.
 func (v *volume) size(ctx context.Context, path string) (bytes, files int64) {
 	it, err := (&volumeDir{volumeEntry: volumeEntry{volume: v}, path: path}).open()
 	if err != nil {
@@ -139,31 +131,30 @@ func (v *volume) size(ctx context.Context, path string) (bytes, files int64) {
 	return bytes, files
 }
 
-// volumeEntry is what files, folders and links have in common. A volume may have millions, so
-// that it is small, and nothing is made for it that few need.
+// volumeEntry is common to files, folders and links. A volume may have millions, so it is small.
 type volumeEntry struct {
 	volume *volume
 	in     *volumeDir // nil for the root
 	name   string
 	mode   os.FileMode
 	owner  fs.OwnerInfo
-	// recent means that it is read again though it looks as in the previous snapshot: it may have
-	// changed after that read it, and within the unit in which the file system keeps times.
+	// recent files are read again though they look unchanged: a change within the file system's
+	// unit of time is invisible.
 	recent bool
 	size   int64
 	mtime  unix.Timespec
 }
 
 func newVolumeEntry(v *volume, in *volumeDir, name string, stat *unix.Stat_t) volumeEntry {
-	// What sets the old time back after a change does not set that of the inode back.
+	// Setting an old mtime does not set back the ctime.
 	recent := stat.Mode&unix.S_IFMT != unix.S_IFDIR && max(int64(stat.Mtim.Sec), int64(stat.Ctim.Sec)) >= v.since
 	return volumeEntry{v, in, name, modeOf(stat.Mode), fs.OwnerInfo{UserID: stat.Uid, GroupID: stat.Gid}, recent, stat.Size, stat.Mtim}
 }
 
-// The first and the last moment that a snapshot can hold.
+// A snapshot can hold times from earliest to latest.
 var earliest, latest = time.Unix(0, math.MinInt64), time.Unix(0, math.MaxInt64)
 
-// timeOf returns the time of a file, or the nearest one to it that a snapshot can hold.
+// timeOf returns the time of a file, or the nearest that a snapshot can hold.
 func timeOf(mtime unix.Timespec) (at time.Time, exact bool) {
 	switch at = time.Unix(mtime.Unix()); {
 	case at.Before(earliest):
@@ -174,7 +165,7 @@ func timeOf(mtime unix.Timespec) (at time.Time, exact bool) {
 	return at, true
 }
 
-// modeOf is the mode of a file as os has it.
+// modeOf converts a mode as os does.
 func modeOf(bits uint32) os.FileMode {
 	mode := os.FileMode(bits & 0o777)
 	switch bits & unix.S_IFMT {
@@ -206,19 +197,18 @@ func modeOf(bits uint32) os.FileMode {
 	return mode
 }
 
-// isStill reports whether a file or folder that was read is what was listed, of which its mode,
-// owner and time are stored. A large file is read in parts, each of which opens it. That it may be
-// another one does not matter then, and some file systems give a file several numbers.
+// isStill reports whether a file or folder is unchanged since it was listed: its mode, owner and
+// time. Parts of a large file open it again. The inode does not count: some file systems give a
+// file several.
 func (e *volumeEntry) isStill(read *unix.Stat_t) bool {
 	now := newVolumeEntry(e.volume, e.in, e.name, read)
-	now.recent = e.recent // another name that it gets is no change of it
+	now.recent = e.recent // a new hard link is no change
 	return now == *e
 }
 
-// changed is what is noted of what is not.
 const changed = "changed while it was read"
 
-// path from the volume's root, which is ".".
+// path is relative to the volume's root, which is ".".
 func (e *volumeEntry) path() string {
 	if e.in == nil {
 		return e.name
@@ -226,8 +216,8 @@ func (e *volumeEntry) path() string {
 	return e.in.below(e.name)
 }
 
-// Mode has a bit that no snapshot has where a file is to be read again: Kopia's uploader compares
-// modes, and stores none but fs.ModBits of them.
+// Mode sets a bit that no snapshot has if the file is to be read again: Kopia's uploader compares
+// modes, and stores only fs.ModBits.
 func (e *volumeEntry) Mode() os.FileMode {
 	if e.recent {
 		return e.mode | os.ModeTemporary
@@ -235,7 +225,6 @@ func (e *volumeEntry) Mode() os.FileMode {
 	return e.mode
 }
 
-// ModTime is one that a snapshot can hold.
 func (e *volumeEntry) ModTime() time.Time {
 	at, _ := timeOf(e.mtime)
 	return at
@@ -253,14 +242,14 @@ func (e *volumeEntry) Close()                      {}
 type volumeDir struct {
 	volumeEntry
 	path string // from the volume's root, which is "."
-	// stored is its listing in the last snapshot, and folders are those of the folders in it. They
-	// are known once DirEntryOrNil was called.
+	// stored is its listing in the last snapshot, folders the listings of its subfolders.
+	// DirEntryOrNil sets them.
 	stored  object.ID
 	folders map[string]object.ID
-	begun   *volumeIterator // by DirEntryOrNil, for Iterate to go on with
+	begun   *volumeIterator // by DirEntryOrNil; Iterate goes on with it
 }
 
-// Size of a folder is nothing that a snapshot should depend on.
+// Size is 0: a snapshot should not depend on a folder's size.
 func (d *volumeDir) Size() int64                      { return 0 }
 func (d *volumeDir) SupportsMultipleIterations() bool { return true }
 
@@ -284,7 +273,7 @@ func (d *volumeDir) Close() {
 }
 
 func (d *volumeDir) open() (*volumeIterator, error) {
-	// Without O_NONBLOCK a pipe in the place of the folder would hold us up.
+	// Without O_NONBLOCK a pipe in the folder's place would block.
 	h, err := d.volume.root.handle(d.path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK)
 	if err != nil {
 		return nil, markVanished(err)
@@ -292,7 +281,7 @@ func (d *volumeDir) open() (*volumeIterator, error) {
 	return &volumeIterator{handle: h, dir: d, space: listings.Get().(*listing)}, nil
 }
 
-// below is the path of what a folder holds, which the name of an entry makes without more.
+// below returns the path of an entry.
 func (d *volumeDir) below(name string) string {
 	if d.path == "." {
 		return name
@@ -300,15 +289,13 @@ func (d *volumeDir) below(name string) string {
 	return d.path + "/" + name
 }
 
-// longestPath is how many bytes a path in a volume has at most: twice what a program can name
-// at once. Each folder that is being read or written holds the paths of what it has, so that
-// folders in folders without end would take all memory.
+// longestPath bounds a path in a volume, at twice Linux's PATH_MAX. Each folder in work holds the
+// paths of its entries, so endlessly nested folders would exhaust the memory.
 const longestPath = 8 << 10
 
 var errTooLong = fmt.Errorf("the path has more than %d bytes; move what lies so deep, or give its folders shorter names", longestPath)
 
-// entry returns what Kopia is to see of a directory entry, or nil for what it is
-// not to see.
+// entry returns Kopia's view of a directory entry, or nil to hide it.
 func (d *volumeDir) entry(name string, stat *unix.Stat_t) fs.Entry {
 	return d.present(newVolumeEntry(d.volume, d, name, stat))
 }
@@ -333,10 +320,8 @@ func (d *volumeDir) present(e volumeEntry) fs.Entry {
 	}
 }
 
-// listing is the space for listing a folder. It is used again: os makes several objects for
-// each file, by which a backup of many small files, or of those that have not changed, costs
-// more than by what it does with them. Each folder on the way to the one that is read has one,
-// so that it is small.
+// listing is a reused buffer. Package os allocates several objects for each file, which dominates
+// the cost of small or unchanged files. Each folder on the current path has one, so it is small.
 type listing struct {
 	entries [8 << 10]byte
 	names   [namesSpace]byte // of attributes
@@ -344,13 +329,13 @@ type listing struct {
 
 var listings = sync.Pool{New: func() any { return new(listing) }}
 
-// volumeIterator lists a folder in pieces, so that memory doesn't follow its size.
+// volumeIterator lists a folder in pieces, so its size does not matter for the memory.
 type volumeIterator struct {
 	handle
 	dir   *volumeDir
 	space *listing
-	rest  []byte // of what the kernel has listed
-	// seen is what was listed before and comes first, then comes ahead, then failure.
+	rest  []byte // of the kernel's listing
+	// Next returns seen first, then ahead, then failure.
 	seen      []volumeEntry
 	ahead     string
 	aheadStat unix.Stat_t
@@ -382,8 +367,8 @@ func (it *volumeIterator) Next(context.Context) (fs.Entry, error) {
 	}
 }
 
-// ended notes a folder that has changed since it was listed in its own: what was moved from one
-// folder into another meanwhile may have been listed in neither.
+// ended notes a folder that changed since its parent was listed: an entry moved between two folders
+// may have been listed in neither.
 func (it *volumeIterator) ended() error {
 	stat, err := it.stat()
 	if err == nil && !it.dir.isStill(&stat) {
@@ -392,7 +377,7 @@ func (it *volumeIterator) ended() error {
 	return err
 }
 
-// listed returns the next name of a folder, and what has it. At the end there is none.
+// listed returns the next entry of a folder; no name at the end.
 func (it *volumeIterator) listed() (name string, stat unix.Stat_t, err error) {
 	if it.failure != nil {
 		return "", stat, it.failure
@@ -416,8 +401,7 @@ func (it *volumeIterator) listed() (name string, stat unix.Stat_t, err error) {
 	}
 }
 
-// How the kernel lists an entry: the number of the file, an offset, how many bytes the entry
-// has, the type, and the name, which ends with a zero.
+// The kernel's entry: inode, offset, length of the entry, type, and the name, zero-terminated.
 const (
 	listedLength = 16
 	listedName   = 19
@@ -442,7 +426,7 @@ func (it *volumeIterator) name() (string, error) {
 		entry := it.rest[:binary.NativeEndian.Uint16(it.rest[listedLength:])]
 		it.rest = it.rest[len(entry):]
 		name, _, _ := bytes.Cut(entry[listedName:], []byte{0})
-		// Some file systems, FUSE's among them, number files by 0.
+		// Inode 0 is valid: FUSE and other file systems use it.
 		if string(name) != "." && string(name) != ".." {
 			return string(name), nil
 		}
@@ -451,7 +435,7 @@ func (it *volumeIterator) name() (string, error) {
 
 func (it *volumeIterator) Close() {
 	if it.space == nil {
-		return // whoever closes it twice closes no other's
+		return // closed before
 	}
 	_ = it.close()
 	listings.Put(it.space)
@@ -490,7 +474,7 @@ func (f *volumeFile) Open(ctx context.Context) (_ fs.Reader, err error) {
 		}
 	}()
 	r := &volumeReader{entry: f, done: done}
-	// Without O_NONBLOCK a pipe in its place would hold us up.
+	// Without O_NONBLOCK a pipe in its place would block.
 	if r.handle, err = f.volume.root.handle(f.path(), unix.O_RDONLY|unix.O_NONBLOCK); err != nil {
 		return nil, markVanished(err)
 	}
@@ -504,18 +488,17 @@ func (f *volumeFile) Open(ctx context.Context) (_ fs.Reader, err error) {
 	return r, nil
 }
 
-// volumeReader reads a file.
 type volumeReader struct {
 	handle
 	entry  *volumeFile
 	opened unix.Stat_t
-	at     int64 // where the next byte is read
+	at     int64 // offset of the next read
 	done   func()
 }
 
 func (r *volumeReader) Read(b []byte) (n int, err error) {
 	if r.at > 0 && r.at == r.opened.Size {
-		return 0, io.EOF // what was added since is noted by Close, without another call
+		return 0, io.EOF // Close notes added bytes; saves a call
 	}
 	err = r.do("read", func() (err error) {
 		n, err = unix.Read(r.fd, b)
@@ -544,7 +527,7 @@ func (r *volumeReader) Seek(offset int64, whence int) (int64, error) {
 
 func (r *volumeReader) Entry() (fs.Entry, error) { return r.entry, nil }
 
-// Close notes a file that was written to, or replaced, since it was listed: its bytes may be of
+// Close notes a file that was written or replaced since it was listed: its bytes may be of
 // different moments.
 func (r *volumeReader) Close() error {
 	defer r.done()
@@ -553,13 +536,12 @@ func (r *volumeReader) Close() error {
 		r.entry.volume.notes.add(r.path, changed)
 	}
 	err = errors.Join(err, r.handle.close())
-	r.fd = -1 // whoever closes it twice closes no other's
+	r.fd = -1 // a second close closes no other file
 	return err
 }
 
-// errVanished says that something was removed, or replaced by something else, after
-// it was listed. Only who reads the volume can say so: where the repository's own
-// folder went away, a file that can't be stored fails with the same errors.
+// errVanished means that an entry was removed or replaced after it was listed. Only the volume's
+// reader may say so: a missing folder of the repository fails with the same errors.
 var errVanished = errors.New("vanished from the volume")
 
 func markVanished(err error) error {

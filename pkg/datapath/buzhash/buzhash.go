@@ -1,18 +1,14 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package buzhash cuts a stream where its content says so, at exactly the places where
-// Kopia's splitter of the name Name does, in a sixth of its time: what either has stored, the
-// other finds again.
+// Package buzhash cuts a stream exactly where Kopia's splitter Name does, in a sixth of its time.
 //
-// A cut follows the first byte, from half of the average size on, at which the hash of the
-// last 64 bytes ends in as many zero bits as make the average; at twice the average at the
-// latest. The hash is a cyclic polynomial (https://en.wikipedia.org/wiki/Rolling_hash): a
-// word that is rotated by a bit for each byte, to which the word of the byte that enters is
-// added, and that of the byte that leaves. As a word has 32 bits and the window 64 bytes, the
-// one that leaves has come round to where it was, and the hash is that of the window alone,
-// whatever was before it. So two stretches of the stream are hashed at once, as a processor
-// would wait for the hash of one byte before it can add the next.
+// A cut follows the first byte, from half of the average size on, at which the hash of the last 64
+// bytes ends in as many zero bits as make the average; at twice the average at the latest. The hash
+// is a cyclic polynomial (https://en.wikipedia.org/wiki/Rolling_hash): a word is rotated by a bit
+// for each byte, and combined with the words of the entering and the leaving byte. With 32 bits and
+// a window of 64 bytes, the leaving byte's word has come round, so the hash depends on the window
+// alone. So two stretches are hashed at once, which hides the latency of each step.
 package buzhash
 
 import (
@@ -21,18 +17,18 @@ import (
 	"github.com/chmduquesne/rollinghash/buzhash32"
 )
 
-// Name is that of Kopia's splitter, its own default and Velero's.
+// Name is Kopia's default splitter, and Velero's.
 const Name = "DYNAMIC-4M-BUZHASH"
 
 const (
 	average = 4 << 20
 	least   = average / 2
-	// Most is how many bytes a piece has at the most.
+	// Most is the maximum size of a piece.
 	Most   = average * 2
 	mask   = average - 1
 	window = 64
-	// stretch is how many bytes are hashed at a time beside as many others: twice two of them,
-	// and the first window, are the 64 KiB that Kopia's uploader writes at a time.
+	// stretch is how many bytes are hashed in parallel with as many others: four of them and the
+	// first window are the 64 KiB that Kopia's uploader writes at a time.
 	stretch = (64<<10 - window) / 4
 )
 
@@ -41,16 +37,16 @@ var words = buzhash32.GenerateHashes(1)
 // Splitter cuts one stream. The zero value is at its beginning.
 type Splitter struct {
 	length int          // of the piece so far
-	tail   [window]byte // of the piece: its last bytes, when it has as many
+	tail   [window]byte // last bytes of the piece, if it has as many
 }
 
-// NextSplitPoint takes the next bytes of the stream and returns how many of them end a piece;
-// the rest is to be given again. If none do, it returns -1 and has taken all.
+// NextSplitPoint takes the next bytes of the stream and returns how many of them end a piece; the
+// caller passes the rest again. Without a cut it returns -1 and has taken all.
 func (s *Splitter) NextSplitPoint(b []byte) int {
 	from, to := max(least-1-s.length, 0), min(Most-s.length, len(b))
 	at := -1
 	if from < min(window, to) {
-		// The window of these bytes begins in what was given before.
+		// This window begins in earlier bytes.
 		var seam [2 * window]byte
 		copy(seam[:], s.tail[:])
 		end := window + copy(seam[window:], b[:to])
@@ -75,11 +71,10 @@ func (s *Splitter) NextSplitPoint(b []byte) int {
 	return -1
 }
 
-// find returns the first place in b from from, which is at least window, up to before to, after
-// which to cut, or -1.
+// find returns the first cut in b between from, at least window, and to; or -1.
 func find(b []byte, from, to int) int {
 	for ; from+2*stretch <= to; from += 2 * stretch {
-		// As arrays, since nothing in the loop then has to be checked against their ends.
+		// Arrays need no bounds checks in the loop.
 		left, right := (*[stretch + window]byte)(b[from-window:]), (*[stretch + window]byte)(b[from+stretch-window:])
 		l, r, found := hash(left[:window]), hash(right[:window]), -1
 		for i := range stretch {
@@ -110,7 +105,7 @@ func find(b []byte, from, to int) int {
 	return -1
 }
 
-// hash returns that of a whole window.
+// hash returns the hash of a whole window.
 func hash(b []byte) (h uint32) {
 	for _, c := range b {
 		h = bits.RotateLeft32(h, 1) ^ words[c]
