@@ -16,20 +16,20 @@ import (
 )
 
 const (
-	// maxForeign is how many bytes are kept of the metadata of a backup without a trusted signature.
+	// maxForeign is the most bytes of a backup's metadata that are kept without a trusted
+	// signature.
 	maxForeign = 16 << 10
-	// maxAbridged is how many are kept of each part of it that is kept when it has more.
+	// maxAbridged bounds each part that is kept of larger metadata.
 	maxAbridged = 4 << 10
-	// maxText bounds its other texts then, and the texts of volumes.
+	// maxText bounds its other texts, and the texts of volumes.
 	maxText = 1 << 10
-	// maxName is how long names are at most, in Kubernetes too.
+	// maxName is Kubernetes's limit of names.
 	maxName = 253
 )
 
-// Abridge shortens large metadata without a trusted signature. It keeps the fields that lists show
-// and a restore by name needs: how the backup ended, when it expires, and the namespaces. A
-// selection that is too long becomes one of everything, so that it is not taken for less than it
-// is. The condition Abridged says so.
+// Abridge shortens large metadata without a trusted signature, and sets the condition Abridged. It
+// keeps how the backup ended, when it expires and its namespaces: lists and restores by name need
+// them. A selection that is too long becomes one of everything, never of less.
 func Abridge(backup *v1alpha1.Backup) {
 	size := footprint.Of(backup)
 	if size <= maxForeign {
@@ -74,12 +74,12 @@ func Abridge(backup *v1alpha1.Backup) {
 	})
 }
 
-// IsAbridged reports whether Abridge has left something out of a backup.
+// IsAbridged reports whether Abridge has shortened a backup.
 func IsAbridged(backup *v1alpha1.Backup) bool {
 	return meta.IsStatusConditionTrue(backup.Status.Conditions, v1alpha1.ConditionAbridged)
 }
 
-// bounded is the beginning of a text. It does not keep the rest in memory.
+// bounded returns the beginning of a text, without keeping the rest in memory.
 func bounded(text string, most int) string {
 	if len(text) <= most {
 		return text

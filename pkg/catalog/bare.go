@@ -11,23 +11,22 @@ import (
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// missedVersions are no present ones, so that the entry is read with the next listing.
+// missedVersions differ from all present versions, so the next listing reads the entry.
 var missedVersions = map[string]string{"backups": "missed"}
 
-// keepLocked gives the rows that were read of an entry that is no Backup, and behind them those
-// that were known and were not deleted here: what was read may be half a listing. One leaves
-// when it is missing again in what was read after another listing was begun. None does as long
-// as nothing at all is read, and the loss is not accepted.
+// keepLocked returns the rows that were read of an entry that is no Backup, and the known rows that
+// are missing and were not deleted here, as a listing may be partial. A row leaves when a second
+// listing lacks it, too. None leaves while nothing at all is read, unless the loss is accepted.
 func (c *Catalog) keepLocked(e *entry, rows *packedRows, now time.Time) *packedRows {
 	there := map[string]bool{}
 	for i := range rows.len() {
 		there[rows.at(i).backupName()] = true
 	}
 	for _, d := range c.deletions[BackupID{Location: e.location, StoreName: e.storeName}] {
-		there[d.backupName] = true // or need not be
+		there[d.backupName] = true // deleted here, present or not
 	}
 	lost := slices.DeleteFunc(e.read.unpack(), func(r row) bool { return there[r.backupName()] })
-	// One that has not ended may be the only one, and goes when it has failed.
+	// A single unfinished row leaves when it has failed.
 	emptied := rows.len() == 0 && slices.ContainsFunc(lost, func(r row) bool { return r.stateName() != holdfast.VolumeBackupInProgress })
 	switch {
 	case !emptied:
@@ -61,13 +60,12 @@ func (c *Catalog) keepLocked(e *entry, rows *packedRows, now time.Time) *packedR
 	return pack(slices.Concat(rows.unpack(), lost))
 }
 
-// acceptsLoss reports whether all that is missing of an entry that is no Backup may go.
+// acceptsLoss reports whether a listing accepts that all rows of the entry are missing.
 func (e *entry) acceptsLoss(listing *Listing, now time.Time) bool {
 	return !e.emptied.IsZero() && !e.emptied.After(listing.Accepted) && !listing.Accepted.After(now)
 }
 
-// Emptied says that of some entries that are no Backups the store has nothing any more, which
-// is not believed; empty if there are none. It follows from what was read, not from a listing.
+// Emptied returns a suspicion if the store has lost all rows of entries that are no Backups, or "".
 func (c *Catalog) Emptied(location string) (suspicion string) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()

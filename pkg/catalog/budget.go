@@ -14,52 +14,49 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/footprint"
 )
 
-// A writer to a bucket may put any number of backups there. So the catalogue bounds what it keeps
-// of backups without a trusted signature, in each location: neither this cluster has signed them
-// nor one that the location trusts. They are kept in an order, up to the first that does not fit.
-// That one and all behind it are left out. The order and the sizes follow from the content of the
-// store, so the order of reading does not matter.
+// Writers to a bucket may store any number of backups. So each location has a bound for backups
+// that neither this cluster nor a trusted one has signed. They are kept in an order, up to the
+// first that does not fit. Order and sizes depend only on the store's content, not on the order of
+// reading.
 //
-// An entry that is left out is not listed, and nothing else follows from that: it counts as one
-// that is there, and no loss. It is read again when there is room for it, or when other clusters
-// are trusted.
+// A backup that is left out is not listed, but counts as present, and is no loss. It is read again
+// when there is room, or when the trusted clusters change.
 
-// DefaultForeignBytes is how much is kept of the backups in a location without a trusted signature.
+// DefaultForeignBytes bounds the backups of a location without a trusted signature.
 const DefaultForeignBytes = 64 << 20
 
-// entryBytes is what an entry and the objects that list it have beside its content.
+// entryBytes estimates an entry and its list items without content.
 const entryBytes = 1 << 10
 
-// weight gives the place of an entry in the order in which entries are kept.
+// weight is an entry's place in the order.
 type weight struct {
 	class   int
 	created int64
 	bytes   int64
 }
 
-// The classes of weights, in the order in which they are kept.
+// The classes, in order.
 const (
-	// weightReplaced is the trace of a backup whose metadata was replaced.
+	// weightReplaced is for a backup whose metadata was replaced.
 	weightReplaced = iota
 	weightForeign
 	weightUnreadable
 )
 
-// foreign is what is kept in a location of entries without a trusted signature.
+// foreign has the entries of a location without a trusted signature.
 type foreign struct {
-	// kept are those that are listed, the last to go first.
+	// kept has the listed entries in order.
 	kept  *btree.BTree[*entry]
 	bytes int64
-	// first is the first in the order that does not fit; nil if all do. It is a copy, with a
-	// name and a weight alone.
+	// first is a copy, with name and weight, of the first entry that does not fit; nil if all do.
 	first *entry
-	// leftOut counts those that are not listed for that.
+	// leftOut counts the entries that are not listed.
 	leftOut int
-	// freed is true if there may be room for more since that was looked at.
+	// freed is set when room may have been freed since the last check.
 	freed bool
 }
 
-// compareForeign is the order in which entries are kept: the newest first.
+// compareForeign orders entries by class, the newest first.
 func compareForeign(a, b *entry) int {
 	return cmp.Or(
 		cmp.Compare(a.weight.class, b.weight.class), cmp.Compare(b.weight.created, a.weight.created),
@@ -69,12 +66,11 @@ func compareForeign(a, b *entry) int {
 
 func isBefore(a, b *entry) bool { return compareForeign(a, b) < 0 }
 
-// SetForeignBytes bounds what is kept of the backups of each location without a trusted signature.
-// It is called before anything is put.
+// SetForeignBytes bounds the backups of each location without a trusted signature. It must precede
+// the first Put.
 func (c *Catalog) SetForeignBytes(bytes int64) { c.foreignBytes = bytes }
 
-// LeftOut returns how many backups of a location are not listed since they do not fit. The name is
-// the first in the order, which is the newest.
+// LeftOut returns how many backups of a location are left out, and the name of the newest.
 func (c *Catalog) LeftOut(location string) (count int, newest string) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -85,14 +81,13 @@ func (c *Catalog) LeftOut(location string) (count int, newest string) {
 	return f.leftOut, f.first.storeName
 }
 
-// isVouchedFor reports whether the backup is this cluster's own, or one of a cluster that the
-// location trusts.
+// isVouchedFor reports whether this cluster, or one that the location trusts, has signed the
+// backup.
 func isVouchedFor(backup *v1alpha1.Backup) bool {
 	origin := backup.Status.Origin
 	return origin != nil && (origin.Trust == v1alpha1.BackupTrustOwn || origin.Trust == v1alpha1.BackupTrustTrusted)
 }
 
-// weigh gives the weight of a backup in its place, and its rows.
 func (e *entry) weigh(backup *v1alpha1.Backup, rows *packedRows) weight {
 	w := weight{class: weightForeign, created: backup.CreationTimestamp.Unix(), bytes: entryBytes + int64(footprint.Of(backup)) + rows.footprint()}
 	switch {
@@ -104,8 +99,7 @@ func (e *entry) weigh(backup *v1alpha1.Backup, rows *packedRows) weight {
 	return w
 }
 
-// footprint estimates what rows keep in memory. Shapes may be shared with other entries, but
-// need not be, so they count in each.
+// footprint estimates the memory of rows. Shapes may be shared, but count in each.
 func (p *packedRows) footprint() int64 {
 	if p.len() == 0 {
 		return 0
@@ -130,8 +124,7 @@ func (c *Catalog) foreignLocked(location string) *foreign {
 	return f
 }
 
-// fitsLocked reports whether an entry may be listed with another content. If it may not, it is
-// left out.
+// fitsLocked reports whether an entry with this content may be listed. Otherwise it is left out.
 func (c *Catalog) fitsLocked(e *entry, backup *v1alpha1.Backup, rows *packedRows, changed *recorder) bool {
 	c.takeLocked(e)
 	if isVouchedFor(backup) {
@@ -146,7 +139,7 @@ func (c *Catalog) fitsLocked(e *entry, backup *v1alpha1.Backup, rows *packedRows
 	return false
 }
 
-// leaveOutLocked has an entry not be listed, and forgets all but its place in the order.
+// leaveOutLocked unlists an entry, and keeps only its weight.
 func (c *Catalog) leaveOutLocked(e *entry, of weight, changed *recorder) {
 	f := c.foreignLocked(e.location)
 	c.setLocked(e, nil, nil, nil, false, changed)
@@ -158,7 +151,7 @@ func (c *Catalog) leaveOutLocked(e *entry, of weight, changed *recorder) {
 	}
 }
 
-// takeLocked has an entry be none that is left out.
+// takeLocked ends that an entry is left out.
 func (c *Catalog) takeLocked(e *entry) {
 	if !e.leftOut {
 		return
@@ -175,7 +168,7 @@ func (c *Catalog) dropLocked(e *entry) {
 	delete(c.locations[e.location], e.storeName)
 }
 
-// countLocked counts what is kept of an entry as it is now.
+// countLocked updates the sums for an entry.
 func (c *Catalog) countLocked(e *entry) {
 	f := c.foreign[e.location]
 	if e.counted {
@@ -199,12 +192,12 @@ func (c *Catalog) shedLocked(changed *recorder) {
 		for f.bytes > c.foreignBytes {
 			last, _ := f.kept.Max()
 			c.leaveOutLocked(last, last.weight, changed)
-			f.freed = freed // that is the room which it lacked
+			f.freed = freed // that room is not free
 		}
 	}
 }
 
-// readmitLocked has those entries of a location read again that there is room for by now.
+// readmitLocked marks entries that fit by now to be read again.
 func (c *Catalog) readmitLocked(location string) {
 	f := c.foreign[location]
 	if f == nil || !f.freed {
@@ -232,8 +225,8 @@ func (c *Catalog) readmitLocked(location string) {
 	}
 }
 
-// readLeftOut has all that is left out of a location be read again, and what was abridged of
-// backups that are vouched for by now.
+// readLeftOut marks all entries that are left out to be read again, and abridged backups that are
+// trusted by now.
 func (c *Catalog) readLeftOut(concerned func(location string) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -1,41 +1,17 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package catalog is the in-memory cache of all stores: which backups lie there,
-// and which volumes they hold. It is pure state: what is listed and read in the
-// stores comes in as values (package refresh does that), what people see comes
-// out as objects and changes.
+// Package catalog is the in-memory cache of all stores: their backups, and the volumes in these. It
+// is pure state: package refresh puts in what it lists and reads; objects and changes come out.
 //
-// Nouns: an entry is one backup in one location; its row is how it is listed; a
-// volume is a claim, or a pod's volume without one, that some entry holds.
-//
-// Its promises:
-//
-//  1. The metadata of a backup is read once and kept.
-//  2. One bad file is one bad row: it is listed as Unreadable, its neighbours as
-//     they are, and it is tried again now and then.
-//  3. The store has the last word, but not at once. A backup leaves the catalogue
-//     with the second complete listing in a row that lacks it. When too many are
-//     newly missing, more than ten and more than one in twenty, or when all are, they
-//     are suspect, as a folder may not be mounted; and as long as so many suspects are
-//     missing, no backup leaves, for however long. When enough of them are found again,
-//     the others are missing as if for the first time. Two losses need no excuse: of
-//     backups that have expired, and those that an administrator has accepted. What a
-//     catalogue does not know it can't miss: after a restart it lists what the stores
-//     hold. Of the volume backups in an entry that is no Backup each leaves so by itself,
-//     however many do, but none while its folder is listed and has nothing.
-//  4. Names and uids depend on nothing but what lies in the stores, and on who is
-//     trusted.
-//  5. What a backup says of its origin decides nothing by itself: it is listed in a
-//     tenant's namespace only if its signature is that of a cluster which is trusted
-//     for that namespace. All else is listed in the system namespace. When trust or
-//     the namespaces change, what is listed moves, and nothing is read again.
-//  6. What is listed in a namespace names the backups of that namespace only; others
-//     are another backup, under a pseudonym. In the system namespace all are named,
-//     and so they are in what is listed over all namespaces.
-//  7. Memory for backups without a trusted signature is bounded in each location, see
-//     budget.go. The content of the store alone decides which of them are left out, and these
-//     count as being there.
+// An entry is one backup in one location. A row is a volume backup. A volume is a claim, or a pod's
+// volume without one. An entry that is no Backup ("bare") is the folder of one volume, as Longhorn
+// has them. An unreadable backup is one row, and is tried again. docs/catalogue.md says when
+// missing backups leave, and how much is kept of foreign ones. Names and uids depend only on the
+// stores and on trust: a backup is listed in a tenant's namespace if a cluster that is trusted for
+// that namespace has signed it, else in the system namespace. Changes of trust move rows without
+// reading. What is listed in a namespace names only backups of that namespace; others have a
+// pseudonym. The system namespace, and lists over all namespaces, name all.
 package catalog
 
 import (
@@ -55,153 +31,140 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// Catalog holds the entries of all locations. It is safe for concurrent use. All
-// objects that it hands out are shared, and must not be modified.
+// Catalog holds the entries of all locations. It is safe for concurrent use. Its objects are
+// shared, and must not be modified.
 type Catalog struct {
 	systemNamespace string
 	notify          func(Changes)
 
-	// changing serialises changes, and so the calls of notify. It is taken before mu.
+	// changing serialises changes and calls of notify. It is locked before mu.
 	changing sync.Mutex
 
 	mu        sync.RWMutex
 	locations map[string]map[string]*entry // by location and store name; guarded by mu
-	listed    map[string]time.Time         // by location: when its latest listing that is believed was begun; guarded by mu
-	rows      map[group][]*entry           // that are listed; guarded by mu
+	listed    map[string]time.Time         // start of the latest trusted listing, by location; guarded by mu
+	rows      map[group][]*entry           // listed entries; guarded by mu
 	volumes   *btree.BTree[*volume]        // by name; guarded by mu
 	foreign   map[string]*foreign          // by location; guarded by mu
-	// foreignBytes bounds each of foreign.
+	// foreignBytes bounds the backups of a location in foreign.
 	foreignBytes int64
 	trust        trust  // guarded by mu
-	sought       volume // the name that is looked for in volumes; guarded by mu
-	// deletions of volumes that are recorded, by backup, and the backups of each record.
+	sought       volume // search key for volumes; guarded by mu
+	// deletions has the recorded deletions of volumes; recorded has the backups of each record.
 	deletions map[BackupID][]deletion         // guarded by mu
 	recorded  map[types.UID]map[BackupID]bool // guarded by mu
 
-	// version and floor are those of the Snapshot, and taken is the present one, if somebody
-	// has taken it. epoch counts those, and copied is what they have cost. Guarded by mu.
+	// version and floor are the next Snapshot's; taken is the current one, if any. epoch counts
+	// snapshots, copied the bytes copied for them. Guarded by mu.
 	version, floor, epoch, copied uint64
 	taken                         *History
-	// resting is Resting; guarded by mu.
+	// guarded by mu
 	resting int64
-	// withdrawn counts how often rows have left a namespace of somebody who may read it no
-	// more; guarded by mu.
+	// withdrawn counts rows that left a namespace whose readers may not see them any more; guarded
+	// by mu.
 	withdrawn uint64
 }
 
-// entry is what is listed and read as one in one location: a backup, or in a store of
-// another layout all backups of one volume. It is listed if it is known.
+// entry is read as one: a backup, or, in a store of another layout, all backups of one volume.
 type entry struct {
 	location, storeName string
 
-	// backup is as stored, in its place, or a stand-in for one that can't be read. It is
-	// nil while the folder holds no finished backup, and if the entry is bare.
+	// backup is as stored, with its namespace and name here, or a stand-in for an unreadable one.
+	// It is nil for an unfinished backup and a bare entry.
 	backup *holdfast.Backup
 	rows   *packedRows
-	// deleted are those of the rows that are not listed, since they were deleted from the
-	// backup; nil if none is.
+	// deleted marks rows that were deleted from the backup, and are not listed; nil if none.
 	deleted []bool
-	// bare is true if it is no Backup, but one volume's folder, whose volume backups are
-	// all that is listed of it.
+	// bare is true for the folder of one volume, which is no Backup.
 	bare bool
-	// read are the rows with those that are deleted, if it is bare.
+	// read has all rows of a bare entry, including deleted ones.
 	read *packedRows
-	// missed are those of read that the store lacked when it was read last, by the backups'
-	// names, and since when; nil if there are none.
+	// missed is since when rows of read were missing, by the backups' names.
 	missed map[string]time.Time
-	// emptied is since when nothing at all was read, if all that was known is missed;
-	// lossAccepted is whether that may go if it is so again.
+	// emptied is since when a bare entry lacks all rows; lossAccepted allows them to leave if that
+	// is found again.
 	emptied      time.Time
 	lossAccepted bool
-	// claims are what its metadata says of its origin; nil for a stand-in, and if it is bare.
+	// claims is the origin by the metadata; nil for a stand-in or bare entry.
 	claims *holdfast.BackupOrigin
-	// expiration is as the metadata has it.
+	// expiration is as in the metadata.
 	expiration *metav1.Time
-	// changes are those of the expiration that were read, by whomever, of changesRead, and
-	// changesListed the keys of those that lie beside the folder.
+	// changes are the readable changes of the expiration among the keys changesRead; changesListed
+	// are the keys beside the folder.
 	changes                    []format.Expiration
 	changesRead, changesListed []string
-	// replaced is true if somebody has replaced the metadata of one of our backups here.
+	// replaced is true if another writer has replaced our backup's metadata.
 	replaced bool
-	// versions are those of what was read, as Content.Versions.
 	versions map[string]string
-	// digests are Content.Digests.
-	digests Digests
+	digests  Digests
 
-	// shadowed is true if another location's entry comes first of those with the store
-	// name; this one then bears its location's name behind its own.
+	// shadowed is true if an entry of another location with this store name comes first; the name
+	// then has the location as a suffix.
 	shadowed bool
-	// held is the entry as it is listed; nil while it is not.
+	// held is the entry as listed; nil while it is not.
 	held *held
 
-	// weight is its place among those without a trusted signature; it counts there while counted is
-	// true. leftOut is true if it is not listed for that, and again if it is to be read all the
-	// same.
+	// weight is its place among the foreign entries, where it counts while counted. leftOut entries
+	// are not listed; again requests a read.
 	weight                  weight
 	counted, leftOut, again bool
 
-	// recordedAt is when its content was last recorded.
+	// recordedAt is the time of the last Put.
 	recordedAt time.Time
-	// listedAt is when the latest listing was begun that had it.
+	// listedAt is the start of the latest listing that had it.
 	listedAt time.Time
-	// missingSince is when the first of the listings that have lacked it in a row was
-	// begun; zero if the latest one had it.
+	// missingSince is the start of the first of the latest listings that lacked it; zero if none
+	// did.
 	missingSince time.Time
-	// suspect is true if suspiciously many are missing with it.
+	// suspect is true if suspiciously many are missing.
 	suspect bool
-	// askedAt is when the latest read was begun that found no finished backup.
+	// askedAt is the start of the latest read that found no finished backup.
 	askedAt time.Time
-	// retryAt is when it is to be read again; never, if zero. An entry that was never
-	// read has none, and no backup.
+	// retryAt is the next read; zero means none.
 	retryAt  time.Time
 	attempts int
 }
 
-// known reports whether something of it is listed.
+// known reports whether the entry is listed or bare.
 func (e *entry) known() bool { return e.backup != nil || e.bare }
 
-// Content is what was read of an entry.
+// Content is the result of reading an entry.
 type Content struct {
-	// Backup is its metadata. Its origin decides where it is listed. Nil is for an entry
-	// that is no Backup: a folder of one volume with all its backups.
+	// Backup is the metadata. Its origin decides where it is listed. Nil for a folder of one
+	// volume.
 	Backup *holdfast.Backup
-	// Volumes are its volumes, or its volume backups. Packed takes their place if it holds any.
+	// Volumes are the volumes or volume backups. Packed replaces them if it has any.
 	Volumes []Volume
 	Packed  Rows `json:"-"`
-	// Trusted says of one without a Backup that its volume backups are listed in the
-	// namespaces that they name, as far as these are not the system namespace; else they
-	// are listed there.
+	// Trusted lists the volume backups of a bare entry in their namespaces, except the system
+	// namespace; otherwise all are listed there.
 	Trusted bool
-	// Changes are those of the expiration that can be read, of ChangesRead.
+	// Changes are the readable changes of the expiration among ChangesRead.
 	Changes     []format.Expiration
 	ChangesRead []string
-	// Replaced says that the metadata of one of our backups was replaced, and what is
-	// left of it; else it is empty.
+	// Replaced says that our backup's metadata was replaced, and what is left of it; or is empty.
 	Replaced string
-	// VolumesError says why Volumes could not be read; empty if they were.
+	// VolumesError says why Volumes could not be read; or is empty.
 	VolumesError string
-	// Versions are those of the objects that this was read from, by what the layout calls
-	// them; nil if it tells by other means whether the entry is to be read again.
+	// Versions are the versions of the objects that were read, by the layout's names; nil if the
+	// layout detects changes otherwise.
 	Versions map[string]string
-	// Digests are those of a backup's files, as its signed metadata has them; empty where it
-	// has none.
+	// Digests of the backup's files, from its signed metadata.
 	Digests Digests `json:",omitzero"`
 }
 
-// Digests are the SHA-256 of files of a backup as they are stored, in hexadecimal. An empty one
-// is not known.
+// Digests are the SHA-256 of a backup's files as stored, in hexadecimal; empty if unknown.
 type Digests struct {
 	Log      string `json:",omitempty"`
 	Results  string `json:",omitempty"`
 	Manifest string `json:",omitempty"`
 }
 
-// Rows is how many volumes there are.
+// Rows returns the number of volumes.
 func (c *Content) Rows() int { return max(len(c.Volumes), c.Packed.Len()) }
 
-// New makes an empty catalogue. Unreadable backups are listed in systemNamespace.
-// notify, if not nil, is called after each change, one call at a time and in
-// order; it may read from the catalogue but not change it.
+// New returns an empty catalogue. notify, if not nil, is called after each change, one call at a
+// time and in order; it may read the catalogue, but not change it.
 func New(systemNamespace string, notify func(Changes)) *Catalog {
 	if notify == nil {
 		notify = func(Changes) {}
@@ -225,13 +188,12 @@ func (c *Catalog) Put(location, storeName string, content Content, now time.Time
 	c.PutAll(location, []Item{{storeName, content}}, now)
 }
 
-// Item is what was read of one entry.
 type Item struct {
 	StoreName string
 	Content   Content
 }
 
-// PutAll is Put of several, as one change: whatever follows from all of them is made once.
+// PutAll is Put of several, as one change.
 func (c *Catalog) PutAll(location string, items []Item, now time.Time) {
 	rows := make([]*packedRows, len(items)) // made without a lock
 	for i := range items {
@@ -278,8 +240,7 @@ func (c *Catalog) putLocked(e *entry, content *Content, rows *packedRows, now ti
 	}
 }
 
-// PutUnreadable records that a backup's metadata can't be used, and why. What was
-// read of it before is kept.
+// PutUnreadable records that a backup's metadata can't be used. Earlier content is kept.
 func (c *Catalog) PutUnreadable(location, storeName, reason string, now time.Time) {
 	c.change(func(changed *recorder) {
 		e := c.entryLocked(location, storeName)
@@ -299,9 +260,8 @@ func (c *Catalog) PutUnreadable(location, storeName, reason string, now time.Tim
 	})
 }
 
-// PutUnfinished records that a folder holds no finished backup: its writer is at
-// work, or was stopped. It is not listed. What was read of it before is kept. begun
-// is when the read was begun that says so.
+// PutUnfinished records that a folder has no finished backup, by a read that started at begun. It
+// is not listed. Earlier content is kept.
 func (c *Catalog) PutUnfinished(location, storeName string, begun, now time.Time) {
 	c.change(func(changed *recorder) {
 		e := c.entryLocked(location, storeName)
@@ -314,12 +274,12 @@ func (c *Catalog) PutUnfinished(location, storeName string, begun, now time.Time
 	})
 }
 
-// Forget drops all entries of a location, which is no longer one.
+// Forget drops all entries of a former location.
 func (c *Catalog) Forget(location string) {
 	c.mu.RLock()
 	storeNames := slices.Sorted(maps.Keys(c.locations[location]))
 	c.mu.RUnlock()
-	// One by one, so that nobody waits long for the lock.
+	// One by one, to hold the lock for a short time.
 	for _, storeName := range storeNames {
 		c.Remove(location, storeName)
 	}
@@ -332,7 +292,7 @@ func (c *Catalog) Forget(location string) {
 	})
 }
 
-// Remove drops one entry, which its owner has removed from the store.
+// Remove drops an entry that this cluster has removed from the store.
 func (c *Catalog) Remove(location, storeName string) {
 	c.change(func(changed *recorder) {
 		if e := c.locations[location][storeName]; e != nil {
@@ -342,8 +302,7 @@ func (c *Catalog) Remove(location, storeName string) {
 	})
 }
 
-// Len is the number of backups that are known of a location: those that are listed, and those
-// that are left out.
+// Len returns the number of known backups of a location, including those that are left out.
 func (c *Catalog) Len(location string) int {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -356,7 +315,7 @@ func (c *Catalog) Len(location string) int {
 	return count
 }
 
-// CountIn is the number of backups that are listed in a namespace.
+// CountIn returns the number of backups that are listed in a namespace.
 func (c *Catalog) CountIn(namespace string) int {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -371,15 +330,15 @@ func (c *Catalog) CountIn(namespace string) int {
 	return count
 }
 
-// Resting is how many bytes of all rows have no pointers, so that a collection of memory has
-// nothing to look at in them.
+// Resting returns the bytes of all rows without pointers, which the garbage collector does not
+// scan.
 func (c *Catalog) Resting() int64 {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return c.resting
 }
 
-// Replaced is the number of backups in a location whose metadata somebody has replaced.
+// Replaced returns the number of a location's backups whose metadata was replaced.
 func (c *Catalog) Replaced(location string) int {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -392,9 +351,8 @@ func (c *Catalog) Replaced(location string) int {
 	return count
 }
 
-// Knows reports whether the catalogue has the store's word on a backup of which a
-// record says, at the given instant, that it is stored: it is listed, if only as
-// unreadable, or the store was asked since, and has none or another one.
+// Knows reports whether the catalogue has read, or since the given time looked for, a backup whose
+// record says that it is stored.
 func (c *Catalog) Knows(location, storeName string, uid types.UID, since time.Time) bool {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -404,14 +362,14 @@ func (c *Catalog) Knows(location, storeName string, uid types.UID, since time.Ti
 		return !e.recordedAt.Before(since)
 	case e != nil && !e.known():
 		return !e.askedAt.IsZero() && !e.askedAt.Before(since)
-	case e != nil && (e.claims == nil || e.backup.UID == uid): // unreadable or bare, or that one
+	case e != nil && (e.claims == nil || e.backup.UID == uid): // unreadable, bare, or this one
 		return true
 	}
 	listed, known := c.listed[location]
 	return known && !listed.Before(since)
 }
 
-// IsMissing reports whether the latest listing that would have an entry has lacked it.
+// IsMissing reports whether the latest listing lacked an entry.
 func (c *Catalog) IsMissing(location, storeName string) bool {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -419,8 +377,7 @@ func (c *Catalog) IsMissing(location, storeName string) bool {
 	return e != nil && !e.missingSince.IsZero()
 }
 
-// Readable is the store name of some backup of a location that could be read, and was not
-// asked for in vain since; empty if there is none.
+// Readable returns the store name of some backup of a location that could be read last time, or "".
 func (c *Catalog) Readable(location string) string {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -432,18 +389,18 @@ func (c *Catalog) Readable(location string) string {
 	return ""
 }
 
-// Backup is the backup that is listed under a name, or nil.
+// Backup returns the backup of a listed name, or nil.
 func (c *Catalog) Backup(namespace, name string) *holdfast.Backup {
 	backup, _, _, _ := c.Find(namespace, name)
 	return backup
 }
 
-// Find is the backup that is listed under a name, the location that it lies in, its
-// store name there, and what is known of its files; nil if there is none.
+// Find returns the backup of a listed name, its location, store name and digests; nil if there is
+// none.
 func (c *Catalog) Find(namespace, name string) (backup *holdfast.Backup, location, storeName string, digests Digests) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	bare, _, _ := strings.Cut(name, "@") // no name of a backup has one
+	bare, _, _ := strings.Cut(name, "@") // backups' names have no @
 	for _, e := range c.rows[group{storeName: format.StoreName(namespace, bare, c.systemNamespace)}] {
 		if row := e.held.row; row.Namespace == namespace && row.Name == name {
 			return row, e.location, e.storeName, e.digests
@@ -452,7 +409,7 @@ func (c *Catalog) Find(namespace, name string) (backup *holdfast.Backup, locatio
 	return nil, "", "", Digests{}
 }
 
-// change runs do under the locks, and tells of what it changed.
+// change runs do under the locks, and notifies of the changes.
 func (c *Catalog) change(do func(*recorder)) {
 	c.changing.Lock()
 	defer c.changing.Unlock()
@@ -485,7 +442,7 @@ func (c *Catalog) entryLocked(location, storeName string) *entry {
 	return e
 }
 
-// group are entries that want one name. A backup, and what is none, never do.
+// group has the entries that want one name. Backups and bare entries never conflict.
 type group struct {
 	storeName string
 	bare      bool
@@ -493,9 +450,8 @@ type group struct {
 
 func (e *entry) group() group { return group{e.storeName, e.bare} }
 
-// setLocked gives an entry another content; a nil backup is none, unless it is bare. All
-// rows that change are taken away first, and listed anew afterwards, since one may get
-// the name that another one had.
+// setLocked changes the content of an entry; backup is nil for none or a bare one. All changed rows
+// are unlisted before any is listed, since they may exchange names.
 func (c *Catalog) setLocked(e *entry, backup *holdfast.Backup, rows *packedRows, deleted []bool, bare bool, changed *recorder) {
 	same := e.bare == bare && e.rows.equal(rows)
 	if same && slices.Equal(e.deleted, deleted) && equality.Semantic.DeepEqual(e.backup, backup) {
@@ -532,9 +488,8 @@ func (c *Catalog) setLocked(e *entry, backup *holdfast.Backup, rows *packedRows,
 	}
 }
 
-// shadowLocked decides which of the entries of a group bears the name alone: the
-// first of the group, wherever the others are listed. It takes away the rows that
-// change by that, and marks them to be listed anew.
+// shadowLocked gives the first entry of a group the plain name. It unlists the entries that this
+// changes, and adds them to relist.
 func (c *Catalog) shadowLocked(of group, relist map[*entry]bool, changed *recorder) {
 	if len(c.rows[of]) == 0 {
 		delete(c.rows, of)
@@ -566,7 +521,7 @@ func (c *Catalog) unlistLocked(e *entry, changed *recorder) {
 func (c *Catalog) unlistRowLocked(e *entry, i int, changed *recorder) {
 	name := e.held.rows.at(i).volumeName(c.systemNamespace)
 	changed.volumes[name] = true
-	clear(changed.added) // this may have been the last one of a volume
+	clear(changed.added) // this may have been the last row of a volume
 	c.removeLocked(newMember(e.held, i), name)
 }
 
@@ -582,7 +537,7 @@ func (c *Catalog) listLocked(e *entry, changed *recorder) {
 	}
 }
 
-// holdLocked makes an entry as it is to be listed.
+// holdLocked makes the listed form of an entry.
 func (c *Catalog) holdLocked(e *entry) {
 	e.held = &held{
 		location: e.location, storeName: e.storeName, systemNamespace: c.systemNamespace,
@@ -591,7 +546,7 @@ func (c *Catalog) holdLocked(e *entry) {
 	if e.shadowed && e.backup != nil {
 		row := *e.backup
 		row.Name = e.backup.Name + "@" + e.location
-		// A store may be a copy of another one, uids included.
+		// A store may be a copy of another one, with its uids.
 		row.UID = format.DerivedUID("backup", e.location, e.storeName, string(e.backup.UID))
 		e.held.row = &row
 	}

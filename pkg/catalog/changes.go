@@ -14,42 +14,40 @@ import (
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// Changes are what one change of the catalogue did to what is listed. An object
-// that comes with another uid than the one of its name before is another object.
-// Of volume backups there are too many for that: see History.
+// Changes are the effects of one change on the lists. An object with a new uid for its name is
+// another object. Volume backups are too many: see History.
 type Changes struct {
 	Backups Delta[*holdfast.Backup]
 	Volumes Delta[*holdfast.BackupVolume]
-	// Named has the set volumes that a list over all namespaces shows differently: each with
-	// the name of its last backup, which is in another namespace.
+	// Named has the set volumes that lists over all namespaces show differently: with the name of a
+	// last backup in another namespace.
 	Named []*holdfast.BackupVolume
 }
 
 // Delta is the change of one kind of object, in the order of names.
 type Delta[T any] struct {
-	// Set are the objects that are new or different.
+	// Set has the new or changed objects.
 	Set []T
-	// Gone are the names of those that are not listed any more.
+	// Gone has the names that are not listed any more.
 	Gone []types.NamespacedName
 }
 
-// Empty reports whether nothing changed.
 func (c *Changes) Empty() bool {
 	return c.Backups.empty() && c.Volumes.empty()
 }
 
 func (d *Delta[T]) empty() bool { return len(d.Set)+len(d.Gone) == 0 }
 
-// recorder collects, by name, what became of objects during one change: the
-// object, or nil for none. Volumes are only marked, and summed up at the end.
+// recorder collects the objects that one change has set, or nil if removed. Volumes are only
+// marked, and built at the end.
 type recorder struct {
 	backups map[types.NamespacedName]*holdfast.Backup
 	volumes map[types.NamespacedName]bool
-	// added are the volumes that rows were added to, by what these have in common.
+	// added has the volumes of added rows, by kind.
 	added map[kind]*volume
 }
 
-// kind is what rows of one volume have in common.
+// kind is common to rows of one volume.
 type kind struct {
 	shape     unique.Handle[shape]
 	displaced bool
@@ -63,8 +61,8 @@ func newRecorder() *recorder {
 	}
 }
 
-// ofAPod reports whether a name is that of a volume without a claim, which comes and goes with
-// its pod: nobody looks for it among the volumes. Its volume backups are listed all the same.
+// ofAPod reports whether a name is of a volume without a claim, which lives with its pod. Lists of
+// volumes omit it; lists of volume backups do not.
 func ofAPod(name string) bool { return strings.HasPrefix(name, "pod:") }
 
 func (r *recorder) changesLocked(c *Catalog) Changes {

@@ -17,12 +17,10 @@ import (
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// reasonDataLost is the reason of the condition VolumesDamaged.
 const reasonDataLost = "DataLost"
 
-// SetDamage says what the store of a location has lost of the repository of a namespace, or
-// nil if it has lost nothing, as far as is known. Volume backups that need it are Damaged from
-// then on, until the store has it again.
+// SetDamage sets what a location's store has lost of a namespace's repository; nil for nothing.
+// Volume backups that need it are Damaged until the store has it again.
 func (c *Catalog) SetDamage(location, namespace string, damage *engine.RepositoryDamage) {
 	name := engine.RepositoryName(namespace, location)
 	if !c.setTrust(func(t *trust) bool {
@@ -47,7 +45,6 @@ func (c *Catalog) SetDamage(location, namespace string, damage *engine.Repositor
 	})
 }
 
-// namespaces are those whose volumes the rows are of.
 func (p *packedRows) namespaces() (all []string) {
 	if p == nil {
 		return nil
@@ -60,8 +57,8 @@ func (p *packedRows) namespaces() (all []string) {
 	return all
 }
 
-// damagedLocked gives the rows of a backup the state Damaged that need what a store has lost,
-// and the backup a condition that says so. Those that it has again are Completed.
+// damagedLocked sets the state Damaged of rows that need lost data, and a condition of the backup.
+// Rows whose data is back become Completed.
 func (c *Catalog) damagedLocked(e *entry, placed *holdfast.Backup, rows *packedRows, deleted []bool) *packedRows {
 	placed.Status.Conditions = slices.DeleteFunc(slices.Clone(placed.Status.Conditions), func(is metav1.Condition) bool {
 		return is.Type == holdfast.ConditionVolumesDamaged
@@ -108,7 +105,7 @@ func (c *Catalog) damagedLocked(e *entry, placed *holdfast.Backup, rows *packedR
 	return &packedRows{cells: cells, shapes: rows.shapes, odd: rows.odd}
 }
 
-// began is when the reading of the volume did; zero if that is not known.
+// began returns when the reading of the volume began; zero if unknown.
 func (r row) began() time.Time {
 	switch {
 	case r.started != 0:

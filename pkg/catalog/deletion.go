@@ -13,34 +13,31 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// BackupID identifies a backup in a store, or without a uid an entry that is no Backup.
+// BackupID identifies a backup in a store, or, without UID, a bare entry.
 type BackupID struct {
 	Location, StoreName string
 	UID                 types.UID
 }
 
-// VolumeInBackup is one volume in one backup.
+// VolumeInBackup identifies a volume in a backup.
 type VolumeInBackup struct {
 	Backup BackupID
 	Volume format.VolumeID
-	// BackupName is that of the volume backup in an entry that is no Backup.
+	// BackupName is the volume backup's in a bare entry.
 	BackupName string
 }
 
-// deletion is that of a volume of a backup, which is recorded and may not be read from the
-// store yet.
+// deletion is a recorded deletion of a volume from a backup.
 type deletion struct {
-	record types.UID
-	volume format.VolumeID
-	// backupName is that of the volume backup in an entry that is no Backup.
+	record     types.UID
+	volume     format.VolumeID
 	backupName string
-	// stored is true if it is in the store, and its record may be gone: it counts until it has
-	// been read there.
+	// stored is true once the store has it: it then counts until the store was read again.
 	stored bool
 }
 
-// SetVolumeDeletion has volumes of backups not listed any more, for which a record says that
-// they are deleted, all of it each time. Of a record that is gone it is nil.
+// SetVolumeDeletion hides volumes of backups whose deletion is recorded, all of a record at once;
+// nil for a missing record.
 func (c *Catalog) SetVolumeDeletion(record types.UID, deleted []VolumeInBackup) {
 	c.relist(c.changeDeletions(func() map[BackupID]bool {
 		concerned := map[BackupID]bool{}
@@ -66,8 +63,7 @@ func (c *Catalog) SetVolumeDeletion(record types.UID, deleted []VolumeInBackup) 
 	}))
 }
 
-// EndVolumeDeletion says that what a record said is in the store by now, which has the word on
-// it from then on, as soon as it was read again.
+// EndVolumeDeletion says that the store has the deletion: the store decides after the next read.
 func (c *Catalog) EndVolumeDeletion(record types.UID) {
 	c.relist(c.changeDeletions(func() map[BackupID]bool {
 		concerned := c.recorded[record]
@@ -83,7 +79,7 @@ func (c *Catalog) EndVolumeDeletion(record types.UID) {
 	}))
 }
 
-// changeDeletions gives the entries of which something was changed.
+// changeDeletions runs change, and returns the entries that it names.
 func (c *Catalog) changeDeletions(change func() map[BackupID]bool) []*entry {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -99,9 +95,8 @@ func (c *Catalog) changeDeletions(change func() map[BackupID]bool) []*entry {
 	return entries
 }
 
-// deletedLocked are those of the rows of an entry that are deleted: by what its store says,
-// which is given if anything of it is believed, or by a record; nil if none is. The backup
-// counts what is left.
+// deletedLocked returns which rows of an entry are deleted, by the trusted change of the store or
+// by a record; nil if none. It updates the backup's counts.
 func (c *Catalog) deletedLocked(e *entry, backup *holdfast.Backup, rows *packedRows, newest *format.Expiration) []bool {
 	deleted := map[format.VolumeID]bool{}
 	if newest != nil {
@@ -132,8 +127,7 @@ func (c *Catalog) deletedLocked(e *entry, backup *holdfast.Backup, rows *packedR
 	return gone
 }
 
-// leftLocked are the volume backups of an entry that is no Backup, without those that a record
-// says are deleted. One that the store has not any more needs no word on it.
+// leftLocked returns the rows of a bare entry without those whose deletion is recorded.
 func (c *Catalog) leftLocked(e *entry) *packedRows {
 	of := BackupID{Location: e.location, StoreName: e.storeName}
 	if len(c.deletions[of]) == 0 {
@@ -158,10 +152,9 @@ func (c *Catalog) leftLocked(e *entry) *packedRows {
 	return pack(left)
 }
 
-// isDeleted reports whether a row is one of those that are.
 func isDeleted(deleted []bool, i int) bool { return deleted != nil && deleted[i] }
 
-// staysInPlace reports whether an entry would be listed in the same place with another backup.
+// staysInPlace reports whether another backup of the entry would be listed in the same place.
 func (e *entry) staysInPlace(backup *holdfast.Backup) bool {
 	if e.bare || backup == nil || e.backup == nil || e.held == nil {
 		return false
@@ -171,9 +164,8 @@ func (e *entry) staysInPlace(backup *holdfast.Backup) bool {
 		e.rank() == (&entry{backup: backup}).rank()
 }
 
-// setDeletedLocked is setLocked of an entry that stays in its place with the same rows, of which
-// others may be deleted. The rest of them, which may be many, are left alone: what they need of
-// the backup is the same.
+// setDeletedLocked is setLocked for an entry whose place and rows stay, and only deleted changes.
+// The other rows, maybe many, need no change.
 func (c *Catalog) setDeletedLocked(e *entry, backup *holdfast.Backup, deleted []bool, changed *recorder) {
 	before := e.deleted
 	for i := range e.rows.len() {
@@ -191,14 +183,13 @@ func (c *Catalog) setDeletedLocked(e *entry, backup *holdfast.Backup, deleted []
 	}
 }
 
-// id tells a volume from the others of its backup.
+// id identifies a volume within its backup.
 func (r row) id() format.VolumeID {
 	of := r.shape.Value()
 	return format.VolumeID{Namespace: of.namespace, Name: of.bareName(), Repeat: int32(r.repeat)}
 }
 
-// sum counts the volumes of a backup; nil if it has none. Before is what is known without
-// its rows: how many were left out.
+// sum counts the volumes of a backup; nil without any. before has the number of omitted volumes.
 func sum(rows *packedRows, deleted []bool, before *holdfast.BackupVolumesProgress) *holdfast.BackupVolumesProgress {
 	sum := &holdfast.BackupVolumesProgress{}
 	if before != nil {
@@ -228,15 +219,15 @@ func sum(rows *packedRows, deleted []bool, before *holdfast.BackupVolumesProgres
 // HistoryItem is one volume backup of a volume.
 type HistoryItem struct {
 	VolumeInBackup
-	// Listed is its name as a VolumeBackup, and UID its uid.
+	// Listed is its name as a VolumeBackup, UID its uid.
 	Listed types.NamespacedName
 	UID    types.UID
-	// Of is the backup, as the catalogue lists it; nil if it is no Backup's.
+	// Of is the listed backup; nil for a bare entry.
 	Of *holdfast.Backup
 }
 
-// History is what is listed of a volume: by its name as a BackupVolume, which has the uid that
-// is given too, in the order of the backups' names in their stores.
+// History returns the volume backups of a BackupVolume, ordered by the backups' store names, and
+// its uid.
 func (c *Catalog) History(namespace, name string) (items []HistoryItem, uid types.UID) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -255,7 +246,7 @@ func (c *Catalog) History(namespace, name string) (items []HistoryItem, uid type
 		items = append(items, HistoryItem{
 			VolumeInBackup: VolumeInBackup{Backup: of, Volume: r.id(), BackupName: r.backupName()},
 			Listed:         types.NamespacedName{Namespace: object.Namespace, Name: object.Name}, UID: object.UID,
-			// That of the row may be an earlier one of the same place.
+			// The row may have an older held of the same place.
 			Of: c.locations[h.location][h.storeName].held.row,
 		})
 	}

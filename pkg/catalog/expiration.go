@@ -12,12 +12,12 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// maxChanges is how many changes of one backup's expiration are read.
+// maxChanges bounds the changes of one backup's expiration that are read.
 const maxChanges = 100
 
-// ObserveChanges takes the keys of all changes of expirations that a listing has shown, after
-// ObserveListing, of the entries that holds names, or of all if it is nil, and gives the store names of the backups that are to be read again for them. A
-// change is an object that is never written again, so its key says whether it is known.
+// ObserveChanges takes the listed keys of all changes of expirations, after ObserveListing, of the
+// entries that holds names (nil: all). It returns the store names of backups with new ones. A
+// change is never rewritten, so its key identifies it.
 func (c *Catalog) ObserveChanges(location string, holds func(name string) bool, keys []string) []string {
 	byBackup := map[string][]string{}
 	for _, key := range keys {
@@ -41,8 +41,7 @@ func (c *Catalog) ObserveChanges(location string, holds func(name string) bool, 
 	return read
 }
 
-// Changes are the keys of the changes of a backup's expiration that are to be read with it,
-// as the last listing has shown them.
+// Changes returns the keys of a backup's changes of expiration in the last listing.
 func (c *Catalog) Changes(location, storeName string, backup types.UID) []string {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -61,10 +60,9 @@ func changesOf(keys []string, backup types.UID) []string {
 	return newest[:min(len(newest), maxChanges)]
 }
 
-// applyChangesLocked has a backup expire as was last asked for. A change is believed if the
-// cluster that made the backup has made it: by its signature, with the key that has signed
-// the backup, or with another one that is known to be of that cluster. It gives the one that
-// counts; nil without one.
+// applyChangesLocked applies the newest valid change of the expiration, and returns it, or nil. A
+// change is valid if the cluster that made the backup has signed it, with the same key or another
+// known one.
 func (c *Catalog) applyChangesLocked(e *entry, backup *holdfast.Backup) *format.Expiration {
 	status := &backup.Status
 	status.Expiration, status.Hold, status.ExpirationChanges = e.expiration, nil, 0

@@ -17,24 +17,22 @@ import (
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// History is all volume backups as they were at one version: by namespace, by volume, and
-// of each volume from the oldest to the newest. It never changes, and costs nothing to
-// take: the catalogue copies what it changes after that, if it would be changed here, too.
+// History is all volume backups at one version, ordered by namespace, volume and time. It is
+// immutable, and free to take: the catalogue copies on later changes.
 type History struct {
-	// Version grows with every change of what is listed here.
+	// Version grows with every change.
 	Version uint64
-	// Copied is how many bytes the catalogue has copied since its beginning for the sake of
-	// what others hold: the difference between two is about what the earlier one takes.
+	// Copied is the total of bytes copied for Histories: a difference estimates what the older one
+	// holds.
 	Copied uint64
-	// Withdrawn is another one than that of an earlier History if something that the earlier
-	// one lists in a namespace is not to be seen there any more: it was made anew since, or
-	// the signer is not trusted for it.
+	// Withdrawn changes when a row leaves a namespace that an older History still lists, because
+	// the namespace was recreated or the signer lost trust.
 	Withdrawn uint64
 	floor     uint64
 	tree      *btree.BTree[*volume]
 }
 
-// Snapshot gives all volume backups as they are.
+// Snapshot returns the present volume backups.
 func (c *Catalog) Snapshot() *History {
 	c.mu.RLock()
 	taken := c.taken
@@ -51,15 +49,13 @@ func (c *Catalog) Snapshot() *History {
 	return c.taken
 }
 
-// Version is that of the present History.
 func (c *Catalog) Version() uint64 {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return c.version
 }
 
-// Begin lets no later History have a version below the given one, and none of its objects
-// a lower one either.
+// Begin raises the version of all later Histories, and of their objects, to at least version.
 func (c *Catalog) Begin(version uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -68,11 +64,11 @@ func (c *Catalog) Begin(version uint64) {
 	c.taken = nil
 }
 
-// Position is a place between two rows of a History. It says nothing of other namespaces.
+// Position is a place between two rows of a History. It reveals nothing of other namespaces.
 type Position struct {
 	Namespace, Volume string
-	// At is the time of the row before, and Skip how many of the volume's rows of that time
-	// are before.
+	// At is the time of the row before; Skip counts the volume's rows of that time before the
+	// position.
 	At   uint32
 	Skip int
 }
@@ -82,49 +78,45 @@ type Row struct {
 	volume *volume
 	index  int
 	floor  uint64
-	// named is true in a list over all namespaces: the row may name any backup.
+	// named rows, in lists over all namespaces, may name any backup.
 	named bool
 }
 
-// VolumeRows are all rows of one volume.
+// VolumeRows has all rows of one volume.
 type VolumeRows struct{ volume *volume }
 
-// Namespace is where they are listed.
 func (v VolumeRows) Namespace() string { return v.volume.name.Namespace }
 
-// Name is that of the BackupVolume.
+// Name returns the name of the BackupVolume.
 func (v VolumeRows) Name() string { return v.volume.name.Name }
 
-// HasPhase reports whether one of them is in a phase.
+// HasPhase reports whether a row is in the phase.
 func (v VolumeRows) HasPhase(phase string) bool {
 	i := slices.Index(states, phase)
 	return v.volume.states>>oddState&1 == 1 || i >= 0 && v.volume.states>>i&1 == 1
 }
 
-// MayBeAlike reports whether one of them may have a likeness that is wanted. It costs the
-// different ones that there are, of which a volume has few.
+// MayBeAlike reports whether a row may have a wanted Likeness. It checks the distinct ones, which
+// are few.
 func (v VolumeRows) MayBeAlike(wanted func(Likeness) bool) bool {
 	return v.volume.varied || slices.ContainsFunc(v.volume.shapes, func(s unique.Handle[shape]) bool { return wanted(Likeness{s}) })
 }
 
-// Likeness is what is the same in many rows, mostly in all of one volume. Equal ones are
-// those of rows that are alike.
+// Likeness is common to many rows, mostly to all of one volume. It is comparable.
 type Likeness struct{ shape unique.Handle[shape] }
 
-// PodName is the pod's through which they were read.
+// PodName returns the pod through which the volume was read.
 func (l Likeness) PodName() string { return l.shape.Value().podName }
 
-// Node is the one that read them.
 func (l Likeness) Node() string { return l.shape.Value().node }
 
-// Method is how their data was stored.
+// Method returns how the data was stored.
 func (l Likeness) Method() string { return l.shape.Value().method }
 
-// Labels are those of the objects.
 func (l Likeness) Labels() map[string]string { return valid(l.shape.Value().labels.Map()) }
 
-// Rows gives the rows of a namespace, or of all if it is empty, from a position on, of the
-// volumes that are wanted. In all namespaces, a row also names a backup of another namespace.
+// Rows iterates over the wanted volumes' rows of a namespace, or of all if empty, from a position
+// on. Rows over all namespaces name backups of any namespace.
 func (h *History) Rows(namespace string, from Position, wanted func(VolumeRows) bool) iter.Seq[Row] {
 	return func(yield func(Row) bool) {
 		if from.Namespace == "" {
@@ -147,7 +139,7 @@ func (h *History) Rows(namespace string, from Position, wanted func(VolumeRows) 
 	}
 }
 
-// Count counts the rows of a namespace, or of all, from a position on, to a bound at most.
+// Count counts the rows of a namespace, or of all, from a position on, up to bound.
 func (h *History) Count(namespace string, from Position, bound int) int {
 	if from.Namespace == "" {
 		from.Namespace = namespace
@@ -163,9 +155,9 @@ func (h *History) Count(namespace string, from Position, bound int) int {
 	return min(count, bound)
 }
 
-// VolumesOf are the names of the volumes that a row with a name may be of.
+// VolumesOf returns the names of the volumes to which a row's name may belong.
 func VolumesOf(name string) []string {
-	_, of, _ := strings.Cut(name, ":") // no name of a backup has one
+	_, of, _ := strings.Cut(name, ":") // backups' names have no colon
 	candidates := []string{of}
 	if i := strings.LastIndex(of, ":"); i >= 0 {
 		candidates = append(candidates, of[:i]) // it may count repetitions
@@ -173,7 +165,7 @@ func VolumesOf(name string) []string {
 	return candidates
 }
 
-// Find is the row with a name.
+// Find returns the row of a name.
 func (h *History) Find(namespace, name string) (Row, bool) {
 	for _, candidate := range VolumesOf(name) {
 		v, ok := h.tree.Get(&volume{name: types.NamespacedName{Namespace: namespace, Name: candidate}})
@@ -189,7 +181,7 @@ func (h *History) Find(namespace, name string) (Row, bool) {
 	return Row{}, false
 }
 
-// first is the index of the first member behind a position.
+// first returns the index of the first member after a position.
 func (v *volume) first(from Position) int {
 	if v.name.Namespace != from.Namespace || v.name.Name != from.Volume {
 		return 0
@@ -205,7 +197,7 @@ func (r Row) member() *member { return &r.volume.members[r.index] }
 func (r Row) held() *held     { return r.member().held }
 func (r Row) row() row        { return r.member().row() }
 
-// After is the position behind the row.
+// After returns the position after the row.
 func (r Row) After() Position {
 	p := Position{Namespace: r.Namespace(), Volume: r.VolumeName(), At: r.member().at, Skip: 1}
 	for i := r.index - 1; i >= 0 && r.volume.members[i].at == p.At; i-- {
@@ -214,19 +206,18 @@ func (r Row) After() Position {
 	return p
 }
 
-// Namespace is where it is listed.
+// Namespace returns where it is listed.
 func (r Row) Namespace() string { return r.volume.name.Namespace }
 
-// VolumeName is that of the BackupVolume.
+// VolumeName returns the name of the BackupVolume.
 func (r Row) VolumeName() string { return r.volume.name.Name }
 
-// Name is that of the object.
 func (r Row) Name() string { return r.held().objectName(r.row(), r.volume.name) }
 
-// Backup names the backup that holds it, as far as that may be named where it is listed.
+// Backup returns the backup's name, if it may be named there.
 func (r Row) Backup() holdfast.BackupReference { return r.held().reference(r.Namespace(), r.named) }
 
-// BackupUID is that of the backup that holds it; empty if none does.
+// BackupUID returns the backup's uid; empty for a bare entry.
 func (r Row) BackupUID() string {
 	if row := r.held().row; row != nil {
 		return string(row.UID)
@@ -234,59 +225,53 @@ func (r Row) BackupUID() string {
 	return ""
 }
 
-// BackupName is its own, if it is in no backup.
+// BackupName returns the volume backup's own name in a bare entry.
 func (r Row) BackupName() string { return r.row().backupName() }
 
-// StorageLocation is where it lies.
 func (r Row) StorageLocation() string { return r.held().location }
 
-// Phase is its state.
+// Phase returns its state.
 func (r Row) Phase() string { return r.row().stateName() }
 
-// Likeness is what it has in common with others.
 func (r Row) Likeness() Likeness { return Likeness{r.held().rows.shape(int(r.member().index))} }
 
-// OfVolume are all rows of its volume.
 func (r Row) OfVolume() VolumeRows { return VolumeRows{r.volume} }
 
-// Version is the one at which it was listed.
+// Version returns the version at which it was listed.
 func (r Row) Version() uint64 { return max(r.held().version, r.floor) }
 
-// Object makes the object.
 func (r Row) Object() *holdfast.VolumeBackup {
 	return r.held().volumeBackup(r.row(), r.volume.name, r.named)
 }
 
-// volume is what all entries together hold of one claim or pod volume.
+// volume has all rows of one claim or pod volume.
 type volume struct {
 	name types.NamespacedName
-	// members are in order. When shared, a History has those up to now, too.
+	// members are in order; shared with a History if shared.
 	members []member
 	shared  bool
-	// epoch is the catalogue's when it was made: a later one means that a History has it.
+	// epoch is the catalogue's at creation: if that is later, a History has this volume.
 	epoch uint64
-	// loose is from which member on they are in no order yet, during a change; zero if all are.
+	// loose is the index of the first unsorted member, during a change; zero if all are sorted.
 	loose int
 
-	// The rest follows from members. After a removal it is stale until recount.
+	// The rest is computed from members. After a removal it is stale until recount.
 	stale     bool
-	locations []string // sorted, each once
+	locations []string // sorted, unique
 	completed int32
-	stored    int64  // bytes that the completed ones have added
-	last      member // the latest completed one; its held is nil if there is none
+	stored    int64  // bytes that completed rows added
+	last      member // the latest completed one; held is nil if there is none
 	created   metav1.Time
-	// states has a bit for each index of states that a row has, and oddState for any other one.
+	// states has a bit for each index of states that a row has, or oddState.
 	states uint8
-	// shapes are those of the rows, each once, unless they are varied, which is more than
-	// maxShapes.
+	// shapes are the distinct shapes of the rows. More than maxShapes are only varied.
 	shapes []unique.Handle[shape]
 	varied bool
 }
 
 const (
 	oddState = 7
-	// maxShapes is how many a volume has that was read on as many nodes, or failed for as many
-	// reasons: to look at more of them would be as costly as to look at the rows.
+	// maxShapes bounds shapes: more would cost as much as the rows.
 	maxShapes = 16
 )
 
@@ -296,7 +281,7 @@ const memberBytes = 16
 type member struct {
 	held  *held
 	index uint32
-	// at is that of the row, or of its entry, and the first thing that members are ordered by.
+	// at is the time of the row or its entry, by which members are ordered first.
 	at uint32
 }
 
@@ -311,8 +296,7 @@ func newMember(h *held, i int) member {
 
 func (m member) row() row { return m.held.rows.at(int(m.index)) }
 
-// compareMembers orders them by their time; equal ones by what identifies them, so that
-// the order of reading does not matter.
+// compareMembers orders by time, then by identity, so that the order of reading does not matter.
 func compareMembers(a, b member) int {
 	if order := cmp.Compare(a.at, b.at); order != 0 {
 		return order
@@ -320,7 +304,7 @@ func compareMembers(a, b member) int {
 	return cmp.Or(strings.Compare(a.held.storeName, b.held.storeName), strings.Compare(a.held.location, b.held.location), cmp.Compare(a.index, b.index))
 }
 
-// volumeLocked is the volume of a name, to be changed; a new one if there is none.
+// volumeLocked returns the volume of a name to change it; a new one if missing.
 func (c *Catalog) volumeLocked(name types.NamespacedName) *volume {
 	c.sought.name = name
 	v, ok := c.volumes.Get(&c.sought)
@@ -339,19 +323,19 @@ func (c *Catalog) volumeLocked(name types.NamespacedName) *volume {
 	return v
 }
 
-// addLocked adds a member behind the others, where most belong; settleLocked moves it.
+// addLocked appends a member; settleLocked sorts it.
 func (c *Catalog) addLocked(v *volume, m member) {
 	if last := len(v.members) - 1; last >= 0 && v.loose == 0 && compareMembers(v.members[last], m) > 0 {
 		v.loose = len(v.members)
 	}
-	// What is appended lies behind what others have of the array.
+	// Appending does not change the part that others share.
 	v.members = append(v.members, m)
-	if !v.stale { // else last may be a member that is gone
+	if !v.stale { // else last may be removed
 		v.count(m)
 	}
 }
 
-// settleLocked brings a volume's members in order: those that were added are mostly neighbours.
+// settleLocked sorts the members: the added ones are mostly neighbours.
 func (c *Catalog) settleLocked(v *volume) {
 	if v.loose == 0 {
 		return
@@ -359,7 +343,7 @@ func (c *Catalog) settleLocked(v *volume) {
 	c.ownLocked(v)
 	added := slices.Clone(v.members[v.loose:])
 	slices.SortFunc(added, compareMembers)
-	to, left := len(v.members), v.loose // merged behind to, and what of the others is before it
+	to, left := len(v.members), v.loose // merged after to; left of the others remain before
 	for _, m := range slices.Backward(added) {
 		if left > 0 && compareMembers(v.members[left-1], m) > 0 {
 			at, _ := slices.BinarySearchFunc(v.members[:left], m, compareMembers)
@@ -385,7 +369,7 @@ func (c *Catalog) removeLocked(m member, name types.NamespacedName) {
 	}
 }
 
-// ownLocked has a volume's members changed for nobody else.
+// ownLocked unshares a volume's members.
 func (c *Catalog) ownLocked(v *volume) {
 	if v.shared {
 		v.members, v.shared = slices.Clone(v.members), false
@@ -415,7 +399,7 @@ func (v *volume) count(m member) {
 	if !v.varied && !slices.Contains(v.shapes, r.shape) {
 		if v.varied = len(v.shapes) == maxShapes; v.varied {
 			v.shapes = nil
-		} else { // somebody else may have the array
+		} else { // the array may be shared
 			v.shapes = append(slices.Clip(v.shapes), r.shape)
 		}
 	}

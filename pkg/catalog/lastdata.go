@@ -14,21 +14,20 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// Claim names a volume claim in a namespace, whichever namespace had that name.
+// Claim names a volume claim in a namespace of that name, whether recreated or not.
 type Claim = types.NamespacedName
 
-// HeldClaims are the claims whose data the backup that is listed under a name holds, sorted. A
-// volume that failed or was deleted from the backup does not count.
+// HeldClaims returns the sorted claims whose data the named backup holds. Failed and deleted
+// volumes don't count.
 func (c *Catalog) HeldClaims(namespace, name string) []Claim {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return claimsOf(c.entryAtLocked(namespace, name), func(Claim, int) bool { return true })
 }
 
-// LastData returns the claims, sorted, whose newest data the named backup holds: no other good
-// backup of this cluster holds newer data of them. Only claims of existing namespaces count. A
-// namespace that was made anew continues the former one of its name here. going reports of
-// another backup whether it is being deleted, and so does not count.
+// LastData returns the sorted claims whose newest data the named backup holds: no other good backup
+// of this cluster has newer data. Only existing namespaces count; a recreated one continues the
+// former. Backups that going reports as being deleted don't count.
 func (c *Catalog) LastData(namespace, name string, going func(holdfast.BackupReference) bool) []Claim {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -39,7 +38,7 @@ func (c *Catalog) LastData(namespace, name string, going func(holdfast.BackupRef
 	})
 }
 
-// supersededLocked reports whether another good backup holds newer data of a claim than a row.
+// supersededLocked reports whether another good backup has newer data of a claim than a row.
 func (c *Catalog) supersededLocked(own member, claim Claim, going func(holdfast.BackupReference) bool) bool {
 	for _, name := range []types.NamespacedName{claim, {Namespace: c.systemNamespace, Name: claim.Name + "@" + claim.Namespace}} {
 		v, ok := c.volumes.Get(&volume{name: name})
@@ -58,15 +57,15 @@ func (c *Catalog) supersededLocked(own member, claim Claim, going func(holdfast.
 	return false
 }
 
-// isLostLocked reports whether the store lacked a backup when it was listed last.
+// isLostLocked reports whether the latest listing lacked a backup.
 func (c *Catalog) isLostLocked(h *held) bool {
 	e := c.locations[h.location][h.storeName]
 	return e == nil || e.held != h || !e.missingSince.IsZero()
 }
 
-// entryAtLocked is the entry that is listed as a backup of a name, or nil.
+// entryAtLocked returns the entry of a listed backup's name, or nil.
 func (c *Catalog) entryAtLocked(namespace, name string) *entry {
-	bare, _, _ := strings.Cut(name, "@") // no name of a backup has one
+	bare, _, _ := strings.Cut(name, "@") // backups' names have no @
 	for _, e := range c.rows[group{storeName: format.StoreName(namespace, bare, c.systemNamespace)}] {
 		if row := e.held.row; row != nil && row.Namespace == namespace && row.Name == name {
 			return e
@@ -75,7 +74,7 @@ func (c *Catalog) entryAtLocked(namespace, name string) *entry {
 	return nil
 }
 
-// claimsOf are the claims whose data an entry holds, by those of its rows that are wanted.
+// claimsOf returns the claims of an entry's wanted rows with data.
 func claimsOf(e *entry, wanted func(claim Claim, row int) bool) []Claim {
 	if e == nil || !canBring(e.held) {
 		return nil
@@ -101,9 +100,8 @@ func holds(r row) bool {
 	return r.state == stateCompleted && s.claimName != "" && s.method != format.UploaderRestic
 }
 
-// canBring reports whether data can be restored from a backup that this cluster vouches for, as
-// far as is known. A reason to doubt all data of a backup belongs here. What concerns one volume,
-// such as lost data, is the state of its row.
+// canBring reports whether this cluster vouches for a backup and its data may be restored. Doubts
+// about a whole backup belong here; doubts about a volume are the state of its row.
 func canBring(h *held) bool {
 	if h.row == nil {
 		return false

@@ -10,66 +10,62 @@ import (
 )
 
 const (
-	// Fewer than so many backups may go at once without suspicion, or less than one
-	// in lossShare of them.
+	// More than lossFloor backups and more than one in lossShare may not leave at once without
+	// suspicion.
 	lossFloor = 10
 	lossShare = 20
 )
 
-// backoff is how long an entry waits before it is read again: first, and then
-// twice as long each time, up to most.
+// backoff is the wait before an entry is read again: first, doubled each time, up to most.
 type backoff struct{ first, most time.Duration }
 
 var (
-	// A file that can't be read may be repaired by hand.
+	// An unreadable file may be repaired by hand.
 	unreadableBackoff = backoff{time.Minute, 30 * time.Minute}
-	// A backup of another writer may be complete any moment.
+	// Another writer's backup may complete any moment.
 	unfinishedBackoff = backoff{20 * time.Second, 10 * time.Minute}
 )
 
 func (e *entry) retryLocked(now time.Time, wait backoff) {
 	pause := wait.most
-	if e.attempts < 20 { // beyond that the shift is long past most
+	if e.attempts < 20 { // later shifts exceed most anyway
 		pause = min(wait.most, wait.first<<e.attempts)
 	}
 	e.attempts++
 	e.retryAt = now.Add(pause)
 }
 
-// Listing is what a store lists of its entries: all of them, or those of a shard.
+// Listing is a complete listing of a store, or of a shard.
 type Listing struct {
-	// Names of the entries.
 	Names []string
-	// Holds reports whether an entry of this name would be among them; nil is any name.
+	// Holds reports whether the listing covers a name; nil covers all.
 	Holds func(name string) bool
-	// Begun is when it was begun: it may lack what was written, and recorded, since.
+	// Begun is its start: it may lack later writes.
 	Begun time.Time
-	// Suspicion is why it is not believed as far as it lacks entries, whichever they are;
-	// empty if it is.
+	// Suspicion says why missing entries are not believed; empty if they are.
 	Suspicion string
-	// Accepted is an instant: what was missing then may go, however much it is. One that is
-	// yet to come accepts nothing.
+	// Accepted is an instant: any entries missing then may leave. A future instant accepts nothing
+	// yet.
 	Accepted time.Time
 }
 
-// Findings are what a listing calls for.
+// Findings are the consequences of a listing.
 type Findings struct {
-	// Read are the names whose content is to be read, in order.
+	// Read has the names to read, in order.
 	Read []string
-	// Gone are the names that have left.
+	// Gone has the names that have left.
 	Gone []string
-	// Suspicion says why entries that the store does not list any more are still shown;
-	// empty if there are none, or none that are suspect.
+	// Suspicion says why missing entries are still shown; empty if none are.
 	Suspicion string
 }
 
-// Observe is ObserveListing of a listing of everything.
+// Observe is ObserveListing of all names.
 func (c *Catalog) Observe(location string, names []string, begun, now time.Time) Findings {
 	return c.ObserveListing(location, Listing{Names: names, Begun: begun}, now)
 }
 
-// ObserveListing takes a complete listing. What becomes of the entries that it lacks is said
-// in promise 3 of the package.
+// ObserveListing takes a complete listing. docs/catalogue.md ("When backups are missing") says when
+// the entries that it lacks leave.
 func (c *Catalog) ObserveListing(location string, listing Listing, now time.Time) Findings {
 	var findings Findings
 	c.change(func(changed *recorder) {
@@ -115,7 +111,7 @@ func (c *Catalog) ObserveListing(location string, listing Listing, now time.Time
 	return findings
 }
 
-// toRead reports whether an entry that is listed is to be read.
+// toRead reports whether a listed entry is to be read.
 func (e *entry) toRead(now time.Time) bool {
 	switch {
 	case e.again:
@@ -126,15 +122,15 @@ func (e *entry) toRead(now time.Time) bool {
 	return !now.Before(e.retryAt)
 }
 
-// losses are the entries of a location that are missing by now, in whichever shard.
+// losses are the missing entries of a location, over all shards.
 type losses struct {
-	// known is how many there are, but for those whose loss is explained or accepted, and
-	// missing how many of these are missing.
+	// known counts the entries without accepted and explained losses, missing the missing ones
+	// among them.
 	known, missing int
-	// accepted and explained have been missing for two listings, and so have confirmed, of
-	// which no more are missing than may.
+	// accepted, explained and confirmed have been missing for two listings; confirmed are not too
+	// many.
 	accepted, explained, confirmed []*entry
-	// fresh have been missing for one, or are suspect.
+	// fresh entries were missing in one listing, or are suspect.
 	fresh []*entry
 }
 
@@ -165,7 +161,7 @@ func (l *losses) add(e *entry, lacking bool, listing *Listing, now time.Time) {
 	}
 }
 
-// judge reports whether there is a loss to be doubted, and marks whatever is suspect by it.
+// judge reports whether the losses are doubted, and marks suspects.
 func (l *losses) judge(listing *Listing) (doubted bool) {
 	if l.missing == l.known || listing.Suspicion != "" {
 		l.fresh, l.confirmed = append(l.fresh, l.confirmed...), nil
@@ -174,23 +170,22 @@ func (l *losses) judge(listing *Listing) (doubted bool) {
 	doubted = doubted || isTooMuch(len(l.fresh), l.known)
 	for _, e := range l.fresh {
 		if e.suspect && !doubted {
-			e.missingSince = listing.Begun // as if nobody had missed it before
+			e.missingSince = listing.Begun // as if it were missing for the first time
 		}
 		e.suspect = doubted
 	}
 	return doubted
 }
 
-// isTooMuch reports whether so many can't go at once without a doubt.
+// isTooMuch reports whether that many losses at once are doubted.
 func isTooMuch(lost, known int) bool { return lost > max(lossFloor, known/lossShare) }
 
-// IsSuspicious reports whether there are doubtfully few backups, or none, where so many were
-// known.
+// IsSuspicious reports whether doubtfully few of the known backups were found.
 func IsSuspicious(known, found int) bool {
 	return isTooMuch(known-found, known) || found == 0 && known > 0
 }
 
-// gone are those that leave. While there is a doubt, only those do whose loss is accepted.
+// gone returns the entries that leave: in doubt, only accepted losses.
 func (l *losses) gone(doubted bool) []*entry {
 	if doubted {
 		return l.accepted
@@ -198,8 +193,7 @@ func (l *losses) gone(doubted bool) []*entry {
 	return slices.Concat(l.accepted, l.explained, l.confirmed)
 }
 
-// expired reports whether a backup was to be removed from its store by then, by whoever made
-// it.
+// expired reports whether a backup was to be removed from its store by then, by any cluster.
 func (e *entry) expired(by time.Time) bool {
 	if e.backup == nil {
 		return false

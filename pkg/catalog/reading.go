@@ -12,10 +12,10 @@ import (
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// ChangesOf are those of the keys of changes of expirations that are to be read with a backup.
+// ChangesOf returns the keys of changes of expirations that belong to a backup.
 func ChangesOf(keys []string, backup types.UID) []string { return changesOf(keys, backup) }
 
-// KnowsCluster reports whether a cluster is this one, or one that a location trusts.
+// KnowsCluster reports whether a cluster is this one, or trusted by the location.
 func (c *Catalog) KnowsCluster(location, clusterUID string) bool {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -24,8 +24,7 @@ func (c *Catalog) KnowsCluster(location, clusterUID string) bool {
 	}))
 }
 
-// KnowsKey reports whether a key is known to be this cluster's own, or that of one which a
-// location trusts.
+// KnowsKey reports whether a key is this cluster's own, or of a cluster that the location trusts.
 func (c *Catalog) KnowsKey(location, clusterUID, publicKey string) (own, trusted bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -33,14 +32,13 @@ func (c *Catalog) KnowsKey(location, clusterUID, publicKey string) (own, trusted
 	return verdict.own, len(verdict.grants) > 0
 }
 
-// ClusterUID is the uid of this cluster; empty if it is not known.
+// ClusterUID returns this cluster's uid; empty if unknown.
 func (c *Catalog) ClusterUID() string {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return c.trust.identity.UID
 }
 
-// Lists reports whether an entry of a location is listed.
 func (c *Catalog) Lists(location, storeName string) bool {
 	c.mu.RLock()
 	defer c.mu.RUnlock()

@@ -17,26 +17,24 @@ import (
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// row is a volume backup, as packedRows have it: what differs in each is in itself, what does
-// not is in a shape, and what most lack is in an oddity.
+// row is an unpacked volume backup: its own values, a shared shape, and an oddity for rare values.
 type row struct {
 	shape unique.Handle[shape]
 	odd   *oddity
-	// snapshot is the id of its snapshot, if that is 32 hexadecimal digits; else none, or
-	// the oddity has it.
+	// snapshot is the snapshot's id if it is 32 hexadecimal digits; else the oddity has it.
 	snapshot          [16]byte
 	size, incremental int64
-	// started and ended are in seconds since 1970; zero if unknown, or in the oddity.
+	// started and ended are Unix seconds; zero if unknown, or in the oddity.
 	started, ended uint32
-	// repeat counts those of the same volume before it in the entry.
+	// repeat counts earlier rows of the same volume in the entry.
 	repeat uint32
 	// state is an index of states.
 	state uint8
-	// displaced is true if it is not listed in its namespace, but in the system one.
+	// displaced rows are listed in the system namespace instead of their own.
 	displaced bool
 }
 
-// shape is what many volume backups share. Equal ones share their memory.
+// shape is common to many volume backups, and interned.
 type shape struct {
 	namespace, namespaceUID, claimName, podName, podVolume, node, volumeName, method, message string
 	labels                                                                                    Labels
@@ -44,29 +42,27 @@ type shape struct {
 	volumeCreated                                                                             time.Time
 }
 
-// oddity is what our own completed volume backups lack.
+// oddity has values that our completed volume backups lack.
 type oddity struct {
 	backupName, snapshotName, snapshotID, state string
-	bytesDone                                   int64 // what differs from the size
+	bytesDone                                   int64 // difference to the size
 	created, snapshotCreated, started, ended    time.Time
-	// What a cell has no room for.
+	// Values that a cell can't hold.
 	size, incremental int64
 	repeat            uint32
 }
 
-// packedRows are the rows of an entry at rest. There may be a million of them, so that what
-// differs in each has no pointers, and so is never looked at when memory is collected. They
-// never change. Nil are none.
+// packedRows are the immutable rows of an entry; nil for none. There may be a million, so cells
+// have no pointers: the garbage collector does not scan them.
 type packedRows struct {
 	cells []cell
-	// shapes are those of the rows, or that of all of them. Lists of the same volumes share them.
+	// shapes has a shape for each row, or one for all. Lists of the same volumes share them.
 	shapes []unique.Handle[shape]
-	// odd are the rows that have an oddity, in order.
+	// odd has the rows with an oddity, in order.
 	odd []oddRow
 }
 
-// cell is what is different in each row, see there. A size that it has no room for is in the
-// oddity, and so is a repetition.
+// cell has a row's own values. Sizes and repetitions that don't fit are in the oddity.
 type cell struct { // of cellBytes
 	snapshot          [16]byte
 	size, incremental size
@@ -77,7 +73,7 @@ type cell struct { // of cellBytes
 
 const cellBytes = 40
 
-// size is a number of bytes below 2^48, without the alignment of an int64.
+// size is a number of bytes below 2^48, without an int64's alignment.
 type size [3]uint16
 
 type oddRow struct {
@@ -94,7 +90,6 @@ func packSize(n int64) (s size, ok bool) {
 
 func (s size) bytes() int64 { return int64(s[0]) | int64(s[1])<<16 | int64(s[2])<<32 }
 
-// pack gives rows at rest.
 func pack(rows []row) *packedRows {
 	packed := &packedRows{cells: make([]cell, len(rows)), shapes: sharedShapes(rows)}
 	for i := range rows {
@@ -127,10 +122,8 @@ func (p *packedRows) len() int {
 	return len(p.cells)
 }
 
-// shape is that of the row with an index.
 func (p *packedRows) shape(i int) unique.Handle[shape] { return p.shapes[min(i, len(p.shapes)-1)] }
 
-// at is the row with an index.
 func (p *packedRows) at(i int) row {
 	of := &p.cells[i]
 	r := row{
@@ -157,7 +150,6 @@ func (p *packedRows) oddity(i int) *oddity {
 	return &p.odd[at].oddity
 }
 
-// unpack gives all rows.
 func (p *packedRows) unpack() []row {
 	rows := make([]row, p.len())
 	for i := range rows {
@@ -166,7 +158,7 @@ func (p *packedRows) unpack() []row {
 	return rows
 }
 
-// displace gives the same rows, of which those are displaced that are told by their indexes.
+// displace returns the rows with displaced set by index.
 func (p *packedRows) displace(isDisplaced func(i int) bool) *packedRows {
 	displaced := p
 	for i := range p.len() {
@@ -191,19 +183,18 @@ func (p *packedRows) equal(other *packedRows) bool {
 	return p.len() == other.len() && slices.Equal(p.cells, other.cells) && slices.Equal(p.shapes, other.shapes) && slices.Equal(p.odd, other.odd)
 }
 
-// knownShapes keeps lists of shapes, by the first of each: mostly, every backup of a schedule
-// has the volumes of the one before.
+// knownShapes interns lists of shapes, by their first: mostly, each backup of a schedule has the
+// same volumes.
 var knownShapes struct {
 	mu    sync.Mutex
 	lists map[unique.Handle[shape]][]unique.Handle[shape] // guarded by mu
 	kept  int                                             // shapes in all lists; guarded by mu
 }
 
-// maxKnownShapes is how many are kept at most, some 300 bytes each where nothing else has them
-// any more.
+// maxKnownShapes bounds them, at some 300 bytes each.
 const maxKnownShapes = 64 << 10
 
-// sharedShapes are the shapes of rows, or that of all of them, in a list that others have, too.
+// sharedShapes returns the rows' shapes, or one for all, from knownShapes if possible.
 func sharedShapes(rows []row) []unique.Handle[shape] {
 	if len(rows) == 0 {
 		return nil
@@ -246,7 +237,7 @@ const (
 	stateOdd       = math.MaxUint8
 )
 
-// newRow packs a volume backup. Like may be a row of the same shape, or nil.
+// newRow packs a volume backup. like is a row that may have the same shape, or nil.
 func newRow(v *Volume, like *row) row {
 	r := row{size: v.SizeBytes, incremental: v.IncrementalBytes, state: stateOdd}
 	of := shape{
@@ -280,7 +271,7 @@ func newRow(v *Volume, like *row) row {
 	return r
 }
 
-// volume is the volume backup that was packed. It shares its strings.
+// volume unpacks the volume backup. It shares its strings.
 func (r row) volume() Volume {
 	s := r.shape.Value()
 	v := Volume{
@@ -334,8 +325,7 @@ func (r row) backupName() string {
 	return r.odd.backupName
 }
 
-// at is when it ended, or began if that is not known, in seconds since 1970; zero if
-// neither is.
+// at returns the end, or else the start, in Unix seconds; zero if unknown.
 func (r row) at() uint32 {
 	for _, seconds := range []uint32{r.ended, r.started} {
 		if seconds != 0 {
@@ -361,7 +351,7 @@ func packID(s string) (id [16]byte, ok bool) {
 		return id, false
 	}
 	for i := range len(s) {
-		if c := s[i]; c >= 'A' && c <= 'F' { // it would be another string when it is unpacked
+		if c := s[i]; c >= 'A' && c <= 'F' { // unpacking would change it
 			return [16]byte{}, false
 		}
 	}
@@ -371,7 +361,7 @@ func packID(s string) (id [16]byte, ok bool) {
 	return id, true
 }
 
-// plain is an instant that equals itself, however it was read.
+// plain normalises an instant for comparison.
 func plain(t metav1.Time) time.Time {
 	if t.IsZero() {
 		return time.Time{}
@@ -379,7 +369,7 @@ func plain(t metav1.Time) time.Time {
 	return t.UTC().Round(0)
 }
 
-// packTime gives an instant in seconds, or else as it is.
+// packTime returns an instant in seconds, or unpacked if it has a fraction.
 func packTime(t metav1.Time) (uint32, time.Time) {
 	if seconds := clamp(t.Time); seconds != 0 && t.Equal(new(unpackTime(seconds))) {
 		return seconds, time.Time{}
@@ -396,23 +386,22 @@ func unpackTime(seconds uint32) metav1.Time {
 
 func clamp(t time.Time) uint32 { return uint32(min(max(t.Unix(), 0), math.MaxUint32)) }
 
-// Rows are volume backups at rest. They never change.
+// Rows are immutable packed volume backups.
 type Rows struct{ rows *packedRows }
 
-// Len is how many there are.
 func (r Rows) Len() int { return r.rows.len() }
 
-// Volumes are a copy of them as they were packed.
+// Volumes returns unpacked copies.
 func (r Rows) Volumes() []Volume { return r.rows.volumes() }
 
-// Packer packs the volumes of entries. What follows another entry of the same volumes costs
-// least. It is not safe for concurrent use.
+// Packer packs the volumes of entries, fastest after an entry of the same volumes. It is not safe
+// for concurrent use.
 type Packer struct{ before []row }
 
-// Pack makes the rows of an entry, and tells apart what it holds twice of one volume.
+// Pack packs the rows of an entry, and numbers repetitions of a volume.
 func (p *Packer) Pack(volumes []Volume) Rows {
 	rows := make([]row, len(volumes))
-	alike := len(p.before) == len(rows) // whether they name the same volumes, in this order
+	alike := len(p.before) == len(rows) // same volumes in the same order
 	for i := range volumes {
 		var like *row
 		if i < len(p.before) {

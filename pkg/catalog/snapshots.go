@@ -14,7 +14,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// Methods of volumes that Velero has stored by a snapshot. Holdfast restores none of them.
+// Methods of volumes that Velero stored by snapshots, which Holdfast does not restore.
 const (
 	methodCSI    = "csi-snapshot"
 	methodMoved  = "csi-snapshot-moved"
@@ -27,9 +27,8 @@ var notRestored = map[string]string{
 	methodNative: "Velero has made a snapshot of it through a cloud's API, which lies there and which Holdfast does not restore",
 }
 
-// ReadVolumeInfos reads which volumes Velero has stored by snapshots, as the object of
-// format.VolumeInfoKey says since version 1.13. Those that it uploaded from pods are not among
-// them: the list that ReadVolumes reads has more of them.
+// ReadVolumeInfos reads the volumes that Velero stored by snapshots, from the object of
+// format.VolumeInfoKey (since 1.13). ReadVolumes tells more of volumes uploaded from pods.
 func ReadVolumeInfos(r io.Reader) (volumes []Volume, err error) {
 	err = format.ReadVolumeInfos(r, func(info format.VolumeInfo) error {
 		v := Volume{Namespace: info.PVCNamespace, ClaimName: info.PVCName, VolumeName: info.PVName}
@@ -99,7 +98,7 @@ func ReadCSISnapshots(r io.Reader) (volumes []Volume, err error) {
 // appendSnapshot adds a volume, if it has a name.
 func appendSnapshot(volumes *[]Volume, v *Volume, failed bool, failure string) error {
 	if v.ClaimName == "" {
-		v.Namespace = "" // a volume by its own name belongs to none
+		v.Namespace = "" // a volume without a claim has no namespace
 		if v.VolumeName == "" {
 			return nil
 		}

@@ -18,30 +18,27 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/identity"
 )
 
-// trust is what decides where backups are listed, apart from what they say. Without
-// any of it, everything is listed in the system namespace.
+// trust decides where backups are listed. Without any, all are in the system namespace.
 type trust struct {
 	identity identity.Identity
-	// namespaces are those that exist, by name; nil while that is not known.
-	namespaces map[string]types.UID
-	// successions say which of them continue others.
+	// namespaces are the existing ones, by name; nil while unknown.
+	namespaces  map[string]types.UID
 	successions identity.Successions
-	// clusters are those that locations trust.
+	// clusters are the trusted ones, by location.
 	clusters map[string][]engine.TrustedCluster
-	// damage is what the stores have lost of repositories, by the names of these.
+	// damage is what stores have lost, by the repository's name.
 	damage map[string]*engine.RepositoryDamage
 }
 
-// verdict is what a backup's signature is worth.
+// verdict is the value of a backup's signature.
 type verdict struct {
 	trust   holdfast.BackupTrust
 	message string
-	// own is true for this cluster's, and grants are the location's for the signer.
+	// own is true for this cluster's; grants are the location's for the signer.
 	own    bool
 	grants []engine.TrustedCluster
 }
 
-// SetIdentity says who this cluster is.
 func (c *Catalog) SetIdentity(own identity.Identity) {
 	if c.setTrust(func(t *trust) bool {
 		same := equality.Semantic.DeepEqual(t.identity, own)
@@ -53,7 +50,7 @@ func (c *Catalog) SetIdentity(own identity.Identity) {
 	}
 }
 
-// SetTrustedClusters says which clusters each location trusts, and reports whether that is new.
+// SetTrustedClusters sets the trusted clusters by location, and reports a change.
 func (c *Catalog) SetTrustedClusters(clusters map[string][]engine.TrustedCluster) bool {
 	var before map[string][]engine.TrustedCluster
 	changed := c.setTrust(func(t *trust) bool {
@@ -68,7 +65,7 @@ func (c *Catalog) SetTrustedClusters(clusters map[string][]engine.TrustedCluster
 	return changed
 }
 
-// SetNamespaces says which namespaces exist, all of them.
+// SetNamespaces sets all existing namespaces.
 func (c *Catalog) SetNamespaces(namespaces map[string]types.UID) {
 	c.setTrust(func(t *trust) bool {
 		t.namespaces = maps.Clone(namespaces)
@@ -77,8 +74,8 @@ func (c *Catalog) SetNamespaces(namespaces map[string]types.UID) {
 	c.replace(func(*entry) bool { return true })
 }
 
-// SetNamespace says that a namespace exists with this uid, or, without one, not any
-// more. It does nothing before SetNamespaces.
+// SetNamespace sets the uid of a namespace, or removes it if empty. It does nothing before
+// SetNamespaces.
 func (c *Catalog) SetNamespace(name string, uid types.UID) {
 	if c.setTrust(func(t *trust) bool {
 		if t.namespaces == nil || t.namespaces[name] == uid {
@@ -97,7 +94,7 @@ func (c *Catalog) SetNamespace(name string, uid types.UID) {
 	}
 }
 
-// SetSuccessions says which namespaces continue others of their names, all of them.
+// SetSuccessions sets which namespaces continue others of their names.
 func (c *Catalog) SetSuccessions(successions identity.Successions) {
 	changed := map[string]bool{}
 	c.setTrust(func(t *trust) bool {
@@ -121,8 +118,8 @@ func (c *Catalog) setTrust(set func(*trust) bool) bool {
 	return set(&c.trust)
 }
 
-// replace lists entries where they belong now, one by one, so that nobody waits long
-// for the lock. One that is recorded meanwhile is listed there already.
+// replace lists entries where they belong now, one by one to hold the lock for a short time. An
+// entry that is Put meanwhile is in place already.
 func (c *Catalog) replace(concerned func(*entry) bool) {
 	c.mu.RLock()
 	var entries []*entry
@@ -137,7 +134,6 @@ func (c *Catalog) replace(concerned func(*entry) bool) {
 	c.relist(entries)
 }
 
-// relist lists entries anew, one by one.
 func (c *Catalog) relist(entries []*entry) {
 	for _, e := range entries {
 		c.change(func(changed *recorder) {
@@ -159,7 +155,7 @@ func (c *Catalog) relist(entries []*entry) {
 	}
 }
 
-// isOf reports whether an entry has a volume of one of some namespaces.
+// isOf reports whether an entry has a volume of one of the namespaces.
 func (e *entry) isOf(namespaces map[string]bool) bool {
 	var before unique.Handle[shape]
 	for i := range e.rows.len() {
@@ -172,9 +168,8 @@ func (e *entry) isOf(namespaces map[string]bool) bool {
 	return false
 }
 
-// placeLocked gives a backup, and its volumes, the place where they are listed, and those that
-// are deleted, which are not. It follows from the entry's claims and what is trusted, whatever
-// their places were.
+// placeLocked returns a backup and rows with their place in the lists, and the deleted rows. It
+// depends only on the entry's claims and on trust.
 func (c *Catalog) placeLocked(e *entry, backup *holdfast.Backup, rows *packedRows) (*holdfast.Backup, *packedRows, []bool) {
 	verdict := c.trust.judge(e.location, e.claims)
 	placed := *backup
@@ -208,8 +203,8 @@ func (c *Catalog) placeLocked(e *entry, backup *holdfast.Backup, rows *packedRow
 	return &placed, c.damagedLocked(e, &placed, rows, deleted), deleted
 }
 
-// Judge says what the signature of something else than a backup is worth that a location
-// holds, and whether that is listed in the namespace which it is of, by its claims.
+// Judge judges the signature of another object of a location, and reports whether it is listed in
+// the namespace that it claims.
 func (c *Catalog) Judge(location string, claims *holdfast.BackupOrigin) (origin holdfast.BackupOrigin, home bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -222,10 +217,9 @@ func (c *Catalog) Judge(location string, claims *holdfast.BackupOrigin) (origin 
 	return origin, c.reachesLocked(&verdict, claims.Namespace, claims.NamespaceUID)
 }
 
-// ofFormerKey says what to do about what this cluster may have signed before its key was lost.
+// ofFormerKey is the advice for objects that this cluster may have signed with a lost key.
 const ofFormerKey = `if it is a former key of yours, as after Holdfast was installed anew, add it as a line to public-keys in the ConfigMap ` + identity.Name + `, and restart the controller ("The cluster's identity" in docs/install.md); else somebody else has written it`
 
-// judge decides what to think of a backup's claims.
 func (t *trust) judge(location string, claims *holdfast.BackupOrigin) verdict {
 	if claims.Trust != "" {
 		return verdict{trust: claims.Trust, message: claims.Message}
@@ -264,25 +258,24 @@ func (t *trust) judge(location string, claims *holdfast.BackupOrigin) verdict {
 	return v
 }
 
-// reachesLocked reports whether what was backed up in a namespace is listed in the
-// namespace that has its name here. The cluster's own is if it is the same namespace, or one that
-// continues it, or if there is none of that name, which nobody else has rights in then.
+// reachesLocked reports whether a backup of a namespace is listed in the present namespace of its
+// name. Our own is, if that is the same namespace, or continues it, or does not exist.
 func (c *Catalog) reachesLocked(v *verdict, namespace string, uid types.UID) bool {
 	if v.own && c.trust.namespaces != nil {
 		if present, exists := c.trust.namespaces[namespace]; !exists || uid != "" && c.trust.successions.Same(namespace, present, uid) {
 			return true
 		}
 	}
-	// The system namespace of another cluster is not this one's.
+	// Another cluster's system namespace is not this one's.
 	return namespace != c.systemNamespace && slices.ContainsFunc(v.grants, func(grant engine.TrustedCluster) bool {
 		return len(grant.Namespaces) == 0 || slices.Contains(grant.Namespaces, namespace)
 	})
 }
 
-// unsigned are the claims of a backup of which nobody says where it comes from.
+// unsigned are the claims of an unsigned backup.
 var unsigned = &holdfast.BackupOrigin{Trust: holdfast.BackupTrustForeign, Message: "nothing says where it comes from"}
 
-// rank orders those that want one name: nobody takes it from what is known to be ours.
+// rank orders entries that want one name: our own come first.
 func (e *entry) rank() int {
 	if e.bare || e.backup.Status.Origin == nil {
 		return 2

@@ -3,8 +3,7 @@
 
 package catalog
 
-// Versions are those of what was read of an entry, as Content.Versions had them. They are not
-// to be changed.
+// Versions returns the Content.Versions of an entry, which must not be modified.
 func (c *Catalog) Versions(location, name string) map[string]string {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -14,8 +13,7 @@ func (c *Catalog) Versions(location, name string) map[string]string {
 	return nil
 }
 
-// HasVersions reports whether of any entry of a location it is known in which version it was
-// read.
+// HasVersions reports whether an entry of the location has Versions.
 func (c *Catalog) HasVersions(location string) bool {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -27,13 +25,12 @@ func (c *Catalog) HasVersions(location string) bool {
 	return false
 }
 
-// EntryVolumes are a copy of the volumes of one entry, as they were put, with
-// those that are deleted.
+// EntryVolumes returns copies of an entry's volumes, including deleted ones.
 func (c *Catalog) EntryVolumes(location, name string) []Volume {
 	return c.EntryRows(location, name).Volumes()
 }
 
-// EntryRows are the same, at rest.
+// EntryRows is EntryVolumes, packed.
 func (c *Catalog) EntryRows(location, name string) Rows {
 	c.mu.RLock()
 	defer c.mu.RUnlock()

@@ -25,7 +25,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// Conditions of what was read.
 const (
 	ConditionMetadataReplaced = holdfast.ConditionMetadataReplaced
 	ConditionVolumesListed    = holdfast.ConditionVolumesListed
@@ -33,66 +32,64 @@ const (
 
 const reasonUnreadable = "Unreadable"
 
-// Volume is one volume in one backup: a volume backup, as it was read.
+// Volume is a volume backup as read.
 type Volume struct {
-	// Namespace is that of the pod, and so of the claim, and NamespaceUID its uid. A
-	// volume without one is listed in the system namespace.
+	// Namespace is the claim's and pod's, NamespaceUID its uid. A volume without one is listed in
+	// the system namespace.
 	Namespace, NamespaceUID string
 	// ClaimName is empty for a volume without a claim.
 	ClaimName string
-	// PodName and PodVolume say through which pod it was read.
+	// PodName and PodVolume are the pod through which it was read.
 	PodName, PodVolume string
 	Node               string
-	// VolumeName is that of the persistent volume, or in the volume's storage system.
-	// It names a volume of which no claim and no pod is known, and no other.
+	// VolumeName is the persistent volume's, or the storage system's. It names only a volume
+	// without a known claim or pod.
 	VolumeName string
-	// BackupName is its own in an entry that is no Backup; all of an entry differ.
+	// BackupName is its own name in a bare entry, unique there.
 	BackupName string
 	// SnapshotID is Kopia's; empty if the upload failed.
 	SnapshotID string
-	// SnapshotName is that of the snapshot that it was made of.
+	// SnapshotName is the source snapshot's.
 	SnapshotName string
 	// Method is how its data was stored, such as format.UploaderKopia.
 	Method string
-	// Labels are what the store keeps with it.
 	Labels Labels
-	// State is one of those of the API.
+	// State is one of the API's.
 	State string
 	// Message says why the upload failed, or why it can't be restored or read.
 	Message string
-	// All in bytes. VolumeSize is that of the volume itself.
+	// In bytes. VolumeSize is the volume's capacity.
 	SizeBytes, BytesDone, IncrementalBytes, VolumeSize int64
-	// All are zero if unknown. Created is when it was asked for, if its entry is no Backup.
+	// Zero if unknown. Created is the time of the request, for bare entries.
 	Start, Completion, Created, SnapshotCreated, VolumeCreated metav1.Time
 }
 
 func (v *Volume) completed() bool { return v.State == holdfast.VolumeBackupCompleted }
 
-// Labels are a set of labels in JSON, so that equal ones are equal; empty if there are none.
+// Labels is a set of labels as canonical JSON, comparable; empty without labels.
 type Labels string
 
-// NewLabels returns the set of the given ones.
 func NewLabels(of map[string]string) Labels {
 	if len(of) == 0 {
 		return ""
 	}
 	encoded, err := json.Marshal(of) // in the order of keys
 	if err != nil {
-		panic(err) // strings can always be written
+		panic(err) // strings can always be encoded
 	}
 	return Labels(intern(string(encoded)))
 }
 
-// Map returns the labels; nil if there are none.
+// Map returns the labels; nil without any.
 func (l Labels) Map() map[string]string {
 	var of map[string]string
-	if l == "" || json.Unmarshal([]byte(l), &of) != nil { // it may come from an index
+	if l == "" || json.Unmarshal([]byte(l), &of) != nil { // an index may be malformed
 		return nil
 	}
 	return of
 }
 
-// valid returns those that are labels in Kubernetes, too; nil if there are none.
+// valid returns the labels that Kubernetes accepts; nil without any.
 func valid(of map[string]string) map[string]string {
 	var valid map[string]string
 	for key, value := range of {
@@ -107,8 +104,7 @@ func valid(of map[string]string) map[string]string {
 	return valid
 }
 
-// ReadVolumes reads the list of a backup's volumes, as the object of
-// format.PodVolumeBackupsKey holds it.
+// ReadVolumes reads the object of format.PodVolumeBackupsKey.
 func ReadVolumes(r io.Reader) ([]Volume, error) {
 	var volumes []Volume
 	err := format.ReadPodVolumeBackups(r, func(pvb format.PodVolumeBackup) error {
@@ -125,15 +121,13 @@ func ReadVolumes(r io.Reader) ([]Volume, error) {
 	return slices.Clip(volumes), nil
 }
 
-// canExist reports whether the names are such as a pod's volume has: they become parts of names
-// in the API.
+// canExist reports whether the names are valid for a pod's volume: they become names in the API.
 func (v *Volume) canExist() bool {
 	return len(validation.IsDNS1123Label(v.Namespace)) == 0 && len(validation.IsDNS1123Subdomain(v.PodName)) == 0 &&
 		len(validation.IsDNS1123Label(v.PodVolume)) == 0 && (v.ClaimName == "" || len(validation.IsDNS1123Subdomain(v.ClaimName)) == 0)
 }
 
-// IsOfABackup reports whether it is such as ReadVolumes reads: what others say that they have
-// read may be anything.
+// IsOfABackup reports whether ReadVolumes could return it: an index may have anything.
 func (v *Volume) IsOfABackup() bool {
 	return v.canExist() && v.BackupName == "" && (v.VolumeName == "" || v.ClaimName != "" && validVolumeName(v.VolumeName)) &&
 		(v.State == holdfast.VolumeBackupCompleted || v.State == holdfast.VolumeBackupFailed)
@@ -141,7 +135,7 @@ func (v *Volume) IsOfABackup() bool {
 
 func validVolumeName(name string) bool { return len(validation.IsDNS1123Subdomain(name)) == 0 }
 
-// known is what is stored of a volume itself, as far as it can be true.
+// known is the plausible part of what is stored about a volume itself.
 type known struct {
 	name    string
 	size    int64
@@ -155,14 +149,14 @@ func newKnown(text string) known {
 	if validVolumeName(itself.Name) {
 		k.name = intern(itself.Name)
 	}
-	if at := itself.Created; at != nil && at.Unix() > 0 && at.UTC().Year() <= 9999 { // which JSON can hold
+	if at := itself.Created; at != nil && at.Unix() > 0 && at.UTC().Year() <= 9999 { // JSON can hold it
 		k.created = *at
 	}
 	return k
 }
 
-// knownTexts keeps what was read last, by the text: the same come again in every backup, and to
-// read and judge one takes as long as all the rest of its row.
+// knownTexts caches decoded texts: each backup repeats them, and decoding dominates the cost of a
+// row.
 var knownTexts struct {
 	mu   sync.Mutex
 	of   map[string]known
@@ -171,10 +165,10 @@ var knownTexts struct {
 
 const maxKnownTexts = 8 << 20
 
-// maxMessage is more than an agent's message has.
+// maxMessage exceeds agents' messages.
 const maxMessage = 4 << 10
 
-// know takes over what is stored of the volume itself.
+// know decodes what is stored about the volume itself.
 func (v *Volume) know(text string) {
 	if text == "" {
 		return
@@ -185,7 +179,7 @@ func (v *Volume) know(text string) {
 	if !found {
 		k = newKnown(text)
 		knownTexts.mu.Lock()
-		// What was read of it is about as long.
+		// What was decoded is about as long.
 		if knownTexts.size += 2 * len(text); knownTexts.of == nil || knownTexts.size > maxKnownTexts {
 			knownTexts.of, knownTexts.size = map[string]known{}, 2*len(text)
 		}
@@ -237,11 +231,10 @@ func newVolume(pvb *format.PodVolumeBackup) (Volume, error) {
 	return v, nil
 }
 
-// intern lets equal strings share their memory: the same names come again in
-// every backup.
+// intern shares the memory of equal strings.
 func intern(s string) string { return unique.Make(s).Value() }
 
-// bareName is that of the BackupVolume in the volume's own namespace.
+// bareName returns the BackupVolume's name in the volume's own namespace.
 func (v *Volume) bareName() string {
 	return bareName(v.ClaimName, v.PodName, v.PodVolume, v.VolumeName)
 }
@@ -255,8 +248,8 @@ func bareName(claim, pod, podVolume, volume string) string {
 
 func (s *shape) bareName() string { return bareName(s.claimName, s.podName, s.podVolume, s.volumeName) }
 
-// volumeName is that of the BackupVolume where a row is listed. In the system namespace
-// it says of which namespace the volume was; no claim's name has an @.
+// volumeName returns the BackupVolume's namespace and name where a row is listed. In the system
+// namespace it has a suffix @NAMESPACE, which no claim's name has.
 func (r row) volumeName(systemNamespace string) types.NamespacedName {
 	s := r.shape.Value()
 	switch {
@@ -268,7 +261,7 @@ func (r row) volumeName(systemNamespace string) types.NamespacedName {
 	return types.NamespacedName{Namespace: s.namespace, Name: s.bareName()}
 }
 
-// describe completes a backup with what is wrong with it.
+// describe returns the backup with conditions for its faults.
 func describe(content *Content, now time.Time) *holdfast.Backup {
 	backup := content.Backup.DeepCopy()
 	if content.Replaced != "" {
@@ -292,7 +285,7 @@ func describe(content *Content, now time.Time) *holdfast.Backup {
 	return backup
 }
 
-// lastInstant does not change when the same fault is found again.
+// lastInstant returns a time that stays the same for the same fault.
 func lastInstant(backup *holdfast.Backup, now time.Time) metav1.Time {
 	if completed := backup.Status.CompletionTimestamp; completed != nil {
 		return *completed
@@ -300,7 +293,7 @@ func lastInstant(backup *holdfast.Backup, now time.Time) metav1.Time {
 	return metav1.NewTime(now)
 }
 
-// unreadable stands in for a backup of which nothing is known.
+// unreadable returns a stand-in for an unreadable backup.
 func unreadable(e *entry, systemNamespace, reason string, now time.Time) *holdfast.Backup {
 	backup := &holdfast.Backup{
 		ObjectMeta: metav1.ObjectMeta{
@@ -321,27 +314,25 @@ func unreadable(e *entry, systemNamespace, reason string, now time.Time) *holdfa
 	return backup
 }
 
-// held is an entry as it is listed. It never changes, so that whoever reads it need not
-// hold a lock.
+// held is an entry as listed. It is immutable, so readers need no lock.
 type held struct {
 	location, storeName, systemNamespace string
 	bare, shadowed                       bool
-	// backup is as stored, in its place, and row as it is listed; nil if it is bare.
+	// backup has the stored name in its place, row the listed one; nil for a bare entry.
 	backup, row *holdfast.Backup
 	rows        *packedRows
 	// version is the one at which it was listed.
 	version uint64
 }
 
-// mayName reports whether what lies in a namespace may name an entry's backup. One
-// of another namespace is another backup there, since who may read the one need not
-// know of the other. What is no Backup is of nothing but its volume.
+// mayName reports whether objects in a namespace may name the entry's backup: readers of one
+// namespace need not know backups of another. A bare entry belongs to its volume only.
 func (h *held) mayName(namespace string) bool {
 	return h.bare || namespace == h.backup.Namespace || namespace == h.systemNamespace
 }
 
-// reference names the backup in a namespace; it is empty if that may not be, or there is none.
-// Over all namespaces, any may be named.
+// reference returns the backup's name for a namespace, empty if it may not be named. With all, any
+// may.
 func (h *held) reference(namespace string, all bool) holdfast.BackupReference {
 	if h.row == nil || !all && !h.mayName(namespace) {
 		return holdfast.BackupReference{}
@@ -349,14 +340,13 @@ func (h *held) reference(namespace string, all bool) holdfast.BackupReference {
 	return holdfast.BackupReference{Namespace: h.row.Namespace, Name: h.row.Name}
 }
 
-// pseudonym stands for an entry where it may not be named. It follows from the
-// backup's uid, too, so that no name can be tried by computing it.
+// pseudonym replaces the name of a backup that may not be named. It depends on the uid, so that
+// names can't be guessed.
 func (h *held) pseudonym() string {
 	uid := format.DerivedUID("another backup", h.location, h.storeName, string(h.backup.UID))
 	return "another-" + strings.ReplaceAll(string(uid), "-", "")[:20]
 }
 
-// objectName is that of a volume backup of a volume.
 func (h *held) objectName(r row, volume types.NamespacedName) string {
 	name := h.storeName
 	if h.bare {
@@ -375,7 +365,7 @@ func (h *held) objectName(r row, volume types.NamespacedName) string {
 	return name
 }
 
-// created is when a volume backup was asked for.
+// created returns when a volume backup was requested.
 func (h *held) created(r row) metav1.Time {
 	switch {
 	case !h.bare:
@@ -386,7 +376,6 @@ func (h *held) created(r row) metav1.Time {
 	return metav1.Time{}
 }
 
-// volumeBackup makes the object of a row.
 func (h *held) volumeBackup(r row, volume types.NamespacedName, all bool) *holdfast.VolumeBackup {
 	v := r.volume()
 	labels := v.Labels.Map()
@@ -432,8 +421,8 @@ func (h *held) volumeBackup(r row, volume types.NamespacedName, all bool) *holdf
 	return object
 }
 
-// url says where a volume backup lies. It names the location, of which everybody may
-// know the name, and not the bucket.
+// url returns where a volume backup is stored. It has the location's name, which is public, and not
+// the bucket's.
 func (h *held) url(v *Volume) string {
 	u := url.URL{Scheme: "store", Host: h.location}
 	switch {
@@ -447,7 +436,7 @@ func (h *held) url(v *Volume) string {
 	return u.String()
 }
 
-// snapshotCreated is when the snapshot was made. Kopia's is as of when the upload began.
+// snapshotCreated returns the snapshot's time. Kopia's is the start of the upload.
 func (v *Volume) snapshotCreated() metav1.Time {
 	if v.SnapshotCreated.IsZero() && v.SnapshotID != "" {
 		return v.Start
@@ -455,7 +444,7 @@ func (v *Volume) snapshotCreated() metav1.Time {
 	return v.SnapshotCreated
 }
 
-// itself is what is known of the volume itself; nil if that is nothing.
+// itself returns the known facts of the volume; nil without any.
 func (v *Volume) itself() *holdfast.BackedUpVolume {
 	itself := holdfast.BackedUpVolume{Name: v.VolumeName, SizeBytes: v.VolumeSize, CreationTimestamp: optional(v.VolumeCreated)}
 	if itself == (holdfast.BackedUpVolume{}) {
@@ -471,11 +460,10 @@ func optional(t metav1.Time) *metav1.Time {
 	return &t
 }
 
-// maxMessages is how many messages a volume bears.
 const maxMessages = 5
 
-// messages are those of what ended after the last completed backup, the newest first, and
-// then those of what can't be read.
+// messages returns up to maxMessages: of failures after the last completed backup, the newest
+// first, then of those that can't be read.
 func (v *volume) messages() []string {
 	var messages []string
 	add := func(concerned func(m member) bool) {
@@ -498,7 +486,7 @@ func (v *volume) messages() []string {
 	return messages
 }
 
-// object makes the BackupVolume, of a volume that is not of a pod alone.
+// object returns the BackupVolume of a volume with a claim.
 func (v *volume) object() *holdfast.BackupVolume {
 	object := &holdfast.BackupVolume{
 		ObjectMeta: metav1.ObjectMeta{
@@ -535,8 +523,8 @@ func (v *volume) object() *holdfast.BackupVolume {
 	return object
 }
 
-// named returns a BackupVolume of object with the name of its last backup, for lists over all
-// namespaces; nil if it has that name already, or there is no such backup.
+// named returns a copy of the BackupVolume with its last backup's name, for lists over all
+// namespaces; nil if nothing changes.
 func (v *volume) named(object *holdfast.BackupVolume) *holdfast.BackupVolume {
 	if v.last.held == nil || object.Status.LastBackup != nil {
 		return nil

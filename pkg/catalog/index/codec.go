@@ -20,20 +20,20 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 )
 
-// A segment is a header and, compressed with zstd, its body:
+// A segment is a header and its body, compressed with zstd:
 //
 //	body    = strings entries columns
 //	strings = count { length bytes }
 //	entries = count { name stamp rows length JSON } rows
 //	columns = count { number length { value } }
 //
-// All numbers are unsigned varints (encoding/binary). The JSON is that of an entry's content
-// without its volumes. Those are the rows, of all entries one after the other, and each column
-// has one value for each of them. What occurs again is a number into strings.
+// Numbers are unsigned varints (encoding/binary). The JSON is an entry's content without volumes.
+// Those are the rows, of all entries in a row; each column has a value for each row. Repeated
+// strings are numbers into strings.
 
 const (
 	header = "HFCI\x01"
-	// They bound the memory that bytes from a store can ask for, and so what a segment holds.
+	// They bound the memory for a decoded segment.
 	maxBody    = 64 << 20
 	maxStrings = 2 << 20
 	maxEntries = 256 << 10
@@ -45,19 +45,19 @@ var (
 	errTooLarge = errors.New("it is more than a segment of an index may hold")
 )
 
-// Entry is what was read of one folder of backups.
+// Entry is the content of a backup's folder.
 type Entry struct {
 	StoreName string
-	// Stamp stands for what lay beside the folder when it was read, for whoever writes the
-	// index.
+	// Stamp identifies the objects beside the folder when it was read; the writer of the index uses
+	// it.
 	Stamp   string
 	Content catalog.Content
 }
 
-// column is one field of catalog.Volume. Its number is never used for another one.
+// column is a field of catalog.Volume. Numbers are never reused.
 type column struct {
 	number uint64
-	// append adds the value of a row, and read takes it.
+	// append adds a row's value, read takes it.
 	append func(*encoder, []byte, *catalog.Volume) []byte
 	read   func(*cursor, *catalog.Volume) error
 }
@@ -88,7 +88,7 @@ var columns = []column{
 	text(23, func(v *catalog.Volume) *string { return &v.Method }),
 }
 
-// text is a column of strings that occur again and again.
+// text is a column of repeated strings.
 func text(number uint64, field func(*catalog.Volume) *string) column {
 	return column{number,
 		func(e *encoder, to []byte, v *catalog.Volume) []byte { return e.appendString(to, *field(v)) },
@@ -96,8 +96,7 @@ func text(number uint64, field func(*catalog.Volume) *string) column {
 	}
 }
 
-// digest is a column of strings that hardly occur twice, and are mostly hexadecimal: half of
-// the length of one that is, and of any other its bytes.
+// digest is a column of unique strings, mostly hexadecimal: these are packed to half their length.
 func digest(number uint64, field func(*catalog.Volume) *string) column {
 	return column{number,
 		func(_ *encoder, to []byte, v *catalog.Volume) []byte {
@@ -133,8 +132,8 @@ func number(number uint64, field func(*catalog.Volume) *int64) column {
 	}
 }
 
-// instant is a column of times: 0 for none, else the difference to the one before, with room
-// for the 0, and the nanoseconds.
+// instant is a column of times: 0 for none, else the difference to the previous one, plus 1, and
+// the nanoseconds.
 func instant(number uint64, field func(*catalog.Volume) *metav1.Time) column {
 	return column{number,
 		func(e *encoder, to []byte, v *catalog.Volume) []byte {
@@ -167,7 +166,7 @@ func instant(number uint64, field func(*catalog.Volume) *metav1.Time) column {
 func zigzag(n int64) uint64   { return uint64(n<<1) ^ uint64(n>>63) }
 func unzigzag(n uint64) int64 { return int64(n>>1) ^ -int64(n&1) }
 
-// pack gives the bytes of a hexadecimal string in small letters.
+// pack packs a hexadecimal string of lower case.
 func pack(s string) ([]byte, bool) {
 	if len(s)%2 != 0 {
 		return nil, false
@@ -193,7 +192,6 @@ func digit(c byte) byte {
 	return 255
 }
 
-// encoder collects entries for a segment.
 type encoder struct {
 	strings  []byte
 	numbers  map[string]uint64
@@ -208,7 +206,7 @@ func newEncoder() *encoder {
 	return &encoder{numbers: map[string]uint64{}, previous: map[uint64]int64{}, columns: make([][]byte, len(columns))}
 }
 
-// size is about that of the body.
+// size estimates the size of the body.
 func (e *encoder) size() int {
 	size := len(e.strings) + len(e.entries)
 	for _, values := range e.columns {
@@ -217,7 +215,7 @@ func (e *encoder) size() int {
 	return size
 }
 
-// add adds an entry. It does not change it.
+// add adds an entry, without changing it.
 func (e *encoder) add(entry *Entry) error {
 	rest, volumes := entry.Content, entry.Content.Volumes
 	if rest.Packed.Len() > 0 {
@@ -258,7 +256,6 @@ func decompressor() (*zstd.Decoder, error) {
 	return zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(maxBody), zstd.WithDecoderMaxWindow(maxBody))
 }
 
-// segment gives the bytes of what was added.
 func (e *encoder) segment() ([]byte, error) {
 	body, err := e.body()
 	if err != nil {
@@ -290,7 +287,7 @@ func (e *encoder) body() ([]byte, error) {
 	return body, nil
 }
 
-// Encode gives a segment with entries.
+// Encode encodes entries as a segment.
 func Encode(entries []Entry) ([]byte, error) {
 	e := newEncoder()
 	for i := range entries {
@@ -301,7 +298,6 @@ func Encode(entries []Entry) ([]byte, error) {
 	return e.segment()
 }
 
-// cursor reads what an encoder has written.
 type cursor struct {
 	left     []byte
 	strings  []string
@@ -336,7 +332,7 @@ func (c *cursor) take(n uint64) ([]byte, error) {
 	return taken, nil
 }
 
-// count reads how many of something follow, each of at least a byte.
+// count reads the number of following items, each of at least a byte.
 func (c *cursor) count(most uint64) (int, error) {
 	n, err := c.uvarint()
 	if err != nil || n > min(most, uint64(len(c.left))) {
@@ -361,7 +357,7 @@ func (c *cursor) string() (string, error) {
 	return c.strings[n], nil
 }
 
-// Segment is a segment that was decoded, but for its entries' contents.
+// Segment is a segment whose entries' contents are not decoded yet.
 type Segment struct {
 	entries []encodedEntry
 	columns []cursor
@@ -373,8 +369,7 @@ type encodedEntry struct {
 	content          []byte
 }
 
-// Decode reads a segment. Whatever the bytes are, it takes no more memory than a segment may
-// have, and fails if they are none.
+// Decode reads a segment. It bounds the memory for any input.
 func Decode(data []byte) (*Segment, error) {
 	compressed, ok := bytes.CutPrefix(data, []byte(header))
 	if !ok {
@@ -404,7 +399,7 @@ func decodeBody(body []byte) (*Segment, error) {
 		if err != nil {
 			return nil, err
 		}
-		c.strings[i] = unique.Make(string(s)).Value() // the same come again in every segment
+		c.strings[i] = unique.Make(string(s)).Value() // the strings of all segments are similar
 	}
 	if count, err = c.count(maxEntries); err != nil {
 		return nil, err
@@ -456,7 +451,7 @@ func (e *encodedEntry) read(c *cursor) (err error) {
 	return err
 }
 
-// Names are the store names of all entries, and their stamps.
+// Names iterates over the store names and stamps of all entries.
 func (s *Segment) Names() iter.Seq2[string, string] {
 	return func(yield func(name, stamp string) bool) {
 		for i := range s.entries {
@@ -467,13 +462,12 @@ func (s *Segment) Names() iter.Seq2[string, string] {
 	}
 }
 
-// Entries gives the entries whose store names are wanted, in order. An error is the last
-// value; what came before it is good.
+// Entries decodes the wanted entries in order. An error comes last; earlier entries are valid.
 func (s *Segment) Entries(want func(storeName string) bool) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		var volumes []catalog.Volume
 		for entry, err := range s.entriesInto(&volumes, want) {
-			volumes = nil // they are the entry's
+			volumes = nil // the entry owns them
 			if !yield(entry, err) {
 				return
 			}
@@ -481,8 +475,7 @@ func (s *Segment) Entries(want func(storeName string) bool) iter.Seq2[Entry, err
 	}
 }
 
-// entriesInto is Entries with volumes that are there until the next entry only, and whose memory
-// is used again.
+// entriesInto is Entries, but reuses volumes for the next entry.
 func (s *Segment) entriesInto(volumes *[]catalog.Volume, want func(storeName string) bool) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		cursors := append([]cursor(nil), s.columns...)
@@ -524,7 +517,6 @@ func (s *Segment) entriesInto(volumes *[]catalog.Volume, want func(storeName str
 	}
 }
 
-// all gives the entries whose store names are wanted.
 func (s *Segment) all(want func(storeName string) bool) ([]Entry, error) {
 	var entries []Entry
 	for entry, err := range s.Entries(want) {

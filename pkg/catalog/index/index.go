@@ -1,26 +1,18 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package index keeps what was read of a location's backups in a few objects, so that who
-// starts anew need not read each backup again: in the store, where the controller that leads
-// publishes it for all, and in a folder of the API server's own. Package format says how its
-// objects are named and signed.
+// Package index keeps what was read of a location's backups in a few objects, so that a new process
+// need not read each backup: in the store, where the leading controller publishes it, and in a
+// local folder of the API server. Package format defines the objects' names and signatures.
 //
-// An index is derived, and only saves time. Its promises:
+//   - An entry counts if the same key has signed the backup, or if the index is this cluster's own.
+//   - Entries count only for names that a listing has.
+//   - A missing, old, damaged or hostile index only costs time: what it lacks is read. Each step of
+//     writing is independent, so a killed writer leaves an older index.
+//   - No object is written twice, so buckets may have object lock. Two writers for one cluster lose
+//     entries at most.
 //
-//  1. It says nothing that was not read. What a cluster's index says of a backup counts if
-//     the same key has signed the backup, whose word it then is in any case, or if the
-//     cluster is one's own.
-//  2. It shows nothing that is not in the store: entries count only for names that a listing
-//     has.
-//  3. Missing, old, cut off, spoilt or hostile, it costs time: what it does not say well is
-//     read. So no step of writing it needs another one, and who is killed between leaves
-//     nothing worse than an index that is older.
-//  4. No object is written twice, so that it can be kept in a bucket with object lock. Two
-//     who write one cluster's index at once, as leaders do that do not know of each other,
-//     lose entries of the index at most.
-//
-// What remains: an entry is as old as its index, until its backup is read again.
+// An entry is as old as its index, until its backup is read again.
 package index
 
 import (
@@ -41,29 +33,27 @@ import (
 )
 
 const (
-	// attempts is how many heads of one cluster are read, from the newest on, until one is
-	// good.
+	// attempts bounds the heads of a cluster that are read, from the newest to the first valid one.
 	attempts = 3
 	// fetches is how many segments are read at once.
 	fetches = 16
-	// maxObjects is how many objects in the folder of indexes are looked at: far more than
-	// there are, unless somebody means harm.
+	// maxObjects bounds the listed objects, against malicious writers.
 	maxObjects = 20_000
 )
 
-// Standing is what a reader thinks of who signs an index.
+// Standing is the reader's trust in an index's signer.
 type Standing int
 
 const (
-	// Ignored is an index that is not read.
+	// Ignored indexes are not read.
 	Ignored Standing = iota
-	// Others is one of another cluster: it counts for the backups that its key has signed.
+	// Others are other clusters' indexes: they count for backups signed by the same key.
 	Others
-	// Own is one's own: it counts.
+	// Own is this cluster's index: it counts.
 	Own
 )
 
-// Index is what is in a store. Open finds it.
+// Index is the index of a store.
 type Index struct {
 	from  store.Reader
 	heads []opened
@@ -76,9 +66,8 @@ type opened struct {
 	newest   []byte
 }
 
-// Open finds the newest index of each cluster. clusterCounts tells, before any of a cluster is
-// read, whether that is worth while, and judge what the signature is worth. An index without
-// anything in it is no error; an error is the store's.
+// Open finds the newest index of each cluster that clusterCounts accepts, before reading it, and
+// judge trusts. An index may be empty; an error is the store's.
 func Open(ctx context.Context, from store.Reader, clusterCounts func(clusterUID string) bool, judge func(clusterUID, publicKey string) Standing) (*Index, error) {
 	numbers := map[string][]int64{}
 	objects := 0
@@ -115,8 +104,7 @@ func Open(ctx context.Context, from store.Reader, clusterCounts func(clusterUID 
 			}
 		}
 	}
-	// One's own comes first, and then the order is that of the names, so that it is none of
-	// chance.
+	// The own index comes first, the others in the order of names.
 	slices.SortFunc(index.heads, func(a, b opened) int {
 		if a.standing != b.standing {
 			return int(b.standing) - int(a.standing)
@@ -126,11 +114,9 @@ func Open(ctx context.Context, from store.Reader, clusterCounts func(clusterUID 
 	return index, nil
 }
 
-// Empty reports whether there is no index.
 func (i *Index) Empty() bool { return len(i.heads) == 0 }
 
-// Boundaries part the names of a listing into ranges of about a page, as the first index has
-// them.
+// Boundaries divide the names of a listing into ranges of about a page.
 func (i *Index) Boundaries() []string {
 	for _, head := range i.heads {
 		if len(head.Boundaries) > 0 {
@@ -140,7 +126,7 @@ func (i *Index) Boundaries() []string {
 	return nil
 }
 
-// Fetched are the objects of an index, as they lie in the store, the newest first.
+// Fetched are the objects of an index, the newest first.
 type Fetched struct {
 	objects []*fetched
 	reading *sync.WaitGroup
@@ -149,12 +135,11 @@ type Fetched struct {
 type fetched struct {
 	head opened
 	data []byte
-	// read is closed when there is data, or will be none.
+	// read is closed when data is set, or will not be.
 	read chan struct{}
 }
 
-// Fetch begins to read all segments, several at once. One that can't be had, or is not what its
-// head has named, is left out.
+// Fetch starts reading all segments, several at once. Missing and damaged segments are left out.
 func (i *Index) Fetch(ctx context.Context) Fetched {
 	f := Fetched{reading: &sync.WaitGroup{}}
 	var segments []func()
@@ -192,12 +177,11 @@ func (i *Index) Fetch(ctx context.Context) Fetched {
 	return f
 }
 
-// Wait ends when nothing is read any more, as happens soon after the end of Fetch's context.
+// Wait returns when no segment is being read, soon after the end of Fetch's context.
 func (f Fetched) Wait() { f.reading.Wait() }
 
-// Entries decodes the entries that count and whose names are wanted, each name once, the
-// newest first, with their volumes packed. What can't be decoded is left out. As many objects
-// are decoded at once as there are processors, so want is called at the same time.
+// Entries decodes the wanted entries that count, the newest of each name, with packed volumes.
+// Errors are left out. It decodes in parallel, so want is called concurrently.
 func (f Fetched) Entries(want func(storeName string) bool) iter.Seq[Entry] {
 	return func(yield func(Entry) bool) {
 		var decoding sync.WaitGroup
@@ -212,7 +196,7 @@ func (f Fetched) Entries(want func(storeName string) bool) iter.Seq[Entry] {
 				return false
 			}
 		}
-		tokens := make(chan struct{}, runtime.GOMAXPROCS(0)) // there may be many objects
+		tokens := make(chan struct{}, runtime.GOMAXPROCS(0)) // bounds the decoders
 		for range cap(tokens) {
 			tokens <- struct{}{}
 		}
@@ -244,7 +228,7 @@ func (f Fetched) Entries(want func(storeName string) bool) iter.Seq[Entry] {
 	}
 }
 
-// entries are those of one object, up to the first that can't be decoded.
+// entries decodes an object's entries, up to the first error.
 func (f *fetched) entries(want func(storeName string) bool) (entries []Entry) {
 	segment, err := Decode(f.data)
 	f.data = nil
@@ -268,10 +252,10 @@ func (f *fetched) entries(want func(storeName string) bool) (entries []Entry) {
 	return entries
 }
 
-// bears reports whether the head's word counts for an entry.
+// bears reports whether the head's signer counts for an entry.
 func (o *opened) bears(entry *Entry) bool {
 	backup := entry.Content.Backup
-	// One without a Backup is a folder of another layout, which has names of its own.
+	// An entry without a Backup, of another layout, has other names.
 	if backup != nil && format.ValidateStoreName(entry.StoreName) != nil || !Indexable(&entry.Content) {
 		return false
 	}
@@ -290,14 +274,13 @@ func (o *opened) bears(entry *Entry) bool {
 	return origin.Trust == "" && origin.ClusterUID == o.ClusterUID && origin.PublicKey == o.PublicKey
 }
 
-// Indexable reports whether what was read of a backup is worth keeping: nothing about it is
-// to be looked at again.
+// Indexable reports whether the content is final, and need not be read again.
 func Indexable(content *catalog.Content) bool {
 	return content.Replaced == "" && content.VolumesError == "" &&
 		(content.Backup == nil || content.Backup.Status.Phase != holdfast.BackupPhaseUnreadable)
 }
 
-// read reads an object of at most so many bytes.
+// read reads an object of at most most bytes.
 func read(ctx context.Context, from store.Reader, key string, most int64) ([]byte, error) {
 	content, err := from.Get(ctx, key)
 	if err != nil {

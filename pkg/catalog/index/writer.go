@@ -18,7 +18,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Store is what a Writer needs of a store.
 type Store interface {
 	store.Reader
 	store.Writer
@@ -26,51 +25,49 @@ type Store interface {
 }
 
 const (
-	// What is newer than the segments is written anew with each head, so it is kept small.
+	// Each head repeats the newest entries, so they are few.
 	newestRows, newestEntries = 20_000, 1000
-	// A segment is merged with what comes next as long as it stays below these. A million
-	// rows take a dozen segments.
+	// Segments are merged up to these sizes. A million rows take a dozen segments.
 	segmentRows, segmentEntries = 100_000, 5000
-	// Beyond so many segments, the oldest are left out.
+	// The oldest segments beyond this number are dropped.
 	maxSegments = format.MaxIndexSegments
-	// defaultGrace is longer than any reader takes from a head to its segments.
+	// defaultGrace exceeds the time of any reader from a head to its segments.
 	defaultGrace = time.Hour
-	// pageNames is how many names lie between two boundaries: somewhat less than a page of
-	// a listing, since other objects lie between them.
+	// pageNames is the distance of boundaries: less than a page, since there are other objects
+	// between names.
 	pageNames = 800
 )
 
-// Writer writes the index of one cluster in one store. It begins with Load, and is not safe
-// for concurrent use. What it writes is there after Commit.
+// Writer writes the index of one cluster in one store. It begins with Load, and is not safe for
+// concurrent use. Its changes are visible after Commit.
 type Writer struct {
-	// Grace is how long objects are kept that the newest head names no more. Default 1 h.
+	// Grace is how long unnamed objects are kept. Default 1 h.
 	Grace time.Duration
-	// Exact is whether what is swept leaves every segment. Otherwise one most of which is kept
-	// stays as it is: who reads it shows what the store lists, and nothing else.
+	// Exact removes swept entries from every segment. Otherwise a segment that is mostly kept
+	// stays: readers show only what the store lists.
 	Exact bool
 
 	store   Store
 	cluster format.Cluster
-	// keys are those that the cluster has signed with.
+	// keys are all public keys of the cluster.
 	keys  []string
 	clock clock.PassiveClock
 
 	head   format.IndexHead
 	number int64
-	// newest are the entries that are in no segment yet, or newer than those there.
+	// newest has the entries that are in no segment, or newer than there.
 	newest map[string]*Entry
-	// stamps are those of all entries, by name.
+	// stamps has the stamps of all entries.
 	stamps map[string]string
-	// changed is true if something has since the last Commit.
+	// changed is true after a change since the last Commit.
 	changed bool
 }
 
-// NewWriter makes a Writer of the index of a cluster.
 func NewWriter(to Store, cluster format.Cluster, keys []string, clock clock.PassiveClock) *Writer {
 	return &Writer{Grace: defaultGrace, store: to, cluster: cluster, keys: keys, clock: clock, newest: map[string]*Entry{}, stamps: map[string]string{}}
 }
 
-// Load takes over what there is. What is spoilt is left out. An error is the store's.
+// Load reads the present index, without damaged parts. An error is the store's.
 func (w *Writer) Load(ctx context.Context) error {
 	index, err := Open(ctx, w.store, func(clusterUID string) bool { return clusterUID == w.cluster.UID }, func(_, publicKey string) Standing {
 		if publicKey == w.cluster.Key.PublicKey() || slices.Contains(w.keys, publicKey) {
@@ -109,7 +106,6 @@ func (w *Writer) Load(ctx context.Context) error {
 	return nil
 }
 
-// segment reads a segment.
 func (w *Writer) segment(ctx context.Context, segment format.IndexSegment) (*Segment, error) {
 	data, err := read(ctx, w.store, format.IndexSegmentKey(w.cluster.UID, segment.SHA256), min(segment.Size, format.MaxIndexSegmentBytes))
 	if err != nil {
@@ -129,7 +125,7 @@ func decodeEntries(data []byte) ([]Entry, error) {
 	return segment.all(func(string) bool { return true })
 }
 
-// Has reports whether there is an entry with a name and a stamp.
+// Has reports whether there is an entry with the name and stamp.
 func (w *Writer) Has(storeName, stamp string) bool {
 	has, known := w.stamps[storeName]
 	return known && has == stamp
@@ -140,10 +136,9 @@ func (w *Writer) has(storeName string) bool {
 	return known
 }
 
-// Len is how many entries there are.
 func (w *Writer) Len() int { return len(w.stamps) }
 
-// Add adds an entry, in place of one with its name. From time to time it writes a segment.
+// Add adds or replaces an entry. It may write a segment.
 func (w *Writer) Add(ctx context.Context, entry Entry) error {
 	w.newest[entry.StoreName], w.stamps[entry.StoreName], w.changed = &entry, entry.Stamp, true
 	rows := 0
@@ -156,8 +151,7 @@ func (w *Writer) Add(ctx context.Context, entry Entry) error {
 	return w.spill(ctx)
 }
 
-// spill moves the newest entries into a segment, together with those of the last one if that
-// is small.
+// spill writes the newest entries as a segment, merged with the last one if that is small.
 func (w *Writer) spill(ctx context.Context) error {
 	entries := sorted(w.newest)
 	kept := w.head.Segments
@@ -195,7 +189,7 @@ func sorted(entries map[string]*Entry) []Entry {
 	return all
 }
 
-// write writes entries as segments, of which each can be read.
+// write writes entries as segments within the limits.
 func (w *Writer) write(ctx context.Context, entries []Entry) ([]format.IndexSegment, error) {
 	if len(entries) == 0 {
 		return nil, nil
@@ -203,7 +197,7 @@ func (w *Writer) write(ctx context.Context, entries []Entry) ([]format.IndexSegm
 	data, err := Encode(entries)
 	if errors.Is(err, errTooLarge) || len(data) > format.MaxIndexSegmentBytes {
 		if len(entries) == 1 {
-			return nil, nil // it is read where it lies
+			return nil, nil // readers read that backup itself
 		}
 		var all []format.IndexSegment
 		for half := range slices.Chunk(entries, (len(entries)+1)/2) {
@@ -223,15 +217,14 @@ func (w *Writer) write(ctx context.Context, entries []Entry) ([]format.IndexSegm
 		rows += entries[i].Content.Rows()
 	}
 	segment := format.NewIndexSegment(data, len(entries), rows)
-	// One that exists has this content: it is named by it.
+	// An existing segment has this content: its digest is its name.
 	if err := w.store.Create(ctx, format.IndexSegmentKey(w.cluster.UID, segment.SHA256), data); err != nil && !errors.Is(err, store.ErrExists) {
 		return nil, err
 	}
 	return []format.IndexSegment{segment}, nil
 }
 
-// Commit writes a head, if anything has changed since the last one. Until then all is as it
-// was, for every reader.
+// Commit writes a head if anything has changed. Until then readers see the former index.
 func (w *Writer) Commit(ctx context.Context) error {
 	if !w.changed {
 		return nil
@@ -247,7 +240,7 @@ func (w *Writer) Commit(ctx context.Context) error {
 		return err
 	}
 	w.head.Boundaries = nil
-	names := slices.SortedFunc(maps.Keys(w.stamps), func(a, b string) int { // as a listing has them
+	names := slices.SortedFunc(maps.Keys(w.stamps), func(a, b string) int { // in the order of listings
 		return strings.Compare(format.BackupPrefix(a), format.BackupPrefix(b))
 	})
 	for i, name := range names {
@@ -260,8 +253,7 @@ func (w *Writer) Commit(ctx context.Context) error {
 		return err
 	}
 	for range attempts {
-		// Heads follow each other in the order of the numbers, whatever the clocks say of
-		// those who write them.
+		// Heads are in the order of their numbers, whatever the writers' clocks.
 		w.number = max(w.number+1, w.clock.Now().UnixMilli())
 		err = w.store.Create(ctx, format.IndexHeadKey(w.cluster.UID, w.number), data)
 		if !errors.Is(err, store.ErrExists) {
@@ -275,7 +267,7 @@ func (w *Writer) Commit(ctx context.Context) error {
 	return nil
 }
 
-// Sweep drops the entries that are not to be kept.
+// Sweep drops the entries that keep rejects.
 func (w *Writer) Sweep(ctx context.Context, keep func(storeName string) bool) error {
 	before := len(w.stamps)
 	maps.DeleteFunc(w.stamps, func(name, _ string) bool { return !keep(name) })
@@ -318,9 +310,8 @@ func (w *Writer) Sweep(ctx context.Context, keep func(storeName string) bool) er
 	return nil
 }
 
-// Clean removes what the newest head does not name, and nobody reads any more. It does nothing
-// unless that head is this Writer's own. Only what is in the folder of the cluster's own index
-// is removed.
+// Clean removes objects of the cluster's index that the newest head does not name, after a grace.
+// It does nothing unless that head is this Writer's.
 func (w *Writer) Clean(ctx context.Context) error {
 	named := map[string]bool{}
 	for _, segment := range w.head.Segments {
@@ -336,7 +327,7 @@ func (w *Writer) Clean(ctx context.Context) error {
 		switch {
 		case !ok || clusterUID != w.cluster.UID || named[digest]:
 		case digest == "" && number > w.number:
-			return nil // somebody else writes the index, too
+			return nil // another writer is active
 		case digest == "":
 			heads[number] = object.ModTime
 			if number < w.number {
@@ -346,8 +337,8 @@ func (w *Writer) Clean(ctx context.Context) error {
 			stale = append(stale, object)
 		}
 	}
-	// Readers may be at what the head names that was the newest one until a short while ago,
-	// however old it is. What was named later is hardly older than the grace, and stays too.
+	// Readers may still use the head that was the newest one within the grace. Everything named
+	// later is younger, and stays.
 	at, former := heads[w.number], int64(0) // by the store's clock
 	for number, written := range heads {
 		if at.Sub(written) >= w.Grace {

@@ -20,26 +20,23 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// A location of which nothing is known yet is read from the indexes that clusters keep in its
-// store, see package index: an entry counts if the listing has its name. What they say is
-// confirmed later, one backup at a time.
+// An unknown location is read from the indexes in its store: an entry counts if the listing has its
+// name. Entries are confirmed later, one at a time.
 
-// confirmPause is the time from one entry to the next that is confirmed: a thousand take
-// a quarter of an hour, and little of the store.
+// confirmPause is the time between confirmations: a thousand take a quarter of an hour.
 const confirmPause = time.Second
 
-// batchRows is how many rows are put into the catalogue at once, about: whoever waits for its
-// lock does so for some milliseconds.
+// batchRows is about how many rows are put at once: others wait for the lock for milliseconds.
 const batchRows = 20_000
 
-// indexed is what the indexes in a store say.
+// indexed is the content of a store's indexes.
 type indexed struct {
 	boundaries []string
 	fetched    index.Fetched
 }
 
-// readIndex begins to read the indexes, and gives them when they are found; nil if there is none.
-// When it was stopped, nothing is read any more.
+// readIndex starts reading the indexes. The first function waits for them, and returns nil if there
+// are none. stop ends all reading.
 func (w *worker) readIndex(ctx context.Context, from store.Ranger) (_ func() *indexed, stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	found := make(chan *indexed, 1)
@@ -71,7 +68,7 @@ func (w *worker) readIndex(ctx context.Context, from store.Ranger) (_ func() *in
 	return sync.OnceValue(func() *indexed { return <-found }), func() { cancel(); reading.Wait() }
 }
 
-// putIndexed records those of the entries to be read that an index has, and gives the others.
+// putIndexed records the entries that an index has, and returns the other names.
 func (w *worker) putIndexed(known *indexed, read []string, listings []listing) ([]string, error) {
 	wanted := make(map[string]bool, len(read))
 	for _, name := range read {
@@ -84,7 +81,7 @@ func (w *worker) putIndexed(known *indexed, read []string, listings []listing) (
 	for _, name := range taken {
 		delete(wanted, name)
 	}
-	for _, listing := range listings { // what lies beside them may be newer than the index
+	for _, listing := range listings { // changes beside them may be newer than the index
 		for _, name := range w.catalog.ObserveChanges(w.location.Name, listing.Holds, listing.beside) {
 			wanted[name] = true
 		}
@@ -93,7 +90,7 @@ func (w *worker) putIndexed(known *indexed, read []string, listings []listing) (
 	return slices.DeleteFunc(slices.Concat(read, taken), func(name string) bool { return !wanted[name] }), nil
 }
 
-// putEntries records entries, and gives their names. What is new to the cache is added to it.
+// putEntries records entries, and returns their names. If isNew, they are added to the cache.
 func (w *worker) putEntries(entries iter.Seq[index.Entry], isNew bool) (taken []string, err error) {
 	var batch []catalog.Item
 	rows := 0
@@ -129,10 +126,10 @@ func (w *worker) putEntries(entries iter.Seq[index.Entry], isNew bool) (taken []
 	return taken, put()
 }
 
-// localise has an entry be of this location, whatever its name is to who has written the index.
+// localise adapts an entry to this location, which the index's writer may name differently.
 func (w *worker) localise(entry *index.Entry) bool {
 	backup := entry.Content.Backup
-	if backup == nil { // its versions are all that need be the same
+	if backup == nil { // only its versions need be equal
 		return !w.location.Indexed
 	}
 	if backup.Name != entry.StoreName || backup.Status.Origin == nil {
@@ -147,23 +144,22 @@ func (w *worker) localise(entry *index.Entry) bool {
 	} else if own, trusted := w.catalog.KnowsKey(w.location.Name, origin.ClusterUID, origin.PublicKey); !own && !trusted {
 		catalog.Abridge(backup)
 	}
-	// Who confirms it reads all of it: the digest that an index gives says nothing of its rows.
+	// The confirmation reads everything: an index's digest proves nothing about its rows.
 	entry.Content.Versions = nil
 	return true
 }
 
-// unconfirmed are entries that were taken from an index. A location that is opened anew keeps
-// them.
+// unconfirmed has the entries that came from an index. It outlives reopening a location.
 type unconfirmed struct {
 	mu    sync.Mutex
 	names []string // guarded by mu
-	// added wakes those who confirm them.
+	// added wakes confirm.
 	added chan struct{}
 }
 
 func newUnconfirmed() *unconfirmed { return &unconfirmed{added: make(chan struct{}, 1)} }
 
-// take gives one of them, or none.
+// take removes and returns a name, or returns "".
 func (u *unconfirmed) take() (name string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -173,7 +169,7 @@ func (u *unconfirmed) take() (name string) {
 	return name
 }
 
-// add has names taken after all others, so that one that can't be confirmed holds up none.
+// add adds names after all others, so that a failing one delays none.
 func (u *unconfirmed) add(names ...string) {
 	u.mu.Lock()
 	u.names = slices.Insert(u.names, 0, names...)
@@ -184,7 +180,7 @@ func (u *unconfirmed) add(names ...string) {
 	}
 }
 
-// confirm reads what was taken from an index, until ctx ends. Then the store has said all of it.
+// confirm reads the entries that came from an index, until ctx ends.
 func (w *worker) confirm(ctx context.Context) {
 	pause := func(d time.Duration) bool {
 		select {
@@ -212,9 +208,9 @@ func (w *worker) confirm(ctx context.Context) {
 	}
 }
 
-// confirmOne reports whether the store has said what becomes of an entry. One that has gone
-// from a folder that is still listed leaves. What is not listed either, the listings judge: the
-// store may not be there at all.
+// confirmOne reports whether the store has decided about an entry. If it is missing from a folder
+// that is still listed, it leaves. If it is not listed, listings decide: the store may be
+// unmounted.
 func (w *worker) confirmOne(ctx context.Context, name string) bool {
 	opened, done, err := w.use(ctx)
 	if err != nil {
@@ -236,7 +232,7 @@ func (w *worker) confirmOne(ctx context.Context, name string) bool {
 	return true
 }
 
-// listRest lists what comes after a position, in ranges at once.
+// listRest lists everything after a position, in parallel ranges.
 func (w *worker) listRest(ctx context.Context, from store.Ranger, position string, boundaries []string) []layout.Shard {
 	starts := []string{position}
 	if parted, ok := w.location.Layout.(layout.Parted); ok {
@@ -266,8 +262,7 @@ func (w *worker) listRest(ctx context.Context, from store.Ranger, position strin
 	return slices.Concat(ranges...)
 }
 
-// cut gives a shard without the entries behind a position. What lies beside them, but before it,
-// only this shard has.
+// cut removes the entries after a position from a shard. Keys before the position beside them stay.
 func (w *worker) cut(shard layout.Shard, last string) layout.Shard {
 	position, holds := w.location.Layout.(layout.Parted).Position, shard.Holds
 	shard.Entries = slices.DeleteFunc(shard.Entries, func(entry layout.Entry) bool {
@@ -284,7 +279,7 @@ func (w *worker) cut(shard layout.Shard, last string) layout.Shard {
 	return shard
 }
 
-// openCache shows what a former process has left. Until the store is listed, all of it is.
+// openCache shows the former process's entries, until the store is listed.
 func (w *worker) openCache(ctx context.Context) {
 	if w.location.Cache == nil {
 		return
@@ -295,7 +290,7 @@ func (w *worker) openCache(ctx context.Context) {
 		return
 	}
 	if w.catalog.Len(w.location.Name) > 0 {
-		return // the location is opened anew
+		return // the location was reopened
 	}
 	taken, err := w.putEntries(entries, false)
 	if err != nil {
@@ -317,10 +312,10 @@ func (w *worker) cache(ctx context.Context, name string, content catalog.Content
 	if w.location.Cache == nil {
 		return
 	}
-	if content.Backup == nil { // what is listed of it may be more than was read last
+	if content.Backup == nil { // more may be listed of it than was read last
 		shown := w.catalog.EntryRows(w.location.Name, name)
 		if shown.Len() > content.Rows() {
-			content.Versions = nil // so that the next process misses the same
+			content.Versions = nil // the next process reads it again
 		}
 		content.Packed = shown
 	}

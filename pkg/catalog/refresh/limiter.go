@@ -11,25 +11,24 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// limiter finds out how much a store bears at once: the limit grows with every request that
-// is answered while half of it is used, and is halved when the store can't answer one. Until then
-// it doubles with each round; after that it grows by one.
+// limiter adapts the number of concurrent requests to the store: the limit grows with each answer
+// while at least half of it is used, and is halved when the store is overloaded. Before the first
+// overload it doubles each round; after that it grows by one.
 //
-// It bounds requests, and those who read an entry each, so that nobody has begun a reading
-// whose requests would have to wait.
+// It bounds readers of entries likewise, so that no reading is begun whose requests would wait.
 type limiter struct {
 	clock clock.PassiveClock
 	most  float64
 
 	mu       sync.Mutex
 	limit    float64   // guarded by mu
-	met      bool      // whether the store has been overloaded; guarded by mu
-	halved   time.Time // when the limit was halved last; guarded by mu
+	met      bool      // the store was overloaded; guarded by mu
+	halved   time.Time // time of the last halving; guarded by mu
 	requests lane
 	readers  lane
 }
 
-// lane is what one kind has of the limit.
+// lane counts one kind of use.
 type lane struct {
 	busy    int             // guarded by limiter.mu
 	waiting []chan struct{} // guarded by limiter.mu
@@ -70,7 +69,7 @@ func (l *limiter) enter(ctx context.Context, in *lane) error {
 	return ctx.Err()
 }
 
-// reenter takes a place without waiting, for one that has left for a moment.
+// reenter takes a place without waiting, after a short leave.
 func (l *limiter) reenter(in *lane) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -98,12 +97,11 @@ func (l *limiter) wakeLocked() {
 	}
 }
 
-// answered learns from a request that was answered.
 func (l *limiter) answered() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
-	case l.requests.busy < int(l.limit)/2: // it says nothing of the limit
+	case l.requests.busy < int(l.limit)/2: // proves nothing about the limit
 	case l.met:
 		l.limit = min(l.most, l.limit+1/l.limit)
 	default:
@@ -112,7 +110,7 @@ func (l *limiter) answered() {
 	l.wakeLocked()
 }
 
-// overloaded learns from a request, begun at an instant, that the store could not answer.
+// overloaded lowers the limit after a request that began at begun.
 func (l *limiter) overloaded(begun time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

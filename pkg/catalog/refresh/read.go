@@ -16,10 +16,9 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// read reads one entry into the catalogue. Whatever is wrong with it is recorded there; an
-// error says that the store could not be asked, and store.ErrNotFound that there is no
-// finished backup. A refusal of access is the store's, unless readable says that the store
-// lets others be read.
+// read reads one entry into the catalogue, with its faults. An error means that the store failed,
+// or store.ErrNotFound that there is no finished backup. A refusal is the store's failure, unless
+// readable says that other entries can be read.
 func (w *worker) read(ctx context.Context, from store.Ranger, name string, readable bool) error {
 	location := w.location.Name
 	begun := w.options.Clock.Now()
@@ -41,7 +40,7 @@ func (w *worker) read(ctx context.Context, from store.Ranger, name string, reada
 	if err != nil {
 		return err
 	}
-	// The cache keeps the same rows as the catalogue, until it writes them.
+	// The cache and the catalogue share the rows.
 	content.Packed, content.Volumes = new(catalog.Packer).Pack(content.Volumes), nil
 	if err := w.record(func(now time.Time) { w.catalog.Put(location, name, content, now) }); err != nil {
 		return err
@@ -51,10 +50,8 @@ func (w *worker) read(ctx context.Context, from store.Ranger, name string, reada
 	return nil
 }
 
-// readDenied reads again what could not be read because access was denied. Only if
-// another entry can be read meanwhile is that the trouble of each of them;
-// otherwise it is the store's, and nothing is said of any entry. It returns how
-// many that leaves unread.
+// readDenied reads refused entries again. If another entry can be read meanwhile, the refusal is
+// each entry's fault; otherwise the store's. It returns how many remain unread.
 func (w *worker) readDenied(ctx context.Context, from store.Ranger, names []string) (int, error) {
 	if len(names) == 0 || !w.showsOthers(ctx, from) {
 		return len(names), nil
@@ -67,9 +64,8 @@ func (w *worker) readDenied(ctx context.Context, from store.Ranger, names []stri
 	return 0, nil
 }
 
-// readSlow reads again what the store did not yield in time. Only if it yields another entry
-// meanwhile is that the trouble of each of them, which is recorded as unreadable then, and tried
-// again as others are. It returns those that this leaves unread.
+// readSlow reads entries that timed out again. If another entry can be read meanwhile, they are
+// recorded as unreadable; otherwise the store has failed. It returns the names that remain unread.
 func (w *worker) readSlow(ctx context.Context, from store.Ranger, names []string) ([]string, error) {
 	if len(names) == 0 || !w.showsOthers(ctx, from) {
 		return names, nil
@@ -86,7 +82,7 @@ func (w *worker) readSlow(ctx context.Context, from store.Ranger, names []string
 	})
 }
 
-// showsOthers reports whether some entry that is known can be read now.
+// showsOthers reports whether a known entry can be read now.
 func (w *worker) showsOthers(ctx context.Context, from store.Ranger) bool {
 	name := w.catalog.Readable(w.location.Name)
 	return name != "" && w.location.Layout.Probe(ctx, from, name) == nil

@@ -1,26 +1,17 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package refresh keeps the catalogue up to date with the stores. Each location
-// is refreshed by itself, so that a slow one delays no other. What lies where, a
-// layout.Layout knows. It holds no more than store.Ranger, so it can't change or remove
-// anything in a store.
+// Package refresh keeps the catalogue up to date with the stores, each location by itself. A
+// layout.Layout knows the objects. The package only reads (store.Ranger).
 //
-// There are levels, the cheapest first:
+//  1. A backup that this cluster stores is read when it ends.
+//  2. A poll lists one shard of a location with one request; the next poll goes on from there.
+//     With a second request it lists a part of what was read, to find replaced metadata.
+//  3. A full listing lists everything: at first, every hour, and on request.
 //
-//  1. What this cluster has stored is read when it ends, and nothing is listed.
-//  2. A poll lists one shard of a location, which is one request, and goes on from there with
-//     the next poll. Of a store of a thousand backups it sees everything. With a second request
-//     it lists a part of what was read, and so finds what was replaced since, in time.
-//  3. A full listing lists all of them: at first, every hour, and when it is asked for. Polls go
-//     on after it where they were.
-//
-// What is new in a listing is read. How much is asked of a store at once, the store decides:
-// more and more, until it can't answer.
-//
-// A fault is the store's or one backup's. What can't be parsed is the backup's; what
-// can't be asked is the store's, and changes nothing that is known. Where access is
-// denied, a known backup that can still be read makes it the denied one's fault.
+// New entries are read. The store determines the number of concurrent requests (limiter). What
+// can't be parsed is a backup's fault; a failed request is the store's, and changes nothing that is
+// known. A refusal is the backup's fault if a known backup can still be read.
 package refresh
 
 import (
@@ -47,60 +38,53 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Store is what is needed of a store.
 type Store interface {
 	store.Reader
 	Close() error
 }
 
-// Location is a storage location to be read.
 type Location struct {
-	// Name is the location's name.
 	Name string
-	// Store identifies the store, by provider, bucket and prefix or the like. When it
-	// changes, what was known of the location is forgotten.
+	// Store identifies the store, such as by provider, bucket and prefix. A change forgets the
+	// location.
 	Store string
-	// Settings stands for all that Open depends on. When it changes, the store is
-	// opened anew.
+	// Settings represents all that Open depends on. A change reopens the store.
 	Settings string
-	// Open opens the store. It is called again until it succeeds. The Refresher
-	// closes what it returns.
+	// Open opens the store, and is repeated until it succeeds. The Refresher closes the store.
 	Open func(ctx context.Context) (Store, error)
-	// Layout is how the backups lie in it. Default: Velero's.
+	// Layout defaults to Velero's.
 	Layout layout.Layout
-	// Indexed is whether there may be indexes in it, see package index.
+	// Indexed says that the store may have indexes.
 	Indexed bool
 	// Cache, if not nil, keeps what is read for the next process.
 	Cache Cache
-	// Beside, if not nil, reads what else is in the store, after all of it was listed: each
-	// FullInterval, and when that was asked for.
+	// Beside, if not nil, reads other objects of the store after full listings, each FullInterval
+	// and on request.
 	Beside func(ctx context.Context, from store.Reader) error
-	// Interval, if not nil, is that of the location instead of Options.Interval.
+	// Interval, if not nil, replaces Options.Interval.
 	Interval *time.Duration
-	// Asked is what was asked of the location. When it changes, all of it is listed.
+	// Asked identifies requests. A change causes a full listing.
 	Asked Asked
-	// Accepted is an instant: backups that were missing then may go, however many they are.
-	// When it changes, all of the location is listed.
+	// Accepted is an instant: backups missing then may leave, however many. A change causes a full
+	// listing.
 	Accepted time.Time
-	// Known is what a former process knew of the location.
-	Known Known
+	Known    Known
 }
 
-// Cache keeps what is read of one location, see package local. It is opened once, and closed.
+// Cache keeps what is read of one location (package local). It is opened once, and closed.
 type Cache interface {
 	Open(ctx context.Context) (iter.Seq[index.Entry], error)
 	Add(ctx context.Context, storeName string, content catalog.Content) error
-	// Remove has what is named not be shown by the next process, however this one ends.
+	// Remove hides names from the next process, however this one ends.
 	Remove(storeNames ...string) error
-	// Write writes what was added if that is due, and Close in any case, but for what is
-	// not to be kept.
+	// Write writes if due, Close always, except entries that keep rejects.
 	Write(ctx context.Context, keep func(storeName string) bool) error
 	Close(ctx context.Context, keep func(storeName string) bool) error
 }
 
-// Asked is what was asked of a location: State.Synced says which of it has been done.
+// Asked identifies requests for a location; State.Synced says which are done.
 type Asked struct {
-	// Generation is that of the location's record.
+	// Generation of the location's record.
 	Generation int64
 	// Request is any text.
 	Request string
@@ -108,32 +92,31 @@ type Asked struct {
 
 // Known is what a former process knew.
 type Known struct {
-	// Backups is how many there were; zero if that is not known.
+	// Backups is their number; zero if unknown.
 	Backups int
-	// Suspicious is since when fewer are there than should be; zero if that is not so.
+	// Suspicious is since when backups were missing; zero if none were.
 	Suspicious time.Time
 }
 
 // Options are settings of a Refresher. Zero values mean the defaults.
 type Options struct {
-	// SystemNamespace is where backups that are not of a namespace's own are listed.
+	// SystemNamespace has the backups that belong to no namespace here.
 	SystemNamespace string
-	// Interval is the time from one poll of a location to the next, give or take
-	// a tenth. Zero means that locations are listed at first and when asked for only.
+	// Interval is the time between polls of a location, within a tenth. Zero means listings at the
+	// start and on request only.
 	Interval time.Duration
-	// FullInterval is the time from one listing of all of a location to the next, if that
-	// takes more than a poll. Default 1 h.
+	// FullInterval is the time between full listings, if they take more than a poll. Default 1 h.
 	FullInterval time.Duration
-	// Reads is how many requests are made of a location at once, to begin with. Default 16.
+	// Reads is the first number of concurrent requests to a location. Default 16.
 	Reads int
-	// MostReads is how many are when the store bears it. Default 128, or Reads if that is set.
+	// MostReads is their maximum. Default 128, or Reads if that is set.
 	MostReads int
-	// RequestTimeout bounds each request to a store. Default 30 s.
+	// RequestTimeout bounds each request. Default 30 s.
 	RequestTimeout time.Duration
-	// Clock tells the time. Default: the real one.
+	// Clock defaults to the real one.
 	Clock clock.WithDelayedExecution
-	// Asked, if not nil, is called after each refresh of a location, and after the
-	// last attempt to read a single backup of it, well or not.
+	// Asked, if not nil, is called after each refresh of a location, and after the last attempt to
+	// read a single backup.
 	Asked func(location string)
 }
 
@@ -142,72 +125,66 @@ const (
 	defaultMostReads      = 128
 	defaultRequestTimeout = 30 * time.Second
 	defaultFullInterval   = time.Hour
-	// A location that failed is tried again after firstRetry, and then twice as
-	// long each time, up to the interval, or up to mostRetry if there is none.
+	// A failed location is tried again after firstRetry, doubled each time up to the interval, or
+	// to mostRetry without one.
 	firstRetry = 5 * time.Second
 	mostRetry  = 5 * time.Minute
-	// Single reads come one at a time mostly: when a backup ends.
+	// singleReaders read backups that have ended.
 	singleReaders = 4
-	// A backup that was said to have ended may take some time to show, in stores
-	// that are not consistent; after so many attempts the next refresh will do.
+	// In stores that are not consistent, an ended backup may appear late. After singleAttempts the
+	// next refresh finds it.
 	singleAttempts = 8
 )
 
-// State is how well the catalogue knows a location.
+// State says how well the catalogue knows a location.
 type State struct {
-	// Loaded is true once a refresh has ended, well or not: what can be known at
-	// start is known.
+	// Loaded is true after the first refresh, even a failed one.
 	Loaded bool
-	// LastSuccess is when the last refresh that read everything began; zero if none
-	// did.
+	// LastSuccess is the start of the last successful refresh; zero without one.
 	LastSuccess time.Time
-	// LastFull is when the last one began that listed all besides.
+	// LastFull is the start of the last successful full listing.
 	LastFull time.Time
-	// Synced is what had been asked of the location by then.
+	// Synced has the requests before LastFull.
 	Synced Asked
-	// Backups is how many are known, and Replaced of how many of them somebody has replaced
-	// the metadata.
+	// Backups is the number of known backups, Replaced of those with replaced metadata.
 	Backups, Replaced int
-	// LeftOut is how many of them are not listed for lack of room, and NewestLeftOut is the name
-	// of the newest. They have no trusted signature.
+	// LeftOut is how many untrusted backups don't fit into the lists, NewestLeftOut the newest
+	// name.
 	LeftOut       int
 	NewestLeftOut string
-	// Cached is true while what a former process has left is shown, and the store was not
-	// listed yet.
+	// Cached is true while a former process's entries are shown, before the first listing.
 	Cached bool
-	// LastError is why the last refresh failed, in stable words; empty if it did not.
+	// LastError says in stable words why the last refresh failed; empty if it did not.
 	LastError string
-	// Suspicion says why backups that the store does not list any more are still
-	// shown; empty if there are none.
+	// Suspicion says why missing backups are still shown; empty if none are.
 	Suspicion string
 
-	// recovered is true once there are as many backups as a former process knew, or fewer
-	// were accepted; noticed is when they were fewer first.
+	// recovered is true once there are as many backups as a former process knew, or the loss was
+	// accepted; noticed is when there were fewer first.
 	recovered bool
 	noticed   time.Time
-	// position is where the next poll goes on, and watched where it looks for what was replaced.
+	// position is the next poll's start, watched its start for replaced metadata.
 	position, watched string
 }
 
-// Refresher refreshes the catalogue. Create it with New.
+// Refresher refreshes the catalogue.
 type Refresher struct {
 	catalog *catalog.Catalog
 	options Options
 	singles workqueue.TypedRateLimitingInterface[single]
 
-	// changed wakes Run when wanted differs from workers.
+	// changed wakes Run after SetLocations.
 	changed chan struct{}
 
 	mu      sync.Mutex
 	wanted  []Location         // guarded by mu
-	set     bool               // whether wanted has been set; guarded by mu
+	set     bool               // SetLocations was called; guarded by mu
 	workers map[string]*worker // by location; guarded by mu
 }
 
-// single is a backup to be read by itself.
 type single struct{ location, storeName string }
 
-// New makes a Refresher of a catalogue. Nothing happens before Run.
+// New returns a Refresher, which Run starts.
 func New(c *catalog.Catalog, options Options) *Refresher {
 	if options.Reads <= 0 {
 		options.Reads = defaultReads
@@ -233,7 +210,7 @@ func New(c *catalog.Catalog, options Options) *Refresher {
 	}
 }
 
-// Run refreshes until ctx ends, and returns when everything has stopped.
+// Run refreshes until ctx ends, and returns when all workers have stopped.
 func (r *Refresher) Run(ctx context.Context) {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -254,19 +231,18 @@ func (r *Refresher) Run(ctx context.Context) {
 	}
 }
 
-// SetLocations says which locations there are, all of them each time. New ones
-// are refreshed at once; those that are not given any more are forgotten.
+// SetLocations sets all locations. New ones are refreshed at once; removed ones are forgotten.
 func (r *Refresher) SetLocations(locations []Location) {
 	r.mu.Lock()
 	r.wanted, r.set = slices.Clone(locations), true
 	r.mu.Unlock()
 	select {
 	case r.changed <- struct{}{}:
-	default: // Run will see the latest anyway
+	default: // Run sees the latest anyway
 	}
 }
 
-// apply stops workers, and starts others. Only Run calls it.
+// apply stops and starts workers. Only Run calls it.
 func (r *Refresher) apply(ctx context.Context, running *sync.WaitGroup) {
 	r.mu.Lock()
 	wanted := map[string]Location{}
@@ -282,7 +258,7 @@ func (r *Refresher) apply(ctx context.Context, running *sync.WaitGroup) {
 		}
 		wanted[location.Name] = location
 	}
-	former := map[string]*worker{} // of those that are only opened anew
+	former := map[string]*worker{} // of reopened locations
 	var forgotten []string
 	for name, w := range r.workers {
 		location, found := wanted[name]
@@ -298,7 +274,7 @@ func (r *Refresher) apply(ctx context.Context, running *sync.WaitGroup) {
 			former[name] = w
 		} else {
 			forgotten = append(forgotten, name)
-			if found { // what was known is not of this store
+			if found { // Known was about another store
 				location.Known = Known{}
 				wanted[name] = location
 			}
@@ -306,7 +282,7 @@ func (r *Refresher) apply(ctx context.Context, running *sync.WaitGroup) {
 	}
 	r.mu.Unlock()
 
-	// Without the lock, since whoever hears of it may ask for States.
+	// Without the lock: the callbacks may call State.
 	for _, name := range forgotten {
 		r.catalog.Forget(name)
 		forgetMetrics(name)
@@ -340,43 +316,41 @@ func (r *Refresher) apply(ctx context.Context, running *sync.WaitGroup) {
 	}
 }
 
-// Nudge asks for a listing of all of a location soon. Several become one.
+// Nudge requests a full listing soon. Several become one.
 func (r *Refresher) Nudge(location string) {
 	if w := r.worker(location); w != nil {
 		w.nudge(true)
 	}
 }
 
-// Removed says that a backup is being deleted, or is gone: the next process is not to show it
-// from what is kept for it. What is read again counts again.
+// Removed hides a deleted backup from the next process, unless it is read again.
 func (r *Refresher) Removed(location, storeName string) {
 	if w := r.worker(location); w != nil {
 		w.uncache(context.Background(), storeName)
 	}
 }
 
-// Awaits reports whether a listing that was asked for is yet to begin, so that it will have
-// what is in the store now.
+// Awaits reports whether a requested full listing has not begun, and so will see the present
+// content.
 func (r *Refresher) Awaits(location string, asked Asked) bool {
 	w := r.worker(location)
 	return w != nil && w.awaits(asked)
 }
 
-// State is how well the catalogue knows a location; false if it is none.
+// State returns the state of a location; false if there is none.
 func (r *Refresher) State(location string) (State, bool) {
 	w := r.worker(location)
 	if w == nil {
 		return State{}, false
 	}
 	state := w.snapshot()
-	state.Backups = r.catalog.Len(location) // what was deleted since is no loss to the next process
+	state.Backups = r.catalog.Len(location) // backups deleted since are no loss to the next process
 	state.Replaced = r.catalog.Replaced(location)
 	state.LeftOut, state.NewestLeftOut = r.catalog.LeftOut(location)
 	return state, true
 }
 
-// ReadOne reads one backup now, such as one that has just ended. The error is
-// store.ErrNotFound if there is none.
+// ReadOne reads one backup now. The error is store.ErrNotFound if there is none.
 func (r *Refresher) ReadOne(ctx context.Context, location, storeName string) error {
 	w := r.worker(location)
 	if w == nil {
@@ -385,8 +359,7 @@ func (r *Refresher) ReadOne(ctx context.Context, location, storeName string) err
 	return w.readOne(ctx, storeName)
 }
 
-// Use gives the store of a location, open, until done is called. It stays open for those
-// who use it when the location is opened anew.
+// Use returns the open store of a location until done is called, even if the location is reopened.
 func (r *Refresher) Use(ctx context.Context, location string) (opened Store, done func(), err error) {
 	w := r.worker(location)
 	if w == nil {
@@ -395,7 +368,7 @@ func (r *Refresher) Use(ctx context.Context, location string) (opened Store, don
 	return w.use(ctx)
 }
 
-// ReadSoon is ReadOne without waiting. It tries again a few times.
+// ReadSoon is ReadOne in the background, with some attempts.
 func (r *Refresher) ReadSoon(location, storeName string) {
 	r.singles.Add(single{location, storeName})
 }
@@ -423,9 +396,8 @@ func (r *Refresher) worker(location string) *worker {
 	return r.workers[location]
 }
 
-// Loaded reports whether all locations have been read once, or tried in vain, or have
-// yielded nothing for as long as a request may take. It is false again when there is
-// a new location.
+// Loaded reports whether all locations were read or tried once, or were silent for the time of a
+// request. A new location makes it false.
 func (r *Refresher) Loaded() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -440,7 +412,6 @@ func (r *Refresher) Loaded() bool {
 	return true
 }
 
-// states are the states of all locations, by name.
 func (r *Refresher) states() map[string]State {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -454,8 +425,7 @@ func (r *Refresher) states() map[string]State {
 	return states
 }
 
-// Warnings tell readers of the catalogue what it may lack, a sentence for each
-// location that was not or could not be read, or is suspicious.
+// Warnings returns a sentence for each location whose backups may be incomplete in the lists.
 func (r *Refresher) Warnings() []string {
 	var warnings []string
 	states := r.states()
@@ -480,8 +450,7 @@ func (r *Refresher) Warnings() []string {
 	return warnings
 }
 
-// Replacements tell of each location where somebody has replaced metadata, which is no doubt
-// about what is there.
+// Replacements returns a sentence for each location with replaced metadata.
 func (r *Refresher) Replacements() []string {
 	var texts []string
 	for _, name := range slices.Sorted(maps.Keys(r.states())) {
@@ -492,8 +461,7 @@ func (r *Refresher) Replacements() []string {
 	return texts
 }
 
-// LeftOuts tell of each location with more backups without a trusted signature than are listed.
-// That raises no doubt about any other backup.
+// LeftOuts returns a sentence for each location with backups that don't fit into the lists.
 func (r *Refresher) LeftOuts() []string {
 	var texts []string
 	for _, name := range slices.Sorted(maps.Keys(r.states())) {
@@ -504,13 +472,11 @@ func (r *Refresher) LeftOuts() []string {
 	return texts
 }
 
-// LeftOut says that so many backups in a location are not listed, and names the newest.
 func LeftOut(backups int, newest string) string {
 	return fmt.Sprintf("%d backups are not listed (%s), the newest of them %q: nobody whom the location trusts has signed them, and lists have room for the newest of such; they are in the store, and nothing removes them: trust their cluster in spec.trustedClusters, or raise --foreign-backups-memory of the API server",
 		backups, enginev1alpha1.ConditionBackupsLeftOut, newest)
 }
 
-// Replacement says that somebody has replaced the metadata of so many backups in a location.
 func Replacement(backups int) string {
 	return fmt.Sprintf("another writer, such as Velero, has replaced the metadata of %d backups, which have the condition %s: let it use another prefix or other names", backups, catalog.ConditionMetadataReplaced)
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// requests is a store as layouts see it: every request is counted, has its own time, and
-// waits while the store has as many as it bears.
+// requests is a store for layouts: every request is counted, has a timeout, and waits for the
+// limiter.
 type requests struct {
 	store.Reader
 	w *worker
@@ -24,8 +24,8 @@ var _ store.Ranger = requests{}
 
 var errSilent = errors.New("the store did not list its backups in time")
 
-// begin waits for a place. The context that it gives has requests counted; answered is to be
-// called once, with what came of the operation.
+// begin waits for a place. The returned context counts requests; answered must be called once, with
+// the operation's error.
 func (r requests) begin(ctx context.Context) (_ context.Context, answered func(error), err error) {
 	limiter, begun := r.w.limiter, r.w.options.Clock.Now()
 	if err := limiter.enter(ctx, &limiter.requests); err != nil {
@@ -33,7 +33,7 @@ func (r requests) begin(ctx context.Context) (_ context.Context, answered func(e
 	}
 	ctx = store.ObserveRequests(ctx, func(operation string, err error) {
 		countRequest(r.w.location.Name, operation)
-		if errors.Is(err, store.ErrUnavailable) { // which the client may try again by itself
+		if errors.Is(err, store.ErrUnavailable) { // the client may repeat it
 			limiter.overloaded(begun)
 		}
 	})
@@ -49,8 +49,8 @@ func (r requests) begin(ctx context.Context) (_ context.Context, answered func(e
 
 func (r requests) end() { r.w.limiter.leave(&r.w.limiter.requests) }
 
-// List implements store.Reader. Each result may take as long as a request; whoever takes them
-// has time.
+// List implements store.Reader. Each result has the time of a request; the consumer's time does not
+// count.
 func (r requests) List(ctx context.Context, folder string, options store.ListOptions) iter.Seq2[store.Object, error] {
 	return func(yield func(store.Object, error) bool) {
 		ctx, answered, err := r.begin(ctx)
@@ -66,7 +66,7 @@ func (r requests) List(ctx context.Context, folder string, options store.ListOpt
 		defer watchdog.Stop()
 		take := func(object store.Object, err error) bool {
 			watchdog.Stop()
-			r.end() // so that others may go on meanwhile
+			r.end() // others may go on meanwhile
 			defer r.w.limiter.reenter(&r.w.limiter.requests)
 			return yield(object, err)
 		}
@@ -94,12 +94,12 @@ func (r requests) List(ctx context.Context, folder string, options store.ListOpt
 	}
 }
 
-// Get implements store.Reader. The time includes that of reading the content.
+// Get implements store.Reader. The timeout includes reading the content.
 func (r requests) Get(ctx context.Context, key string) (io.ReadCloser, error) {
 	return r.get(ctx, func(ctx context.Context) (io.ReadCloser, error) { return r.Reader.Get(ctx, key) })
 }
 
-// GetRange implements store.Ranger. A store that has no ranges is read from the beginning.
+// GetRange implements store.Ranger. A store without ranges is read from the beginning.
 func (r requests) GetRange(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error) {
 	if ranger, ok := r.Reader.(store.Ranger); ok {
 		return r.get(ctx, func(ctx context.Context) (io.ReadCloser, error) { return ranger.GetRange(ctx, key, offset, length) })
@@ -140,13 +140,12 @@ func (r requests) get(ctx context.Context, open func(context.Context) (io.ReadCl
 	})}, nil
 }
 
-// opened is an object that is being read; its request ends when it is closed.
+// opened is an object in reading; Close ends its request.
 type opened struct {
 	io.ReadCloser
 	end func()
 }
 
-// Version implements store.Versioned.
 func (o *opened) Version() string { return store.VersionOf(o.ReadCloser) }
 
 func (o *opened) Close() error {
@@ -154,7 +153,6 @@ func (o *opened) Close() error {
 	return o.ReadCloser.Close()
 }
 
-// Attributes implements store.Reader.
 func (r requests) Attributes(ctx context.Context, key string) (store.Object, error) {
 	ctx, answered, err := r.begin(ctx)
 	if err != nil {

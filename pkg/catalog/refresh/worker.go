@@ -34,54 +34,50 @@ type worker struct {
 	cancel   context.CancelFunc
 	limiter  *limiter
 
-	// opening is held while the store is opened, and guards opened.
+	// opening serialises opening, and guards opened.
 	opening sync.Mutex
 	opened  Store
-	// users are the operations on the store; it is closed after the last.
+	// users are operations on the store, which is closed after the last.
 	users sync.WaitGroup
 
-	// recording is held while the catalogue is changed, so that a stopped worker
-	// does not change it any more.
+	// recording is held for changes of the catalogue: a stopped worker makes none.
 	recording sync.Mutex
 	stopped   bool // guarded by recording
 
-	// alive is when the store last yielded something, in nanoseconds since 1970.
+	// alive is when the store last answered, in Unix nanoseconds.
 	alive atomic.Int64
 
-	// rows counts those that were put into the catalogue since the last refresh.
+	// rows counts the rows put since the last refresh.
 	rows atomic.Int64
 
 	mu    sync.Mutex
 	state State // guarded by mu
-	// wanted is the location as it is by now; what it is read with stays. Guarded by mu.
+	// wanted has the latest settings of the location; guarded by mu.
 	wanted Location
-	// full is whether all is to be listed; guarded by mu.
+	// full requests a full listing; guarded by mu.
 	full bool
-	// doing is what had been asked when the latest full listing was begun; guarded by mu.
+	// doing has the requests before the latest full listing; guarded by mu.
 	doing Asked
 
 	unconfirmed *unconfirmed
 
-	// asked are the versions for which entries were read last since they were listed with others
-	// than were read, by name; refresh alone uses that.
+	// asked has, by entry, the listed versions for which it was read last; only refresh uses it.
 	asked map[string]map[string]string
 
-	// freed is when memory was last given back; refresh alone uses that.
+	// freed is when memory was last given back; only refresh uses it.
 	freed time.Time
 
-	// beside wakes who reads what lies beside the backups, and lastBeside is when it last did;
-	// refresh alone uses that.
+	// beside wakes readBeside, and lastBeside is its last start; only refresh uses them.
 	beside     chan struct{}
 	lastBeside time.Time
 }
 
-// manyRows is how many rows a refresh puts into the catalogue for what that has left in memory to
-// be given back at once: the next load of that size may be far.
+// manyRows is how many rows a refresh puts before it returns unused memory to the system.
 const manyRows = 100_000
 
 var errStopped = errors.New("the storage location was changed or removed meanwhile")
 
-// stop makes the worker end, soon, and not touch the catalogue from now on.
+// stop ends the worker soon; it changes the catalogue no more.
 func (w *worker) stop() {
 	w.recording.Lock()
 	w.stopped = true
@@ -89,7 +85,7 @@ func (w *worker) stop() {
 	w.cancel()
 }
 
-// record changes the catalogue.
+// record changes the catalogue, unless the worker is stopped.
 func (w *worker) record(change func(now time.Time)) error {
 	w.recording.Lock()
 	defer w.recording.Unlock()
@@ -101,11 +97,9 @@ func (w *worker) record(change func(now time.Time)) error {
 	return nil
 }
 
-// isAlive takes note that the store yields something.
 func (w *worker) isAlive() { w.alive.Store(w.options.Clock.Now().UnixNano()) }
 
-// isSilent reports whether the store has yielded nothing for as long as a request
-// may take. It may never do so again: a hung mount does not even give up.
+// isSilent reports whether the store has not answered for the time of a request, as a hung mount.
 func (w *worker) isSilent() bool {
 	return w.options.Clock.Now().UnixNano()-w.alive.Load() >= int64(w.options.RequestTimeout)
 }
@@ -116,7 +110,7 @@ func (w *worker) snapshot() State {
 	return w.state
 }
 
-// want takes what has changed of the location.
+// want applies new settings of the location.
 func (w *worker) want(location Location) {
 	w.mu.Lock()
 	before := w.wanted
@@ -130,7 +124,6 @@ func (w *worker) want(location Location) {
 	}
 }
 
-// nudge has the location refreshed soon.
 func (w *worker) nudge(full bool) {
 	w.mu.Lock()
 	w.full = w.full || full
@@ -147,7 +140,7 @@ func (w *worker) awaits(asked Asked) bool {
 	return w.wanted.Asked == asked && w.doing != asked
 }
 
-// interval is the time from one poll to the next; none, if zero.
+// interval returns the time between polls; zero means none.
 func (w *worker) interval() time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -179,8 +172,7 @@ func (w *worker) run(ctx context.Context) {
 	}
 }
 
-// readBeside reads what else is in the store when it is due, so that nobody waits for it who
-// waits for the backups.
+// readBeside reads other objects of the store when due, without delaying the backups.
 func (w *worker) readBeside(ctx context.Context) {
 	var again <-chan time.Time
 	for failures := 0; ; {
@@ -207,8 +199,7 @@ func (w *worker) readBeside(ctx context.Context) {
 	}
 }
 
-// wait ends after the pause, or for ever if it is zero, or when nudged. It is
-// false when ctx has ended.
+// wait waits for the pause, for ever if zero, or for a nudge. It returns false when ctx has ended.
 func (w *worker) wait(ctx context.Context, pause time.Duration) bool {
 	var due <-chan time.Time
 	if pause > 0 {
@@ -225,9 +216,9 @@ func (w *worker) wait(ctx context.Context, pause time.Duration) bool {
 	return ctx.Err() == nil
 }
 
-// pause is how long to wait after so many failures in a row; zero is for ever.
+// pause returns the wait after so many failures; zero means for ever.
 func (w *worker) pause(failures int) time.Duration {
-	const jitter = 0.1 // so that two API servers don't ask in step
+	const jitter = 0.1 // keeps two API servers out of step
 	pause := time.Duration(float64(w.interval()) * (1 - jitter + 2*jitter*rand.Float64()))
 	if failures == 0 {
 		return pause
@@ -249,7 +240,7 @@ func (w *worker) close(ctx context.Context) {
 	w.opened = nil
 }
 
-// use gives the store, open, until done is called.
+// use returns the open store until done is called.
 func (w *worker) use(ctx context.Context) (opened Store, done func(), err error) {
 	w.opening.Lock()
 	defer w.opening.Unlock()
@@ -268,9 +259,9 @@ func (w *worker) use(ctx context.Context) (opened Store, done func(), err error)
 	return w.opened, w.users.Done, nil
 }
 
-// level is what a refresh is to do.
+// level describes a refresh.
 type level struct {
-	// full is whether to list all; else the shard at the position is listed.
+	// full lists everything; otherwise the shard at position.
 	full     bool
 	position string
 	watched  string
@@ -278,14 +269,14 @@ type level struct {
 	location Location
 }
 
-// begin says what the next refresh is to do.
+// begin returns the next refresh's level.
 func (w *worker) begin() level {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	l := level{position: w.state.position, watched: w.state.watched, begin: w.options.Clock.Now(), location: w.wanted}
 	if l.full = w.full || !l.begin.Before(w.state.LastFull.Add(w.options.FullInterval)); l.full {
 		l.position = ""
-		w.full = false // what is asked for from now on, this one may have passed by
+		w.full = false // a later request may not be covered
 	}
 	if l.position == "" {
 		w.doing = l.location.Asked
@@ -293,25 +284,24 @@ func (w *worker) begin() level {
 	return l
 }
 
-// outcome is what came of a refresh.
 type outcome struct {
-	// all is whether everything was listed.
+	// all is true if everything was listed.
 	all       bool
 	position  string
 	watched   string
 	suspicion string
 }
 
-// refresh lists backups, and reads those that call for it.
+// refresh lists backups, and reads those that need it.
 func (w *worker) refresh(ctx context.Context) error {
 	l := w.begin()
 	found, err := w.refreshFrom(ctx, l)
 	if ctx.Err() != nil {
-		return ctx.Err() // it says nothing about the store
+		return ctx.Err() // proves nothing about the store
 	}
 	logger := klog.FromContext(ctx)
 	count := w.catalog.Len(w.location.Name)
-	// Who reads entries anew that have many rows, as Longhorn's do, makes little garbage of them each time.
+	// Repeated reads of entries with many rows, as Longhorn's, leave little garbage each.
 	if w.rows.Swap(0) >= manyRows && !l.begin.Before(w.freed.Add(w.options.FullInterval)) {
 		w.freed = l.begin
 		debug.FreeOSMemory()
@@ -324,7 +314,7 @@ func (w *worker) refresh(ctx context.Context) error {
 		w.state.LastError = store.Reason(err)
 	} else {
 		w.state.LastSuccess, w.state.Suspicion = l.begin, found.suspicion
-		if w.state.watched = found.watched; !l.full { // polls go on where the last one was
+		if w.state.watched = found.watched; !l.full { // polls go on where the last one ended
 			w.state.position = found.position
 		}
 		w.state.Cached = w.state.Cached && !found.all
@@ -349,7 +339,7 @@ func (w *worker) refresh(ctx context.Context) error {
 	}
 	leftOut, _ := w.catalog.LeftOut(w.location.Name)
 	observeRefresh(w.location.Name, w.options.Clock.Since(l.begin), w.catalog.Replaced(w.location.Name), leftOut, after)
-	// Each change is told once, not each refresh.
+	// Logs changes only.
 	switch {
 	case after.LastError != "" && after.LastError != before.LastError:
 		logger.Info("Could not refresh the catalogue; what is known is served", "reason", after.LastError, "backups", count)
@@ -363,7 +353,7 @@ func (w *worker) refresh(ctx context.Context) error {
 	return err
 }
 
-// recallLocked compares what is there with what a former process knew.
+// recallLocked compares the number of backups with a former process's.
 func (w *worker) recallLocked(l level) {
 	known, s := w.location.Known, &w.state
 	if s.noticed.IsZero() {
@@ -409,7 +399,7 @@ func (w *worker) refreshFrom(ctx context.Context, l level) (found outcome, err e
 	}
 	found.all = l.position == "" && found.position == ""
 	var read []string
-	doubt := "" // of a shard that is suspect by itself, whatever those after it say
+	doubt := "" // of any suspect shard
 	listings := w.listings(shards, found.all, l)
 	for _, listing := range listings {
 		var gone []string
@@ -437,7 +427,7 @@ func (w *worker) refreshFrom(ctx context.Context, l level) (found outcome, err e
 	if watched, ok := w.location.Layout.(layout.Watched); ok && !l.full && w.catalog.HasVersions(w.location.Name) {
 		var versions map[string]map[string]string
 		versions, found.watched, unwatched = watched.Watch(ctx, from, l.watched)
-		if errors.Is(unwatched, store.ErrDenied) { // as one folder may be, and the listing was allowed
+		if errors.Is(unwatched, store.ErrDenied) { // one folder may be denied
 			klog.FromContext(ctx).V(2).Info("Not all of a storage location can be watched for metadata that is replaced", "reason", store.Reason(unwatched))
 			unwatched = nil
 		}
@@ -458,8 +448,8 @@ func (w *worker) refreshFrom(ctx context.Context, l level) (found outcome, err e
 	return found, cmp.Or(err, unwatched)
 }
 
-// replaced are the entries of which other versions are in the store than were read. Each version
-// is asked for once: a store may give another one with what is read than it lists.
+// replaced returns entries whose version in the store differs from the one we read. Each version is
+// tried once: a store's listing may differ from its reads.
 func (w *worker) replaced(versions map[string]map[string]string) []string {
 	var names []string
 	for name, present := range versions {
@@ -480,13 +470,13 @@ func (w *worker) replaced(versions map[string]map[string]string) []string {
 	return names
 }
 
-// listing is what shards yielded.
+// listing is the result of shards.
 type listing struct {
 	catalog.Listing
 	beside, changed []string
 }
 
-// listings are the shards that are complete, as one if all are.
+// listings returns the complete shards, as one if all are.
 func (w *worker) listings(shards []layout.Shard, all bool, l level) []listing {
 	each := make([]listing, 0, len(shards))
 	var ofOthers []string
@@ -520,11 +510,10 @@ func (w *worker) listings(shards []layout.Shard, all bool, l level) []listing {
 	return []listing{whole}
 }
 
-// readAll reads backups, as many at once as the store bears. One that can't be read is
-// recorded as such. When the store itself fails, what was not read is asked for again as long
-// as others can be read and none has taken all of its time, and stays for the next refresh
-// then; after a row of failures the rest is not even tried. Those that it refuses to show, or
-// does not yield in time, are no failures as long as it shows others.
+// readAll reads backups, as many at once as the limiter allows. Unreadable ones are recorded. After
+// a failure of the store, the unread ones are tried again while others can be read and none timed
+// out; a row of failures ends the attempt. Refusals and timeouts don't count while others can be
+// read.
 func (w *worker) readAll(ctx context.Context, from store.Ranger, names []string) error {
 	const passes = 10
 	all := len(names)
@@ -554,24 +543,23 @@ func (w *worker) readAll(ctx context.Context, from store.Ranger, names []string)
 	if unread += len(names); unread == 0 {
 		return ctx.Err()
 	}
-	if first == nil { // none was asked for: this worker is to end
+	if first == nil { // the worker is to end
 		return cmp.Or(ctx.Err(), errStopped)
 	}
 	return fmt.Errorf("%d of %d backups could not be read: %s", unread, all, store.Reason(first))
 }
 
-// pass is what came of reading backups.
 type pass struct {
 	failed, denied []string
-	slow           []string // those of failed that took all of their time
-	first          error    // of the store's
+	slow           []string // failed ones that timed out
+	first          error    // of the store
 }
 
 func (w *worker) readPass(ctx context.Context, from store.Ranger, names []string) (pass, error) {
 	var row atomic.Int32
 	var mu sync.Mutex
 	var p pass // guarded by mu
-	// In no order, so that a row of refusals does not always begin at the same one.
+	// Shuffled, so that a row of refusals does not always begin at the same one.
 	names = slices.Clone(names)
 	rand.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
 	group, groupCtx := errgroup.WithContext(ctx)

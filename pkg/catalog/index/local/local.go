@@ -1,14 +1,12 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package local keeps on disk what a process has read of a storage location, for the next
-// one: an index, as package index has it, in a folder that only its owner reads. The folder's
-// name says of which store and cluster it is, so that what is of another one is never met.
-// What was read there was judged when it was read, and is judged again when it is shown; and
-// the store has the last word on it. A folder that is full, spoilt or gone costs time.
+// Package local keeps on disk what a process has read of a storage location, for the next process:
+// an index in a private folder, named by store and cluster. Its entries are judged again when
+// shown, and the store decides. A full, damaged or missing folder only costs time.
 //
-// The index is written now and then, so what leaves the catalogue meanwhile is also named in a
-// list beside it, at once: a process that is killed leaves nothing that it had removed.
+// The index is written now and then. Removals in between are listed in a file at once, so that the
+// next process shows nothing that this one had removed.
 package local
 
 import (
@@ -37,34 +35,33 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// interval is how often it is written at most, but at the end.
+// interval is the minimum time between writes, except the last.
 const interval = 5 * time.Minute
 
-// Cache is what is kept of one location. A failure costs it: it does nothing from then on.
+// Cache is the cache of one location. After a failure it does nothing.
 type Cache struct {
 	folder, clusterUID string
 	clock              clock.PassiveClock
 
 	mu      sync.Mutex
-	bucket  *store.Bucket // nil when it is not open; guarded by mu
+	bucket  *store.Bucket // nil if closed; guarded by mu
 	writer  *index.Writer // guarded by mu
 	written time.Time     // guarded by mu
 
-	// removing guards removed, and the file that has its names. It is taken after mu, and not
-	// held while the index is written.
+	// removing guards removed and its file. It is locked after mu, and not held while the index is
+	// written.
 	removing sync.Mutex
-	// removed are the names that the index may have, and that are not to be shown; nil when
-	// the file was not read.
+	// removed has the names that must not be shown; nil until the file was read.
 	removed map[string]bool
 }
 
-// New gives the cache of a store, which is identified by any text, as a cluster sees it.
+// New returns the cache of a cluster for a store, which any text identifies.
 func New(folder, ofStore, clusterUID string, clock clock.PassiveClock) *Cache {
 	sum := sha256.Sum256([]byte(clusterUID + "\x00" + ofStore))
 	return &Cache{folder: filepath.Join(folder, hex.EncodeToString(sum[:16])), clusterUID: clusterUID, clock: clock}
 }
 
-// Open reads what there is, and gives it. It must be called before anything is added.
+// Open reads the former entries. It must precede Add.
 func (c *Cache) Open(ctx context.Context) (iter.Seq[index.Entry], error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -96,7 +93,7 @@ func (c *Cache) openLocked(ctx context.Context) (iter.Seq[index.Entry], error) {
 		return nil, err
 	}
 	c.writer = index.NewWriter(c.bucket, format.Cluster{UID: c.clusterUID, Key: key}, nil, c.clock)
-	c.writer.Grace, c.writer.Exact = 0, true // nobody else reads it, and all of it is shown
+	c.writer.Grace, c.writer.Exact = 0, true // there is no other reader, and all is shown
 	if err := c.writer.Load(ctx); err != nil {
 		return nil, err
 	}
@@ -115,7 +112,7 @@ func (c *Cache) openLocked(ctx context.Context) (iter.Seq[index.Entry], error) {
 	}, nil
 }
 
-// key is made for the folder. It only tells what was written here from what was not.
+// key reads or creates the folder's key, which marks what was written here.
 func (c *Cache) key() (*format.SigningKey, error) {
 	name := filepath.Join(c.folder, "key")
 	seed, err := os.ReadFile(name)
@@ -133,7 +130,6 @@ func (c *Cache) key() (*format.SigningKey, error) {
 	return key, os.WriteFile(name, key.Seed(), 0o600)
 }
 
-// Add keeps what was read of an entry.
 func (c *Cache) Add(ctx context.Context, storeName string, content catalog.Content) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -141,13 +137,12 @@ func (c *Cache) Add(ctx context.Context, storeName string, content catalog.Conte
 		return nil
 	}
 	c.removing.Lock()
-	delete(c.removed, storeName) // the file keeps the name until this is on disk, too
+	delete(c.removed, storeName) // the file keeps the name until the entry is on disk
 	c.removing.Unlock()
 	return c.failLocked(c.writer.Add(ctx, index.Entry{StoreName: storeName, Content: content}))
 }
 
-// Write writes what was added, unless that was done a short while ago, without what is not to
-// be kept.
+// Write writes the entries that keep accepts, unless it did so recently.
 func (c *Cache) Write(ctx context.Context, keep func(storeName string) bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -172,15 +167,15 @@ func (c *Cache) writeLocked(ctx context.Context, keep func(storeName string) boo
 	return c.failLocked(c.writeRemovedLocked())
 }
 
-// Remove has names not be shown by the next process, whenever this one ends, unless they are
-// added again. The folder is removed if it can't be written.
+// Remove hides names from the next process, however this one ends, unless they are added again. If
+// that can't be written, the folder is removed.
 func (c *Cache) Remove(storeNames ...string) error {
 	c.removing.Lock()
 	defer c.removing.Unlock()
 	var lines []byte
 	for _, name := range storeNames {
 		if !c.removed[name] {
-			lines = strconv.AppendQuote(append(lines, '\n'), name) // what was cut short before it is a line
+			lines = strconv.AppendQuote(append(lines, '\n'), name) // ends a line that was cut off
 		}
 	}
 	if len(lines) == 0 {
@@ -223,7 +218,7 @@ func (c *Cache) readRemovedLocked() error {
 	return nil
 }
 
-// writeRemovedLocked leaves in the file what is removed still.
+// writeRemovedLocked rewrites the file with the current names.
 func (c *Cache) writeRemovedLocked() error {
 	if len(c.removed) == 0 {
 		if err := os.Remove(c.removedFile()); !errors.Is(err, fs.ErrNotExist) {
@@ -251,7 +246,7 @@ func writeSynced(name string, how int, data []byte) error {
 	return errors.Join(err, file.Sync(), file.Close())
 }
 
-// Close writes what was added. Nothing is added after it.
+// Close writes the entries that keep accepts, and closes the cache.
 func (c *Cache) Close(ctx context.Context, keep func(storeName string) bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

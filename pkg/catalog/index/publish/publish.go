@@ -1,15 +1,12 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package publish keeps the cluster's index in each storage location, see package index. It
-// runs where the controllers run, in the process that leads; two at once lose time, and
-// nothing else.
+// Package publish keeps the cluster's index in each storage location. It runs in the leading
+// controller; two at once only waste time.
 //
-// A backup that ends is read, and the index that has it written, soon after: two reads and a
-// write, for all that end within a moment. What it has missed it finds from time to time: it
-// lists the location, reads what the index lacks, leaves out what is gone, and removes what
-// nobody reads any more of its own index. It reads and writes nothing else, and what it reads
-// becomes no work.
+// Backups that end within a moment are read and indexed together, soon. A periodic search lists the
+// location, reads backups that the index lacks, drops entries of missing ones, and removes unused
+// objects of its own index.
 package publish
 
 import (
@@ -35,7 +32,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Store is what is needed of a store.
 type Store interface {
 	store.Ranger
 	store.Writer
@@ -43,10 +39,10 @@ type Store interface {
 	Close() error
 }
 
-// Location is a storage location that has an index.
+// Location is a storage location with an index.
 type Location struct {
 	Name string
-	// Settings stands for all that Open depends on. When it changes, all begins anew.
+	// Settings represents all that Open depends on. A change restarts the worker.
 	Settings string
 	Open     func(ctx context.Context) (Store, error)
 	Layout   layout.Layout
@@ -55,33 +51,31 @@ type Location struct {
 // Options are settings of a Publisher. Zero values mean the defaults.
 type Options struct {
 	Cluster format.Cluster
-	// Keys are those that the cluster has signed with.
+	// Keys are all public keys of the cluster.
 	Keys  []string
 	Clock clock.WithTicker
-	// Interval is the time from one search for what is missing to the next, give or take a
-	// tenth. Default 6 h. The first comes after Delay, default 30 s, when there is more to
-	// do at the start.
+	// Interval is the time between searches, within a tenth, default 6 h. The first search comes
+	// after Delay, default 30 s.
 	Interval, Delay time.Duration
-	// Gather is how long more backups are waited for when one has ended. Default 2 s.
+	// Gather is how long an ended backup waits for others. Default 2 s.
 	Gather time.Duration
 }
 
 const (
-	// reads is how many backups are read at once: there is no hurry.
+	// reads is how many backups are read at once.
 	reads = 4
-	// failures is how many readings may fail in a search until the store is left alone.
+	// failures is how many failed reads end a search.
 	failures = 10
-	// A location that failed is tried again after firstRetry, and then twice as long each
-	// time, up to lastRetry.
+	// A failed location is tried again after firstRetry, doubled each time up to lastRetry.
 	firstRetry, lastRetry = 30 * time.Second, time.Hour
 	requestTimeout        = time.Minute
-	// lastTimeout is how long what was read may take to be written when all ends.
+	// lastTimeout bounds the last write at the end.
 	lastTimeout = 10 * time.Second
-	// headsToClean is how many heads are written until old ones are removed.
+	// headsToClean is how many heads are written before old ones are removed.
 	headsToClean = 50
 )
 
-// Publisher writes indexes. Create it with New.
+// Publisher writes indexes.
 type Publisher struct {
 	options Options
 	changed chan struct{}
@@ -91,7 +85,7 @@ type Publisher struct {
 	workers map[string]*worker // by location; guarded by mu
 }
 
-// New makes a Publisher. Nothing happens before Run.
+// New returns a Publisher, which Run starts.
 func New(options Options) *Publisher {
 	if options.Interval == 0 {
 		options.Interval = 6 * time.Hour
@@ -105,30 +99,30 @@ func New(options Options) *Publisher {
 	return &Publisher{options: options, changed: make(chan struct{}, 1), workers: map[string]*worker{}}
 }
 
-// SetLocations says which locations there are, all of them each time.
+// SetLocations sets all locations.
 func (p *Publisher) SetLocations(locations []Location) {
 	p.mu.Lock()
 	p.wanted = slices.Clone(locations)
 	p.mu.Unlock()
 	select {
 	case p.changed <- struct{}{}:
-	default: // Run will see the latest anyway
+	default: // Run sees the latest anyway
 	}
 }
 
-// Ended says that a backup has ended.
+// Ended reports an ended backup.
 func (p *Publisher) Ended(location, storeName string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if w := p.workers[location]; w != nil { // else it will be found
+	if w := p.workers[location]; w != nil { // a search finds it otherwise
 		w.end(storeName)
 	}
 }
 
-// Run publishes until ctx ends, and returns when everything has stopped.
+// Run publishes until ctx ends, and returns when all workers have stopped.
 func (p *Publisher) Run(ctx context.Context) {
 	if p.options.Cluster.UID == "" || p.options.Cluster.Key == nil {
-		return // nobody could believe it
+		return // no reader could trust it
 	}
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -247,7 +241,7 @@ func (w *worker) run(ctx context.Context) {
 		}
 		klog.FromContext(ctx).V(2).Info("Could not write the index of a storage location", "reason", store.Reason(err))
 		w.close()
-		w.putBack(ended) // a search takes those that are there anew for what they were
+		w.putBack(ended) // the search reads them
 		failed++
 		due = w.options.Clock.After(around(min(firstRetry<<min(failed-1, 10), lastRetry)))
 	}
@@ -260,8 +254,8 @@ func (w *worker) close() {
 	w.opened, w.writer = nil, nil
 }
 
-// search finds what the index lacks, and what it has too much. What has ended since is read
-// whatever the index has: it may be there anew, by the same name.
+// search brings the index up to date. It reads ended backups even if they are indexed: a name may
+// have a new backup.
 func (w *worker) search(ctx context.Context, ended []string) (err error) {
 	if w.opened == nil {
 		if w.opened, err = w.Open(ctx); err != nil {
@@ -291,12 +285,12 @@ func (w *worker) search(ctx context.Context, ended []string) (err error) {
 		}
 	}
 	if err := w.read(ctx, missing, w.mayRead(ctx, known, missing)); err != nil {
-		// What was read need not be read again, even if it is the end that came between.
+		// Keeps what was read, even when ctx has ended.
 		finish, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTimeout)
 		defer cancel()
 		return errors.Join(err, w.commit(finish))
 	}
-	// A folder that is not mounted lists nothing. Then the index stays as it is.
+	// An unmounted folder lists nothing. Then the index stays.
 	if trusted && 2*len(known) >= w.writer.Len()-len(missing) {
 		if err := w.writer.Sweep(ctx, func(name string) bool { return listed[name] }); err != nil {
 			return err
@@ -308,11 +302,11 @@ func (w *worker) search(ctx context.Context, ended []string) (err error) {
 	return w.clean(ctx)
 }
 
-// mayRead reports whether the store lets one of those be read that the index has, or of the
-// others if it has none: what it refuses then is not the store's trouble.
+// mayRead reports whether the store allows reading an indexed backup, or else a missing one: a
+// refusal is then not the store's failure.
 func (w *worker) mayRead(ctx context.Context, known []string, missing []layout.Entry) bool {
 	if len(missing) == 0 {
-		return false // nobody asks
+		return false
 	}
 	name := missing[rand.IntN(len(missing))].Name
 	if len(known) > 0 {
@@ -323,7 +317,6 @@ func (w *worker) mayRead(ctx context.Context, known []string, missing []layout.E
 	return w.Layout.Probe(ctx, w.opened, name) == nil
 }
 
-// add reads backups that have ended.
 func (w *worker) add(ctx context.Context, storeNames []string) error {
 	entries := make([]layout.Entry, len(storeNames))
 	for i, storeName := range storeNames {
@@ -349,17 +342,17 @@ func (w *worker) commit(ctx context.Context) error {
 func (w *worker) clean(ctx context.Context) error {
 	w.heads = 0
 	err := w.writer.Clean(ctx)
-	if errors.Is(err, store.ErrDenied) { // as object lock does, for a time
+	if errors.Is(err, store.ErrDenied) { // temporary with object lock
 		klog.FromContext(ctx).V(2).Info("Old parts of the index stay for now", "reason", store.Reason(err))
 		return nil
 	}
 	return err
 }
 
-// read reads backups, and adds those that are as they will stay. One that is refused is left
-// out if others may be read, and else the store's trouble.
+// read reads backups, and adds those that are final. A refused backup is left out if mayRead,
+// otherwise the store has failed.
 func (w *worker) read(ctx context.Context, entries []layout.Entry, mayRead bool) error {
-	var mu sync.Mutex // guards what follows, and the writer
+	var mu sync.Mutex // guards the following variables and the writer
 	var failed int
 	var first error
 	group, groupCtx := errgroup.WithContext(ctx)
@@ -399,11 +392,11 @@ func (w *worker) read(ctx context.Context, entries []layout.Entry, mayRead bool)
 	return first
 }
 
-// entryVersion is the version of what an entry has of a backup: since 2 the digests of what is signed.
-// Entries of another version are read and written once more.
+// entryVersion is the version of entries; since 2 they have digests. Other versions are read and
+// written again.
 const entryVersion = "2"
 
-// stamp stands for what lies beside a folder.
+// stamp identifies the objects beside a folder.
 func stamp(beside []string) string {
 	if len(beside) == 0 {
 		return entryVersion

@@ -1,13 +1,12 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package layout is what package refresh asks of a way to lay out a store: to list it
-// apart from reading it, shard by shard, and to read one entry. An entry is what is listed
-// and read as one: the folder of a backup, or of a volume in Longhorn's store.
+// Package layout is the interface of package refresh to a way of storing backups: it lists entries
+// shard by shard, and reads one. An entry is the folder of a backup, or of a volume in Longhorn's
+// store.
 //
-// A layout is given a store.Ranger whose requests are counted, bounded in time, and held
-// back while the store is overloaded, so it may ask for as much at once as it likes. It has
-// no way to write or remove anything.
+// The given store.Ranger counts requests, bounds their time and limits them, so a layout may start
+// as many as it likes. It can't write.
 package layout
 
 import (
@@ -21,90 +20,77 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Layout is a way to lay out a store. It is safe for concurrent use, and keeps nothing of
-// what it has listed or read.
+// Layout is stateless, and safe for concurrent use.
 type Layout interface {
-	// List lists the entries, shard by shard, from the one that follows the position after;
-	// all of them if that is empty. Whoever asks may stop after any shard, and go on from its
-	// position another time, in another process even.
+	// List lists the entries after a position (empty: all), shard by shard. The caller may stop
+	// after any shard, and go on from its position later, in another process even.
 	List(ctx context.Context, from store.Ranger, after string) iter.Seq[Shard]
-	// Read reads an entry. The error is ErrUnfinished if there is none, or one that its
-	// writer is still at; an *UnreadableError if the fault is the entry's, which asking
-	// again will not mend; and any other one if it is the store's: nothing is said of the
-	// entry then.
+	// Read reads an entry. The error is ErrUnfinished for a missing or unfinished one, an
+	// *UnreadableError for a permanent fault of the entry, or any other for a failure of the store.
 	Read(ctx context.Context, from store.Ranger, name string, known Known) (catalog.Content, error)
-	// Probe makes the least request that tells whether an entry may be read.
+	// Probe checks with the smallest request whether an entry can be read.
 	Probe(ctx context.Context, from store.Ranger, name string) error
 }
 
-// Parted is a Layout whose positions follow from the names of entries, so that parts of it can
-// be listed at once.
+// Parted is a Layout whose positions follow from names, so that ranges can be listed in parallel.
 type Parted interface {
 	Layout
-	// Position is that behind an entry, whether or not there is one of the name. Positions
-	// compare as they are listed, by their bytes.
+	// Position returns the position after a name, existing or not. Positions compare by bytes.
 	Position(name string) string
 }
 
-// Watched is a Layout whose lists of entries don't tell when something was put in the place of
-// what was read of them. Another list does, of which a part is listed now and then.
+// Watched is a Layout whose lists of entries don't show replaced objects, but another list does.
 type Watched interface {
 	Layout
-	// Watch lists, in one request or so, the present versions of what entries were read from,
-	// from the position after on: by name of an entry, as Content.Versions has them, so far as
-	// they are in this part. The position is where the next one begins; empty at the end, and
-	// with an error store.ErrDenied, with which the versions are those before what is refused.
+	// Watch lists, in about one request, present versions of entries after a position, as in
+	// Content.Versions. The returned position is the next start; empty at the end. With
+	// store.ErrDenied it is empty, too, and versions has the entries before the refusal.
 	Watch(ctx context.Context, from store.Ranger, after string) (versions map[string]map[string]string, position string, err error)
 }
 
-// Shard is a part of the entries that is listed as one.
+// Shard is a part of the entries.
 type Shard struct {
-	// Holds reports whether an entry of this name would be listed here.
-	Holds func(name string) bool
-	// Entries are those that were found.
+	// Holds reports whether the shard would have an entry of the name.
+	Holds   func(name string) bool
 	Entries []Entry
-	// Beside are the keys of objects beside entries that another shard holds.
+	// Beside has keys beside entries of other shards.
 	Beside []string
-	// Err is why not all were found; nil if the shard is complete. What an incomplete one
-	// lacks is not missed.
+	// Err says why the shard is incomplete; its missing entries don't count as missing.
 	Err error
-	// Suspicion is why what a complete shard lacks is not missed either, in stable words;
-	// empty if there is none.
+	// Suspicion says, in stable words, why missing entries of a complete shard are doubted; or is
+	// empty.
 	Suspicion string
-	// Position is where the next shard begins; empty if this is the last one.
+	// Position is the next shard's start; empty for the last.
 	Position string
 }
 
-// Entry is an entry as it is listed.
+// Entry is an entry as listed.
 type Entry struct {
 	Name string
-	// Versions are those of the objects that the entry's content follows from, by what the
-	// layout calls them in Content.Versions. When one differs from what was read, or is new,
-	// or gone, the entry is read again. Nil if the listing does not tell.
+	// Versions are the versions of its objects, as in Content.Versions; nil if the listing does not
+	// tell. A difference to what was read causes a read.
 	Versions map[string]string
-	// Beside are the keys of objects beside the entry that say more of it, such as changes
-	// of its expiration.
+	// Beside has keys beside the entry, such as changes of its expiration.
 	Beside []string
 }
 
-// Known is what is known of an entry that is to be read.
+// Known is what is known of an entry to be read.
 type Known struct {
-	// Versions are those of what was read of it before, as Content.Versions had them.
+	// Versions are Content.Versions of the last read.
 	Versions map[string]string
-	// Volumes gives what was read of its volumes before. The layout may change the result.
+	// Volumes returns copies of the known volumes.
 	Volumes func() []catalog.Volume
-	// Beside gives the keys of objects beside the entry that say more of the backup with
-	// this uid, as the last listing had them.
+	// Beside returns the listed keys beside the entry for the backup of this uid.
 	Beside func(backup types.UID) []string
-	// MayRead is true if the store lets other entries be read: a refusal is the entry's own
-	// trouble then, and an *UnreadableError where it is of any consequence.
+	// MayRead is true if other entries can be read: a refusal is then the entry's fault, and may be
+	// an *UnreadableError.
 	MayRead bool
 }
 
-// ErrUnfinished says that a folder holds no finished backup.
+// ErrUnfinished means that a folder has no finished backup.
 var ErrUnfinished = errors.New("there is no finished backup")
 
-// UnreadableError says what is wrong with an entry.
+// UnreadableError describes the fault of an entry.
 type UnreadableError struct {
 	// Reason is in stable words.
 	Reason string

@@ -1,23 +1,16 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package longhorn reads stores that are laid out as Longhorn's backup store, see the package
-// longhorn of the format: an entry is the folder of a volume, of which nothing is listed but
-// its volume backups.
+// Package longhorn reads stores in Longhorn's layout: an entry is the folder of a volume, with its
+// volume backups.
 //
-// Volumes lie two levels of folders deep, so it takes 1 + 256 + 65,536 requests at most to
-// find them, and one more for each to name its backups: that many can't be had for less,
-// since the data lies in between. One volume alone is found in one.
+// Volumes are two levels of folders deep, with the data between. A full listing takes up to 65,793
+// requests, and one for each volume; finding one volume takes one.
 //
-// Whether anything has changed follows from the names. What a backup says is final once it has ended, so its file is read once, and only up to the list of
-// its blocks; the volume's own file is read again whenever the names have changed. It is
-// written a moment later than they are, so also once more when nothing has changed for an
-// hour.
-//
-// Whatever is wrong with one file is the trouble of one row: folders that are no volume's are
-// passed over, and a file that can't be read is a backup that says why. Nothing in such a store
-// is signed, so who may list a volume does not follow from what it says of its namespace, unless
-// the storage location says that it does.
+// Names show changes. A finished backup is final, so its file is read once, up to its list of
+// blocks. The volume's file is read after each change of names, and again an hour later, since it
+// is written after them. A fault affects one row. Nothing is signed, so volumes are listed in the
+// namespaces that they name only if the location trusts these.
 package longhorn
 
 import (
@@ -43,34 +36,30 @@ import (
 )
 
 const (
-	// atOnce is how many requests are under way at once, for a listing and for each entry.
+	// atOnce is how many requests a listing or entry makes at once.
 	atOnce = 64
-	// maxPassed is how much that is no volume's a poll passes over.
+	// maxPassed bounds the objects of other kinds that a poll skips.
 	maxPassed = 1000
-	// maxBackups is how many backups of one volume are looked at, in the order of names.
+	// maxBackups bounds the backups of one volume, in the order of names.
 	maxBackups = 100_000
-	// So long after the last backup the volume's own file is as it will stay, whatever the
-	// difference between the clocks.
+	// settled after the last backup the volume's file is final, with a margin for clocks.
 	settled = time.Hour
 )
 
-// Layout is that of one location.
 type Layout struct {
-	// TrustNamespaces says that volumes are listed in the namespaces that they name, and so
-	// belong to whoever has rights there.
+	// TrustNamespaces lists volumes in the namespaces that they name.
 	TrustNamespaces bool
 	Clock           clock.PassiveClock
 }
 
 var _ layout.Layout = &Layout{}
 
-// List implements layout.Layout. The first shard is one volume, which takes a request for each
-// 1,000 backups; the others are the folders of the first level, which are listed at once when
-// they are asked for. Who polls asks for the first alone.
+// List implements layout.Layout. The first shard, which polls use, is one volume, with a request
+// for each 1,000 backups. The other shards are the folders of the first level, listed in parallel.
 func (l *Layout) List(ctx context.Context, from store.Ranger, after string) iter.Seq[layout.Shard] {
 	return func(yield func(layout.Shard) bool) {
 		lister := lister{from: from, tokens: make(chan struct{}, atOnce)}
-		// It looks into folders of blocks, too, and what is wrong with those does not matter.
+		// It may meet folders of blocks, whose errors don't matter.
 		if first, err := l.next(ctx, from, after); err == nil {
 			if !yield(first) || first.Position == "" {
 				return
@@ -103,7 +92,7 @@ func (l *Layout) List(ctx context.Context, from store.Ranger, after string) iter
 			after = position
 			return yield(shard)
 		}
-		// Alone, since a poll that found no volume by itself asks for no other.
+		// Alone: a poll that found no single volume needs no other shard.
 		if !yieldAs(l.shard(ctx, &lister, firsts[0]), 0) {
 			return
 		}
@@ -124,11 +113,10 @@ func (l *Layout) List(ctx context.Context, from store.Ranger, after string) iter
 	}
 }
 
-// A position is behind all keys of a folder, and before those of the next: what is listed after
-// it begins there.
+// past returns a position after all keys of a folder, and before the next folder.
 func past(folder string) string { return strings.TrimSuffix(folder, "/") + string('/'+1) }
 
-// holds tells the volumes after a position and up to another; the last, if empty.
+// holds returns whether volumes are after one position, up to another (empty: the end).
 func holds(after, last string) func(name string) bool {
 	return func(name string) bool {
 		folder := strings.TrimPrefix(format.VolumePrefix(name), format.VolumesPrefix)
@@ -136,10 +124,9 @@ func holds(after, last string) func(name string) bool {
 	}
 }
 
-// next lists the volume that follows a position: of its folder all backups come before the blocks.
-// It is the last shard if there is none. What is no volume is passed over; so much of it that a
-// request shows nothing else is a shard of its own. It holds no volume but the one: a folder
-// without files is listed by its level alone.
+// next lists the volume after a position: in its folder, backups come before blocks. Without one it
+// is the last shard. Other objects are skipped, and a request full of them is an empty shard. A
+// folder without files is found only by its level.
 func (l *Layout) next(ctx context.Context, from store.Reader, after string) (layout.Shard, error) {
 	options := store.ListOptions{Recursive: true}
 	if after != "" {
@@ -185,12 +172,11 @@ func (l *Layout) next(ctx context.Context, from store.Reader, after string) (lay
 	return shard, nil
 }
 
-// isSpread reports whether a folder is one of those over which volumes are spread.
+// isSpread reports whether a folder is one of the two levels.
 func isSpread(name string) bool {
 	return len(name) == 2 && strings.Trim(name, "0123456789abcdef") == ""
 }
 
-// shard lists the volumes in one folder of the first level.
 func (l *Layout) shard(ctx context.Context, lister *lister, first string) layout.Shard {
 	seconds, err := lister.list(ctx, format.VolumesPrefix+first, store.ListOptions{})
 	if err != nil {
@@ -219,8 +205,7 @@ func (l *Layout) shard(ctx context.Context, lister *lister, first string) layout
 	return shard
 }
 
-// entries lists the volumes in one folder of the second level. With an error, those that it
-// could list.
+// entries lists the volumes in a folder of the second level; with an error, some of them.
 func (l *Layout) entries(ctx context.Context, lister *lister, folder string) (entries []layout.Entry, failed error) {
 	objects, err := lister.list(ctx, folder, store.ListOptions{})
 	if err != nil {
@@ -235,7 +220,7 @@ func (l *Layout) entries(ctx context.Context, lister *lister, folder string) (en
 		switch {
 		case err == nil:
 			entries = append(entries, layout.Entry{Name: name, Versions: l.versions(backups)})
-		case errors.Is(err, store.ErrDenied): // whoever reads it finds out whose trouble that is
+		case errors.Is(err, store.ErrDenied): // its reader decides about the refusal
 			entries = append(entries, layout.Entry{Name: name})
 		default:
 			failed = err
@@ -244,8 +229,8 @@ func (l *Layout) entries(ctx context.Context, lister *lister, folder string) (en
 	return entries, failed
 }
 
-// versions stands for all that is read of an entry: it differs when backups have come or gone,
-// or their files were written anew, and once more when the volume's own has been since.
+// versions identifies all that is read of an entry: names and versions of backups, and the settled
+// volume file.
 func (l *Layout) versions(backups []store.Object) map[string]string {
 	sum := sha256.New()
 	var last time.Time
@@ -262,7 +247,7 @@ func (l *Layout) versions(backups []store.Object) map[string]string {
 	return map[string]string{"backups": version}
 }
 
-// lister lists one level of folders, so many at once.
+// lister lists single levels, with a limit.
 type lister struct {
 	from   store.Reader
 	tokens chan struct{}

@@ -23,20 +23,17 @@ import (
 )
 
 const (
-	// frontBytes is how much of a file is read at first. What Longhorn says of a backup,
-	// before it names the blocks, has about 1,000 bytes.
+	// frontBytes is the first part that is read of a file. The text before the blocks has about
+	// 1,000 bytes.
 	frontBytes = 16 << 10
-	// maxLabelBytes is how much of labels is shown.
+	// maxLabelBytes bounds the shown labels.
 	maxLabelBytes = 16 << 10
 )
 
-// method is how the data of all backups was stored.
 const method = "longhorn"
 
-// unfinished is what is known of a backup that has not ended.
 const unfinished = "it has not ended: it is under way, or has failed, which Longhorn's store does not tell apart"
 
-// Probe implements layout.Layout.
 func (l *Layout) Probe(ctx context.Context, from store.Ranger, name string) error {
 	_, err := from.Attributes(ctx, format.VolumeKey(name))
 	if errors.Is(err, store.ErrNotFound) {
@@ -45,7 +42,6 @@ func (l *Layout) Probe(ctx context.Context, from store.Ranger, name string) erro
 	return err
 }
 
-// Read implements layout.Layout.
 func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known layout.Known) (catalog.Content, error) {
 	var content catalog.Content
 	var objects []store.Object
@@ -90,7 +86,7 @@ func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known
 			})
 		}
 	}
-	_ = reads.Wait() // it has none
+	_ = reads.Wait() // it returns no error
 	if err := ctx.Err(); err != nil {
 		return content, err
 	}
@@ -98,14 +94,13 @@ func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known
 		return content, err
 	}
 	describe(name, volume, trouble, content.Volumes)
-	if trouble != "" { // no version says that the file is there, or whole, by now
+	if trouble != "" { // versions can't show when the file is whole
 		content.Versions = map[string]string{"backups": "incomplete"}
 	}
 	return content, nil
 }
 
-// readVolume reads the volume's own file. If there is none that can be read, it gives the
-// trouble with it instead; an error is the store's.
+// readVolume reads the volume's file, or returns its fault; an error is the store's.
 func readVolume(ctx context.Context, from store.Ranger, name string, mayRead bool) (volume *format.Volume, trouble string, err error) {
 	const consequence = ", so Longhorn does not restore it"
 	content, err := from.Get(ctx, format.VolumeKey(name))
@@ -129,15 +124,14 @@ func readVolume(ctx context.Context, from store.Ranger, name string, mayRead boo
 	return volume, "", nil
 }
 
-// reading is that of one backup.
 type reading struct {
 	volume, backup string
-	// row is what was read, or is known; nil if the store failed, or the backup is gone.
+	// row is the result; nil if the store failed, or the backup is missing.
 	row *catalog.Volume
 	err error
 }
 
-// do reads the backup, and tries a second time if the store does not answer.
+// do reads the backup, with a second attempt if the store does not answer.
 func (r *reading) do(ctx context.Context, from store.Ranger) {
 	var backup *format.Backup
 	for range 2 {
@@ -162,7 +156,6 @@ func (r *reading) unreadable() {
 	r.row = &catalog.Volume{BackupName: r.backup, Method: method, State: holdfast.VolumeBackupUnreadable, Message: "its file can't be read: " + store.Reason(r.err)}
 }
 
-// newRow is what a backup says of itself.
 func (r *reading) newRow(b *format.Backup) *catalog.Volume {
 	row := &catalog.Volume{BackupName: r.backup, Method: method}
 	switch {
@@ -183,7 +176,7 @@ func (r *reading) newRow(b *format.Backup) *catalog.Volume {
 	return row
 }
 
-// labels are those that are shown: all, or none if they are too long.
+// labels returns all labels, or none if they are too long.
 func labels(of map[string]string) catalog.Labels {
 	size := 0
 	for key, value := range of {
@@ -195,8 +188,8 @@ func labels(of map[string]string) catalog.Labels {
 	return catalog.NewLabels(of)
 }
 
-// judge makes the rows. What could not be read is the store's failure if nothing could, and
-// otherwise the trouble of that backup, until the next look.
+// judge makes the rows. If nothing could be read, the store has failed; otherwise each failed
+// backup is unreadable until the next read.
 func judge(read []*reading, known *layout.Known, content *catalog.Content) error {
 	shown := known.MayRead || slices.ContainsFunc(read, func(r *reading) bool { return r.row != nil })
 	for _, r := range read {
@@ -214,8 +207,7 @@ func judge(read []*reading, known *layout.Known, content *catalog.Content) error
 	return nil
 }
 
-// describe says of the rows what the volume says: where they belong, and how large it is. That
-// changes with each backup, so all of them are listed where the last one belongs.
+// describe sets the rows' volume: namespace and size. The last backup decides where all are listed.
 func describe(name string, volume *format.Volume, trouble string, rows []catalog.Volume) {
 	var of map[string]string
 	if volume != nil {
@@ -242,12 +234,12 @@ func describe(name string, volume *format.Volume, trouble string, rows []catalog
 	}
 }
 
-// isUnavailable tells a store that can't be asked from a file that is bad.
+// isUnavailable distinguishes a failed store from a bad file.
 func isUnavailable(err error) bool {
 	return errors.Is(err, store.ErrUnavailable) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// front reads the beginning of an object, and more of it only if that is asked for.
+// front reads an object's first part, and more on demand.
 type front struct {
 	ctx    context.Context
 	from   store.Ranger
@@ -276,7 +268,7 @@ func (f *front) Read(p []byte) (int, error) {
 	return f.part.Read(p)
 }
 
-// next reads the next part. It reads all of it, so that the connection can be used again.
+// next reads a part to its end, so that the connection can be reused.
 func (f *front) next(length int64) ([]byte, error) {
 	f.ended = true
 	content, err := f.from.GetRange(f.ctx, f.key, f.offset, length)

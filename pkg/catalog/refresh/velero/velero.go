@@ -1,13 +1,11 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package velero reads stores that are laid out as Velero's and Holdfast's are, see package
-// format: an entry is the folder of a backup, and changes of its expiration lie beside it.
-// One listing names the folders; a backup takes a reading of its metadata, and one of the
-// list of its volumes; one of Velero's, one to three more of its lists of snapshots. Both are written once, but Velero writes metadata anew when its backup
-// goes on, and somebody may put another's in their place: that shows in another listing, of
-// all objects, of which a part is listed with each poll. When metadata is read again, and
-// names the list of volumes that is known, that is not.
+// Package velero reads stores in Velero's and Holdfast's layout: an entry is the folder of a
+// backup, with changes of its expiration beside it. A backup takes a read of its metadata and one
+// of its list of volumes; Velero's take up to three more for snapshots. Velero may rewrite
+// metadata: polls also list all objects part by part, and compare versions. Known lists of volumes
+// are not read again.
 package velero
 
 import (
@@ -33,22 +31,19 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Layout is that of one location.
 type Layout struct {
-	// Location is the location's name.
 	Location string
-	// SystemNamespace is where backups that are not of a namespace's own are listed.
+	// SystemNamespace has the backups that belong to no namespace here.
 	SystemNamespace string
 	Clock           clock.PassiveClock
-	// Vouches reports whether this cluster, or one that the location trusts, has signed a backup.
-	// The metadata and lists of other backups are read and kept in bounds.
-	// Nil is for all signatures.
+	// Vouches reports whether a trusted cluster has signed a backup; nil trusts all. Other backups
+	// are read within bounds.
 	Vouches func(origin *holdfast.BackupOrigin) bool
 }
 
 const (
-	// largeMetadata is what metadata rarely has. So many backups that have more, or large lists
-	// without a trusted signature, are read at once in all locations: a bucket may be full of them.
+	// Metadata above largeMetadata, and large untrusted lists, are rare: largeAtOnce are in memory
+	// at once.
 	largeMetadata = 64 << 10
 	largeAtOnce   = 4
 )
@@ -60,27 +55,25 @@ var (
 	_ layout.Watched = &Layout{}
 )
 
-// What Content.Versions has: the version of the metadata in the store, and the digest of the
-// list of volumes that it names.
+// Keys of Content.Versions: the metadata's version, and the digest of its list of volumes.
 const (
 	versionMetadata = "metadata"
 	versionVolumes  = "volumes"
-	// reading changes when the same list is read to other volumes.
+	// reading changes when lists are decoded differently.
 	reading = "1 "
 )
 
-// pageSize is how many results a shard has, about: what S3 lists in one request.
+// pageSize is about the size of a shard, S3's page.
 const pageSize = 1000
 
-// List implements layout.Layout. A shard is what one request lists, and its position the
-// last folder in it. It ends between no change and the folder of its backup, since the next one
-// would not see the change.
+// List implements layout.Layout. A shard is a page, its position the last folder. It never ends
+// between a change and the folder of its backup.
 func (l *Layout) List(ctx context.Context, from store.Ranger, after string) iter.Seq[layout.Shard] {
 	return func(yield func(layout.Shard) bool) {
-		beside := map[string][]string{} // of entries to come: a change is listed before the folder
+		beside := map[string][]string{} // changes precede their entries' folders
 		begin, last := after, ""
 		var shard layout.Shard
-		count, parts := 0, false // whether to end here would part a change from its folder
+		count, parts := 0, false // ending here would separate a change from its folder
 		for object, err := range from.List(ctx, format.BackupsPrefix, store.ListOptions{StartAfter: behind(after)}) {
 			if err != nil {
 				shard.Holds, shard.Err = holds(begin, ""), err
@@ -108,8 +101,8 @@ func (l *Layout) List(ctx context.Context, from store.Ranger, after string) iter
 	}
 }
 
-// isBehindChange reports whether a folder lies between a change and the folder of its backup, as
-// those of most backups a.b lie between the changes of a and the folder of a.
+// isBehindChange reports whether a folder is between a change and its backup's folder, as backup
+// a.b is between the changes and the folder of a.
 func isBehindChange(name string, beside map[string][]string) bool {
 	for i, char := range name {
 		if char == '.' && len(beside[name[:i]]) > 0 {
@@ -119,16 +112,14 @@ func isBehindChange(name string, beside map[string][]string) bool {
 	return false
 }
 
-// Position implements layout.Parted.
 func (l *Layout) Position(name string) string { return format.BackupPrefix(name) }
 
-// Watch implements layout.Watched.
 func (l *Layout) Watch(ctx context.Context, from store.Ranger, after string) (versions map[string]map[string]string, position string, err error) {
 	versions = map[string]map[string]string{}
 	count := 0
 	for object, err := range from.List(ctx, format.BackupsPrefix, store.ListOptions{Recursive: true, StartAfter: after}) {
 		if err != nil {
-			if errors.Is(err, store.ErrDenied) { // to one folder, maybe: so much is known
+			if errors.Is(err, store.ErrDenied) { // maybe to one folder only
 				return versions, "", err
 			}
 			return nil, after, err
@@ -144,7 +135,7 @@ func (l *Layout) Watch(ctx context.Context, from store.Ranger, after string) (ve
 	return versions, "", nil
 }
 
-// holds tells the names of the folders after one key and up to another; the end, if empty.
+// holds returns whether folders are after one key, up to another (empty: the end).
 func holds(after, last string) func(name string) bool {
 	return func(name string) bool {
 		key := format.BackupPrefix(name)
@@ -152,7 +143,7 @@ func holds(after, last string) func(name string) bool {
 	}
 }
 
-// behind is a key after all that lie in a folder, and before all that follow it.
+// behind returns a key after a folder's content, and before what follows.
 func behind(folder string) string {
 	if name, ok := strings.CutSuffix(folder, "/"); ok {
 		return name + string('/'+1)
@@ -160,13 +151,11 @@ func behind(folder string) string {
 	return folder
 }
 
-// Probe implements layout.Layout.
 func (l *Layout) Probe(ctx context.Context, from store.Ranger, name string) error {
 	_, _, err := l.readMetadata(ctx, from, name, format.MetadataKey(name))
 	return err
 }
 
-// Read implements layout.Layout.
 func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known layout.Known) (content catalog.Content, err error) {
 	isStoreFailure := func(err error) bool {
 		return isStoreFailure(err) || !known.MayRead && errors.Is(err, store.ErrDenied)
@@ -188,7 +177,7 @@ func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known
 	}
 	switch {
 	case errors.Is(err, store.ErrNotFound) || errors.Is(err, format.ErrUnfinished):
-		// A write is under way, or was given up. That is no fault.
+		// A write is running, or was given up.
 		return content, layout.ErrUnfinished
 	case isStoreFailure(err):
 		return content, err
@@ -197,7 +186,7 @@ func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known
 	}
 	content.Backup, content.ChangesRead = backup, known.Beside(backup.UID)
 	if content.Changes, err = l.readChanges(ctx, from, name, backup, content.ChangesRead); err != nil {
-		if known.MayRead && errors.Is(err, store.ErrDenied) { // a hold may be in it, so the backup is not to expire
+		if known.MayRead && errors.Is(err, store.ErrDenied) { // it may have a hold, so the backup must not expire
 			err = &layout.UnreadableError{Reason: "a change of its expiration can't be read: " + store.Reason(err)}
 		}
 		return content, err
@@ -219,8 +208,8 @@ func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known
 		}
 	}
 	switch {
-	case err != nil || !named && isSigned(backup): // a list that the signature does not cover is not believed
-	case named && isSigned(backup) && known.Versions[versionVolumes] == reading+list.SHA256: // else what is known has snapshots, too
+	case err != nil || !named && isSigned(backup): // the signature must cover the list
+	case named && isSigned(backup) && known.Versions[versionVolumes] == reading+list.SHA256: // a list without a signature also needs snapshots
 		content.Volumes = known.Volumes()
 	default:
 		content.Volumes, err = l.readVolumes(ctx, from, name, contents, bounded)
@@ -230,13 +219,13 @@ func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known
 	}
 	switch {
 	case errors.Is(err, errNotWhole):
-		// Its metadata has come after it was deleted, see package backup, or somebody has
-		// removed or replaced what lay beside it.
+		// Its metadata was written after its deletion (package backup), or objects were removed or
+		// replaced.
 		backup.Status.Phase = holdfast.BackupPhaseUnreadable
 		backup.Status.FailureReason = err.Error()
 		backup.Status.Conditions = format.EndConditions(&backup.Status)
 		content.Volumes = nil
-	case errors.Is(err, store.ErrNotFound): // a backup without one has no volumes
+	case errors.Is(err, store.ErrNotFound): // a backup without the list has no volumes
 	case isStoreFailure(err):
 		return content, err
 	case err != nil:
@@ -255,8 +244,8 @@ func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known
 	return content, nil
 }
 
-// readSnapshots reads which volumes Velero has stored by snapshots. Since version 1.13 one list
-// says so, before that each way to make them had one.
+// readSnapshots reads which volumes Velero stored by snapshots: from one list since 1.13, before
+// from one for each method.
 func (l *Layout) readSnapshots(ctx context.Context, from store.Ranger, storeName string, bounded func(list io.Reader, read func(io.Reader) error) error) (volumes []catalog.Volume, err error) {
 	type list struct {
 		key  string
@@ -286,13 +275,12 @@ func (l *Layout) readSnapshots(ctx context.Context, from store.Ranger, storeName
 	return volumes, nil
 }
 
-// isStoreFailure tells a store that can't be asked from a file that is bad.
+// isStoreFailure distinguishes a failed store from a bad file.
 func isStoreFailure(err error) bool {
 	return errors.Is(err, store.ErrUnavailable) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// isSigned reports whether metadata is as a Holdfast has signed it, in whichever
-// cluster. Whatever else it says of its cluster, others may have copied, or changed.
+// isSigned reports whether the metadata has a valid signature, of any cluster.
 func isSigned(backup *holdfast.Backup) bool {
 	return backup.Status.Origin.Trust == ""
 }
@@ -301,14 +289,14 @@ func (l *Layout) vouches(backup *holdfast.Backup) bool {
 	return isSigned(backup) && (l.Vouches == nil || l.Vouches(backup.Status.Origin))
 }
 
-// bounded has a list of a backup be read, in bounds if the backup has no trusted signature.
+// bounded returns a function that reads a list, within bounds for untrusted backups.
 func (l *Layout) bounded(ctx context.Context, backup *holdfast.Backup) func(list io.Reader, read func(io.Reader) error) error {
 	if l.vouches(backup) {
 		return func(list io.Reader, read func(io.Reader) error) error { return read(list) }
 	}
 	return func(list io.Reader, read func(io.Reader) error) error {
 		isLarge := false
-		// Not longer than the list is read: a reader that waits for this holds a request of the store.
+		// Released with the list: a waiting reader holds a request of the store.
 		defer func() {
 			if isLarge {
 				large.Release(1)
@@ -322,8 +310,8 @@ func (l *Layout) bounded(ctx context.Context, backup *holdfast.Backup) func(list
 	}
 }
 
-// readCopy reads the copy of our metadata beside another writer's, and reports whether
-// what it names has its sizes in the store. It is nil if there is none to be used.
+// readCopy reads our copy of replaced metadata, nil if unusable, and reports whether its objects
+// have their sizes.
 func (l *Layout) readCopy(ctx context.Context, from store.Ranger, storeName string) (ours *holdfast.Backup, whole bool, err error) {
 	err = format.ErrUnfinished
 	for attempt := 1; attempt <= format.MaxAttemptKeys && errors.Is(err, format.ErrUnfinished); attempt++ {
@@ -333,7 +321,7 @@ func (l *Layout) readCopy(ctx context.Context, from store.Ranger, storeName stri
 		return nil, false, err
 	}
 	if phase := ours.Status.Phase; phase != holdfast.BackupPhaseCompleted && phase != holdfast.BackupPhasePartiallyFailed {
-		return nil, false, nil // nothing of it is worth to be found again
+		return nil, false, nil // not worth finding
 	}
 	contents, err := format.TakeContents(ours.DeepCopy())
 	if err != nil || len(contents) == 0 {
@@ -351,7 +339,7 @@ func (l *Layout) readCopy(ctx context.Context, from store.Ranger, storeName stri
 	return ours, left == 0, nil
 }
 
-// readMetadata gives the version of what it has read besides; empty if the store does not say.
+// readMetadata also returns the version; empty if unknown.
 func (l *Layout) readMetadata(ctx context.Context, from store.Ranger, storeName, key string) (backup *holdfast.Backup, version string, err error) {
 	err = get(ctx, from, key, func(content io.Reader) error {
 		version = store.VersionOf(content)
@@ -382,20 +370,15 @@ func (l *Layout) readMetadata(ctx context.Context, from store.Ranger, storeName,
 	return backup, version, err
 }
 
-// maxSigners is of how many signers changes of one backup are kept, beside its own. A cluster
-// rarely has a new key.
+// maxSigners bounds the signers of a backup's changes, beside its own.
 const maxSigners = 8
 
-// readChanges reads those changes of a backup's expiration that may count, the newest of each
-// signer in the name of the backup's cluster: each repeats what those before it have deleted, so
-// all of them would be a lot. The keys are the newest first, so whatever comes after one by the
-// signer of the backup, who is always believed, is of no consequence.
-//
-// One that is not as somebody has signed it is none. One that can't be had is the store's
-// failure, since a hold may be in it.
+// readChanges reads the newest change of each signer of the backup's cluster, since each repeats
+// earlier deletions. Keys are the newest first, so reading ends at the backup's own signer. Changes
+// without a valid signature are ignored. One that can't be read fails, since it may have a hold.
 func (l *Layout) readChanges(ctx context.Context, from store.Reader, storeName string, backup *holdfast.Backup, keys []string) (changes []format.Expiration, err error) {
 	if !isSigned(backup) {
-		return nil, nil // nobody's are believed
+		return nil, nil // no changes are believed
 	}
 	origin := backup.Status.Origin
 	for _, key := range keys {
@@ -430,11 +413,11 @@ func (l *Layout) readChanges(ctx context.Context, from store.Reader, storeName s
 	return changes, nil
 }
 
-// errNotWhole says that the store does not have what the metadata names.
+// errNotWhole means that the store lacks what the metadata names.
 var errNotWhole = errors.New("the backup is not whole")
 
-// readVolumes reads the list of volumes, and fails with errNotWhole if it is not the
-// one that the metadata names.
+// readVolumes reads the list of volumes. It fails with errNotWhole if the metadata names another
+// one.
 func (l *Layout) readVolumes(ctx context.Context, from store.Ranger, storeName string, contents format.Contents, bounded func(list io.Reader, read func(io.Reader) error) error) ([]catalog.Volume, error) {
 	key := format.PodVolumeBackupsKey(storeName)
 	want, named := contents.Of(key)
@@ -470,7 +453,6 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
-// get reads an object.
 func get(ctx context.Context, from store.Reader, key string, read func(io.Reader) error) error {
 	content, err := from.Get(ctx, key)
 	if err != nil {
