@@ -25,103 +25,93 @@ import (
 )
 
 const (
-	// FormatVersion is the version of a backup's layout. Velero compares it as a string,
-	// and reads versioned folders from "1.1.0" on. "1.2.0" is the number that its design
-	// of the manifest gives to backups that have one.
+	// FormatVersion is the version of a backup's layout, which Velero compares as a string. It
+	// reads versioned folders from "1.1.0" on; its design of the manifest gives "1.2.0" to backups
+	// with one.
 	FormatVersion = "1.2.0"
-	// MaxMetadataBytes is the size beyond which velero-backup.json is not read. Ours and Velero's
-	// have less: what they hold was an object in etcd, which takes 1.5 MiB.
+	// MaxMetadataBytes is the largest velero-backup.json that is read. etcd's limit of 1.5 MiB
+	// keeps ours and Velero's smaller.
 	MaxMetadataBytes = 2 << 20
 
 	veleroAPIVersion = "velero.io/v1"
 	veleroNamespace  = "velero"
 	metadataVersion  = 1
-	// Velero takes this field as the timeout of its data movement at restore and
-	// has no default for it there.
+	// Velero needs this field at restore, as the timeout of its data movement.
 	csiSnapshotTimeout = 10 * time.Minute
 )
 
-// AnnotationIncomplete is on a claim while a restore has not written all of its data.
+// AnnotationIncomplete is on a claim until a restore has written all of its data.
 const AnnotationIncomplete = "holdfast.io/incomplete-data"
 
-// Annotations of velero-backup.json. All with the prefix holdfast.io/ are the
-// writer's own: those of the backup itself with that prefix are not stored.
+// Annotations of velero-backup.json. The backup's own ones with the prefix holdfast.io/ are not
+// stored.
 const (
-	// AnnotationPrefix is the prefix of the annotations below.
-	AnnotationPrefix = "holdfast.io/"
-	// AnnotationOriginNamespace is the namespace of the Backup.
+	AnnotationPrefix          = "holdfast.io/"
 	AnnotationOriginNamespace = "holdfast.io/origin-namespace"
-	// AnnotationOriginName is the name of the Backup.
-	AnnotationOriginName = "holdfast.io/origin-name"
-	// AnnotationOriginNamespaceUID is the uid of the namespace of the Backup.
+	AnnotationOriginName      = "holdfast.io/origin-name"
+	// AnnotationOriginNamespaceUID is the uid of the Backup's namespace.
 	AnnotationOriginNamespaceUID = "holdfast.io/origin-namespace-uid"
-	// AnnotationClusterUID is the uid of the kube-system namespace of the cluster.
+	// AnnotationClusterUID is the uid of the cluster's namespace kube-system.
 	AnnotationClusterUID = "holdfast.io/cluster-uid"
-	// AnnotationPublicKey is the public half of the key of AnnotationSignature.
+	// AnnotationPublicKey verifies AnnotationSignature.
 	AnnotationPublicKey = "holdfast.io/public-key"
 	// AnnotationSignature is the signature of the metadata without this annotation.
 	AnnotationSignature = "holdfast.io/signature"
-	// AnnotationScheduleUID is the uid of the Schedule that made the backup, if one did.
+	// AnnotationScheduleUID is the uid of the Schedule, if one made the backup.
 	AnnotationScheduleUID = "holdfast.io/schedule-uid"
-	// AnnotationRequester is the user who asked for the backup.
+	// AnnotationRequester is the user that requested the backup.
 	AnnotationRequester = "holdfast.io/requester"
-	// AnnotationQueuedAt is the instant when the backup was queued, in RFC 3339.
+	// AnnotationQueuedAt is when the backup was queued, in RFC 3339.
 	AnnotationQueuedAt = "holdfast.io/queued-at"
-	// AnnotationPhase is the phase, where Velero knows none of that name: Cancelled,
-	// which is Failed to Velero.
+	// AnnotationPhase is a phase that Velero lacks: Cancelled, which is Failed to Velero.
 	AnnotationPhase = "holdfast.io/phase"
-	// AnnotationContents are the sizes and digests of the backup's other objects, as
-	// Contents in JSON.
+	// AnnotationContents has the sizes and digests of the backup's other objects, as Contents in
+	// JSON.
 	AnnotationContents = "holdfast.io/contents"
-	// AnnotationSecretsLeftOut is the message of the condition SecretsLeftOut, if the
-	// backup has it: neither an error nor a warning, which a backup of all namespaces
-	// would have each time.
+	// AnnotationSecretsLeftOut is the message of the condition SecretsLeftOut. It is no warning,
+	// which every backup of all namespaces would have.
 	AnnotationSecretsLeftOut = "holdfast.io/secrets-left-out"
-	// AnnotationVolumesLeftOut is status.volumes.leftOut, if that is not 0.
+	// AnnotationVolumesLeftOut is status.volumes.leftOut, unless 0.
 	AnnotationVolumesLeftOut = "holdfast.io/volumes-left-out"
-	// AnnotationMessage is status.message.
-	AnnotationMessage = "holdfast.io/message"
+	AnnotationMessage        = "holdfast.io/message"
 
 	annotationGitVersion   = "velero.io/source-cluster-k8s-gitversion"
 	annotationMajorVersion = "velero.io/source-cluster-k8s-major-version"
 	annotationMinorVersion = "velero.io/source-cluster-k8s-minor-version"
 )
 
-// LabelExclude leaves an object out of every backup, and a namespace with all that is
-// in it, if it is "true". The name is Velero's.
+// LabelExclude with the value "true" excludes an object from backups, and a namespace with its
+// content. The name is Velero's.
 const LabelExclude = "velero.io/exclude-from-backup"
 
-// ErrUnfinished says that the metadata belongs to a backup that its writer has
-// not finished. Velero writes such metadata, and replaces it later.
+// ErrUnfinished means that the metadata is of an unfinished backup. Velero writes such metadata,
+// and replaces it later.
 var ErrUnfinished = errors.New("the backup is not finished")
 
-// Cluster identifies the cluster that a backup was made of.
+// Cluster identifies the cluster of a backup.
 type Cluster struct {
-	// SystemNamespace is the namespace that Holdfast runs in.
+	// SystemNamespace is Holdfast's.
 	SystemNamespace string
-	// UID is the uid of the namespace kube-system. Optional.
+	// UID is the uid of the namespace kube-system, optional.
 	UID string
-	// GitVersion, Major and Minor are the version of its API server, as /version
-	// gives them. Optional.
+	// GitVersion, Major and Minor are from the API server's /version, optional.
 	GitVersion, Major, Minor string
-	// Key signs the metadata. Without one it is not signed, and no reader believes it.
+	// Key signs the metadata. Readers don't trust unsigned metadata.
 	Key *SigningKey
 }
 
-// Place is where metadata was found, and by whom it is read.
+// Place says where metadata was found.
 type Place struct {
 	// StoreName is the name of the backup's folder.
 	StoreName string
-	// Location is the name of the storage location.
-	Location string
-	// SystemNamespace is the namespace that backups of other makers are listed in.
+	Location  string
+	// SystemNamespace has the backups of other makers.
 	SystemNamespace string
-	// Now is the instant of reading: an unfinished backup that has expired will
-	// not be finished any more, and is taken as it is.
+	// Now is the time of reading: an unfinished backup that has expired counts as ended.
 	Now time.Time
 }
 
-// storedBackup is Velero's Backup, as far as either side reads it.
+// storedBackup is the used part of Velero's Backup.
 type storedBackup struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
@@ -149,11 +139,9 @@ type storedStatus struct {
 	HookStatus          *holdfast.HookStatus     `json:"hookStatus,omitempty"`
 }
 
-// EncodeBackup gives the content of velero-backup.json for a backup that has
-// ended, and of which contents are stored: its phase must be Completed,
-// PartiallyFailed, Failed or Cancelled, and its uid, creation, start and completion
-// must be set. Volume counts and conditions are not stored, save SecretsLeftOut;
-// readers derive them.
+// EncodeBackup encodes velero-backup.json of an ended backup: its phase must be Completed,
+// PartiallyFailed, Failed or Cancelled, and its uid, creation, start and completion set. Readers
+// derive volume counts and conditions; of these only SecretsLeftOut is stored.
 func EncodeBackup(backup *holdfast.Backup, contents Contents, cluster Cluster) ([]byte, error) {
 	storeName := StoreName(backup.Namespace, backup.Name, cluster.SystemNamespace)
 	if err := ValidateStoreName(storeName); err != nil {
@@ -219,7 +207,7 @@ func encodePhase(phase holdfast.BackupPhase) holdfast.BackupPhase {
 	return phase
 }
 
-// volumesLeftOut returns the text of AnnotationVolumesLeftOut, empty for none.
+// volumesLeftOut returns AnnotationVolumesLeftOut, or "".
 func volumesLeftOut(volumes *holdfast.BackupVolumesProgress) string {
 	if volumes == nil || volumes.LeftOut == 0 {
 		return ""
@@ -274,8 +262,8 @@ func encodeAnnotations(backup *holdfast.Backup, contents Contents, cluster Clust
 	return annotations, nil
 }
 
-// EncodeRevocation is what is put in the place of the copy of the metadata of an earlier
-// attempt: metadata of a backup that is not finished.
+// EncodeRevocation returns metadata of an unfinished backup, which replaces the copy of an earlier
+// attempt.
 func EncodeRevocation(storeName string, uid types.UID) ([]byte, error) {
 	data, err := json.Marshal(storedBackup{
 		TypeMeta:   metav1.TypeMeta{APIVersion: veleroAPIVersion, Kind: "Backup"},
@@ -288,14 +276,11 @@ func EncodeRevocation(storeName string, uid types.UID) ([]byte, error) {
 	return data, nil
 }
 
-// DecodeBackup reads velero-backup.json, whoever wrote it. The backup has its store
-// name, in the system namespace, and no requester: what the metadata says of both is
-// in its origin, where it is borne out by nothing. The origin's trust is Foreign if the
-// metadata is not signed, Forged if it is not as it was signed, and else empty: it was
-// signed by the origin's key, and the reader knows whose that is. The uid is the stored
-// one, or, without one, derived from location and store name. Unknown fields are
-// ignored. The error is ErrUnfinished for a backup that is still being made; any other
-// error means that the metadata can't be used.
+// DecodeBackup reads velero-backup.json of any writer. The backup has its store name, in the system
+// namespace, and no requester; its origin has the unverified claims. The origin's trust is Foreign
+// without a signature, Forged with a wrong one, else empty: the reader decides about the key. The
+// uid is the stored one, or derived. Unknown fields are ignored. The error is ErrUnfinished for an
+// unfinished backup, any other for unusable metadata.
 func DecodeBackup(data []byte, place Place) (*holdfast.Backup, error) {
 	if len(data) > MaxMetadataBytes {
 		return nil, fmt.Errorf("the metadata has more than %d bytes", MaxMetadataBytes)
@@ -306,7 +291,7 @@ func DecodeBackup(data []byte, place Place) (*holdfast.Backup, error) {
 		return nil, err
 	}
 	origin, canonical := originOf(data, stored.Annotations)
-	if canonical != nil { // what was verified is what counts
+	if canonical != nil { // only what was verified counts
 		if stored, err = decodeStored(canonical); err != nil {
 			return nil, err
 		}
@@ -375,8 +360,7 @@ func DecodeBackup(data []byte, place Place) (*holdfast.Backup, error) {
 	return backup, nil
 }
 
-// originOf says how far metadata is to be believed by its signature alone, and gives its
-// canonical form if it is as it was signed.
+// originOf judges the signature, and returns the canonical form if it is valid.
 func originOf(data []byte, annotations map[string]string) (origin *holdfast.BackupOrigin, canonical []byte) {
 	if _, signed := annotations[AnnotationSignature]; !signed {
 		return &holdfast.BackupOrigin{Trust: holdfast.BackupTrustForeign, Message: "its metadata is not signed"}, nil
@@ -422,7 +406,7 @@ func decodePhase(stored *storedBackup, now time.Time) (holdfast.BackupPhase, err
 	}
 }
 
-// decodeAnnotations leaves out what has become a field of the Backup.
+// decodeAnnotations drops the annotations that became fields of the Backup.
 func decodeAnnotations(stored map[string]string) map[string]string {
 	annotations := maps.Clone(stored)
 	for _, key := range []string{
@@ -437,26 +421,25 @@ func decodeAnnotations(stored map[string]string) map[string]string {
 	return annotations
 }
 
-// uidSpace is the namespace of derived uids: a random UUID, fixed for good.
+// uidSpace is the namespace of derived uids, a fixed random UUID.
 var uidSpace = uuid.MustParse("5b9d3c0e-4a58-4a7c-9c5e-0c7f1e3a8d21")
 
-// DerivedUID is a stable uid for something that the store gives none: the UUID
-// of version 5 (RFC 9562) of its kind and of the parts that identify it.
+// DerivedUID returns a stable uid for something without one: the UUID of version 5 (RFC 9562) of
+// its kind and identity.
 func DerivedUID(kind string, identity ...string) types.UID {
-	// No name has a NUL, so ("a", "b/c") and ("a/b", "c") stay apart.
+	// Names have no NUL, so ("a", "b/c") and ("a/b", "c") differ.
 	name := strings.Join(append([]string{kind}, identity...), "\x00")
 	return types.UID(uuid.NewSHA1(uidSpace, []byte(name)).String())
 }
 
-// maxMessageBytes is more than Findings makes. What others have written is cut there.
+// maxMessageBytes exceeds the result of Findings; other writers' messages are cut.
 const maxMessageBytes = 2 << 10
 
 func boundedMessage(message string) string {
 	return strings.ToValidUTF8(message[:min(len(message), maxMessageBytes)], "")
 }
 
-// EndConditions gives the conditions of a backup that has ended, from its phase
-// and completion.
+// EndConditions returns the conditions of an ended backup.
 func EndConditions(status *holdfast.BackupStatus) []metav1.Condition {
 	at, message := endOf(status), cmp.Or(status.FailureReason, strings.Join(status.ValidationErrors, "; "), status.Message, Unnamed(status.Errors, status.Warnings))
 	succeeded := metav1.ConditionFalse
@@ -469,7 +452,7 @@ func EndConditions(status *holdfast.BackupStatus) []metav1.Condition {
 	}
 }
 
-// SecretsLeftOut is the condition of a backup that lacks Secrets which it selected.
+// SecretsLeftOut returns the condition of a backup that lacks selected Secrets.
 func SecretsLeftOut(status *holdfast.BackupStatus, message string) metav1.Condition {
 	return metav1.Condition{Type: holdfast.ConditionSecretsLeftOut, Status: metav1.ConditionTrue,
 		Reason: "OwnNamespaces", Message: message, LastTransitionTime: endOf(status)}

@@ -11,30 +11,28 @@ import (
 	"time"
 )
 
-// MaxClaimBytes is the size beyond which a Claim is not read.
+// MaxClaimBytes is the largest Claim that is read.
 const MaxClaimBytes = 4 << 10
 
 const maxHolderBytes = 512
 
-// ClaimKey is where the controller that leads in a cluster says so, as Claim. It is replaced.
+// ClaimKey is the key of the Claim of a cluster's leading controller. It is replaced.
 func ClaimKey(clusterUID string) string { return HoldfastPrefix + "claims/" + clusterUID + ".json" }
 
-// Claim is of one process, which is the only one of its cluster that writes to the store.
+// Claim is of the one process of its cluster that writes to the store.
 type Claim struct {
-	// Nonce is random, and another one for each process.
+	// Nonce is random for each process.
 	Nonce string `json:"nonce"`
-	// Holder is the identity under which the process holds its Lease.
+	// Holder is the process's identity in its Lease.
 	Holder string `json:"holder"`
-	// Renewals count how often it was written.
+	// Renewals counts the writes.
 	Renewals int64 `json:"renewals"`
-	// Written is when, by the clock of the process.
+	// Written is the time by the process's clock.
 	Written time.Time `json:"written"`
 }
 
-// EncodeClaim gives the content of ClaimKey.
 func EncodeClaim(claim Claim) ([]byte, error) { return json.Marshal(claim) }
 
-// DecodeClaim reads the content of ClaimKey.
 func DecodeClaim(data []byte) (Claim, error) {
 	if len(data) > MaxClaimBytes {
 		return Claim{}, fmt.Errorf("the claim of a cluster is longer than %d bytes", MaxClaimBytes)

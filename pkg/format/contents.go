@@ -17,21 +17,18 @@ import (
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// MaxOwnerBytes is the size beyond which OwnerKey is not read.
+// MaxOwnerBytes is the largest OwnerKey that is read.
 const MaxOwnerBytes = 4 << 10
 
-// Owner is the content of OwnerKey: the backup that the folder belongs to.
+// Owner is the content of OwnerKey: the backup of the folder.
 type Owner struct {
-	// UID is that of the Backup.
 	UID types.UID `json:"uid"`
-	// ClusterUID is that of its cluster, as Cluster.UID.
+	// ClusterUID is as Cluster.UID.
 	ClusterUID string `json:"clusterUID,omitempty"`
 }
 
-// EncodeOwner gives the content of OwnerKey.
 func EncodeOwner(owner Owner) ([]byte, error) { return json.Marshal(owner) }
 
-// DecodeOwner reads the content of OwnerKey.
 func DecodeOwner(data []byte) (Owner, error) {
 	var owner Owner
 	if err := json.Unmarshal(data, &owner); err != nil {
@@ -43,40 +40,37 @@ func DecodeOwner(data []byte) (Owner, error) {
 	return owner, nil
 }
 
-// Content is what one object of a backup holds.
+// Content describes an object of a backup.
 type Content struct {
-	// Size is in bytes.
+	// Size in bytes.
 	Size int64 `json:"size"`
-	// SHA256 is the digest in hexadecimal.
+	// SHA256 in hexadecimal.
 	SHA256 string `json:"sha256"`
 }
 
-// ContentOf describes bytes, of which sum has seen all.
+// ContentOf describes the bytes that sum has hashed.
 func ContentOf(size int64, sum hash.Hash) Content {
 	return Content{Size: size, SHA256: hex.EncodeToString(sum.Sum(nil))}
 }
 
-// NewContent describes bytes.
 func NewContent(data []byte) Content {
 	sum := sha256.Sum256(data)
 	return Content{Size: int64(len(data)), SHA256: hex.EncodeToString(sum[:])}
 }
 
-// Contents are those of the objects of a backup that were stored before its
-// metadata, by the last segment of their keys.
+// Contents describes the objects stored before the metadata, by the last segment of their keys.
 type Contents map[string]Content
 
-// Of gives the content of an object by its key, and whether it is known.
+// Of returns the content for a key, and whether it is known.
 func (c Contents) Of(key string) (Content, bool) {
 	content, ok := c[path.Base(key)]
 	return content, ok
 }
 
-// Set records the content of an object by its key.
 func (c Contents) Set(key string, content Content) { c[path.Base(key)] = content }
 
-// TakeContents removes from a decoded backup the annotation with its contents, which
-// is of no use to people, and returns them. They are nil for a backup without.
+// TakeContents removes the contents from a decoded backup's annotations, and returns them; nil
+// without.
 func TakeContents(backup *holdfast.Backup) (Contents, error) {
 	contents, err := contentsOf(backup.Annotations)
 	delete(backup.Annotations, AnnotationContents)
@@ -95,11 +89,9 @@ func contentsOf(annotations map[string]string) (Contents, error) {
 	return contents, nil
 }
 
-// Mark writes the uid of a backup into the header of a gzipped file, where readers
-// ignore it. Without, files of equal content, such as empty lists, would be equal
-// in two backups, and stores tell the versions of an object by its bytes: a removal
-// of the one could meet the other. The file must have been compressed without a
-// header of its own.
+// Mark writes a backup's uid into the header of a gzipped file, which readers ignore. Stores
+// distinguish versions of an object by its bytes: without the mark, removing one backup's empty
+// list could remove another's of the same name. The file must have no optional header.
 func Mark(compressed []byte, uid types.UID) []byte {
 	const (
 		headerBytes = 10 // RFC 1952

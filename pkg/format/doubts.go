@@ -11,8 +11,8 @@ import (
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// Doubts are what is to be known of a backup before it is restored: that nobody vouches for it,
-// that it lacks something, and that its store has lost data of it. One may hold beside the other, as of a backup of Velero's.
+// Doubts returns what a user should know before a restore: that the backup is not vouched for,
+// lacks something, or that its store has lost data.
 func Doubts(name string, status *holdfast.BackupStatus, vouched bool) (doubts []string) {
 	if !vouched {
 		why := "it is not signed by a cluster that its storage location trusts"

@@ -19,77 +19,69 @@ import (
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 )
 
-// Until when a backup is kept can be changed after it was stored, and volumes of it can be
-// deleted. Each change is an object of its own beside the folder, created once under the next
-// number and signed as metadata is; nothing is rewritten. It says how things stand from then
-// on, so the one with the greatest number that is believed is all that counts. What is deleted
-// stays deleted: each change repeats what the one before it says of that.
+// The expiration of a stored backup can change, and its volumes can be deleted. Each change is a
+// signed object beside the folder, created once with the next number. It has the whole state,
+// including all deletions so far, so only the trusted change with the greatest number counts.
 
 const (
-	// MaxExpirationBytes is the size beyond which a change is not read: it may name each
-	// volume of a backup.
+	// MaxExpirationBytes is the largest change that is read: it may name each volume.
 	MaxExpirationBytes = 4 << 20
-	// MaxExpirations is how many changes of one backup are made.
-	MaxExpirations = 1000
-	// MaxExpirationNumber is the greatest number that one can have.
+	// MaxExpirations bounds the changes of a backup.
+	MaxExpirations      = 1000
 	MaxExpirationNumber = 999_999_999
 
 	expirationKind       = "BackupExpiration"
 	expirationAPIVersion = "holdfast.io/v1"
 )
 
-// Expiration is one change of until when a backup is kept.
+// Expiration is one change of a stored backup.
 type Expiration struct {
 	// StoreName and UID of the backup, and the number of the change, from 1.
 	StoreName string
 	UID       types.UID
 	Number    int64
-	// Expiration is when the backup expires; nil if it never does.
+	// Expiration is when the backup expires; nil for never.
 	Expiration *metav1.Time
-	// Hold says who holds the backup; nil if nobody does.
+	// Hold is nil without a hold.
 	Hold *Hold
-	// Deleted are the volumes of the backup that are deleted: of them nothing is shown or
-	// restored any more, and their snapshots go.
+	// Deleted are all deleted volumes of the backup. They are not shown or restored, and their
+	// snapshots are removed.
 	Deleted []DeletedVolume
-	// Requester is who asked for the change, at an instant.
+	// Requester and time of the change.
 	Requester string
 	Timestamp metav1.Time
-	// Request tells this request from any other, so that it is not followed twice.
+	// Request identifies the request, so that it is not applied twice.
 	Request string
-	// ClusterUID and PublicKey are those of the cluster that has signed it. Whose the key
-	// is, is the reader's to know.
+	// ClusterUID and PublicKey are the signer's. The reader decides about the key.
 	ClusterUID, PublicKey string
 }
 
-// Hold says who holds a backup, since when and why.
 type Hold struct {
 	Requester string      `json:"requester,omitempty"`
 	Timestamp metav1.Time `json:"timestamp"`
 	Reason    string      `json:"reason,omitempty"`
 }
 
-// VolumeID tells the volumes of a backup apart.
+// VolumeID identifies a volume within a backup.
 type VolumeID struct {
-	// Namespace of the pod, and so of the claim.
+	// Namespace of the pod and the claim.
 	Namespace string `json:"namespace"`
-	// Name as PodVolumeBackup.VolumeName has it.
+	// Name is as PodVolumeBackup.VolumeName.
 	Name string `json:"name"`
-	// Repeat counts the volumes of this name before it in the list of the backup's volumes.
+	// Repeat counts earlier volumes of this name in the backup's list.
 	Repeat int32 `json:"repeat,omitempty"`
 }
 
-// DeletedVolume is a volume of a backup that is deleted.
 type DeletedVolume struct {
 	VolumeID `json:",inline"`
-	// SnapshotID is that of its snapshot, which goes; empty if there is none, or another
-	// volume of the backup needs it.
+	// SnapshotID is the snapshot to remove; empty if there is none, or another volume needs it.
 	SnapshotID string `json:"snapshotID,omitempty"`
-	// Requester is who asked for that, at an instant.
+	// Requester and time of the deletion.
 	Requester string      `json:"requester,omitempty"`
 	Timestamp metav1.Time `json:"timestamp"`
 }
 
-// storedExpiration is what is in the object.
+// storedExpiration is the object's content.
 type storedExpiration struct {
 	metav1.TypeMeta `json:",inline"`
 	Metadata        storedExpirationMetadata `json:"metadata"`
@@ -112,21 +104,20 @@ type storedExpirationSpec struct {
 	Request    string          `json:"request,omitempty"`
 }
 
-// ExpirationsBeginning is how the names in BackupsPrefix of all changes of a backup begin.
+// ExpirationsBeginning returns the prefix below BackupsPrefix of a backup's changes.
 func ExpirationsBeginning(storeName string, backup types.UID) string {
 	return storeName + ".expiration-" + string(backup) + "-"
 }
 
-// ExpirationKey is one change of until when a backup is kept, as Expiration. It lies beside
-// the folders, where a listing of these shows it. Velero, which takes folders only, does not
-// see it.
+// ExpirationKey is the key of a change, beside the folders: listings of these show it, and Velero,
+// which uses folders only, ignores it.
 func ExpirationKey(storeName string, backup types.UID, number int64) string {
 	return BackupsPrefix + ExpirationsBeginning(storeName, backup) + strconv.FormatInt(number, 10) + ".json"
 }
 
 var expirationName = regexp.MustCompile(`^(.+)\.expiration-([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})-([1-9][0-9]{0,8})\.json$`)
 
-// ParseExpirationKey is the inverse of ExpirationKey. It is false for any other key.
+// ParseExpirationKey reverses ExpirationKey; false for other keys.
 func ParseExpirationKey(key string) (storeName string, backup types.UID, number int64, ok bool) {
 	parts := expirationName.FindStringSubmatch(strings.TrimPrefix(key, BackupsPrefix))
 	if parts == nil || ValidateStoreName(parts[1]) != nil {
@@ -136,7 +127,7 @@ func ParseExpirationKey(key string) (storeName string, backup types.UID, number 
 	return parts[1], types.UID(parts[2]), number, err == nil
 }
 
-// EncodeExpiration gives the content of ExpirationKey, signed by a cluster.
+// EncodeExpiration encodes and signs a change.
 func EncodeExpiration(e Expiration, cluster Cluster) ([]byte, error) {
 	if cluster.Key == nil {
 		return nil, errors.New("the cluster has no key to sign with")
@@ -165,8 +156,8 @@ func EncodeExpiration(e Expiration, cluster Cluster) ([]byte, error) {
 	return data, err
 }
 
-// DecodeExpiration reads what lies at ExpirationKey. It fails if that is not as it was
-// signed, or a change of another backup, or another change.
+// DecodeExpiration reads the object of ExpirationKey. It fails for a wrong signature, backup or
+// number.
 func DecodeExpiration(data []byte, storeName string, backup types.UID, number int64) (*Expiration, error) {
 	if len(data) > MaxExpirationBytes {
 		return nil, fmt.Errorf("it has more than %d bytes", MaxExpirationBytes)
@@ -193,7 +184,7 @@ func DecodeExpiration(data []byte, storeName string, backup types.UID, number in
 	}, nil
 }
 
-// Newest is the change that counts, of those that are believed; nil without one.
+// Newest returns the newest trusted change; nil without one.
 func Newest(changes []Expiration, believed func(*Expiration) bool) *Expiration {
 	var newest *Expiration
 	for i := range changes {
@@ -204,7 +195,7 @@ func Newest(changes []Expiration, believed func(*Expiration) bool) *Expiration {
 	return newest
 }
 
-// NewestFirst orders keys of changes of one backup, the one with the greatest number first.
+// NewestFirst sorts keys of one backup's changes by number, descending.
 func NewestFirst(keys []string) []string {
 	keys = slices.Clone(keys)
 	slices.SortFunc(keys, func(a, b string) int {

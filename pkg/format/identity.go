@@ -10,27 +10,22 @@ import (
 	"time"
 )
 
-// StoreIdentityKey tells a store from every other one. It is created once, by a conditional
-// write, and never changed.
+// StoreIdentityKey has the store's identity. It is created once, by a conditional write.
 const StoreIdentityKey = HoldfastPrefix + "store.json"
 
-// MaxStoreIdentityBytes is the size beyond which a StoreIdentity is not read.
+// MaxStoreIdentityBytes is the largest StoreIdentity that is read.
 const MaxStoreIdentityBytes = 4 << 10
 
 const maxStoreIDBytes = 63
 
-// StoreIdentity is the content of StoreIdentityKey.
 type StoreIdentity struct {
 	// ID is random.
-	ID string `json:"id"`
-	// Created is when the id was given.
+	ID      string    `json:"id"`
 	Created time.Time `json:"created"`
 }
 
-// EncodeStoreIdentity gives the content of StoreIdentityKey.
 func EncodeStoreIdentity(identity StoreIdentity) ([]byte, error) { return json.Marshal(identity) }
 
-// DecodeStoreIdentity reads the content of StoreIdentityKey.
 func DecodeStoreIdentity(data []byte) (StoreIdentity, error) {
 	if len(data) > MaxStoreIdentityBytes {
 		return StoreIdentity{}, fmt.Errorf("it has more than %d bytes", MaxStoreIdentityBytes)
@@ -45,7 +40,7 @@ func DecodeStoreIdentity(data []byte) (StoreIdentity, error) {
 	return identity, nil
 }
 
-// isPlainID reports whether an id can be shown, and given in an annotation.
+// isPlainID reports whether an id is safe to show, and in an annotation.
 func isPlainID(id string) bool {
 	if id == "" || len(id) > maxStoreIDBytes {
 		return false

@@ -17,48 +17,41 @@ import (
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 )
 
-// A cluster's index says in a few objects what it has read of all backups in a location, so
-// that a reader need not read each again. It is derived: whoever finds it missing, old or
-// spoilt reads the backups themselves.
+// A cluster's index has in a few objects what it has read of all backups of a location. It is
+// derived: a reader without a valid index reads the backups.
 //
-// No object of it is written twice. Segments are named by the digest of their content, and
-// heads in the order in which they are written; the newest head is the index. It names the
-// segments, holds what is newer than these, and is signed as metadata is: its first line is
-// the signed document, which has the digest of the rest.
+// No object is written twice. Segments are named by their digest, heads by increasing numbers; the
+// newest head is the index. It names the segments and holds newer entries. Its first line is a
+// signed document with the digest of the rest.
 
 const (
-	// MaxIndexHeadBytes and MaxIndexSegmentBytes are the sizes beyond which they are not read.
+	// MaxIndexHeadBytes and MaxIndexSegmentBytes are the largest sizes that are read.
 	MaxIndexHeadBytes    = 16 << 20
 	MaxIndexSegmentBytes = 32 << 20
-	// MaxIndexSegments is how many segments a head names at most.
+	// MaxIndexSegments bounds the segments of a head.
 	MaxIndexSegments = 1000
 
 	maxIndexDocumentBytes = 1 << 20
 	indexKind             = "CatalogIndex"
 	indexAPIVersion       = "holdfast.io/v1"
-	// IndexesPrefix is the folder of the indexes of all clusters.
+	// IndexesPrefix is the folder of all clusters' indexes.
 	IndexesPrefix = HoldfastPrefix + "index/"
 )
 
-// IndexHead is the head of an index.
 type IndexHead struct {
-	// ClusterUID and PublicKey are those of the cluster that has signed it. Whose the key
-	// is, is the reader's to know.
+	// ClusterUID and PublicKey are the signer's. The reader decides about the key.
 	ClusterUID, PublicKey string
-	// Segments are what it rests on.
-	Segments []IndexSegment
-	// Boundaries are some store names, in order, which part all names into ranges that are
-	// about as long as a page of a listing: a hint.
+	Segments              []IndexSegment
+	// Boundaries are ordered store names that divide all names into ranges of about a page: a hint.
 	Boundaries []string
 }
 
-// IndexSegment is a segment as its head names it.
 type IndexSegment struct {
-	// SHA256 is the digest of the object, which is its name.
+	// SHA256 is the digest and name of the object.
 	SHA256 string `json:"sha256"`
-	// Size is in bytes.
+	// Size in bytes.
 	Size int64 `json:"size"`
-	// Entries and Rows are how many backups and volumes it holds.
+	// Entries and Rows count its backups and volumes.
 	Entries int64 `json:"entries"`
 	Rows    int64 `json:"rows"`
 }
@@ -77,28 +70,25 @@ type storedIndexMetadata struct {
 type storedIndexSpec struct {
 	Segments   []IndexSegment `json:"segments,omitempty"`
 	Boundaries []string       `json:"boundaries,omitempty"`
-	// Newest is what follows the line.
+	// Newest describes the rest after the line.
 	Newest Content `json:"newest"`
 }
 
-// IndexPrefix is the folder of a cluster's index.
 func IndexPrefix(clusterUID string) string { return IndexesPrefix + clusterUID + "/" }
 
-// IndexHeadKey is a head of a cluster's index: of two, the one with the greater number is
-// newer.
+// IndexHeadKey is the key of a head; greater numbers are newer.
 func IndexHeadKey(clusterUID string, number int64) string {
 	return fmt.Sprintf("%shead-%016x", IndexPrefix(clusterUID), number)
 }
 
-// IndexSegmentKey is a segment of a cluster's index.
 func IndexSegmentKey(clusterUID, digest string) string {
 	return IndexPrefix(clusterUID) + "segment-" + digest
 }
 
 var indexName = regexp.MustCompile(`^([0-9A-Za-z-]{1,64})/(?:head-([0-7][0-9a-f]{15})|segment-([0-9a-f]{64}))$`)
 
-// ParseIndexKey is the inverse of IndexHeadKey and IndexSegmentKey, of which the latter has a
-// digest. It is false for any other key.
+// ParseIndexKey reverses IndexHeadKey and IndexSegmentKey; the digest is of segments only. It is
+// false for other keys.
 func ParseIndexKey(key string) (clusterUID string, number int64, digest string, ok bool) {
 	name, inside := strings.CutPrefix(key, IndexesPrefix)
 	parts := indexName.FindStringSubmatch(name)
@@ -113,8 +103,7 @@ func ParseIndexKey(key string) (clusterUID string, number int64, digest string, 
 	return parts[1], number, parts[3], true
 }
 
-// EncodeIndexHead gives the content of a head, signed by a cluster, and with what is newer
-// than its segments.
+// EncodeIndexHead encodes and signs a head with the newest entries.
 func EncodeIndexHead(head IndexHead, newest []byte, cluster Cluster) ([]byte, error) {
 	if cluster.Key == nil || cluster.UID == "" {
 		return nil, errors.New("the cluster has no key to sign with, or no uid")
@@ -143,8 +132,7 @@ func EncodeIndexHead(head IndexHead, newest []byte, cluster Cluster) ([]byte, er
 	return data, nil
 }
 
-// DecodeIndexHead reads a head of a cluster's index, and what is newer than its segments. It
-// fails if that is not as it was signed.
+// DecodeIndexHead reads a head and its newest entries. It fails for a wrong signature.
 func DecodeIndexHead(data []byte, clusterUID string) (head *IndexHead, newest []byte, err error) {
 	line, newest, found := bytes.Cut(data, []byte("\n"))
 	if !found || len(line) > maxIndexDocumentBytes || len(data) > MaxIndexHeadBytes {
@@ -179,13 +167,12 @@ func DecodeIndexHead(data []byte, clusterUID string) (head *IndexHead, newest []
 	}, newest, nil
 }
 
-// NewIndexSegment describes a segment.
 func NewIndexSegment(data []byte, entries, rows int) IndexSegment {
 	sum := sha256.Sum256(data)
 	return IndexSegment{SHA256: hex.EncodeToString(sum[:]), Size: int64(len(data)), Entries: int64(entries), Rows: int64(rows)}
 }
 
-// Bears reports whether the content of the object is the one that the head has named.
+// Bears reports whether data is the named content.
 func (s IndexSegment) Bears(data []byte) bool {
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:]) == s.SHA256

@@ -20,52 +20,47 @@ import (
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// RestoresPrefix is the folder of what is told of restores, as Velero has it.
+// RestoresPrefix is Velero's folder of restores.
 const RestoresPrefix = "restores/"
 
-// RestoreStoreName is the name in the store of a restore: as that of a backup, with a
-// digest of the uid behind it. A restore's name is free again when its record is gone, and
-// other clusters use the same ones, so that without it two restores would share a folder,
-// and one of them would have to be told so at its end.
+// RestoreStoreName returns a restore's name in the store: as a backup's, with a digest of the uid,
+// since names are reused, also by other clusters.
 func RestoreStoreName(namespace, name, systemNamespace string, uid types.UID) string {
 	sum := sha256.Sum256([]byte(uid))
 	return StoreName(namespace, name, systemNamespace) + "-" + hex.EncodeToString(sum[:5])
 }
 
-// restoreName is how the name in the store of a restore ends.
 var restoreName = regexp.MustCompile(`^(.+)-[0-9a-f]{10}$`)
 
-// RestoreStoreNameOf gives the store name to which a folder of RestoresPrefix belongs, as a
-// listing with the delimiter "/" returns it. It is false for what is none of Holdfast's.
+// RestoreStoreNameOf returns the store name of a listed folder of RestoresPrefix; false for others
+// than Holdfast's.
 func RestoreStoreNameOf(folder string) (string, bool) {
 	name, isFolder := strings.CutSuffix(strings.TrimPrefix(folder, RestoresPrefix), "/")
 	return name, isFolder && restoreName.MatchString(name) && ValidateStoreName(name) == nil
 }
 
-// IsRestoreStoreName reports whether a store name is one that a restore has, in a cluster
-// whose system namespace may have any name.
+// IsRestoreStoreName reports whether a store name is the restore's, with any system namespace.
 func IsRestoreStoreName(storeName string, restore *holdfast.Restore) bool {
 	return restore.UID != "" && restore.Name != "" && restore.Namespace != "" &&
 		(storeName == RestoreStoreName(restore.Namespace, restore.Name, "", restore.UID) ||
 			storeName == RestoreStoreName(restore.Namespace, restore.Name, restore.Namespace, restore.UID))
 }
 
-// RestoreResultsKey holds the errors and warnings of a restore, as Results.
+// RestoreResultsKey has the errors and warnings, as Results.
 func RestoreResultsKey(storeName string) string { return restoreKey(storeName, "-results.gz") }
 
-// RestoreLogKey is the restore's own log, gzipped lines of text.
+// RestoreLogKey is the restore's log, gzipped text.
 func RestoreLogKey(storeName string) string { return restoreKey(storeName, "-logs.gz") }
 
-// RestoreResourceListKey names every object of the restore and what became of it, as
-// ResourceList; the texts are those of RestoredName.
+// RestoreResourceListKey names every object and its result, as ResourceList of RestoredName.
 func RestoreResourceListKey(storeName string) string {
 	return restoreKey(storeName, "-resource-list.json.gz")
 }
 
-// RestorePlanKey says of each object what was decided and why, as RestorePlan.
+// RestorePlanKey has the decision about each object, as RestorePlan.
 func RestorePlanKey(storeName string) string { return restoreKey(storeName, "-plan.json.gz") }
 
-// RestoreMetadataKey is the Restore as it ended, the last object that is written.
+// RestoreMetadataKey is the ended Restore, written last.
 func RestoreMetadataKey(storeName string) string {
 	return RestoresPrefix + storeName + "/holdfast-restore.json"
 }
@@ -74,35 +69,33 @@ func restoreKey(storeName, suffix string) string {
 	return RestoresPrefix + storeName + "/restore-" + storeName + suffix
 }
 
-// PlannedObject is what was decided about one object of a restore.
+// PlannedObject is the decision about an object of a restore.
 type PlannedObject struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
-	// Namespace and Name are those in the cluster, after all mapping.
+	// Namespace and Name are after all mapping.
 	Namespace string `json:"namespace,omitempty"`
 	Name      string `json:"name"`
 	// Action is create, update, recreate, skip, conflict, refused or error.
 	Action string `json:"action"`
-	// Reason says why; empty if the action says all.
+	// Reason is empty if the action says all.
 	Reason string `json:"reason,omitempty"`
-	// Diff is, for an update, the merge patch.
+	// Diff is the merge patch of an update.
 	Diff json.RawMessage `json:"diff,omitempty"`
-	// Bytes are those of a claim's data.
+	// Bytes of a claim's data.
 	Bytes int64 `json:"bytes,omitempty"`
 }
 
-// RestorePlan is the content of RestorePlanKey, in the order in which it is carried out.
+// RestorePlan is in the order of execution.
 type RestorePlan struct {
 	Items []PlannedObject `json:"items"`
 }
 
-// ReadRestorePlan reads the content of RestorePlanKey.
 func ReadRestorePlan(r io.Reader) (RestorePlan, error) { return readJSON[RestorePlan](r) }
 
-// EncodeRestore writes the content of RestoreMetadataKey, which says of which cluster it is, and
-// what the restore's other objects hold, and is signed as the metadata of a backup is. Without a key it is not signed, nor if it has no
-// canonical form, as with a fraction in a container of the spec's hooks: then no reader
-// believes it.
+// EncodeRestore encodes RestoreMetadataKey with the cluster and the contents of the other objects,
+// signed as a backup's metadata. It is unsigned, and so untrusted, without a key or a canonical
+// form, as with a fraction in a hook's container.
 func EncodeRestore(restore *holdfast.Restore, contents Contents, cluster Cluster) ([]byte, error) {
 	restore = restore.DeepCopy()
 	restore.TypeMeta = metav1.TypeMeta{APIVersion: holdfast.SchemeGroupVersion.String(), Kind: restoreKind}
@@ -146,9 +139,8 @@ func EncodeRestore(restore *holdfast.Restore, contents Contents, cluster Cluster
 	return json.Marshal(restore)
 }
 
-// DecodeRestore reads the content of RestoreMetadataKey, what it says of the restore's other
-// objects, nil if nothing, and of which cluster it says to be. As with DecodeBackup the trust of that is Foreign if it is not signed, Forged if it is not as it
-// was signed, and else empty: the reader knows whose the key is.
+// DecodeRestore reads RestoreMetadataKey: the restore, the contents of its other objects or nil,
+// and the claimed origin. As with DecodeBackup its trust is Foreign, Forged, or empty.
 func DecodeRestore(data []byte) (*holdfast.Restore, Contents, *holdfast.BackupOrigin, error) {
 	if len(data) > MaxMetadataBytes {
 		return nil, nil, nil, fmt.Errorf("the metadata has more than %d bytes", MaxMetadataBytes)
@@ -158,7 +150,7 @@ func DecodeRestore(data []byte) (*holdfast.Restore, Contents, *holdfast.BackupOr
 		return nil, nil, nil, fmt.Errorf("the metadata is not the JSON of a restore: %w", err)
 	}
 	origin, canonical := originOf(data, restore.Annotations)
-	if canonical != nil { // what was verified is what counts
+	if canonical != nil { // only what was verified counts
 		restore = &holdfast.Restore{}
 		if err := json.Unmarshal(canonical, restore); err != nil {
 			return nil, nil, nil, err
@@ -181,9 +173,7 @@ func DecodeRestore(data []byte) (*holdfast.Restore, Contents, *holdfast.BackupOr
 	return restore, contents, origin, nil
 }
 
-// restoreKind is the kind in RestoreMetadataKey. That and the version stand first in the
-// canonical form, so no signature of it passes for that of anything else.
+// restoreKind begins the canonical form, with the version: the signature fits no other kind.
 const restoreKind = "Restore"
 
-// isOurs reports whether an annotation is the writer's own.
 func isOurs(key, _ string) bool { return strings.HasPrefix(key, AnnotationPrefix) }

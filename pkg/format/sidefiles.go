@@ -13,45 +13,39 @@ import (
 	"sync"
 )
 
-// Decompressed sizes beyond which a side file is not read, so that a small file
-// can't fill the memory of whoever opens it.
+// Largest decompressed sizes that are read, so that a small file can't fill the memory.
 const (
-	// MaxSideFileBytes is for files that are read on request: the names of more
-	// than two million objects.
+	// MaxSideFileBytes is for files that are read on request: names of two million objects.
 	MaxSideFileBytes = 256 << 20
-	// MaxVolumesBytes is for the list of volumes, which the catalogue reads of every
-	// backup by itself: some 40,000 volumes.
+	// MaxVolumesBytes is for the list of volumes, which the catalogue reads: some 40,000.
 	MaxVolumesBytes = 64 << 20
-	// MaxForeignListBytes is for lists of a backup without a trusted signature, which the catalogue
-	// reads as well: some 2,500 volumes.
+	// MaxForeignListBytes is for lists of untrusted backups: some 2,500 volumes.
 	MaxForeignListBytes = 4 << 20
 )
 
-// largeList is what a list of a backup without a trusted signature rarely has.
+// largeList is more than an untrusted backup's list usually has.
 const largeList = 256 << 10
 
-// Foreign is the content of a file of a backup without a trusted signature. A list in it may have
-// MaxForeignListBytes. Large is called when it is found to be large, and may wait until fewer
-// such are read, or fail.
+// Foreign reads a file of an untrusted backup, at most MaxForeignListBytes. Large is called once it
+// is large, and may wait or fail.
 type Foreign struct {
 	io.Reader
 	Large func() error
 }
 
-// ErrTooLarge says that a side file has more than its limit.
+// ErrTooLarge means that a side file exceeds its limit.
 var ErrTooLarge = errors.New("the file is too large: make several backups, each of some namespaces")
 
-// Messages are the texts of one kind, by where they arose.
+// Messages are texts by where they arose.
 type Messages struct {
-	// Velero are those of the backup as a whole. The name is the format's.
+	// Velero has texts about the whole backup. The name is the format's.
 	Velero []string `json:"velero,omitempty"`
-	// Cluster are those of cluster-scoped objects.
+	// Cluster has texts about cluster-scoped objects.
 	Cluster []string `json:"cluster,omitempty"`
-	// Namespaces are those of namespaced objects, by namespace.
+	// Namespaces has texts about namespaced objects.
 	Namespaces map[string][]string `json:"namespaces,omitempty"`
 }
 
-// Count is the number of texts.
 func (m *Messages) Count() int {
 	count := len(m.Velero) + len(m.Cluster)
 	for _, texts := range m.Namespaces {
@@ -60,24 +54,21 @@ func (m *Messages) Count() int {
 	return count
 }
 
-// Results is the content of ResultsKey: what went wrong.
+// Results is the content of ResultsKey.
 type Results struct {
 	Errors   Messages `json:"errors"`
 	Warnings Messages `json:"warnings"`
 }
 
-// ResourceList is the content of ResourceListKey: the backed-up objects, as
-// NAMESPACE/NAME, or NAME for cluster-scoped ones, by GROUP/VERSION/KIND (for the
-// core group VERSION/KIND).
+// ResourceList is the content of ResourceListKey: objects as NAMESPACE/NAME, or NAME if
+// cluster-scoped, by GROUP/VERSION/KIND (core: VERSION/KIND).
 type ResourceList map[string][]string
 
-// WriteResults writes the content of ResultsKey.
 func WriteResults(w io.Writer, results Results) error { return writeJSON(w, MaxSideFileBytes, results) }
 
-// ReadResults reads the content of ResultsKey.
 func ReadResults(r io.Reader) (Results, error) { return readJSON[Results](r) }
 
-// WriteResourceList writes the content of ResourceListKey, each list in order.
+// WriteResourceList writes the list sorted.
 func WriteResourceList(w io.Writer, list ResourceList) error {
 	sorted := make(ResourceList, len(list))
 	for kind, names := range list {
@@ -86,15 +77,13 @@ func WriteResourceList(w io.Writer, list ResourceList) error {
 	return writeJSON(w, MaxSideFileBytes, sorted)
 }
 
-// ReadResourceList reads the content of ResourceListKey.
 func ReadResourceList(r io.Reader) (ResourceList, error) { return readJSON[ResourceList](r) }
 
-// WriteEmptyList writes the content of a side file that holds a list, here an
-// empty one: of VolumeSnapshotsKey and ItemOperationsKey.
+// WriteEmptyList writes an empty list, for VolumeSnapshotsKey and ItemOperationsKey.
 func WriteEmptyList(w io.Writer) error { return writeJSON(w, MaxSideFileBytes, []struct{}{}) }
 
-// writeJSON sets no name and no time in the gzip header, so that equal values
-// give equal bytes. It fails with ErrTooLarge for what a reader with this limit refuses.
+// writeJSON writes no name and time in the gzip header, so that equal values give equal bytes. It
+// fails with ErrTooLarge beyond limit.
 func writeJSON(w io.Writer, limit int64, value any) error {
 	compressed := compressors.Get().(*gzip.Writer)
 	compressed.Reset(w)
@@ -108,17 +97,17 @@ func writeJSON(w io.Writer, limit int64, value any) error {
 	return compressed.Close()
 }
 
-// compressors are kept: one takes 0.8 MB, and a backup has six files that are mostly tiny.
+// compressors are reused: one takes 0.8 MB, and a backup has six files, mostly tiny.
 var compressors = sync.Pool{New: func() any { return gzip.NewWriter(io.Discard) }}
 
-// readJSON reads one value; the JSON null is the zero value.
+// readJSON reads one value; null is the zero value.
 func readJSON[T any](r io.Reader) (T, error) {
 	var value T
 	err := readCompressed(r, MaxSideFileBytes, func(decoder *json.Decoder) error { return decoder.Decode(&value) })
 	return value, err
 }
 
-// readList reads an array element by element, or null, which is an empty one.
+// readList reads an array element by element; null is empty.
 func readList[T any](r io.Reader, limit int64, each func(T) error) error {
 	return readCompressed(r, limit, func(decoder *json.Decoder) error {
 		start, err := decoder.Token()
@@ -142,8 +131,7 @@ func readList[T any](r io.Reader, limit int64, each func(T) error) error {
 	})
 }
 
-// readCompressed hands over a decoder, and makes sure that the compressed stream
-// ends after what the decoder took, and ends well: else the file is cut short.
+// readCompressed calls decode, and checks that the compressed stream ends properly after it.
 func readCompressed(r io.Reader, limit int64, decode func(*json.Decoder) error) error {
 	plain, err := gzip.NewReader(r)
 	if err != nil {
@@ -179,11 +167,11 @@ func (l *limitedWriter) Write(p []byte) (int, error) {
 	return l.w.Write(p)
 }
 
-// limitedReader fails beyond its limit, where io.LimitReader would end.
+// limitedReader fails beyond its limit; io.LimitReader would end.
 type limitedReader struct {
 	r    io.Reader
 	left int64
-	// large, if not nil, is called once, when more than largeList was read.
+	// large, if not nil, is called once after largeList bytes.
 	large func() error
 	read  int64
 }

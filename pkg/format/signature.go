@@ -17,19 +17,14 @@ import (
 	"unicode/utf16"
 )
 
-// The metadata is signed: the annotation AnnotationSignature holds an Ed25519
-// signature (RFC 8032, base64) of the canonical form of the metadata without that
-// annotation. The public key is in an annotation too, so that whoever reads the
-// metadata can tell, with nothing else at hand, that it is as its signer wrote it.
-// Whether that signer is to be believed is another question, which the reader of
-// many backups answers anew when the answer changes, without reading them again.
+// AnnotationSignature has an Ed25519 signature (RFC 8032, base64) of the metadata's canonical form
+// without that annotation. The public key is an annotation, too: the metadata alone proves that it
+// is unchanged. Whether the signer is trusted is decided by the reader, and may change.
 //
-// The canonical form is that of the JSON Canonicalization Scheme (RFC 8785), for
-// documents whose numbers are integers that every reader holds exactly: no others
-// occur. It begins with the apiVersion and kind of a Backup, so no signature of
-// anything else can be passed off as one of a backup.
+// The canonical form is that of RFC 8785, for documents whose numbers are exact integers. It begins
+// with apiVersion and kind, so a signature fits no other kind of document.
 
-// maxInteger is the largest number in a canonical document, in either direction.
+// maxInteger is the largest absolute number in a canonical document.
 const maxInteger = 1<<53 - 1
 
 var errNotCanonical = errors.New("it has no canonical form")
@@ -37,7 +32,6 @@ var errNotCanonical = errors.New("it has no canonical form")
 // SigningKey signs the metadata of a cluster's backups. It does not print itself.
 type SigningKey struct{ private ed25519.PrivateKey }
 
-// NewSigningKey makes a key of 32 bytes from a source of randomness.
 func NewSigningKey(random io.Reader) (*SigningKey, error) {
 	seed := make([]byte, ed25519.SeedSize)
 	if _, err := io.ReadFull(random, seed); err != nil {
@@ -46,7 +40,7 @@ func NewSigningKey(random io.Reader) (*SigningKey, error) {
 	return ParseSigningKey(seed)
 }
 
-// ParseSigningKey gives the key that Seed came from.
+// ParseSigningKey returns the key of a Seed.
 func ParseSigningKey(seed []byte) (*SigningKey, error) {
 	if len(seed) != ed25519.SeedSize {
 		return nil, fmt.Errorf("a signing key has %d bytes, not %d", ed25519.SeedSize, len(seed))
@@ -54,22 +48,19 @@ func ParseSigningKey(seed []byte) (*SigningKey, error) {
 	return &SigningKey{ed25519.NewKeyFromSeed(seed)}, nil
 }
 
-// Seed is all there is to know of the key, and secret.
+// Seed returns the secret of the key.
 func (k *SigningKey) Seed() []byte { return k.private.Seed() }
 
-// PublicKey is the public half, as it stands in annotations and settings.
+// PublicKey returns the public half as in annotations and settings.
 func (k *SigningKey) PublicKey() string {
 	return base64.StdEncoding.EncodeToString(k.private.Public().(ed25519.PublicKey))
 }
 
-// String implements fmt.Stringer.
 func (k *SigningKey) String() string { return "signing key of " + k.PublicKey() }
 
-// GoString implements fmt.GoStringer.
 func (k *SigningKey) GoString() string { return k.String() }
 
-// sign gives the annotation for metadata that has AnnotationPublicKey, and not the
-// signature.
+// sign returns the signature of metadata that has AnnotationPublicKey.
 func (k *SigningKey) sign(metadata []byte) (string, error) {
 	canonical, err := canonicalise(metadata)
 	if err != nil {
@@ -78,9 +69,8 @@ func (k *SigningKey) sign(metadata []byte) (string, error) {
 	return base64.StdEncoding.EncodeToString(ed25519.Sign(k.private, canonical)), nil
 }
 
-// verify gives the canonical form of what was signed, which is all that may be
-// believed: metadata in which a name comes twice, for instance, may read
-// differently. It fails if the metadata is not as the key in it has signed it.
+// verify checks the signature, and returns the canonical form. Only that may be used: metadata with
+// duplicate names may be read differently.
 func verify(metadata []byte) ([]byte, error) {
 	document, err := parse(metadata)
 	if err != nil {
@@ -111,14 +101,13 @@ func verify(metadata []byte) ([]byte, error) {
 func decodeBase64(value any, size int) ([]byte, error) {
 	text, _ := value.(string)
 	decoded, err := base64.StdEncoding.DecodeString(text)
-	// One key has one form. Decoding, even if strict, bears line breaks.
+	// One key has one form; even strict decoding accepts line breaks.
 	if err != nil || len(decoded) != size || base64.StdEncoding.EncodeToString(decoded) != text {
 		return nil, fmt.Errorf("not %d bytes in base64", size)
 	}
 	return decoded, nil
 }
 
-// canonicalise gives the canonical form of a JSON document.
 func canonicalise(data []byte) ([]byte, error) {
 	document, err := parse(data)
 	if err != nil {
@@ -184,7 +173,7 @@ func appendCanonical(to []byte, value any) ([]byte, error) {
 	}
 }
 
-// compareUTF16 orders names as RFC 8785 does, by their UTF-16 code units.
+// compareUTF16 orders names by UTF-16 code units (RFC 8785).
 func compareUTF16(a, b string) int {
 	return slices.Compare(utf16.Encode([]rune(a)), utf16.Encode([]rune(b)))
 }

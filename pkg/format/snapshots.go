@@ -10,46 +10,42 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// What Velero says of volumes that it stored by a snapshot. Holdfast makes none.
+// Velero's data about volumes that it stored by snapshots. Holdfast makes none.
 
 const (
-	// MethodCSISnapshot is that of a VolumeInfo: a snapshot by the volume's driver, whose data
-	// Velero may have uploaded.
+	// MethodCSISnapshot is a snapshot by the volume's driver, whose data Velero may have uploaded.
 	MethodCSISnapshot = "CSISnapshot"
-	// MethodNativeSnapshot is one through a cloud's API.
+	// MethodNativeSnapshot is a snapshot of a cloud's API.
 	MethodNativeSnapshot = "NativeSnapshot"
 )
 
-// CSISnapshotInfo is what a VolumeInfo says of a snapshot by the volume's driver.
 type CSISnapshotInfo struct {
 	SnapshotHandle string `json:"snapshotHandle,omitempty"`
-	// Size is the volume's, in bytes.
+	// Size of the volume in bytes.
 	Size int64 `json:"size,omitempty"`
 	// VSCName is the name of the VolumeSnapshotContent.
 	VSCName string `json:"vscName,omitempty"`
 }
 
-// DataMovementInfo is what a VolumeInfo says of the upload of a snapshot's data.
+// DataMovementInfo describes the upload of a snapshot's data.
 type DataMovementInfo struct {
 	UploaderType string `json:"uploaderType,omitempty"`
-	// SnapshotHandle is the uploader's id of the copy.
+	// SnapshotHandle is the uploader's id.
 	SnapshotHandle string `json:"snapshotHandle,omitempty"`
 	// In bytes.
 	Size            int64 `json:"size,omitempty"`
 	IncrementalSize int64 `json:"incrementalSize,omitempty"`
-	// Phase has no JSON name of its own in the format.
+	// Phase has no JSON name in the format.
 	Phase string `json:"Phase,omitempty"`
 }
 
-// NativeSnapshotInfo is what a VolumeInfo says of a snapshot through a cloud's API.
 type NativeSnapshotInfo struct {
 	SnapshotHandle string `json:"snapshotHandle,omitempty"`
-	// Phase has no JSON name of its own in the format.
+	// Phase has no JSON name in the format.
 	Phase string `json:"Phase,omitempty"`
 }
 
-// Failed reports whether it says that the volume was not backed up. Velero's earlier versions
-// do not give a result.
+// Failed reports whether the volume was not backed up. Old versions of Velero give no result.
 func (i *VolumeInfo) Failed() bool {
 	return i.Result == resultFailed ||
 		i.SnapshotDataMoved && i.DataMovementInfo != nil && i.DataMovementInfo.Phase != "" && i.DataMovementInfo.Phase != phaseCompleted ||
@@ -61,7 +57,6 @@ const (
 	phaseFailed    = "Failed"
 )
 
-// NativeSnapshot is one of VolumeSnapshotsKey.
 type NativeSnapshot struct {
 	Spec struct {
 		PersistentVolumeName string `json:"persistentVolumeName"`
@@ -72,10 +67,9 @@ type NativeSnapshot struct {
 	} `json:"status"`
 }
 
-// Failed reports whether it was not made.
 func (s *NativeSnapshot) Failed() bool { return s.Status.Phase == phaseFailed }
 
-// CSISnapshot is one of CSISnapshotsKey: what is used here of a VolumeSnapshot.
+// CSISnapshot is the used part of a VolumeSnapshot.
 type CSISnapshot struct {
 	metav1.ObjectMeta `json:"metadata"`
 	Spec              struct {
@@ -92,22 +86,19 @@ type CSISnapshot struct {
 	} `json:"status"`
 }
 
-// CSISnapshotsKey lists VolumeSnapshots, as Velero wrote them up to version 1.15.
+// CSISnapshotsKey lists VolumeSnapshots, of Velero up to 1.15.
 func CSISnapshotsKey(storeName string) string {
 	return sideKey(storeName, "-csi-volumesnapshots.json.gz")
 }
 
-// ReadVolumeInfos reads the content of VolumeInfoKey one by one.
 func ReadVolumeInfos(r io.Reader, each func(VolumeInfo) error) error {
 	return readList(r, MaxVolumesBytes, each)
 }
 
-// ReadNativeSnapshots reads the content of VolumeSnapshotsKey one by one.
 func ReadNativeSnapshots(r io.Reader, each func(NativeSnapshot) error) error {
 	return readList(r, MaxVolumesBytes, each)
 }
 
-// ReadCSISnapshots reads the content of CSISnapshotsKey one by one.
 func ReadCSISnapshots(r io.Reader, each func(CSISnapshot) error) error {
 	return readList(r, MaxVolumesBytes, each)
 }

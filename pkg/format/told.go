@@ -9,24 +9,22 @@ import (
 )
 
 const (
-	// maxNamed is how many texts a line names, and maxNamedBytes how much of each: an event has
-	// 1024 bytes for all.
+	// An event has 1024 bytes for all texts.
 	maxNamed      = 3
 	maxNamedBytes = 240
 )
 
-// Told are the first of several texts about a run, for one line in its object. All who may see the
-// object may read that line. So that of a tenant names nothing of other namespaces than its own,
-// nor of the cluster's scope, and counts it. The zero value names everything.
+// Told collects texts about a run for one line in its object. Every reader of the object sees the
+// line, so a tenant's names only objects of its own namespace, and counts the others. The zero
+// value names all.
 type Told struct {
-	// only is the namespace of which texts are named; empty for all.
-	only string
-	// first are the texts that are named.
+	// only is the namespace whose texts are named; empty for all.
+	only  string
 	first []string
 	count int
 }
 
-// NewTold returns Told for an object in a namespace: the system namespace is the administrator's.
+// NewTold returns a Told for an object of a namespace; in the system namespace it names all.
 func NewTold(namespace, systemNamespace string) Told {
 	if namespace == systemNamespace {
 		return Told{}
@@ -34,12 +32,12 @@ func NewTold(namespace, systemNamespace string) Told {
 	return Told{only: namespace}
 }
 
-// Add takes a text about an object of a namespace; empty is the scope of the cluster.
+// Add adds a text about an object of a namespace; empty if cluster-scoped.
 func (t *Told) Add(namespace, text string) {
 	t.AddAny(text, t.only == "" || namespace == t.only)
 }
 
-// AddAny takes a text, which is named or only counted.
+// AddAny adds a text, named or only counted.
 func (t *Told) AddAny(text string, named bool) {
 	if t.count++; !named || len(t.first) >= maxNamed {
 		return
@@ -51,10 +49,9 @@ func (t *Told) AddAny(text string, named bool) {
 	t.first = append(t.first, text)
 }
 
-// Len is how many texts there are.
 func (t *Told) Len() int { return t.count }
 
-// String is the texts in one line: the first three, and how many more there are.
+// String returns the first three texts in one line, and the number of others.
 func (t *Told) String() string {
 	line := strings.Join(t.first, "; ")
 	switch more := t.count - len(t.first); {
@@ -67,11 +64,9 @@ func (t *Told) String() string {
 	}
 }
 
-// maxNoteBytes is how much of a note an event has.
 const maxNoteBytes = 1024
 
-// Note is a text as an event can have it: the API server refuses a longer one, and nobody would be
-// told anything.
+// Note shortens a text to the limit of events.
 func Note(text string) string {
 	if len(text) <= maxNoteBytes {
 		return text
@@ -79,7 +74,7 @@ func Note(text string) string {
 	return strings.ToValidUTF8(text[:maxNoteBytes-len("...")], "") + "..."
 }
 
-// Counted is a number of things, such as "1 error" and "2 errors".
+// Counted formats a count, such as "1 error" and "2 errors".
 func Counted[N ~int | ~int32](count N, thing string) string {
 	if count == 1 {
 		return "1 " + thing
@@ -87,8 +82,8 @@ func Counted[N ~int | ~int32](count N, thing string) string {
 	return fmt.Sprintf("%d %ss", count, thing)
 }
 
-// Findings says in one line what came of a run: how many errors and warnings it has, and the first
-// of the errors, or of the warnings if it has no error. It is empty if there is neither.
+// Findings returns the counts of errors and warnings, and the first errors, or else warnings; empty
+// if there are none.
 func Findings(errors, warnings *Told) string {
 	named := warnings
 	if errors.count > 0 {
@@ -100,7 +95,7 @@ func Findings(errors, warnings *Told) string {
 	return counts(errors.count, warnings.count) + ": " + named.String()
 }
 
-// Unnamed is Findings where no text is known, as of a backup of Velero's.
+// Unnamed is Findings without texts, as for Velero's backups.
 func Unnamed[N ~int | ~int32](errors, warnings N) string {
 	if errors <= 0 && warnings <= 0 {
 		return ""

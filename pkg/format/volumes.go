@@ -19,20 +19,19 @@ import (
 )
 
 const (
-	// UploaderKopia is the uploader of volumes that Holdfast can restore.
+	// UploaderKopia is the only one that Holdfast restores.
 	UploaderKopia = "kopia"
-	// UploaderRestic is that of Velero's times before it named any.
+	// UploaderRestic is also the default of Velero's old versions.
 	UploaderRestic = "restic"
 )
 
 const (
-	labelBackupName = "velero.io/backup-name"
-	labelBackupUID  = "velero.io/backup-uid"
-	labelClaimUID   = "velero.io/pvc-uid"
-	annotationClaim = "velero.io/pvc-name"
-	// annotationVolumeNamespaceUID is the uid of the namespace of a volume's pod.
+	labelBackupName              = "velero.io/backup-name"
+	labelBackupUID               = "velero.io/backup-uid"
+	labelClaimUID                = "velero.io/pvc-uid"
+	annotationClaim              = "velero.io/pvc-name"
 	annotationVolumeNamespaceUID = AnnotationPrefix + "namespace-uid"
-	// annotationVolume is what is known of the volume itself, a VolumeItself in JSON.
+	// annotationVolume is a VolumeItself in JSON.
 	annotationVolume    = AnnotationPrefix + "volume"
 	maxVolumeAnnotation = 16 << 10
 	methodPodVolume     = "PodVolumeBackup"
@@ -43,40 +42,36 @@ const (
 	volumeHashLength    = 10
 )
 
-// Volume is what became of one volume of a backup.
+// Volume is the result of one volume of a backup.
 type Volume struct {
 	// Pod is the pod through which the volume was read.
-	Pod engine.PodReference
-	// NamespaceUID is the uid of the pod's namespace.
+	Pod          engine.PodReference
 	NamespaceUID types.UID
-	// Node is the node that ran the pod.
-	Node string
-	// Name is the name of the volume in the pod's spec.
+	Node         string
+	// Name in the pod's spec.
 	Name string
-	// ClaimName, ClaimUID and PersistentVolume are empty for a volume without a claim.
+	// ClaimName, ClaimUID and PersistentVolume are empty without a claim.
 	ClaimName        string
 	ClaimUID         types.UID
 	PersistentVolume string
-	// HostPath is the path on the node of a persistent volume of that type, or "".
-	HostPath string
-	// ClaimLabels are the claim's.
+	// HostPath is the path on the node of a persistent volume of that type.
+	HostPath    string
 	ClaimLabels map[string]string
-	// ReclaimPolicy, Labels, Capacity in bytes and Created are those of the persistent volume.
+	// ReclaimPolicy, Labels, Capacity in bytes and Created are the persistent volume's.
 	ReclaimPolicy corev1.PersistentVolumeReclaimPolicy
 	Labels        map[string]string
 	Capacity      int64
 	Created       metav1.Time
-	// Hooked is true if hooks of pods are about the data.
+	// Hooked is true if pods' hooks concern the data.
 	Hooked bool
-	// Instead is the volume of another pod with the same claim that was tried before and could
-	// not be read, or nil.
+	// Instead is the claim's volume in another pod that was tried before, and could not be read; or
+	// nil.
 	Instead *Volume
-	// Status is the result; its phase must be final.
+	// Status has a final phase.
 	Status engine.VolumeUploadStatus
 }
 
-// PodVolumeBackup is Velero's PodVolumeBackup: one volume of a pod, in the Kopia
-// repository of the pod's namespace.
+// PodVolumeBackup is Velero's: a volume of a pod, in the Kopia repository of its namespace.
 type PodVolumeBackup struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
@@ -84,19 +79,17 @@ type PodVolumeBackup struct {
 	Status            PodVolumeBackupStatus `json:"status"`
 }
 
-// PodVolumeBackupSpec says which volume it is.
 type PodVolumeBackupSpec struct {
 	Node                  string                 `json:"node"`
 	Pod                   corev1.ObjectReference `json:"pod"`
 	Volume                string                 `json:"volume"`
 	BackupStorageLocation string                 `json:"backupStorageLocation"`
-	// RepoIdentifier is of the times of restic, and empty.
+	// RepoIdentifier is from restic, and empty.
 	RepoIdentifier string            `json:"repoIdentifier"`
 	UploaderType   string            `json:"uploaderType"`
 	Tags           map[string]string `json:"tags,omitempty"`
 }
 
-// PodVolumeBackupStatus is what was stored of it.
 type PodVolumeBackupStatus struct {
 	Phase               engine.VolumePhase    `json:"phase,omitempty"`
 	Path                string                `json:"path,omitempty"`
@@ -108,16 +101,16 @@ type PodVolumeBackupStatus struct {
 	IncrementalBytes    int64                 `json:"incrementalBytes,omitempty"`
 }
 
-// ClaimName is the name of the volume's claim, empty for a volume without one.
+// ClaimName returns the claim's name, or "".
 func (p *PodVolumeBackup) ClaimName() string { return p.Annotations[annotationClaim] }
 
-// VolumeName is what a volume is called in its namespace: by its claim or, without one, by its
-// pod.
+// VolumeName returns the volume's name in its namespace.
 func (p *PodVolumeBackup) VolumeName() string {
 	return VolumeName(p.ClaimName(), p.Spec.Pod.Name, p.Spec.Volume)
 }
 
-// VolumeName is what a volume is called in its namespace. No claim's name has a colon.
+// VolumeName returns a volume's name in its namespace: the claim's, which has no colon, or one from
+// the pod.
 func VolumeName(claim, pod, podVolume string) string {
 	if claim == "" {
 		return "pod:" + pod + ":" + podVolume
@@ -125,27 +118,25 @@ func VolumeName(claim, pod, podVolume string) string {
 	return claim
 }
 
-// NamespaceUID is the uid of the namespace of the volume's pod; empty if it is not stored.
+// NamespaceUID returns the uid of the pod's namespace; empty if not stored.
 func (p *PodVolumeBackup) NamespaceUID() types.UID {
 	return types.UID(p.Annotations[annotationVolumeNamespaceUID])
 }
 
-// VolumeItself is what the list of volumes says of a claim and its persistent volume.
+// VolumeItself describes a claim and its persistent volume.
 type VolumeItself struct {
-	// Name, SizeBytes and Created are those of the persistent volume.
+	// Name, SizeBytes and Created are the persistent volume's.
 	Name      string       `json:"name,omitempty"`
 	SizeBytes int64        `json:"sizeBytes,omitempty"`
 	Created   *metav1.Time `json:"created,omitempty"`
-	// Labels are the claim's: those of the persistent volume are not for whoever owns the claim.
+	// Labels are the claim's: the claim's owner may not see the persistent volume's.
 	Labels map[string]string `json:"labels,omitempty"`
 }
 
-// Itself is what is stored of the volume itself, for DecodeVolumeItself; the same in all backups
-// of a volume that stays the same.
+// Itself returns a text for DecodeVolumeItself, the same in all backups of an unchanged volume.
 func (p *PodVolumeBackup) Itself() string { return p.Annotations[annotationVolume] }
 
-// DecodeVolumeItself gives nothing if it can't be read. What it gives may be anything, as somebody
-// else may have written it.
+// DecodeVolumeItself returns the zero value for an unreadable text. Its fields are unverified.
 func DecodeVolumeItself(text string) VolumeItself {
 	var itself VolumeItself
 	if len(text) > maxVolumeAnnotation || json.Unmarshal([]byte(text), &itself) != nil {
@@ -154,7 +145,6 @@ func DecodeVolumeItself(text string) VolumeItself {
 	return itself
 }
 
-// itself is the content of annotationVolume.
 func (v *Volume) itself() string {
 	itself := VolumeItself{Name: v.PersistentVolume, SizeBytes: v.Capacity, Labels: v.ClaimLabels}
 	if !v.Created.IsZero() {
@@ -166,13 +156,13 @@ func (v *Volume) itself() string {
 		encoded, err = json.Marshal(itself)
 	}
 	if err != nil {
-		panic(err) // strings and numbers can always be written
+		panic(err) // strings and numbers can always be encoded
 	}
 	return string(encoded)
 }
 
-// NewPodVolumeBackup describes a volume of a backup in the form that Velero
-// restores from. The name is derived from pod and volume.
+// NewPodVolumeBackup describes a volume as Velero restores it. The name is derived from pod and
+// volume.
 func NewPodVolumeBackup(backup *holdfast.Backup, storeName string, volume Volume) PodVolumeBackup {
 	pvb := PodVolumeBackup{
 		TypeMeta: metav1.TypeMeta{APIVersion: veleroAPIVersion, Kind: "PodVolumeBackup"},
@@ -235,19 +225,17 @@ func NewPodVolumeBackup(backup *holdfast.Backup, storeName string, volume Volume
 	return pvb
 }
 
-// WritePodVolumeBackups writes the content of PodVolumeBackupsKey.
 func WritePodVolumeBackups(w io.Writer, volumes []PodVolumeBackup) error {
 	return writeJSON(w, MaxVolumesBytes, volumes)
 }
 
-// ReadPodVolumeBackups reads the content of PodVolumeBackupsKey one by one, so
-// that the caller decides what stays in memory. An error of each ends it.
+// ReadPodVolumeBackups calls each for every element of PodVolumeBackupsKey, until an error.
 func ReadPodVolumeBackups(r io.Reader, each func(PodVolumeBackup) error) error {
 	return readList(r, MaxVolumesBytes, each)
 }
 
-// VolumeInfo says how a volume was backed up. Velero's restore finds it by the
-// name of the persistent volume, and then makes a new one instead of adopting it.
+// VolumeInfo describes how a volume was backed up. Velero's restore finds it by the persistent
+// volume's name, and then makes a new volume instead of adopting it.
 type VolumeInfo struct {
 	PVCName               string             `json:"pvcName,omitempty"`
 	PVCNamespace          string             `json:"pvcNamespace,omitempty"`
@@ -262,13 +250,13 @@ type VolumeInfo struct {
 	Result                string             `json:"result,omitempty"`
 	PVBInfo               *PodVolumeInfo     `json:"pvbInfo,omitempty"`
 	PVInfo                *PersistentVolInfo `json:"pvInfo,omitempty"`
-	// Of volumes that Velero stored by a snapshot.
+	// Of volumes that Velero stored by snapshots.
 	CSISnapshotInfo    *CSISnapshotInfo    `json:"csiSnapshotInfo,omitempty"`
 	DataMovementInfo   *DataMovementInfo   `json:"snapshotDataMovementInfo,omitempty"`
 	NativeSnapshotInfo *NativeSnapshotInfo `json:"nativeSnapshotInfo,omitempty"`
 }
 
-// PodVolumeInfo repeats a PodVolumeBackup in a VolumeInfo.
+// PodVolumeInfo repeats a PodVolumeBackup.
 type PodVolumeInfo struct {
 	SnapshotHandle  string `json:"snapshotHandle,omitempty"`
 	Size            int64  `json:"size,omitempty"`
@@ -278,11 +266,11 @@ type PodVolumeInfo struct {
 	PodName         string `json:"podName,omitempty"`
 	PodNamespace    string `json:"podNamespace,omitempty"`
 	NodeName        string `json:"nodeName,omitempty"`
-	// Phase has no JSON name of its own in the format.
+	// Phase has no JSON name in the format.
 	Phase engine.VolumePhase `json:"Phase"`
 }
 
-// PersistentVolInfo is what a restore needs to know of the persistent volume.
+// PersistentVolInfo has what a restore needs of the persistent volume.
 type PersistentVolInfo struct {
 	ReclaimPolicy string            `json:"reclaimPolicy,omitempty"`
 	Labels        map[string]string `json:"labels,omitempty"`
@@ -321,23 +309,21 @@ func NewVolumeInfo(volume Volume) VolumeInfo {
 	return info
 }
 
-// WriteVolumeInfo writes the content of VolumeInfoKey.
 func WriteVolumeInfo(w io.Writer, volumes []VolumeInfo) error {
 	return writeJSON(w, MaxSideFileBytes, volumes)
 }
 
-// ReadVolumeInfo reads the content of VolumeInfoKey.
 func ReadVolumeInfo(r io.Reader) ([]VolumeInfo, error) { return readJSON[[]VolumeInfo](r) }
 
-// volumeHash tells the volumes of a backup apart, in the same way each time.
+// volumeHash identifies a volume within a backup, stably.
 func volumeHash(volume *Volume) string {
-	// None of the three can contain a slash.
+	// None of the three has a slash.
 	identity := strings.Join([]string{volume.Pod.Namespace, volume.Pod.Name, volume.Name}, "/")
 	hash := sha256.Sum256([]byte(identity))
 	return hex.EncodeToString(hash[:])[:volumeHashLength]
 }
 
-// labelValue shortens a store name as Velero does, which finds volumes by it.
+// labelValue shortens a store name as Velero does.
 func labelValue(storeName string) string {
 	if len(storeName) <= maxLabelValue {
 		return storeName

@@ -19,34 +19,31 @@ import (
 )
 
 const (
-	// WrappedKeysPrefix is the folder of the wrapped keys of all repositories and clusters.
+	// WrappedKeysPrefix has the wrapped keys of all repositories and clusters.
 	WrappedKeysPrefix = HoldfastPrefix + "keys/"
-	// MaxWrappedKeyBytes is the size beyond which a WrappedKey is not read.
+	// MaxWrappedKeyBytes is the largest WrappedKey that is read.
 	MaxWrappedKeyBytes = 64 << 10
 
 	wrappedKeyKind       = "WrappedRepositoryKey"
 	wrappedKeyAPIVersion = "holdfast.io/v1"
 )
 
-// WrappedKey is the key of a repository, encrypted for recovery keys, whose private halves are
-// not in the cluster. It is signed by its cluster as metadata is: everybody who knows a recovery
-// key can encrypt something for it.
+// WrappedKey is a repository's key, encrypted for recovery keys whose private halves are outside
+// the cluster. Its cluster signs it, since anyone with a recovery key could encrypt.
 type WrappedKey struct {
-	// ClusterUID and PublicKey are those of the cluster that has signed it. Whose the key is,
-	// is the reader's to know.
+	// ClusterUID and PublicKey are the signer's. The reader decides about the key.
 	ClusterUID, PublicKey string
-	// Location is the storage location's name in that cluster, and VolumeNamespace the one
-	// whose volumes the repository holds.
+	// Location is the storage location's name in that cluster, VolumeNamespace the repository's
+	// namespace.
 	Location, VolumeNamespace string
-	// Fingerprint tells the repository's key from others.
+	// Fingerprint identifies the repository's key.
 	Fingerprint string
-	// RecoveryKeys are the public keys for which it is encrypted.
+	// RecoveryKeys are the public keys of the encryption.
 	RecoveryKeys []string
-	// Encrypted is the repository's key as an armored file of age.
+	// Encrypted is an armored file of age.
 	Encrypted string
 }
 
-// storedWrappedKey is the content of the object.
 type storedWrappedKey struct {
 	metav1.TypeMeta `json:",inline"`
 	Metadata        storedWrappedKeyMetadata `json:"metadata"`
@@ -67,8 +64,8 @@ type storedWrappedKeySpec struct {
 
 var fingerprints = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
-// Key is where the wrapped key lies: a place for each cluster, repository, key of that, and set
-// of recovery keys.
+// Key returns the key in the store: one for each cluster, repository, its key, and set of recovery
+// keys.
 func (w WrappedKey) Key() string {
 	sum := sha256.Sum256([]byte(strings.Join(slices.Sorted(slices.Values(w.RecoveryKeys)), "\n")))
 	return fmt.Sprintf("%s%s/%s/%s-%s.json", WrappedKeysPrefix, w.ClusterUID, w.VolumeNamespace, w.Fingerprint, hex.EncodeToString(sum[:8]))
@@ -88,7 +85,7 @@ func (w WrappedKey) validate() error {
 	return nil
 }
 
-// EncodeWrappedKey gives the content of an object, signed by the cluster, which is the key's.
+// EncodeWrappedKey encodes a wrapped key, signed by the cluster.
 func EncodeWrappedKey(wrapped WrappedKey, cluster Cluster) ([]byte, error) {
 	if cluster.Key == nil {
 		return nil, errors.New("the cluster has no key to sign with")
@@ -112,7 +109,7 @@ func EncodeWrappedKey(wrapped WrappedKey, cluster Cluster) ([]byte, error) {
 	if stored.Metadata.Annotations[AnnotationSignature], err = cluster.Key.sign(plain); err != nil {
 		return nil, err
 	}
-	// People read it on a bad day.
+	// Indented, since people read it in an emergency.
 	data, err := json.MarshalIndent(stored, "", "  ")
 	if err != nil {
 		return nil, err
@@ -123,8 +120,7 @@ func EncodeWrappedKey(wrapped WrappedKey, cluster Cluster) ([]byte, error) {
 	return append(data, '\n'), nil
 }
 
-// DecodeWrappedKey reads what lies at a key. It fails if that is not as it was signed, or belongs
-// elsewhere.
+// DecodeWrappedKey reads the object at key. It fails for a wrong signature or key.
 func DecodeWrappedKey(key string, data []byte) (*WrappedKey, error) {
 	if len(data) > MaxWrappedKeyBytes {
 		return nil, fmt.Errorf("it has more than %d bytes", MaxWrappedKeyBytes)
