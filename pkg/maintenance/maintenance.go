@@ -1,15 +1,13 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package maintenance maintains the repository of a VolumeRepository: the work of a maintenance
-// Job for each of its repositories. It removes the snapshots that no backup needs, and has Kopia
-// reclaim the space. docs/design/maintenance.md says why nothing is removed that is needed.
+// Package maintenance maintains the repository of a VolumeRepository, in a maintenance Job. It
+// removes the snapshots that no backup needs, and lets Kopia reclaim the space.
+// docs/design/maintenance.md says why nothing needed is removed.
 //
-// What it promises:
-//   - One process at a time maintains a repository: it holds a Lease of the repository's name.
-//     Two that overlap because one was paused do no harm.
-//   - No snapshot is removed that a listed backup needs, and no content that an upload or a
-//     restore needs meanwhile.
+//   - One process at a time maintains a repository, by a Lease. An overlap after a pause is
+//     harmless.
+//   - No snapshot of a listed backup is removed, and no content that an upload or restore needs.
 //   - A repository is opened once, however many backups are deleted.
 //   - A Result says what was done, or why not.
 package maintenance
@@ -41,19 +39,15 @@ const MaxUpload = 40 * time.Hour
 // CacheBytes is the maximum size of a maintenance's cache on disk.
 const CacheBytes = 512 << 20
 
-// Maintainer maintains repositories.
 type Maintainer struct {
-	// Namespace is the system namespace.
 	Namespace string
-	// Identity is this process's.
-	Identity string
+	Identity  string
 
 	Engine engineclient.EngineV1alpha1Interface
 	// Secrets reads the credentials of the locations, Keys the keys of the repositories.
 	Secrets, Keys location.Secrets
-	// Leases of the repositories.
-	Leases coordinationclient.LeaseInterface
-	// ClusterUID and PublicKeys are the cluster's, as in package identity.
+	Leases        coordinationclient.LeaseInterface
+	// ClusterUID and PublicKeys are as in package identity.
 	ClusterUID string
 	PublicKeys []string
 	Clock      clock.WithDelayedExecution
@@ -65,7 +59,6 @@ type Maintainer struct {
 	Verify, OnlyVerify bool
 }
 
-// Maintain maintains the repository of a namespace at a location.
 func (m *Maintainer) Maintain(ctx context.Context, volumeNamespace, location string) Result {
 	result := Result{Repository: enginev1alpha1.RepositoryName(volumeNamespace, location), Started: m.Clock.Now()}
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("volumeRepository", result.Repository))
@@ -116,8 +109,8 @@ func (m *Maintainer) maintain(ctx context.Context, result *Result) error {
 	return err
 }
 
-// newCache returns a cache for one maintenance. A full one reads the listing of each folder of each
-// snapshot, which would be a request each.
+// newCache returns a cache for one maintenance. A full one reads each folder's listing, otherwise
+// with a request each.
 func newCache(ctx context.Context) (cache *repository.Cache, remove func()) {
 	dir, err := os.MkdirTemp("", "holdfast-maintenance-")
 	if err == nil {
@@ -160,10 +153,10 @@ func check(ctx context.Context, opened *repository.Repository, options repositor
 	return nil
 }
 
-// sweep removes the snapshots that no backup needs. The maintenance goes on after its errors.
+// sweep removes the snapshots that no backup needs. The maintenance continues after its errors.
 func (m *Maintainer) sweep(ctx context.Context, opened *repository.Repository, stored *enginev1alpha1.StorageLocation, namespace string) (done swept, err error) {
 	if m.ClusterUID == "" {
-		return done, nil // there is no controller yet, which could have asked for anything
+		return done, nil // there is no controller yet that could have requested any
 	}
 	bucket, err := location.Open(ctx, m.Secrets, stored)
 	if err != nil {

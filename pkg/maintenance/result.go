@@ -17,8 +17,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
 
-// Result is the outcome of the maintenance of one repository. A Job's pod writes it as a line of
-// JSON into its log and its termination message.
+// Result is the outcome of the maintenance of one repository: a line of JSON in the Job's log and
+// termination message.
 type Result struct {
 	// Repository is the name of the VolumeRepository.
 	Repository string `json:"repository"`
@@ -26,32 +26,30 @@ type Result struct {
 	Kind    string    `json:"maintenance,omitempty"`
 	Started time.Time `json:"started"`
 	Ended   time.Time `json:"ended"`
-	// ReclaimedBytes were removed from the store, and RewrittenBytes put together anew.
+	// ReclaimedBytes were removed from the store, RewrittenBytes moved to new packs.
 	ReclaimedBytes int64 `json:"reclaimedBytes"`
 	RewrittenBytes int64 `json:"rewrittenBytes,omitempty"`
 	// SizeBytes and Files are the repository's size, after a full maintenance.
 	SizeBytes int64 `json:"sizeBytes,omitempty"`
 	Files     int64 `json:"files,omitempty"`
-	// SweptBackups and SweptSnapshots count the snapshots that were removed, and their backups; in
-	// a dry run, those that would be.
+	// SweptBackups and SweptSnapshots count removed snapshots and their backups; in a dry run,
+	// those that would be.
 	SweptBackups   int `json:"sweptBackups,omitempty"`
 	SweptSnapshots int `json:"sweptSnapshots,omitempty"`
-	// WaitingBackups counts removals whose backups exist, or may exist.
+	// WaitingBackups counts removals whose backups may exist.
 	WaitingBackups int `json:"waitingBackups,omitempty"`
 	// MissingBackups counts backups that are missing or don't list their snapshots, if they are too
 	// many: the snapshots stay.
 	MissingBackups int `json:"missingBackups,omitempty"`
 	// ClockSkewSeconds is how far the store's clock is ahead.
 	ClockSkewSeconds int64 `json:"clockSkewSeconds,omitempty"`
-	// Check is nil if the packs were not compared with the index.
+	// Check is nil if the packs were not checked.
 	Check *Check `json:"check,omitempty"`
 	// Cancelled is set if it was told to stop, which is no failure.
-	Cancelled bool `json:"cancelled,omitempty"`
-	// Error says why it failed.
-	Error string `json:"error,omitempty"`
+	Cancelled bool   `json:"cancelled,omitempty"`
+	Error     string `json:"error,omitempty"`
 }
 
-// Check has the findings of a check of a repository.
 type Check struct {
 	// All is true if every pack was read.
 	All bool `json:"all,omitempty"`
@@ -60,21 +58,21 @@ type Check struct {
 	ReadPacks int   `json:"readPacks,omitempty"`
 	ReadBytes int64 `json:"readBytes,omitempty"`
 	// MissingPacks counts packs that the store lacks in whole or in part, DamagedPacks those with
-	// other bytes than were written. Damaged has names of the latter.
+	// other bytes than were written; Damaged names some.
 	MissingPacks int      `json:"missingPacks,omitempty"`
 	DamagedPacks int      `json:"damagedPacks,omitempty"`
 	Damaged      []string `json:"damaged,omitempty"`
-	// MissingIndexes counts indexes that the store had at the last maintenance, and lacks.
+	// MissingIndexes counts indexes of the last maintenance that the store lacks.
 	MissingIndexes int `json:"missingIndexes,omitempty"`
-	// Contents counts contents that can't be read.
+	// Contents counts unreadable contents.
 	Contents int `json:"contents,omitempty"`
 	// AffectedSnapshots counts snapshots that need such contents, and Snapshots has their ids. If
-	// they are too many, or unknown in part, AffectedUntil is the start of the newest.
+	// they are too many, or partly unknown, AffectedUntil is the start of the newest.
 	AffectedSnapshots int        `json:"affectedSnapshots,omitempty"`
 	Snapshots         []string   `json:"snapshots,omitempty"`
 	AffectedUntil     *time.Time `json:"affectedUntil,omitempty"`
 
-	until time.Time // when the newest began, in any case
+	until time.Time // start of the newest, in any case
 }
 
 // newCheck keeps as many names as a VolumeRepository has room for.
@@ -91,7 +89,6 @@ func newCheck(all bool, found repository.Check) *Check {
 	return c
 }
 
-// Lost reports whether the store has lost data.
 func (c *Check) Lost() bool { return c != nil && c.MissingPacks+c.DamagedPacks+c.MissingIndexes > 0 }
 
 func (c *Check) String() string {
@@ -114,7 +111,6 @@ func (c *Check) String() string {
 	return join(indexes, packs, snapshots, read)
 }
 
-// String returns the line of a result.
 func (r Result) String() string {
 	line, err := json.Marshal(r)
 	if err != nil { // a time out of range
@@ -123,10 +119,10 @@ func (r Result) String() string {
 	return string(line)
 }
 
-// Full reports whether the maintenance was a full one, which looks for missing backups.
+// Full reports whether the maintenance was full, and so looked for missing backups.
 func (r Result) Full() bool { return r.Kind == string(repository.MaintenanceFull) }
 
-// Doubt says why the snapshots of missing backups stay; it is empty if none are missing.
+// Doubt says why the snapshots of missing backups stay; empty if none are missing.
 func (r Result) Doubt() string {
 	if r.MissingBackups == 0 {
 		return ""
@@ -134,7 +130,6 @@ func (r Result) Doubt() string {
 	return fmt.Sprintf("%d backups with snapshots are missing from the store, or do not list them, too many to be believed: bring them back, or have these snapshots removed by holdfast repo-maintenance --accept-missing-backups", r.MissingBackups)
 }
 
-// Summary says what was done, or why it failed.
 func (r Result) Summary() string {
 	switch {
 	case r.Error != "":
@@ -158,7 +153,7 @@ func join(texts ...string) string {
 	return strings.Join(slices.DeleteFunc(texts, func(text string) bool { return text == "" }), "; ")
 }
 
-// messageLimit is the size of a termination message in Kubernetes.
+// messageLimit is Kubernetes's size of a termination message.
 const messageLimit = 4096
 
 // Message returns the termination message: a line for each repository, or the bare error of the
@@ -168,7 +163,7 @@ func Message(results []Result) string {
 		return truncated(results[0].Error, messageLimit)
 	}
 	results = withoutNames(results)
-	// The errors share the room that the rest of the lines leaves.
+	// The errors share the remaining room.
 	room, failed := messageLimit, 0
 	for _, result := range results {
 		if result.Error != "" {
@@ -179,7 +174,7 @@ func Message(results []Result) string {
 	}
 	var lines strings.Builder
 	for _, result := range results {
-		if result.Error != "" { // never empty: that would be a success
+		if result.Error != "" { // an empty error would be a success
 			result.Error = cmp.Or(fitting(result.Error, room/max(failed, 1)), "-")
 		}
 		fmt.Fprintln(&lines, result)
@@ -187,8 +182,7 @@ func Message(results []Result) string {
 	return truncated(lines.String(), messageLimit)
 }
 
-// withoutNames leaves out the names of lost data if they don't all fit. AffectedUntil stands for
-// them then.
+// withoutNames drops the names of lost data if they don't all fit; AffectedUntil replaces them.
 func withoutNames(results []Result) []Result {
 	room := messageLimit
 	for _, result := range results {
@@ -212,7 +206,7 @@ func withoutNames(results []Result) []Result {
 	return results
 }
 
-// fitting returns as much of a text as fits into so many bytes of a JSON string, where one byte may
+// fitting returns the beginning of a text that fits into a JSON string of so many bytes; a byte may
 // take six.
 func fitting(text string, bytes int) string {
 	for limit := bytes; limit > 0; {
@@ -236,7 +230,7 @@ func truncated(text string, limit int) string {
 	return text[:limit]
 }
 
-// Results reads a message of Message. Other lines, as a bare error, are left out.
+// Results reads a Message. Other lines, as a bare error, are skipped.
 func Results(message string) (results []Result) {
 	for line := range strings.Lines(message) {
 		var result Result
@@ -247,7 +241,6 @@ func Results(message string) (results []Result) {
 	return results
 }
 
-// Failed returns the errors of the results, or nil.
 func Failed(results []Result) error {
 	var errs []error
 	for _, result := range results {

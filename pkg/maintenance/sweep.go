@@ -26,7 +26,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// requestTimeout bounds one request to the store, its content included.
+// requestTimeout bounds a request to the store, content included.
 const requestTimeout = time.Minute
 
 type bucket interface {
@@ -35,37 +35,37 @@ type bucket interface {
 }
 
 const (
-	// minAge is the minimum age of a snapshot that is removed without a removal.
+	// minAge is the minimum age of snapshots that are removed without a removal.
 	minAge = 24 * time.Hour
-	// oneMissingOf bounds the missing backups: one, or one in so many, and never all.
+	// oneMissingOf bounds the missing backups: one, or one in so many, never all.
 	oneMissingOf = 20
 )
 
-// sweep removes snapshots from the repository of a namespace: of backups with a removal in the
-// store, of missing backups, of deleted volumes, and those saved after the end of their backup.
+// sweep removes snapshots from a namespace's repository: of backups with a removal in the store, of
+// missing backups, of deleted volumes, and those saved after their backup's end.
 type sweep struct {
 	store                        bucket
 	repository                   *repository.Repository
 	cluster, namespace, location string
-	// keys are the public keys of the cluster.
+	// keys are the cluster's public keys.
 	keys   []string
 	clock  clock.PassiveClock
 	dryRun bool
-	// missing looks for missing backups; accept removes their snapshots also if too many are missing.
+	// missing looks for missing backups; accept removes their snapshots even if too many are
+	// missing.
 	missing, accept bool
 
-	// asked has the backups that were asked for deleted volumes, and whether they answered. byID has
-	// the snapshots that stay so far.
+	// asked has the backups that were read for deleted volumes, and whether that succeeded. byID
+	// has the remaining snapshots.
 	asked map[format.RemovalOf]bool
 	byID  map[string]datapath.Snapshot
 }
 
-// swept counts the work of a sweep.
 type swept struct {
 	backups, snapshots int
 	// waiting counts removals whose backups still exist.
 	waiting int
-	// missing counts backups that are missing, or don't list their snapshots, if they are too many.
+	// missing counts backups that are missing, or don't list their snapshots, if too many.
 	missing int
 }
 
@@ -76,7 +76,7 @@ func (s *sweep) run(ctx context.Context) (done swept, err error) {
 	if err != nil || len(objects) == 0 && !s.missing {
 		return done, err
 	}
-	// Listed before the backups are asked for, so that a later upload stays.
+	// Listed before the backups are read, so that later uploads stay.
 	all, err := datapath.Snapshots(ctx, s.repository)
 	if err != nil {
 		return done, err
@@ -90,7 +90,7 @@ func (s *sweep) run(ctx context.Context) (done swept, err error) {
 	var requested []removal // without their snapshots, which may be many
 	var ended []store.Object
 	var failures []error
-	// flush removes what was found so far, so that a killed sweep has not worked in vain.
+	// flush removes the snapshots found so far, so that a killed sweep has progressed.
 	flush := func() error {
 		if len(ids) > 0 && !s.dryRun {
 			if err := datapath.DeleteSnapshots(ctx, s.repository, ids); err != nil {
@@ -121,7 +121,7 @@ func (s *sweep) run(ctx context.Context) (done swept, err error) {
 			if done.waiting += waiting; waiting == 0 {
 				ended = append(ended, object)
 			}
-			if err := flush(); err != nil { // it has asked many backups
+			if err := flush(); err != nil { // it has read many backups
 				return done, err
 			}
 			continue
@@ -138,7 +138,7 @@ func (s *sweep) run(ctx context.Context) (done swept, err error) {
 			return done, err
 		}
 		requested = append(requested, removal{Removal: format.Removal{UID: r.UID, StoreName: r.StoreName}})
-		// Most removals are done already, and wait for late uploads.
+		// Most removals are done, and wait for late uploads.
 		if its := r.snapshots(all); len(its) > 0 {
 			needed, err := s.needs(ctx, *r)
 			switch {
@@ -147,7 +147,7 @@ func (s *sweep) run(ctx context.Context) (done swept, err error) {
 				done.waiting++
 				continue
 			case err != nil:
-				return done, err // of the store: the others would get the same answer
+				return done, err // the store's: others would fail likewise
 			case needed:
 				klog.FromContext(ctx).V(1).Info("A backup whose snapshots are to go is still there", "backup", r.StoreName, "uid", r.UID)
 				done.waiting++
@@ -185,15 +185,15 @@ func (s *sweep) run(ctx context.Context) (done swept, err error) {
 }
 
 const (
-	// atOnce is how many backups are asked at once.
+	// atOnce is how many backups are read at once.
 	atOnce = 16
 	// flushAfter is how many removals share a flush, which costs some writes.
 	flushAfter = 100
 )
 
 // ofVolumes returns the snapshots of deleted volumes, by the changes beside their backups, and the
-// number of backups that could not be asked. A deleted backup has none: its own removal has them.
-// One question for each backup suffices: all changes were stored before the removals were listed.
+// number of unreadable backups. A deleted backup has its own removal. Reading a backup once
+// suffices: changes were stored before the removals were listed.
 func (s *sweep) ofVolumes(ctx context.Context, object store.Object) (ids []string, waiting int, err error) {
 	data, err := s.content(ctx, object)
 	switch {
@@ -256,13 +256,12 @@ func (s *sweep) ofVolumes(ctx context.Context, object store.Object) (ids []strin
 	return ids, waiting, nil
 }
 
-// isBackups reports whether an error concerns one backup, so that its snapshots stay, and not the
-// whole store.
+// isBackups reports whether an error concerns one backup, whose snapshots stay, and not the store.
 func isBackups(err error) bool {
 	return errors.Is(err, folder.ErrUnreadable) || errors.Is(err, store.ErrDenied)
 }
 
-// snapshots returns the backup's: with its uid, or without any uid and named by the removal.
+// snapshots returns the backup's: with its uid, or without uid and named by the removal.
 func (r *removal) snapshots(all []datapath.Snapshot) (ids []string) {
 	named := sets.New(r.Snapshots...)
 	for _, snapshot := range all {
@@ -273,27 +272,26 @@ func (r *removal) snapshots(all []datapath.Snapshot) (ids []string) {
 	return ids
 }
 
-// means reports whether a snapshot was made for the backup. The snapshot must name the folder that
-// was asked: a copied backup or a forged removal could name another one.
+// means reports whether a snapshot was made for the backup. It must name the same folder: a copied
+// backup or forged removal could name another.
 func (r *removal) means(snapshot datapath.Snapshot) bool {
 	return snapshot.Backup == r.UID && (snapshot.StoreName == "" || snapshot.StoreName == r.StoreName)
 }
 
-// missing has the backups of this cluster that the store lacks, or that don't list all snapshots
-// saved for them, without a removal.
+// missing has this cluster's backups that the store lacks, or that don't list all their snapshots,
+// without a removal.
 type missing struct {
-	// snapshots has those to remove, by the uid of their backup, of of backups in all.
+	// snapshots has those to remove, by their backup's uid; of counts all backups.
 	snapshots map[types.UID][]string
 	of        int
 }
 
-// tooMany reports whether the store is in doubt, for example because it was restored in part.
+// tooMany reports whether the store is in doubt, for example after a partial restore.
 func (m *missing) tooMany() bool {
 	n := len(m.snapshots)
 	return n > 0 && (n == m.of || n > 1 && n*oneMissingOf > m.of)
 }
 
-// findMissing asks for each backup of this cluster that has snapshots.
 func (s *sweep) findMissing(ctx context.Context, requested []removal, all []datapath.Snapshot) (found missing, err error) {
 	known := map[types.UID]removal{}
 	for _, r := range requested {
@@ -307,7 +305,7 @@ func (s *sweep) findMissing(ctx context.Context, requested []removal, all []data
 			continue
 		}
 		if name, known := of[snapshot.Backup]; known && name != snapshot.StoreName {
-			stay.Insert(snapshot.Backup) // its folder is unknown
+			stay.Insert(snapshot.Backup) // its folder is ambiguous
 		}
 		of[snapshot.Backup] = snapshot.StoreName
 		snapshots[snapshot.Backup] = append(snapshots[snapshot.Backup], snapshot)
@@ -345,7 +343,7 @@ func (s *sweep) findMissing(ctx context.Context, requested []removal, all []data
 }
 
 // unneeded returns the snapshots that a backup does not need: all if it was deleted or has failed,
-// and the late ones if it is stored.
+// the late ones if it is stored.
 func (s *sweep) unneeded(ctx context.Context, r removal, its []datapath.Snapshot) (ids []string, err error) {
 	of := s.folder(r)
 	backup, err := of.Metadata(ctx)
@@ -364,17 +362,16 @@ func (s *sweep) unneeded(ctx context.Context, r removal, its []datapath.Snapshot
 	return ids, nil
 }
 
-// late returns the snapshots that were saved after the end of a backup, and that it does not list.
-// The list counts if this cluster has signed its digest, and if all of its snapshots exist: a
-// repair by Kopia would have replaced them under other ids.
+// late returns the unlisted snapshots saved after a backup's end. The list counts if this cluster
+// has signed its digest and all its snapshots exist: a repair by Kopia would have changed ids.
 func (s *sweep) late(ctx context.Context, of folder.Folder, backup *holdfast.Backup, its []datapath.Snapshot) (ids []string, err error) {
 	origin, ended := backup.Status.Origin, backup.Status.CompletionTimestamp
 	if origin == nil || origin.Trust != "" || origin.ClusterUID != s.cluster || !slices.Contains(s.keys, origin.PublicKey) || ended.IsZero() {
 		return nil, nil
 	}
-	// The end is stored in whole seconds, and the last listed snapshot may be of the same second.
+	// The end is in whole seconds; the last listed snapshot may be of the same second.
 	its = slices.DeleteFunc(its, func(snapshot datapath.Snapshot) bool { return snapshot.Saved.Before(ended.Add(time.Second)) })
-	if len(its) == 0 { // the usual case: the list need not be read
+	if len(its) == 0 { // the usual case
 		return nil, nil
 	}
 	listed, err := of.Volumes(ctx, backup)
@@ -402,7 +399,7 @@ func (s *sweep) late(ctx context.Context, of folder.Folder, backup *holdfast.Bac
 	return ids, nil
 }
 
-// requested lists this cluster's removals for the repository. They are read one by one, since each
+// requested lists this cluster's removals for the repository. They are read one by one, since they
 // may be large.
 func (s *sweep) requested(ctx context.Context) (objects []store.Object, err error) {
 	err = try(ctx, func(ctx context.Context) error {
@@ -437,7 +434,7 @@ func (s *sweep) content(ctx context.Context, object store.Object) (data []byte, 
 	return data, nil
 }
 
-// read returns nil for an object that is no removal; the object stays.
+// read returns nil for another object, which stays.
 func (s *sweep) read(ctx context.Context, object store.Object) (*removal, error) {
 	data, err := s.content(ctx, object)
 	if err != nil {
@@ -469,7 +466,7 @@ func (s *sweep) folder(r removal) folder.Folder {
 func (s *sweep) remove(ctx context.Context, object store.Object) error {
 	err := try(ctx, func(ctx context.Context) error { return s.store.Delete(ctx, object) })
 	if errors.Is(err, store.ErrChanged) {
-		return nil // it was asked for anew
+		return nil // it was requested again
 	}
 	return err
 }

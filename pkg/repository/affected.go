@@ -16,13 +16,13 @@ import (
 	"github.com/kopia/kopia/snapshot"
 )
 
-// mostWalked is through how many files and folders a check looks for what is lost, each folder
-// once however many snapshots have it: some minutes.
+// mostWalked bounds the files and folders that a check walks, each folder once for all snapshots:
+// some minutes.
 const mostWalked = 10_000_000
 
 var errTooMany = errors.New("there is too much to look through")
 
-// affected finds the snapshots that need a content which can't be read.
+// affected finds the snapshots that need an unreadable content.
 func (r *Repository) affected(ctx context.Context, bad func(content.Info) bool, done *Check) error {
 	ids, err := snapshot.ListSnapshotManifests(ctx, r.direct, nil, nil)
 	if err != nil {
@@ -32,7 +32,7 @@ func (r *Repository) affected(ctx context.Context, bad func(content.Info) bool, 
 	if err != nil {
 		return fmt.Errorf("read the snapshots: %w", err)
 	}
-	// The newest first, which matter most, and so that all later ones are known to be whole.
+	// The newest first: they matter most, and older ones share their folders.
 	slices.SortFunc(all, func(a, b *snapshot.Manifest) int { return b.StartTime.ToTime().Compare(a.StartTime.ToTime()) })
 	w := &walk{repository: r, bad: bad, folders: map[object.ID]bool{}, left: mostWalked}
 	hit := map[string]bool{}
@@ -61,7 +61,7 @@ func (r *Repository) affected(ctx context.Context, bad func(content.Info) bool, 
 	}
 	for _, man := range all {
 		for _, value := range man.Tags {
-			if hit[value] { // what lies beside it, as its extended attributes
+			if hit[value] { // the extras beside a snapshot
 				hit[string(man.ID)] = true
 				if at := man.StartTime.ToTime(); done.AffectedUntil.Before(at) {
 					done.AffectedUntil = at
@@ -76,7 +76,6 @@ func (r *Repository) affected(ctx context.Context, bad func(content.Info) bool, 
 	return nil
 }
 
-// walk looks for contents that can't be read.
 type walk struct {
 	repository *Repository
 	bad        func(content.Info) bool
@@ -84,7 +83,7 @@ type walk struct {
 	left       int
 }
 
-// touches reports whether what an entry holds needs a content that can't be read.
+// touches reports whether an entry needs an unreadable content.
 func (w *walk) touches(ctx context.Context, entry *snapshot.DirEntry) (bool, error) {
 	if w.left--; w.left < 0 {
 		return false, errTooMany
@@ -109,7 +108,7 @@ func (w *walk) touches(ctx context.Context, entry *snapshot.DirEntry) (bool, err
 	return touched, nil
 }
 
-// object reports whether an object can't be read: one that the index lacks a content of can't.
+// object reports whether an object needs an unreadable or unknown content.
 func (w *walk) object(ctx context.Context, id object.ID) bool {
 	contents, err := w.repository.direct.VerifyObject(ctx, id)
 	return err != nil || slices.ContainsFunc(contents, func(id content.ID) bool {
@@ -118,7 +117,7 @@ func (w *walk) object(ctx context.Context, id object.ID) bool {
 	})
 }
 
-// folder looks at what a folder holds, until it finds something.
+// folder reports whether an entry of a folder needs an unreadable content.
 func (w *walk) folder(ctx context.Context, id object.ID) (bool, error) {
 	listing, err := w.repository.direct.OpenObject(ctx, id)
 	if err != nil {

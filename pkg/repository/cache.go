@@ -25,31 +25,29 @@ import (
 )
 
 const (
-	// oldAfter is the age of the last read after which a blob is removed.
+	// oldAfter is how long unread blobs are kept.
 	oldAfter = 30 * 24 * time.Hour
 	// leftAfter is the age at which an unfinished file belongs to a stopped process.
 	leftAfter = time.Hour
-	// newBlob begins the names of unfinished files, and of no blob.
+	// newBlob begins the names of unfinished files.
 	newBlob = ".new-"
 	// diskBlock is the minimum size of a file on the disk.
 	diskBlock = 4 << 10
 )
 
-// Cache keeps on the disk the blobs that uploads read again and again: indexes, and packs with
-// folder listings. All repositories of a node, and the next process, share it.
+// Cache keeps on disk the blobs that uploads read repeatedly: indexes, and packs with folder
+// listings. All repositories of a node, and the next process, share it.
 //
-// What it promises:
-//   - Its files take at most its limit, unfinished ones included. The blob that was not read for
-//     longest makes room. Two processes in one folder take twice the limit at most, until one
-//     opens another repository.
-//   - It holds blobs encrypted as in the store, and no contents of files.
-//   - A blob is compared with its checksum before an opened repository uses it. A damaged one is
-//     removed and read from the store. Later damage fails a read, since Kopia authenticates what
-//     it decrypts; the next opening compares again.
+//   - Its files take at most its limit, including unfinished ones. The blob unread for longest
+//     makes room. Two processes in one folder take at most twice the limit, until one opens another
+//     repository.
+//   - Blobs are encrypted as in the store, and no file contents are kept.
+//   - A blob's checksum is verified before an opened repository uses it. A damaged one is read from
+//     the store. Later damage fails a read, since Kopia authenticates what it decrypts.
 //   - After any failure here the store is read.
 //
-// Kopia's own cache has no bound for all repositories. It tries without end after a damaged index or
-// a lost folder. It maps indexes into memory, and a replaced index ends the process.
+// Kopia's own cache has no limit over all repositories, retries endlessly after damage, and maps
+// indexes into memory, where a replaced file ends the process.
 type Cache struct {
 	dir   string
 	limit int64
@@ -57,7 +55,7 @@ type Cache struct {
 	newBlob string
 
 	mu sync.Mutex
-	// kept has the blobs by their path below dir. bytes is the size of these and of unfinished ones.
+	// kept has the blobs by their path below dir; bytes is their size, with unfinished ones.
 	kept       map[string]kept
 	unfinished int64
 	bytes      int64
@@ -68,7 +66,7 @@ type kept struct {
 	used  time.Time
 }
 
-// NewCache returns a cache in a folder, of so many bytes at most.
+// NewCache returns a cache in a folder, of at most limit bytes.
 func NewCache(dir string, limit int64) (*Cache, error) {
 	c := &Cache{dir: dir, limit: limit, newBlob: newBlob + uuid.NewString() + "-"}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -80,7 +78,7 @@ func NewCache(dir string, limit int64) (*Cache, error) {
 	return c, nil
 }
 
-// scan learns the content of the folder, and removes old and strange files.
+// scan reads the folder, and removes old and unknown files.
 func (c *Cache) scan() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -106,7 +104,7 @@ func (c *Cache) scan() error {
 			case errors.Is(err, os.ErrNotExist):
 			case err == nil && strings.HasPrefix(found.Name(), c.newBlob):
 			case err == nil && strings.HasPrefix(found.Name(), newBlob) && time.Since(info.ModTime()) < leftAfter:
-				c.bytes += onDisk(info.Size()) // another process's, which has stopped, perhaps
+				c.bytes += onDisk(info.Size()) // another process's
 			case err != nil || !info.Mode().IsRegular() || !isCached(blob.ID(found.Name())) || time.Since(info.ModTime()) > oldAfter:
 				_ = os.RemoveAll(filepath.Join(c.dir, path))
 			default:
@@ -124,11 +122,9 @@ func (c *Cache) scan() error {
 	return nil
 }
 
-// onDisk returns the size of a file on the disk.
 func onDisk(bytes int64) int64 { return (bytes + diskBlock - 1) / diskBlock * diskBlock }
 
-// makeRoomLocked removes the blobs that were not read for longest until so many bytes fit, and reports
-// whether they do.
+// makeRoomLocked removes the longest unread blobs until bytes fit, and reports whether they do.
 func (c *Cache) makeRoomLocked(bytes int64) bool {
 	for c.bytes+bytes > c.limit && len(c.kept) > 0 {
 		oldest := ""
@@ -143,12 +139,12 @@ func (c *Cache) makeRoomLocked(bytes int64) bool {
 }
 
 func (c *Cache) removeLocked(path string) {
-	_ = os.Remove(filepath.Join(c.dir, path)) // who reads it has it open
+	_ = os.Remove(filepath.Join(c.dir, path)) // readers have it open
 	c.bytes -= c.kept[path].bytes
 	delete(c.kept, path)
 }
 
-// grow takes room for an unfinished blob.
+// grow reserves room for an unfinished blob.
 func (c *Cache) grow(bytes int64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -160,7 +156,7 @@ func (c *Cache) grow(bytes int64) bool {
 	return true
 }
 
-// finished returns the room of an unfinished blob. Its path is empty if it was not kept.
+// finished frees the room of an unfinished blob. Its path is empty if it was not kept.
 func (c *Cache) finished(path string, bytes int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -172,7 +168,6 @@ func (c *Cache) finished(path string, bytes int64) {
 	}
 }
 
-// use notes the read of a blob.
 func (c *Cache) use(path string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -188,14 +183,14 @@ func (c *Cache) remove(path string) {
 	c.removeLocked(path)
 }
 
-// isCacheName reports whether a folder is one that cacheName names.
+// isCacheName reports whether cacheName names such a folder.
 func isCacheName(name string) bool {
 	decoded, err := hex.DecodeString(name)
 	return err == nil && len(decoded) == cacheNameLength
 }
 
 // isCached reports whether a blob is kept: folder listings, manifests and indexes, whose names are
-// never used twice.
+// unique.
 func isCached(id blob.ID) bool {
 	for _, r := range id {
 		if !(r >= '0' && r <= '9' || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r == '-' || r == '_') {
@@ -205,17 +200,17 @@ func isCached(id blob.ID) bool {
 	return len(id) > 1 && (id[:1] == content.PackBlobIDPrefixSpecial || id[0] == 'x' || id[0] == 'n')
 }
 
-// of returns the cache of a repository that is being opened, or nil without a Cache.
+// of returns the cache of a repository; nil without a Cache.
 func (c *Cache) of(repository string) *blobCache {
 	if c == nil {
 		return nil
 	}
-	// Files of other processes, and old ones.
+	// Other processes may have changed it.
 	_ = c.scan()
 	return &blobCache{Cache: c, repository: repository, blobs: map[blob.ID]*cachedBlob{}}
 }
 
-// blobCache is the part of a Cache that an open repository reads.
+// blobCache is the part of a Cache for an open repository.
 type blobCache struct {
 	*Cache
 	repository string
@@ -224,23 +219,21 @@ type blobCache struct {
 	blobs map[blob.ID]*cachedBlob
 }
 
-// cachedBlob is the state of a blob in an open repository.
 type cachedBlob struct {
-	// turn is full during a lookup, and guards size: the size of the sound content, or -1.
+	// turn is full during a lookup, and guards size: the size of the verified content, or -1.
 	turn chan struct{}
 	size int64
 	// fetched counts the reads of the whole blob from the store.
 	fetched int
 }
 
-// maxFetched bounds fetched: if the blobs in use don't fit into the cache, reads of parts cost less.
+// maxFetched bounds fetched: if the blobs in use don't fit, reading parts costs less.
 const maxFetched = 2
 
-// errNoRoom: a blob can't be kept.
 var errNoRoom = errors.New("there is no room for it in the cache")
 
-// get reads a part of a blob, and keeps the blob, which read reads. It returns false if the store is to
-// be asked.
+// get reads a part of a blob, and caches the blob, which read reads. It returns false if the store
+// is to be read.
 func (b *blobCache) get(ctx context.Context, id blob.ID, offset, length int64, output blob.OutputBuffer, read func(context.Context, blob.OutputBuffer) error) bool {
 	if b == nil || !isCached(id) {
 		return false
@@ -281,7 +274,7 @@ func (b *blobCache) get(ctx context.Context, id blob.ID, offset, length int64, o
 		output.Reset()
 		select {
 		case this.turn <- struct{}{}:
-			this.size = -1 // it had to make room, perhaps
+			this.size = -1 // it may have made room
 			<-this.turn
 		default:
 		}
@@ -303,7 +296,6 @@ func (b *blobCache) distrust() {
 	}
 }
 
-// part reads a part of a blob that is kept.
 func (b *blobCache) part(path string, offset, length int64, output blob.OutputBuffer) error {
 	f, err := os.Open(filepath.Join(b.dir, path))
 	if err != nil {
@@ -314,14 +306,14 @@ func (b *blobCache) part(path string, offset, length int64, output blob.OutputBu
 	return err
 }
 
-// sum begins the checksum of a blob, which covers its name.
+// sum starts the checksum of a blob, which covers its name.
 func sum(id blob.ID) hashing.Hash {
 	h := sha256.New()
 	fmt.Fprintf(h, "%s\n", id)
 	return h
 }
 
-// sound returns the size of a kept blob, or -1. A damaged one is removed.
+// sound returns the size of a cached blob, or -1. A damaged one is removed.
 func (b *blobCache) sound(path string, id blob.ID) int64 {
 	f, err := os.Open(filepath.Join(b.dir, path))
 	if err != nil {
@@ -346,7 +338,7 @@ func (b *blobCache) sound(path string, id blob.ID) int64 {
 	return -1
 }
 
-// keep reads a blob from the store, and returns its size.
+// keep reads a blob from the store into the cache, and returns its size.
 func (b *blobCache) keep(ctx context.Context, path string, id blob.ID, read func(context.Context, blob.OutputBuffer) error) (size int64, err error) {
 	folder := filepath.Join(b.dir, b.repository)
 	if err := os.MkdirAll(folder, 0o700); err != nil {
@@ -375,28 +367,24 @@ func (b *blobCache) keep(ctx context.Context, path string, id blob.ID, read func
 	return size, nil
 }
 
-// unfinished is a blob that is being written.
 type unfinished struct {
 	cache *Cache
 	file  *os.File
 	id    blob.ID
 	sum   hashing.Hash
-	size  int64 // of what was written
-	taken int64 // of the cache's room
+	size  int64 // written bytes
+	taken int64 // reserved bytes
 	err   error
 }
 
-// Reset implements blob.OutputBuffer.
 func (u *unfinished) Reset() {
 	u.sum, u.size = sum(u.id), 0
 	_, err := u.file.Seek(0, io.SeekStart)
 	u.err = errors.Join(err, u.file.Truncate(0))
 }
 
-// Length implements blob.OutputBuffer.
 func (u *unfinished) Length() int { return int(u.size) }
 
-// Write implements blob.OutputBuffer.
 func (u *unfinished) Write(p []byte) (int, error) {
 	if more := onDisk(u.size+int64(len(p))) - u.taken; u.err == nil && more > 0 {
 		// A blob larger than half of the cache would remove all others.

@@ -19,29 +19,25 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// A day's check reads a share of the packs, all of them in checkDays days. A share has at most mostRead
-// bytes and mostContents contents, so a larger repository takes longer.
+// A daily check reads a share of the packs, all of them in checkDays days. A share has at most
+// mostRead bytes and mostContents contents; a larger repository takes longer.
 const (
 	checkDays    = 28
 	mostRead     = 16 << 30
 	mostContents = 400_000
-	// readAtOnce is how many packs are read at once, keptForCheck how many of their bytes are
-	// kept in memory.
+	// readAtOnce packs are read at once; keptForCheck of their bytes are in memory.
 	readAtOnce   = 3
 	keptForCheck = 64 << 20
 	// shortPack is the size up to which Kopia's maintenance joins packs.
 	shortPack = 12 << 20
 )
 
-// CheckOptions selects the packs of a check.
 type CheckOptions struct {
-	// All reads every pack.
 	All bool
 	// Short also reads the short packs, which a failed maintenance has read.
 	Short bool
 }
 
-// Check has the findings of a check.
 type Check struct {
 	// Packs counts the packs of the index; Read and ReadBytes count what was read.
 	Packs, Read int
@@ -50,24 +46,22 @@ type Check struct {
 	Missing int
 	// Damaged names the packs with other bytes than were written.
 	Damaged []string
-	// Indexes names those that the store had at the last maintenance, and lacks. Contents and snapshots
-	// that only they name are unknown.
-	Indexes []string
-	// Contents counts unreadable contents.
+	// Indexes names the indexes of the last maintenance that the store lacks. Contents and
+	// snapshots that only they name are unknown.
+	Indexes  []string
 	Contents int
-	// Snapshots has the ids of those that need such a content, and AffectedUntil the begin of the
+	// Snapshots has the ids of snapshots that need such a content, AffectedUntil the start of the
 	// newest. If Incomplete, any that began until then may need one.
 	Snapshots     []string
 	AffectedUntil time.Time
 	Incomplete    bool
 }
 
-// Lost reports whether data is lost.
 func (c *Check) Lost() bool { return c.Missing > 0 || len(c.Damaged) > 0 || len(c.Indexes) > 0 }
 
 // Check compares the packs of the index with the store's listing. It reads a share of them, and all
-// that were damaged before, past every cache. An error means that the store does not answer, and says
-// nothing of its content.
+// that were damaged before, without caches. An error means that the store does not answer, not
+// damage.
 func (r *Repository) Check(ctx context.Context, options CheckOptions) (Check, error) {
 	ctx, stop := r.While(ctx)
 	defer stop()
@@ -87,7 +81,7 @@ func (r *Repository) Check(ctx context.Context, options CheckOptions) (Check, er
 	}
 	done := Check{Packs: len(found.packs) + len(missing.packs), Missing: len(missing.packs), Indexes: indexes}
 	if len(indexes) > 0 && !options.All {
-		found.packs = nil // each maintenance fails and comes here, until they are back
+		found.packs = nil // each maintenance comes here until they are back
 	}
 	found.choose(options, r.damaged, r.direct.Time())
 	bad, err := r.readPacks(ctx, found.packs, &done)
@@ -117,8 +111,8 @@ func (s *share) add(id blob.ID, length int64, pack namedPack) {
 	s.contents += int64(pack.contents)
 }
 
-// choose keeps the due packs. A pack's share follows from its name, and the due share from the day, so
-// there is no state. A day without a check leaves its share to the next round.
+// choose keeps the due packs. A pack's share depends on its name, and the due share on the day,
+// without state. A day without a check leaves its share to the next round.
 func (s *share) choose(options CheckOptions, again map[blob.ID]struct{}, now time.Time) {
 	if options.All {
 		return
@@ -127,14 +121,13 @@ func (s *share) choose(options CheckOptions, again map[blob.ID]struct{}, now tim
 	today := now.Unix() / int64((24 * time.Hour).Seconds()) % shares
 	maps.DeleteFunc(s.packs, func(id blob.ID, length int64) bool {
 		hash := fnv.New64a()
-		_, _ = hash.Write([]byte(id)) // it never fails
+		_, _ = hash.Write([]byte(id)) // never fails
 		_, isAgain := again[id]
 		isDue := int64(hash.Sum64()%uint64(shares)) == today
 		return !isDue && !isAgain && !(options.Short && length < shortPack)
 	})
 }
 
-// readPacks reads packs, and returns their damaged contents.
 func (r *Repository) readPacks(ctx context.Context, packs map[blob.ID]int64, done *Check) (bad map[content.ID]struct{}, err error) {
 	contents := map[blob.ID][]content.Info{}
 	if len(packs) > 0 {
@@ -176,7 +169,6 @@ func (r *Repository) readPacks(ctx context.Context, packs map[blob.ID]int64, don
 	return bad, err
 }
 
-// readPack reads contents of one pack, and returns the damaged ones.
 func (r *Repository) readPack(ctx context.Context, contents []content.Info) (bad []content.Info, err error) {
 	for _, info := range contents {
 		if ctx.Err() != nil {
@@ -186,7 +178,7 @@ func (r *Repository) readPack(ctx context.Context, contents []content.Info) (bad
 		if err == nil {
 			continue
 		}
-		// Only sent bytes are damage; silence or a denial is none.
+		// Only sent bytes prove damage; silence or a denial does not.
 		length := int64(info.PackedLength)
 		err = r.storage.piece(ctx, info.PackBlobID, int64(info.PackOffset), length, &fixed{into: make([]byte, length)})
 		gone := errors.Is(err, blob.ErrBlobNotFound) || errors.Is(err, blob.ErrInvalidRange)
@@ -195,7 +187,7 @@ func (r *Repository) readPack(ctx context.Context, contents []content.Info) (bad
 		}
 		if !gone {
 			if _, err := r.direct.ContentReader().GetContent(ctx, info.ContentID); err == nil {
-				continue // the first answer was wrong on its way
+				continue // the first answer was damaged in transit
 			}
 		}
 		bad = append(bad, info)

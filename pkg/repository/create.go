@@ -25,8 +25,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// markerBlob tells Velero that the repository is set up. Its content names the
-// repository's unique id. Source: Velero, pkg/repository/udmrepo/kopialib.
+// markerBlob tells Velero that the repository is set up. It contains the repository's unique id.
+// Source: Velero, pkg/repository/udmrepo/kopialib.
 const markerBlob blob.ID = "udmrepo.Repository"
 
 // Exists reports whether the folder of a namespace's repository has any blob.
@@ -55,7 +55,7 @@ func blobs(ctx context.Context, st store.Reader, folder string, provider engine.
 			name := strings.TrimPrefix(object.Key, folder)
 			if provider == engine.StorageProviderFilesystem {
 				var isBlob bool
-				// Kopia cuts long names into folders; these names are short.
+				// Kopia cuts long names into folders; these are short.
 				if name, isBlob = strings.CutSuffix(name, sharded.CompleteBlobSuffix); !isBlob && err == nil {
 					continue
 				}
@@ -67,9 +67,9 @@ func blobs(ctx context.Context, st store.Reader, folder string, provider engine.
 	}
 }
 
-// Create makes sure that the repository of a namespace exists, is set up, and opens with the key. It is
-// idempotent, and completes an earlier call. It fails with ErrWrongKey for a repository with another
-// key, and with ErrDamaged for data that no key can open.
+// Create ensures that the repository of a namespace exists, is set up, and opens with the key. It
+// is idempotent, and completes an earlier call. It fails with ErrWrongKey for a repository with
+// another key, and with ErrDamaged for data that no key can open.
 func Create(ctx context.Context, loc Location, namespace string, key Key) error {
 	if key == "" {
 		return errors.New("the key of the repository is empty")
@@ -98,8 +98,7 @@ type creatable interface {
 }
 
 // initialize creates the repository, unless it exists, by one conditional write of its format. So a
-// process that is stopped, sleeps, or is not alone leaves nothing or a repository, and never another
-// format under data of an earlier one.
+// stopped or concurrent process never leaves another format under existing data.
 func initialize(ctx context.Context, st creatable, provider engine.StorageProvider, namespace string, key Key) error {
 	folder, err := folderOf(namespace)
 	if err != nil {
@@ -125,15 +124,15 @@ func initialize(ctx context.Context, st creatable, provider engine.StorageProvid
 		case err != nil:
 			return fmt.Errorf("look into the repository's folder: %w", err)
 		case id == format.KopiaRepositoryBlobID:
-			return nil // just now
+			return nil // created just now
 		case id != format.KopiaBlobCfgBlobID:
 			return ErrDamaged
 		}
 		unfinished = true
 	}
 	if unfinished {
-		// Kopia writes this blob first, and refuses to go on if it was stopped then. No other
-		// format needs it, so a late removal does no harm.
+		// Kopia writes this blob first, and refuses to continue after a stop there. No other format
+		// needs it, so a late removal is harmless.
 		rest, err := st.Attributes(ctx, objectOf(format.KopiaBlobCfgBlobID))
 		if err == nil {
 			err = st.Delete(ctx, rest)
@@ -154,8 +153,8 @@ func initialize(ctx context.Context, st creatable, provider engine.StorageProvid
 	return nil
 }
 
-// newFormat returns the blob kopia.repository of a new repository. Kopia's other blob, kopia.blobcfg,
-// sets a retention; without it there is none.
+// newFormat returns the blob kopia.repository. Kopia's other blob, kopia.blobcfg, sets a retention;
+// without it there is none.
 func newFormat(ctx context.Context, namespace string, key Key) ([]byte, error) {
 	opts, err := newRepositoryOptions(namespace, key)
 	if err != nil {
@@ -168,15 +167,15 @@ func newFormat(ctx context.Context, namespace string, key Key) ([]byte, error) {
 	return shortenEpochs(ctx, staged.blobs[format.KopiaRepositoryBlobID], key)
 }
 
-// Each upload writes an index or two, and each opening reads them one by one, until a maintenance joins
-// the indexes of an epoch. That needs two later epochs. Kopia's epochs last for a day.
+// Each upload writes an index or two, and each opening reads all, until a maintenance joins the
+// indexes of an epoch. That needs two later epochs, which last a day in Kopia.
 const (
 	minEpoch = 6 * time.Hour
-	// rangeEpochs are joined once more: a week's, as with Kopia's default.
+	// rangeEpochs are joined again: a week, as Kopia's default.
 	rangeEpochs = 28
 )
 
-// shortenEpochs changes the format of a new repository, for which Kopia's initialisation has no option.
+// shortenEpochs changes a new format, since Kopia's initialisation has no such option.
 func shortenEpochs(ctx context.Context, data []byte, key Key) ([]byte, error) {
 	st := &formatOnly{staging: staging{blobs: map[blob.ID][]byte{}}, data: data}
 	manager, err := format.NewManager(ctx, st, "", -1, string(key), time.Now)
@@ -203,18 +202,16 @@ func shortenEpochs(ctx context.Context, data []byte, key Key) ([]byte, error) {
 	return st.blobs[format.KopiaRepositoryBlobID], nil
 }
 
-// staging is an empty storage in memory for Kopia's initialisation.
+// staging is an empty in-memory storage for Kopia's initialisation.
 type staging struct {
 	blob.Storage
 	blobs map[blob.ID][]byte
 }
 
-// GetBlob implements blob.Storage.
 func (s *staging) GetBlob(context.Context, blob.ID, int64, int64, blob.OutputBuffer) error {
 	return blob.ErrBlobNotFound
 }
 
-// PutBlob implements blob.Storage.
 func (s *staging) PutBlob(_ context.Context, id blob.ID, data blob.Bytes, _ blob.PutOptions) error {
 	var content bytes.Buffer
 	_, err := data.WriteTo(&content)
@@ -270,8 +267,8 @@ func (r *Repository) setUp(ctx context.Context) error {
 	return nil
 }
 
-// keepEverything returns the repository's policy. With Kopia's default, each checkpoint of a long upload
-// would delete older snapshots of its volume.
+// keepEverything returns the repository's policy. With Kopia's default, each checkpoint of an
+// upload would delete older snapshots of its volume.
 func keepEverything() *policy.Policy {
 	all := policy.OptionalInt(math.MaxInt32)
 	return &policy.Policy{

@@ -20,32 +20,29 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Kopia reads the indexes that the store lists, and knows of no others. What one names that is
-// lost is gone without a word, the records of snapshots among it, and the next full maintenance
-// removes the packs that no index names. So each maintenance notes the indexes that it leaves in
-// the store, and the next one does nothing if one of them is gone that no other has replaced.
+// Kopia knows only the indexes that the store lists. Data that only a lost index names is silently
+// unknown, records of snapshots included, and the next full maintenance removes its packs. So each
+// maintenance notes the indexes that it leaves, and the next does nothing if one is missing
+// unreplaced.
 
-// ErrIndexLost: the store lacks indexes that the last maintenance has left there.
+// ErrIndexLost: the store lacks indexes of the last maintenance.
 var ErrIndexLost = errors.New("the store has lost indexes of the repository")
 
 const (
-	// indexNote is the blob that has the names of the indexes, one in a line.
+	// indexNote is the blob with the names of the indexes, one a line.
 	indexNote blob.ID = "holdfast.indexes"
-	// longestNote is how many bytes of it are read: some 200,000 names.
+	// longestNote bounds its size: some 200,000 names.
 	longestNote = 16 << 20
 )
 
-// indexPrefixes begin the names of indexes: of what one upload has written, of an epoch, and of
-// several epochs.
+// indexPrefixes begin the names of indexes: of an upload, of an epoch, and of several epochs.
 var indexPrefixes = []blob.ID{"xn", "xs", "xr"}
 
-// epochs are those whose contents an index names.
+// epochs are the epochs of an index.
 type epochs struct{ kind, first, last int }
 
-// indexName has the kind of an index and its epochs.
 var indexName = regexp.MustCompile(`^x(?:([ns])(\d+)|(r)(\d+)_(\d+))_`)
 
-// epochsOf reads the name of an index.
 func epochsOf(id blob.ID) (e epochs, ok bool) {
 	parts := indexName.FindStringSubmatch(string(id))
 	if parts == nil {
@@ -58,13 +55,14 @@ func epochsOf(id blob.ID) (e epochs, ok bool) {
 	return e, err == nil && otherErr == nil
 }
 
-// replaces reports whether Kopia may have removed another index since this one names all that it named.
+// replaces reports whether this index has all contents of another one, which Kopia may have
+// removed.
 func (e epochs) replaces(other epochs) bool {
 	wider := e.last-e.first > other.last-other.first
 	return e.first <= other.first && e.last >= other.last && (e.kind > other.kind || e.kind == other.kind && wider)
 }
 
-// indexes are the names of the indexes in the store, in order.
+// indexes returns the sorted names of the indexes in the store.
 func (r *Repository) indexes(ctx context.Context) (names []blob.ID, err error) {
 	for _, prefix := range indexPrefixes {
 		err := r.storage.ListBlobs(ctx, prefix, func(found blob.Metadata) error {
@@ -79,7 +77,7 @@ func (r *Repository) indexes(ctx context.Context) (names []blob.ID, err error) {
 	return names, nil
 }
 
-// noted are the indexes that the last maintenance has left; none if there was none.
+// noted returns the indexes of the last maintenance; none without one.
 func (r *Repository) noted(ctx context.Context) (names []blob.ID, err error) {
 	var text []byte
 	err = r.storage.persist(ctx, func() error {
@@ -105,14 +103,14 @@ func (r *Repository) noted(ctx context.Context) (names []blob.ID, err error) {
 	return names, nil
 }
 
-// lostIndexes are those that the last maintenance has left, and that are gone though none has
-// replaced them. One that the listing lacks is asked for by its name.
+// lostIndexes returns the noted indexes that are missing unreplaced. One that the listing lacks is
+// asked for by its name.
 func (r *Repository) lostIndexes(ctx context.Context) (lost []string, err error) {
 	noted, err := r.noted(ctx)
 	if err != nil || len(noted) == 0 {
 		return nil, err
 	}
-	names, err := r.indexes(ctx) // after the note was read, so it has what replaced any of it
+	names, err := r.indexes(ctx) // after the note was read, so it has any replacement
 	if err != nil {
 		return nil, err
 	}
@@ -143,7 +141,6 @@ func (r *Repository) lostIndexes(ctx context.Context) (lost []string, err error)
 	return lost, nil
 }
 
-// errIndexLost says which indexes are lost, and what to do.
 func (r *Repository) errIndexLost(lost []string) error {
 	const most = 5
 	names := strings.Join(lost[:min(len(lost), most)], ", ")
@@ -153,7 +150,6 @@ func (r *Repository) errIndexLost(lost []string) error {
 	return fmt.Errorf("%w: %s; nothing is removed from the repository until they are back: bring them back from a copy or from older versions of their objects, or, to do without what only they name, delete %s from the repository's folder", ErrIndexLost, names, r.storage.key(indexNote))
 }
 
-// noteIndexes notes the indexes that there are.
 func (r *Repository) noteIndexes(ctx context.Context) error {
 	before, err := r.noted(ctx)
 	if err != nil {

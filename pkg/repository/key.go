@@ -18,17 +18,13 @@ import (
 	"github.com/kopia/kopia/repo/format"
 )
 
-// Key is the password of a repository. It prints as a placeholder, so that it
-// can't reach a log by accident.
+// Key is the password of a repository. It prints as a placeholder.
 type Key string
 
-// String implements fmt.Stringer without telling the key.
 func (Key) String() string { return "(repository key)" }
 
-// GoString implements fmt.GoStringer without telling the key.
 func (Key) GoString() string { return "(repository key)" }
 
-// keyBytes is the length of a generated key: 256 bits.
 const keyBytes = 32
 
 // NewKey returns a random key of 256 bits, as 43 characters of base64url.
@@ -38,8 +34,8 @@ func NewKey() Key {
 	return Key(base64.RawURLEncoding.EncodeToString(raw))
 }
 
-// generated gives the bytes of a key that NewKey has made, and false for one that a person may
-// have chosen.
+// generated returns the bytes of a key from NewKey, and false for one that a person may have
+// chosen.
 func (k Key) generated() ([]byte, bool) {
 	raw, err := base64.RawURLEncoding.DecodeString(string(k))
 	return raw, err == nil && len(raw) == keyBytes
@@ -50,10 +46,9 @@ const (
 	fingerprintIterations = 600_000
 )
 
-// Fingerprint tells the key of a namespace's repository from others, as 32 hexadecimal digits
-// that anybody may read. That of a generated key is the beginning of its SHA-256. One that a
-// person chose could be guessed by that, so its fingerprint costs as much as an attempt to open
-// the repository.
+// Fingerprint identifies the key publicly, as 32 hexadecimal digits: the beginning of a generated
+// key's SHA-256. A chosen key could be guessed by that, so its fingerprint costs as much as an
+// attempt to open the repository.
 func (k Key) Fingerprint(namespace string) (string, error) {
 	if _, generated := k.generated(); generated {
 		sum := sha256.Sum256([]byte(k))
@@ -63,18 +58,17 @@ func (k Key) Fingerprint(namespace string) (string, error) {
 	return hex.EncodeToString(sum), err
 }
 
-// The format of a new repository. Kopia records it in the repository, so that
-// every reader, Velero's among them, follows it.
+// The format of a new repository, which the repository records for all readers.
 const (
-	// Five times as fast as Kopia's default BLAKE2B, which bounds an upload.
+	// Five times as fast as Kopia's default BLAKE2B, which limits an upload.
 	hash = "BLAKE3-256-128"
-	// Kopia's default: hardware does it at several GB/s.
+	// Kopia's default: hardware does several GB/s.
 	encryption = "AES256-GCM-HMAC-SHA256"
-	// Kopia's default. Fixed-size chunks would cost less time, but store a file
-	// anew once a byte is inserted into it, as dumps and rotated logs do.
+	// Kopia's default. Chunks of a fixed size cost less time, but an inserted byte, as in dumps and
+	// rotated logs, would store the rest anew.
 	splitter = "DYNAMIC-4M-BUZHASH"
-	// A random key of 256 bits gains nothing from a slow derivation, and the
-	// default (scrypt) needs 128 MB of memory on each opening.
+	// A random key of 256 bits needs no slow derivation; the default scrypt needs 128 MB of memory
+	// at each opening.
 	keyDerivation = "pbkdf2-sha256-600000"
 )
 
@@ -84,14 +78,12 @@ const (
 	hmacSecretBytes = 32
 )
 
-// newRepositoryOptions says how the repository of a namespace is initialised.
+// newRepositoryOptions returns how the repository of a namespace is initialised.
 //
-// In a store that takes a conditional write for an ordinary one, of two
-// initialisations at once the later wins, and with Kopia's random inner keys it would
-// make unreadable what was stored under the earlier. A generated key therefore
-// determines the inner keys too: any number of initialisations give the same
-// repository. A key that a person chose is not strong enough for that, and keeps
-// Kopia's random inner keys.
+// A store may ignore the condition of a write. Of two concurrent initialisations the later would
+// win, and with random inner keys make earlier data unreadable. So a generated key determines the
+// inner keys, and all initialisations are equal. A chosen key is too weak for that, and keeps
+// random inner keys.
 func newRepositoryOptions(namespace string, key Key) (*repo.NewRepositoryOptions, error) {
 	opts := &repo.NewRepositoryOptions{
 		BlockFormat:                       format.ContentFormat{Hash: hash, Encryption: encryption},
@@ -122,18 +114,16 @@ func newRepositoryOptions(namespace string, key Key) (*repo.NewRepositoryOptions
 	return opts, nil
 }
 
-// derivations is full while a key is derived. With Velero's repositories that takes 64 MB
-// of memory, so that it is done for one at a time.
+// derivations serialises key derivations: for Velero's repositories one takes 64 MB of memory.
 var derivations = make(chan struct{}, 1)
 
-// inTurn is a storage for an opening that waits for its turn to derive the key. Kopia does
-// so between reading the format and reading something else.
+// inTurn is a storage for an opening that waits for its turn to derive the key, which Kopia does
+// between reading the format and the next read.
 type inTurn struct {
 	blob.Storage
 	opened, derives atomic.Bool
 }
 
-// GetBlob implements blob.Storage.
 func (t *inTurn) GetBlob(ctx context.Context, id blob.ID, offset, length int64, output blob.OutputBuffer) error {
 	t.derived()
 	err := t.Storage.GetBlob(ctx, id, offset, length, output)
@@ -149,7 +139,7 @@ func (t *inTurn) GetBlob(ctx context.Context, id blob.ID, offset, length int64, 
 	}
 }
 
-// derived gives the turn to the next.
+// derived ends the turn.
 func (t *inTurn) derived() {
 	if t.derives.CompareAndSwap(true, false) {
 		<-derivations

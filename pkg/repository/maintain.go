@@ -27,38 +27,37 @@ import (
 var (
 	// ErrOtherOwner: another client maintains the repository.
 	ErrOtherOwner = errors.New("another client owns the maintenance of the repository; give it back with kopia maintenance set --owner=" + clientUser + "@" + clientHost)
-	// ErrClockSkew: the clocks of this machine and of the store differ too much to tell an age.
+	// ErrClockSkew: the clocks of this machine and of the store differ too much to tell ages.
 	ErrClockSkew = errors.New("the clocks of this machine and of the store differ by more than 5 minutes; set them right")
 )
 
-// MaintenanceKind is the extent of a maintenance.
 type MaintenanceKind string
 
 const (
 	// MaintenanceQuick keeps the indexes few.
 	MaintenanceQuick MaintenanceKind = "quick"
-	// MaintenanceFull also removes the contents that no snapshot needs.
+	// MaintenanceFull also removes contents that no snapshot needs.
 	MaintenanceFull MaintenanceKind = "full"
 )
 
-// Maintenance says what a maintenance has done.
+// Maintenance is the result of a maintenance.
 type Maintenance struct {
 	Kind MaintenanceKind
 	// Reclaimed counts the bytes removed from the store.
 	Reclaimed int64
-	// Rewritten counts the bytes moved to new packs. Their old packs are removed later.
+	// Rewritten counts the bytes moved to new packs; the old packs are removed later.
 	Rewritten int64
-	// Skew is how far the store's clock is ahead of this machine's.
+	// Skew is how far the store's clock is ahead.
 	Skew time.Duration
-	// Size is the repository's size in the store, and Files the number in the newest snapshots
-	// of its volumes, after a full maintenance.
+	// Size is the repository's size in the store, Files the number in the newest snapshots of its
+	// volumes; only after a full maintenance.
 	Size, Files int64
 }
 
-// Maintain runs Kopia's maintenance, a full one if it is due, else a quick one. It keeps Kopia's safety
-// intervals, so it may run beside uploads and restores. The caller makes sure that one process at a
-// time maintains the repository. It does nothing if an index is lost. With an error the result counts
-// the work before it.
+// Maintain runs Kopia's maintenance, full if due, else quick. It keeps Kopia's safety intervals, so
+// uploads and restores may run meanwhile. The caller ensures that only one process maintains the
+// repository. It does nothing if an index is lost. After an error the result has the work before
+// it.
 func (r *Repository) Maintain(ctx context.Context) (Maintenance, error) {
 	ctx, stop := r.While(ctx)
 	defer stop()
@@ -106,14 +105,13 @@ func (r *Repository) Maintain(ctx context.Context) (Maintenance, error) {
 	return done, err
 }
 
-// sparing hides unreadable contents, on which Kopia's maintenance would fail: it reads the contents of
-// short packs, and deleted contents that are needed again.
+// sparing hides unreadable contents, which would fail Kopia's maintenance: it reads short packs,
+// and deleted contents that are needed again.
 type sparing struct {
 	repo.DirectRepositoryWriter
 	missing *Missing
 }
 
-// ContentReader implements repo.DirectRepository.
 func (s sparing) ContentReader() content.Reader {
 	return sparingReader{s.DirectRepositoryWriter.ContentReader(), s.missing}
 }
@@ -123,7 +121,6 @@ type sparingReader struct {
 	missing *Missing
 }
 
-// IteratePacks implements content.Reader.
 func (s sparingReader) IteratePacks(ctx context.Context, options content.IteratePackOptions, callback content.IteratePacksCallback) error {
 	return s.Reader.IteratePacks(ctx, options, func(pack content.PackInfo) error {
 		if options.IncludeContentInfos && s.missing.has(content.Info{PackBlobID: pack.PackID}) {
@@ -133,7 +130,6 @@ func (s sparingReader) IteratePacks(ctx context.Context, options content.Iterate
 	})
 }
 
-// IterateContents implements content.Reader.
 func (s sparingReader) IterateContents(ctx context.Context, options content.IterateOptions, callback content.IterateCallback) error {
 	return s.Reader.IterateContents(ctx, options, func(info content.Info) error {
 		if info.Deleted && s.missing.has(info) {
@@ -143,7 +139,6 @@ func (s sparingReader) IterateContents(ctx context.Context, options content.Iter
 	})
 }
 
-// measure returns the repository's size.
 func (r *Repository) measure(ctx context.Context, done *Maintenance) error {
 	if err := r.direct.BlobReader().ListBlobs(ctx, "", func(found blob.Metadata) error {
 		done.Size += found.Length
@@ -175,7 +170,6 @@ func (r *Repository) measure(ctx context.Context, done *Maintenance) error {
 	return nil
 }
 
-// DueMaintenance returns the kind of maintenance that is due.
 func (r *Repository) DueMaintenance(ctx context.Context) (MaintenanceKind, error) {
 	schedule, err := maintenance.GetSchedule(ctx, r.direct)
 	if err != nil {
@@ -188,11 +182,11 @@ func (r *Repository) DueMaintenance(ctx context.Context) (MaintenanceKind, error
 	return MaintenanceQuick, nil
 }
 
-// minFullInterval is the minimum time between two of our full maintenances, whatever the repository's
-// settings. docs/design/maintenance.md says why.
+// minFullInterval is the minimum time between full maintenances, whatever the repository's settings
+// (docs/design/maintenance.md).
 const minFullInterval = 23 * time.Hour
 
-// lastFull returns the begin of the last full maintenance.
+// lastFull returns the start of the last full maintenance.
 func lastFull(schedule *maintenance.Schedule) (last time.Time) {
 	for _, run := range schedule.Runs[maintenance.TaskSnapshotGarbageCollection] {
 		if run.Start.After(last) {
@@ -202,7 +196,7 @@ func lastFull(schedule *maintenance.Schedule) (last time.Time) {
 	return last
 }
 
-// account reads the work since an instant from the repository's own records.
+// account reads the work since an instant from the repository's records.
 func (r *Repository) account(ctx context.Context, since time.Time, done *Maintenance) error {
 	schedule, err := maintenance.GetSchedule(ctx, r.direct)
 	if err != nil {
@@ -213,7 +207,7 @@ func (r *Repository) account(ctx context.Context, since time.Time, done *Mainten
 	for _, task := range slices.Sorted(maps.Keys(schedule.Runs)) {
 		for _, run := range schedule.Runs[task] {
 			if run.Start.Before(since) {
-				break // they are in order, the newest first
+				break // the newest come first
 			}
 			if run.End.After(last) {
 				last = run.End
@@ -238,9 +232,9 @@ func (r *Repository) account(ctx context.Context, since time.Time, done *Mainten
 	return nil
 }
 
-// accountOf returns the bytes that a task removed and wrote, with Kopia's text.
+// accountOf returns the removed and written bytes of a task, and Kopia's text.
 func accountOf(extra maintenancestats.Extra) (removed, rewritten int64, summary string) {
-	// Each task of this kind has one of these.
+	// Each such task has one of these.
 	var sizes struct{ DeletedTotalSize, DeletedBlobSize, RewrittenContentSize int64 }
 	stats, err := maintenancestats.BuildFromExtra(extra)
 	err = cmp.Or(err, json.Unmarshal(extra.Data, &sizes))

@@ -17,25 +17,25 @@ import (
 	"github.com/kopia/kopia/repo/content"
 )
 
-// Kopia believes its index: a content that the index names is not written again, and its file is not
-// read again, even if the pack is lost. Each upload would build on lost packs until a restore fails.
-// So the index is compared with the store's listing.
+// Kopia trusts its index: a content that it names is not written again, nor its file read, even if
+// the pack is lost. Uploads would build on lost packs until a restore fails. So the index is
+// compared with the store's listing.
 
 const (
-	// believedFor is how long a comparison counts.
+	// believedFor is how long a comparison is valid.
 	believedFor = 2 * time.Minute
-	// mostConfirmed bounds the questions for packs that a listing lacks.
+	// mostConfirmed bounds the single requests for packs that a listing lacks.
 	mostConfirmed = 64
 )
 
-// Missing has the packs of the index that the store lacks in whole or in part, and known damaged ones.
+// Missing has the packs of the index that the store lacks in whole or in part, and known damaged
+// ones.
 type Missing struct {
 	packs, damaged map[blob.ID]struct{}
 	// Contents counts their live contents.
 	Contents int
 }
 
-// Packs returns their names.
 func (m *Missing) Packs() []string {
 	var names []string
 	for _, packs := range []map[blob.ID]struct{}{m.packs, m.damaged} {
@@ -46,16 +46,15 @@ func (m *Missing) Packs() []string {
 	return names
 }
 
-// Any reports whether a pack is missing.
 func (m *Missing) Any() bool { return m != nil && len(m.packs)+len(m.damaged) > 0 }
 
-// has reports whether a content lies in a missing or damaged pack.
+// has reports whether a content is in a missing or damaged pack.
 func (m *Missing) has(info content.Info) bool {
 	_, damaged := m.damaged[info.PackBlobID]
 	return damaged || m.lacks(info)
 }
 
-// lacks reports whether a content lies in a missing pack.
+// lacks reports whether a content is in a missing pack.
 func (m *Missing) lacks(info content.Info) bool {
 	_, missing := m.packs[info.PackBlobID]
 	return missing
@@ -67,10 +66,10 @@ type comparison struct {
 	at      time.Time
 }
 
-// Missing compares the packs of the index with the store's listing, with one request for a thousand
-// packs, at most every two minutes. A pack that the listing lacks is asked for by its name, since a
-// listing may lag. The index is read before the listing, and a pack is written before the index names
-// it, so a new pack is never missing.
+// Missing compares the packs of the index with the store's listing, with a request for a thousand
+// packs, at most every two minutes. A pack that the listing lacks is asked for by name, since a
+// listing may lag. The index is read first, and packs precede their index, so a new pack is never
+// missing.
 func (r *Repository) Missing(ctx context.Context) (*Missing, error) {
 	r.compared.mu.Lock()
 	defer r.compared.mu.Unlock()
@@ -86,12 +85,12 @@ func (r *Repository) Missing(ctx context.Context) (*Missing, error) {
 }
 
 type namedPack struct {
-	// end is the minimum length of the pack, and contents the number of live ones.
+	// end is the minimum length of the pack, contents the number of live ones.
 	end      int64
 	contents int
 }
 
-// named returns the index's packs with live contents, or also those with deleted ones only.
+// named returns the index's packs with live contents, and with deleted also the others.
 func (r *Repository) named(ctx context.Context, deleted bool) (map[blob.ID]namedPack, error) {
 	packs := map[blob.ID]namedPack{}
 	err := r.direct.ContentReader().IterateContents(ctx, content.IterateOptions{IncludeDeleted: deleted}, func(info content.Info) error {
@@ -109,7 +108,7 @@ func (r *Repository) named(ctx context.Context, deleted bool) (map[blob.ID]named
 	return packs, nil
 }
 
-// compare finds the missing packs, and calls listed for each other one.
+// compare finds the missing packs, and calls listed for the others.
 func (r *Repository) compare(ctx context.Context, deleted bool, listed func(id blob.ID, length int64, pack namedPack)) (*Missing, error) {
 	ctx, stop := r.While(ctx)
 	defer stop()

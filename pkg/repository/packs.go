@@ -13,32 +13,30 @@ import (
 )
 
 const (
-	// SmallPiece is the size up to which the time of a request exceeds the time of its bytes.
+	// SmallPiece is the size up to which a request's overhead exceeds the time of its bytes.
 	SmallPiece = 1 << 20
-	// packPart is the size of one request for a pack: several connections at once are faster.
+	// packPart is the size of one request for a pack: parallel requests are faster.
 	packPart = 8 << 20
 )
 
 const (
-	// wholeFrom is the minimum of expected pieces for reading a whole pack. In a folder, which
-	// answers at once, it is wholeFromFolder.
+	// wholeFrom is the minimum of expected pieces for reading a whole pack; wholeFromFolder in a
+	// folder, which answers at once.
 	wholeFrom       = 16
 	wholeFromFolder = 256
-	// learnAfter is how many pieces of a pack are read singly without an expectation, as of packs
-	// with folders.
+	// learnAfter is how many pieces of an unexpected pack, as with folders, are read singly.
 	learnAfter = 4
 )
 
-// Packs keeps whole packs in memory while many small pieces of them are read, as by a restore of small
-// files. With a request for each piece it would mostly wait for the store. A pack that made room for
-// others is not read whole again, unless more of it is expected.
+// Packs keeps whole packs in memory while many small pieces of them are read, as by a restore of
+// small files, instead of a request for each piece. An evicted pack is read whole again only if
+// more of it is expected.
 type Packs struct {
-	// limit bounds the kept bytes, besides the packs that are being read.
-	limit int64
-	// from is wholeFrom or wholeFromFolder.
+	// limit bounds the kept bytes, besides packs in reading.
+	limit   int64
 	from    int
 	storage *storage
-	// users counts KeepPacks without Release. The storage's keeping guards it.
+	// users counts KeepPacks without Release; guarded by the storage's keeping.
 	users int
 
 	mu    sync.Mutex
@@ -47,19 +45,19 @@ type Packs struct {
 	uses  int64
 }
 
-// keptPack is the state of a pack. The mutex of Packs guards it.
+// keptPack is guarded by the mutex of Packs.
 type keptPack struct {
 	// pieces counts single reads and expected ones.
 	pieces int
-	// loaded is closed after the read of the pack, also a failed one; nil before.
+	// loaded is closed after the read of the pack, even if it failed; nil before.
 	loaded  chan struct{}
 	loading bool
-	// data is nil if it is not kept.
+	// data is nil if not kept.
 	data []byte
 	used int64
 }
 
-// Release ends it. It is called once for each KeepPacks.
+// Release ends a KeepPacks.
 func (p *Packs) Release() {
 	p.storage.keeping.Lock()
 	defer p.storage.keeping.Unlock()
@@ -68,7 +66,7 @@ func (p *Packs) Release() {
 	}
 }
 
-// Expect says how many small pieces of a pack will be read.
+// Expect announces how many small pieces of a pack will be read.
 func (p *Packs) Expect(id blob.ID, pieces int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -77,7 +75,7 @@ func (p *Packs) Expect(id blob.ID, pieces int) {
 	}
 }
 
-// get reads a small piece from the whole pack. It returns false if the piece is to be read by itself.
+// get reads a small piece from the whole pack; false if it is to be read by itself.
 func (p *Packs) get(ctx context.Context, id blob.ID, offset, length int64, output blob.OutputBuffer) bool {
 	if length <= 0 || length > SmallPiece || id[:1] != content.PackBlobIDPrefixRegular && id[:1] != content.PackBlobIDPrefixSpecial {
 		return false
@@ -90,7 +88,7 @@ func (p *Packs) get(ctx context.Context, id blob.ID, offset, length int64, outpu
 	return err == nil
 }
 
-// whole returns a pack, or nil if it is not read whole, or could not be.
+// whole returns a pack, or nil if it is not read whole, or failed.
 func (p *Packs) whole(ctx context.Context, id blob.ID) []byte {
 	p.mu.Lock()
 	this := p.known[id]
@@ -124,7 +122,7 @@ func (p *Packs) whole(ctx context.Context, id blob.ID) []byte {
 	return this.data
 }
 
-// keep keeps a pack. The packs that were not used for longest make room.
+// keep keeps a pack. The least recently used ones make room.
 func (p *Packs) keep(this *keptPack, data []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -144,8 +142,8 @@ func (p *Packs) keep(this *keptPack, data []byte) {
 	}
 }
 
-// read reads a whole pack. It returns nil after an error, which the reads of the pieces report, and for
-// a pack larger than the limit: the store's word on its size is not bounded.
+// read reads a whole pack. It returns nil after an error, which the pieces' reads report, and for a
+// pack larger than the limit, since the store's size is unverified.
 func (p *Packs) read(ctx context.Context, id blob.ID) []byte {
 	found, err := p.storage.GetMetadata(ctx, id)
 	if err != nil {
@@ -167,7 +165,7 @@ func (p *Packs) read(ctx context.Context, id blob.ID) []byte {
 	return data
 }
 
-// fixed takes as many bytes as there is room for.
+// fixed stores as many bytes as fit.
 type fixed struct {
 	into   []byte
 	length int
@@ -178,6 +176,6 @@ func (f *fixed) Length() int { return f.length }
 
 func (f *fixed) Write(b []byte) (int, error) {
 	copy(f.into[min(f.length, len(f.into)):], b)
-	f.length += len(b) // by which it is seen if that is too much
+	f.length += len(b) // shows an excess
 	return len(b), nil
 }

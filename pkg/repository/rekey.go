@@ -18,20 +18,16 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// ErrRetention: the repository says how long its blobs are retained, in a second object that
-// its key locks too.
+// ErrRetention: the repository has a retention, in a second object that its key locks too.
 var ErrRetention = errors.New("the repository has an object kopia.blobcfg, which its key locks as well, and two objects can't be changed at once: change the key with Kopia's own command (kopia repository change-password)")
 
-// maxFormatBytes is the size beyond which a format is not read.
 const maxFormatBytes = 1 << 20
 
-// ChangeKey has the repository of a namespace opened by another key, and by the present one
-// no more. It fails with ErrWrongKey if neither opens it; if it is the other one already,
-// nothing is to be done. It does not look whether an upload is at work.
+// ChangeKey changes the key of a namespace's repository. It fails with ErrWrongKey if neither key
+// opens it; if the new one does, nothing is done. It does not check for uploads.
 //
-// What changes is one object, kopia.repository, by one write: so it opens with the one key or
-// with the other, wherever this is stopped. What is in it stays: the inner keys that encrypt
-// and name all contents are only locked anew.
+// It writes one object, kopia.repository, so exactly one key opens it at any time. The inner keys,
+// which encrypt and name all contents, stay.
 func ChangeKey(ctx context.Context, loc Location, namespace string, from, to Key) (err error) {
 	if to == "" {
 		return errors.New("the key of the repository is empty")
@@ -72,7 +68,7 @@ func ChangeKey(ctx context.Context, loc Location, namespace string, from, to Key
 }
 
 // Opens fails with ErrWrongKey unless a key opens the repository of a namespace, and with
-// ErrNotInitialized if there is none. It reads one object. A folder may be a copy of a bucket.
+// ErrNotInitialized without one. It reads one object. A folder may be a copy of a bucket.
 func Opens(ctx context.Context, loc Location, namespace string, key Key) (err error) {
 	folder, err := folderOf(namespace)
 	if err != nil {
@@ -94,7 +90,6 @@ func Opens(ctx context.Context, loc Location, namespace string, key Key) (err er
 	return err
 }
 
-// readFormat reads the object of a repository's format.
 func readFormat(ctx context.Context, bucket store.Reader, key string) ([]byte, error) {
 	content, err := bucket.Get(ctx, key)
 	if errors.Is(err, store.ErrNotFound) {
@@ -110,7 +105,6 @@ func readFormat(ctx context.Context, bucket store.Reader, key string) ([]byte, e
 	return data, nil
 }
 
-// unlock reads a format with a key.
 func unlock(ctx context.Context, data []byte, key Key) (*format.Manager, *formatOnly, error) {
 	st := &formatOnly{staging: staging{blobs: map[blob.ID][]byte{}}, data: data}
 	manager, err := format.NewManager(ctx, st, "", -1, string(key), time.Now)
@@ -120,7 +114,7 @@ func unlock(ctx context.Context, data []byte, key Key) (*format.Manager, *format
 	return manager, st, err
 }
 
-// relock gives a format that another key locks; nil if it does already.
+// relock returns the format locked by another key; nil if it already is.
 func relock(ctx context.Context, data []byte, from, to Key) ([]byte, error) {
 	if _, _, err := unlock(ctx, data, to); !errors.Is(err, ErrWrongKey) {
 		return nil, err
@@ -135,13 +129,12 @@ func relock(ctx context.Context, data []byte, from, to Key) ([]byte, error) {
 	return st.blobs[format.KopiaRepositoryBlobID], nil
 }
 
-// formatOnly is a storage in memory that has a repository's format, and keeps what is written.
+// formatOnly is an in-memory storage with a repository's format, which keeps writes.
 type formatOnly struct {
 	staging
 	data []byte
 }
 
-// GetBlob implements blob.Storage.
 func (f *formatOnly) GetBlob(_ context.Context, id blob.ID, _, _ int64, output blob.OutputBuffer) error {
 	if id != format.KopiaRepositoryBlobID {
 		return blob.ErrBlobNotFound
@@ -151,7 +144,6 @@ func (f *formatOnly) GetBlob(_ context.Context, id blob.ID, _, _ int64, output b
 	return err
 }
 
-// GetMetadata implements blob.Storage.
 func (f *formatOnly) GetMetadata(_ context.Context, id blob.ID) (blob.Metadata, error) {
 	if id != format.KopiaRepositoryBlobID {
 		return blob.Metadata{}, blob.ErrBlobNotFound

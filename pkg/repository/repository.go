@@ -26,34 +26,31 @@ import (
 
 var (
 	// ErrWrongKey: the repository exists, and the key does not open it.
-	ErrWrongKey = errors.New("the key does not open the repository")
-	// ErrNotInitialized: there is no repository.
+	ErrWrongKey       = errors.New("the key does not open the repository")
 	ErrNotInitialized = errors.New("there is no repository")
-	// ErrDamaged: the repository has data, but its format blob is gone.
+	// ErrDamaged: the repository has data, but no format blob.
 	ErrDamaged = errors.New("the repository lost its format blob kopia.repository; bring it back from a copy or an older version of the object")
-	// ErrReplaced: another repository was made where an open one was.
+	// ErrReplaced: another repository is in the place of the open one.
 	ErrReplaced = errors.New("another repository was made in its place")
 )
 
-// The identity of the client, and the owner of the maintenance. Velero's.
+// Velero's identity of the client, and the owner of the maintenance.
 const (
 	clientUser = "default"
 	clientHost = "default"
 )
 
-// Options says what an opened repository may use of the local disk.
 type Options struct {
-	// WorkDir is where a small configuration without secrets is kept while the
-	// repository is open. Default: the system's folder for temporary files.
+	// WorkDir has a small configuration without secrets while the repository is open. Default: the
+	// system's folder for temporary files.
 	WorkDir string
-	// Others are keys that may open it if the first one does not: while its key is changed.
+	// Others are keys that may open it instead, during a change of the key.
 	Others []Key
-	// Cache keeps what is read of the repository again and again, for the next opening. Nil
-	// keeps nothing, which is best for reading the contents of files. Repositories in a
-	// filesystem location use none.
+	// Cache keeps blobs for the next opening; nil keeps none, which is best for reading files.
+	// Filesystem locations use none.
 	Cache *Cache
-	// Damaged are packs that a check has found to hold something else than what was written:
-	// what the index names in them is not relied on.
+	// Damaged are packs with other bytes than were written: the index's contents there are not
+	// used.
 	Damaged []string
 }
 
@@ -63,14 +60,13 @@ type Repository struct {
 	storage *storage
 	workDir string
 	release func()
-	// damaged are packs that hold something else than what was written, as far as is known.
-	damaged map[blob.ID]struct{}
-	// compared is which packs the store lacks, as of a while ago.
+	// damaged has the known damaged packs.
+	damaged  map[blob.ID]struct{}
 	compared comparison
 }
 
-// Open opens the repository of a namespace in a location. It fails with
-// ErrNotInitialized, ErrWrongKey, or the error of the store.
+// Open opens the repository of a namespace. It fails with ErrNotInitialized, ErrWrongKey, or the
+// error of the store.
 func Open(ctx context.Context, loc Location, namespace string, key Key, opts Options) (*Repository, error) {
 	bucket, err := loc.open(ctx)
 	if err != nil {
@@ -91,7 +87,7 @@ func Open(ctx context.Context, loc Location, namespace string, key Key, opts Opt
 	return r, err
 }
 
-// distrust has nothing relied on that lies in packs.
+// distrust sets the damaged packs.
 func (r *Repository) distrust(packs []string) {
 	r.damaged = map[blob.ID]struct{}{}
 	for _, id := range packs {
@@ -99,8 +95,7 @@ func (r *Repository) distrust(packs []string) {
 	}
 }
 
-// cacheName names the cache of a repository: the same after a restart, and
-// different for every repository.
+// cacheName names the cache of a repository, stable and unique.
 func cacheName(spec engine.StorageLocationSpec, namespace string) string {
 	id := []string{namespace, spec.Prefix}
 	if spec.S3 != nil {
@@ -112,7 +107,7 @@ func cacheName(spec engine.StorageLocationSpec, namespace string) string {
 
 const cacheNameLength = 16
 
-// open opens the repository in a bucket, and closes the bucket if it fails.
+// open opens the repository in a bucket, and closes the bucket on failure.
 func open(ctx context.Context, bucket *store.Bucket, provider engine.StorageProvider, namespace string, key Key, workDir string, cache *blobCache) (*Repository, error) {
 	st, err := connect(ctx, bucket, provider, namespace)
 	if err != nil {
@@ -129,7 +124,7 @@ func open(ctx context.Context, bucket *store.Bucket, provider engine.StorageProv
 	return r, nil
 }
 
-// openStorage opens the repository in st, which it owns if it succeeds.
+// openStorage opens the repository in st, which it owns on success.
 func openStorage(ctx context.Context, st *storage, key Key, workDir string) (_ *Repository, err error) {
 	workDir, err = os.MkdirTemp(workDir, "repository-") // with mode 0700
 	if err != nil {
@@ -151,16 +146,16 @@ func openStorage(ctx context.Context, st *storage, key Key, workDir string) (_ *
 		}
 	}()
 
-	// Kopia's own Connect would open the repository once more to test it, with
-	// options of its own: to wait without end for an upgrade, and to exit.
+	// Kopia's Connect would open the repository again as a test, with options to wait endlessly for
+	// an upgrade, and to exit.
 	config := repo.LocalConfig{
 		Storage: &info,
 		Caching: &content.CachingOptions{}, // none: see Cache
 		ClientOptions: repo.ClientOptions{
 			Username: clientUser,
 			Hostname: clientHost,
-			// Less than zero: never believe a cached format blob on opening, since
-			// the repository may have been replaced meanwhile.
+			// Negative: never use a cached format blob, since the repository may have been
+			// replaced.
 			FormatBlobCacheDuration: -1,
 		},
 	}
@@ -197,8 +192,8 @@ func openStorage(ctx context.Context, st *storage, key Key, workDir string) (_ *
 // Kopia returns the open repository for reading and writing snapshots.
 func (r *Repository) Kopia() repo.DirectRepository { return r.direct }
 
-// Refresh makes everything visible that was stored before by others. It fails with
-// ErrReplaced if there is another repository in the place of the one that was opened.
+// Refresh makes everything visible that others stored before. It fails with ErrReplaced for another
+// repository in its place.
 func (r *Repository) Refresh(ctx context.Context) error {
 	ctx, stop := r.While(ctx)
 	defer stop()
@@ -215,8 +210,7 @@ func (r *Repository) Refresh(ctx context.Context) error {
 	return nil
 }
 
-// IndexBytes is what the indexes take that are in memory since the repository was opened, or
-// refreshed the last time.
+// IndexBytes returns the size of the indexes in memory, as of the opening or last refresh.
 func (r *Repository) IndexBytes(ctx context.Context) (bytes int64, err error) {
 	indexes, err := r.direct.IndexBlobs(ctx, false)
 	if err != nil {
@@ -228,14 +222,14 @@ func (r *Repository) IndexBytes(ctx context.Context) (bytes int64, err error) {
 	return bytes, nil
 }
 
-// While returns a context that ends, with the reason as its cause, also when the
-// repository can't be used any more. Kopia would wait without end.
+// While returns a context that also ends, with the cause, when the repository becomes unusable.
+// Kopia would wait endlessly.
 func (r *Repository) While(ctx context.Context) (context.Context, func()) {
 	return r.storage.while(ctx)
 }
 
-// KeepPacks has packs kept in memory of which many small pieces are read, of so many
-// bytes at most, until Release is called. Those who do so at once share what is kept.
+// KeepPacks keeps packs in memory, at most limit bytes, until Release. Concurrent callers share
+// them.
 func (r *Repository) KeepPacks(limit int64) *Packs {
 	r.storage.keeping.Lock()
 	defer r.storage.keeping.Unlock()
@@ -251,7 +245,7 @@ func (r *Repository) KeepPacks(limit int64) *Packs {
 	return packs
 }
 
-// Close closes the repository and removes what it kept on disk, save its cache.
+// Close closes the repository and removes its files, except the cache.
 func (r *Repository) Close(ctx context.Context) error {
 	defer r.release()
 	return errors.Join(r.direct.Close(context.WithoutCancel(ctx)), os.RemoveAll(r.workDir))

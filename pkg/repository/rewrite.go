@@ -19,13 +19,12 @@ import (
 	"github.com/kopia/kopia/snapshot"
 )
 
-// errMissing: a content lies in a pack that the store lacks.
+// errMissing: a content is in a pack that the store lacks.
 var errMissing = errors.New("the pack of a content is missing from the store")
 
-// Writer returns a writer to which the contents of missing packs do not exist. They are
-// written anew, under the same names, so that earlier snapshots with the same data are whole
-// again. A file of an earlier snapshot that has such a content is not in the listings that
-// the writer reads, so that the file is read again. Without missing packs w itself is returned.
+// Writer returns a writer for which the contents of missing packs do not exist. They are written
+// again under the same names, which repairs earlier snapshots. Listings that it reads lack files
+// with such contents, so these are read again. Without missing packs it returns w.
 func (m *Missing) Writer(ctx context.Context, w repo.RepositoryWriter) (repo.RepositoryWriter, error) {
 	if !m.Any() {
 		return w, nil
@@ -48,8 +47,8 @@ type rewriter[B any] struct {
 	missing *Missing
 	write   func(context.Context, B, content.IDPrefix, compression.HeaderID) (content.ID, error)
 	hash    func([]byte, B) []byte
-	// forgetting is held while a content is looked at and marked, so that what another
-	// goroutine has just written anew is not marked.
+	// forgetting is held while a content is checked and marked, so that a content that was just
+	// rewritten is not marked.
 	forgetting sync.Mutex
 }
 
@@ -57,7 +56,7 @@ func newRewriter[B any](m *Missing, manager *content.WriteManager, write func(co
 	return &rewriter[B]{WriteManager: manager, missing: m, write: write, hash: hash}
 }
 
-// WriteContent writes a content, also if the index names it in a missing pack.
+// WriteContent writes a content even if the index names it in a missing pack.
 func (r *rewriter[B]) WriteContent(ctx context.Context, data B, prefix content.IDPrefix, compressor compression.HeaderID) (content.ID, error) {
 	id, err := content.IDFromHash(prefix, r.hash(nil, data))
 	if err == nil {
@@ -69,14 +68,14 @@ func (r *rewriter[B]) WriteContent(ctx context.Context, data B, prefix content.I
 	return r.write(ctx, data, prefix, compressor)
 }
 
-// forget marks a content of a missing pack as deleted, which Kopia then writes again. The new
-// entry of the index is later than the mark, which is later than the entry that was there.
+// forget marks a content of a missing pack as deleted, so that Kopia writes it again. The new index
+// entry is later than the mark, and the mark than the old entry.
 func (r *rewriter[B]) forget(ctx context.Context, id content.ID) error {
 	r.forgetting.Lock()
 	defer r.forgetting.Unlock()
 	info, err := r.ContentInfo(ctx, id)
 	if err != nil || info.Deleted || !r.missing.has(info) {
-		return nil // a content that is not known is written in any case
+		return nil // an unknown content is written anyway
 	}
 	if err := r.DeleteContent(ctx, id); err != nil {
 		return fmt.Errorf("mark a content whose pack is missing: %w", err)
@@ -84,24 +83,21 @@ func (r *rewriter[B]) forget(ctx context.Context, id content.ID) error {
 	return nil
 }
 
-// rewriting is a repository to which the contents of missing packs do not exist.
+// rewriting is a repository without the contents of missing packs.
 type rewriting struct {
 	repo.DirectRepositoryWriter
 	missing *Missing
 	objects *object.Manager
 }
 
-// NewObjectWriter implements repo.RepositoryWriter.
 func (w *rewriting) NewObjectWriter(ctx context.Context, options object.WriterOptions) object.Writer {
 	return w.objects.NewWriter(ctx, options)
 }
 
-// ConcatenateObjects implements repo.RepositoryWriter.
 func (w *rewriting) ConcatenateObjects(ctx context.Context, ids []object.ID, options repo.ConcatenateOptions) (object.ID, error) {
 	return w.objects.Concatenate(ctx, ids, options.Compressor)
 }
 
-// VerifyObject implements repo.Repository.
 func (w *rewriting) VerifyObject(ctx context.Context, id object.ID) ([]content.ID, error) {
 	ids, err := w.DirectRepositoryWriter.VerifyObject(ctx, id)
 	if err != nil {
@@ -115,12 +111,12 @@ func (w *rewriting) VerifyObject(ctx context.Context, id object.ID) ([]content.I
 	return ids, nil
 }
 
-// longestFiltered is up to how many bytes of a listing are filtered, some 200,000 files. Of a
-// longer one nothing is relied on.
+// longestFiltered bounds the listings that are filtered, some 200,000 files. Longer ones are not
+// used.
 const longestFiltered = 32 << 20
 
-// OpenObject implements repo.Repository. A listing lacks the files that are not whole, and one
-// that is not whole itself is empty.
+// OpenObject implements repo.Repository. A listing lacks files with missing contents; a missing
+// listing is empty.
 func (w *rewriting) OpenObject(ctx context.Context, id object.ID) (object.Reader, error) {
 	if _, err := w.VerifyObject(ctx, id); err != nil {
 		return w.listing(ctx, &snapshot.DirManifest{StreamType: folderStream}), ctx.Err()
@@ -157,17 +153,13 @@ const (
 	folderBegin  = `{"stream":"` + folderStream + `"`
 )
 
-// listing is the object of a listing.
 func (w *rewriting) listing(_ context.Context, folder *snapshot.DirManifest) object.Reader {
-	encoded, _ := json.Marshal(folder) // it was decoded, or is empty
+	encoded, _ := json.Marshal(folder) // always encodable
 	return &inMemory{bytes.NewReader(encoded)}
 }
 
-// inMemory is an object that is in memory.
 type inMemory struct{ *bytes.Reader }
 
-// Length implements object.Reader.
 func (r *inMemory) Length() int64 { return r.Size() }
 
-// Close implements object.Reader.
 func (r *inMemory) Close() error { return nil }

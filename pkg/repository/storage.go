@@ -26,14 +26,13 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Location is a storage location and what is needed to get into it.
+// Location is a storage location with its credentials.
 type Location struct {
-	// Spec of the StorageLocation.
 	Spec engine.StorageLocationSpec
-	// Secret is the data of the Secret that the spec names: accessKeyID,
-	// secretAccessKey and optionally sessionToken. Unused by a filesystem.
+	// Secret is the data of the spec's Secret: accessKeyID, secretAccessKey and optionally
+	// sessionToken. Unused by a filesystem.
 	Secret map[string][]byte
-	// StoreID is the id of the store, if it is known: no other one is opened.
+	// StoreID is the store's id, if known: no other store is opened.
 	StoreID string
 	// Again reads the Secret again while the store is open. Optional.
 	Again store.SecretReader `json:"-"`
@@ -51,13 +50,13 @@ func (l *Location) open(ctx context.Context) (*store.Bucket, error) {
 	return bucket, nil
 }
 
-// Folder is the folder of a namespace's repository below the location's root,
-// with a trailing slash.
+// Folder returns the folder of a namespace's repository below the location's root, with a trailing
+// slash.
 func Folder(prefix, namespace string) string {
 	return path.Join(prefix, "kopia", namespace) + "/"
 }
 
-// folderOf is the folder of a namespace's repository below the location's prefix.
+// folderOf returns the folder of a namespace's repository below the location's prefix.
 func folderOf(namespace string) (string, error) {
 	if problems := validation.IsDNS1123Label(namespace); len(problems) > 0 {
 		return "", fmt.Errorf("%q is not the name of a namespace: %s", namespace, strings.Join(problems, ", "))
@@ -65,39 +64,35 @@ func folderOf(namespace string) (string, error) {
 	return Folder("", namespace), nil
 }
 
-// storage keeps the blobs of a repository in a Bucket, as Kopia's own storages of the
-// same kind do: in a bucket under their names, and in a folder cut into folders.
+// storage keeps the blobs of a repository in a Bucket like Kopia's own storages: in a bucket under
+// their names, and in a folder with names cut into folders.
 type storage struct {
 	blob.DefaultProviderImplementation
 	bucket *store.Bucket // of the repository's folder
-	// shards says how names are cut; nil is not at all.
+	// shards says how names are cut; nil means not at all.
 	shards *sharded.Parameters
-	// packs keeps packs in memory while somebody wants that, and is nil else. It changes
-	// under keeping.
+	// packs keeps packs in memory, if requested. It changes under keeping.
 	packs   atomic.Pointer[Packs]
 	keeping sync.Mutex
-	// cache keeps blobs on the disk; nil is none.
+	// cache may be nil.
 	cache *blobCache
-	// uncached is true while what is read is to come from the store.
+	// uncached is true while reads must come from the store.
 	uncached atomic.Bool
-	// answered is set once the store has answered.
 	answered atomic.Bool
 	closed   sync.Once
-	// lost ends, with the reason, when the repository can't be used any more.
+	// lost ends, with the cause, when the repository becomes unusable.
 	lost context.Context
 	lose context.CancelCauseFunc
 }
 
-// defaultShards is how names are cut into folders: as Kopia does in a new repository.
-// That of an existing one is written in it.
+// defaultShards is how Kopia cuts names in a new repository. An existing one records its own.
 var defaultShards = []int{1, 3}
 
-// storageConfig is an object of Kopia's client for S3 that is no blob.
+// storageConfig is an object of Kopia's S3 client, no blob.
 const storageConfig = ".storageconfig"
 
-// connect returns the blob storage of a namespace's repository, which takes the place
-// of the bucket if it succeeds. In a folder that does not exist there is
-// ErrNotInitialized.
+// connect returns the blob storage of a namespace's repository, which owns the bucket on success.
+// It fails with ErrNotInitialized if a folder does not exist.
 func connect(ctx context.Context, bucket *store.Bucket, provider engine.StorageProvider, namespace string) (*storage, error) {
 	folder, err := folderOf(namespace)
 	if err != nil {
@@ -142,7 +137,7 @@ func shardsOf(ctx context.Context, bucket *store.Bucket) (*sharded.Parameters, e
 	return shards, shards.Load(recorded)
 }
 
-// key is the object of a blob.
+// key returns the object's key of a blob.
 func (s *storage) key(id blob.ID) string {
 	if s.shards == nil {
 		return string(id)
@@ -151,19 +146,18 @@ func (s *storage) key(id blob.ID) string {
 	return path.Join(folder, string(rest)+sharded.CompleteBlobSuffix)
 }
 
-// While a store that has answered is unavailable, an operation is tried again, with
-// pauses that double: a store that is restarted or throttles for half a minute must
-// not cost an upload of hours. Each attempt is several of the store's client.
+// While a store that has answered is unavailable, operations are repeated with doubling pauses: a
+// restart or throttling of half a minute must not end an upload of hours. Each attempt has several
+// of the client.
 const (
 	attempts   = 9
 	firstPause = 100 * time.Millisecond
-	// patience is how long after the first attempt another one may begin. What fails at
-	// once is tried for less; but of a store that says nothing, each attempt takes minutes.
+	// patience is how long after the first attempt another may begin. Attempts with a silent store
+	// take minutes.
 	patience = 2 * time.Minute
 )
 
-// persist tries to do something until it succeeds or can't, and puts errors in Kopia's
-// words.
+// persist repeats an operation until it succeeds or is hopeless, and translates errors for Kopia.
 func (s *storage) persist(ctx context.Context, do func() error) error {
 	pause, began := firstPause, time.Now()
 	for attempt := 1; ; attempt++ {
@@ -188,7 +182,6 @@ func (s *storage) persist(ctx context.Context, do func() error) error {
 	}
 }
 
-// GetBlob implements blob.Storage.
 func (s *storage) GetBlob(ctx context.Context, id blob.ID, offset, length int64, output blob.OutputBuffer) error {
 	output.Reset()
 	if offset < 0 {
@@ -208,7 +201,7 @@ func (s *storage) GetBlob(ctx context.Context, id blob.ID, offset, length int64,
 	return s.piece(ctx, id, offset, length, output)
 }
 
-// piece reads a part of a blob by a request of its own.
+// piece reads a part of a blob by its own request.
 func (s *storage) piece(ctx context.Context, id blob.ID, offset, length int64, output blob.OutputBuffer) error {
 	err := s.persist(ctx, func() error {
 		content, err := s.bucket.GetRange(ctx, s.key(id), offset, length)
@@ -230,7 +223,6 @@ func (s *storage) piece(ctx context.Context, id blob.ID, offset, length int64, o
 
 var buffers = sync.Pool{New: func() any { return new(make([]byte, 64<<10)) }}
 
-// GetMetadata implements blob.Storage.
 func (s *storage) GetMetadata(ctx context.Context, id blob.ID) (blob.Metadata, error) {
 	var found store.Object
 	err := s.persist(ctx, func() (err error) {
@@ -240,7 +232,7 @@ func (s *storage) GetMetadata(ctx context.Context, id blob.ID) (blob.Metadata, e
 	return blob.Metadata{BlobID: id, Length: found.Size, Timestamp: found.ModTime}, err
 }
 
-// PutBlob implements blob.Storage. It replaces what is there.
+// PutBlob implements blob.Storage. It replaces an existing blob.
 func (s *storage) PutBlob(ctx context.Context, id blob.ID, data blob.Bytes, opts blob.PutOptions) error {
 	var retention store.Retention
 	switch {
@@ -260,18 +252,16 @@ func (s *storage) PutBlob(ctx context.Context, id blob.ID, data blob.Bytes, opts
 	return err
 }
 
-// DeleteBlob implements blob.Storage.
 func (s *storage) DeleteBlob(ctx context.Context, id blob.ID) error {
 	return s.persist(ctx, func() error { return s.bucket.Remove(ctx, s.key(id)) })
 }
 
-// ListBlobs implements blob.Storage.
 func (s *storage) ListBlobs(ctx context.Context, prefix blob.ID, callback func(blob.Metadata) error) error {
 	return s.list(ctx, "", "", string(prefix), callback)
 }
 
-// list lists the blobs of a folder whose names begin with the folder's. It goes on
-// where an attempt has ended.
+// list lists the blobs of a folder, name being the folders' part of their names. A repetition
+// continues after the last blob.
 func (s *storage) list(ctx context.Context, folder, name, prefix string, callback func(blob.Metadata) error) error {
 	var options store.ListOptions
 	if s.shards == nil {
@@ -291,13 +281,13 @@ func (s *storage) list(ctx context.Context, folder, name, prefix string, callbac
 		return nil
 	})
 	if err != nil && ctx.Err() == nil {
-		// Kopia lists again and again, whatever the error is, and has others wait meanwhile.
+		// Kopia would list again endlessly, and block others.
 		s.lose(err)
 	}
 	return cmp.Or(stopped, err)
 }
 
-// visit tells of an object, or of those in a folder.
+// visit calls callback for an object, or for those of a folder.
 func (s *storage) visit(ctx context.Context, object store.Object, name, prefix string, callback func(blob.Metadata) error) error {
 	isBlob := name != storageConfig
 	switch {
@@ -318,7 +308,7 @@ func (s *storage) visit(ctx context.Context, object store.Object, name, prefix s
 	return callback(blob.Metadata{BlobID: blob.ID(name), Length: object.Size, Timestamp: object.ModTime})
 }
 
-// while returns a context that ends also when the storage is lost, with the reason.
+// while returns a context that also ends, with the cause, when the storage is lost.
 func (s *storage) while(ctx context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	if s.lost.Err() != nil {
@@ -328,7 +318,7 @@ func (s *storage) while(ctx context.Context) (context.Context, func()) {
 	return ctx, func() { stop(); cancel(nil) }
 }
 
-// uniqueID reads which repository it is that lies in the storage.
+// uniqueID reads the id of the stored repository.
 func (s *storage) uniqueID(ctx context.Context) (id []byte, err error) {
 	err = s.persist(ctx, func() error {
 		found, err := s.bucket.Get(ctx, s.key(format.KopiaRepositoryBlobID))
@@ -349,23 +339,21 @@ func (s *storage) uniqueID(ctx context.Context) (id []byte, err error) {
 	return id, err
 }
 
-// ConnectionInfo implements blob.Storage. Nobody connects by it: see lend.
+// ConnectionInfo implements blob.Storage. It is unused: see lend.
 func (s *storage) ConnectionInfo() blob.ConnectionInfo {
 	return blob.ConnectionInfo{Type: storageType}
 }
 
-// DisplayName implements blob.Storage.
 func (s *storage) DisplayName() string { return "storage location" }
 
-// Close implements blob.Storage. Kopia closes what it has failed to open.
+// Close implements blob.Storage. Kopia may close it twice.
 func (s *storage) Close(context.Context) (err error) {
 	s.closed.Do(func() { err = s.bucket.Close() })
 	return err
 }
 
-// Kopia opens a repository only by a configuration file, and would write the
-// store's credentials into it. Ours says only which of the storages that this
-// process has connected already is meant.
+// Kopia opens repositories by a configuration file, into which it would write credentials. Ours
+// only names a storage that this process has connected.
 const storageType = "holdfast-connected"
 
 type storageHandle struct {
@@ -383,7 +371,7 @@ func init() {
 	})
 }
 
-// lend registers a storage for Kopia to find until release is called.
+// lend registers a storage for Kopia until release.
 func lend(st blob.Storage) (info blob.ConnectionInfo, release func()) {
 	id := uuid.NewString()
 	connected.Store(id, st)

@@ -24,23 +24,21 @@ import (
 
 const (
 	maxPage = 1000 // of S3
-	// Parts of this size allow 80 GB in S3's 10,000 parts.
-	partBytes = 8 << 20
-	// Two parts in flight keep the link busy.
+	// Allows 80 GB in S3's 10,000 parts.
+	partBytes     = 8 << 20
 	partsInFlight = 2
-	// abortTimeout bounds the removal of an aborted upload's parts.
-	abortTimeout = 10 * time.Second
-	// Guessing the type would hold back the first bytes.
+	abortTimeout  = 10 * time.Second
+	// Guessing the type would delay the first bytes.
 	contentType = "application/octet-stream"
 )
 
 type blobBackend struct {
 	bucket *blob.Bucket
-	// s3 and name are set for a bucket of S3.
+	// s3 and name are set for S3.
 	s3   *s3.Client
 	name string
-	// removing keeps this process's writes from ending between the look and the removal, in
-	// stores that can't remove under a condition.
+	// removing excludes this process's writes between check and removal, in stores without
+	// conditional removal.
 	removing sync.RWMutex
 }
 
@@ -52,8 +50,8 @@ func (b *blobBackend) list(ctx context.Context, folder string, options ListOptio
 	if options.StartAfter != "" {
 		listing.BeforeList = func(as func(any) bool) error {
 			var request *s3.ListObjectsV2Input
-			// Only S3 can start in the middle, before its first page; for others the keys are
-			// left out below.
+			// Only S3 can start in the middle, on its first page; other stores' keys are skipped
+			// below.
 			if as(&request) && request.ContinuationToken == nil {
 				request.StartAfter = aws.String(options.StartAfter)
 			}
@@ -68,7 +66,7 @@ func (b *blobBackend) list(ctx context.Context, folder string, options ListOptio
 				return
 			}
 			for _, object := range page {
-				// Some consoles create an object for the folder itself.
+				// Some consoles create an object for the folder.
 				if object.Key <= options.StartAfter || object.Key == folder {
 					continue
 				}
@@ -91,7 +89,7 @@ func (b *blobBackend) get(ctx context.Context, key string, offset, length int64)
 
 type blobReader struct{ *blob.Reader }
 
-// Version implements Versioned. Other stores than S3 don't tell the version with the content.
+// Version implements Versioned. Only S3 tells the version with the content.
 func (r blobReader) Version() string {
 	var answer s3.GetObjectOutput
 	if r.As(&answer) {
@@ -113,7 +111,6 @@ func (b *blobBackend) attributes(ctx context.Context, key string) (Object, error
 	return Object{Size: attributes.Size, ModTime: attributes.ModTime, Version: version}, nil
 }
 
-// listedVersion returns the ETag of an object in S3.
 func listedVersion(object *blob.ListObject) string {
 	var listed s3types.Object
 	if object.As(&listed) {
@@ -137,7 +134,7 @@ func (b *blobBackend) write(ctx context.Context, key string, content Content, op
 		defer b.removing.RUnlock()
 		return b.bucket.Upload(ctx, key, body, &blob.WriterOptions{ContentType: contentType, IfNotExist: options.exclusive})
 	}
-	// The writer of gocloud.dev would copy the content, and split it.
+	// The writer of gocloud.dev would copy and split the content.
 	request := &s3.PutObjectInput{
 		Bucket:        aws.String(b.name),
 		Key:           aws.String(key),
@@ -170,8 +167,8 @@ func (b *blobBackend) newWriter(ctx context.Context, key string) (ObjectWriter, 
 	return &blobWriter{Writer: w, backend: b, ctx: ctx, cancel: cancel}, nil
 }
 
-// tuneUpload bounds the memory of an upload to S3. Its parts are removed also when its context has
-// ended, with which the SDK would try in vain.
+// tuneUpload bounds the memory of an upload to S3. Parts are removed even after its context has
+// ended, where the SDK would fail.
 func (b *blobBackend) tuneUpload(as func(any) bool) error {
 	var manager *transfermanager.Client
 	if b.s3 != nil && as(&manager) {
@@ -186,8 +183,7 @@ func (b *blobBackend) tuneUpload(as func(any) bool) error {
 	return nil
 }
 
-// longAgo is the age at which a description of an object is too old. Wall clocks go on while a machine
-// sleeps.
+// longAgo is when a description is too old. Wall clocks advance while a machine sleeps.
 const longAgo = time.Second
 
 func (b *blobBackend) delete(ctx context.Context, key, version string) error {
@@ -210,7 +206,7 @@ func (b *blobBackend) delete(ctx context.Context, key, version string) error {
 		}
 		_, err = b.s3.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: aws.String(b.name), Key: aws.String(key), IfMatch: aws.String(version)})
 		if errors.Is(explain("", "", err), ErrExists) {
-			return ErrChanged // so are failed conditions called
+			return ErrChanged // S3's error for failed conditions
 		}
 		return err
 	}
@@ -220,14 +216,14 @@ func (b *blobBackend) remove(ctx context.Context, key string) error {
 	if b.s3 == nil {
 		return b.bucket.Delete(ctx, key)
 	}
-	// gocloud.dev would look first whether there is one.
+	// gocloud.dev would check first whether it exists.
 	_, err := b.s3.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: aws.String(b.name), Key: aws.String(key)})
 	return err
 }
 
 func (b *blobBackend) removeUnfinished(ctx context.Context, folder string, before time.Time, dryRun bool) (keys []string, err error) {
 	if b.s3 == nil {
-		return nil, nil // it has none that could be seen
+		return nil, nil // it shows none
 	}
 	uploads := s3.NewListMultipartUploadsPaginator(b.s3, &s3.ListMultipartUploadsInput{Bucket: aws.String(b.name), Prefix: aws.String(folder)})
 	for uploads.HasMorePages() {
@@ -240,7 +236,7 @@ func (b *blobBackend) removeUnfinished(ctx context.Context, folder string, befor
 		}
 		for _, upload := range page.Uploads {
 			if !strings.HasPrefix(aws.ToString(upload.Key), folder) {
-				continue // of a store that takes no heed of the prefix
+				continue // the store ignores the prefix
 			}
 			if upload.Initiated == nil || !upload.Initiated.Before(before) {
 				continue
@@ -278,8 +274,8 @@ func (b *blobBackend) now(ctx context.Context, folder string) (time.Time, error)
 
 func (b *blobBackend) close() error { return b.bucket.Close() }
 
-// blobWriter makes the end of a write explicit: gocloud.dev commits on Close, unless the context has
-// ended.
+// blobWriter makes the end of a write explicit: gocloud.dev commits on Close, unless the context
+// has ended.
 type blobWriter struct {
 	*blob.Writer
 	backend *blobBackend
@@ -309,7 +305,7 @@ func (w *blobWriter) Commit() error {
 	defer w.backend.removing.RUnlock()
 	err := w.Writer.Close()
 	if err != nil && w.ctx.Err() != nil {
-		return w.ctx.Err() // the error is a consequence, in words of its own
+		return w.ctx.Err() // the error is a consequence
 	}
 	return err
 }

@@ -29,21 +29,20 @@ const (
 	SecretSessionToken    = "sessionToken"
 )
 
-// backend is one kind of store. Its keys have the prefix, and are checked.
+// backend is a kind of store. Its keys have the prefix, and are checked.
 type backend interface {
 	list(ctx context.Context, folder string, options ListOptions) iter.Seq2[Object, error]
-	// get reads to the end with a negative length.
+	// get with a negative length reads to the end.
 	get(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error)
 	attributes(ctx context.Context, key string) (Object, error)
 	write(ctx context.Context, key string, content Content, options writeOptions) error
 	newWriter(ctx context.Context, key string) (ObjectWriter, error)
-	// delete fails with ErrChanged if the object has another version.
+	// delete fails with ErrChanged for another version.
 	delete(ctx context.Context, key, version string) error
 	remove(ctx context.Context, key string) error
-	// removeUnfinished removes the remains of writes that began before an instant, unless dryRun,
-	// and returns their keys.
+	// removeUnfinished removes the rest of writes that began before an instant, unless dryRun, and
+	// returns their keys.
 	removeUnfinished(ctx context.Context, folder string, before time.Time, dryRun bool) (keys []string, err error)
-	// folder returns the backend of Bucket.Folder, and the prefix of its keys.
 	folder(key string) (backend, string, error)
 	// check makes the cheapest request that proves that the store answers.
 	check(ctx context.Context, folder string) error
@@ -69,15 +68,15 @@ var (
 	_ Remover = (*Bucket)(nil)
 )
 
-// Open returns the store of a location, without a request to a bucket; a folder must exist. secret is
-// the content of the location's Secret. If it is nil, S3's credentials come from the environment. The
+// Open returns the store of a location, without a request to a bucket; a folder must exist. secret
+// is the content of the location's Secret; if nil, S3's credentials come from the environment. The
 // caller closes the Bucket.
 func Open(ctx context.Context, location *engine.StorageLocationSpec, secret map[string][]byte) (*Bucket, error) {
 	return OpenFollowing(ctx, location, secret, nil)
 }
 
-// OpenFollowing is Open for a Bucket that follows its Secret: it reads the Secret again after a minute,
-// and when the store refuses the credentials. With a nil reader the credentials stay.
+// OpenFollowing is Open for a Bucket that reads its Secret again after a minute, and when the store
+// refuses the credentials. With a nil reader the credentials stay.
 func OpenFollowing(ctx context.Context, location *engine.StorageLocationSpec, secret map[string][]byte, again SecretReader) (*Bucket, error) {
 	prefix, err := folderPrefix(location.Prefix)
 	if err != nil {
@@ -101,8 +100,8 @@ func OpenFollowing(ctx context.Context, location *engine.StorageLocationSpec, se
 	}
 }
 
-// OverBlob returns a Bucket over a store of gocloud.dev, below a prefix that is empty or a path without
-// a slash at either end. Close closes bucket.
+// OverBlob returns a Bucket over a store of gocloud.dev, below a prefix without slashes at its
+// ends. Close closes bucket.
 func OverBlob(bucket *blob.Bucket, prefix string) (*Bucket, error) {
 	prefix, err := folderPrefix(prefix)
 	if err != nil {
@@ -129,10 +128,9 @@ func (b *Bucket) Check(ctx context.Context) error {
 	return explain("check", "", b.backend.check(ctx, b.prefix))
 }
 
-// Close frees the Bucket, after the end of its operations.
+// Close frees the Bucket, after its operations.
 func (b *Bucket) Close() error { return b.backend.close() }
 
-// List implements Reader.
 func (b *Bucket) List(ctx context.Context, folder string, options ListOptions) iter.Seq2[Object, error] {
 	return func(yield func(Object, error) bool) {
 		if err := b.checkFolder(ctx, folder); err != nil {
@@ -158,9 +156,9 @@ func (b *Bucket) List(ctx context.Context, folder string, options ListOptions) i
 	}
 }
 
-// Folder returns a Bucket of one folder, which replaces b: only one of them is closed. A folder store
-// stays in the folder that it finds now, also if another one is mounted over it later. It fails with
-// ErrNotFound if there is none.
+// Folder returns a Bucket of one folder, which replaces b: only one of them is closed. A folder
+// store keeps the present folder, even if another is mounted over it. It fails with ErrNotFound if
+// there is none.
 func (b *Bucket) Folder(ctx context.Context, folder string) (*Bucket, error) {
 	if err := b.checkFolder(ctx, folder); err != nil {
 		return nil, err
@@ -172,12 +170,10 @@ func (b *Bucket) Folder(ctx context.Context, folder string) (*Bucket, error) {
 	return &Bucket{backend: inner, prefix: prefix}, nil
 }
 
-// Get implements Reader.
 func (b *Bucket) Get(ctx context.Context, key string) (io.ReadCloser, error) {
 	return b.GetRange(ctx, key, 0, -1)
 }
 
-// GetRange implements Ranger.
 func (b *Bucket) GetRange(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error) {
 	if err := b.checkKey(ctx, key); err != nil {
 		return nil, err
@@ -194,7 +190,6 @@ func (b *Bucket) GetRange(ctx context.Context, key string, offset, length int64)
 	return &reader{content: content, key: key}, nil
 }
 
-// Attributes implements Reader.
 func (b *Bucket) Attributes(ctx context.Context, key string) (Object, error) {
 	if err := b.checkKey(ctx, key); err != nil {
 		return Object{}, err
@@ -209,17 +204,15 @@ func (b *Bucket) Attributes(ctx context.Context, key string) (Object, error) {
 	return object, nil
 }
 
-// Create implements Writer.
 func (b *Bucket) Create(ctx context.Context, key string, content []byte) error {
 	return b.write(ctx, "create", key, bytesContent(content), writeOptions{exclusive: true})
 }
 
-// Put implements Writer.
 func (b *Bucket) Put(ctx context.Context, key string, content []byte) error {
 	return b.PutContent(ctx, key, bytesContent(content), Retention{})
 }
 
-// PutContent writes or replaces an object, durably, in one request and without a copy of the content.
+// PutContent writes or replaces an object, durably, in one request and without copying the content.
 func (b *Bucket) PutContent(ctx context.Context, key string, content Content, retention Retention) error {
 	return b.write(ctx, "write", key, content, writeOptions{retention: retention})
 }
@@ -246,7 +239,6 @@ type bytesReader struct{ *bytes.Reader }
 
 func (bytesReader) Close() error { return nil }
 
-// NewWriter implements Writer.
 func (b *Bucket) NewWriter(ctx context.Context, key string) (ObjectWriter, error) {
 	if err := b.checkKey(ctx, key); err != nil {
 		return nil, err
@@ -259,9 +251,9 @@ func (b *Bucket) NewWriter(ctx context.Context, key string) (ObjectWriter, error
 }
 
 // RemoveUnfinished removes, below a folder, unfinished writes that began before an instant by the
-// store's clock: temporary files in a folder store, parts in S3, which are paid for. The caller must
-// know that no writer takes so long. It returns their keys, and removes nothing in a dry run. A store
-// that can't tell gives errors.ErrUnsupported.
+// store's clock: temporary files, or parts in S3. The caller knows that no writer takes so long. It
+// returns their keys, and removes nothing in a dry run. A store that can't list them gives
+// errors.ErrUnsupported.
 func (b *Bucket) RemoveUnfinished(ctx context.Context, folder string, before time.Time, dryRun bool) (keys []string, err error) {
 	if err := b.checkFolder(ctx, folder); err != nil {
 		return nil, err
@@ -273,7 +265,6 @@ func (b *Bucket) RemoveUnfinished(ctx context.Context, folder string, before tim
 	return keys, explain("remove what is unfinished in", folder, err)
 }
 
-// Delete implements Remover.
 func (b *Bucket) Delete(ctx context.Context, object Object) error {
 	if object.IsFolder || object.Version == "" {
 		return fmt.Errorf("delete %s: it must be an object as it was listed", object.Key)
@@ -292,8 +283,8 @@ func (b *Bucket) Delete(ctx context.Context, object Object) error {
 	return err
 }
 
-// Remove removes the object of a key, in any version, in one request. It is for names that are given
-// once, as the blobs of a repository. A missing object is no error.
+// Remove removes any version of an object, in one request, for names that are used once, as a
+// repository's blobs. A missing object is no error.
 func (b *Bucket) Remove(ctx context.Context, key string) error {
 	if err := b.checkKey(ctx, key); err != nil {
 		return err
@@ -305,7 +296,7 @@ func (b *Bucket) Remove(ctx context.Context, key string) error {
 	return err
 }
 
-// checkKey precedes every operation, and also heeds the context, which some backends don't.
+// checkKey precedes every operation, and checks the context, which some backends ignore.
 func (b *Bucket) checkKey(ctx context.Context, key string) error {
 	if err := checkKey(key); err != nil {
 		return err
@@ -326,7 +317,7 @@ func (b *Bucket) checkFolder(ctx context.Context, folder string) error {
 	return b.checkKey(ctx, strings.TrimSuffix(folder, "/"))
 }
 
-// checkKey allows keys that every kind of store keeps as they are.
+// checkKey allows keys that every store keeps unchanged.
 func checkKey(key string) error {
 	switch {
 	case key == "" || key != path.Clean(key) || key[0] == '/' || key == "." || key == ".." || strings.HasPrefix(key, "../"):
@@ -358,7 +349,6 @@ func (r *reader) Read(p []byte) (int, error) {
 
 func (r *reader) Close() error { return r.content.Close() }
 
-// Version implements Versioned.
 func (r *reader) Version() string { return VersionOf(r.content) }
 
 type writer struct {

@@ -14,20 +14,19 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// MostClockDifference is the maximum difference between the clocks of a process and of a store
-// for work that goes by age. Kopia's maintenance has the same.
+// MostClockDifference is the maximum difference between a process's and a store's clock for work
+// that depends on ages, as in Kopia's maintenance.
 const MostClockDifference = 5 * time.Minute
 
-// ErrClock: the clocks of the store and of this process differ by more than MostClockDifference.
 var ErrClock = errors.New("the clock and the store's differ")
 
-// CheckClock fails with ErrClock unless a clock agrees with the store's, in one request. A caller
-// that removes by age asks before. A store without a clock, as one in memory, agrees.
+// CheckClock fails with ErrClock unless a clock agrees with the store's, in one request. Callers
+// that remove by age check first. A store without a clock agrees.
 func (b *Bucket) CheckClock(ctx context.Context, clock clock.PassiveClock) error {
 	if err := b.checkFolder(ctx, ""); err != nil {
 		return err
 	}
-	// The duration of the answer is no difference; HTTP leaves out parts of a second.
+	// The duration of the request is no difference; HTTP truncates to seconds.
 	asked := clock.Now().Truncate(time.Second)
 	theirs, err := b.backend.now(ctx, b.prefix)
 	if err != nil {

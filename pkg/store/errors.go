@@ -23,23 +23,21 @@ import (
 	"gocloud.dev/gcerrors"
 )
 
-// Kinds of errors, for errors.Is. An error without a kind is the refusal of one request.
+// Kinds of errors, for errors.Is. An error without a kind refuses one request.
 var (
 	ErrNotFound = errors.New("no such object")
 	ErrExists   = errors.New("the object exists")
 	// ErrRange: the object ends before the requested part.
 	ErrRange = errors.New("the object has no such part")
 	// ErrChanged: the object to be removed was replaced.
-	ErrChanged = errors.New("the object is another one by now")
-	// ErrUnavailable: the store does not answer now.
+	ErrChanged     = errors.New("the object is another one by now")
 	ErrUnavailable = errors.New("the store is unavailable")
 	ErrDenied      = errors.New("the store denies access")
 	// ErrNoBucket is ErrUnavailable, too.
 	ErrNoBucket = fmt.Errorf("%w: the bucket does not exist", ErrUnavailable)
 )
 
-// opError is the error of operations. The words of its cause may differ each time, or quote the
-// request, so it has its own.
+// opError has stable words: the cause's may vary, or quote the request.
 type opError struct {
 	operation, key string
 	reason         string
@@ -58,8 +56,8 @@ func (e *opError) Unwrap() []error {
 	return []error{e.kind, e.cause}
 }
 
-// Reason returns why an operation failed, in stable words without its key, for a condition. Errors of
-// other packages give their own text.
+// Reason returns why an operation failed, in stable words without its key, for a condition. Other
+// errors give their own text.
 func Reason(err error) string {
 	if failed, ok := errors.AsType[*opError](err); ok {
 		return failed.reason
@@ -67,7 +65,7 @@ func Reason(err error) string {
 	return err.Error()
 }
 
-// explain gives an error its kind and its words, once.
+// explain adds kind and words to an error, once.
 func explain(operation, key string, err error) error {
 	if err == nil {
 		return nil
@@ -113,7 +111,7 @@ func classify(err error) (reason string, kind error) {
 		return "the connection to the store broke", ErrUnavailable
 	}
 	if failed, ok := errors.AsType[*smithy.OperationError](err); ok && failed.ServiceID == "S3" {
-		// Without an answer and a fault of the network, the request could not be signed.
+		// Without an answer or a network fault, the request could not be signed.
 		return "there are no usable credentials for the store", ErrDenied
 	}
 	return "the store can't do that", nil
@@ -140,7 +138,7 @@ func classifyS3(code string, status int) (reason string, kind error) {
 		return "another write of the same object is under way", ErrUnavailable
 	}
 	said := ""
-	// An answer without a code, as a proxy's, has the status's text in the SDK.
+	// For an answer without a code, as a proxy's, the SDK uses the status's text.
 	if code != "" && code != strings.ReplaceAll(http.StatusText(status), " ", "") && len(code) < 64 && !strings.ContainsFunc(code, notLetter) {
 		said = " (" + code + ")"
 	}

@@ -24,28 +24,27 @@ import (
 )
 
 const (
-	// Backups hold Secrets.
+	// Backups have Secrets.
 	fileMode   = 0o600
 	folderMode = 0o700
 
-	// folderTries is how often a writer creates its folder when removers take it away. The bound
-	// only matters for a location's folder that was removed while it was open.
+	// folderTries bounds how often a writer creates its folder while removers remove it. It only
+	// matters if the location's folder was removed while open.
 	folderTries = 1000
 
 	temporaryPrefix = ".holdfast-"
 	temporarySuffix = ".tmp"
 )
 
-// filesystemBackend keeps each object in a file of a folder. The folder is opened for each operation,
-// since it may be mounted at any time; only the folder of Bucket.Folder stays open. Nothing outside is
-// reached, by symbolic link or otherwise.
+// filesystemBackend keeps each object in a file. The folder is opened for each operation, since it
+// may be mounted at any time; only Bucket.Folder's stays open. It is never left, by symbolic link
+// or otherwise.
 //
-// The store of gocloud.dev has incomplete listings, shows unfinished files, races in exclusive writes,
-// and does not sync.
+// The store of gocloud.dev has incomplete listings, shows unfinished files, races in exclusive
+// writes, and does not sync.
 type filesystemBackend struct {
-	path string
-	open *os.Root // of a Folder
-	// expected is nil for any folder.
+	path     string
+	open     *os.Root // of a Folder
 	expected *expectedFolder
 }
 
@@ -73,7 +72,7 @@ func openFilesystem(folder string) (*filesystemBackend, error) {
 	return f, root.Close()
 }
 
-// root fails for a missing folder. The error does not name its path, since tenants read it.
+// root fails for a missing folder. The error omits its path, since tenants read it.
 func (f *filesystemBackend) root() (opened, error) {
 	if f.open != nil {
 		return opened{f.open, true}, nil
@@ -135,8 +134,8 @@ type fileListing struct {
 	yield     func(Object, error) bool
 }
 
-// folder yields the content of a folder, "" or ending in a slash. A folder sorts by its name with the
-// slash.
+// folder yields the content of a folder, "" or ending in a slash. Folders sort by their names with
+// the slash.
 func (l *fileListing) folder(folder string) error {
 	if err := l.ctx.Err(); err != nil {
 		return err
@@ -205,7 +204,7 @@ func (f *filesystemBackend) get(ctx context.Context, key string, offset, length 
 		return nil, err
 	}
 	defer root.Close()
-	// Only a file is an object, and the opening of a pipe might never end.
+	// Only files are objects, and opening a pipe might block.
 	file, err := root.OpenFile(key, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -271,7 +270,7 @@ func (f *filesystemBackend) newFileWriter(ctx context.Context, key string) (*fil
 		if !errors.Is(err, fs.ErrNotExist) || ctx.Err() != nil {
 			break
 		}
-		// The folder is missing, or a remover took it away, as it may any folder above.
+		// A remover may remove any folder above.
 		w.newFolder = true
 		if made := root.MkdirAll(folder, folderMode); made != nil && !errors.Is(made, fs.ErrNotExist) {
 			err = made
@@ -299,7 +298,7 @@ func (f *filesystemBackend) delete(_ context.Context, key, version string) error
 		return ErrChanged
 	}
 	folder := path.Dir(key)
-	// The file may have been replaced meanwhile: move it aside, and compare it.
+	// The file may have been replaced meanwhile: move it aside, and compare.
 	aside := path.Join(folder, temporaryPrefix+rand.Text()+temporarySuffix)
 	if err := root.Rename(key, aside); err != nil {
 		return err
@@ -320,8 +319,7 @@ func (f *filesystemBackend) delete(_ context.Context, key, version string) error
 	return other
 }
 
-// fileVersion returns the version of a file: its inode, and the time of its write, since inodes are
-// used again.
+// fileVersion returns the inode and the time of the write, since inodes are reused.
 func fileVersion(info fs.FileInfo) string {
 	var inode uint64
 	if status, ok := info.Sys().(*syscall.Stat_t); ok {
@@ -360,7 +358,7 @@ func (f *filesystemBackend) check(_ context.Context, _ string) error {
 	return nil
 }
 
-// now returns the time of a new file, which is the clock of a file server if there is one.
+// now returns the time of a new file, by a file server's clock if there is one.
 func (f *filesystemBackend) now(ctx context.Context, folder string) (time.Time, error) {
 	w, err := f.newFileWriter(ctx, folder+format.HoldfastPrefix+"clock")
 	if err != nil {
@@ -387,7 +385,7 @@ func (f *filesystemBackend) close() error {
 	return f.open.Close()
 }
 
-// removeEmptyFolders removes a folder with its last object, as in other stores.
+// removeEmptyFolders removes folders with their last object, as in other stores.
 func removeEmptyFolders(root opened, folder string) {
 	for folder != "." && root.Remove(folder) == nil {
 		folder = path.Dir(folder)
@@ -406,7 +404,7 @@ func (f *filesystemBackend) removeUnfinished(ctx context.Context, folder string,
 			err := f.delete(ctx, object.Key, object.Version)
 			switch {
 			case errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrChanged):
-				continue // its writer lives
+				continue // its writer is alive
 			case err != nil:
 				return keys, err
 			}
@@ -420,7 +418,7 @@ func isTemporary(name string) bool {
 	return strings.HasPrefix(name, temporaryPrefix) && strings.HasSuffix(name, temporarySuffix)
 }
 
-// IsUnfinished reports whether a key names an unfinished write, as ListOptions.Unfinished lists.
+// IsUnfinished reports whether a key is of an unfinished write, as ListOptions.Unfinished lists.
 func IsUnfinished(key string) bool { return isTemporary(path.Base(key)) }
 
 type fileReader struct {
@@ -430,7 +428,6 @@ type fileReader struct {
 	version string
 }
 
-// Version implements Versioned.
 func (r *fileReader) Version() string { return r.version }
 
 func (r *fileReader) Read(p []byte) (int, error) {
@@ -442,7 +439,7 @@ func (r *fileReader) Read(p []byte) (int, error) {
 
 func (r *fileReader) Close() error { return r.file.Close() }
 
-// fileWriter writes beside the object, under a name that listings leave out.
+// fileWriter writes beside the object, under a name that listings omit.
 type fileWriter struct {
 	file           *os.File
 	ctx            context.Context
@@ -459,7 +456,6 @@ func (w *fileWriter) Write(p []byte) (int, error) {
 	return w.file.Write(p)
 }
 
-// commitOver replaces an object durably.
 func (w *fileWriter) commitOver() error {
 	return w.end(func() error {
 		if err := w.root.Rename(w.temporary, w.key); err != nil {
@@ -469,7 +465,7 @@ func (w *fileWriter) commitOver() error {
 	})
 }
 
-// Commit fails for an existing object, and makes the new one and all before it in its folder durable.
+// Commit fails for an existing object. It makes this and earlier objects of its folder durable.
 func (w *fileWriter) Commit() error {
 	return w.end(func() error {
 		err := w.root.Link(w.temporary, w.key)
@@ -484,7 +480,7 @@ func (w *fileWriter) Commit() error {
 	})
 }
 
-// syncFolders syncs the object's folder, and those above, which may be as new.
+// syncFolders syncs the object's folder, and with all those above, which may be new.
 func (w *fileWriter) syncFolders(all bool) error {
 	for folder := path.Dir(w.key); ; folder = path.Dir(folder) {
 		if err := syncFolder(w.root, folder); err != nil || !all || folder == "." {
@@ -509,7 +505,7 @@ func (w *fileWriter) end(publish func() error) error {
 	return err
 }
 
-// Abort also cleans up after a Commit, which has renamed the file.
+// Abort also cleans up after a Commit.
 func (w *fileWriter) Abort() {
 	if w.ended {
 		return

@@ -17,15 +17,15 @@ import (
 	smithyhttp "github.com/aws/smithy-go/transport/http"
 )
 
-// foreignAnswer is a successful answer of no store, as the page of a portal or a proxy.
+// foreignAnswer is a successful answer that is no store's, as of a portal or a proxy.
 type foreignAnswer struct{ sent string }
 
 func (e *foreignAnswer) Error() string {
 	return "what answers does not speak S3, and sent " + e.sent + ": check the endpoint, and proxies before it"
 }
 
-// refuseForeign makes a client fail on the answer of no store. The client would take any page with
-// the status 200 for an empty listing, or a finished write.
+// refuseForeign makes a client fail on such answers. It would take any page with status 200 for an
+// empty listing, or a finished write.
 func refuseForeign(stack *middleware.Stack) error {
 	return stack.Finalize.Insert(middleware.FinalizeMiddlewareFunc("holdfast.io/foreign",
 		func(ctx context.Context, in middleware.FinalizeInput, next middleware.FinalizeHandler) (middleware.FinalizeOutput, middleware.Metadata, error) {
@@ -43,7 +43,6 @@ func refuseForeign(stack *middleware.Stack) error {
 		}), "Retry", middleware.After)
 }
 
-// lacksItsMarks reports whether an answer lacks the marks of a store's.
 func lacksItsMarks(answer any, response *smithyhttp.Response) bool {
 	switch a := answer.(type) {
 	case *s3.ListObjectsV2Output:

@@ -18,11 +18,11 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// ErrOther: the store is not the expected one. The error is ErrUnavailable, too.
+// ErrOther: the store is not the expected one. It is ErrUnavailable, too.
 var ErrOther = errors.New("it is another store")
 
-// Identity reads the id of the store. It fails with ErrNotFound for a store without an id, and with
-// ErrUnavailable for an answer of no store.
+// Identity reads the store's id. It fails with ErrNotFound without an id, and with ErrUnavailable
+// for an answer of no store.
 func (b *Bucket) Identity(ctx context.Context) (id string, err error) {
 	content, err := b.Get(ctx, format.StoreIdentityKey)
 	if err != nil {
@@ -32,7 +32,7 @@ func (b *Bucket) Identity(ctx context.Context) (id string, err error) {
 	return readIdentity(content)
 }
 
-// Identify returns the id of the store, and gives it one if it has none.
+// Identify returns the store's id, and creates it if missing.
 func (b *Bucket) Identify(ctx context.Context, now time.Time) (id string, err error) {
 	if id, err = b.Identity(ctx); !errors.Is(err, ErrNotFound) {
 		return id, err
@@ -44,7 +44,7 @@ func (b *Bucket) Identify(ctx context.Context, now time.Time) (id string, err er
 	if err := b.Create(ctx, format.StoreIdentityKey, content); err != nil && !errors.Is(err, ErrExists) {
 		return "", err
 	}
-	// Another writer may have been faster, or the write may not have been stored.
+	// Another writer may have been first, or the write may not have been stored.
 	id, err = b.Identity(ctx)
 	if errors.Is(err, ErrNotFound) {
 		return "", notAStore(err)
@@ -52,8 +52,8 @@ func (b *Bucket) Identify(ctx context.Context, now time.Time) (id string, err er
 	return id, err
 }
 
-// Expect fails with ErrOther unless the store has the id. A folder is compared again when another
-// one takes its place, before anything is read or written there.
+// Expect fails with ErrOther unless the store has the id. A folder is compared again before each
+// use after it was replaced.
 func (b *Bucket) Expect(ctx context.Context, id string) error {
 	found, err := b.Identity(ctx)
 	if err := compareIdentity(found, err, id); err != nil {
@@ -98,12 +98,12 @@ func notAStore(cause error) error {
 
 type expectedFolder struct {
 	id, key string
-	// known is the version of the file with the id, as it was last compared. Another folder has
-	// another version, also on a disk with the same device number.
+	// known is the version of the compared id file. Another folder's version differs, even with the
+	// same device number.
 	known atomic.Pointer[string]
 }
 
-// verify fails unless the folder has the id. A file of the known version is not read again.
+// verify fails unless the folder has the id. It reads only unknown versions.
 func (e *expectedFolder) verify(root *os.Root) error {
 	info, err := root.Stat(e.key)
 	var here, found string

@@ -12,14 +12,13 @@ import (
 
 type observerKey struct{}
 
-// ObserveRequests calls observe for each request of operations with this context: each page of a
-// listing, and each attempt. ErrUnavailable means that the store can't answer now. Calls may be
+// ObserveRequests calls observe for each request of operations with this context: pages of listings
+// and repetitions included. ErrUnavailable means that the store can't answer now. Calls may be
 // concurrent.
 func ObserveRequests(ctx context.Context, observe func(operation string, err error)) context.Context {
 	return context.WithValue(ctx, observerKey{}, observe)
 }
 
-// Operations of requests.
 const (
 	RequestList  = "list"
 	RequestOther = "get"

@@ -16,18 +16,15 @@ import (
 )
 
 const (
-	// rereadEvery is how long credentials are used before the Secret is read again, and so how
-	// long a rotated key must stay valid.
-	rereadEvery = time.Minute
-	// rereadTimeout bounds one read of the Secret.
+	// rereadEvery is the time between reads of the Secret: a rotated key must stay valid so long.
+	rereadEvery   = time.Minute
 	rereadTimeout = 10 * time.Second
 )
 
-// SecretReader reads the Secret of a location.
 type SecretReader func(ctx context.Context) (map[string][]byte, error)
 
-// secretProvider gives the SDK the credentials of a Secret, and reads it again while the store is
-// open: the catalogue keeps its stores open for good.
+// secretProvider returns the credentials of a Secret, and reads it again while the store is open:
+// the catalogue's stores stay open.
 type secretProvider struct {
 	name string
 	read SecretReader
@@ -37,8 +34,7 @@ type secretProvider struct {
 	used bool
 }
 
-// Retrieve implements aws.CredentialsProvider. An unreadable or incomplete Secret leaves the
-// credentials as they were.
+// Retrieve implements aws.CredentialsProvider. An unreadable or incomplete Secret changes nothing.
 func (p *secretProvider) Retrieve(ctx context.Context) (aws.Credentials, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -69,7 +65,6 @@ func (p *secretProvider) reread(ctx context.Context) (aws.Credentials, error) {
 	return static.Retrieve(ctx)
 }
 
-// rotating returns credentials that follow the Secret.
 func rotating(name string, first aws.CredentialsProvider, read SecretReader) (aws.CredentialsProvider, error) {
 	given, err := first.Retrieve(context.Background())
 	if err != nil {
@@ -78,8 +73,7 @@ func rotating(name string, first aws.CredentialsProvider, read SecretReader) (aw
 	return aws.NewCredentialsCache(&secretProvider{name: name, read: read, last: given}), nil
 }
 
-// followRotation returns an option of a client: a request with refused credentials is made once more
-// if the Secret has other ones by then.
+// followRotation repeats a request with refused credentials once, if the Secret has others by then.
 func followRotation(cache *aws.CredentialsCache) func(*middleware.Stack) error {
 	return func(stack *middleware.Stack) error {
 		return stack.Finalize.Insert(middleware.FinalizeMiddlewareFunc("holdfast.io/rotation",
@@ -104,15 +98,14 @@ func sameCredentials(a, b aws.Credentials) bool {
 	return a.AccessKeyID == b.AccessKeyID && a.SecretAccessKey == b.SecretAccessKey && a.SessionToken == b.SessionToken
 }
 
-// rotatedError makes the client repeat and sign a request.
+// rotatedError makes the client sign and repeat a request.
 type rotatedError struct{ error }
 
 func (e rotatedError) Unwrap() error { return e.error }
 
-// RetryableError implements the SDK's interface.
 func (rotatedError) RetryableError() bool { return true }
 
-// refuses reports whether an answer refuses the credentials. The answer to a HEAD has only 403.
+// refuses reports whether an answer refuses the credentials. A HEAD's has only 403.
 func refuses(err error) bool {
 	var answer smithy.APIError
 	if !errors.As(err, &answer) {

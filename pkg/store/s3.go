@@ -23,7 +23,7 @@ import (
 
 const defaultRegion = "us-east-1"
 
-// idleConnections suffices for the catalogue's refresh, which has the most at once.
+// idleConnections suffices for the catalogue's refresh, which has the most.
 const idleConnections = 128
 
 func openS3(ctx context.Context, location *engine.S3Location, secret map[string][]byte, again SecretReader) (*blobBackend, error) {
@@ -40,7 +40,8 @@ func openS3(ctx context.Context, location *engine.S3Location, secret map[string]
 	}
 	s3Client := s3.NewFromConfig(settings, func(o *s3.Options) {
 		o.UsePathStyle = location.ForcePathStyle
-		// A proxy without Expect: 100-continue would delay each large object by a second.
+		// With a proxy that lacks Expect: 100-continue, each large object would be delayed by a
+		// second.
 		o.ContinueHeaderThresholdBytes = -1
 		if location.Endpoint != "" {
 			o.BaseEndpoint = aws.String(location.Endpoint)
@@ -67,8 +68,8 @@ func awsConfig(ctx context.Context, location *engine.S3Location, secret map[stri
 	if region == "" {
 		region = defaultRegion
 	}
-	// The SDK would send checksums as trailers of a chunked body, which other stores than AWS often
-	// refuse. See sendChecksums.
+	// The SDK would send checksums as trailers of a chunked body, which other stores often refuse.
+	// See sendChecksums.
 	const (
 		requestChecksums  = aws.RequestChecksumCalculationWhenRequired
 		responseChecksums = aws.ResponseChecksumValidationWhenRequired
@@ -83,7 +84,7 @@ func awsConfig(ctx context.Context, location *engine.S3Location, secret map[stri
 				return aws.Config{}, err
 			}
 		}
-		// The environment is ignored then, so that no setting leaks between locations.
+		// Ignores the environment, so that settings don't leak between locations.
 		return aws.Config{
 			Region:                     region,
 			Credentials:                static,

@@ -13,14 +13,14 @@ import (
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 )
 
-// stallTimeout is how long a connection may carry nothing while an answer is awaited. The duration
-// of an answer has no bound, since objects may be large.
+// stallTimeout is how long a connection may be silent while an answer is awaited. An answer's
+// duration is unbounded, since objects may be large.
 const stallTimeout = time.Minute
 
 // stallPiece is the minimum to be sent within stallTimeout.
 const stallPiece = 64 << 10
 
-// noticeStalls fails requests whose connection carries nothing for stallTimeout.
+// noticeStalls fails requests whose connection is silent for stallTimeout.
 func noticeStalls(client *awshttp.BuildableClient) aws.HTTPClient {
 	return client.WithTransportOptions(func(transport *http.Transport) {
 		dial := transport.DialContext
@@ -31,12 +31,12 @@ func noticeStalls(client *awshttp.BuildableClient) aws.HTTPClient {
 			}
 			return stallingConn{conn}, nil
 		}
-	}).Freeze() // else the SDK puts its own way of dialling back
+	}).Freeze() // else the SDK restores its own dialler
 }
 
-// stallingConn fails when it has carried nothing for stallTimeout. Each read and write renews the time
-// of both directions, since an answer comes after a request that may be long. The SDK's read timeout
-// would end a long upload.
+// stallingConn fails after a silence of stallTimeout. Reads and writes renew the time of both
+// directions, since an answer follows a request that may be long. The SDK's read timeout would end
+// a long upload.
 type stallingConn struct{ net.Conn }
 
 func (c stallingConn) Read(p []byte) (int, error) {

@@ -1,9 +1,8 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package opener opens the repository of a VolumeRepository record, with the
-// storage location, the credentials and the key that belong to it. What is used again
-// and again, Shared keeps open.
+// Package opener opens the repository of a VolumeRepository record with its storage location,
+// credentials and key. Shared keeps repositories open for repeated use.
 package opener
 
 import (
@@ -20,15 +19,13 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
 
-// ErrNoRepository: the repository is not in the store.
 var ErrNoRepository = errors.New("there is no repository in the store")
 
-// ErrNoKey: the Secret with a repository's key is missing, or lacks the key.
+// ErrNoKey: the Secret with the key is missing, or lacks it.
 var ErrNoKey = errors.New("the repository has no key")
 
-// OpenAt opens the repository of a namespace at a storage location, which may have no
-// record: a backup may be older than the cluster. It fails with ErrNoRepository if
-// there is none. The caller closes the repository.
+// OpenAt opens the repository of a namespace at a location. It needs no record: a backup may be
+// older than the cluster. It fails with ErrNoRepository if there is none. The caller closes it.
 func OpenAt(ctx context.Context, secrets, keys location.Secrets, stored *engine.StorageLocation, namespace string, options repository.Options) (*repository.Repository, error) {
 	where, err := Where(ctx, secrets, stored)
 	if err != nil {
@@ -52,8 +49,7 @@ func OpenAt(ctx context.Context, secrets, keys location.Secrets, stored *engine.
 	return opened, err
 }
 
-// Where is where the repositories of a storage location lie: in the store that the location
-// has had until now, and with its credentials as they are by then.
+// Where returns the place of a location's repositories: its store, with current credentials.
 func Where(ctx context.Context, secrets location.Secrets, stored *engine.StorageLocation) (repository.Location, error) {
 	read := func(ctx context.Context) (map[string][]byte, error) {
 		return location.Credentials(ctx, secrets, stored)
@@ -62,13 +58,13 @@ func Where(ctx context.Context, secrets location.Secrets, stored *engine.Storage
 	return repository.Location{Spec: stored.Spec, Secret: first, StoreID: stored.Status.StoreID, Again: read}, err
 }
 
-// Key reads the key of a repository. It fails with ErrNoKey if there is none.
+// Key reads the key of a repository, or fails with ErrNoKey.
 func Key(ctx context.Context, keys location.Secrets, name string) (repository.Key, error) {
 	key, _, err := Keys(ctx, keys, name)
 	return key, err
 }
 
-// Keys reads the key of a repository, and those that may open it while that is changed.
+// Keys reads the key of a repository, and others that may open it during a change.
 func Keys(ctx context.Context, keys location.Secrets, name string) (key repository.Key, others []repository.Key, err error) {
 	secretName := engine.KeySecretName(name)
 	secret, err := keys.Get(ctx, secretName, metav1.GetOptions{})
@@ -78,7 +74,7 @@ func Keys(ctx context.Context, keys location.Secrets, name string) (key reposito
 	if err != nil {
 		return "", nil, fmt.Errorf("read the key of VolumeRepository %s: %w", name, err)
 	}
-	// Velero ignores space around a password, and so must who shares it.
+	// Velero trims passwords, too.
 	key = repository.Key(strings.TrimSpace(string(secret.Data[engine.KeySecretKey])))
 	if key == "" {
 		return "", nil, fmt.Errorf("%w: the Secret %s lacks %s", ErrNoKey, secretName, engine.KeySecretKey)

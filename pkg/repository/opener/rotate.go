@@ -20,27 +20,24 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
 
-// mostFormer is how many former keys of a repository are kept.
+// mostFormer is how many former keys are kept.
 const mostFormer = 10
 
-// KeySecrets are the Secrets of the repositories' keys, to be changed.
+// KeySecrets are the Secrets of the repositories' keys.
 type KeySecrets interface {
 	location.Secrets
 	Update(ctx context.Context, secret *corev1.Secret, options metav1.UpdateOptions) (*corev1.Secret, error)
 }
 
-// Rotate gives a repository a new random key. One process at a time is to do that, under the
-// Lease of the repository's maintenance.
+// Rotate gives a repository a new random key. The caller holds the Lease of the repository's
+// maintenance.
 //
-// Wherever it is stopped, the repository opens with a key that its Secret holds, and whoever
-// opens repositories here tries them all (Keys): the new key is in the Secret before the
-// repository has it, and it becomes the key when the repository opens with it. A rotation
-// that comes after one which was stopped goes on with the same new key. Former keys stay in
-// the Secret: should a process that was paused for as long write the old format once more,
-// the repository opens with one of them, and with no lost one.
+// At any time a key of the Secret opens the repository, and Keys returns them all: the Secret has
+// the new key first, and makes it the key when the repository has it. A repetition continues with
+// the same new key. Former keys stay, since a paused process may write the old format again.
 //
-// If the location names recovery keys, the new key is in the store, encrypted for them and signed
-// by the cluster, before the repository has it.
+// If the location names recovery keys, the store has the new key, encrypted for them and signed,
+// before the repository has it.
 func Rotate(ctx context.Context, secrets location.Secrets, keys KeySecrets, stored *engine.StorageLocation, namespace string, cluster format.Cluster) error {
 	where, err := Where(ctx, secrets, stored)
 	if err != nil {
@@ -74,7 +71,7 @@ func Rotate(ctx context.Context, secrets location.Secrets, keys KeySecrets, stor
 			return err
 		}
 	}
-	// The present one first; after a process that was paused it may be a former one.
+	// The present key first; after a paused process a former one may fit.
 	err = repository.ErrWrongKey
 	for _, from := range append([]repository.Key{key}, others...) {
 		if err = repository.ChangeKey(ctx, where, namespace, from, next); !errors.Is(err, repository.ErrWrongKey) {

@@ -27,46 +27,38 @@ import (
 )
 
 const (
-	// openTimeout is how long a store may take to let a repository be opened, or looked
-	// at again.
+	// openTimeout bounds the opening or refresh of a repository.
 	openTimeout = 2 * time.Minute
-	// idleFor is how long a repository that nobody uses stays open at least, and mostIdle how
-	// many of them do.
+	// An unused repository stays open for idleFor at least, and at most mostIdle of them do.
 	idleFor  = 2 * time.Minute
 	mostIdle = 4
 )
 
-// errNoAnswer: the store has taken too long.
 var errNoAnswer = fmt.Errorf("the store has not answered within %s", openTimeout)
 
-// Shared keeps the repositories of records open for those who use them at once or one
-// after another: to open one takes a dozen requests and the derivation of a key.
+// Shared keeps repositories of records open for concurrent or later users: opening takes a dozen
+// requests and the derivation of a key.
 //
-// What it promises:
-//   - Secrets, records and locations are read at each use, and a repository is used only
-//     by those for whom nothing of that has changed since it was opened.
-//   - Whoever uses it sees all that was stored before the work was asked for, whoever
-//     stored it, and gets no repository that was replaced or has gone before that.
-//   - When any use has failed, nobody begins another one: who comes next opens it anew. So
-//     no error outlives the work that it befell.
-//   - Of those who come while it is being opened, one opens it. An opening that fails is not
-//     remembered, and one that nobody waits for any more is given up.
-//   - It is closed when its last use has ended and it was idle for a while, or has made room
-//     for others that are, or Run has ended. One whose indexes take memory that others need
-//     is closed at once.
+//   - Each use reads Secrets, records and locations again, and shares only an opening with equal
+//     ones.
+//   - A user sees everything that was stored before the work was requested, and no replaced
+//     repository.
+//   - After a failed use, the next one opens the repository anew: errors don't outlive their work.
+//   - Concurrent users open it once. A failed opening is not kept, and one without waiting users is
+//     cancelled.
+//   - It is closed after the last use when idle, to make room, or at the end of Run; at once if its
+//     indexes take memory that others need.
 type Shared struct {
-	// Repositories and Locations of the system namespace.
 	Repositories enginelisters.VolumeRepositoryNamespaceLister
 	Locations    enginelisters.StorageLocationNamespaceLister
-	// Options for every repository.
-	Options repository.Options
-	// Indexes waits until the indexes of a repository may take so many bytes, and returns what
-	// ends that; nil if nobody else needs the memory.
+	Options      repository.Options
+	// Indexes waits until the indexes of a repository may take so many bytes, and returns a
+	// function that ends it. Nil: no limit.
 	Indexes func(ctx context.Context, bytes int64) (done func(), err error)
 	Clock   clock.WithTicker
 
 	mu     sync.Mutex
-	open   map[string]*opening // by the record's name: those that may be used
+	open   map[string]*opening // usable openings, by the record's name
 	ending bool
 }
 
@@ -77,51 +69,48 @@ type source struct {
 	Location  repository.Location
 	Key       string
 	Others    []repository.Key
-	// Damage is what its store has lost: what an opening believes of its packs is older.
+	// Damage is what the store has lost; an opening is not reused after it changes.
 	Damage *engine.RepositoryDamage
 
-	// credentials finds those of the location among Secrets. They change while it is open.
+	// credentials selects the location's among Secrets. They may change while it is open.
 	credentials func(ctx context.Context, secrets []corev1.Secret) (map[string][]byte, error)
 }
 
-// opening is of a repository that is open, or will be.
+// opening is a repository that is open, or being opened.
 type opening struct {
 	name string
-	// of tells of what it is an opening, without keeping a secret.
+	// of is the digest of the source, which keeps no secret.
 	of     [sha256.Size]byte
-	cancel func() // of what opens it
+	cancel func() // of the opening
 	// opened is closed when repository or err is set.
 	opened     chan struct{}
 	repository *repository.Repository
 	err        error
-	// looking is full while someone looks at what was stored since, and guards seen: all
-	// that was stored before is visible.
+	// looking is full during a refresh, and guards seen: everything stored before is visible.
 	looking chan struct{}
 	seen    time.Time
-	// indexes gives back the memory that the indexes take from others; nil if they take none.
-	// It is set under looking, and measured once they were measured.
+	// indexes frees the memory for large indexes; nil if not taken. It and measured are set under
+	// looking.
 	indexes  func()
 	measured bool
 
-	// users of it, or who wait for it, and since when there are none. The mutex of Shared
-	// guards them.
+	// users counts users and waiting ones; idle is since when there are none. Guarded by the mutex
+	// of Shared.
 	users int
 	idle  time.Time
-	// readers read the Secrets with the rights of those users. The mutex guards them, too.
+	// readers read Secrets with the users' rights; guarded by the same mutex.
 	readers []*Secrets
 }
 
-// Secrets gives those that whoever asks has for a repository: its key, and the credentials of
-// its storage location.
+// Secrets returns a user's Secrets for a repository: its key and its location's credentials.
 type Secrets func(ctx context.Context) ([]corev1.Secret, error)
 
-// given are the Secrets of one namespace of those that were given.
+// given are the Secrets of one namespace.
 type given struct {
 	namespace string
 	secrets   []corev1.Secret
 }
 
-// Get implements location.Secrets.
 func (g given) Get(_ context.Context, name string, _ metav1.GetOptions) (*corev1.Secret, error) {
 	for i := range g.secrets {
 		if secret := &g.secrets[i]; secret.Namespace == g.namespace && secret.Name == name {
@@ -131,9 +120,8 @@ func (g given) Get(_ context.Context, name string, _ metav1.GetOptions) (*corev1
 	return nil, apierrors.NewNotFound(corev1.Resource("secrets"), name)
 }
 
-// Use calls do with the repository of the record of that name. What was stored before the
-// moment asked is visible in it. The context that do gets ends also when the repository
-// can't be used any more.
+// Use calls do with the repository of a record. Everything stored before asked is visible. The
+// context of do also ends when the repository becomes unusable.
 func (s *Shared) Use(ctx context.Context, name string, secrets Secrets, asked time.Time, do func(ctx context.Context, r *repository.Repository) error) error {
 	o, err := s.enter(ctx, name, &secrets, asked)
 	if err != nil {
@@ -148,7 +136,7 @@ func (s *Shared) Use(ctx context.Context, name string, secrets Secrets, asked ti
 	return err
 }
 
-// enter returns an opening that is ready, and which the caller leaves.
+// enter returns a ready opening, for which the caller calls leave.
 func (s *Shared) enter(ctx context.Context, name string, secrets *Secrets, asked time.Time) (*opening, error) {
 	for {
 		what, err := s.source(ctx, name, *secrets)
@@ -180,7 +168,6 @@ func (s *Shared) enter(ctx context.Context, name string, secrets *Secrets, asked
 	}
 }
 
-// source reads what an opening depends on.
 func (s *Shared) source(ctx context.Context, name string, secrets Secrets) (source, error) {
 	record, err := s.Repositories.Get(name)
 	if err != nil {
@@ -219,8 +206,8 @@ func (s *Shared) source(ctx context.Context, name string, secrets Secrets) (sour
 	}, nil
 }
 
-// join returns the opening of what, for one user more. It is the caller's own if there was
-// none: then it begins.
+// join adds a user to the opening of what. If there was none, it is a new one, which is the
+// caller's.
 func (s *Shared) join(ctx context.Context, name string, secrets *Secrets, what source) (o *opening, mine bool, err error) {
 	encoded, err := json.Marshal(what)
 	if err != nil {
@@ -240,7 +227,7 @@ func (s *Shared) join(ctx context.Context, name string, secrets *Secrets, what s
 			go o.close(ctx)
 		}
 	}
-	// It goes on for others who wait when this one does not any more.
+	// The opening continues for other users.
 	work, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), openTimeout, errNoAnswer)
 	o = &opening{name: name, of: of, users: 1, readers: []*Secrets{secrets}, cancel: cancel, opened: make(chan struct{}), looking: make(chan struct{}, 1)}
 	if s.open == nil {
@@ -252,7 +239,7 @@ func (s *Shared) join(ctx context.Context, name string, secrets *Secrets, what s
 	return o, true, nil
 }
 
-// again reads the credentials of an opening with the rights of those who use it now.
+// again reads the credentials of an opening with the rights of a current user.
 func (s *Shared) again(ctx context.Context, o *opening, what source) (map[string][]byte, error) {
 	s.mu.Lock()
 	readers := slices.Clone(o.readers)
@@ -267,7 +254,6 @@ func (s *Shared) again(ctx context.Context, o *opening, what source) (map[string
 	return nil, err
 }
 
-// begin opens a repository.
 func (s *Shared) begin(ctx context.Context, o *opening, what source) {
 	defer o.cancel()
 	seen := s.Clock.Now()
@@ -290,8 +276,7 @@ func (s *Shared) begin(ctx context.Context, o *opening, what source) {
 	}
 }
 
-// look makes visible what was stored before the moment asked, once the indexes may be in
-// memory.
+// look makes everything visible that was stored before asked, once the indexes may be in memory.
 func (s *Shared) look(ctx context.Context, o *opening, asked time.Time) error {
 	ctx, stop := o.repository.While(ctx)
 	defer stop()
@@ -328,7 +313,7 @@ func (s *Shared) look(ctx context.Context, o *opening, asked time.Time) error {
 	return nil
 }
 
-// leave ends a use. After one that was not good nobody begins another.
+// leave ends a use. After a failed one the opening is not used again.
 func (s *Shared) leave(ctx context.Context, o *opening, secrets *Secrets, good bool) {
 	s.mu.Lock()
 	o.users--
@@ -343,7 +328,7 @@ func (s *Shared) leave(ctx context.Context, o *opening, secrets *Secrets, good b
 	switch {
 	case s.open[o.name] == o || o.users > 0:
 	case o.repository == nil:
-		o.cancel() // and whoever opens it closes it
+		o.cancel() // its opener closes it
 	case !slices.Contains(unused, o):
 		unused = append(unused, o)
 	}
@@ -353,14 +338,14 @@ func (s *Shared) leave(ctx context.Context, o *opening, secrets *Secrets, good b
 	}
 }
 
-// dropLocked has nobody begin another use of an opening.
+// dropLocked prevents further uses of an opening.
 func (s *Shared) dropLocked(o *opening) {
 	if s.open[o.name] == o {
 		delete(s.open, o.name)
 	}
 }
 
-// unusedLocked drops the openings that were idle for long enough, and returns them.
+// unusedLocked drops and returns the openings that were idle for long enough.
 func (s *Shared) unusedLocked() (unused []*opening) {
 	var idle []*opening
 	for _, o := range s.open {
@@ -379,7 +364,6 @@ func (s *Shared) unusedLocked() (unused []*opening) {
 	return unused
 }
 
-// close closes what nobody uses or will.
 func (o *opening) close(ctx context.Context) {
 	if o.indexes != nil {
 		defer o.indexes()
@@ -389,8 +373,7 @@ func (o *opening) close(ctx context.Context) {
 	}
 }
 
-// Run closes what was idle for a while, until ctx ends; then also what is in use, when
-// that has ended.
+// Run closes idle repositories until ctx ends; then all, after their uses.
 func (s *Shared) Run(ctx context.Context) {
 	ticker := s.Clock.NewTicker(idleFor / 4)
 	defer ticker.Stop()

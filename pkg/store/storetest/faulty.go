@@ -17,11 +17,9 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Operation is a method of a store.
 type Operation string
 
-// The operations that Faulty counts. Commit is the end of a NewWriter's write,
-// and Write each piece of it.
+// The operations that Faulty counts. Commit ends a NewWriter's write, Write is each piece of it.
 const (
 	List       Operation = "List"
 	Get        Operation = "Get"
@@ -35,23 +33,21 @@ const (
 	Check      Operation = "Check"
 )
 
-// Fault says what goes wrong, and where.
 type Fault struct {
-	// Operation that it strikes; empty is every one.
+	// Operation is the failing one; empty is every one.
 	Operation Operation
 	// Key is a pattern of path.Match for the key or folder; empty is every one.
 	Key string
-	// Delay comes before the operation, by Faulty's clock.
+	// Delay precedes the operation, by Faulty's clock.
 	Delay time.Duration
-	// Err is what the operation returns, instead of doing anything.
+	// Err is returned instead of the operation.
 	Err error
-	// Truncate makes a List or Get end early, after so many results or bytes:
-	// with Err, or as if there were no more.
+	// Truncate ends a List or Get after After results or bytes: with Err, or as if complete.
 	Truncate bool
 	After    int
 }
 
-// Faulty is a store that counts operations, and fails as told.
+// Faulty is a store that counts operations, and fails on request.
 type Faulty struct {
 	inner Store
 	clock clock.Clock
@@ -63,26 +59,24 @@ type Faulty struct {
 	peak   int
 }
 
-// NewFaulty wraps a store. Without faults it behaves as the store does.
 func NewFaulty(inner Store, clock clock.Clock) *Faulty {
 	return &Faulty{inner: inner, clock: clock, counts: map[Operation]int{}}
 }
 
-// Inject replaces the faults; the first that matches an operation strikes.
+// Inject replaces the faults; the first match applies.
 func (f *Faulty) Inject(faults ...Fault) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.faults = faults
 }
 
-// Count is how often an operation was called since the last Reset.
+// Count returns the calls of an operation since the last Reset.
 func (f *Faulty) Count(operation Operation) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.counts[operation]
 }
 
-// Counts are all operations that were called since the last Reset.
 func (f *Faulty) Counts() map[Operation]int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -93,22 +87,20 @@ func (f *Faulty) Counts() map[Operation]int {
 	return counts
 }
 
-// Peak is how many Gets were under way at once, at most, since the last Reset: from
-// the call until the content is closed.
+// Peak returns the maximum of concurrent Gets since the last Reset, from call to Close.
 func (f *Faulty) Peak() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.peak
 }
 
-// Reset sets all counts to zero.
 func (f *Faulty) Reset() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.counts, f.peak = map[Operation]int{}, f.active
 }
 
-// strike counts the operation and gives the fault that meets it, after its delay.
+// strike counts the operation, and returns its fault after the delay.
 func (f *Faulty) strike(ctx context.Context, operation Operation, key string) (Fault, error) {
 	f.mu.Lock()
 	f.counts[operation]++
@@ -137,7 +129,6 @@ func (f *Faulty) strike(ctx context.Context, operation Operation, key string) (F
 	return fault, fault.Err
 }
 
-// List implements store.Reader.
 func (f *Faulty) List(ctx context.Context, folder string, options store.ListOptions) iter.Seq2[store.Object, error] {
 	return func(yield func(store.Object, error) bool) {
 		fault, err := f.strike(ctx, List, folder)
@@ -160,7 +151,6 @@ func (f *Faulty) List(ctx context.Context, folder string, options store.ListOpti
 	}
 }
 
-// Get implements store.Reader.
 func (f *Faulty) Get(ctx context.Context, key string) (io.ReadCloser, error) {
 	f.enter(1)
 	fault, err := f.strike(ctx, Get, key)
@@ -181,7 +171,6 @@ func (f *Faulty) enter(change int) {
 	f.peak = max(f.peak, f.active)
 }
 
-// Attributes implements store.Reader.
 func (f *Faulty) Attributes(ctx context.Context, key string) (store.Object, error) {
 	if _, err := f.strike(ctx, Attributes, key); err != nil {
 		return store.Object{}, err
@@ -189,7 +178,6 @@ func (f *Faulty) Attributes(ctx context.Context, key string) (store.Object, erro
 	return f.inner.Attributes(ctx, key)
 }
 
-// Create implements store.Writer.
 func (f *Faulty) Create(ctx context.Context, key string, content []byte) error {
 	if _, err := f.strike(ctx, Create, key); err != nil {
 		return err
@@ -197,7 +185,6 @@ func (f *Faulty) Create(ctx context.Context, key string, content []byte) error {
 	return f.inner.Create(ctx, key, content)
 }
 
-// Put implements store.Writer.
 func (f *Faulty) Put(ctx context.Context, key string, content []byte) error {
 	if _, err := f.strike(ctx, Put, key); err != nil {
 		return err
@@ -205,7 +192,6 @@ func (f *Faulty) Put(ctx context.Context, key string, content []byte) error {
 	return f.inner.Put(ctx, key, content)
 }
 
-// NewWriter implements store.Writer.
 func (f *Faulty) NewWriter(ctx context.Context, key string) (store.ObjectWriter, error) {
 	if _, err := f.strike(ctx, NewWriter, key); err != nil {
 		return nil, err
@@ -217,7 +203,6 @@ func (f *Faulty) NewWriter(ctx context.Context, key string) (store.ObjectWriter,
 	return &faultyWriter{ObjectWriter: w, ctx: ctx, faulty: f, key: key}, nil
 }
 
-// Delete implements store.Remover.
 func (f *Faulty) Delete(ctx context.Context, object store.Object) error {
 	if _, err := f.strike(ctx, Delete, object.Key); err != nil {
 		return err
@@ -225,7 +210,6 @@ func (f *Faulty) Delete(ctx context.Context, object store.Object) error {
 	return f.inner.Delete(ctx, object)
 }
 
-// Check asks whether the store answers.
 func (f *Faulty) Check(ctx context.Context) error {
 	if _, err := f.strike(ctx, Check, ""); err != nil {
 		return err
@@ -256,7 +240,6 @@ func (r *faultyReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Version implements store.Versioned.
 func (r *faultyReader) Version() string { return store.VersionOf(r.ReadCloser) }
 
 func (r *faultyReader) Close() error {

@@ -15,13 +15,11 @@ import (
 	"sync"
 )
 
-// Locked makes an S3 server as strict as a bucket of AWS with Object Lock and a
-// default retention: it refuses an object, and a part of one, that comes without a
-// checksum, or with one that it does not fit, and a part whose kind of checksum the
-// upload has not announced. Nor does it know chunked bodies, as most stores don't
-// that are not AWS's.
+// Locked makes an S3 server as strict as AWS with Object Lock and a default retention: it refuses
+// objects and parts with a missing or wrong checksum, and parts whose checksum the upload has not
+// announced. Like most other stores it refuses chunked bodies.
 func Locked(next http.Handler) http.Handler {
-	var announced sync.Map // whether the parts of an object have a CRC32, by its path
+	var announced sync.Map // whether an object's parts have a CRC32, by its path
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		query := r.URL.Query()
 		switch {

@@ -1,9 +1,8 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package storetest tests stores and what is built on them: a suite that every
-// implementation of package store passes, stores for tests, and Faulty, which
-// makes any of them fail.
+// Package storetest tests stores: a suite for every implementation of package store, stores for
+// tests, and Faulty, which fails on request.
 package storetest
 
 import (
@@ -24,7 +23,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Store is all that can be done with a store.
 type Store interface {
 	store.Reader
 	store.Writer
@@ -37,14 +35,12 @@ var (
 	_ Store = (*Faulty)(nil)
 )
 
-// Memory is a new store in memory.
 func Memory(t testing.TB) *store.Bucket {
 	t.Helper()
 	bucket, err := store.OverBlob(memblob.OpenBucket(nil), "")
 	return opened(t, bucket, err)
 }
 
-// Filesystem is a new store in a folder that goes with the test.
 func Filesystem(t testing.TB) *store.Bucket {
 	t.Helper()
 	return Open(t, engine.StorageLocationSpec{
@@ -53,8 +49,8 @@ func Filesystem(t testing.TB) *store.Bucket {
 	}, nil)
 }
 
-// FakeS3 runs an S3 server in memory until the test ends, with one empty bucket.
-// wrap, if not nil, sees every request before the server.
+// FakeS3 runs an S3 server in memory until the test ends, with one empty bucket. wrap, if not nil,
+// sees every request first.
 func FakeS3(t testing.TB, wrap func(http.Handler) http.Handler) (location engine.StorageLocationSpec, secret map[string][]byte) {
 	t.Helper()
 	const bucket = "backups"
@@ -82,9 +78,8 @@ func FakeS3(t testing.TB, wrap func(http.Handler) http.Handler) (location engine
 		}
 }
 
-// withConditions makes up for what the fake lacks: it heeds no condition of a
-// removal, nor of the end of an upload in parts. While it looks and then acts, nothing
-// else is written; writes without such a condition go on side by side.
+// withConditions adds the conditions that the fake ignores: of removals, and of the end of a
+// multipart upload. These exclude other writes.
 func withConditions(next http.Handler) http.Handler {
 	var mu sync.RWMutex
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -117,13 +112,11 @@ func withConditions(next http.Handler) http.Handler {
 	})
 }
 
-// Content is a store.Content that does not lie in one piece.
+// Content is a store.Content in several pieces.
 type Content []byte
 
-// Length implements store.Content.
 func (c Content) Length() int { return len(c) }
 
-// Reader implements store.Content.
 func (c Content) Reader() io.ReadSeekCloser {
 	return struct {
 		io.ReadSeeker
@@ -131,7 +124,6 @@ func (c Content) Reader() io.ReadSeekCloser {
 	}{bytes.NewReader(c), io.NopCloser(nil)}
 }
 
-// WriteTo implements store.Content.
 func (c Content) WriteTo(w io.Writer) (written int64, err error) {
 	for piece := range slices.Chunk(c, 100_003) {
 		n, err := w.Write(piece)
@@ -142,7 +134,7 @@ func (c Content) WriteTo(w io.Writer) (written int64, err error) {
 	return written, nil
 }
 
-// Empty removes all that lies in a folder, and what was left there unfinished.
+// Empty removes everything in a folder, including unfinished writes.
 func Empty(t testing.TB, s Store, folder string) {
 	t.Helper()
 	for object, err := range s.List(context.Background(), folder, store.ListOptions{Recursive: true, Unfinished: true}) {
@@ -155,7 +147,6 @@ func Empty(t testing.TB, s Store, folder string) {
 	}
 }
 
-// Open opens a location until the test ends.
 func Open(t testing.TB, location engine.StorageLocationSpec, secret map[string][]byte) *store.Bucket {
 	t.Helper()
 	bucket, err := store.Open(t.Context(), &location, secret)

@@ -22,8 +22,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Run runs the suite. open gives an empty store, a new one each time, below a
-// folder of whatever holds it; the same store may also be opened twice.
+// Run runs the suite. open returns a new empty store each time, below a folder; the same store may
+// also be opened twice.
 func Run(t *testing.T, open func(t *testing.T) Store) {
 	for name, test := range map[string]func(*testing.T, Store){
 		"read after write":     testReadAfterWrite,
@@ -62,7 +62,7 @@ func Run(t *testing.T, open func(t *testing.T) Store) {
 	t.Run("identity", func(t *testing.T) { testIdentity(t, open(t).(*store.Bucket)) })
 }
 
-// testIdentity: a store gets one id, whoever gives it, and is told from others by it.
+// testIdentity: concurrent creators give a store one id.
 func testIdentity(t *testing.T, bucket *store.Bucket) {
 	_, err := bucket.Identity(t.Context())
 	wantKind(t, "the id of a store that has none", err, store.ErrNotFound)
@@ -96,7 +96,7 @@ func testIdentity(t *testing.T, bucket *store.Bucket) {
 	wantKind(t, "what is no id", err, store.ErrUnavailable)
 }
 
-// testBlobs: what a repository does with its many and large objects.
+// testBlobs: a repository's use of many and large objects.
 func testBlobs(t *testing.T, bucket *store.Bucket) {
 	fill(t, bucket, []string{"neighbour", "x/y/neighbour"})
 	must(t, bucket.Put(t.Context(), "x/kopia/blob", []byte("to be replaced")))
@@ -126,7 +126,7 @@ func testBlobs(t *testing.T, bucket *store.Bucket) {
 	_, err = folder.GetRange(t.Context(), "absent", 1, 1)
 	wantKind(t, "a part of nothing", err, store.ErrNotFound)
 	wantKeys(t, folder, "", true, "blob")
-	for range 2 { // the second time there is nothing left
+	for range 2 { // nothing is left the second time
 		must(t, folder.Remove(t.Context(), "blob"))
 	}
 	wantKeys(t, bucket, "", true, "neighbour", "x/y/neighbour")
@@ -184,7 +184,7 @@ func testCreateOnce(t *testing.T, s Store) {
 
 func testConcurrentCreators(t *testing.T, s Store) {
 	const creators = 16
-	for round := range 8 { // in folders of their own, all of which go with the object
+	for round := range 8 { // in folders that are removed with the object
 		key := fmt.Sprintf("race-%d/in/folders/object", round)
 		errs := make([]error, creators)
 		var group sync.WaitGroup
@@ -233,8 +233,7 @@ func testConcurrentWriters(t *testing.T, s Store) {
 	}
 }
 
-// levels has names around the slash in the order of bytes: "-" and "." sort
-// before it, "0" after it.
+// levels has names around the slash in the order of bytes: "-" and "." before, "0" after.
 var levels = []string{"x/a-b", "x/a.b", "x/a/1", "x/a/2", "x/a0", "x/b/c/d/e", "x/c", "xx/a", "y"}
 
 func testListLevel(t *testing.T, s Store) {
@@ -367,7 +366,7 @@ func testStreamedWrite(t *testing.T, s Store) {
 	w, err := s.NewWriter(t.Context(), "big/object.tar.gz")
 	must(t, err)
 	defer w.Abort()
-	for piece := range slices.Chunk(content, 300_001) { // no divisor of any part size
+	for piece := range slices.Chunk(content, 300_001) { // divides no part size
 		n, err := w.Write(piece)
 		must(t, err)
 		if n != len(piece) {
@@ -444,7 +443,7 @@ func testDelete(t *testing.T, s Store) {
 	fill(t, s, []string{"a/b/c", "a/d"})
 	object, err := s.Attributes(t.Context(), "a/b/c")
 	must(t, err)
-	for range 2 { // the second time there is nothing left
+	for range 2 { // nothing is left the second time
 		must(t, s.Delete(t.Context(), object))
 	}
 	wantKeys(t, s, "", true, "a/d")
@@ -453,7 +452,7 @@ func testDelete(t *testing.T, s Store) {
 	wantContent(t, s, "a/b/c", "again")
 }
 
-// testDeleteChanged: a removal takes what was seen, and nothing that came later.
+// testDeleteChanged: a removal removes the version that was seen.
 func testDeleteChanged(t *testing.T, s Store) {
 	must(t, s.Put(t.Context(), "a/b", []byte("one")))
 	listed := objects(t, s, "a/")[0]
@@ -477,17 +476,15 @@ func testDeleteChanged(t *testing.T, s Store) {
 	}
 }
 
-// testConcurrentRemovers: see RemoveConcurrently. Something else stays in the folder: a
-// server that keeps objects in a file system may refuse to write into one that it is
-// about to remove.
+// testConcurrentRemovers: see RemoveConcurrently. Another object stays in the folder: some servers
+// refuse writes into a folder that they are about to remove.
 func testConcurrentRemovers(t *testing.T, s Store) {
 	must(t, s.Put(t.Context(), "race/stays", nil))
 	RemoveConcurrently(t, s, "race/object-%d")
 }
 
-// RemoveConcurrently checks that of an object that many remove while others write it
-// anew, each writer that was told so has written one that is there, or was seen. It does
-// so several times, each time with another number in the key.
+// RemoveConcurrently checks concurrent removals and writes of an object: each successful write was
+// seen, or is there. It repeats that with numbers in the key.
 func RemoveConcurrently(t *testing.T, s Store, pattern string) {
 	t.Helper()
 	for round := range 8 {
@@ -520,7 +517,7 @@ func RemoveConcurrently(t *testing.T, s Store, pattern string) {
 	}
 }
 
-// testStreamOnce: a streamed write replaces nothing, be it small or large.
+// testStreamOnce: a streamed write replaces nothing.
 func testStreamOnce(t *testing.T, s Store) {
 	for _, size := range []int{10, 20 << 20} {
 		key := fmt.Sprintf("a/%d", size)
@@ -562,7 +559,7 @@ func testCheck(t *testing.T, s Store) {
 }
 
 func testManyObjects(t *testing.T, s Store) {
-	const objects = 1_050 // more than S3 lists at once
+	const objects = 1_050 // more than a page of S3
 	want := make([]string, objects)
 	var group sync.WaitGroup
 	for worker := range 8 {

@@ -27,7 +27,6 @@ func wantKind(t *testing.T, operation string, err, kind error) {
 	}
 }
 
-// fill writes objects whose content is their key.
 func fill(t *testing.T, s Store, keys []string) {
 	t.Helper()
 	for _, key := range keys {
