@@ -1,28 +1,19 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package backupdeletion removes backups from their stores: those whose run says
-// that somebody asked for it.
+// Package backupdeletion removes backups from their stores on request.
 //
-// What it promises:
-//   - Nothing is removed of a backup that waits or runs, nor of one with another
-//     uid than the one that was meant: what is removed was described before it was
-//     asked whose it is, and goes as that version or not at all (store.Remover). So a
-//     process that sleeps anywhere, while another one ends the deletion and a new
-//     backup gets the name, removes nothing of that.
-//   - Nothing is removed before the store holds, for each repository with snapshots of
-//     the backup, that they are to go: the maintenance of the repository removes them
-//     when the folder is empty (package maintenance), so that no repository is opened
-//     here. Then the metadata goes first, so that nobody begins to read what is going;
-//     then the other objects, the list of the snapshots, the owner of the folder, and
-//     last the record. What is in the store says what is left to do, so that a process
-//     may stop anywhere, and the next one goes on.
-//   - Nothing is removed of a backup that somebody holds, nor, for the reason that it has
-//     expired, of one that is kept for longer by now: a change that is recorded is looked for
-//     in the cluster, and then one in the store, before the first removal. One that is asked
-//     for later is told of the deletion (registry/backup.ExpirationREST).
-//   - What a deletion waits for is in the run's status and in an event, once. A
-//     store that is known not to answer is left alone until it does.
+//   - Nothing is removed of a waiting or running backup, or of one with another uid. Objects are
+//     described before the owner is checked, and removed in that version only: a later backup of
+//     the name is safe.
+//   - First the store gets a removal for each repository with snapshots, which its maintenance
+//     follows. Then the metadata is removed, the other objects, the list of snapshots, the folder's
+//     owner, and last the record. The store shows what is left, so another process can continue.
+//   - Held backups stay, and expired ones that are kept longer by now: recorded changes and changes
+//     in the store are read before the first removal. Later requests are refused
+//     (registry/backup.ExpirationREST).
+//   - What a deletion waits for is in the run's status and an event, once. It does not try a store
+//     that is known not to answer.
 package backupdeletion
 
 import (
@@ -50,39 +41,30 @@ import (
 )
 
 const (
-	// A deletion that can't go on is tried again after firstRetry, and then less and
-	// less often, up to lastRetry.
 	firstRetry = time.Second
 	lastRetry  = 5 * time.Minute
-	// askAgain is after how long the removal of snapshots is asked for again: well before it may
-	// be forgotten, which it is after maintenance.MaxUpload.
+	// askAgain is when removals are written again: well before maintenance.MaxUpload, when they may
+	// be dropped.
 	askAgain = 12 * time.Hour
-	// One slow store must not delay the others.
-	workers = 4
+	workers  = 4
 )
 
-// Config is what a Controller needs.
 type Config struct {
-	// Namespace is the system namespace.
 	Namespace string
 
 	Runs     engineclient.BackupRunsGetter
 	Restores engineclient.RestoreRunsGetter
-	// Secrets with the credentials of the locations.
-	Secrets location.Secrets
-	// Changes are those of expirations that may not be in the store yet.
+	Secrets  location.Secrets
+	// Changes has changes of expirations that may not be in the store yet.
 	Changes engineclient.ExpirationChangesGetter
-	// ClusterUID is that of package identity, and Keys are those that the cluster has signed
-	// with.
+	// ClusterUID and Keys are as in package identity.
 	ClusterUID string
 	Keys       []string
-	// EnsureRepository makes a record of the repository of a namespace at a location, if
-	// there is none.
+	// EnsureRepository creates the record of a namespace's repository at a location, if missing.
 	EnsureRepository func(ctx context.Context, namespace, location string) error
-	// CheckLocation brings the condition of a storage location up to date at once.
-	CheckLocation func(ctx context.Context, name string) error
-	Events        events.EventRecorder
-	Clock         clock.WithTicker
+	CheckLocation    func(ctx context.Context, name string) error
+	Events           events.EventRecorder
+	Clock            clock.WithTicker
 
 	RunInformer        engineinformers.BackupRunInformer
 	LocationInformer   engineinformers.StorageLocationInformer
@@ -90,7 +72,6 @@ type Config struct {
 	ChangeInformer     engineinformers.ExpirationChangeInformer
 }
 
-// Controller removes backups.
 type Controller struct {
 	Config
 	runs         engineclient.BackupRunInterface
@@ -98,15 +79,12 @@ type Controller struct {
 	locations    enginelisters.StorageLocationNamespaceLister
 	repositories enginelisters.VolumeRepositoryNamespaceLister
 	queue        *loop.Loop[string]
-	// open opens the store of a location; tests put one in its place that fails.
-	open func(context.Context, *enginev1alpha1.StorageLocation) (bucket, error)
+	open         func(context.Context, *enginev1alpha1.StorageLocation) (bucket, error)
 
-	mu sync.Mutex
-	// asked are the removals of snapshots that this process has asked for.
+	mu    sync.Mutex
 	asked map[request]answered
 }
 
-// New returns a Controller.
 func New(config Config) (*Controller, error) {
 	c := &Controller{
 		Config:       config,
@@ -127,13 +105,13 @@ func New(config Config) (*Controller, error) {
 			if before != nil && after != nil && before.Generation == after.Generation {
 				return
 			}
-			// A deletion may wait for this, or, if there is none, nothing is done.
+			// A deletion may wait for this; otherwise nothing happens.
 			if run, err := c.runLister.Get(cmp.Or(after, before).Name); err == nil && removable(run) {
 				c.queue.Soon(run.Name)
 			}
 		})),
 		c.queue.Watch(config.RunInformer.Informer(), loop.OnChange(func(before, after *enginev1alpha1.BackupRun) {
-			// Not our own writes, which say what a deletion waits for.
+			// Ignores our own writes.
 			if after != nil && removable(after) && (before == nil || before.UID != after.UID || !removable(before)) {
 				c.queue.Add(after.Name)
 			}
@@ -148,11 +126,9 @@ func New(config Config) (*Controller, error) {
 		})))
 }
 
-// Run works until ctx ends, and returns when all work has stopped.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.sync) }
 
-// removable reports whether a backup is to be removed: somebody asked for it, and
-// nobody works on it.
+// removable reports whether deletion was requested, and no process works on the backup.
 func removable(run *enginev1alpha1.BackupRun) bool {
 	if run.Spec.Deletion == nil {
 		return false
@@ -162,10 +138,9 @@ func removable(run *enginev1alpha1.BackupRun) bool {
 	return phase.Ended() || standsForStored
 }
 
-// sync removes a backup, or says why it can't. An error means that it is worth
-// another attempt.
+// sync removes a backup, or records why it can't. An error causes another attempt.
 func (c *Controller) sync(ctx context.Context, name string) error {
-	// Read from the cluster: what is decided here can't be taken back.
+	// Read from the cluster, since a removal is final.
 	run, err := c.runs.Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):

@@ -15,9 +15,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/backup/folder"
 )
 
-// kept fails if somebody holds a backup of which nothing has been removed, or if it has not
-// expired though that is why it is to go. The cluster is asked before the store: a change
-// that was recorded is there until it is in the store.
+// kept fails for a complete backup that is held, or that has not expired though expiry is the
+// cause. The cluster is read before the store: a recorded change is there until it is in the store.
 func (c *Controller) kept(ctx context.Context, deletion *folder.Deletion, run *enginev1alpha1.BackupRun) error {
 	recorded, err := c.Changes.ExpirationChanges(c.Namespace).Get(ctx, run.Name, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {

@@ -19,16 +19,13 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// obstacle is why a deletion can't go on.
 type obstacle struct {
-	// text says it, in the same words each time, so that it is written once, and to
-	// everybody: of a storage location it has the name only.
+	// text is stable, so that it is written once, and public: it names no more than the storage
+	// location.
 	text string
-	// detail is more about it, in words that may differ each time, for administrators.
-	// Optional.
+	// detail is for administrators, and may vary. Optional.
 	detail string
-	// attempted is true if something was tried, which is worth trying again. Else an
-	// event brings the change.
+	// attempted means that another attempt may help. Otherwise an event brings the change.
 	attempted bool
 	cause     error
 }
@@ -42,12 +39,10 @@ func (o *obstacle) Error() string {
 
 func (o *obstacle) Unwrap() error { return o.cause }
 
-// refused is an obstacle that needs somebody's hand.
 func refused(format string, args ...any) *obstacle {
 	return &obstacle{text: "the deletion can't go on: " + fmt.Sprintf(format, args...), attempted: true}
 }
 
-// awaited is the obstacle of a store that does not answer.
 func awaited(location, reason string) *obstacle {
 	return &obstacle{
 		text:   fmt.Sprintf("the deletion waits for the storage location %q, which is not available", location),
@@ -55,7 +50,6 @@ func awaited(location, reason string) *obstacle {
 	}
 }
 
-// storeFailure is the obstacle that an error of the store means.
 func storeFailure(location string, err error) *obstacle {
 	o, explained := errors.AsType[*obstacle](err)
 	if explained {
@@ -75,8 +69,7 @@ func storeFailure(location string, err error) *obstacle {
 	return o
 }
 
-// report writes what a deletion waits for into the run's status, unless it is
-// known already, and tells people.
+// report writes what a deletion waits for into the run's status and an event, unless it is there.
 func (c *Controller) report(ctx context.Context, run *enginev1alpha1.BackupRun, o *obstacle) error {
 	if strings.HasPrefix(run.Status.FailureReason, o.text) {
 		return nil
@@ -99,7 +92,6 @@ func (c *Controller) report(ctx context.Context, run *enginev1alpha1.BackupRun, 
 	return nil
 }
 
-// backupReference is the Backup that people know a run by, for events.
 func backupReference(run *enginev1alpha1.BackupRun) *corev1.ObjectReference {
 	ref := records.Reference(run)
 	ref.UID = backupUID(run)

@@ -22,10 +22,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// requestTimeout is how long a store may take for one request, its content included.
 const requestTimeout = time.Minute
 
-// bucket is what a deletion needs of a storage location.
 type bucket interface {
 	store.Reader
 	store.Remover
@@ -33,7 +31,6 @@ type bucket interface {
 	Put(ctx context.Context, key string, content []byte) error
 }
 
-// backupUID is the uid of the backup that a run stands for.
 func backupUID(run *enginev1alpha1.BackupRun) types.UID {
 	if stored := run.Spec.Deletion.Stored; stored != nil {
 		return stored.UID
@@ -41,15 +38,12 @@ func backupUID(run *enginev1alpha1.BackupRun) types.UID {
 	return run.UID
 }
 
-// recordedAsStored reports whether there was a backup in the store at some time.
 func recordedAsStored(run *enginev1alpha1.BackupRun) bool {
 	return run.Status.Stored || run.Spec.Deletion.Stored != nil
 }
 
-// remove removes a backup from its store, and then its record.
 func (c *Controller) remove(ctx context.Context, run *enginev1alpha1.BackupRun) error {
-	// A run that never began has written nothing, and a folder of its name belongs to
-	// somebody else.
+	// A run that never began has written nothing; a folder of its name is another's.
 	if recordedAsStored(run) || run.Status.StartTimestamp != nil {
 		if err := c.unread(ctx, run); err != nil {
 			return err
@@ -62,7 +56,7 @@ func (c *Controller) remove(ctx context.Context, run *enginev1alpha1.BackupRun) 
 			return err
 		}
 	}
-	// Decided on this version: if there is another one, it is to be looked at again.
+	// Another version must be checked again.
 	err := c.runs.Delete(ctx, run.Name, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &run.UID, ResourceVersion: &run.ResourceVersion},
 	})
@@ -78,7 +72,6 @@ func (c *Controller) remove(ctx context.Context, run *enginev1alpha1.BackupRun) 
 	return nil
 }
 
-// deletedBy names the user that deleted a backup, and the cause.
 func deletedBy(d *enginev1alpha1.Deletion) string {
 	switch {
 	case d.Expired:
@@ -89,8 +82,8 @@ func deletedBy(d *enginev1alpha1.Deletion) string {
 	return fmt.Sprintf("%.200s has deleted the backup", d.Requester.Username)
 }
 
-// removeStored removes what is in the store of a backup. The error is errRecordGone if
-// that is somebody else's now.
+// removeStored removes a backup from the store. The error is errRecordGone if the folder may be
+// another's by now.
 func (c *Controller) removeStored(ctx context.Context, run *enginev1alpha1.BackupRun) error {
 	name := run.Spec.Backup.StorageLocation
 	record, err := c.locations.Get(name)
@@ -104,7 +97,7 @@ func (c *Controller) removeStored(ctx context.Context, run *enginev1alpha1.Backu
 	}
 	err = c.removeFrom(ctx, record, run)
 	if failure, ok := errors.AsType[*obstacle](err); ok && errors.Is(failure, store.ErrUnavailable) && ctx.Err() == nil {
-		// All others that wait for this store need not find out by themselves.
+		// Tells the other deletions that wait for this store.
 		if checkErr := c.CheckLocation(ctx, name); checkErr != nil {
 			klog.FromContext(ctx).Error(checkErr, "Checking a storage location failed", "storageLocation", name)
 		}
@@ -139,7 +132,7 @@ func (c *Controller) removeFrom(ctx context.Context, record *enginev1alpha1.Stor
 	err = deletion.Look(ctx)
 	switch {
 	case errors.Is(err, folder.ErrOther) && !recordedAsStored(run):
-		// The name was taken, so that nothing of this one was stored but snapshots.
+		// The name was taken, so only snapshots of this backup were stored.
 		return c.askForRemoval(ctx, target, deletion, run)
 	case err != nil:
 		return err
@@ -156,11 +149,11 @@ func (c *Controller) removeFrom(ctx context.Context, record *enginev1alpha1.Stor
 	return deletion.RemoveRest(ctx)
 }
 
-// errRecordGone says that the record of a deletion is gone, and that its work is done.
+// errRecordGone means that another process has completed the deletion.
 var errRecordGone = errors.New("the record is gone")
 
-// present fails if the record of a deletion is gone. Then another process has ended
-// the deletion, and a new backup may have the name, and the folder.
+// present fails if the deletion's record is missing: another process has completed the deletion,
+// and a new backup may have the name and the folder.
 func (c *Controller) present(ctx context.Context, run *enginev1alpha1.BackupRun) error {
 	latest, err := c.runs.Get(ctx, run.Name, metav1.GetOptions{})
 	switch {

@@ -21,15 +21,14 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// askForRemoval leaves in the store, for each repository with snapshots of a backup, that
-// they are to go: of those that it lists, by the namespace of their repository, and those
-// that its record knows of. The maintenance of the repository follows it.
+// askForRemoval writes a removal for each repository with snapshots of the backup: those that it
+// lists, and those of its record. The repository's maintenance follows it.
 func (c *Controller) askForRemoval(ctx context.Context, target bucket, deletion *folder.Deletion, run *enginev1alpha1.BackupRun) error {
 	record, err := c.locations.Get(deletion.Location)
 	if err != nil {
 		return err
 	}
-	place := fmt.Sprintf("%s/%d", record.UID, record.Generation) // which may be another store after a change
+	place := fmt.Sprintf("%s/%d", record.UID, record.Generation) // a change may mean another store
 	for _, namespace := range sets.List(sets.KeySet(deletion.Snapshots).Insert(run.Status.LeftoverSnapshots...)) {
 		if problems := validation.IsDNS1123Label(namespace); len(problems) > 0 {
 			return refused("the backup lists volumes of the namespace %q, which can't be one; remove %s by hand to delete the backup and keep the data", namespace, format.PodVolumeBackupsKey(deletion.StoreName))
@@ -52,7 +51,7 @@ func (c *Controller) askForRemoval(ctx context.Context, target bucket, deletion 
 		if err != nil {
 			return err
 		}
-		// Anew by each process, and after some time: an earlier one may be forgotten.
+		// Each process writes it again, also after some time, since old removals are dropped.
 		err = deletion.Try(ctx, func(ctx context.Context) error {
 			return target.Put(ctx, format.RemovalKey(c.ClusterUID, namespace, deletion.UID), content)
 		})
@@ -66,8 +65,6 @@ func (c *Controller) askForRemoval(ctx context.Context, target bucket, deletion 
 	return nil
 }
 
-// request is a removal that was asked for, and answered when, and for how many snapshots that
-// the backup listed.
 type (
 	request struct {
 		uid       types.UID
@@ -80,9 +77,8 @@ type (
 	}
 )
 
-// askedLately reports whether this process has asked for a removal so lately that it is
-// there: the maintenance forgets one when it is MaxUpload old. A list of snapshots that is
-// gone by now is in what was asked for.
+// askedLately reports whether this process has written a removal recently, with all listed
+// snapshots. A list that is missing by now was in it.
 func (c *Controller) askedLately(of request, listed []string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -95,16 +91,15 @@ func (c *Controller) askedLately(of request, listed []string) bool {
 	return ok && len(listed) <= last.listed
 }
 
-// forget lets go of what was asked for about a backup that is gone.
 func (c *Controller) forget(uid types.UID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	maps.DeleteFunc(c.asked, func(of request, _ answered) bool { return of.uid == uid })
 }
 
-// ensureMaintained makes sure that the repository of a namespace has a record, since those
-// that have one are maintained: a backup may be older than the cluster. It is false if there
-// is no repository.
+// ensureMaintained creates the record of a namespace's repository, since only repositories with a
+// record are maintained, and a backup may be older than the cluster. It is false if there is no
+// repository.
 func (c *Controller) ensureMaintained(ctx context.Context, target bucket, deletion *folder.Deletion, namespace string) (there bool, err error) {
 	_, err = c.repositories.Get(enginev1alpha1.RepositoryName(namespace, deletion.Location))
 	if !apierrors.IsNotFound(err) {

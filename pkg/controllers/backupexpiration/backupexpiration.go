@@ -1,23 +1,18 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package backupexpiration writes into the stores what was asked for about until when backups
-// are kept: later, earlier, or held.
+// Package backupexpiration writes requested changes of a backup's expiration and hold into the
+// store.
 //
-// Each request is an ExpirationChange, which counts from when it is recorded: the API server
-// shows it, and nothing expires or is removed against it. Here it becomes an object beside
-// the backup's folder, signed by this cluster, which survives the cluster, and is read by
-// every replica and by clusters that trust this one. The record goes some time after that.
+// A request is an ExpirationChange, which counts at once. The package makes it a signed object
+// beside the backup's folder, which survives the cluster; the record is deleted some time later.
 //
-// What it promises:
-//   - It removes nothing, and rewrites nothing. Each change is created under the next number
-//     on the condition that nobody has; of two writers one tries again with a later number.
-//     A change says how things stand from then on: what a request leaves out stays as it was.
-//   - It may be stopped anywhere. Whether a change was written is told by its object: one of
-//     the same request, by the record's uid and generation, is not written twice.
-//   - It is written beside a backup of the uid that was meant, and beside no other. If that
-//     one goes in the same moment, a change may stay behind, which means nothing to any other
-//     backup, since its uid is in its name.
+//   - Nothing is removed or rewritten. A change is created under the next number, by a conditional
+//     write; the loser takes a later number. It has the whole state: what a request omits stays.
+//   - It may be stopped anywhere: the record's uid and generation in the object prevent a second
+//     write.
+//   - It is written beside the backup of the requested uid only. If that is deleted at the same
+//     time, a change may remain, which concerns no other backup.
 package backupexpiration
 
 import (
@@ -47,29 +42,23 @@ import (
 )
 
 const (
-	firstRetry = time.Second
-	lastRetry  = 5 * time.Minute
-	workers    = 4
-	// requestTimeout is how long a store may take for one request.
+	firstRetry     = time.Second
+	lastRetry      = 5 * time.Minute
+	workers        = 4
 	requestTimeout = time.Minute
-	// retention is how long a record stays that is done: until the catalogues have read the
-	// change in the store.
+	// retention is how long a completed record stays, until the catalogues have read the change.
 	retention = 30 * time.Minute
-	// appears is how long after the request a backup that the store does not show, or not
-	// whole, may still appear there: the store may answer late, or be brought back.
+	// appears is how long after the request an incomplete or missing backup may still appear: the
+	// store may answer late.
 	appears = 10 * time.Minute
 )
 
-// Config is what a Controller needs.
 type Config struct {
-	// Namespace is the system namespace.
 	Namespace string
-	// Cluster signs the changes.
-	Cluster format.Cluster
-	// Keys are all public keys that the cluster has signed with.
+	Cluster   format.Cluster
+	// Keys are all public keys of the cluster.
 	Keys    []string
 	Changes engineclient.ExpirationChangeInterface
-	// Secrets with the credentials of the locations.
 	Secrets location.Secrets
 	Events  events.EventRecorder
 	Clock   clock.WithTicker
@@ -78,14 +67,12 @@ type Config struct {
 	LocationInformer engineinformers.StorageLocationInformer
 }
 
-// bucket is what is needed of a storage location.
 type bucket interface {
 	store.Reader
 	io.Closer
 	Create(ctx context.Context, key string, content []byte) error
 }
 
-// Controller writes changes of expirations into the stores.
 type Controller struct {
 	Config
 	locations enginelisters.StorageLocationNamespaceLister
@@ -93,7 +80,6 @@ type Controller struct {
 	open      func(ctx context.Context, record *enginev1alpha1.StorageLocation) (bucket, error)
 }
 
-// New returns a Controller.
 func New(config Config) (*Controller, error) {
 	c := &Controller{
 		Config:    config,
@@ -121,10 +107,8 @@ func New(config Config) (*Controller, error) {
 		})))
 }
 
-// Run works until ctx ends, and returns when all work has stopped.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.sync) }
 
-// gone says why a change can't be made, ever.
 type gone struct{ reason string }
 
 func (g *gone) Error() string { return g.reason }
@@ -167,7 +151,6 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	return nil
 }
 
-// retire removes a record that has been done for long enough, in the version that is.
 func (c *Controller) retire(ctx context.Context, change *enginev1alpha1.ExpirationChange) error {
 	if at := change.Status.Timestamp; at != nil {
 		if wait := at.Add(retention).Sub(c.Clock.Now()); wait > 0 {
@@ -184,7 +167,7 @@ func (c *Controller) retire(ctx context.Context, change *enginev1alpha1.Expirati
 	return nil
 }
 
-// say writes down, once, what a change waits for.
+// say records, once, that a change waits.
 func (c *Controller) say(ctx context.Context, change *enginev1alpha1.ExpirationChange, why error) error {
 	const message = "the change counts, and waits to be written into the store"
 	if change.Status.Message == message {
@@ -202,7 +185,7 @@ func (c *Controller) say(ctx context.Context, change *enginev1alpha1.ExpirationC
 	return nil
 }
 
-// write writes a change into the store, and gives what is there.
+// write writes a change into the store, and returns the newest there.
 func (c *Controller) write(ctx context.Context, change *enginev1alpha1.ExpirationChange) (*format.Expiration, error) {
 	spec := &change.Spec
 	record, err := c.locations.Get(spec.StorageLocation)
@@ -225,7 +208,7 @@ func (c *Controller) write(ctx context.Context, change *enginev1alpha1.Expiratio
 	}
 	written, err := of.Change(ctx, target, c.Cluster, c.Keys, func(_ *v1alpha1.Backup, stands *format.Expiration) (bool, error) {
 		if stands.Request == request(change) {
-			return false, nil // it was written by a process that did not come to say so
+			return false, nil // written by a process that did not record it
 		}
 		apply(stands, change)
 		return true, nil
@@ -241,7 +224,6 @@ func (c *Controller) write(ctx context.Context, change *enginev1alpha1.Expiratio
 	return written, err
 }
 
-// goneFor is why a change can't be made, which is final some time after it was asked for.
 func (c *Controller) goneFor(change *enginev1alpha1.ExpirationChange, reason string) error {
 	if c.Clock.Since(change.Spec.Ask.Timestamp.Time).Abs() < appears {
 		return errors.New(reason)
@@ -249,12 +231,10 @@ func (c *Controller) goneFor(change *enginev1alpha1.ExpirationChange, reason str
 	return &gone{reason}
 }
 
-// request tells a request from any other.
 func request(change *enginev1alpha1.ExpirationChange) string {
 	return fmt.Sprintf("%s/%d", change.UID, change.Generation)
 }
 
-// apply changes how things stand, as a request asks for.
 func apply(stands *format.Expiration, change *enginev1alpha1.ExpirationChange) {
 	spec := &change.Spec
 	stands.Requester, stands.Timestamp, stands.Request = spec.Ask.Requester.Username, spec.Ask.Timestamp, request(change)
@@ -276,7 +256,6 @@ func try(ctx context.Context, request func(context.Context) error) error {
 	return request(ctx)
 }
 
-// tell tells people what came of a change, by an event of the backup.
 func (c *Controller) tell(change *enginev1alpha1.ExpirationChange, written *format.Expiration, impossible *gone) {
 	by, spec := change.Spec.Ask.Requester.Username, &change.Spec
 	say := func(kind, reason, text string) {
@@ -302,7 +281,6 @@ func (c *Controller) tell(change *enginev1alpha1.ExpirationChange, written *form
 	}
 }
 
-// reference is the Backup, for events.
 func reference(change *enginev1alpha1.ExpirationChange) *corev1.ObjectReference {
 	return &corev1.ObjectReference{
 		APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "Backup",

@@ -29,17 +29,14 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
-// refusal is what is known of a record that may not be written.
 type refusal struct {
 	resourceVersion string
-	// until is when it is tried again if it has not changed.
-	until time.Time
+	until           time.Time
 }
 
-// admit ends the runs that do not come into the queue, and gives the others their
-// tickets. It reports whether it has written. A record that can't be written holds nobody
-// else up. Each refusal may take a webhook's time, so after a few the others get their turn.
-// The refused ones try again in turn.
+// admit ends the runs that must not be queued, and gives tickets to the others. It reports a write.
+// A refused record delays no other; each refusal may take a webhook's timeout, so only a few are
+// tried at once.
 func (c *Controller) admit(ctx context.Context, d *decision) (written bool, err error) {
 	refusals := 0
 	for key := range c.unadmitted {
@@ -72,7 +69,7 @@ func (c *Controller) admit(ctx context.Context, d *decision) (written bool, err 
 	for _, ticket := range c.leastRefusedFirst(d.Tickets) {
 		run := c.planner.Run(ticket.UID)
 		if !records.Unclaimed(run) || c.isRefused(run) || c.endBefore(run) != nil {
-			continue // a moment ago it was ended, or could not be
+			continue
 		}
 		if tickets == ticketsAtOnce || refusals == refusalsAtOnce {
 			c.queue.Add(theQueue)
@@ -91,8 +88,7 @@ func (c *Controller) admit(ctx context.Context, d *decision) (written bool, err 
 	return written, nil
 }
 
-// leastRefusedFirst is the order in which tickets are given: runs whose records were refused come
-// last, the one that was refused longest ago first.
+// leastRefusedFirst orders runs for tickets: refused ones come last, the longest ago first.
 func (c *Controller) leastRefusedFirst(tickets []queue.Assignment) []queue.Assignment {
 	if len(c.refused) == 0 {
 		return tickets
@@ -104,7 +100,6 @@ func (c *Controller) leastRefusedFirst(tickets []queue.Assignment) []queue.Assig
 	return tickets
 }
 
-// announceEnd says that a run has ended without having begun.
 func (c *Controller) announceEnd(run record, end *enginev1alpha1.Standing) {
 	kind, note := corev1.EventTypeNormal, fmt.Sprintf("The %s was %s", records.ClassOf(run), end.FailureReason)
 	if end.Phase == v1alpha1.BackupPhaseFailedValidation {
@@ -113,25 +108,25 @@ func (c *Controller) announceEnd(run record, end *enginev1alpha1.Standing) {
 	c.Events.Eventf(records.Reference(run), nil, kind, string(end.Phase), run.Asked().Kind, "%s", format.Note(note))
 }
 
-// isRefused reports whether a run was refused as it is, a moment ago.
+// isRefused reports whether the unchanged run was refused recently.
 func (c *Controller) isRefused(run record) bool {
 	refusal, ok := c.refused[keyOf(run)]
 	return ok && refusal.resourceVersion == run.GetResourceVersion() && c.Clock.Now().Before(refusal.until)
 }
 
-// refuse takes note of a write that failed, if that is about this record alone.
+// refuse records a failed write that concerns this record alone.
 func (c *Controller) refuse(ctx context.Context, run record, err error) bool {
 	var answer apierrors.APIStatus
 	switch {
 	case apierrors.IsNotFound(err):
 		if live, readErr := c.live(ctx, run); live == nil {
-			return readErr == nil // it is gone, as the informer will see
+			return readErr == nil // it is deleted, as the informer will see
 		}
 	case apierrors.IsConflict(err):
 		c.unsure = true
-		return false // there is another version, and it keeps its place
+		return false // there is another version, which keeps its place
 	case !records.Refused(err):
-		return false // the others would get the same
+		return false // others would fail likewise
 	case errors.As(err, &answer) && answer.Status().Code >= http.StatusInternalServerError:
 		c.unsure = true // it may be written
 	}
@@ -142,9 +137,8 @@ func (c *Controller) refuse(ctx context.Context, run record, err error) bool {
 	return true
 }
 
-// endBefore is the end of a run that is not to begin; nil if there is no reason.
-// The API server creates none whose spec can't be used, so somebody wrote such a
-// record by hand.
+// endBefore returns the end of a run that must not start; nil if it may. The API server refuses
+// unusable specs, so such a record was written by hand.
 func (c *Controller) endBefore(run record) *enginev1alpha1.Standing {
 	end := run.Standing()
 	end.CompletionTimestamp = &metav1.Time{Time: c.Clock.Now()}
@@ -169,8 +163,8 @@ func (c *Controller) endBefore(run record) *enginev1alpha1.Standing {
 	return &end
 }
 
-// validate checks a run as the API server checks the Backup or Restore that it stands
-// for. Its name is that in the store, which no two runs may write to.
+// validate checks a run as the API server checks the Backup or Restore, and that its name is the
+// one in the store, which two runs must not share.
 func (c *Controller) validate(run record) (errs field.ErrorList) {
 	switch run := run.(type) {
 	case *enginev1alpha1.BackupRun:
@@ -187,7 +181,7 @@ func (c *Controller) validate(run record) (errs field.ErrorList) {
 
 func (c *Controller) enqueue(ctx context.Context, run record, ticket int64) error {
 	c.planning.Lock()
-	c.planner.Remember(ticket) // its write may be done and the answer lost
+	c.planner.Remember(ticket) // the write may succeed and its answer be lost
 	c.planning.Unlock()
 	now := metav1.NewTime(c.Clock.Now())
 	queued := run.Standing()
@@ -197,9 +191,8 @@ func (c *Controller) enqueue(ctx context.Context, run record, ticket int64) erro
 	return c.write(ctx, run, queued)
 }
 
-// announce sends an event of each run that has got its place and waits, with what it
-// waits for. One that is about to start has its event from that. Those for which there
-// is no event left have theirs later, if they still wait then.
+// announce sends an event of each queued run with what it waits for, within a limit. Starting runs
+// have another event. The rest follows later, for runs that still wait.
 func (c *Controller) announce() {
 	if len(c.unannounced) == 0 {
 		return
@@ -232,8 +225,6 @@ func (c *Controller) announce() {
 	c.unannounced = later
 }
 
-// write changes a run's status if nobody has changed the run since the decision
-// was taken: the update carries its resourceVersion.
 func (c *Controller) write(ctx context.Context, run record, standing enginev1alpha1.Standing) error {
 	kind := c.kinds[records.ClassOf(run)]
 	updated, err := kind.update(ctx, run.WithStanding(standing))

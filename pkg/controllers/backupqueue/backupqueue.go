@@ -1,47 +1,13 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package backupqueue gives waiting runs, of backups and of restores, their tickets
-// and lets them start, by the rules of pkg/queue. A ticket and a start are one write
-// each; everything else about the queue is computed.
+// Package backupqueue gives waiting backups and restores their tickets and lets them start, by the
+// rules of pkg/queue. A ticket and a start are one write each; everything else is computed.
 //
-// # Two leaders
-//
-// Two processes that both believe that they lead, of which one may have been
-// paused for minutes, never let overlapping runs run at once, nor more of a class than
-// its limit. A start is one write to one object: the ledger, in the ConfigMap
-// records.LedgerName, which lists the runs that were let start and have not ended. It
-// holds because
-//
-//  1. every run that is executed is in the ledger, from before its claim until it
-//     has ended or its executor has stopped;
-//  2. the ledger is changed by compare-and-swap alone, by this package alone, and each
-//     change is decided against the very version that it replaces: of two decisions that
-//     were taken at once one fails, and is taken anew;
-//  3. the ledger names the process that leads. Whoever is elected writes its name before
-//     it decides anything, into a version that it had read before the cluster said that
-//     it leads still: so nobody who was elected later had written by then. From that
-//     write on all writes of leaders before it fail, and when these read the ledger they
-//     find that they lead no more;
-//  4. another process is elected when the one before has stopped (pkg/liveness). So what
-//     this one does not execute is read by nobody, and an entry goes as soon as its
-//     record is gone, or has ended, and this process does not execute it. A record that
-//     is deleted by hand frees nothing that is still being read;
-//  5. a claim is a compare-and-swap of the run, after which the executor reads the
-//     ledger once more: a run that is not in it, or that another process leads by then,
-//     goes back to its place without having been executed. An entry that this process
-//     finds there stays until it has stopped reading. So a claim does no harm that was
-//     held back while its start was taken back, while another process took over, or while
-//     the ledger was lost and made anew: of the runs that are in progress after it was;
-//  6. what else a decision rests on may be outdated and does no harm. Words of a
-//     selection do not change, and an end is final. A run is read before it is let
-//     start, so that none does that is cancelled or gone. One that ends or goes after
-//     that, and is not known to, holds its slot a little longer; nobody executes it.
-//
-// While the ledger can't be read, nothing starts. What remains is an executor that was
-// paused until another process was elected, and reads on for a moment when it wakes up,
-// until it notices. Whether its backup exists, or has ended as the other process says, is
-// decided in the store, by one write that only one of them can make (pkg/backup).
+// Two processes that both believe to lead never let overlapping runs run at once, nor more of a
+// class than its limit: a start is an update of one ConfigMap, the ledger (records.LedgerName),
+// which lists the started runs until they end. docs/design/fences.md, "The ledger of the queue",
+// says why that suffices. While the ledger can't be read, nothing starts.
 package backupqueue
 
 import (
@@ -73,34 +39,27 @@ import (
 )
 
 const (
-	// theQueue is the only key: a decision about one run is one about all.
+	// theQueue is the only key: each decision is about all runs.
 	theQueue = "queue"
-	// backstop is how long after a decision the queue is looked at again while there are
-	// runs in it. Every change wakes it at once, unless it got lost.
-	backstop = 10 * time.Second
-	// refusedRetry is how long after a refusal a record is written again that has not
-	// changed.
+	// backstop is when the queue is looked at again after a decision, in case a change was lost.
+	backstop     = 10 * time.Second
 	refusedRetry = 10 * time.Second
-	// ticketsAtOnce is how many tickets are written before the next decision. After a
-	// burst of thousands, starts and cancellations do not wait for all of them.
+	// ticketsAtOnce bounds the tickets before the next decision, so that after a burst starts and
+	// cancellations don't wait.
 	ticketsAtOnce = 50
-	// refusalsAtOnce is how many records are tried in vain before the next decision: of those that are
-	// to end, and of those that are to get a ticket.
+	// refusalsAtOnce bounds the refused writes before the next decision, for ends and for tickets
+	// each.
 	refusalsAtOnce = 3
-	// eventsAtOnce is how many events about waiting are sent at once, and then in
-	// each backstop: of thousands that wait for the same, nobody reads all.
+	// eventsAtOnce bounds the events about waiting runs, at once and per backstop.
 	eventsAtOnce = 100
 )
 
-// Config is what a Controller needs.
 type Config struct {
-	// Namespace is the system namespace.
 	Namespace string
-	// Limits are how many backups and restores may run at once: at least 1 each.
-	Limits queue.Slots
-	// Identity is this process, which leads.
+	// Limits are the numbers of concurrent backups and restores, at least 1 each.
+	Limits   queue.Slots
 	Identity string
-	// Leads asks the cluster whether it does still: nil if so.
+	// Leads asks the cluster whether this process still leads: nil if so.
 	Leads      func(ctx context.Context) error
 	Runs       engineclient.BackupRunInterface
 	Restores   engineclient.RestoreRunInterface
@@ -112,72 +71,59 @@ type Config struct {
 	RestoreInformer   engineinformers.RestoreRunInformer
 	LocationInformer  engineinformers.StorageLocationInformer
 	NamespaceInformer coreinformers.NamespaceInformer
-	// LedgerInformer knows the ConfigMap records.LedgerName.
-	LedgerInformer coreinformers.ConfigMapInformer
+	LedgerInformer    coreinformers.ConfigMapInformer
 }
 
-// Executor executes, in this process, what the queue lets start of one kind.
 type Executor[R any] interface {
-	// Start has a run claimed and executed that is in the ledger. It is called again and
-	// again until the run is claimed, and does not block.
+	// Start claims and executes a run of the ledger. It does not block, and is repeated until the
+	// run is claimed.
 	Start(name string)
-	// Executing are the runs that are being worked on, by name, from before they are read
-	// for their claim until nothing of them is read any more: nil before they are known, and
-	// InProgress from before they are claimed. When a run whose record is gone is not worked
-	// on any more, the executor calls Changed.
+	// Executing returns the runs in work by name, from before they are read for their claim until
+	// nothing is read for them: nil before they are known, and InProgress before they are claimed.
+	// After the work on a run without a record, the executor calls Changed.
 	Executing() map[string]R
 }
 
-// Controller decides on the queue.
 type Controller struct {
 	Config
-	kinds           [2]*kind // by class
+	kinds           [2]*kind
 	locationLister  enginelisters.StorageLocationNamespaceLister
 	namespaceLister corelisters.NamespaceLister
 	ledgerLister    corelisters.ConfigMapNamespaceLister
 	queue           *loop.Loop[string]
 
-	// changing guards changed, the runs that have changed since the last decision, and held.
+	// changing guards changed, the runs changed since the last decision, and held.
 	changing sync.Mutex
 	changed  sets.Set[key]
-	// held are the locations whose store did not answer a run that was taken back, as written
-	// then, by name, until the informer has seen that.
+	// held has the locations whose store did not answer a returned run, as written then, until the
+	// informer shows that.
 	held map[string]*enginev1alpha1.StorageLocation
 
-	// planning guards planner. The worker changes it; the metrics read it, too.
+	// planning guards planner, which the worker changes and the metrics read.
 	planning sync.Mutex
 	planner  *records.Planner
 
-	// The fields below belong to the one worker.
+	// The fields below belong to the only worker.
 
-	// known are the runs as the planner has them.
 	known map[key]record
-	// unadmitted are those that have changed since admit saw them.
+	// unadmitted has the runs changed since admit saw them.
 	unadmitted sets.Set[key]
-	// written are runs as this controller last wrote or read them: the informer may not
-	// have seen that yet, and a decision must not be taken twice.
+	// written has runs as this controller last wrote or read them, until the informer shows that.
 	written map[key]record
-	// refused are the runs whose record may not be written.
 	refused map[key]refusal
-	// unsure is set when the fate of a write is unknown. The next decision is then
-	// taken on a list read from the cluster.
+	// unsure is set after a write with unknown result. The next decision then lists the cluster.
 	unsure bool
-	// ledger is the latest version that was read or written; nil when in doubt.
+	// ledger is the latest known version; nil in doubt.
 	ledger *corev1.ConfigMap
-	// unannounced are the runs that have got their place, in order of tickets, and have no
-	// event of that yet.
+	// unannounced has the queued runs without an event of that, by ticket.
 	unannounced []types.UID
-	// passedOver is what was logged of runs when others passed them by.
-	passedOver map[types.UID]string
-	// waitEvents bounds the events about waiting.
-	waitEvents flowcontrol.PassiveRateLimiter
-	// nextCheck is when all runs are compared with the informer.
-	nextCheck time.Time
-	// unreadable is the version of the ledger that was reported to be.
+	passedOver  map[types.UID]string
+	waitEvents  flowcontrol.PassiveRateLimiter
+	nextCheck   time.Time
+	// unreadable is the version of the ledger that was reported as unreadable.
 	unreadable string
 }
 
-// New returns a Controller.
 func New(config Config) (*Controller, error) {
 	planner, err := records.NewPlanner(config.Limits)
 	if err != nil {
@@ -217,11 +163,10 @@ func New(config Config) (*Controller, error) {
 		})),
 		c.queue.Watch(config.LocationInformer.Informer(), loop.OnChange(func(_, _ *enginev1alpha1.StorageLocation) { c.queue.Add(theQueue) })),
 		c.queue.Watch(config.LedgerInformer.Informer(), loop.OnChange(func(_, _ *corev1.ConfigMap) { c.queue.Add(theQueue) })),
-		// It says what is in conflict, and no more.
+		// Only used to name conflicts.
 		c.queue.Watch(config.NamespaceInformer.Informer(), cache.ResourceEventHandlerFuncs{}))
 }
 
-// Run works until ctx ends.
 func (c *Controller) Run(ctx context.Context, backups Executor[*enginev1alpha1.BackupRun], restores Executor[*enginev1alpha1.RestoreRun]) {
 	executedBy(c.kinds[queue.Backup], backups)
 	executedBy(c.kinds[queue.Restore], restores)
@@ -229,8 +174,8 @@ func (c *Controller) Run(ctx context.Context, backups Executor[*enginev1alpha1.B
 	c.queue.Run(ctx, func(ctx context.Context, _ string) error { return c.sync(ctx) })
 }
 
-// Changed wakes the queue when a run has changed, or is not worked on any more whose
-// record is gone. It may be of either class, and it costs nothing to look at both.
+// Changed wakes the queue after a change of a run of either class, or after the work on a run
+// without a record.
 func (c *Controller) Changed(name string) {
 	c.changing.Lock()
 	c.changed.Insert(key{queue.Backup, name}, key{queue.Restore, name})
@@ -238,17 +183,16 @@ func (c *Controller) Changed(name string) {
 	c.queue.Add(theQueue)
 }
 
-// sync brings the queue one decision further.
 func (c *Controller) sync(ctx context.Context) error {
 	err := c.step(ctx)
 	if err != nil && !apierrors.IsConflict(err) {
-		c.unsure = true // of what was written
+		c.unsure = true
 	}
 	return err
 }
 
-// step decides and acts. Cancellations and tickets come first, since a run can only
-// start from its place in the queue. A run whose record can't be written holds nobody up.
+// step decides and acts. Ends and tickets come first, since a run starts from its place in the
+// queue. A refused record delays no other.
 func (c *Controller) step(ctx context.Context) error {
 	d, err := c.decide(ctx)
 	if err != nil {
@@ -264,7 +208,7 @@ func (c *Controller) step(ctx context.Context) error {
 		}
 	}
 	err = c.writeStarts(ctx, d)
-	if err == nil || d.unreadable != nil || records.Refused(err) { // the latter for as long as somebody likes
+	if err == nil || d.unreadable != nil || records.Refused(err) { // a refusal may last
 		c.announce()
 	}
 	if err != nil {

@@ -21,18 +21,18 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
-// decision is what is to be done, and the ledger that it was decided on.
 type decision struct {
 	queue.Decision
 	ledger *corev1.ConfigMap
-	// holding are its entries but those whose run has ended, or is gone and not executed.
+	// holding has the ledger's entries except those whose run has ended, or is deleted and not
+	// executed.
 	holding []records.Start
-	// unreadable is why the ledger can't be read, and nothing starts.
+	// unreadable says why the ledger can't be read; then nothing starts.
 	unreadable error
 }
 
-// decide brings the planner up to date, and decides. The ledger comes first: when this
-// process has taken it over, nobody writes it any more whom its informers lag behind.
+// decide updates the planner, and decides. The ledger comes first: once this process has taken it
+// over, no earlier leader writes.
 func (c *Controller) decide(ctx context.Context) (*decision, error) {
 	ledger, err := c.readLedger(ctx)
 	if err != nil {
@@ -73,7 +73,6 @@ func (c *Controller) decide(ctx context.Context) (*decision, error) {
 	return d, nil
 }
 
-// locations are the storage locations in the latest version that this controller knows of.
 func (c *Controller) locations() ([]*enginev1alpha1.StorageLocation, error) {
 	cached, err := c.locationLister.List(labels.Everything())
 	if err != nil {
@@ -91,8 +90,7 @@ func (c *Controller) locations() ([]*enginev1alpha1.StorageLocation, error) {
 	return cached, nil
 }
 
-// gather brings the runs that have changed, and those that were written, into the latest
-// version that this controller knows of: all runs now and then, and when in doubt.
+// gather updates the changed and written runs; all runs now and then, and in doubt.
 func (c *Controller) gather(ctx context.Context) error {
 	c.changing.Lock()
 	keys := c.changed
@@ -130,7 +128,6 @@ func (c *Controller) gather(ctx context.Context) error {
 	return nil
 }
 
-// list reads all runs from the cluster.
 func (c *Controller) list(ctx context.Context) (runs []record, err error) {
 	for _, kind := range c.kinds {
 		of, err := kind.list(ctx)
@@ -142,7 +139,7 @@ func (c *Controller) list(ctx context.Context) (runs []record, err error) {
 	return runs, nil
 }
 
-// latest is the latest version of a run that this controller knows of, or nil.
+// latest returns the latest known version of a run, or nil.
 func (c *Controller) latest(ctx context.Context, key key) (record, error) {
 	cached, err := c.kinds[key.class].known(key.name)
 	if err != nil {
@@ -159,16 +156,14 @@ func (c *Controller) latest(ctx context.Context, key key) (record, error) {
 		delete(c.written, key)
 		return cached, nil
 	}
-	// Not in the informer: it has not seen the run yet, or it has seen it go. Only
-	// the cluster knows.
+	// The informer has not seen the run yet, or seen its deletion.
 	if live, err := c.live(ctx, written); live != nil || err != nil {
 		return live, err
 	}
 	return cached, nil
 }
 
-// live is a run as it is in the cluster, or nil if it is gone: that counts until the
-// informer has seen it.
+// live returns a run from the cluster, or nil if it is deleted.
 func (c *Controller) live(ctx context.Context, run record) (record, error) {
 	kind := c.kinds[records.ClassOf(run)]
 	live, err := kind.get(ctx, run.GetName())
@@ -183,7 +178,6 @@ func (c *Controller) live(ctx context.Context, run record) (record, error) {
 	return live, nil
 }
 
-// know takes note of a run, or with nil that there is none of that name.
 func (c *Controller) know(key key, run record) {
 	before := c.known[key]
 	if run == before {
@@ -209,7 +203,6 @@ func (c *Controller) know(key key, run record) {
 	}
 }
 
-// newer reports whether a is a later version of an object than b.
 func newer(a, b metav1.Object) bool {
 	order, err := utilresourceversion.CompareResourceVersion(a.GetResourceVersion(), b.GetResourceVersion())
 	return err == nil && order > 0

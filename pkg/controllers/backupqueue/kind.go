@@ -17,10 +17,9 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
-// record is that of a backup or of a restore.
 type record = enginev1alpha1.QueuedRun
 
-// key identifies a record: a backup's may have the name of a restore's.
+// key identifies a record: a backup and a restore may have the same name.
 type key struct {
 	class queue.Class
 	name  string
@@ -30,7 +29,6 @@ func keyOf(r record) key { return key{records.ClassOf(r), r.GetName()} }
 
 func startKey(s records.Start) key { return key{s.Class(), s.Name} }
 
-// kind is how the records of one class are reached, and who executes them.
 type kind struct {
 	name      string
 	namespace string
@@ -43,7 +41,6 @@ type kind struct {
 	executing func() map[string]record
 }
 
-// client is that of BackupRuns or of RestoreRuns.
 type client[R record, L runtime.Object] interface {
 	Get(ctx context.Context, name string, options metav1.GetOptions) (R, error)
 	List(ctx context.Context, options metav1.ListOptions) (L, error)
@@ -72,7 +69,6 @@ func newKind[R record, L runtime.Object](name, namespace string, runs client[R, 
 	}
 }
 
-// executedBy has an executor execute the runs.
 func executedBy[T any, R interface {
 	*T
 	record
@@ -91,7 +87,6 @@ func executedBy[T any, R interface {
 	}
 }
 
-// known is a record as the informer has it, or nil.
 func (k *kind) known(name string) (record, error) {
 	obj, ok, err := k.cached.GetByKey(cache.ObjectName{Namespace: k.namespace, Name: name}.String())
 	if err != nil || !ok {

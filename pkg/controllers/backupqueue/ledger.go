@@ -24,15 +24,14 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
-// judge returns the entries of the ledger that hold a slot, and whether the executor is
-// about to find out about one of them whose record is gone.
+// judge returns the ledger's entries that hold a slot, and whether the executor is still reading
+// one whose record is deleted.
 func (c *Controller) judge(starts []records.Start) (holding []records.Start, unknown bool) {
 	for _, start := range starts {
 		run := c.known[startKey(start)]
 		if run == nil || run.GetUID() != start.UID {
-			// Its record is gone: when this process took the ledger over it read all runs,
-			// and each that it lets start it knows. It holds while it is read, as it was
-			// known then. Another one of its name waits.
+			// The record is deleted: this process has read all runs since it took over the ledger.
+			// The entry holds its slot while the run is executed.
 			executed, working := c.kinds[start.Class()].executing()[start.Name]
 			switch {
 			case !working, executed != nil && executed.GetUID() != start.UID:
@@ -51,15 +50,13 @@ func (c *Controller) judge(starts []records.Start) (holding []records.Start, unk
 	return holding, unknown
 }
 
-// holds reports whether a run in the ledger holds its slot and what it overlaps.
 func holds(run record) bool {
 	return records.Unclaimed(run) || run.Standing().Phase == v1alpha1.BackupPhaseInProgress
 }
 
-// writeStarts lets runs start, with the rest of the ledger as it was judged: one write,
-// which fails if the ledger is not in the version any more that was judged. The runs are
-// added to those that hold a slot. What is gone or cancelled in the cluster is not let
-// start, however late the informer is; that is known then, and it is decided anew.
+// writeStarts writes the starts and the judged entries in one update of the judged version of the
+// ledger. Deleted and cancelled runs are excluded by a read of the cluster, which causes a new
+// decision.
 func (c *Controller) writeStarts(ctx context.Context, d *decision) error {
 	now := metav1.NewTime(c.Clock.Now())
 	var starts []record
@@ -86,7 +83,7 @@ func (c *Controller) writeStarts(ctx context.Context, d *decision) error {
 	}
 	written, err := c.ConfigMaps.Update(ctx, ledger, metav1.UpdateOptions{})
 	if err != nil {
-		c.ledger = nil // whatever it is now
+		c.ledger = nil
 		if records.Refused(err) {
 			c.Events.Eventf(d.ledger, nil, corev1.EventTypeWarning, "LedgerRefused", "Start", "Nothing starts: %v", err)
 		}
@@ -107,11 +104,10 @@ func (c *Controller) writeStarts(ctx context.Context, d *decision) error {
 	return nil
 }
 
-// passedAtOnce bounds at how many runs a start looks that it passes by.
 const passedAtOnce = 100
 
-// tellPassedOver logs which runs the starting ones pass by, and which namespaces are in conflict:
-// of each run once, until it waits for something else.
+// tellPassedOver logs which runs the starting ones pass over, with the conflicting namespaces; each
+// run once, until it waits for something else.
 func (c *Controller) tellPassedOver(ctx context.Context, starts []record) {
 	namespaces, err := c.namespaceLister.List(labels.Everything())
 	if err != nil {
@@ -140,11 +136,10 @@ func (c *Controller) tellPassedOver(ctx context.Context, starts []record) {
 	}
 }
 
-// TakeBack removes a run from the ledger that this process does not execute, since the store
-// of its location does not answer. The location, nil if there is none, is as it was written
-// then: while it is unavailable the queue holds the run, which would start again at once. The
-// executor calls it while it works on the run, and does not claim it after that until it is
-// let start again.
+// TakeBack removes a run from the ledger that this process does not execute, since the location's
+// store does not answer. location is as it was written then, or nil: while it is unavailable the
+// queue holds the run. The executor calls it during its work on the run, and claims the run only
+// after another start.
 func (c *Controller) TakeBack(ctx context.Context, run types.UID, location *enginev1alpha1.StorageLocation) error {
 	if location != nil {
 		c.changing.Lock()
@@ -162,7 +157,7 @@ func (c *Controller) TakeBack(ctx context.Context, run types.UID, location *engi
 		starts, err := records.Ledger(ledger)
 		at := slices.IndexFunc(starts, func(start records.Start) bool { return start.UID == run })
 		if err != nil || at < 0 || records.Leader(ledger) != c.Identity {
-			return nil // nothing starts, or not by this process
+			return nil // nothing starts, or this process does not lead
 		}
 		if ledger, err = records.WithLedger(ledger, slices.Delete(starts, at, at+1)); err != nil {
 			return err
@@ -174,14 +169,13 @@ func (c *Controller) TakeBack(ctx context.Context, run types.UID, location *engi
 	}
 }
 
-// readLedger returns the ledger in the latest version that this controller knows of.
-// One that does not name this process as its leader, or another limit, or that is none,
-// is made to.
+// readLedger returns the latest known ledger. A missing ledger, or one with another leader or
+// limits, is taken over.
 func (c *Controller) readLedger(ctx context.Context) (*corev1.ConfigMap, error) {
 	cached, err := c.ledgerLister.Get(records.LedgerName)
 	switch {
 	case apierrors.IsNotFound(err):
-		// It is gone, or the informer has not seen it yet.
+		// It is deleted, or new.
 		c.ledger = nil
 	case err != nil:
 		return nil, err
@@ -202,19 +196,16 @@ func (c *Controller) isMine(ledger *corev1.ConfigMap) bool {
 	return !errors.Is(err, records.ErrNoLedger) && records.Leader(ledger) == c.Identity && records.HasLimits(ledger, c.Limits)
 }
 
-// takeLedger makes this process the leader by the ledger as well. Whether it leads it
-// asks after it has read the version that it replaces, so that none has come between of
-// who was elected after it.
+// takeLedger makes this process the ledger's leader. It reads the ledger before it asks whether it
+// leads, so no later leader has written in between.
 //
-// Where there is no ledger it makes one: of the runs in progress, read after the version
-// without one that it replaces, so that no other ledger was there in between, and of those
-// that this process executes although their record is gone. What else was let start goes
-// back to its place. A claim of that may be under way; who claims
-// reads the ledger once more. So no other record is written, however many wait.
+// A missing ledger is made from the runs in progress, read after the empty version that it
+// replaces, and those that this process executes without a record. Other started runs return to the
+// queue. A pending claim of one is detected, since claims read the ledger again.
 func (c *Controller) takeLedger(ctx context.Context) (*corev1.ConfigMap, error) {
 	ledger, err := c.ConfigMaps.Get(ctx, records.LedgerName, metav1.GetOptions{})
 	if err == nil && c.isMine(ledger) {
-		return ledger, nil // the informer has not shown it yet
+		return ledger, nil // the informer lags
 	}
 	if apierrors.IsNotFound(err) {
 		ledger, err = c.ConfigMaps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: records.LedgerName}}, metav1.CreateOptions{})
@@ -253,7 +244,7 @@ func (c *Controller) takeLedger(ctx context.Context) (*corev1.ConfigMap, error) 
 		}
 	}
 	ledger = ledger.DeepCopy()
-	c.unsure = true // the leader before may have written what this informer has not seen
+	c.unsure = true // the earlier leader may have written since
 	ledger.Data[records.LeaderKey] = c.Identity
 	records.SetLimits(ledger, c.Limits)
 	ledger, err = c.ConfigMaps.Update(ctx, ledger, metav1.UpdateOptions{})
@@ -263,7 +254,6 @@ func (c *Controller) takeLedger(ctx context.Context) (*corev1.ConfigMap, error) 
 	return ledger, nil
 }
 
-// reportUnreadable tells people that nothing starts, once for each such version.
 func (c *Controller) reportUnreadable(ledger *corev1.ConfigMap, err error) {
 	if c.unreadable == ledger.ResourceVersion {
 		return

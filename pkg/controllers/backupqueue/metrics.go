@@ -60,7 +60,6 @@ var (
 	register sync.Once
 )
 
-// descs describe one metric of each class, which has a label.
 func descs(name, help, label string) (descs [2]*metrics.Desc) {
 	for _, class := range []queue.Class{queue.Backup, queue.Restore} {
 		descs[class] = metrics.NewDesc(subsystem+"_"+fmt.Sprintf(name, class), fmt.Sprintf(help, class), []string{label}, nil, metrics.ALPHA, "")
@@ -68,8 +67,7 @@ func descs(name, help, label string) (descs [2]*metrics.Desc) {
 	return descs
 }
 
-// collector computes when it is asked what follows from the queue as it is then, so
-// that decisions don't pay for it and a wait grows while nothing happens.
+// collector computes metrics when scraped, so that waits grow while nothing happens.
 type collector struct {
 	metrics.BaseStableCollector
 	controller atomic.Pointer[Controller]
@@ -77,7 +75,6 @@ type collector struct {
 
 var queueCollector collector
 
-// registerMetrics makes a controller the one whose queue is shown.
 func registerMetrics(c *Controller) {
 	queueCollector.controller.Store(c)
 	register.Do(func() {
@@ -86,14 +83,12 @@ func registerMetrics(c *Controller) {
 	})
 }
 
-// DescribeWithStability is that of metrics.StableCollector.
 func (*collector) DescribeWithStability(descs chan<- *metrics.Desc) {
 	for _, desc := range slices.Concat(queueDepth[:], queueBlocked[:], []*metrics.Desc{queueOldestWait, queueSlots, queueRestoreSlots}) {
 		descs <- desc
 	}
 }
 
-// CollectWithStability is that of metrics.StableCollector.
 func (q *collector) CollectWithStability(found chan<- metrics.Metric) {
 	c := q.controller.Load()
 	var of [2]struct {
@@ -117,7 +112,7 @@ func (q *collector) CollectWithStability(found chan<- metrics.Metric) {
 	for run, reason := range c.planner.Line() {
 		state, of := run.State(), &of[run.Class]
 		switch {
-		case run.Plan: // has slots of its own
+		case run.Plan: // plans have other slots
 			continue
 		case run.Phase == "" || run.Phase == v1alpha1.BackupPhaseNew:
 			state = "New"

@@ -1,16 +1,14 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package clusteridentity makes the key that signs a cluster's backups, once, and
-// publishes its public half.
+// Package clusteridentity creates the key that signs a cluster's backups, and publishes its public
+// half.
 //
-// What it promises:
-//   - Of any number of processes that make the key at once, one does, and all sign
-//     with that one: it is created, never changed, and read back.
-//   - The key leaves neither its Secret nor the process. Whoever is to know the
-//     cluster's backups again reads the ConfigMap, which is put back when it is gone.
-//   - A new key, after the Secret was lost or removed, makes no strangers of the old
-//     backups: the ConfigMap keeps the public keys that were there before.
+//   - Concurrent processes agree on one key: it is created once, never changed, and read back.
+//   - The private key stays in its Secret and the process. The public ConfigMap is restored when
+//     deleted.
+//   - After a loss of the Secret the ConfigMap keeps earlier public keys, so old backups stay
+//     trusted.
 package clusteridentity
 
 import (
@@ -34,24 +32,20 @@ import (
 )
 
 const (
-	// ConfigMapName is the name of the ConfigMap with what everybody may know of it.
 	ConfigMapName = identity.Name
-	// SecretName is the name of the Secret with the key, in the system namespace.
-	SecretName = "holdfast-signing-key"
-	// SecretKey is its key in there: 32 bytes.
+	SecretName    = "holdfast-signing-key"
+	// SecretKey is the key in the Secret's data: 32 bytes.
 	SecretKey = "ed25519-seed"
 
 	firstRetry = time.Second
 	lastRetry  = time.Minute
 )
 
-// Secrets reads and creates Secrets of the system namespace.
 type Secrets interface {
 	location.Secrets
 	Create(ctx context.Context, secret *corev1.Secret, options metav1.CreateOptions) (*corev1.Secret, error)
 }
 
-// Key returns the key that signs the cluster's backups, and makes it if there is none.
 func Key(ctx context.Context, secrets Secrets) (*format.SigningKey, error) {
 	secret, err := secrets.Get(ctx, SecretName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -60,7 +54,6 @@ func Key(ctx context.Context, secrets Secrets) (*format.SigningKey, error) {
 	return parse(secret, err)
 }
 
-// Stored returns the key that signs the cluster's backups, and fails if there is none.
 func Stored(ctx context.Context, secrets location.Secrets) (*format.SigningKey, error) {
 	return parse(secrets.Get(ctx, SecretName, metav1.GetOptions{}))
 }
@@ -82,7 +75,7 @@ func create(ctx context.Context, secrets Secrets) (*corev1.Secret, error) {
 		return nil, err
 	}
 	_, err = secrets.Create(ctx, &corev1.Secret{
-		// No backup takes along what would let its reader forge others.
+		// A backup with the key would let its readers forge others.
 		ObjectMeta: metav1.ObjectMeta{Name: SecretName, Labels: map[string]string{format.LabelExclude: "true"}},
 		Type:       corev1.SecretTypeOpaque,
 		Immutable:  new(true),
@@ -91,33 +84,30 @@ func create(ctx context.Context, secrets Secrets) (*corev1.Secret, error) {
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return nil, err
 	}
-	// What counts is what is stored: another process may have been faster.
+	// Another process may have been first.
 	return secrets.Get(ctx, SecretName, metav1.GetOptions{})
 }
 
-// Controller keeps the ConfigMap with the cluster's identity as it is.
 type Controller struct {
 	own        identity.Identity
 	configMaps corev1client.ConfigMapInterface
 	queue      *loop.Loop[string]
 }
 
-// New returns a Controller. The informer is one of the ConfigMap identity.Name alone.
+// New returns a Controller. The informer has only the ConfigMap identity.Name.
 func New(cluster format.Cluster, configMaps corev1client.ConfigMapInterface, informer cache.SharedIndexInformer, clock clock.WithTicker) (*Controller, error) {
 	c := &Controller{
 		own:        identity.Identity{UID: cluster.UID, Keys: []string{cluster.Key.PublicKey()}},
 		configMaps: configMaps,
 		queue:      loop.New[string](loop.Config{Controller: "clusteridentity", FirstRetry: firstRetry, LastRetry: lastRetry, Clock: clock}),
 	}
-	c.queue.Add(identity.Name) // there may be none
+	c.queue.Add(identity.Name)
 	return c, c.queue.Watch(informer, loop.OnChange(func(_, _ *corev1.ConfigMap) { c.queue.Add(identity.Name) }))
 }
 
-// Run works until ctx ends.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.publish) }
 
-// publish reads the ConfigMap from the cluster, since what the informer shows may be
-// older than the last write.
+// publish reads the ConfigMap from the cluster, since the informer may lag.
 func (c *Controller) publish(ctx context.Context, _ string) error {
 	stored, err := c.configMaps.Get(ctx, identity.Name, metav1.GetOptions{})
 	absent := apierrors.IsNotFound(err)

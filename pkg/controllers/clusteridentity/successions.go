@@ -19,28 +19,26 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/identity"
 )
 
-// succeedBackoff bounds how long a succession is tried: the API server may be away, the
-// ConfigMap be written by somebody else, or be gone until the Controller has put it back.
+// succeedBackoff bounds the attempts: the API server may be unavailable, or the ConfigMap missing
+// until the Controller restores it.
 var succeedBackoff = wait.Backoff{Duration: 50 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 9, Cap: 5 * time.Second}
 
-// Successions writes into the ConfigMap which namespaces continue others. It is safe for
-// concurrent use: what comes while it writes is written together.
+// Successions writes into the ConfigMap which namespaces continue others. It is safe for concurrent
+// use, and batches writes.
 type Successions struct {
 	configMaps corev1client.ConfigMapInterface
 
 	mu      sync.Mutex
 	waiting []identity.Succession
 
-	// writing is held by the one that writes.
 	writing sync.Mutex
 }
 
-// NewSuccessions returns Successions of the system namespace whose ConfigMaps these are.
 func NewSuccessions(configMaps corev1client.ConfigMapInterface) *Successions {
 	return &Successions{configMaps: configMaps}
 }
 
-// Add records a succession, and returns when that is written. It does no harm to add one again.
+// Add records a succession, and returns when it is written. It is idempotent.
 func (s *Successions) Add(ctx context.Context, of identity.Succession) error {
 	s.mu.Lock()
 	s.waiting = append(s.waiting, of)
@@ -51,7 +49,7 @@ func (s *Successions) Add(ctx context.Context, of identity.Succession) error {
 	batch := s.waiting
 	s.waiting = nil
 	s.mu.Unlock()
-	// Another caller may have taken this one, and have failed.
+	// Another caller may have taken this one, and failed.
 	return s.write(ctx, append(batch, of))
 }
 

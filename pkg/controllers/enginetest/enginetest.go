@@ -1,22 +1,17 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package enginetest is a cluster of engine records for the tests of controllers:
-// the generated fake clientset, with what controllers rely on and the fake lacks.
+// Package enginetest is a fake cluster of engine records for tests of controllers: the generated
+// fake clientset, and what controllers need besides:
 //
-//  1. Each write gives the object the next resourceVersion. An update that
-//     carries an outdated one is refused with Conflict.
+//  1. Each write sets the next resourceVersion; an outdated update is a Conflict.
 //  2. A created object gets a uid and a creationTimestamp.
-//  3. Deletions obey their preconditions, and a dry run writes nothing.
-//  4. An update of the status changes nothing else.
+//  3. Deletions obey preconditions, and a dry run writes nothing.
+//  4. A status update changes nothing else.
 //
-// Kube is a clientset of the same cluster for the objects of Kubernetes itself,
-// with the same rules.
-//
-// It also does what a real cluster does on a bad day: Fault refuses requests or
-// loses their answers, and Hold keeps informers from seeing what happens. Observe shows
-// what really happens.
-// Ledger and its neighbours are what the tests of the queue and of the executors share.
+// Kube is the same for Kubernetes's own objects. Fault refuses requests or loses answers, Hold
+// delays informers, Observe shows what really happens. Ledger and its neighbours are shared by
+// tests of the queue and of the executors.
 package enginetest
 
 import (
@@ -44,27 +39,23 @@ import (
 )
 
 func init() {
-	// A watch of the tracker panics when its reader is this far behind.
+	// A watch of the tracker panics when its reader lags so far.
 	watch.DefaultChanSize = 10_000
-	// The handlers behind the first one slow callers down by the time since the last
-	// error. In a synctest bubble, where time starts anew, that can be decades.
+	// Other handlers delay callers by the time since the last error: decades in a synctest bubble.
 	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1]
 }
 
-// Fault is what goes wrong with a request. The zero value is nothing.
 type Fault struct {
-	// Err is the answer instead of the real one.
 	Err error
-	// Lost lets the request succeed: only its answer does not come back.
+	// Lost carries the request out, but loses its answer.
 	Lost bool
 }
 
-// Cluster is the fake clientset.
 type Cluster struct {
 	*fake.Clientset
 	Kube *kubefake.Clientset
 
-	// reacting is held while a request is carried out, and guards what follows.
+	// reacting is held during a request, and guards the fields below.
 	reacting sync.Mutex
 	versions map[schema.GroupVersionResource]int
 	uids     int
@@ -76,7 +67,6 @@ type Cluster struct {
 	gate    *gate
 }
 
-// gate holds the events of some watches back until it is opened.
 type gate struct {
 	open    chan struct{}
 	watches []int
@@ -86,11 +76,10 @@ func (g *gate) holds(watch int) bool {
 	return g != nil && (len(g.watches) == 0 || slices.Contains(g.watches, watch))
 }
 
-// New returns a Cluster with some objects.
 func New(objects ...runtime.Object) *Cluster {
 	c := &Cluster{
 		Clientset: fake.NewSimpleClientset(),
-		// The one with managed fields learns all kinds anew at each write.
+		// The one with managed fields is slow.
 		Kube:     kubefake.NewSimpleClientset(),
 		versions: map[schema.GroupVersionResource]int{},
 	}
@@ -109,7 +98,7 @@ func New(objects ...runtime.Object) *Cluster {
 	return c
 }
 
-// Create adds an object, of a kind with a regular plural, as the API server would.
+// Create adds an object, of a kind with a regular plural.
 func (c *Cluster) Create(obj runtime.Object) {
 	gvk := kindOf(obj)
 	gvr, _ := meta.UnsafeGuessKindToResource(gvk)
@@ -143,15 +132,14 @@ func kindOf(obj runtime.Object) schema.GroupVersionKind {
 	panic(fmt.Sprintf("enginetest knows no %T", obj))
 }
 
-// Fault asks decide about each request before it is carried out, one at a time. It
-// must not call the clientsets. Nil ends it.
+// Fault sets the function that decides about each request, one at a time. It must not call the
+// clientsets.
 func (c *Cluster) Fault(decide func(clienttesting.Action) Fault) {
 	c.reacting.Lock()
 	defer c.reacting.Unlock()
 	c.fault = decide
 }
 
-// FaultRuns is a Fault of the writes of some runs.
 func (c *Cluster) FaultRuns(fault Fault, which func(*enginev1alpha1.BackupRun) bool) {
 	c.Fault(func(action clienttesting.Action) Fault {
 		if run := Written(action); run != nil && which(run) {
@@ -161,7 +149,6 @@ func (c *Cluster) FaultRuns(fault Fault, which func(*enginev1alpha1.BackupRun) b
 	})
 }
 
-// Written is the run that an action writes, or nil.
 func Written(action clienttesting.Action) *enginev1alpha1.BackupRun {
 	update, ok := action.(clienttesting.UpdateActionImpl)
 	if !ok {
@@ -171,8 +158,6 @@ func Written(action clienttesting.Action) *enginev1alpha1.BackupRun {
 	return run
 }
 
-// Meanwhile has somebody else change an object before the request is carried out that
-// Fault is asked about.
 func (c *Cluster) Meanwhile(obj runtime.Object) {
 	s, gvr := &server{Cluster: c, tracker: c.Tracker()}, schema.GroupVersionResource{}
 	if _, ok := obj.(*corev1.ConfigMap); ok {
@@ -190,9 +175,8 @@ func (c *Cluster) Meanwhile(obj runtime.Object) {
 	}
 }
 
-// Observe shows seen each change of an object at the moment it is made, one at a
-// time: what asked for it, and the object as it is then, or as it was when it was
-// deleted. It must neither call the clientsets nor keep the object. Nil ends it.
+// Observe sets a function that sees each change of an object when it is made, one at a time; a
+// deleted object as it was. It must neither call the clientsets nor keep the object.
 func (c *Cluster) Observe(seen func(clienttesting.Action, runtime.Object)) {
 	c.reacting.Lock()
 	defer c.reacting.Unlock()
@@ -205,8 +189,6 @@ func (c *Cluster) observe(action clienttesting.Action, obj runtime.Object) {
 	}
 }
 
-// Writes are the changes that were asked for of a resource, oldest first, those
-// that failed included.
 func (c *Cluster) Writes(resource string) []clienttesting.Action {
 	var writes []clienttesting.Action
 	for _, action := range slices.Concat(c.Actions(), c.Kube.Actions()) {
@@ -221,17 +203,14 @@ func (c *Cluster) Writes(resource string) []clienttesting.Action {
 	return writes
 }
 
-// Watches is the number of watches that were opened so far.
 func (c *Cluster) Watches() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.watches
 }
 
-// Hold keeps some watches from delivering, as a slow network would, until release
-// is called. They are known by the number that Watches gave when they were
-// opened, from 1; none means all, those to come included. Only one hold may be in
-// force.
+// Hold delays watches until release: those with the given numbers, from 1, as Watches counts;
+// without numbers all, future ones included. Only one hold may be in force.
 func (c *Cluster) Hold(watches ...int) (release func()) {
 	g := &gate{open: make(chan struct{}), watches: watches}
 	c.mu.Lock()
@@ -248,7 +227,6 @@ func (c *Cluster) Hold(watches ...int) (release func()) {
 	})
 }
 
-// server carries out the requests to one of the clientsets.
 type server struct {
 	*Cluster
 	tracker clienttesting.ObjectTracker
@@ -341,7 +319,6 @@ func (c *server) update(action clienttesting.UpdateActionImpl) (runtime.Object, 
 	return obj, nil
 }
 
-// withStatus is the current object with the status of another one.
 func withStatus(current, changed runtime.Object) runtime.Object {
 	switch current := current.(type) {
 	case *enginev1alpha1.BackupRun:
@@ -413,8 +390,7 @@ func (c *server) deleteCollection(action clienttesting.DeleteCollectionActionImp
 	})
 }
 
-// nextVersion counts as the tracker does, so that the versions of objects and of
-// lists are of one kind.
+// nextVersion counts as the tracker does, so that versions of objects and lists are comparable.
 func (c *Cluster) nextVersion(gvr schema.GroupVersionResource) string {
 	if c.versions[gvr] == 0 {
 		c.versions[gvr] = 1
@@ -437,7 +413,6 @@ func (c *server) watch(action clienttesting.Action) (bool, watch.Interface, erro
 	return true, w, nil
 }
 
-// heldWatch passes events on while the gate is open.
 type heldWatch struct {
 	number  int
 	source  watch.Interface

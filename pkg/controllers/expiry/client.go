@@ -16,17 +16,12 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned/scheme"
 )
 
-// Backups is the API of backups.
 type Backups interface {
-	// List lists backups of all namespaces, with the warnings of the API server.
 	List(ctx context.Context, options metav1.ListOptions) (*v1alpha1.BackupList, []string, error)
-	// Snapshots are the ids of the snapshots of a backup's volumes.
 	Snapshots(ctx context.Context, uid types.UID) ([]string, error)
-	// Delete asks for the deletion of a backup.
 	Delete(ctx context.Context, namespace, name string, deletion *v1alpha1.BackupDeletion) error
 }
 
-// NewBackups is the API that a cluster serves.
 func NewBackups(config *rest.Config) (Backups, error) {
 	config = rest.CopyConfig(config)
 	config.WarningHandler = rest.NoWarnings{} // the controller reads them

@@ -18,53 +18,48 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// backup is what counts of a Backup that is listed.
 type backup struct {
 	types.NamespacedName
 	uid        types.UID
 	location   string
-	expiration time.Time // zero if it never expires
+	expiration time.Time
 	started    time.Time
-	// held is true if somebody holds it.
-	held bool
-	// deleting is true once somebody has asked for its deletion.
-	deleting bool
+	held       bool
+	deleting   bool
 	// good is true if it can be restored, as far as is known.
-	good bool
-	// reach names the namespaces that it includes, as lists that can be compared.
+	good  bool
 	reach reach
 	scope scope
 }
 
-// reach are the words of a backup on namespaces, in one string each.
 type reach struct{ included, excluded string }
 
-// scope is what a backup takes from the namespaces that it includes.
+// scope is what a backup includes of its namespaces.
 type scope struct {
 	// filter is empty for everything.
 	filter string
-	// volumes ranks what it takes of volumes that no pod names: nothing, the data of claims, all.
+	// volumes ranks the volumes without a pod's annotation: none, claims, all.
 	volumes int
-	// complete is true if nothing of it failed, and no volume was deleted from it or damaged since.
-	// A claim whose data was left out does not count: the newest data of each claim are kept by
-	// the request that deletes.
+	// complete is true if nothing failed, and no volume was deleted from it or damaged since.
+	// Omitted data of claims does not count: the deletion request protects the newest data of each
+	// claim.
 	complete bool
 }
 
-// The values of scope.volumes, by DefaultVolumesToFsBackup: false, unset, true.
+// Values of scope.volumes, by DefaultVolumesToFsBackup: false, unset, true.
 const (
 	volumesNone = iota
 	volumesOfClaims
 	volumesAll
 )
 
-// covers reports whether a backup of one scope has what one of another has.
+// covers reports whether a backup of this scope has what one of another has.
 func (s scope) covers(other scope) bool {
 	return (s.filter == "" || s.filter == other.filter) && s.volumes >= other.volumes && (s.complete || !other.complete)
 }
 
-// own reads a Backup, and reports whether it is one of this cluster's own that is
-// stored. Others never expire here.
+// own reads a Backup, and reports whether it is this cluster's own and stored. Others never expire
+// here.
 func own(object *v1alpha1.Backup) (backup, bool) {
 	status := &object.Status
 	phase := status.Phase
@@ -96,14 +91,14 @@ func own(object *v1alpha1.Backup) (backup, bool) {
 	return b, true
 }
 
-func words(list []string) string { return strings.Join(list, ",") } // which no name or pattern has
+func words(list []string) string { return strings.Join(list, ",") } // no name or pattern has a comma
 
 func scopeOf(spec *v1alpha1.BackupSpec) scope {
 	filters := spec.DeepCopy()
 	volumes := filters.DefaultVolumesToFsBackup
 	filters.IncludedNamespaces, filters.ExcludedNamespaces = nil, nil
 	filters.TTL, filters.StorageLocation = v1alpha1.Duration{}, ""
-	filters.CSISnapshotTimeout, filters.ItemOperationTimeout = v1alpha1.Duration{}, v1alpha1.Duration{} // which may be in other words
+	filters.CSISnapshotTimeout, filters.ItemOperationTimeout = v1alpha1.Duration{}, v1alpha1.Duration{} // they may differ in words only
 	filters.OrderedResources = nil
 	filters.SnapshotVolumes, filters.SnapshotMoveData, filters.DefaultVolumesToFsBackup, filters.IncludeClusterResources = nil, nil, nil, nil
 	s := scope{volumes: volumesOfClaims}
@@ -125,8 +120,7 @@ func scopeOf(spec *v1alpha1.BackupSpec) scope {
 	return s
 }
 
-// expired are the backups that have expired and are not being deleted yet, the one that
-// expired first first.
+// expired returns the expired backups that are not being deleted, the earliest first.
 func expired(backups []backup, now time.Time) []backup {
 	var due []backup
 	for _, b := range backups {
@@ -140,18 +134,16 @@ func expired(backups []backup, now time.Time) []backup {
 	return due
 }
 
-// maxFiltered is how many backups of parts of a namespace are its last good ones: the newest of so
-// many selections. A tenant that uses another selector for each backup does not keep all of them.
+// maxFiltered bounds the protected backups of parts of a namespace, by the newest selections, so
+// that a tenant with many selectors does not keep all.
 const maxFiltered = 100
 
-// lastGood are the backups without which a namespace would lose what it has: for each,
-// such a namespace. A good backup that includes a namespace may go if a newer good one
-// includes it too, and covers its scope. So whatever goes that lastGood does not name, of
-// what a namespace could be restored from by one backup, by a newer one it still can. Of backups
-// that take a part by resources or labels, that holds for the newest maxFiltered selections. Backups
-// of everything are not bounded so. The newest data of claims are kept besides.
+// lastGood returns the backups that a namespace needs, each with such a namespace. A good backup
+// may be deleted if a newer good one includes the same namespaces and covers its scope. For backups
+// of parts, by resources or labels, that holds for the newest maxFiltered selections. The newest
+// data of claims are protected besides.
 func lastGood(backups []backup, namespaces []string) map[types.UID]string {
-	// Of those that include and take the same, only the newest counts.
+	// Of equal reach and scope only the newest counts.
 	type kind struct {
 		reach reach
 		scope scope
@@ -203,13 +195,11 @@ func lastGood(backups []backup, namespaces []string) map[types.UID]string {
 	return last
 }
 
-// newer orders backups; of two that have started at one instant one is the newer.
 func newer(a, b backup) bool {
 	return cmp.Or(a.started.Compare(b.started), cmp.Compare(a.uid, b.uid)) > 0
 }
 
-// among are those of the namespaces that a backup includes. What can't be read includes
-// them all.
+// among returns the namespaces that the backup includes; all if its lists are invalid.
 func (r reach) among(namespaces []string) []string {
 	split := func(list string) []string {
 		if list == "" {
@@ -231,19 +221,19 @@ func (r reach) among(namespaces []string) []string {
 }
 
 const (
-	// So many backups of a location may expire within an hour whatever the share.
+	// So many backups of a location may expire within an hour in any case.
 	floor = 10
-	// A store with more than so many backups is not emptied at once.
+	// A store with more backups is not emptied at once.
 	few = 2
 )
 
-// tooMany reports whether it is more than may expire within an hour, if n of so many
-// backups of a location do. percent of 100 is no bound.
+// tooMany reports whether n of total backups are more than may expire within an hour. percent 100
+// means no bound.
 func tooMany(n, total, percent int) bool {
 	return n > mostOf(total, percent) || percent < 100 && n == total && n > few
 }
 
-// mostOf is how many of so many backups may expire within an hour.
+// mostOf returns how many of total backups may expire within an hour.
 func mostOf(total, percent int) int {
 	if percent >= 100 {
 		return total

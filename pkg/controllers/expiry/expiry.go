@@ -1,32 +1,20 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package expiry asks for the deletion of backups that have expired.
+// Package expiry requests the deletion of expired backups, as a client of our own API with only the
+// right to backups/deletion. The API server checks uid and expiration by its own clock.
 //
-// It is a client of our own API, as any other: it lists backups, and posts to
-// backups/deletion, with the right to do that and no other one. So what lies in a store
-// becomes no work here but by a request that the API server answers for, on the
-// condition that the backup is the one that was seen and has expired by the API
-// server's clock too. All else that a deletion promises holds for these.
+//   - Only this cluster's own backups expire, none before the last requested time, none while held
+//     or read by a restore. The last good backup of an existing namespace stays, unless disabled
+//     (lastGood).
+//   - Locations that the API server is unsure of are left alone.
+//   - Clocks may be wrong. If more of a location's backups have expired than may within an hour,
+//     none is deleted until an administrator accepts that up to an instant
+//     (AnnotationAcceptExpiry). The hour is measured monotonically. None is deleted while the clock
+//     differs from the store's.
 //
-// What it promises:
-//   - Only this cluster's own backups expire, and none before its time.
-//   - The last good backup of a namespace that exists stays, unless that is switched
-//     off. lastGood says which that is.
-//   - None goes while a VolumeRestore reads it, or waits to, nor while somebody holds it. The
-//     time that counts is the one that was asked for last.
-//   - A location whose backups the API server does not know for certain at the moment
-//     (its store does not answer, or a listing is not believed) is left alone: none of its
-//     backups goes, and none of them lets another one go.
-//   - Clocks lie. When more of a location's backups have expired than may within an hour,
-//     none goes until somebody accepts that, by an instant and not for good
-//     (AnnotationAcceptExpiry). The hour is measured by how time passes here and not by
-//     the clock on the wall. And none goes while the clock differs from that of the location's
-//     store (store.CheckClock), which is asked before each look's deletions.
-//
-// Nothing is remembered that must not be lost. A process that begins anew begins a new
-// hour, and two at once ask for the same deletions, of which there is one. What remains
-// is a clock that goes wrong by a little and again and again, with a restart each time.
+// Nothing needs to be remembered: a new process begins a new hour, and two request the same
+// deletions. A clock that goes wrong a little again and again, with restarts, remains undetected.
 package expiry
 
 import (
@@ -61,41 +49,30 @@ import (
 )
 
 const (
-	// DefaultInterval is how often the backups are looked through.
 	DefaultInterval = 5 * time.Minute
-	// DefaultPercent is how many of a location's backups may expire within an hour.
-	DefaultPercent = 25
+	DefaultPercent  = 25
 
-	// soon is when the backups are looked through again after a look that has failed, or
-	// has left something to do.
-	soon = time.Minute
-	// pageSize is how many backups are listed with one request.
+	soon     = time.Minute
 	pageSize = 500
-	// perLook is how many deletions are asked for in one look, and inFlight how many may
-	// be under way in a location: each has a record.
+	// perLook bounds the deletions requested in one look, inFlight those of a location: each has a
+	// record.
 	perLook  = 100
 	inFlight = 500
-	// mostWarnings is how long all warnings of an answer are at most that has them all.
+	// mostWarnings is the length up to which an answer has all warnings.
 	mostWarnings = 3 << 10
-	// turn is the time in which backups are made anew that are made once a day.
-	turn = 25 * time.Hour
-	// refusalPause is how long a backup is left alone whose deletion was refused.
+	// turn is a day with a margin, in which daily backups are made again.
+	turn         = 25 * time.Hour
 	refusalPause = time.Hour
 )
 
-// Config is what a Controller needs.
 type Config struct {
-	// Namespace is the system namespace.
 	Namespace string
-	// Interval is how often the backups are looked through; zero is never.
+	// Interval is the time between looks; zero disables expiry.
 	Interval time.Duration
-	// KeepLast keeps the last good backup of each namespace that exists.
 	KeepLast bool
-	// Percent of a location's backups may expire within an hour, and at least ten; 100 is
-	// no bound.
+	// Percent of a location's backups, at least ten, may expire within an hour; 100 means no bound.
 	Percent int
 
-	// CheckClock fails with store.ErrClock if the clock is not that of a location's store.
 	CheckClock func(ctx context.Context, location *enginev1alpha1.StorageLocation) error
 
 	Backups Backups
@@ -107,25 +84,18 @@ type Config struct {
 	LocationInformer  engineinformers.StorageLocationInformer
 }
 
-// Controller lets backups expire.
 type Controller struct {
 	Config
 	synced []cache.InformerSynced
-	// wake is told that a location has changed.
-	wake chan struct{}
+	wake   chan struct{}
 
-	// gone are the instants of the last hour at which the deletion of a backup was asked
-	// for that nobody has accepted, by location.
-	gone map[string][]departure
-	// refused are the backups that the API server did not delete, and since when.
+	// gone has the unaccepted deletions of the last hour, by location.
+	gone    map[string][]departure
 	refused map[types.UID]time.Time
-	// last are the backups that hold the newest data of a claim, and since when that is known.
-	last map[types.UID]time.Time
-	// told are the kept backups that people were told of.
-	told map[types.UID]bool
+	last    map[types.UID]time.Time
+	told    map[types.UID]bool
 }
 
-// New returns a Controller.
 func New(config Config) (*Controller, error) {
 	registerMetrics()
 	c := &Controller{
@@ -155,7 +125,6 @@ func New(config Config) (*Controller, error) {
 	return c, nil
 }
 
-// Run works until ctx ends.
 func (c *Controller) Run(ctx context.Context) {
 	defer utilruntime.HandleCrashWithContext(ctx)
 	if c.Interval <= 0 || !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) {
@@ -183,8 +152,7 @@ func (c *Controller) Run(ctx context.Context) {
 	}
 }
 
-// look looks through the backups once, and asks for the deletion of those that may go. It
-// returns when to look again.
+// look requests the deletion of the backups that may go, and returns when to look again.
 func (c *Controller) look(ctx context.Context) (time.Duration, error) {
 	listed, warnings, err := c.list(ctx)
 	if err != nil {
@@ -214,7 +182,7 @@ func (c *Controller) look(ctx context.Context) (time.Duration, error) {
 	count := func(b backup, state string) { expiredBackups.WithLabelValues(b.location, state).Inc() }
 	told := map[types.UID]bool{}
 	due := map[string][]backup{}
-	again := map[string][]backup{} // that held the newest data of a claim; they do not count as due
+	again := map[string][]backup{} // held the newest data of a claim; don't count as due
 	asked := 0
 	isLast := c.last
 	c.last = map[types.UID]time.Time{}
@@ -249,7 +217,7 @@ func (c *Controller) look(ctx context.Context) (time.Duration, error) {
 		all, in, deleting := tally(listed, name, now)
 		free, unaccepted := c.bound(ctx, location, due[name], all, in, now)
 		if doubtful(name) {
-			continue // nothing is known of it that was not before
+			continue
 		}
 		anew := again[name]
 		if len(unaccepted) > 0 {
@@ -304,8 +272,7 @@ func (c *Controller) look(ctx context.Context) (time.Duration, error) {
 	return c.Interval, nil
 }
 
-// expireAll asks for the deletion of backups, and reports whether some stay for now since
-// restores read them.
+// expireAll requests deletions, and reports whether restores still read some of the backups.
 func (c *Controller) expireAll(ctx context.Context, going []backup, locations map[string]*enginev1alpha1.StorageLocation) (read bool, err error) {
 	reading, err := c.reading(ctx, len(going) > 0)
 	if err != nil {
@@ -329,7 +296,7 @@ func (c *Controller) expireAll(ctx context.Context, going []backup, locations ma
 	return read, nil
 }
 
-// list reads all of this cluster's own backups, and what the API server warns of.
+// list returns all of this cluster's own backups, and the API server's warnings.
 func (c *Controller) list(ctx context.Context) (listed []backup, warnings []string, err error) {
 	options := metav1.ListOptions{Limit: pageSize}
 	for {
@@ -352,8 +319,8 @@ func (c *Controller) list(ctx context.Context) (listed []backup, warnings []stri
 	}
 }
 
-// cut reports whether the API server may have left warnings out of an answer, or parts of
-// them, which it does beyond 4,096 characters.
+// cut reports whether the API server may have truncated the warnings, which it does beyond 4,096
+// characters.
 func cut(warnings []string) bool {
 	length := 0
 	for _, warning := range warnings {
@@ -362,9 +329,8 @@ func cut(warnings []string) bool {
 	return length > mostWarnings
 }
 
-// inDoubt says which locations the API server does not know the backups of for certain:
-// those that a warning names, or all if it names none. That another writer has replaced
-// metadata, or that backups without a trusted signature are left out, raises no doubt.
+// inDoubt returns whether the API server is unsure of a location's backups: those that a warning
+// names, or all if it names none. Replaced metadata and omitted foreign backups are no doubt.
 func inDoubt(warnings []string, locations []*enginev1alpha1.StorageLocation) func(location string) bool {
 	named := map[string]bool{}
 	all := false
@@ -398,7 +364,6 @@ func (c *Controller) namespaces() ([]string, error) {
 	return names, err
 }
 
-// reading are the ids of the snapshots that restores read, or are to, if any is wanted.
 func (c *Controller) reading(ctx context.Context, wanted bool) (sets.Set[string], error) {
 	if !wanted {
 		return nil, nil
@@ -416,8 +381,7 @@ func (c *Controller) reading(ctx context.Context, wanted bool) (sets.Set[string]
 	return ids, nil
 }
 
-// tally counts the backups of a location that its bound is about, in all and in each
-// namespace, and all that are being deleted.
+// tally counts a location's backups, in all and by namespace, and those being deleted.
 func tally(listed []backup, location string, now time.Time) (all *counts, in map[string]*counts, deleting int) {
 	all, in = &counts{}, map[string]*counts{}
 	for _, b := range listed {
@@ -445,30 +409,25 @@ func tally(listed []backup, location string, now time.Time) (all *counts, in map
 	return all, in, deleting
 }
 
-// counts are how many backups there are of a namespace or a location, how many of these are good
-// and were made within a day or so, how many are going since somebody has accepted it, and how
-// many more have gone within an hour.
+// counts has the present backups of a namespace or location, the good ones made within about a day,
+// the accepted deletions, and the others within an hour.
 type counts struct{ present, made, going, gone int }
 
-// departure is the deletion of a backup that has expired, as it was asked for.
 type departure struct {
 	namespace string
 	at        time.Time
 }
 
-// isShortLived reports whether a backup was to be kept for less than a day. A clock that is wrong
-// brings its end forward by no more than that. So the bound does not count it, and a tenant
-// with many such backups holds up nobody's expiry.
+// isShortLived reports whether a backup is kept for less than a day. A wrong clock ends it earlier
+// by less, so it does not count for the bound.
 func (b *backup) isShortLived() bool {
 	lives := b.expiration.Sub(b.started)
 	return !b.expiration.IsZero() && lives >= 0 && lives < 24*time.Hour
 }
 
-// bound splits what is due in a location into what may go, and what somebody must accept
-// before. It counts for each namespace, so that one with many does not hold up the others, and
-// then for all the rest together. As many as have come may go: who makes all backups at one
-// time of the day, and keeps few of each, is not held up. A clock that is ahead has seen none
-// of them made.
+// bound splits the due backups into those that may go, and those that must be accepted. It counts
+// each namespace, so that one with many does not delay the others, and then all the rest. As many
+// may go as were made within a day: a clock that is ahead has seen none made.
 func (c *Controller) bound(ctx context.Context, location *enginev1alpha1.StorageLocation, due []backup, all *counts, in map[string]*counts, now time.Time) (free, unaccepted []backup) {
 	until := accepted(ctx, location)
 	byNamespace := map[string][]backup{}
@@ -506,13 +465,12 @@ func (c *Controller) bound(ctx context.Context, location *enginev1alpha1.Storage
 	return append(free, rest...), unaccepted
 }
 
-// replaced reports whether as many have come as go, and none that go is as new.
+// replaced reports whether as many were made as go, and none that goes is as new.
 func (of *counts) replaced(due []backup, now time.Time) bool {
 	return of.gone+of.going+len(due) <= of.made && !slices.ContainsFunc(due, func(b backup) bool { return now.Sub(b.started) < turn })
 }
 
-// accepted is the instant until which somebody has accepted that a location's backups
-// expire.
+// accepted returns the instant up to which an administrator has accepted that backups expire.
 func accepted(ctx context.Context, location *enginev1alpha1.StorageLocation) time.Time {
 	text, ok := location.Annotations[enginev1alpha1.AnnotationAcceptExpiry]
 	if !ok {
@@ -525,7 +483,7 @@ func accepted(ctx context.Context, location *enginev1alpha1.StorageLocation) tim
 	return until
 }
 
-// frozenBy says that somebody must accept before that backups go; nil if nobody must.
+// frozenBy returns the condition that backups must be accepted; nil if none must.
 func frozenBy(location *enginev1alpha1.StorageLocation, unaccepted []backup, present int) *metav1.Condition {
 	if len(unaccepted) == 0 {
 		return nil
@@ -538,8 +496,6 @@ func frozenBy(location *enginev1alpha1.StorageLocation, unaccepted []backup, pre
 	}
 }
 
-// saySo tells people, once, why a location's backups do not expire, or that they do again. The
-// condition says what was told.
 func (c *Controller) saySo(ctx context.Context, location *enginev1alpha1.StorageLocation, frozen *metav1.Condition) error {
 	was, is := meta.FindStatusCondition(location.Status.Conditions, enginev1alpha1.ConditionExpiryFrozen), frozen != nil
 	if before := was != nil && was.Status == metav1.ConditionTrue; before == is && (!is || was.Reason == frozen.Reason) {
@@ -556,7 +512,7 @@ func (c *Controller) saySo(ctx context.Context, location *enginev1alpha1.Storage
 	_, err := c.Engine.StorageLocations(c.Namespace).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
 	switch {
 	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
-		return nil // the next look sees what has changed
+		return nil // the next look sees the change
 	case err != nil:
 		return fmt.Errorf("writing the condition of StorageLocation %s: %w", location.Name, err)
 	}
@@ -567,7 +523,6 @@ func (c *Controller) saySo(ctx context.Context, location *enginev1alpha1.Storage
 	return nil
 }
 
-// namespacesOf names the namespaces of backups, three at most.
 func namespacesOf(backups []backup) string {
 	names := sets.New[string]()
 	for _, b := range backups {
@@ -583,8 +538,7 @@ func namespacesOf(backups []backup) string {
 	return "the namespaces " + strings.Join(sorted, ", ")
 }
 
-// expire asks for the deletion of a backup that has expired. An error means that the API
-// server has other troubles than with this one.
+// expire requests the deletion of a backup. An error is not about this backup alone.
 func (c *Controller) expire(ctx context.Context, b backup, location *enginev1alpha1.StorageLocation) error {
 	err := c.Backups.Delete(ctx, b.Namespace, b.Name, &v1alpha1.BackupDeletion{
 		Preconditions: &v1alpha1.BackupDeletionPreconditions{UID: b.uid, Expired: true, Superseded: c.KeepLast},
@@ -620,7 +574,6 @@ func (c *Controller) expire(ctx context.Context, b backup, location *enginev1alp
 	return nil
 }
 
-// isRefused reports whether the API server has refused to delete a backup lately.
 func (c *Controller) isRefused(b backup, now time.Time) bool {
 	since, ok := c.refused[b.uid]
 	elapsed := now.Sub(since)
@@ -631,15 +584,13 @@ func (c *Controller) isRefused(b backup, now time.Time) bool {
 	return ok
 }
 
-// isRefusal reports whether a request was refused for what it is about: by the state of
-// the backup, or by somebody's policy.
+// isRefusal reports whether a request was refused because of the backup's state or a policy.
 func isRefusal(err error) bool {
 	return apierrors.ReasonForError(err) == v1alpha1.StatusReasonBackupState || apierrors.IsForbidden(err) || apierrors.IsInvalid(err) ||
-		apierrors.IsBadRequest(err) // of a webhook that gives no reason
+		apierrors.IsBadRequest(err) // of a webhook without a reason
 }
 
-// lastData returns the claims whose newest data a backup holds, if its deletion was refused for
-// that; else an empty text.
+// lastData returns the claims for whose newest data a deletion was refused, or "".
 func lastData(err error) string {
 	status, ok := errors.AsType[*apierrors.StatusError](err)
 	if !ok || status.ErrStatus.Details == nil {
@@ -653,7 +604,6 @@ func lastData(err error) string {
 	return ""
 }
 
-// reference is the Backup, for events.
 func (b *backup) reference() *corev1.ObjectReference {
 	return &corev1.ObjectReference{
 		APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "Backup",

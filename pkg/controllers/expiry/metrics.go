@@ -37,7 +37,6 @@ func registerMetrics() {
 	register.Do(func() { legacyregistry.MustRegister(expiredTotal, expiredBackups, lastLook) })
 }
 
-// States of a backup that has expired.
 const (
 	stateDue      = "Due"
 	stateFrozen   = "Frozen"

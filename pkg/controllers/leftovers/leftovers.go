@@ -1,33 +1,19 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package leftovers removes from the stores, once a day, what processes that died have left
-// there and nobody asks for any more: the folders of backups that never ended and whose
-// records are gone, as after a record was removed by hand while the store did not answer, or
-// a cluster's state was brought back from a copy; what is told of restores of backups that are
-// gone; and what unfinished writes have left.
+// Package leftovers removes daily what dead processes left in the stores: folders of backups that
+// never ended and have no record, reports of restores of missing backups, and unfinished writes.
 //
-// What it promises:
-//   - It reads a listing first, and removes a folder by the steps of every other deletion
-//     (folder.Deletion), under the uid that the folder's owner has. So what it removes was
-//     that backup's.
-//   - A folder goes only if it is this cluster's by its owner, holds no metadata of a backup
-//     nor a copy of such, has no record of its name, and nothing in it has changed for MinAge. No
-//     backup takes so long.
-//   - A store that has lost much is doubted: if more than ten folders would go, and more than
-//     one in twenty, none does, and an event says so.
-//   - What is told of a restore goes only if it says that it is this cluster's and lies where
-//     that restore lies, the restore has no record, and its backup is known to be gone, by the
-//     same question that a sweep of snapshots asks (folder.Needs), by two passes of this process,
-//     a day apart. If the store has no backup at all it is doubted, and nothing goes. The
-//     metadata, which says all this, goes last.
-//   - An unfinished write is removed when it is older than MinAge, and older than every backup
-//     of this cluster that runs: the tarball of a backup stays unfinished until its last volume
-//     has ended, however long that takes.
-//   - Nothing goes while the clock differs from that of the store.
+//   - A folder is removed by the usual steps (folder.Deletion), under the uid of its owner. It must
+//     be this cluster's, have no metadata or copy of it and no record, and be unchanged for MinAge.
+//   - If more than ten folders and more than one in twenty would go, none does, with an event.
+//   - A restore's report goes only if it is this cluster's, in its own place, without a record, and
+//     its backup is missing (folder.Needs) in two passes a day apart. If the store has no backups,
+//     nothing goes. The metadata, which says all that, goes last.
+//   - Unfinished writes go when older than MinAge and than every running backup of this cluster.
+//   - Nothing goes while the clock differs from the store's.
 //
-// The snapshots of such a backup go by the maintenance of its repositories, which looks for
-// what no backup needs (pkg/maintenance).
+// Maintenance removes the snapshots of such backups (pkg/maintenance).
 package leftovers
 
 import (
@@ -61,41 +47,33 @@ import (
 )
 
 const (
-	// MinAge is how long nothing has changed in what is removed: longer than an upload may
-	// take, and with it a backup, by a day.
+	// MinAge exceeds the duration of an upload, and so of a backup, by a day.
 	MinAge = maintenance.MaxUpload + 24*time.Hour
-	// A location is looked at soon after its controller has begun, and then once a day.
-	first    = 10 * time.Minute
-	interval = 24 * time.Hour
-	// What fails is tried again.
-	firstRetry = 10 * time.Minute
-	lastRetry  = 6 * time.Hour
-	// requestTimeout is how long a store may take for one request.
+	// A location is tidied first soon after the start, then daily.
+	first          = 10 * time.Minute
+	interval       = 24 * time.Hour
+	firstRetry     = 10 * time.Minute
+	lastRetry      = 6 * time.Hour
 	requestTimeout = time.Minute
 	// So many folders may go, or one of so many.
 	few, oneOf = 10, 20
 )
 
-// unfinishedIn are the folders of a location that Holdfast writes to. A bucket without a
-// prefix may hold what is others'.
+// unfinishedIn are the folders that Holdfast writes to: a bucket may have others.
 var unfinishedIn = []string{format.BackupsPrefix, format.RestoresPrefix, format.RepositoriesPrefix, format.HoldfastPrefix}
 
-// Config is what a Controller needs.
 type Config struct {
-	// Namespace is the system namespace, and ClusterUID this cluster's.
 	Namespace, ClusterUID string
 
 	Runs     engineclient.BackupRunInterface
 	Restores engineclient.RestoreRunInterface
-	// Secrets with the credentials of the locations.
-	Secrets location.Secrets
-	Events  events.EventRecorder
-	Clock   clock.WithTicker
+	Secrets  location.Secrets
+	Events   events.EventRecorder
+	Clock    clock.WithTicker
 
 	LocationInformer engineinformers.StorageLocationInformer
 }
 
-// bucket is what is needed of a storage location.
 type bucket interface {
 	store.Reader
 	store.Remover
@@ -104,30 +82,26 @@ type bucket interface {
 	CheckClock(ctx context.Context, clock clock.PassiveClock) error
 }
 
-// Controller removes leftovers.
 type Controller struct {
 	Config
 	locations enginelisters.StorageLocationNamespaceLister
 	queue     *loop.Loop[string]
 	open      func(ctx context.Context, record *engine.StorageLocation) (bucket, error)
-	// of are the backups of the restores in each location that were read.
-	of map[string]map[string]restoredBackup
-	// report, if it is set, is told what would go, and nothing does.
+	of        map[string]map[string]restoredBackup
+	// report, if set, receives what would go, and nothing does.
 	report func(Leftover)
 }
 
-// Leftover is what is removed from a store, or would be.
 type Leftover struct {
-	// Key is that of an object, or with a slash at its end that of a folder; empty if Reason is
-	// about all of them.
+	// Key is an object's key, or a folder's with a slash at its end; empty if Reason is about all.
 	Key string `json:"key,omitempty"`
 	// Reason says why it goes, or why nothing does.
 	Reason string `json:"reason"`
 }
 
-// List reports what a Controller would remove from a storage location now, and removes nothing.
-// What is told of restores it removes when it finds that a second time, a day later. Of the
-// Config no informer, clock or recorder of events is needed.
+// List reports what a Controller would remove from a location now, and removes nothing. A
+// Controller removes restores' reports only when found again a day later. The Config needs no
+// informer, clock or recorder.
 func List(ctx context.Context, config Config, record *engine.StorageLocation, report func(Leftover)) error {
 	if record.Spec.IsLonghorn() {
 		return fmt.Errorf("the storage location %s is Longhorn's, so nothing in it is ever removed", record.Name)
@@ -146,7 +120,6 @@ func with(config Config, report func(Leftover)) *Controller {
 	}
 }
 
-// New returns a Controller.
 func New(config Config) (*Controller, error) {
 	c := with(config, nil)
 	c.locations = config.LocationInformer.Lister().StorageLocations(config.Namespace)
@@ -160,7 +133,6 @@ func New(config Config) (*Controller, error) {
 	}))
 }
 
-// Run works until ctx ends, and returns when all work has stopped.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.sync) }
 
 func (c *Controller) sync(ctx context.Context, name string) error {
@@ -171,7 +143,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	case err != nil:
 		return err
 	case record.Spec.IsLonghorn():
-		return nil // nothing in it is ours, and that stays so
+		return nil
 	case !record.Closed():
 		if err := c.tidy(ctx, record); err != nil {
 			return fmt.Errorf("removing what was left in storage location %s: %w", name, err)
@@ -187,7 +159,7 @@ func (c *Controller) tidy(ctx context.Context, record *engine.StorageLocation) e
 		return err
 	}
 	defer target.Close()
-	// All that goes here goes by its age.
+	// All removals go by age.
 	if err := target.CheckClock(ctx, c.Clock); err != nil {
 		return err
 	}
@@ -250,8 +222,8 @@ func (c *Controller) tidy(ctx context.Context, record *engine.StorageLocation) e
 	return errors.Join(failures...)
 }
 
-// oldestWriter returns the moment before which no write is under way in a location: MinAge
-// ago, or the start of the oldest backup that runs there.
+// oldestWriter returns the time before which no current write began: MinAge ago, or the start of
+// the location's oldest running backup.
 func (c *Controller) oldestWriter(ctx context.Context, location string) (time.Time, error) {
 	runs, err := c.Runs.List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -268,8 +240,7 @@ func (c *Controller) oldestWriter(ctx context.Context, location string) (time.Ti
 	return before, nil
 }
 
-// find lists the folders of backups that have no metadata and in which nothing is young, and
-// those that have metadata, and counts all.
+// find returns the owned, old folders without metadata, those with metadata, and the number of all.
 func (c *Controller) find(ctx context.Context, target bucket) (abandoned []string, finished sets.Set[string], of int, err error) {
 	finished = sets.Set[string]{}
 	var name string
@@ -288,7 +259,7 @@ func (c *Controller) find(ctx context.Context, target bucket) (abandoned []strin
 		}
 		inner, _, isFolder := strings.Cut(strings.TrimPrefix(object.Key, format.BackupsPrefix), "/")
 		if !isFolder || format.ValidateStoreName(inner) != nil {
-			continue // beside the folders
+			continue
 		}
 		if inner != name {
 			end()
@@ -304,7 +275,7 @@ func (c *Controller) find(ctx context.Context, target bucket) (abandoned []strin
 	return abandoned, finished, of, nil
 }
 
-// judge gives what removes a folder; nil if it stays.
+// judge returns the deletion of a folder; nil if it stays.
 func (c *Controller) judge(ctx context.Context, record *engine.StorageLocation, target bucket, storeName string) (*folder.Deletion, error) {
 	of := c.folder(record, target, storeName)
 	logger := klog.FromContext(ctx).WithValues("storageLocation", record.Name, "folder", storeName)
@@ -342,7 +313,6 @@ func (c *Controller) folder(record *engine.StorageLocation, target bucket, store
 	}
 }
 
-// try makes a request in bounded time.
 func try(ctx context.Context, request func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -351,7 +321,6 @@ func try(ctx context.Context, request func(context.Context) error) error {
 
 var errKnown = errors.New("it has a record")
 
-// unknown fails unless there is no record of a backup of the name.
 func (c *Controller) unknown(ctx context.Context, storeName string) error {
 	_, err := c.Runs.Get(ctx, storeName, metav1.GetOptions{})
 	if err == nil {
@@ -363,7 +332,7 @@ func (c *Controller) unknown(ctx context.Context, storeName string) error {
 	return err
 }
 
-// would reports what would go, and whether it stays therefore.
+// would reports a leftover in a dry run, and returns whether it is one.
 func (c *Controller) would(key, reason string) bool {
 	if c.report != nil {
 		c.report(Leftover{Key: key, Reason: reason})

@@ -24,8 +24,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// restoredBackup is the backup of a restore of this cluster, and what the restore's record would
-// be. It is empty of a restore that is another's.
+// restoredBackup is the backup of a restore of this cluster, with the restore's record. Empty for
+// others' restores.
 type restoredBackup struct {
 	storeName string
 	uid       types.UID
@@ -33,24 +33,20 @@ type restoredBackup struct {
 	record    string
 	recordUID types.UID
 
-	// goneSince is when a pass of this process first found its backup gone.
 	goneSince time.Time
 }
 
-// goneFor is how long a backup must have been gone: an earlier pass than this one has found it
-// so, and no mere retry.
+// goneFor ensures that an earlier pass has found it missing, not a retry.
 const goneFor = interval / 2
 
-// restoreFolder is what lies in the store of a restore.
 type restoreFolder struct {
 	name    string
 	objects []store.Object
 	young   bool
 }
 
-// tidyRestores removes what is told of restores whose backup is gone. What is told of a restore
-// never changes, so it is read once while this process lives. Its removal takes two passes, so
-// that a store that lacks its backups for a while does not lose this, too.
+// tidyRestores removes reports of restores whose backup is missing. Reports never change, so each
+// is read once. Two passes protect them while a store lacks its backups for a time.
 func (c *Controller) tidyRestores(ctx context.Context, record *engine.StorageLocation, target bucket, finished sets.Set[string]) error {
 	before, known := c.of[record.Name], map[string]restoredBackup{}
 	var failures []error
@@ -64,7 +60,7 @@ func (c *Controller) tidyRestores(ctx context.Context, record *engine.StorageLoc
 			var err error
 			of, err = c.restored(ctx, target, at.name)
 			if errors.Is(err, store.ErrDenied) {
-				return // what the store denies it may grant the next time
+				return // it may be allowed next time
 			}
 			if err != nil {
 				failures = append(failures, err)
@@ -117,7 +113,7 @@ func (c *Controller) tidyRestores(ctx context.Context, record *engine.StorageLoc
 	return errors.Join(failures...)
 }
 
-// restored reads of which backup a restore was, if it is this cluster's.
+// restored reads the backup of a restore, if it is this cluster's.
 func (c *Controller) restored(ctx context.Context, target bucket, name string) (of restoredBackup, err error) {
 	var data []byte
 	err = try(ctx, func(ctx context.Context) error {
@@ -130,7 +126,7 @@ func (c *Controller) restored(ctx context.Context, target bucket, name string) (
 		return err
 	})
 	if errors.Is(err, store.ErrNotFound) {
-		return of, nil // as Velero's are
+		return of, nil
 	}
 	if err != nil {
 		return of, err
@@ -150,7 +146,6 @@ func (c *Controller) restored(ctx context.Context, target bucket, name string) (
 	}, nil
 }
 
-// isGone reports whether neither the backup of a restore is there, nor the restore's record.
 func (c *Controller) isGone(ctx context.Context, record *engine.StorageLocation, target bucket, of restoredBackup) (bool, error) {
 	if format.ValidateStoreName(of.storeName) != nil {
 		return false, nil

@@ -1,12 +1,12 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package loop is what controllers have in common: informers fill a workqueue with the
-// names of what has changed, and workers bring one after the other up to date.
+// Package loop is common to controllers: informers fill a workqueue with names, and workers sync
+// each.
 //
-// What it promises: a name is worked on by one worker at a time, and again if it was
-// added meanwhile; work begins when the handlers have seen all that there is; what fails
-// is tried again, later each time; Run returns when all work has stopped.
+// One worker handles a name at a time, and again if it was added meanwhile. Work begins after the
+// handlers have seen all objects. Failures are repeated with growing delays. Run returns when all
+// work has stopped.
 package loop
 
 import (
@@ -23,28 +23,24 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Config is how a controller's loop works.
 type Config struct {
-	// Controller is its name, for metrics and logs.
 	Controller string
-	// Workers work at once, so that one slow store does not delay the others. Default 1.
+	// Workers run concurrently. Default 1.
 	Workers int
-	// What fails is tried again after FirstRetry, and then less and less often, up to
-	// LastRetry. Defaults: 10 ms and 10 s.
+	// Failures are repeated after FirstRetry, then less often up to LastRetry. Defaults: 10 ms and
+	// 10 s.
 	FirstRetry, LastRetry time.Duration
 	Clock                 clock.WithTicker
-	// Synced is what work waits for besides the handlers. Optional.
+	// Synced is an additional condition to begin. Optional.
 	Synced cache.InformerSynced
 }
 
-// Loop is the workqueue of a controller, and who works on it.
 type Loop[K comparable] struct {
 	workqueue.TypedRateLimitingInterface[K]
 	config Config
 	synced []cache.InformerSynced
 }
 
-// New returns a Loop.
 func New[K comparable](config Config) *Loop[K] {
 	if config.FirstRetry == 0 {
 		config.FirstRetry, config.LastRetry = 10*time.Millisecond, 10*time.Second
@@ -61,9 +57,8 @@ func New[K comparable](config Config) *Loop[K] {
 	return l
 }
 
-// OnChange is a handler of each change of objects of one type: before is nil for what
-// is new, and after for what is gone. What was replaced while nobody watched has another
-// uid after than before.
+// OnChange returns a handler of changes of one type: before is nil for a new object, after for a
+// deleted one. If an object was replaced unseen, the uids differ.
 func OnChange[T any](changed func(before, after *T)) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { changed(nil, obj.(*T)) },
@@ -79,7 +74,7 @@ func OnChange[T any](changed func(before, after *T)) cache.ResourceEventHandler 
 	}
 }
 
-// Watch has a handler see what an informer sees, before Run.
+// Watch adds a handler to an informer. It must precede Run.
 func (l *Loop[K]) Watch(informer cache.SharedIndexInformer, handler cache.ResourceEventHandler) error {
 	registration, err := informer.AddEventHandler(handler)
 	if err == nil {
@@ -88,7 +83,6 @@ func (l *Loop[K]) Watch(informer cache.SharedIndexInformer, handler cache.Resour
 	return err
 }
 
-// Synced reports whether the handlers have seen all that there is.
 func (l *Loop[K]) Synced() bool {
 	for _, synced := range l.synced {
 		if !synced() {
@@ -98,14 +92,13 @@ func (l *Loop[K]) Synced() bool {
 	return true
 }
 
-// Soon has a name brought up to date without the delay that it may have earned.
+// Soon adds a name without its retry delay.
 func (l *Loop[K]) Soon(name K) {
 	l.Forget(name)
 	l.Add(name)
 }
 
-// Wake has those of the listed objects brought up to date soon that wait for something
-// which has changed.
+// Wake enqueues every listed object for which waits is true.
 func Wake[T metav1.Object](l *Loop[string], lister interface {
 	List(labels.Selector) ([]T, error)
 }, waits func(T) bool) {
@@ -121,7 +114,7 @@ func Wake[T metav1.Object](l *Loop[string], lister interface {
 	}
 }
 
-// Run works until ctx ends. The error of sync means that it is worth another attempt.
+// Run works until ctx ends. An error of sync causes another attempt.
 func (l *Loop[K]) Run(ctx context.Context, sync func(context.Context, K) error) {
 	defer utilruntime.HandleCrashWithContext(ctx)
 	stop := context.AfterFunc(ctx, l.ShutDown)
@@ -146,14 +139,14 @@ func (l *Loop[K]) next(ctx context.Context, sync func(context.Context, K) error)
 	}
 	defer l.Done(name)
 	if ctx.Err() != nil {
-		return true // what is left is not begun
+		return true
 	}
 	err := sync(ctx, name)
 	if err == nil || ctx.Err() != nil {
 		l.Forget(name)
 		return true
 	}
-	if !apierrors.IsConflict(err) { // then the informer is behind
+	if !apierrors.IsConflict(err) { // a conflict means that the informer lags
 		utilruntime.HandleErrorWithContext(ctx, err, "Not done yet; it will be tried again", "controller", l.config.Controller, "name", name)
 	}
 	l.AddRateLimited(name)

@@ -17,7 +17,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/maintenance"
 )
 
-// checked writes into a status what a check has found, and when.
 func checked(status *engine.VolumeRepositoryStatus, found *maintenance.Check, at time.Time) {
 	if found == nil {
 		return
@@ -28,8 +27,8 @@ func checked(status *engine.VolumeRepositoryStatus, found *maintenance.Check, at
 		status.LastVerificationTime = &now
 	}
 	before := status.Damage
-	// Packs that were damaged are looked at again by their names. Of more than these only a
-	// check of all packs tells that they are whole.
+	// Damaged packs are checked again by name. If there are more than names, only a check of all
+	// packs proves that they are whole.
 	unnamed := before != nil && int(before.DamagedPacks) > len(before.Packs) && !found.All
 	if !found.Lost() && !unnamed {
 		status.Damage = nil
@@ -43,7 +42,7 @@ func checked(status *engine.VolumeRepositoryStatus, found *maintenance.Check, at
 		MissingIndexes: bounded(found.MissingIndexes), Contents: int64(found.Contents), AffectedSnapshots: bounded(found.AffectedSnapshots), Snapshots: found.Snapshots,
 	}
 	if found.AffectedUntil != nil {
-		until := metav1.NewTime(found.AffectedUntil.Add(time.Second)) // without its fraction
+		until := metav1.NewTime(found.AffectedUntil.Add(time.Second)) // it has a fraction of a second
 		damage.AffectedUntil = &until
 	}
 	if before != nil {
@@ -57,7 +56,6 @@ func checked(status *engine.VolumeRepositoryStatus, found *maintenance.Check, at
 
 func bounded(n int) int32 { return int32(min(n, math.MaxInt32)) }
 
-// damaged sets the condition Damaged of a record that was checked.
 func (c *Controller) damaged(record *engine.VolumeRepository) {
 	status := &record.Status
 	if status.LastCheckTime == nil {
@@ -73,7 +71,6 @@ func (c *Controller) damaged(record *engine.VolumeRepository) {
 	meta.SetStatusCondition(&status.Conditions, condition)
 }
 
-// lossOf says what was lost, and what to do.
 func lossOf(damage *engine.RepositoryDamage) string {
 	var told []string
 	if damage.MissingIndexes > 0 {
@@ -88,7 +85,6 @@ func lossOf(damage *engine.RepositoryDamage) string {
 	return strings.Join(told, ". ")
 }
 
-// tellDamage makes an event of a loss that is new, and of its end.
 func (c *Controller) tellDamage(before, after *engine.VolumeRepository) {
 	was, is := before.Status.Damage, after.Status.Damage
 	switch {

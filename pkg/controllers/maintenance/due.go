@@ -21,15 +21,13 @@ import (
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
-// canBeMaintained reports whether a maintenance has a chance.
 func (c *Controller) canBeMaintained(record *engine.VolumeRepository) bool {
 	stored, err := c.locations.Get(record.Spec.BackupStorageLocation)
 	return err == nil && !stored.Closed() && ready(record) && record.DeletionTimestamp == nil
 }
 
-// wait says of a repository that is due, and has no place, what it waits for: when it has waited
-// for another period, or a minute if somebody has asked for it, while this process was there. So
-// neither a short wait nor a restart costs writes.
+// wait records what a due repository waits for, after another period of waiting, or a minute on
+// request. Short waits and restarts cause no writes.
 func (c *Controller) wait(ctx context.Context, record *engine.VolumeRepository) error {
 	if record.DeletionTimestamp != nil {
 		return nil
@@ -60,7 +58,6 @@ func (c *Controller) wait(ctx context.Context, record *engine.VolumeRepository) 
 	return nil
 }
 
-// waitsFor is what a repository waits for that is due.
 func (c *Controller) waitsFor(record *engine.VolumeRepository) string {
 	stored, err := c.locations.Get(record.Spec.BackupStorageLocation)
 	switch {
@@ -74,7 +71,7 @@ func (c *Controller) waitsFor(record *engine.VolumeRepository) string {
 	return "It is due, and waits for the end of another maintenance: --concurrent-maintenance-jobs of the controller says how many run at once"
 }
 
-// last is when the last maintenance began, or the record was made.
+// last returns the start of the last maintenance, or the creation of the record.
 func last(record *engine.VolumeRepository) (at time.Time, maintained bool) {
 	if recent := record.Status.RecentMaintenance; len(recent) > 0 {
 		return recent[0].StartTimestamp.Time, true
@@ -82,7 +79,6 @@ func last(record *engine.VolumeRepository) (at time.Time, maintained bool) {
 	return record.CreationTimestamp.Time, false
 }
 
-// frequency is how often a repository is to be maintained.
 func (c *Controller) frequency(record *engine.VolumeRepository) time.Duration {
 	if own := record.Spec.MaintenanceFrequency; own != nil && own.Duration > 0 {
 		return own.Duration
@@ -90,7 +86,7 @@ func (c *Controller) frequency(record *engine.VolumeRepository) time.Duration {
 	return c.Frequency
 }
 
-// due is when a repository is to be maintained: before all others if somebody asks for it.
+// due returns when a repository is to be maintained; zero on request.
 func (c *Controller) due(record *engine.VolumeRepository) time.Time {
 	if _, waits := record.RequestedJob(); waits {
 		return time.Time{}
@@ -98,7 +94,7 @@ func (c *Controller) due(record *engine.VolumeRepository) time.Time {
 	frequency := c.frequency(record)
 	since, maintained := last(record)
 	hash := fnv.New32a()
-	_, _ = hash.Write([]byte(record.UID)) // it never fails
+	_, _ = hash.Write([]byte(record.UID))
 	part := time.Duration(float64(frequency) * float64(hash.Sum32()) / (1 << 32))
 	if !maintained {
 		return since.Add(frequency + part)
@@ -106,7 +102,7 @@ func (c *Controller) due(record *engine.VolumeRepository) time.Time {
 	return since.Add(frequency + part/10)
 }
 
-// running are the repositories with a Job that runs, by name, and how many Jobs those are.
+// running returns the repositories with a running Job, by name, and the number of Jobs.
 func (c *Controller) running() (repositories map[string]bool, count int, err error) {
 	all, err := c.jobs.List(labels.Everything())
 	if err != nil {
@@ -129,18 +125,18 @@ func (c *Controller) running() (repositories map[string]bool, count int, err err
 		add(job)
 	}
 	for _, job := range c.made {
-		if !known[job.UID] && c.Clock.Since(job.CreationTimestamp.Time) < lookInterval { // then the informer knows it
+		if !known[job.UID] && c.Clock.Since(job.CreationTimestamp.Time) < lookInterval {
 			add(job)
 		}
 	}
 	return repositories, count, nil
 }
 
-// first are the repositories that get the free places: those that are due for longest. Small
-// ones of a location share a Job, also with those that are due soon.
+// first returns the repositories for the free places: the longest due. Small ones of a location
+// share a Job, also with those that are due soon.
 func (c *Controller) first() (groups [][]*engine.VolumeRepository) {
 	running, count, err := c.running()
-	if err != nil || count >= c.Limit { // which may be 0
+	if err != nil || count >= c.Limit { // the limit may be 0
 		return nil
 	}
 	all, err := c.lister.List(labels.Everything())
@@ -161,7 +157,7 @@ func (c *Controller) first() (groups [][]*engine.VolumeRepository) {
 	slices.SortFunc(waiting, func(a, b *engine.VolumeRepository) int {
 		return cmp.Or(c.due(a).Compare(c.due(b)), cmp.Compare(a.Name, b.Name))
 	})
-	shared := map[string]int{} // by location, the group that has room
+	shared := map[string]int{}
 	for _, record := range waiting {
 		location, shares := record.Spec.BackupStorageLocation, c.shares(record)
 		group, found := shared[location]
@@ -178,9 +174,8 @@ func (c *Controller) first() (groups [][]*engine.VolumeRepository) {
 	return groups[:min(len(groups), c.Limit-count)]
 }
 
-// shares reports whether a repository may share a Job: it is small, nobody waits for it or has
-// said how it is to be maintained, it has lost nothing, and it has not failed the last time, when it may have kept
-// others waiting.
+// shares reports whether a repository may share a Job: it is small, not requested, without own
+// settings, undamaged, and its last maintenance succeeded.
 func (c *Controller) shares(record *engine.VolumeRepository) bool {
 	recent, size := record.Status.RecentMaintenance, record.Status.Size
 	_, requested := record.RequestedJob()
@@ -188,7 +183,6 @@ func (c *Controller) shares(record *engine.VolumeRepository) bool {
 		len(recent) > 0 && recent[0].Result == engine.MaintenanceSucceeded && !c.hasOwnSetting(record)
 }
 
-// next wakes those who get the free places.
 func (c *Controller) next() {
 	for _, group := range c.first() {
 		c.queue.Add(group[0].Name)

@@ -20,22 +20,18 @@ import (
 )
 
 const (
-	// LabelRepository names, on a Job and its pod, the only VolumeRepository that it maintains:
-	// by its uid, as its name may be too long for a label.
+	// LabelRepository has, on a Job and its pod, the uid of its only VolumeRepository; a name may
+	// be too long.
 	LabelRepository = "engine.holdfast.io/repository-uid"
-	// LabelPrefix and the namespace of a repository are a label of each Job that maintains it,
-	// and of its pod, also beside others. Its value is the storage location, if it is short
-	// enough for one.
-	LabelPrefix = "repository.holdfast.io/"
-	// containerName is that of the only container.
+	// LabelPrefix and a repository's namespace are a label of its Jobs and pods, also shared ones.
+	// The value is the storage location, if short enough.
+	LabelPrefix   = "repository.holdfast.io/"
 	containerName = "repo-maintenance"
-	// account is the service account of the pods.
-	account = "holdfast-repo-maintenance"
-	// jobTTL is how long the cluster keeps a Job that has ended, if nobody removes it before.
-	jobTTL = 24 * time.Hour
+	account       = "holdfast-repo-maintenance"
+	jobTTL        = 24 * time.Hour
 )
 
-// Resources are what the pod of a Job asks for, and may use. Zero is nothing.
+// Resources are the requests and limits of a Job's pod. Zero means none.
 type Resources struct {
 	CPURequest, CPULimit, MemoryRequest, MemoryLimit resource.Quantity
 }
@@ -56,9 +52,8 @@ func (r Resources) requirements() (all corev1.ResourceRequirements) {
 	return all
 }
 
-// jobName is the name of the Job that maintains a repository next. It follows from who asked
-// for it, or else from the maintenance before: two controllers, or one before and after its
-// restart, that mean the same maintenance give it the same name.
+// jobName returns the name of a repository's next Job. It follows from the request or the last
+// maintenance, so two controllers, or restarts, use the same name.
 func jobName(record *engine.VolumeRepository) string {
 	if name, waits := record.RequestedJob(); waits {
 		return name
@@ -67,7 +62,6 @@ func jobName(record *engine.VolumeRepository) string {
 	return record.MaintenanceJob(strconv.FormatInt(since.Unix(), 10))
 }
 
-// jobNameOf is the name of the Job of several repositories, or of one.
 func jobNameOf(group []*engine.VolumeRepository) string {
 	name := jobName(group[0])
 	if len(group) > 1 {
@@ -76,8 +70,8 @@ func jobNameOf(group []*engine.VolumeRepository) string {
 	return name
 }
 
-// job is a Job that maintains repositories of one location. Its pod is like own, the
-// controller's pod: it has the same image, environment, volumes and place.
+// job returns a Job for repositories of one location. Its pod resembles own, the controller's pod,
+// in image, environment, volumes and placement.
 func job(group []*engine.VolumeRepository, system string, own *corev1.Pod, resources Resources, timeout time.Duration, logFlags []string) *batchv1.Job {
 	labels := map[string]string{"app.kubernetes.io/name": "holdfast", "app.kubernetes.io/component": "maintenance"}
 	args := []string{"repo-maintenance", "--namespace=" + system}
@@ -105,7 +99,7 @@ func job(group []*engine.VolumeRepository, system string, own *corev1.Pod, resou
 		Image:     "holdfast.io/holdfast:dev",
 		Args:      append(args, logFlags...),
 		Resources: resources.requirements(),
-		// A process that was killed before it could say anything.
+		// For a process that was killed.
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
 		SecurityContext: &corev1.SecurityContext{
 			AllowPrivilegeEscalation: new(false),
@@ -139,20 +133,18 @@ func job(group []*engine.VolumeRepository, system string, own *corev1.Pod, resou
 	}
 }
 
-// annotationRepositories holds the names of the VolumeRepositories, with commas between.
 const annotationRepositories = "engine.holdfast.io/repositories"
 
-// namesOf are the VolumeRepositories that a Job maintains.
 func namesOf(job *batchv1.Job) []string {
 	return strings.FieldsFunc(job.Annotations[annotationRepositories], func(r rune) bool { return r == ',' })
 }
 
-// isOf reports whether a Job maintains a repository, and not one that had its name before.
+// isOf reports whether a Job maintains a repository, and not an earlier one of its name.
 func isOf(job *batchv1.Job, record *engine.VolumeRepository) bool {
 	return slices.Contains(namesOf(job), record.Name) && !job.CreationTimestamp.Before(&record.CreationTimestamp)
 }
 
-// inherit gives a pod what the controller's has, but for its account's token.
+// inherit copies the controller's pod, except its account's token.
 func inherit(spec *corev1.PodSpec, container *corev1.Container, own *corev1.Pod) {
 	from := own.Spec.DeepCopy()
 	parent := from.Containers[0]
@@ -164,12 +156,11 @@ func inherit(spec *corev1.PodSpec, container *corev1.Container, own *corev1.Pod)
 	spec.Volumes = slices.DeleteFunc(from.Volumes, func(v corev1.Volume) bool { return isToken(v.Name) })
 	spec.ImagePullSecrets = from.ImagePullSecrets
 	spec.NodeSelector, spec.Affinity, spec.Tolerations = from.NodeSelector, from.Affinity, from.Tolerations
-	// The pod's priority and the tolerations of its node's taints are given anew.
+	// Admission sets the pod's priority and default tolerations.
 	spec.PriorityClassName, spec.RuntimeClassName = from.PriorityClassName, from.RuntimeClassName
 	spec.SecurityContext = from.SecurityContext
 }
 
-// finished says whether a Job has ended, and with success.
 func finished(job *batchv1.Job) (ended, succeeded bool, condition batchv1.JobCondition) {
 	for _, c := range job.Status.Conditions {
 		if c.Status == corev1.ConditionTrue && (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) {

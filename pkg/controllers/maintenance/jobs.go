@@ -18,7 +18,6 @@ import (
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
-// jobsOf are the Jobs of a repository, the newest first.
 func (c *Controller) jobsOf(ctx context.Context, record *engine.VolumeRepository) ([]*batchv1.Job, error) {
 	all, err := c.knownJobsOf(record)
 	if err != nil {
@@ -40,7 +39,6 @@ func (c *Controller) jobsOf(ctx context.Context, record *engine.VolumeRepository
 	return all, nil
 }
 
-// knownJobsOf are those that the informer knows, the newest first.
 func (c *Controller) knownJobsOf(record *engine.VolumeRepository) (all []*batchv1.Job, err error) {
 	found, err := c.JobInformer.Informer().GetIndexer().ByIndex(byRepositoryIndex, record.Name)
 	for _, obj := range found {
@@ -58,8 +56,8 @@ func newestFirst(jobs []*batchv1.Job) {
 	})
 }
 
-// lookForMade asks for a Job that the informer should know by now, and does not: it was
-// deleted before the informer, which may have listed anew, had seen it.
+// lookForMade looks for a Job that the informer should know by now: it may have been deleted
+// unseen.
 func (c *Controller) lookForMade(ctx context.Context, record *engine.VolumeRepository, all []*batchv1.Job) error {
 	c.mu.Lock()
 	made := c.made[record.UID]
@@ -85,8 +83,8 @@ func (c *Controller) lookForMade(ctx context.Context, record *engine.VolumeRepos
 	return nil
 }
 
-// clear deletes the Jobs that are not to be kept, with their pods. One that is another
-// repository's, too, stays until that does not keep it either, whose turn it is then.
+// clear deletes the Jobs that are not kept, with their pods. A shared Job stays until its last
+// repository does not keep it.
 func (c *Controller) clear(ctx context.Context, record *engine.VolumeRepository, all []*batchv1.Job) error {
 	for _, job := range all[min(len(all), c.keep(record)):] {
 		if c.isKept(job) {
@@ -99,12 +97,10 @@ func (c *Controller) clear(ctx context.Context, record *engine.VolumeRepository,
 	return nil
 }
 
-// keep is how many Jobs of a repository are kept.
 func (c *Controller) keep(record *engine.VolumeRepository) int {
 	return ptr.Deref(c.setting(record).Keep, c.Keep)
 }
 
-// isKept reports whether a Job is one of those that one of its repositories keeps.
 func (c *Controller) isKept(job *batchv1.Job) bool {
 	return slices.ContainsFunc(namesOf(job), func(name string) bool {
 		record, err := c.lister.Get(name)
@@ -117,8 +113,7 @@ func (c *Controller) isKept(job *batchv1.Job) bool {
 	})
 }
 
-// delete deletes a Job when nobody needs to look at it any more. Whose record is the last to
-// tell of it comes here again.
+// delete deletes a Job when all its records have its result. The last of them calls it again.
 func (c *Controller) delete(ctx context.Context, job *batchv1.Job) error {
 	if !c.told(job) {
 		return nil
@@ -132,7 +127,6 @@ func (c *Controller) delete(ctx context.Context, job *batchv1.Job) error {
 	return nil
 }
 
-// start makes a Job.
 func (c *Controller) start(ctx context.Context, group []*engine.VolumeRepository) error {
 	own, err := c.Own(ctx)
 	if err != nil {

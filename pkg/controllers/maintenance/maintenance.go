@@ -1,41 +1,22 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package maintenance has each repository maintained when it is due, by a Job, and writes what
-// came of it into its VolumeRepository.
+// Package maintenance maintains due repositories by Jobs, and writes the results into
+// VolumeRepositories.
 //
-// What it promises:
+//   - One Job at a time maintains a repository, also across restarts: Jobs are the memory of what
+//     runs, and a Job's name follows from the maintenance before.
+//   - A repository is due a period after its last maintenance began, even if that failed, plus up
+//     to a tenth; a new one up to another period. A requested one is due at once, and first.
+//   - Small repositories of a location share a Job, up to ten, some a fifth of a period early. Each
+//     has its own result and 5 minutes. One that failed is alone the next time.
+//   - At most the limit of Jobs runs, the longest due first. A Job that hangs holds its place until
+//     its deadline; one that can't start is given up after minutes, recorded before its deletion.
+//   - A killed, evicted, unscheduled or deleted Job is recorded as such. Only the process's own
+//     result is a success, since a process that is told to stop exits well, too.
+//   - A Job and its log stay while they are among the last of one of its repositories.
 //
-//   - A repository is maintained by one Job at a time, also when the controller restarts
-//     in the middle: the Jobs are its only memory of what runs, and the name of a Job
-//     follows from the maintenance before.
-//
-//   - A repository is due a period after its last maintenance began, whatever came of that: a
-//     failure waits like a success. Up to a tenth of the period is added, another part for
-//     each repository, and up to a whole one for a new one, so that they don't come all at
-//     once. One that somebody asks to maintain is due at once, and goes first.
-//
-//   - Small repositories of one location share a Job, up to ten, for which one may come before
-//     its time by a fifth of its period. Each has a result of its own. One that hangs is given up
-//     after 5 minutes; and whoever has failed, for whatever reason, is maintained alone the
-//     next time, so that it keeps nobody waiting twice.
-//
-//   - No more Jobs run at once than the limit says; those that are due for longest go first.
-//
-//   - Nothing is waited for: a Job that never ends takes one place of the limit until its
-//     deadline, and one that can't begin for a few minutes: then it is given up, which the
-//     record tells before the Job is deleted, so that it is told if we are killed between.
-//
-//   - A Job whose pod was killed, evicted or never scheduled, or that somebody has deleted, is
-//     told as what it was. Only what a process says makes a success: one that is told to stop,
-//     as that of a pod that is evicted, ends well too.
-//
-//   - A Job stays with its log as long as it is one of the last of any of its repositories.
-//
-// A maintenance costs five writes, of which those that share a Job share two: the Job is made,
-// the record is written when it has ended, and the Job is deleted, with two for the Lease
-// (pkg/maintenance). One that is late by a whole period costs one more, which says what it waits
-// for.
+// docs/maintenance.md describes the costs.
 package maintenance
 
 import (
@@ -68,56 +49,39 @@ import (
 )
 
 const (
-	// DefaultFrequency is how often a repository is maintained unless it says so itself.
 	DefaultFrequency = time.Hour
-	// DefaultKeep is how many Jobs of a repository are kept.
-	DefaultKeep = 3
-	// DefaultLimit is how many Jobs run at once.
-	DefaultLimit = 2
-	// DefaultTimeout is how long a Job may take, from its creation.
-	DefaultTimeout = 6 * time.Hour
-	// DefaultStartTimeout is how long the pod of a Job may take until it begins.
+	DefaultKeep      = 3
+	DefaultLimit     = 2
+	// DefaultTimeout is a Job's time from its creation.
+	DefaultTimeout      = 6 * time.Hour
 	DefaultStartTimeout = 10 * time.Minute
-	// lookInterval is how often the pod of a Job that has not begun is looked at.
-	lookInterval = time.Minute
-	// leastPatience is how long a repository waits at least, if nobody has asked for it, until it
-	// says so.
-	leastPatience = 5 * time.Minute
-	// longestMessage is how much of a message is kept.
+	lookInterval        = time.Minute
+	// leastPatience is the minimum wait before an unrequested repository records it.
+	leastPatience  = 5 * time.Minute
 	longestMessage = 1024
-	// together is how many repositories share a Job at most: the message of its container
-	// has room for what it says of so many.
-	together = 10
-	// togetherTimeout is how long each of them may take.
+	// together bounds the repositories of a Job: their results must fit the termination message.
+	together        = 10
 	togetherTimeout = 5 * time.Minute
-	// smallRepository is the size up to which a repository shares a Job.
 	smallRepository = 1 << 30
-	// early is the part of its period by which one that shares a Job may come before its
-	// time: so they come to share one.
-	early = 5
-	// byRepositoryIndex is the index of the Jobs by the names of the repositories.
+	// early is the part of its period by which a repository may be early to share a Job.
+	early             = 5
 	byRepositoryIndex = "repository"
 )
 
-// Config is what a Controller needs.
 type Config struct {
-	// Namespace is the system namespace.
 	Namespace string
-	// Own returns the controller's own pod, or nil if it runs in none.
-	Own func(context.Context) (*corev1.Pod, error)
+	Own       func(context.Context) (*corev1.Pod, error)
 
-	Frequency time.Duration
-	Keep      int
-	Limit     int
-	Timeout   time.Duration
-	// StartTimeout is how long the pod of a Job may take until it begins.
+	Frequency    time.Duration
+	Keep         int
+	Limit        int
+	Timeout      time.Duration
 	StartTimeout time.Duration
 	Resources    Resources
-	// LogFlags are given to the command as they are.
-	LogFlags []string
+	LogFlags     []string
 
 	Repositories engineclient.VolumeRepositoriesGetter
-	// Jobs and Pods of the namespace that repositories are maintained in.
+	// Jobs and Pods of the maintenance namespace.
 	Jobs   batchclient.JobInterface
 	Pods   corev1client.PodInterface
 	Events events.EventRecorder
@@ -126,12 +90,10 @@ type Config struct {
 	RepositoryInformer engineinformers.VolumeRepositoryInformer
 	LocationInformer   engineinformers.StorageLocationInformer
 	JobInformer        batchinformers.JobInformer
-	// ConfigMaps is an informer of the administrator's ConfigMap alone; nil if there is to
-	// be none.
+	// ConfigMaps has only the administrator's ConfigMap; may be nil.
 	ConfigMaps cache.SharedIndexInformer
 }
 
-// Controller has repositories maintained.
 type Controller struct {
 	Config
 	lister    enginelisters.VolumeRepositoryNamespaceLister
@@ -140,28 +102,25 @@ type Controller struct {
 	queue     *loop.Loop[string]
 
 	mu sync.Mutex
-	// made are Jobs that the informer may not know yet, by repository.
+	// made has Jobs that the informer may not know yet, by repository.
 	made map[types.UID]*batchv1.Job
-	// gone are Jobs that were deleted before they had ended, by the name of the record.
+	// gone has Jobs that were deleted before their end, by the record's name.
 	gone map[string]*batchv1.Job
-	// seen is what was last seen of the pods of Jobs that have not begun, by the Job's name.
+	// seen has the last state of pods that have not begun, by Job.
 	seen map[string]string
-	// begun are the Jobs that run whose pods have begun.
-	begun map[types.UID]bool
-	// settings are what the administrator's ConfigMap says.
+	// begun has the running Jobs whose pods have begun.
+	begun    map[types.UID]bool
 	settings settings
-	// began is when this process did.
-	began time.Time
+	began    time.Time
 }
 
-// New returns a Controller.
 func New(config Config) (*Controller, error) {
 	c := &Controller{
 		Config:    config,
 		lister:    config.RepositoryInformer.Lister().VolumeRepositories(config.Namespace),
 		locations: config.LocationInformer.Lister().StorageLocations(config.Namespace),
 		jobs:      config.JobInformer.Lister().Jobs(engine.MaintenanceNamespace(config.Namespace)),
-		// One worker: it does nothing that takes long, and so the limit is exact.
+		// One worker makes the limit exact; its work is short.
 		queue: loop.New[string](loop.Config{Controller: "maintenance", Workers: 1, FirstRetry: time.Second, LastRetry: 5 * time.Minute, Clock: config.Clock}),
 		made:  map[types.UID]*batchv1.Job{},
 		gone:  map[string]*batchv1.Job{},
@@ -190,7 +149,6 @@ func New(config Config) (*Controller, error) {
 		c.queue.Watch(config.JobInformer.Informer(), loop.OnChange(c.jobChanged)))
 }
 
-// Run works until ctx ends.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.sync) }
 
 func (c *Controller) recordChanged(before, after *engine.VolumeRepository) {
@@ -200,7 +158,6 @@ func (c *Controller) recordChanged(before, after *engine.VolumeRepository) {
 	case before == nil || before.Generation != after.Generation || ready(before) != ready(after):
 		c.queue.Soon(after.Name)
 	case !equality.Semantic.DeepEqual(before.Status.RecentMaintenance, after.Status.RecentMaintenance):
-		// A maintenance has ended, which makes room for another one.
 		c.queue.Soon(after.Name)
 		c.next()
 	}
@@ -221,7 +178,7 @@ func (c *Controller) jobChanged(before, after *batchv1.Job) {
 		}
 		c.mu.Unlock()
 		if !ended {
-			c.next() // which makes room for another one
+			c.next()
 		}
 	}
 	for _, name := range names {
@@ -233,8 +190,8 @@ func ready(record *engine.VolumeRepository) bool {
 	return meta.IsStatusConditionTrue(record.Status.Conditions, engine.ConditionReady)
 }
 
-// sync brings what is known of a repository's Jobs into its record, and makes the next Job
-// when it is due.
+// sync writes the results of a repository's Jobs into its record, and creates the next Job when
+// due.
 func (c *Controller) sync(ctx context.Context, name string) error {
 	record, err := c.lister.Get(name)
 	if apierrors.IsNotFound(err) {
@@ -257,7 +214,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 		c.queue.AddAfter(name, lookInterval)
 		return nil
 	case recorded:
-		return nil // the record as it was written wakes it
+		return nil // the write wakes it again
 	}
 	if err := c.clear(ctx, record, all); err != nil {
 		return err
@@ -272,5 +229,5 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 			return c.start(ctx, group)
 		}
 	}
-	return c.wait(ctx, record) // what it waits for wakes it, as the end of another Job
+	return c.wait(ctx, record) // the end of another Job wakes it
 }

@@ -53,7 +53,6 @@ func counter(name, help string) *metrics.CounterVec {
 	return metrics.NewCounterVec(&metrics.CounterOpts{Subsystem: subsystem, Name: name, Help: help, StabilityLevel: metrics.ALPHA}, byRepository)
 }
 
-// registerMetrics makes a controller the one whose repositories are shown.
 func registerMetrics(c *Controller) {
 	shown.controller.Store(c)
 	register.Do(func() {
@@ -62,13 +61,11 @@ func registerMetrics(c *Controller) {
 	})
 }
 
-// repositories computes when it is asked what follows from the records as they are then.
 type repositories struct {
 	metrics.BaseStableCollector
 	controller atomic.Pointer[Controller]
 }
 
-// DescribeWithStability is that of metrics.StableCollector.
 func (*repositories) DescribeWithStability(descs chan<- *metrics.Desc) {
 	descs <- oldest
 	descs <- overdue
@@ -76,10 +73,8 @@ func (*repositories) DescribeWithStability(descs chan<- *metrics.Desc) {
 	descs <- damaged
 }
 
-// overduePeriods is after how many periods a repository should have been maintained.
 const overduePeriods = 3
 
-// CollectWithStability is that of metrics.StableCollector.
 func (r *repositories) CollectWithStability(found chan<- metrics.Metric) {
 	c := r.controller.Load()
 	all, err := c.lister.List(labels.Everything())
@@ -95,7 +90,7 @@ func (r *repositories) CollectWithStability(found chan<- metrics.Metric) {
 			damages++
 		}
 		if c.Limit == 0 || record.DeletionTimestamp != nil {
-			continue // it is not to be maintained
+			continue
 		}
 		since := record.CreationTimestamp.Time
 		if record.Status.LastMaintenanceTime != nil {
@@ -113,7 +108,6 @@ func (r *repositories) CollectWithStability(found chan<- metrics.Metric) {
 	found <- metrics.NewLazyConstMetric(damaged, metrics.GaugeValue, float64(damages))
 }
 
-// observe counts a maintenance that the record tells of now.
 func observe(record *engine.VolumeRepository, run engine.MaintenanceRun, swept int) {
 	of := []string{record.Spec.VolumeNamespace, record.Spec.BackupStorageLocation}
 	maintenanceTotal.WithLabelValues(of...).Inc()
@@ -127,7 +121,6 @@ func observe(record *engine.VolumeRepository, run engine.MaintenanceRun, swept i
 	duration.WithLabelValues(of...).Observe(max(0, run.CompleteTimestamp.Sub(run.StartTimestamp.Time).Seconds()))
 }
 
-// forget ends the series of a repository that is no more.
 func forget(name string) {
 	namespace, location, _ := strings.Cut(name, ".")
 	of := map[string]string{byRepository[0]: namespace, byRepository[1]: location}

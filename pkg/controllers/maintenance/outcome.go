@@ -25,13 +25,12 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/maintenance"
 )
 
-// record writes what Jobs have ended with that the record does not tell of yet, and returns
-// one that still runs.
+// record writes the unrecorded results of Jobs, and returns a running Job.
 func (c *Controller) record(ctx context.Context, record *engine.VolumeRepository, all []*batchv1.Job) (recorded bool, running *batchv1.Job, err error) {
 	known := func(job *batchv1.Job) bool { return tells(record, job) }
 	changed := record.DeepCopy()
 	var ended []engine.MaintenanceRun
-	results := map[string]maintenance.Result{} // by the name of the Job
+	results := map[string]maintenance.Result{}
 	add := func(run engine.MaintenanceRun) {
 		ended = append(ended, run)
 		status := &changed.Status
@@ -58,11 +57,11 @@ func (c *Controller) record(ctx context.Context, record *engine.VolumeRepository
 		over, _, _ := finished(job)
 		switch {
 		case over && known(job):
-		case known(job): // it was given up
+		case known(job):
 			if err := c.delete(ctx, job); err != nil {
 				return false, nil, err
 			}
-			running = job // until it is gone
+			running = job // until it is deleted
 		case over:
 			run, said, err := c.outcome(ctx, record, job)
 			if err != nil {
@@ -120,7 +119,6 @@ func (c *Controller) record(ctx context.Context, record *engine.VolumeRepository
 	return len(ended) > 0, running, nil
 }
 
-// maintained is the condition Maintained of a record that tells of all that has ended.
 func (c *Controller) maintained(record *engine.VolumeRepository) metav1.Condition {
 	last := record.Status.RecentMaintenance[0]
 	condition := metav1.Condition{
@@ -133,12 +131,11 @@ func (c *Controller) maintained(record *engine.VolumeRepository) metav1.Conditio
 		condition.Status = metav1.ConditionFalse
 	}
 	if _, waits := record.RequestedJob(); waits {
-		condition.ObservedGeneration-- // so that who has asked can wait for it
+		condition.ObservedGeneration-- // so that a waiting requester sees the change
 	}
 	return condition
 }
 
-// tells reports whether a record tells what came of a Job.
 func tells(record *engine.VolumeRepository, job *batchv1.Job) bool {
 	recent := record.Status.RecentMaintenance
 	return slices.ContainsFunc(recent, func(run engine.MaintenanceRun) bool {
@@ -146,7 +143,6 @@ func tells(record *engine.VolumeRepository, job *batchv1.Job) bool {
 	}) || len(recent) > 0 && recent[0].StartTimestamp.After(job.CreationTimestamp.Time)
 }
 
-// told reports whether the records of all repositories of a Job tell what came of it.
 func (c *Controller) told(job *batchv1.Job) bool {
 	return !slices.ContainsFunc(namesOf(job), func(name string) bool {
 		record, err := c.lister.Get(name)
@@ -154,7 +150,7 @@ func (c *Controller) told(job *batchv1.Job) bool {
 	})
 }
 
-// run is a maintenance that has ended now, unless the Job says when.
+// run returns an ended maintenance; it ends now, unless the Job says when.
 func (c *Controller) run(job *batchv1.Job, result engine.MaintenanceResult, message string) engine.MaintenanceRun {
 	ended := metav1.NewTime(c.Clock.Now())
 	if _, _, condition := finished(job); !condition.LastTransitionTime.IsZero() {
@@ -170,9 +166,8 @@ func shortened(message string) string {
 	return message
 }
 
-// outcome is what a Job that has ended came to for a repository, by what its pod says. A Job
-// that has succeeded is no success of its own: a process that is told to stop, as that of a
-// pod that is evicted, ends well.
+// outcome returns a repository's result of an ended Job, by its pod's message. A successful Job
+// alone is no success: an evicted process exits well, too.
 func (c *Controller) outcome(ctx context.Context, record *engine.VolumeRepository, job *batchv1.Job) (run engine.MaintenanceRun, said maintenance.Result, err error) {
 	pod, err := c.podOf(ctx, job)
 	if err != nil {
@@ -208,12 +203,10 @@ func (c *Controller) outcome(ctx context.Context, record *engine.VolumeRepositor
 	return run, said, nil
 }
 
-// joined are the texts that are not empty, with colons between.
 func joined(texts ...string) string {
 	return strings.Join(slices.DeleteFunc(texts, func(text string) bool { return text == "" }), ": ")
 }
 
-// rounded is a number of bytes that people can read.
 func rounded(bytes int64) *resource.Quantity {
 	unit := int64(1)
 	for bytes/unit >= 10<<10 {
@@ -222,7 +215,6 @@ func rounded(bytes int64) *resource.Quantity {
 	return resource.NewQuantity((bytes+unit-1)/unit*unit, resource.BinarySI)
 }
 
-// podOf is the pod of a Job, or nil if there is none any more.
 func (c *Controller) podOf(ctx context.Context, job *batchv1.Job) (*corev1.Pod, error) {
 	pods, err := c.Pods.List(ctx, metav1.ListOptions{LabelSelector: labels.Set{batchv1.JobNameLabel: job.Name}.String()})
 	if err != nil {
@@ -234,7 +226,6 @@ func (c *Controller) podOf(ctx context.Context, job *batchv1.Job) (*corev1.Pod, 
 	return &pods.Items[0], nil
 }
 
-// resultsOf are what the process of a pod has said of each repository.
 func resultsOf(pod *corev1.Pod) (results []maintenance.Result) {
 	if pod == nil {
 		return nil
@@ -247,10 +238,10 @@ func resultsOf(pod *corev1.Pod) (results []maintenance.Result) {
 	return results
 }
 
-// endOf is what a pod ended with, or what keeps it from beginning.
+// endOf returns how a pod ended, or what prevents its start.
 func endOf(pod *corev1.Pod) string {
 	var told []string
-	if pod.Status.Reason != "" || pod.Status.Message != "" { // as Evicted
+	if pod.Status.Reason != "" || pod.Status.Message != "" {
 		told = append(told, joined(pod.Status.Reason, pod.Status.Message))
 	} else {
 		told = append(told, disruptionOf(pod))
@@ -258,11 +249,11 @@ func endOf(pod *corev1.Pod) string {
 	for _, container := range pod.Status.ContainerStatuses {
 		switch state := container.State; {
 		case state.Terminated != nil && state.Terminated.ExitCode == 0:
-			return joined(told...) // it has said the rest
+			return joined(told...)
 		case state.Terminated != nil:
 			switch reason := state.Terminated.Reason; reason {
 			case "", "Error", "Completed":
-			default: // as OOMKilled
+			default:
 				told = append(told, reason)
 			}
 			message := strings.TrimSpace(state.Terminated.Message)
@@ -282,8 +273,7 @@ func endOf(pod *corev1.Pod) string {
 	return joined(told...)
 }
 
-// disruptionOf says who has a pod removed, if the cluster does: an eviction by its API, a
-// taint of the node, or a pod that goes before.
+// disruptionOf returns what removes a pod: an eviction, a taint of the node, or preemption.
 func disruptionOf(pod *corev1.Pod) string {
 	for _, condition := range pod.Status.Conditions {
 		if condition.Type == corev1.DisruptionTarget && condition.Status == corev1.ConditionTrue {
@@ -293,9 +283,8 @@ func disruptionOf(pod *corev1.Pod) string {
 	return ""
 }
 
-// look remembers what keeps the pod of a Job from beginning, or has it removed: at the end of
-// the Job it is gone.
-// If it has not begun for so long that the Job is to be given up, it returns why.
+// look remembers what prevents or removes a Job's pod, since the pod is missing at the Job's end.
+// It returns why to give the Job up, if its pod has not begun for too long.
 func (c *Controller) look(ctx context.Context, job *batchv1.Job) (giveUp string, err error) {
 	age := c.Clock.Since(job.CreationTimestamp.Time)
 	c.mu.Lock()
@@ -330,7 +319,7 @@ func (c *Controller) look(ctx context.Context, job *batchv1.Job) (giveUp string,
 	case begun:
 		c.begun[job.UID] = true
 		return "", nil
-	case age < c.StartTimeout, removed && pod == nil: // it ends in a moment
+	case age < c.StartTimeout, removed && pod == nil:
 		return "", nil
 	}
 	return joined(fmt.Sprintf("it had not begun after %s", c.StartTimeout), why), nil

@@ -20,25 +20,21 @@ import (
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
-// globalKey is the key of what holds for the repositories that have none of their own.
 const globalKey = "global"
 
-// settings are what an administrator's ConfigMap says, by its keys, which have Velero's
-// form: global, and NAMESPACE-LOCATION-TYPE. A repository's own goes before the global one,
-// field by field.
+// settings are the administrator's ConfigMap in Velero's form, with the keys global and
+// NAMESPACE-LOCATION-TYPE. A repository's own fields take precedence.
 type settings map[string]setting
 
-// setting is the value of a key, in Velero's words.
 type setting struct {
 	Resources *podResources  `json:"podResources,omitempty"`
 	Affinity  []loadAffinity `json:"loadAffinity,omitempty"`
 	Keep      *int           `json:"keepLatestMaintenanceJobs,omitempty"`
-	// The rest counts in global alone, as with Velero.
+	// Only in global, as with Velero.
 	PriorityClass string            `json:"priorityClassName,omitempty"`
 	Labels        map[string]string `json:"podLabels,omitempty"`
 	Annotations   map[string]string `json:"podAnnotations,omitempty"`
 
-	// What follows from the above.
 	parsed *Resources
 	terms  []corev1.NodeSelectorTerm
 }
@@ -50,12 +46,12 @@ type podResources struct {
 	MemoryLimit   string `json:"memoryLimit,omitempty"`
 }
 
-// loadAffinity says on which nodes a pod may run. Of several one is enough.
+// loadAffinity selects nodes. Any of several suffices.
 type loadAffinity struct {
 	NodeSelector metav1.LabelSelector `json:"nodeSelector"`
 }
 
-// update reads the data of a ConfigMap. A key with a mistake stays as it was before.
+// update reads a ConfigMap. An invalid key keeps its former value.
 func (s settings) update(data map[string]string) (settings, error) {
 	after := settings{}
 	var errs []error
@@ -118,7 +114,7 @@ func readSetting(value string) (read setting, err error) {
 				Key: want.Key, Operator: corev1.NodeSelectorOperator(want.Operator), Values: want.Values,
 			})
 		}
-		if len(term.MatchExpressions) > 0 { // one that is empty matches no node
+		if len(term.MatchExpressions) > 0 {
 			read.terms = append(read.terms, term)
 		}
 	}
@@ -128,12 +124,11 @@ func readSetting(value string) (read setting, err error) {
 	return read, errors.Join(errs...)
 }
 
-// ownKey is the key of a repository.
 func ownKey(record *engine.VolumeRepository) string {
 	return record.Spec.VolumeNamespace + "-" + record.Spec.BackupStorageLocation + "-" + engine.RepositoryTypeKopia
 }
 
-// of is what holds for a repository. Without a word of the ConfigMap a field is empty.
+// of returns the settings of a repository; unset fields are empty.
 func (s settings) of(record *engine.VolumeRepository) setting {
 	holds := s[globalKey]
 	own, has := s[ownKey(record)]
@@ -148,7 +143,6 @@ func (s settings) of(record *engine.VolumeRepository) setting {
 	return holds
 }
 
-// apply changes the pod of a Job.
 func (s setting) apply(pod *corev1.PodTemplateSpec) {
 	if s.terms != nil {
 		if pod.Spec.Affinity == nil {
@@ -165,7 +159,6 @@ func (s setting) apply(pod *corev1.PodTemplateSpec) {
 	pod.Annotations = s.Annotations
 }
 
-// configured reads the ConfigMap, or that it is gone.
 func (c *Controller) configured(configMap *corev1.ConfigMap) {
 	if configMap == nil {
 		c.mu.Lock()
@@ -184,14 +177,12 @@ func (c *Controller) configured(configMap *corev1.ConfigMap) {
 	}
 }
 
-// setting is what holds for a repository.
 func (c *Controller) setting(record *engine.VolumeRepository) setting {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.settings.of(record)
 }
 
-// hasOwnSetting reports whether the ConfigMap has a key of a repository.
 func (c *Controller) hasOwnSetting(record *engine.VolumeRepository) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

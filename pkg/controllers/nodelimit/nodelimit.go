@@ -1,10 +1,9 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodelimit keeps the limit of a node's data path manager as the administrator's
-// ConfigMap and the node's labels say, by the rules of pkg/loadconcurrency. It follows
-// each change of either. What is wrong with the ConfigMap is told once for each version
-// of it: in the log, by an event, and in the Decision.
+// Package nodelimit keeps the limit of a node's data path manager as the administrator's ConfigMap
+// and the node's labels say (pkg/loadconcurrency). Mistakes of a ConfigMap are reported once for
+// each version: in the log, an event and the Decision.
 package nodelimit
 
 import (
@@ -22,27 +21,20 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/loadconcurrency"
 )
 
-// syncTimeout is how long the first limit waits for what it follows from.
 const syncTimeout = 10 * time.Second
 
-// unreadProblem is the Problem of an agent that waits no longer.
 const unreadProblem = "the ConfigMap of the node agents, or the node, can't be read, and has no effect until it can: may the agent get, list and watch both?"
 
-// Config is what a Controller needs.
 type Config struct {
-	// ConfigMaps is an informer of the administrator's ConfigMap alone; nil if there is to
-	// be none.
+	// ConfigMaps has only the administrator's ConfigMap; may be nil.
 	ConfigMaps cache.SharedIndexInformer
-	// Nodes is an informer of this node alone, of whichever kind of object.
-	Nodes cache.SharedIndexInformer
-	// Most is what the agent's memory allows; 0 is no bound.
-	Most int
-	// SetLimit sets the limit of the manager.
+	Nodes      cache.SharedIndexInformer
+	// Most is what the agent's memory allows; 0 means no bound.
+	Most     int
 	SetLimit func(int)
 	Events   events.EventRecorder
 }
 
-// Controller sets a limit.
 type Controller struct {
 	Config
 	synced []cache.InformerSynced
@@ -51,16 +43,13 @@ type Controller struct {
 	logger  klog.Logger
 	running bool
 	limits  loadconcurrency.Config
-	// version of the ConfigMap that the limits are of; empty without one.
 	version string
-	// problem is what is wrong with the ConfigMap, and unread is set while it can't be read,
-	// or the node can't.
+	// problem is the ConfigMap's mistake; unread is set while it or the node can't be read.
 	problem string
 	unread  bool
 	state   loadconcurrency.Decision
 }
 
-// New returns a Controller that has not set a limit yet.
 func New(config Config) (*Controller, error) {
 	c := &Controller{Config: config}
 	changed := func(any) { c.update() }
@@ -81,8 +70,8 @@ func New(config Config) (*Controller, error) {
 	return c, nil
 }
 
-// Run sets the limit until ctx ends, for the first time when the ConfigMap and the node
-// are known, or can't be read for syncTimeout: volumes are moved all the same.
+// Run sets the limit until ctx ends, first when the ConfigMap and the node are known, or after
+// syncTimeout.
 func (c *Controller) Run(ctx context.Context) {
 	waiting, cancel := context.WithTimeout(ctx, syncTimeout)
 	synced := cache.WaitForCacheSync(waiting.Done(), c.synced...)
@@ -106,7 +95,7 @@ func (c *Controller) Run(ctx context.Context) {
 	<-ctx.Done()
 }
 
-// State returns the limit that is in force; its Limit is 0 before the first is.
+// State returns the current limit; 0 before the first.
 func (c *Controller) State() loadconcurrency.Decision {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -136,7 +125,6 @@ func (c *Controller) update() {
 	c.SetLimit(after.Limit)
 }
 
-// readConfigMap brings the limits up to date, and what is wrong with the ConfigMap.
 func (c *Controller) readConfigMap() {
 	if c.ConfigMaps == nil {
 		return
@@ -161,7 +149,6 @@ func (c *Controller) readConfigMap() {
 		"What is wrong here has no effect: %s", c.problem)
 }
 
-// nodeLabels are the labels of the node; none while there is no object of it.
 func (c *Controller) nodeLabels() labels.Set {
 	for _, obj := range c.Nodes.GetStore().List() {
 		if node, err := meta.Accessor(obj); err == nil {

@@ -21,17 +21,14 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/repository/opener"
 )
 
-// keyInterval is how often the key of each repository is looked at, though nothing has changed
-// here: nobody hears of a Secret that has, nor of a copy that is gone from the store.
+// keyInterval is how often each key is checked: Secrets and copies in the store are not watched.
 const keyInterval = time.Hour
 
-// keyState is what is to be said of a repository's key.
 type keyState struct {
 	condition   metav1.Condition
 	fingerprint string
 }
 
-// backUpKey looks at the key of a repository, and writes what came of it.
 func (c *Controller) backUpKey(ctx context.Context, name string) error {
 	record, err := c.lister.Get(name)
 	if apierrors.IsNotFound(err) {
@@ -41,29 +38,29 @@ func (c *Controller) backUpKey(ctx context.Context, name string) error {
 		return err
 	}
 	if readyReason(record) == "" {
-		return nil // it is being made, and is woken then: two writers would be in each other's way
+		return nil // it is being prepared, and wakes this then: two writers would conflict
 	}
 	c.keyQueue.AddAfter(name, keyInterval)
 	key, problem := c.lookAtKey(ctx, record)
 	if ctx.Err() != nil {
-		return nil // it was cut short and says nothing
+		return nil
 	}
 	return errors.Join(problem, c.write(ctx, record, nil, key))
 }
 
-// lookAtKey makes sure that the key of a repository is in the store, encrypted for the location's
-// recovery keys. Without any it finds out whether the key was exported. What it returns is nil if
-// there is nothing new to say; with an error it is worth another attempt.
+// lookAtKey ensures that the store has the key encrypted for the location's recovery keys; without
+// any it checks whether the key was exported. Nil means nothing new; an error causes another
+// attempt.
 func (c *Controller) lookAtKey(ctx context.Context, record *engine.VolumeRepository) (*keyState, error) {
 	stored, err := c.locations.Get(record.Spec.BackupStorageLocation)
 	if err != nil || stored.Unavailable() {
-		return nil, nil // its creation or return wakes the repository
+		return nil, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
 	key, others, err := opener.Keys(ctx, c.Keys, record.Name)
 	if errors.Is(err, opener.ErrNoKey) {
-		return nil, nil // the condition Ready says so, and wakes the repository when there is one
+		return nil, nil // the condition Ready reports that
 	}
 	if err != nil {
 		return nil, err
@@ -85,7 +82,7 @@ func (c *Controller) lookAtKey(ctx context.Context, record *engine.VolumeReposit
 		}
 		before := meta.FindStatusCondition(record.Status.Conditions, engine.ConditionKeyBackedUp)
 		if before != nil && before.Message == wrapped && record.Status.KeyFingerprint == fingerprint {
-			return nil, err // it was written before
+			return nil, err
 		}
 		return say(metav1.ConditionFalse, engine.ReasonKeyNotWrapped, "the key could not be written into the store for the location's recovery keys: "+err.Error()), err
 	case record.Annotations[engine.AnnotationKeyExported] == fingerprint:
@@ -96,7 +93,7 @@ func (c *Controller) lookAtKey(ctx context.Context, record *engine.VolumeReposit
 	}
 }
 
-// wrap has keys of a repository in its store, encrypted for the location's recovery keys.
+// wrap stores keys of a repository, encrypted for the location's recovery keys.
 func (c *Controller) wrap(ctx context.Context, stored *engine.StorageLocation, volumeNamespace string, keys ...repository.Key) error {
 	bucket, err := location.Open(ctx, c.Secrets, stored)
 	if err != nil {
@@ -111,8 +108,8 @@ func (c *Controller) wrap(ctx context.Context, stored *engine.StorageLocation, v
 	return bucket.Close()
 }
 
-// wrapNew does so before the repository is made, so that no data depends on a key that is in this
-// cluster only. One that exists is used all the same: its store may take nothing new.
+// wrapNew stores the key before a repository is created, so that no data depends on this cluster's
+// key alone. An existing repository is used anyway: its store may refuse writes.
 func (c *Controller) wrapNew(ctx context.Context, record *engine.VolumeRepository, stored *engine.StorageLocation, where repository.Location, key repository.Key) error {
 	if len(stored.Spec.RecoveryKeys) == 0 || isReady(record) {
 		return nil

@@ -21,32 +21,28 @@ var (
 	keysNotBackedUp = metrics.NewDesc("holdfast_repositories_key_not_backed_up",
 		"Repositories whose key is in this cluster only, by why: nobody has exported it, or it could not be written for the location's recovery keys.", []string{"reason"}, nil, metrics.ALPHA, "")
 	keyReasons = []string{engine.ReasonKeyNotExported, engine.ReasonKeyNotWrapped}
-	// reasons are all that are shown, so that what has ended is a zero.
+	// reasons are all shown reasons, so that ended ones are zero.
 	reasons = []string{engine.ReasonKeyMissing, engine.ReasonKeyMismatch, engine.ReasonDamaged, engine.ReasonInvalid, engine.ReasonUnreachable}
 
 	register sync.Once
 	shown    repositories
 )
 
-// registerMetrics makes a controller the one whose repositories are shown.
 func registerMetrics(c *Controller) {
 	shown.controller.Store(c)
 	register.Do(func() { legacyregistry.CustomMustRegister(&shown) })
 }
 
-// repositories counts, when it is asked, the records as they are then.
 type repositories struct {
 	metrics.BaseStableCollector
 	controller atomic.Pointer[Controller]
 }
 
-// DescribeWithStability is that of metrics.StableCollector.
 func (*repositories) DescribeWithStability(descs chan<- *metrics.Desc) {
 	descs <- notReadyRepositories
 	descs <- keysNotBackedUp
 }
 
-// CollectWithStability is that of metrics.StableCollector.
 func (r *repositories) CollectWithStability(found chan<- metrics.Metric) {
 	all, err := r.controller.Load().lister.List(labels.Everything())
 	if err != nil {

@@ -20,29 +20,27 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/repository/opener"
 )
 
-// LabelKey marks the Secrets that hold keys, for whoever keeps copies of them.
+// LabelKey marks the Secrets with keys, for tools that copy them.
 const LabelKey = "engine.holdfast.io/repository-key"
 
-// prepare makes sure that a repository exists and opens, and returns what is to
-// be said about it. With an error it is worth another attempt.
+// prepare ensures that a repository exists and opens, and returns the condition. An error causes
+// another attempt.
 func (c *Controller) prepare(ctx context.Context, record *engine.VolumeRepository) (metav1.Condition, error) {
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
 
 	stored, err := c.locations.Get(record.Spec.BackupStorageLocation)
 	if err != nil {
-		// Its creation wakes the repository.
 		return notReady(engine.ReasonInvalid, fmt.Sprintf("the storage location %q does not exist", record.Spec.BackupStorageLocation)), nil
 	}
 	if stored.Unavailable() {
-		// Its return wakes the repository.
 		return notReady(engine.ReasonUnreachable, fmt.Sprintf("the storage location %q is not available", stored.Name)), nil
 	}
 	where, err := opener.Where(ctx, c.Secrets, stored)
 	switch {
 	case errors.Is(err, location.ErrNoCredentials):
 		return notReady(engine.ReasonInvalid, err.Error()), err
-	case err != nil: // the cluster did not answer, which says nothing about the repository
+	case err != nil: // no answer says nothing about the repository
 		return notReady(engine.ReasonUnreachable, err.Error()), err
 	}
 
@@ -76,9 +74,9 @@ func (c *Controller) prepare(ctx context.Context, record *engine.VolumeRepositor
 	}
 }
 
-// Readable returns nil when a volume of a namespace can be restored from the repository in
-// a storage location: it exists there, and there is a key that opens it. Its record is made
-// if there is none, as for a backup of another cluster. No repository is made.
+// Readable returns nil if a namespace's volumes can be restored from a location: the repository
+// exists and its key opens it. It creates a missing record, as for another cluster's backup, but no
+// repository.
 func (c *Controller) Readable(ctx context.Context, volumeNamespace, locationName string) error {
 	name := engine.RepositoryName(volumeNamespace, locationName)
 	record, err := c.lister.Get(name)
@@ -101,7 +99,7 @@ func (c *Controller) Readable(ctx context.Context, volumeNamespace, locationName
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	// Its agents go by the record. Somebody else may have written it just now.
+	// Agents use the record. Another process may have written it.
 	if err := c.write(ctx, record, &condition, nil); err != nil && !apierrors.IsConflict(err) {
 		return err
 	}
@@ -111,7 +109,6 @@ func (c *Controller) Readable(ctx context.Context, volumeNamespace, locationName
 	return nil
 }
 
-// exists fails unless the store has the repository of a namespace.
 func (c *Controller) exists(ctx context.Context, volumeNamespace, locationName string) error {
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
@@ -133,10 +130,9 @@ func (c *Controller) exists(ctx context.Context, volumeNamespace, locationName s
 	return nil
 }
 
-// errGone: a new repository in its place would hide that the data of all backups is gone.
+// errGone: a new repository in its place would hide the loss of all data.
 var errGone = errors.New("the repository is gone from the store: bring it back, or delete the VolumeRepository to begin a new one")
 
-// notGone fails with errGone if a repository that was there is in the store no more.
 func notGone(ctx context.Context, record *engine.VolumeRepository, where repository.Location) error {
 	ready := meta.FindStatusCondition(record.Status.Conditions, engine.ConditionReady)
 	was := record.Status.LastMaintenanceTime != nil || ready != nil &&
@@ -151,8 +147,7 @@ func notGone(ctx context.Context, record *engine.VolumeRepository, where reposit
 	return err
 }
 
-// create makes sure that the repository is there. While its key is changed another one may
-// open it.
+// create ensures that the repository exists. While its key is changed, another key may open it.
 func (c *Controller) create(ctx context.Context, record *engine.VolumeRepository, where repository.Location, key repository.Key) error {
 	err := repository.Create(ctx, where, record.Spec.VolumeNamespace, key)
 	if !errors.Is(err, repository.ErrWrongKey) {
@@ -170,15 +165,14 @@ func (c *Controller) create(ctx context.Context, record *engine.VolumeRepository
 	return err
 }
 
-// ofVelero says which key a repository has that Velero has made.
 const ofVelero = "If Velero has made the repository, the key is static-passw0rd, unless somebody has set another"
 
 func notReady(reason, message string) metav1.Condition {
 	return metav1.Condition{Type: engine.ConditionReady, Status: metav1.ConditionFalse, Reason: reason, Message: message}
 }
 
-// key returns the key of a repository. It makes one only if there is nothing in
-// the store that another key may have locked.
+// key returns the key of a repository. It creates one only if the store has no data that another
+// key may have locked.
 func (c *Controller) key(ctx context.Context, record *engine.VolumeRepository, where repository.Location) (repository.Key, error) {
 	key, err := opener.Key(ctx, c.Keys, record.Name)
 	if !errors.Is(err, opener.ErrNoKey) {
@@ -193,7 +187,7 @@ func (c *Controller) key(ctx context.Context, record *engine.VolumeRepository, w
 			err, engine.KeysNamespace(c.Namespace), engine.KeySecretKey, ofVelero)
 	}
 
-	// No owner: a Secret that goes with another object would take the data along.
+	// No owner: the deletion of another object must not delete the key.
 	_, err = c.Keys.Create(ctx, &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{
 			Name:      engine.KeySecretName(record.Name),
@@ -206,6 +200,6 @@ func (c *Controller) key(ctx context.Context, record *engine.VolumeRepository, w
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return "", fmt.Errorf("store the key of the repository: %w", err)
 	}
-	// What counts is what is stored: another process may have been faster.
+	// Another process may have been first.
 	return opener.Key(ctx, c.Keys, record.Name)
 }

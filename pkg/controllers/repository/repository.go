@@ -1,21 +1,16 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package repository makes sure that the repository of each VolumeRepository
-// exists in its store and opens with its key, and says so in the condition Ready.
+// Package repository ensures that the repository of each VolumeRepository exists and opens with its
+// key, and reports that in the condition Ready.
 //
-// What it promises:
-//   - A key is stored before the repository that it locks, is never replaced, and
-//     is never made for a repository that exists already.
-//   - If the location names recovery keys, no repository is made before its key is in the store,
-//     encrypted for them. Whether each key is elsewhere than in this cluster, the condition
-//     KeyBackedUp says.
-//   - A record is written on a change only. One that was Ready stays Ready while
-//     its store can't be reached, and is not opened again because this process or its
-//     location is back.
-//   - A repository whose key was lost, or replaced by another one, or that is gone
-//     from the store, says so when its maintenance has failed, and is tried from then
-//     on until it opens again. None is made in the place of one that was there.
+//   - A key is stored before its repository is created, is never replaced, and never created for an
+//     existing repository. With recovery keys, the store has the encrypted key first. KeyBackedUp
+//     says whether the key is outside of the cluster.
+//   - A record is written on changes only. A Ready one stays Ready while its store is unavailable,
+//     and is not opened again after restarts.
+//   - A lost key or missing repository is reported after a failed maintenance, and tried until it
+//     opens. No repository is created in the place of a former one.
 package repository
 
 import (
@@ -44,47 +39,39 @@ import (
 )
 
 const (
-	// attemptTimeout is how long a store may take to answer.
 	attemptTimeout = time.Minute
-	// A repository that isn't ready is tried again after firstRetry, and then
-	// less and less often, up to lastRetry.
+	// A repository that isn't ready is tried again after firstRetry, then less often up to
+	// lastRetry.
 	firstRetry = time.Second
 	lastRetry  = 5 * time.Minute
-	// One slow store must not delay the others.
-	workers = 4
+	workers    = 4
 )
 
-// Config is what a Controller needs.
 type Config struct {
-	// Namespace is the system namespace.
 	Namespace string
-	// Cluster signs what is written beside repositories.
-	Cluster format.Cluster
+	Cluster   format.Cluster
 
 	Repositories engineclient.VolumeRepositoriesGetter
-	// Secrets with the credentials of the locations, and Keys of the repositories.
-	Secrets location.Secrets
-	Keys    corev1client.SecretInterface
-	Events  events.EventRecorder
-	Clock   clock.WithTicker
+	Secrets      location.Secrets
+	Keys         corev1client.SecretInterface
+	Events       events.EventRecorder
+	Clock        clock.WithTicker
 
 	RepositoryInformer engineinformers.VolumeRepositoryInformer
 	LocationInformer   engineinformers.StorageLocationInformer
 }
 
-// Controller prepares repositories.
 type Controller struct {
 	Config
 	lister    enginelisters.VolumeRepositoryNamespaceLister
 	locations enginelisters.StorageLocationNamespaceLister
 	queue     *loop.Loop[string]
-	// keyQueue has the repositories whose keys are looked at: beside the queue, so that a new
-	// repository does not wait for those of all others.
+	// keyQueue has the repositories whose keys are checked, so that new repositories don't wait for
+	// that.
 	keyQueue *loop.Loop[string]
 }
 
-// EnsureRecord makes the VolumeRepository of a namespace in a storage location if there
-// is none.
+// EnsureRecord creates the VolumeRepository of a namespace in a location, if missing.
 func EnsureRecord(ctx context.Context, client engineclient.VolumeRepositoryInterface, volumeNamespace, location string) error {
 	name := engine.RepositoryName(volumeNamespace, location)
 	_, err := client.Get(ctx, name, metav1.GetOptions{})
@@ -100,7 +87,6 @@ func EnsureRecord(ctx context.Context, client engineclient.VolumeRepositoryInter
 	return nil
 }
 
-// New returns a Controller.
 func New(config Config) (*Controller, error) {
 	c := &Controller{
 		Config:    config,
@@ -144,10 +130,8 @@ func New(config Config) (*Controller, error) {
 		})))
 }
 
-// wasFine reports whether nothing is known to be wrong with a repository. It is not opened then
-// because this process begins, or its location is back: with a thousand of them a new
-// namespace's first backup would wait for all of these. What is wrong by now, its next backup
-// or maintenance finds out.
+// wasFine reports whether no fault of a repository is known. Such ones are not opened after
+// restarts, so that new ones need not wait; their next backup or maintenance finds faults.
 func wasFine(record *engine.VolumeRepository) bool {
 	recent := record.Status.RecentMaintenance
 	return isReady(record) && (len(recent) == 0 || recent[0].Result != engine.MaintenanceFailed)
@@ -157,7 +141,6 @@ func isReady(record *engine.VolumeRepository) bool {
 	return meta.IsStatusConditionTrue(record.Status.Conditions, engine.ConditionReady)
 }
 
-// readyReason is that of the condition Ready; empty before there is one.
 func readyReason(record *engine.VolumeRepository) string {
 	if ready := meta.FindStatusCondition(record.Status.Conditions, engine.ConditionReady); ready != nil {
 		return ready.Reason
@@ -165,15 +148,13 @@ func readyReason(record *engine.VolumeRepository) string {
 	return ""
 }
 
-// failedSince reports whether a maintenance has failed, for the want of its key or of the
-// repository maybe, which nobody else looks for while no backup is made.
+// failedSince reports whether a maintenance has failed, maybe for a missing key or repository.
 func failedSince(before, after *engine.VolumeRepository) bool {
 	recent := after.Status.RecentMaintenance
 	return len(recent) > 0 && recent[0].Result == engine.MaintenanceFailed &&
 		(len(before.Status.RecentMaintenance) == 0 || before.Status.RecentMaintenance[0] != recent[0])
 }
 
-// Run works until ctx ends.
 func (c *Controller) Run(ctx context.Context) {
 	var keys sync.WaitGroup
 	keys.Go(func() { c.keyQueue.Run(ctx, c.backUpKey) })
@@ -181,8 +162,7 @@ func (c *Controller) Run(ctx context.Context) {
 	keys.Wait()
 }
 
-// sync prepares a repository and writes what came of it. An error means that it
-// is worth another attempt.
+// sync prepares a repository and writes the result. An error causes another attempt.
 func (c *Controller) sync(ctx context.Context, name string) error {
 	record, err := c.lister.Get(name)
 	if apierrors.IsNotFound(err) {
@@ -197,12 +177,12 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 		key, problem = c.lookAtKey(ctx, record)
 	}
 	if ctx.Err() != nil {
-		return nil // the attempt was cut short and says nothing
+		return nil
 	}
 	return errors.Join(problem, c.write(ctx, record, &condition, key))
 }
 
-// write sets the conditions Ready and KeyBackedUp if they change; nil is nothing to say.
+// write sets the conditions Ready and KeyBackedUp if they change; nil leaves them.
 func (c *Controller) write(ctx context.Context, record *engine.VolumeRepository, ready *metav1.Condition, key *keyState) error {
 	changed := record.DeepCopy()
 	var said []metav1.Condition
@@ -214,7 +194,7 @@ func (c *Controller) write(ctx context.Context, record *engine.VolumeRepository,
 		}
 	}
 	before := meta.FindStatusCondition(record.Status.Conditions, engine.ConditionReady)
-	// What the store's failures say may differ each time.
+	// Texts of the store's failures may vary.
 	if ready != nil && (ready.Reason != engine.ReasonUnreachable || before == nil || before.Status != metav1.ConditionTrue && before.Reason != ready.Reason) {
 		set(*ready)
 	}
@@ -234,7 +214,7 @@ func (c *Controller) write(ctx context.Context, record *engine.VolumeRepository,
 	}
 	for _, condition := range said {
 		klog.FromContext(ctx).Info("Repository changed", "volumeRepository", record.Name, "condition", condition.Type, "status", condition.Status, "reason", condition.Reason, "message", condition.Message)
-		// Of a key that nobody has exported a metric tells: each repository begins with that.
+		// Each repository begins with an unexported key; a metric shows those.
 		if condition.Status != metav1.ConditionTrue && condition.Reason != engine.ReasonUnreachable && condition.Reason != engine.ReasonKeyNotExported {
 			c.Events.Eventf(record, nil, corev1.EventTypeWarning, condition.Reason, "Open", "%s", condition.Message)
 		}

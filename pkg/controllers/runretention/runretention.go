@@ -1,10 +1,9 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package runretention removes the records of backups and restores that have ended, so
-// that etcd holds live work only. It removes records, never a backup: what is in the
-// store stays. A restore that is not stored is listed by its record alone, which is kept
-// for long.
+// Package runretention deletes the records of ended backups and restores, so that etcd has live
+// work only. Stored backups stay. A restore that is not stored has only its record, which is kept
+// long.
 package runretention
 
 import (
@@ -27,34 +26,25 @@ import (
 )
 
 const (
-	// DefaultRetention is how long the record of a stored backup is kept.
 	DefaultRetention = 10 * time.Minute
-	// UnstoredRetention is how long the record of a backup is kept that ended
-	// before anything could be stored: it is all that is left of it. So is one that
-	// tells what is still to be removed from the store.
-	UnstoredRetention = 24 * time.Hour
-	// DefaultRestoreRetention is how long the record of a restore is kept that is not stored.
+	// UnstoredRetention is for records of backups that were not stored, or have snapshots left to
+	// remove.
+	UnstoredRetention       = 24 * time.Hour
 	DefaultRestoreRetention = 30 * 24 * time.Hour
-	// StoredRestoreRetention is how long that of a stored one is kept at most: it is listed
-	// from its store then.
+	// StoredRestoreRetention is the maximum for stored restores, which are listed from the store.
 	StoredRestoreRetention = time.Hour
-	// MostRestores is how many restores of a namespace are kept that have ended, the newest.
-	MostRestores = 200
-	// byNamespace is an index of restores by the namespace of the Restore.
-	byNamespace = "byNamespace"
+	MostRestores           = 200
+	byNamespace            = "byNamespace"
 )
 
-// Controller removes ended runs.
 type Controller struct {
-	queue *loop.Loop[cache.ObjectName]
-	clock clock.PassiveClock
-	// get reads a run, left says for how long it is to be kept, and remove removes it.
+	queue  *loop.Loop[cache.ObjectName]
+	clock  clock.PassiveClock
 	get    func(key cache.ObjectName) (metav1.Object, error)
 	left   func(run metav1.Object, now time.Time) (left time.Duration, removable bool)
 	remove func(ctx context.Context, key cache.ObjectName, options metav1.DeleteOptions) error
 }
 
-// New returns a Controller that keeps the record of a stored backup for retention.
 func New(runs engineclient.BackupRunsGetter, informer engineinformers.BackupRunInformer, clock clock.WithTicker, retention time.Duration) (*Controller, error) {
 	lister := informer.Lister()
 	c := &Controller{
@@ -77,8 +67,8 @@ func New(runs engineclient.BackupRunsGetter, informer engineinformers.BackupRunI
 	}))
 }
 
-// NewRestores returns a Controller that keeps the record of a restore for retention, but no
-// more than MostRestores of a namespace.
+// NewRestores returns a Controller that keeps records of restores for retention, at most
+// MostRestores of a namespace.
 func NewRestores(runs engineclient.RestoreRunsGetter, informer engineinformers.RestoreRunInformer, clock clock.WithTicker, retention time.Duration) (*Controller, error) {
 	lister := informer.Lister()
 	err := informer.Informer().AddIndexers(cache.Indexers{byNamespace: func(run any) ([]string, error) {
@@ -88,7 +78,7 @@ func NewRestores(runs engineclient.RestoreRunsGetter, informer engineinformers.R
 		return nil, err
 	}
 	tooMany := func(namespace string) []*enginev1alpha1.RestoreRun {
-		found, _ := informer.Informer().GetIndexer().ByIndex(byNamespace, namespace) // which exists
+		found, _ := informer.Informer().GetIndexer().ByIndex(byNamespace, namespace)
 		return beyond(found, MostRestores)
 	}
 	c := &Controller{
@@ -119,7 +109,6 @@ func NewRestores(runs engineclient.RestoreRunsGetter, informer engineinformers.R
 	}))
 }
 
-// beyond are the runs that have ended, without the newest.
 func beyond(runs []any, most int) (old []*enginev1alpha1.RestoreRun) {
 	if len(runs) <= most {
 		return nil
@@ -135,7 +124,7 @@ func beyond(runs []any, most int) (old []*enginev1alpha1.RestoreRun) {
 	return old[min(most, len(old)):]
 }
 
-// endOf is when a run has ended, or, if nobody knows, was created.
+// endOf returns a run's end, or else its creation.
 func endOf(run *enginev1alpha1.RestoreRun) time.Time {
 	if run.Status.CompletionTimestamp != nil {
 		return run.Status.CompletionTimestamp.Time
@@ -143,7 +132,6 @@ func endOf(run *enginev1alpha1.RestoreRun) time.Time {
 	return run.CreationTimestamp.Time
 }
 
-// Run works until ctx ends.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.sync) }
 
 func (c *Controller) sync(ctx context.Context, key cache.ObjectName) error {
@@ -162,8 +150,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) error {
 		c.queue.AddAfter(key, left)
 		return nil
 	}
-	// The decision was taken on this version: if there is another one, or a namesake,
-	// its event is on the way.
+	// Another version, or a namesake, causes another event.
 	err = c.remove(ctx, key, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: new(run.GetUID()), ResourceVersion: new(run.GetResourceVersion())},
 	})
@@ -177,7 +164,6 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) error {
 	return nil
 }
 
-// restoreTimeLeft says how long the run of a restore is to be kept from now on.
 func restoreTimeLeft(run *enginev1alpha1.RestoreRun, retention time.Duration, now time.Time) (left time.Duration, removable bool) {
 	if !run.Status.Phase.Ended() {
 		return 0, false
@@ -188,11 +174,10 @@ func restoreTimeLeft(run *enginev1alpha1.RestoreRun, retention time.Duration, no
 	return endOf(run).Add(retention).Sub(now), true
 }
 
-// timeLeft says how long a run is to be kept from now on. It is not removable
-// while it has not ended.
+// timeLeft returns the remaining time of a backup's record, which is removable after its end only.
 func timeLeft(run *enginev1alpha1.BackupRun, retention time.Duration, now time.Time) (left time.Duration, removable bool) {
 	if !run.Status.Phase.Ended() || run.Spec.Deletion != nil {
-		return 0, false // whoever deletes the backup removes its record
+		return 0, false // its deletion removes the record
 	}
 	if !run.Status.Stored || len(run.Status.LeftoverSnapshots) > 0 {
 		retention = UnstoredRetention

@@ -14,8 +14,7 @@ import (
 	domain "github.com/holdfast-io/holdfast/pkg/schedule"
 )
 
-// maxShown bounds the series: of more schedules, the first by their names are shown. How
-// many there are is shown in any case.
+// maxShown bounds the series to the first schedules by name.
 const maxShown = 1000
 
 var (
@@ -33,7 +32,6 @@ var (
 	register sync.Once
 )
 
-// collector computes when it is asked what follows from the schedules as they are then.
 type collector struct {
 	metrics.BaseStableCollector
 	controller atomic.Pointer[Controller]
@@ -41,20 +39,18 @@ type collector struct {
 
 var schedules collector
 
-// registerMetrics makes a controller the one whose schedules are shown.
 func registerMetrics(c *Controller) {
 	schedules.controller.Store(c)
 	register.Do(func() { legacyregistry.CustomMustRegister(&schedules) })
 }
 
-// DescribeWithStability is that of metrics.StableCollector.
 func (*collector) DescribeWithStability(descs chan<- *metrics.Desc) {
 	for _, desc := range []*metrics.Desc{scheduleCount, scheduleLate, scheduleSuccess, scheduleInterval, scheduleMissed} {
 		descs <- desc
 	}
 }
 
-// CollectWithStability is that of metrics.StableCollector. Only who works shows anything.
+// CollectWithStability implements metrics.StableCollector. Only the leader shows anything.
 func (s *collector) CollectWithStability(values chan<- metrics.Metric) {
 	c := s.controller.Load()
 	if c == nil || !c.Leads() {

@@ -1,16 +1,13 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package schedule has schedules make their backups when these are due, and delete those
-// that none of their rules keeps.
+// Package schedule makes the backups of schedules when due, and deletes those that no rule keeps.
 //
-// Each time that something is due has one backup or a reason why there is none. The backup
-// has a name that follows from the schedule's and the time; it is asked for first, and that
-// the time was dealt with is recorded then. Whoever is killed in between, or paused, or
-// not the only one, asks for the same backup again, and is told that it is there.
+// Each due time has one backup, or a reason for its absence. The backup's name follows from the
+// schedule and the time. It is requested before the time is recorded, so a repetition finds it
+// there.
 //
-// Backups are asked for, and deleted, as whoever changed the schedule last, by a request like
-// any other: what they may do is what the schedule may do, at that moment.
+// Requests are made as the user that changed the schedule last, with that user's present rights.
 package schedule
 
 import (
@@ -38,77 +35,58 @@ import (
 )
 
 const (
-	// maxWait is the longest time that passes until a schedule is looked at again: clocks
-	// are put right, and a wait is by another one than the wall's.
+	// maxWait bounds the wait for a schedule, since wall clocks may be corrected.
 	maxWait = time.Minute
-	// deletedAtOnce is how many backups of a schedule are deleted at a time: each has a record
-	// until it is gone from its store.
+	// deletedAtOnce bounds the concurrent deletions of a schedule: each has a record.
 	deletedAtOnce = 10
-	// lasting is how long a backup may be asked for without an answer until that is said.
-	lasting = time.Minute
-	workers = 4
+	lasting       = time.Minute
+	workers       = 4
 )
 
-// Schedules are those that there are, with their records and the backups that they made.
 type Schedules interface {
-	// Names are those of all.
 	Names() []types.NamespacedName
-	// Schedule gives nil for one that is not there.
 	Schedule(types.NamespacedName) (*v1alpha1.Schedule, *enginev1alpha1.ScheduleEntry, []domain.Backup)
-	// Observe takes note of a record that was just written.
 	Observe(*enginev1alpha1.ScheduleEntry)
-	// Forget takes note that a record was removed.
 	Forget(*enginev1alpha1.ScheduleEntry)
 }
 
-// Backups are asked for as somebody.
 type Backups interface {
 	Create(ctx context.Context, as enginev1alpha1.Requester, of *v1alpha1.Schedule, backup *v1alpha1.Backup) error
-	// Delete asks for the deletion of the one with this uid, which a schedule made.
+	// Delete requests the deletion of a schedule's backup with this uid.
 	Delete(ctx context.Context, as enginev1alpha1.Requester, of *v1alpha1.Schedule, name string, uid types.UID) error
-	// MadeBy is the uid of the schedule that made a backup, empty if none did. Of a backup that
-	// is not there the error is NotFound.
+	// MadeBy returns the uid of the schedule that made a backup, or ""; or the error NotFound.
 	MadeBy(ctx context.Context, namespace, name string) (types.UID, error)
 }
 
-// Config is what a Controller needs.
 type Config struct {
 	Schedules Schedules
 	Backups   Backups
 	Entries   engineclient.ScheduleEntryInterface
-	// RestoreUser is who restores write as: nothing is asked for as this user.
+	// RestoreUser is the user of restores, as which nothing is requested.
 	RestoreUser string
-	// NamespaceUID finds out which namespace has a name, and LiveNamespaceUID does not take
-	// what was heard of that some time ago for an answer.
+	// NamespaceUID returns the uid of a namespace, LiveNamespaceUID without a cache.
 	NamespaceUID, LiveNamespaceUID func(ctx context.Context, name string) (types.UID, error)
-	// Leads reports whether this process is the one to work.
-	Leads func() bool
-	// Ready reports whether it is known which backups are stored.
-	Ready  func() bool
-	Events events.EventRecorder
-	Clock  clock.WithTicker
+	Leads                          func() bool
+	Ready                          func() bool
+	Events                         events.EventRecorder
+	Clock                          clock.WithTicker
 }
 
-// Controller has schedules make their backups.
 type Controller struct {
 	Config
 	queue *loop.Loop[types.NamespacedName]
 }
 
-// New returns a Controller.
 func New(config Config) *Controller {
 	return &Controller{Config: config, queue: loop.New[types.NamespacedName](loop.Config{
 		Controller: "schedule", Workers: workers, FirstRetry: 100 * time.Millisecond, LastRetry: 30 * time.Second, Clock: config.Clock,
 	})}
 }
 
-// all stands for all schedules.
 var all types.NamespacedName
 
-// Changed has a schedule brought up to date.
 func (c *Controller) Changed(name types.NamespacedName) { c.queue.Add(name) }
 
-// Run works until ctx ends.
 func (c *Controller) Run(ctx context.Context) {
 	registerMetrics(c)
 	c.queue.Run(ctx, c.sync)
@@ -116,7 +94,7 @@ func (c *Controller) Run(ctx context.Context) {
 
 func (c *Controller) sync(ctx context.Context, name types.NamespacedName) error {
 	if !c.Leads() || !c.Ready() {
-		c.queue.AddAfter(all, time.Second) // once, for however many wait
+		c.queue.AddAfter(all, time.Second) // once for all waiting schedules
 		return nil
 	}
 	if name == all {
@@ -133,7 +111,7 @@ func (c *Controller) sync(ctx context.Context, name types.NamespacedName) error 
 		return err
 	}
 	if s.DeletionTimestamp != nil {
-		c.queue.AddAfter(name, maxWait) // somebody's finalizer may outlive the namespace
+		c.queue.AddAfter(name, maxWait) // a finalizer may outlive the namespace
 		return nil
 	}
 	state, err := domain.StateOf(entry, s.UID, backups)
@@ -151,9 +129,9 @@ func (c *Controller) sync(ctx context.Context, name types.NamespacedName) error 
 			decision.Reason, decision.Message = "", ""
 			decision.Missed--
 		}
-		decision.Next = c.Clock.Now() // and then by what it says since the change
+		decision.Next = c.Clock.Now() // then by the changed schedule
 	case !decision.Due.IsZero() && decision.Reason == "":
-		// Another process may have decided otherwise, and what is known of that come late.
+		// Another process may have decided otherwise.
 		if live, err := c.Entries.Get(ctx, entry.Name, metav1.GetOptions{}); err != nil {
 			return fmt.Errorf("reading ScheduleEntry %s: %w", entry.Name, err)
 		} else if live.ResourceVersion != entry.ResourceVersion {
@@ -179,7 +157,6 @@ func (c *Controller) sync(ctx context.Context, name types.NamespacedName) error 
 	return nil
 }
 
-// namespaceGone removes the schedule of a namespace that is no more.
 func (c *Controller) namespaceGone(ctx context.Context, entry *enginev1alpha1.ScheduleEntry) (bool, error) {
 	for _, uidOf := range []func(context.Context, string) (types.UID, error){c.NamespaceUID, c.LiveNamespaceUID} {
 		uid, err := uidOf(ctx, entry.Spec.ScheduleRef.Namespace)
@@ -198,8 +175,8 @@ func (c *Controller) namespaceGone(ctx context.Context, entry *enginev1alpha1.Sc
 	return true, nil
 }
 
-// ask asks for the backup of a schedule that is due at an instant. It returns why there is
-// none, or an error if that is not known yet.
+// ask requests the backup that is due at an instant. It returns why there is none, or an error if
+// that is undecided.
 func (c *Controller) ask(ctx context.Context, s *v1alpha1.Schedule, as enginev1alpha1.Requester, due time.Time) (reason, message string, err error) {
 	backup := domain.NewBackup(s, due)
 	err = c.Backups.Create(ctx, as, s, backup)
@@ -214,7 +191,7 @@ func (c *Controller) ask(ctx context.Context, s *v1alpha1.Schedule, as enginev1a
 		case err != nil:
 			return "", "", fmt.Errorf("asking who made the backup %s: %w", backup.Name, err)
 		case by == s.UID:
-			return "", "", nil // it was asked for before
+			return "", "", nil
 		}
 		return v1alpha1.ScheduleReasonNameTaken, fmt.Sprintf("another backup has the name %s", backup.Name), nil
 	case apierrors.IsForbidden(err) && beyondLimit(err):
@@ -227,8 +204,8 @@ func (c *Controller) ask(ctx context.Context, s *v1alpha1.Schedule, as enginev1a
 	return "", "", fmt.Errorf("asking for the backup %s: %w", backup.Name, err)
 }
 
-// notAnswered says, once for each due time, that its backup has been asked for in vain for
-// long. The time is not dealt with by that.
+// notAnswered reports, once for each due time, that requests have failed for long. The time stays
+// due.
 func (c *Controller) notAnswered(ctx context.Context, s *v1alpha1.Schedule, entry *enginev1alpha1.ScheduleEntry, due time.Time, why error) error {
 	if c.Clock.Since(due) < lasting || ctx.Err() != nil {
 		return nil
@@ -241,16 +218,14 @@ func (c *Controller) notAnswered(ctx context.Context, s *v1alpha1.Schedule, entr
 	return c.record(ctx, s, entry, domain.Decision{Reason: v1alpha1.ScheduleReasonNotAnswered, Message: fmt.Sprintf("%s%.500s", begins, why.Error())}, nil)
 }
 
-// reference is a backup of a schedule, for events.
 func reference(s *v1alpha1.Schedule, name string, uid types.UID) *corev1.ObjectReference {
 	return &corev1.ObjectReference{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "Backup", Namespace: s.Namespace, Name: name, UID: uid}
 }
 
-// holdsLastData reports whether a deletion was refused since the backup holds the newest data of
-// a claim.
+// holdsLastData reports whether a deletion was refused because the backup has the newest data of a
+// claim.
 func holdsLastData(err error) bool { return hasCause(err, v1alpha1.CauseHoldsLastData) }
 
-// causeTooManyBackups is that of the refusal of a backup beyond a limit.
 const causeTooManyBackups metav1.CauseType = "TooManyBackups"
 
 func beyondLimit(err error) bool { return hasCause(err, causeTooManyBackups) }
@@ -268,8 +243,8 @@ func hasCause(err error, cause metav1.CauseType) bool {
 	return false
 }
 
-// prune asks for the deletion of the backups that no rule keeps, and returns the condition
-// that says whether it could; nil if there is nothing to say.
+// prune requests the deletion of the backups that no rule keeps, and returns the condition about
+// that, or nil.
 func (c *Controller) prune(ctx context.Context, s *v1alpha1.Schedule, as enginev1alpha1.Requester, backups []domain.Backup, timing *domain.Timing) *metav1.Condition {
 	if s.Spec.Keep == nil || as.Username == c.RestoreUser {
 		return nil
@@ -284,7 +259,7 @@ func (c *Controller) prune(ctx context.Context, s *v1alpha1.Schedule, as enginev
 	refused := 0
 	for _, backup := range domain.Surplus(backups, s.Spec.Keep, timing.Location()) {
 		if going >= deletedAtOnce || refused >= deletedAtOnce {
-			break // the others when these are gone
+			break
 		}
 		err := c.Backups.Delete(ctx, as, s, backup.Name, backup.UID)
 		if err == nil {
@@ -297,7 +272,7 @@ func (c *Controller) prune(ctx context.Context, s *v1alpha1.Schedule, as enginev
 			continue
 		}
 		if holdsLastData(err) {
-			continue // it goes when a newer backup holds these data
+			continue // it goes when a newer backup has these data
 		}
 		refused++
 		condition.Status, condition.Reason = metav1.ConditionFalse, "NotDeleted"
@@ -306,13 +281,12 @@ func (c *Controller) prune(ctx context.Context, s *v1alpha1.Schedule, as enginev
 		}
 		condition.Message = fmt.Sprintf("no rule of spec.keep keeps the backup %s, and it can't be deleted: %v", backup.Name, err)
 		if apierrors.IsForbidden(err) {
-			break // so it is with the others
+			break
 		}
 	}
 	return condition
 }
 
-// record writes down what was decided, if that is something new.
 func (c *Controller) record(ctx context.Context, s *v1alpha1.Schedule, entry *enginev1alpha1.ScheduleEntry, decision domain.Decision, pruned *metav1.Condition) error {
 	changed := entry.DeepCopy()
 	status := &changed.Status
@@ -328,7 +302,7 @@ func (c *Controller) record(ctx context.Context, s *v1alpha1.Schedule, entry *en
 	case decision.Reason != "":
 		scheduled.Status, scheduled.Reason, scheduled.Message = metav1.ConditionFalse, decision.Reason, decision.Message
 	case decision.Due.IsZero() && was != nil && was.Reason != v1alpha1.ScheduleReasonPaused && was.Reason != v1alpha1.ScheduleReasonNotAnswered:
-		scheduled = *was // it says what came of the last time
+		scheduled = *was // it is about the last time
 	}
 	meta.SetStatusCondition(&status.Conditions, scheduled)
 	if pruned != nil {

@@ -22,45 +22,37 @@ import (
 )
 
 const (
-	// claimInterval is how often the claim on a store is looked at, and renewed.
 	claimInterval = 5 * time.Minute
-	// claimPatience is how long a claim of another process may stay as it is until it is taken
-	// for that of one that has ended.
+	// claimPatience is after how long an unchanged claim of another process counts as dead.
 	claimPatience = 2*claimInterval + checkInterval
-	// So many renewals of another process's claim prove that it lives. One may come from a process
-	// that was paused between its question whether it leads and its write.
+	// So many renewals of another's claim prove that it lives. One may come from a process that was
+	// paused between its check and its write.
 	claimChanges = 2
 	// leaseSlack is how long a process may work after its last renewal of the Lease.
 	leaseSlack = 30 * time.Second
 )
 
-// claimant decides about the claim of this process on one store. docs/design/cloned-clusters.md
-// says why it decides so.
+// claimant decides about this process's claim on one store (docs/design/cloned-clusters.md).
 type claimant struct {
-	// mu is held while the store is asked, which may take long.
-	mu sync.Mutex
-	// storeID is the store that this is about.
+	mu      sync.Mutex
 	storeID string
-	// next is when the claim is looked at again.
-	next time.Time
-	// renewals count the writes of this process: if there were some, it has led since.
+	next    time.Time
+	// renewals counts the writes of this process: if positive, it has led since.
 	renewals int64
-	// seen is the claim of another process, since when it is so, and how often that process has
-	// renewed it meanwhile.
+	// seen is the claim of another process, since when, and changes its renewals meanwhile.
 	seen    *format.Claim
 	since   time.Time
 	changes int
-	// reason is what judge has said last.
-	reason string
+	reason  string
 }
 
-// judge says whether to write the own claim in the place of the one that was found, and, if
-// another cluster may write to the store, the reason for ConditionClonedCluster. stands is the
-// reason that the condition gives until now, before is who led before this process, and accepted
-// is whether an administrator has said that this cluster is to go on.
+// judge returns whether to write the own claim in the place of the found one, and the reason for
+// ConditionClonedCluster, if another cluster may write to the store. stands is the condition's
+// present reason, before the former leader, accepted whether an administrator lets this cluster
+// continue.
 func (c *claimant) judge(now time.Time, nonce string, found *format.Claim, before liveness.Predecessor, stands string, accepted bool) (write bool, reason string) {
 	if stands == "" {
-		stands = c.reason // it may not have been written
+		stands = c.reason // the condition may not be written
 	}
 	write, c.reason = c.decide(now, nonce, found, before, stands, accepted)
 	if write {
@@ -100,8 +92,8 @@ func (c *claimant) decide(now time.Time, nonce string, found *format.Claim, befo
 	return false, stands
 }
 
-// claim claims a store for this process, and returns what is to be said about other clusters that
-// do; nil if that is as it was.
+// claim claims a store for this process, and returns the condition about other clusters; nil if
+// unchanged.
 func (c *Controller) claim(ctx context.Context, bucket *store.Bucket, record *enginev1alpha1.StorageLocation, storeID string) *metav1.Condition {
 	of := c.claimant(record.Name, storeID)
 	of.mu.Lock()
@@ -137,7 +129,6 @@ func (c *Controller) claim(ctx context.Context, bucket *store.Bucket, record *en
 	return nil
 }
 
-// claimant is what decides about a store.
 func (c *Controller) claimant(location, storeID string) *claimant {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -149,7 +140,6 @@ func (c *Controller) claimant(location, storeID string) *claimant {
 	return of
 }
 
-// readClaim returns the claim of this cluster, or nil if there is none that can be read.
 func (c *Controller) readClaim(ctx context.Context, bucket *store.Bucket) (*format.Claim, error) {
 	content, err := bucket.Get(ctx, format.ClaimKey(c.clusterUID))
 	if errors.Is(err, store.ErrNotFound) {
@@ -171,8 +161,8 @@ func (c *Controller) readClaim(ctx context.Context, bucket *store.Bucket) (*form
 	return &claim, nil
 }
 
-// writeClaim writes the claim of this process. The first claim of a cluster is created: if two
-// processes find none, one of them fails, and is told apart at its next look.
+// writeClaim writes this process's claim. The first is created: of two processes one fails, and
+// decides at its next check.
 func (c *Controller) writeClaim(ctx context.Context, bucket *store.Bucket, of *claimant, first bool, now time.Time) error {
 	content, err := format.EncodeClaim(format.Claim{Nonce: c.nonce, Holder: c.identity, Renewals: of.renewals + 1, Written: now.UTC()})
 	if err != nil {
@@ -192,8 +182,8 @@ func (c *Controller) writeClaim(ctx context.Context, bucket *store.Bucket, of *c
 	return nil
 }
 
-// acceptedTakeOver reports whether an administrator has said, since it was told that another
-// cluster may write to the store, that this one is to go on.
+// acceptedTakeOver reports whether an administrator has accepted, since the condition, that this
+// cluster continues.
 func acceptedTakeOver(ctx context.Context, record *enginev1alpha1.StorageLocation, told *metav1.Condition, now time.Time) bool {
 	text := takeOver(record)
 	if text == "" {

@@ -14,18 +14,16 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// noWritesError: a store has no id, and refuses the object with one.
 type noWritesError struct{ refusal error }
 
 func (e *noWritesError) Error() string {
 	return "it takes no object with an id, so another store in its place would not be noticed: " + store.Reason(e.refusal)
 }
 
-// Unwrap returns the refusal.
 func (e *noWritesError) Unwrap() error { return e.refusal }
 
-// identify returns the id of a store, and gives it one at its first use. It fails with
-// store.ErrOther if the location has had another store until now, and nobody gave that up.
+// identify returns the id of a store, and creates it at the first use. It fails with store.ErrOther
+// for another store than before, unless that was given up.
 func (c *Controller) identify(ctx context.Context, bucket *store.Bucket, record *enginev1alpha1.StorageLocation) (string, error) {
 	known := record.Status.StoreID
 	found, err := bucket.Identity(ctx)
@@ -58,7 +56,7 @@ func (c *Controller) identify(ctx context.Context, bucket *store.Bucket, record 
 	return id, err
 }
 
-// lostAll reports whether a location whose store never had an id has lost all its backups.
+// lostAll reports whether a store without an id has lost all its backups.
 func lostAll(ctx context.Context, bucket *store.Bucket, record *enginev1alpha1.StorageLocation, has bool) (bool, error) {
 	if has || record.Status.Catalogue == nil || record.Status.Catalogue.Backups == 0 {
 		return false, nil
@@ -69,7 +67,6 @@ func lostAll(ctx context.Context, bucket *store.Bucket, record *enginev1alpha1.S
 	return true, nil
 }
 
-// givenUp is the id of the store that an administrator has given up.
 func givenUp(record *enginev1alpha1.StorageLocation) string {
 	return record.Annotations[enginev1alpha1.AnnotationGiveUpStore]
 }

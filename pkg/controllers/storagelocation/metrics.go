@@ -18,29 +18,25 @@ import (
 var (
 	stoppedLocations = metrics.NewDesc("holdfast_locations_stopped",
 		"Storage locations to which nothing is written, by why: all but Unreachable need somebody to act.", []string{"reason"}, nil, metrics.ALPHA, "")
-	// reasons are all that are shown, so that what has ended is a zero.
+	// reasons are all shown reasons, so that ended ones are zero.
 	reasons = []string{enginev1alpha1.ReasonUnreachable, enginev1alpha1.ReasonAccessDenied, enginev1alpha1.ReasonNoSuchBucket, enginev1alpha1.ReasonClockSkew, enginev1alpha1.ReasonInvalid, enginev1alpha1.ReasonOtherStore, enginev1alpha1.ConditionClonedCluster}
 
 	register sync.Once
 	shown    stopped
 )
 
-// registerMetrics makes a controller the one whose locations are shown.
 func registerMetrics(c *Controller) {
 	shown.controller.Store(c)
 	register.Do(func() { legacyregistry.CustomMustRegister(&shown) })
 }
 
-// stopped counts, when it is asked, the records as they are then.
 type stopped struct {
 	metrics.BaseStableCollector
 	controller atomic.Pointer[Controller]
 }
 
-// DescribeWithStability is that of metrics.StableCollector.
 func (*stopped) DescribeWithStability(descs chan<- *metrics.Desc) { descs <- stoppedLocations }
 
-// CollectWithStability is that of metrics.StableCollector.
 func (s *stopped) CollectWithStability(found chan<- metrics.Metric) {
 	all, err := s.controller.Load().lister.List(labels.Everything())
 	if err != nil {

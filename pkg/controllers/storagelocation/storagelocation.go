@@ -1,13 +1,12 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package storagelocation finds out whether storage locations can be reached, and whether
-// their stores are those that they have had until now. It says so in their condition
-// Available, and writes on a change only. It gives an id to a store that has none. It claims
-// each store for its process, and notices when another cluster with the same uid does.
+// Package storagelocation checks whether storage locations are reachable and have their former
+// store, and reports it in the condition Available, on changes. It gives new stores an id. It
+// claims each store for its process, and detects another cluster with the same uid.
 //
-// A store may answer each check and not the run that is to start. Its location is then held:
-// it is unavailable for a while, longer each time, and the queue passes its runs by.
+// A store may answer checks, but not the run that starts. Its location is then held: unavailable
+// for a while, longer each time, so that the queue passes its runs over.
 package storagelocation
 
 import (
@@ -42,24 +41,19 @@ import (
 )
 
 const (
-	// A store that answers is asked again after checkInterval. One that does not
-	// holds backups back, so it is asked more often.
+	// A store is checked each checkInterval; more often if it does not answer, since backups wait.
 	checkInterval = time.Minute
 	retryInterval = 5 * time.Second
 	checkTimeout  = 10 * time.Second
-	// A location is held for firstHold, and twice as long each time that it is held again soon
-	// after.
+	// A location is held for firstHold, doubled each time that it is held again soon.
 	firstHold, longestHold = 10 * time.Second, 5 * time.Minute
-	// One slow store must not delay the others.
-	workers = 4
+	workers                = 4
 )
 
-// Config is what a Controller needs.
 type Config struct {
 	Locations engineclient.StorageLocationsGetter
-	// Secrets with the credentials of the locations.
-	Secrets location.Secrets
-	// ClusterUID is this cluster's, Identity this process's, and Before who led before it.
+	Secrets   location.Secrets
+	// ClusterUID is this cluster's, Identity this process's, Before the former leader.
 	ClusterUID, Identity string
 	Before               liveness.Predecessor
 	Events               events.EventRecorder
@@ -68,7 +62,6 @@ type Config struct {
 	LocationInformer engineinformers.StorageLocationInformer
 }
 
-// Controller checks the locations of one namespace.
 type Controller struct {
 	locations  engineclient.StorageLocationsGetter
 	secrets    location.Secrets
@@ -80,24 +73,21 @@ type Controller struct {
 	lister     enginelisters.StorageLocationLister
 	queue      *loop.Loop[cache.ObjectName]
 	clock      clock.PassiveClock
-	// nonce is in the claims of this process on stores.
-	nonce string
+	nonce      string
 
-	mu sync.Mutex
-	// holds are the locations that are held, or were the last time.
-	holds map[cache.ObjectName]hold
-	// claims are by the location's name.
+	mu     sync.Mutex
+	holds  map[cache.ObjectName]hold
 	claims map[string]*claimant
 }
 
-// Check asks the store of a location. It returns the store's id for the status of the location,
-// and what is to be said about other clusters that claim the store; nil if that is as it was.
+// Check checks a location's store. It returns the store's id for the status, and the condition
+// about other clusters' claims; nil if unchanged.
 type Check func(ctx context.Context, record *enginev1alpha1.StorageLocation) (condition metav1.Condition, storeID string, cloned *metav1.Condition)
 
-// hold is why and until when a location is unavailable, though its store answers checks.
+// hold says why and until when a location is unavailable, though its store answers checks.
 type hold struct {
 	uid        types.UID
-	generation int64 // of the record: a change may have mended it
+	generation int64 // of the record: a change may have fixed it
 	reason     string
 	length     time.Duration
 	until      time.Time
@@ -107,10 +97,8 @@ func (h hold) isOf(location *enginev1alpha1.StorageLocation) bool {
 	return h.uid == location.UID && h.generation == location.Generation
 }
 
-// New returns a Controller.
 func New(config Config) (*Controller, error) { return NewWithCheck(config, nil) }
 
-// NewWithCheck returns a Controller that asks the stores by check; nil if as New does.
 func NewWithCheck(config Config, check Check) (*Controller, error) {
 	c := &Controller{
 		locations:  config.Locations,
@@ -138,20 +126,16 @@ func NewWithCheck(config Config, check Check) (*Controller, error) {
 	}))
 }
 
-// Run works until ctx ends.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.Check) }
 
-// Hold brings the condition of a location up to date whose store did not answer a run that
-// was to start. If it answers the check, the location is unavailable for a while all the same,
-// for this reason. Hold returns the record as it is then; nil if there is none, or nothing was
-// found out. One that is held already is not held for longer: the run was let start before all
-// knew.
+// Hold checks a location whose store did not answer a run. If it answers the check, the location is
+// held with this reason anyway, unless it is held already. It returns the written record; nil if
+// there is none, or nothing was decided.
 func (c *Controller) Hold(ctx context.Context, key cache.ObjectName, reason error) (*enginev1alpha1.StorageLocation, error) {
 	return c.update(ctx, key, reason)
 }
 
-// held returns the hold of a location; false if it is not held. With a reason it is held
-// from now on.
+// held returns the hold of a location; false without one. A reason starts one.
 func (c *Controller) held(key cache.ObjectName, location *enginev1alpha1.StorageLocation, reason error) (hold, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -172,15 +156,14 @@ func (c *Controller) held(key cache.ObjectName, location *enginev1alpha1.Storage
 	return next, true
 }
 
-// Check asks the store of a location and writes what came of it. A controller that
-// could not reach the store calls it, so that all know of that at once.
+// Check checks a location's store and writes the result. Controllers call it after a failure, to
+// inform all.
 func (c *Controller) Check(ctx context.Context, key cache.ObjectName) error {
 	_, err := c.update(ctx, key, nil)
 	return err
 }
 
-// update asks the store of a location, holds it for the reason, if there is one, and returns
-// the record as written.
+// update checks a location's store, holds it if there is a reason, and returns the written record.
 func (c *Controller) update(ctx context.Context, key cache.ObjectName, reason error) (*enginev1alpha1.StorageLocation, error) {
 	location, err := c.lister.StorageLocations(key.Namespace).Get(key.Name)
 	if apierrors.IsNotFound(err) {
@@ -194,7 +177,7 @@ func (c *Controller) update(ctx context.Context, key cache.ObjectName, reason er
 	defer cancel()
 	condition, storeID, cloned := c.check(timed, location)
 	if ctx.Err() != nil {
-		return nil, nil // the check was cut short and says nothing
+		return nil, nil
 	}
 	again := checkInterval
 	if condition.Status != metav1.ConditionTrue {
@@ -234,8 +217,7 @@ func (c *Controller) update(ctx context.Context, key cache.ObjectName, reason er
 	return written, nil
 }
 
-// lookAgain has the claim on a store looked at with the next check, since what was to be said of
-// it was not written.
+// lookAgain makes the next check consider the claim again, since its condition was not written.
 func (c *Controller) lookAgain(name string) {
 	c.mu.Lock()
 	of := c.claims[name]
@@ -247,7 +229,6 @@ func (c *Controller) lookAgain(name string) {
 	}
 }
 
-// forget drops what is known of a location that is gone.
 func (c *Controller) forget(key cache.ObjectName) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -255,10 +236,8 @@ func (c *Controller) forget(key cache.ObjectName) {
 	delete(c.claims, key.Name)
 }
 
-// ask is the Check of a Controller.
 func (c *Controller) ask(ctx context.Context, record *enginev1alpha1.StorageLocation) (condition metav1.Condition, storeID string, cloned *metav1.Condition) {
-	// What nobody can encrypt for must not look like a protection. The API server can't tell a
-	// mistyped key.
+	// An invalid recovery key must not look like a protection. The API server can't detect it.
 	if err := recovery.Validate(record.Spec.RecoveryKeys); err != nil {
 		return unavailable(err, enginev1alpha1.ReasonInvalid), record.Status.StoreID, nil
 	}
@@ -286,7 +265,6 @@ func (c *Controller) ask(ctx context.Context, record *enginev1alpha1.StorageLoca
 		Reason: enginev1alpha1.ReasonReachable, Message: message}, storeID, cloned
 }
 
-// rivals says which other locations are marked as default, beside one that is.
 func (c *Controller) rivals(record *enginev1alpha1.StorageLocation) string {
 	locations, err := c.lister.StorageLocations(record.Namespace).List(labels.Everything())
 	if defaults := location.Defaults(locations); err == nil && record.Spec.Default && len(defaults) > 1 {
@@ -307,7 +285,7 @@ func unavailable(err error, reason string) metav1.Condition {
 	case errors.Is(err, store.ErrDenied):
 		reason = enginev1alpha1.ReasonAccessDenied
 	case errors.Is(err, store.ErrUnavailable):
-		reason = enginev1alpha1.ReasonUnreachable // a folder is looked at when it is opened
+		reason = enginev1alpha1.ReasonUnreachable // a folder is opened for the check
 	}
 	if reason != enginev1alpha1.ReasonInvalid {
 		message = store.Reason(err)

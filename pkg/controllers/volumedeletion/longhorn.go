@@ -15,13 +15,11 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/longhorn/deletion"
 )
 
-// longhornStore is what is needed of a store that Longhorn writes.
 type longhornStore interface {
 	deletion.Store
 	io.Closer
 }
 
-// refuseLonghorn says why a backup of Longhorn's is not deleted; empty if it may be.
 func (w *work) refuseLonghorn(target *enginev1alpha1.VolumeDeletionTarget) (why string, err error) {
 	record, err := w.locations.Get(target.StorageLocation)
 	switch {
@@ -35,8 +33,8 @@ func (w *work) refuseLonghorn(target *enginev1alpha1.VolumeDeletionTarget) (why 
 	return "", nil
 }
 
-// deleteLonghorns deletes Longhorn's backups, by Longhorn's rules. What was deleted before is as
-// good as deleted, and what may not be deleted any more is refused.
+// deleteLonghorns deletes Longhorn's backups, by Longhorn's rules. Missing ones count as deleted;
+// those that may not be deleted any more are refused.
 func (w *work) deleteLonghorns(ctx context.Context) error {
 	type volume struct{ location, name string }
 	backups := map[volume][]string{}

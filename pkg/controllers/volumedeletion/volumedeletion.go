@@ -1,27 +1,20 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package volumedeletion carries out deletions of volume backups: of a volume's whole history,
-// or of one.
+// Package volumedeletion deletes volume backups: a volume's whole history, or one.
 //
-// A VolumeDeletion names the backups, and from when it is recorded the API server shows nothing
-// of the volume in them. Here that becomes a change beside the folder of each backup, signed by
-// this cluster (folder.Change), which everybody honours who reads the backup: the catalogues,
-// restores, the maintenance. Then the removal of the snapshots is asked for in the store, once
-// for each location, and the next maintenance of the repository follows it (package
-// maintenance). The record goes some time after that.
+// A VolumeDeletion names the backups; the API server hides them at once. The package writes a
+// signed change beside each backup's folder (folder.Change), then a removal of the snapshots into
+// each store, which the repository's maintenance follows. The record is deleted some time later.
 //
-// What it promises:
-//   - It removes and rewrites nothing. A backup stays, without the volume. What is deleted is
-//     said for good: each later change of the backup repeats it.
-//   - It may be stopped anywhere, and two may do the same: what the changes in the store say is
-//     not said again, and the removal is asked for under the name of the record.
-//   - Nothing is deleted from a backup that is held, in the store or by what is recorded, nor
-//     from one that is not this cluster's own by its signature. A hold that comes later counts
-//     from then on, for what is left.
-//   - A location that is gone lets nothing wait: what lies there is refused.
-//   - No snapshot is asked for before the change is in the store, and while a restore that may
-//     not have read the change is under way.
+//   - Nothing is removed or rewritten. A backup stays, without the volume; later changes repeat the
+//     deletion.
+//   - It may be stopped anywhere, or run twice: changes are not repeated, and removals have the
+//     record's name.
+//   - Held backups, and those that this cluster has not signed, stay. A later hold protects the
+//     rest.
+//   - A missing location refuses its backups, and delays nothing.
+//   - The removal follows the change, and waits for restores that may not have read the change.
 package volumedeletion
 
 import (
@@ -57,40 +50,29 @@ import (
 const (
 	firstRetry = time.Second
 	lastRetry  = 5 * time.Minute
-	// workers is how many deletions are carried out at once, and atOnce how many backups of
-	// one are changed.
+	// workers bounds the concurrent deletions, atOnce the backups of one that are changed at once.
 	workers = 2
 	atOnce  = 16
-	// step is after how many backups it is written down how far a deletion is.
-	step = 200
-	// mostChanges is after how many changes of a backup nothing is deleted from it any more: what
-	// is left is for holds, and for until when it is kept.
-	mostChanges = format.MaxExpirations - 100
-	// requestTimeout is how long a store may take for one request.
+	step    = 200
+	// mostChanges leaves changes of a backup for holds and expirations.
+	mostChanges    = format.MaxExpirations - 100
 	requestTimeout = time.Minute
-	// lookAgain is how often it is looked whether restores have ended.
-	lookAgain = 30 * time.Second
-	// retention is how long a record stays that is done: until the catalogues have read the
-	// changes in the store, and what they keep on disk is of after that. An API server that
-	// was down meanwhile begins with what it has there, and lists the store when that answers.
+	lookAgain      = 30 * time.Second
+	// retention is how long a completed record stays, until all catalogues and their caches have
+	// the change. An API server that was down longer lists the store.
 	retention = 24 * time.Hour
 )
 
-// Config is what a Controller needs.
 type Config struct {
-	// Namespace is the system namespace.
 	Namespace string
-	// Cluster signs the changes.
-	Cluster format.Cluster
-	// Keys are all public keys that the cluster has signed with.
+	Cluster   format.Cluster
+	// Keys are all public keys of the cluster.
 	Keys      []string
 	Deletions engineclient.VolumeDeletionInterface
 	Changes   engineclient.ExpirationChangeInterface
 	Restores  engineclient.RestoreRunInterface
-	// Secrets with the credentials of the locations.
-	Secrets location.Secrets
-	// EnsureRepository makes a record of the repository of a namespace at a location, if
-	// there is none.
+	Secrets   location.Secrets
+	// EnsureRepository creates the record of a namespace's repository at a location, if missing.
 	EnsureRepository func(ctx context.Context, namespace, location string) error
 	Events           events.EventRecorder
 	Clock            clock.WithTicker
@@ -99,7 +81,6 @@ type Config struct {
 	LocationInformer engineinformers.StorageLocationInformer
 }
 
-// bucket is what is needed of a storage location.
 type bucket interface {
 	store.Reader
 	io.Closer
@@ -107,17 +88,14 @@ type bucket interface {
 	Put(ctx context.Context, key string, content []byte) error
 }
 
-// Controller carries out deletions of volume backups.
 type Controller struct {
 	Config
-	locations enginelisters.StorageLocationNamespaceLister
-	queue     *loop.Loop[string]
-	open      func(ctx context.Context, record *enginev1alpha1.StorageLocation) (bucket, error)
-	// openLonghorn opens a store that Longhorn writes.
+	locations    enginelisters.StorageLocationNamespaceLister
+	queue        *loop.Loop[string]
+	open         func(ctx context.Context, record *enginev1alpha1.StorageLocation) (bucket, error)
 	openLonghorn func(ctx context.Context, record *enginev1alpha1.StorageLocation) (longhornStore, error)
 }
 
-// New returns a Controller.
 func New(config Config) (*Controller, error) {
 	c := &Controller{
 		Config:    config,
@@ -150,7 +128,6 @@ func New(config Config) (*Controller, error) {
 		})))
 }
 
-// Run works until ctx ends, and returns when all work has stopped.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.sync) }
 
 func (c *Controller) sync(ctx context.Context, name string) error {
@@ -179,7 +156,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	if err := work.askForRemoval(ctx); err != nil {
 		return errors.Join(err, work.say(ctx, "it is in the store, and the removal of the data could not be asked for yet", err))
 	}
-	// Last, since each turn does it anew, under Longhorn's lock: only its own failure repeats it.
+	// Last: each attempt repeats it under Longhorn's lock, and only its own failure causes one.
 	if err := work.deleteLonghorns(ctx); err != nil {
 		return errors.Join(err, work.say(ctx, "it counts, and waits until Longhorn's store lets it be carried out", err))
 	}
@@ -192,7 +169,6 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	return nil
 }
 
-// retire removes a record that has been done for long enough, in the version that is.
 func (c *Controller) retire(ctx context.Context, deletion *enginev1alpha1.VolumeDeletion) error {
 	if wait := deletion.Status.CompletionTimestamp.Add(retention).Sub(c.Clock.Now()); wait > 0 {
 		c.queue.AddAfter(deletion.Name, min(wait, retention))
@@ -207,10 +183,8 @@ func (c *Controller) retire(ctx context.Context, deletion *enginev1alpha1.Volume
 	return nil
 }
 
-// work is one attempt to carry out a deletion.
 type work struct {
 	*Controller
-	// deletion is the record as it was written last.
 	deletion *enginev1alpha1.VolumeDeletion
 
 	mu     sync.Mutex
@@ -223,8 +197,7 @@ func (w *work) close() {
 	}
 }
 
-// changeBackups writes the deletion beside each backup that it has not been written beside, or
-// finds that it can't be.
+// changeBackups writes the deletion beside each remaining backup, or records its refusal.
 func (w *work) changeBackups(ctx context.Context) error {
 	for {
 		targets, first := w.deletion.Spec.Targets, int(w.deletion.Status.Processed)
@@ -260,8 +233,8 @@ func (w *work) changeBackups(ctx context.Context) error {
 	}
 }
 
-// recordedHolds are the holds that were asked for and may not be in the store, or their
-// releases, by the uid of the backup.
+// recordedHolds returns the requested holds and releases that may not be in the store, by the
+// backup's uid.
 func (w *work) recordedHolds(ctx context.Context) (map[types.UID]*bool, error) {
 	list, err := w.Changes.List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -276,7 +249,6 @@ func (w *work) recordedHolds(ctx context.Context) (map[types.UID]*bool, error) {
 	return held, nil
 }
 
-// refusal says why nothing is deleted from a backup.
 type refusal string
 
 func (r refusal) Error() string { return string(r) }
@@ -285,8 +257,8 @@ func noLocation(name string) refusal {
 	return refusal(fmt.Sprintf("there is no storage location %q", name))
 }
 
-// change writes the deletion beside one backup, or says why that can't be done, ever. hold is
-// what was asked for and may not be in the store.
+// change writes the deletion beside one backup, or returns why that is impossible. hold is a
+// request that may not be in the store.
 func (w *work) change(ctx context.Context, target *enginev1alpha1.VolumeDeletionTarget, hold *bool) (why string, err error) {
 	spec := &w.deletion.Spec
 	if target.BackupName != "" {
@@ -331,7 +303,7 @@ func (w *work) change(ctx context.Context, target *enginev1alpha1.VolumeDeletion
 	refused, isRefusal := errors.AsType[refusal](err)
 	switch {
 	case err == nil, errors.Is(err, folder.ErrGone):
-		return "", nil // nothing is left of it
+		return "", nil
 	case isRefusal:
 		return string(refused), nil
 	case errors.Is(err, folder.ErrUnreadable):
@@ -342,8 +314,8 @@ func (w *work) change(ctx context.Context, target *enginev1alpha1.VolumeDeletion
 	return "", err
 }
 
-// keepShared takes the snapshots from those that go that a volume of the backup needs which
-// stays, and gives them to those that go when none does.
+// keepShared keeps the snapshots that a remaining volume of the backup needs, and frees them when
+// none does.
 func keepShared(deleted []format.DeletedVolume, volumes map[format.VolumeID]string) {
 	goes, needed := map[format.VolumeID]bool{}, map[string]bool{}
 	for _, d := range deleted {
@@ -363,8 +335,8 @@ func keepShared(deleted []format.DeletedVolume, volumes map[format.VolumeID]stri
 	}
 }
 
-// isRead reports whether a restore that has not ended reads one of the backups. One that is
-// asked for later reads what is in the store by now. Of Longhorn's backups none is made here.
+// isRead reports whether an active restore reads one of the backups. Later restores read the
+// change. Longhorn's backups are not restored here.
 func (w *work) isRead(ctx context.Context) (bool, error) {
 	of := map[types.UID]bool{}
 	for i := range w.deleted() {
@@ -388,7 +360,6 @@ func (w *work) isRead(ctx context.Context) (bool, error) {
 	return false, nil
 }
 
-// deleted are the indexes of the targets that were not refused.
 func (w *work) deleted() map[int]bool {
 	deleted := map[int]bool{}
 	for i := range w.deletion.Spec.Targets {
@@ -400,7 +371,7 @@ func (w *work) deleted() map[int]bool {
 	return deleted
 }
 
-// askForRemoval leaves in the store of each location that the snapshots are to go.
+// askForRemoval writes a removal of the snapshots into each location's store.
 func (w *work) askForRemoval(ctx context.Context) error {
 	namespace := w.deletion.Spec.Namespace
 	deleted, removals := w.deleted(), map[string]*format.VolumeRemoval{}
@@ -463,7 +434,7 @@ func (w *work) folder(opened bucket, target *enginev1alpha1.VolumeDeletionTarget
 	}
 }
 
-// bucket is the store of a location, opened once. A location that is gone is a refusal.
+// bucket opens a location's store once. A missing location is a refusal.
 func (w *work) bucket(ctx context.Context, name string) (bucket, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -496,7 +467,6 @@ func (w *work) update(ctx context.Context) error {
 	return nil
 }
 
-// say writes down, once, what a deletion waits for.
 func (w *work) say(ctx context.Context, message string, why error) error {
 	if ctx.Err() != nil || w.deletion.Status.Message == message {
 		return nil
@@ -514,7 +484,6 @@ func (w *work) say(ctx context.Context, message string, why error) error {
 	return nil
 }
 
-// tell tells people what came of a deletion, by an event of the volume.
 func (c *Controller) tell(deletion *enginev1alpha1.VolumeDeletion) {
 	refused := len(deletion.Status.Refused)
 	if deleted := len(deletion.Spec.Targets) - refused; deleted > 0 {
@@ -527,7 +496,6 @@ func (c *Controller) tell(deletion *enginev1alpha1.VolumeDeletion) {
 	}
 }
 
-// reference is the BackupVolume, for events.
 func reference(deletion *enginev1alpha1.VolumeDeletion) *corev1.ObjectReference {
 	name := deletion.Spec.Volume
 	if namespace := deletion.Spec.Namespace; namespace != "" && namespace != deletion.Spec.ListedIn {
