@@ -17,31 +17,28 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/loadconcurrency"
 )
 
-// throughputInterval is the time over which an agent's throughput is averaged.
 const throughputInterval = 10 * time.Second
 
-// agentReport is what a node agent says of itself in the Lease of its node.
+// agentReport is a node agent's status for its Lease.
 type agentReport struct {
 	clock clock.PassiveClock
 
-	mu    sync.Mutex
-	load  func() datapath.Load
-	limit func() loadconcurrency.Decision
-	// conditions as they were said last.
+	mu         sync.Mutex
+	load       func() datapath.Load
+	limit      func() loadconcurrency.Decision
 	conditions []metav1.Condition
-	// sampled is when moved was looked at for the throughput, which was then rate.
+	// sampled is when moved was read for the throughput rate.
 	sampled     time.Time
 	moved, rate int64
 }
 
-// begin has the report say something from now on.
 func (r *agentReport) begin(load func() datapath.Load, limit func() loadconcurrency.Decision) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.load, r.limit, r.sampled = load, limit, r.clock.Now()
 }
 
-// text is the report as it is written; empty while it is not known how much may run.
+// text returns the report; empty before the limit is known.
 func (r *agentReport) text() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -49,7 +46,7 @@ func (r *agentReport) text() string {
 		return ""
 	}
 	text, err := json.Marshal(r.statusLocked())
-	utilruntime.Must(err) // it is plain data
+	utilruntime.Must(err)
 	return string(text)
 }
 

@@ -45,7 +45,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/serving"
 )
 
-// clientOptions say how a role reaches the cluster.
 type clientOptions struct {
 	kubeconfig string
 	namespace  string
@@ -64,8 +63,8 @@ func (o *clientOptions) validate() error {
 	return nil
 }
 
-// config is the configuration of the role's clients. The server's priority and
-// fairness bounds their requests, so they have no limit of their own.
+// config returns the client configuration. The server's priority and fairness limits requests, not
+// the client.
 func (o *clientOptions) config(role string) (*rest.Config, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
 	if err != nil {
@@ -76,7 +75,6 @@ func (o *clientOptions) config(role string) (*rest.Config, error) {
 	return config, nil
 }
 
-// controllerOptions are the flags of the controller.
 type controllerOptions struct {
 	client           clientOptions
 	serving          *serving.Options
@@ -96,7 +94,6 @@ type controllerOptions struct {
 	expiry           expiryOptions
 }
 
-// expiryOptions are the controller's flags about backups that have expired.
 type expiryOptions struct {
 	interval time.Duration
 	keepLast bool
@@ -224,7 +221,7 @@ func (o *controllerOptions) run(ctx context.Context) error {
 	}
 	defer func() { cancel(); <-stopped }()
 
-	// A restarted container must not be taken for the process before it.
+	// A restarted container must not be taken for the former process.
 	host, err := os.Hostname()
 	if err != nil {
 		return err
@@ -245,9 +242,8 @@ func (o *controllerOptions) run(ctx context.Context) error {
 	})
 }
 
-// work runs the controllers until ctx ends, and returns when all have stopped. None of their
-// requests leaves a process that was paused, and wakes up when another one has its work: it
-// would else go on for a moment, and have an agent upload a volume of a backup that has ended.
+// work runs the controllers until ctx ends, and returns when all have stopped. liveness.Fence stops
+// requests of a process that wakes up after another took over.
 func (o *controllerOptions) work(ctx context.Context, config *rest.Config, identity string, leads func(context.Context) error, logs *runlog.Logs) error {
 	config = rest.CopyConfig(config)
 	config.Wrap(liveness.Fence)
@@ -256,7 +252,7 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, ident
 		return err
 	}
 	broadcaster := newBroadcaster(c.kube)
-	// Also of what goes on for a while when the process is told to stop.
+	// Also for work that continues a while after the stop.
 	if err := broadcaster.StartRecordingToSinkWithContext(context.WithoutCancel(ctx)); err != nil {
 		return err
 	}
@@ -289,7 +285,7 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, ident
 	return nil
 }
 
-// knownKeys are the public keys that the cluster has signed with.
+// knownKeys returns all public keys of the cluster.
 func knownKeys(ctx context.Context, configMaps corev1client.ConfigMapInterface, cluster format.Cluster) ([]string, error) {
 	published, err := configMaps.Get(ctx, clusteridentity.ConfigMapName, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {

@@ -47,7 +47,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/runlog"
 )
 
-// controllers are made in this order: a later one may use an earlier one. All of them run at once.
+// controllers are made in this order: later ones may use earlier ones. All run at once.
 var controllers = []struct {
 	name string
 	new  func(context.Context, *controllerContext) (run func(context.Context), err error)
@@ -70,7 +70,6 @@ var controllers = []struct {
 	{"maintenance", newMaintenance},
 }
 
-// controllerContext is what the controllers share.
 type controllerContext struct {
 	*controllerOptions
 	config   *rest.Config
@@ -80,7 +79,7 @@ type controllerContext struct {
 
 	kube   kubernetes.Interface
 	engine enginev1alpha1client.EngineV1alpha1Interface
-	// client reads objects of any kind, and served says which kinds there are.
+	// client reads objects of any kind, served lists the kinds.
 	client      rest.Interface
 	served      *clustercache.Resources
 	configMaps  corev1client.ConfigMapInterface
@@ -88,8 +87,7 @@ type controllerContext struct {
 	events      events.EventRecorder
 
 	cluster format.Cluster
-	// keys are the public keys that the cluster has signed with.
-	keys []string
+	keys    []string
 
 	records    enginev1alpha1informers.Interface
 	namespaces coreinformers.NamespaceInformer
@@ -98,7 +96,7 @@ type controllerContext struct {
 	agents     *liveness.Agents
 	informers  []startable
 
-	// These are set when they are made.
+	// Set by their constructors.
 	queue        *backupqueue.Controller
 	locations    *storagelocation.Controller
 	repositories *repository.Controller
@@ -107,13 +105,11 @@ type controllerContext struct {
 	volumes      *volumes.Volumes
 }
 
-// startable is a factory of informers.
 type startable interface {
 	StartWithContext(ctx context.Context)
 	Shutdown()
 }
 
-// metadataInformers starts as other factories do.
 type metadataInformers struct {
 	metadatainformer.SharedInformerFactory
 }
@@ -158,7 +154,6 @@ func (o *controllerOptions) newControllerContext(ctx context.Context, config *re
 	return c, c.newInformers(engine)
 }
 
-// newInformers makes the informers, and what follows from them.
 func (c *controllerContext) newInformers(engine engineclient.Interface) error {
 	system := c.controllerOptions.client.namespace
 	engineFactory := engineinformers.NewSharedInformerFactoryWithOptions(engine, 0, engineinformers.WithNamespace(system),
@@ -168,7 +163,7 @@ func (c *controllerContext) newInformers(engine engineclient.Interface) error {
 	published := clustercache.ConfigMap(c.kube, system, clusteridentity.ConfigMapName)
 	agentLeases := informers.NewSharedInformerFactoryWithOptions(c.kube, 0, informers.WithNamespace(enginev1alpha1.AgentsNamespace(system)), informers.WithTransform(clustercache.Trimmed),
 		informers.WithTweakListOptions(func(options *metav1.ListOptions) { options.LabelSelector = liveness.AgentLabels }))
-	// Of nodes only the names matter, and the rest is large and changes all the time.
+	// Only the names of nodes are needed; the rest is large and changes often.
 	names, err := metadata.NewForConfig(c.config)
 	if err != nil {
 		return err
@@ -186,12 +181,10 @@ func (c *controllerContext) newInformers(engine engineclient.Interface) error {
 	return nil
 }
 
-// checkLocation has a storage location checked now.
 func (c *controllerContext) checkLocation(ctx context.Context, name string) error {
 	return c.locations.Check(ctx, cache.ObjectName{Namespace: c.system(), Name: name})
 }
 
-// holdLocation has a storage location unavailable for a while.
 func (c *controllerContext) holdLocation(ctx context.Context, name string, reason error) (*enginev1alpha1.StorageLocation, error) {
 	return c.locations.Hold(ctx, cache.ObjectName{Namespace: c.system(), Name: name}, reason)
 }
@@ -200,7 +193,6 @@ func (c *controllerContext) ensureRepository(ctx context.Context, namespace, loc
 	return repository.EnsureRecord(ctx, c.engine.VolumeRepositories(c.system()), namespace, location)
 }
 
-// system is the system namespace.
 func (c *controllerContext) system() string { return c.controllerOptions.client.namespace }
 
 func newBackupQueue(_ context.Context, c *controllerContext) (run func(context.Context), err error) {

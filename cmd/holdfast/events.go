@@ -16,22 +16,19 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
-// eventWrites is how many events are written at once. A broadcaster writes all that
-// it has at once, and of a long queue that is thousands: the renewal of a Lease must
-// not wait behind them, or the process loses it and ends.
+// eventWrites bounds concurrent writes of events. A broadcaster writes all at once, maybe
+// thousands, and the renewal of a Lease must not wait behind them.
 const eventWrites = 4
 
-// longestNote is how many bytes the note of an event has at most; the API allows 1,024.
+// longestNote bounds the bytes of an event's note; the API allows 1,024.
 const longestNote = 1000
 
-// eventSink bounds how many requests are under way, and shortens notes to what an
-// event may hold: they quote errors.
+// eventSink bounds concurrent requests, and shortens notes.
 type eventSink struct {
 	sink  events.EventSink
 	slots chan struct{}
 }
 
-// Events may be about our own records.
 func init() { utilruntime.Must(enginev1alpha1.AddToScheme(scheme.Scheme)) }
 
 func newBroadcaster(kube kubernetes.Interface) events.EventBroadcaster {

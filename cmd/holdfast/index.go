@@ -21,12 +21,11 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/location"
 )
 
-// indexes tells the publisher of the storage locations, and of the backups that end.
+// indexes passes storage locations and ended backups to the publisher.
 type indexes struct {
 	publisher *publish.Publisher
 	namespace string
 	secrets   location.Secrets
-	// cluster is the uid of this cluster, and keys are its keys.
 	cluster   string
 	keys      []string
 	locations engineinformers.StorageLocationInformer
@@ -58,12 +57,12 @@ func newIndexes(namespace string, cluster format.Cluster, keys []string, secrets
 func (i *indexes) relocate() {
 	records, err := i.locations.Lister().StorageLocations(i.namespace).List(labels.Everything())
 	if err != nil {
-		return // the lister reads memory only
+		return
 	}
 	var locations []publish.Location
 	for _, record := range records {
 		if record.Spec.IsLonghorn() || record.Cloned() {
-			continue // nothing is written to it
+			continue // it is not written to
 		}
 		settings, err := location.Settings(record)
 		if err != nil {
@@ -81,7 +80,7 @@ func (i *indexes) relocate() {
 	i.publisher.SetLocations(locations)
 }
 
-// vouches reports whether this cluster, or one that a location trusts, has signed a backup.
+// vouches reports whether this cluster, or one that the location trusts, has signed a backup.
 func (i *indexes) vouches(record *enginev1alpha1.StorageLocation, origin *v1alpha1.BackupOrigin) bool {
 	return origin.ClusterUID == i.cluster && slices.Contains(i.keys, origin.PublicKey) ||
 		slices.ContainsFunc(record.Spec.TrustedClusters, func(trusted enginev1alpha1.TrustedCluster) bool {
@@ -89,7 +88,6 @@ func (i *indexes) vouches(record *enginev1alpha1.StorageLocation, origin *v1alph
 		})
 }
 
-// Run publishes until ctx ends.
 func (i *indexes) Run(ctx context.Context) {
 	if !cache.WaitForCacheSync(ctx.Done(), i.synced...) {
 		return

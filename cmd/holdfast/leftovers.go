@@ -20,7 +20,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/identity"
 )
 
-// leftoversOptions are the flags of who looks at what the controller would remove.
 type leftoversOptions struct {
 	client   clientOptions
 	location string
@@ -39,7 +38,6 @@ func newLeftoversCommand() *cobra.Command {
 	return role(command)
 }
 
-// run prints a line of JSON for each leftover.
 func (o *leftoversOptions) run(ctx context.Context) error {
 	err := o.client.validate()
 	if o.location == "" {

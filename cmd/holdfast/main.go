@@ -18,9 +18,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// version is set by the linker. It must not be the version in component-base:
-// the API server's library takes that for the version of Kubernetes, and chooses
-// its feature gates by it.
+// version is set by the linker. It must not be component-base's: the API server's library takes
+// that for Kubernetes's version, and selects feature gates by it.
 var version = "unknown"
 
 func main() {
@@ -44,7 +43,7 @@ func newCommand() *cobra.Command {
 	return command
 }
 
-// role makes the command of a role: logging flags, then its own.
+// role adds logging flags to a role's command.
 func role(command *cobra.Command) *cobra.Command {
 	config := logsapi.NewLoggingConfiguration()
 	logsapi.AddFlags(config, command.Flags())
@@ -56,7 +55,7 @@ func role(command *cobra.Command) *cobra.Command {
 			return err
 		}
 		if memory, err := memoryLimit("", cgroups); err == nil && memory > 0 {
-			debug.SetMemoryLimit(memory) // a role with a flag for it may set another one
+			debug.SetMemoryLimit(memory) // a role's flag may change it
 		}
 		command.SetContext(klog.NewContext(command.Context(), klog.Background().WithName(command.Name())))
 		return run(command, args)

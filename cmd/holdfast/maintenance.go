@@ -27,12 +27,10 @@ import (
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 )
 
-// maintenanceOptions are the controller's flags about the maintenance of repositories.
 type maintenanceOptions struct {
-	frequency, timeout, startTimeout time.Duration
-	keep, limit                      int
-	configMap                        string
-	// CPU and memory, as they are given.
+	frequency, timeout, startTimeout           time.Duration
+	keep, limit                                int
+	configMap                                  string
 	cpuRequest, cpuLimit, memRequest, memLimit string
 }
 
@@ -89,7 +87,6 @@ func (o *maintenanceOptions) resources() (all maintenance.Resources, err error) 
 	return all, err
 }
 
-// controller makes the controller of maintenances, and its informers.
 func (o *maintenanceOptions) controller(kube kubernetes.Interface, engine engineclient.EngineV1alpha1Interface, records engineinformers.Interface, system string, recorder events.EventRecorder) (c *maintenance.Controller, factories []startable, err error) {
 	resources, err := o.resources()
 	if err != nil {
@@ -124,7 +121,6 @@ func (o *maintenanceOptions) controller(kube kubernetes.Interface, engine engine
 	return c, []startable{jobs, configMaps}, err
 }
 
-// logFlags are those of some arguments that say what is logged.
 func logFlags(args []string) (found []string) {
 	for i, arg := range args {
 		name, _, hasValue := strings.Cut(strings.TrimLeft(arg, "-"), "=")

@@ -15,14 +15,13 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// leastMemory is the least limit with which an agent is sure to keep to it.
+// leastMemory is the smallest limit that an agent can keep.
 const leastMemory = 256 << 20
 
-// cgroups is where a container sees its own limits.
 const cgroups = "/sys/fs/cgroup"
 
-// memoryLimit is how much memory a process shall take: what the flag says, else 90 % of
-// the limit of its container. It is zero without any. GOMEMLIMIT goes before all.
+// memoryLimit returns the memory for a process: GOMEMLIMIT, else the flag, else 90 % of the
+// container's limit, else zero.
 func memoryLimit(flag, cgroups string) (int64, error) {
 	if limit := debug.SetMemoryLimit(-1); os.Getenv("GOMEMLIMIT") != "" && limit != math.MaxInt64 {
 		return limit, nil
@@ -34,13 +33,13 @@ func memoryLimit(flag, cgroups string) (int64, error) {
 		}
 		return quantity.Value(), nil
 	}
-	for _, file := range []string{"memory.max", "memory/memory.limit_in_bytes"} { // of version 2, and 1
+	for _, file := range []string{"memory.max", "memory/memory.limit_in_bytes"} { // version 2, and 1
 		content, err := os.ReadFile(filepath.Join(cgroups, file))
 		if err != nil {
 			continue
 		}
 		limit, err := strconv.ParseInt(strings.TrimSpace(string(content)), 10, 64)
-		if err != nil || limit >= math.MaxInt64/2 { // "max", or what version 1 has for it
+		if err != nil || limit >= math.MaxInt64/2 {
 			return 0, nil
 		}
 		return limit / 10 * 9, nil

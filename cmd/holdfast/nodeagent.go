@@ -44,13 +44,12 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/serving"
 )
 
-// nodeAgentOptions are the flags of the node agent.
 type nodeAgentOptions struct {
 	client      clientOptions
 	serving     *serving.Options
 	node        string
 	hostPodsDir string
-	// hostPathRoots are seen here as on the node.
+	// hostPathRoots are mounted at the node's paths.
 	hostPathRoots []string
 	cacheDir      string
 	cacheLimit    string
@@ -59,7 +58,7 @@ type nodeAgentOptions struct {
 	fullReadEvery time.Duration
 }
 
-// leastCache is the least limit of the cache: three packs of 20 MB.
+// leastCache is the smallest limit of the cache: three packs of 20 MB.
 const leastCache = 64 << 20
 
 func newNodeAgentCommand() *cobra.Command {
@@ -122,8 +121,7 @@ func (o *nodeAgentOptions) validate() error {
 
 func (o *nodeAgentOptions) run(ctx context.Context) error {
 	if os.Getenv("GOGC") == "" {
-		// Most of the heap is Kopia's pool of buffers, which lives on. By default the
-		// rest could grow to as much again before it is collected.
+		// Most of the heap is Kopia's long-lived buffers; by default garbage could grow to as much.
 		debug.SetGCPercent(30)
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -171,18 +169,17 @@ func (o *nodeAgentOptions) run(ctx context.Context) error {
 	})
 }
 
-// proxied is the configuration of clients of what the API server lets the node's agent read.
+// proxied returns the client configuration for the API server's proxy for agents.
 func (o *nodeAgentOptions) proxied(config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.Host = strings.TrimSuffix(config.Host, "/") + v1alpha1.NodeAgentProxyPath(o.node)
 	return config
 }
 
-// work moves volumes until ctx ends, and returns when all work has stopped.
 func (o *nodeAgentOptions) work(ctx context.Context, identity string, memory int64, kube kubernetes.Interface, metadata metadata.Interface, engine, own engineclient.Interface, broadcaster events.EventBroadcaster, report *agentReport) error {
 	records := engineinformers.NewSharedInformerFactoryWithOptions(engine, 0, engineinformers.WithNamespace(o.client.namespace),
 		engineinformers.WithTransform(clustercache.Trimmed))
-	// An agent sees the work of its own node.
+	// An agent sees only its node's work.
 	work := engineinformers.NewSharedInformerFactoryWithOptions(own, 0, engineinformers.WithNamespace(o.client.namespace),
 		engineinformers.WithTransform(clustercache.Trimmed))
 	working, most := ctx, 0
@@ -192,7 +189,7 @@ func (o *nodeAgentOptions) work(ctx context.Context, identity string, memory int
 		working, most = datapath.WithMemory(ctx, bound), bound.Volumes
 		klog.FromContext(ctx).Info("The memory is bounded, and with it the volumes at once", "bytes", memory, "volumes", most)
 	}
-	manager := datapath.NewManager(working, 0) // nothing starts before all that waits is known
+	manager := datapath.NewManager(working, 0) // starts nothing before all waiting work is known
 	defer manager.Stop()
 	recorder := broadcaster.NewRecorder(scheme.Scheme, "holdfast-node-agent")
 	shared := volumework.Config{
@@ -251,12 +248,12 @@ func (o *nodeAgentOptions) work(ctx context.Context, identity string, memory int
 	return nil
 }
 
-// cache is what the repositories share on the disk. Without it they work all the same.
+// cache returns the repositories' shared disk cache, or nil: it is optional.
 func (o *nodeAgentOptions) cache(ctx context.Context) *repository.Cache {
 	if o.cacheDir == "" {
 		return nil
 	}
-	limit := resource.MustParse(o.cacheLimit) // validated
+	limit := resource.MustParse(o.cacheLimit)
 	cache, err := repository.NewCache(o.cacheDir, limit.Value())
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Repositories are read without a cache on the disk", "folder", o.cacheDir)

@@ -35,18 +35,16 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/repository/opener"
 )
 
-// repoKeyOptions are the flags of what an administrator does with repositories' keys, with
-// their own rights.
+// repoKeyOptions are the flags for commands about repositories' keys, with the administrator's
+// rights.
 type repoKeyOptions struct {
 	client   clientOptions
 	repoName string
 	location string
-	// all is for the export of the keys of all repositories.
 	all      bool
 	recovery recoverOptions
 }
 
-// keyClients are what reaches the cluster.
 type keyClients struct {
 	kube   kubernetes.Interface
 	engine engineclient.Interface
@@ -129,7 +127,6 @@ func (o *repoKeyOptions) keys(clients keyClients) corev1client.SecretInterface {
 	return clients.kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(o.client.namespace))
 }
 
-// export prints the key, and notes down that it did.
 func (o *repoKeyOptions) export(ctx context.Context, clients keyClients) error {
 	key, err := opener.Key(ctx, o.keys(clients), o.repository())
 	if err != nil {
@@ -141,7 +138,6 @@ func (o *repoKeyOptions) export(ctx context.Context, clients keyClients) error {
 	return o.exported(ctx, clients, o.repository(), o.repoName, key)
 }
 
-// exportAll prints the Secrets of all keys, and notes down that it did.
 func (o *repoKeyOptions) exportAll(ctx context.Context) error {
 	err := o.client.validate()
 	if o.repoName != "" || o.location != "" {
@@ -165,7 +161,7 @@ func (o *repoKeyOptions) exportAll(ctx context.Context) error {
 		if !isKey || !isName {
 			continue
 		}
-		// What counts is what is printed, and not what the Secret has by now.
+		// Uses the printed key, not the Secret's present one.
 		key := repository.Key(strings.TrimSpace(string(secret.Data[enginev1alpha1.KeySecretKey])))
 		err := opener.ErrNoKey
 		if key != "" {
@@ -181,7 +177,7 @@ func (o *repoKeyOptions) exportAll(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// exported notes down in the record of a repository which key somebody has by now.
+// exported records the exported key in the repository's record.
 func (o *repoKeyOptions) exported(ctx context.Context, clients keyClients, name, volumeNamespace string, key repository.Key) error {
 	fingerprint, err := key.Fingerprint(volumeNamespace)
 	if err == nil {
@@ -193,8 +189,7 @@ func (o *repoKeyOptions) exported(ctx context.Context, clients keyClients, name,
 	return nil
 }
 
-// annotate says which key of a repository was exported. A repository without a record has
-// nobody who asks.
+// annotate records which key was exported. It ignores a missing record.
 func (o *repoKeyOptions) annotate(ctx context.Context, clients keyClients, name string, fingerprint *string) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{enginev1alpha1.AnnotationKeyExported: fingerprint}}})
 	if err != nil {
@@ -207,7 +202,6 @@ func (o *repoKeyOptions) annotate(ctx context.Context, clients keyClients, name 
 	return err
 }
 
-// keySecret is the Secret of a repository's key, as another cluster takes it.
 func keySecret(system, repository string, data map[string][]byte) *corev1.Secret {
 	return &corev1.Secret{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
@@ -220,7 +214,6 @@ func keySecret(system, repository string, data map[string][]byte) *corev1.Secret
 	}
 }
 
-// printSecret prints a document of YAML.
 func printSecret(out io.Writer, secret *corev1.Secret) error {
 	text, err := yaml.Marshal(secret)
 	if err == nil {
@@ -229,7 +222,7 @@ func printSecret(out io.Writer, secret *corev1.Secret) error {
 	return err
 }
 
-// rotate changes the key while nobody maintains the repository.
+// rotate changes the key while holding the maintenance's Lease.
 func (o *repoKeyOptions) rotate(ctx context.Context, clients keyClients) error {
 	stored, err := clients.engine.EngineV1alpha1().StorageLocations(o.client.namespace).Get(ctx, o.location, metav1.GetOptions{})
 	if err != nil {
@@ -259,7 +252,7 @@ func (o *repoKeyOptions) rotate(ctx context.Context, clients keyClients) error {
 	} else {
 		fmt.Println("the repository", o.repository(), "has a new key; export it, and keep it where you keep the others")
 	}
-	// What was exported is another key by now. The controller sees that, and looks again.
+	// The exported key is outdated. The controller notices the annotation.
 	if err := o.annotate(ctx, clients, o.repository(), nil); err != nil {
 		return fmt.Errorf("the key was rotated; telling the VolumeRepository failed, so its condition %s changes within an hour: %w", enginev1alpha1.ConditionKeyBackedUp, err)
 	}

@@ -28,7 +28,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/repository/opener"
 )
 
-// recoverOptions are the flags of who gets keys back.
 type recoverOptions struct {
 	identity   string
 	folder     string
@@ -41,7 +40,6 @@ func (o *recoverOptions) addFlags(flags *pflag.FlagSet) {
 	flags.StringArrayVar(&o.publicKeys, "public-key", nil, "Public key of the lost cluster, from a copy of its ConfigMap holdfast-identity: then nothing counts that another one has signed. May be given several times.")
 }
 
-// recover prints the Secrets with the keys that a store has for the holder of a private key.
 func (o *repoKeyOptions) recover(ctx context.Context) error {
 	err := o.client.validate()
 	if o.repoName != "" {
@@ -104,22 +102,20 @@ func (o *recoverOptions) identities() (_ []recovery.Identity, err error) {
 	return identities, nil
 }
 
-// keyRecovery gets the keys of repositories back from a store.
 type keyRecovery struct {
 	system   string
 	location *enginev1alpha1.StorageLocation
-	// credentials are the Secrets among which the location's is; nil if it needs none.
+	// credentials has the location's Secret; nil if it needs none.
 	credentials location.Secrets
-	// copied is whether the location is a copy of the store, which may lack repositories.
+	// copied means that the location is a copy of the store, which may lack repositories.
 	copied bool
-	// namespace is the only one of interest, and signers are whose keys count; empty for all.
+	// namespace and signers restrict the keys; empty means all.
 	namespace  string
 	signers    []string
 	identities []recovery.Identity
-	// own is the cluster that gets the keys.
+	// own is the cluster that receives the keys.
 	own identity.Identity
 
-	// secrets is where Secrets go, and notes where people are told.
 	secrets, notes io.Writer
 }
 
@@ -177,7 +173,7 @@ func (r *keyRecovery) run(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// one prints the Secret of a namespace's key, and returns the wrapped keys that have it.
+// one prints the Secret of a namespace's key, and returns the wrapped keys with it.
 func (r *keyRecovery) one(ctx context.Context, namespace string, candidates []format.WrappedKey) ([]format.WrappedKey, error) {
 	of := map[repository.Key][]format.WrappedKey{}
 	var keys []repository.Key
@@ -227,7 +223,7 @@ func (r *keyRecovery) one(ctx context.Context, namespace string, candidates []fo
 	return of[opens], printSecret(r.secrets, keySecret(r.system, name, map[string][]byte{enginev1alpha1.KeySecretKey: []byte(opens)}))
 }
 
-// sayTrust says how the backups of the clusters that signed are listed again where they were.
+// sayTrust says how to trust the signers, so that their backups are listed in their namespaces.
 func (r *keyRecovery) sayTrust(signers []enginev1alpha1.TrustedCluster) {
 	if len(signers) == 0 {
 		return

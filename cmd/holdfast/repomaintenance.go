@@ -64,7 +64,6 @@ func newRepoMaintenanceCommand() *cobra.Command {
 	return role(command)
 }
 
-// newRepoCommand has what is about single repositories.
 func newRepoCommand() *cobra.Command {
 	command := &cobra.Command{Use: "repo", Short: "What is about single repositories"}
 	command.AddCommand(newRepoVerifyCommand())
@@ -85,7 +84,6 @@ func newRepoVerifyCommand() *cobra.Command {
 	return role(command)
 }
 
-// addFlags adds those that say which repositories are meant.
 func (o *repoMaintenanceOptions) addFlags(flags *pflag.FlagSet) {
 	o.client.addFlags(flags)
 	flags.StringArrayVar(&o.repoNames, "repo-name", nil, "Namespace whose volumes the repository holds. May be given several times: each is looked at, whatever comes of the others.")
@@ -113,8 +111,8 @@ func (o *repoMaintenanceOptions) validate() error {
 	return errors.Join(errs...)
 }
 
-// run maintains the repositories, one after the other, prints a line for each, and returns
-// what to end with. When it is told to stop it does, which is no failure.
+// run maintains the repositories one by one, prints a line for each, and returns the termination
+// message. A stop is no failure.
 func (o *repoMaintenanceOptions) run(ctx context.Context) (message string, err error) {
 	if err := o.validate(); err != nil {
 		return "", err
@@ -156,7 +154,7 @@ func (o *repoMaintenanceOptions) run(ctx context.Context) (message string, err e
 	for _, name := range slices.Compact(o.repoNames) {
 		result := withTimeout(ctx, o.repoTimeout, func(ctx context.Context) maintenance.Result { return maintainer.Maintain(ctx, name, o.location) })
 		fmt.Println(result)
-		// In case that it is killed before it is through.
+		// In case it is killed before its end.
 		if results = append(results, result); len(results) > 1 {
 			o.end(ctx, maintenance.Message(results))
 		}
@@ -167,7 +165,6 @@ func (o *repoMaintenanceOptions) run(ctx context.Context) (message string, err e
 	return maintenance.Message(results), maintenance.Failed(results)
 }
 
-// withTimeout is the result of a maintenance that may only take so long.
 func withTimeout(ctx context.Context, limit time.Duration, maintain func(context.Context) maintenance.Result) maintenance.Result {
 	if limit == 0 {
 		return maintain(ctx)
@@ -181,11 +178,10 @@ func withTimeout(ctx context.Context, limit time.Duration, maintain func(context
 	return result
 }
 
-// end writes what the pod's status is to say of this process.
 func (o *repoMaintenanceOptions) end(ctx context.Context, message string) {
 	file, err := os.OpenFile(o.terminationLog, os.O_WRONLY|os.O_TRUNC, 0)
 	if errors.Is(err, os.ErrNotExist) {
-		return // not in a pod
+		return
 	}
 	if err == nil {
 		_, err = file.WriteString(message)

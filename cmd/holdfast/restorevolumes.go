@@ -22,14 +22,13 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restore/volumes"
 )
 
-// defaultImage is the image of our pods where the controller runs in none.
+// defaultImage is used if the controller runs outside of a pod.
 const defaultImage = "holdfast.io/holdfast:dev"
 
-// ownPod is the controller's own pod, or nil. It is found by a list, which is all that the
-// controller may do with pods.
+// ownPod returns the controller's own pod, or nil. It uses a list, the only right on pods.
 func ownPod(ctx context.Context, kube kubernetes.Interface, system string) (*corev1.Pod, error) {
 	pod := os.Getenv("POD_NAME")
-	if pod == "" { // which is the host's name with hostNetwork
+	if pod == "" { // with hostNetwork the host's name is another
 		var err error
 		if pod, err = os.Hostname(); err != nil {
 			return nil, err
@@ -42,7 +41,6 @@ func ownPod(ctx context.Context, kube kubernetes.Interface, system string) (*cor
 	return &found.Items[0], nil
 }
 
-// restoreVolumes makes what brings the data of volumes back.
 func (o *controllerOptions) restoreVolumes(config *rest.Config, kube kubernetes.Interface, engine engineclient.EngineV1alpha1Interface, records engineinformers.Interface, repositories *repository.Controller, agents *liveness.Agents) (*volumes.Volumes, error) {
 	removing := rest.CopyConfig(config)
 	removing.Impersonate = rest.ImpersonationConfig{UserName: fmt.Sprintf("system:serviceaccount:%s:holdfast-restore", o.client.namespace)}

@@ -15,8 +15,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restorewait"
 )
 
-// newRestoreWaitCommand is what the init container of a restored pod runs: it needs no
-// cluster, and logs nothing but what it waits for.
+// newRestoreWaitCommand returns the command of a restored pod's init container. It needs no
+// cluster, and logs only what it waits for.
 func newRestoreWaitCommand() *cobra.Command {
 	var (
 		dir, terminationLog string
@@ -33,7 +33,7 @@ func newRestoreWaitCommand() *cobra.Command {
 			}
 			err := restorewait.Waiting{Dir: dir, Volumes: volumes, Timeout: timeout, Clock: clock.RealClock{}, Out: os.Stderr}.Wait(command.Context())
 			if err != nil {
-				// It shows in the pod's status. Where there is no such file, nobody looks for it.
+				// Shown in the pod's status. The file may be missing.
 				if file, failed := os.OpenFile(terminationLog, os.O_WRONLY|os.O_TRUNC, 0); failed == nil {
 					fmt.Fprintln(file, err)
 					file.Close()

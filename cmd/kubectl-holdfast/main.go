@@ -10,12 +10,11 @@ import (
 	"os/signal"
 
 	"k8s.io/cli-runtime/pkg/genericiooptions"
-	_ "k8s.io/client-go/plugin/pkg/client/auth" // of clouds, and OIDC, as kubectl has them
+	_ "k8s.io/client-go/plugin/pkg/client/auth" // Auth plugins of clouds and OIDC, as in kubectl.
 
 	"github.com/holdfast-io/holdfast/pkg/cli"
 )
 
-// version is set by the linker.
 var version = "unknown"
 
 func main() {

@@ -74,7 +74,6 @@ func Abridge(backup *v1alpha1.Backup) {
 	})
 }
 
-// IsAbridged reports whether Abridge has shortened a backup.
 func IsAbridged(backup *v1alpha1.Backup) bool {
 	return meta.IsStatusConditionTrue(backup.Status.Conditions, v1alpha1.ConditionAbridged)
 }

@@ -28,14 +28,12 @@ const DefaultForeignBytes = 64 << 20
 // entryBytes estimates an entry and its list items without content.
 const entryBytes = 1 << 10
 
-// weight is an entry's place in the order.
 type weight struct {
 	class   int
 	created int64
 	bytes   int64
 }
 
-// The classes, in order.
 const (
 	// weightReplaced is for a backup whose metadata was replaced.
 	weightReplaced = iota
@@ -43,7 +41,6 @@ const (
 	weightUnreadable
 )
 
-// foreign has the entries of a location without a trusted signature.
 type foreign struct {
 	// kept has the listed entries in order.
 	kept  *btree.BTree[*entry]
@@ -56,7 +53,6 @@ type foreign struct {
 	freed bool
 }
 
-// compareForeign orders entries by class, the newest first.
 func compareForeign(a, b *entry) int {
 	return cmp.Or(
 		cmp.Compare(a.weight.class, b.weight.class), cmp.Compare(b.weight.created, a.weight.created),
@@ -162,13 +158,11 @@ func (c *Catalog) takeLocked(e *entry) {
 	f.freed = true
 }
 
-// dropLocked forgets an entry that is not listed.
 func (c *Catalog) dropLocked(e *entry) {
 	c.takeLocked(e)
 	delete(c.locations[e.location], e.storeName)
 }
 
-// countLocked updates the sums for an entry.
 func (c *Catalog) countLocked(e *entry) {
 	f := c.foreign[e.location]
 	if e.counted {
@@ -185,7 +179,6 @@ func (c *Catalog) countLocked(e *entry) {
 	f.bytes += e.weight.bytes
 }
 
-// shedLocked leaves out what does not fit any more.
 func (c *Catalog) shedLocked(changed *recorder) {
 	for _, f := range c.foreign {
 		freed := f.freed

@@ -40,13 +40,12 @@ type Catalog struct {
 	// changing serialises changes and calls of notify. It is locked before mu.
 	changing sync.Mutex
 
-	mu        sync.RWMutex
-	locations map[string]map[string]*entry // by location and store name; guarded by mu
-	listed    map[string]time.Time         // start of the latest trusted listing, by location; guarded by mu
-	rows      map[group][]*entry           // listed entries; guarded by mu
-	volumes   *btree.BTree[*volume]        // by name; guarded by mu
-	foreign   map[string]*foreign          // by location; guarded by mu
-	// foreignBytes bounds the backups of a location in foreign.
+	mu           sync.RWMutex
+	locations    map[string]map[string]*entry // by location and store name; guarded by mu
+	listed       map[string]time.Time         // start of the latest trusted listing, by location; guarded by mu
+	rows         map[group][]*entry           // listed entries; guarded by mu
+	volumes      *btree.BTree[*volume]        // by name; guarded by mu
+	foreign      map[string]*foreign          // by location; guarded by mu
 	foreignBytes int64
 	trust        trust  // guarded by mu
 	sought       volume // search key for volumes; guarded by mu
@@ -86,8 +85,7 @@ type entry struct {
 	emptied      time.Time
 	lossAccepted bool
 	// claims is the origin by the metadata; nil for a stand-in or bare entry.
-	claims *holdfast.BackupOrigin
-	// expiration is as in the metadata.
+	claims     *holdfast.BackupOrigin
 	expiration *metav1.Time
 	// changes are the readable changes of the expiration among the keys changesRead; changesListed
 	// are the keys beside the folder.
@@ -109,15 +107,13 @@ type entry struct {
 	weight                  weight
 	counted, leftOut, again bool
 
-	// recordedAt is the time of the last Put.
 	recordedAt time.Time
 	// listedAt is the start of the latest listing that had it.
 	listedAt time.Time
 	// missingSince is the start of the first of the latest listings that lacked it; zero if none
 	// did.
 	missingSince time.Time
-	// suspect is true if suspiciously many are missing.
-	suspect bool
+	suspect      bool
 	// askedAt is the start of the latest read that found no finished backup.
 	askedAt time.Time
 	// retryAt is the next read; zero means none.
@@ -125,10 +121,8 @@ type entry struct {
 	attempts int
 }
 
-// known reports whether the entry is listed or bare.
 func (e *entry) known() bool { return e.backup != nil || e.bare }
 
-// Content is the result of reading an entry.
 type Content struct {
 	// Backup is the metadata. Its origin decides where it is listed. Nil for a folder of one
 	// volume.
@@ -138,19 +132,16 @@ type Content struct {
 	Packed  Rows `json:"-"`
 	// Trusted lists the volume backups of a bare entry in their namespaces, except the system
 	// namespace; otherwise all are listed there.
-	Trusted bool
-	// Changes are the readable changes of the expiration among ChangesRead.
+	Trusted     bool
 	Changes     []format.Expiration
 	ChangesRead []string
 	// Replaced says that our backup's metadata was replaced, and what is left of it; or is empty.
-	Replaced string
-	// VolumesError says why Volumes could not be read; or is empty.
+	Replaced     string
 	VolumesError string
 	// Versions are the versions of the objects that were read, by the layout's names; nil if the
 	// layout detects changes otherwise.
 	Versions map[string]string
-	// Digests of the backup's files, from its signed metadata.
-	Digests Digests `json:",omitzero"`
+	Digests  Digests `json:",omitzero"`
 }
 
 // Digests are the SHA-256 of a backup's files as stored, in hexadecimal; empty if unknown.
@@ -160,7 +151,6 @@ type Digests struct {
 	Manifest string `json:",omitempty"`
 }
 
-// Rows returns the number of volumes.
 func (c *Content) Rows() int { return max(len(c.Volumes), c.Packed.Len()) }
 
 // New returns an empty catalogue. notify, if not nil, is called after each change, one call at a
@@ -193,7 +183,6 @@ type Item struct {
 	Content   Content
 }
 
-// PutAll is Put of several, as one change.
 func (c *Catalog) PutAll(location string, items []Item, now time.Time) {
 	rows := make([]*packedRows, len(items)) // made without a lock
 	for i := range items {
@@ -240,7 +229,6 @@ func (c *Catalog) putLocked(e *entry, content *Content, rows *packedRows, now ti
 	}
 }
 
-// PutUnreadable records that a backup's metadata can't be used. Earlier content is kept.
 func (c *Catalog) PutUnreadable(location, storeName, reason string, now time.Time) {
 	c.change(func(changed *recorder) {
 		e := c.entryLocked(location, storeName)
@@ -249,7 +237,7 @@ func (c *Catalog) PutUnreadable(location, storeName, reason string, now time.Tim
 		case e.bare:
 			return
 		case e.backup == nil:
-			e.missingSince, e.suspect = time.Time{}, false // it is found
+			e.missingSince, e.suspect = time.Time{}, false
 		case e.backup.Status.Phase != holdfast.BackupPhaseUnreadable || e.backup.Status.FailureReason == bounded(reason, maxText):
 			return
 		}
@@ -315,7 +303,6 @@ func (c *Catalog) Len(location string) int {
 	return count
 }
 
-// CountIn returns the number of backups that are listed in a namespace.
 func (c *Catalog) CountIn(namespace string) int {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -389,7 +376,6 @@ func (c *Catalog) Readable(location string) string {
 	return ""
 }
 
-// Backup returns the backup of a listed name, or nil.
 func (c *Catalog) Backup(namespace, name string) *holdfast.Backup {
 	backup, _, _, _ := c.Find(namespace, name)
 	return backup
@@ -537,7 +523,6 @@ func (c *Catalog) listLocked(e *entry, changed *recorder) {
 	}
 }
 
-// holdLocked makes the listed form of an entry.
 func (c *Catalog) holdLocked(e *entry) {
 	e.held = &held{
 		location: e.location, storeName: e.storeName, systemNamespace: c.systemNamespace,

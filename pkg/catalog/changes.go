@@ -24,11 +24,8 @@ type Changes struct {
 	Named []*holdfast.BackupVolume
 }
 
-// Delta is the change of one kind of object, in the order of names.
 type Delta[T any] struct {
-	// Set has the new or changed objects.
-	Set []T
-	// Gone has the names that are not listed any more.
+	Set  []T
 	Gone []types.NamespacedName
 }
 
@@ -43,8 +40,7 @@ func (d *Delta[T]) empty() bool { return len(d.Set)+len(d.Gone) == 0 }
 type recorder struct {
 	backups map[types.NamespacedName]*holdfast.Backup
 	volumes map[types.NamespacedName]bool
-	// added has the volumes of added rows, by kind.
-	added map[kind]*volume
+	added   map[kind]*volume
 }
 
 // kind is common to rows of one volume.

@@ -19,7 +19,6 @@ type BackupID struct {
 	UID                 types.UID
 }
 
-// VolumeInBackup identifies a volume in a backup.
 type VolumeInBackup struct {
 	Backup BackupID
 	Volume format.VolumeID
@@ -27,7 +26,6 @@ type VolumeInBackup struct {
 	BackupName string
 }
 
-// deletion is a recorded deletion of a volume from a backup.
 type deletion struct {
 	record     types.UID
 	volume     format.VolumeID
@@ -79,7 +77,6 @@ func (c *Catalog) EndVolumeDeletion(record types.UID) {
 	}))
 }
 
-// changeDeletions runs change, and returns the entries that it names.
 func (c *Catalog) changeDeletions(change func() map[BackupID]bool) []*entry {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -183,7 +180,6 @@ func (c *Catalog) setDeletedLocked(e *entry, backup *holdfast.Backup, deleted []
 	}
 }
 
-// id identifies a volume within its backup.
 func (r row) id() format.VolumeID {
 	of := r.shape.Value()
 	return format.VolumeID{Namespace: of.namespace, Name: of.bareName(), Repeat: int32(r.repeat)}
@@ -216,7 +212,6 @@ func sum(rows *packedRows, deleted []bool, before *holdfast.BackupVolumesProgres
 	return sum
 }
 
-// HistoryItem is one volume backup of a volume.
 type HistoryItem struct {
 	VolumeInBackup
 	// Listed is its name as a VolumeBackup, UID its uid.

@@ -12,7 +12,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// maxChanges bounds the changes of one backup's expiration that are read.
 const maxChanges = 100
 
 // ObserveChanges takes the listed keys of all changes of expirations, after ObserveListing, of the

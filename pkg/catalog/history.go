@@ -20,7 +20,6 @@ import (
 // History is all volume backups at one version, ordered by namespace, volume and time. It is
 // immutable, and free to take: the catalogue copies on later changes.
 type History struct {
-	// Version grows with every change.
 	Version uint64
 	// Copied is the total of bytes copied for Histories: a difference estimates what the older one
 	// holds.
@@ -32,7 +31,6 @@ type History struct {
 	tree      *btree.BTree[*volume]
 }
 
-// Snapshot returns the present volume backups.
 func (c *Catalog) Snapshot() *History {
 	c.mu.RLock()
 	taken := c.taken
@@ -73,7 +71,6 @@ type Position struct {
 	Skip int
 }
 
-// Row is one volume backup of a History.
 type Row struct {
 	volume *volume
 	index  int
@@ -82,15 +79,12 @@ type Row struct {
 	named bool
 }
 
-// VolumeRows has all rows of one volume.
 type VolumeRows struct{ volume *volume }
 
 func (v VolumeRows) Namespace() string { return v.volume.name.Namespace }
 
-// Name returns the name of the BackupVolume.
 func (v VolumeRows) Name() string { return v.volume.name.Name }
 
-// HasPhase reports whether a row is in the phase.
 func (v VolumeRows) HasPhase(phase string) bool {
 	i := slices.Index(states, phase)
 	return v.volume.states>>oddState&1 == 1 || i >= 0 && v.volume.states>>i&1 == 1
@@ -105,12 +99,10 @@ func (v VolumeRows) MayBeAlike(wanted func(Likeness) bool) bool {
 // Likeness is common to many rows, mostly to all of one volume. It is comparable.
 type Likeness struct{ shape unique.Handle[shape] }
 
-// PodName returns the pod through which the volume was read.
 func (l Likeness) PodName() string { return l.shape.Value().podName }
 
 func (l Likeness) Node() string { return l.shape.Value().node }
 
-// Method returns how the data was stored.
 func (l Likeness) Method() string { return l.shape.Value().method }
 
 func (l Likeness) Labels() map[string]string { return valid(l.shape.Value().labels.Map()) }
@@ -165,7 +157,6 @@ func VolumesOf(name string) []string {
 	return candidates
 }
 
-// Find returns the row of a name.
 func (h *History) Find(namespace, name string) (Row, bool) {
 	for _, candidate := range VolumesOf(name) {
 		v, ok := h.tree.Get(&volume{name: types.NamespacedName{Namespace: namespace, Name: candidate}})
@@ -181,7 +172,6 @@ func (h *History) Find(namespace, name string) (Row, bool) {
 	return Row{}, false
 }
 
-// first returns the index of the first member after a position.
 func (v *volume) first(from Position) int {
 	if v.name.Namespace != from.Namespace || v.name.Name != from.Volume {
 		return 0
@@ -197,7 +187,6 @@ func (r Row) member() *member { return &r.volume.members[r.index] }
 func (r Row) held() *held     { return r.member().held }
 func (r Row) row() row        { return r.member().row() }
 
-// After returns the position after the row.
 func (r Row) After() Position {
 	p := Position{Namespace: r.Namespace(), Volume: r.VolumeName(), At: r.member().at, Skip: 1}
 	for i := r.index - 1; i >= 0 && r.volume.members[i].at == p.At; i-- {
@@ -206,10 +195,8 @@ func (r Row) After() Position {
 	return p
 }
 
-// Namespace returns where it is listed.
 func (r Row) Namespace() string { return r.volume.name.Namespace }
 
-// VolumeName returns the name of the BackupVolume.
 func (r Row) VolumeName() string { return r.volume.name.Name }
 
 func (r Row) Name() string { return r.held().objectName(r.row(), r.volume.name) }
@@ -230,21 +217,18 @@ func (r Row) BackupName() string { return r.row().backupName() }
 
 func (r Row) StorageLocation() string { return r.held().location }
 
-// Phase returns its state.
 func (r Row) Phase() string { return r.row().stateName() }
 
 func (r Row) Likeness() Likeness { return Likeness{r.held().rows.shape(int(r.member().index))} }
 
 func (r Row) OfVolume() VolumeRows { return VolumeRows{r.volume} }
 
-// Version returns the version at which it was listed.
 func (r Row) Version() uint64 { return max(r.held().version, r.floor) }
 
 func (r Row) Object() *holdfast.VolumeBackup {
 	return r.held().volumeBackup(r.row(), r.volume.name, r.named)
 }
 
-// volume has all rows of one claim or pod volume.
 type volume struct {
 	name types.NamespacedName
 	// members are in order; shared with a History if shared.
@@ -257,7 +241,7 @@ type volume struct {
 
 	// The rest is computed from members. After a removal it is stale until recount.
 	stale     bool
-	locations []string // sorted, unique
+	locations []string
 	completed int32
 	stored    int64  // bytes that completed rows added
 	last      member // the latest completed one; held is nil if there is none
@@ -277,7 +261,6 @@ const (
 
 const memberBytes = 16
 
-// member is one row of an entry.
 type member struct {
 	held  *held
 	index uint32
@@ -323,7 +306,6 @@ func (c *Catalog) volumeLocked(name types.NamespacedName) *volume {
 	return v
 }
 
-// addLocked appends a member; settleLocked sorts it.
 func (c *Catalog) addLocked(v *volume, m member) {
 	if last := len(v.members) - 1; last >= 0 && v.loose == 0 && compareMembers(v.members[last], m) > 0 {
 		v.loose = len(v.members)

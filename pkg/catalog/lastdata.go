@@ -57,13 +57,11 @@ func (c *Catalog) supersededLocked(own member, claim Claim, going func(holdfast.
 	return false
 }
 
-// isLostLocked reports whether the latest listing lacked a backup.
 func (c *Catalog) isLostLocked(h *held) bool {
 	e := c.locations[h.location][h.storeName]
 	return e == nil || e.held != h || !e.missingSince.IsZero()
 }
 
-// entryAtLocked returns the entry of a listed backup's name, or nil.
 func (c *Catalog) entryAtLocked(namespace, name string) *entry {
 	bare, _, _ := strings.Cut(name, "@") // backups' names have no @
 	for _, e := range c.rows[group{storeName: format.StoreName(namespace, bare, c.systemNamespace)}] {
@@ -94,7 +92,6 @@ func claimsOf(e *entry, wanted func(claim Claim, row int) bool) []Claim {
 	return slices.Compact(claims)
 }
 
-// holds reports whether a row holds the data of a claim.
 func holds(r row) bool {
 	s := r.shape.Value()
 	return r.state == stateCompleted && s.claimName != "" && s.method != format.UploaderRestic

@@ -35,7 +35,6 @@ func (e *entry) retryLocked(now time.Time, wait backoff) {
 	e.retryAt = now.Add(pause)
 }
 
-// Listing is a complete listing of a store, or of a shard.
 type Listing struct {
 	Names []string
 	// Holds reports whether the listing covers a name; nil covers all.
@@ -49,17 +48,13 @@ type Listing struct {
 	Accepted time.Time
 }
 
-// Findings are the consequences of a listing.
 type Findings struct {
-	// Read has the names to read, in order.
 	Read []string
-	// Gone has the names that have left.
 	Gone []string
 	// Suspicion says why missing entries are still shown; empty if none are.
 	Suspicion string
 }
 
-// Observe is ObserveListing of all names.
 func (c *Catalog) Observe(location string, names []string, begun, now time.Time) Findings {
 	return c.ObserveListing(location, Listing{Names: names, Begun: begun}, now)
 }
@@ -111,7 +106,6 @@ func (c *Catalog) ObserveListing(location string, listing Listing, now time.Time
 	return findings
 }
 
-// toRead reports whether a listed entry is to be read.
 func (e *entry) toRead(now time.Time) bool {
 	switch {
 	case e.again:
@@ -161,7 +155,6 @@ func (l *losses) add(e *entry, lacking bool, listing *Listing, now time.Time) {
 	}
 }
 
-// judge reports whether the losses are doubted, and marks suspects.
 func (l *losses) judge(listing *Listing) (doubted bool) {
 	if l.missing == l.known || listing.Suspicion != "" {
 		l.fresh, l.confirmed = append(l.fresh, l.confirmed...), nil
@@ -177,7 +170,6 @@ func (l *losses) judge(listing *Listing) (doubted bool) {
 	return doubted
 }
 
-// isTooMuch reports whether that many losses at once are doubted.
 func isTooMuch(lost, known int) bool { return lost > max(lossFloor, known/lossShare) }
 
 // IsSuspicious reports whether doubtfully few of the known backups were found.

@@ -12,7 +12,6 @@ import (
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// ChangesOf returns the keys of changes of expirations that belong to a backup.
 func ChangesOf(keys []string, backup types.UID) []string { return changesOf(keys, backup) }
 
 // KnowsCluster reports whether a cluster is this one, or trusted by the location.
@@ -32,7 +31,6 @@ func (c *Catalog) KnowsKey(location, clusterUID, publicKey string) (own, trusted
 	return verdict.own, len(verdict.grants) > 0
 }
 
-// ClusterUID returns this cluster's uid; empty if unknown.
 func (c *Catalog) ClusterUID() string {
 	c.mu.RLock()
 	defer c.mu.RUnlock()

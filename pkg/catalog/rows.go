@@ -45,7 +45,7 @@ type shape struct {
 // oddity has values that our completed volume backups lack.
 type oddity struct {
 	backupName, snapshotName, snapshotID, state string
-	bytesDone                                   int64 // difference to the size
+	bytesDone                                   int64
 	created, snapshotCreated, started, ended    time.Time
 	// Values that a cell can't hold.
 	size, incremental int64
@@ -63,7 +63,7 @@ type packedRows struct {
 }
 
 // cell has a row's own values. Sizes and repetitions that don't fit are in the oddity.
-type cell struct { // of cellBytes
+type cell struct {
 	snapshot          [16]byte
 	size, incremental size
 	started, ended    uint32
@@ -158,7 +158,6 @@ func (p *packedRows) unpack() []row {
 	return rows
 }
 
-// displace returns the rows with displaced set by index.
 func (p *packedRows) displace(isDisplaced func(i int) bool) *packedRows {
 	displaced := p
 	for i := range p.len() {
@@ -187,8 +186,8 @@ func (p *packedRows) equal(other *packedRows) bool {
 // same volumes.
 var knownShapes struct {
 	mu    sync.Mutex
-	lists map[unique.Handle[shape]][]unique.Handle[shape] // guarded by mu
-	kept  int                                             // shapes in all lists; guarded by mu
+	lists map[unique.Handle[shape]][]unique.Handle[shape]
+	kept  int // shapes in all lists; guarded by mu
 }
 
 // maxKnownShapes bounds them, at some 300 bytes each.
@@ -386,12 +385,10 @@ func unpackTime(seconds uint32) metav1.Time {
 
 func clamp(t time.Time) uint32 { return uint32(min(max(t.Unix(), 0), math.MaxUint32)) }
 
-// Rows are immutable packed volume backups.
 type Rows struct{ rows *packedRows }
 
 func (r Rows) Len() int { return r.rows.len() }
 
-// Volumes returns unpacked copies.
 func (r Rows) Volumes() []Volume { return r.rows.volumes() }
 
 // Packer packs the volumes of entries, fastest after an entry of the same volumes. It is not safe

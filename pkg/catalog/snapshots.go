@@ -95,7 +95,6 @@ func ReadCSISnapshots(r io.Reader) (volumes []Volume, err error) {
 	return volumes, err
 }
 
-// appendSnapshot adds a volume, if it has a name.
 func appendSnapshot(volumes *[]Volume, v *Volume, failed bool, failure string) error {
 	if v.ClaimName == "" {
 		v.Namespace = "" // a volume without a claim has no namespace

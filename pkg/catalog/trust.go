@@ -24,8 +24,7 @@ type trust struct {
 	// namespaces are the existing ones, by name; nil while unknown.
 	namespaces  map[string]types.UID
 	successions identity.Successions
-	// clusters are the trusted ones, by location.
-	clusters map[string][]engine.TrustedCluster
+	clusters    map[string][]engine.TrustedCluster
 	// damage is what stores have lost, by the repository's name.
 	damage map[string]*engine.RepositoryDamage
 }
@@ -65,7 +64,6 @@ func (c *Catalog) SetTrustedClusters(clusters map[string][]engine.TrustedCluster
 	return changed
 }
 
-// SetNamespaces sets all existing namespaces.
 func (c *Catalog) SetNamespaces(namespaces map[string]types.UID) {
 	c.setTrust(func(t *trust) bool {
 		t.namespaces = maps.Clone(namespaces)
@@ -94,7 +92,6 @@ func (c *Catalog) SetNamespace(name string, uid types.UID) {
 	}
 }
 
-// SetSuccessions sets which namespaces continue others of their names.
 func (c *Catalog) SetSuccessions(successions identity.Successions) {
 	changed := map[string]bool{}
 	c.setTrust(func(t *trust) bool {
@@ -155,7 +152,6 @@ func (c *Catalog) relist(entries []*entry) {
 	}
 }
 
-// isOf reports whether an entry has a volume of one of the namespaces.
 func (e *entry) isOf(namespaces map[string]bool) bool {
 	var before unique.Handle[shape]
 	for i := range e.rows.len() {
@@ -272,7 +268,6 @@ func (c *Catalog) reachesLocked(v *verdict, namespace string, uid types.UID) boo
 	})
 }
 
-// unsigned are the claims of an unsigned backup.
 var unsigned = &holdfast.BackupOrigin{Trust: holdfast.BackupTrustForeign, Message: "nothing says where it comes from"}
 
 // rank orders entries that want one name: our own come first.

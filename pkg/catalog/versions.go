@@ -13,7 +13,6 @@ func (c *Catalog) Versions(location, name string) map[string]string {
 	return nil
 }
 
-// HasVersions reports whether an entry of the location has Versions.
 func (c *Catalog) HasVersions(location string) bool {
 	c.mu.RLock()
 	defer c.mu.RUnlock()

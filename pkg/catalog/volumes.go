@@ -32,13 +32,11 @@ const (
 
 const reasonUnreadable = "Unreadable"
 
-// Volume is a volume backup as read.
 type Volume struct {
 	// Namespace is the claim's and pod's, NamespaceUID its uid. A volume without one is listed in
 	// the system namespace.
 	Namespace, NamespaceUID string
-	// ClaimName is empty for a volume without a claim.
-	ClaimName string
+	ClaimName               string
 	// PodName and PodVolume are the pod through which it was read.
 	PodName, PodVolume string
 	Node               string
@@ -51,11 +49,9 @@ type Volume struct {
 	SnapshotID string
 	// SnapshotName is the source snapshot's.
 	SnapshotName string
-	// Method is how its data was stored, such as format.UploaderKopia.
-	Method string
-	Labels Labels
-	// State is one of the API's.
-	State string
+	Method       string
+	Labels       Labels
+	State        string
 	// Message says why the upload failed, or why it can't be restored or read.
 	Message string
 	// In bytes. VolumeSize is the volume's capacity.
@@ -73,9 +69,9 @@ func NewLabels(of map[string]string) Labels {
 	if len(of) == 0 {
 		return ""
 	}
-	encoded, err := json.Marshal(of) // in the order of keys
+	encoded, err := json.Marshal(of)
 	if err != nil {
-		panic(err) // strings can always be encoded
+		panic(err)
 	}
 	return Labels(intern(string(encoded)))
 }
@@ -83,7 +79,7 @@ func NewLabels(of map[string]string) Labels {
 // Map returns the labels; nil without any.
 func (l Labels) Map() map[string]string {
 	var of map[string]string
-	if l == "" || json.Unmarshal([]byte(l), &of) != nil { // an index may be malformed
+	if l == "" || json.Unmarshal([]byte(l), &of) != nil {
 		return nil
 	}
 	return of
@@ -165,7 +161,6 @@ var knownTexts struct {
 
 const maxKnownTexts = 8 << 20
 
-// maxMessage exceeds agents' messages.
 const maxMessage = 4 << 10
 
 // know decodes what is stored about the volume itself.
@@ -179,7 +174,6 @@ func (v *Volume) know(text string) {
 	if !found {
 		k = newKnown(text)
 		knownTexts.mu.Lock()
-		// What was decoded is about as long.
 		if knownTexts.size += 2 * len(text); knownTexts.of == nil || knownTexts.size > maxKnownTexts {
 			knownTexts.of, knownTexts.size = map[string]known{}, 2*len(text)
 		}
@@ -231,7 +225,6 @@ func newVolume(pvb *format.PodVolumeBackup) (Volume, error) {
 	return v, nil
 }
 
-// intern shares the memory of equal strings.
 func intern(s string) string { return unique.Make(s).Value() }
 
 // bareName returns the BackupVolume's name in the volume's own namespace.
@@ -261,7 +254,6 @@ func (r row) volumeName(systemNamespace string) types.NamespacedName {
 	return types.NamespacedName{Namespace: s.namespace, Name: s.bareName()}
 }
 
-// describe returns the backup with conditions for its faults.
 func describe(content *Content, now time.Time) *holdfast.Backup {
 	backup := content.Backup.DeepCopy()
 	if content.Replaced != "" {
@@ -293,7 +285,6 @@ func lastInstant(backup *holdfast.Backup, now time.Time) metav1.Time {
 	return metav1.NewTime(now)
 }
 
-// unreadable returns a stand-in for an unreadable backup.
 func unreadable(e *entry, systemNamespace, reason string, now time.Time) *holdfast.Backup {
 	backup := &holdfast.Backup{
 		ObjectMeta: metav1.ObjectMeta{
@@ -321,8 +312,7 @@ type held struct {
 	// backup has the stored name in its place, row the listed one; nil for a bare entry.
 	backup, row *holdfast.Backup
 	rows        *packedRows
-	// version is the one at which it was listed.
-	version uint64
+	version     uint64
 }
 
 // mayName reports whether objects in a namespace may name the entry's backup: readers of one
@@ -365,7 +355,6 @@ func (h *held) objectName(r row, volume types.NamespacedName) string {
 	return name
 }
 
-// created returns when a volume backup was requested.
 func (h *held) created(r row) metav1.Time {
 	switch {
 	case !h.bare:
@@ -444,7 +433,6 @@ func (v *Volume) snapshotCreated() metav1.Time {
 	return v.SnapshotCreated
 }
 
-// itself returns the known facts of the volume; nil without any.
 func (v *Volume) itself() *holdfast.BackedUpVolume {
 	itself := holdfast.BackedUpVolume{Name: v.VolumeName, SizeBytes: v.VolumeSize, CreationTimestamp: optional(v.VolumeCreated)}
 	if itself == (holdfast.BackedUpVolume{}) {

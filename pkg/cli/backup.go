@@ -75,7 +75,7 @@ func (t *tool) deleteCommand() *cobra.Command {
 		if err := t.confirmName(yes, fmt.Sprintf("The backup %s in %s, %s, is deleted with the data of its volumes, for good.", name, namespace, backup.Status.Phase), name); err != nil {
 			return err
 		}
-		// The uid makes sure that it is the backup that was shown.
+		// The uid ensures that it is the backup that was shown.
 		return t.ask(ctx, backups, name, "deletion", &v1alpha1.BackupDeletion{
 			TypeMeta: typed("BackupDeletion"), Preconditions: &v1alpha1.BackupDeletionPreconditions{UID: backup.UID},
 		})
@@ -131,7 +131,6 @@ func (t *tool) logsCommand(resource string) *cobra.Command {
 	return command
 }
 
-// createFlags are the flags of each command that creates something.
 type createFlags struct {
 	file, format, dryRun string
 	wait                 bool
@@ -176,7 +175,6 @@ func (f *createFlags) options() metav1.CreateOptions {
 	return options
 }
 
-// read reads the file, strictly, into an object.
 func (f *createFlags) read(in io.Reader, into any) error {
 	if f.file == "" {
 		return nil
@@ -197,7 +195,6 @@ func (f *createFlags) read(in io.Reader, into any) error {
 	return nil
 }
 
-// meta completes the metadata of an object.
 func (f *createFlags) meta(meta *metav1.ObjectMeta, args []string, namespace, prefix string) {
 	if len(args) > 0 {
 		meta.Name = args[0]
@@ -216,7 +213,6 @@ func (f *createFlags) meta(meta *metav1.ObjectMeta, args []string, namespace, pr
 	}
 }
 
-// selection are the flags that choose objects, of backups, restores and schedules.
 type selection struct {
 	includeNamespaces, excludeNamespaces, includeResources, excludeResources []string
 	selector                                                                 string
@@ -224,7 +220,7 @@ type selection struct {
 	clusterResources                                                         optionalBool
 }
 
-// optionalBool is a flag that is true, false or not set.
+// optionalBool is a flag that is true, false or unset.
 type optionalBool struct{ value *bool }
 
 func (o *optionalBool) String() string {
@@ -287,7 +283,6 @@ func (s *selection) selectors(label **metav1.LabelSelector, or *[]*metav1.LabelS
 	return nil
 }
 
-// backupFlags are the flags of a backup's spec.
 type backupFlags struct {
 	selection
 	includeCluster, excludeCluster, includeNamespaced, excludeNamespaced []string
@@ -311,7 +306,6 @@ func (f *backupFlags) addTo(flags *pflag.FlagSet) {
 	flags.StringToStringVar(&f.ordered, "ordered-resources", nil, "Objects to take first: RESOURCE=NAME,NAME. Repeat the flag for each resource.")
 }
 
-// apply writes the flags into a spec.
 func (f *backupFlags) apply(spec *v1alpha1.BackupSpec) error {
 	set(&spec.IncludedNamespaces, f.includeNamespaces)
 	set(&spec.ExcludedNamespaces, f.excludeNamespaces)

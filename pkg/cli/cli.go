@@ -1,13 +1,11 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cli is kubectl holdfast, a thin client of Holdfast's API. It promises:
+// Package cli is kubectl holdfast, a thin client of Holdfast's API.
 //
-//   - It reaches the Kubernetes API server and nothing else, with the rights of its user. The
-//     API decides everything; each command could be written with kubectl create and get --raw.
-//   - An exit code says what came of it: see the constants of this package.
-//   - It asks before it deletes or writes over anything, unless --yes is set. If it can't ask,
-//     since its input is no terminal, it refuses and names the flag.
+//   - It only uses the Kubernetes API server, with its user's rights. The API decides everything.
+//   - Exit codes are the constants of this package.
+//   - It asks before it deletes or overwrites, unless --yes is set. Without a terminal it refuses.
 package cli
 
 import (
@@ -37,9 +35,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
 )
 
-// Exit codes.
 const (
-	// ExitOK: what was asked for is done.
+	// ExitOK: the request succeeded.
 	ExitOK = 0
 	// ExitFailed: the request was refused, or the backup or restore failed or was cancelled.
 	ExitFailed = 1
@@ -47,11 +44,10 @@ const (
 	ExitUsage = 2
 	// ExitPartial: the backup or restore ended PartiallyFailed.
 	ExitPartial = 3
-	// ExitTimeout: the time of --timeout is over, and the work goes on.
+	// ExitTimeout: --timeout has passed, and the work goes on.
 	ExitTimeout = 4
 )
 
-// exitError is an error with an exit code of its own.
 type exitError struct {
 	code int
 	err  error
@@ -65,7 +61,6 @@ func usage(text string, args ...any) error {
 	return &exitError{ExitUsage, fmt.Errorf(text, args...)}
 }
 
-// Run executes a command line and returns the exit code.
 func Run(ctx context.Context, version string, args []string, streams genericiooptions.IOStreams) int {
 	command := New(version, streams)
 	command.SetArgs(args)
@@ -80,7 +75,7 @@ func Run(ctx context.Context, version string, args []string, streams genericioop
 	return ExitFailed
 }
 
-// explained is an error in the words of a user, with the next step where there is one.
+// explained adds the next step to an error, if there is one.
 func explained(err error) string {
 	switch {
 	case apierrors.IsForbidden(err):
@@ -93,7 +88,6 @@ func explained(err error) string {
 	return err.Error()
 }
 
-// New returns the command kubectl holdfast.
 func New(version string, streams genericiooptions.IOStreams) *cobra.Command {
 	t := &tool{IOStreams: streams, flags: genericclioptions.NewConfigFlags(true), version: version}
 	command := &cobra.Command{
@@ -113,14 +107,12 @@ func New(version string, streams genericiooptions.IOStreams) *cobra.Command {
 	return command
 }
 
-// tool is the context of a command.
 type tool struct {
 	genericiooptions.IOStreams
 	flags   *genericclioptions.ConfigFlags
 	version string
 }
 
-// client returns a client and the namespace of the command line.
 func (t *tool) client() (versioned.Interface, string, error) {
 	config, err := t.flags.ToRESTConfig()
 	if err != nil {
@@ -136,7 +128,6 @@ func (t *tool) client() (versioned.Interface, string, error) {
 	return client, namespace, err
 }
 
-// isTerminal reports whether a stream is a terminal.
 func isTerminal(stream any) bool {
 	file, ok := stream.(*os.File)
 	return ok && term.IsTerminal(int(file.Fd()))
@@ -161,7 +152,6 @@ func (t *tool) confirm(yes bool, question string) error {
 	return nil
 }
 
-// confirmName asks for the name of what is to be lost.
 func (t *tool) confirmName(yes bool, question, name string) error {
 	if yes {
 		return nil
@@ -180,7 +170,7 @@ func (t *tool) confirmName(yes bool, question, name string) error {
 	return nil
 }
 
-// ask posts a body to a subresource, and prints the message of the answer.
+// ask posts a body to a subresource, and prints the answer's message.
 func (t *tool) ask(ctx context.Context, resource, name, subresource string, body runtime.Object) error {
 	client, namespace, err := t.client()
 	if err != nil {
@@ -199,12 +189,11 @@ func (t *tool) ask(ctx context.Context, resource, name, subresource string, body
 	return nil
 }
 
-// typed sets what identifies a body that no list describes.
 func typed(kind string) metav1.TypeMeta {
 	return metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: kind}
 }
 
-// answer makes a request, and returns the answer as it is, or the server's error.
+// answer makes a request, and returns the raw answer or the server's error.
 func answer(ctx context.Context, request *rest.Request) ([]byte, error) {
 	result := request.Do(ctx)
 	if err := result.Error(); err != nil {
@@ -213,7 +202,7 @@ func answer(ctx context.Context, request *rest.Request) ([]byte, error) {
 	return result.Raw()
 }
 
-// stream copies a subresource to the output, and never holds all of it.
+// stream copies a subresource to the output, without holding it in memory.
 func (t *tool) stream(ctx context.Context, resource, name, subresource string, parameters map[string]string, to io.Writer) error {
 	client, namespace, err := t.client()
 	if err != nil {
@@ -234,7 +223,6 @@ func (t *tool) stream(ctx context.Context, resource, name, subresource string, p
 	return nil
 }
 
-// output is how objects are printed.
 type output struct {
 	format        string
 	allNamespaces bool
@@ -253,7 +241,6 @@ func (o *output) addTo(command *cobra.Command, namespaced bool) {
 
 const tableAccept = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 
-// get prints objects of a resource as the server shows them: all, or those that are named.
 func (t *tool) get(ctx context.Context, resource string, names []string, o output) error {
 	client, namespace, err := t.client()
 	if err != nil {
@@ -323,14 +310,13 @@ func (t *tool) printTable(table *metav1.Table, o output) error {
 	return writer.Flush()
 }
 
-// namespaceOf returns the namespace of an object in JSON, or "" if it has none.
 func namespaceOf(raw []byte) string {
 	object := metav1.PartialObjectMetadata{}
 	_ = json.Unmarshal(raw, &object) // a row without metadata has no namespace
 	return object.Namespace
 }
 
-// printRaw prints an answer word for word, so that the text of numbers and dates stays.
+// printRaw prints an answer without converting numbers and dates.
 func (t *tool) printRaw(raw []byte, resource, format string) error {
 	switch format {
 	case "yaml":
@@ -369,7 +355,6 @@ func (t *tool) printRaw(raw []byte, resource, format string) error {
 	return nil
 }
 
-// printObject prints an object that was created, or would be.
 func (t *tool) printObject(object runtime.Object, resource, name, format, did string) error {
 	if format == "" {
 		fmt.Fprintf(t.Out, "%s.%s/%s %s\n", strings.TrimSuffix(resource, "s"), v1alpha1.GroupName, name, did)
@@ -382,7 +367,6 @@ func (t *tool) printObject(object runtime.Object, resource, name, format, did st
 	return t.printRaw(raw, resource, format)
 }
 
-// getCommand lists objects of a resource.
 func (t *tool) getCommand(resource, short string, namespaced bool) *cobra.Command {
 	var o output
 	command := &cobra.Command{
@@ -394,7 +378,6 @@ func (t *tool) getCommand(resource, short string, namespaced bool) *cobra.Comman
 	return command
 }
 
-// completeNames completes the names of a resource.
 func (t *tool) completeNames(resource string) func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	return func(command *cobra.Command, _ []string, prefix string) ([]string, cobra.ShellCompDirective) {
 		client, namespace, err := t.client()
@@ -422,7 +405,6 @@ func (t *tool) completeNames(resource string) func(*cobra.Command, []string, str
 	}
 }
 
-// oneName requires one argument, and says which.
 func oneName(command *cobra.Command, args []string) error {
 	if len(args) != 1 {
 		return usage("got %d names, want one: %s", len(args), command.UseLine())
@@ -430,7 +412,6 @@ func oneName(command *cobra.Command, args []string) error {
 	return nil
 }
 
-// named makes a command about one object.
 func (t *tool) named(resource, use, short string, run func(ctx context.Context, name string) error) *cobra.Command {
 	return &cobra.Command{
 		Use: use + " NAME", Short: short, Args: oneName, ValidArgsFunction: t.completeNames(resource),

@@ -19,10 +19,8 @@ import (
 )
 
 const (
-	// describedMessages is the number of errors, and of warnings, in a description.
 	describedMessages = 10
-	// describedVolumes is the number of volumes in a description.
-	describedVolumes = 50
+	describedVolumes  = 50
 )
 
 type field struct{ name, value string }
@@ -142,7 +140,6 @@ func (t *tool) describeBackup(ctx context.Context, name string) error {
 	return t.describeResults(ctx, backups, name, state)
 }
 
-// waits is what a run that has not ended waits for.
 func waits(state progress) string {
 	if state.ended {
 		return ""
@@ -150,7 +147,6 @@ func waits(state progress) string {
 	return state.waits
 }
 
-// describeResults prints the first errors and warnings of a run that has ended.
 func (t *tool) describeResults(ctx context.Context, resource, name string, state progress) error {
 	if !state.ended || state.errorCount+state.warnings == 0 {
 		return nil

@@ -18,7 +18,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 )
 
-// items reads the manifest of a backup, item by item.
 func (t *tool) items(ctx context.Context, backup, kind string, each func(*manifest.Item)) error {
 	parameters := map[string]string{"format": "ndjson"}
 	if kind != "" {
@@ -63,7 +62,6 @@ func (t *tool) treeCommand() *cobra.Command {
 	return command
 }
 
-// byUID finds items by their uid.
 func byUID(all []*manifest.Item) map[string]*manifest.Item {
 	found := map[string]*manifest.Item{}
 	for _, item := range all {
@@ -128,8 +126,7 @@ func drawTree(to io.Writer, all []*manifest.Item) {
 	}
 }
 
-// edges calls for each arrow between two items: from an owner to what it owns, and from an item
-// to what it needs.
+// edges calls owns for each owner and owned item, and needs for each item and reference.
 func edges(all []*manifest.Item, owns, needs func(from, to string)) {
 	known := byUID(all)
 	for _, item := range all {
@@ -177,7 +174,6 @@ func drawMermaid(to io.Writer, all []*manifest.Item) {
 		func(from, of string) { from, of = id(from), id(of); fmt.Fprintf(to, "  %s -.-> %s\n", from, of) })
 }
 
-// diffCommand compares two backups by the digests of their objects.
 func (t *tool) diffCommand() *cobra.Command {
 	var kind string
 	command := &cobra.Command{

@@ -14,7 +14,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// queuePause is the least time between two pictures of the queue.
 const queuePause = 250 * time.Millisecond
 
 func (t *tool) queueCommand() *cobra.Command {
@@ -38,7 +37,6 @@ func (t *tool) queueCommand() *cobra.Command {
 	return command
 }
 
-// watchQueue shows the queue anew after each change, until ctx ends.
 func (t *tool) watchQueue(ctx context.Context, o output) error {
 	client, namespace, err := t.client()
 	if err != nil {
@@ -83,7 +81,6 @@ func (t *tool) watchQueue(ctx context.Context, o output) error {
 	return nil
 }
 
-// stopped is nil if the user has stopped the command.
 func stopped(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil
@@ -91,7 +88,6 @@ func stopped(ctx context.Context, err error) error {
 	return err
 }
 
-// picture prints the queue once.
 func (t *tool) picture(ctx context.Context, inPlace bool, o output) error {
 	var text bytes.Buffer
 	inner := *t

@@ -24,7 +24,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// planTimeout is the maximum time to wait for a plan before the question.
 const planTimeout = 10 * time.Minute
 
 func (t *tool) restoreCommand() *cobra.Command {
@@ -64,7 +63,7 @@ func (t *tool) plan(ctx context.Context, name string) (format.RestorePlan, error
 	return plan, nil
 }
 
-// printPlan prints counts of actions, and each object that is changed or needs a decision.
+// printPlan prints counts of actions, and each object that changes or needs a decision.
 func printPlan(to io.Writer, plan format.RestorePlan, all bool) error {
 	counts := map[string]int{}
 	writer := printers.GetNewTabWriter(to)
@@ -97,7 +96,6 @@ func printPlan(to io.Writer, plan format.RestorePlan, all bool) error {
 	return nil
 }
 
-// restoreFlags are the flags of a restore's spec.
 type restoreFlags struct {
 	selection
 	from, fromNamespace, fromSchedule, into  string
@@ -167,14 +165,12 @@ func entries(to *map[string]string, from map[string]string) {
 	}
 }
 
-// apply writes the value of the flag, if it is set.
 func (o *optionalBool) apply(to **bool) {
 	if o.value != nil {
 		*to = o.value
 	}
 }
 
-// mapInto maps the one namespace that is restored to another one.
 func (t *tool) mapInto(ctx context.Context, spec *v1alpha1.RestoreSpec, namespace, into string) error {
 	from := spec.IncludedNamespaces
 	if len(from) == 0 && spec.BackupName != "" {
@@ -202,7 +198,6 @@ func (t *tool) mapInto(ctx context.Context, spec *v1alpha1.RestoreSpec, namespac
 	return nil
 }
 
-// objectsOf reads arguments of the form KIND/NAME.
 func objectsOf(args []string, namespace string) (name []string, objects []v1alpha1.RestoreObject, err error) {
 	for _, arg := range args {
 		kind, of, isObject := strings.Cut(arg, "/")
@@ -276,7 +271,6 @@ creates the restore at once. Where nobody can answer, and without --yes, it refu
 	return command
 }
 
-// askWithPlan has the plan of a restore computed, shows it and asks.
 func (t *tool) askWithPlan(ctx context.Context, restore *v1alpha1.Restore) error {
 	if !isTerminal(t.In) {
 		return usage("the restore writes into the cluster, and the input is no terminal, so nobody can answer: add --yes, or --plan-only to see the plan")

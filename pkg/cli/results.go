@@ -17,7 +17,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// resultsCommand prints the errors and warnings of a backup or restore.
 func (t *tool) resultsCommand(resource string) *cobra.Command {
 	var output string
 	command := t.named(resource, "results", "Print the errors and warnings", func(ctx context.Context, name string) error {
@@ -56,7 +55,7 @@ func (t *tool) results(ctx context.Context, resource, name string) (format.Resul
 	return results, nil
 }
 
-// printMessages prints at most limit messages by namespace; all if limit is negative.
+// printMessages prints at most limit messages by namespace; all if negative.
 func printMessages(to io.Writer, title string, messages format.Messages, limit int) {
 	count := messages.Count()
 	if count == 0 {

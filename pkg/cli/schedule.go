@@ -60,7 +60,6 @@ func (t *tool) pause(ctx context.Context, name string, paused bool) error {
 	return nil
 }
 
-// trigger makes a schedule's backup now.
 func (t *tool) trigger(ctx context.Context, name string, wait bool, timeout time.Duration) error {
 	client, namespace, err := t.client()
 	if err != nil {

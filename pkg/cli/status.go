@@ -18,7 +18,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
 )
 
-// lastBackups is the number of backups that the status shows.
 const lastBackups = 5
 
 func (t *tool) statusCommand() *cobra.Command {
@@ -126,7 +125,7 @@ func (t *tool) scheduleStatus(ctx context.Context, client versioned.Interface, n
 	return nil
 }
 
-// lastOf returns the newest backups, the newest first. Pages come by name, so it reads all of them.
+// lastOf returns the newest backups, the newest first. Pages are ordered by name, so it reads all.
 func lastOf(ctx context.Context, client versioned.Interface, namespace string) (newest []v1alpha1.Backup, err error) {
 	for options := (metav1.ListOptions{Limit: 500}); ; {
 		page, err := client.HoldfastV1alpha1().Backups(namespace).List(ctx, options)

@@ -15,16 +15,16 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// documents are what discovery reads of a server that has them; others are asked as ever.
+// documents are the conditional requests of discovery.
 var documents = map[string]bool{"/api": true, "/apis": true}
 
-// Resources asks a cluster which resources it serves, each time anew. The answer is sent and
-// read only if it has changed. It is safe for concurrent use.
+// Resources reads which resources a cluster serves. Answers are sent and parsed only if they have
+// changed. It is safe for concurrent use.
 type Resources struct {
 	client discovery.ServerResourcesInterfaceWithContext
 
 	mu sync.Mutex
-	// last is what the answers with these tags say.
+	// last is the content of the answers with these tags.
 	last known
 }
 
@@ -34,7 +34,6 @@ type known struct {
 	err   error
 }
 
-// NewResources returns the Resources of the cluster of a config.
 func NewResources(config *rest.Config) (*Resources, error) {
 	config = rest.CopyConfig(config)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return conditional{next} })
@@ -45,8 +44,8 @@ func NewResources(config *rest.Config) (*Resources, error) {
 	return &Resources{client: discovery.ToServerResourcesInterfaceWithContext(client)}, nil
 }
 
-// ServerPreferredResourcesWithContext is that of discovery.DiscoveryClient. The result is not to
-// be changed.
+// ServerPreferredResourcesWithContext is as in discovery.DiscoveryClient. The result must not be
+// modified.
 func (r *Resources) ServerPreferredResourcesWithContext(ctx context.Context) ([]*metav1.APIResourceList, error) {
 	r.mu.Lock()
 	last := r.last
@@ -55,7 +54,7 @@ func (r *Resources) ServerPreferredResourcesWithContext(ctx context.Context) ([]
 	switch {
 	case len(asked.unchanged) == len(documents) && asked.sent == 0:
 		return last.lists, last.err
-	case len(asked.unchanged) > 0: // what was read has a part only
+	case len(asked.unchanged) > 0: // the lists are partial
 		lists, asked, err = r.ask(ctx, nil)
 	}
 	if len(asked.tags) != len(documents) || err != nil && !discovery.IsGroupDiscoveryFailedError(err) {
@@ -73,27 +72,25 @@ func (r *Resources) ask(ctx context.Context, tags map[string]string) ([]*metav1.
 	return lists, asked, err
 }
 
-// asked is what is noted of one discovery.
 type asked struct {
-	// known are the tags of the answers that need not be sent again.
+	// known has the tags of known answers.
 	known map[string]string
 
 	mu sync.Mutex
-	// sent is how many answers were, and tags are theirs; unchanged are those that were not.
-	// Discovery asks again when it fails to find the resources of a group.
+	// sent counts the sent answers, tags has their tags, unchanged those of others. Discovery may
+	// repeat requests.
 	sent            int
 	tags, unchanged map[string]string
 }
 
 type askedKey struct{}
 
-// conditional asks for what is known only if it has changed. In place of what has not, discovery
-// gets a document without any resource.
+// conditional requests known answers only if they have changed; otherwise discovery gets an empty
+// document.
 type conditional struct{ next http.RoundTripper }
 
 const nothing = `{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/v2","items":[]}`
 
-// RoundTrip implements http.RoundTripper.
 func (c conditional) RoundTrip(request *http.Request) (*http.Response, error) {
 	asked, _ := request.Context().Value(askedKey{}).(*asked)
 	path := request.URL.Path
@@ -127,5 +124,4 @@ func (c conditional) RoundTrip(request *http.Request) (*http.Response, error) {
 	return response, nil
 }
 
-// WrappedRoundTripper lets client-go find the transport below.
 func (c conditional) WrappedRoundTripper() http.RoundTripper { return c.next }

@@ -1,10 +1,9 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package clustercache is what a process keeps in memory of its cluster: the objects of its
-// informers, without the fields that nobody here reads, and the resources that the cluster
-// serves. Informers' objects are written back without what is dropped: an update without
-// managedFields leaves those in the cluster as they are.
+// Package clustercache is a process's memory of its cluster: informers' objects without unused
+// fields, and the served resources. Objects may be written back: an update without managedFields
+// keeps them.
 package clustercache
 
 import (
@@ -16,13 +15,11 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// ConfigMap makes informers of one ConfigMap, which is all that a role may read. They keep
-// it Trimmed.
+// ConfigMap returns informers of one ConfigMap, which is all that a role may read, Trimmed.
 func ConfigMap(client kubernetes.Interface, namespace, name string) informers.SharedInformerFactory {
 	return one(client, namespace, name)
 }
 
-// Lease makes informers of one Lease, in the same way.
 func Lease(client kubernetes.Interface, namespace, name string) informers.SharedInformerFactory {
 	return one(client, namespace, name)
 }
@@ -34,7 +31,7 @@ func one(client kubernetes.Interface, namespace, name string) informers.SharedIn
 		}))
 }
 
-// Trimmed drops the managedFields of any object. It is a cache.TransformFunc.
+// Trimmed drops managedFields. It is a cache.TransformFunc.
 func Trimmed(obj any) (any, error) {
 	if object, err := meta.Accessor(obj); err == nil {
 		object.SetManagedFields(nil)
@@ -42,8 +39,8 @@ func Trimmed(obj any) (any, error) {
 	return obj, nil
 }
 
-// Named keeps of a namespace, and of an object of which only the metadata is read,
-// which one it is, with its labels. It is a cache.TransformFunc.
+// Named keeps the identity and labels of a namespace or a metadata object. It is a
+// cache.TransformFunc.
 func Named(obj any) (any, error) {
 	switch object := obj.(type) {
 	case *corev1.Namespace:

@@ -25,7 +25,6 @@ const (
 // restoresInRow is how many restores may pass a waiting backup.
 const restoresInRow = 3
 
-// Work is what a Manager runs.
 type Work struct {
 	// Key identifies the work. A manager has one work of a key at a time.
 	Key   string
@@ -40,10 +39,9 @@ type Work struct {
 	Do func(context.Context)
 }
 
-// job is work that waits or runs.
 type job struct {
 	Work
-	cancel context.CancelFunc // set when it runs
+	cancel context.CancelFunc
 }
 
 // backlog orders waiting work: restores before backups, and a backup after restoresInRow restores
@@ -54,7 +52,6 @@ type backlog struct {
 	passed int // restores since a backup had its turn, or since none waited
 }
 
-// run is the waiting work of one run.
 type run struct {
 	name string
 	jobs []*job
@@ -90,7 +87,6 @@ func (b *backlog) remove(j *job) {
 	}
 }
 
-// pop takes the next job, or returns nil.
 func (b *backlog) pop() *job {
 	restores, backups := len(b.turns[ClassRestore]), len(b.turns[ClassBackup])
 	class := ClassRestore

@@ -36,7 +36,6 @@ func (c *calls) begin() *calls {
 
 func (c *calls) end() { c.returned.Add(1) }
 
-// Call runs do and counts it as one call.
 func (p *Progress) Call(do func()) {
 	defer p.calls.begin().end()
 	do()
@@ -86,7 +85,6 @@ func hasServer(folder *os.File) bool {
 	return false
 }
 
-// filesystem returns the folder's statfs. The folder may be closed meanwhile.
 func filesystem(folder *os.File) (stat unix.Statfs_t, err error) {
 	conn, err := folder.SyscallConn()
 	if err != nil {

@@ -28,7 +28,6 @@ const inPlaceSplitter = "FIXED-1M"
 // inPlaceExtensions are sorted, in lower and upper case.
 var inPlaceExtensions = func() []string {
 	extensions := []string{
-		// Images of disks.
 		".img", ".qcow", ".qcow2", ".qed", ".raw", ".vdi", ".vhd", ".vhdx", ".vmdk",
 		// SQLite, bbolt, LMDB, MySQL, SQL Server, Access, dBase, Firebird, WiredTiger.
 		".db", ".db3", ".sqlite", ".sqlite3", ".mdb", ".ibd", ".myd", ".myi", ".mdf", ".ndf", ".ldf", ".accdb", ".dbf", ".fdb", ".wt",
@@ -69,7 +68,6 @@ func newChunker(w repo.RepositoryWriter) chunker {
 // file, before a UUID.
 const contentOfFile = "FILE:"
 
-// NewObjectWriter implements repo.RepositoryWriter.
 func (c chunker) NewObjectWriter(ctx context.Context, options object.WriterOptions) object.Writer {
 	name, isFile := strings.CutPrefix(options.Description, contentOfFile)
 	if options.Compressor == "" && isFile && (isInPlace(name) || uuid.Validate(name) == nil) {
@@ -112,11 +110,10 @@ type fileWriter struct {
 	begun  object.Writer // nil before the first write
 }
 
-// beginLocked writes the kept bytes.
 func (w *fileWriter) beginLocked() error {
 	w.begun = w.begin(w.options)
 	if w.kept == nil {
-		return nil // an empty file
+		return nil
 	}
 	defer w.release()
 	_, err := w.begun.Write(w.kept[:w.length])
@@ -130,7 +127,6 @@ func (w *fileWriter) release() {
 	}
 }
 
-// Write implements object.Writer.
 func (w *fileWriter) Write(b []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -149,17 +145,15 @@ func (w *fileWriter) Write(b []byte) (int, error) {
 	return w.begun.Write(b)
 }
 
-// Checkpoint implements object.Writer.
 func (w *fileWriter) Checkpoint() (object.ID, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.begun == nil {
-		return object.EmptyID, nil // nothing is stored yet
+		return object.EmptyID, nil
 	}
 	return w.begun.Checkpoint()
 }
 
-// Result implements object.Writer.
 func (w *fileWriter) Result() (object.ID, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -176,7 +170,6 @@ func (w *fileWriter) Result() (object.ID, error) {
 	return id, err
 }
 
-// Close implements object.Writer.
 func (w *fileWriter) Close() (err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -19,7 +19,7 @@ import (
 // All calls are counted.
 type confined struct {
 	root   *os.Root
-	top    *os.File // the folder itself
+	top    *os.File
 	folder Folder
 	calls  *calls
 }
@@ -142,7 +142,7 @@ const newFileMode = 0o600
 // closed once, when no goroutine uses it.
 type handle struct {
 	fd    int
-	path  string // for errors
+	path  string
 	calls *calls
 }
 
@@ -177,7 +177,6 @@ func (h handle) stat() (stat unix.Stat_t, err error) {
 	return stat, err
 }
 
-// WriteAt implements io.WriterAt.
 func (h handle) WriteAt(b []byte, offset int64) (written int, err error) {
 	for written < len(b) && err == nil {
 		err = h.do("write", func() error {

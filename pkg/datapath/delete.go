@@ -18,11 +18,9 @@ import (
 
 // Snapshot describes a snapshot of a repository by its tags.
 type Snapshot struct {
-	// ID is Kopia's.
 	ID string
 	// Backup is the uid of the backup, empty for old snapshots.
-	Backup types.UID
-	// StoreName and ClusterUID are as in the UploadRequest.
+	Backup                types.UID
 	StoreName, ClusterUID string
 	// Saved is when it was stored, by the writer's clock.
 	Saved time.Time
@@ -64,7 +62,6 @@ func DeleteSnapshots(ctx context.Context, r *repository.Repository, ids []string
 		neededBy[snapshot.Extras]++
 	}
 	var found []manifest.ID
-	// add returns the id of the snapshot's extras, or "".
 	add := func(id string) string {
 		snapshot, ok := there[id]
 		if ok {

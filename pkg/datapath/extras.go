@@ -37,7 +37,6 @@ import (
 
 // extra is the content of a line, without its path.
 type extra struct {
-	// Attributes by name.
 	Attributes map[string][]byte `json:"attributes,omitempty"`
 	// Link is the same number for all names of a file.
 	Link int `json:"link,omitempty"`
@@ -70,7 +69,7 @@ type extras struct {
 	most  int64
 
 	mu     sync.Mutex
-	device uint64 // of the volume's root
+	device uint64
 	// open has the unpacked lines, starts their offsets.
 	open   []byte
 	starts []int
@@ -164,7 +163,6 @@ func (x *extras) add(rel string, found extra) error {
 	return x.packLocked()
 }
 
-// packLocked packs the open lines into a run.
 func (x *extras) packLocked() error {
 	slices.SortStableFunc(x.starts, func(a, b int) int {
 		one, _, _ := bytes.Cut(x.open[a:], []byte{0})
@@ -215,7 +213,6 @@ func listAttributes(folder int, name string, b []byte) (int, error) {
 	return unix.Llistxattr(folderPath(folder)+"/"+name, b)
 }
 
-// namesSpace suffices for the attribute names of most files.
 const namesSpace = 1024
 
 // readAttributes returns the kept attributes of a file, folder or link; none if the file system has

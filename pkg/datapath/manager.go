@@ -14,7 +14,7 @@ import (
 // (docs/node-agent.md). Waiting work starts when a slot becomes free, without polling. It is safe
 // for concurrent use.
 type Manager struct {
-	ctx    context.Context // ends when the manager is stopped
+	ctx    context.Context
 	cancel context.CancelFunc
 	group  sync.WaitGroup
 	moved  atomic.Int64
@@ -76,11 +76,8 @@ func (m *Manager) SetLimit(limit int) {
 	m.startLocked()
 }
 
-// Load describes the work of a manager.
 type Load struct {
-	// Limit of work running at once.
-	Limit int
-	// Running and Waiting work, by Class.
+	Limit            int
 	Running, Waiting [classes]int
 	// WaitingSince is the time of the oldest waiting request; zero without one.
 	WaitingSince time.Time
@@ -91,7 +88,6 @@ type Load struct {
 // Progress returns a Progress that also counts for the manager.
 func (m *Manager) Progress() *Progress { return &Progress{all: &m.moved} }
 
-// Load returns the present work.
 func (m *Manager) Load() Load {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -54,7 +54,7 @@ type turns struct {
 	of      *share // the file's volume; nil for indexes
 	indexes int64  // the wanted turns; 0 for a file
 	granted chan struct{}
-	count   int64 // granted turns
+	count   int64
 }
 
 // NewMemory divides limit bytes, at least 256 MiB, so that some work is always possible.
@@ -68,7 +68,6 @@ func NewMemory(limit int64) *Memory {
 
 type memoryKey struct{}
 
-// WithMemory binds the work of a context to m.
 func WithMemory(ctx context.Context, m *Memory) context.Context {
 	return context.WithValue(ctx, memoryKey{}, m)
 }
@@ -234,7 +233,6 @@ func (m *Memory) countLocked(t *turns) {
 	}
 }
 
-// readers returns how many additional readers a large file may have.
 func (m *Memory) readers(most int64) int64 {
 	if m == nil {
 		return most

@@ -40,14 +40,12 @@ type output struct {
 	root *confined
 	// beside writes a file beside its place, and moves it when complete. Running programs keep the
 	// old one until then, or if the restore stops.
-	beside bool
-	// snapshot is the snapshot's id.
+	beside   bool
 	snapshot string
 	progress *Progress
 	notes    notes
 	surplus  surplus
-	// readers limits the additional readers of large files.
-	readers *semaphore.Weighted
+	readers  *semaphore.Weighted
 	// extras is nil if unknown. With the hard links they take at most most bytes.
 	extras *packed
 	most   int64
@@ -73,7 +71,6 @@ type firstOther struct {
 	content uint64
 }
 
-// link makes the name of one line in extras another name of the file of a line.
 type link struct{ from, to uint32 }
 
 const (
@@ -147,7 +144,6 @@ func (o *output) removeDefaults(rel string) error {
 	return o.permitted(err, name(rel), "has kept a default access control list")
 }
 
-// FinishDirectory sets a folder's attributes and removes others.
 func (o *output) FinishDirectory(rel string, dir fs.Entry, had extra) error {
 	f, err := o.openFolder(name(rel))
 	if err != nil {
@@ -184,7 +180,6 @@ func (o *output) removeOthers(f handle, rel string, had extra) error {
 	return nil
 }
 
-// WriteFile writes a file, or notes a further hard link.
 func (o *output) WriteFile(ctx context.Context, rel string, file fs.File, had extra) (err error) {
 	if o.isLink(rel, file, had) {
 		o.progress.Add(file.Size())
@@ -279,7 +274,6 @@ func (o *output) replace(rel string, create func() error) error {
 	return create()
 }
 
-// finish sets owner, mode and time of a file or folder, and closes it.
 func (o *output) finish(f handle, rel string, e fs.Entry, had extra) error {
 	err := o.attributes(f, rel, e, had.Attributes)
 	if err == nil { // after everything else that sets the time
@@ -311,7 +305,6 @@ func (o *output) attributes(f handle, rel string, e fs.Entry, extended map[strin
 // isUsers reports whether setting the attribute needs a writable file.
 func isUsers(attribute string) bool { return strings.HasPrefix(attribute, "user.") }
 
-// setExtended sets the extended attributes that are wanted.
 func (o *output) setExtended(f handle, rel string, attributes map[string][]byte, wanted func(attribute string) bool) error {
 	for _, attribute := range slices.Sorted(maps.Keys(attributes)) {
 		if !wanted(attribute) || !isKept(attribute) {
@@ -367,7 +360,6 @@ func (o *output) isLink(rel string, file fs.File, had extra) bool {
 	return false
 }
 
-// makeLinks creates the further names, and restores the times of their folders.
 func (o *output) makeLinks(ctx context.Context) error {
 	slices.SortFunc(o.links, func(a, b link) int { return cmp.Compare(a.to, b.to) }) // folder by folder
 	froms, tos := packedReader{of: o.extras}, packedReader{of: o.extras}
@@ -442,7 +434,6 @@ var (
 )
 
 const (
-	// partSize is how many bytes of a large file a reader reads at a time.
 	partSize = 32 << 20
 	// partReaders is how many additional readers all large files share. Each has a piece of about 4
 	// MB in memory.

@@ -35,14 +35,14 @@ var (
 // a path, a zero, the value and a zero. Neither contains zeros.
 type packed struct {
 	blocks []packedBlock
-	bytes  int64 // size of the blocks
-	count  int   // number of lines
+	bytes  int64
+	count  int
 	open   []byte
 }
 
 type packedBlock struct {
-	first string // path
-	line  int    // number of its first line
+	first string
+	line  int // number of its first line
 	data  []byte
 }
 
@@ -89,10 +89,10 @@ func (p *packed) finish() error {
 // but several may read the same lines.
 type packedReader struct {
 	of    *packed
-	data  []byte // lines of the block
+	data  []byte
 	block int    // its number plus one
 	left  []byte // unread lines of the block
-	line  int    // number of the next line
+	line  int
 	asked string // the last requested path
 }
 

@@ -16,8 +16,7 @@ import (
 
 const (
 	// wholePiece is a splitter that does not cut pieces of up to buzhash.Most.
-	wholePiece = "FIXED-8M"
-	// prefixOfList is Kopia's prefix of contents that list an object's pieces.
+	wholePiece   = "FIXED-8M"
 	prefixOfList = "x"
 )
 
@@ -31,9 +30,9 @@ type pieces struct {
 
 	splitter buzhash.Splitter
 	piece    object.Writer // piece since the last cut, or nil
-	length   int64         // of the piece
+	length   int64
 	ended    []*object.IndirectObjectEntry
-	end      int64 // of all cut pieces
+	end      int64
 	storing  errgroup.Group
 }
 
@@ -74,7 +73,6 @@ func (w *pieces) cut(last []byte) error {
 	return nil
 }
 
-// Write implements object.Writer.
 func (w *pieces) Write(b []byte) (int, error) {
 	written := len(b)
 	for len(b) > 0 {
@@ -90,7 +88,6 @@ func (w *pieces) Write(b []byte) (int, error) {
 	return written, nil
 }
 
-// Checkpoint implements object.Writer.
 func (w *pieces) Checkpoint() (object.ID, error) {
 	if err := w.storing.Wait(); err != nil {
 		return object.EmptyID, err
@@ -121,7 +118,6 @@ func (w *pieces) Checkpoint() (object.ID, error) {
 	return object.ParseID("I" + id.String()) // an object by its list
 }
 
-// Result implements object.Writer.
 func (w *pieces) Result() (object.ID, error) {
 	if w.length > 0 || len(w.ended) == 0 {
 		if err := w.cut(nil); err != nil {
@@ -131,7 +127,6 @@ func (w *pieces) Result() (object.ID, error) {
 	return w.Checkpoint()
 }
 
-// Close implements object.Writer.
 func (w *pieces) Close() error {
 	_ = w.storing.Wait() // Result returned the error
 	if w.piece == nil {

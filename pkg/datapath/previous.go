@@ -26,7 +26,6 @@ var racy = 2 * time.Second
 
 // basis has the earlier snapshots that an upload uses.
 type basis struct {
-	// complete is the newest complete snapshot of the volume, or nil.
 	complete *snapshot.Manifest
 	// spare has the snapshots that spare reading unchanged files; none for a full read.
 	spare []*snapshot.Manifest
@@ -87,10 +86,8 @@ func (b basis) since() int64 {
 	return second
 }
 
-// isFullRead reports whether every file is read despite a complete snapshot.
 func (b basis) isFullRead() bool { return b.complete != nil && !slices.Contains(b.spare, b.complete) }
 
-// files returns the number of files and links of the complete snapshot.
 func (b basis) files() int64 {
 	if b.complete == nil || b.complete.RootEntry == nil || b.complete.RootEntry.DirSummary == nil {
 		return 0

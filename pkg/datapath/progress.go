@@ -26,7 +26,6 @@ type Progress struct {
 // Done returns the moved bytes, including those that needed no moving.
 func (p *Progress) Done() int64 { return p.done.Load() }
 
-// Add counts bytes as moved.
 func (p *Progress) Add(bytes int64) {
 	p.done.Add(bytes)
 	if p.all != nil {
@@ -44,7 +43,6 @@ func (p *Progress) Files() (done, total int64) {
 	return done, max(p.totalFiles.Load(), done)
 }
 
-// SetTotal sets the bytes and files to move.
 func (p *Progress) SetTotal(bytes, files int64) {
 	p.total.Store(bytes)
 	p.totalFiles.Store(files)

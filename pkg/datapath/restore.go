@@ -33,9 +33,7 @@ import (
 // ErrSnapshotNotFound: the repository has no complete snapshot of the id.
 var ErrSnapshotNotFound = errors.New("the repository has no such snapshot")
 
-// RestoreRequest says what to restore, and where.
 type RestoreRequest struct {
-	// SnapshotID is Kopia's id.
 	SnapshotID string
 	// Path, Root and IsMount are as in Folder, which must exist. Root and IsMount are optional.
 	Path, Root string
@@ -48,12 +46,9 @@ type RestoreRequest struct {
 	Replace bool
 }
 
-// RestoreResult says what was restored.
 type RestoreResult struct {
-	// TotalBytes and Files of the requested part.
 	TotalBytes, Files int64
-	// Removed counts the removed files and folders.
-	Removed int64
+	Removed           int64
 	// Warnings name files whose owner or mode could not be restored, and the first files that the
 	// snapshot lacks.
 	Warnings Warnings
@@ -125,7 +120,6 @@ type restoration struct {
 	repo  repo.DirectRepository
 	packs *repository.Packs
 	out   *output
-	// files counts the written files.
 	files int64
 	// leaves has the files and links of this batch, folders the folders that are complete after it.
 	leaves  []leaf
@@ -165,7 +159,6 @@ func (w *restoration) isFull() bool {
 	return len(w.leaves)+len(w.folders) >= most || w.held >= runBytes
 }
 
-// part is a file or folder to restore, with the folders above it.
 type part struct {
 	leaf
 	in []leaf
@@ -289,7 +282,6 @@ func (w *restoration) folder(ctx context.Context, rel string, stored *snapshot.D
 	return nil
 }
 
-// meet adds a file or link to the batch.
 func (w *restoration) meet(ctx context.Context, rel string, stored *snapshot.DirEntry) error {
 	if w.isFull() {
 		if err := w.write(ctx); err != nil {
@@ -315,7 +307,6 @@ func (w *restoration) meet(ctx context.Context, rel string, stored *snapshot.Dir
 	return nil
 }
 
-// decodeExtra decodes a line, which may be empty.
 func decodeExtra(known []byte, line int) (x extra, err error) {
 	x.line = line
 	if known != nil {
@@ -407,7 +398,6 @@ func (w *restoration) entry(met leaf) fs.Entry {
 	return snapshotfs.EntryFromDirEntry(w.repo, met.stored)
 }
 
-// directoryStream is Kopia's type of a folder's object.
 const directoryStream = "kopia:directory"
 
 // storedFolder replaces snapshot.DirManifest, whose decoders take most of the time.

@@ -21,8 +21,7 @@ import (
 type surplus struct {
 	remove bool
 	// device is the volume's file system. Other file systems mounted below are not touched.
-	device uint64
-	// first is the first file that stayed, why the reason.
+	device          uint64
 	first, why      string
 	stayed, removed int64
 	// most bounds the names in memory before files are removed.
@@ -144,7 +143,6 @@ func (o *output) unlisted(rel string, err error) error {
 	return o.permitted(err, name(rel), "could not be listed: it may hold files that the backup does not have")
 }
 
-// settleFile removes or counts a file, or a folder with all below.
 func (o *output) settleFile(ctx context.Context, rel string, isFolder, isMount bool) error {
 	if isFolder {
 		switch {

@@ -28,7 +28,6 @@ import (
 // compares. Otherwise the uploader goes on with the entries listed so far, and decides file by
 // file.
 
-// lastSnapshot is the volume's snapshot whose listings are used again.
 type lastSnapshot struct {
 	repository repo.Repository
 	progress   *Progress
@@ -36,13 +35,11 @@ type lastSnapshot struct {
 	files, bytes atomic.Int64
 }
 
-// relyOn compares the volume with the last snapshot.
 func (d *volumeDir) relyOn(r repo.Repository, last *snapshot.Manifest, p *Progress) {
 	d.volume.last = &lastSnapshot{repository: r, progress: p}
 	d.stored = last.RootObjectID()
 }
 
-// addTo adds the reused files to Kopia's statistics.
 func (l *lastSnapshot) addTo(stats *snapshot.Stats) {
 	if l != nil {
 		stats.CachedFiles += int32(l.files.Load())
@@ -135,7 +132,6 @@ func cutListing(listing string) (files map[string]string, end string, ok bool) {
 	return nil, "", false
 }
 
-// listingEnd returns the end of a listing as cutListing does.
 func listingEnd(summary *fs.DirectorySummary) string {
 	end, _ := json.Marshal(summary) // a summary always can be encoded
 	return string(end) + "}\n"
@@ -184,7 +180,7 @@ func (d *volumeDir) compare(ctx context.Context, files map[string]string) (summa
 	text := make([]byte, 0, 512)
 	for {
 		if ctx.Err() != nil {
-			return nil, 0, false // the uploader sees it, too
+			return nil, 0, false
 		}
 		name, stat, err := it.listed()
 		if err != nil {

@@ -27,7 +27,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
 
-// Source is the volume of a snapshot.
 type Source struct {
 	Namespace, Pod, Volume string
 	// ClaimName and ClaimUID are empty without a claim.
@@ -48,17 +47,13 @@ const (
 	formerRequester = "pod-volume-backup-restore"
 )
 
-// Our own tags.
 const (
-	// tagBackup has the uid of the backup.
 	tagBackup = "holdfast.io/backup-uid"
 	// tagStoreName has the backup's name in the store, tagCluster the uid of its cluster.
 	tagStoreName = "holdfast.io/backup-store-name"
 	tagCluster   = "holdfast.io/cluster-uid"
-	// tagClaim has the uid of the claim.
-	tagClaim = "holdfast.io/claim-uid"
-	// tagRecord has the uid of the VolumeUpload.
-	tagRecord = "holdfast.io/upload-uid"
+	tagClaim     = "holdfast.io/claim-uid"
+	tagRecord    = "holdfast.io/upload-uid"
 	// tagFullRead has the start of the volume's last upload that read every file.
 	tagFullRead = "holdfast.io/full-read"
 	// tagCheckpoint marks a checkpoint of a long upload, which its next attempt uses.
@@ -82,8 +77,7 @@ type UploadRequest struct {
 	Source Source
 	// FullReadEvery is the maximum time between uploads that read every file. Zero means never.
 	FullReadEvery time.Duration
-	// Backup is the uid of the backup.
-	Backup types.UID
+	Backup        types.UID
 	// Record is the uid of the VolumeUpload, optional. Earlier unreported snapshots for it are
 	// replaced.
 	Record types.UID
@@ -111,7 +105,6 @@ func (r *UploadRequest) tags() map[string]string {
 }
 
 type UploadResult struct {
-	// SnapshotID is Kopia's id.
 	SnapshotID        string
 	TotalBytes, Files int64
 	// IncrementalBytes counts files that are new, or differ in size, mode, owner or times, before
@@ -201,7 +194,7 @@ func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p 
 	}
 	incremental := vol.read.Load()
 	if complete != nil && complete.RootObjectID() == man.RootObjectID() {
-		incremental = 0 // all that was read again had not changed
+		incremental = 0
 	}
 	return UploadResult{
 		SnapshotID:       string(man.ID),
@@ -255,8 +248,7 @@ func newUploader(w repo.RepositoryWriter, observer upload.Progress, tags map[str
 }
 
 const (
-	compressor = "zstd-fastest"
-	// compressedFrom is the minimum size of a compressed file.
+	compressor     = "zstd-fastest"
 	compressedFrom = 512
 )
 
@@ -276,7 +268,7 @@ func uploadPolicy() *policy.Tree {
 		errorsIgnore = policy.ErrorHandlingPolicy{IgnoreFileErrors: &ignore, IgnoreDirectoryErrors: &ignore}
 	)
 	p.CompressionPolicy.CompressorName = compressor
-	p.CompressionPolicy.NeverCompress = inPlaceExtensions // see chunker
+	p.CompressionPolicy.NeverCompress = inPlaceExtensions
 	p.CompressionPolicy.MinSize = compressedFrom
 	p.UploadPolicy.ParallelUploadAboveSize = &splitAbove
 	// Kopia reports the errors that it ignores; uploadObserver decides which ones end the upload.
@@ -351,7 +343,6 @@ func measureLater(ctx context.Context, vol *volume, p *Progress) (stop func()) {
 	}
 }
 
-// uploadObserver receives events of Kopia's uploader.
 type uploadObserver struct {
 	upload.NullUploadProgress
 	progress *Progress

@@ -42,11 +42,10 @@ type volume struct {
 	outOfRange outOfRange
 }
 
-// outOfRange counts files whose time a snapshot can't hold.
 type outOfRange struct {
 	mu    sync.Mutex
 	count int
-	first string // a path
+	first string
 }
 
 func (o *outOfRange) add(path string) {
@@ -89,7 +88,6 @@ func (v *volume) folder() (*volumeDir, error) {
 	return root, nil
 }
 
-// observe collects the extras of a file or folder, by its name in an open folder.
 func (v *volume) observe(folder handle, name, in string, space []byte, stat *unix.Stat_t) error {
 	defer v.root.calls.begin().end()
 	if _, exact := timeOf(stat.Mtim); !exact {
@@ -134,7 +132,7 @@ func (v *volume) size(ctx context.Context, path string) (bytes, files int64) {
 // volumeEntry is common to files, folders and links. A volume may have millions, so it is small.
 type volumeEntry struct {
 	volume *volume
-	in     *volumeDir // nil for the root
+	in     *volumeDir
 	name   string
 	mode   os.FileMode
 	owner  fs.OwnerInfo
@@ -165,7 +163,6 @@ func timeOf(mtime unix.Timespec) (at time.Time, exact bool) {
 	return at, true
 }
 
-// modeOf converts a mode as os does.
 func modeOf(bits uint32) os.FileMode {
 	mode := os.FileMode(bits & 0o777)
 	switch bits & unix.S_IFMT {
@@ -281,7 +278,6 @@ func (d *volumeDir) open() (*volumeIterator, error) {
 	return &volumeIterator{handle: h, dir: d, space: listings.Get().(*listing)}, nil
 }
 
-// below returns the path of an entry.
 func (d *volumeDir) below(name string) string {
 	if d.path == "." {
 		return name
@@ -324,7 +320,7 @@ func (d *volumeDir) present(e volumeEntry) fs.Entry {
 // the cost of small or unchanged files. Each folder on the current path has one, so it is small.
 type listing struct {
 	entries [8 << 10]byte
-	names   [namesSpace]byte // of attributes
+	names   [namesSpace]byte
 }
 
 var listings = sync.Pool{New: func() any { return new(listing) }}
@@ -453,7 +449,6 @@ func (l *volumeLink) Resolve(context.Context) (fs.Entry, error) {
 	return nil, errors.New("links are stored, not followed")
 }
 
-// volumeError is an entry that can't be stored.
 type volumeError struct {
 	volumeEntry
 	err error
@@ -492,7 +487,7 @@ type volumeReader struct {
 	handle
 	entry  *volumeFile
 	opened unix.Stat_t
-	at     int64 // offset of the next read
+	at     int64
 	done   func()
 }
 

@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package footprint estimates how much memory values keep, for bounds in bytes.
+// Package footprint estimates the memory of values.
 package footprint
 
 import (
@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Of estimates what a value refers to, in bytes. Shared memory counts for each value.
+// Of estimates the bytes that a value refers to. Shared memory counts each time.
 func Of(value any) int { return sizeOf(reflect.ValueOf(value)) }
 
 func sizeOf(v reflect.Value) int {
@@ -44,7 +44,6 @@ func sizeOf(v reflect.Value) int {
 	return size
 }
 
-// refers reports whether values of a kind may refer to memory of their own.
 func refers(kind reflect.Kind) bool {
 	switch kind {
 	case reflect.Pointer, reflect.String, reflect.Slice, reflect.Map, reflect.Struct:

@@ -53,14 +53,12 @@ const (
 	AnnotationOriginNamespaceUID = "holdfast.io/origin-namespace-uid"
 	// AnnotationClusterUID is the uid of the cluster's namespace kube-system.
 	AnnotationClusterUID = "holdfast.io/cluster-uid"
-	// AnnotationPublicKey verifies AnnotationSignature.
-	AnnotationPublicKey = "holdfast.io/public-key"
+	AnnotationPublicKey  = "holdfast.io/public-key"
 	// AnnotationSignature is the signature of the metadata without this annotation.
 	AnnotationSignature = "holdfast.io/signature"
 	// AnnotationScheduleUID is the uid of the Schedule, if one made the backup.
 	AnnotationScheduleUID = "holdfast.io/schedule-uid"
-	// AnnotationRequester is the user that requested the backup.
-	AnnotationRequester = "holdfast.io/requester"
+	AnnotationRequester   = "holdfast.io/requester"
 	// AnnotationQueuedAt is when the backup was queued, in RFC 3339.
 	AnnotationQueuedAt = "holdfast.io/queued-at"
 	// AnnotationPhase is a phase that Velero lacks: Cancelled, which is Failed to Velero.
@@ -90,7 +88,6 @@ var ErrUnfinished = errors.New("the backup is not finished")
 
 // Cluster identifies the cluster of a backup.
 type Cluster struct {
-	// SystemNamespace is Holdfast's.
 	SystemNamespace string
 	// UID is the uid of the namespace kube-system, optional.
 	UID string
@@ -100,9 +97,7 @@ type Cluster struct {
 	Key *SigningKey
 }
 
-// Place says where metadata was found.
 type Place struct {
-	// StoreName is the name of the backup's folder.
 	StoreName string
 	Location  string
 	// SystemNamespace has the backups of other makers.
@@ -207,7 +202,6 @@ func encodePhase(phase holdfast.BackupPhase) holdfast.BackupPhase {
 	return phase
 }
 
-// volumesLeftOut returns AnnotationVolumesLeftOut, or "".
 func volumesLeftOut(volumes *holdfast.BackupVolumesProgress) string {
 	if volumes == nil || volumes.LeftOut == 0 {
 		return ""
@@ -406,7 +400,6 @@ func decodePhase(stored *storedBackup, now time.Time) (holdfast.BackupPhase, err
 	}
 }
 
-// decodeAnnotations drops the annotations that became fields of the Backup.
 func decodeAnnotations(stored map[string]string) map[string]string {
 	annotations := maps.Clone(stored)
 	for _, key := range []string{

@@ -22,9 +22,8 @@ const MaxOwnerBytes = 4 << 10
 
 // Owner is the content of OwnerKey: the backup of the folder.
 type Owner struct {
-	UID types.UID `json:"uid"`
-	// ClusterUID is as Cluster.UID.
-	ClusterUID string `json:"clusterUID,omitempty"`
+	UID        types.UID `json:"uid"`
+	ClusterUID string    `json:"clusterUID,omitempty"`
 }
 
 func EncodeOwner(owner Owner) ([]byte, error) { return json.Marshal(owner) }
@@ -40,7 +39,6 @@ func DecodeOwner(data []byte) (Owner, error) {
 	return owner, nil
 }
 
-// Content describes an object of a backup.
 type Content struct {
 	// Size in bytes.
 	Size int64 `json:"size"`
@@ -48,7 +46,6 @@ type Content struct {
 	SHA256 string `json:"sha256"`
 }
 
-// ContentOf describes the bytes that sum has hashed.
 func ContentOf(size int64, sum hash.Hash) Content {
 	return Content{Size: size, SHA256: hex.EncodeToString(sum.Sum(nil))}
 }
@@ -94,7 +91,7 @@ func contentsOf(annotations map[string]string) (Contents, error) {
 // list could remove another's of the same name. The file must have no optional header.
 func Mark(compressed []byte, uid types.UID) []byte {
 	const (
-		headerBytes = 10 // RFC 1952
+		headerBytes = 10
 		flagsAt     = 3
 		comment     = 1 << 4
 	)

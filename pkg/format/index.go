@@ -56,7 +56,6 @@ type IndexSegment struct {
 	Rows    int64 `json:"rows"`
 }
 
-// storedIndexHead is the first line of the object.
 type storedIndexHead struct {
 	metav1.TypeMeta `json:",inline"`
 	Metadata        storedIndexMetadata `json:"metadata"`

@@ -46,7 +46,6 @@ func AttemptKey(storeName string, attempt int) string {
 	return fmt.Sprintf("%sholdfast-backup-%d.json", BackupPrefix(storeName), attempt)
 }
 
-// IsAttemptKey reports whether a key is an AttemptKey of the backup.
 func IsAttemptKey(storeName, key string) bool {
 	name, in := strings.CutPrefix(key, BackupPrefix(storeName))
 	return in && strings.HasPrefix(name, "holdfast-backup") && strings.HasSuffix(name, ".json") && !strings.Contains(name, "/")
@@ -58,7 +57,6 @@ const MaxAttemptKeys = 100
 // TarballKey is the gzipped tar of the objects.
 func TarballKey(storeName string) string { return sideKey(storeName, ".tar.gz") }
 
-// LogKey is the backup's log, gzipped text.
 func LogKey(storeName string) string { return sideKey(storeName, "-logs.gz") }
 
 // ResultsKey has the errors and warnings, as Results.

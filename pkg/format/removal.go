@@ -46,8 +46,7 @@ func DecodeRemoval(data []byte) (Removal, error) {
 // backups name. It proves nothing.
 type VolumeRemoval struct {
 	// Request is the uid of the deletion's record.
-	Request types.UID `json:"request"`
-	// Backups are the backups of the deleted volumes.
+	Request types.UID   `json:"request"`
 	Backups []RemovalOf `json:"backups"`
 }
 

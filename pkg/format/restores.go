@@ -69,7 +69,6 @@ func restoreKey(storeName, suffix string) string {
 	return RestoresPrefix + storeName + "/restore-" + storeName + suffix
 }
 
-// PlannedObject is the decision about an object of a restore.
 type PlannedObject struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
@@ -112,7 +111,7 @@ func EncodeRestore(restore *holdfast.Restore, contents Contents, cluster Cluster
 	if origin := restore.Status.Origin; origin != nil && origin.NamespaceUID != "" {
 		annotations[AnnotationOriginNamespaceUID] = string(origin.NamespaceUID)
 	}
-	restore.Status.Origin = nil // readers derive it
+	restore.Status.Origin = nil
 	if contents != nil {
 		encoded, err := json.Marshal(contents)
 		if err != nil {

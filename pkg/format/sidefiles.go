@@ -33,16 +33,13 @@ type Foreign struct {
 	Large func() error
 }
 
-// ErrTooLarge means that a side file exceeds its limit.
 var ErrTooLarge = errors.New("the file is too large: make several backups, each of some namespaces")
 
 // Messages are texts by where they arose.
 type Messages struct {
 	// Velero has texts about the whole backup. The name is the format's.
-	Velero []string `json:"velero,omitempty"`
-	// Cluster has texts about cluster-scoped objects.
-	Cluster []string `json:"cluster,omitempty"`
-	// Namespaces has texts about namespaced objects.
+	Velero     []string            `json:"velero,omitempty"`
+	Cluster    []string            `json:"cluster,omitempty"`
 	Namespaces map[string][]string `json:"namespaces,omitempty"`
 }
 
@@ -54,7 +51,6 @@ func (m *Messages) Count() int {
 	return count
 }
 
-// Results is the content of ResultsKey.
 type Results struct {
 	Errors   Messages `json:"errors"`
 	Warnings Messages `json:"warnings"`
@@ -68,7 +64,6 @@ func WriteResults(w io.Writer, results Results) error { return writeJSON(w, MaxS
 
 func ReadResults(r io.Reader) (Results, error) { return readJSON[Results](r) }
 
-// WriteResourceList writes the list sorted.
 func WriteResourceList(w io.Writer, list ResourceList) error {
 	sorted := make(ResourceList, len(list))
 	for kind, names := range list {
@@ -88,7 +83,7 @@ func writeJSON(w io.Writer, limit int64, value any) error {
 	compressed := compressors.Get().(*gzip.Writer)
 	compressed.Reset(w)
 	defer func() {
-		compressed.Reset(io.Discard) // so that it keeps nothing of w
+		compressed.Reset(io.Discard)
 		compressors.Put(compressed)
 	}()
 	if err := json.NewEncoder(&limitedWriter{compressed, limit}).Encode(value); err != nil {

@@ -40,7 +40,6 @@ func NewSigningKey(random io.Reader) (*SigningKey, error) {
 	return ParseSigningKey(seed)
 }
 
-// ParseSigningKey returns the key of a Seed.
 func ParseSigningKey(seed []byte) (*SigningKey, error) {
 	if len(seed) != ed25519.SeedSize {
 		return nil, fmt.Errorf("a signing key has %d bytes, not %d", ed25519.SeedSize, len(seed))
@@ -60,7 +59,6 @@ func (k *SigningKey) String() string { return "signing key of " + k.PublicKey() 
 
 func (k *SigningKey) GoString() string { return k.String() }
 
-// sign returns the signature of metadata that has AnnotationPublicKey.
 func (k *SigningKey) sign(metadata []byte) (string, error) {
 	canonical, err := canonicalise(metadata)
 	if err != nil {

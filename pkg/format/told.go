@@ -37,7 +37,6 @@ func (t *Told) Add(namespace, text string) {
 	t.AddAny(text, t.only == "" || namespace == t.only)
 }
 
-// AddAny adds a text, named or only counted.
 func (t *Told) AddAny(text string, named bool) {
 	if t.count++; !named || len(t.first) >= maxNamed {
 		return
@@ -74,7 +73,6 @@ func Note(text string) string {
 	return strings.ToValidUTF8(text[:maxNoteBytes-len("...")], "") + "..."
 }
 
-// Counted formats a count, such as "1 error" and "2 errors".
 func Counted[N ~int | ~int32](count N, thing string) string {
 	if count == 1 {
 		return "1 " + thing

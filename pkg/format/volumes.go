@@ -31,25 +31,21 @@ const (
 	labelClaimUID                = "velero.io/pvc-uid"
 	annotationClaim              = "velero.io/pvc-name"
 	annotationVolumeNamespaceUID = AnnotationPrefix + "namespace-uid"
-	// annotationVolume is a VolumeItself in JSON.
-	annotationVolume    = AnnotationPrefix + "volume"
-	maxVolumeAnnotation = 16 << 10
-	methodPodVolume     = "PodVolumeBackup"
-	resultSucceeded     = "succeeded"
-	resultFailed        = "failed"
-	maxLabelValue       = 63
-	labelHashLength     = 6
-	volumeHashLength    = 10
+	annotationVolume             = AnnotationPrefix + "volume"
+	maxVolumeAnnotation          = 16 << 10
+	methodPodVolume              = "PodVolumeBackup"
+	resultSucceeded              = "succeeded"
+	resultFailed                 = "failed"
+	maxLabelValue                = 63
+	labelHashLength              = 6
+	volumeHashLength             = 10
 )
 
-// Volume is the result of one volume of a backup.
 type Volume struct {
-	// Pod is the pod through which the volume was read.
 	Pod          engine.PodReference
 	NamespaceUID types.UID
 	Node         string
-	// Name in the pod's spec.
-	Name string
+	Name         string
 	// ClaimName, ClaimUID and PersistentVolume are empty without a claim.
 	ClaimName        string
 	ClaimUID         types.UID
@@ -101,10 +97,8 @@ type PodVolumeBackupStatus struct {
 	IncrementalBytes    int64                 `json:"incrementalBytes,omitempty"`
 }
 
-// ClaimName returns the claim's name, or "".
 func (p *PodVolumeBackup) ClaimName() string { return p.Annotations[annotationClaim] }
 
-// VolumeName returns the volume's name in its namespace.
 func (p *PodVolumeBackup) VolumeName() string {
 	return VolumeName(p.ClaimName(), p.Spec.Pod.Name, p.Spec.Volume)
 }
@@ -156,7 +150,7 @@ func (v *Volume) itself() string {
 		encoded, err = json.Marshal(itself)
 	}
 	if err != nil {
-		panic(err) // strings and numbers can always be encoded
+		panic(err)
 	}
 	return string(encoded)
 }
@@ -256,7 +250,6 @@ type VolumeInfo struct {
 	NativeSnapshotInfo *NativeSnapshotInfo `json:"nativeSnapshotInfo,omitempty"`
 }
 
-// PodVolumeInfo repeats a PodVolumeBackup.
 type PodVolumeInfo struct {
 	SnapshotHandle  string `json:"snapshotHandle,omitempty"`
 	Size            int64  `json:"size,omitempty"`
@@ -276,7 +269,6 @@ type PersistentVolInfo struct {
 	Labels        map[string]string `json:"labels,omitempty"`
 }
 
-// NewVolumeInfo describes a volume that was, or should have been, uploaded.
 func NewVolumeInfo(volume Volume) VolumeInfo {
 	info := VolumeInfo{
 		PVCName:             volume.ClaimName,

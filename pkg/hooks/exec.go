@@ -21,46 +21,43 @@ import (
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
-// maxOutput is how much of the output of a command is kept.
 const maxOutput = 4 << 10
 
-// Client runs commands in pods, with the rights of its configuration.
 type Client struct {
 	Kube   kubernetes.Interface
 	Config *rest.Config
 }
 
-// NotRunError is why a command has certainly not run, and may run if it is asked for again: no
-// connection came about, or the answer was that there is no time for it.
+// NotRunError means that a command has certainly not run, and may be repeated: there was no
+// connection, or the server was busy.
 type NotRunError struct{ Reason error }
 
 func (e NotRunError) Error() string { return e.Reason.Error() }
 
 func (e NotRunError) Unwrap() error { return e.Reason }
 
-// answered notes whether the last answer was that there is no time for a request: the errors of
-// streams do not always have the status.
+// answered records whether the last answer was that the server is busy: errors of streams may lack
+// the status.
 type answered struct {
 	next http.RoundTripper
 	busy bool
 }
 
-// RoundTrip implements http.RoundTripper.
 func (a *answered) RoundTrip(request *http.Request) (*http.Response, error) {
 	response, err := a.next.RoundTrip(request)
 	a.busy = err == nil && (response.StatusCode == http.StatusTooManyRequests || response.StatusCode == http.StatusServiceUnavailable)
 	return response, err
 }
 
-// Exec runs a command in a container of a pod, and returns as much of its output as is kept.
-// When ctx ends it returns, whatever the command does. Its error may be a NotRunError.
+// Exec runs a command in a container, and returns its bounded output. It returns at the end of ctx,
+// whatever the command does. Its error may be a NotRunError.
 func (c *Client) Exec(ctx context.Context, pod engine.PodReference, container string, command []string) (string, error) {
 	request := c.Kube.CoreV1().RESTClient().Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("exec").
 		VersionedParams(&corev1.PodExecOptions{Container: container, Command: command, Stdout: true, Stderr: true}, scheme.ParameterCodec)
 	if err := request.Error(); err != nil {
 		return "", err
 	}
-	// Proxies may know one of the two only.
+	// Proxies may know only one of the two.
 	socket, err := remotecommand.NewWebSocketExecutor(c.Config, "GET", request.URL().String())
 	if err != nil {
 		return "", err
@@ -86,8 +83,8 @@ func (c *Client) Exec(ctx context.Context, pod engine.PodReference, container st
 	return output.text(), err
 }
 
-// bounded keeps the beginning of what is written. It is safe for concurrent use, since
-// what runs when its time is over may still write.
+// bounded keeps the beginning of an output. It is safe for concurrent use: a late command may still
+// write.
 type bounded struct {
 	mu      sync.Mutex
 	kept    []byte

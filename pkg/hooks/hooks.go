@@ -1,8 +1,8 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package hooks has what the hooks of backups and of restores share: which pods they are
-// for, what of a pod's annotations is a command, and how that is run in a container.
+// Package hooks is common to hooks of backups and restores: it selects pods, parses annotations,
+// and runs commands in containers.
 package hooks
 
 import (
@@ -22,15 +22,12 @@ import (
 )
 
 const (
-	// DefaultTimeout is how long a command may take if nothing is said.
 	DefaultTimeout = 30 * time.Second
-	// maxCommand is what a command may have of bytes, all of its words together.
-	maxCommand = 16 << 10
+	maxCommand     = 16 << 10
 )
 
 var podsResource = schema.GroupResource{Resource: "pods"}
 
-// Words are those of an entry of a spec's hooks that say which pods it is for.
 type Words struct {
 	Name                                   string
 	IncludedNamespaces, ExcludedNamespaces []string
@@ -38,14 +35,12 @@ type Words struct {
 	LabelSelector                          *metav1.LabelSelector
 }
 
-// Selector says which pods an entry is for.
 type Selector struct {
 	pods       bool
 	namespaces *selection.Namespaces
 	labels     labels.Selector
 }
 
-// Parse makes ready the words of a spec, which was validated.
 func (w Words) Parse() (*Selector, error) {
 	namespaces, problems := selection.ParseNamespaces(w.IncludedNamespaces, w.ExcludedNamespaces, nil)
 	resources, more := selection.ParseResources(selection.ResourceLists{IncludedResources: w.IncludedResources, ExcludedResources: w.ExcludedResources}, namespaces, nil)
@@ -62,15 +57,14 @@ func (w Words) Parse() (*Selector, error) {
 	return &Selector{resources.Bind(pods.Resolve).Included(podsResource, true), namespaces, selector}, nil
 }
 
-// pods are what pods may be called: nothing else has containers.
+// pods are the names of pods; only they have containers.
 var pods = func() selection.Called {
 	called := selection.Called{}
 	called.Add(podsResource, "pod", "po")
 	return called
 }()
 
-// Idle says which words the entry has for nothing: those that mean no pods, and those that leave all
-// pods out.
+// Idle returns a text for each word without effect: those that select no pods, or exclude all.
 func (w Words) Idle() (texts []string) {
 	for _, word := range w.IncludedResources {
 		if !pods.Means(word, podsResource) {
@@ -87,12 +81,11 @@ func (w Words) Idle() (texts []string) {
 	return texts
 }
 
-// Matches reports whether a pod has the hooks.
 func (s *Selector) Matches(pod *corev1.Pod) bool {
 	return s.pods && s.namespaces.Match(pod.Namespace) && s.labels.Matches(labels.Set(pod.Labels))
 }
 
-// Command is what an annotation says: a list is JSON, all else is one word.
+// Command parses an annotation: a JSON list, or else one word.
 func Command(annotation string) []string {
 	var words []string
 	if json.Unmarshal([]byte(annotation), &words) == nil && len(words) > 0 {
@@ -101,8 +94,8 @@ func Command(annotation string) []string {
 	return []string{annotation}
 }
 
-// Container is the container of a pod in which a command is to run: the first one if none is
-// named. The problem says why it can't be run there.
+// Container returns the container for a command, by default the first; problem says why it can't
+// run there.
 func Container(pod *corev1.Pod, name string, command []string) (container, problem string) {
 	containers := slices.Concat(pod.Spec.Containers, pod.Spec.InitContainers)
 	switch {

@@ -1,9 +1,8 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package hostpath says which folders of nodes an administrator lets be backed up and
-// restored: those of persistent volumes of type hostPath, below a few roots. Other volumes
-// lie where the kubelet has mounted them, these anywhere.
+// Package hostpath restricts backups and restores of hostPath persistent volumes to an
+// administrator's folders of nodes. The kubelet mounts other volumes; these may be anywhere.
 package hostpath
 
 import (
@@ -15,11 +14,9 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 )
 
-// Roots are folders of nodes.
 type Roots []string
 
-// Validate says what is wrong with them: each must be a whole path without anything to
-// resolve, and the root of a node is not its administrator's to give away.
+// Validate fails unless each root is an absolute, clean path, and not "/".
 func (r Roots) Validate() error {
 	for _, root := range r {
 		if !path.IsAbs(root) || path.Clean(root) != root || root == "/" {
@@ -29,9 +26,8 @@ func (r Roots) Validate() error {
 	return nil
 }
 
-// Over is the root that a path of a node is, or lies below, or "": the shallowest, since
-// whoever writes between two roots could lead from one to the other elsewhere. A path that
-// goes back by .. lies nowhere.
+// Over returns the root that a path equals or is below, or "": the shallowest one, since a user
+// that writes between two roots could redirect. Paths with .. have none.
 func (r Roots) Over(folder string) (over string) {
 	if strings.Contains("/"+folder+"/", "/../") {
 		return ""
@@ -45,8 +41,8 @@ func (r Roots) Over(folder string) (over string) {
 	return over
 }
 
-// On reports whether a persistent volume lies on a node. Of a volume that the kubelet mounts it
-// has made sure; the same path on another node is another volume.
+// On reports whether a persistent volume is on a node: the same path on another node is another
+// volume.
 func On(volume *corev1.VolumeNodeAffinity, node *corev1.Node) (bool, error) {
 	if volume == nil || volume.Required == nil {
 		return true, nil

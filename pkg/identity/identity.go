@@ -1,9 +1,8 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package identity says who a cluster is, for all who have to know its backups
-// again: the ConfigMap that the controller writes and the API server reads. It is
-// pure, and holds nothing secret.
+// Package identity is the public identity of a cluster, by which its backups are recognised: a
+// ConfigMap that the controller writes and the API server reads.
 package identity
 
 import (
@@ -14,24 +13,20 @@ import (
 )
 
 const (
-	// Name is that of the ConfigMap, in the system namespace.
 	Name = "holdfast-identity"
-	// ClusterUIDKey is its key of the uid of the namespace kube-system.
+	// ClusterUIDKey has the uid of the namespace kube-system.
 	ClusterUIDKey = "cluster-uid"
-	// PublicKeysKey is its key of the public keys: one a line, the present one first.
+	// PublicKeysKey has the public keys, one a line, the present one first.
 	PublicKeysKey = "public-keys"
 )
 
-// Identity is who a cluster is.
 type Identity struct {
-	// UID is that of the namespace kube-system.
 	UID string
-	// Keys are the public keys that the cluster signs its backups with, or has signed
-	// with, the present one first.
+	// Keys are the present and former public keys, the present one first.
 	Keys []string
 }
 
-// Of reads the ConfigMap; nil is an empty one.
+// Of reads the ConfigMap; nil is empty.
 func Of(stored *corev1.ConfigMap) Identity {
 	if stored == nil {
 		return Identity{}
@@ -39,9 +34,8 @@ func Of(stored *corev1.ConfigMap) Identity {
 	return Identity{UID: stored.Data[ClusterUIDKey], Keys: strings.Fields(stored.Data[PublicKeysKey])}
 }
 
-// Publish writes an identity into the ConfigMap, and reports whether that changed it.
-// Keys stay that the same cluster has signed with before: their loss would make
-// strangers of its backups.
+// Publish writes an identity into the ConfigMap, and reports a change. The same cluster's former
+// keys stay, so that its old backups stay trusted.
 func (i Identity) Publish(into *corev1.ConfigMap) bool {
 	before := Of(into)
 	keys := slices.Clone(i.Keys)

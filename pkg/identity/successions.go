@@ -13,26 +13,23 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// SuccessionsKey is the ConfigMap's key of the namespaces that restores have made anew: a line
-// for each, with its name, and the uids that it has had, one after the other.
+// SuccessionsKey has the namespaces that restores have recreated: a line each, with the name and
+// its successive uids.
 const SuccessionsKey = "namespaces"
 
-// maxSuccessionBytes bounds the content of SuccessionsKey, which has room for some 7,000
-// namespaces. A ConfigMap has 1 MiB.
+// maxSuccessionBytes bounds SuccessionsKey: some 7,000 namespaces. A ConfigMap has 1 MiB.
 const maxSuccessionBytes = 768 << 10
 
-// Succession says that a namespace continues the one of its name that had another uid.
+// Succession says that a namespace continues a former one of its name.
 type Succession struct {
 	Namespace   string
 	Former, UID types.UID
 }
 
-// Successions are, by the name of a namespace, its lines: the uids of those that continue one
-// another. Namespaces of one name in two lines have nothing to do with each other.
+// Successions has, by namespace name, lines of uids that continue one another.
 type Successions map[string][][]types.UID
 
-// SuccessionsOf reads the ConfigMap; nil is an empty one. A line that can't be read counts
-// for nothing.
+// SuccessionsOf reads the ConfigMap; nil is empty. Unreadable lines are skipped.
 func SuccessionsOf(stored *corev1.ConfigMap) Successions {
 	successions := Successions{}
 	if stored == nil {
@@ -52,8 +49,8 @@ func SuccessionsOf(stored *corev1.ConfigMap) Successions {
 	return successions
 }
 
-// Same reports whether two uids are those of one namespace, or of two of its name in one line.
-// Without a uid nothing is known of a namespace, and it is in no line.
+// Same reports whether two uids are of one namespace, or in one line of its name. An empty uid is
+// in no line.
 func (s Successions) Same(namespace string, a, b types.UID) bool {
 	if a == "" || b == "" {
 		return a == b
@@ -63,7 +60,6 @@ func (s Successions) Same(namespace string, a, b types.UID) bool {
 	})
 }
 
-// add has a namespace continue another one. It reports whether that is new.
 func (s Successions) add(of Succession) bool {
 	if s.Same(of.Namespace, of.Former, of.UID) {
 		return false
@@ -78,8 +74,8 @@ func (s Successions) add(of Succession) bool {
 	return true
 }
 
-// Succeed writes successions into the ConfigMap, and reports whether that changed it. Nothing
-// is written if it has no room for all.
+// Succeed writes successions into the ConfigMap, and reports a change. It writes none if not all
+// fit.
 func Succeed(into *corev1.ConfigMap, of ...Succession) (changed bool, err error) {
 	successions := SuccessionsOf(into)
 	for _, one := range of {

@@ -1,31 +1,19 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package leadership makes one of several replicas the one that serves, by a Lease
-// that it holds for a term. What it promises:
+// Package leadership makes one of several replicas serve, by a Lease for a term.
 //
-//  1. Of all replicas at most one lets requests in, and at most one writes answers. A
-//     replica may do so for Validity after it has sent the last renewal that
-//     succeeded. Another one takes over no earlier than LeaseDuration after it has
-//     seen that renewal, which is later. The difference, 2 s, is the margin for what
-//     lies between the check and the network, and for clocks of different speed.
-//  2. A replica that was paused at any line notices before it answers: each request
-//     asks when it begins, and each piece of an answer before it is written. Both
-//     the monotonic clock and the wall clock are asked, since the former stands still
-//     while a machine sleeps. No clock is compared with another machine's.
-//  3. A replica that is told to stop lets nobody in any more, waits for those who are
-//     in, and only then gives the Lease back. The next one need not wait for it to
-//     expire.
-//  4. The versions of a term are above those of all terms before. The Lease has an
-//     annotation above every version that may have been issued, which each renewal
-//     raises; whoever takes over begins there, or at its clock if that is ahead.
+//  1. At most one replica admits requests and writes answers: for Validity after it sent its last
+//     successful renewal. Another takes over LeaseDuration after seeing that renewal; the 2 s
+//     between cover delays and clocks of different speed.
+//  2. A paused replica notices: each request and each piece of an answer checks the monotonic and
+//     the wall clock. Clocks of machines are not compared.
+//  3. A stopping replica admits none, waits for the admitted ones, and gives the Lease back.
+//  4. Versions of a term exceed all earlier ones: an annotation of the Lease is above all issued
+//     versions, and a new term begins there, or at its clock.
 //
-// What remains: a virtual machine whose clocks both stood still while it was paused
-// has nothing to notice by until its next renewal, RenewPeriod later, is refused. Until
-// then it answers those whose connections outlived the pause. And whoever deletes the
-// Lease, or writes another holder into it, makes another replica serve at once while
-// the first one does until its next renewal; after a deletion the versions of the terms
-// are told apart by the clocks alone.
+// A machine whose clocks both stopped notices at its next renewal. A manual change of the Lease
+// lets two serve until then; after a deletion only clocks separate the versions.
 package leadership
 
 import (
@@ -41,49 +29,43 @@ import (
 )
 
 const (
-	// LeaseDuration is how long a Lease is left alone that does not change. A replica
-	// that dies is replaced after that and at most 4.4 RetryPeriods, which is 15.2 s.
+	// LeaseDuration is how long an unchanged Lease is respected. A dead replica is replaced within
+	// 15.2 s, after that and up to 4.4 RetryPeriods.
 	LeaseDuration = 13 * time.Second
-	// Validity is how long a replica serves without a renewal: an etcd that stands still for 8 s
-	// ends no term.
+	// Validity is how long a replica serves without a renewal: an etcd that stops for 8 s ends no
+	// term.
 	Validity = 11 * time.Second
-	// RenewPeriod is how often the Lease is renewed. Each renewal is a write, also in a cluster
-	// in which nothing happens.
+	// RenewPeriod is the time between renewals, each a write even in an idle cluster.
 	RenewPeriod = 2 * time.Second
-	// RetryPeriod is how often the Lease is looked at, and a renewal tried again that failed.
+	// RetryPeriod is how often the Lease is read, and a failed renewal repeated.
 	RetryPeriod = 500 * time.Millisecond
 
-	// drainLimit is how long the end of a term waits for those who are let in.
+	// drainLimit bounds the wait for admitted requests at the end of a term.
 	drainLimit = 2 * time.Second
 )
 
-// Config is what a Leader needs.
 type Config struct {
 	Leases coordinationclient.LeaseInterface
-	// Name is the name of the Lease.
-	Name string
-	// Identity is this process's. A restarted one must have another.
+	Name   string
+	// Identity is this process's. A restarted process needs another.
 	Identity string
 	Clock    clock.PassiveClock
-	// Issued returns the highest version that this replica has issued.
-	Issued func() uint64
-	// Begin is called at the beginning of a term, before anybody is let in: from then on
-	// the replica issues no version below the given one.
+	Issued   func() uint64
+	// Begin is called at the start of a term, before any request: the replica must issue no version
+	// below the given one.
 	Begin func(version uint64)
-	// Lead is called in a term, and ends with its context. Nil does nothing.
+	// Lead is called in a term, with a context that ends with it. May be nil.
 	Lead func(ctx context.Context, term *Term)
 }
 
-// Leader takes part in the election of one replica.
 type Leader struct {
 	config  Config
 	current atomic.Pointer[Term]
 }
 
-// New returns a Leader that does not take part yet.
 func New(config Config) *Leader { return &Leader{config: config} }
 
-// Enter lets a request in, if this replica serves. Whoever was let in must leave.
+// Enter admits a request, if this replica serves; the caller then calls Leave.
 func (l *Leader) Enter() (*Term, bool) {
 	t := l.current.Load()
 	if t == nil || !t.enter() {
@@ -92,8 +74,8 @@ func (l *Leader) Enter() (*Term, bool) {
 	return t, true
 }
 
-// Run takes part until ctx ends, and returns when the Lease is given back. It must be
-// called once the replica could serve.
+// Run takes part in elections until ctx ends, and returns when the Lease is given back. The replica
+// must be able to serve.
 func (l *Leader) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		if err := l.campaign(ctx); err != nil {
@@ -106,7 +88,7 @@ func (l *Leader) Run(ctx context.Context) error {
 // campaign waits for a term, and returns at its end.
 func (l *Leader) campaign(ctx context.Context) error {
 	term := &Term{clock: l.config.Clock, closing: make(chan struct{}), idle: make(chan struct{}), ended: make(chan struct{})}
-	// The Lease is held, and renewed, until those who were let in have left.
+	// The Lease is renewed until all admitted requests have left.
 	electing, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	lock := &lock{config: l.config, term: term, stop: stop}
@@ -150,21 +132,19 @@ func (l *Leader) campaign(ctx context.Context) error {
 	return nil
 }
 
-// Term is the time for which a replica serves.
 type Term struct {
 	clock clock.PassiveClock
-	// renewed is when the last renewal was sent that succeeded.
+	// renewed is when the last successful renewal was sent.
 	renewed atomic.Pointer[time.Time]
 
 	mu      sync.Mutex
 	isOpen  bool
-	inside  int           // those who were let in and have not left
-	closing chan struct{} // closed when nobody is let in any more
+	inside  int
+	closing chan struct{} // closed when no more are admitted
 	idle    chan struct{} // closed when all have left after that
-	ended   chan struct{} // closed when nothing may be answered any more
+	ended   chan struct{} // closed when no answer may be written
 }
 
-// Holds reports whether this replica may write an answer now.
 func (t *Term) Holds() bool {
 	select {
 	case <-t.ended:
@@ -190,10 +170,9 @@ func (t *Term) isFresh() bool {
 	return now.Sub(*sent) < RenewPeriod && wall >= 0 && wall < RenewPeriod
 }
 
-// Closing is closed when the term is about to end: whoever may stay for long should leave.
+// Closing is closed before the end of the term: long requests should leave.
 func (t *Term) Closing() <-chan struct{} { return t.closing }
 
-// Leave takes back one Enter.
 func (t *Term) Leave() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -211,7 +190,6 @@ func (t *Term) enter() bool {
 	return true
 }
 
-// open lets requests in, unless the term is over already.
 func (t *Term) open() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -222,7 +200,6 @@ func (t *Term) open() bool {
 	return true
 }
 
-// drain lets nobody in any more, and waits for those who are in.
 func (t *Term) drain(limit time.Duration) {
 	t.close()
 	select {
@@ -242,7 +219,6 @@ func (t *Term) close() {
 	}
 }
 
-// end lets nothing be answered any more.
 func (t *Term) end() {
 	t.close()
 	t.mu.Lock()

@@ -16,32 +16,30 @@ import (
 )
 
 const (
-	// ceilingAnnotation is above every version that the holder may have issued before
-	// its next renewal.
+	// ceilingAnnotation exceeds every version that the holder may issue before its next renewal.
 	ceilingAnnotation = "holdfast.io/versions-below"
-	// headroom is more than anybody can issue within Validity.
+	// headroom exceeds what can be issued within Validity.
 	headroom = 1 << 26
 )
 
 var errLost = errors.New("another replica has taken over the Lease")
 
-// lock is the Lease as one campaign sees it. Unlike client-go's, it notes when a
-// renewal was sent, writes down which versions are used up, and never touches a Lease
-// again that another replica has held since. The elector calls it from one goroutine.
+// lock is the Lease for one campaign. Unlike client-go's, it records when renewals were sent and
+// which versions are used, and never touches a Lease that another replica has held since. It is
+// used by one goroutine.
 type lock struct {
 	config Config
 	term   *Term
-	stop   func() // ends the campaign
+	stop   func()
 
-	lease    *coordinationv1.Lease // as it was read or written last
+	lease    *coordinationv1.Lease
 	acquired bool
 	lost     bool
-	first    uint64 // the version that the term begins at
+	first    uint64
 }
 
 var _ resourcelock.Interface = &lock{}
 
-// Get implements resourcelock.Interface.
 func (l *lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, Validity)
 	defer cancel()
@@ -57,13 +55,11 @@ func (l *lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []b
 		l.term.end()
 		l.stop()
 	}
-	// The record has seconds only, and a renewal that can't be told from the one before
-	// would not count.
+	// The record has seconds; renewals must differ to count.
 	raw, err := json.Marshal([]any{record, lease.UID, lease.ResourceVersion})
 	return record, raw, err
 }
 
-// Create implements resourcelock.Interface.
 func (l *lock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	l.lease = &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: l.config.Name}}
 	return l.write(ctx, record, func(ctx context.Context, lease *coordinationv1.Lease) (*coordinationv1.Lease, error) {
@@ -71,7 +67,6 @@ func (l *lock) Create(ctx context.Context, record resourcelock.LeaderElectionRec
 	})
 }
 
-// Update implements resourcelock.Interface.
 func (l *lock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	if l.acquired && !l.lost && record.HolderIdentity == l.config.Identity && l.term.isFresh() {
 		return nil
@@ -83,7 +78,7 @@ func (l *lock) Update(ctx context.Context, record resourcelock.LeaderElectionRec
 
 func (l *lock) write(ctx context.Context, record resourcelock.LeaderElectionRecord, send func(context.Context, *coordinationv1.Lease) (*coordinationv1.Lease, error)) error {
 	if record.HolderIdentity != l.config.Identity {
-		l.term.end() // it gives the Lease back: from here on another replica may serve
+		l.term.end() // giving the Lease back: another replica may serve now
 	}
 	if l.lost {
 		return errLost
@@ -106,14 +101,13 @@ func (l *lock) write(ctx context.Context, record resourcelock.LeaderElectionReco
 		return err
 	}
 	l.lease = lease
-	if !l.acquired { // else first is read by those whom the elector has told
+	if !l.acquired { // later first is read concurrently
 		l.acquired, l.first = true, first
 	}
 	l.term.renewed.Store(&sent)
 	return nil
 }
 
-// ceiling reads the annotation. One that nobody can read counts as none.
 func ceiling(lease *coordinationv1.Lease) uint64 {
 	version, err := strconv.ParseUint(lease.Annotations[ceilingAnnotation], 10, 64)
 	if err != nil {
@@ -122,15 +116,11 @@ func ceiling(lease *coordinationv1.Lease) uint64 {
 	return version
 }
 
-// versionAt is the version that a log begins at when it is born at a time: see
-// pkg/registry/logstore.
+// versionAt is the first version of a log that begins at a time (pkg/registry/logstore).
 func versionAt(seconds int64) uint64 { return uint64(max(seconds, 0)) << 20 }
 
-// RecordEvent implements resourcelock.Interface.
 func (l *lock) RecordEvent(string) {}
 
-// Identity implements resourcelock.Interface.
 func (l *lock) Identity() string { return l.config.Identity }
 
-// Describe implements resourcelock.Interface.
 func (l *lock) Describe() string { return "the Lease " + l.config.Name }

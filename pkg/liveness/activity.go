@@ -11,23 +11,20 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// Activity is what the agents of nodes were seen to do, of whichever kind: backups and
-// restores share an agent's slots. Its zero value has seen nothing. It is safe for concurrent
-// use.
+// Activity is the observed work of the nodes' agents. Backups and restores share an agent's slots.
+// The zero value is empty. It is safe for concurrent use.
 type Activity struct {
 	mu    sync.Mutex
 	nodes map[string]*activity
 }
 
-// activity is that of one agent.
 type activity struct {
-	// last is when work began or ended.
 	last       time.Time
 	inProgress sets.Set[types.UID]
 }
 
-// Saw takes note of a record of an agent's work: whether that is in progress, which a record
-// that is gone is not, and whether its phase was seen to change.
+// Saw records an agent's work: whether it is in progress, false for a deleted record, and whether
+// its phase changed.
 func (a *Activity) Saw(node string, record types.UID, inProgress, changed bool, now time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -49,8 +46,8 @@ func (a *Activity) Saw(node string, record types.UID, inProgress, changed bool, 
 	}
 }
 
-// Idle is for how long a node's agent was not seen to begin or end any work, counted from a
-// time at the earliest, and whether it has some in progress.
+// Idle returns for how long, at most since a time, a node's agent has not begun or ended any work,
+// and whether some is in progress.
 func (a *Activity) Idle(node string, since, now time.Time) (idle time.Duration, busy bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

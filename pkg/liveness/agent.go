@@ -16,42 +16,36 @@ import (
 )
 
 const (
-	// agentRenewInterval is how often an agent renews the Lease of its node.
 	agentRenewInterval = 20 * time.Second
-	// agentRenewDeadline is how long an agent works on without a renewal.
+	// agentRenewDeadline is how long an agent works without a renewal.
 	agentRenewDeadline = 90 * time.Second
-	// agentLeaseDuration is what its Lease says about that.
 	agentLeaseDuration = 2 * time.Minute
 
-	// label marks the Leases of agents.
 	label     = "holdfast.io/process"
 	agentRole = "node-agent"
 )
 
-// StatusAnnotation holds what an agent says of itself, on its Lease: so that costs no object,
-// and hardly a write of its own.
+// StatusAnnotation has an agent's status on its Lease, which saves an object and writes.
 const StatusAnnotation = "holdfast.io/agent-status"
 
-// AgentLabels select the Leases of the node agents.
 const AgentLabels = label + "=" + agentRole
 
-// AgentLease is the name of the Lease of a node's agent.
 func AgentLease(node string) string {
 	return "holdfast-node-agent-" + enginev1alpha1.NodeLabel(node)
 }
 
-// HoldNode holds the Lease of a node's agent while it works, and returns when the work
-// has ended. Whoever held it before loses it at once. The work's context ends with ctx,
-// and when the Lease is lost: the error is then ErrLost, unless ctx has ended too.
+// HoldNode holds the Lease of a node's agent during work, and returns after its end. The former
+// holder loses it at once. The work's context ends with ctx, or when the Lease is lost: then the
+// error is ErrLost.
 //
-// What status returns is written to StatusAnnotation: by each renewal, and when it has
-// changed at most every 10 s. It is called often, and by one goroutine at a time.
+// Renewals write the result of status to StatusAnnotation; changes are written at most every 10 s.
+// status is called often, from one goroutine at a time.
 func HoldNode(ctx context.Context, client coordinationclient.LeaseInterface, node, identity string, clock clock.WithDelayedExecution, status func() string, work func(context.Context) error) error {
 	l := &lease{
 		client: client, name: AgentLease(node), identity: identity, duration: agentLeaseDuration,
 		labels:   map[string]string{label: agentRole, enginev1alpha1.LabelNode: enginev1alpha1.NodeLabel(node)},
 		interval: agentRenewInterval, deadline: agentRenewDeadline, clock: clock,
-		// There is one agent for each node, whatever becomes of its Lease.
+		// A node always has one agent.
 		remade: true,
 		status: status,
 	}

@@ -19,23 +19,20 @@ import (
 )
 
 const (
-	// DefaultAgentTimeout is how long a node may be without an agent before its work is
-	// given up.
+	// DefaultAgentTimeout is how long a node may lack an agent before its work is given up.
 	DefaultAgentTimeout = 5 * time.Minute
-	// MinAgentTimeout leaves an agent that can't reach the cluster the time to stop.
+	// MinAgentTimeout lets an agent without connection stop.
 	MinAgentTimeout = 2 * time.Minute
-	// HungAfter is how long an agent's work on a volume may take to stop. Then it is given up,
-	// and may go on until its mount answers.
+	// HungAfter is how long an agent's work on a volume may take to stop before it is given up; it
+	// may continue when its mount answers.
 	HungAfter = 2 * time.Minute
-	// newNode is how long a node may take until it is known.
-	newNode = 10 * time.Second
-	// forgetAgents is how long after its last sign of life the Lease of an agent is
-	// removed: nodes come and go, and each has a name of its own.
+	newNode   = 10 * time.Second
+	// forgetAgents is the age at which an agent's Lease is deleted.
 	forgetAgents = time.Hour
 )
 
-// Agents knows which nodes have an agent, from informers alone, and what those do whose
-// records somebody shows it. It is safe for concurrent use.
+// Agents knows which nodes have an agent, from informers, and the work that it is shown. It is safe
+// for concurrent use.
 type Agents struct {
 	Activity
 	clock  clock.Clock
@@ -44,15 +41,12 @@ type Agents struct {
 	synced []cache.InformerSynced
 
 	mu sync.Mutex
-	// seen is when the Lease of an agent, by name, was seen to change the last time,
-	// and how it was then.
-	seen map[string]sighting
-	// removed is called when a node is gone.
+	// seen has the last observed change of each agent's Lease, by name.
+	seen    map[string]sighting
 	removed []func()
 }
 
-// NewAgents returns Agents that know the Leases with AgentLabels of the system
-// namespace, and the nodes, of whichever kind of object.
+// NewAgents returns Agents for the Leases with AgentLabels of the system namespace, and the nodes.
 func NewAgents(leases, nodes cache.SharedIndexInformer, clock clock.Clock) (*Agents, error) {
 	a := &Agents{clock: clock, began: clock.Now(), nodes: nodes.GetStore(), seen: map[string]sighting{}}
 	ofLeases, err := leases.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -70,7 +64,6 @@ func NewAgents(leases, nodes cache.SharedIndexInformer, clock clock.Clock) (*Age
 	return a, nil
 }
 
-// HasSynced reports whether it is known which nodes and agents there are.
 func (a *Agents) HasSynced() bool {
 	for _, synced := range a.synced {
 		if !synced() {
@@ -80,7 +73,6 @@ func (a *Agents) HasSynced() bool {
 	return true
 }
 
-// OnNodeRemoved has a function called whenever a node is gone.
 func (a *Agents) OnNodeRemoved(call func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -108,9 +100,8 @@ func (a *Agents) renewed(obj any) {
 	}
 }
 
-// Absence is how long there has been no sign of life of a node's agent, counted from a
-// time, and from the beginning of this process, at the earliest. An agent that is absent
-// for MinAgentTimeout has stopped its work.
+// Absence returns for how long a node's agent has shown no sign of life, at most since a time and
+// the start of this process. After MinAgentTimeout it has stopped its work.
 func (a *Agents) Absence(node string, since time.Time) time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -123,13 +114,12 @@ func (a *Agents) Absence(node string, since time.Time) time.Duration {
 	return a.clock.Since(since)
 }
 
-// NodeGone reports whether there is no such node, given when something of it was heard.
+// NodeGone reports whether the node does not exist, given when it was last mentioned.
 func (a *Agents) NodeGone(node string, since time.Time) bool {
 	_, exists, err := a.nodes.GetByKey(node)
 	return err == nil && !exists && a.clock.Since(since) >= newNode
 }
 
-// Nodes counts the nodes with an agent, and those without.
 func (a *Agents) Nodes() (with, without int) {
 	for _, obj := range a.nodes.List() {
 		node, err := meta.Accessor(obj)
@@ -148,7 +138,6 @@ func (a *Agents) Nodes() (with, without int) {
 	return with, without
 }
 
-// Run removes the Leases of agents that are long gone, until ctx ends.
 func (a *Agents) Run(ctx context.Context, leases coordinationclient.LeaseInterface) {
 	for {
 		select {

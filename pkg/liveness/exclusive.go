@@ -15,23 +15,20 @@ import (
 )
 
 const (
-	// exclusiveDuration is how long the Lease of some work is left alone that does not change.
+	// exclusiveDuration is how long an unchanged Lease is respected.
 	exclusiveDuration = 60 * time.Second
-	// exclusiveInterval is how often its holder renews it: short work costs no renewal.
+	// exclusiveInterval is the time between renewals: short work needs none.
 	exclusiveInterval = 20 * time.Second
 	// exclusiveDeadline is how long the work goes on without a renewal.
 	exclusiveDeadline = 45 * time.Second
-	// exclusiveLook is how often one that waits looks at it.
-	exclusiveLook = 5 * time.Second
+	exclusiveLook     = 5 * time.Second
 )
 
-// ErrHeld says that another process is at the same work.
 var ErrHeld = errors.New("another process is at it")
 
-// Exclusively works while it holds the Lease of some name, and returns when the work has
-// ended. If another process holds it and is alive, the error is ErrHeld; what one that has
-// died left is taken once it has been unchanged for a minute. The work's context ends with
-// ctx, and when the Lease is lost: the error is then ErrLost, unless ctx has ended too.
+// Exclusively works while it holds a Lease, and returns after the work. If a live process holds it,
+// the error is ErrHeld; a dead one's is taken after a minute without change. The work's context
+// ends with ctx, or when the Lease is lost: then the error is ErrLost.
 func Exclusively(ctx context.Context, client coordinationclient.LeaseInterface, name, identity string, clock clock.WithDelayedExecution, work func(context.Context) error) error {
 	l := &lease{
 		client: client, name: name, identity: identity, duration: exclusiveDuration,
@@ -52,7 +49,7 @@ func Exclusively(ctx context.Context, client coordinationclient.LeaseInterface, 
 			case !apierrors.IsAlreadyExists(err) && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err):
 				return fmt.Errorf("taking the Lease %s: %w", name, err)
 			}
-			continue // another one was faster
+			continue
 		}
 		switch {
 		case seen.uid == "":

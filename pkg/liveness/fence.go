@@ -5,14 +5,12 @@ package liveness
 
 import "net/http"
 
-// Fence sends nothing any more once this process may have been taken for dead: one that was
-// paused would else go on for a moment with what another one has ended long ago. What it had
-// sent before arrives all the same. The contexts of the requests come from Lead.
+// Fence sends no request once this process may count as dead: after a pause it would act on old
+// work. Requests in flight still arrive. The requests' contexts come from Lead.
 func Fence(next http.RoundTripper) http.RoundTripper { return fenced{next} }
 
 type fenced struct{ http.RoundTripper }
 
-// RoundTrip implements http.RoundTripper.
 func (f fenced) RoundTrip(r *http.Request) (*http.Response, error) {
 	if !Holds(r.Context()) {
 		return nil, ErrLost

@@ -13,22 +13,21 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// unheardAfter is how long nothing may be heard of the controller that works before people are
-// told. Another one takes over from one that died within LeaseDuration and a renewal.
+// unheardAfter is how long no controller may be heard before that is reported: longer than a
+// takeover.
 const unheardAfter = LeaseDuration + 5*time.Second
 
-// Leader knows since when nothing was heard of any controller that works, from an informer of the
-// Lease LeaderLease. It compares no clocks of two processes. It is safe for concurrent use.
+// Leader knows since when no controller was heard, from the Lease LeaderLease. It does not compare
+// clocks of processes. It is safe for concurrent use.
 type Leader struct {
 	clock  clock.PassiveClock
 	synced cache.InformerSynced
 
 	mu sync.Mutex
-	// seen is the Lease as it was last seen to change, or when this process began.
+	// seen is the last observed change of the Lease, or the start of this process.
 	seen sighting
 }
 
-// NewLeader returns a Leader that sees the Lease by an informer.
 func NewLeader(leases cache.SharedIndexInformer, clock clock.PassiveClock) (*Leader, error) {
 	l := &Leader{clock: clock, seen: sighting{at: clock.Now()}}
 	registration, err := leases.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -54,8 +53,8 @@ func (l *Leader) changed(obj any) {
 	}
 }
 
-// Unheard is since when nothing was heard of any controller, and why a run waits then, in one
-// sentence. It is zero while one is heard of, and before that is known.
+// Unheard returns since when no controller was heard, and a sentence why runs wait; zero while one
+// is heard or that is unknown.
 func (l *Leader) Unheard() (since time.Time, message string) {
 	if !l.synced() {
 		return time.Time{}, ""

@@ -14,20 +14,17 @@ import (
 )
 
 const (
-	// LeaderLease is the name of the Lease of the controller that works.
 	LeaderLease = "holdfast-controller"
-	// LeaseDuration is how long it is left alone when it does not change.
+	// LeaseDuration is how long an unchanged Lease is respected.
 	LeaseDuration = 15 * time.Second
-	// renewInterval is how often the leader renews it, and the others look at it.
 	renewInterval = 2 * time.Second
-	// renewDeadline is how long the leader works on without a renewal.
+	// renewDeadline is how long the leader works without a renewal.
 	renewDeadline = 10 * time.Second
 )
 
-// Lead waits until no other controller leads, and holds the Lease while it works. It
-// returns when the work has ended, or when ctx ends before. The work's context ends
-// with ctx, and when the Lease is lost: the error is then ErrLost, unless ctx has ended
-// too.
+// Lead waits until no other controller leads, and holds the Lease during work. It returns after the
+// work, or when ctx ends before. The work's context ends with ctx, or when the Lease is lost: then
+// the error is ErrLost.
 func Lead(ctx context.Context, client coordinationclient.LeaseInterface, identity string, clock clock.WithDelayedExecution, work func(context.Context) error) error {
 	l := &lease{
 		client: client, name: LeaderLease, identity: identity, duration: LeaseDuration,
@@ -53,8 +50,7 @@ func Lead(ctx context.Context, client coordinationclient.LeaseInterface, identit
 	}
 }
 
-// campaign takes the Lease if it is free: if nobody has it, or it has not changed for
-// LeaseDuration since it was seen.
+// campaign takes a free Lease: without holder, or unchanged for LeaseDuration.
 func (l *lease) campaign(ctx context.Context, seen *sighting, now time.Time) (taken bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
 	defer cancel()
@@ -62,7 +58,7 @@ func (l *lease) campaign(ctx context.Context, seen *sighting, now time.Time) (ta
 	if err != nil {
 		return false, err
 	}
-	// An answer may have been lost, so that this process has it.
+	// This process may hold it already, after a lost answer.
 	if current != nil && current.Spec.HolderIdentity != nil && !isHolder(current, "") && !isHolder(current, l.identity) {
 		if !seen.is(current) {
 			*seen = sighting{uid: current.UID, version: current.ResourceVersion, at: now}
@@ -79,8 +75,7 @@ func (l *lease) campaign(ctx context.Context, seen *sighting, now time.Time) (ta
 	return err == nil, err
 }
 
-// Leads asks the cluster whether a process leads. An answer other than nil is ErrLost, or
-// that there was none.
+// Leads asks the cluster whether a process leads. An error is ErrLost, or that there was no answer.
 func Leads(ctx context.Context, client coordinationclient.LeaseInterface, identity string) error {
 	current, err := (&lease{client: client, name: LeaderLease}).read(ctx)
 	switch {

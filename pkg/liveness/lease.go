@@ -1,33 +1,19 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package liveness tells whether a process may still be at work, by a Lease that it
-// holds. Of all controllers the one that holds the Lease LeaderLease works. What that
-// promises:
+// Package liveness tells by Leases whether a process may still work. The holder of LeaderLease is
+// the only controller that works. docs/design/fences.md lists what depends on it.
 //
-//  1. A process that has not renewed its Lease for 10 s stops its work for good.
-//  2. Another one takes a Lease that it has seen unchanged for 15 s: a
-//     compare-and-swap against the renewal. So whoever held it before has stopped, or
-//     will the moment it looks at its clock.
-//  3. A process that ends in the regular way gives the Lease back after its work has
-//     ended, also what goes on for a while after it was told to end (Lasting). The next one
-//     need not wait for it to expire.
-//  4. A process leads once in its life. One that has lost its Lease never renews it,
-//     nor makes it anew.
+//  1. A process that has not renewed its Lease for 10 s stops for good. Another takes a Lease that
+//     it has seen unchanged for 15 s, by an update of that version.
+//  2. A process gives its Lease back after its work, Lasting work included, so the next need not
+//     wait.
+//  3. A process leads once. It never renews or recreates a lost Lease.
 //
-// No two clocks are compared, only durations are. A process measures its own by the
-// wall clock, too, because the monotonic one stands still while a virtual machine
-// sleeps; a wall clock that is put forward by more than 10 s stops it for nothing. It
-// looks every 250 ms, which is how long it may work on after a sleep; what must not even be
-// begun in that time asks Holds before. A process that is
-// paused at any line can't tell whether another one leads, until it asks (Leads); see
-// pkg/controllers/backupqueue for why its late writes do no harm. Who deletes the Lease
-// by hand lets another one lead at once, while this one works for up to 2 s more.
-//
-// A node agent holds the Lease of its node, in the same way but for two things: an agent
-// takes over that of the one before it, which then stops; and the times are longer, since
-// a thousand agents renew theirs. An agent that has not renewed it for 90 s stops its
-// work, and the controllers take it for absent later than that.
+// Only durations are compared, by the monotonic and the wall clock, since the former stops in a
+// sleeping machine; a jump of the wall clock by 10 s stops a process needlessly. It checks every
+// 250 ms; Holds checks at once, Leads asks the cluster. A manual deletion lets two work for up to 2
+// s. Agents hold the Leases of their nodes, with longer times; a new agent takes over at once.
 package liveness
 
 import (
@@ -48,40 +34,33 @@ import (
 )
 
 const (
-	// tryTimeout is how long one request about a Lease may take.
 	tryTimeout = 10 * time.Second
-	// lookInterval is how often a process looks whether it has slept.
+	// lookInterval is how often a process checks whether it has slept.
 	lookInterval = 250 * time.Millisecond
-	// statusInterval is the shortest time between two writes of a status.
+	// statusInterval is the minimum time between writes of a status.
 	statusInterval = 10 * time.Second
 )
 
-// ErrLost says that another process may be at work by now.
+// ErrLost means that another process may work by now.
 var ErrLost = errors.New("lost the Lease of this process; start again")
 
-// lease is a Lease and the process that holds it.
 type lease struct {
 	client         coordinationclient.LeaseInterface
 	name, identity string
 	labels         map[string]string
-	// duration is what the Lease says: how long others leave it alone that does not
-	// change.
+	// duration is how long others respect the unchanged Lease.
 	duration time.Duration
-	// interval is that between two renewals, and deadline how long the process works on
-	// without one.
+	// interval is the time between renewals, deadline how long the process works without one.
 	interval, deadline time.Duration
-	// remade is set if a Lease that somebody has deleted is made again.
+	// remade recreates a deleted Lease.
 	remade bool
-	// status is what the Lease is to say of its process; nil if nothing.
 	status func() string
 	clock  clock.WithDelayedExecution
 
-	held *coordinationv1.Lease // as it was written last
-	// before is who held it before.
+	held   *coordinationv1.Lease
 	before Predecessor
-	// lost ends when the Lease is lost.
-	lost context.Context
-	// renewed is when the last renewal was sent that was answered.
+	lost   context.Context
+	// renewed is when the last successful renewal was sent.
 	renewed atomic.Pointer[time.Time]
 }
 
@@ -96,7 +75,7 @@ func (s sighting) is(lease *coordinationv1.Lease) bool {
 	return s.uid == lease.UID && s.version == lease.ResourceVersion
 }
 
-// take takes the Lease in the version that was read, or makes it if there was none.
+// take takes the Lease in the read version, or creates a missing one.
 func (l *lease) take(ctx context.Context, current *coordinationv1.Lease, now time.Time) error {
 	changed := current.DeepCopy()
 	if changed == nil {
@@ -120,19 +99,16 @@ func (l *lease) take(ctx context.Context, current *coordinationv1.Lease, now tim
 	return err
 }
 
-// annotate sets the status on a Lease that is to be written.
 func (l *lease) annotate(lease *coordinationv1.Lease) {
 	if l.status != nil {
 		metav1.SetMetaDataAnnotation(&lease.ObjectMeta, StatusAnnotation, l.status())
 	}
 }
 
-// hasNews reports whether the status is another one than was written last.
 func (l *lease) hasNews() bool {
 	return l.status != nil && l.status() != l.held.Annotations[StatusAnnotation]
 }
 
-// read is the Lease as it is, or nil if there is none.
 func (l *lease) read(ctx context.Context) (*coordinationv1.Lease, error) {
 	current, err := l.client.Get(ctx, l.name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -141,14 +117,12 @@ func (l *lease) read(ctx context.Context) (*coordinationv1.Lease, error) {
 	return current, err
 }
 
-// isHolder reports whether a Lease is held by a process.
 func isHolder(lease *coordinationv1.Lease, identity string) bool {
 	return lease != nil && lease.Spec.HolderIdentity != nil && *lease.Spec.HolderIdentity == identity
 }
 
-// hold holds a Lease, taken at some time, while its process works, and returns when the
-// work has ended. The work's context ends with ctx, and when the Lease is lost: the error
-// is then ErrLost, unless ctx has ended too.
+// hold holds a taken Lease during work, and returns after it. The work's context ends with ctx, or
+// when the Lease is lost: then the error is ErrLost.
 func (l *lease) hold(ctx context.Context, taken time.Time, work func(context.Context) error) error {
 	l.renewed.Store(&taken)
 	lost, lose := context.WithCancelCause(context.Background())
@@ -156,7 +130,7 @@ func (l *lease) hold(ctx context.Context, taken time.Time, work func(context.Con
 	l.lost = lost
 	working, stop := context.WithCancelCause(context.WithValue(ctx, leaseKey{}, l))
 	defer stop(nil)
-	// Renewing goes on until the work has stopped, whatever it was told.
+	// Renewals go on until the work has stopped.
 	renewing, ended := context.WithCancel(context.WithoutCancel(ctx))
 	defer ended()
 	var holder sync.WaitGroup
@@ -191,7 +165,7 @@ func (l *lease) keep(ctx context.Context, renewed time.Time) error {
 			return nil
 		case <-l.clock.After(lookInterval):
 		}
-		// What counts is when the renewal was sent, since it may lie for a while.
+		// The time of sending counts, since a request may be delayed.
 		sent := l.clock.Now()
 		age := elapsed(renewed, sent)
 		if age >= l.deadline {
@@ -220,26 +194,22 @@ func (l *lease) keep(ctx context.Context, renewed time.Time) error {
 	}
 }
 
-// leaseKey is where the context of a work has the Lease that is held for it.
 type leaseKey struct{}
 
-// Holds reports whether the Lease is still held, by the clock of this process, for which the
-// work goes on that a context is of. A process that was paused, and has just been woken, may
-// ask before it has noticed. Without a Lease it is true.
+// Holds reports whether the Lease of a work's context is still valid by this process's clock, also
+// right after a pause. It is true without a Lease.
 func Holds(ctx context.Context) bool {
 	l, ok := ctx.Value(leaseKey{}).(*lease)
 	return !ok || elapsed(*l.renewed.Load(), l.clock.Now()) < l.deadline
 }
 
-// Predecessor is the process that has led before this one.
 type Predecessor struct {
-	// Identity is empty if none did, or it gave the Lease back.
+	// Identity is empty if there was none, or it gave the Lease back.
 	Identity string
-	// Renewed is when it renewed the Lease last, by its own clock.
+	// Renewed is its last renewal, by its clock.
 	Renewed time.Time
 }
 
-// Before is who led before the process for whose work a context is.
 func Before(ctx context.Context) Predecessor {
 	if l, ok := ctx.Value(leaseKey{}).(*lease); ok {
 		return l.before
@@ -247,9 +217,9 @@ func Before(ctx context.Context) Predecessor {
 	return Predecessor{}
 }
 
-// Lasting is a context for what is nearly done when ctx ends: it ends so much later, but at once
-// when the Lease is lost that is held for the work. That is not given back before the work has
-// ended, so nobody else has begun it meanwhile. The caller ends it when all is done.
+// Lasting returns a context for work that is nearly done: it ends later than ctx by longer, but at
+// once when the Lease is lost. The Lease is not given back before, so no other process has begun.
+// The caller cancels it.
 func Lasting(ctx context.Context, longer time.Duration) (context.Context, context.CancelFunc) {
 	lasting, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	forget := []func() bool{context.AfterFunc(ctx, func() { time.AfterFunc(longer, cancel) })}
@@ -264,13 +234,11 @@ func Lasting(ctx context.Context, longer time.Duration) (context.Context, contex
 	}
 }
 
-// elapsed is the time between two looks at the clock of this process: the longer one
-// of what its monotonic and its wall clock say.
+// elapsed returns the longer of the durations by the monotonic and the wall clock.
 func elapsed(since, now time.Time) time.Duration {
 	return max(now.Sub(since), now.Round(0).Sub(since.Round(0)))
 }
 
-// renew renews the Lease, if it is held still.
 func (l *lease) renew(ctx context.Context, now time.Time) error {
 	at := metav1.NewMicroTime(now)
 	renewed := l.held.DeepCopy()
@@ -284,7 +252,7 @@ func (l *lease) renew(ctx context.Context, now time.Time) error {
 	if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
 		return err
 	}
-	// An answer was lost, somebody annotated or deleted it, or another one has taken it.
+	// An answer was lost, or the Lease was changed, deleted or taken.
 	current, err := l.read(ctx)
 	switch {
 	case err != nil:
@@ -295,7 +263,7 @@ func (l *lease) renew(ctx context.Context, now time.Time) error {
 	return l.take(ctx, current, now)
 }
 
-// giveBack removes the Lease, unless another one has it.
+// giveBack deletes the Lease, unless another process has it.
 func (l *lease) giveBack(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
 	defer cancel()

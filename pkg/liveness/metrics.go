@@ -12,13 +12,11 @@ var nodeAgents = metrics.NewDesc("holdfast_node_agents",
 	"Nodes that have an agent, by its Lease, and nodes that have none.",
 	[]string{"present"}, nil, metrics.ALPHA, "")
 
-// collector counts the nodes when somebody asks.
 type collector struct {
 	metrics.BaseStableCollector
 	agents *Agents
 }
 
-// RegisterMetrics has the nodes counted in the metrics of this process.
 func (a *Agents) RegisterMetrics() {
 	legacyregistry.CustomMustRegister(&collector{agents: a})
 }

@@ -1,27 +1,18 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package loadconcurrency decides how many volumes a node moves at once, by a document
-// that an administrator writes and the labels of the node. The document is the key
-// loadConcurrency of Velero's node agent ConfigMap, which is JSON:
+// Package loadconcurrency decides how many volumes a node moves at once, by its labels and the key
+// loadConcurrency of Velero's node agent ConfigMap:
 //
 //	{"loadConcurrency": {
 //	  "globalConfig": 2,
 //	  "perNodeConfig": [{"nodeSelector": {"matchLabels": {"kubernetes.io/hostname": "node1"}}, "number": 3}]
 //	}}
 //
-// globalConfig holds for the nodes that no rule of perNodeConfig matches, and is 1 where
-// it is missing. Of several rules that match, the smallest number counts. Numbers begin
-// at 1 and have no upper end.
-//
-// A mistake in a part of the document leaves that part as it was before, so that an edit
-// that went wrong takes no node's limit away. The parts are globalConfig and the list
-// perNodeConfig, which is one part since its rules have no names. Where there is no
-// before, globalConfig is 1, and the list is empty. A part that is missing beside a key
-// that is not known stays as it was, too: the key may be its name misspelt.
-//
-// The agent of a node decides by it, from when it starts. For a node whose agent says
-// nothing, the API server does, as an agent would that starts now.
+// globalConfig, default 1, is for nodes without a matching rule; of several rules the smallest
+// number counts. A mistake in globalConfig or perNodeConfig keeps that part's former value, as does
+// its absence beside an unknown key, which may be a misspelling. An agent decides for its node; for
+// a silent one, the API server predicts the decision of an agent that starts now.
 package loadconcurrency
 
 import (
@@ -42,29 +33,22 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// Default is the limit where nothing says otherwise.
 const Default = 1
 
-// Config is what holds. The zero value is what holds without a document: Default
-// everywhere.
+// Config is the valid configuration. The zero value is Default everywhere.
 type Config struct {
-	// global is 0 where the document says nothing.
 	global int
 	rules  []rule
 }
 
-// Decision is how many volumes a node moves at once.
 type Decision struct {
 	Limit int
-	// Source is what says so: see Config.Limit; or "memory", where that of an agent allows
-	// no more.
-	Source string
-	// Problem is what is wrong with the ConfigMap, or with reading it; empty if nothing is.
+	// Source is as in Config.Limit; or "memory" if the agent's memory allows no more.
+	Source  string
 	Problem string
 }
 
-// Show writes the decision into the status of a node's agent. The condition keeps the time
-// since when it has been as it is.
+// Show writes the decision into an agent's status. The condition's time is since when it is so.
 func (d Decision) Show(status *v1alpha1.NodeAgentStatus, now time.Time) {
 	status.Limit, status.LimitSource = int32(min(d.Limit, math.MaxInt32)), d.Source
 	configured := metav1.Condition{
@@ -76,15 +60,14 @@ func (d Decision) Show(status *v1alpha1.NodeAgentStatus, now time.Time) {
 	meta.SetStatusCondition(&status.Conditions, configured)
 }
 
-// rule limits the nodes that it matches.
 type rule struct {
-	index    int // in perNodeConfig
+	index    int
 	selector labels.Selector
 	number   int
 }
 
-// Limit returns how many volumes a node with these labels moves at once, and what part
-// of the document says so: globalConfig, perNodeConfig[i], or default.
+// Limit returns the limit for a node's labels, and its source: globalConfig, perNodeConfig[i] or
+// default.
 func (c Config) Limit(node labels.Set) (limit int, source string) {
 	limit, source = Default, "default"
 	if c.global > 0 {
@@ -99,9 +82,8 @@ func (c Config) Limit(node labels.Set) (limit int, source string) {
 	return limit, source
 }
 
-// Update returns what holds with the data and the binary data of a ConfigMap, which must have one
-// key together, whose name does not matter. The problem is all that is wrong with it, in one line;
-// what it is not about holds.
+// Update returns the configuration after a ConfigMap's data, which must have one key of any name.
+// problem has all mistakes in one line; the rest is valid.
 func (c Config) Update(data map[string]string, binary map[string][]byte) (after Config, problem string) {
 	keys := slices.AppendSeq(slices.Collect(maps.Keys(data)), maps.Keys(binary))
 	if len(keys) != 1 {
@@ -110,7 +92,7 @@ func (c Config) Update(data map[string]string, binary map[string][]byte) (after 
 	}
 	text, isText := data[keys[0]]
 	if !isText {
-		text = string(binary[keys[0]]) // where kubectl puts a file that is not UTF-8
+		text = string(binary[keys[0]]) // kubectl puts files that are not UTF-8 there
 	}
 	c, err := c.update([]byte(text))
 	if err != nil {
@@ -127,7 +109,7 @@ func (c Config) update(text []byte) (Config, error) {
 		GlobalConfig  json.RawMessage `json:"globalConfig"`
 		PerNodeConfig json.RawMessage `json:"perNodeConfig"`
 	}
-	// errs are the mistakes beside the parts, or above them if they are all missing.
+	// errs are the mistakes outside the parts.
 	errs, err := sigsjson.UnmarshalStrict(text, &document)
 	misspelt := len(errs) > 0
 	if err == nil && len(document.LoadConcurrency) > 0 {

@@ -15,20 +15,18 @@ import (
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
 )
 
-// Records reads the StorageLocations of the system namespace from the cluster.
 type Records interface {
 	Get(ctx context.Context, name string, options metav1.GetOptions) (*enginev1alpha1.StorageLocation, error)
 	List(ctx context.Context, options metav1.ListOptions) (*enginev1alpha1.StorageLocationList, error)
 }
 
-// Known finds StorageLocations in the cache of an informer, and asks the cluster once, live, for
-// what is not there: who makes a location and then a backup may be faster than the informer.
+// Known finds StorageLocations in an informer, and asks the cluster for missing ones: a client that
+// creates a location and then a backup may be faster than the informer.
 type Known struct {
 	Lister enginelisters.StorageLocationNamespaceLister
 	Live   Records
 }
 
-// Get returns a location. The error is NotFound if there is none.
 func (k Known) Get(ctx context.Context, name string) (*enginev1alpha1.StorageLocation, error) {
 	found, err := k.Lister.Get(name)
 	if !apierrors.IsNotFound(err) || len(validation.NameIsDNSSubdomain(name, false)) > 0 {
@@ -37,8 +35,8 @@ func (k Known) Get(ctx context.Context, name string) (*enginev1alpha1.StorageLoc
 	return k.Live.Get(ctx, name, metav1.GetOptions{})
 }
 
-// Defaults returns the names of the locations that are marked as default and that Holdfast writes
-// to, in order. The cluster is asked for all if the informer knows of none.
+// Defaults returns the sorted names of Holdfast's default locations. It asks the cluster if the
+// informer knows none.
 func (k Known) Defaults(ctx context.Context) ([]string, error) {
 	cached, err := k.Lister.List(labels.Everything())
 	if err != nil {

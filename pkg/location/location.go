@@ -1,8 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package location opens the store of a StorageLocation with the
-// credentials that the record names.
+// Package location opens the store of a StorageLocation with its credentials.
 package location
 
 import (
@@ -22,27 +21,22 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// ErrNoCredentials: the Secret that a storage location names does not exist.
 var ErrNoCredentials = errors.New("there are no credentials")
 
-// ErrForeign: the store is not one of Holdfast's.
 var ErrForeign = errors.New("the store is Longhorn's, and Holdfast keeps no backups there")
 
-// verifyTimeout is how long a store may take to tell its id.
 const verifyTimeout = 30 * time.Second
 
-// IsFinal reports whether an error says that a backup or restore can have nothing of its
-// location, as that is: trying again is in vain, and others may use it all the same.
+// IsFinal reports whether a backup or restore can't use its location: repetition is in vain, others
+// may use it.
 func IsFinal(err error) bool { return errors.Is(err, ErrForeign) || errors.Is(err, ErrNotAllowed) }
 
-// Secrets reads the Secrets of one namespace: here that of the credentials. The client
-// of a namespace does.
 type Secrets interface {
 	Get(ctx context.Context, name string, options metav1.GetOptions) (*corev1.Secret, error)
 }
 
-// Open opens the store of a location, for whoever keeps backups there or reads those that
-// Holdfast keeps: one of another format is ErrForeign. The caller closes it.
+// Open opens the store of a location with Holdfast's backups; others fail with ErrForeign. The
+// caller closes it.
 func Open(ctx context.Context, secrets Secrets, location *enginev1alpha1.StorageLocation) (*store.Bucket, error) {
 	if err := own(location); err != nil {
 		return nil, err
@@ -50,9 +44,8 @@ func Open(ctx context.Context, secrets Secrets, location *enginev1alpha1.Storage
 	return OpenAny(ctx, secrets, location)
 }
 
-// OpenAny opens the store of a location in any format, if it is the one whose id the location
-// has in its status: else the error is store.ErrOther. While it is open, it takes up changes
-// of the Secret with the credentials. The caller closes it.
+// OpenAny opens the store of a location in any format. It fails with store.ErrOther if the store's
+// id is not the status's. It follows changes of the Secret. The caller closes it.
 func OpenAny(ctx context.Context, secrets Secrets, location *enginev1alpha1.StorageLocation) (*store.Bucket, error) {
 	bucket, err := OpenUnverified(ctx, secrets, location)
 	if err != nil || location.Status.StoreID == "" || location.Spec.IsLonghorn() {
@@ -66,7 +59,7 @@ func OpenAny(ctx context.Context, secrets Secrets, location *enginev1alpha1.Stor
 	return bucket, nil
 }
 
-// OpenUnverified is OpenAny for any store that is found at the location.
+// OpenUnverified is OpenAny without a check of the id.
 func OpenUnverified(ctx context.Context, secrets Secrets, location *enginev1alpha1.StorageLocation) (*store.Bucket, error) {
 	first, err := credentials(ctx, secrets, location)
 	if err != nil {
@@ -77,8 +70,8 @@ func OpenUnverified(ctx context.Context, secrets Secrets, location *enginev1alph
 	})
 }
 
-// CheckClock fails with store.ErrClock if the clock and that of a location's store differ, so
-// that nothing there may be removed by its age.
+// CheckClock fails with store.ErrClock if the clock differs from the store's: then removals by age
+// are unsafe.
 func CheckClock(ctx context.Context, secrets Secrets, location *enginev1alpha1.StorageLocation, clock clock.PassiveClock) error {
 	ctx, cancel := context.WithTimeout(ctx, verifyTimeout)
 	defer cancel()
@@ -90,8 +83,7 @@ func CheckClock(ctx context.Context, secrets Secrets, location *enginev1alpha1.S
 	return bucket.CheckClock(ctx, clock)
 }
 
-// Defaults are the names of the locations that are marked as default, in order: of several
-// the first is taken.
+// Defaults returns the sorted names of the default locations; the first is used.
 func Defaults(locations []*enginev1alpha1.StorageLocation) []string {
 	var names []string
 	for _, location := range locations {
@@ -103,8 +95,7 @@ func Defaults(locations []*enginev1alpha1.StorageLocation) []string {
 	return names
 }
 
-// Settings stand for all that Open depends on: what has them open need not be opened anew
-// while they stay as they are.
+// Settings represents all that Open depends on.
 func Settings(location *enginev1alpha1.StorageLocation) (string, error) {
 	access := location.Spec
 	// These need no other store.
@@ -120,8 +111,8 @@ func Settings(location *enginev1alpha1.StorageLocation) (string, error) {
 	return string(settings), nil
 }
 
-// Credentials is the content of the Secret that a location names; nil if it names none.
-// As with Open, the store is one of Holdfast's.
+// Credentials returns the content of the location's Secret; nil without one. It fails like Open for
+// foreign stores.
 func Credentials(ctx context.Context, secrets Secrets, location *enginev1alpha1.StorageLocation) (map[string][]byte, error) {
 	if err := own(location); err != nil {
 		return nil, err
@@ -129,7 +120,6 @@ func Credentials(ctx context.Context, secrets Secrets, location *enginev1alpha1.
 	return credentials(ctx, secrets, location)
 }
 
-// own fails for a store in which Holdfast has nothing to write.
 func own(location *enginev1alpha1.StorageLocation) error {
 	if location.Spec.IsLonghorn() {
 		return fmt.Errorf("storage location %q: %w", location.Name, ErrForeign)

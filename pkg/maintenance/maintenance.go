@@ -36,15 +36,13 @@ import (
 // MaxUpload is the maximum duration of an upload while its repository is maintained.
 const MaxUpload = 40 * time.Hour
 
-// CacheBytes is the maximum size of a maintenance's cache on disk.
 const CacheBytes = 512 << 20
 
 type Maintainer struct {
 	Namespace string
 	Identity  string
 
-	Engine engineclient.EngineV1alpha1Interface
-	// Secrets reads the credentials of the locations, Keys the keys of the repositories.
+	Engine        engineclient.EngineV1alpha1Interface
 	Secrets, Keys location.Secrets
 	Leases        coordinationclient.LeaseInterface
 	// ClusterUID and PublicKeys are as in package identity.

@@ -21,11 +21,10 @@ import (
 // termination message.
 type Result struct {
 	// Repository is the name of the VolumeRepository.
-	Repository string `json:"repository"`
-	// Kind is quick or full.
-	Kind    string    `json:"maintenance,omitempty"`
-	Started time.Time `json:"started"`
-	Ended   time.Time `json:"ended"`
+	Repository string    `json:"repository"`
+	Kind       string    `json:"maintenance,omitempty"`
+	Started    time.Time `json:"started"`
+	Ended      time.Time `json:"ended"`
 	// ReclaimedBytes were removed from the store, RewrittenBytes moved to new packs.
 	ReclaimedBytes int64 `json:"reclaimedBytes"`
 	RewrittenBytes int64 `json:"rewrittenBytes,omitempty"`
@@ -42,16 +41,14 @@ type Result struct {
 	// many: the snapshots stay.
 	MissingBackups int `json:"missingBackups,omitempty"`
 	// ClockSkewSeconds is how far the store's clock is ahead.
-	ClockSkewSeconds int64 `json:"clockSkewSeconds,omitempty"`
-	// Check is nil if the packs were not checked.
-	Check *Check `json:"check,omitempty"`
+	ClockSkewSeconds int64  `json:"clockSkewSeconds,omitempty"`
+	Check            *Check `json:"check,omitempty"`
 	// Cancelled is set if it was told to stop, which is no failure.
 	Cancelled bool   `json:"cancelled,omitempty"`
 	Error     string `json:"error,omitempty"`
 }
 
 type Check struct {
-	// All is true if every pack was read.
 	All bool `json:"all,omitempty"`
 	// Packs counts the packs of the index; ReadPacks and ReadBytes count what was read.
 	Packs     int   `json:"packs"`
@@ -64,8 +61,7 @@ type Check struct {
 	Damaged      []string `json:"damaged,omitempty"`
 	// MissingIndexes counts indexes of the last maintenance that the store lacks.
 	MissingIndexes int `json:"missingIndexes,omitempty"`
-	// Contents counts unreadable contents.
-	Contents int `json:"contents,omitempty"`
+	Contents       int `json:"contents,omitempty"`
 	// AffectedSnapshots counts snapshots that need such contents, and Snapshots has their ids. If
 	// they are too many, or partly unknown, AffectedUntil is the start of the newest.
 	AffectedSnapshots int        `json:"affectedSnapshots,omitempty"`
@@ -113,7 +109,7 @@ func (c *Check) String() string {
 
 func (r Result) String() string {
 	line, err := json.Marshal(r)
-	if err != nil { // a time out of range
+	if err != nil {
 		return err.Error()
 	}
 	return string(line)
@@ -163,7 +159,6 @@ func Message(results []Result) string {
 		return truncated(results[0].Error, messageLimit)
 	}
 	results = withoutNames(results)
-	// The errors share the remaining room.
 	room, failed := messageLimit, 0
 	for _, result := range results {
 		if result.Error != "" {
@@ -189,7 +184,7 @@ func withoutNames(results []Result) []Result {
 		result.Error = ""
 		room -= len(result.String()) + 1
 	}
-	if room >= len(results)*64 { // for the errors
+	if room >= len(results)*64 {
 		return results
 	}
 	results = slices.Clone(results)

@@ -47,10 +47,9 @@ type sweep struct {
 	store                        bucket
 	repository                   *repository.Repository
 	cluster, namespace, location string
-	// keys are the cluster's public keys.
-	keys   []string
-	clock  clock.PassiveClock
-	dryRun bool
+	keys                         []string
+	clock                        clock.PassiveClock
+	dryRun                       bool
 	// missing looks for missing backups; accept removes their snapshots even if too many are
 	// missing.
 	missing, accept bool
@@ -87,7 +86,7 @@ func (s *sweep) run(ctx context.Context) (done swept, err error) {
 	}
 	var ids []string
 	var backups int
-	var requested []removal // without their snapshots, which may be many
+	var requested []removal
 	var ended []store.Object
 	var failures []error
 	// flush removes the snapshots found so far, so that a killed sweep has progressed.
@@ -147,7 +146,7 @@ func (s *sweep) run(ctx context.Context) (done swept, err error) {
 				done.waiting++
 				continue
 			case err != nil:
-				return done, err // the store's: others would fail likewise
+				return done, err
 			case needed:
 				klog.FromContext(ctx).V(1).Info("A backup whose snapshots are to go is still there", "backup", r.StoreName, "uid", r.UID)
 				done.waiting++
@@ -185,7 +184,6 @@ func (s *sweep) run(ctx context.Context) (done swept, err error) {
 }
 
 const (
-	// atOnce is how many backups are read at once.
 	atOnce = 16
 	// flushAfter is how many removals share a flush, which costs some writes.
 	flushAfter = 100
@@ -371,7 +369,7 @@ func (s *sweep) late(ctx context.Context, of folder.Folder, backup *holdfast.Bac
 	}
 	// The end is in whole seconds; the last listed snapshot may be of the same second.
 	its = slices.DeleteFunc(its, func(snapshot datapath.Snapshot) bool { return snapshot.Saved.Before(ended.Add(time.Second)) })
-	if len(its) == 0 { // the usual case
+	if len(its) == 0 {
 		return nil, nil
 	}
 	listed, err := of.Volumes(ctx, backup)

@@ -1,9 +1,9 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package recovery keeps the keys of repositories in the store that the repositories are in,
-// encrypted for recovery keys: public keys of age, whose private halves are in no cluster. Who
-// has a private one gets all keys of that store back, though the cluster is lost.
+// Package recovery keeps repositories' keys in their store, encrypted for recovery keys: public
+// keys of age, whose private halves are outside of the cluster. A private one recovers all keys of
+// the store.
 package recovery
 
 import (
@@ -22,14 +22,11 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// maxKeyBytes is the size beyond which the key of a repository is not read.
 const maxKeyBytes = 4 << 10
 
-// ErrOtherIdentity: a key is encrypted, and for nobody whose private key is at hand.
 var ErrOtherIdentity = errors.New("it is encrypted for other recovery keys")
 
-// Validate fails unless all are recovery keys. The error never quotes one: it may be a private
-// key.
+// Validate fails unless all are recovery keys. The error never quotes one, which may be private.
 func Validate(recoveryKeys []string) error {
 	_, err := recipients(recoveryKeys)
 	return err
@@ -39,7 +36,7 @@ func recipients(recoveryKeys []string) (parsed []age.Recipient, err error) {
 	for i, key := range recoveryKeys {
 		recipient, parseErr := age.ParseX25519Recipient(key)
 		if parseErr == nil {
-			// A point of low order is encoded well, and nothing can be encrypted for it.
+			// Points of low order can be parsed, but not used.
 			_, parseErr = recipient.Wrap(make([]byte, 16))
 		}
 		switch {
@@ -54,24 +51,19 @@ func recipients(recoveryKeys []string) (parsed []age.Recipient, err error) {
 	return parsed, err
 }
 
-// Writer is what Keep needs of a store.
 type Writer interface {
 	store.Reader
 	Create(ctx context.Context, key string, content []byte) error
 	Put(ctx context.Context, key string, content []byte) error
 }
 
-// Repository is one whose key is kept.
 type Repository struct {
-	// Cluster signs.
-	Cluster format.Cluster
-	// VolumeNamespace and Location are its namespace, and its location's name in the cluster.
+	Cluster                   format.Cluster
 	VolumeNamespace, Location string
 }
 
-// Keep makes sure that the store has the key of a repository, encrypted for all recovery keys,
-// and signed by the cluster. Nothing is written if it is there. For a key that was there before,
-// or other recovery keys, another object is there, which stays.
+// Keep ensures that the store has a repository's key, encrypted for all recovery keys and signed.
+// Other keys, or sets of recovery keys, have their own objects, which stay.
 func Keep(ctx context.Context, st Writer, of Repository, key repository.Key, recoveryKeys []string) error {
 	public, err := recipients(recoveryKeys)
 	if err != nil {
@@ -91,7 +83,7 @@ func Keep(ctx context.Context, st Writer, of Repository, key repository.Key, rec
 	case err == nil && there.PublicKey == of.Cluster.Key.PublicKey():
 		return nil
 	case err == nil || spoilt:
-		// The cluster has another key by now to sign with, or somebody else wrote here.
+		// The signing key has changed, or another writer wrote here.
 		write = st.Put
 	case !errors.Is(err, store.ErrNotFound):
 		return fmt.Errorf("look for the wrapped key of the repository: %w", err)
@@ -103,7 +95,7 @@ func Keep(ctx context.Context, st Writer, of Repository, key repository.Key, rec
 	if err != nil {
 		return err
 	}
-	// If another process was faster, or an answer was lost, the next look says which.
+	// After another process's write or a lost answer, the next check decides.
 	if err := write(ctx, wrapped.Key(), content); err != nil {
 		return fmt.Errorf("write the wrapped key of the repository: %w", err)
 	}
@@ -126,7 +118,7 @@ func encrypt(key repository.Key, recipients []age.Recipient) (string, error) {
 	return text.String(), nil
 }
 
-// read reads a wrapped key. If it is not as it was signed, or no wrapped key at all, it is spoilt.
+// read reads a wrapped key. It is spoilt if it is none, or not correctly signed.
 func read(ctx context.Context, st store.Reader, key string) (wrapped *format.WrappedKey, spoilt bool, err error) {
 	content, err := st.Get(ctx, key)
 	if err != nil {
@@ -142,7 +134,7 @@ func read(ctx context.Context, st store.Reader, key string) (wrapped *format.Wra
 	return wrapped, false, nil
 }
 
-// Find reads all wrapped keys in a store. Of those that are spoilt it tells by told.
+// Find reads all wrapped keys of a store, and reports spoilt ones by told.
 func Find(ctx context.Context, st store.Reader, told func(error)) (found []format.WrappedKey, err error) {
 	for object, err := range st.List(ctx, format.WrappedKeysPrefix, store.ListOptions{Recursive: true}) {
 		if err != nil {
@@ -164,10 +156,9 @@ func Find(ctx context.Context, st store.Reader, told func(error)) (found []forma
 	return found, nil
 }
 
-// Identity is a private key.
 type Identity = age.Identity
 
-// Identities are private keys, as a file of age-keygen has them.
+// Identities reads private keys from a file of age-keygen.
 func Identities(file io.Reader) ([]Identity, error) {
 	content, err := io.ReadAll(io.LimitReader(file, 1<<20))
 	if err != nil {

@@ -108,7 +108,6 @@ func (w *walk) touches(ctx context.Context, entry *snapshot.DirEntry) (bool, err
 	return touched, nil
 }
 
-// object reports whether an object needs an unreadable or unknown content.
 func (w *walk) object(ctx context.Context, id object.ID) bool {
 	contents, err := w.repository.direct.VerifyObject(ctx, id)
 	return err != nil || slices.ContainsFunc(contents, func(id content.ID) bool {
@@ -117,7 +116,6 @@ func (w *walk) object(ctx context.Context, id object.ID) bool {
 	})
 }
 
-// folder reports whether an entry of a folder needs an unreadable content.
 func (w *walk) folder(ctx context.Context, id object.ID) (bool, error) {
 	listing, err := w.repository.direct.OpenObject(ctx, id)
 	if err != nil {

@@ -25,13 +25,11 @@ import (
 )
 
 const (
-	// oldAfter is how long unread blobs are kept.
 	oldAfter = 30 * 24 * time.Hour
 	// leftAfter is the age at which an unfinished file belongs to a stopped process.
 	leftAfter = time.Hour
 	// newBlob begins the names of unfinished files.
-	newBlob = ".new-"
-	// diskBlock is the minimum size of a file on the disk.
+	newBlob   = ".new-"
 	diskBlock = 4 << 10
 )
 
@@ -49,9 +47,8 @@ const (
 // Kopia's own cache has no limit over all repositories, retries endlessly after damage, and maps
 // indexes into memory, where a replaced file ends the process.
 type Cache struct {
-	dir   string
-	limit int64
-	// newBlob begins the names of this process's unfinished files.
+	dir     string
+	limit   int64
 	newBlob string
 
 	mu sync.Mutex
@@ -90,7 +87,7 @@ func (c *Cache) scan() error {
 	}
 	for _, repository := range repositories {
 		if !isCacheName(repository.Name()) {
-			continue // not ours
+			continue
 		}
 		blobs, err := os.ReadDir(filepath.Join(c.dir, repository.Name()))
 		if err != nil {
@@ -104,7 +101,7 @@ func (c *Cache) scan() error {
 			case errors.Is(err, os.ErrNotExist):
 			case err == nil && strings.HasPrefix(found.Name(), c.newBlob):
 			case err == nil && strings.HasPrefix(found.Name(), newBlob) && time.Since(info.ModTime()) < leftAfter:
-				c.bytes += onDisk(info.Size()) // another process's
+				c.bytes += onDisk(info.Size())
 			case err != nil || !info.Mode().IsRegular() || !isCached(blob.ID(found.Name())) || time.Since(info.ModTime()) > oldAfter:
 				_ = os.RemoveAll(filepath.Join(c.dir, path))
 			default:
@@ -116,7 +113,7 @@ func (c *Cache) scan() error {
 				c.bytes += onDisk(info.Size())
 			}
 		}
-		_ = os.Remove(filepath.Join(c.dir, repository.Name())) // if it is empty
+		_ = os.Remove(filepath.Join(c.dir, repository.Name()))
 	}
 	c.makeRoomLocked(0)
 	return nil
@@ -144,7 +141,6 @@ func (c *Cache) removeLocked(path string) {
 	delete(c.kept, path)
 }
 
-// grow reserves room for an unfinished blob.
 func (c *Cache) grow(bytes int64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -205,12 +201,10 @@ func (c *Cache) of(repository string) *blobCache {
 	if c == nil {
 		return nil
 	}
-	// Other processes may have changed it.
 	_ = c.scan()
 	return &blobCache{Cache: c, repository: repository, blobs: map[blob.ID]*cachedBlob{}}
 }
 
-// blobCache is the part of a Cache for an open repository.
 type blobCache struct {
 	*Cache
 	repository string
@@ -330,7 +324,7 @@ func (b *blobCache) sound(path string, id blob.ID) int64 {
 		}
 		if err == nil && bytes.Equal(h.Sum(nil), expected) {
 			now := time.Now()
-			_ = os.Chtimes(f.Name(), now, now) // for the next process
+			_ = os.Chtimes(f.Name(), now, now)
 			return size
 		}
 	}

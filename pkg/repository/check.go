@@ -42,8 +42,7 @@ type Check struct {
 	// Packs counts the packs of the index; Read and ReadBytes count what was read.
 	Packs, Read int
 	ReadBytes   int64
-	// Missing counts packs that the store lacks in whole or in part.
-	Missing int
+	Missing     int
 	// Damaged names the packs with other bytes than were written.
 	Damaged []string
 	// Indexes names the indexes of the last maintenance that the store lacks. Contents and
@@ -100,7 +99,7 @@ func (r *Repository) Check(ctx context.Context, options CheckOptions) (Check, er
 }
 
 type share struct {
-	packs    map[blob.ID]int64 // their bytes
+	packs    map[blob.ID]int64
 	bytes    int64
 	contents int64
 }
@@ -121,7 +120,7 @@ func (s *share) choose(options CheckOptions, again map[blob.ID]struct{}, now tim
 	today := now.Unix() / int64((24 * time.Hour).Seconds()) % shares
 	maps.DeleteFunc(s.packs, func(id blob.ID, length int64) bool {
 		hash := fnv.New64a()
-		_, _ = hash.Write([]byte(id)) // never fails
+		_, _ = hash.Write([]byte(id))
 		_, isAgain := again[id]
 		isDue := int64(hash.Sum64()%uint64(shares)) == today
 		return !isDue && !isAgain && !(options.Short && length < shortPack)

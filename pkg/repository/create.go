@@ -29,7 +29,6 @@ import (
 // Source: Velero, pkg/repository/udmrepo/kopialib.
 const markerBlob blob.ID = "udmrepo.Repository"
 
-// Exists reports whether the folder of a namespace's repository has any blob.
 func Exists(ctx context.Context, loc Location, namespace string) (bool, error) {
 	folder, err := folderOf(namespace)
 	if err != nil {
@@ -124,7 +123,7 @@ func initialize(ctx context.Context, st creatable, provider engine.StorageProvid
 		case err != nil:
 			return fmt.Errorf("look into the repository's folder: %w", err)
 		case id == format.KopiaRepositoryBlobID:
-			return nil // created just now
+			return nil
 		case id != format.KopiaBlobCfgBlobID:
 			return ErrDamaged
 		}
@@ -202,7 +201,6 @@ func shortenEpochs(ctx context.Context, data []byte, key Key) ([]byte, error) {
 	return st.blobs[format.KopiaRepositoryBlobID], nil
 }
 
-// staging is an empty in-memory storage for Kopia's initialisation.
 type staging struct {
 	blob.Storage
 	blobs map[blob.ID][]byte
@@ -219,7 +217,6 @@ func (s *staging) PutBlob(_ context.Context, id blob.ID, data blob.Bytes, _ blob
 	return err
 }
 
-// setUp writes the owner of the maintenance, a policy, and Velero's marker.
 func (r *Repository) setUp(ctx context.Context) error {
 	params, err := maintenance.GetParams(ctx, r.direct)
 	if err != nil {

@@ -25,20 +25,17 @@ import (
 // maintenance notes the indexes that it leaves, and the next does nothing if one is missing
 // unreplaced.
 
-// ErrIndexLost: the store lacks indexes of the last maintenance.
 var ErrIndexLost = errors.New("the store has lost indexes of the repository")
 
 const (
 	// indexNote is the blob with the names of the indexes, one a line.
-	indexNote blob.ID = "holdfast.indexes"
-	// longestNote bounds its size: some 200,000 names.
-	longestNote = 16 << 20
+	indexNote   blob.ID = "holdfast.indexes"
+	longestNote         = 16 << 20
 )
 
 // indexPrefixes begin the names of indexes: of an upload, of an epoch, and of several epochs.
 var indexPrefixes = []blob.ID{"xn", "xs", "xr"}
 
-// epochs are the epochs of an index.
 type epochs struct{ kind, first, last int }
 
 var indexName = regexp.MustCompile(`^x(?:([ns])(\d+)|(r)(\d+)_(\d+))_`)
@@ -62,7 +59,6 @@ func (e epochs) replaces(other epochs) bool {
 	return e.first <= other.first && e.last >= other.last && (e.kind > other.kind || e.kind == other.kind && wider)
 }
 
-// indexes returns the sorted names of the indexes in the store.
 func (r *Repository) indexes(ctx context.Context) (names []blob.ID, err error) {
 	for _, prefix := range indexPrefixes {
 		err := r.storage.ListBlobs(ctx, prefix, func(found blob.Metadata) error {

@@ -72,7 +72,6 @@ const (
 	keyDerivation = "pbkdf2-sha256-600000"
 )
 
-// The lengths of Kopia's inner keys, in bytes.
 const (
 	masterKeyBytes  = 32
 	hmacSecretBytes = 32
@@ -139,7 +138,6 @@ func (t *inTurn) GetBlob(ctx context.Context, id blob.ID, offset, length int64, 
 	}
 }
 
-// derived ends the turn.
 func (t *inTurn) derived() {
 	if t.derives.CompareAndSwap(true, false) {
 		<-derivations

@@ -25,7 +25,6 @@ import (
 )
 
 var (
-	// ErrOtherOwner: another client maintains the repository.
 	ErrOtherOwner = errors.New("another client owns the maintenance of the repository; give it back with kopia maintenance set --owner=" + clientUser + "@" + clientHost)
 	// ErrClockSkew: the clocks of this machine and of the store differ too much to tell ages.
 	ErrClockSkew = errors.New("the clocks of this machine and of the store differ by more than 5 minutes; set them right")
@@ -40,7 +39,6 @@ const (
 	MaintenanceFull MaintenanceKind = "full"
 )
 
-// Maintenance is the result of a maintenance.
 type Maintenance struct {
 	Kind MaintenanceKind
 	// Reclaimed counts the bytes removed from the store.
@@ -186,7 +184,6 @@ func (r *Repository) DueMaintenance(ctx context.Context) (MaintenanceKind, error
 // (docs/design/maintenance.md).
 const minFullInterval = 23 * time.Hour
 
-// lastFull returns the start of the last full maintenance.
 func lastFull(schedule *maintenance.Schedule) (last time.Time) {
 	for _, run := range schedule.Runs[maintenance.TaskSnapshotGarbageCollection] {
 		if run.Start.After(last) {
@@ -196,7 +193,6 @@ func lastFull(schedule *maintenance.Schedule) (last time.Time) {
 	return last
 }
 
-// account reads the work since an instant from the repository's records.
 func (r *Repository) account(ctx context.Context, since time.Time, done *Maintenance) error {
 	schedule, err := maintenance.GetSchedule(ctx, r.direct)
 	if err != nil {
@@ -234,7 +230,6 @@ func (r *Repository) account(ctx context.Context, since time.Time, done *Mainten
 
 // accountOf returns the removed and written bytes of a task, and Kopia's text.
 func accountOf(extra maintenancestats.Extra) (removed, rewritten int64, summary string) {
-	// Each such task has one of these.
 	var sizes struct{ DeletedTotalSize, DeletedBlobSize, RewrittenContentSize int64 }
 	stats, err := maintenancestats.BuildFromExtra(extra)
 	err = cmp.Or(err, json.Unmarshal(extra.Data, &sizes))

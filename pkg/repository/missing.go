@@ -22,7 +22,6 @@ import (
 // compared with the store's listing.
 
 const (
-	// believedFor is how long a comparison is valid.
 	believedFor = 2 * time.Minute
 	// mostConfirmed bounds the single requests for packs that a listing lacks.
 	mostConfirmed = 64
@@ -32,8 +31,7 @@ const (
 // ones.
 type Missing struct {
 	packs, damaged map[blob.ID]struct{}
-	// Contents counts their live contents.
-	Contents int
+	Contents       int
 }
 
 func (m *Missing) Packs() []string {
@@ -48,13 +46,11 @@ func (m *Missing) Packs() []string {
 
 func (m *Missing) Any() bool { return m != nil && len(m.packs)+len(m.damaged) > 0 }
 
-// has reports whether a content is in a missing or damaged pack.
 func (m *Missing) has(info content.Info) bool {
 	_, damaged := m.damaged[info.PackBlobID]
 	return damaged || m.lacks(info)
 }
 
-// lacks reports whether a content is in a missing pack.
 func (m *Missing) lacks(info content.Info) bool {
 	_, missing := m.packs[info.PackBlobID]
 	return missing

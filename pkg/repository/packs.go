@@ -52,9 +52,8 @@ type keptPack struct {
 	// loaded is closed after the read of the pack, even if it failed; nil before.
 	loaded  chan struct{}
 	loading bool
-	// data is nil if not kept.
-	data []byte
-	used int64
+	data    []byte
+	used    int64
 }
 
 // Release ends a KeepPacks.
@@ -165,7 +164,6 @@ func (p *Packs) read(ctx context.Context, id blob.ID) []byte {
 	return data
 }
 
-// fixed stores as many bytes as fit.
 type fixed struct {
 	into   []byte
 	length int
@@ -176,6 +174,6 @@ func (f *fixed) Length() int { return f.length }
 
 func (f *fixed) Write(b []byte) (int, error) {
 	copy(f.into[min(f.length, len(f.into)):], b)
-	f.length += len(b) // shows an excess
+	f.length += len(b)
 	return len(b), nil
 }

@@ -25,7 +25,6 @@ import (
 )
 
 var (
-	// ErrWrongKey: the repository exists, and the key does not open it.
 	ErrWrongKey       = errors.New("the key does not open the repository")
 	ErrNotInitialized = errors.New("there is no repository")
 	// ErrDamaged: the repository has data, but no format blob.
@@ -56,11 +55,10 @@ type Options struct {
 
 // Repository is an open repository. It is safe for concurrent use.
 type Repository struct {
-	direct  repo.DirectRepository
-	storage *storage
-	workDir string
-	release func()
-	// damaged has the known damaged packs.
+	direct   repo.DirectRepository
+	storage  *storage
+	workDir  string
+	release  func()
 	damaged  map[blob.ID]struct{}
 	compared comparison
 }
@@ -87,7 +85,6 @@ func Open(ctx context.Context, loc Location, namespace string, key Key, opts Opt
 	return r, err
 }
 
-// distrust sets the damaged packs.
 func (r *Repository) distrust(packs []string) {
 	r.damaged = map[blob.ID]struct{}{}
 	for _, id := range packs {
@@ -95,7 +92,6 @@ func (r *Repository) distrust(packs []string) {
 	}
 }
 
-// cacheName names the cache of a repository, stable and unique.
 func cacheName(spec engine.StorageLocationSpec, namespace string) string {
 	id := []string{namespace, spec.Prefix}
 	if spec.S3 != nil {
@@ -126,7 +122,7 @@ func open(ctx context.Context, bucket *store.Bucket, provider engine.StorageProv
 
 // openStorage opens the repository in st, which it owns on success.
 func openStorage(ctx context.Context, st *storage, key Key, workDir string) (_ *Repository, err error) {
-	workDir, err = os.MkdirTemp(workDir, "repository-") // with mode 0700
+	workDir, err = os.MkdirTemp(workDir, "repository-")
 	if err != nil {
 		return nil, fmt.Errorf("make a folder for the open repository: %w", err)
 	}
@@ -150,7 +146,7 @@ func openStorage(ctx context.Context, st *storage, key Key, workDir string) (_ *
 	// an upgrade, and to exit.
 	config := repo.LocalConfig{
 		Storage: &info,
-		Caching: &content.CachingOptions{}, // none: see Cache
+		Caching: &content.CachingOptions{},
 		ClientOptions: repo.ClientOptions{
 			Username: clientUser,
 			Hostname: clientHost,

@@ -19,7 +19,6 @@ import (
 	"github.com/kopia/kopia/snapshot"
 )
 
-// errMissing: a content is in a pack that the store lacks.
 var errMissing = errors.New("the pack of a content is missing from the store")
 
 // Writer returns a writer for which the contents of missing packs do not exist. They are written
@@ -83,7 +82,6 @@ func (r *rewriter[B]) forget(ctx context.Context, id content.ID) error {
 	return nil
 }
 
-// rewriting is a repository without the contents of missing packs.
 type rewriting struct {
 	repo.DirectRepositoryWriter
 	missing *Missing
@@ -154,7 +152,7 @@ const (
 )
 
 func (w *rewriting) listing(_ context.Context, folder *snapshot.DirManifest) object.Reader {
-	encoded, _ := json.Marshal(folder) // always encodable
+	encoded, _ := json.Marshal(folder)
 	return &inMemory{bytes.NewReader(encoded)}
 }
 

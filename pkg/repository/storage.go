@@ -26,7 +26,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Location is a storage location with its credentials.
 type Location struct {
 	Spec engine.StorageLocationSpec
 	// Secret is the data of the spec's Secret: accessKeyID, secretAccessKey and optionally
@@ -38,7 +37,6 @@ type Location struct {
 	Again store.SecretReader `json:"-"`
 }
 
-// open opens the store. The caller closes it.
 func (l *Location) open(ctx context.Context) (*store.Bucket, error) {
 	bucket, err := store.OpenFollowing(ctx, &l.Spec, l.Secret, l.Again)
 	if err != nil || l.StoreID == "" {
@@ -68,14 +66,13 @@ func folderOf(namespace string) (string, error) {
 // their names, and in a folder with names cut into folders.
 type storage struct {
 	blob.DefaultProviderImplementation
-	bucket *store.Bucket // of the repository's folder
+	bucket *store.Bucket
 	// shards says how names are cut; nil means not at all.
 	shards *sharded.Parameters
 	// packs keeps packs in memory, if requested. It changes under keeping.
 	packs   atomic.Pointer[Packs]
 	keeping sync.Mutex
-	// cache may be nil.
-	cache *blobCache
+	cache   *blobCache
 	// uncached is true while reads must come from the store.
 	uncached atomic.Bool
 	answered atomic.Bool
@@ -88,7 +85,6 @@ type storage struct {
 // defaultShards is how Kopia cuts names in a new repository. An existing one records its own.
 var defaultShards = []int{1, 3}
 
-// storageConfig is an object of Kopia's S3 client, no blob.
 const storageConfig = ".storageconfig"
 
 // connect returns the blob storage of a namespace's repository, which owns the bucket on success.
@@ -137,7 +133,6 @@ func shardsOf(ctx context.Context, bucket *store.Bucket) (*sharded.Parameters, e
 	return shards, shards.Load(recorded)
 }
 
-// key returns the object's key of a blob.
 func (s *storage) key(id blob.ID) string {
 	if s.shards == nil {
 		return string(id)
@@ -201,7 +196,6 @@ func (s *storage) GetBlob(ctx context.Context, id blob.ID, offset, length int64,
 	return s.piece(ctx, id, offset, length, output)
 }
 
-// piece reads a part of a blob by its own request.
 func (s *storage) piece(ctx context.Context, id blob.ID, offset, length int64, output blob.OutputBuffer) error {
 	err := s.persist(ctx, func() error {
 		content, err := s.bucket.GetRange(ctx, s.key(id), offset, length)
@@ -318,7 +312,6 @@ func (s *storage) while(ctx context.Context) (context.Context, func()) {
 	return ctx, func() { stop(); cancel(nil) }
 }
 
-// uniqueID reads the id of the stored repository.
 func (s *storage) uniqueID(ctx context.Context) (id []byte, err error) {
 	err = s.persist(ctx, func() error {
 		found, err := s.bucket.Get(ctx, s.key(format.KopiaRepositoryBlobID))
@@ -360,7 +353,7 @@ type storageHandle struct {
 	ID string `json:"id"`
 }
 
-var connected sync.Map // from storageHandle.ID to blob.Storage
+var connected sync.Map
 
 func init() {
 	blob.AddSupportedStorage(storageType, storageHandle{}, func(_ context.Context, h *storageHandle, _ bool) (blob.Storage, error) {

@@ -1,11 +1,8 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package runlog is the log of a backup or a restore: lines of logfmt, compressed as they
-// come, in bounded memory. It can be read while it is written.
-//
-// Who reads gets a gzip stream whose end says how the log ended: one that is cut off is of
-// a log that is not complete.
+// Package runlog is the log of a backup or restore: logfmt, compressed at once, in bounded memory,
+// readable while written. A reader gets a gzip stream; one that is cut off is of an incomplete log.
 package runlog
 
 import (
@@ -23,58 +20,52 @@ import (
 )
 
 const (
-	// MaxBytes bounds a compressed log in memory. A line takes about ten bytes, so this is
-	// more than half a million of them, and a third of that if each is read as it comes.
+	// MaxBytes bounds a compressed log: half a million lines, or a third of that with a reader.
 	MaxBytes = 8 << 20
-	// reservedBytes are for warnings and errors, when lines about objects have filled it.
+	// reservedBytes are for warnings and errors after other lines have filled the log.
 	reservedBytes = 1 << 20
-	// maxIncluded bounds what another log takes of this one, compressed.
-	maxIncluded = 1 << 20
-	// pace is how often a reader has what was written since made readable, which costs a few
-	// bytes each time.
+	maxIncluded   = 1 << 20
+	// pace is how often a reader flushes new lines, at the cost of a few bytes.
 	pace = 500 * time.Millisecond
-	// Heartbeat is how often a reader is sent something that means nothing when there is
-	// nothing else, so that one can tell a log without news from a writer that is gone.
+	// Heartbeat is the time between empty blocks to an idle reader, which distinguish a quiet log
+	// from a dead writer.
 	Heartbeat = 5 * time.Second
 )
 
-// nothing is an empty block of a compressed stream. It may come after a flush.
+// nothing is an empty block of a compressed stream, valid after a flush.
 var nothing = []byte{0, 0, 0, 0xff, 0xff}
 
-// Log is the log of one run. It holds at most MaxBytes, and says at its end how many lines
-// it had to leave out. It is safe for concurrent use.
+// Log is the log of one run, of at most MaxBytes. Its end has the number of omitted lines. It is
+// safe for concurrent use.
 type Log struct {
 	clock clock.PassiveClock
 
 	mu         sync.Mutex
-	buffer     bytes.Buffer // nothing is read from it, so that its bytes stay where they are
+	buffer     bytes.Buffer // it is not read from, so its bytes stay in place
 	compressed *gzip.Writer
 	handler    slog.Handler
 	leftOut    int
-	// readable is how many bytes of the buffer are whole blocks, and flushed is true if they
-	// hold all lines.
+	// readable is the length of the whole blocks; flushed is true if they have all lines.
 	readable int
 	flushed  bool
-	// over is true when nothing comes any more, and ended if the log is complete.
+	// over is true after the last line, ended if the log is complete.
 	over, ended bool
-	// changed is closed at the next change, if somebody waits for one.
+	// changed is closed at the next change, if a reader waits.
 	changed chan struct{}
 }
 
-// compressors are kept, for what one allocates is far more than what most logs take.
+// compressors are reused: they are larger than most logs.
 var compressors = sync.Pool{New: func() any {
-	compressor, _ := gzip.NewWriterLevel(io.Discard, gzip.BestSpeed) // the level is valid
+	compressor, _ := gzip.NewWriterLevel(io.Discard, gzip.BestSpeed)
 	return compressor
 }}
 
-// releaseLocked gives up what no line needs any more.
 func (l *Log) releaseLocked() {
 	l.compressed.Reset(io.Discard) // so that it keeps nothing of the log
 	compressors.Put(l.compressed)
 	l.compressed, l.handler = nil, nil
 }
 
-// New returns an empty log.
 func New(clock clock.PassiveClock) *Log {
 	l := &Log{clock: clock}
 	l.compressed = compressors.Get().(*gzip.Writer)
@@ -83,7 +74,7 @@ func New(clock clock.PassiveClock) *Log {
 	return l
 }
 
-// Write adds a line. After the end it is dropped.
+// Write adds a line. After the end it does nothing.
 func (l *Log) Write(level slog.Level, message string, attrs ...slog.Attr) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -101,13 +92,13 @@ func (l *Log) Write(level slog.Level, message string, attrs ...slog.Attr) {
 func (l *Log) writeLocked(level slog.Level, message string, attrs ...slog.Attr) {
 	record := slog.NewRecord(l.clock.Now().UTC(), level, message, 0)
 	record.AddAttrs(attrs...)
-	_ = l.handler.Handle(context.Background(), record) // a buffer takes everything
+	_ = l.handler.Handle(context.Background(), record)
 	l.flushed = false
 	l.tellLocked()
 }
 
-// Include adds the lines of another log, given what that was at its end: the first ones, so that
-// there is room for more, and those left out are counted. After the end they are dropped.
+// Include adds the first lines of another log, from its End, and counts the others. After the end
+// it does nothing.
 func (l *Log) Include(ended []byte) {
 	if len(ended) == 0 {
 		return
@@ -128,7 +119,7 @@ func (l *Log) Include(ended []byte) {
 			l.leftOut++
 			continue
 		}
-		_, _ = l.compressed.Write(line) // a buffer takes everything
+		_, _ = l.compressed.Write(line)
 	}
 	l.flushed = false
 	l.tellLocked()
@@ -141,7 +132,7 @@ func (l *Log) tellLocked() {
 	}
 }
 
-// End completes the log, and gives its compressed content.
+// End completes the log, and returns its compressed content.
 func (l *Log) End() []byte {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -149,7 +140,7 @@ func (l *Log) End() []byte {
 		if l.leftOut > 0 {
 			l.writeLocked(slog.LevelWarn, "the log was too long: lines were left out", slog.Int("lines", l.leftOut))
 		}
-		_ = l.compressed.Close() // a buffer takes everything
+		_ = l.compressed.Close()
 		l.releaseLocked()
 		l.over, l.ended, l.flushed, l.readable = true, true, true, l.buffer.Len()
 		l.tellLocked()
@@ -157,7 +148,7 @@ func (l *Log) End() []byte {
 	return l.buffer.Bytes()
 }
 
-// Break ends a log that will not be completed. One that has ended stays as it is.
+// Break ends an incomplete log. It does not change an ended one.
 func (l *Log) Break() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -171,13 +162,13 @@ func (l *Log) Break() {
 
 func (l *Log) flushLocked() {
 	if !l.flushed {
-		_ = l.compressed.Flush() // a buffer takes everything
+		_ = l.compressed.Flush()
 		l.flushed, l.readable = true, l.buffer.Len()
 	}
 }
 
-// from gives what is readable beyond an offset, whether that is all that there will be, and
-// a channel that is closed when there is more.
+// from returns the readable content after an offset, whether that is all, and a channel that is
+// closed on changes.
 func (l *Log) from(offset int) (content []byte, over bool, changed <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -190,8 +181,7 @@ func (l *Log) from(offset int) (content []byte, over bool, changed <-chan struct
 	return l.buffer.Bytes()[offset:l.readable], l.over, l.changed
 }
 
-// Copy writes the compressed log so far, and with follow what comes, until the log is over
-// or ctx ends.
+// Copy writes the compressed log, and with follow later lines until the log is over or ctx ends.
 func (l *Log) Copy(ctx context.Context, to io.Writer, follow bool) error {
 	for offset := 0; ; {
 		content, over, changed := l.from(offset)
@@ -210,7 +200,7 @@ func (l *Log) Copy(ctx context.Context, to io.Writer, follow bool) error {
 	}
 }
 
-// await waits for more, and then for more of that, since lines come in crowds.
+// await waits for a change, and then for pace, since lines come in bursts.
 func (l *Log) await(ctx context.Context, to io.Writer, changed <-chan struct{}) error {
 	beat := time.NewTicker(Heartbeat)
 	defer beat.Stop()
@@ -234,14 +224,13 @@ func (l *Log) await(ctx context.Context, to io.Writer, changed <-chan struct{}) 
 	}
 }
 
-// Logs are those of the runs that this process executes. It is safe for concurrent use, and
-// nil keeps none.
+// Logs are the logs of the runs of this process. It is safe for concurrent use; nil keeps none.
 type Logs struct {
 	mu   sync.Mutex
 	logs map[types.UID]*Log
 }
 
-// Begin begins the log of a run. end is to be called when nobody writes to it any more.
+// Begin begins the log of a run. end is called after the last line.
 func (l *Logs) Begin(uid types.UID, clock clock.PassiveClock) (log *Log, end func()) {
 	log = New(clock)
 	if l == nil {
@@ -263,7 +252,6 @@ func (l *Logs) Begin(uid types.UID, clock clock.PassiveClock) (log *Log, end fun
 	}
 }
 
-// Get returns the log of a run, or nil if it is not executed here.
 func (l *Logs) Get(uid types.UID) *Log {
 	l.mu.Lock()
 	defer l.mu.Unlock()

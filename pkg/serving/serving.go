@@ -1,8 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package serving answers for a role that is not an API server: its health to
-// the kubelet, and its metrics to those whom the cluster lets read them.
+// Package serving serves the health and metrics of a role that is no API server.
 package serving
 
 import (
@@ -29,7 +28,6 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 )
 
-// Options say where a role serves, and who may read its metrics.
 type Options struct {
 	secure         *options.SecureServingOptionsWithLoopback
 	authentication *options.DelegatingAuthenticationOptions
@@ -37,15 +35,14 @@ type Options struct {
 	routes         []Route
 }
 
-// Route is a path, and what is below it, whose handler knows by itself who may call it. It is
-// served under a name and a certificate of its own.
+// Route is a path whose handler authorises callers itself. It has its own name and certificate.
 type Route struct {
 	Prefix           string
-	Certificate, Key []byte // PEM
+	Certificate, Key []byte
 	Handler          http.Handler
 }
 
-// NewOptions returns Options that serve at a port; 0 serves nothing.
+// NewOptions returns Options for a port; 0 serves nothing.
 func NewOptions(port int) *Options {
 	secure := options.NewSecureServingOptions()
 	secure.BindPort = port
@@ -61,28 +58,23 @@ func NewOptions(port int) *Options {
 	return o
 }
 
-// AddFlags adds the options' flags.
 func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	o.secure.AddFlags(flags)
 	o.authentication.AddFlags(flags)
 	o.authorization.AddFlags(flags)
 }
 
-// AddRoute has Start serve a Route too.
 func (o *Options) AddRoute(route Route) { o.routes = append(o.routes, route) }
 
-// Port is where it is served; 0 is nowhere.
 func (o *Options) Port() int { return o.secure.BindPort }
 
-// Validate returns what is wrong with the options.
 func (o *Options) Validate() []error {
 	return append(append(o.secure.Validate(), o.authentication.Validate()...), o.authorization.Validate()...)
 }
 
-// Start serves /healthz, /livez, /readyz and /metrics until ctx ends, and
-// returns a channel that closes when it has stopped. kubeconfig is used to ask
-// the cluster about callers unless a flag names another one; empty means the
-// pod's own.
+// Start serves /healthz, /livez, /readyz and /metrics until ctx ends; the returned channel is
+// closed then. Callers are checked by kubeconfig, unless a flag names another; empty means the
+// pod's own account.
 func (o *Options) Start(ctx context.Context, kubeconfig string, ready ...healthz.HealthChecker) (<-chan struct{}, error) {
 	if o.secure.BindPort == 0 {
 		stopped := make(chan struct{})
@@ -126,7 +118,7 @@ func (o *Options) Start(ctx context.Context, kubeconfig string, ready ...healthz
 	paths.Handle("/metrics", legacyregistry.HandlerWithReset())
 
 	scheme := runtime.NewScheme()
-	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"}) // refusals are a Status
+	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
 	codecs := serializer.NewCodecFactory(scheme)
 	unauthorized := genericapifilters.Unauthorized(codecs)
 	var handler http.Handler = paths

@@ -23,7 +23,7 @@ import (
 )
 
 const (
-	maxPage = 1000 // of S3
+	maxPage = 1000
 	// Allows 80 GB in S3's 10,000 parts.
 	partBytes     = 8 << 20
 	partsInFlight = 2
@@ -223,7 +223,7 @@ func (b *blobBackend) remove(ctx context.Context, key string) error {
 
 func (b *blobBackend) removeUnfinished(ctx context.Context, folder string, before time.Time, dryRun bool) (keys []string, err error) {
 	if b.s3 == nil {
-		return nil, nil // it shows none
+		return nil, nil
 	}
 	uploads := s3.NewListMultipartUploadsPaginator(b.s3, &s3.ListMultipartUploadsInput{Bucket: aws.String(b.name), Prefix: aws.String(folder)})
 	for uploads.HasMorePages() {
@@ -305,7 +305,7 @@ func (w *blobWriter) Commit() error {
 	defer w.backend.removing.RUnlock()
 	err := w.Writer.Close()
 	if err != nil && w.ctx.Err() != nil {
-		return w.ctx.Err() // the error is a consequence
+		return w.ctx.Err()
 	}
 	return err
 }
@@ -316,5 +316,5 @@ func (w *blobWriter) Abort() {
 	}
 	w.ended = true
 	w.cancel()
-	_ = w.Writer.Close() // its error is the cancellation
+	_ = w.Writer.Close()
 }

@@ -20,9 +20,8 @@ import (
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
-const maxKeyBytes = 1024 // of S3, prefix included
+const maxKeyBytes = 1024
 
-// Keys of the Secret S3Location.CredentialsSecret.
 const (
 	SecretAccessKeyID     = "accessKeyID"
 	SecretSecretAccessKey = "secretAccessKey"
@@ -37,7 +36,6 @@ type backend interface {
 	attributes(ctx context.Context, key string) (Object, error)
 	write(ctx context.Context, key string, content Content, options writeOptions) error
 	newWriter(ctx context.Context, key string) (ObjectWriter, error)
-	// delete fails with ErrChanged for another version.
 	delete(ctx context.Context, key, version string) error
 	remove(ctx context.Context, key string) error
 	// removeUnfinished removes the rest of writes that began before an instant, unless dryRun, and
@@ -59,7 +57,7 @@ type writeOptions struct {
 // Bucket is the store of a storage location. It is safe for concurrent use.
 type Bucket struct {
 	backend backend
-	prefix  string // empty, or ends in "/"
+	prefix  string
 }
 
 var (
@@ -333,7 +331,6 @@ func checkKey(key string) error {
 	return nil
 }
 
-// reader explains the errors of reads.
 type reader struct {
 	content io.ReadCloser
 	key     string

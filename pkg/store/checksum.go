@@ -42,7 +42,6 @@ func addChecksum(request any) (err error) {
 	return err
 }
 
-// checksum returns the CRC32 of a body in S3's form, and rewinds the body.
 func checksum(body io.Reader) (*string, error) {
 	sum := crc32.NewIEEE()
 	if body != nil {

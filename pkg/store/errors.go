@@ -27,8 +27,7 @@ import (
 var (
 	ErrNotFound = errors.New("no such object")
 	ErrExists   = errors.New("the object exists")
-	// ErrRange: the object ends before the requested part.
-	ErrRange = errors.New("the object has no such part")
+	ErrRange    = errors.New("the object has no such part")
 	// ErrChanged: the object to be removed was replaced.
 	ErrChanged     = errors.New("the object is another one by now")
 	ErrUnavailable = errors.New("the store is unavailable")
@@ -41,7 +40,7 @@ var (
 type opError struct {
 	operation, key string
 	reason         string
-	kind           error // may be nil
+	kind           error
 	cause          error
 }
 
@@ -65,7 +64,6 @@ func Reason(err error) string {
 	return err.Error()
 }
 
-// explain adds kind and words to an error, once.
 func explain(operation, key string, err error) error {
 	if err == nil {
 		return nil

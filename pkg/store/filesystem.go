@@ -143,7 +143,7 @@ func (l *fileListing) folder(folder string) error {
 	entries, err := readFolder(l.root, folder, l.options.Unfinished)
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil // no objects, or removed meanwhile
+			return nil
 		}
 		return err
 	}
@@ -186,7 +186,7 @@ func readFolder(root opened, folder string, unfinished bool) ([]Object, error) {
 		case file.Type().IsRegular() && (unfinished || !isTemporary(file.Name())):
 			info, err := file.Info()
 			if errors.Is(err, fs.ErrNotExist) {
-				continue // removed meanwhile
+				continue
 			}
 			if err != nil {
 				return nil, err
@@ -439,7 +439,6 @@ func (r *fileReader) Read(p []byte) (int, error) {
 
 func (r *fileReader) Close() error { return r.file.Close() }
 
-// fileWriter writes beside the object, under a name that listings omit.
 type fileWriter struct {
 	file           *os.File
 	ctx            context.Context

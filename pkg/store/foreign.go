@@ -69,7 +69,6 @@ func lacksItsMarks(answer any, response *smithyhttp.Response) bool {
 
 const pageType = "text/html"
 
-// typeOf returns the media type of an answer, without parameters.
 func typeOf(response *smithyhttp.Response) string {
 	if response != nil && response.Response != nil {
 		if kind, _, err := mime.ParseMediaType(response.Header.Get("Content-Type")); err == nil && len(kind) < 64 {

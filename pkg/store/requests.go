@@ -30,7 +30,6 @@ func requested(ctx context.Context, operation string, err error) {
 	}
 }
 
-// tellRequests observes each attempt of a client of S3.
 func tellRequests(stack *middleware.Stack) error {
 	return stack.Finalize.Insert(middleware.FinalizeMiddlewareFunc("holdfast.io/requests",
 		func(ctx context.Context, in middleware.FinalizeInput, next middleware.FinalizeHandler) (middleware.FinalizeOutput, middleware.Metadata, error) {
@@ -44,7 +43,6 @@ func tellRequests(stack *middleware.Stack) error {
 		}), "Retry", middleware.After)
 }
 
-// requested observes a request of another store.
 func (b *Bucket) requested(ctx context.Context, operation string, err error) {
 	if blob, ok := b.backend.(*blobBackend); !ok || blob.s3 == nil {
 		requested(ctx, operation, err)

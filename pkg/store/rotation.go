@@ -98,7 +98,6 @@ func sameCredentials(a, b aws.Credentials) bool {
 	return a.AccessKeyID == b.AccessKeyID && a.SecretAccessKey == b.SecretAccessKey && a.SessionToken == b.SessionToken
 }
 
-// rotatedError makes the client sign and repeat a request.
 type rotatedError struct{ error }
 
 func (e rotatedError) Unwrap() error { return e.error }

@@ -23,15 +23,13 @@ import (
 	"time"
 )
 
-// Object is an object, or a folder in a listing.
 type Object struct {
 	// Key is the name below the location's prefix; a folder's ends in "/".
 	Key string
 	// IsFolder is true for a folder in a listing of one level; it has no Size and ModTime.
 	IsFolder bool
 	Size     int64
-	// ModTime is the time of the write, by the store's clock.
-	ModTime time.Time
+	ModTime  time.Time
 	// Version differs from other objects of the key with other bytes.
 	Version string
 }
@@ -96,7 +94,6 @@ type Writer interface {
 	// this object, so the caller compares. Without an error, this write and all before it are
 	// durable.
 	Create(ctx context.Context, key string, content []byte) error
-	// Put writes or replaces an object.
 	Put(ctx context.Context, key string, content []byte) error
 	// NewWriter streams a new object, in bounded memory. It is visible after Commit. The end of ctx
 	// aborts it.

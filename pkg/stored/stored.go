@@ -1,15 +1,12 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package stored reads single things of a finished backup in its store, without the rest
-// of it: what its manifest says of some objects, and the bytes of one. One object costs
-// four requests, and no more of the manifest and the tarball than lies around it.
+// Package stored reads single objects of a finished backup, in four requests, with only the needed
+// parts of the manifest and the tarball.
 //
-// What a manifest says is the word of whoever can write to the store. An object's bytes are
-// given out only if they are what the manifest says, and lie at the very path of the
-// resource, namespace and name that were asked for: so nobody gets one thing by the right
-// to another. A manifest that is small, or read as a whole, is believed only if its digest is
-// the one that the signed metadata has, where that is known.
+// A manifest may be forged. An object is returned only if its bytes match the manifest, at the path
+// of the requested resource, namespace and name: a right to one object gives no other. A small
+// manifest, or one read in full, must have the digest in the signed metadata, if known.
 package stored
 
 import (
@@ -33,28 +30,23 @@ import (
 )
 
 var (
-	// ErrDamaged says that an object's bytes are not those that the manifest describes.
 	ErrDamaged = errors.New("the object is not what the manifest says")
-	// ErrManifest says that the manifest is not the one that the metadata names.
+	// ErrManifest means that the manifest is not the signed one.
 	ErrManifest = errors.New("the manifest is not the one that the backup was stored with: somebody has replaced or removed it")
 )
 
-// wholeBytes is up to which size a manifest is read as a whole, and compared with its digest:
-// that of some 15,000 items.
+// wholeBytes is the size up to which a manifest is read in full and compared: some 15,000 items.
 const wholeBytes = 1 << 20
 
-// Backup is one in its store.
 type Backup struct {
 	Store     store.Ranger
 	StoreName string
-	// ManifestDigest is the SHA-256 of the manifest as it is stored, in hexadecimal; empty if
-	// that is not known.
+	// ManifestDigest is the SHA-256 of the stored manifest in hexadecimal; empty if unknown.
 	ManifestDigest string
 }
 
-// Index reads the index of the manifest, in two requests. It fails with store.ErrNotFound
-// if the backup has none. A small manifest is read with it, and fails with ErrManifest if it has
-// another digest than it should; a large one is not compared.
+// Index reads the manifest's index, in two requests. It fails with store.ErrNotFound without a
+// manifest, and with ErrManifest for a small one with another digest.
 func (b Backup) Index(ctx context.Context) (*manifest.Index, error) {
 	key := format.ManifestKey(b.StoreName)
 	found, err := b.Store.Attributes(ctx, key)
@@ -83,8 +75,7 @@ func (b Backup) Index(ctx context.Context) (*manifest.Index, error) {
 	}, int64(len(whole)))
 }
 
-// lacking is why a manifest can't be read. One that the backup was stored with does not just
-// lack.
+// lacking returns the error for a missing manifest: ErrManifest if the backup was stored with one.
 func (b Backup) lacking(err error) error {
 	if b.ManifestDigest != "" && errors.Is(err, store.ErrNotFound) {
 		return ErrManifest
@@ -92,8 +83,8 @@ func (b Backup) lacking(err error) error {
 	return err
 }
 
-// Items yields all items of the manifest, with memory for one of them, in one request. It fails
-// with ErrManifest at its end if the manifest has another digest than it should.
+// Items iterates over the manifest's items, in one request and constant memory. It fails with
+// ErrManifest at its end for another digest.
 func (b Backup) Items(ctx context.Context) manifest.Sequence {
 	return func(yield func(*manifest.Item, error) bool) {
 		content, err := b.Store.Get(ctx, format.ManifestKey(b.StoreName))
@@ -117,12 +108,10 @@ func (b Backup) Items(ctx context.Context) manifest.Sequence {
 	}
 }
 
-// errEnough ends a scan.
 var errEnough = errors.New("that is enough")
 
-// Scan yields the items of a backup without a manifest, as Velero makes them, and the JSON
-// of each, which is the caller's until the next one. The tarball is read in one pass, and
-// its order is theirs.
+// Scan iterates over the items of a backup without a manifest, as Velero's, in the order of its
+// tarball. The JSON is valid until the next one.
 func (b Backup) Scan(ctx context.Context) iter.Seq2[Scanned, error] {
 	return func(yield func(Scanned, error) bool) {
 		tarball, err := b.Store.Get(ctx, format.TarballKey(b.StoreName))
@@ -143,13 +132,12 @@ func (b Backup) Scan(ctx context.Context) iter.Seq2[Scanned, error] {
 	}
 }
 
-// Scanned is an object of a backup without a manifest.
 type Scanned struct {
 	*manifest.Item
 	Content []byte
 }
 
-// Object reads the JSON of an item of the manifest, in one request.
+// Object reads the JSON of an item, in one request.
 func (b Backup) Object(ctx context.Context, item *manifest.Item) ([]byte, error) {
 	length, err := archive.PartBytes(item.Place.Offset, item.Size)
 	if err != nil {

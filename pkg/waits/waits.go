@@ -1,9 +1,8 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package waits notes what a backup or a restore waits for, so that its object can say it. Who
-// waits finds the notes in the context of the work, and says there what it waits for, in words
-// that do not change by the second: each change may be a write of the run's record.
+// Package waits records what a backup or restore waits for, by the work's context. Texts should be
+// stable: each change may be a write of the run's record.
 package waits
 
 import (
@@ -18,10 +17,9 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// longer is how long something is waited for before it is told: most waits are over by then.
 const longer = 3 * time.Second
 
-// Waits are what a run waits for at the moment. They are safe for concurrent use.
+// Waits are what a run waits for now. They are safe for concurrent use.
 type Waits struct {
 	clock clock.PassiveClock
 
@@ -29,16 +27,14 @@ type Waits struct {
 	current map[*Wait]struct{}
 }
 
-// New returns Waits of a run that waits for nothing yet.
 func New(clock clock.PassiveClock) *Waits {
 	return &Waits{clock: clock, current: map[*Wait]struct{}{}}
 }
 
-// Wait is something that is waited for.
 type Wait struct {
 	of    *Waits
 	since time.Time
-	// anyone is true if every reader of the run may know of it; else only readers of namespace.
+	// anyone is true if every reader of the run may see it; else only readers of namespace.
 	anyone    bool
 	namespace string
 	text      string
@@ -46,18 +42,18 @@ type Wait struct {
 
 type contextKey struct{}
 
-// With returns a context for work whose waits are noted.
+// With returns a context for work whose waits are recorded.
 func With(ctx context.Context, waits *Waits) context.Context {
 	return context.WithValue(ctx, contextKey{}, waits)
 }
 
-// For notes that the work of a context waits for something in a namespace, until End. In a context
-// without Waits it does nothing.
+// For records a wait for something in a namespace, until End. Without Waits in the context it does
+// nothing.
 func For(ctx context.Context, namespace, text string) *Wait {
 	return begin(ctx, Wait{namespace: namespace, text: text})
 }
 
-// ForAnyone is For something that all who see the run may know of.
+// ForAnyone is For without a restriction of readers.
 func ForAnyone(ctx context.Context, text string) *Wait {
 	return begin(ctx, Wait{anyone: true, text: text})
 }
@@ -74,7 +70,6 @@ func begin(ctx context.Context, w Wait) *Wait {
 	return &w
 }
 
-// Set says more of what is waited for. Empty leaves it as it is.
 func (w *Wait) Set(text string) {
 	if w == nil || text == "" {
 		return
@@ -84,7 +79,6 @@ func (w *Wait) Set(text string) {
 	w.text = text
 }
 
-// End notes that the wait is over.
 func (w *Wait) End() {
 	if w == nil {
 		return
@@ -94,8 +88,8 @@ func (w *Wait) End() {
 	delete(w.of.current, w)
 }
 
-// Line says in one line what a run of a namespace waits for, the longest wait first; empty if it
-// waits for nothing. A tenant's names only what is in its own namespace, and counts the rest.
+// Line returns what a run of a namespace waits for in one line, the longest wait first. A tenant's
+// line names only its own namespace, and counts the rest.
 func (w *Waits) Line(namespace, systemNamespace string) string {
 	if w == nil {
 		return ""

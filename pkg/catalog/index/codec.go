@@ -45,7 +45,6 @@ var (
 	errTooLarge = errors.New("it is more than a segment of an index may hold")
 )
 
-// Entry is the content of a backup's folder.
 type Entry struct {
 	StoreName string
 	// Stamp identifies the objects beside the folder when it was read; the writer of the index uses
@@ -57,7 +56,6 @@ type Entry struct {
 // column is a field of catalog.Volume. Numbers are never reused.
 type column struct {
 	number uint64
-	// append adds a row's value, read takes it.
 	append func(*encoder, []byte, *catalog.Volume) []byte
 	read   func(*cursor, *catalog.Volume) error
 }
@@ -88,7 +86,6 @@ var columns = []column{
 	text(23, func(v *catalog.Volume) *string { return &v.Method }),
 }
 
-// text is a column of repeated strings.
 func text(number uint64, field func(*catalog.Volume) *string) column {
 	return column{number,
 		func(e *encoder, to []byte, v *catalog.Volume) []byte { return e.appendString(to, *field(v)) },
@@ -166,7 +163,6 @@ func instant(number uint64, field func(*catalog.Volume) *metav1.Time) column {
 func zigzag(n int64) uint64   { return uint64(n<<1) ^ uint64(n>>63) }
 func unzigzag(n uint64) int64 { return int64(n>>1) ^ -int64(n&1) }
 
-// pack packs a hexadecimal string of lower case.
 func pack(s string) ([]byte, bool) {
 	if len(s)%2 != 0 {
 		return nil, false
@@ -206,7 +202,6 @@ func newEncoder() *encoder {
 	return &encoder{numbers: map[string]uint64{}, previous: map[uint64]int64{}, columns: make([][]byte, len(columns))}
 }
 
-// size estimates the size of the body.
 func (e *encoder) size() int {
 	size := len(e.strings) + len(e.entries)
 	for _, values := range e.columns {
@@ -215,7 +210,6 @@ func (e *encoder) size() int {
 	return size
 }
 
-// add adds an entry, without changing it.
 func (e *encoder) add(entry *Entry) error {
 	rest, volumes := entry.Content, entry.Content.Volumes
 	if rest.Packed.Len() > 0 {
@@ -287,7 +281,6 @@ func (e *encoder) body() ([]byte, error) {
 	return body, nil
 }
 
-// Encode encodes entries as a segment.
 func Encode(entries []Entry) ([]byte, error) {
 	e := newEncoder()
 	for i := range entries {

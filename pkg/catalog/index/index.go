@@ -35,8 +35,7 @@ import (
 const (
 	// attempts bounds the heads of a cluster that are read, from the newest to the first valid one.
 	attempts = 3
-	// fetches is how many segments are read at once.
-	fetches = 16
+	fetches  = 16
 	// maxObjects bounds the listed objects, against malicious writers.
 	maxObjects = 20_000
 )
@@ -45,7 +44,6 @@ const (
 type Standing int
 
 const (
-	// Ignored indexes are not read.
 	Ignored Standing = iota
 	// Others are other clusters' indexes: they count for backups signed by the same key.
 	Others
@@ -53,7 +51,6 @@ const (
 	Own
 )
 
-// Index is the index of a store.
 type Index struct {
 	from  store.Reader
 	heads []opened
@@ -196,7 +193,7 @@ func (f Fetched) Entries(want func(storeName string) bool) iter.Seq[Entry] {
 				return false
 			}
 		}
-		tokens := make(chan struct{}, runtime.GOMAXPROCS(0)) // bounds the decoders
+		tokens := make(chan struct{}, runtime.GOMAXPROCS(0))
 		for range cap(tokens) {
 			tokens <- struct{}{}
 		}
@@ -228,7 +225,6 @@ func (f Fetched) Entries(want func(storeName string) bool) iter.Seq[Entry] {
 	}
 }
 
-// entries decodes an object's entries, up to the first error.
 func (f *fetched) entries(want func(storeName string) bool) (entries []Entry) {
 	segment, err := Decode(f.data)
 	f.data = nil
@@ -280,7 +276,6 @@ func Indexable(content *catalog.Content) bool {
 		(content.Backup == nil || content.Backup.Status.Phase != holdfast.BackupPhaseUnreadable)
 }
 
-// read reads an object of at most most bytes.
 func read(ctx context.Context, from store.Reader, key string, most int64) ([]byte, error) {
 	content, err := from.Get(ctx, key)
 	if err != nil {

@@ -49,17 +49,14 @@ type Writer struct {
 
 	store   Store
 	cluster format.Cluster
-	// keys are all public keys of the cluster.
-	keys  []string
-	clock clock.PassiveClock
+	keys    []string
+	clock   clock.PassiveClock
 
 	head   format.IndexHead
 	number int64
 	// newest has the entries that are in no segment, or newer than there.
-	newest map[string]*Entry
-	// stamps has the stamps of all entries.
-	stamps map[string]string
-	// changed is true after a change since the last Commit.
+	newest  map[string]*Entry
+	stamps  map[string]string
 	changed bool
 }
 
@@ -125,7 +122,6 @@ func decodeEntries(data []byte) ([]Entry, error) {
 	return segment.all(func(string) bool { return true })
 }
 
-// Has reports whether there is an entry with the name and stamp.
 func (w *Writer) Has(storeName, stamp string) bool {
 	has, known := w.stamps[storeName]
 	return known && has == stamp
@@ -189,7 +185,6 @@ func sorted(entries map[string]*Entry) []Entry {
 	return all
 }
 
-// write writes entries as segments within the limits.
 func (w *Writer) write(ctx context.Context, entries []Entry) ([]format.IndexSegment, error) {
 	if len(entries) == 0 {
 		return nil, nil

@@ -29,7 +29,6 @@ const confirmPause = time.Second
 // batchRows is about how many rows are put at once: others wait for the lock for milliseconds.
 const batchRows = 20_000
 
-// indexed is the content of a store's indexes.
 type indexed struct {
 	boundaries []string
 	fetched    index.Fetched
@@ -153,13 +152,11 @@ func (w *worker) localise(entry *index.Entry) bool {
 type unconfirmed struct {
 	mu    sync.Mutex
 	names []string // guarded by mu
-	// added wakes confirm.
 	added chan struct{}
 }
 
 func newUnconfirmed() *unconfirmed { return &unconfirmed{added: make(chan struct{}, 1)} }
 
-// take removes and returns a name, or returns "".
 func (u *unconfirmed) take() (name string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -180,7 +177,6 @@ func (u *unconfirmed) add(names ...string) {
 	}
 }
 
-// confirm reads the entries that came from an index, until ctx ends.
 func (w *worker) confirm(ctx context.Context) {
 	pause := func(d time.Duration) bool {
 		select {
@@ -290,7 +286,7 @@ func (w *worker) openCache(ctx context.Context) {
 		return
 	}
 	if w.catalog.Len(w.location.Name) > 0 {
-		return // the location was reopened
+		return
 	}
 	taken, err := w.putEntries(entries, false)
 	if err != nil {

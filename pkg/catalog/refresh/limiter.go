@@ -28,7 +28,6 @@ type limiter struct {
 	readers  lane
 }
 
-// lane counts one kind of use.
 type lane struct {
 	busy    int             // guarded by limiter.mu
 	waiting []chan struct{} // guarded by limiter.mu
@@ -38,7 +37,6 @@ func newLimiter(first, most int, clock clock.PassiveClock) *limiter {
 	return &limiter{clock: clock, limit: float64(first), most: float64(max(first, most))}
 }
 
-// enter waits for a place.
 func (l *limiter) enter(ctx context.Context, in *lane) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -65,7 +63,7 @@ func (l *limiter) enter(ctx context.Context, in *lane) error {
 			return ctx.Err()
 		}
 	}
-	l.leaveLocked(in) // its turn had come
+	l.leaveLocked(in)
 	return ctx.Err()
 }
 

@@ -13,7 +13,6 @@ import (
 
 const subsystem = "holdfast_catalog"
 
-// The label location is the name of a storage location; operation is list or get.
 var (
 	catalogBackups = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Subsystem:      subsystem,

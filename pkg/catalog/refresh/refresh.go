@@ -53,8 +53,7 @@ type Location struct {
 	// Open opens the store, and is repeated until it succeeds. The Refresher closes the store.
 	Open func(ctx context.Context) (Store, error)
 	// Layout defaults to Velero's.
-	Layout layout.Layout
-	// Indexed says that the store may have indexes.
+	Layout  layout.Layout
 	Indexed bool
 	// Cache, if not nil, keeps what is read for the next process.
 	Cache Cache
@@ -84,13 +83,10 @@ type Cache interface {
 
 // Asked identifies requests for a location; State.Synced says which are done.
 type Asked struct {
-	// Generation of the location's record.
 	Generation int64
-	// Request is any text.
-	Request string
+	Request    string
 }
 
-// Known is what a former process knew.
 type Known struct {
 	// Backups is their number; zero if unknown.
 	Backups int
@@ -113,8 +109,7 @@ type Options struct {
 	MostReads int
 	// RequestTimeout bounds each request. Default 30 s.
 	RequestTimeout time.Duration
-	// Clock defaults to the real one.
-	Clock clock.WithDelayedExecution
+	Clock          clock.WithDelayedExecution
 	// Asked, if not nil, is called after each refresh of a location, and after the last attempt to
 	// read a single backup.
 	Asked func(location string)
@@ -127,16 +122,14 @@ const (
 	defaultFullInterval   = time.Hour
 	// A failed location is tried again after firstRetry, doubled each time up to the interval, or
 	// to mostRetry without one.
-	firstRetry = 5 * time.Second
-	mostRetry  = 5 * time.Minute
-	// singleReaders read backups that have ended.
+	firstRetry    = 5 * time.Second
+	mostRetry     = 5 * time.Minute
 	singleReaders = 4
 	// In stores that are not consistent, an ended backup may appear late. After singleAttempts the
 	// next refresh finds it.
 	singleAttempts = 8
 )
 
-// State says how well the catalogue knows a location.
 type State struct {
 	// Loaded is true after the first refresh, even a failed one.
 	Loaded bool
@@ -167,13 +160,11 @@ type State struct {
 	position, watched string
 }
 
-// Refresher refreshes the catalogue.
 type Refresher struct {
 	catalog *catalog.Catalog
 	options Options
 	singles workqueue.TypedRateLimitingInterface[single]
 
-	// changed wakes Run after SetLocations.
 	changed chan struct{}
 
 	mu      sync.Mutex
@@ -184,7 +175,6 @@ type Refresher struct {
 
 type single struct{ location, storeName string }
 
-// New returns a Refresher, which Run starts.
 func New(c *catalog.Catalog, options Options) *Refresher {
 	if options.Reads <= 0 {
 		options.Reads = defaultReads
@@ -238,7 +228,7 @@ func (r *Refresher) SetLocations(locations []Location) {
 	r.mu.Unlock()
 	select {
 	case r.changed <- struct{}{}:
-	default: // Run sees the latest anyway
+	default:
 	}
 }
 
@@ -258,7 +248,7 @@ func (r *Refresher) apply(ctx context.Context, running *sync.WaitGroup) {
 		}
 		wanted[location.Name] = location
 	}
-	former := map[string]*worker{} // of reopened locations
+	former := map[string]*worker{}
 	var forgotten []string
 	for name, w := range r.workers {
 		location, found := wanted[name]
@@ -425,7 +415,6 @@ func (r *Refresher) states() map[string]State {
 	return states
 }
 
-// Warnings returns a sentence for each location whose backups may be incomplete in the lists.
 func (r *Refresher) Warnings() []string {
 	var warnings []string
 	states := r.states()
@@ -450,7 +439,6 @@ func (r *Refresher) Warnings() []string {
 	return warnings
 }
 
-// Replacements returns a sentence for each location with replaced metadata.
 func (r *Refresher) Replacements() []string {
 	var texts []string
 	for _, name := range slices.Sorted(maps.Keys(r.states())) {
@@ -461,7 +449,6 @@ func (r *Refresher) Replacements() []string {
 	return texts
 }
 
-// LeftOuts returns a sentence for each location with backups that don't fit into the lists.
 func (r *Refresher) LeftOuts() []string {
 	var texts []string
 	for _, name := range slices.Sorted(maps.Keys(r.states())) {

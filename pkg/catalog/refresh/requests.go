@@ -33,7 +33,7 @@ func (r requests) begin(ctx context.Context) (_ context.Context, answered func(e
 	}
 	ctx = store.ObserveRequests(ctx, func(operation string, err error) {
 		countRequest(r.w.location.Name, operation)
-		if errors.Is(err, store.ErrUnavailable) { // the client may repeat it
+		if errors.Is(err, store.ErrUnavailable) {
 			limiter.overloaded(begun)
 		}
 	})
@@ -66,7 +66,7 @@ func (r requests) List(ctx context.Context, folder string, options store.ListOpt
 		defer watchdog.Stop()
 		take := func(object store.Object, err error) bool {
 			watchdog.Stop()
-			r.end() // others may go on meanwhile
+			r.end()
 			defer r.w.limiter.reenter(&r.w.limiter.requests)
 			return yield(object, err)
 		}

@@ -25,7 +25,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// worker refreshes one location.
 type worker struct {
 	location Location
 	catalog  *catalog.Catalog
@@ -47,7 +46,6 @@ type worker struct {
 	// alive is when the store last answered, in Unix nanoseconds.
 	alive atomic.Int64
 
-	// rows counts the rows put since the last refresh.
 	rows atomic.Int64
 
 	mu    sync.Mutex
@@ -64,7 +62,6 @@ type worker struct {
 	// asked has, by entry, the listed versions for which it was read last; only refresh uses it.
 	asked map[string]map[string]string
 
-	// freed is when memory was last given back; only refresh uses it.
 	freed time.Time
 
 	// beside wakes readBeside, and lastBeside is its last start; only refresh uses them.
@@ -110,7 +107,6 @@ func (w *worker) snapshot() State {
 	return w.state
 }
 
-// want applies new settings of the location.
 func (w *worker) want(location Location) {
 	w.mu.Lock()
 	before := w.wanted
@@ -172,7 +168,6 @@ func (w *worker) run(ctx context.Context) {
 	}
 }
 
-// readBeside reads other objects of the store when due, without delaying the backups.
 func (w *worker) readBeside(ctx context.Context) {
 	var again <-chan time.Time
 	for failures := 0; ; {
@@ -240,7 +235,6 @@ func (w *worker) close(ctx context.Context) {
 	w.opened = nil
 }
 
-// use returns the open store until done is called.
 func (w *worker) use(ctx context.Context) (opened Store, done func(), err error) {
 	w.opening.Lock()
 	defer w.opening.Unlock()
@@ -259,7 +253,6 @@ func (w *worker) use(ctx context.Context) (opened Store, done func(), err error)
 	return w.opened, w.users.Done, nil
 }
 
-// level describes a refresh.
 type level struct {
 	// full lists everything; otherwise the shard at position.
 	full     bool
@@ -269,7 +262,6 @@ type level struct {
 	location Location
 }
 
-// begin returns the next refresh's level.
 func (w *worker) begin() level {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -285,14 +277,12 @@ func (w *worker) begin() level {
 }
 
 type outcome struct {
-	// all is true if everything was listed.
 	all       bool
 	position  string
 	watched   string
 	suspicion string
 }
 
-// refresh lists backups, and reads those that need it.
 func (w *worker) refresh(ctx context.Context) error {
 	l := w.begin()
 	found, err := w.refreshFrom(ctx, l)
@@ -339,7 +329,6 @@ func (w *worker) refresh(ctx context.Context) error {
 	}
 	leftOut, _ := w.catalog.LeftOut(w.location.Name)
 	observeRefresh(w.location.Name, w.options.Clock.Since(l.begin), w.catalog.Replaced(w.location.Name), leftOut, after)
-	// Logs changes only.
 	switch {
 	case after.LastError != "" && after.LastError != before.LastError:
 		logger.Info("Could not refresh the catalogue; what is known is served", "reason", after.LastError, "backups", count)
@@ -399,7 +388,7 @@ func (w *worker) refreshFrom(ctx context.Context, l level) (found outcome, err e
 	}
 	found.all = l.position == "" && found.position == ""
 	var read []string
-	doubt := "" // of any suspect shard
+	doubt := ""
 	listings := w.listings(shards, found.all, l)
 	for _, listing := range listings {
 		var gone []string
@@ -470,7 +459,6 @@ func (w *worker) replaced(versions map[string]map[string]string) []string {
 	return names
 }
 
-// listing is the result of shards.
 type listing struct {
 	catalog.Listing
 	beside, changed []string
@@ -552,7 +540,7 @@ func (w *worker) readAll(ctx context.Context, from store.Ranger, names []string)
 type pass struct {
 	failed, denied []string
 	slow           []string // failed ones that timed out
-	first          error    // of the store
+	first          error
 }
 
 func (w *worker) readPass(ctx context.Context, from store.Ranger, names []string) (pass, error) {

@@ -15,8 +15,6 @@
 //   - A killed, evicted, unscheduled or deleted Job is recorded as such. Only the process's own
 //     result is a success, since a process that is told to stop exits well, too.
 //   - A Job and its log stay while they are among the last of one of its repositories.
-//
-// docs/maintenance.md describes the costs.
 package maintenance
 
 import (

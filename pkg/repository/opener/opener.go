@@ -21,7 +21,6 @@ import (
 
 var ErrNoRepository = errors.New("there is no repository in the store")
 
-// ErrNoKey: the Secret with the key is missing, or lacks it.
 var ErrNoKey = errors.New("the repository has no key")
 
 // OpenAt opens the repository of a namespace at a location. It needs no record: a backup may be
@@ -58,7 +57,6 @@ func Where(ctx context.Context, secrets location.Secrets, stored *engine.Storage
 	return repository.Location{Spec: stored.Spec, Secret: first, StoreID: stored.Status.StoreID, Again: read}, err
 }
 
-// Key reads the key of a repository, or fails with ErrNoKey.
 func Key(ctx context.Context, keys location.Secrets, name string) (repository.Key, error) {
 	key, _, err := Keys(ctx, keys, name)
 	return key, err

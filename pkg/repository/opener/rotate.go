@@ -20,10 +20,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
 
-// mostFormer is how many former keys are kept.
 const mostFormer = 10
 
-// KeySecrets are the Secrets of the repositories' keys.
 type KeySecrets interface {
 	location.Secrets
 	Update(ctx context.Context, secret *corev1.Secret, options metav1.UpdateOptions) (*corev1.Secret, error)

@@ -27,7 +27,6 @@ import (
 )
 
 const (
-	// openTimeout bounds the opening or refresh of a repository.
 	openTimeout = 2 * time.Minute
 	// An unused repository stays open for idleFor at least, and at most mostIdle of them do.
 	idleFor  = 2 * time.Minute
@@ -58,11 +57,10 @@ type Shared struct {
 	Clock   clock.WithTicker
 
 	mu     sync.Mutex
-	open   map[string]*opening // usable openings, by the record's name
+	open   map[string]*opening
 	ending bool
 }
 
-// source is all that an opening depends on.
 type source struct {
 	Record    types.UID
 	Namespace string
@@ -76,12 +74,11 @@ type source struct {
 	credentials func(ctx context.Context, secrets []corev1.Secret) (map[string][]byte, error)
 }
 
-// opening is a repository that is open, or being opened.
 type opening struct {
 	name string
 	// of is the digest of the source, which keeps no secret.
 	of     [sha256.Size]byte
-	cancel func() // of the opening
+	cancel func()
 	// opened is closed when repository or err is set.
 	opened     chan struct{}
 	repository *repository.Repository
@@ -105,7 +102,6 @@ type opening struct {
 // Secrets returns a user's Secrets for a repository: its key and its location's credentials.
 type Secrets func(ctx context.Context) ([]corev1.Secret, error)
 
-// given are the Secrets of one namespace.
 type given struct {
 	namespace string
 	secrets   []corev1.Secret
@@ -239,7 +235,6 @@ func (s *Shared) join(ctx context.Context, name string, secrets *Secrets, what s
 	return o, true, nil
 }
 
-// again reads the credentials of an opening with the rights of a current user.
 func (s *Shared) again(ctx context.Context, o *opening, what source) (map[string][]byte, error) {
 	s.mu.Lock()
 	readers := slices.Clone(o.readers)

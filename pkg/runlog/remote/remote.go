@@ -1,16 +1,13 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package remote lets the API server read the logs of the runs that the controller executes,
-// from where they are written: the memory of the controller that leads.
+// Package remote lets the API server read logs of running backups and restores from the leading
+// controller's memory.
 //
-// That controller publishes in a Secret where it is, a certificate, and a token. All are its
-// own and made anew by each process, so that who reads talks to that process or to none, and
-// no credential that is good for anything else travels. What it answers is only what the API
-// server shows to those who may get the log: nobody else can read the Secret.
-//
-// A controller that is killed, cut off, or stopped for an hour is silent, and after Silence
-// its log is broken off. The next one publishes itself, and has the log of the next attempt.
+// The controller publishes its address, a certificate and a token, new for each process, in a
+// Secret that only the API server reads. So a reader talks to that process or none, and no other
+// credential travels. After Silence without data the log breaks off; the next controller has the
+// next attempt's log.
 package remote
 
 import (
@@ -47,13 +44,11 @@ import (
 )
 
 const (
-	// SecretName is the name of the Secret in the system namespace.
 	SecretName = "holdfast-running-logs"
-	// Prefix is that of the paths at which logs are served: Prefix + UID.
-	Prefix = "/running-logs/"
-	// ServerName is who the certificate is of. It has no address.
+	Prefix     = "/running-logs/"
+	// ServerName is the certificate's name, without an address.
 	ServerName = "running-logs.holdfast.internal"
-	// Silence is how long a controller may say nothing: some heartbeats.
+	// Silence is how long a controller may be silent: some heartbeats.
 	Silence = 3 * runlog.Heartbeat
 
 	addressKey, certificateKey, tokenKey = "address", corev1.TLSCertKey, "token"
@@ -64,22 +59,18 @@ const (
 )
 
 var (
-	// ErrNotExecuted says that the controller that leads does not execute the run just now.
 	ErrNotExecuted = errors.New("the controller does not execute it just now")
-	// ErrUnreachable says that no controller answered.
 	ErrUnreachable = errors.New("the controller can't be reached")
-	// ErrBroken says that a log was not completed: the run was stopped, or its controller.
+	// ErrBroken means that a log is incomplete: the run or its controller was stopped.
 	ErrBroken = errors.New("the log breaks off")
 )
 
-// Server serves the logs of this process. It is an http.Handler for what is below Prefix.
 type Server struct {
 	logs             *runlog.Logs
 	token            string
-	Certificate, Key []byte // PEM
+	Certificate, Key []byte
 }
 
-// NewServer returns a Server with a certificate and a token of its own.
 func NewServer(logs *runlog.Logs, now time.Time) (*Server, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -89,7 +80,7 @@ func NewServer(logs *runlog.Logs, now time.Time) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	// It is trusted for as long as it is published, by clocks that differ.
+	// Valid while published, with any difference of clocks.
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: ServerName}, DNSNames: []string{ServerName},
 		NotBefore: now.AddDate(-1, 0, 0), NotAfter: now.AddDate(100, 0, 0), BasicConstraintsValid: true,
@@ -106,7 +97,6 @@ func NewServer(logs *runlog.Logs, now time.Time) (*Server, error) {
 	}, nil
 }
 
-// ServeHTTP implements http.Handler.
 func (s *Server) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	token, _ := strings.CutPrefix(request.Header.Get("Authorization"), "Bearer ")
 	if subtle.ConstantTimeCompare([]byte(token), []byte(s.token)) != 1 {
@@ -126,7 +116,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	}
 }
 
-// prompt sends what is written at once, for as long as somebody takes it.
+// prompt flushes each write, with a deadline.
 type prompt struct {
 	http.ResponseWriter
 	control *http.ResponseController
@@ -142,15 +132,14 @@ func (p prompt) Write(content []byte) (int, error) {
 	return n, err
 }
 
-// Publisher writes Secrets of the system namespace.
 type Publisher interface {
 	Secrets
 	Create(ctx context.Context, secret *corev1.Secret, options metav1.CreateOptions) (*corev1.Secret, error)
 	Update(ctx context.Context, secret *corev1.Secret, options metav1.UpdateOptions) (*corev1.Secret, error)
 }
 
-// Publish says where this process serves, and keeps it said, until ctx ends: when it leads no
-// more. Nothing waits for it.
+// Publish writes this process's address into the Secret, repeatedly until ctx ends or it leads no
+// more.
 func (s *Server) Publish(ctx context.Context, secrets Publisher, address string, leads func(context.Context) error) {
 	for {
 		err := s.publish(ctx, secrets, address, leads)
@@ -167,8 +156,8 @@ func (s *Server) Publish(ctx context.Context, secrets Publisher, address string,
 	}
 }
 
-// publish asks who leads after it has read what is published: so one that led, and wakes up
-// late, does not take the place of the one after it.
+// publish asks who leads after it read the Secret, so that a former leader does not overwrite its
+// successor.
 func (s *Server) publish(ctx context.Context, secrets Publisher, address string, leads func(context.Context) error) error {
 	data := map[string][]byte{addressKey: []byte(address), certificateKey: s.Certificate, tokenKey: []byte(s.token)}
 	stored, err := secrets.Get(ctx, SecretName, metav1.GetOptions{})
@@ -191,16 +180,14 @@ func (s *Server) publish(ctx context.Context, secrets Publisher, address string,
 	return err
 }
 
-// Secrets reads Secrets of the system namespace.
 type Secrets interface {
 	Get(ctx context.Context, name string, options metav1.GetOptions) (*corev1.Secret, error)
 }
 
-// Client reads the logs of the controller that leads.
 type Client struct{ Secrets Secrets }
 
-// Copy writes the log so far of a run, and with follow what comes, until its end. Without
-// one of the errors above, all of it was written.
+// Copy writes a run's log, and with follow later lines until its end. Without one of the errors
+// above it is complete.
 func (c *Client) Copy(ctx context.Context, uid types.UID, follow bool, to io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -229,7 +216,7 @@ func (c *Client) Copy(ctx context.Context, uid types.UID, follow bool, to io.Wri
 		case err == io.EOF:
 			return nil
 		case err != nil && !follow && from.whole:
-			return nil // of a log that goes on
+			return nil // the log goes on
 		case err != nil:
 			return fmt.Errorf("%w: %w", ErrBroken, err)
 		}
@@ -274,8 +261,7 @@ func (c *Client) ask(ctx context.Context, uid types.UID, follow bool) (*http.Res
 	return nil, fmt.Errorf("%w: it answers %s", ErrUnreachable, response.Status)
 }
 
-// heard bounds the time that it waits for anything, and knows whether all of an answer was
-// read.
+// heard ends after Silence, and knows whether the whole answer was read.
 type heard struct {
 	from   io.Reader
 	silent *time.Timer

@@ -34,20 +34,16 @@ const (
 )
 
 type Fault struct {
-	// Operation is the failing one; empty is every one.
 	Operation Operation
-	// Key is a pattern of path.Match for the key or folder; empty is every one.
-	Key string
+	Key       string
 	// Delay precedes the operation, by Faulty's clock.
 	Delay time.Duration
-	// Err is returned instead of the operation.
-	Err error
+	Err   error
 	// Truncate ends a List or Get after After results or bytes: with Err, or as if complete.
 	Truncate bool
 	After    int
 }
 
-// Faulty is a store that counts operations, and fails on request.
 type Faulty struct {
 	inner Store
 	clock clock.Clock
@@ -70,7 +66,6 @@ func (f *Faulty) Inject(faults ...Fault) {
 	f.faults = faults
 }
 
-// Count returns the calls of an operation since the last Reset.
 func (f *Faulty) Count(operation Operation) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -100,7 +95,6 @@ func (f *Faulty) Reset() {
 	f.counts, f.peak = map[Operation]int{}, f.active
 }
 
-// strike counts the operation, and returns its fault after the delay.
 func (f *Faulty) strike(ctx context.Context, operation Operation, key string) (Fault, error) {
 	f.mu.Lock()
 	f.counts[operation]++

@@ -134,7 +134,6 @@ func (c Content) WriteTo(w io.Writer) (written int64, err error) {
 	return written, nil
 }
 
-// Empty removes everything in a folder, including unfinished writes.
 func Empty(t testing.TB, s Store, folder string) {
 	t.Helper()
 	for object, err := range s.List(context.Background(), folder, store.ListOptions{Recursive: true, Unfinished: true}) {

@@ -62,7 +62,6 @@ func Run(t *testing.T, open func(t *testing.T) Store) {
 	t.Run("identity", func(t *testing.T) { testIdentity(t, open(t).(*store.Bucket)) })
 }
 
-// testIdentity: concurrent creators give a store one id.
 func testIdentity(t *testing.T, bucket *store.Bucket) {
 	_, err := bucket.Identity(t.Context())
 	wantKind(t, "the id of a store that has none", err, store.ErrNotFound)
@@ -96,7 +95,6 @@ func testIdentity(t *testing.T, bucket *store.Bucket) {
 	wantKind(t, "what is no id", err, store.ErrUnavailable)
 }
 
-// testBlobs: a repository's use of many and large objects.
 func testBlobs(t *testing.T, bucket *store.Bucket) {
 	fill(t, bucket, []string{"neighbour", "x/y/neighbour"})
 	must(t, bucket.Put(t.Context(), "x/kopia/blob", []byte("to be replaced")))
@@ -126,7 +124,7 @@ func testBlobs(t *testing.T, bucket *store.Bucket) {
 	_, err = folder.GetRange(t.Context(), "absent", 1, 1)
 	wantKind(t, "a part of nothing", err, store.ErrNotFound)
 	wantKeys(t, folder, "", true, "blob")
-	for range 2 { // nothing is left the second time
+	for range 2 {
 		must(t, folder.Remove(t.Context(), "blob"))
 	}
 	wantKeys(t, bucket, "", true, "neighbour", "x/y/neighbour")
@@ -184,7 +182,7 @@ func testCreateOnce(t *testing.T, s Store) {
 
 func testConcurrentCreators(t *testing.T, s Store) {
 	const creators = 16
-	for round := range 8 { // in folders that are removed with the object
+	for round := range 8 {
 		key := fmt.Sprintf("race-%d/in/folders/object", round)
 		errs := make([]error, creators)
 		var group sync.WaitGroup
@@ -443,7 +441,7 @@ func testDelete(t *testing.T, s Store) {
 	fill(t, s, []string{"a/b/c", "a/d"})
 	object, err := s.Attributes(t.Context(), "a/b/c")
 	must(t, err)
-	for range 2 { // nothing is left the second time
+	for range 2 {
 		must(t, s.Delete(t.Context(), object))
 	}
 	wantKeys(t, s, "", true, "a/d")
@@ -452,7 +450,6 @@ func testDelete(t *testing.T, s Store) {
 	wantContent(t, s, "a/b/c", "again")
 }
 
-// testDeleteChanged: a removal removes the version that was seen.
 func testDeleteChanged(t *testing.T, s Store) {
 	must(t, s.Put(t.Context(), "a/b", []byte("one")))
 	listed := objects(t, s, "a/")[0]
@@ -517,7 +514,6 @@ func RemoveConcurrently(t *testing.T, s Store, pattern string) {
 	}
 }
 
-// testStreamOnce: a streamed write replaces nothing.
 func testStreamOnce(t *testing.T, s Store) {
 	for _, size := range []int{10, 20 << 20} {
 		key := fmt.Sprintf("a/%d", size)

@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package storedtest writes backups for tests, without a cluster that they are made of.
+// Package storedtest writes backups for tests without a cluster.
 package storedtest
 
 import (
@@ -22,18 +22,15 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Object is one to be stored.
 type Object struct {
-	// Kind, as Item.GroupKind has it, and Resource, its name in paths.
+	// Kind is as Item.GroupKind, Resource its name in paths.
 	Kind, Resource  string
 	Namespace, Name string
 	Labels          map[string]string
-	// Content is its JSON. Default: what identifies it.
-	Content []byte
+	Content         []byte
 }
 
-// Items are those that a backup of these objects has in its manifest, in the order given.
-// The tarball is written to tarball.
+// Items returns a manifest's items for the objects, in order, and writes the tarball.
 func Items(t testing.TB, tarball io.Writer, objects []Object) []*manifest.Item {
 	t.Helper()
 	w, err := archive.NewWriter(tarball, time.Unix(1, 0), "uid")
@@ -70,7 +67,6 @@ func Items(t testing.TB, tarball io.Writer, objects []Object) []*manifest.Item {
 	return items
 }
 
-// Manifest is the document of items.
 func Manifest(t testing.TB, items []*manifest.Item) []byte {
 	t.Helper()
 	var w manifest.Writer
@@ -86,7 +82,6 @@ func Manifest(t testing.TB, items []*manifest.Item) []byte {
 	return document.Bytes()
 }
 
-// Write stores the tarball and the manifest of a backup.
 func Write(t testing.TB, to store.Writer, storeName string, objects ...Object) {
 	t.Helper()
 	var tarball bytes.Buffer

@@ -183,7 +183,7 @@ func (c *Cache) Remove(storeNames ...string) error {
 	}
 	err := writeSynced(c.removedFile(), os.O_APPEND, lines)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // there is no folder
+		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("the cache of the catalogue, which is removed: %w", errors.Join(err, os.RemoveAll(c.folder)))
@@ -218,7 +218,6 @@ func (c *Cache) readRemovedLocked() error {
 	return nil
 }
 
-// writeRemovedLocked rewrites the file with the current names.
 func (c *Cache) writeRemovedLocked() error {
 	if len(c.removed) == 0 {
 		if err := os.Remove(c.removedFile()); !errors.Is(err, fs.ErrNotExist) {

@@ -39,7 +39,6 @@ type Store interface {
 	Close() error
 }
 
-// Location is a storage location with an index.
 type Location struct {
 	Name string
 	// Settings represents all that Open depends on. A change restarts the worker.
@@ -48,12 +47,10 @@ type Location struct {
 	Layout   layout.Layout
 }
 
-// Options are settings of a Publisher. Zero values mean the defaults.
 type Options struct {
 	Cluster format.Cluster
-	// Keys are all public keys of the cluster.
-	Keys  []string
-	Clock clock.WithTicker
+	Keys    []string
+	Clock   clock.WithTicker
 	// Interval is the time between searches, within a tenth, default 6 h. The first search comes
 	// after Delay, default 30 s.
 	Interval, Delay time.Duration
@@ -62,20 +59,15 @@ type Options struct {
 }
 
 const (
-	// reads is how many backups are read at once.
-	reads = 4
-	// failures is how many failed reads end a search.
+	reads    = 4
 	failures = 10
 	// A failed location is tried again after firstRetry, doubled each time up to lastRetry.
 	firstRetry, lastRetry = 30 * time.Second, time.Hour
 	requestTimeout        = time.Minute
-	// lastTimeout bounds the last write at the end.
-	lastTimeout = 10 * time.Second
-	// headsToClean is how many heads are written before old ones are removed.
-	headsToClean = 50
+	lastTimeout           = 10 * time.Second
+	headsToClean          = 50
 )
 
-// Publisher writes indexes.
 type Publisher struct {
 	options Options
 	changed chan struct{}
@@ -85,7 +77,6 @@ type Publisher struct {
 	workers map[string]*worker // by location; guarded by mu
 }
 
-// New returns a Publisher, which Run starts.
 func New(options Options) *Publisher {
 	if options.Interval == 0 {
 		options.Interval = 6 * time.Hour
@@ -99,18 +90,16 @@ func New(options Options) *Publisher {
 	return &Publisher{options: options, changed: make(chan struct{}, 1), workers: map[string]*worker{}}
 }
 
-// SetLocations sets all locations.
 func (p *Publisher) SetLocations(locations []Location) {
 	p.mu.Lock()
 	p.wanted = slices.Clone(locations)
 	p.mu.Unlock()
 	select {
 	case p.changed <- struct{}{}:
-	default: // Run sees the latest anyway
+	default:
 	}
 }
 
-// Ended reports an ended backup.
 func (p *Publisher) Ended(location, storeName string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -162,7 +151,6 @@ func (p *Publisher) apply(ctx context.Context, running *sync.WaitGroup) {
 	}
 }
 
-// worker publishes the index of one location.
 type worker struct {
 	Location
 	options *Options
@@ -396,7 +384,6 @@ func (w *worker) read(ctx context.Context, entries []layout.Entry, mayRead bool)
 // written again.
 const entryVersion = "2"
 
-// stamp identifies the objects beside a folder.
 func stamp(beside []string) string {
 	if len(beside) == 0 {
 		return entryVersion

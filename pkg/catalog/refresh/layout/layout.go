@@ -48,7 +48,6 @@ type Watched interface {
 	Watch(ctx context.Context, from store.Ranger, after string) (versions map[string]map[string]string, position string, err error)
 }
 
-// Shard is a part of the entries.
 type Shard struct {
 	// Holds reports whether the shard would have an entry of the name.
 	Holds   func(name string) bool
@@ -64,7 +63,6 @@ type Shard struct {
 	Position string
 }
 
-// Entry is an entry as listed.
 type Entry struct {
 	Name string
 	// Versions are the versions of its objects, as in Content.Versions; nil if the listing does not
@@ -74,12 +72,10 @@ type Entry struct {
 	Beside []string
 }
 
-// Known is what is known of an entry to be read.
 type Known struct {
 	// Versions are Content.Versions of the last read.
 	Versions map[string]string
-	// Volumes returns copies of the known volumes.
-	Volumes func() []catalog.Volume
+	Volumes  func() []catalog.Volume
 	// Beside returns the listed keys beside the entry for the backup of this uid.
 	Beside func(backup types.UID) []string
 	// MayRead is true if other entries can be read: a refusal is then the entry's fault, and may be
@@ -87,10 +83,8 @@ type Known struct {
 	MayRead bool
 }
 
-// ErrUnfinished means that a folder has no finished backup.
 var ErrUnfinished = errors.New("there is no finished backup")
 
-// UnreadableError describes the fault of an entry.
 type UnreadableError struct {
 	// Reason is in stable words.
 	Reason string

@@ -36,7 +36,6 @@ import (
 )
 
 const (
-	// atOnce is how many requests a listing or entry makes at once.
 	atOnce = 64
 	// maxPassed bounds the objects of other kinds that a poll skips.
 	maxPassed = 1000
@@ -247,7 +246,6 @@ func (l *Layout) versions(backups []store.Object) map[string]string {
 	return map[string]string{"backups": version}
 }
 
-// lister lists single levels, with a limit.
 type lister struct {
 	from   store.Reader
 	tokens chan struct{}
@@ -271,7 +269,6 @@ func (l *lister) list(ctx context.Context, folder string, options store.ListOpti
 	return objects, nil
 }
 
-// backups lists the files of a volume's backups.
 func (l *lister) backups(ctx context.Context, volume string) ([]store.Object, error) {
 	objects, err := l.list(ctx, format.BackupsPrefix(volume), store.ListOptions{})
 	return slices.DeleteFunc(objects, func(object store.Object) bool {

@@ -25,8 +25,7 @@ import (
 const (
 	// frontBytes is the first part that is read of a file. The text before the blocks has about
 	// 1,000 bytes.
-	frontBytes = 16 << 10
-	// maxLabelBytes bounds the shown labels.
+	frontBytes    = 16 << 10
 	maxLabelBytes = 16 << 10
 )
 
@@ -86,7 +85,7 @@ func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known
 			})
 		}
 	}
-	_ = reads.Wait() // it returns no error
+	_ = reads.Wait()
 	if err := ctx.Err(); err != nil {
 		return content, err
 	}
@@ -234,7 +233,6 @@ func describe(name string, volume *format.Volume, trouble string, rows []catalog
 	}
 }
 
-// isUnavailable distinguishes a failed store from a bad file.
 func isUnavailable(err error) bool {
 	return errors.Is(err, store.ErrUnavailable) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
@@ -247,7 +245,7 @@ type front struct {
 	part   bytes.Reader
 	offset int64
 	ended  bool
-	err    error // the store's
+	err    error
 }
 
 func (f *front) Read(p []byte) (int, error) {

@@ -231,7 +231,7 @@ func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known
 	case err != nil:
 		content.Volumes, content.VolumesError = nil, store.Reason(err)
 	}
-	if !isSigned(backup) { // Holdfast makes no snapshots
+	if !isSigned(backup) {
 		snapshots, err := l.readSnapshots(ctx, from, name, bounded)
 		if err != nil && isStoreFailure(err) {
 			return content, err
@@ -275,7 +275,6 @@ func (l *Layout) readSnapshots(ctx context.Context, from store.Ranger, storeName
 	return volumes, nil
 }
 
-// isStoreFailure distinguishes a failed store from a bad file.
 func isStoreFailure(err error) bool {
 	return errors.Is(err, store.ErrUnavailable) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
@@ -296,7 +295,6 @@ func (l *Layout) bounded(ctx context.Context, backup *holdfast.Backup) func(list
 	}
 	return func(list io.Reader, read func(io.Reader) error) error {
 		isLarge := false
-		// Released with the list: a waiting reader holds a request of the store.
 		defer func() {
 			if isLarge {
 				large.Release(1)
@@ -378,7 +376,7 @@ const maxSigners = 8
 // without a valid signature are ignored. One that can't be read fails, since it may have a hold.
 func (l *Layout) readChanges(ctx context.Context, from store.Reader, storeName string, backup *holdfast.Backup, keys []string) (changes []format.Expiration, err error) {
 	if !isSigned(backup) {
-		return nil, nil // no changes are believed
+		return nil, nil
 	}
 	origin := backup.Status.Origin
 	for _, key := range keys {
