@@ -101,9 +101,9 @@ type expiryOptions struct {
 }
 
 func (o *expiryOptions) addFlags(flags *pflag.FlagSet) {
-	flags.DurationVar(&o.interval, "expiry-interval", expiry.DefaultInterval, "How often backups are looked for that have expired, and are then deleted. 0 is never.")
-	flags.BoolVar(&o.keepLast, "keep-last-backup", true, "Keep the last good backup of each namespace that exists, also when it has expired.")
-	flags.IntVar(&o.percent, "max-expired-percent", expiry.DefaultPercent, "How many of a storage location's backups may expire within an hour, in percent, and ten in any case. When more have expired, none is deleted until somebody accepts that. 100 is no bound.")
+	flags.DurationVar(&o.interval, "expiry-interval", expiry.DefaultInterval, "Time between searches for expired backups, which are then deleted. 0 disables expiry.")
+	flags.BoolVar(&o.keepLast, "keep-last-backup", true, "Keep the last good backup of each existing namespace, even if it has expired.")
+	flags.IntVar(&o.percent, "max-expired-percent", expiry.DefaultPercent, "Maximum percentage of a storage location's backups that may expire within an hour; ten backups always may. If more have expired, none is deleted until an administrator accepts that. 100 means no bound.")
 }
 
 func (o *expiryOptions) validate() error {
@@ -145,19 +145,19 @@ func newControllerCommand() *cobra.Command {
 	options.maintenance.addFlags(flags)
 	options.expiry.addFlags(flags)
 	options.serving.AddFlags(flags)
-	flags.IPVar(&options.advertise, "advertise-address", nil, "The address at which the API server reaches this process, to show the logs of backups and restores that run: a pod's own. Empty shows logs when they are stored.")
-	flags.IntVar(&options.limits[queue.Backup], "concurrent-backups", options.limits[queue.Backup], "How many backups may run at once. Backups that overlap never do.")
-	flags.IntVar(&options.limits[queue.Restore], "concurrent-restores", options.limits[queue.Restore], "How many restores may run at once, besides backups. A restore never runs together with a backup or another restore of the namespaces that it writes to.")
-	flags.DurationVar(&options.runRetention, "run-retention", options.runRetention, "How long the record of a backup is kept after its result is stored.")
-	flags.DurationVar(&options.restoreRetention, "restore-retention", options.restoreRetention, "How long the record of a restore is kept after its end. That of a stored one is kept for an hour at most: then it is listed from its store.")
-	flags.IntVar(&options.restoreWorkers, "restore-workers", options.restoreWorkers, "How many objects of a restore are written at once.")
-	flags.DurationVar(&options.volumeTimeout, "pod-volume-timeout", options.volumeTimeout, "How long the backup of one volume may take from its start. As long may the agent of a node begin and end no volume, of backups and restores, while others wait for it.")
-	flags.DurationVar(&options.backupTimeout, "backup-timeout", options.backupTimeout, "How long a backup may take from its start. The volumes that are not uploaded then are given up, no more hooks run, and it ends PartiallyFailed, so that others which overlap it may start. 0 is no limit.")
-	flags.DurationVar(&options.hookTime, "hook-time-per-namespace", options.hookTime, "How long the hooks of one namespace may run in all, in one backup or restore. Others may have to wait for as long.")
-	flags.DurationVar(&options.agentTimeout, "node-agent-timeout", options.agentTimeout, "How long a node may be without an agent before the volumes of backups that wait for it are given up.")
-	flags.IntVar(&options.blockWorkers, "item-block-worker-count", options.blockWorkers, "How many groups of pods with hooks, pods that share volumes being one group, each backup takes at once: from the pre hooks until the volumes are read and the post hooks have run.")
-	flags.StringSliceVar(&options.hostPathRoots, "host-path-roots", nil, "Folders of the nodes, separated by commas. Persistent volumes of type hostPath that lie below one are backed up, by agents that have the same flag; others are left out.")
-	flags.BoolVar(&options.resume, "resume-in-progress", true, "Go on with backups that another controller was executing when it stopped: anew, with the volumes that are uploaded. Else they have failed.")
+	flags.IPVar(&options.advertise, "advertise-address", nil, "Address at which the API server reads the logs of running backups and restores from this process: the pod's own. If empty, only stored logs are shown.")
+	flags.IntVar(&options.limits[queue.Backup], "concurrent-backups", options.limits[queue.Backup], "Maximum number of concurrent backups. Overlapping backups never run at once.")
+	flags.IntVar(&options.limits[queue.Restore], "concurrent-restores", options.limits[queue.Restore], "Maximum number of concurrent restores, besides backups. A restore never runs with a backup or another restore of the namespaces that it writes to.")
+	flags.DurationVar(&options.runRetention, "run-retention", options.runRetention, "Time that the record of a backup is kept after its result is stored.")
+	flags.DurationVar(&options.restoreRetention, "restore-retention", options.restoreRetention, "Time that the record of a restore is kept after its end. The record of a stored restore is kept for an hour at most; later the restore is listed from its store.")
+	flags.IntVar(&options.restoreWorkers, "restore-workers", options.restoreWorkers, "Number of objects that a restore writes at once.")
+	flags.DurationVar(&options.volumeTimeout, "pod-volume-timeout", options.volumeTimeout, "Maximum time for the backup of one volume, from its start. Also how long an agent may start and finish no volume while volumes wait for it.")
+	flags.DurationVar(&options.backupTimeout, "backup-timeout", options.backupTimeout, "Maximum time for a backup, from its start. Then the remaining volumes are given up, no more hooks run, and the backup ends PartiallyFailed. 0 means no limit.")
+	flags.DurationVar(&options.hookTime, "hook-time-per-namespace", options.hookTime, "Maximum total time for the hooks of one namespace in a backup or restore. Other namespaces may have to wait as long.")
+	flags.DurationVar(&options.agentTimeout, "node-agent-timeout", options.agentTimeout, "Time that a node may lack an agent before the waiting volumes of backups are given up.")
+	flags.IntVar(&options.blockWorkers, "item-block-worker-count", options.blockWorkers, "Number of groups of pods with hooks that each backup handles at once, from the pre hooks to the post hooks. Pods that share volumes are one group.")
+	flags.StringSliceVar(&options.hostPathRoots, "host-path-roots", nil, "Folders of the nodes, separated by commas. Persistent volumes of type hostPath below them are backed up, by agents with the same flag; others are omitted.")
+	flags.BoolVar(&options.resume, "resume-in-progress", true, "Resume backups that a stopped controller was executing: they start again, and keep uploaded volumes. Otherwise they fail.")
 	return role(command)
 }
 
@@ -181,7 +181,7 @@ func (o *controllerOptions) validate() error {
 		errs = append(errs, fmt.Errorf("--restore-workers must be from 1 to 256, but is %d", o.restoreWorkers))
 	}
 	if o.volumeTimeout <= 0 || o.volumeTimeout > maintenance.MaxUpload {
-		errs = append(errs, fmt.Errorf("--pod-volume-timeout must be positive and at most %s, for which the maintenance of a repository spares what an upload may rely on, but is %s", maintenance.MaxUpload, o.volumeTimeout))
+		errs = append(errs, fmt.Errorf("--pod-volume-timeout must be positive and at most %s (maintenance protects running uploads for that long), got %s", maintenance.MaxUpload, o.volumeTimeout))
 	}
 	if o.backupTimeout < 0 {
 		errs = append(errs, fmt.Errorf("--backup-timeout must not be negative, but is %s", o.backupTimeout))
@@ -190,7 +190,7 @@ func (o *controllerOptions) validate() error {
 		errs = append(errs, fmt.Errorf("--hook-time-per-namespace must be positive, but is %s", o.hookTime))
 	}
 	if o.agentTimeout < liveness.MinAgentTimeout {
-		errs = append(errs, fmt.Errorf("--node-agent-timeout must be at least %s, in which an agent without a connection stops, but is %s", liveness.MinAgentTimeout, o.agentTimeout))
+		errs = append(errs, fmt.Errorf("--node-agent-timeout must be at least %s (an agent without a connection stops within that time), got %s", liveness.MinAgentTimeout, o.agentTimeout))
 	}
 	if err := hostpath.Roots(o.hostPathRoots).Validate(); err != nil {
 		errs = append(errs, fmt.Errorf("--host-path-roots: %w", err))

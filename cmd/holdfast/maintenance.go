@@ -35,16 +35,16 @@ type maintenanceOptions struct {
 }
 
 func (o *maintenanceOptions) addFlags(flags *pflag.FlagSet) {
-	flags.DurationVar(&o.frequency, "maintenance-frequency", maintenance.DefaultFrequency, "How often a repository is maintained that does not say so itself.")
-	flags.DurationVar(&o.timeout, "maintenance-job-timeout", maintenance.DefaultTimeout, "How long the maintenance of a repository may take.")
-	flags.DurationVar(&o.startTimeout, "maintenance-job-start-timeout", maintenance.DefaultStartTimeout, "How long its pod may take until it begins, for instance to be scheduled.")
-	flags.IntVar(&o.limit, "concurrent-maintenance-jobs", maintenance.DefaultLimit, "How many repositories are maintained at once. 0 is none.")
-	flags.IntVar(&o.keep, "keep-latest-maintenance-jobs", maintenance.DefaultKeep, "How many Jobs that have maintained a repository are kept, with their logs.")
-	flags.StringVar(&o.configMap, "repo-maintenance-configmap", "", "Name of a ConfigMap in the system namespace that says for each repository what its maintenance may use and where it runs. Where it says nothing, the other flags hold.")
-	flags.StringVar(&o.cpuRequest, "maintenance-job-cpu-request", "0", "CPU that the pod of a maintenance asks for.")
-	flags.StringVar(&o.cpuLimit, "maintenance-job-cpu-limit", "0", "CPU that it may use. 0 is no limit.")
-	flags.StringVar(&o.memRequest, "maintenance-job-mem-request", "0", "Memory that the pod of a maintenance asks for.")
-	flags.StringVar(&o.memLimit, "maintenance-job-mem-limit", "0", "Memory that it may use. 0 is no limit.")
+	flags.DurationVar(&o.frequency, "maintenance-frequency", maintenance.DefaultFrequency, "Time between maintenances of a repository without its own frequency.")
+	flags.DurationVar(&o.timeout, "maintenance-job-timeout", maintenance.DefaultTimeout, "Maximum time for the maintenance of a repository.")
+	flags.DurationVar(&o.startTimeout, "maintenance-job-start-timeout", maintenance.DefaultStartTimeout, "Maximum time until the pod of a maintenance starts, for example to be scheduled.")
+	flags.IntVar(&o.limit, "concurrent-maintenance-jobs", maintenance.DefaultLimit, "Maximum number of concurrent maintenance Jobs. 0 disables maintenance.")
+	flags.IntVar(&o.keep, "keep-latest-maintenance-jobs", maintenance.DefaultKeep, "Number of ended maintenance Jobs that are kept for each repository, with their logs.")
+	flags.StringVar(&o.configMap, "repo-maintenance-configmap", "", "Name of a ConfigMap in the system namespace with the resources and nodes of maintenances, for all or single repositories. It takes precedence over the other flags.")
+	flags.StringVar(&o.cpuRequest, "maintenance-job-cpu-request", "0", "CPU request of a maintenance pod.")
+	flags.StringVar(&o.cpuLimit, "maintenance-job-cpu-limit", "0", "CPU limit of a maintenance pod. 0 means no limit.")
+	flags.StringVar(&o.memRequest, "maintenance-job-mem-request", "0", "Memory request of a maintenance pod.")
+	flags.StringVar(&o.memLimit, "maintenance-job-mem-limit", "0", "Memory limit of a maintenance pod. 0 means no limit.")
 }
 
 func (o *maintenanceOptions) validate() error {

@@ -85,12 +85,12 @@ func newNodeAgentCommand() *cobra.Command {
 	options.serving.AddFlags(flags)
 	flags.StringVar(&options.node, "node-name", options.node, "Name of the node. Default: the environment variable NODE_NAME.")
 	flags.StringVar(&options.hostPodsDir, "host-pods-dir", options.hostPodsDir, "The kubelet's folder of pods, as mounted here.")
-	flags.StringSliceVar(&options.hostPathRoots, "host-path-roots", nil, "Folders of the node, separated by commas, each mounted here at the same path. Persistent volumes of type hostPath are read and written below them, and nowhere else. Default: none.")
-	flags.StringVar(&options.cacheDir, "cache-dir", options.cacheDir, "Folder for what is read of repositories again and again. It may be kept for the next agent of the node. Empty means none.")
-	flags.StringVar(&options.cacheLimit, "cache-limit", options.cacheLimit, "How much of the disk the folder takes at most, for all repositories together, as a quantity of at least 64Mi. What was not read for the longest time makes room.")
-	flags.StringVar(&options.memory, "memory-limit", options.memory, "How much memory to take at most, as a quantity of at least 256Mi. Default: 90 % of the container's limit, if it has one. The environment variable GOMEMLIMIT goes before both.")
-	flags.DurationVar(&options.fullReadEvery, "full-read-every", options.fullReadEvery, "After how long at most an upload of a volume reads all its files again, whether or not they seem to have changed. It is up to a quarter sooner, so that not all volumes are read in the same backup. 0 means never.")
-	flags.StringVar(&options.configMap, "node-agent-configmap", options.configMap, "Name of a ConfigMap in the system namespace that says how many volumes each node moves at once. While there is none, each moves one.")
+	flags.StringSliceVar(&options.hostPathRoots, "host-path-roots", nil, "Folders of the node, separated by commas, each mounted here at the same path. Only below them are persistent volumes of type hostPath read and written. Default: none.")
+	flags.StringVar(&options.cacheDir, "cache-dir", options.cacheDir, "Folder for the cache of repositories. The next agent of the node may reuse it. Empty means no cache.")
+	flags.StringVar(&options.cacheLimit, "cache-limit", options.cacheLimit, "Maximum size of the cache for all repositories, as a quantity of at least 64Mi. The data unread for longest makes room.")
+	flags.StringVar(&options.memory, "memory-limit", options.memory, "Maximum memory, as a quantity of at least 256Mi. Default: 90 % of the container's limit, if it has one. The environment variable GOMEMLIMIT takes precedence.")
+	flags.DurationVar(&options.fullReadEvery, "full-read-every", options.fullReadEvery, "Maximum time after which an upload reads all files of a volume again, even if they seem unchanged. It is up to a quarter shorter for some volumes, to spread the load. 0 means never.")
+	flags.StringVar(&options.configMap, "node-agent-configmap", options.configMap, "Name of a ConfigMap in the system namespace with the number of volumes that each node moves at once. Without it, each node moves one.")
 	return role(command)
 }
 

@@ -58,8 +58,8 @@ func newRepoKeyCommand() *cobra.Command {
 	}
 	flags := command.PersistentFlags()
 	options.client.addFlags(flags)
-	flags.StringVar(&options.repoName, "repo-name", "", "Namespace whose volumes the repository holds.")
-	flags.StringVar(&options.location, "backup-storage-location", "", "Name of the storage location that the repository lies in.")
+	flags.StringVar(&options.repoName, "repo-name", "", "Namespace of the repository's volumes.")
+	flags.StringVar(&options.location, "backup-storage-location", "", "Name of the repository's storage location.")
 	export := &cobra.Command{
 		Use:   "export",
 		Short: "Print the key, with which Kopia opens the repository, to be kept where the cluster's loss does not take it along",

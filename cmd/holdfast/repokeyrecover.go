@@ -36,8 +36,8 @@ type recoverOptions struct {
 
 func (o *recoverOptions) addFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.identity, "identity", "", "File with the private key, as age-keygen writes it; - is the standard input.")
-	flags.StringVar(&o.folder, "folder", "", "Folder with a copy of what is below the prefix of the store: metadata/holdfast/keys, and kopia.repository of each folder below kopia. Then no cluster is asked.")
-	flags.StringArrayVar(&o.publicKeys, "public-key", nil, "Public key of the lost cluster, from a copy of its ConfigMap holdfast-identity: then nothing counts that another one has signed. May be given several times.")
+	flags.StringVar(&o.folder, "folder", "", "Folder with a copy of the store below its prefix: metadata/holdfast/keys, and kopia.repository of each folder below kopia. Then no cluster is needed.")
+	flags.StringArrayVar(&o.publicKeys, "public-key", nil, "Public key of the lost cluster, from a copy of its ConfigMap holdfast-identity: then only its signatures count. May be repeated.")
 }
 
 func (o *repoKeyOptions) recover(ctx context.Context) error {
@@ -147,7 +147,7 @@ func (r *keyRecovery) run(ctx context.Context) error {
 		}
 	}
 	if len(namespaces) == 0 {
-		return fmt.Errorf("there is no key to be had below %s in the store: was the location's spec.recoveryKeys set while the cluster was there, and is the prefix the same", format.WrappedKeysPrefix)
+		return fmt.Errorf("no wrapped key was found below %s in the store: check that the prefix is right, and that spec.recoveryKeys was set in the lost cluster", format.WrappedKeysPrefix)
 	}
 	slices.Sort(namespaces)
 	var errs []error
@@ -211,7 +211,7 @@ func (r *keyRecovery) one(ctx context.Context, namespace string, candidates []fo
 			r.say("namespace %s: left out, since the store has no repository of it any more", namespace)
 			return nil, nil
 		case errors.Is(err, repository.ErrNotInitialized):
-			return nil, fmt.Errorf("there is no %skopia.repository, which would say which of %d keys is the present one", repository.Folder("", namespace), len(keys))
+			return nil, fmt.Errorf("%skopia.repository is missing: it shows which of %d keys is the present one", repository.Folder("", namespace), len(keys))
 		case !errors.Is(err, repository.ErrWrongKey):
 			return nil, err
 		}

@@ -56,11 +56,11 @@ func newRepoMaintenanceCommand() *cobra.Command {
 		},
 	}
 	flags := command.Flags()
-	flags.BoolVar(&options.dryRun, "dry-run", false, "Only say how many snapshots of deleted backups would be removed, and remove nothing.")
-	flags.BoolVar(&options.acceptMissing, "accept-missing-backups", false, "Remove the snapshots of backups that are missing from the store, however many they are.")
-	flags.BoolVar(&options.verify, "verify", false, "Read every pack as well. Without it a full maintenance reads a share of them.")
+	flags.BoolVar(&options.dryRun, "dry-run", false, "Only report how many snapshots of deleted backups would be removed.")
+	flags.BoolVar(&options.acceptMissing, "accept-missing-backups", false, "Remove the snapshots of backups that are missing from the store, however many are missing.")
+	flags.BoolVar(&options.verify, "verify", false, "Also read every pack. Otherwise a full maintenance reads a share of them.")
 	options.addFlags(flags)
-	flags.StringVar(&options.terminationLog, "termination-log", options.terminationLog, "File for the message to end with. One that does not exist is left alone.")
+	flags.StringVar(&options.terminationLog, "termination-log", options.terminationLog, "File for the termination message. A missing file is not created.")
 	return role(command)
 }
 
@@ -86,10 +86,10 @@ func newRepoVerifyCommand() *cobra.Command {
 
 func (o *repoMaintenanceOptions) addFlags(flags *pflag.FlagSet) {
 	o.client.addFlags(flags)
-	flags.StringArrayVar(&o.repoNames, "repo-name", nil, "Namespace whose volumes the repository holds. May be given several times: each is looked at, whatever comes of the others.")
-	flags.DurationVar(&o.repoTimeout, "repo-timeout", 0, "How long each of the repositories may take, so that one that hangs does not keep the others waiting. 0 is no limit.")
+	flags.StringArrayVar(&o.repoNames, "repo-name", nil, "Namespace of the repository's volumes. May be repeated: each repository is handled, even if others fail.")
+	flags.DurationVar(&o.repoTimeout, "repo-timeout", 0, "Maximum time for each repository. 0 means no limit.")
 	flags.StringVar(&o.repoType, "repo-type", enginev1alpha1.RepositoryTypeKopia, "Kind of the repositories: kopia.")
-	flags.StringVar(&o.location, "backup-storage-location", "", "Name of the storage location that the repositories lie in.")
+	flags.StringVar(&o.location, "backup-storage-location", "", "Name of the repositories' storage location.")
 }
 
 func (o *repoMaintenanceOptions) validate() error {

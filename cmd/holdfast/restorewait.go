@@ -43,9 +43,9 @@ func newRestoreWaitCommand() *cobra.Command {
 		},
 	}
 	flags := command.Flags()
-	flags.StringArrayVar(&volumes, "volume", nil, "Name of a volume of the pod to wait for. May be given several times.")
-	flags.DurationVar(&timeout, "timeout", restorewait.DefaultTimeout, "How long to wait.")
-	flags.StringVar(&dir, "dir", restorewait.Dir, "Folder in which the agent says what became of the volumes.")
-	flags.StringVar(&terminationLog, "termination-log", "/dev/termination-log", "File for the message of a wait that failed.")
+	flags.StringArrayVar(&volumes, "volume", nil, "Name of a volume of the pod to wait for. May be repeated.")
+	flags.DurationVar(&timeout, "timeout", restorewait.DefaultTimeout, "Maximum time to wait.")
+	flags.StringVar(&dir, "dir", restorewait.Dir, "Folder with the agent's results of the volumes.")
+	flags.StringVar(&terminationLog, "termination-log", "/dev/termination-log", "File for the message of a failed wait.")
 	return command
 }
