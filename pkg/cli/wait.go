@@ -24,10 +24,8 @@ import (
 	v1alpha1client "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned/typed/holdfast/v1alpha1"
 )
 
-// plainInterval is the time between two lines about progress where no terminal shows bars.
 const plainInterval = 10 * time.Second
 
-// progress is how far a backup or restore is.
 type progress struct {
 	phase   string
 	ended   bool
@@ -73,7 +71,6 @@ func restoreProgress(restore *v1alpha1.Restore) progress {
 	return p
 }
 
-// waitsFor is the message of the condition that says what a run waits for.
 func waitsFor(conditions []metav1.Condition) string {
 	for _, of := range []string{v1alpha1.ConditionQueued, v1alpha1.ConditionComplete} {
 		for _, condition := range conditions {
@@ -99,7 +96,7 @@ func (p progress) String() string {
 	return text
 }
 
-// human is a size with one digit behind the point.
+// human formats a size with one decimal.
 func human(bytes int64) string { return fmt.Sprintf("% .1f", decor.SizeB1024(bytes)) }
 
 // display shows progress: bars on a terminal, else lines.
@@ -168,7 +165,6 @@ func (t *tool) display() display {
 	return &lines{t: t}
 }
 
-// client is the part of a typed client that create and await use.
 type client[T, L runtime.Object] interface {
 	Create(ctx context.Context, object T, options metav1.CreateOptions) (T, error)
 	List(ctx context.Context, options metav1.ListOptions) (L, error)
@@ -181,12 +177,12 @@ type object interface {
 	metav1.Object
 }
 
-// kind describes the objects of one kind to create and await.
+// kind describes how objects of a kind are created and awaited.
 type kind[T object, L runtime.Object] struct {
 	name, singular string
 	empty          T
 	client         func(of v1alpha1client.HoldfastV1alpha1Interface, namespace string) client[T, L]
-	// progress is nil if nothing waits for such an object.
+	// progress is nil if such objects are not awaited.
 	progress func(T) progress
 }
 
