@@ -238,6 +238,21 @@ func (e *execution) decide(ctx context.Context, node int32, item *manifest.Item,
 		e.give(node, refused, about, why)
 		return "", false
 	}
+	if why, err = e.lacksAccount(ctx, item, about, desired); err == nil && why != "" {
+		err = errors.New(why)
+	}
+	if err != nil {
+		e.give(node, actionError, about, err.Error())
+		return "", false
+	}
+	ofDefault, err := e.settleDefaults(ctx, k, about, desired)
+	if err != nil {
+		e.give(node, actionError, about, err.Error())
+		return "", false
+	}
+	if ofDefault != "" {
+		warnings = append(warnings, ofDefault)
+	}
 	if e.fills(item) {
 		made, err := e.mayMark(ctx, about.namespace)
 		if err != nil {

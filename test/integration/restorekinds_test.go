@@ -196,6 +196,26 @@ func mustTell(t *testing.T, ended *restoring.Ended, told string, phase v1alpha1.
 	}
 }
 
+// isTold reports whether the log of a restore tells something of an object.
+func isTold(log, object, text string) bool {
+	for line := range strings.SplitSeq(log, "\n") {
+		if strings.Contains(line, `object="`+object+`"`) && strings.Contains(line, text) {
+			return true
+		}
+	}
+	return false
+}
+
+// mustTellOf fails the test unless the log of a restore tells all of these, by the objects that they are of.
+func mustTellOf(t *testing.T, log string, texts map[string]string) {
+	t.Helper()
+	for object, text := range texts {
+		if !isTold(log, object, text) {
+			t.Errorf("%q is not told of %s:\n%s", text, object, log)
+		}
+	}
+}
+
 // dropKinds deletes definitions with the test.
 func dropKinds(t *testing.T, names ...string) {
 	t.Helper()

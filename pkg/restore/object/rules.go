@@ -131,8 +131,10 @@ type Owners func(owner metav1.OwnerReference) (types.UID, bool)
 func (r *Rules) Desired(o *unstructured.Unstructured, resource schema.GroupResource, owners Owners) (desired *unstructured.Unstructured, warnings []string, err error) {
 	c := &change{rules: r, object: o, original: o.GetUID(), managed: o.GetManagedFields()}
 	began := jobBegan(o)
+	c.warnOfRollout(o.Object, resource)
 	c.reset()
 	c.kind(resource, began)
+	c.warnOfProfiles(resource)
 	c.mapImages(resource)
 	before := identityOf(c.object)
 	if r.modifiers != nil {

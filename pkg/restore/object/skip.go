@@ -90,6 +90,9 @@ func SkipItem(item *manifest.Item) string {
 	return ""
 }
 
+// podClaim is on a claim for devices that Kubernetes has made for one pod, of a template.
+const podClaim = "resource.kubernetes.io/pod-claim-name"
+
 var PodMakers = []string{"ReplicaSet", "ReplicationController", "StatefulSet", "DaemonSet", "Job"}
 
 // Skip says why an object is not restored, or returns "". The object is as read.
@@ -135,6 +138,10 @@ func (r *Rules) Skip(o *unstructured.Unstructured, resource schema.GroupResource
 	case "apiservices.apiregistration.k8s.io":
 		if nested(o.Object, "spec", "service") == nil {
 			return ByServer
+		}
+	case "resourceclaims.resource.k8s.io":
+		if annotations[podClaim] != "" {
+			return r.madeBy(o, "Pod")
 		}
 	case "persistentvolumes":
 		return r.skipVolume(o)
