@@ -15,10 +15,9 @@ import (
 
 var promised = regexp.MustCompile("(?m)^\\| `([a-z0-9/]+)` \\| ([^|]+) \\| ([^|]+) \\|$")
 
-// TestPromises compares docs/design/promises.md with the code: each package below pkg/ that is
-// written by hand has a row, each row has a test, and each test exists.
-func TestPromises(t *testing.T) {
-	tests, tested := map[string]bool{}, map[string]bool{}
+// testsIn returns all functions of test files as "folder name", and the folders.
+func testsIn(t *testing.T) (tests, tested map[string]bool) {
+	tests, tested = map[string]bool{}, map[string]bool{}
 	for path, file := range parsed(t, true) {
 		tested[filepath.ToSlash(filepath.Dir(path))] = true
 		for _, declaration := range file.Decls {
@@ -27,6 +26,53 @@ func TestPromises(t *testing.T) {
 			}
 		}
 	}
+	return tests, tested
+}
+
+// missing returns the tests that a cell names and that do not exist, and how many it names. A test is in
+// the folder that is named behind it, or in the one given.
+func missing(tests map[string]bool, folder, cell string) (absent []string, count int) {
+	words := quoted.FindAllStringSubmatch(cell, -1)
+	for i, word := range words {
+		in := folder
+		if strings.Contains(word[1], "/") {
+			continue
+		}
+		if i+1 < len(words) && strings.Contains(words[i+1][1], "/") {
+			in = words[i+1][1]
+		}
+		if count++; !tests[in+" "+word[1]] {
+			absent = append(absent, word[1]+" in "+in)
+		}
+	}
+	return absent, count
+}
+
+var aCase = regexp.MustCompile(`(?m)^\| ([^|]+) \|(?: ([^|]+) \|)? ([^|]*` + "`Test" + `[^|]*) \|$`)
+
+// TestCases compares docs/design/cases.md with the code: each case has a test, and each test exists.
+func TestCases(t *testing.T) {
+	tests, _ := testsIn(t)
+	page, err := os.ReadFile("../../docs/design/cases.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := aCase.FindAllStringSubmatch(string(page), -1)
+	for _, row := range rows {
+		if absent, count := missing(tests, "test/integration", row[3]); count == 0 || len(absent) > 0 {
+			t.Errorf("%s: %d tests are named, and these do not exist: %q", row[1], count, absent)
+		}
+	}
+	// Two tables, with a head and a line each.
+	if lines := strings.Count(string(page), "\n| ") - 2; lines != len(rows) {
+		t.Errorf("%d of %d rows can be read: a row is | nn | case | `Test`, `Test` |", len(rows), lines)
+	}
+}
+
+// TestPromises compares docs/design/promises.md with the code: each package below pkg/ that is
+// written by hand has a row, each row has a test, and each test exists.
+func TestPromises(t *testing.T) {
+	tests, tested := testsIn(t)
 	packages := map[string]bool{}
 	for path := range parsed(t, false) {
 		if folder := filepath.ToSlash(filepath.Dir(path)); strings.HasPrefix(folder, "pkg/") {
@@ -45,30 +91,10 @@ func TestPromises(t *testing.T) {
 		if rows = append(rows, name); !packages[folder] && !tested[folder] {
 			t.Errorf("the page has a row of %s, which is no package: move its promises, with their tests, to where they are kept now", folder)
 		}
-		var named []string
-		check := func(folder string) {
-			for _, test := range named {
-				if !tests[folder+" "+test] {
-					t.Errorf("%s, %q: there is no %s in %s", name, promise, test, folder)
-				}
-			}
-			named = nil
+		absent, count := missing(tests, folder, proof)
+		for _, test := range absent {
+			t.Errorf("%s, %q: there is no %s", name, promise, test)
 		}
-		count := 0
-		for _, word := range quoted.FindAllStringSubmatch(proof, -1) {
-			if strings.Contains(word[1], "/") {
-				// The folder of the test before it, and of none further ahead.
-				last := named[len(named)-1]
-				named = named[:len(named)-1]
-				check(folder)
-				named = []string{last}
-				check(word[1])
-				continue
-			}
-			named = append(named, word[1])
-			count++
-		}
-		check(folder)
 		if count == 0 {
 			t.Errorf("%s, %q: no test defends that", name, promise)
 		}

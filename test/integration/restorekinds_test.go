@@ -155,7 +155,7 @@ func ofOne(text string, words ...string) string { return strings.NewReplacer(wor
 
 // restoredFrom restores the objects of a YAML text, as a backup of another cluster may hold them. It
 // gives how that ended, and its log.
-func restoredFrom(t *testing.T, text string, spec v1alpha1.RestoreSpec) (*restoring.Ended, string) {
+func restoredFrom(t *testing.T, text string, spec v1alpha1.RestoreSpec, mutate ...func(*restoring.Dependencies)) (*restoring.Ended, string) {
 	t.Helper()
 	config := rest.CopyConfig(lab.Config)
 	config.QPS = -1
@@ -169,9 +169,13 @@ func restoredFrom(t *testing.T, text string, spec v1alpha1.RestoreSpec) (*restor
 	run.Spec.RestoreRef = v1alpha1.BackupReference{Namespace: labtest.System, Name: name}
 	run.Spec.Restore = spec
 	log := runlog.New(clock.RealClock{})
-	ended := restoring.Run(t.Context(), restoring.Request{Run: run, SystemNamespace: labtest.System}, restoring.Dependencies{
+	with := restoring.Dependencies{
 		Backup: backupHolding(t, parseAll(t, text)...), Writer: client, Reader: client, Discovery: discovery.ToServerResourcesInterfaceWithContext(lab.Kube.Discovery()), Clock: clock.RealClock{}, Log: log,
-	})
+	}
+	for _, m := range mutate {
+		m(&with)
+	}
+	ended := restoring.Run(t.Context(), restoring.Request{Run: run, SystemNamespace: labtest.System}, with)
 	compressed, err := gzip.NewReader(bytes.NewReader(log.End()))
 	if err != nil {
 		t.Fatal(err)

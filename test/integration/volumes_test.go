@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"math/rand/v2"
 	"os"
@@ -324,13 +325,18 @@ func tree(t *testing.T, folder string) map[string]string {
 			result[name] = description + " " + info.ModTime().UTC().Format(time.RFC3339Nano)
 			return nil
 		}
-		content, err := os.ReadFile(path)
+		sum := sha256.New()
+		file, err := os.Open(path)
 		if err != nil {
+			return err
+		}
+		defer file.Close()
+		if _, err := io.Copy(sum, file); err != nil {
 			return err
 		}
 		// A hole of 40 MiB must not have become 40 MiB of zeros.
 		holes := stat.Blocks*512 < info.Size()/2
-		result[name] = fmt.Sprintf("%s %s size=%d holes=%t sha256=%x", description, info.ModTime().UTC().Format(time.RFC3339Nano), info.Size(), holes, sha256.Sum256(content))
+		result[name] = fmt.Sprintf("%s %s size=%d holes=%t sha256=%x", description, info.ModTime().UTC().Format(time.RFC3339Nano), info.Size(), holes, sum.Sum(nil))
 		return nil
 	})
 	if err != nil {
