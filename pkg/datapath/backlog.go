@@ -41,7 +41,7 @@ type Work struct {
 
 type job struct {
 	Work
-	cancel context.CancelFunc
+	cancel context.CancelCauseFunc
 }
 
 // backlog orders waiting work: restores before backups, and a backup after restoresInRow restores

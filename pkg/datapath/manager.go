@@ -5,6 +5,7 @@ package datapath
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -50,6 +51,9 @@ func (m *Manager) Submit(work Work) bool {
 	return true
 }
 
+// ErrCancelled is the cause that Cancel gives to the context of running work.
+var ErrCancelled = errors.New("it was cancelled")
+
 // Cancel drops waiting work, or ends the context of running work, and reports whether it still
 // runs.
 func (m *Manager) Cancel(key string) (running bool) {
@@ -60,7 +64,7 @@ func (m *Manager) Cancel(key string) (running bool) {
 		return false
 	}
 	if j.cancel != nil {
-		j.cancel()
+		j.cancel(ErrCancelled)
 		return true
 	}
 	m.waiting.remove(j)
@@ -115,7 +119,7 @@ func (m *Manager) startLocked() {
 			return
 		}
 		var ctx context.Context
-		ctx, j.cancel = context.WithCancel(withShare(m.ctx))
+		ctx, j.cancel = context.WithCancelCause(withShare(m.ctx))
 		m.running[j.Class]++
 		m.group.Go(func() {
 			defer m.finish(j)
@@ -125,7 +129,7 @@ func (m *Manager) startLocked() {
 }
 
 func (m *Manager) finish(j *job) {
-	j.cancel()
+	j.cancel(nil)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.jobs, j.Key)

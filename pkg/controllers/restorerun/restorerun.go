@@ -57,8 +57,13 @@ const (
 	// storeRetry is how often a store is tried that did not answer.
 	storeRetry = 30 * time.Second
 	// maxAttempts is how many processes may have begun with a run: then it is likely that it
-	// ends them.
+	// ends them. Those do not count that were told to stop.
 	maxAttempts = 10
+	// maxGiven bounds all of them, with those that do not count: a restore whose process is told to
+	// stop again and again may be why.
+	maxGiven = 20
+	// giveBackTimeout is how long it may take to write that an attempt is given back.
+	giveBackTimeout = 3 * time.Second
 	// maxUnstored is how many ends are kept in memory.
 	maxUnstored = 16
 )
@@ -238,6 +243,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	case !started:
 		return nil
 	case run.Status.Phase == v1alpha1.RestorePhaseInProgress && run.Status.Executor == c.Identity:
+		defer c.giveBack(ctx, run)
 		return c.execute(ctx, run, e) // the answer to the claim was lost
 	}
 	return c.claim(ctx, run, e)
@@ -314,6 +320,7 @@ func (c *Controller) claim(ctx context.Context, run *engine.RestoreRun, e *execu
 		return fmt.Errorf("claiming RestoreRun %s: %w", run.Name, err)
 	}
 	// Its start may have been taken back while the claim was under way.
+	defer c.giveBack(ctx, claimed)
 	started, err := c.isStarted(ctx, claimed)
 	switch {
 	case err != nil:
@@ -359,7 +366,7 @@ func (c *Controller) execute(ctx context.Context, run *engine.RestoreRun, e *exe
 	reportCtx, stopReporting := context.WithCancel(working)
 	reporting.StartWithContext(reportCtx, func(ctx context.Context) { latest = c.reportProgress(ctx, run, progress) })
 	var ended *restore.Ended
-	if run.Status.Attempts > maxAttempts {
+	if run.Status.Attempts-run.Status.GivenBack > maxAttempts || run.Status.Attempts > maxGiven {
 		ended = c.giveUp(ctx, run)
 	} else {
 		ended = c.Executor.Execute(working, run, progress)
@@ -421,10 +428,36 @@ func (c *Controller) execute(ctx context.Context, run *engine.RestoreRun, e *exe
 	return c.finish(ctx, latest, ended, stored == nil)
 }
 
+// giveBack writes that the attempt has ended with ctx, since the process is told to stop. One that
+// ends since the Lease is lost counts, and one that has ended the run gives nothing back.
+func (c *Controller) giveBack(ctx context.Context, run *engine.RestoreRun) {
+	if ctx.Err() == nil || errors.Is(context.Cause(ctx), liveness.ErrLost) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveBackTimeout)
+	defer cancel()
+	live, err := c.runs.Get(ctx, run.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err),
+		err == nil && (live.UID != run.UID || live.Status.Executor != c.Identity || live.Status.Phase != v1alpha1.RestorePhaseInProgress):
+		return
+	case err == nil:
+		live.Status.GivenBack++
+		_, err = c.runs.UpdateStatus(ctx, live, metav1.UpdateOptions{})
+	}
+	if err != nil {
+		klog.FromContext(ctx).Info("The attempt counts, though the controller was told to stop: writing that failed", "restoreRun", klog.KObj(run), "err", err)
+	}
+}
+
 // giveUp ends a run that has ended every process which executed it.
 func (c *Controller) giveUp(ctx context.Context, run *engine.RestoreRun) *restore.Ended {
-	return restore.Fail(ctx, restore.Request{Run: run, SystemNamespace: c.Namespace}, c.Clock,
-		fmt.Errorf("the controller stopped %d times while it executed the restore: what was restored by then stays; see the logs of its pods", run.Status.Attempts-1))
+	before, given := run.Status.Attempts-1, run.Status.GivenBack
+	why := fmt.Errorf("the controller stopped %d times while it executed the restore: what was restored by then stays; see the logs of its pods", before-given)
+	if before-given < maxAttempts {
+		why = fmt.Errorf("the controller stopped %d times while it executed the restore, and %d times it was told to: what was restored by then stays; see in the events of its pods by whom", before, given)
+	}
+	return restore.Fail(ctx, restore.Request{Run: run, SystemNamespace: c.Namespace}, c.Clock, why)
 }
 
 // finish writes the end of a run. It tries until it succeeds: a run that has ended must not

@@ -22,6 +22,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	"github.com/holdfast-io/holdfast/pkg/liveness"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/restore"
@@ -276,17 +277,56 @@ func TestRetries(t *testing.T) {
 }
 
 // TestGoneOnWith: a run that another process left is claimed and executed, but not more often
-// than any process survives.
+// than any process survives. Those do not count that were told to stop.
 func TestGoneOnWith(t *testing.T) {
-	for attempts, phase := range map[int32]v1alpha1.RestorePhase{1: v1alpha1.RestorePhaseCompleted, maxAttempts: v1alpha1.RestorePhaseFailed} {
+	for _, c := range []struct {
+		attempts, givenBack int32
+		phase               v1alpha1.RestorePhase
+		reason              string
+	}{
+		{1, 0, v1alpha1.RestorePhaseCompleted, ""},
+		{maxAttempts, 0, v1alpha1.RestorePhaseFailed, "the controller stopped 10 times while it executed the restore: "},
+		{maxAttempts, 1, v1alpha1.RestorePhaseCompleted, ""},
+		{maxGiven - 1, maxGiven - 2, v1alpha1.RestorePhaseCompleted, ""},
+		{maxGiven, maxGiven - 1, v1alpha1.RestorePhaseFailed, "the controller stopped 20 times while it executed the restore, and 19 times it was told to: "},
+	} {
 		synctest.Test(t, func(t *testing.T) {
+			attempts, phase := c.attempts, c.phase
 			h := newHarness(t, &work{}, func(run *engine.RestoreRun) {
 				run.Status.Phase, run.Status.Executor, run.Status.Attempts = v1alpha1.RestorePhaseInProgress, "a process before", attempts
+				run.Status.GivenBack = c.givenBack
 			})
 			h.start()
 			run := h.run()
-			if run.Status.Phase != phase || run.Status.Attempts != attempts+1 || run.Status.Executor != identity {
+			if run.Status.Phase != phase || !strings.HasPrefix(run.Status.FailureReason, c.reason) || run.Status.Attempts != attempts+1 || run.Status.Executor != identity {
 				t.Errorf("after %d attempts: %+v", attempts, run.Status)
+			}
+		})
+	}
+}
+
+// TestProcessThatIsToldToStop: an attempt whose process is told to stop is given back. One whose
+// process has lost its Lease is not.
+func TestProcessThatIsToldToStop(t *testing.T) {
+	for cause, given := range map[error]int32{context.Canceled: 1, liveness.ErrLost: 0} {
+		synctest.Test(t, func(t *testing.T) {
+			h := newHarness(t, &work{execute: func(ctx context.Context) error {
+				<-ctx.Done()
+				return ctx.Err()
+			}})
+			ctx, stop := context.WithCancelCause(t.Context())
+			stopped := make(chan struct{})
+			controller := h.controller()
+			go func() {
+				defer close(stopped)
+				controller.Run(ctx)
+			}()
+			controller.Start("undo")
+			time.Sleep(10 * time.Second)
+			stop(cause)
+			<-stopped
+			if status := h.run().Status; status.Phase != v1alpha1.RestorePhaseInProgress || status.Attempts != 1 || status.GivenBack != given {
+				t.Errorf("stopped by %v: %+v", cause, status)
 			}
 		})
 	}

@@ -51,6 +51,11 @@ type harness struct {
 	location repository.Location
 	key      repository.Key
 
+	// stopMove stops what startMove has started.
+	stopMove func()
+	// watching is true once a controller watches by the factory.
+	watching bool
+
 	mu     sync.Mutex
 	writes []string // the phases of VolumeUploads that were written
 }
@@ -111,14 +116,10 @@ func newHarness(t *testing.T, clock clock.WithTicker) *harness {
 		ObjectMeta: metav1.ObjectMeta{Namespace: engine.KeysNamespace(system), Name: engine.KeySecretName(repo)},
 		Data:       map[string][]byte{engine.KeySecretKey: []byte(h.key)},
 	})
-	h.manager = datapath.NewManager(t.Context(), 1)
-	h.factory = engineinformers.NewSharedInformerFactory(h.engine, 0)
 	h.config = volumework.Config{
 		Node:      node,
-		Identity:  "this agent",
 		Namespace: system,
 		PodsDir:   h.podsDir,
-		Manager:   h.manager,
 		Hung:      new(volumework.Hung),
 		Secrets: func(ctx context.Context, _, _ string) ([]corev1.Secret, error) {
 			list, err := kube.CoreV1().Secrets("").List(ctx, metav1.ListOptions{})
@@ -127,12 +128,20 @@ func newHarness(t *testing.T, clock clock.WithTicker) *harness {
 			}
 			return list.Items, nil
 		},
-		Events:             h.events,
-		Clock:              clock,
-		RepositoryInformer: h.factory.Engine().V1alpha1().VolumeRepositories(),
-		LocationInformer:   h.factory.Engine().V1alpha1().StorageLocations(),
+		Events: h.events,
+		Clock:  clock,
 	}
+	h.process(t.Context(), "this agent")
 	return h
+}
+
+// process has the next controllers be those of another process, whose work ends with ctx.
+func (h *harness) process(ctx context.Context, identity string) {
+	h.manager, h.watching = datapath.NewManager(ctx, 1), false
+	h.factory = engineinformers.NewSharedInformerFactory(h.engine, 0)
+	h.config.Identity, h.config.Manager = identity, h.manager
+	h.config.RepositoryInformer = h.factory.Engine().V1alpha1().VolumeRepositories()
+	h.config.LocationInformer = h.factory.Engine().V1alpha1().StorageLocations()
 }
 
 // refuse has writes of statuses fail.
@@ -153,24 +162,28 @@ func (h *harness) written() []string {
 	return slices.Clone(h.writes)
 }
 
-// start runs a controller, with the manager, until the test ends.
-func (h *harness) start(run func(context.Context)) {
+// start runs a controller, with the manager, until the test ends, or it is told to stop.
+func (h *harness) start(run func(context.Context)) (stop func()) {
 	ctx, cancel := context.WithCancel(h.t.Context())
-	watches := 3
-	if before := h.engine.Watches(); before > 0 {
-		watches = before + 1 // the others are those of the controller before
+	watches := h.engine.Watches() + 3
+	if h.watching {
+		watches -= 2 // which are those of the controller before
 	}
+	h.watching = true
 	h.factory.StartWithContext(ctx)
 	// The fake forgets what happens before a watch.
 	h.eventually(func() bool { return h.engine.Watches() >= watches }, func() string { return "there are no watches" })
 	var running sync.WaitGroup
 	running.Go(func() { run(ctx) })
-	h.t.Cleanup(func() {
+	manager, factory := h.manager, h.factory
+	stop = func() {
 		cancel()
-		h.manager.Stop()
+		manager.Stop()
 		running.Wait()
-		h.factory.Shutdown()
-	})
+		factory.Shutdown()
+	}
+	h.t.Cleanup(stop)
+	return stop
 }
 
 func (h *harness) startBackups() {
@@ -196,7 +209,7 @@ func (h *harness) startMove(move func(context.Context, *datapath.Progress) (volu
 		},
 		Status: func(r *engine.VolumeUpload) volumework.Status {
 			s := &r.Status
-			return volumework.Status{Phase: &s.Phase, Message: &s.Message, Progress: &s.Progress, Start: &s.StartTimestamp, Completion: &s.CompletionTimestamp, Attempts: &s.Attempts, Agent: &s.Agent}
+			return volumework.Status{Phase: &s.Phase, Message: &s.Message, Progress: &s.Progress, Start: &s.StartTimestamp, Completion: &s.CompletionTimestamp, Attempts: &s.Attempts, GivenBack: &s.GivenBack, Agent: &s.Agent}
 		},
 		Cancelled: func(r *engine.VolumeUpload) bool { return r.Spec.Cancel },
 		Move: func(ctx context.Context, _ *repository.Repository, _ *engine.VolumeUpload, _ datapath.Folder, p *datapath.Progress) (volumework.Result[*engine.VolumeUpload], error) {
@@ -204,7 +217,7 @@ func (h *harness) startMove(move func(context.Context, *datapath.Progress) (volu
 		},
 	}, h.engine.EngineV1alpha1().VolumeUploads(system), h.engine.EngineV1alpha1().VolumeUploads(system), informer.Lister().VolumeUploads(system), informer.Informer())
 	must(h.t, err)
-	h.start(c.Run)
+	h.stopMove = h.start(c.Run)
 	return c
 }
 

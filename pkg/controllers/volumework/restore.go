@@ -49,6 +49,7 @@ func restoreStatus(record *engine.VolumeRestore) Status {
 		Message:    &record.Status.Message,
 		Progress:   &record.Status.Progress,
 		Attempts:   &record.Status.Attempts,
+		GivenBack:  &record.Status.GivenBack,
 		Agent:      &record.Status.Agent,
 		Start:      &record.Status.StartTimestamp,
 		Completion: &record.Status.CompletionTimestamp,

@@ -9,7 +9,8 @@
 //   - A record is worked on by one process at a time: its work begins with a
 //     write that only one can make.
 //   - A record that is InProgress without work in this process begins anew: the agent was
-//     restarted. After maxAttempts it is Failed. None is left hanging.
+//     restarted. After maxAttempts it is Failed, or after maxGiven with those that were given
+//     back because their agent was told to stop. None is left hanging.
 //   - Deleting a record ends its work. What it stores after that, it takes back.
 //   - Cancelling a record ends its work too, and the record is done when the work has
 //     stopped.
@@ -114,6 +115,7 @@ type Status struct {
 	Message           *string
 	Progress          *engine.VolumeProgress
 	Attempts          *int32
+	GivenBack         *int32
 	Agent             *string
 	Start, Completion **metav1.Time
 }
@@ -309,7 +311,7 @@ func (c *Controller[T]) sync(ctx context.Context, name string) error {
 		return nil
 	case cancelled:
 		// What this process does not work on has not begun, or an agent before it did.
-		return c.write(ctx, record, c.failure(errCancelled))
+		return c.write(ctx, record, c.failure(datapath.ErrCancelled))
 	case isNew(*c.kind.Status(record).Phase):
 		return c.start(ctx, record)
 	default:
@@ -317,15 +319,24 @@ func (c *Controller[T]) sync(ctx context.Context, name string) error {
 	}
 }
 
-// maxAttempts is how often work begins at most. What stops an agent each time, for
-// instance by taking all of its memory, must not do so for ever.
-const maxAttempts = 3
+const (
+	// maxAttempts is how often work begins at most. What stops an agent each time, for
+	// instance by taking all of its memory, must not do so for ever.
+	maxAttempts = 3
+	// maxGiven bounds all attempts, with those that do not count: an agent that is told to stop
+	// again and again may be told so because of this work.
+	maxGiven = 20
+)
 
 // interrupted has work begin anew that an agent before this one was in the middle of, or
 // this one, which has not got the answer to its write. It never seems to have ended.
 func (c *Controller[T]) interrupted(ctx context.Context, record T) error {
-	if attempts := *c.kind.Status(record).Attempts; attempts >= maxAttempts {
-		return c.write(ctx, record, c.failure(fmt.Errorf("the agent of node %s was restarted in the middle of it, %d times", c.Node, attempts)))
+	attempts, given := *c.kind.Status(record).Attempts, *c.kind.Status(record).GivenBack
+	switch {
+	case attempts-given >= maxAttempts:
+		return c.write(ctx, record, c.failure(fmt.Errorf("the agent of node %s was restarted in the middle of it, %d times", c.Node, attempts-given)))
+	case attempts >= maxGiven:
+		return c.write(ctx, record, c.failure(fmt.Errorf("the agent of node %s was restarted in the middle of it, %d times, and %d times it was told to stop: see in the events of its pods by whom", c.Node, attempts, given)))
 	}
 	klog.FromContext(ctx).Info("Volume work begins anew, in the middle of which an agent has stopped", "kind", c.kind.Name, "record", record.GetName(), "agent", *c.kind.Status(record).Agent)
 	again, err := c.update(ctx, record, func(record T) {

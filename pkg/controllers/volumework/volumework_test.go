@@ -32,6 +32,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/controllers/volumework"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
+	"github.com/holdfast-io/holdfast/pkg/liveness"
 )
 
 type result = volumework.Result[*engine.VolumeUpload]
@@ -221,10 +222,12 @@ func TestRestartedAgent(t *testing.T) {
 	h.ready(metav1.ConditionTrue, engine.ReasonReady)
 	h.volume("data")
 	for name, status := range map[string]engine.VolumeUploadStatus{
-		"begun":     {Phase: engine.VolumePhaseInProgress, Attempts: 2, Agent: "another", Progress: engine.VolumeProgress{BytesDone: 1}},
-		"too-often": {Phase: engine.VolumePhaseInProgress, Attempts: 3, Agent: "another"},
-		"done":      {Phase: engine.VolumePhaseCompleted, Attempts: 1},
-		"new":       {Phase: engine.VolumePhaseNew},
+		"begun":           {Phase: engine.VolumePhaseInProgress, Attempts: 2, Agent: "another", Progress: engine.VolumeProgress{BytesDone: 1}},
+		"too-often":       {Phase: engine.VolumePhaseInProgress, Attempts: 3, Agent: "another"},
+		"given-back":      {Phase: engine.VolumePhaseInProgress, Attempts: 9, GivenBack: 7, Agent: "another"},
+		"given-too-often": {Phase: engine.VolumePhaseInProgress, Attempts: 20, GivenBack: 19, Agent: "another"},
+		"done":            {Phase: engine.VolumePhaseCompleted, Attempts: 1},
+		"new":             {Phase: engine.VolumePhaseNew},
 	} {
 		record := h.backup(name, types.UID(name), "data")
 		record.Status = status
@@ -237,6 +240,12 @@ func TestRestartedAgent(t *testing.T) {
 	if got := h.expect("too-often", engine.VolumePhaseFailed).Status; !strings.Contains(got.Message, "restarted in the middle of it, 3 times") || got.CompletionTimestamp == nil {
 		t.Errorf("the status is %+v", got)
 	}
+	if got := h.expect("given-back", engine.VolumePhaseCompleted).Status; got.Attempts != 10 || got.GivenBack != 7 {
+		t.Errorf("the status is %+v", got)
+	}
+	if got := h.expect("given-too-often", engine.VolumePhaseFailed).Status; !strings.Contains(got.Message, "restarted in the middle of it, 20 times, and 19 times it was told to stop") {
+		t.Errorf("the status is %+v", got)
+	}
 	if got := h.expect("new", engine.VolumePhaseCompleted).Status; got.Attempts != 1 {
 		t.Errorf("the status is %+v", got)
 	}
@@ -247,8 +256,53 @@ func TestRestartedAgent(t *testing.T) {
 	for _, phase := range h.written() {
 		count[phase]++
 	}
-	if want := map[string]int{"New": 1, "InProgress": 2, "Completed": 2, "Failed": 1}; !maps.Equal(count, want) {
+	if want := map[string]int{"New": 2, "InProgress": 3, "Completed": 3, "Failed": 2}; !maps.Equal(count, want) {
 		t.Errorf("the phases that were written are %v, want %v", count, want)
+	}
+}
+
+// TestAgentsThatAreToldToStop: an attempt that ends because its agent is told to stop does not
+// count. One that ends because the agent has lost its Lease does.
+func TestAgentsThatAreToldToStop(t *testing.T) {
+	for name, test := range map[string]struct {
+		cause     error
+		givenBack int32
+		phase     engine.VolumePhase
+	}{
+		"told to stop": {context.Canceled, 4, engine.VolumePhaseCompleted}, "the Lease is lost": {liveness.ErrLost, 0, engine.VolumePhaseFailed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t, clock.RealClock{})
+			h.ready(metav1.ConditionTrue, engine.ReasonReady)
+			h.volume("data")
+			h.create(h.backup("b", "1", "data"))
+			for i := range 4 {
+				ctx, lose := context.WithCancelCause(t.Context())
+				h.process(ctx, fmt.Sprint("agent ", i))
+				moving := make(chan struct{}, 1)
+				h.startMove(func(ctx context.Context, _ *datapath.Progress) (result, error) {
+					moving <- struct{}{}
+					<-ctx.Done()
+					return result{}, ctx.Err()
+				})
+				select {
+				case <-moving:
+				case <-time.After(time.Minute):
+					t.Fatalf("it does not begin: %+v", h.get("b").Status)
+				}
+				lose(test.cause)
+				h.stopMove()
+				if got := h.get("b").Status; got.GivenBack != min(int32(i+1), test.givenBack) {
+					t.Fatalf("after agent %d it is %+v", i, got)
+				}
+				if test.givenBack == 0 && i == 2 {
+					break
+				}
+			}
+			h.process(t.Context(), "the last agent")
+			h.startMove(func(context.Context, *datapath.Progress) (result, error) { return result{Bytes: 5}, nil })
+			h.expect("b", test.phase)
+		})
 	}
 }
 

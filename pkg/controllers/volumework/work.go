@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/klog/v2"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -38,6 +39,8 @@ const (
 	mountInterval = 30 * time.Second
 	// undoTimeout is how long the cluster and the store may take to take work back.
 	undoTimeout = 30 * time.Second
+	// giveBackTimeout is how long it may take to write that an attempt is given back.
+	giveBackTimeout = 3 * time.Second
 	// messageLength bounds messages, in bytes. It is what an event may have.
 	messageLength = 1000
 )
@@ -52,9 +55,6 @@ type work[T any] struct {
 	// outcome of the work: nil while it waits or runs. The controller's mu guards it.
 	outcome func(T)
 }
-
-// errCancelled is the outcome of work that was told to stop.
-var errCancelled = errors.New("it was cancelled")
 
 func (c *Controller[T]) key(w *work[T]) string { return c.kind.Name + "/" + string(w.uid) }
 
@@ -150,9 +150,43 @@ func (c *Controller[T]) run(ctx context.Context, w *work[T]) {
 			c.end(name, w, record, c.failure(fmt.Errorf("the work did not stop within %s after it was told to: does the mount on node %s hang?", hungAfter, c.Node)))
 			return
 		case outcome := <-done:
+			if toldToStop(ctx) {
+				c.giveBack(ctx, record)
+			}
 			c.end(name, w, record, outcome)
 			return
 		}
+	}
+}
+
+// toldToStop reports whether work has ended because its agent is told to stop. An agent that has
+// lost its Lease is not told so, nor is work that is cancelled.
+func toldToStop(ctx context.Context) bool {
+	cause := context.Cause(ctx)
+	return cause != nil && !errors.Is(cause, datapath.ErrCancelled) && !errors.Is(cause, liveness.ErrLost)
+}
+
+// giveBack writes that the attempt does not count, since the agent is told to stop.
+func (c *Controller[T]) giveBack(ctx context.Context, record T) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveBackTimeout)
+	defer cancel()
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		latest, err := c.reader.Get(ctx, record.GetName(), metav1.GetOptions{})
+		switch {
+		case isGone(err):
+			return nil
+		case err != nil:
+			return err
+		}
+		status := c.kind.Status(latest)
+		if latest.GetUID() != record.GetUID() || *status.Phase != engine.VolumePhaseInProgress || *status.Agent != c.Identity {
+			return nil
+		}
+		_, err = c.update(ctx, latest, func(record T) { *c.kind.Status(record).GivenBack++ })
+		return err
+	})
+	if err != nil {
+		klog.FromContext(ctx).Info("The attempt counts, though the agent was told to stop: writing that failed", "err", err)
 	}
 }
 
@@ -206,7 +240,7 @@ func (c *Controller[T]) writeOutcome(ctx context.Context, latest T, w *work[T]) 
 func (c *Controller[T]) move(ctx context.Context, asked time.Time, record T, p *datapath.Progress) func(T) {
 	result, err := c.try(ctx, asked, record, p)
 	if err != nil && ctx.Err() != nil {
-		err = errCancelled // whatever that broke
+		err = datapath.ErrCancelled // whatever that broke
 	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Volume work failed")
@@ -281,7 +315,7 @@ func (c *Controller[T]) undoUnknown(ctx context.Context, record T, result Result
 	if err := result.Undo(ctx); err != nil {
 		return fmt.Errorf("removing what was stored for a record that is gone or cancelled: %w", err)
 	}
-	return errCancelled
+	return datapath.ErrCancelled
 }
 
 // begin marks a record as worked on.

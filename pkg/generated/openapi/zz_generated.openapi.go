@@ -1646,6 +1646,13 @@ func schema_pkg_apis_engine_v1alpha1_RestoreRunStatus(ref common.ReferenceCallba
 							Format:      "int32",
 						},
 					},
+					"givenBack": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How many of these were given back, since their process was told to stop. Those do not count against the limit of attempts.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
 					"startTimestamp": {
 						SchemaProps: spec.SchemaProps{
 							Description: "When it began, the first time.",
@@ -3353,6 +3360,13 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRestoreStatus(ref common.ReferenceCal
 							Format:      "int32",
 						},
 					},
+					"givenBack": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How many of these were given back, since their agent was told to stop. Those do not count against the limit of attempts.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
 					"agent": {
 						SchemaProps: spec.SchemaProps{
 							Description: "The process that began the last time.",
@@ -3640,6 +3654,13 @@ func schema_pkg_apis_engine_v1alpha1_VolumeUploadStatus(ref common.ReferenceCall
 					"attempts": {
 						SchemaProps: spec.SchemaProps{
 							Description: "How often an agent has begun. One that stops in the middle of it begins anew when it is back, a few times.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"givenBack": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How many of these were given back, since their agent was told to stop. Those do not count against the limit of attempts.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},

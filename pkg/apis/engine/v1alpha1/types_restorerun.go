@@ -124,6 +124,11 @@ type RestoreRunStatus struct {
 	// How often a process has begun to execute the run.
 	// +optional
 	Attempts int32 `json:"attempts,omitempty"`
+	// How many of these were given back, since their process was told to stop. Those do not count
+	// against the limit of attempts.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	GivenBack int32 `json:"givenBack,omitempty"`
 	// When it began, the first time.
 	// +optional
 	StartTimestamp *metav1.Time `json:"startTimestamp,omitempty"`

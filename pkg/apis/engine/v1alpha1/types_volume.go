@@ -190,6 +190,11 @@ type VolumeUploadStatus struct {
 	// is back, a few times.
 	// +optional
 	Attempts int32 `json:"attempts,omitempty"`
+	// How many of these were given back, since their agent was told to stop. Those do not count
+	// against the limit of attempts.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	GivenBack int32 `json:"givenBack,omitempty"`
 	// The process that began the last time.
 	// +optional
 	Agent string `json:"agent,omitempty"`
@@ -306,6 +311,11 @@ type VolumeRestoreStatus struct {
 	// is back, a few times.
 	// +optional
 	Attempts int32 `json:"attempts,omitempty"`
+	// How many of these were given back, since their agent was told to stop. Those do not count
+	// against the limit of attempts.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	GivenBack int32 `json:"givenBack,omitempty"`
 	// The process that began the last time.
 	// +optional
 	Agent string `json:"agent,omitempty"`
