@@ -100,6 +100,16 @@ func scopeOf(spec *v1alpha1.BackupSpec) scope {
 	filters.TTL, filters.StorageLocation = v1alpha1.Duration{}, ""
 	filters.CSISnapshotTimeout, filters.ItemOperationTimeout = v1alpha1.Duration{}, v1alpha1.Duration{} // they may differ in words only
 	filters.OrderedResources = nil
+	for i := range filters.Hooks.Resources {
+		resource := &filters.Hooks.Resources[i]
+		for _, hooks := range [][]v1alpha1.BackupResourceHook{resource.Pre, resource.Post} {
+			for j := range hooks {
+				if exec := hooks[j].Exec; exec != nil {
+					exec.Timeout.Text = "" // 60s is 1m
+				}
+			}
+		}
+	}
 	filters.SnapshotVolumes, filters.SnapshotMoveData, filters.DefaultVolumesToFsBackup, filters.IncludeClusterResources = nil, nil, nil, nil
 	s := scope{volumes: volumesOfClaims}
 	switch {

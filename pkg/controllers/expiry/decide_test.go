@@ -5,6 +5,7 @@ package expiry
 
 import (
 	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -290,6 +291,23 @@ func TestTooMany(t *testing.T) {
 		if got := tooMany(c.n, c.total, c.percent); got != c.want {
 			t.Errorf("%+v: %v", c, got)
 		}
+	}
+}
+
+// TestOneScopeInOtherWords: a hook's timeout of 60s is one of 1m, and one of 2m is another.
+func TestOneScopeInOtherWords(t *testing.T) {
+	of := func(timeout string) scope {
+		var spec v1alpha1.BackupSpec
+		if err := json.Unmarshal([]byte(`{"hooks": {"resources": [{"name": "a", "pre": [{"exec": {"command": ["sync"], "timeout": "`+timeout+`"}}], "post": [{"exec": {"command": ["sync"], "timeout": "`+timeout+`"}}]}]}}`), &spec); err != nil {
+			t.Fatal(err)
+		}
+		return scopeOf(&spec)
+	}
+	if of("1m") != of("60s") {
+		t.Error("1m and 60s are two scopes")
+	}
+	if of("1m") == of("2m") {
+		t.Error("1m and 2m are one scope")
 	}
 }
 
