@@ -211,7 +211,7 @@ func (e *execution) decide(ctx context.Context, node int32, item *manifest.Item,
 	}
 	status := e.rules.Status(content, resource)
 	asWritten := resource.String() != object.Schedules || object.IsPaused(content)
-	desired, warnings, err := e.rules.Desired(content, resource, e.ownersOf(item))
+	desired, warnings, err := e.rules.Desired(ctx, content, resource, e.ownersOf(item))
 	if err != nil {
 		e.give(node, actionError, about, err.Error())
 		return "", false

@@ -179,7 +179,7 @@ func (e *execution) own(ctx context.Context, item *manifest.Item, about subject)
 	if err != nil {
 		return err
 	}
-	desired, _, err := e.rules.Desired(content, schema.GroupResource{Group: item.APIGroup, Resource: item.Resource}, e.ownersOf(item))
+	desired, _, err := e.rules.Desired(ctx, content, schema.GroupResource{Group: item.APIGroup, Resource: item.Resource}, e.ownersOf(item))
 	if err != nil {
 		return err
 	}

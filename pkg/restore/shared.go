@@ -26,7 +26,7 @@ func (e *execution) shared(ctx context.Context, item *manifest.Item, live, desir
 	if err != nil {
 		return nil, nil, err
 	}
-	unmapped, _, err := e.rules.Unmapped().Desired(content, resource, e.ownersOf(item))
+	unmapped, _, err := e.rules.Unmapped().Desired(ctx, content, resource, e.ownersOf(item))
 	if err != nil {
 		return nil, nil, err
 	}

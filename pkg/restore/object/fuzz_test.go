@@ -63,7 +63,7 @@ resourceModifierRules:
 			rules.Skip(o, resource)
 			rules.Status(o, resource)
 			before := identityOf(o)
-			desired, _, err := rules.Desired(o, resource, nil)
+			desired, _, err := rules.Desired(t.Context(), o, resource, nil)
 			if err != nil {
 				continue
 			}

@@ -4,6 +4,7 @@
 package object
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -232,7 +233,7 @@ func literal(value string) json.RawMessage {
 }
 
 // apply changes an object by each matching rule, in order. After an error the object is unusable.
-func (m *Modifiers) apply(o *unstructured.Unstructured, resource schema.GroupResource) error {
+func (m *Modifiers) apply(ctx context.Context, o *unstructured.Unstructured, resource schema.GroupResource) error {
 	for i := range m.rules {
 		rule := &m.rules[i]
 		if !m.called.Means(rule.resource, resource) {
@@ -242,6 +243,9 @@ func (m *Modifiers) apply(o *unstructured.Unstructured, resource schema.GroupRes
 		if !rule.meant(o) {
 			continue
 		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		rule.met.Store(true)
 		encoded, err := o.MarshalJSON()
 		if err != nil {
@@ -250,7 +254,7 @@ func (m *Modifiers) apply(o *unstructured.Unstructured, resource schema.GroupRes
 		if !rule.matched(encoded) {
 			continue
 		}
-		patched, err := rule.patch(encoded, o)
+		patched, err := rule.patch(ctx, encoded, o)
 		if err == nil && len(patched) > maxPatched {
 			err = fmt.Errorf("it leaves an object of more than %d bytes", maxPatched)
 		}
@@ -312,16 +316,22 @@ func (m *modifier) matched(encoded []byte) bool {
 	return err == nil
 }
 
-func (m *modifier) patch(encoded []byte, o *unstructured.Unstructured) (_ []byte, err error) {
+func (m *modifier) patch(ctx context.Context, encoded []byte, o *unstructured.Unstructured) (_ []byte, err error) {
 	if len(m.operations) > 0 {
 		return m.operations.Apply(encoded)
 	}
 	for _, patch := range m.merge {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
 		if encoded, err = jsonpatch.MergePatch(encoded, patch); err != nil {
 			return nil, err
 		}
 	}
 	for _, patch := range m.strategic {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
 		example := exampleOf(o.GroupVersionKind())
 		if example == nil {
 			return nil, fmt.Errorf("the kind %s has no strategic patches: use mergePatches or patches", o.GroupVersionKind().GroupKind())

@@ -136,7 +136,7 @@ func TestNamesOfNamespaces(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			rules := newRules(t, holdfast.RestoreSpec{NamespaceMapping: map[string]string{"shop": "shop-copy"}}, nil, Facts{})
-			desired, warnings, err := rules.Desired(parse(t, test.object), schema.ParseGroupResource(test.resource), nil)
+			desired, warnings, err := rules.Desired(t.Context(), parse(t, test.object), schema.ParseGroupResource(test.resource), nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -4,7 +4,9 @@
 package object
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -66,7 +68,7 @@ func TestImages(t *testing.T) {
 	  initContainers: [{name: a, image: "docker.io/library/nginx@sha256:1"}],
 	  containers: [{name: b, image: "docker.io/x/y:1"}, {name: c, image: "docker.io.evil/x"}, {name: d, image: "app:1"}, {name: e, image: "app:10"}, {name: f}],
 	  volumes: [{name: v, image: {reference: "data:1"}}]}}}}}}`)
-	desired, _, err := rules.Desired(o, schema.GroupResource{Group: "batch", Resource: "cronjobs"}, nil)
+	desired, _, err := rules.Desired(t.Context(), o, schema.GroupResource{Group: "batch", Resource: "cronjobs"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -286,7 +288,7 @@ resourceModifierRules:
 				modifiers = map[string]string{"rules.yaml": test.modifiers}
 			}
 			rules := newRules(t, test.spec, modifiers, test.facts)
-			got, warnings, err := rules.Desired(parse(t, test.object), schema.ParseGroupResource(test.resource), owned(test.owners))
+			got, warnings, err := rules.Desired(t.Context(), parse(t, test.object), schema.ParseGroupResource(test.resource), owned(test.owners))
 			if test.err != "" {
 				if err == nil || !strings.Contains(err.Error(), test.err) {
 					t.Fatalf("error %v, want one with %q", err, test.err)
@@ -458,9 +460,45 @@ func TestModifierThatGrows(t *testing.T) {
 	}
 	rules := newRules(t, holdfast.RestoreSpec{}, map[string]string{"rules.yaml": `{version: v1, resourceModifierRules: [{conditions: {groupResource: configmaps}, patches: [` + patches[2:] + `]}]}`}, Facts{})
 	content := `{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: shop}, data: {k: ` + strings.Repeat("v", 1000) + `}}`
-	_, _, err := rules.Desired(parse(t, content), schema.GroupResource{Resource: "configmaps"}, owned(nil))
+	_, _, err := rules.Desired(t.Context(), parse(t, content), schema.GroupResource{Resource: "configmaps"}, owned(nil))
 	if err == nil || !strings.Contains(err.Error(), "resourceModifierRules[0]") {
 		t.Errorf("it is an object: %v", err)
+	}
+}
+
+// ending is a context that ends after it was asked so many times.
+type ending struct {
+	context.Context
+	left int
+}
+
+func (e *ending) Err() error {
+	if e.left--; e.left < 0 {
+		return context.Canceled
+	}
+	return nil
+}
+
+// TestModifiersObeyTheirContext: a long list of patches ends when the restore is to end, between two
+// rules and between two patches of a rule.
+func TestModifiersObeyTheirContext(t *testing.T) {
+	long := func(text string) string { return strings.Repeat(", "+text, 20)[2:] }
+	for name, rules := range map[string]string{
+		"rules":          long(`{conditions: {groupResource: configmaps}, patches: [{operation: add, path: /data/b, value: c}]}`),
+		"conditions":     long(`{conditions: {groupResource: configmaps, matches: [{path: /data/k, value: other}]}, patches: [{operation: add, path: /data/b, value: c}]}`),
+		"merge patches":  `{conditions: {groupResource: configmaps}, mergePatches: [` + long(`{patchData: '{"data": {"b": "c"}}'}`) + `]}`,
+		"strategic ones": `{conditions: {groupResource: configmaps}, strategicPatches: [` + long(`{patchData: '{"data": {"b": "c"}}'}`) + `]}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			rules := newRules(t, holdfast.RestoreSpec{}, map[string]string{"rules.yaml": `{version: v1, resourceModifierRules: [` + rules + `]}`}, Facts{})
+			content := `{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: shop}, data: {k: v}}`
+			for left, want := range map[int]error{10: context.Canceled, 100: nil} {
+				ctx := &ending{t.Context(), left}
+				if _, _, err := rules.Desired(ctx, parse(t, content), schema.GroupResource{Resource: "configmaps"}, owned(nil)); !errors.Is(err, want) {
+					t.Errorf("with a context that ends at the question %d it gives %v", left, err)
+				}
+			}
+		})
 	}
 }
 
@@ -527,7 +565,7 @@ func TestMark(t *testing.T) {
 	for free, want := range map[int]int{0: 1, 59: 2, 60: 2, 200: 3} {
 		o := parse(t, `{apiVersion: v1, kind: Pod, metadata: {name: a, namespace: shop, uid: u-of-the-object}, spec: {containers: [{name: c}]}}`)
 		o.SetAnnotations(map[string]string{"n": strings.Repeat("x", maxAnnotations-1-free)})
-		desired, _, err := newRules(t, holdfast.RestoreSpec{}, nil, Facts{RestoreUID: "00000000-0000-0000-0000-000000000000"}).Desired(o, schema.GroupResource{Resource: "pods"}, nil)
+		desired, _, err := newRules(t, holdfast.RestoreSpec{}, nil, Facts{RestoreUID: "00000000-0000-0000-0000-000000000000"}).Desired(t.Context(), o, schema.GroupResource{Resource: "pods"}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -4,6 +4,7 @@
 package object
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"regexp"
@@ -127,8 +128,8 @@ func (r *Rules) Namespace(namespace string) string {
 type Owners func(owner metav1.OwnerReference) (types.UID, bool)
 
 // Desired returns the object to create; it changes o. Warnings name the differences. After an error
-// the object must not be restored.
-func (r *Rules) Desired(o *unstructured.Unstructured, resource schema.GroupResource, owners Owners) (desired *unstructured.Unstructured, warnings []string, err error) {
+// the object must not be restored. If ctx ends between two patches of a modifier, that is the error.
+func (r *Rules) Desired(ctx context.Context, o *unstructured.Unstructured, resource schema.GroupResource, owners Owners) (desired *unstructured.Unstructured, warnings []string, err error) {
 	c := &change{rules: r, object: o, original: o.GetUID(), managed: o.GetManagedFields()}
 	began := jobBegan(o)
 	c.warnOfRollout(o.Object, resource)
@@ -138,7 +139,7 @@ func (r *Rules) Desired(o *unstructured.Unstructured, resource schema.GroupResou
 	c.mapImages(resource)
 	before := identityOf(c.object)
 	if r.modifiers != nil {
-		if err := r.modifiers.apply(c.object, resource); err != nil {
+		if err := r.modifiers.apply(ctx, c.object, resource); err != nil {
 			return nil, nil, err
 		}
 	}

@@ -38,11 +38,11 @@ func TestBoth(t *testing.T) {
 			if test.want == "" {
 				return
 			}
-			mapped, _, err := rules.Desired(live.DeepCopy(), resource, nil)
+			mapped, _, err := rules.Desired(t.Context(), live.DeepCopy(), resource, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
-			unmapped, _, err := rules.Unmapped().Desired(live.DeepCopy(), resource, nil)
+			unmapped, _, err := rules.Unmapped().Desired(t.Context(), live.DeepCopy(), resource, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -81,7 +81,7 @@ func TestNothingIsWrittenOfWhatIsThere(t *testing.T) {
 			continue
 		}
 		live := o.Content.DeepCopy()
-		desired, _, err := rules.Desired(o.Content, resource, func(owner metav1.OwnerReference) (types.UID, bool) { return owner.UID, restored[owner.UID] })
+		desired, _, err := rules.Desired(t.Context(), o.Content, resource, func(owner metav1.OwnerReference) (types.UID, bool) { return owner.UID, restored[owner.UID] })
 		if err != nil {
 			t.Fatalf("%s: %v", o.Item, err)
 		}
