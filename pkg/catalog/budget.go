@@ -6,6 +6,7 @@ package catalog
 import (
 	"cmp"
 	"slices"
+	"time"
 	"unique"
 
 	"k8s.io/utils/third_party/forked/golang/btree"
@@ -84,7 +85,15 @@ func isVouchedFor(backup *v1alpha1.Backup) bool {
 	return origin != nil && (origin.Trust == v1alpha1.BackupTrustOwn || origin.Trust == v1alpha1.BackupTrustTrusted)
 }
 
+// weigh gives the place of a backup, or without one of a folder of a volume, which is never signed.
 func (e *entry) weigh(backup *v1alpha1.Backup, rows *packedRows) weight {
+	if backup == nil {
+		w := weight{class: weightForeign, bytes: entryBytes + rows.footprint()}
+		for i := range rows.len() {
+			w.created = max(w.created, int64(rows.cells[i].ended))
+		}
+		return w
+	}
 	w := weight{class: weightForeign, created: backup.CreationTimestamp.Unix(), bytes: entryBytes + int64(footprint.Of(backup)) + rows.footprint()}
 	switch {
 	case e.replaced:
@@ -123,7 +132,7 @@ func (c *Catalog) foreignLocked(location string) *foreign {
 // fitsLocked reports whether an entry with this content may be listed. Otherwise it is left out.
 func (c *Catalog) fitsLocked(e *entry, backup *v1alpha1.Backup, rows *packedRows, changed *recorder) bool {
 	c.takeLocked(e)
-	if isVouchedFor(backup) {
+	if backup != nil && isVouchedFor(backup) {
 		return true
 	}
 	f := c.foreignLocked(e.location)
@@ -138,8 +147,12 @@ func (c *Catalog) fitsLocked(e *entry, backup *v1alpha1.Backup, rows *packedRows
 // leaveOutLocked unlists an entry, and keeps only its weight.
 func (c *Catalog) leaveOutLocked(e *entry, of weight, changed *recorder) {
 	f := c.foreignLocked(e.location)
+	if e.read == nil { // else its listing tells by them when it is to be read again
+		e.versions = nil
+	}
 	c.setLocked(e, nil, nil, nil, false, changed)
-	e.claims, e.expiration, e.changes, e.changesRead, e.versions, e.digests = nil, nil, nil, nil, nil, Digests{}
+	e.claims, e.expiration, e.changes, e.changesRead, e.digests = nil, nil, nil, nil, Digests{}
+	e.read, e.missed, e.emptied = nil, nil, time.Time{}
 	e.again, e.leftOut, e.weight = false, true, of
 	f.leftOut++
 	if f.first == nil || isBefore(e, f.first) {
@@ -170,7 +183,7 @@ func (c *Catalog) countLocked(e *entry) {
 		f.bytes -= e.weight.bytes
 		e.counted, f.freed = false, true
 	}
-	if e.backup == nil || isVouchedFor(e.backup) {
+	if !e.known() || e.backup != nil && isVouchedFor(e.backup) {
 		return
 	}
 	f = c.foreignLocked(e.location)

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -114,6 +115,60 @@ func TestMemoryOfForeignBackupsIsBounded(t *testing.T) {
 			runtime.KeepAlive(c)
 		})
 	}
+}
+
+// TestMemoryOfVolumeFoldersIsBounded: of a store in Longhorn's format, the volumes with the newest
+// backups are listed as far as there is room. One that is left out is no loss, is not read again
+// until it has changed, and is listed when there is room.
+func TestMemoryOfVolumeFoldersIsBounded(t *testing.T) {
+	const budget, folders, rows = 1 << 20, 200, 100
+	c := New(system, nil)
+	c.SetForeignBytes(budget)
+	var names []string
+	put := func(i int, at time.Time) {
+		content := Content{Versions: map[string]string{"backups": fmt.Sprint(i)}}
+		for n := range rows {
+			of := claim("shop", fmt.Sprint("data-", i), int64(n), i)
+			of.BackupName, of.SnapshotName = fmt.Sprintf("backup-%d-%d", i, n), strings.Repeat("s", 64)
+			of.Completion = metav1.NewTime(minute(-i))
+			content.Volumes = append(content.Volumes, of)
+		}
+		c.Put("default", fmt.Sprintf("v%03d", i), content, at)
+	}
+	before := heapInUse()
+	for i := range folders {
+		names = append(names, fmt.Sprintf("v%03d", i))
+		put(i, t0)
+	}
+	kept := heapInUse() - before
+	left, newest := c.LeftOut("default")
+	t.Logf("%d bytes are kept, %d of %d folders left out", kept, left, folders)
+	if most := int64(3*budget + folders<<10); kept > most {
+		t.Errorf("%d bytes are kept, want %d at most", kept, most)
+	}
+	if left == 0 || left == folders || left+len(listedNames(c)) != folders || c.Len("default") != folders || newest != fmt.Sprintf("v%03d", folders-left) {
+		t.Fatalf("%d are listed, %d left out, the newest of them %s, and %d known, want %d in all", len(listedNames(c)), left, newest, c.Len("default"), folders)
+	}
+	if versions := c.Versions("default", newest); versions["backups"] != fmt.Sprint(folders-left) {
+		t.Errorf("what is left out is known in the versions %v, and so read again and again", versions)
+	}
+	if found := c.Observe("default", names, minute(1), minute(1)); len(found.Read)+len(found.Gone) > 0 || found.Suspicion != "" {
+		t.Errorf("the next listing finds %+v", found)
+	}
+	// Some of those that are listed go, with two listings in a row.
+	fewer := names[5:]
+	for i := range 3 {
+		c.Observe("default", fewer, minute(2+i), minute(2+i))
+	}
+	found := c.Observe("default", fewer, minute(5), minute(5))
+	if !slices.Contains(found.Read, newest) {
+		t.Fatalf("%s is not read though there is room: %+v", newest, found)
+	}
+	put(folders-left, minute(6))
+	if !slices.Contains(listedNames(c), newest) {
+		t.Errorf("%s is not listed though there is room", newest)
+	}
+	runtime.KeepAlive(c)
 }
 
 func heapInUse() int64 {

@@ -209,13 +209,14 @@ func (c *Catalog) putLocked(e *entry, content *Content, rows *packedRows, now ti
 		e.retryLocked(now, unreadableBackoff)
 	}
 	if content.Backup == nil {
-		c.takeLocked(e)
 		e.claims, e.expiration, e.changes, e.changesRead = nil, nil, nil, nil
 		read := c.keepLocked(e, rows, now)
 		e.read = read.displace(func(i int) bool {
 			return !content.Trusted || read.shape(i).Value().namespace == c.systemNamespace
 		})
-		c.setLocked(e, nil, c.leftLocked(e), nil, true, changed)
+		if left := c.leftLocked(e); c.fitsLocked(e, nil, left, changed) {
+			c.setLocked(e, nil, left, nil, true, changed)
+		}
 		return
 	}
 	if e.claims = content.Backup.Status.Origin; e.claims == nil {
