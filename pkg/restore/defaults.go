@@ -111,7 +111,7 @@ func (e *execution) lacksAccount(ctx context.Context, item *manifest.Item, about
 	if name == "" || name == "default" || e.spec.PlanOnly && e.restores("ServiceAccount", item.Namespace, name) {
 		return "", nil
 	}
-	account, err := e.reader.get(ctx, accountKind, about.namespace, name)
+	account, err := e.seen(ctx, accountKind, subject{accountKind.resource, about.namespace, name})
 	if err != nil {
 		return "", fmt.Errorf("find its account: %w", err)
 	}
