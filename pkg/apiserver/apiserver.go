@@ -443,11 +443,11 @@ func (c CompletedConfig) New() (*Server, error) {
 		},
 		"backupvolumes/deletion": volumedeletion.NewHistoryREST(deletions),
 		"volumebackups/deletion": volumedeletion.NewREST(deletions, volumeBackups),
-		"backups/expiration": &backup.ExpirationREST{
+		"backups/expiration": backup.NewExpirationREST(backup.ExpirationConfig{
 			Backups: backups, Changes: c.client.engine.EngineV1alpha1().ExpirationChanges(c.extra.SystemNamespace),
 			Observe: projector.ObserveChange, Clock: clock.RealClock{},
 			SystemNamespace: c.extra.SystemNamespace, MaxTTL: c.extra.MaxBackupTTL,
-		},
+		}),
 		"maintenancerequests": requests.NewMaintenance(c.extra.SystemNamespace, c.client.engine.EngineV1alpha1().VolumeRepositories(c.extra.SystemNamespace), clock.RealClock{}),
 		"syncrequests":        requests.NewSync(c.extra.SystemNamespace, c.client.engine.EngineV1alpha1().StorageLocations(c.extra.SystemNamespace), projector.Awaits, clock.RealClock{}),
 		"schedules":           scheduleREST,

@@ -6,16 +6,11 @@ package backup
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
-	"k8s.io/apiserver/pkg/registry/rest"
-	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -28,13 +23,8 @@ import (
 // maxReason is how long the reason of a change may be, in bytes.
 const maxReason = 1024
 
-// ExpirationREST serves backups/expiration: the POST is recorded as an ExpirationChange, and
-// counts from then on. The controller writes it into the store.
-//
-// A hold and a deletion that are asked for at once: each is recorded before its asker, or who
-// carries it out, looks for the other one. So either the deletion sees the hold before it
-// removes anything, or who asks for the hold is told of the deletion.
-type ExpirationREST struct {
+// ExpirationConfig is what NewExpirationREST needs.
+type ExpirationConfig struct {
 	Backups *REST
 	Changes engineclient.ExpirationChangeInterface
 	// Observe puts a change that was just recorded into the log.
@@ -45,49 +35,20 @@ type ExpirationREST struct {
 	MaxTTL          time.Duration
 }
 
-var _ rest.NamedCreater = &ExpirationREST{}
-
-// New implements rest.Storage.
-func (r *ExpirationREST) New() runtime.Object { return &v1alpha1.BackupExpiration{} }
-
-// Destroy implements rest.Storage.
-func (r *ExpirationREST) Destroy() {}
-
-// Create implements rest.NamedCreater. It answers with a Status.
-func (r *ExpirationREST) Create(ctx context.Context, name string, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
-	body := obj.(*v1alpha1.BackupExpiration)
-	if err := faultsOf(body, name); err != nil {
-		return nil, err
+// NewExpirationREST serves backups/expiration: the POST is recorded as an ExpirationChange, and
+// counts from then on. The controller writes it into the store.
+//
+// A hold and a deletion may be requested at once. Each is recorded before its requester, or the
+// controller that deletes, looks for the other one. So either the deletion sees the hold before it
+// removes anything, or the answer to the hold names the deletion.
+func NewExpirationREST(config ExpirationConfig) *recorded.Subresource {
+	return &recorded.Subresource{
+		Resource: resource, Singular: Resource.Singular, Body: &v1alpha1.BackupExpiration{}, Clock: config.Clock, Record: config.record,
 	}
-	if validate != nil {
-		if err := validate(ctx, obj.DeepCopyObject()); err != nil {
-			return nil, err
-		}
-	}
-	requester, ok := genericapirequest.UserFrom(ctx)
-	if !ok {
-		return nil, apierrors.NewInternalError(fmt.Errorf("the request has no user"))
-	}
-	ask := enginev1alpha1.Ask{Requester: recorded.Requester(requester), Timestamp: metav1.NewTime(r.Clock.Now())}
-	var message string
-	raced := func(err error) bool { return apierrors.ReasonForError(err) == metav1.StatusReasonConflict }
-	err := retry.OnError(retry.DefaultRetry, raced, func() (err error) {
-		message, err = r.try(ctx, name, ask, body, options)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return &metav1.Status{
-		Status: metav1.StatusSuccess, Code: http.StatusCreated, Message: message,
-		Details: &metav1.StatusDetails{Name: name, Group: resource.Group, Kind: resource.Resource},
-	}, nil
 }
 
-func faultsOf(body *v1alpha1.BackupExpiration, name string) error {
+func faultsOf(body *v1alpha1.BackupExpiration) error {
 	switch {
-	case body.Name != "" && body.Name != name:
-		return apierrors.NewBadRequest(fmt.Sprintf("metadata.name is %q, but the request is about the backup %q", body.Name, name))
 	case body.Expiration == nil && body.Hold == nil:
 		return apierrors.NewBadRequest("set expiration, or hold to true or false: the request changes nothing")
 	case body.Expiration != nil && (body.Expiration.IsZero() || body.Expiration.UTC().Year() > 9999):
@@ -98,7 +59,11 @@ func faultsOf(body *v1alpha1.BackupExpiration, name string) error {
 	return nil
 }
 
-func (r *ExpirationREST) try(ctx context.Context, name string, ask enginev1alpha1.Ask, body *v1alpha1.BackupExpiration, options *metav1.CreateOptions) (string, error) {
+func (r *ExpirationConfig) record(ctx context.Context, request *recorded.Request) (string, error) {
+	name, body := request.Name, request.Body.(*v1alpha1.BackupExpiration)
+	if err := faultsOf(body); err != nil {
+		return "", err
+	}
 	found, err := r.Backups.Get(ctx, name, &metav1.GetOptions{})
 	if err != nil {
 		return "", err
@@ -119,13 +84,13 @@ func (r *ExpirationREST) try(ctx context.Context, name string, ask enginev1alpha
 		ObjectMeta: metav1.ObjectMeta{Name: storeName},
 		Spec: enginev1alpha1.ExpirationChangeSpec{
 			BackupRef: v1alpha1.BackupReference{Namespace: backup.Namespace, Name: backup.Name}, UID: backup.UID,
-			StorageLocation: backup.Spec.StorageLocation, Ask: ask, Reason: body.Reason, Expiration: body.Expiration, Hold: body.Hold,
+			StorageLocation: backup.Spec.StorageLocation, Ask: request.Ask, Reason: body.Reason, Expiration: body.Expiration, Hold: body.Hold,
 		},
 	}
 	record, err := r.Changes.Get(ctx, storeName, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		record, err = r.Changes.Create(ctx, wanted, metav1.CreateOptions{DryRun: options.DryRun})
+		record, err = r.Changes.Create(ctx, wanted, metav1.CreateOptions{DryRun: request.DryRun})
 		if apierrors.IsAlreadyExists(err) {
 			return "", apierrors.NewConflict(resource, name, err) // another request came first
 		}
@@ -141,12 +106,12 @@ func (r *ExpirationREST) try(ctx context.Context, name string, ask enginev1alpha
 				changed.Spec.Hold, changed.Spec.Reason = earlier.Hold, earlier.Reason
 			}
 		}
-		record, err = r.Changes.Update(ctx, changed, metav1.UpdateOptions{DryRun: options.DryRun})
+		record, err = r.Changes.Update(ctx, changed, metav1.UpdateOptions{DryRun: request.DryRun})
 	}
 	if err != nil {
 		return "", err
 	}
-	if len(options.DryRun) > 0 {
+	if len(request.DryRun) > 0 {
 		return "the backup's expiration would be changed", nil
 	}
 	r.Observe(record)

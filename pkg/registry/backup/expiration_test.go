@@ -36,10 +36,10 @@ func storedBackup(name string, change func(*v1alpha1.Backup)) *v1alpha1.Backup {
 
 func (h *harness) change(name string, body *v1alpha1.BackupExpiration, options metav1.CreateOptions) (string, error) {
 	h.Helper()
-	storage := &ExpirationREST{
+	storage := NewExpirationREST(ExpirationConfig{
 		Backups: h.REST, Changes: h.records.EngineV1alpha1().ExpirationChanges(system), Clock: clocktesting.NewFakePassiveClock(now),
 		Observe: func(*enginev1alpha1.ExpirationChange) { h.observed = append(h.observed, "a change") },
-	}
+	})
 	answer, err := storage.Create(h.ctx("shop"), name, body, nil, &options)
 	if err != nil {
 		return "", err
@@ -160,10 +160,10 @@ func TestHoldMeetsDeletion(t *testing.T) {
 func TestExpirationIsLimited(t *testing.T) {
 	h := newHarness(t, nil)
 	h.storedOnly(storedBackup("a", func(b *v1alpha1.Backup) { b.CreationTimestamp = metav1.NewTime(now) }))
-	storage := &ExpirationREST{
+	storage := NewExpirationREST(ExpirationConfig{
 		Backups: h.REST, Changes: h.records.EngineV1alpha1().ExpirationChanges(system), Clock: clocktesting.NewFakePassiveClock(now),
 		Observe: func(*enginev1alpha1.ExpirationChange) {}, SystemNamespace: system, MaxTTL: time.Hour,
-	}
+	})
 	ask := func(after time.Duration) error {
 		expiration := metav1.NewTime(now.Add(after))
 		_, err := storage.Create(h.ctx("shop"), "a", &v1alpha1.BackupExpiration{Expiration: &expiration}, nil, &metav1.CreateOptions{})

@@ -42,10 +42,13 @@ type kind struct {
 	namespaceUID    func(ctx context.Context, name string) (types.UID, error)
 	mayUse          func(ctx context.Context, location, namespace string) error
 	authorizer      authorizer.Authorizer
-	limiter         limiter
-	defaultTTL      time.Duration
-	maxTTL          time.Duration
-	lastData        func(ctx context.Context, backup *v1alpha1.Backup) ([]types.NamespacedName, error)
+	quota           *recorded.Quota
+	// stored counts the stored backups of a namespace, and maxStored bounds them.
+	stored     func(namespace string) int
+	maxStored  int
+	defaultTTL time.Duration
+	maxTTL     time.Duration
+	lastData   func(ctx context.Context, backup *v1alpha1.Backup) ([]types.NamespacedName, error)
 }
 
 var _ recorded.Kind[*v1alpha1.Backup, *enginev1alpha1.BackupRun] = &kind{}
@@ -219,11 +222,6 @@ func (k *kind) record(ctx context.Context, backup *v1alpha1.Backup, requester us
 		run.Spec.ScheduleUID = types.UID(by[0])
 	}
 	return run, nil
-}
-
-// Admit implements recorded.Kind.
-func (k *kind) Admit(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun) (func(), error) {
-	return k.limiter.admit(backup, run.Name)
 }
 
 // RecordName implements recorded.Kind.

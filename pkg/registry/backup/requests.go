@@ -6,7 +6,6 @@ package backup
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -22,18 +21,14 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 )
 
-// RequestREST serves a subresource of backups with the verb create: a request about a
-// backup.
-type RequestREST = recorded.RequestREST[*v1alpha1.Backup, *enginev1alpha1.BackupRun]
-
 // NewCancelREST serves backups/cancel.
-func NewCancelREST(backups *REST, clock clock.PassiveClock) *RequestREST {
-	return &RequestREST{Objects: backups, Clock: clock, Body: &v1alpha1.BackupCancellation{}, Record: cancel}
+func NewCancelREST(backups *REST, clock clock.PassiveClock) *recorded.Subresource {
+	return recorded.NewRequest(backups, clock, &v1alpha1.BackupCancellation{}, cancel)
 }
 
 // NewDeletionREST serves backups/deletion.
-func NewDeletionREST(backups *REST, clock clock.PassiveClock) *RequestREST {
-	return &RequestREST{Objects: backups, Clock: clock, Body: &v1alpha1.BackupDeletion{}, Record: backups.Kind.(*kind).remove}
+func NewDeletionREST(backups *REST, clock clock.PassiveClock) *recorded.Subresource {
+	return recorded.NewRequest(backups, clock, &v1alpha1.BackupDeletion{}, backups.Kind.(*kind).remove)
 }
 
 // cancel asks for a backup to be stopped.
@@ -177,11 +172,5 @@ func asked(what string, ask *enginev1alpha1.Ask) string {
 func conflict(name, format string, args ...any) error { return refuse(name, format, args...) }
 
 func refuse(name, format string, args ...any) *apierrors.StatusError {
-	return &apierrors.StatusError{ErrStatus: metav1.Status{
-		Status:  metav1.StatusFailure,
-		Code:    http.StatusConflict,
-		Reason:  v1alpha1.StatusReasonBackupState,
-		Message: fmt.Sprintf("backup %q: ", name) + fmt.Sprintf(format, args...),
-		Details: &metav1.StatusDetails{Name: name, Group: resource.Group, Kind: resource.Resource},
-	}}
+	return recorded.Conflict(resource, name, v1alpha1.StatusReasonBackupState, fmt.Sprintf("backup %q: ", name)+fmt.Sprintf(format, args...))
 }

@@ -22,6 +22,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 )
 
 var now = time.Unix(5000, 0)
@@ -58,11 +59,11 @@ func (h *harness) delete(name string) (string, error) {
 	return h.post(NewDeletionREST(h.REST, clocktesting.NewFakePassiveClock(now)), name, &v1alpha1.BackupDeletion{}, metav1.CreateOptions{})
 }
 
-func (h *harness) post(storage *RequestREST, name string, body runtime.Object, options metav1.CreateOptions) (string, error) {
+func (h *harness) post(storage *recorded.Subresource, name string, body runtime.Object, options metav1.CreateOptions) (string, error) {
 	return h.postIn("shop", storage, name, body, options)
 }
 
-func (h *harness) postIn(namespace string, storage *RequestREST, name string, body runtime.Object, options metav1.CreateOptions) (string, error) {
+func (h *harness) postIn(namespace string, storage *recorded.Subresource, name string, body runtime.Object, options metav1.CreateOptions) (string, error) {
 	answer, err := storage.Create(h.ctx(namespace), name, body, nil, &options)
 	if err != nil {
 		return "", err

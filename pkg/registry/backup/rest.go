@@ -85,12 +85,8 @@ func newKind(config Config) *kind {
 		defaultTTL:      cmp.Or(config.TTL, DefaultTTL),
 		maxTTL:          config.MaxTTL,
 		lastData:        config.LastData,
-		limiter: limiter{
-			Limits:          config.Limits,
-			systemNamespace: config.SystemNamespace,
-			load:            config.Load,
-			stored:          config.Stored,
-			coming:          map[string][]string{},
-		},
+		quota:           newQuota(config),
+		stored:          config.Stored,
+		maxStored:       config.Limits.Stored,
 	}
 }

@@ -5,6 +5,7 @@ package projection
 
 import (
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
@@ -67,20 +68,22 @@ func (p *Projector) volumeDeletionGone(record *enginev1alpha1.VolumeDeletion) {
 }
 
 // LoadOfVolumeDeletions counts the records of deletions of what is listed in a namespace, and those
-// that are not carried out yet.
-func (p *Projector) LoadOfVolumeDeletions(namespace string) (records, unfinished int) {
+// that are not carried out yet. The named ones, which are being created, count in any case.
+func (p *Projector) LoadOfVolumeDeletions(namespace string, coming sets.Set[string]) (records, unfinished int) {
 	p.deleting.Lock()
 	defer p.deleting.Unlock()
+	unseen := coming.Clone()
 	for _, record := range p.deletions.All() {
 		if record.Spec.ListedIn != namespace {
 			continue
 		}
+		unseen.Delete(record.Name)
 		records++
 		if !record.Done() {
 			unfinished++
 		}
 	}
-	return records, unfinished
+	return records + unseen.Len(), unfinished + unseen.Len()
 }
 
 // VolumeHistory is what is listed of a volume, by its name as a BackupVolume, with its uid.

@@ -8,6 +8,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
@@ -27,7 +28,7 @@ func TestLoadOfVolumeDeletions(t *testing.T) {
 	record("2", "shop", true)
 	record("3", "shop", false)
 	record("4", "holdfast", false)
-	if records, unfinished := p.LoadOfVolumeDeletions("shop"); records != 3 || unfinished != 2 {
+	if records, unfinished := p.LoadOfVolumeDeletions("shop", sets.New[string]()); records != 3 || unfinished != 2 {
 		t.Errorf("%d records, %d of them not carried out", records, unfinished)
 	}
 }

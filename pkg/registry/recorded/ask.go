@@ -12,36 +12,32 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
-	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
 )
 
-// AskREST serves a resource whose objects can only be created: each asks for something of the
-// record of its name in the system namespace, into which that is written.
-type AskREST[T interface {
-	runtime.Object
-	metav1.Object
-}] struct {
+// AskREST serves a resource whose objects can only be created: each is written into the record of
+// its name in the system namespace, as a request to the controller of that record.
+type AskREST[T logstore.Object] struct {
 	Singular string
 	// System is the namespace of the records.
 	System string
-	// Records are what those are called, and NamedAfter says what a request is named after.
+	// Records names the records in messages, and NamedAfter their kind.
 	Records, NamedAfter string
-	// Empty is a request with no more than its metadata.
-	Empty func(metav1.ObjectMeta) T
-	// Fill writes into a request what is asked for in the given one; nil if nothing but its
-	// name counts.
-	Fill func(request, given T)
-	// Ask writes what is asked for into the record, unless that waits there already, and
-	// answers in the request. It is called again if the record has changed meanwhile.
+	// Empty is a request without metadata.
+	Empty T
+	// Asked returns a request with the metadata and the spec of the given one, and no more.
+	Asked func(given T) T
+	// Ask writes the request into the record, unless one waits there already, and
+	// completes its status. It is called again after a conflict with another write.
 	Ask   func(ctx context.Context, request T, ask enginev1alpha1.Ask, options *metav1.CreateOptions) error
 	Clock clock.PassiveClock
 }
 
 // New implements rest.Storage.
-func (r *AskREST[T]) New() runtime.Object { return r.Empty(metav1.ObjectMeta{}) }
+func (r *AskREST[T]) New() runtime.Object { return r.Empty.DeepCopyObject() }
 
 // Destroy implements rest.Storage.
 func (r *AskREST[T]) Destroy() {}
@@ -54,29 +50,22 @@ func (r *AskREST[T]) GetSingularName() string { return r.Singular }
 
 // Create implements rest.Creater.
 func (r *AskREST[T]) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
-	given, ok := obj.(metav1.ObjectMetaAccessor)
-	if !ok {
-		return nil, apierrors.NewBadRequest(fmt.Sprintf("not a %s: %T", r.Singular, obj))
-	}
-	meta, ok := given.GetObjectMeta().(*metav1.ObjectMeta)
+	given, ok := obj.DeepCopyObject().(T)
 	if !ok {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("not a %s: %T", r.Singular, obj))
 	}
 	switch namespace := genericapirequest.NamespaceValue(ctx); {
 	case namespace != r.System:
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("%s are in the namespace %s, not in %s", r.Records, r.System, namespace))
-	case meta.Name == "":
-		return nil, apierrors.NewBadRequest("metadata.name must be that of a " + r.NamedAfter)
+	case given.GetName() == "":
+		return nil, apierrors.NewBadRequest("metadata.name must be the name of a " + r.NamedAfter)
 	}
-	requester, ok := genericapirequest.UserFrom(ctx)
-	if !ok {
-		return nil, apierrors.NewInternalError(fmt.Errorf("the request has no user"))
+	requester, err := RequesterFrom(ctx)
+	if err != nil {
+		return nil, err
 	}
-	request := r.Empty(*meta.DeepCopy())
+	request := r.Asked(given)
 	request.SetNamespace(r.System)
-	if asked, ok := obj.(T); ok && r.Fill != nil {
-		r.Fill(request, asked)
-	}
 	rest.FillObjectMetaSystemFields(request)
 	if validate != nil {
 		if err := validate(ctx, request.DeepCopyObject()); err != nil {
@@ -84,9 +73,7 @@ func (r *AskREST[T]) Create(ctx context.Context, obj runtime.Object, validate re
 		}
 	}
 	ask := enginev1alpha1.Ask{Requester: Requester(requester), Timestamp: metav1.NewTime(r.Clock.Now()).Rfc3339Copy()}
-	// Other conflicts are answers.
-	raced := func(err error) bool { return apierrors.ReasonForError(err) == metav1.StatusReasonConflict }
-	if err := retry.OnError(retry.DefaultRetry, raced, func() error { return r.Ask(ctx, request, ask, options) }); err != nil {
+	if err := untilWritten(func() error { return r.Ask(ctx, request, ask, options) }); err != nil {
 		return nil, err
 	}
 	return request, nil

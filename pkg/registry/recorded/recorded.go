@@ -142,7 +142,7 @@ func (r *REST[T, R]) create(ctx context.Context, obj T, validate rest.ValidateOb
 	if err := rest.BeforeCreate(r.Kind, ctx, obj); err != nil {
 		return nil, err
 	}
-	requester, err := requesterFrom(ctx)
+	requester, err := RequesterFrom(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -235,7 +235,8 @@ func (r *REST[T, R]) alreadyExists(name, why string) error {
 	return err
 }
 
-func requesterFrom(ctx context.Context) (user.Info, error) {
+// RequesterFrom returns the user of a request.
+func RequesterFrom(ctx context.Context) (user.Info, error) {
 	requester, ok := genericapirequest.UserFrom(ctx)
 	if !ok {
 		return nil, apierrors.NewInternalError(fmt.Errorf("the request has no user"))

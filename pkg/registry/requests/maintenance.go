@@ -6,9 +6,7 @@ package requests
 import (
 	"context"
 	"fmt"
-	"net/http"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/clock"
@@ -29,10 +27,10 @@ type MaintenanceRecords interface {
 func NewMaintenance(system string, records MaintenanceRecords, clock clock.PassiveClock) *recorded.AskREST[*v1alpha1.MaintenanceRequest] {
 	return &recorded.AskREST[*v1alpha1.MaintenanceRequest]{
 		Singular: "maintenancerequest", System: system, Records: "repositories", NamedAfter: "VolumeRepository: NAMESPACE.LOCATION", Clock: clock,
-		Empty: func(meta metav1.ObjectMeta) *v1alpha1.MaintenanceRequest {
-			return &v1alpha1.MaintenanceRequest{ObjectMeta: meta}
+		Empty: &v1alpha1.MaintenanceRequest{},
+		Asked: func(given *v1alpha1.MaintenanceRequest) *v1alpha1.MaintenanceRequest {
+			return &v1alpha1.MaintenanceRequest{ObjectMeta: given.ObjectMeta, Spec: given.Spec}
 		},
-		Fill: func(request, given *v1alpha1.MaintenanceRequest) { request.Spec = given.Spec },
 		Ask: func(ctx context.Context, request *v1alpha1.MaintenanceRequest, ask enginev1alpha1.Ask, options *metav1.CreateOptions) (err error) {
 			request.Status, err = writeMaintenance(ctx, records, system, request.Name, enginev1alpha1.MaintenanceAsk{Ask: ask, Verify: request.Spec.Verify}, options)
 			return err
@@ -51,10 +49,7 @@ func writeMaintenance(ctx context.Context, records MaintenanceRecords, system, n
 		if ready != nil {
 			because = ready.Message
 		}
-		return answer, &apierrors.StatusError{ErrStatus: metav1.Status{
-			Status: metav1.StatusFailure, Code: http.StatusConflict, Reason: "RepositoryState",
-			Message: fmt.Sprintf("the repository %s can't be maintained: %s", name, because),
-		}}
+		return answer, recorded.Conflict(v1alpha1.Resource("maintenancerequests"), name, "RepositoryState", fmt.Sprintf("the repository %s can't be maintained: %s", name, because))
 	}
 	answer.JobNamespace = enginev1alpha1.MaintenanceNamespace(system)
 	job, waits := record.RequestedJob()

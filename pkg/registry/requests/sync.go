@@ -34,7 +34,10 @@ type SyncRecords interface {
 func NewSync(system string, records SyncRecords, awaits func(*enginev1alpha1.StorageLocation) bool, clock clock.PassiveClock) *recorded.AskREST[*v1alpha1.SyncRequest] {
 	return &recorded.AskREST[*v1alpha1.SyncRequest]{
 		Singular: "syncrequest", System: system, Records: "storage locations", NamedAfter: "StorageLocation", Clock: clock,
-		Empty: func(meta metav1.ObjectMeta) *v1alpha1.SyncRequest { return &v1alpha1.SyncRequest{ObjectMeta: meta} },
+		Empty: &v1alpha1.SyncRequest{},
+		Asked: func(given *v1alpha1.SyncRequest) *v1alpha1.SyncRequest {
+			return &v1alpha1.SyncRequest{ObjectMeta: given.ObjectMeta}
+		},
 		Ask: func(ctx context.Context, request *v1alpha1.SyncRequest, ask enginev1alpha1.Ask, options *metav1.CreateOptions) (err error) {
 			request.Status, err = writeSync(ctx, records, awaits, system, request.Name, ask, options)
 			return err

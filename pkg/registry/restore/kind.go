@@ -40,7 +40,7 @@ type kind struct {
 	namespaceUID    func(ctx context.Context, name string) (types.UID, error)
 	mayUse          func(ctx context.Context, location, namespace string) error
 	authorizer      authorizer.Authorizer
-	limiter         limiter
+	quota           *recorded.Quota
 	// sameNamespace reports whether two uids are those of one namespace, or of one that continues
 	// the other.
 	sameNamespace func(name string, a, b types.UID) bool
@@ -216,7 +216,7 @@ func (k *kind) record(ctx context.Context, restore *v1alpha1.Restore, requester 
 
 // Admit implements recorded.Kind.
 func (k *kind) Admit(restore *v1alpha1.Restore, run *enginev1alpha1.RestoreRun) (func(), error) {
-	return k.limiter.admit(restore, run.Name)
+	return k.quota.Admit(restore.Namespace, restore.Name, run.Name)
 }
 
 // RecordName implements recorded.Kind.

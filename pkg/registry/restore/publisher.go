@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/cache"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -236,26 +237,21 @@ func (p *Publisher) hideLocked(at types.NamespacedName, uid types.UID) {
 
 // load counts the records of a namespace's restores, and those that have not ended. Those
 // named, which are being created, count in any case.
-func (p *Publisher) load(namespace string, coming []string) (records, unfinished int) {
+func (p *Publisher) load(namespace string, coming sets.Set[string]) (records, unfinished int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	named := map[string]bool{}
+	unseen := coming.Clone()
 	for _, run := range p.records.All() {
 		if run.Spec.RestoreRef.Namespace != namespace {
 			continue
 		}
-		named[run.Name] = true
+		unseen.Delete(run.Name)
 		records++
 		if !run.Status.Phase.Ended() {
 			unfinished++
 		}
 	}
-	for _, name := range coming {
-		if !named[name] {
-			records, unfinished = records+1, unfinished+1
-		}
-	}
-	return records, unfinished
+	return records + unseen.Len(), unfinished + unseen.Len()
 }
 
 // restoreOf is the Restore that a run stands for. entry is its place in the queue as its

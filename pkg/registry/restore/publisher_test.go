@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
 
@@ -179,7 +180,7 @@ func TestReplaced(t *testing.T) {
 	if restore, ok := p.Log.GetObject("shop", "back"); !ok || restore.UID != other.UID {
 		t.Errorf("shown is %+v", restore)
 	}
-	if records, unfinished := p.load("shop", []string{"shop.back", "shop.coming"}); records != 2 || unfinished != 2 {
+	if records, unfinished := p.load("shop", sets.New("shop.back", "shop.coming")); records != 2 || unfinished != 2 {
 		t.Errorf("there are %d records, %d unfinished", records, unfinished)
 	}
 }

@@ -5,9 +5,7 @@ package restore
 
 import (
 	"fmt"
-	"net/http"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/clock"
@@ -17,13 +15,9 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 )
 
-// RequestREST serves a subresource of restores with the verb create: a request about a
-// restore.
-type RequestREST = recorded.RequestREST[*v1alpha1.Restore, *enginev1alpha1.RestoreRun]
-
 // NewCancelREST serves restores/cancel.
-func NewCancelREST(restores *REST, clock clock.PassiveClock) *RequestREST {
-	return &RequestREST{Objects: restores, Clock: clock, Body: &v1alpha1.RestoreCancellation{}, Record: cancel}
+func NewCancelREST(restores *REST, clock clock.PassiveClock) *recorded.Subresource {
+	return recorded.NewRequest(restores, clock, &v1alpha1.RestoreCancellation{}, cancel)
 }
 
 // cancel asks for a restore to be stopped.
@@ -49,11 +43,5 @@ const StatusReasonRestoreState metav1.StatusReason = "RestoreState"
 // conflict refuses a request that does not fit the state of the restore. It is not the
 // kind of conflict that goes away by trying again.
 func conflict(name, format string, args ...any) error {
-	return &apierrors.StatusError{ErrStatus: metav1.Status{
-		Status:  metav1.StatusFailure,
-		Code:    http.StatusConflict,
-		Reason:  StatusReasonRestoreState,
-		Message: fmt.Sprintf("restore %q: ", name) + fmt.Sprintf(format, args...),
-		Details: &metav1.StatusDetails{Name: name, Group: v1alpha1.GroupName, Kind: Resource.GroupResource.Resource},
-	}}
+	return recorded.Conflict(Resource.GroupResource, name, StatusReasonRestoreState, fmt.Sprintf("restore %q: ", name)+fmt.Sprintf(format, args...))
 }

@@ -72,12 +72,7 @@ func NewREST(config Config) (*REST, error) {
 			mayUse:          config.MayUse,
 			authorizer:      config.Authorizer,
 			sameNamespace:   config.Publisher.sameNamespace,
-			limiter: limiter{
-				Limits:          config.Limits,
-				systemNamespace: config.SystemNamespace,
-				load:            config.Publisher.load,
-				coming:          map[string][]string{},
-			},
+			quota:           newQuota(config),
 		},
 		Log:     config.Publisher.Log,
 		Records: config.Runs,

@@ -238,16 +238,17 @@ func (p *Publisher) Schedule(name types.NamespacedName) (*v1alpha1.Schedule, *en
 	return s, entry, p.ofLocked(name.Namespace, s.UID)
 }
 
-// Count is how many schedules there are in a namespace.
-func (p *Publisher) Count(namespace string) (n int) {
+// load counts the schedules of a namespace. The named ones count in any case.
+func (p *Publisher) load(namespace string, coming sets.Set[string]) (records, unfinished int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	names := coming.Clone()
 	for name := range p.entries.All() {
 		if name.Namespace == namespace {
-			n++
+			names.Insert(name.Name)
 		}
 	}
-	return n
+	return names.Len(), names.Len()
 }
 
 // Names are those of all schedules, in order.

@@ -152,7 +152,11 @@ func TestBackupsArePublishedTogether(t *testing.T) {
 	if got := p.Log.Version(); got != before+1 {
 		t.Errorf("it was published %d times", got-before)
 	}
-	if _, _, backups := p.Schedule(nightly); len(backups) != 1000 || p.Count("shop") != 1 || p.Count("bank") != 0 {
+	count := func(namespace string) int {
+		n, _ := p.load(namespace, nil)
+		return n
+	}
+	if _, _, backups := p.Schedule(nightly); len(backups) != 1000 || count("shop") != 1 || count("bank") != 0 {
 		t.Errorf("it has %d backups", len(backups))
 	}
 }
@@ -239,7 +243,7 @@ func TestErrorsAreAboutTheTemplate(t *testing.T) {
 func TestLimit(t *testing.T) {
 	p := publisher(t)
 	reached := errors.New("the limit lets it pass")
-	w := &written{Log: p.Log, publisher: p, limit: 1, systemNamespace: "holdfast", recordName: recordNames("holdfast"),
+	w := &written{Log: p.Log, publisher: p, quota: newQuota(Config{Publisher: p, Limit: 1, SystemNamespace: "holdfast"}), recordName: recordNames("holdfast"),
 		namespaceUID: func(context.Context, string) (types.UID, error) { return "", reached }}
 	for namespace, passes := range map[string]bool{"shop": false, "holdfast": true, "other": true} {
 		if namespace != "other" {

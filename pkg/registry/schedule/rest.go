@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -69,7 +68,7 @@ func NewREST(config Config) (*REST, error) {
 	r := &REST{config: config}
 	store, err := Resource.Store(&written{
 		Log: config.Publisher.Log, publisher: config.Publisher, entries: config.Entries,
-		limit: config.Limit, systemNamespace: config.SystemNamespace, recordName: recordNames(config.SystemNamespace), namespaceUID: config.NamespaceUID, restoreUser: r.restoreUser(),
+		quota: newQuota(config), recordName: recordNames(config.SystemNamespace), namespaceUID: config.NamespaceUID, restoreUser: r.restoreUser(),
 	}, strategy{ObjectTyper: config.Scheme, NameGenerator: names.SimpleNameGenerator, restoreUser: r.restoreUser()})
 	if err != nil {
 		return nil, err
@@ -109,9 +108,9 @@ func (r *REST) check(ctx context.Context, s *v1alpha1.Schedule) error {
 	if errs := validation.ValidateSchedule(s); len(errs) > 0 {
 		return invalid(s.Name, errs)
 	}
-	requester, ok := genericapirequest.UserFrom(ctx)
-	if !ok {
-		return apierrors.NewInternalError(errors.New("the request has no user"))
+	requester, err := recorded.RequesterFrom(ctx)
+	if err != nil {
+		return err
 	}
 	if requester.GetName() == r.restoreUser() {
 		return nil // it is paused, and whoever resumes it must have the rights
@@ -129,7 +128,7 @@ func (r *REST) check(ctx context.Context, s *v1alpha1.Schedule) error {
 	if errs := kind.Validate(ctx, backup); len(errs) > 0 {
 		return ofTemplate(invalid(s.Name, errs), s.Name)
 	}
-	_, _, err := kind.Check(ctx, backup, requester)
+	_, _, err = kind.Check(ctx, backup, requester)
 	return ofTemplate(err, s.Name)
 }
 
@@ -234,78 +233,52 @@ func (strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 	}
 }
 
-// TriggerREST serves schedules/trigger with the verb create: a backup now.
-type TriggerREST struct {
-	schedules *REST
-	// make asks for a schedule's backup of an instant as whoever changed it last.
-	make func(ctx context.Context, schedule *v1alpha1.Schedule, due metav1.Time, triggeredBy string) (string, error)
+// NewTriggerREST serves schedules/trigger with the verb create: a backup now. make requests a
+// schedule's backup of an instant as the user who changed the schedule last, and returns its name.
+func NewTriggerREST(schedules *REST, make func(ctx context.Context, schedule *v1alpha1.Schedule, due metav1.Time, triggeredBy string) (string, error)) *recorded.Subresource {
+	return &recorded.Subresource{
+		Resource: Resource.GroupResource, Singular: Resource.Singular, Body: &v1alpha1.ScheduleTrigger{}, Clock: schedules.config.Clock,
+		Record: func(ctx context.Context, request *recorded.Request) (string, error) {
+			found, err := schedules.Get(ctx, request.Name, &metav1.GetOptions{})
+			if err != nil {
+				return "", err
+			}
+			s := found.(*v1alpha1.Schedule)
+			if err := schedules.mayTrigger(s); err != nil {
+				return "", err
+			}
+			due := request.Ask.Timestamp
+			made := domain.BackupName(s.Name, due.Time)
+			if len(request.DryRun) == 0 {
+				if made, err = make(ctx, s, due, request.Requester.GetName()); err != nil {
+					return "", err
+				}
+			}
+			request.About.Name, request.About.Kind = made, "backups"
+			return fmt.Sprintf("the backup %s is asked for, as %s", made, s.Status.Requester), nil
+		},
+	}
 }
 
-var _ rest.NamedCreater = &TriggerREST{}
-
-// NewTriggerREST returns the storage of schedules/trigger. make asks for a backup of a
-// schedule, and returns its name.
-func NewTriggerREST(schedules *REST, make func(ctx context.Context, schedule *v1alpha1.Schedule, due metav1.Time, triggeredBy string) (string, error)) *TriggerREST {
-	return &TriggerREST{schedules: schedules, make: make}
-}
-
-// New implements rest.Storage.
-func (t *TriggerREST) New() runtime.Object { return &v1alpha1.ScheduleTrigger{} }
-
-// Destroy implements rest.Storage.
-func (t *TriggerREST) Destroy() {}
-
-// Create implements rest.NamedCreater. It answers with a Status that names the backup.
-func (t *TriggerREST) Create(ctx context.Context, name string, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
-	if body, ok := obj.(metav1.Object); ok && body.GetName() != "" && body.GetName() != name {
-		return nil, apierrors.NewBadRequest(fmt.Sprintf("metadata.name is %q, but the request is about the schedule %q", body.GetName(), name))
+// mayTrigger fails if a schedule makes no backup now.
+func (r *REST) mayTrigger(s *v1alpha1.Schedule) error {
+	if s.Status.Requester == r.restoreUser() {
+		return refused(s.Name, "it was restored, and makes backups as nobody until somebody resumes it: set spec.paused to false first")
 	}
-	if validate != nil {
-		if err := validate(ctx, obj.DeepCopyObject()); err != nil {
-			return nil, err
-		}
-	}
-	requester, ok := genericapirequest.UserFrom(ctx)
-	if !ok {
-		return nil, apierrors.NewInternalError(errors.New("the request has no user"))
-	}
-	found, err := t.schedules.Get(ctx, name, &metav1.GetOptions{})
-	if err != nil {
-		return nil, err
-	}
-	s := found.(*v1alpha1.Schedule)
-	if s.Status.Requester == t.schedules.restoreUser() {
-		return nil, refused(name, "it was restored, and makes backups as nobody until somebody resumes it: set spec.paused to false first")
-	}
-	_, _, backups := t.schedules.config.Publisher.Schedule(types.NamespacedName{Namespace: s.Namespace, Name: name})
+	_, _, backups := r.config.Publisher.Schedule(types.NamespacedName{Namespace: s.Namespace, Name: s.Name})
 	for _, backup := range backups {
 		if backup.Waits() {
-			return nil, refused(name, fmt.Sprintf("its backup %s waits already, and will hold what there is when it begins", backup.Name))
+			return refused(s.Name, fmt.Sprintf("its backup %s waits already, and will hold what there is when it begins", backup.Name))
 		}
 	}
 	if s.DeletionTimestamp != nil {
-		return nil, refused(name, "it is being deleted")
+		return refused(s.Name, "it is being deleted")
 	}
-	now := metav1.NewTime(t.schedules.config.Clock.Now())
-	made := domain.BackupName(name, now.Time)
-	if len(options.DryRun) == 0 {
-		if made, err = t.make(ctx, s, now, requester.GetName()); err != nil {
-			return nil, err
-		}
-	}
-	return &metav1.Status{
-		Status: metav1.StatusSuccess, Code: http.StatusCreated,
-		Message: fmt.Sprintf("the backup %s is asked for, as %s", made, s.Status.Requester),
-		Details: &metav1.StatusDetails{Name: made, Group: v1alpha1.GroupName, Kind: "backups"},
-	}, nil
+	return nil
 }
 
 // refused refuses a request that does not fit the state of the schedule. It is not the
 // kind of conflict that goes away by trying again.
 func refused(name, message string) error {
-	return &apierrors.StatusError{ErrStatus: metav1.Status{
-		Status: metav1.StatusFailure, Code: http.StatusConflict, Reason: "ScheduleState",
-		Message: fmt.Sprintf("schedule %q: %s", name, message),
-		Details: &metav1.StatusDetails{Name: name, Group: v1alpha1.GroupName, Kind: "schedules"},
-	}}
+	return recorded.Conflict(Resource.GroupResource, name, "ScheduleState", fmt.Sprintf("schedule %q: %s", name, message))
 }

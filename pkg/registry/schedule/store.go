@@ -14,7 +14,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/storage"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -33,10 +32,7 @@ type written struct {
 	*logstore.Log[object]
 	publisher *Publisher
 	entries   engineclient.ScheduleEntryInterface
-	// limit is how many schedules a namespace may have; zero is no limit. The system namespace
-	// has none: it is the administrator's.
-	limit           int
-	systemNamespace string
+	quota     *recorded.Quota
 	// recordName is the name of a schedule's record.
 	recordName   func(types.NamespacedName) string
 	restoreUser  string
@@ -44,6 +40,21 @@ type written struct {
 }
 
 var _ storage.Interface = &written{}
+
+// newQuota bounds the schedules of a namespace, but the system namespace: it is the administrator's.
+func newQuota(config Config) *recorded.Quota {
+	return &recorded.Quota{
+		Resource: Resource.GroupResource,
+		Limit: func(namespace string) (limit int, flag string) {
+			if namespace == config.SystemNamespace {
+				return 0, ""
+			}
+			return config.Limit, "--schedules-per-namespace"
+		},
+		Load:       config.Publisher.load,
+		Unfinished: "namespace %[2]q has %[1]d schedules, and at most %[4]d may be there (%[5]s of the API server): delete one first",
+	}
+}
 
 // nameIn reads a key.
 func nameIn(key string) types.NamespacedName {
@@ -94,11 +105,11 @@ func (w *written) Create(ctx context.Context, key string, obj, out runtime.Objec
 
 func (w *written) create(ctx context.Context, key string, s *v1alpha1.Schedule, out runtime.Object) error {
 	name := nameIn(key)
-	// No quota of the namespace counts the records. Those that are created at one moment may
-	// be a few too many.
-	if n := w.publisher.Count(name.Namespace); w.limit > 0 && n >= w.limit && name.Namespace != w.systemNamespace {
-		return apierrors.NewForbidden(Resource.GroupResource, name.Name, fmt.Errorf("namespace %q has %d schedules, and at most %d may be there (--schedules-per-namespace of the API server): delete one first", name.Namespace, n, w.limit))
+	done, err := w.quota.Admit(name.Namespace, name.Name, name.Name)
+	if err != nil {
+		return err
 	}
+	defer done()
 	uid, err := w.namespaceUID(ctx, name.Namespace)
 	if err != nil {
 		return apierrors.NewInternalError(fmt.Errorf("reading the namespace of the schedule: %w", err))
@@ -248,9 +259,9 @@ func (w *written) Delete(ctx context.Context, key string, out runtime.Object, pr
 
 // requester is who makes a request.
 func requester(ctx context.Context) (enginev1alpha1.Requester, error) {
-	user, ok := genericapirequest.UserFrom(ctx)
-	if !ok {
-		return enginev1alpha1.Requester{}, apierrors.NewInternalError(fmt.Errorf("the request has no user"))
+	user, err := recorded.RequesterFrom(ctx)
+	if err != nil {
+		return enginev1alpha1.Requester{}, err
 	}
 	by := recorded.Requester(user)
 	// An authorizer may take the rights from it, as from the scope of a token.

@@ -15,19 +15,17 @@ package volumedeletion
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
-	"net/http"
 	"slices"
 	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
@@ -63,12 +61,11 @@ type Config struct {
 	Clock      clock.PassiveClock
 	// SystemNamespace is where the records live. It has no limit: it is the administrator's.
 	SystemNamespace string
-	// Limit is how many deletions of what is listed in one namespace may be under way at once, where
-	// no quota of that namespace counts them; zero is no limit. Requests that are answered at the
-	// same moment may exceed it together.
+	// Limit is how many deletions of what is listed in one namespace may be under way at once; zero
+	// is no limit.
 	Limit int
-	// Load counts the records of a namespace, and those that are not carried out yet.
-	Load func(namespace string) (records, unfinished int)
+	// Load is as recorded.Quota has it.
+	Load func(namespace string, coming sets.Set[string]) (records, unfinished int)
 }
 
 // recordsPerUnfinished bounds all records of a namespace, in multiples of its limit: they stay for
@@ -78,34 +75,34 @@ const recordsPerUnfinished = 10
 // CauseTooManyDeletions is the cause in the answer to a request that is beyond the limit.
 const CauseTooManyDeletions metav1.CauseType = "TooManyVolumeDeletions"
 
-// REST serves the subresource of one resource.
-type REST struct {
+// deletion is the subresource of one resource.
+type deletion struct {
 	Config
+	quota    recorded.Quota
 	resource schema.GroupResource
 	// history is true if a volume's whole history is meant.
 	history bool
-	// items are those that a name means.
+	// items returns the volume backups that a name means, and the uid of the named object.
 	items func(ctx context.Context, namespace, name string) ([]catalog.HistoryItem, types.UID, error)
 }
 
-var _ rest.NamedCreater = &REST{}
-
 // NewHistoryREST serves backupvolumes/deletion.
-func NewHistoryREST(config Config) *REST {
-	resource := v1alpha1.Resource("backupvolumes")
-	return &REST{Config: config, resource: resource, history: true, items: func(_ context.Context, namespace, name string) ([]catalog.HistoryItem, types.UID, error) {
+func NewHistoryREST(config Config) *recorded.Subresource {
+	d := &deletion{Config: config, resource: v1alpha1.Resource("backupvolumes"), history: true}
+	d.items = func(_ context.Context, namespace, name string) ([]catalog.HistoryItem, types.UID, error) {
 		items, uid := config.History(namespace, name)
 		if len(items) == 0 {
-			return nil, "", apierrors.NewNotFound(resource, name)
+			return nil, "", apierrors.NewNotFound(d.resource, name)
 		}
 		return items, uid, nil
-	}}
+	}
+	return d.subresource("backupvolume")
 }
 
 // NewREST serves volumebackups/deletion. The volume backups are got from where they are listed.
-func NewREST(config Config, volumeBackups rest.Getter) *REST {
-	resource := v1alpha1.Resource("volumebackups")
-	return &REST{Config: config, resource: resource, items: func(ctx context.Context, namespace, name string) ([]catalog.HistoryItem, types.UID, error) {
+func NewREST(config Config, volumeBackups rest.Getter) *recorded.Subresource {
+	d := &deletion{Config: config, resource: v1alpha1.Resource("volumebackups")}
+	d.items = func(ctx context.Context, namespace, name string) ([]catalog.HistoryItem, types.UID, error) {
 		found, err := volumeBackups.Get(ctx, name, &metav1.GetOptions{})
 		if err != nil {
 			return nil, "", err
@@ -116,103 +113,82 @@ func NewREST(config Config, volumeBackups rest.Getter) *REST {
 				return []catalog.HistoryItem{item}, item.UID, nil
 			}
 		}
-		return nil, "", apierrors.NewNotFound(resource, name)
-	}}
+		return nil, "", apierrors.NewNotFound(d.resource, name)
+	}
+	return d.subresource("volumebackup")
 }
 
-// New implements rest.Storage.
-func (r *REST) New() runtime.Object { return &v1alpha1.VolumeDeletion{} }
+func (d *deletion) subresource(singular string) *recorded.Subresource {
+	d.quota = recorded.Quota{
+		Resource: d.resource, Cause: CauseTooManyDeletions, Factor: recordsPerUnfinished,
+		Limit: func(namespace string) (limit int, flag string) {
+			if namespace == d.SystemNamespace {
+				return 0, ""
+			}
+			return d.Config.Limit, "--volume-deletions-per-namespace"
+		},
+		Load:       d.Load,
+		Unfinished: "%[1]d deletions of volumes of the namespace %[2]q are under way, this one would be %[3]d more, and at most %[4]d may be (%[5]s of the API server): wait until some are carried out",
+		Records:    "there are %[1]d records of deletions of volumes of the namespace %[2]q, this would be %[3]d more, and at most %[4]d may be (%[6]d times %[5]s of the API server): they stay for a day. The whole history of a volume goes with one, by a POST to backupvolumes/NAME/deletion",
+	}
+	return &recorded.Subresource{Resource: d.resource, Singular: singular, Body: &v1alpha1.VolumeDeletion{}, Clock: d.Clock, Record: d.record}
+}
 
-// Destroy implements rest.Storage.
-func (r *REST) Destroy() {}
-
-// Create implements rest.NamedCreater. It answers with a Status.
-func (r *REST) Create(ctx context.Context, name string, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
-	body := obj.(*v1alpha1.VolumeDeletion)
-	if body.Name != "" && body.Name != name {
-		return nil, apierrors.NewBadRequest(fmt.Sprintf("metadata.name is %q, but the request is about %q", body.Name, name))
+func (d *deletion) record(ctx context.Context, request *recorded.Request) (string, error) {
+	name, namespace := request.Name, genericapirequest.NamespaceValue(ctx)
+	if err := d.Ready(); err != nil {
+		return "", apierrors.NewTooManyRequests(fmt.Sprintf("what is to be deleted is not known yet: %v", err), 1)
 	}
-	if validate != nil {
-		if err := validate(ctx, obj.DeepCopyObject()); err != nil {
-			return nil, err
-		}
-	}
-	requester, ok := genericapirequest.UserFrom(ctx)
-	if !ok {
-		return nil, apierrors.NewInternalError(fmt.Errorf("the request has no user"))
-	}
-	if err := r.Ready(); err != nil {
-		return nil, apierrors.NewTooManyRequests(fmt.Sprintf("what is to be deleted is not known yet: %v", err), 1)
-	}
-	namespace := genericapirequest.NamespaceValue(ctx)
-	items, uid, err := r.items(ctx, namespace, name)
+	items, uid, err := d.items(ctx, namespace, name)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
-	if p := body.Preconditions; p != nil && p.UID != "" && p.UID != uid {
-		return nil, r.conflict(name, fmt.Sprintf("its uid is %s, and the one that is to be deleted has %s", uid, p.UID))
+	if p := request.Body.(*v1alpha1.VolumeDeletion).Preconditions; p != nil && p.UID != "" && p.UID != uid {
+		return "", d.conflict(name, fmt.Sprintf("its uid is %s, and the one that is to be deleted has %s", uid, p.UID))
 	}
-	chosen, err := r.choose(ctx, requester, namespace, items)
+	chosen, err := d.choose(ctx, request.Requester, namespace, items)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	if len(chosen.targets) == 0 {
 		if chosen.forbidden == len(items) {
-			return nil, apierrors.NewForbidden(r.resource, name, fmt.Errorf("user %q may not delete the data of backups of other namespaces, which hold it: that needs the right to create backups.holdfast.io/deletion there", requester.GetName()))
+			return "", apierrors.NewForbidden(d.resource, name, fmt.Errorf("user %q may not delete the data of backups of other namespaces, which hold it: that needs the right to create backups.holdfast.io/deletion there", request.Requester.GetName()))
 		}
-		return nil, r.conflict(name, strings.Join(chosen.stays(), "; "))
+		return "", d.conflict(name, strings.Join(chosen.stays(), "; "))
 	}
-	ask := enginev1alpha1.Ask{Requester: recorded.Requester(requester), Timestamp: metav1.NewTime(r.Clock.Now())}
-	locations := chosen.byLocation()
-	if err := r.admit(namespace, name, len(locations)); err != nil {
-		return nil, err
-	}
-	for _, targets := range locations {
+	var records []*enginev1alpha1.VolumeDeletion
+	var names []string
+	for _, targets := range chosen.byLocation() {
 		record := &enginev1alpha1.VolumeDeletion{
 			ObjectMeta: metav1.ObjectMeta{Name: string(uuid.NewUUID())},
 			Spec: enginev1alpha1.VolumeDeletionSpec{
-				Ask: ask, Namespace: items[0].Volume.Namespace, Volume: items[0].Volume.Name, ListedIn: namespace, History: r.history, Targets: targets,
+				Ask: request.Ask, Namespace: items[0].Volume.Namespace, Volume: items[0].Volume.Name, ListedIn: namespace, History: d.history, Targets: targets,
 			},
 		}
-		record, err = r.Deletions.Create(ctx, record, metav1.CreateOptions{DryRun: options.DryRun})
+		records, names = append(records, record), append(names, record.Name)
+	}
+	done, err := d.quota.Admit(namespace, name, names...)
+	if err != nil {
+		return "", err
+	}
+	defer done()
+	for _, record := range records {
+		record, err = d.Deletions.Create(ctx, record, metav1.CreateOptions{DryRun: request.DryRun})
 		switch {
 		case err != nil:
-			return nil, recorded.NotRecorded(r.resource, "deletion", name, err) // for what is still listed
-		case len(options.DryRun) == 0:
-			r.Observe(record)
+			return "", recorded.NotRecorded(d.resource, "deletion", name, err) // for what is still listed
+		case len(request.DryRun) == 0:
+			d.Observe(record)
 		}
 	}
 	said := fmt.Sprintf("%d volume backups are deleted: their data goes with the maintenance of their repository", len(chosen.targets))
 	if len(chosen.targets) == 1 {
 		said = "the volume backup is deleted: its data goes with the maintenance of its repository"
 	}
-	if len(options.DryRun) > 0 {
+	if len(request.DryRun) > 0 {
 		said = fmt.Sprintf("%d volume backups would be deleted", len(chosen.targets))
 	}
-	return &metav1.Status{
-		Status: metav1.StatusSuccess, Code: http.StatusCreated, Message: strings.Join(append([]string{said}, chosen.stays()...), "; "),
-		Details: &metav1.StatusDetails{Name: name, Group: r.resource.Group, Kind: r.resource.Resource},
-	}, nil
-}
-
-// admit lets so many records be made, or answers Forbidden, as a quota does.
-func (r *REST) admit(namespace, name string, more int) error {
-	if r.Limit <= 0 || namespace == r.SystemNamespace {
-		return nil
-	}
-	const flag = "--volume-deletions-per-namespace"
-	why := ""
-	switch records, unfinished := r.Load(namespace); {
-	case unfinished+more > r.Limit:
-		why = fmt.Sprintf("%d deletions of volumes of the namespace %q are under way, this one would be %d more, and at most %d may be (%s of the API server): wait until some are carried out", unfinished, namespace, more, r.Limit, flag)
-	case records+more > r.Limit*recordsPerUnfinished:
-		why = fmt.Sprintf("there are %d records of deletions of volumes of the namespace %q, this would be %d more, and at most %d may be (%d times %s of the API server): they stay for a day. The whole history of a volume goes with one, by a POST to backupvolumes/NAME/deletion", records, namespace, more, r.Limit*recordsPerUnfinished, recordsPerUnfinished, flag)
-	default:
-		return nil
-	}
-	err := apierrors.NewForbidden(r.resource, name, errors.New(why))
-	err.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: CauseTooManyDeletions, Message: why}}
-	return err
+	return strings.Join(append([]string{said}, chosen.stays()...), "; "), nil
 }
 
 // choice is what of a history is deleted, and what not.
@@ -277,12 +253,12 @@ func (c *choice) byLocation() [][]enginev1alpha1.VolumeDeletionTarget {
 // maxReasons is how many different ones are told.
 const maxReasons = 10
 
-func (r *REST) choose(ctx context.Context, requester user.Info, namespace string, items []catalog.HistoryItem) (*choice, error) {
+func (d *deletion) choose(ctx context.Context, requester user.Info, namespace string, items []catalog.HistoryItem) (*choice, error) {
 	allowed := map[string]bool{namespace: true}
 	chosen := &choice{}
 	for i := range items {
 		item := &items[i]
-		if item.Of == nil && !r.AllowsDeletion(item.Backup.Location) {
+		if item.Of == nil && !d.AllowsDeletion(item.Backup.Location) {
 			chosen.refuse("the store of the storage location " + item.Backup.Location + " is Longhorn's, and only read unless spec.longhorn.allowDeletion says otherwise")
 			continue
 		}
@@ -293,7 +269,7 @@ func (r *REST) choose(ctx context.Context, requester user.Info, namespace string
 		of := types.NamespacedName{Namespace: item.Of.Namespace, Name: item.Of.Name}
 		may, known := allowed[of.Namespace]
 		if !known {
-			decision, _, err := r.Authorizer.Authorize(ctx, authorizer.AttributesRecord{
+			decision, _, err := d.Authorizer.Authorize(ctx, authorizer.AttributesRecord{
 				User: requester, Verb: "create", Namespace: of.Namespace, ResourceRequest: true,
 				APIGroup: v1alpha1.GroupName, APIVersion: v1alpha1.SchemeGroupVersion.Version, Resource: "backups", Subresource: "deletion",
 			})
@@ -308,7 +284,7 @@ func (r *REST) choose(ctx context.Context, requester user.Info, namespace string
 			continue
 		}
 		backup := item.Of
-		if shown, ok := r.Backup(of.Namespace, of.Name); ok && shown.UID == backup.UID {
+		if shown, ok := d.Backup(of.Namespace, of.Name); ok && shown.UID == backup.UID {
 			backup = shown
 		}
 		if why := whyNot(backup); why != "" {
@@ -340,10 +316,6 @@ func whyNot(backup *v1alpha1.Backup) string {
 }
 
 // conflict refuses a request that does not fit how things are.
-func (r *REST) conflict(name, why string) error {
-	return &apierrors.StatusError{ErrStatus: metav1.Status{
-		Status: metav1.StatusFailure, Code: http.StatusConflict, Reason: v1alpha1.StatusReasonBackupState,
-		Message: fmt.Sprintf("%s %q: nothing was deleted: %s", r.resource.Resource, name, why),
-		Details: &metav1.StatusDetails{Name: name, Group: r.resource.Group, Kind: r.resource.Resource},
-	}}
+func (d *deletion) conflict(name, why string) error {
+	return recorded.Conflict(d.resource, name, v1alpha1.StatusReasonBackupState, fmt.Sprintf("%s %q: nothing was deleted: %s", d.resource.Resource, name, why))
 }

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
@@ -25,6 +26,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 )
 
 const system = "holdfast"
@@ -93,7 +95,7 @@ func (w *world) add(namespace, name string, change func(*v1alpha1.Backup)) {
 	})
 }
 
-func (w *world) ask(storage *REST, name string, body *v1alpha1.VolumeDeletion, dryRun ...string) (string, error) {
+func (w *world) ask(storage *recorded.Subresource, name string, body *v1alpha1.VolumeDeletion, dryRun ...string) (string, error) {
 	w.Helper()
 	ctx := genericapirequest.WithNamespace(genericapirequest.WithUser(w.Context(), &user.DefaultInfo{Name: "jane"}), "shop")
 	answer, err := storage.Create(ctx, name, body, nil, &metav1.CreateOptions{DryRun: dryRun})
@@ -119,7 +121,7 @@ func TestLimit(t *testing.T) {
 	w.items[1].Backup.Location = "archive"
 	var records, unfinished int
 	w.Limit, w.SystemNamespace = 5, system
-	w.Load = func(namespace string) (int, int) {
+	w.Load = func(namespace string, _ sets.Set[string]) (int, int) {
 		if namespace != "shop" {
 			t.Errorf("the records of %q are counted", namespace)
 		}

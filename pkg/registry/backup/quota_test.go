@@ -8,16 +8,13 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
-	"sync"
 	"testing"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
 // expectTooMany checks the answer to a request that is beyond a limit.
@@ -104,57 +101,11 @@ func TestRecordsAreLimited(t *testing.T) {
 
 func TestNoLimit(t *testing.T) {
 	h := newHarness(t, nil, locationOf("default", true, metav1.ConditionTrue))
-	h.kind.limiter.Limits = Limits{}
+	h.kind.quota.Limit = func(string) (int, string) { return 0, "" }
 	for i := range 100 {
 		if _, err := h.create(newBackup("shop", fmt.Sprintf("a%d", i))); err != nil {
 			t.Fatal(err)
 		}
-	}
-	if len(h.kind.limiter.coming) != 0 {
-		t.Errorf("still coming: %v", h.kind.limiter.coming)
-	}
-}
-
-// Of requests at the same time exactly as many are let in as fit, wherever the
-// news of their records is.
-func TestConcurrentRequestsShareTheLimit(t *testing.T) {
-	var mu sync.Mutex
-	known := sets.New[string]()
-	l := &limiter{Limits: Limits{Waiting: 10}, systemNamespace: system, coming: map[string][]string{},
-		load: func(_ string, coming sets.Set[string]) records.Load {
-			mu.Lock()
-			defer mu.Unlock()
-			n := known.Union(coming).Len()
-			return records.Load{Records: n, Waiting: n}
-		}}
-	begin := make(chan struct{})
-	results := make(chan error, 50)
-	for i := range cap(results) {
-		go func() {
-			<-begin
-			name := fmt.Sprintf("a%d", i)
-			backup := &v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name}}
-			done, err := l.admit(backup, "shop."+name)
-			if err == nil {
-				mu.Lock()
-				known.Insert("shop." + name)
-				mu.Unlock()
-				done()
-			}
-			results <- err
-		}()
-	}
-	close(begin)
-	admitted := 0
-	for range cap(results) {
-		if err := <-results; err == nil {
-			admitted++
-		} else if !apierrors.IsForbidden(err) {
-			t.Error(err)
-		}
-	}
-	if admitted != 10 || len(l.coming) != 0 {
-		t.Errorf("%d of 10 were let in; still coming: %v", admitted, l.coming)
 	}
 }
 

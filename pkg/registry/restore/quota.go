@@ -1,0 +1,40 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package restore
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
+)
+
+// Limits are how many restores may wait or run at once in one namespace; 0 is no limit.
+type Limits struct {
+	// Unfinished is that of each namespace but the system namespace, which has one of
+	// its own: it is the administrator's.
+	Unfinished, UnfinishedInSystem int
+}
+
+// recordsPerUnfinished bounds all records of a namespace's restores, in multiples of its
+// limit: they stay for a while when they have ended.
+const recordsPerUnfinished = 50
+
+// CauseTooManyRestores is the cause in the answer to a request that is beyond a limit.
+const CauseTooManyRestores metav1.CauseType = "TooManyRestores"
+
+// newQuota bounds the records of restores.
+func newQuota(config Config) *recorded.Quota {
+	return &recorded.Quota{
+		Resource: Resource.GroupResource, Cause: CauseTooManyRestores, Factor: recordsPerUnfinished,
+		Limit: func(namespace string) (limit int, flag string) {
+			if namespace == config.SystemNamespace {
+				return config.Limits.UnfinishedInSystem, "--unfinished-restores-in-system-namespace"
+			}
+			return config.Limits.Unfinished, "--unfinished-restores-per-namespace"
+		},
+		Load:       config.Publisher.load,
+		Unfinished: "%[1]d restores of namespace %[2]q wait or run already, and at most %[4]d may (%[5]s of the API server): wait until one has ended, or cancel one",
+		Records:    "there are %[1]d records of restores of namespace %[2]q, and at most %[4]d may be (%[6]d times %[5]s of the API server): those that have ended go after a while",
+	}
+}
