@@ -54,9 +54,7 @@ func (p *Projector) removed(run *enginev1alpha1.BackupRun) {
 		// backup as it was before.
 		p.stores.catalog.Remove(run.Spec.Backup.StorageLocation, run.Name)
 		p.stores.refresher.Removed(run.Spec.Backup.StorageLocation, run.Name)
-		if p.OnRefreshed != nil {
-			p.OnRefreshed()
-		}
+		p.refreshed()
 		if run.Status.FailureReason != "" {
 			p.stores.refresher.Nudge(run.Spec.Backup.StorageLocation) // it may have been given up
 		}
@@ -91,9 +89,7 @@ func (p *Projector) heardFrom(run *enginev1alpha1.BackupRun) time.Time {
 
 // asked takes note that a store has answered, or has not.
 func (p *Projector) asked(location string) {
-	if p.OnRefreshed != nil {
-		defer p.OnRefreshed()
-	}
+	defer p.refreshed()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.askedLocked(location)
@@ -185,8 +181,10 @@ func (p *Projector) projectLocked(key backupKey) {
 		backup = stored
 	}
 	backup = p.changedLocked(backup)
-	if p.OnBackup != nil {
-		p.OnBackup(key, backup)
+	for _, s := range p.subscribers {
+		if s.Backup != nil {
+			s.Backup(key, backup)
+		}
 	}
 	if backup == nil {
 		p.Backups.Remove(key.Namespace, key.Name)

@@ -87,20 +87,39 @@ type Config struct {
 	Identity cache.SharedIndexInformer
 	// Leader knows whether a controller works. Optional.
 	Leader Leader
+}
 
-	// OnRefreshed, if set, is told that State may have another answer.
-	OnRefreshed func()
-	// OnBackup, if set, is told of each backup as it is shown from now on, or of nil when it
-	// is shown no more. It is called under a lock, and must not change the backup.
-	OnBackup func(name types.NamespacedName, backup *v1alpha1.Backup)
-	// OnRestores, if set, is told of the places of all restores in the queue, by uid, as
-	// they may be shown where the restores are. It is called under a lock, too.
-	OnRestores func(places map[types.UID]Place)
-	// OnUnheard, if set, is told why what waits does when no controller is heard of any more, and of
-	// nothing when one is. It is called under a lock, too.
-	OnUnheard func(message string)
-	// Past, if set, shows restores whose records are gone.
+// Subscriber is told of changes, by each of its fields that is set. All but Refreshed are called
+// under a lock.
+type Subscriber struct {
+	// Refreshed is told that State may have another answer.
+	Refreshed func()
+	// Backup is told of each backup as it is shown from now on, or of nil when it is not shown any
+	// more. It must not change the backup.
+	Backup func(name types.NamespacedName, backup *v1alpha1.Backup)
+	// Restores is told of the places of all restores in the queue, by uid, as they may be shown
+	// where the restores are.
+	Restores func(places map[types.UID]Place)
+	// Unheard is told why runs wait when no controller is heard of, and of nothing when one is.
+	Unheard func(message string)
+	// Past shows restores whose records are gone. Only one subscriber has it.
 	Past PastRestores
+}
+
+// Subscribe has a subscriber told of changes. All of them subscribe before Run.
+func (p *Projector) Subscribe(s Subscriber) {
+	p.subscribers = append(p.subscribers, s)
+	if s.Past != nil {
+		p.stores.past = s.Past
+	}
+}
+
+func (p *Projector) refreshed() {
+	for _, s := range p.subscribers {
+		if s.Refreshed != nil {
+			s.Refreshed()
+		}
+	}
 }
 
 // PastRestores are the restores that lie in the stores. It judges them by Judge, which may have
@@ -128,6 +147,8 @@ type Projector struct {
 	VolumeBackups *volumebackup.Storage
 
 	Config
+	subscribers []Subscriber
+
 	stores stores
 	synced []cache.InformerSynced
 	// started is true when the records are there. The stores are asked after that, so
@@ -157,7 +178,7 @@ type Projector struct {
 func New(config Config) (*Projector, error) {
 	p := &Projector{
 		Config: config,
-		stores: stores{secrets: config.Secrets, cacheDir: config.CacheDir, authorizer: config.Authorizer, past: config.Past},
+		stores: stores{secrets: config.Secrets, cacheDir: config.CacheDir, authorizer: config.Authorizer},
 		runs:   newRuns(config.SystemNamespace),
 
 		changes:   recorded.NewSet((*enginev1alpha1.ExpirationChange).GetName),

@@ -466,7 +466,7 @@ func TestDeletingBackupIsShownUntilItsRecordGoes(t *testing.T) {
 		t.Errorf("%d queue entries for a deletion", events)
 	}
 	told := 0
-	f.OnRefreshed = func() { told++ }
+	f.Subscribe(Subscriber{Refreshed: func() { told++ }})
 	f.removed(run)
 	if f.backup("shop", "a") != nil || f.stores.catalog.Backup("shop", "a") != nil {
 		t.Error("the backup is listed after the record of its deletion is gone")

@@ -184,8 +184,10 @@ func (p *Projector) publish() (int, error) {
 	for _, run := range moved {
 		p.projectLocked(p.runs.key(run))
 	}
-	if p.OnRestores != nil {
-		p.OnRestores(restores)
+	for _, s := range p.subscribers {
+		if s.Restores != nil {
+			s.Restores(restores)
+		}
 	}
 	return events, err
 }

@@ -43,7 +43,7 @@ func (f *fixture) restore(namespace, name string, phase v1alpha1.RestorePhase, t
 func TestRestoresInTheQueue(t *testing.T) {
 	f := newFixture(t, "red", "blue")
 	var places map[types.UID]Place
-	f.OnRestores = func(all map[types.UID]Place) { places = all }
+	f.Subscribe(Subscriber{Restores: func(all map[types.UID]Place) { places = all }})
 	f.limit(1)
 	f.Observe(f.run("red", "same", queued(1), "red"))
 	f.restoreChanged(f.restore("red", "same", v1alpha1.RestorePhaseInProgress, 2, "red"))

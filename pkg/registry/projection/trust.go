@@ -27,8 +27,8 @@ func (p *Projector) setSuccessions(successions clusteridentity.Successions) {
 	p.placing.Lock()
 	defer p.placing.Unlock()
 	p.stores.catalog.SetSuccessions(successions)
-	if p.Past != nil {
-		p.Past.SetSuccessions(successions) // which judges all of them again
+	if p.stores.past != nil {
+		p.stores.past.SetSuccessions(successions) // which judges all of them again
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -38,8 +38,8 @@ func (p *Projector) setSuccessions(successions clusteridentity.Successions) {
 }
 
 func (p *Projector) judgeAgain(namespace string) {
-	if p.Past != nil {
-		p.Past.JudgeAgain(namespace)
+	if p.stores.past != nil {
+		p.stores.past.JudgeAgain(namespace)
 	}
 }
 

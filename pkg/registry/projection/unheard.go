@@ -45,8 +45,10 @@ func (p *Projector) setUnheard(message string) {
 		}
 	}
 	p.queue.wake()
-	if p.OnUnheard != nil {
-		p.OnUnheard(message)
+	for _, s := range p.subscribers {
+		if s.Unheard != nil {
+			s.Unheard(message)
+		}
 	}
 }
 

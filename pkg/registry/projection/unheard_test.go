@@ -35,7 +35,7 @@ func TestNoController(t *testing.T) {
 	}
 	const unheard = "no controller was heard of since noon"
 	told := ""
-	f.OnUnheard = func(message string) { told = message }
+	f.Subscribe(Subscriber{Unheard: func(message string) { told = message }})
 	f.setUnheard(unheard)
 	f.Observe(f.run("shop", "later", enginev1alpha1.BackupRunStatus{}, "shop"))
 	f.mustPublish()

@@ -42,8 +42,8 @@ type Quota struct {
 	coming map[string][]string
 }
 
-// Admit lets the records of an object be created, or returns Forbidden, as a ResourceQuota does:
-// clients repeat a request after a 429 by themselves, and would hang while nothing changes. The
+// Admit lets the records of an object be created, or returns Forbidden, as a ResourceQuota does.
+// Clients repeat a request after a 429 by themselves, and would hang while nothing changes. The
 // caller calls done when Load counts the records, or when there will be none.
 func (q *Quota) Admit(namespace, name string, records ...string) (done func(), err error) {
 	limit, flag := q.Limit(namespace)

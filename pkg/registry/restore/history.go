@@ -64,14 +64,6 @@ type past struct {
 // namespace that they name. See package catalog.
 type Judge func(location string, claims *v1alpha1.BackupOrigin) (origin v1alpha1.BackupOrigin, home bool)
 
-// SetJudge says who judges the signatures of restores. Before that, none is shown whose
-// record is gone.
-func (p *Publisher) SetJudge(judge Judge) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.judge = judge
-}
-
 // JudgeAgain has restores of a namespace, or all if that is empty, shown where they belong by
 // now.
 func (p *Publisher) JudgeAgain(namespace string) {

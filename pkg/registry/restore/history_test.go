@@ -51,7 +51,7 @@ func newHistory(t *testing.T) *history {
 	h.catalog.SetIdentity(identity.Identity{UID: "us", Keys: []string{clusterOf(t, "us").Key.PublicKey()}})
 	h.catalog.SetNamespaces(map[string]types.UID{"shop": "shop-now"})
 	h.publisher.setNamespace(namespace("shop", "shop-now"), true)
-	h.publisher.SetJudge(h.catalog.Judge)
+	h.publisher.judge = h.catalog.Judge
 	h.publisher.SetLocations(map[string]string{"default": ""})
 	return h
 }

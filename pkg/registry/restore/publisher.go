@@ -60,8 +60,9 @@ type Publisher struct {
 }
 
 // NewPublisher returns a Publisher of the records that one informer sees, where another
-// sees the namespaces. onRead is called on every Get and List, see logstore.Options.
-func NewPublisher(systemNamespace string, runs, namespaces cache.SharedIndexInformer, onRead func(context.Context)) (*Publisher, error) {
+// sees the namespaces. judge judges the signatures of restores whose records are gone; without it
+// none is shown. onRead is called on every Get and List, see logstore.Options.
+func NewPublisher(systemNamespace string, runs, namespaces cache.SharedIndexInformer, judge Judge, onRead func(context.Context)) (*Publisher, error) {
 	p := &Publisher{
 		Log: logstore.New(func() object { return &v1alpha1.Restore{} },
 			logstore.Options{Resource: Resource.GroupResource, Namespaced: true, Loading: "the restores", OnRead: onRead}),
@@ -70,6 +71,7 @@ func NewPublisher(systemNamespace string, runs, namespaces cache.SharedIndexInfo
 		namespaces:      map[string]types.UID{},
 		past:            map[string]map[string]*past{},
 		shownPast:       map[string]map[types.NamespacedName]bool{},
+		judge:           judge,
 	}
 	for informer, handler := range map[cache.SharedIndexInformer]cache.ResourceEventHandlerFuncs{
 		runs: recorded.Handler(p.Observe, p.forget),

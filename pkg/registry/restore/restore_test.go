@@ -105,7 +105,7 @@ func newHarness(t *testing.T, may ...string) *harness {
 		return len(create.CreateOptions.DryRun) > 0, run, nil
 	})
 	publisher, err := NewPublisher(system, engineinformers.NewSharedInformerFactory(h.records, 0).Engine().V1alpha1().RestoreRuns().Informer(),
-		informers.NewSharedInformerFactory(kubefake.NewClientset(), 0).Core().V1().Namespaces().Informer(), func(context.Context) { h.reads++ })
+		informers.NewSharedInformerFactory(kubefake.NewClientset(), 0).Core().V1().Namespaces().Informer(), nil, func(context.Context) { h.reads++ })
 	if err != nil {
 		t.Fatal(err)
 	}
