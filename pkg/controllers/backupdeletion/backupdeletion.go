@@ -11,7 +11,7 @@
 //     owner, and last the record. The store shows what is left, so another process can continue.
 //   - Held backups stay, and expired ones that are kept longer by now: recorded changes and changes
 //     in the store are read before the first removal. Later requests are refused
-//     (registry/backup.ExpirationREST).
+//     (registry/backup.NewExpirationREST).
 //   - What a deletion waits for is in the run's status and an event, once. It does not try a store
 //     that is known not to answer.
 package backupdeletion
