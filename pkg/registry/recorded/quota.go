@@ -32,8 +32,8 @@ type Quota struct {
 	// Load counts the records of a namespace, and the unfinished ones. The named records, which are
 	// being created, count in any case.
 	Load func(namespace string, coming sets.Set[string]) (records, unfinished int)
-	// Unfinished and Records are the messages of a refusal, as formats of the number that is there,
-	// the namespace, the number that would be added, the limit, the flag and Factor.
+	// Unfinished and Records are formats of the messages. Their arguments are the present number, the
+	// namespace, the number to be added, the limit, the flag and Factor.
 	Unfinished, Records string
 
 	// mu guards coming, and makes one of the decision and the entry that follows.
