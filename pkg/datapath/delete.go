@@ -4,6 +4,7 @@
 package datapath
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -22,6 +23,8 @@ type Snapshot struct {
 	// Backup is the uid of the backup, empty for old snapshots.
 	Backup                types.UID
 	StoreName, ClusterUID string
+	// Volume tells the volumes of a backup apart: the claim's uid, or the path of Kopia's source.
+	Volume string
 	// Saved is when it was stored, by the writer's clock.
 	Saved time.Time
 	// Extras is the id of the snapshot with its extras; empty without. No backup lists that
@@ -40,6 +43,7 @@ func Snapshots(ctx context.Context, r *repository.Repository) (all []Snapshot, e
 		all = append(all, Snapshot{
 			ID: string(entry.ID), Backup: types.UID(entry.Labels[tagBackup]), Saved: entry.ModTime,
 			StoreName: entry.Labels[tagStoreName], ClusterUID: entry.Labels[tagCluster],
+			Volume: cmp.Or(entry.Labels[tagClaim], entry.Labels[snapshot.PathLabel]),
 			Extras: entry.Labels[tagExtras],
 		})
 	}

@@ -41,8 +41,8 @@ const (
 	oneMissingOf = 20
 )
 
-// sweep removes snapshots from a namespace's repository: of backups with a removal in the store, of
-// missing backups, of deleted volumes, and those saved after their backup's end.
+// sweep removes snapshots from the repository of a namespace: of backups with a removal in the
+// store, of missing backups, of deleted volumes, and those that their stored backup does not list.
 type sweep struct {
 	store                        bucket
 	repository                   *repository.Repository
@@ -341,7 +341,7 @@ func (s *sweep) findMissing(ctx context.Context, requested []removal, all []data
 }
 
 // unneeded returns the snapshots that a backup does not need: all if it was deleted or has failed,
-// the late ones if it is stored.
+// and those that it does not list if it is stored.
 func (s *sweep) unneeded(ctx context.Context, r removal, its []datapath.Snapshot) (ids []string, err error) {
 	of := s.folder(r)
 	backup, err := of.Metadata(ctx)
@@ -349,7 +349,7 @@ func (s *sweep) unneeded(ctx context.Context, r removal, its []datapath.Snapshot
 		return nil, err
 	}
 	if backup != nil && backup.UID == r.UID && (backup.Status.Phase == holdfast.BackupPhaseCompleted || backup.Status.Phase == holdfast.BackupPhasePartiallyFailed) {
-		return s.late(ctx, of, backup, its)
+		return s.unlisted(ctx, of, backup, its)
 	}
 	if needed, err := of.Needs(ctx); needed || err != nil {
 		return nil, err
@@ -360,16 +360,39 @@ func (s *sweep) unneeded(ctx context.Context, r removal, its []datapath.Snapshot
 	return ids, nil
 }
 
-// late returns the unlisted snapshots saved after a backup's end. The list counts if this cluster
-// has signed its digest and all its snapshots exist: a repair by Kopia would have changed ids.
-func (s *sweep) late(ctx context.Context, of folder.Folder, backup *holdfast.Backup, its []datapath.Snapshot) (ids []string, err error) {
-	origin, ended := backup.Status.Origin, backup.Status.CompletionTimestamp
-	if origin == nil || origin.Trust != "" || origin.ClusterUID != s.cluster || !slices.Contains(s.keys, origin.PublicKey) || ended.IsZero() {
+// mayBeUnlisted reports whether a stored backup may have snapshots that it does not list: of a
+// volume that failed, of another attempt at a volume, or saved after the backup's end. It spares
+// reading the list of most backups.
+func mayBeUnlisted(backup *holdfast.Backup, its []datapath.Snapshot) bool {
+	if backup.Status.Phase == holdfast.BackupPhasePartiallyFailed {
+		return true
+	}
+	beside, volumes := sets.New[string](), sets.New[string]()
+	for _, snapshot := range its {
+		beside.Insert(snapshot.Extras)
+	}
+	for _, snapshot := range its {
+		// The end is stored in whole seconds, and the last listed snapshot may be of the same second.
+		if !snapshot.Saved.Before(backup.Status.CompletionTimestamp.Add(time.Second)) || !beside.Has(snapshot.ID) && volumes.Has(snapshot.Volume) {
+			return true
+		}
+		if !beside.Has(snapshot.ID) {
+			volumes.Insert(snapshot.Volume)
+		}
+	}
+	return false
+}
+
+// unlisted returns the snapshots that a stored backup does not list: an agent was killed after it had
+// saved one and before it reported it, or reported it too late. The list counts if this cluster has
+// signed its digest, and if all of its snapshots exist: a repair by Kopia would have replaced them
+// under other ids.
+func (s *sweep) unlisted(ctx context.Context, of folder.Folder, backup *holdfast.Backup, its []datapath.Snapshot) (ids []string, err error) {
+	origin := backup.Status.Origin
+	if origin == nil || origin.Trust != "" || origin.ClusterUID != s.cluster || !slices.Contains(s.keys, origin.PublicKey) || backup.Status.CompletionTimestamp.IsZero() {
 		return nil, nil
 	}
-	// The end is in whole seconds; the last listed snapshot may be of the same second.
-	its = slices.DeleteFunc(its, func(snapshot datapath.Snapshot) bool { return snapshot.Saved.Before(ended.Add(time.Second)) })
-	if len(its) == 0 {
+	if !mayBeUnlisted(backup, its) {
 		return nil, nil
 	}
 	listed, err := of.Volumes(ctx, backup)

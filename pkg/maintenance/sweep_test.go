@@ -273,10 +273,10 @@ func TestSweepOfTheMissing(t *testing.T) {
 	run(swept{backups: len(many), snapshots: len(many)}, stay...)
 }
 
-// TestSweepOfTheLate: of a backup that is stored the snapshots go that were saved after its end,
-// and that it does not list, a day later. Whatever is wrong with its metadata or its list, all of
-// them stay; and what it lists always does.
-func TestSweepOfTheLate(t *testing.T) {
+// TestSweepOfTheUnlisted: a day later the snapshots go that their stored backup does not list, saved
+// before its end or after it. If anything is wrong with its metadata or its list, all of them stay.
+// Listed ones always stay.
+func TestSweepOfTheUnlisted(t *testing.T) {
 	w := newWorld(t)
 	key, err := format.NewSigningKey(rand.Reader)
 	must(t, err)
@@ -338,7 +338,9 @@ func TestSweepOfTheLate(t *testing.T) {
 		w.ids[name+", late"] = w.uploadFor(name, types.UID(name), cluster, true)
 	}
 	backup("late", func(*stored) {})
-	stay := []string{"late"}
+	// An agent was killed three times after it had saved a snapshot, and before it reported it.
+	backup("early", func(s *stored) { s.ended = future })
+	stay := []string{"early", "late"}
 	for name, change := range map[string]func(*stored){
 		"running":         func(s *stored) { s.name = "" },
 		"unsigned":        func(s *stored) { s.by.Key = nil },
@@ -355,7 +357,6 @@ func TestSweepOfTheLate(t *testing.T) {
 		},
 		"list-unsaid":                func(s *stored) { s.unsaid = true },
 		"list-of-another-repository": func(s *stored) { s.list[0].Status.SnapshotID = "which-is-not-there" },
-		"early":                      func(s *stored) { s.ended = future },
 		"unreadable":                 func(*stored) {},
 		"list-gone":                  func(*stored) {},
 	} {
@@ -379,13 +380,14 @@ func TestSweepOfTheLate(t *testing.T) {
 	w.sweep.clock = clocktesting.NewFakePassiveClock(time.Now().Add(minAge + time.Hour))
 	list := format.PodVolumeBackupsKey("late")
 	w.Inject(storetest.Fault{Operation: storetest.Get, Key: list, Err: store.ErrDenied})
-	run(swept{}, all)
+	all = slices.DeleteFunc(all, func(name string) bool { return name == "early, late" })
+	run(swept{backups: 1, snapshots: 2}, all) // with what was saved beside it
 	w.Inject(storetest.Fault{Operation: storetest.Get, Key: list, Err: store.ErrUnavailable})
 	if done, err := w.sweep.run(t.Context()); !errors.Is(err, store.ErrUnavailable) || done != (swept{}) {
 		t.Errorf("of a store that does not answer it says %+v, %v", done, err)
 	}
 	w.Inject()
-	run(swept{backups: 1, snapshots: 2}, stay) // with what was saved beside it
+	run(swept{backups: 1, snapshots: 2}, stay)
 	run(swept{}, stay)
 	// What is saved beside those that stay does, too.
 	snapshots, err := datapath.Snapshots(t.Context(), w.sweep.repository)
@@ -394,15 +396,27 @@ func TestSweepOfTheLate(t *testing.T) {
 		t.Errorf("%d snapshots are left of %d volumes", len(snapshots), len(stay))
 	}
 
-	// The list is read only if there are some that were saved after the second of the end.
+	// The list is read only if there may be some.
 	of := w.sweep.folder(removal{Removal: format.Removal{UID: "late", StoreName: "late"}})
 	metadata, err := of.Metadata(t.Context())
 	must(t, err)
-	for after, lists := range map[time.Duration]int{time.Second - 1: 0, time.Second: 1} {
+	before := past.Add(time.Second - 1)
+	for name, test := range map[string]struct {
+		phase v1alpha1.BackupPhase
+		its   []datapath.Snapshot
+		reads bool
+	}{
+		"one of each volume":        {v1alpha1.BackupPhaseCompleted, []datapath.Snapshot{{ID: "a", Volume: "a", Saved: before}, {ID: "b", Volume: "b", Saved: before}}, false},
+		"one with another beside":   {v1alpha1.BackupPhaseCompleted, []datapath.Snapshot{{ID: "a", Volume: "a", Saved: before, Extras: "b"}, {ID: "b", Volume: "a", Saved: before}}, false},
+		"two of a volume":           {v1alpha1.BackupPhaseCompleted, []datapath.Snapshot{{ID: "a", Volume: "a", Saved: before}, {ID: "b", Volume: "a", Saved: before}}, true},
+		"saved after the end":       {v1alpha1.BackupPhaseCompleted, []datapath.Snapshot{{ID: "a", Volume: "a", Saved: past.Add(time.Second)}}, true},
+		"of a backup with failures": {v1alpha1.BackupPhasePartiallyFailed, []datapath.Snapshot{{ID: "a", Volume: "a", Saved: before}}, true},
+	} {
 		w.Reset()
-		ids, err := w.sweep.late(t.Context(), of, metadata, []datapath.Snapshot{{ID: "another", Saved: past.Add(after)}})
-		if got := w.Count(storetest.Get); err != nil || len(ids) != lists || got != lists {
-			t.Errorf("%s after its end: %q go, %v, with %d GETs, want %d", after, ids, err, got, lists)
+		metadata.Status.Phase = test.phase
+		ids, err := w.sweep.unlisted(t.Context(), of, metadata, test.its)
+		if reads := w.Count(storetest.Get) == 1; err != nil || len(ids) > 0 != test.reads || reads != test.reads {
+			t.Errorf("%s: %q go, %v, with %d GETs of the list, want %t", name, ids, err, w.Count(storetest.Get), test.reads)
 		}
 	}
 
