@@ -22,12 +22,9 @@ package backuprun
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/cache"
@@ -38,6 +35,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
 	"github.com/holdfast-io/holdfast/pkg/controllers/loop"
+	runs "github.com/holdfast-io/holdfast/pkg/controllers/run"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
@@ -46,8 +44,6 @@ import (
 )
 
 const (
-	// progressInterval bounds the writes of a running backup's progress.
-	progressInterval = 5 * time.Second
 	// settleTimeout is how long a store may take to be told of a dead run, and cleaned.
 	settleTimeout = time.Minute
 	// snapshotsTimeout is how long a store may take to be asked for the removal of
@@ -62,14 +58,9 @@ const (
 	// when the process is told to stop. It is shorter than the terminationGracePeriodSeconds
 	// of the controller's pod, the default of 30 s.
 	lastTime = 20 * time.Second
-	// giveBackTimeout is how long it may take to write that a run is given back.
-	giveBackTimeout = 3 * time.Second
 	// MaxAttempts is how many processes execute a run, one after the other, before it is
 	// taken for what ends them. Those don't count that were told to stop, or put the run back.
 	MaxAttempts = 3
-	// maxGiven is how many there are in all, with those that don't count: a backup whose
-	// process is told so again and again may be what it is told so for.
-	maxGiven = 20
 	// DefaultVolumeTimeout is how long the upload of a volume may take unless it is set.
 	DefaultVolumeTimeout = 4 * time.Hour
 	// DefaultTimeout is how long a backup may take from its start unless it is set.
@@ -105,7 +96,7 @@ type Config struct {
 	// Leads asks the cluster whether this process leads: nil if so.
 	Leads func(ctx context.Context) error
 	// Queue is the one of this process.
-	Queue queue
+	Queue runs.Queue
 
 	Engine engineclient.EngineV1alpha1Interface
 	// ConfigMaps are those of the system namespace, to read the ledger.
@@ -121,15 +112,6 @@ type Config struct {
 	RunInformer      engineinformers.BackupRunInformer
 	LocationInformer engineinformers.StorageLocationInformer
 	VolumeInformer   engineinformers.VolumeUploadInformer
-}
-
-// queue is what lets runs start: a backupqueue.Controller, but in tests.
-type queue interface {
-	// TakeBack removes a run from the ledger that is worked on and not claimed, since the store
-	// of its location did not answer.
-	TakeBack(ctx context.Context, run types.UID, location *enginev1alpha1.StorageLocation) error
-	// Changed says that a run is not worked on any more whose record is gone.
-	Changed(name string)
 }
 
 // agents knows which nodes have an agent.
@@ -150,6 +132,7 @@ type agents interface {
 // Controller executes runs.
 type Controller struct {
 	Config
+	*runs.Runs[*enginev1alpha1.BackupRun]
 	runs      engineclient.BackupRunInterface
 	uploads   engineclient.VolumeUploadInterface
 	runLister enginelisters.BackupRunNamespaceLister
@@ -161,25 +144,25 @@ type Controller struct {
 
 	// mu guards what follows.
 	mu sync.Mutex
-	// working are the runs that this process works on, by name.
-	working map[string]*execution
+	// volumes has the volumes of each run that this process executes, by the uid of the run.
+	volumes map[types.UID]*volumes
 	// postHooks is what became of those that this process has run since another one was gone,
 	// by the uid of their run, until that is stored.
 	postHooks map[types.UID]backup.PostHooks
 }
 
-// execution is a run that this process works on. The Controller's mu guards it.
+// execution is a run that this process works on.
 type execution struct {
-	// run is the run as it was read, and from before its claim as it is claimed; nil before.
-	run *enginev1alpha1.BackupRun
-	// volumes is set once it is executed.
-	volumes *volumes
-	// working ends, by stop, when the run is cancelled or its record is gone.
-	working context.Context
-	stop    context.CancelFunc
+	*runs.Execution[*enginev1alpha1.BackupRun]
 	// lasting goes on for lastTime when the process is told to stop, unless its Lease is lost,
-	// and ending does so too, but ends with working by stop.
+	// and ending does so too, but ends with Working by Stop.
 	lasting, ending context.Context
+}
+
+// attemptsOf points into the status of a run.
+func attemptsOf(run *enginev1alpha1.BackupRun) runs.Attempts {
+	s := &run.Status
+	return runs.Attempts{Executor: &s.Executor, Attempts: &s.Attempts, GivenBack: &s.GivenBack}
 }
 
 // New returns a Controller.
@@ -195,9 +178,13 @@ func New(config Config) (*Controller, error) {
 		uploads:   config.Engine.VolumeUploads(config.Namespace),
 		runLister: config.RunInformer.Lister().BackupRuns(config.Namespace),
 		queue:     queue("backuprun", config.Workers, 10*time.Second, config.Agents.HasSynced),
-		working:   map[string]*execution{},
+		volumes:   map[types.UID]*volumes{},
 		postHooks: map[types.UID]backup.PostHooks{},
 	}
+	c.Runs = runs.New(runs.Config[*enginev1alpha1.BackupRun]{
+		Kind: "Backup", Runs: c.runs, Lister: c.runLister, Attempts: attemptsOf, Identity: config.Identity, Queue: config.Queue,
+		ConfigMaps: config.ConfigMaps, HoldLocation: config.HoldLocation, Events: config.Events,
+	})
 	c.leftBehind = queue("backuprun_left_behind", config.Workers, 10*time.Second, c.queue.Synced)
 	c.leftoverSnapshots = queue("backuprun_leftover_snapshots", 1, time.Minute, c.queue.Synced)
 	registerMetrics()
@@ -225,29 +212,18 @@ func (c *Controller) Start(name string) {
 	c.queue.Add(name)
 }
 
-// Executing implements backupqueue.Executor.
-func (c *Controller) Executing() map[string]*enginev1alpha1.BackupRun {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	runs := map[string]*enginev1alpha1.BackupRun{}
-	for name, working := range c.working {
-		runs[name] = working.run
-	}
-	return runs
-}
-
 // runChanged puts a run into the queue where it belongs, and stops its execution if it
 // is cancelled or its record is gone.
 func (c *Controller) runChanged(before, run *enginev1alpha1.BackupRun) {
 	if before != nil && (run == nil || run.UID != before.UID) {
-		c.stop(before)
+		c.Stop(before)
 		c.forgetPostHooks(before)
 	}
 	if run == nil {
 		return
 	}
 	if run.Spec.Cancellation != nil {
-		c.stop(run)
+		c.Stop(run)
 	}
 	switch {
 	case c.claimed(run):
@@ -261,23 +237,11 @@ func (c *Controller) runChanged(before, run *enginev1alpha1.BackupRun) {
 	}
 }
 
-// stop stops the execution of a run, if there is one. While it is not known yet which
-// run of that name is worked on, it may be this one.
-func (c *Controller) stop(run *enginev1alpha1.BackupRun) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if e := c.working[run.Name]; e != nil && (e.run == nil || e.run.UID == run.UID) {
-		e.stop()
-	}
-}
-
 // isClaiming reports whether this process works on a run, and claims it or has done so. It needs
 // not be told of it again: it executes the run, or tries again by itself.
 func (c *Controller) isClaiming(run *enginev1alpha1.BackupRun) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	e := c.working[run.Name]
-	return e != nil && e.run != nil && e.run.UID == run.UID && c.claimed(e.run)
+	known, found := c.Find(run.Name)
+	return found && known.UID == run.UID && c.claimed(known)
 }
 
 // claimed reports whether this process has claimed a run; it may not have got the
@@ -305,23 +269,18 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	lasting, release := liveness.Lasting(ctx, lastTime)
 	defer release()
 	ending, end := context.WithCancel(lasting)
-	working, stop := context.WithCancel(ctx)
-	e := &execution{working: working, stop: func() { stop(); end() }, lasting: lasting, ending: ending}
-	defer e.stop()
-	c.mu.Lock()
-	c.working[name] = e
-	c.mu.Unlock()
-	defer c.leave(name)
+	e := &execution{c.Begin(ctx, name, end), lasting, ending}
+	defer c.Leave(name)
 	if run, err := c.runLister.Get(name); err == nil && run.Status.Phase.Ended() {
 		return nil // for good
 	}
-	run, err := c.read(ctx, name)
+	run, err := c.Get(ctx, name)
 	if err != nil || run == nil {
 		return err
 	}
-	c.setRun(e, run)
+	e.Set(run)
 	switch {
-	case working.Err() != nil:
+	case e.Working.Err() != nil:
 		c.queue.Add(name) // something became of it, or of one before it, while it was read
 		return nil
 	case c.claimed(run):
@@ -331,45 +290,14 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	case !records.Unclaimed(run) || run.Spec.Cancellation != nil:
 		return nil
 	}
-	if started, err := c.isStarted(ctx, run); err != nil || !started {
+	if started, err := c.IsStarted(ctx, run); err != nil || !started {
 		return err
 	}
-	return c.start(ctx, run, e)
-}
-
-// setRun notes which run is being worked on, nil if there is none.
-func (c *Controller) setRun(e *execution, run *enginev1alpha1.BackupRun) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	e.run = run
-}
-
-// leave is called when a run is not worked on any more. If its record is gone, the queue
-// may have seen that before, and waits to hear this.
-func (c *Controller) leave(name string) {
-	c.mu.Lock()
-	run := c.working[name].run
-	delete(c.working, name)
-	c.mu.Unlock()
-	if known, err := c.runLister.Get(name); err != nil || run != nil && run.UID != known.UID {
-		c.Queue.Changed(name)
-	}
-}
-
-// isStarted reads in the ledger whether this process may execute a run.
-func (c *Controller) isStarted(ctx context.Context, run *enginev1alpha1.BackupRun) (bool, error) {
-	ledger, err := c.ConfigMaps.Get(ctx, records.LedgerName, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("reading the ledger of started backups: %w", err)
-	}
-	return records.Leader(ledger) == c.Identity && records.Started(ledger).Has(run.UID), nil
+	return c.acquire(ctx, run, e)
 }
 
 func (c *Controller) syncLeftBehind(ctx context.Context, key string) error {
-	run, err := c.read(ctx, key)
+	run, err := c.Get(ctx, key)
 	if err != nil || run == nil || !c.isLeftBehind(run) {
 		return err
 	}
@@ -377,17 +305,4 @@ func (c *Controller) syncLeftBehind(ctx context.Context, key string) error {
 		return err
 	}
 	return c.takeLeftBehind(ctx, run)
-}
-
-// read reads a run from the cluster, since each step is taken once. It is nil if
-// there is none.
-func (c *Controller) read(ctx context.Context, key string) (*enginev1alpha1.BackupRun, error) {
-	run, err := c.runs.Get(ctx, key, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("reading BackupRun %s: %w", key, err)
-	}
-	return run, nil
 }

@@ -526,13 +526,12 @@ func TestALostLeaseIsNoShutdown(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				h := newHarness(t, &work{}, newRun("a", running))
-				r := &record{c: &Controller{Config: Config{Identity: "a process before this one"}, runs: h.EngineV1alpha1().BackupRuns(system)}, run: h.Run("a")}
 				ctx, stop := context.WithCancelCause(t.Context())
 				defer stop(nil)
 				if cause != nil {
 					stop(cause)
 				}
-				r.giveBack(ctx, true)
+				h.runsOf("a process before this one").GiveBack(ctx, h.Run("a"), wasExecuted)
 				if given := h.Run("a").Status.GivenBack; (given == 1) != (cause == context.Canceled) {
 					t.Errorf("given back %d times", given)
 				}

@@ -4,23 +4,19 @@
 package backuprun
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
-	"github.com/holdfast-io/holdfast/pkg/format"
+	runs "github.com/holdfast-io/holdfast/pkg/controllers/run"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
@@ -32,41 +28,29 @@ import (
 func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, outcome backup.Outcome, namespaces sets.Set[string]) error {
 	before, others := run.Status.Phase, false
 	now := metav1.NewTime(c.Clock.Now())
-	err := untilDone(ctx, func(ctx context.Context) (bool, error) {
-		ended := run.DeepCopy()
+	run, takenOver, err := c.WriteEnd(ctx, run, func(ended *enginev1alpha1.BackupRun) {
+		left := ended.Status.LeftoverSnapshots
 		recordOutcome(&ended.Status, outcome, now)
 		ended.Status.LeftoverSnapshots = nil
 		if !listsVolumes(outcome) {
-			ended.Status.LeftoverSnapshots = sets.List(namespaces.Union(sets.New(run.Status.LeftoverSnapshots...)))
+			ended.Status.LeftoverSnapshots = sets.List(namespaces.Union(sets.New(left...)))
 		}
-		_, err := c.runs.UpdateStatus(ctx, ended, metav1.UpdateOptions{})
-		if err == nil {
-			return true, nil
-		}
-		if !apierrors.IsConflict(err) {
-			klog.FromContext(ctx).Info("Writing the end of the backup failed; it will be tried again", "err", err)
-			c.tellRefused(run, err)
-		}
-		live, getErr := c.runs.Get(ctx, run.Name, metav1.GetOptions{})
+	}, func(live *enginev1alpha1.BackupRun) bool {
 		switch {
-		case apierrors.IsNotFound(getErr) || getErr == nil && live.UID != run.UID:
-			return true, nil // removed by hand
-		case getErr != nil:
-			return false, nil
-		case live.Status.Executor != run.Status.Executor:
-			return false, fmt.Errorf("BackupRun %s was taken over by the controller %s", run.Name, live.Status.Executor)
 		case live.Status.Stored, live.Status.Phase == outcome.Status.Phase && !outcome.Stored:
-			return true, nil // written, but the answer was lost; and what is durable stands
+			return true // written, but the answer was lost; and what is durable stands
 		case before == v1alpha1.BackupPhaseInProgress && live.Status.Phase.Ended():
 			others = true
 			klog.FromContext(ctx).Info("Another controller, which took this one for dead, has ended the backup", "phase", live.Status.Phase)
-			return true, nil
+			return true
 		}
-		run = live
-		return false, nil
+		return false
 	})
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
+	case takenOver:
+		return fmt.Errorf("BackupRun %s was taken over by the controller %s", run.Name, run.Status.Executor)
 	}
 	if before != outcome.Status.Phase && !others {
 		c.announce(ctx, run, outcome)
@@ -76,24 +60,6 @@ func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, 
 	}
 	c.removeUploads(ctx, run, namespaces)
 	return nil
-}
-
-// untilDone tries at once, and again and again until it is done, fails, or ctx ends.
-func untilDone(ctx context.Context, try wait.ConditionWithContextFunc) error {
-	backoff := wait.Backoff{Duration: 50 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 10, Cap: 10 * time.Second}
-	return backoff.DelayFunc().Until(ctx, true, true, try)
-}
-
-// readAtLast reads a run, however long that takes. It is nil if there is none.
-func (c *Controller) readAtLast(ctx context.Context, name string) (run *enginev1alpha1.BackupRun, err error) {
-	err = untilDone(ctx, func(ctx context.Context) (bool, error) {
-		var failure error
-		if run, failure = c.read(ctx, name); failure != nil {
-			klog.FromContext(ctx).Info("Finding out why the backup is to stop failed; it will be tried again", "err", failure)
-		}
-		return failure == nil, nil
-	})
-	return run, err
 }
 
 // abandonRemoved ends in the store a run whose record is gone, before its place in
@@ -194,16 +160,14 @@ func (c *Controller) resume(ctx context.Context, run *enginev1alpha1.BackupRun, 
 	if leader := records.Leader(ledger); leader != c.Identity {
 		return fmt.Errorf("the ledger of started backups is still that of the controller %q", leader)
 	}
-	claimed := run.DeepCopy()
-	claimed.Status.Executor = c.Identity
-	claimed.Status.Attempts = max(claimed.Status.Attempts, 1) + 1
-	if spoiled.Len() > 0 { // in case that the backup fails
-		claimed.Status.LeftoverSnapshots = sets.List(spoiled.Insert(run.Status.LeftoverSnapshots...))
-	}
-	c.setRun(e, claimed)
-	if claimed, err = c.runs.UpdateStatus(ctx, claimed, metav1.UpdateOptions{}); err != nil {
-		c.tellRefused(run, err)
-		return fmt.Errorf("taking over BackupRun %s: %w", run.Name, err)
+	claimed, err := c.Acquire(ctx, e.Execution, run, func(claimed *enginev1alpha1.BackupRun) {
+		claimed.Status.Attempts = max(claimed.Status.Attempts, 2)
+		if spoiled.Len() > 0 { // in case that the backup fails
+			claimed.Status.LeftoverSnapshots = sets.List(spoiled.Insert(run.Status.LeftoverSnapshots...))
+		}
+	})
+	if err != nil {
+		return err
 	}
 	klog.FromContext(ctx).Info("Going on with a backup that another process left behind", "backupRun", klog.KObj(run), "executor", run.Status.Executor, "attempt", claimed.Status.Attempts)
 	return c.executeClaimed(ctx, claimed, e)
@@ -232,14 +196,14 @@ func (c *Controller) endLeftBehind(ctx context.Context, run *enginev1alpha1.Back
 
 // mayResume reports whether a run has an attempt left.
 func mayResume(run *enginev1alpha1.BackupRun) bool {
-	return run.Status.Attempts-run.Status.GivenBack < MaxAttempts && run.Status.Attempts < maxGiven
+	return run.Status.Attempts-run.Status.GivenBack < MaxAttempts && run.Status.Attempts < runs.MaxGiven
 }
 
 func (c *Controller) whyNotResumed(run *enginev1alpha1.BackupRun) string {
 	if !c.ResumeInProgress {
 		return "the controller stopped while the backup was in progress"
 	}
-	if run.Status.Attempts >= maxGiven {
+	if run.Status.Attempts >= runs.MaxGiven {
 		return fmt.Sprintf("the controller stopped %d times while the backup was in progress, and %d times it was told to, or had not begun: see in the events of its pods by whom", run.Status.Attempts, run.Status.GivenBack)
 	}
 	return fmt.Sprintf("the controller stopped %d times while the backup was in progress: see the logs of its pods", run.Status.Attempts-run.Status.GivenBack)
@@ -248,17 +212,9 @@ func (c *Controller) whyNotResumed(run *enginev1alpha1.BackupRun) string {
 // announce tells people how a run ended.
 func (c *Controller) announce(ctx context.Context, run *enginev1alpha1.BackupRun, outcome backup.Outcome) {
 	status := &outcome.Status
-	kind := corev1.EventTypeWarning
-	note := "The backup has ended with " + cmp.Or(status.Message, "neither errors nor warnings")
-	switch {
-	case status.Phase == v1alpha1.BackupPhaseCompleted:
-		kind = corev1.EventTypeNormal
-	case status.Phase == v1alpha1.BackupPhaseCancelled:
-		kind, note = corev1.EventTypeNormal, "The backup was "+status.FailureReason
-	case status.FailureReason != "":
-		note = "The backup has failed: " + status.FailureReason
-	}
-	c.Events.Eventf(records.Reference(run), nil, kind, string(status.Phase), "Backup", "%s", format.Note(note))
-	klog.FromContext(ctx).Info("Backup ended", "backupRun", klog.KObj(run), "phase", status.Phase, "errors", status.Errors, "warnings", status.Warnings, "failureReason", status.FailureReason, "stored", outcome.Stored)
+	c.RecordEnd(ctx, run, runs.End{
+		Phase: status.Phase, Message: status.Message, FailureReason: status.FailureReason,
+		Errors: status.Errors, Warnings: status.Warnings, Stored: outcome.Stored,
+	})
 	observeEnd(run, status)
 }

@@ -26,6 +26,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/backup"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backupqueue"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
+	runs "github.com/holdfast-io/holdfast/pkg/controllers/run"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
@@ -308,7 +309,7 @@ func (h *harness) start(workers int) *Controller {
 	if h.engine != nil {
 		engine = h.engine(engine)
 	}
-	var asked queue = h
+	var asked runs.Queue = h
 	if h.queue != nil {
 		var err error
 		h.queue, err = backupqueue.New(backupqueue.Config{
@@ -509,4 +510,9 @@ func newUpload(name string, run *enginev1alpha1.BackupRun, namespace string) *en
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: name, Labels: map[string]string{enginev1alpha1.LabelRun: string(run.UID)}},
 		Spec:       enginev1alpha1.VolumeUploadSpec{Node: "node-1", Volume: name, Pod: enginev1alpha1.PodReference{Namespace: namespace}},
 	}
+}
+
+// runsOf returns the Runs of a process.
+func (h *harness) runsOf(identity string) *runs.Runs[*enginev1alpha1.BackupRun] {
+	return runs.New(runs.Config[*enginev1alpha1.BackupRun]{Kind: "Backup", Runs: h.EngineV1alpha1().BackupRuns(system), Attempts: attemptsOf, Identity: identity})
 }

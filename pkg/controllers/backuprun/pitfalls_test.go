@@ -20,6 +20,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
+	runs "github.com/holdfast-io/holdfast/pkg/controllers/run"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
@@ -130,7 +131,7 @@ func TestProgressHoldsNobodyUp(t *testing.T) {
 		}
 		h.start(1)
 		h.report("one", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted})
-		time.Sleep(10 * progressInterval)
+		time.Sleep(10 * runs.ProgressInterval)
 		h.expect("a", running, false)
 		if h.Run("a").Status.Volumes != nil {
 			t.Fatal("the progress was written")

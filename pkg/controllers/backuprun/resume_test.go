@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -62,7 +63,7 @@ func TestUploadsOfAnAttemptBefore(t *testing.T) {
 					uploads = append(uploads, record)
 				}
 				h := newHarness(t, &work{execute: did.execute}, uploads...)
-				before := &record{c: &Controller{Config: Config{Identity: run.Status.Executor}, runs: h.EngineV1alpha1().BackupRuns(system)}, run: h.Run("a")}
+				before := &record{h.runsOf(run.Status.Executor).Record(h.Run("a")), clock.RealClock{}}
 				if err := before.Pending(t.Context(), test.frozen); err != nil {
 					t.Fatal(err)
 				}

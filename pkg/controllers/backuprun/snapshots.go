@@ -42,7 +42,7 @@ func hasLeftoverSnapshots(run *enginev1alpha1.BackupRun) bool {
 // syncLeftoverSnapshots asks for the removal of the snapshots of a run that has ended, and
 // writes for which that is not done. Nothing else waits for it.
 func (c *Controller) syncLeftoverSnapshots(ctx context.Context, key string) error {
-	run, err := c.read(ctx, key)
+	run, err := c.Get(ctx, key)
 	if err != nil || run == nil || !hasLeftoverSnapshots(run) {
 		return err
 	}

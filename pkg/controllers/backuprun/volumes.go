@@ -628,10 +628,8 @@ func (c *Controller) uploadChanged(before, after *enginev1alpha1.VolumeUpload) {
 		before != nil && before.Status.Phase != record.Status.Phase, c.Clock.Now())
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, e := range c.working {
-		if e.volumes != nil && string(e.run.UID) == record.Labels[enginev1alpha1.LabelRun] {
-			e.volumes.observe(record, after == nil)
-		}
+	if v := c.volumes[types.UID(record.Labels[enginev1alpha1.LabelRun])]; v != nil {
+		v.observe(record, after == nil)
 	}
 }
 
@@ -639,11 +637,9 @@ func (c *Controller) uploadChanged(before, after *enginev1alpha1.VolumeUpload) {
 func (c *Controller) nodeRemoved() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, e := range c.working {
-		if e.volumes != nil {
-			e.volumes.mu.Lock()
-			e.volumes.wakeLocked()
-			e.volumes.mu.Unlock()
-		}
+	for _, v := range c.volumes {
+		v.mu.Lock()
+		v.wakeLocked()
+		v.mu.Unlock()
 	}
 }

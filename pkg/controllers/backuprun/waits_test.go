@@ -10,6 +10,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	runs "github.com/holdfast-io/holdfast/pkg/controllers/run"
 )
 
 // TestWhatABackupWaitsFor shows that the record says within ten seconds what a backup waits for,
@@ -22,7 +23,7 @@ func TestWhatABackupWaitsFor(t *testing.T) {
 		synctest.Wait()
 		want := func(message string) {
 			t.Helper()
-			time.Sleep(2 * progressInterval)
+			time.Sleep(2 * runs.ProgressInterval)
 			synctest.Wait()
 			if got := h.Run("a").Status.Message; got != message {
 				t.Errorf("it says %q, want %q", got, message)

@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	runs "github.com/holdfast-io/holdfast/pkg/controllers/run"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/hooks"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
@@ -110,7 +111,7 @@ func (h *runHooks) note(ctx context.Context, change func(*engine.RestoreRunStatu
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var final error
-	err := untilDone(ctx, func(ctx context.Context) (bool, error) {
+	err := runs.RetryUntilDone(ctx, func(ctx context.Context) (bool, error) {
 		live, err := h.runs.Get(ctx, h.run.Name, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err), err == nil && (live.UID != h.run.UID || live.Status.Executor != h.run.Status.Executor || live.Status.Attempts != h.run.Status.Attempts):

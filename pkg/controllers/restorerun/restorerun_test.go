@@ -21,6 +21,7 @@ import (
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
+	runs "github.com/holdfast-io/holdfast/pkg/controllers/run"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
 	"github.com/holdfast-io/holdfast/pkg/location"
@@ -287,8 +288,8 @@ func TestGoneOnWith(t *testing.T) {
 		{1, 0, v1alpha1.RestorePhaseCompleted, ""},
 		{maxAttempts, 0, v1alpha1.RestorePhaseFailed, "the controller stopped 10 times while it executed the restore: "},
 		{maxAttempts, 1, v1alpha1.RestorePhaseCompleted, ""},
-		{maxGiven - 1, maxGiven - 2, v1alpha1.RestorePhaseCompleted, ""},
-		{maxGiven, maxGiven - 1, v1alpha1.RestorePhaseFailed, "the controller stopped 20 times while it executed the restore, and 19 times it was told to: "},
+		{runs.MaxGiven - 1, runs.MaxGiven - 2, v1alpha1.RestorePhaseCompleted, ""},
+		{runs.MaxGiven, runs.MaxGiven - 1, v1alpha1.RestorePhaseFailed, "the controller stopped 20 times while it executed the restore, and 19 times it was told to: "},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			attempts, phase := c.attempts, c.phase

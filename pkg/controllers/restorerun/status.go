@@ -6,7 +6,6 @@ package restorerun
 import (
 	"sync"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
@@ -67,25 +66,6 @@ func recordEnd(status *engine.RestoreRunStatus, ended *restore.Ended, stored boo
 	if end.Volumes != nil {
 		status.Volumes = end.Volumes.DeepCopy()
 	}
-}
-
-// reference is the Restore that people know a run by, for events.
-func reference(run *engine.RestoreRun) *corev1.ObjectReference {
-	return &corev1.ObjectReference{
-		APIVersion: v1alpha1.SchemeGroupVersion.String(),
-		Kind:       "Restore",
-		Namespace:  run.Spec.RestoreRef.Namespace,
-		Name:       run.Spec.RestoreRef.Name,
-		UID:        run.UID,
-	}
-}
-
-// cancelledReason says by whom a run was cancelled.
-func cancelledReason(run *engine.RestoreRun) string {
-	if asked := run.Spec.Cancellation; asked != nil && asked.Requester.Username != "" {
-		return "cancelled by " + asked.Requester.Username
-	}
-	return "cancelled"
 }
 
 var (

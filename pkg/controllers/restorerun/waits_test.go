@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	runs "github.com/holdfast-io/holdfast/pkg/controllers/run"
 	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
@@ -24,7 +25,7 @@ func TestWhatARestoreWaitsFor(t *testing.T) {
 			return nil
 		}})
 		h.start()
-		time.Sleep(2 * progressInterval)
+		time.Sleep(2 * runs.ProgressInterval)
 		synctest.Wait()
 		if run := h.run(); run.Status.Message != "waits for pod web in shop: it is on no node" || run.Status.Phase != v1alpha1.RestorePhaseInProgress {
 			t.Errorf("it is %s, and says %q", run.Status.Phase, run.Status.Message)
@@ -36,7 +37,7 @@ func TestWhatARestoreWaitsFor(t *testing.T) {
 			t.Error("the record was written though nothing is new")
 		}
 		close(release)
-		time.Sleep(progressInterval)
+		time.Sleep(runs.ProgressInterval)
 		synctest.Wait()
 		if run := h.run(); run.Status.Message != "" || run.Status.Phase != v1alpha1.RestorePhaseCompleted {
 			t.Errorf("in the end it is %s, and says %q", run.Status.Phase, run.Status.Message)
