@@ -28,6 +28,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
+	"github.com/holdfast-io/holdfast/pkg/backupplans"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backuprun"
 	"github.com/holdfast-io/holdfast/pkg/controllers/clusteridentity"
 	"github.com/holdfast-io/holdfast/pkg/controllers/expiry"
@@ -215,6 +216,8 @@ func (o *controllerOptions) run(ctx context.Context) error {
 		return err
 	}
 	o.serving.AddRoute(serving.Route{Prefix: remote.Prefix, Certificate: shown.Certificate, Key: shown.Key, Handler: shown})
+	plans := backupplans.NewServer(shown.MayAsk)
+	o.serving.AddRoute(serving.Route{Prefix: backupplans.Path, Certificate: shown.Certificate, Key: shown.Key, Handler: plans})
 	stopped, err := o.serving.Start(ctx, o.client.kubeconfig)
 	if err != nil {
 		return err
@@ -238,16 +241,16 @@ func (o *controllerOptions) run(ctx context.Context) error {
 			address := net.JoinHostPort(o.advertise.String(), strconv.Itoa(o.serving.Port()))
 			publishing.Go(func() { shown.Publish(ctx, kube.CoreV1().Secrets(o.client.namespace), address, leads) })
 		}
-		return o.work(ctx, config, identity, leads, logs)
+		return o.work(ctx, config, identity, leads, logs, plans)
 	})
 }
 
 // work runs the controllers until ctx ends, and returns when all have stopped. liveness.Fence stops
 // requests of a process that wakes up after another took over.
-func (o *controllerOptions) work(ctx context.Context, config *rest.Config, identity string, leads func(context.Context) error, logs *runlog.Logs) error {
+func (o *controllerOptions) work(ctx context.Context, config *rest.Config, identity string, leads func(context.Context) error, logs *runlog.Logs, plans *backupplans.Server) error {
 	config = rest.CopyConfig(config)
 	config.Wrap(liveness.Fence)
-	c, err := o.newControllerContext(ctx, config, identity, leads, logs)
+	c, err := o.newControllerContext(ctx, config, identity, leads, logs, plans)
 	if err != nil {
 		return err
 	}

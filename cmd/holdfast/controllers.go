@@ -21,6 +21,7 @@ import (
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/backupplans"
 	"github.com/holdfast-io/holdfast/pkg/clustercache"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backupdeletion"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backupexpiration"
@@ -76,6 +77,7 @@ type controllerContext struct {
 	identity string
 	leads    func(context.Context) error
 	logs     *runlog.Logs
+	plans    *backupplans.Server
 
 	kube   kubernetes.Interface
 	engine enginev1alpha1client.EngineV1alpha1Interface
@@ -117,7 +119,7 @@ type metadataInformers struct {
 func (f metadataInformers) StartWithContext(ctx context.Context) { f.Start(ctx.Done()) }
 
 // newControllerContext connects to the cluster. The caller ends the events.
-func (o *controllerOptions) newControllerContext(ctx context.Context, config *rest.Config, identity string, leads func(context.Context) error, logs *runlog.Logs) (*controllerContext, error) {
+func (o *controllerOptions) newControllerContext(ctx context.Context, config *rest.Config, identity string, leads func(context.Context) error, logs *runlog.Logs, plans *backupplans.Server) (*controllerContext, error) {
 	kube, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, err
@@ -137,7 +139,7 @@ func (o *controllerOptions) newControllerContext(ctx context.Context, config *re
 		return nil, err
 	}
 	c := &controllerContext{
-		controllerOptions: o, config: config, identity: identity, leads: leads, logs: logs,
+		controllerOptions: o, config: config, identity: identity, leads: leads, logs: logs, plans: plans,
 		kube: kube, engine: engine.EngineV1alpha1(), client: client, served: served,
 		configMaps:  kube.CoreV1().ConfigMaps(o.client.namespace),
 		credentials: kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(o.client.namespace)),
@@ -229,7 +231,24 @@ func newStorageLocation(ctx context.Context, c *controllerContext) (run func(con
 	return c.locations.Run, err
 }
 
-func newBackupRun(_ context.Context, c *controllerContext) (run func(context.Context), err error) {
+func newBackupRun(ctx context.Context, c *controllerContext) (run func(context.Context), err error) {
+	executor := &backuprun.Executor{
+		Discovery:     c.served,
+		Client:        c.client,
+		Secrets:       c.credentials,
+		Locations:     c.records.StorageLocations().Lister().StorageLocations(c.system()),
+		Cluster:       c.cluster,
+		Clock:         clock.RealClock{},
+		Pods:          &backuprun.PodsClient{Kube: c.kube, Config: c.config},
+		Kube:          c.kube,
+		BlockWorkers:  c.blockWorkers,
+		HookTime:      c.hookTime,
+		Timeout:       c.backupTimeout,
+		HostPathRoots: c.hostPathRoots,
+		Leads:         c.leads,
+		Logs:          c.logs,
+	}
+	c.plans.Lead(ctx, executor.Plan)
 	c.runs, err = backuprun.New(backuprun.Config{
 		Namespace:        c.system(),
 		ClusterUID:       c.cluster.UID,
@@ -244,22 +263,7 @@ func newBackupRun(_ context.Context, c *controllerContext) (run func(context.Con
 		Queue:            c.queue,
 		Engine:           c.engine,
 		ConfigMaps:       c.configMaps,
-		Executor: &backuprun.Executor{
-			Discovery:     c.served,
-			Client:        c.client,
-			Secrets:       c.credentials,
-			Locations:     c.records.StorageLocations().Lister().StorageLocations(c.system()),
-			Cluster:       c.cluster,
-			Clock:         clock.RealClock{},
-			Pods:          &backuprun.PodsClient{Kube: c.kube, Config: c.config},
-			Kube:          c.kube,
-			BlockWorkers:  c.blockWorkers,
-			HookTime:      c.hookTime,
-			Timeout:       c.backupTimeout,
-			HostPathRoots: c.hostPathRoots,
-			Leads:         c.leads,
-			Logs:          c.logs,
-		},
+		Executor:         executor,
 		HoldLocation:     c.holdLocation,
 		Events:           c.events,
 		Clock:            clock.RealClock{},

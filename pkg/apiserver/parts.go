@@ -21,6 +21,7 @@ import (
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/backupplans"
 	"github.com/holdfast-io/holdfast/pkg/clustercache"
 	schedulecontroller "github.com/holdfast-io/holdfast/pkg/controllers/schedule"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
@@ -212,7 +213,9 @@ func newBackups(s *serverContext) (err error) {
 		return err
 	}
 	contents := backup.Contents{Backups: s.backups, Streams: s.streams, Stored: s.projector.Stored, Judge: s.projector.Judge, Running: s.runlogs}
-	s.storage["backups"] = s.backups
+	s.storage["backups"] = &backup.PlanningREST{
+		REST: s.backups, Plan: (&backupplans.Client{Remote: s.runlogs}).Plan, Place: s.projector.PlannedPlace,
+	}
 	s.storage["backups/cancel"] = backup.NewCancelREST(s.backups, clock.RealClock{})
 	s.storage["backups/deletion"] = backup.NewDeletionREST(s.backups, clock.RealClock{})
 	s.storage["backups/expiration"] = backup.NewExpirationREST(backup.ExpirationConfig{

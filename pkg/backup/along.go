@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 
@@ -175,7 +174,7 @@ func (c *collector) readReasoned(ctx context.Context, q query, reasonOf func(*he
 			return nil
 		}
 		if why := h.whyLeftOut(); why != "" {
-			c.log.write(slog.LevelInfo, why, about.attrs()...)
+			c.leaveOut(about, why)
 			return nil
 		}
 		return c.add(q.resource, h, raw, reason)

@@ -203,6 +203,7 @@ func (p *podVolumes) takeBlocks(ctx context.Context) (rest func(context.Context)
 			busy = busy.Union(block.nodes())
 		}
 	}
+	p.planned.hooked(p.held)
 	p.held = nil
 	var now, later []block
 	for _, block := range plain {
@@ -397,14 +398,7 @@ func (p *podVolumes) takeBetweenHooks(ctx context.Context, block block) error {
 		}
 	}
 	submitted := p.handOver(ctx, block) // before the reading, so that the agents work meanwhile
-	again, cancel := context.WithTimeoutCause(ctx, readAgainTimeout, errNotReadInTime)
-	defer cancel()
-	for _, pod := range block {
-		if len(pod.pre) > 0 && pod.unwritten != nil {
-			p.readAgain(again, pod)
-		}
-	}
-	if err := p.readBelongingsAgain(again, block); err != nil {
+	if err := p.readBlockAgain(ctx, block); err != nil {
 		return err
 	}
 	if len(block.waiting()) == 0 {
@@ -412,6 +406,22 @@ func (p *podVolumes) takeBetweenHooks(ctx context.Context, block block) error {
 	}
 	_ = p.await(ctx, submitted)
 	return ctx.Err()
+}
+
+// readBlockAgain reads the pods of a block, and what belongs to them, as their pre hooks have left
+// them. In a plan, none has run.
+func (p *podVolumes) readBlockAgain(ctx context.Context, block block) error {
+	if p.planned != nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, readAgainTimeout, errNotReadInTime)
+	defer cancel()
+	for _, pod := range block {
+		if len(pod.pre) > 0 && pod.unwritten != nil {
+			p.readAgain(ctx, pod)
+		}
+	}
+	return p.readBelongingsAgain(ctx, block)
 }
 
 // readAgain reads a pod again after its pre hooks, by a list, since get is another right. If the

@@ -233,6 +233,10 @@ func (c *testCluster) serveList(w http.ResponseWriter, r *http.Request, gv schem
 	if end < len(matching) {
 		metadata = fmt.Sprintf(`{"resourceVersion":"7","continue":"%d","remainingItemCount":%d}`, end, len(matching)-end)
 	}
+	if strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadataList") {
+		c.serveMetadata(w, metadata, matching[start:end])
+		return
+	}
 	// Custom resources come in the order of the alphabet, and say their kind.
 	custom := gv.Group == "example.com"
 	if custom {
@@ -255,6 +259,18 @@ func (c *testCluster) serveList(w http.ResponseWriter, r *http.Request, gv schem
 	} else {
 		fmt.Fprint(w, "]}\n")
 	}
+}
+
+// serveMetadata serves a list of metadata, whose items have neither kind nor version.
+func (c *testCluster) serveMetadata(w http.ResponseWriter, metadata string, objects []testObject) {
+	fmt.Fprintf(w, `{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","metadata":%s,"items":[`, metadata)
+	for i, object := range objects {
+		if i > 0 {
+			fmt.Fprint(w, ",")
+		}
+		fmt.Fprintf(w, `{"metadata":%s}`, object.fields["metadata"])
+	}
+	fmt.Fprint(w, "]}\n")
 }
 
 func writeStatus(w http.ResponseWriter, status metav1.Status) {

@@ -62,6 +62,8 @@ type collector struct {
 	// ofLabelled has the claims of pods that are excluded by label, each with such a pod.
 	ofLabelled map[types.NamespacedName]string
 	services   services
+	// planned gathers a plan; nil while a backup runs.
+	planned *planned
 }
 
 // secretsLeftOut is the reason for leaving out Secrets of Holdfast's own namespaces: readers of the
@@ -177,7 +179,7 @@ func (c *collector) readNamespaces(ctx context.Context) error {
 		}
 		if h.Metadata.Labels[format.LabelExclude] == "true" {
 			c.labelled.Insert(name)
-			c.log.write(slog.LevelInfo, h.whyLeftOut(), subject{namespacesResource, "", name}.attrs()...)
+			c.leaveOut(subject{namespacesResource, "", name}, h.whyLeftOut())
 			return nil
 		}
 		selected = append(selected, name)
@@ -381,7 +383,7 @@ func (c *collector) counted(ctx context.Context, q query, take visit) *counting 
 				return nil
 			}
 			if reason := h.whyLeftOut(); reason != "" {
-				c.log.write(slog.LevelInfo, reason, about.attrs()...)
+				c.leaveOut(about, reason)
 				switch {
 				case about.resource != podsResource:
 				case h.unwanted():
@@ -398,6 +400,12 @@ func (c *collector) counted(ctx context.Context, q query, take visit) *counting 
 		},
 	}
 	return counted
+}
+
+// leaveOut tells of an object that is not taken, since it says so itself or is being deleted.
+func (c *collector) leaveOut(about subject, why string) {
+	c.log.write(slog.LevelInfo, why, about.attrs()...)
+	c.planned.leaveOut(about, why)
 }
 
 // inScope reports whether the objects of a namespace are read. If the list of namespaces broke off,
@@ -500,7 +508,7 @@ func (c *collector) comesAlong(r resource, h *head) bool {
 		return false
 	}
 	if why := h.whyLeftOut(); why != "" {
-		c.log.write(slog.LevelInfo, why, subject{r.GroupResource(), h.Metadata.Namespace, h.Metadata.Name}.attrs()...)
+		c.leaveOut(subject{r.GroupResource(), h.Metadata.Namespace, h.Metadata.Name}, why)
 		return false
 	}
 	return true

@@ -58,6 +58,20 @@ type lister struct {
 	client rest.Interface
 	retry  wait.Backoff
 	sizes  *PageSizes
+	// metadataOnly reports whether lists of a resource have no more than the metadata. Nil is never.
+	metadataOnly func(resource) bool
+}
+
+// acceptMetadata asks for lists of metadata.
+const acceptMetadata = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+
+func (l *lister) isMetadata(r resource) bool { return l.metadataOnly != nil && l.metadataOnly(r) }
+
+// learn remembers how large the objects of a resource are.
+func (l *lister) learn(r resource, objects, bytes int64) {
+	if !l.isMetadata(r) {
+		l.sizes.learn(r.GroupResource(), objects, bytes)
+	}
 }
 
 type query struct {
@@ -110,6 +124,9 @@ type asked struct {
 // limit returns the limit of the next page. If the kind also has large objects, small ones at the
 // begin say little about the rest.
 func (r *reading) limit(before int64) int64 {
+	if r.isMetadata(r.resource) {
+		return pageSize
+	}
 	first := r.sizes.first(r.resource.GroupResource())
 	if r.objects == 0 {
 		return first
@@ -128,6 +145,9 @@ func (r *reading) ask(ctx context.Context, token string, before int64) *asked {
 		if value != "" {
 			request.Param(name, value)
 		}
+	}
+	if r.isMetadata(r.resource) {
+		request.SetHeader("Accept", acceptMetadata)
 	}
 	if r.name != "" {
 		request.Param("fieldSelector", fields.OneTermEqualSelector(metav1.ObjectNameField, r.name).String())
@@ -178,7 +198,7 @@ func (l *lister) list(ctx context.Context, q query, visit visitor) error {
 		case err == nil:
 			visit.page(info.RemainingItemCount)
 			if info.Continue == "" {
-				l.sizes.learn(q.resource.GroupResource(), r.objects, r.bytes)
+				l.learn(q.resource, r.objects, r.bytes)
 				return nil
 			}
 			if info.Continue == token {
@@ -313,7 +333,7 @@ func (r *reading) page(ctx context.Context, token string, visit visitor) (info p
 		// server without limits, which would send it again.
 		if read > 4*pageBytes && int64(visited) < page.limit {
 			r.objects, r.bytes = int64(visited), read
-			r.sizes.learn(r.resource.GroupResource(), r.objects, r.bytes)
+			r.learn(r.resource, r.objects, r.bytes)
 			return errLargePage
 		}
 		return nil

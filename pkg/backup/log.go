@@ -12,7 +12,9 @@ import (
 type logbook struct{ *runlog.Log }
 
 func (l *logbook) write(level slog.Level, message string, attrs ...slog.Attr) {
-	l.Write(level, message, attrs...)
+	if l.Log != nil { // a plan has none
+		l.Write(level, message, attrs...)
+	}
 }
 
 // close ends the log and returns its compressed content. Later lines are dropped.

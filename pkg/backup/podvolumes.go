@@ -403,6 +403,11 @@ func described(volume *format.Volume) string {
 	return fmt.Sprintf("volume %s of claim %s", volume.Name, volume.ClaimName)
 }
 
+func (of *claim) whyNotTaken() string {
+	refused, _ := of.action.whyNot()
+	return cmp.Or(refused, of.unusable, of.skipped, "no pod selects it for the backup of its files")
+}
+
 // notTaken describes the persistent volumes without data in the backup, for a restore.
 func (p *podVolumes) notTaken() []format.VolumeInfo {
 	var infos []format.VolumeInfo
@@ -412,11 +417,9 @@ func (p *podVolumes) notTaken() []format.VolumeInfo {
 		if of.taken && !of.lost || kept == nil {
 			continue
 		}
-		refused, _ := of.action.whyNot()
-		reason := cmp.Or(refused, of.unusable, of.skipped, "no pod selects it for the backup of its files")
 		infos = append(infos, format.VolumeInfo{
 			PVCName: key.Name, PVCNamespace: key.Namespace, PVName: of.volume,
-			Skipped: true, SkippedReason: reason,
+			Skipped: true, SkippedReason: of.whyNotTaken(),
 			PVInfo: &format.PersistentVolInfo{ReclaimPolicy: string(kept.reclaimPolicy), Labels: kept.labels},
 		})
 	}

@@ -240,10 +240,7 @@ func (e *execution) read(ctx context.Context) error {
 		return err
 	}
 	e.manifest.Comment = string(e.mark())
-	collector.sink = newSink(archived, &e.manifest, e.log, e.Progress)
-	if len(collector.selectors) > 0 && ptr.Deref(collector.spec.IncludeReferenced, true) {
-		collector.sink.along = newAlong()
-	}
+	collector.writeTo(archived, &e.manifest)
 	volumes, err := collector.collect(ctx)
 	if err != nil {
 		return err
@@ -345,6 +342,14 @@ func (e *execution) newCollector(ctx context.Context) (*collector, error) {
 		contain:       e.contain,
 		own:           ownNamespaces(e.request.Cluster.SystemNamespace),
 	}, nil
+}
+
+// writeTo has objects go into a tarball and a manifest.
+func (c *collector) writeTo(archive tarball, items graph) {
+	c.sink = newSink(archive, items, c.log, c.progress)
+	if len(c.selectors) > 0 && ptr.Deref(c.spec.IncludeReferenced, true) {
+		c.sink.along = newAlong()
+	}
 }
 
 // parseSelectors returns the selectors; an object must match one of them, or none are given.

@@ -39,8 +39,8 @@ type sink struct {
 	progress *Progress
 
 	mu       sync.Mutex
-	archive  *archive.Writer
-	manifest *manifest.Writer
+	archive  tarball
+	manifest graph
 	list     format.ResourceList
 	// seen are the met names of resources that are being read or that others refer to.
 	seen    map[schema.GroupResource]sets.Set[string]
@@ -51,12 +51,23 @@ type sink struct {
 	failed error
 }
 
-func newSink(w *archive.Writer, graph *manifest.Writer, log *logbook, progress *Progress) *sink {
+// tarball takes objects as archive.Writer does.
+type tarball interface {
+	Add(item archive.Item, content []byte, placed func(archive.Position)) error
+	Close() error
+}
+
+// graph takes the items of a manifest as manifest.Writer does.
+type graph interface {
+	Add(item *manifest.Item) error
+}
+
+func newSink(w tarball, items graph, log *logbook, progress *Progress) *sink {
 	return &sink{
 		log:      log,
 		progress: progress,
 		archive:  w,
-		manifest: graph,
+		manifest: items,
 		list:     format.ResourceList{},
 		seen:     map[schema.GroupResource]sets.Set[string]{},
 		touched:  sets.New[string](),

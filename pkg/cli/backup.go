@@ -141,7 +141,7 @@ type createFlags struct {
 func (f *createFlags) addTo(flags *pflag.FlagSet, waits bool) {
 	flags.StringVarP(&f.file, "filename", "f", "", "File with the object, or - for the input. Flags change it.")
 	flags.StringVarP(&f.format, "output", "o", "", "Output format: name, json or yaml.")
-	flags.StringVar(&f.dryRun, "dry-run", "none", "Only check: client prints the object, server has it checked too.")
+	flags.StringVar(&f.dryRun, "dry-run", "none", "Create nothing: client prints the object; server has it checked, and shows the plan of a backup.")
 	flags.StringToStringVar(&f.labels, "labels", nil, "Labels of the object.")
 	flags.StringToStringVar(&f.annotations, "annotations", nil, "Annotations of the object.")
 	if waits {
@@ -342,6 +342,8 @@ func (t *tool) createBackupCommand() *cobra.Command {
 		Short: "Create a backup",
 		Example: `  # The namespace shop, with the data of its claims
   kubectl holdfast backup create before-upgrade -n shop --wait
+  # What the backup would hold, and what would become of its volumes
+  kubectl holdfast backup create before-upgrade -n shop --dry-run=server
   # What a schedule would make now
   kubectl holdfast backup create --from-schedule nightly -n shop`,
 		Args: func(command *cobra.Command, args []string) error {

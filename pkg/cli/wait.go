@@ -216,6 +216,11 @@ func create[T object, L runtime.Object](ctx context.Context, t *tool, k kind[T, 
 			return err
 		}
 	}
+	if backup, ok := any(object).(*v1alpha1.Backup); ok && flags.format == "" && backup.Status.Plan != nil {
+		if err := printBackupPlan(t.Out, backup.Status.Plan); err != nil {
+			return err
+		}
+	}
 	object.GetObjectKind().SetGroupVersionKind(v1alpha1.SchemeGroupVersion.WithKind(k.name))
 	if err := t.printObject(object, k.singular+"s", object.GetName(), flags.format, did); err != nil || !flags.wait {
 		return err

@@ -33,6 +33,10 @@ func ReferencesOf(gk schema.GroupKind, namespace string, raw []byte) []Reference
 	return slices.Compact(refs.found)
 }
 
+// HasReferences reports whether ReferencesOf finds anything in objects of a kind. Of other kinds
+// it needs no more than the metadata.
+func HasReferences(gk schema.GroupKind) bool { return finders[gk] != nil }
+
 func compareReferences(a, b Reference) int {
 	return cmp.Or(cmp.Compare(a.APIGroup, b.APIGroup), cmp.Compare(a.KindName, b.KindName),
 		cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))

@@ -134,11 +134,8 @@ func (w *Writer) WriteItem(item Item, content []byte) (Position, error) {
 // Add adds the JSON of one object, once. A later call, or Close, calls placed, in the order of the
 // objects.
 func (w *Writer) Add(item Item, content []byte, placed func(Position)) error {
-	if err := item.validate(); err != nil {
+	if err := item.Check(len(content)); err != nil {
 		return err
-	}
-	if len(content) > MaxObjectBytes {
-		return fmt.Errorf("%w: it has %d bytes, and no restore reads more than %d", ErrItem, len(content), MaxObjectBytes)
 	}
 	if w.left == 0 {
 		return ErrTooMany
@@ -254,8 +251,12 @@ func (w *Writer) writeEntry(path string, content []byte, mayEnd bool) error {
 	return nil
 }
 
-// validate refuses names that would leave their folder.
-func (i Item) validate() error {
+// Check fails with ErrItem for an object of so many bytes that can't be in a tarball. It refuses names
+// that would leave their folder.
+func (i Item) Check(bytes int) error {
+	if bytes > MaxObjectBytes {
+		return fmt.Errorf("%w: it has %d bytes, and no restore reads more than %d", ErrItem, bytes, MaxObjectBytes)
+	}
 	ok := isName(i.Resource.Resource) && isName(i.Version) && isName(i.Name) &&
 		(i.Namespace == "" || isName(i.Namespace)) && (i.Resource.Group == "" || isName(i.Resource.Group))
 	if !ok {

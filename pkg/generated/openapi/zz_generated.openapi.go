@@ -86,6 +86,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.BackupHooks{}.OpenAPIModelName():                                         schema_pkg_apis_holdfast_v1alpha1_BackupHooks(ref),
 		v1alpha1.BackupList{}.OpenAPIModelName():                                          schema_pkg_apis_holdfast_v1alpha1_BackupList(ref),
 		v1alpha1.BackupOrigin{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_BackupOrigin(ref),
+		v1alpha1.BackupPlan{}.OpenAPIModelName():                                          schema_pkg_apis_holdfast_v1alpha1_BackupPlan(ref),
 		v1alpha1.BackupProgress{}.OpenAPIModelName():                                      schema_pkg_apis_holdfast_v1alpha1_BackupProgress(ref),
 		v1alpha1.BackupQueueEntry{}.OpenAPIModelName():                                    schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntry(ref),
 		v1alpha1.BackupQueueEntryList{}.OpenAPIModelName():                                schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntryList(ref),
@@ -113,6 +114,13 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.NodeAgent{}.OpenAPIModelName():                                           schema_pkg_apis_holdfast_v1alpha1_NodeAgent(ref),
 		v1alpha1.NodeAgentList{}.OpenAPIModelName():                                       schema_pkg_apis_holdfast_v1alpha1_NodeAgentList(ref),
 		v1alpha1.NodeAgentStatus{}.OpenAPIModelName():                                     schema_pkg_apis_holdfast_v1alpha1_NodeAgentStatus(ref),
+		v1alpha1.PlanOmissions{}.OpenAPIModelName():                                       schema_pkg_apis_holdfast_v1alpha1_PlanOmissions(ref),
+		v1alpha1.PlannedHooks{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_PlannedHooks(ref),
+		v1alpha1.PlannedLeftOut{}.OpenAPIModelName():                                      schema_pkg_apis_holdfast_v1alpha1_PlannedLeftOut(ref),
+		v1alpha1.PlannedObjects{}.OpenAPIModelName():                                      schema_pkg_apis_holdfast_v1alpha1_PlannedObjects(ref),
+		v1alpha1.PlannedPlace{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_PlannedPlace(ref),
+		v1alpha1.PlannedRelated{}.OpenAPIModelName():                                      schema_pkg_apis_holdfast_v1alpha1_PlannedRelated(ref),
+		v1alpha1.PlannedVolume{}.OpenAPIModelName():                                       schema_pkg_apis_holdfast_v1alpha1_PlannedVolume(ref),
 		v1alpha1.QueueBlocker{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_QueueBlocker(ref),
 		v1alpha1.ResourcePolicyReference{}.OpenAPIModelName():                             schema_pkg_apis_holdfast_v1alpha1_ResourcePolicyReference(ref),
 		v1alpha1.Restore{}.OpenAPIModelName():                                             schema_pkg_apis_holdfast_v1alpha1_Restore(ref),
@@ -4154,6 +4162,161 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupOrigin(ref common.ReferenceCallback
 	}
 }
 
+func schema_pkg_apis_holdfast_v1alpha1_BackupPlan(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BackupPlan is what a backup would hold if it ran now. A dry run of its creation answers with it, and it is stored nowhere.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"complete": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether everything was read. If not, the message says why, and all numbers are lower bounds.",
+							Default:     false,
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"message": {
+						SchemaProps: spec.SchemaProps{
+							Description: "In one line: why the plan is not complete, or how many errors and warnings the backup would have, with the first of them.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"errors": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Number of errors that the backup would have.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"warnings": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Number of warnings that the backup would have.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"totalItems": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Number of objects.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"objects": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "The objects, by resource and namespace.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.PlannedObjects{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"volumes": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "The volumes of pods and claims, and whether their data would be read.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.PlannedVolume{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"along": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Objects that the spec does not select and that others need.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.PlannedRelated{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"leftOut": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Objects that a label leaves out, that are being deleted, or that no backup holds.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.PlannedLeftOut{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"hooks": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "The hooks in pods, by namespace.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.PlannedHooks{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"queue": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Place in the queue, were the backup created now.",
+							Ref:         ref(v1alpha1.PlannedPlace{}.OpenAPIModelName()),
+						},
+					},
+					"omitted": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How many entries the lists above lack, since they are too long.",
+							Ref:         ref(v1alpha1.PlanOmissions{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"complete", "totalItems"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.PlanOmissions{}.OpenAPIModelName(), v1alpha1.PlannedHooks{}.OpenAPIModelName(), v1alpha1.PlannedLeftOut{}.OpenAPIModelName(), v1alpha1.PlannedObjects{}.OpenAPIModelName(), v1alpha1.PlannedPlace{}.OpenAPIModelName(), v1alpha1.PlannedRelated{}.OpenAPIModelName(), v1alpha1.PlannedVolume{}.OpenAPIModelName()},
+	}
+}
+
 func schema_pkg_apis_holdfast_v1alpha1_BackupProgress(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -5197,11 +5360,17 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupStatus(ref common.ReferenceCallback
 							Ref:         ref(v1alpha1.BackupOrigin{}.OpenAPIModelName()),
 						},
 					},
+					"plan": {
+						SchemaProps: spec.SchemaProps{
+							Description: "What the backup would hold. Only the answer to a dry run of its creation has it.",
+							Ref:         ref(v1alpha1.BackupPlan{}.OpenAPIModelName()),
+						},
+					},
 				},
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.BackupHold{}.OpenAPIModelName(), v1alpha1.BackupOrigin{}.OpenAPIModelName(), v1alpha1.BackupProgress{}.OpenAPIModelName(), v1alpha1.BackupVolumesProgress{}.OpenAPIModelName(), v1alpha1.HookStatus{}.OpenAPIModelName(), v1.Condition{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
+			v1alpha1.BackupHold{}.OpenAPIModelName(), v1alpha1.BackupOrigin{}.OpenAPIModelName(), v1alpha1.BackupPlan{}.OpenAPIModelName(), v1alpha1.BackupProgress{}.OpenAPIModelName(), v1alpha1.BackupVolumesProgress{}.OpenAPIModelName(), v1alpha1.HookStatus{}.OpenAPIModelName(), v1.Condition{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
 	}
 }
 
@@ -5995,6 +6164,332 @@ func schema_pkg_apis_holdfast_v1alpha1_NodeAgentStatus(ref common.ReferenceCallb
 		},
 		Dependencies: []string{
 			v1alpha1.VolumeCounts{}.OpenAPIModelName(), v1.Condition{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_PlanOmissions(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PlanOmissions counts the entries that the lists of a plan lack.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"objects": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Entries of objects.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"volumes": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Entries of volumes.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"along": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Entries of along.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"leftOut": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Entries of leftOut.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_PlannedHooks(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PlannedHooks are the hooks in the pods of a namespace.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"namespace": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespace of the pods.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"pods": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Number of pods with hooks.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"pre": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Number of hooks that run before the data is read.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"post": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Number of hooks that run after the data is read.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"allowed": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether the requester may run commands in these pods.",
+							Default:     false,
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"message": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Why they may not.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"namespace", "pods", "allowed"},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_PlannedLeftOut(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PlannedLeftOut counts objects of a resource in a namespace that are left out for a reason.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"resource": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The resource with its group.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"namespace": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Empty for cluster-scoped objects.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"count": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Number of objects.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"reason": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Why they are left out.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"resource", "count", "reason"},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_PlannedObjects(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PlannedObjects counts the objects of a resource in a namespace.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"resource": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The resource with its group, such as deployments.apps.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"namespace": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Empty for cluster-scoped objects.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"count": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Number of objects.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+				},
+				Required: []string{"resource", "count"},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_PlannedPlace(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PlannedPlace is the place in the queue that a backup would have.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"position": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Place among those that wait, from 1.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"reason": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Why the backup would wait; NextToStart if it would start at once.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"message": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The same in a sentence.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"position"},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_PlannedRelated(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PlannedRelated is an object that comes along with others.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"resource": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The resource with its group, such as clusterroles.rbac.authorization.k8s.io.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"namespace": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Empty for a cluster-scoped object.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the object. Empty if the requester may not know it.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"reason": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Why it comes along.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"resource"},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_PlannedVolume(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PlannedVolume is a volume, and what becomes of its data.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"namespace": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespace of the claim or the pod.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"claim": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the claim. Empty for a volume without one.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"pod": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the pod through which the data is read.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"volume": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the volume in the pod.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"bytes": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Capacity in bytes. Absent if it is not known.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"method": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Files or None.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"reason": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Why.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"namespace", "method"},
+			},
+		},
 	}
 }
 

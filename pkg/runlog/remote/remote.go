@@ -98,8 +98,7 @@ func NewServer(logs *runlog.Logs, now time.Time) (*Server, error) {
 }
 
 func (s *Server) ServeHTTP(w http.ResponseWriter, request *http.Request) {
-	token, _ := strings.CutPrefix(request.Header.Get("Authorization"), "Bearer ")
-	if subtle.ConstantTimeCompare([]byte(token), []byte(s.token)) != 1 {
+	if !s.MayAsk(request) {
 		http.Error(w, "only the API server that reads the Secret "+SecretName+" may ask", http.StatusUnauthorized)
 		return
 	}
@@ -114,6 +113,12 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	if err := log.Copy(request.Context(), to, request.URL.Query().Get("follow") == "true"); err != nil {
 		panic(http.ErrAbortHandler)
 	}
+}
+
+// MayAsk reports whether a request has the token of this process.
+func (s *Server) MayAsk(request *http.Request) bool {
+	token, _ := strings.CutPrefix(request.Header.Get("Authorization"), "Bearer ")
+	return subtle.ConstantTimeCompare([]byte(token), []byte(s.token)) == 1
 }
 
 // prompt flushes each write, with a deadline.
@@ -224,6 +229,23 @@ func (c *Client) Copy(ctx context.Context, uid types.UID, follow bool, to io.Wri
 }
 
 func (c *Client) ask(ctx context.Context, uid types.UID, follow bool) (*http.Response, error) {
+	response, err := c.Do(ctx, http.MethodGet, fmt.Sprintf("%s%s?follow=%t", Prefix, uid, follow), nil, dialTimeout)
+	switch {
+	case err != nil:
+		return nil, err
+	case response.StatusCode == http.StatusOK:
+		return response, nil
+	}
+	_ = response.Body.Close()
+	if response.StatusCode == http.StatusNotFound {
+		return nil, ErrNotExecuted
+	}
+	return nil, fmt.Errorf("%w: it answers %s", ErrUnreachable, response.Status)
+}
+
+// Do sends a request to the controller that leads, which begins to answer within some time, or fails
+// with ErrUnreachable. The caller closes the body of the response.
+func (c *Client) Do(ctx context.Context, method, path string, body io.Reader, within time.Duration) (*http.Response, error) {
 	secret, err := c.Secrets.Get(ctx, SecretName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("%w: none says where it is: it needs the flag --advertise-address", ErrUnreachable)
@@ -236,29 +258,21 @@ func (c *Client) ask(ctx context.Context, uid types.UID, follow bool) (*http.Res
 	transport := &http.Transport{
 		DialContext:           (&net.Dialer{Timeout: dialTimeout}).DialContext,
 		TLSHandshakeTimeout:   dialTimeout,
-		ResponseHeaderTimeout: dialTimeout,
+		ResponseHeaderTimeout: within,
 		DisableKeepAlives:     true, // the next request may be for another controller
 		DisableCompression:    true,
 		TLSClientConfig:       &tls.Config{RootCAs: trusted, ServerName: ServerName, MinVersion: tls.VersionTLS13},
 	}
-	url := fmt.Sprintf("https://%s%s%s?follow=%t", secret.Data[addressKey], Prefix, uid, follow)
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	request, err := http.NewRequestWithContext(ctx, method, fmt.Sprintf("https://%s%s", secret.Data[addressKey], path), body)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUnreachable, err)
 	}
 	request.Header.Set("Authorization", "Bearer "+string(secret.Data[tokenKey]))
 	response, err := transport.RoundTrip(request)
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUnreachable, err)
-	case response.StatusCode == http.StatusOK:
-		return response, nil
 	}
-	_ = response.Body.Close()
-	if response.StatusCode == http.StatusNotFound {
-		return nil, ErrNotExecuted
-	}
-	return nil, fmt.Errorf("%w: it answers %s", ErrUnreachable, response.Status)
+	return response, nil
 }
 
 // heard ends after Silence, and knows whether the whole answer was read.

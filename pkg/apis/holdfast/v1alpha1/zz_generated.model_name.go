@@ -59,6 +59,11 @@ func (in BackupOrigin) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in BackupPlan) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.BackupPlan"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in BackupProgress) OpenAPIModelName() string {
 	return "io.holdfast.v1alpha1.BackupProgress"
 }
@@ -191,6 +196,41 @@ func (in NodeAgentList) OpenAPIModelName() string {
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in NodeAgentStatus) OpenAPIModelName() string {
 	return "io.holdfast.v1alpha1.NodeAgentStatus"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PlanOmissions) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.PlanOmissions"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PlannedHooks) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.PlannedHooks"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PlannedLeftOut) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.PlannedLeftOut"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PlannedObjects) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.PlannedObjects"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PlannedPlace) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.PlannedPlace"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PlannedRelated) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.PlannedRelated"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PlannedVolume) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.PlannedVolume"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.

@@ -1,0 +1,170 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+// BackupPlan is what a backup would hold if it ran now. A dry run of its creation
+// answers with it, and it is stored nowhere.
+type BackupPlan struct {
+	// Whether everything was read. If not, the message says why, and all numbers are
+	// lower bounds.
+	Complete bool `json:"complete"`
+	// In one line: why the plan is not complete, or how many errors and warnings the
+	// backup would have, with the first of them.
+	// +optional
+	Message string `json:"message,omitempty"`
+	// Number of errors that the backup would have.
+	// +optional
+	Errors int32 `json:"errors,omitempty"`
+	// Number of warnings that the backup would have.
+	// +optional
+	Warnings int32 `json:"warnings,omitempty"`
+	// Number of objects.
+	TotalItems int64 `json:"totalItems"`
+	// The objects, by resource and namespace.
+	// +optional
+	// +listType=atomic
+	Objects []PlannedObjects `json:"objects,omitempty"`
+	// The volumes of pods and claims, and whether their data would be read.
+	// +optional
+	// +listType=atomic
+	Volumes []PlannedVolume `json:"volumes,omitempty"`
+	// Objects that the spec does not select and that others need.
+	// +optional
+	// +listType=atomic
+	Along []PlannedRelated `json:"along,omitempty"`
+	// Objects that a label leaves out, that are being deleted, or that no backup holds.
+	// +optional
+	// +listType=atomic
+	LeftOut []PlannedLeftOut `json:"leftOut,omitempty"`
+	// The hooks in pods, by namespace.
+	// +optional
+	// +listType=atomic
+	Hooks []PlannedHooks `json:"hooks,omitempty"`
+	// Place in the queue, were the backup created now.
+	// +optional
+	Queue *PlannedPlace `json:"queue,omitempty"`
+	// How many entries the lists above lack, since they are too long.
+	// +optional
+	Omitted *PlanOmissions `json:"omitted,omitempty"`
+}
+
+// PlannedObjects counts the objects of a resource in a namespace.
+type PlannedObjects struct {
+	// The resource with its group, such as deployments.apps.
+	Resource string `json:"resource"`
+	// Empty for cluster-scoped objects.
+	// +optional
+	Namespace string `json:"namespace,omitempty"`
+	// Number of objects.
+	Count int64 `json:"count"`
+}
+
+// VolumeMethod is how the data of a volume is read.
+type VolumeMethod string
+
+const (
+	// VolumeMethodFiles: an agent reads the files on the node of a running pod.
+	VolumeMethodFiles VolumeMethod = "Files"
+	// VolumeMethodNone: the data is not read.
+	VolumeMethodNone VolumeMethod = "None"
+)
+
+// PlannedVolume is a volume, and what becomes of its data.
+type PlannedVolume struct {
+	// Namespace of the claim or the pod.
+	Namespace string `json:"namespace"`
+	// Name of the claim. Empty for a volume without one.
+	// +optional
+	Claim string `json:"claim,omitempty"`
+	// Name of the pod through which the data is read.
+	// +optional
+	Pod string `json:"pod,omitempty"`
+	// Name of the volume in the pod.
+	// +optional
+	Volume string `json:"volume,omitempty"`
+	// Capacity in bytes. Absent if it is not known.
+	// +optional
+	Bytes int64 `json:"bytes,omitempty"`
+	// Files or None.
+	Method VolumeMethod `json:"method"`
+	// Why.
+	// +optional
+	Reason string `json:"reason,omitempty"`
+}
+
+// PlannedRelated is an object that comes along with others.
+type PlannedRelated struct {
+	// The resource with its group, such as clusterroles.rbac.authorization.k8s.io.
+	Resource string `json:"resource"`
+	// Empty for a cluster-scoped object.
+	// +optional
+	Namespace string `json:"namespace,omitempty"`
+	// Name of the object. Empty if the requester may not know it.
+	// +optional
+	Name string `json:"name,omitempty"`
+	// Why it comes along.
+	// +optional
+	Reason string `json:"reason,omitempty"`
+}
+
+// PlannedLeftOut counts objects of a resource in a namespace that are left out for a
+// reason.
+type PlannedLeftOut struct {
+	// The resource with its group.
+	Resource string `json:"resource"`
+	// Empty for cluster-scoped objects.
+	// +optional
+	Namespace string `json:"namespace,omitempty"`
+	// Number of objects.
+	Count int64 `json:"count"`
+	// Why they are left out.
+	Reason string `json:"reason"`
+}
+
+// PlannedHooks are the hooks in the pods of a namespace.
+type PlannedHooks struct {
+	// Namespace of the pods.
+	Namespace string `json:"namespace"`
+	// Number of pods with hooks.
+	Pods int32 `json:"pods"`
+	// Number of hooks that run before the data is read.
+	// +optional
+	Pre int32 `json:"pre,omitempty"`
+	// Number of hooks that run after the data is read.
+	// +optional
+	Post int32 `json:"post,omitempty"`
+	// Whether the requester may run commands in these pods.
+	Allowed bool `json:"allowed"`
+	// Why they may not.
+	// +optional
+	Message string `json:"message,omitempty"`
+}
+
+// PlannedPlace is the place in the queue that a backup would have.
+type PlannedPlace struct {
+	// Place among those that wait, from 1.
+	Position int32 `json:"position"`
+	// Why the backup would wait; NextToStart if it would start at once.
+	// +optional
+	Reason QueueReason `json:"reason,omitempty"`
+	// The same in a sentence.
+	// +optional
+	Message string `json:"message,omitempty"`
+}
+
+// PlanOmissions counts the entries that the lists of a plan lack.
+type PlanOmissions struct {
+	// Entries of objects.
+	// +optional
+	Objects int64 `json:"objects,omitempty"`
+	// Entries of volumes.
+	// +optional
+	Volumes int64 `json:"volumes,omitempty"`
+	// Entries of along.
+	// +optional
+	Along int64 `json:"along,omitempty"`
+	// Entries of leftOut.
+	// +optional
+	LeftOut int64 `json:"leftOut,omitempty"`
+}

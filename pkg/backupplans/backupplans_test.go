@@ -1,0 +1,95 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backupplans
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/runlog"
+	"github.com/holdfast-io/holdfast/pkg/runlog/remote"
+)
+
+// TestPlanOfTheLeader: the controller that leads answers the API server, nobody else, and only while it
+// leads. A plan ends with whoever asked for it.
+func TestPlanOfTheLeader(t *testing.T) {
+	shown, err := remote.NewServer(&runlog.Logs{}, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := NewServer(shown.MayAsk)
+	certificate, err := tls.X509KeyPair(shown.Certificate, shown.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	serving := httptest.NewUnstartedServer(server)
+	serving.TLS = &tls.Config{Certificates: []tls.Certificate{certificate}}
+	serving.StartTLS()
+	defer serving.Close()
+	secrets := fake.NewClientset().CoreV1().Secrets("holdfast")
+	client := &Client{Remote: &remote.Client{Secrets: secrets}}
+	run := &enginev1alpha1.BackupRun{ObjectMeta: metav1.ObjectMeta{Name: "b"}, Spec: enginev1alpha1.BackupRunSpec{Requester: enginev1alpha1.Requester{Username: "ann"}}}
+	unreachable := func(when string) {
+		t.Helper()
+		if _, err := client.Plan(t.Context(), run); !errors.Is(err, remote.ErrUnreachable) {
+			t.Errorf("%s the answer is %v", when, err)
+		}
+	}
+	unreachable("before anybody leads,")
+	publishing, stop := context.WithCancel(t.Context())
+	defer stop()
+	go shown.Publish(publishing, secrets, serving.Listener.Addr().String(), func(context.Context) error { return nil })
+	for {
+		if _, err := secrets.Get(t.Context(), remote.SecretName, metav1.GetOptions{}); err == nil {
+			break
+		}
+	}
+	unreachable("before its term,")
+
+	term, end := context.WithCancel(t.Context())
+	server.Lead(term, func(_ context.Context, run *enginev1alpha1.BackupRun) *v1alpha1.BackupPlan {
+		return &v1alpha1.BackupPlan{Complete: true, Message: run.Spec.Requester.Username, TotalItems: 7}
+	})
+	plan, err := client.Plan(t.Context(), run)
+	if err != nil || plan.TotalItems != 7 || plan.Message != "ann" {
+		t.Errorf("the plan is %+v, %v", plan, err)
+	}
+	response, err := serving.Client().Post(serving.URL+Path, "application/json", http.NoBody)
+	if err == nil {
+		_ = response.Body.Close()
+		if response.StatusCode != http.StatusUnauthorized {
+			t.Errorf("somebody without the token got %s", response.Status)
+		}
+	}
+
+	begun, ended := make(chan struct{}), make(chan struct{})
+	server.Lead(term, func(ctx context.Context, _ *enginev1alpha1.BackupRun) *v1alpha1.BackupPlan {
+		close(begun)
+		<-ctx.Done()
+		close(ended)
+		return &v1alpha1.BackupPlan{}
+	})
+	asking, leave := context.WithCancel(t.Context())
+	go func() {
+		<-begun
+		leave()
+	}()
+	if _, err := client.Plan(asking, run); err == nil {
+		t.Error("who left got an answer")
+	}
+	<-ended
+
+	end()
+	unreachable("after its term,")
+}

@@ -1,0 +1,29 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backuprun
+
+import (
+	"context"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/backup"
+)
+
+// Plan computes what a run would back up, with the rights that it would have. There is no record of
+// the run.
+func (e *Executor) Plan(ctx context.Context, run *enginev1alpha1.BackupRun) *v1alpha1.BackupPlan {
+	return backup.Plan(ctx, e.request(run, backup.PostHooks{}), backup.Dependencies{
+		Discovery:     e.Discovery,
+		Client:        e.Client,
+		Hooks:         runHooks{Pods: e.Pods, run: run},
+		Policies:      runPolicies{e.Kube, run.Spec.Requester},
+		Clock:         e.Clock,
+		PageSizes:     &e.pageSizes,
+		BlockWorkers:  e.BlockWorkers,
+		HookTime:      e.HookTime,
+		Timeout:       e.Timeout,
+		HostPathRoots: e.HostPathRoots,
+	}, backup.DefaultPlanLimits)
+}
