@@ -16,8 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/klog/v2"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/archive"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
@@ -45,12 +45,12 @@ var errTooManyPlanned = errors.New("the backup has more objects than a plan coun
 //
 // Of kinds whose content decides nothing, Secrets among them, it lists the metadata only. A plan of a
 // backup that would fail, is too large or takes longer than ctx is not Complete, and says why.
-func Plan(ctx context.Context, request Request, deps Dependencies, limits PlanLimits) *holdfast.BackupPlan {
+func Plan(ctx context.Context, request Request, deps Dependencies, limits PlanLimits) *v1alpha1.BackupPlan {
 	request.Backup = request.Backup.DeepCopy()
 	request.Backup.Status.StartTimestamp = &metav1.Time{Time: deps.Clock.Now()}
 	planned := &planned{
 		limits: limits, counts: map[plannedKey]int64{}, left: map[subject]string{},
-		hooks: map[string]*holdfast.PlannedHooks{}, refused: map[string]string{},
+		hooks: map[string]*v1alpha1.PlannedHooks{}, refused: map[string]string{},
 	}
 	deps.Volumes, deps.Hooks, deps.Progress = plannedVolumes{}, plannedHooks{deps.Hooks, planned}, nil
 	e := newExecution(ctx, request, deps)
@@ -106,11 +106,11 @@ type planned struct {
 	mu      sync.Mutex
 	total   int64
 	counts  map[plannedKey]int64
-	along   []holdfast.PlannedRelated
+	along   []v1alpha1.PlannedRelated
 	related int64
 	// left are the reasons of what is left out, and hooks and refused are by namespace.
 	left    map[subject]string
-	hooks   map[string]*holdfast.PlannedHooks
+	hooks   map[string]*v1alpha1.PlannedHooks
 	refused map[string]string
 }
 
@@ -138,7 +138,7 @@ func (p *planned) hooked(held []*heldPod) {
 		}
 		of := p.hooks[pod.ref.Namespace]
 		if of == nil {
-			of = &holdfast.PlannedHooks{Namespace: pod.ref.Namespace}
+			of = &v1alpha1.PlannedHooks{Namespace: pod.ref.Namespace}
 			p.hooks[pod.ref.Namespace] = of
 		}
 		of.Pods++
@@ -183,7 +183,7 @@ func (p plannedGraph) Add(item *manifest.Item) error {
 		return nil
 	}
 	if p.related++; len(p.along) < p.limits.Rows {
-		p.along = append(p.along, holdfast.PlannedRelated{Resource: resource, Namespace: item.Namespace, Name: item.Name, Reason: item.Reason})
+		p.along = append(p.along, v1alpha1.PlannedRelated{Resource: resource, Namespace: item.Namespace, Name: item.Name, Reason: item.Reason})
 	}
 	return nil
 }
@@ -197,7 +197,7 @@ func (plannedVolumes) Submit(context.Context, *format.Volume) error { return nil
 // Wait implements Volumes.
 func (plannedVolumes) Wait(_ context.Context, volumes []*format.Volume) error {
 	for _, volume := range volumes {
-		volume.Status.Phase = engine.VolumePhaseCompleted
+		volume.Status.Phase = enginev1alpha1.VolumePhaseCompleted
 	}
 	return nil
 }
@@ -220,24 +220,24 @@ func (h plannedHooks) Allowed(ctx context.Context, namespace string) error {
 }
 
 // Pending implements Hooks.
-func (plannedHooks) Pending(context.Context, []engine.PodReference) error { return nil }
+func (plannedHooks) Pending(context.Context, []enginev1alpha1.PodReference) error { return nil }
 
 // Exec implements Hooks.
-func (plannedHooks) Exec(context.Context, engine.PodReference, string, []string) (string, error) {
+func (plannedHooks) Exec(context.Context, enginev1alpha1.PodReference, string, []string) (string, error) {
 	return "", nil
 }
 
 // plan is what was gathered. The volumes are nil unless the plan is complete.
-func (p *planned) plan(e *execution, volumes *podVolumes, incomplete string) *holdfast.BackupPlan {
+func (p *planned) plan(e *execution, volumes *podVolumes, incomplete string) *v1alpha1.BackupPlan {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	plan := &holdfast.BackupPlan{Complete: incomplete == "", TotalItems: p.total, Along: p.along}
-	var omitted holdfast.PlanOmissions
+	plan := &v1alpha1.BackupPlan{Complete: incomplete == "", TotalItems: p.total, Along: p.along}
+	var omitted v1alpha1.PlanOmissions
 	omitted.Along = p.related - int64(len(p.along))
 	for key, count := range p.counts {
-		plan.Objects = append(plan.Objects, holdfast.PlannedObjects{Resource: key.resource, Namespace: key.namespace, Count: count})
+		plan.Objects = append(plan.Objects, v1alpha1.PlannedObjects{Resource: key.resource, Namespace: key.namespace, Count: count})
 	}
-	slices.SortFunc(plan.Objects, func(a, b holdfast.PlannedObjects) int {
+	slices.SortFunc(plan.Objects, func(a, b v1alpha1.PlannedObjects) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Resource, b.Resource))
 	})
 	plan.LeftOut = p.leftOut(e.findings)
@@ -255,7 +255,7 @@ func (p *planned) plan(e *execution, volumes *podVolumes, incomplete string) *ho
 	plan.Objects, omitted.Objects = cut(plan.Objects, p.limits.Rows)
 	plan.LeftOut, omitted.LeftOut = cut(plan.LeftOut, p.limits.Rows)
 	plan.Volumes, omitted.Volumes = cut(plan.Volumes, p.limits.Rows)
-	if omitted != (holdfast.PlanOmissions{}) {
+	if omitted != (v1alpha1.PlanOmissions{}) {
 		plan.Omitted = &omitted
 	}
 	return plan
@@ -268,7 +268,7 @@ func cut[T any](list []T, most int) ([]T, int64) {
 	return list[:most], int64(len(list) - most)
 }
 
-func (p *planned) leftOut(findings *findings) []holdfast.PlannedLeftOut {
+func (p *planned) leftOut(findings *findings) []v1alpha1.PlannedLeftOut {
 	type key struct{ resource, namespace, reason string }
 	counts := map[key]int64{}
 	for about, why := range p.left {
@@ -277,11 +277,11 @@ func (p *planned) leftOut(findings *findings) []holdfast.PlannedLeftOut {
 	for namespace, count := range findings.secrets {
 		counts[key{secretsResource.String(), namespace, secretsLeftOut}] = int64(count)
 	}
-	var rows []holdfast.PlannedLeftOut
+	var rows []v1alpha1.PlannedLeftOut
 	for of, count := range counts {
-		rows = append(rows, holdfast.PlannedLeftOut{Resource: of.resource, Namespace: of.namespace, Count: count, Reason: of.reason})
+		rows = append(rows, v1alpha1.PlannedLeftOut{Resource: of.resource, Namespace: of.namespace, Count: count, Reason: of.reason})
 	}
-	slices.SortFunc(rows, func(a, b holdfast.PlannedLeftOut) int {
+	slices.SortFunc(rows, func(a, b v1alpha1.PlannedLeftOut) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.Reason, b.Reason))
 	})
 	return rows
@@ -289,16 +289,16 @@ func (p *planned) leftOut(findings *findings) []holdfast.PlannedLeftOut {
 
 // plannedVolumes are the volumes with what would become of their data: those that would be read, and
 // all claims whose data would not.
-func (p *podVolumes) plannedVolumes() []holdfast.PlannedVolume {
-	var rows []holdfast.PlannedVolume
+func (p *podVolumes) plannedVolumes() []v1alpha1.PlannedVolume {
+	var rows []v1alpha1.PlannedVolume
 	for _, volume := range p.conclude() {
 		why := "the pod runs on the node " + volume.Node + " and mounts it"
 		if volume.ClaimName == "" {
 			why = "the pod or the spec asks for this volume without a claim"
 		}
-		rows = append(rows, holdfast.PlannedVolume{
+		rows = append(rows, v1alpha1.PlannedVolume{
 			Namespace: volume.Pod.Namespace, Claim: volume.ClaimName, Pod: volume.Pod.Name, Volume: volume.Name,
-			Bytes: volume.Capacity, Method: holdfast.VolumeMethodFiles, Reason: why,
+			Bytes: volume.Capacity, Method: v1alpha1.VolumeMethodFiles, Reason: why,
 		})
 	}
 	for _, key := range p.sortedClaims() {
@@ -306,13 +306,13 @@ func (p *podVolumes) plannedVolumes() []holdfast.PlannedVolume {
 		if of.taken && !of.lost {
 			continue
 		}
-		row := holdfast.PlannedVolume{Namespace: key.Namespace, Claim: key.Name, Method: holdfast.VolumeMethodNone, Reason: of.whyNotTaken()}
+		row := v1alpha1.PlannedVolume{Namespace: key.Namespace, Claim: key.Name, Method: v1alpha1.VolumeMethodNone, Reason: of.whyNotTaken()}
 		if kept := p.persistentVolumes[of.volume]; kept != nil {
 			row.Bytes = kept.capacity
 		}
 		rows = append(rows, row)
 	}
-	slices.SortFunc(rows, func(a, b holdfast.PlannedVolume) int {
+	slices.SortFunc(rows, func(a, b v1alpha1.PlannedVolume) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Claim, b.Claim), cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Volume, b.Volume))
 	})
 	return rows

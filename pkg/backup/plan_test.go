@@ -20,12 +20,12 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"pgregory.net/rapid"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 )
 
-func (f *fixture) plan(ctx context.Context, limits PlanLimits) *holdfast.BackupPlan {
+func (f *fixture) plan(ctx context.Context, limits PlanLimits) *v1alpha1.BackupPlan {
 	deps := f.deps
 	deps.Store, deps.Remover, deps.Volumes = nil, nil, nil
 	return Plan(ctx, f.request, deps, limits)
@@ -46,7 +46,7 @@ func (f *fixture) held(t testing.TB) map[string]int64 {
 }
 
 // draw adds random objects to a cluster, and gives a random spec.
-func draw(t *rapid.T, f *fixture) holdfast.BackupSpec {
+func draw(t *rapid.T, f *fixture) v1alpha1.BackupSpec {
 	bit := func(name string) bool { return rapid.Bool().Draw(t, name) }
 	namespaces := []string{"shop", "other", "bank"}
 	f.add("namespaces", namespace("bank", rapid.SampledFrom([]string{"", `"app":"a"`, `"backup.holdfast.io/exclude":"true"`}).Draw(t, "labels of bank")))
@@ -115,7 +115,7 @@ func draw(t *rapid.T, f *fixture) holdfast.BackupSpec {
 		}
 		f.add(kind, string(raw))
 	}
-	var spec holdfast.BackupSpec
+	var spec v1alpha1.BackupSpec
 	some := func(name string, words ...string) []string {
 		return rapid.SliceOfNDistinct(rapid.SampledFrom(words), 0, 2, rapid.ID[string]).Draw(t, name)
 	}
@@ -147,7 +147,7 @@ func draw(t *rapid.T, f *fixture) holdfast.BackupSpec {
 // errors and warnings that the backup has then, and it writes nothing.
 func TestPlanIsWhatTheBackupHolds(t *testing.T) {
 	rapid.Check(t, func(random *rapid.T) {
-		f := needing(t, holdfast.BackupSpec{})
+		f := needing(t, v1alpha1.BackupSpec{})
 		spec := draw(random, f)
 		spec.StorageLocation, spec.TTL = "default", f.request.Backup.Spec.TTL
 		f.request.Backup.Spec = spec
@@ -164,7 +164,7 @@ func TestPlanIsWhatTheBackupHolds(t *testing.T) {
 		}
 		outcome := f.run(t)
 		if !plan.Complete {
-			if outcome.Status.Phase != holdfast.BackupPhaseFailed {
+			if outcome.Status.Phase != v1alpha1.BackupPhaseFailed {
 				random.Fatalf("the plan says %q, and the backup is %s", plan.Message, outcome.Status.Phase)
 			}
 			return
@@ -189,7 +189,7 @@ func TestPlanIsWhatTheBackupHolds(t *testing.T) {
 			handed = append(handed, volume.Pod.Namespace+"/"+volume.ClaimName+" "+volume.Pod.Name+" "+volume.Name)
 		}
 		for _, volume := range plan.Volumes {
-			if volume.Method == holdfast.VolumeMethodFiles {
+			if volume.Method == v1alpha1.VolumeMethodFiles {
 				read = append(read, volume.Namespace+"/"+volume.Claim+" "+volume.Pod+" "+volume.Volume)
 			} else if volume.Reason == "" {
 				random.Errorf("the plan does not say why %s/%s is not read", volume.Namespace, volume.Claim)
@@ -215,7 +215,7 @@ func TestPlanIsWhatTheBackupHolds(t *testing.T) {
 
 // TestPlanSaysWhy: a plan names what comes along, what is left out, and what becomes of volumes.
 func TestPlanSaysWhy(t *testing.T) {
-	f := needing(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}})
+	f := needing(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}})
 	f.request.Backup.Spec.DefaultVolumesToFsBackup = nil
 	f.add("secrets", named("shop", "key")...)
 	f.add("configmaps", `{"metadata":{"name":"no","namespace":"shop","labels":{"`+format.LabelExclude+`":"true"}}}`,
@@ -229,17 +229,17 @@ func TestPlanSaysWhy(t *testing.T) {
 		return false
 	}
 	plan := f.plan(t.Context(), DefaultPlanLimits)
-	want := &holdfast.PlannedLeftOut{Resource: "configmaps", Namespace: "shop", Count: 2, Reason: "left out: it has the label " + format.LabelExclude + "=true"}
+	want := &v1alpha1.PlannedLeftOut{Resource: "configmaps", Namespace: "shop", Count: 2, Reason: "left out: it has the label " + format.LabelExclude + "=true"}
 	if len(plan.LeftOut) != 1 || plan.LeftOut[0] != *want {
 		t.Errorf("left out are %+v", plan.LeftOut)
 	}
-	if !slices.Contains(plan.Along, holdfast.PlannedRelated{Resource: "priorityclasses.scheduling.k8s.io", Name: "high", Reason: "the Pod shop/p refers to it"}) {
+	if !slices.Contains(plan.Along, v1alpha1.PlannedRelated{Resource: "priorityclasses.scheduling.k8s.io", Name: "high", Reason: "the Pod shop/p refers to it"}) {
 		t.Errorf("along come %+v", plan.Along)
 	}
-	if want := (holdfast.PlannedHooks{Namespace: "shop", Pods: 1, Pre: 1, Message: "ada may not"}); len(plan.Hooks) != 1 || plan.Hooks[0] != want {
+	if want := (v1alpha1.PlannedHooks{Namespace: "shop", Pods: 1, Pre: 1, Message: "ada may not"}); len(plan.Hooks) != 1 || plan.Hooks[0] != want {
 		t.Errorf("the hooks are %+v", plan.Hooks)
 	}
-	if len(plan.Volumes) != 1 || plan.Volumes[0].Method != holdfast.VolumeMethodNone || !strings.Contains(plan.Volumes[0].Reason, "its hooks failed") {
+	if len(plan.Volumes) != 1 || plan.Volumes[0].Method != v1alpha1.VolumeMethodNone || !strings.Contains(plan.Volumes[0].Reason, "its hooks failed") {
 		t.Errorf("the volumes are %+v", plan.Volumes)
 	}
 }
@@ -247,7 +247,7 @@ func TestPlanSaysWhy(t *testing.T) {
 // TestPlansEnd: a plan ends with what it has when there are too many objects, when its time is over,
 // and when the backup would fail.
 func TestPlansEnd(t *testing.T) {
-	f := newFixture(t, holdfast.BackupSpec{})
+	f := newFixture(t, v1alpha1.BackupSpec{})
 	f.add("namespaces", namespace("shop", ""))
 	f.add("configmaps", named("shop", "a", "b", "c", "d")...)
 	if plan := f.plan(t.Context(), PlanLimits{Objects: 2, Rows: 1}); plan.Complete || plan.TotalItems != 2 || !strings.Contains(plan.Message, "more than 2 objects") {
