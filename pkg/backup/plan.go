@@ -31,7 +31,7 @@ type PlanLimits struct {
 	Rows int
 }
 
-// DefaultPlanLimits are those of a plan that a person asks for. Its rows take some 200 KB.
+// DefaultPlanLimits bound a plan that a person asks for. Its rows take some 200 KB.
 var DefaultPlanLimits = PlanLimits{Objects: 200_000, Rows: 500}
 
 // maxLeftOutNames bounds what a plan keeps to count each object that is left out once.
@@ -99,7 +99,7 @@ func decidesNothing(r resource) bool {
 
 type plannedKey struct{ resource, namespace string }
 
-// planned gathers what a plan says. A nil one, that of a backup which runs, gathers nothing.
+// planned gathers what a plan says. A nil one, of a backup that runs, gathers nothing.
 type planned struct {
 	limits PlanLimits
 
@@ -202,7 +202,7 @@ func (plannedVolumes) Wait(_ context.Context, volumes []*format.Volume) error {
 	return nil
 }
 
-// plannedHooks asks who may run hooks, and runs none.
+// plannedHooks asks for the right to run hooks, and runs none.
 type plannedHooks struct {
 	asked Hooks
 	*planned
@@ -287,8 +287,7 @@ func (p *planned) leftOut(findings *findings) []v1alpha1.PlannedLeftOut {
 	return rows
 }
 
-// plannedVolumes are the volumes with what would become of their data: those that would be read, and
-// all claims whose data would not.
+// plannedVolumes are the volumes whose data would be read, and all claims whose data would not.
 func (p *podVolumes) plannedVolumes() []v1alpha1.PlannedVolume {
 	var rows []v1alpha1.PlannedVolume
 	for _, volume := range p.conclude() {

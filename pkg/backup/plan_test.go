@@ -49,7 +49,7 @@ func (f *fixture) held(t testing.TB) map[string]int64 {
 func draw(t *rapid.T, f *fixture) v1alpha1.BackupSpec {
 	bit := func(name string) bool { return rapid.Bool().Draw(t, name) }
 	namespaces := []string{"shop", "other", "bank"}
-	f.add("namespaces", namespace("bank", rapid.SampledFrom([]string{"", `"app":"a"`, `"backup.holdfast.io/exclude":"true"`}).Draw(t, "labels of bank")))
+	f.add("namespaces", namespace("bank", rapid.SampledFrom([]string{"", `"app":"a"`, `"velero.io/exclude-from-backup":"true"`}).Draw(t, "labels of bank")))
 	kinds := []string{"configmaps", "secrets", "deployments.apps", "widgets.example.com", "serviceaccounts", "events", "persistentvolumeclaims", "pods"}
 	for i := range rapid.IntRange(0, 25).Draw(t, "objects") {
 		name, in := fmt.Sprintf("o%d", i), rapid.SampledFrom(namespaces).Draw(t, "namespace")

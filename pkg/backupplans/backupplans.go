@@ -4,7 +4,7 @@
 // Package backupplans lets the API server have a backup planned by the controller that leads. The
 // API server may not read the cluster's objects, and the controller may: it runs backups. They talk
 // as for the logs of what runs, see package remote: only the API server can ask, and nothing is
-// written. What a plan may show to whom is the API server's to decide.
+// written. The API server decides how much of a plan its reader sees.
 package backupplans
 
 import (
@@ -100,7 +100,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	case <-request.Context().Done():
 		return
 	}
-	// Its requests are the leader's, and end with whoever asks.
+	// Its requests are the leader's, and end with the one that asked.
 	ctx, cancel := context.WithTimeout(leading, Timeout)
 	defer cancel()
 	defer context.AfterFunc(request.Context(), cancel)()
@@ -113,8 +113,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 // Client asks the controller that leads.
 type Client struct{ Remote *remote.Client }
 
-// Plan has a backup planned, of which nothing is recorded. It fails with remote.ErrUnreachable,
-// remote.ErrNotExecuted or ErrBusy if that can't be now.
+// Plan has a backup planned that has no record. It fails with remote.ErrUnreachable or ErrBusy if that
+// can't be now.
 func (c *Client) Plan(ctx context.Context, run *enginev1alpha1.BackupRun) (*v1alpha1.BackupPlan, error) {
 	body, err := json.Marshal(run)
 	if err != nil {

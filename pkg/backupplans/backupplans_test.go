@@ -21,8 +21,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/runlog/remote"
 )
 
-// TestPlanOfTheLeader: the controller that leads answers the API server, nobody else, and only while it
-// leads. A plan ends with whoever asked for it.
+// TestPlanOfTheLeader: the controller that leads answers the API server only, and only while it
+// leads. A plan ends with the request for it.
 func TestPlanOfTheLeader(t *testing.T) {
 	shown, err := remote.NewServer(&runlog.Logs{}, time.Now())
 	if err != nil {

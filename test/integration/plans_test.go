@@ -4,6 +4,7 @@
 package integration
 
 import (
+	"context"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -14,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/manifest"
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
 )
 
@@ -27,12 +27,16 @@ func TestPlanOfABackup(t *testing.T) {
 	lab.Grant(t, ann, "edit", namespace)
 	lab.Kubectl(t, "create", "configmap", "conf", "-n", namespace, "--from-literal=a=1")
 	lab.Kubectl(t, "create", "configmap", "no", "-n", namespace)
-	lab.Kubectl(t, "label", "configmap", "no", "-n", namespace, "backup.holdfast.io/exclude=true")
+	lab.Kubectl(t, "label", "configmap", "no", "-n", namespace, "velero.io/exclude-from-backup=true")
 	lab.Kubectl(t, "create", "secret", "generic", "key", "-n", namespace, "--from-literal=a=1")
 	lab.Kubectl(t, "create", "serviceaccount", "app", "-n", namespace)
 	role := labtest.Name("foreign-role")
 	lab.Kubectl(t, "create", "clusterrolebinding", role, "--clusterrole=view", "--serviceaccount="+namespace+":app")
-	t.Cleanup(func() { lab.Kubectl(t, "delete", "clusterrolebinding", role) })
+	t.Cleanup(func() {
+		if err := lab.Kube.RbacV1().ClusterRoleBindings().Delete(context.Background(), role, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
 
 	file := filepath.Join(t.TempDir(), "backup.yaml")
 	text := "apiVersion: holdfast.io/v1alpha1\nkind: Backup\nmetadata:\n  name: b\n  namespace: " + namespace + "\nspec: {}\n"
@@ -49,7 +53,7 @@ func TestPlanOfABackup(t *testing.T) {
 		t.Fatalf("the plan is %+v: %s", plan, answer)
 	}
 	mustNotContain(t, "the plan", answer, []string{role, other})
-	if !strings.Contains(answer, `"reason": "left out: it has the label backup.holdfast.io/exclude=true"`) {
+	if !strings.Contains(answer, `"reason": "left out: it has the label velero.io/exclude-from-backup=true"`) {
 		t.Errorf("the plan does not say what is left out: %s", answer)
 	}
 	if list, err := lab.Holdfast.HoldfastV1alpha1().Backups(namespace).List(t.Context(), metav1.ListOptions{}); err != nil || len(list.Items) > 0 {
@@ -61,13 +65,15 @@ func TestPlanOfABackup(t *testing.T) {
 	}
 
 	must(t, ann, []string{"backup", "create", "b", "-n", namespace, "--wait"}, "Completed")
-	var held struct{ Items []*manifest.Item }
+	var held struct {
+		Items []struct{ Group, Resource, Namespace string }
+	}
 	if err := json.Unmarshal(lab.Request(t, "GET", api+"/namespaces/"+namespace+"/backups/b/manifest", "application/json").Body, &held); err != nil {
 		t.Fatal(err)
 	}
 	counts := map[v1alpha1.PlannedObjects]int64{}
 	for _, item := range held.Items {
-		resource := schema.GroupResource{Group: item.APIGroup, Resource: item.Resource}.String()
+		resource := schema.GroupResource{Group: item.Group, Resource: item.Resource}.String()
 		counts[v1alpha1.PlannedObjects{Resource: resource, Namespace: item.Namespace}]++
 	}
 	for _, of := range plan.Objects {

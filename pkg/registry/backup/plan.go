@@ -19,9 +19,9 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 )
 
-// PlanningREST is a REST that answers a dry run of a creation with the plan of the backup. Only who
-// may create the backup gets that far. The plan names cluster-scoped objects to those only who may
-// read manifests of all namespaces, as manifests do.
+// PlanningREST is a REST that answers a dry run of a creation with the plan of the backup, after
+// all checks of a creation. The plan names cluster-scoped objects only with the right to manifests of
+// all namespaces, as manifests do.
 type PlanningREST struct {
 	*REST
 	// Plan has a backup planned by a process that may read the cluster. There is no record of it.

@@ -18,9 +18,9 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// TestDryRunsHavePlans: a dry run is planned for its requester, and shows cluster-scoped names to those
-// only who may read manifests of all namespaces. It records nothing. What is not a dry run, or may not
-// be created, is not planned.
+// TestDryRunsHavePlans: a dry run is planned for its requester, and shows cluster-scoped names only
+// with the right to manifests of all namespaces. It records nothing. A creation, or a backup that may
+// not be created, is not planned.
 func TestDryRunsHavePlans(t *testing.T) {
 	related := []v1alpha1.PlannedRelated{
 		{Resource: "clusterroles", Name: "foreign", Reason: "the RoleBinding foreign refers to it"},

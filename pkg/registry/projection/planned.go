@@ -12,8 +12,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
-// PlannedPlace is the place in the queue that a backup would have, of which there is no record, were
-// it created now. It is redacted as for the backup's namespace. It is nil while the queue is not
+// PlannedPlace is the place in the queue that a backup without a record would have, were it created
+// now. It is redacted as for the backup's namespace. It is nil while the queue is not
 // known.
 func (p *Projector) PlannedPlace(run *enginev1alpha1.BackupRun) *v1alpha1.PlannedPlace {
 	run = run.DeepCopy()

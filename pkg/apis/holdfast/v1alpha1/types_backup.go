@@ -491,7 +491,8 @@ type BackupStatus struct {
 	// Where the backup comes from, and whether that is borne out.
 	// +optional
 	Origin *BackupOrigin `json:"origin,omitempty"`
-	// What the backup would hold. Only the answer to a dry run of its creation has it.
+	// Objects and volumes that the backup would hold. Only the answer to a dry run of its
+	// creation has it.
 	// +optional
 	Plan *BackupPlan `json:"plan,omitempty"`
 }
