@@ -5362,7 +5362,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupStatus(ref common.ReferenceCallback
 					},
 					"plan": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What the backup would hold. Only the answer to a dry run of its creation has it.",
+							Description: "Objects and volumes that the backup would hold. Only the answer to a dry run of its creation has it.",
 							Ref:         ref(v1alpha1.BackupPlan{}.OpenAPIModelName()),
 						},
 					},
