@@ -61,7 +61,7 @@ var (
 // definitions are those of the resources that are served.
 var definitions = []interface {
 	AddFieldLabels(*runtime.Scheme) error
-}{&backup.Resource, &backupqueue.Resource, &backupvolume.Resource, &volumebackup.Resource, &nodeagent.Resource, &schedule.Resource, &restore.Resource}
+}{&backup.Resource, &backupqueue.Resource, &backupvolume.Resource, &volumebackup.Resource, &backup.ObjectResource, &nodeagent.Resource, &schedule.Resource, &restore.Resource}
 
 // streams are the subresources whose answers may take long: see package streamed, and the
 // watches of the nodes' agents.

@@ -226,6 +226,7 @@ func newBackups(s *serverContext) (err error) {
 	s.storage["backups/manifest"] = contents.Manifest()
 	s.storage["backups/objects"] = contents.Objects()
 	s.storage["backups/results"] = contents.Results()
+	s.storage["backupobjects"] = backup.NewFindREST(&contents, clock.RealClock{})
 	return nil
 }
 

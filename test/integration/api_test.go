@@ -47,6 +47,7 @@ func TestDiscovery(t *testing.T) {
 	}
 	slices.Sort(got)
 	want := []string{
+		"backupobjects backupobject BackupObject [hfo] namespaced=true [list] []",
 		"backupqueues backupqueue BackupQueueEntry [hfq bq] namespaced=true [get list watch] [holdfast]",
 		"backups backup Backup [hfb] namespaced=true [create get list patch update watch] [holdfast]",
 		"backups/cancel backup BackupCancellation [] namespaced=true [create] []",

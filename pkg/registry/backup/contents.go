@@ -16,6 +16,7 @@ import (
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -358,13 +359,15 @@ func kindsOf(index *manifest.Index, word string) []string {
 	return slices.DeleteFunc(index.Kinds(), func(groupKind string) bool { return !isKind(groupKind, word) })
 }
 
-// isKind reports whether a word means a kind: by its name alone, with the group as in
-// Deployment.apps, or with group and version as the manifest has it.
+// isKind reports whether a word means a kind: by its name alone, or its usual plural, with the group as
+// in Deployment.apps, or with group and version as the manifest has it.
 func isKind(groupKind, word string) bool {
 	parts := strings.Split(groupKind, "/")
 	kind := parts[len(parts)-1]
 	group := strings.Join(parts[:max(0, len(parts)-2)], "/")
-	return strings.EqualFold(word, kind) || strings.EqualFold(word, kind+"."+group) || word == groupKind
+	plural, _ := meta.UnsafeGuessKindToResource(schema.GroupVersionKind{Kind: kind})
+	return strings.EqualFold(word, kind) || strings.EqualFold(word, kind+"."+group) || strings.EqualFold(word, plural.Resource) ||
+		strings.EqualFold(word, plural.Resource+"."+group) || word == groupKind
 }
 
 // filter is which items of a manifest are asked for, and in which form.

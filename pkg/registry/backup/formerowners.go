@@ -31,6 +31,8 @@ type predecessors struct {
 	backup   *v1alpha1.Backup
 	location string
 	from     stored.Backup
+	// index is the index of the manifest. Nil has it read.
+	index *manifest.Index
 	// uids are those of the backup's namespaces, by name; nil until they are read.
 	uids map[string]types.UID
 }
@@ -43,7 +45,7 @@ func (p *predecessors) isPresent(ctx context.Context, namespace string) (bool, e
 		return false, nil // nobody vouches for what it says
 	}
 	if p.uids == nil {
-		uids, err := namespacesOf(ctx, p.from)
+		uids, err := namespacesOf(ctx, p.from, p.index)
 		if err != nil {
 			return false, fmt.Errorf("find out which namespaces the backup holds: %w", err)
 		}
@@ -56,8 +58,9 @@ func (p *predecessors) isPresent(ctx context.Context, namespace string) (bool, e
 	return home, nil
 }
 
-// namespacesOf are the uids of the namespaces that a backup holds, by their names.
-func namespacesOf(ctx context.Context, from stored.Backup) (map[string]types.UID, error) {
+// namespacesOf are the uids of the namespaces that a backup holds, by their names. The index of its
+// manifest is read if it is nil.
+func namespacesOf(ctx context.Context, from stored.Backup, index *manifest.Index) (map[string]types.UID, error) {
 	const kind = "v1/Namespace"
 	uids := map[string]types.UID{}
 	take := func(item *manifest.Item) {
@@ -65,7 +68,10 @@ func namespacesOf(ctx context.Context, from stored.Backup) (map[string]types.UID
 			uids[item.Name] = types.UID(item.UID)
 		}
 	}
-	index, err := from.Index(ctx)
+	var err error
+	if index == nil {
+		index, err = from.Index(ctx)
+	}
 	if errors.Is(err, store.ErrNotFound) {
 		for object, err := range from.Scan(ctx) {
 			if err != nil {

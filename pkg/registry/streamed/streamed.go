@@ -224,6 +224,11 @@ func (s *Streams) send(ctx context.Context, w http.ResponseWriter, answer *Answe
 	}
 }
 
+// Explain is an error about something in a location, for the client.
+func (s *Streams) Explain(ctx context.Context, what, location string, err error) error {
+	return s.explain(ctx, &Answer{What: what, Location: location}, err)
+}
+
 // seat takes one for an answer, until leave is called.
 func (s *Streams) seat(ctx context.Context, answer *Answer) (leave func(), err error) {
 	source := fmt.Sprintf("the storage location %q", answer.Location)

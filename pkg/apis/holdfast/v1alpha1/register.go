@@ -33,6 +33,7 @@ func addKnownTypes(scheme *runtime.Scheme) error {
 		&BackupQueueEntry{}, &BackupQueueEntryList{},
 		&BackupVolume{}, &BackupVolumeList{},
 		&VolumeBackup{}, &VolumeBackupList{},
+		&BackupObject{}, &BackupObjectList{},
 		&NodeAgent{}, &NodeAgentList{},
 		&MaintenanceRequest{},
 		&SyncRequest{},

@@ -1,0 +1,72 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// +genclient
+// +genclient:noStatus
+// +genclient:onlyVerbs=list
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+
+// BackupObject is one object in one stored backup, as the backup's manifest has it. It
+// is in the namespace of the backup, and has the labels that the object had. A list
+// needs the field selector kind, and begins with the newest backup.
+type BackupObject struct {
+	metav1.TypeMeta `json:",inline"`
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// The object and its backup.
+	Spec BackupObjectSpec `json:"spec"`
+}
+
+// BackupObjectSpec says which object it is, and which backup holds it.
+type BackupObjectSpec struct {
+	// API version of the object, such as apps/v1.
+	APIVersion string `json:"apiVersion"`
+	// Kind of the object.
+	Kind string `json:"kind"`
+	// Namespace of the object. Empty for a cluster-scoped object.
+	// +optional
+	Namespace string `json:"namespace,omitempty"`
+	// Name of the object.
+	Name string `json:"name"`
+	// UID of the object.
+	// +optional
+	UID types.UID `json:"uid,omitempty"`
+	// Size of the object's JSON in bytes.
+	// +optional
+	Size int64 `json:"size,omitempty"`
+	// SHA-256 of the object's JSON, in hexadecimal. Two versions are equal if it is.
+	// +optional
+	SHA256 string `json:"sha256,omitempty"`
+	// Why the backup took the object. Empty if its spec selects it.
+	// +optional
+	Reason string `json:"reason,omitempty"`
+	// Name of the backup.
+	Backup string `json:"backup"`
+	// UID of the backup.
+	// +optional
+	BackupUID types.UID `json:"backupUID,omitempty"`
+	// Phase of the backup.
+	// +optional
+	BackupPhase BackupPhase `json:"backupPhase,omitempty"`
+	// When the backup began to read.
+	BackupTimestamp metav1.Time `json:"backupTimestamp"`
+}
+
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+
+// BackupObjectList is a list of BackupObjects.
+type BackupObjectList struct {
+	metav1.TypeMeta `json:",inline"`
+	// +optional
+	metav1.ListMeta `json:"metadata,omitempty"`
+
+	Items []BackupObject `json:"items"`
+}

@@ -1,0 +1,424 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backup
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/apimachinery/pkg/types"
+	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/apiserver/pkg/warning"
+	"k8s.io/utils/clock"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/manifest"
+	"github.com/holdfast-io/holdfast/pkg/registry/virtual"
+	"github.com/holdfast-io/holdfast/pkg/store"
+	"github.com/holdfast-io/holdfast/pkg/stored"
+)
+
+// ObjectResource is backupobjects.
+var ObjectResource = virtual.Resource[*v1alpha1.BackupObject]{
+	GroupResource: v1alpha1.Resource("backupobjects"),
+	Singular:      "backupobject",
+	ShortNames:    []string{"hfo"},
+	Namespaced:    true,
+	Object:        &v1alpha1.BackupObject{},
+	List:          &v1alpha1.BackupObjectList{},
+	Fields: map[string]func(*v1alpha1.BackupObject) string{
+		"kind":      func(o *v1alpha1.BackupObject) string { return o.Spec.Kind },
+		"name":      func(o *v1alpha1.BackupObject) string { return o.Spec.Name },
+		"namespace": func(o *v1alpha1.BackupObject) string { return o.Spec.Namespace },
+		"backup":    func(o *v1alpha1.BackupObject) string { return o.Spec.Backup },
+		"phase":     func(o *v1alpha1.BackupObject) string { return string(o.Spec.BackupPhase) },
+	},
+	Columns: []virtual.Column[*v1alpha1.BackupObject]{
+		virtual.Text("Backup", "The backup.", func(o *v1alpha1.BackupObject) string { return o.Spec.Backup }),
+		virtual.Text("Status", "The phase of the backup.", func(o *v1alpha1.BackupObject) string { return string(o.Spec.BackupPhase) }),
+		virtual.Text("Object", "The object.", func(o *v1alpha1.BackupObject) string {
+			return strings.TrimPrefix(o.Spec.Namespace+"/", "/") + o.Spec.Kind + "/" + o.Spec.Name
+		}),
+		virtual.Text("Version", "The beginning of the digest of the object's JSON.", func(o *v1alpha1.BackupObject) string {
+			return o.Spec.SHA256[:min(12, len(o.Spec.SHA256))]
+		}),
+		virtual.Text("Size", "Size of the object's JSON.", func(o *v1alpha1.BackupObject) string { return virtual.Bytes(o.Spec.Size) }),
+		virtual.Timed("Age", "Time since the backup began to read.", func(o *v1alpha1.BackupObject, now time.Time) string {
+			return virtual.Age(&o.Spec.BackupTimestamp, now)
+		}),
+		virtual.Wide(virtual.Text("Uid", "The UID of the object.", func(o *v1alpha1.BackupObject) string { return string(o.Spec.UID) })),
+		virtual.Wide(virtual.Text("Reason", "Why the backup took it.", func(o *v1alpha1.BackupObject) string { return o.Spec.Reason })),
+	},
+}
+
+const (
+	// findRows is how many objects an answer has at most.
+	findRows = 500
+	// findTime is after how long a list ends with a continue token.
+	findTime = 15 * time.Second
+	// findAtOnce is how many backups one list reads at once, and findReads all of them together.
+	findAtOnce, findReads = 32, 64
+	// findTimeout bounds how long backups that are read at once may take.
+	findTimeout = 20 * time.Second
+)
+
+// FindREST lists the objects of stored backups by their manifests, newest backups first. It shows of
+// a backup what backups/manifest shows to the same reader. A backup costs
+// three reads, one more for each further API group of the kind, and one more to a tenant for
+// namespaces other than its own. A list ends with a continue token after findRows objects or findTime.
+type FindREST struct {
+	rest.TableConvertor
+	contents *Contents
+	clock    clock.PassiveClock
+	reads    chan struct{}
+}
+
+var (
+	_ rest.Storage              = &FindREST{}
+	_ rest.Lister               = &FindREST{}
+	_ rest.Scoper               = &FindREST{}
+	_ rest.SingularNameProvider = &FindREST{}
+	_ rest.ShortNamesProvider   = &FindREST{}
+)
+
+// NewFindREST returns the storage of backupobjects.
+func NewFindREST(contents *Contents, clock clock.PassiveClock) *FindREST {
+	return &FindREST{TableConvertor: &ObjectResource, contents: contents, clock: clock, reads: make(chan struct{}, findReads)}
+}
+
+// New implements rest.Storage.
+func (r *FindREST) New() runtime.Object { return &v1alpha1.BackupObject{} }
+
+// NewList implements rest.Lister.
+func (r *FindREST) NewList() runtime.Object { return &v1alpha1.BackupObjectList{} }
+
+// Destroy implements rest.Storage.
+func (r *FindREST) Destroy() {}
+
+// NamespaceScoped implements rest.Scoper.
+func (r *FindREST) NamespaceScoped() bool { return true }
+
+// GetSingularName implements rest.SingularNameProvider.
+func (r *FindREST) GetSingularName() string { return ObjectResource.Singular }
+
+// ShortNames implements rest.ShortNamesProvider.
+func (r *FindREST) ShortNames() []string { return ObjectResource.ShortNames }
+
+// search is what a list asks for.
+type search struct {
+	filter
+	backup, phase string
+	limit         int
+	from          *position
+	// query identifies the search in continue tokens.
+	query string
+}
+
+// position is where a list goes on: behind an item of a backup, or at the backup's beginning.
+type position struct {
+	Query string `json:"q"`
+	// Time, Namespace and Name are those of the backup.
+	Time      int64  `json:"t"`
+	Namespace string `json:"s"`
+	Name      string `json:"n"`
+	// After is the last item that was listed; empty if none was.
+	After []string `json:"a,omitempty"`
+}
+
+func (r *FindREST) parse(namespace string, options *internalversion.ListOptions) (*search, error) {
+	s := &search{filter: filter{labels: labels.Everything()}, limit: findRows}
+	if options == nil {
+		options = &internalversion.ListOptions{}
+	}
+	if options.LabelSelector != nil {
+		s.labels = options.LabelSelector
+	}
+	texts := []string{namespace, s.labels.String()}
+	if options.FieldSelector != nil {
+		texts = append(texts, options.FieldSelector.String())
+		for _, of := range options.FieldSelector.Requirements() {
+			if of.Operator != selection.Equals && of.Operator != selection.DoubleEquals {
+				return nil, apierrors.NewBadRequest(fmt.Sprintf("the field selector %s%s%s: backupobjects are selected by = only", of.Field, of.Operator, of.Value))
+			}
+			switch of.Field {
+			case "kind":
+				s.kind = of.Value
+			case "name":
+				s.name = of.Value
+			case "namespace":
+				s.namespace = new(of.Value)
+			case "backup":
+				s.backup = of.Value
+			case "phase":
+				s.phase = of.Value
+			default:
+				return nil, apierrors.NewBadRequest(fmt.Sprintf("the field selector %s: use kind, name, namespace, backup or phase", of.Field))
+			}
+		}
+	}
+	if s.kind == "" {
+		return nil, apierrors.NewBadRequest("the field selector kind is missing: name the kind of the objects, as in --field-selector kind=Secret,name=key")
+	}
+	sum := sha256.Sum256([]byte(strings.Join(texts, "\x00")))
+	s.query = base64.RawURLEncoding.EncodeToString(sum[:9])
+	if options.Limit > 0 {
+		s.limit = int(min(options.Limit, findRows))
+	}
+	if options.Continue != "" {
+		s.from = &position{}
+		encoded, err := base64.RawURLEncoding.DecodeString(options.Continue)
+		if err == nil {
+			err = json.Unmarshal(encoded, s.from)
+		}
+		if err != nil || s.from.Query != s.query {
+			return nil, apierrors.NewBadRequest("the continue token is not of a list of backupobjects with these selectors: begin without it")
+		}
+	}
+	return s, nil
+}
+
+// token is where a list goes on.
+func (s *search) token(backup *v1alpha1.Backup, after []string) string {
+	encoded, _ := json.Marshal(position{s.query, taken(backup).UnixNano(), backup.Namespace, backup.Name, after}) // texts and a number
+	return base64.RawURLEncoding.EncodeToString(encoded)
+}
+
+func taken(backup *v1alpha1.Backup) *metav1.Time {
+	if backup.Status.StartTimestamp != nil {
+		return backup.Status.StartTimestamp
+	}
+	return &backup.CreationTimestamp
+}
+
+// compareTo orders a backup and a position: the newest comes first.
+func (p *position) compareTo(backup *v1alpha1.Backup) int {
+	return cmp.Or(cmp.Compare(taken(backup).UnixNano(), p.Time), cmp.Compare(p.Namespace, backup.Namespace), cmp.Compare(p.Name, backup.Name))
+}
+
+// candidates are the backups to look into, in their order.
+func (r *FindREST) candidates(ctx context.Context, s *search) ([]*v1alpha1.Backup, error) {
+	list, err := r.contents.Backups.List(ctx, &internalversion.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	items := list.(*v1alpha1.BackupList).Items
+	var backups []*v1alpha1.Backup
+	for i := range items {
+		backup := &items[i]
+		switch phase := backup.Status.Phase; {
+		case phase != v1alpha1.BackupPhaseCompleted && phase != v1alpha1.BackupPhasePartiallyFailed:
+		case s.backup != "" && backup.Name != s.backup || s.phase != "" && string(phase) != s.phase:
+		case s.from != nil && s.from.compareTo(backup) > 0:
+		default:
+			backups = append(backups, backup)
+		}
+	}
+	slices.SortFunc(backups, func(a, b *v1alpha1.Backup) int {
+		return cmp.Or(taken(b).Compare(taken(a).Time), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return backups, nil
+}
+
+// found is what one backup has.
+type found struct {
+	rows []v1alpha1.BackupObject
+	// keys are the rows' places in the manifest, and more is true if there are further ones.
+	keys [][]string
+	more bool
+	// without is true if the backup has no manifest.
+	without bool
+	err     error
+}
+
+// List implements rest.Lister.
+func (r *FindREST) List(ctx context.Context, options *internalversion.ListOptions) (runtime.Object, error) {
+	namespace := genericapirequest.NamespaceValue(ctx)
+	s, err := r.parse(namespace, options)
+	if err != nil {
+		return nil, err
+	}
+	rights, err := r.contents.reader(ctx, &v1alpha1.Backup{}, "manifest")
+	if err != nil {
+		return nil, err
+	}
+	if may, err := rights.once(ctx, v1alpha1.SchemeGroupVersion.WithResource(resource.Resource), rights.of(namespace)); err != nil || !may {
+		return nil, rights.forbidden(rights.of(namespace), err)
+	}
+	backups, err := r.candidates(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	result := &v1alpha1.BackupObjectList{Items: []v1alpha1.BackupObject{}}
+	ends := r.clock.Now().Add(findTime)
+	without, unread := 0, []error(nil)
+	defer func() {
+		if without > 0 {
+			warning.AddWarning(ctx, "", fmt.Sprintf("%d backups have no manifest, as those of Velero, and were not searched", without))
+		}
+		if len(unread) > 0 {
+			warning.AddWarning(ctx, "", fmt.Sprintf("%d backups could not be searched: %v", len(unread), unread[0]))
+		}
+	}()
+	for len(backups) > 0 {
+		some := backups[:min(findAtOnce, len(backups))]
+		for i, of := range r.readAll(ctx, s, some) {
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+			if of.without {
+				without++
+			}
+			if of.err != nil {
+				unread = append(unread, of.err)
+			}
+			room := s.limit - len(result.Items)
+			result.Items = append(result.Items, of.rows[:min(room, len(of.rows))]...)
+			switch {
+			case len(of.rows) > room || of.more:
+				last := min(room, len(of.rows)) - 1
+				result.Continue = s.token(some[i], nil)
+				if last >= 0 {
+					result.Continue = s.token(some[i], of.keys[last])
+				} else if s.from != nil && s.from.compareTo(some[i]) == 0 {
+					result.Continue = s.token(some[i], s.from.After)
+				}
+				return result, nil
+			case len(result.Items) == s.limit && i+1 < len(backups):
+				result.Continue = s.token(backups[i+1], nil)
+				return result, nil
+			}
+		}
+		backups = backups[len(some):]
+		if len(backups) > 0 && r.clock.Now().After(ends) {
+			result.Continue = s.token(backups[0], nil)
+			return result, nil
+		}
+	}
+	if len(result.Items) == 0 && len(unread) > 0 && s.from == nil {
+		return nil, unread[0]
+	}
+	return result, nil
+}
+
+// readAll looks into backups, at once.
+func (r *FindREST) readAll(ctx context.Context, s *search, backups []*v1alpha1.Backup) []found {
+	ctx, cancel := context.WithTimeout(ctx, findTimeout)
+	defer cancel()
+	all := make([]found, len(backups))
+	var group errgroup.Group
+	for i, backup := range backups {
+		group.Go(func() error {
+			select {
+			case r.reads <- struct{}{}:
+				defer func() { <-r.reads }()
+				all[i] = r.read(ctx, s, backup)
+			case <-ctx.Done():
+				all[i].err = apierrors.NewTooManyRequests("other searches are under way: try again", 1)
+			}
+			return nil
+		})
+	}
+	_ = group.Wait() // each has its own error
+	return all
+}
+
+// read looks into one backup.
+func (r *FindREST) read(ctx context.Context, s *search, backup *v1alpha1.Backup) found {
+	location, storeName, digests, ok := r.contents.Stored(backup)
+	if !ok {
+		return found{}
+	}
+	answer := func(err error) found {
+		if errors.Is(err, store.ErrNotFound) {
+			return found{without: true}
+		}
+		if ctx.Err() != nil {
+			err = fmt.Errorf("%w: %w", store.ErrUnavailable, err)
+		}
+		return found{err: r.contents.Streams.Explain(ctx, what(backup, "manifest"), location, err)}
+	}
+	from, done, err := r.contents.Streams.Stores.Use(ctx, location)
+	if err != nil {
+		return answer(fmt.Errorf("%w: %w", store.ErrUnavailable, err))
+	}
+	defer done()
+	in := stored.Backup{Store: from, StoreName: storeName, ManifestDigest: digests.Manifest}
+	index, err := in.Index(ctx)
+	if err != nil {
+		return answer(err)
+	}
+	reader, err := r.contents.reader(ctx, backup, "manifest")
+	if err != nil {
+		return found{err: err}
+	}
+	reader.former.location, reader.former.from, reader.former.index = location, in, index
+	var after []string
+	if s.from != nil && s.from.compareTo(backup) == 0 {
+		after = s.from.After
+	}
+	var result found
+	for item, err := range reader.readable(ctx, s.of(s.items(ctx, index))) {
+		if err != nil {
+			return answer(err)
+		}
+		key := []string{item.GroupKind(), item.Namespace + "/" + item.Name}
+		if len(after) == 2 && slices.Compare(key, after) <= 0 {
+			continue
+		}
+		if len(result.rows) == s.limit {
+			result.more = true
+			break
+		}
+		result.rows, result.keys = append(result.rows, rowOf(backup, item)), append(result.keys, key)
+	}
+	return result
+}
+
+// items are those of the kind, and the one item if it is named in full.
+func (s *search) items(ctx context.Context, index *manifest.Index) manifest.Sequence {
+	kinds := kindsOf(index, s.kind)
+	if s.name == "" || s.namespace == nil {
+		return index.Read(ctx, kinds...)
+	}
+	return func(yield func(*manifest.Item, error) bool) {
+		for _, kind := range kinds {
+			item, err := index.Find(ctx, kind, *s.namespace, s.name)
+			if (item != nil || err != nil) && (!yield(item, err) || err != nil) {
+				return
+			}
+		}
+	}
+}
+
+func rowOf(backup *v1alpha1.Backup, item *manifest.Item) v1alpha1.BackupObject {
+	apiVersion := strings.TrimPrefix(item.APIGroup+"/"+item.APIVersion, "/")
+	return v1alpha1.BackupObject{
+		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "BackupObject"},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: backup.Namespace, Name: strings.Join([]string{backup.Name, item.KindName, item.Namespace, item.Name}, ":"),
+			Labels: item.Labels, CreationTimestamp: *taken(backup),
+		},
+		Spec: v1alpha1.BackupObjectSpec{
+			APIVersion: apiVersion, Kind: item.KindName, Namespace: item.Namespace, Name: item.Name, UID: types.UID(item.UID),
+			Size: item.Size, SHA256: item.SHA256, Reason: item.Reason,
+			Backup: backup.Name, BackupUID: backup.UID, BackupPhase: backup.Status.Phase, BackupTimestamp: *taken(backup),
+		},
+	}
+}
