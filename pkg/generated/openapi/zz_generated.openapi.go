@@ -85,6 +85,9 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.BackupHold{}.OpenAPIModelName():                                          schema_pkg_apis_holdfast_v1alpha1_BackupHold(ref),
 		v1alpha1.BackupHooks{}.OpenAPIModelName():                                         schema_pkg_apis_holdfast_v1alpha1_BackupHooks(ref),
 		v1alpha1.BackupList{}.OpenAPIModelName():                                          schema_pkg_apis_holdfast_v1alpha1_BackupList(ref),
+		v1alpha1.BackupObject{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_BackupObject(ref),
+		v1alpha1.BackupObjectList{}.OpenAPIModelName():                                    schema_pkg_apis_holdfast_v1alpha1_BackupObjectList(ref),
+		v1alpha1.BackupObjectSpec{}.OpenAPIModelName():                                    schema_pkg_apis_holdfast_v1alpha1_BackupObjectSpec(ref),
 		v1alpha1.BackupOrigin{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_BackupOrigin(ref),
 		v1alpha1.BackupPlan{}.OpenAPIModelName():                                          schema_pkg_apis_holdfast_v1alpha1_BackupPlan(ref),
 		v1alpha1.BackupProgress{}.OpenAPIModelName():                                      schema_pkg_apis_holdfast_v1alpha1_BackupProgress(ref),
@@ -4076,6 +4079,200 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupList(ref common.ReferenceCallback) 
 		},
 		Dependencies: []string{
 			v1alpha1.Backup{}.OpenAPIModelName(), v1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_BackupObject(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BackupObject is one object in one stored backup, as the backup's manifest has it. It is in the namespace of the backup, and has the labels that the object had. A list needs the field selector kind, and begins with the newest backup.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(v1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"spec": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The object and its backup.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.BackupObjectSpec{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"spec"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.BackupObjectSpec{}.OpenAPIModelName(), v1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_BackupObjectList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BackupObjectList is a list of BackupObjects.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(v1.ListMeta{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						SchemaProps: spec.SchemaProps{
+							Type: []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.BackupObject{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"items"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.BackupObject{}.OpenAPIModelName(), v1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_BackupObjectSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BackupObjectSpec says which object it is, and which backup holds it.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "API version of the object, such as apps/v1.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind of the object.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"namespace": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespace of the object. Empty for a cluster-scoped object.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the object.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"uid": {
+						SchemaProps: spec.SchemaProps{
+							Description: "UID of the object.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"size": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Size of the object's JSON in bytes.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"sha256": {
+						SchemaProps: spec.SchemaProps{
+							Description: "SHA-256 of the object's JSON, in hexadecimal. Two versions are equal if it is.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"reason": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Why the backup took the object. Empty if its spec selects it.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"backup": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the backup.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"backupUID": {
+						SchemaProps: spec.SchemaProps{
+							Description: "UID of the backup.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"backupPhase": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Phase of the backup.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"backupTimestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When the backup began to read.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"apiVersion", "kind", "name", "backup", "backupTimestamp"},
+			},
+		},
+		Dependencies: []string{
+			v1.Time{}.OpenAPIModelName()},
 	}
 }
 

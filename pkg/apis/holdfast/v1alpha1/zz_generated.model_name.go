@@ -54,6 +54,21 @@ func (in BackupList) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in BackupObject) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.BackupObject"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in BackupObjectList) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.BackupObjectList"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in BackupObjectSpec) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.BackupObjectSpec"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in BackupOrigin) OpenAPIModelName() string {
 	return "io.holdfast.v1alpha1.BackupOrigin"
 }

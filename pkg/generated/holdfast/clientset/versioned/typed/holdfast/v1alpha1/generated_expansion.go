@@ -7,6 +7,8 @@ package v1alpha1
 
 type BackupExpansion interface{}
 
+type BackupObjectExpansion interface{}
+
 type BackupQueueEntryExpansion interface{}
 
 type BackupVolumeExpansion interface{}

@@ -16,6 +16,7 @@ import (
 type HoldfastV1alpha1Interface interface {
 	RESTClient() rest.Interface
 	BackupsGetter
+	BackupObjectsGetter
 	BackupQueueEntriesGetter
 	BackupVolumesGetter
 	MaintenanceRequestsGetter
@@ -33,6 +34,10 @@ type HoldfastV1alpha1Client struct {
 
 func (c *HoldfastV1alpha1Client) Backups(namespace string) BackupInterface {
 	return newBackups(c, namespace)
+}
+
+func (c *HoldfastV1alpha1Client) BackupObjects(namespace string) BackupObjectInterface {
+	return newBackupObjects(c, namespace)
 }
 
 func (c *HoldfastV1alpha1Client) BackupQueueEntries(namespace string) BackupQueueEntryInterface {

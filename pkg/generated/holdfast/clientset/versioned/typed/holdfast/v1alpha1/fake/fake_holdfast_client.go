@@ -19,6 +19,10 @@ func (c *FakeHoldfastV1alpha1) Backups(namespace string) v1alpha1.BackupInterfac
 	return newFakeBackups(c, namespace)
 }
 
+func (c *FakeHoldfastV1alpha1) BackupObjects(namespace string) v1alpha1.BackupObjectInterface {
+	return newFakeBackupObjects(c, namespace)
+}
+
 func (c *FakeHoldfastV1alpha1) BackupQueueEntries(namespace string) v1alpha1.BackupQueueEntryInterface {
 	return newFakeBackupQueueEntries(c, namespace)
 }
