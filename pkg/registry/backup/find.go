@@ -80,9 +80,9 @@ const (
 )
 
 // FindREST lists the objects of stored backups by their manifests, newest backups first. It shows of
-// a backup what backups/manifest shows to the same reader. A backup costs
-// three reads, one more for each further API group of the kind, and one more to a tenant for
-// namespaces other than its own. A list ends with a continue token after findRows objects or findTime.
+// a backup what backups/manifest shows to the same reader. A backup costs three reads. It costs one
+// more for each further API group of the kind, and one to a tenant for namespaces other than its own.
+// A list ends with a continue token after findRows objects or findTime.
 type FindREST struct {
 	rest.TableConvertor
 	contents *Contents
@@ -134,7 +134,7 @@ type search struct {
 // position is where a list goes on: behind an item of a backup, or at the backup's beginning.
 type position struct {
 	Query string `json:"q"`
-	// Time, Namespace and Name are those of the backup.
+	// Time, Namespace and Name say which backup.
 	Time      int64  `json:"t"`
 	Namespace string `json:"s"`
 	Name      string `json:"n"`
@@ -391,7 +391,7 @@ func (r *FindREST) read(ctx context.Context, s *search, backup *v1alpha1.Backup)
 	return result
 }
 
-// items are those of the kind, and the one item if it is named in full.
+// items are the items of the kind, or the one item that is named in full.
 func (s *search) items(ctx context.Context, index *manifest.Index) manifest.Sequence {
 	kinds := kindsOf(index, s.kind)
 	if s.name == "" || s.namespace == nil {

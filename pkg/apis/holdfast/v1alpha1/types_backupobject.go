@@ -18,6 +18,7 @@ import (
 // needs the field selector kind, and begins with the newest backup.
 type BackupObject struct {
 	metav1.TypeMeta `json:",inline"`
+	// Standard object metadata.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
@@ -65,8 +66,10 @@ type BackupObjectSpec struct {
 // BackupObjectList is a list of BackupObjects.
 type BackupObjectList struct {
 	metav1.TypeMeta `json:",inline"`
+	// Standard list metadata.
 	// +optional
 	metav1.ListMeta `json:"metadata,omitempty"`
 
+	// The objects.
 	Items []BackupObject `json:"items"`
 }
