@@ -11,7 +11,9 @@ LAB        := $(CURDIR)/.lab
 BIN        := $(LAB)/bin
 HOLDFAST   := $(BIN)/holdfast
 VERSION    ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-LDFLAGS    := -X main.version=$(VERSION)
+LDFLAGS    := -s -w -X main.version=$(VERSION)
+# The image of make image, without its tag.
+IMAGE      ?= ghcr.io/holdfast-io/holdfast
 GO_PACKAGES := ./cmd/... ./pkg/... ./test/...
 
 # Extra flags of the three roles in the lab, as in
@@ -37,7 +39,7 @@ demo: programs ## Run the main job on a Kubernetes of its own, and show it. Need
 .PHONY: lab
 lab: programs ## Start a Kubernetes with Holdfast in it, on loopback. NODES=2 adds real nodes (root).
 	@$(BIN)/lab up --dir $(LAB) --bin $(BIN) --nodes $(NODES)
-	@if [ $(NODES) != 0 ]; then $(BIN)/lab image --dir $(LAB) --binary $(HOLDFAST); fi
+	@if [ $(NODES) != 0 ]; then hack/image.sh "$$(go env GOARCH)=$(HOLDFAST)" $(IMAGE):dev $(LAB)/image.tar && $(BIN)/lab image --dir $(LAB) --archive $(LAB)/image.tar; fi
 	@$(BIN)/lab holdfast up --dir $(LAB) --holdfast $(HOLDFAST) --artifacts artifacts \
 	  --apiserver-flags "$(APISERVER_FLAGS)" --controller-flags "$(CONTROLLER_FLAGS)" --agent-flags "$(AGENT_FLAGS)"
 
@@ -59,6 +61,15 @@ build: ## Build holdfast, and its plugin for kubectl.
 	@echo "building holdfast"
 	@go build -ldflags '$(LDFLAGS)' -o $(HOLDFAST) ./cmd/holdfast
 	@go build -ldflags '$(LDFLAGS)' -o $(BIN)/kubectl-holdfast ./cmd/kubectl-holdfast
+
+.PHONY: image
+image: ## Build the image for linux/amd64 and linux/arm64, as the archive .lab/image/holdfast.tar. IMAGE=NAME, VERSION=TAG; PUSH=true pushes it.
+	@mkdir -p $(LAB)/image
+	@for arch in amd64 arm64; do \
+	  echo "building holdfast for linux/$$arch"; \
+	  GOOS=linux GOARCH=$$arch go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o $(LAB)/image/holdfast-$$arch ./cmd/holdfast; \
+	done
+	@PUSH=$(PUSH) hack/image.sh "amd64=$(LAB)/image/holdfast-amd64 arm64=$(LAB)/image/holdfast-arm64" $(IMAGE):$(VERSION) $(LAB)/image/holdfast.tar
 
 .PHONY: lab-tools
 lab-tools: ## Build the lab's tools, its Kubernetes and its S3 server from Go modules.

@@ -46,7 +46,8 @@ rm -rf "${dir}"
 lab up --bin "${bin}" --nodes 2 --aggregator-routing="${AGGREGATOR_ROUTING:-true}"
 lab s3 up
 lab csi up
-lab image --binary "${bin}/holdfast"
+hack/image.sh "$(go env GOARCH)=${bin}/holdfast" ghcr.io/holdfast-io/holdfast:dev "${dir}/images/holdfast.tar"
+lab image --archive "${dir}/images/holdfast.tar"
 
 echo "e2e: building the tests"
 go test -c -o "${bin}/e2e.test" ./test/e2e

@@ -21,4 +21,5 @@ go vet ./...
 # Generated clients are their generator's business.
 go list ./... | grep -v /pkg/generated/ | xargs "${tools}/staticcheck"
 (cd hack/alerts && go vet ./... && "${tools}/staticcheck" ./...)
+(cd hack/image && go vet ./... && "${tools}/staticcheck" ./...)
 (cd hack/lab && packages="$(go list ./... | grep -v /cmd/kube)" && go vet ${packages} && "${tools}/staticcheck" ${packages})

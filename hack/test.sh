@@ -57,6 +57,8 @@ echo "test: the queue against its rules, in thousands of random histories"
 go test -run 'Against|Forgets' ./pkg/queue -rapid.checks=2000
 echo "test: restores of random objects, while the cluster fails"
 go test -run RandomGraph ./pkg/restore -rapid.checks=200
+echo "test: the image"
+(cd hack/image && go test ./...)
 echo "test: the lab"
 (cd hack/lab && go test $(go list ./... | grep -v /cmd/kube))
 # The go command caches results, and does not see changes of files outside the module.

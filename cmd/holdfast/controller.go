@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/pflag"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -90,9 +91,13 @@ type controllerOptions struct {
 	agentTimeout     time.Duration
 	blockWorkers     int
 	hostPathRoots    []string
-	resume           bool
-	maintenance      maintenanceOptions
-	expiry           expiryOptions
+	// restoreImage is the image of the containers that wait for volumes, in the namespaces of
+	// tenants, and restorePullSecrets are Secrets there. Empty is the image of this process.
+	restoreImage       string
+	restorePullSecrets []string
+	resume             bool
+	maintenance        maintenanceOptions
+	expiry             expiryOptions
 }
 
 type expiryOptions struct {
@@ -158,6 +163,8 @@ func newControllerCommand() *cobra.Command {
 	flags.DurationVar(&options.agentTimeout, "node-agent-timeout", options.agentTimeout, "Time that a node may lack an agent before the waiting volumes of backups are given up.")
 	flags.IntVar(&options.blockWorkers, "item-block-worker-count", options.blockWorkers, "Number of groups of pods with hooks that each backup handles at once, from the pre hooks to the post hooks. Pods that share volumes are one group.")
 	flags.StringSliceVar(&options.hostPathRoots, "host-path-roots", nil, "Folders of the nodes, separated by commas. Persistent volumes of type hostPath below them are backed up, by agents with the same flag; others are omitted.")
+	flags.StringVar(&options.restoreImage, "restore-image", "", "Image of the containers that wait in restored pods for their volumes, and of the pods that hold restored claims. Its entrypoint is holdfast, of this version. Empty is the image of the controller's own pod.")
+	flags.StringSliceVar(&options.restorePullSecrets, "restore-image-pull-secrets", nil, "Names of Secrets, separated by commas, by which nodes may pull that image. They are looked for in the namespace of each restored pod.")
 	flags.BoolVar(&options.resume, "resume-in-progress", true, "Resume backups that a stopped controller was executing: they start again, and keep uploaded volumes. Otherwise they fail.")
 	return role(command)
 }
@@ -192,6 +199,11 @@ func (o *controllerOptions) validate() error {
 	}
 	if o.agentTimeout < liveness.MinAgentTimeout {
 		errs = append(errs, fmt.Errorf("--node-agent-timeout must be at least %s (an agent without a connection stops within that time), got %s", liveness.MinAgentTimeout, o.agentTimeout))
+	}
+	for _, name := range o.restorePullSecrets {
+		for _, problem := range validation.IsDNS1123Subdomain(name) {
+			errs = append(errs, fmt.Errorf("--restore-image-pull-secrets must be names of Secrets, but has %q: %s", name, problem))
+		}
 	}
 	if err := hostpath.Roots(o.hostPathRoots).Validate(); err != nil {
 		errs = append(errs, fmt.Errorf("--host-path-roots: %w", err))

@@ -23,7 +23,7 @@ import (
 )
 
 // defaultImage is used if the controller runs outside of a pod.
-const defaultImage = "holdfast.io/holdfast:dev"
+const defaultImage = "ghcr.io/holdfast-io/holdfast:dev"
 
 // ownPod returns the controller's own pod, or nil. It uses a list, the only right on pods.
 func ownPod(ctx context.Context, kube kubernetes.Interface, system string) (*corev1.Pod, error) {
@@ -51,12 +51,16 @@ func (o *controllerOptions) restoreVolumes(config *rest.Config, kube kubernetes.
 	return volumes.New(volumes.Config{
 		Namespace: o.client.namespace,
 		Image: func(ctx context.Context) (string, error) {
+			if o.restoreImage != "" {
+				return o.restoreImage, nil
+			}
 			own, err := ownPod(ctx, kube, o.client.namespace)
 			if err != nil || own == nil {
 				return defaultImage, err
 			}
 			return own.Spec.Containers[0].Image, nil
 		},
+		PullSecrets:    o.restorePullSecrets,
 		VolumeTimeout:  o.volumeTimeout,
 		AgentTimeout:   o.agentTimeout,
 		Agents:         agents,

@@ -16,18 +16,26 @@ import (
 func imageCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "image",
-		Short: "Make an image of a static program and give it to every node",
+		Short: "Give an image to every node: one that is made of a static program, or an archive",
 		Args:  cobra.NoArgs,
 	}
 	dirPath := dirFlag(c)
 	binary := c.Flags().String("binary", "bin/holdfast", "the program, built with CGO_ENABLED=0")
-	name := c.Flags().String("name", "holdfast.io/holdfast:dev", "name and tag of the image")
+	name := c.Flags().String("name", "ghcr.io/holdfast-io/holdfast:dev", "name and tag of the image")
+	archive := c.Flags().String("archive", "", "an archive of images that have names, such as that of make image, instead of a program")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		dir, unlock, err := openLocked(c.Context(), *dirPath)
 		if err != nil {
 			return err
 		}
 		defer unlock()
+		if *archive != "" {
+			if err := node.Import(c.Context(), dir, *archive); err != nil {
+				return err
+			}
+			fmt.Fprintf(c.OutOrStdout(), "every node has the images in %s\n", *archive)
+			return nil
+		}
 		if err := node.ImportProgram(c.Context(), dir, *binary, *name); err != nil {
 			return err
 		}

@@ -50,7 +50,7 @@ func TestRestoreWait(t *testing.T) {
 			}},
 		},
 	}
-	waitVolume, err := restorewait.Add(pod, "holdfast.io/holdfast:dev", []string{"data"}, restorewait.DefaultTimeout)
+	waitVolume, err := restorewait.Add(pod, "ghcr.io/holdfast-io/holdfast:dev", []string{"data"}, restorewait.DefaultTimeout)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -59,7 +59,7 @@ func Shell(path string, applets []string) (v1.Image, error) {
 func Save(path, tag string, img v1.Image) error {
 	t, err := name.NewTag(tag, name.StrictValidation)
 	if err != nil {
-		return fmt.Errorf("image name %q: %w; give one like holdfast.io/holdfast:dev", tag, err)
+		return fmt.Errorf("image name %q: %w; give one like ghcr.io/holdfast-io/holdfast:dev", tag, err)
 	}
 	return tarball.WriteToFile(path, t, img)
 }

@@ -61,10 +61,10 @@ func TestAProgramIsSavedUnderItsNameWithItsEntryPoint(t *testing.T) {
 		t.Fatal(err)
 	}
 	archive := filepath.Join(t.TempDir(), "image.tar")
-	if err := Save(archive, "holdfast.io/holdfast:dev", img); err != nil {
+	if err := Save(archive, "ghcr.io/holdfast-io/holdfast:dev", img); err != nil {
 		t.Fatal(err)
 	}
-	tag, err := name.NewTag("holdfast.io/holdfast:dev")
+	tag, err := name.NewTag("ghcr.io/holdfast-io/holdfast:dev")
 	if err != nil {
 		t.Fatal(err)
 	}

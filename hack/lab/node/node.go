@@ -224,12 +224,8 @@ func labImages(ctx context.Context, dir workdir.Dir, bin string) ([]string, erro
 // ImportProgram makes an image of a static program and gives it to every node
 // of a running lab.
 func ImportProgram(ctx context.Context, dir workdir.Dir, binary, tag string) error {
-	state, err := dir.Running()
-	if err != nil {
+	if _, err := withNodes(dir); err != nil {
 		return err
-	}
-	if len(state.Nodes) == 0 {
-		return fmt.Errorf("the lab in %s has no nodes that could run an image; start one with `lab up --nodes 2`, as root", dir)
 	}
 	img, err := image.Program(binary)
 	if err != nil {
@@ -237,6 +233,24 @@ func ImportProgram(ctx context.Context, dir workdir.Dir, binary, tag string) err
 	}
 	archive := dir.Path("images", filepath.Base(binary)+".tar")
 	if err := image.Save(archive, tag, img); err != nil {
+		return err
+	}
+	return Import(ctx, dir, archive)
+}
+
+// withNodes returns the state of a lab that runs and has nodes.
+func withNodes(dir workdir.Dir) (workdir.State, error) {
+	state, err := dir.Running()
+	if err == nil && len(state.Nodes) == 0 {
+		err = fmt.Errorf("the lab in %s has no nodes that could run an image; start one with `lab up --nodes 2`, as root", dir)
+	}
+	return state, err
+}
+
+// Import gives the images of an archive to every node of a running lab.
+func Import(ctx context.Context, dir workdir.Dir, archive string) error {
+	state, err := withNodes(dir)
+	if err != nil {
 		return err
 	}
 	for _, n := range nodes(dir, state.Nodes) {

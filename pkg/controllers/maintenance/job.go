@@ -96,7 +96,7 @@ func job(group []*engine.VolumeRepository, system string, own *corev1.Pod, resou
 	args = append(args, "--repo-type="+engine.RepositoryTypeKopia, "--backup-storage-location="+group[0].Spec.BackupStorageLocation)
 	container := corev1.Container{
 		Name:      containerName,
-		Image:     "holdfast.io/holdfast:dev",
+		Image:     "ghcr.io/holdfast-io/holdfast:dev",
 		Args:      append(args, logFlags...),
 		Resources: resources.requirements(),
 		// For a process that was killed.

@@ -125,6 +125,9 @@ func (r *Restorer) hold(ctx context.Context, claim Claim, live *corev1.Persisten
 	if err := r.fit(ctx, live.Namespace, &pod.Spec.Containers[0], true); err != nil {
 		return nil, err
 	}
+	if err := r.allowPull(ctx, live.Namespace, &pod.Spec); err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	if live.Spec.VolumeName == "" {

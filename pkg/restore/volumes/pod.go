@@ -4,6 +4,7 @@
 package volumes
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -38,14 +40,20 @@ func (r *Restorer) Hold(ctx context.Context, pod *unstructured.Unstructured, dat
 	if err := r.fit(ctx, pod.GetNamespace(), &typed.Spec.InitContainers[0], false); err != nil {
 		return err
 	}
+	if err := r.allowPull(ctx, pod.GetNamespace(), &typed.Spec); err != nil {
+		return err
+	}
 	changed, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&corev1.Pod{Spec: corev1.PodSpec{
-		InitContainers: typed.Spec.InitContainers, Volumes: typed.Spec.Volumes,
+		InitContainers: typed.Spec.InitContainers, Volumes: typed.Spec.Volumes, ImagePullSecrets: typed.Spec.ImagePullSecrets,
 	}})
 	if err != nil {
 		return err
 	}
-	for _, field := range []string{"initContainers", "volumes"} {
-		value, _, _ := unstructured.NestedSlice(changed, "spec", field)
+	for _, field := range []string{"initContainers", "volumes", "imagePullSecrets"} {
+		value, found, _ := unstructured.NestedSlice(changed, "spec", field)
+		if !found {
+			continue
+		}
 		if err := unstructured.SetNestedSlice(pod.Object, value, "spec", field); err != nil {
 			return err
 		}
@@ -56,6 +64,32 @@ func (r *Restorer) Hold(ctx context.Context, pod *unstructured.Unstructured, dat
 	}
 	labels[engine.LabelWaits] = string(r.run.UID)
 	pod.SetLabels(labels)
+	return nil
+}
+
+// allowPull adds the pull secrets of our image to a pod. A pod that names any does not get those
+// of its account, so these are added too.
+func (r *Restorer) allowPull(ctx context.Context, namespace string, spec *corev1.PodSpec) error {
+	if len(r.PullSecrets) == 0 {
+		return nil
+	}
+	if len(spec.ImagePullSecrets) == 0 {
+		account := cmp.Or(spec.ServiceAccountName, "default")
+		accounts, err := r.Kube.CoreV1().ServiceAccounts(namespace).List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, account).String()})
+		if err != nil {
+			return fmt.Errorf("finding out which pull secrets the account %s/%s has: %w", namespace, account, err)
+		}
+		for i := range accounts.Items {
+			if accounts.Items[i].Name == account {
+				spec.ImagePullSecrets = slices.Clone(accounts.Items[i].ImagePullSecrets)
+			}
+		}
+	}
+	for _, name := range r.PullSecrets {
+		if one := (corev1.LocalObjectReference{Name: name}); !slices.Contains(spec.ImagePullSecrets, one) {
+			spec.ImagePullSecrets = append(spec.ImagePullSecrets, one)
+		}
+	}
 	return nil
 }
 

@@ -272,3 +272,41 @@ func TestSweep(t *testing.T) {
 		look("when it is gone", 1, 0)
 	})
 }
+
+// TestPullSecrets: a pod that waits may be given our image by a private registry, and keeps the
+// pull secrets that it has, or would have from its account.
+func TestPullSecrets(t *testing.T) {
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: "shop"}, ImagePullSecrets: []corev1.LocalObjectReference{{Name: "of-account"}}}
+	other := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "other", Namespace: "shop"}, ImagePullSecrets: []corev1.LocalObjectReference{{Name: "of-other"}}}
+	for name, c := range map[string]struct {
+		ours []string
+		own  []any
+		want string
+	}{
+		"none":                         {want: "[]"},
+		"none of ours":                 {own: []any{map[string]any{"name": "own"}}, want: "[map[name:own]]"},
+		"beside those of its account":  {ours: []string{"registry"}, want: "[map[name:of-account] map[name:registry]]"},
+		"beside its own":               {ours: []string{"registry"}, own: []any{map[string]any{"name": "own"}}, want: "[map[name:own] map[name:registry]]"},
+		"once, if it has the same one": {ours: []string{"own"}, own: []any{map[string]any{"name": "own"}}, want: "[map[name:own]]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := &Restorer{run: &engine.RestoreRun{}, Volumes: &Volumes{Config: Config{
+				Kube: kubefake.NewSimpleClientset(account, other), Image: func(context.Context) (string, error) { return "example.com/holdfast:v1", nil },
+				PullSecrets: c.ours,
+			}}}
+			object := lone(t)
+			if c.own != nil {
+				if err := unstructured.SetNestedSlice(object.Object, c.own, "spec", "imagePullSecrets"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := r.Hold(t.Context(), object, scratch()); err != nil {
+				t.Fatal(err)
+			}
+			secrets, _, _ := unstructured.NestedSlice(object.Object, "spec", "imagePullSecrets")
+			if got := fmt.Sprint(secrets); got != c.want {
+				t.Errorf("got %s, want %s", got, c.want)
+			}
+		})
+	}
+}

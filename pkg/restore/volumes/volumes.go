@@ -40,6 +40,8 @@ type Config struct {
 	// Image of holders and waiting containers: the agents' own, which is on each node with an
 	// agent.
 	Image func(ctx context.Context) (string, error)
+	// PullSecrets are the names of Secrets in a pod's namespace by which its node may pull Image.
+	PullSecrets []string
 	// Holders bounds the claims of a restore held at once.
 	Holders int
 	// VolumeTimeout bounds the restore of a volume from its start. It also bounds how long an agent
