@@ -37,6 +37,7 @@ import (
 	"k8s.io/client-go/tools/events"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apiserver/servingcert"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
 	generatedopenapi "github.com/holdfast-io/holdfast/pkg/generated/openapi"
 	"github.com/holdfast-io/holdfast/pkg/leadership"
@@ -129,6 +130,8 @@ type ExtraConfig struct {
 	// an address, the EndpointSlice of the Service is left to others.
 	AdvertiseAddress net.IP
 	Port             int
+	// Certificate is what is served with if it is made here, or nil.
+	Certificate *servingcert.Certificate
 }
 
 // CompletedConfig is a Config with its defaults, made by Complete.
@@ -257,7 +260,7 @@ func (s *Server) enter() (*leadership.Term, bool) {
 
 // Run serves until ctx ends. Discovery answers at once; a resource answers 503 while
 // another replica serves, or none does yet, since the records have not been read. /readyz
-// says yes when the stores have been read, too.
+// says yes when the stores have been read, too, and kube-apiserver trusts the certificate.
 func (s *Server) Run(ctx context.Context) error {
 	var projecting sync.WaitGroup
 	s.generic.AddPostStartHookOrDie("holdfast-projection", func(hook genericapiserver.PostStartHookContext) error {

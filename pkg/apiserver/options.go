@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -20,8 +22,12 @@ import (
 	genericoptions "k8s.io/apiserver/pkg/server/options"
 	utilcompatibility "k8s.io/apiserver/pkg/util/compatibility"
 	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
 
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apiserver/servingcert"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/registry/backup"
 	"github.com/holdfast-io/holdfast/pkg/registry/restore"
@@ -65,7 +71,7 @@ func NewOptions() *Options {
 	}
 	o.recommended.Etcd = nil // nothing that is served here is stored in etcd
 	o.recommended.SecureServing.BindPort = 8443
-	o.recommended.SecureServing.ServerCert.CertDirectory = "" // a self-signed certificate stays in memory
+	o.recommended.SecureServing.ServerCert.CertDirectory = "" // what is made here stays in memory
 	return o
 }
 
@@ -148,9 +154,6 @@ func (o *Options) Validate() error {
 
 // Config is the configuration that the options make.
 func (o *Options) Config() (*Config, error) {
-	if err := o.recommended.SecureServing.MaybeDefaultWithSelfSignedCerts("localhost", nil, nil); err != nil {
-		return nil, fmt.Errorf("making a self-signed certificate: %w", err)
-	}
 	generic := genericapiserver.NewRecommendedConfig(Codecs)
 	generic.EffectiveVersion = utilcompatibility.DefaultBuildEffectiveVersion()
 	if err := o.recommended.CoreAPI.ApplyTo(generic); err != nil {
@@ -161,6 +164,10 @@ func (o *Options) Config() (*Config, error) {
 	generic.ClientConfig.QPS = -1
 	generic.ClientConfig.UserAgent = "holdfast-apiserver"
 	if err := o.disableUnservedAdmission(generic.ClientConfig); err != nil {
+		return nil, err
+	}
+	certificate, err := o.selfMade(generic.ClientConfig)
+	if err != nil {
 		return nil, err
 	}
 	generic.ShutdownDelayDuration = o.shutdownDelay
@@ -179,10 +186,40 @@ func (o *Options) Config() (*Config, error) {
 		Generic: generic,
 		Extra: ExtraConfig{
 			SystemNamespace: o.systemNamespace, PollInterval: o.pollInterval, CacheDir: o.cacheDir, ForeignBytes: o.foreignMemory.Value(), Limits: o.limits, RestoreLimits: o.restores, BackupTTL: o.backupTTL, MaxBackupTTL: o.maxTTL, SchedulesPerNamespace: o.schedules, VolumeDeletionsPerNamespace: o.volumeDeletions,
-			NodeAgentConfigMap: o.nodeAgents,
-			AdvertiseAddress:   o.advertise, Port: o.recommended.SecureServing.BindPort,
+			NodeAgentConfigMap: o.nodeAgents, Certificate: certificate,
+			AdvertiseAddress: o.advertise, Port: o.recommended.SecureServing.BindPort,
 		},
 	}, nil
+}
+
+// selfMade makes the certificate that the server serves with if the flags name no files. It is nil
+// if they do.
+func (o *Options) selfMade(config *rest.Config) (*servingcert.Certificate, error) {
+	given := &o.recommended.SecureServing.ServerCert
+	if given.CertKey.CertFile != "" || given.CertKey.KeyFile != "" {
+		return nil, nil
+	}
+	client, err := dynamic.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("making a client of the APIService: %w", err)
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return nil, fmt.Errorf("finding out the name of this replica: %w", err)
+	}
+	certificate, err := servingcert.New(servingcert.Config{
+		Client:     client,
+		APIService: v1alpha1.SchemeGroupVersion.Version + "." + v1alpha1.GroupName,
+		DNSName:    serviceName + "." + o.systemNamespace + ".svc",
+		// A pod has a host name of its own, and a process its port.
+		Replica: net.JoinHostPort(host, strconv.Itoa(o.recommended.SecureServing.BindPort)),
+		Clock:   clock.RealClock{},
+	})
+	if err != nil {
+		return nil, err
+	}
+	given.GeneratedCert = certificate
+	return certificate, nil
 }
 
 // disableUnservedAdmission leaves out the admission plugin whose policies the

@@ -52,6 +52,7 @@ var parts = []struct {
 	name string
 	new  func(*serverContext) error
 }{
+	{"certificate", newCertificate},
 	{"projection", newProjection},
 	{"backups", newBackups},
 	{"volumes", newVolumes},
@@ -124,6 +125,16 @@ func (s *serverContext) system() string { return s.extra.SystemNamespace }
 
 // start has a function called when the server runs.
 func (s *serverContext) start(f func(context.Context)) { s.starts = append(s.starts, f) }
+
+// newCertificate keeps the server's own certificate trusted, unless it is served with files.
+func newCertificate(s *serverContext) error {
+	certificate := s.extra.Certificate
+	if certificate == nil {
+		return nil
+	}
+	s.start(func(ctx context.Context) { go certificate.Run(ctx) })
+	return s.generic.AddReadyzChecks(healthz.NamedCheck("holdfast-certificate", func(*http.Request) error { return certificate.Ready() }))
+}
 
 // configMap is an informer of one ConfigMap of the system namespace.
 func (s *serverContext) configMap(name string) cache.SharedIndexInformer {

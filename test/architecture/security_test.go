@@ -105,7 +105,7 @@ func TestNetworkPolicies(t *testing.T) {
 // agents see anything of the node.
 func TestPodsMountLittle(t *testing.T) {
 	want := map[string][]string{
-		"holdfast-apiserver":  {"cache", "audit", "tls"},
+		"holdfast-apiserver":  {"cache", "audit"},
 		"holdfast-controller": {"tmp"},
 		"holdfast-node-agent": {"pods", "cache", "tmp"},
 	}

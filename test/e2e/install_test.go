@@ -5,13 +5,10 @@ package e2e
 
 import (
 	"context"
-	"encoding/base64"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
-
-	"k8s.io/client-go/util/cert"
 )
 
 const (
@@ -32,34 +29,25 @@ const (
 const overlay = `apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
 resources: [%[1]s]
-generatorOptions: {disableNameSuffixHash: true}
-secretGenerator:
-- name: holdfast-apiserver-tls
-  namespace: holdfast
-  type: kubernetes.io/tls
-  files: [tls.crt, tls.key]
 patches:
-- target: {kind: APIService}
-  patch: |
-    - {op: add, path: /spec/caBundle, value: %[2]s}
 - target: {kind: Deployment, name: holdfast-controller}
   patch: |
     - {op: add, path: /spec/template/spec/containers/0/args/-, value: --concurrent-backups=2}
     - {op: add, path: /spec/template/spec/containers/0/args/-, value: --run-retention=2s}
     - {op: add, path: /spec/template/spec/containers/0/args/-, value: --concurrent-maintenance-jobs=10}
     - {op: add, path: /spec/template/spec/containers/0/args/-, value: --maintenance-job-start-timeout=45s}
-    - {op: add, path: /spec/template/spec/containers/0/args/-, value: --host-path-roots=%[5]s}
+    - {op: add, path: /spec/template/spec/containers/0/args/-, value: --host-path-roots=%[4]s}
 - target: {kind: DaemonSet, name: holdfast-node-agent}
   patch: |
     - {op: add, path: /spec/template/spec/containers/0/args/-, value: --host-pods-dir=/host_pods/$(NODE_NAME)/kubelet/pods}
-    - {op: add, path: /spec/template/spec/containers/0/args/-, value: --host-path-roots=%[5]s}
-    - {op: add, path: /spec/template/spec/containers/0/volumeMounts/-, value: {name: volumes, mountPath: %[5]q}}
-    - {op: add, path: /spec/template/spec/volumes/-, value: {name: volumes, hostPath: {path: %[5]q, type: DirectoryOrCreate}}}
+    - {op: add, path: /spec/template/spec/containers/0/args/-, value: --host-path-roots=%[4]s}
+    - {op: add, path: /spec/template/spec/containers/0/volumeMounts/-, value: {name: volumes, mountPath: %[4]q}}
+    - {op: add, path: /spec/template/spec/volumes/-, value: {name: volumes, hostPath: {path: %[4]q, type: DirectoryOrCreate}}}
 - patch: |
     apiVersion: apps/v1
     kind: DaemonSet
     metadata: {name: holdfast-node-agent, namespace: holdfast-agents}
-    spec: {template: {spec: {volumes: [{name: pods, hostPath: {path: %[3]q}}, {name: cache, hostPath: {path: %[4]q}}]}}}
+    spec: {template: {spec: {volumes: [{name: pods, hostPath: {path: %[2]q}}, {name: cache, hostPath: {path: %[3]q}}]}}}
 `
 
 // install installs Holdfast as its manifests say, and returns when it is ready.
@@ -88,11 +76,6 @@ func (c *cluster) install(ctx context.Context) error {
 }
 
 func (c *cluster) writeOverlay() error {
-	// The certificate comes with that of the authority that has signed it.
-	certificate, key, err := cert.GenerateSelfSignedCertKey(servingName, nil, nil)
-	if err != nil {
-		return fmt.Errorf("making the API server's certificate: %w", err)
-	}
 	artifacts, err := filepath.Abs(filepath.Join("..", "..", "artifacts"))
 	if err != nil {
 		return err
@@ -101,16 +84,11 @@ func (c *cluster) writeOverlay() error {
 	if artifacts, err = filepath.Rel(c.path("overlay"), artifacts); err != nil {
 		return err
 	}
-	text := fmt.Sprintf(overlay, artifacts, base64.StdEncoding.EncodeToString(certificate), c.path("nodes"), c.path("cache"), c.path("volumes"))
+	text := fmt.Sprintf(overlay, artifacts, c.path("nodes"), c.path("cache"), c.path("volumes"))
 	if err := os.MkdirAll(c.path("overlay"), 0o700); err != nil {
 		return err
 	}
-	for name, content := range map[string][]byte{"kustomization.yaml": []byte(text), "tls.crt": certificate, "tls.key": key} {
-		if err := os.WriteFile(c.path("overlay", name), content, 0o600); err != nil {
-			return err
-		}
-	}
-	return nil
+	return os.WriteFile(c.path("overlay", "kustomization.yaml"), []byte(text), 0o600)
 }
 
 func (c *cluster) applyLocation(ctx context.Context) error {

@@ -6,6 +6,7 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"net"
@@ -59,14 +60,18 @@ subjects: [{kind: ServiceAccount, name: reader, namespace: holdfast}]
 // kube-apiserver, which checks its certificate as kube-apiserver does.
 func replica(t *testing.T, pod corev1.Pod, token string) holdfastclient.Interface {
 	t.Helper()
-	service, err := lab.kube.CoreV1().Secrets(system).Get(t.Context(), "holdfast-apiserver-tls", metav1.GetOptions{})
+	encoded, err := lab.kubectl(t.Context(), "", "get", "apiservice", "v1alpha1.holdfast.io", "-o", "jsonpath={.spec.caBundle}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	trusted, err := base64.StdEncoding.DecodeString(encoded)
 	if err != nil {
 		t.Fatal(err)
 	}
 	client, err := holdfastclient.NewForConfig(&rest.Config{
 		Host:            "https://" + net.JoinHostPort(pod.Status.PodIP, "8443"),
 		BearerToken:     token,
-		TLSClientConfig: rest.TLSClientConfig{CAData: service.Data["tls.crt"], ServerName: servingName},
+		TLSClientConfig: rest.TLSClientConfig{CAData: trusted, ServerName: servingName},
 	})
 	if err != nil {
 		t.Fatal(err)

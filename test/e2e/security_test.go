@@ -92,7 +92,7 @@ func TestSecretsOfOthers(t *testing.T) {
 		t.Error(err)
 	}
 	for _, refused := range [][3]string{
-		{apiserver, system, "holdfast-apiserver-tls"}, {agent, system, "holdfast-apiserver-tls"}, {agent, "holdfast-locations", "lab-credentials"},
+		{apiserver, system, "holdfast-signing-key"}, {agent, system, "holdfast-signing-key"}, {agent, "holdfast-locations", "lab-credentials"},
 	} {
 		if err := ask(refused[0], refused[1], refused[2]); err == nil || !strings.Contains(err.Error(), "Forbidden") {
 			t.Errorf("%s asks for the Secret %s: %v", refused[0], refused[2], err)

@@ -79,6 +79,27 @@ func TestDeletionByAdmins(t *testing.T) {
 	t.Error("there is no ClusterRole holdfast-admin")
 }
 
+// TestCertificateComponents: the components have the API server read its certificate from files,
+// and cert-manager write its authority into the APIService.
+func TestCertificateComponents(t *testing.T) {
+	t.Parallel()
+	if _, stderr, err := lab.TryKubectl(t, "", "apply", "--server-side", "--force-conflicts", "--dry-run=server", "-k", withComponent(t, "tls-secret")); err != nil || strings.Contains(stderr, "Warning") {
+		t.Errorf("%v: %s", err, stderr)
+	}
+	files := []string{"--tls-cert-file=/etc/holdfast/tls/tls.crt", "--tls-private-key-file=/etc/holdfast/tls/tls.key", "mountPath: /etc/holdfast/tls\n", "secretName: holdfast-apiserver-tls\n"}
+	for name, wants := range map[string][]string{
+		"tls-secret":   files,
+		"cert-manager": append(files, "cert-manager.io/inject-ca-from: holdfast/holdfast-apiserver\n", "kind: Certificate\n"),
+	} {
+		text := lab.Kubectl(t, "kustomize", withComponent(t, name))
+		for _, want := range wants {
+			if !strings.Contains(text, want) {
+				t.Errorf("%s: there is no %q", name, want)
+			}
+		}
+	}
+}
+
 // TestHostPathVolumes: the component gives the controller and the agents the same root, which
 // the agents have mounted at its own path.
 func TestHostPathVolumes(t *testing.T) {

@@ -67,8 +67,8 @@ func (r *Restorer) Hold(ctx context.Context, pod *unstructured.Unstructured, dat
 	return nil
 }
 
-// allowPull adds the pull secrets of our image to a pod. A pod that names any does not get those
-// of its account, so these are added too.
+// allowPull adds the pull secrets of our image to a pod. A pod that names any does not get its
+// account's, so these are added too.
 func (r *Restorer) allowPull(ctx context.Context, namespace string, spec *corev1.PodSpec) error {
 	if len(r.PullSecrets) == 0 {
 		return nil

@@ -213,6 +213,16 @@ func (l *Lab) Address(t *testing.T, role string) string {
 	return net.JoinHostPort(host, port)
 }
 
+// Invocation is the program of a process, and its arguments.
+func (l *Lab) Invocation(t *testing.T, role string) (path string, args []string) {
+	t.Helper()
+	p, err := l.process(role)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p.Path, p.Args
+}
+
 // process is what the lab keeps of a process.
 type process struct {
 	Name       string   `json:"name"`
