@@ -21,5 +21,6 @@ go vet ./...
 # Generated clients are their generator's business.
 go list ./... | grep -v /pkg/generated/ | xargs "${tools}/staticcheck"
 (cd hack/alerts && go vet ./... && "${tools}/staticcheck" ./...)
+(cd hack/chart && go vet ./... && "${tools}/staticcheck" ./...)
 (cd hack/image && go vet ./... && "${tools}/staticcheck" ./...)
 (cd hack/lab && packages="$(go list ./... | grep -v /cmd/kube)" && go vet ${packages} && "${tools}/staticcheck" ${packages})

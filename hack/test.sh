@@ -57,6 +57,8 @@ echo "test: the queue against its rules, in thousands of random histories"
 go test -run 'Against|Forgets' ./pkg/queue -rapid.checks=2000
 echo "test: restores of random objects, while the cluster fails"
 go test -run RandomGraph ./pkg/restore -rapid.checks=200
+echo "test: the chart, in a Kubernetes of its own"
+(cd hack/chart && go test -count=1 ./...)
 echo "test: the image"
 (cd hack/image && go test ./...)
 echo "test: the lab"

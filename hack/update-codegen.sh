@@ -42,3 +42,6 @@ echo "Generating CRDs"
 (cd hack/tools && go build -o "${GOBIN}/controller-gen" sigs.k8s.io/controller-tools/cmd/controller-gen)
 rm -f artifacts/crds/*.yaml
 "${GOBIN}/controller-gen" crd paths=./pkg/apis/engine/... output:crd:dir=artifacts/crds
+
+echo "Generating the chart's templates"
+go run -C hack/chart .

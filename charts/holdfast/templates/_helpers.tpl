@@ -1,0 +1,24 @@
+{{- define "holdfast.image" -}}
+{{- with .Values.image -}}
+{{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
+{{- end -}}
+{{- end -}}
+
+{{- define "holdfast.args.apiserver" -}}
+{{- if ne .Values.certificate.source "self" -}}
+- --tls-cert-file=/etc/holdfast/tls/tls.crt
+- --tls-private-key-file=/etc/holdfast/tls/tls.key
+{{- end -}}
+{{- end -}}
+
+{{- define "holdfast.args.controller" -}}
+{{- with .Values.restore.image -}}
+- --restore-image={{ . }}
+{{ end -}}
+{{- with .Values.restore.pullSecrets -}}
+- --restore-image-pull-secrets={{ join "," . }}
+{{- end -}}
+{{- end -}}
+
+{{- define "holdfast.args.nodeAgent" -}}
+{{- end -}}

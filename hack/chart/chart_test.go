@@ -1,0 +1,356 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"helm.sh/helm/v3/pkg/action"
+	"helm.sh/helm/v3/pkg/chart"
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/chartutil"
+	"helm.sh/helm/v3/pkg/cli"
+	"helm.sh/helm/v3/pkg/engine"
+	"helm.sh/helm/v3/pkg/lint"
+	"helm.sh/helm/v3/pkg/lint/support"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+	"sigs.k8s.io/yaml"
+)
+
+const (
+	artifacts = "../../artifacts"
+	folder    = "../../charts/holdfast"
+)
+
+// TestTemplatesFollowFromTheManifests compares the templates with what the generator writes.
+func TestTemplatesFollowFromTheManifests(t *testing.T) {
+	files, err := generate(artifacts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range files {
+		if got, err := os.ReadFile(filepath.Join(folder, "templates", name)); err != nil || string(got) != want {
+			t.Errorf("templates/%s is stale: run make generate, and commit the result (%v)", name, err)
+		}
+	}
+}
+
+func load(t *testing.T) *chart.Chart {
+	t.Helper()
+	c, err := loader.Load(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// render returns the objects of the chart, by kind, namespace and name.
+func render(t *testing.T, values map[string]any) (map[string]object, error) {
+	t.Helper()
+	c := load(t)
+	merged, err := chartutil.ToRenderValues(c, values, chartutil.ReleaseOptions{Name: "holdfast", Namespace: "holdfast", IsInstall: true}, chartutil.DefaultCapabilities)
+	if err != nil {
+		return nil, err
+	}
+	files, err := engine.Render(c, merged)
+	if err != nil {
+		return nil, err
+	}
+	objects := map[string]object{}
+	for name, text := range files {
+		if strings.HasSuffix(name, ".txt") {
+			continue
+		}
+		for _, document := range strings.Split("\n"+text, "\n---\n") {
+			var o object
+			if err := yaml.UnmarshalStrict([]byte(document), &o); err != nil {
+				return nil, fmt.Errorf("%s: %w\n%s", name, err, document)
+			}
+			if len(o) > 0 {
+				objects[key(o)] = o
+			}
+		}
+	}
+	return objects, nil
+}
+
+func key(o object) string {
+	namespace, _ := o["metadata"].(map[string]any)["namespace"].(string)
+	return o.kind() + " " + namespace + "/" + o.name()
+}
+
+// TestDefaultsAreTheManifests renders the chart with its own values: what comes out are the
+// manifests, apart from the tag of the image and from what Helm is told to keep.
+func TestDefaultsAreTheManifests(t *testing.T) {
+	got, err := render(t, map[string]any{"image": map[string]any{"tag": "dev"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), artifacts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := 0
+	for _, resource := range all.Resources() {
+		content, err := resource.AsYAML()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var want object
+		if err := yaml.Unmarshal(content, &want); err != nil {
+			t.Fatal(err)
+		}
+		name := key(want)
+		if name == "Namespace /holdfast" {
+			continue
+		}
+		o, found := got[name]
+		if !found {
+			t.Errorf("the chart has no %s", name)
+			continue
+		}
+		delete(got, name)
+		metadata := o.at("metadata")
+		if annotations, ok := metadata["annotations"].(map[string]any); ok && annotations["helm.sh/resource-policy"] == "keep" {
+			kept++
+			delete(annotations, "helm.sh/resource-policy")
+			if len(annotations) == 0 {
+				delete(metadata, "annotations")
+			}
+		}
+		if !reflect.DeepEqual(o, want) {
+			a, _ := yaml.Marshal(o)
+			b, _ := yaml.Marshal(want)
+			t.Errorf("%s differs; the chart has\n%s\nand the manifests\n%s", name, a, b)
+		}
+	}
+	for name := range got {
+		t.Errorf("the manifests have no %s", name)
+	}
+	if kept != 9+2+2 {
+		t.Errorf("%d objects are kept, want 9 CRDs, 2 namespaces, and the policy that protects them with its binding", kept)
+	}
+}
+
+// TestValues sets each value, and looks for it where it belongs.
+func TestValues(t *testing.T) {
+	for name, c := range map[string]struct {
+		values string
+		object string
+		want   []string
+	}{
+		"image":                  {`image: {repository: registry.example.com/h, tag: v2}`, "DaemonSet holdfast-agents/holdfast-node-agent", []string{`"image":"registry.example.com/h:v2"`}},
+		"digest":                 {`image: {digest: "sha256:` + strings.Repeat("a", 64) + `"}`, "Deployment holdfast/holdfast-controller", []string{`"image":"ghcr.io/holdfast-io/holdfast@sha256:aaa`}},
+		"pull secrets":           {`imagePullSecrets: [{name: registry}]`, "Deployment holdfast/holdfast-apiserver", []string{`"imagePullSecrets":[{"name":"registry"}]`}},
+		"restore":                {`restore: {image: "example.com/h:v1", pullSecrets: [a, b]}`, "Deployment holdfast/holdfast-controller", []string{`"--restore-image=example.com/h:v1"`, `"--restore-image-pull-secrets=a,b"`}},
+		"resources":              {`controller: {resources: {limits: {memory: 4Gi}}}`, "Deployment holdfast/holdfast-controller", []string{`"limits":{"memory":"4Gi"}`}},
+		"placement":              {`controller: {nodeSelector: {a: b}, tolerations: [{operator: Exists}], priorityClassName: high, affinity: {nodeAffinity: {}}}`, "Deployment holdfast/holdfast-controller", []string{`"nodeSelector":{"a":"b"}`, `"tolerations":[{"operator":"Exists"}]`, `"priorityClassName":"high"`, `"affinity":{"nodeAffinity":{}}`}},
+		"no priority":            {`apiserver: {priorityClassName: "", nodeSelector: {a: b}}`, "Deployment holdfast/holdfast-apiserver", []string{`"nodeSelector":{"a":"b"}`}},
+		"host network":           {`apiserver: {hostNetwork: true}`, "Deployment holdfast/holdfast-apiserver", []string{`"hostNetwork":true`, `"dnsPolicy":"ClusterFirstWithHostNet"`}},
+		"arguments":              {`nodeAgent: {extraArgs: ["--cache-limit=1Gi"]}`, "DaemonSet holdfast-agents/holdfast-node-agent", []string{`"--cache-limit=1Gi"`}},
+		"kubelet's folder":       {`nodeAgent: {kubeletDir: /var/lib/k0s/kubelet, cacheDir: /data/cache}`, "DaemonSet holdfast-agents/holdfast-node-agent", []string{`"path":"/var/lib/k0s/kubelet/pods"`, `"path":"/data/cache"`}},
+		"cloud identity":         {`maintenance: {serviceAccountAnnotations: {eks.amazonaws.com/role-arn: "arn:x"}}`, "ServiceAccount holdfast-maintenance/holdfast-repo-maintenance", []string{`"eks.amazonaws.com/role-arn":"arn:x"`}},
+		"pod annotations":        {`nodeAgent: {podAnnotations: {a: b}}`, "DaemonSet holdfast-agents/holdfast-node-agent", []string{`"annotations":{"a":"b"}`}},
+		"a Secret's certificate": {`certificate: {source: secret, caBundle: Zm9v}`, "APIService /v1alpha1.holdfast.io", []string{`"caBundle":"Zm9v"`}},
+		"its arguments":          {`certificate: {source: secret}`, "Deployment holdfast/holdfast-apiserver", []string{`"--tls-cert-file=/etc/holdfast/tls/tls.crt"`, `"secretName":"holdfast-apiserver-tls"`, `"mountPath":"/etc/holdfast/tls"`}},
+		"cert-manager":           {`certificate: {source: certManager}`, "APIService /v1alpha1.holdfast.io", []string{`"cert-manager.io/inject-ca-from":"holdfast/holdfast-apiserver"`}},
+		"its certificate":        {`certificate: {source: certManager}`, "Certificate holdfast/holdfast-apiserver", []string{`"holdfast-apiserver.holdfast.svc"`}},
+		"alerts":                 {`prometheusRule: {enabled: true, labels: {release: p}}`, "PrometheusRule holdfast/holdfast", []string{`"labels":{"release":"p"}`, `{{ $value | humanizeDuration }}`}},
+		"a location":             {`location: {spec: {provider: s3, default: true, s3: {bucket: b, credentialsSecret: c}}, credentials: {accessKeyID: k, secretAccessKey: s}}`, "StorageLocation holdfast/default", []string{`"bucket":"b"`}},
+		"its credentials":        {`location: {spec: {provider: s3, s3: {bucket: b, credentialsSecret: c}}, credentials: {accessKeyID: k, secretAccessKey: s}}`, "Secret holdfast-locations/c", []string{`"accessKeyID":"k"`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var values map[string]any
+			if err := yaml.Unmarshal([]byte(c.values), &values); err != nil {
+				t.Fatal(err)
+			}
+			objects, err := render(t, values)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var text strings.Builder
+			encoder := json.NewEncoder(&text)
+			encoder.SetEscapeHTML(false)
+			if err := encoder.Encode(objects[c.object]); err != nil {
+				t.Fatal(err)
+			}
+			for _, want := range c.want {
+				if !strings.Contains(text.String(), want) {
+					t.Errorf("%s has no %s:\n%s", c.object, want, text.String())
+				}
+			}
+		})
+	}
+	objects, err := render(t, map[string]any{
+		"crds": map[string]any{"enabled": false}, "networkPolicies": map[string]any{"enabled": false}, "criticalPodsQuota": map[string]any{"enabled": false},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range objects {
+		if strings.HasPrefix(name, "CustomResourceDefinition") || strings.HasPrefix(name, "NetworkPolicy") || strings.HasPrefix(name, "ResourceQuota") {
+			t.Errorf("%s is there although it is switched off", name)
+		}
+	}
+}
+
+// TestWrongValues: a value that means nothing is refused, and named.
+func TestWrongValues(t *testing.T) {
+	for text, names := range map[string]string{
+		`imagee: {tag: x}`:                   "imagee",
+		`apiserver: {replicas: 0}`:           "replicas",
+		`image: {digest: "sha256:x"}`:        "digest",
+		`certificate: {source: vault}`:       "source",
+		`controller: {extraArgs: [verbose]}`: "extraArgs",
+		`nodeAgent: {kubeletDir: relative}`:  "kubeletDir",
+		`location: {spec: {provider: s3, s3: {bucket: b}}, credentials: {accessKeyID: k}}`: "credentialsSecret",
+	} {
+		var values map[string]any
+		if err := yaml.Unmarshal([]byte(text), &values); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := render(t, values); err == nil || !strings.Contains(err.Error(), names) {
+			t.Errorf("%s: got %v, want an error that names %s", text, err, names)
+		}
+	}
+}
+
+// TestLint runs Helm's own checks.
+func TestLint(t *testing.T) {
+	for _, message := range lint.AllWithKubeVersion(folder, nil, "holdfast", &chartutil.KubeVersion{Version: "v1.34.0", Major: "1", Minor: "34"}).Messages {
+		if message.Severity >= support.WarningSev {
+			t.Error(message)
+		}
+	}
+}
+
+// TestHelm installs, upgrades, rolls back and removes the chart in a real Kubernetes: keys,
+// credentials, the location and its CRD stay, and it can be installed again.
+func TestHelm(t *testing.T) {
+	bin, err := filepath.Abs("../../.lab/bin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(t.TempDir(), "lab")
+	lab := func(ctx context.Context, args ...string) {
+		t.Helper()
+		output, err := exec.CommandContext(ctx, filepath.Join(bin, "lab"), append(args, "--dir", dir)...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("lab %v: %v (make programs builds it)\n%s", args, err, output)
+		}
+	}
+	lab(t.Context(), "up", "--bin", bin)
+	t.Cleanup(func() { lab(context.Background(), "down") })
+	kubectl := func(args ...string) (string, error) {
+		command := exec.CommandContext(t.Context(), filepath.Join(bin, "kubectl"), args...)
+		command.Env = append(os.Environ(), "KUBECONFIG="+filepath.Join(dir, "kubeconfig"), "KUBECACHEDIR="+filepath.Join(dir, "cache"))
+		output, err := command.CombinedOutput()
+		return string(output), err
+	}
+	must := func(args ...string) string {
+		t.Helper()
+		output, err := kubectl(args...)
+		if err != nil {
+			t.Fatalf("kubectl %v: %v\n%s", args, err, output)
+		}
+		return output
+	}
+
+	settings := cli.New()
+	settings.KubeConfig = filepath.Join(dir, "kubeconfig")
+	settings.SetNamespace("holdfast")
+	// A configuration keeps what it has read of the cluster, so each command has its own.
+	config := func() *action.Configuration {
+		t.Helper()
+		config := &action.Configuration{}
+		if err := config.Init(settings.RESTClientGetter(), "holdfast", "secret", func(string, ...any) {}); err != nil {
+			t.Fatal(err)
+		}
+		return config
+	}
+	var values map[string]any
+	err = yaml.Unmarshal([]byte(`location: {spec: {provider: s3, default: true, s3: {bucket: b, endpoint: "http://127.0.0.1:1", credentialsSecret: offsite}}, credentials: {accessKeyID: k, secretAccessKey: s}}`), &values)
+	if err != nil {
+		t.Fatal(err)
+	}
+	install := func() {
+		t.Helper()
+		i := action.NewInstall(config())
+		i.ReleaseName, i.Namespace, i.CreateNamespace, i.Timeout = "holdfast", "holdfast", true, time.Minute
+		release, err := i.RunWithContext(t.Context(), load(t), values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(release.Info.Notes, "storage location default") {
+			t.Errorf("the notes are %q", release.Info.Notes)
+		}
+	}
+	install()
+	if got := must("get", "storagelocations.engine.holdfast.io", "default", "-n", "holdfast", "-o", "jsonpath={.spec.s3.bucket}"); got != "b" {
+		t.Errorf("the location has the bucket %q", got)
+	}
+	must("create", "secret", "generic", "shop.default.key", "-n", "holdfast-repositories", "--from-literal=repository-password=x")
+	// What the API server writes there is its own.
+	must("patch", "apiservice", "v1alpha1.holdfast.io", "--type=merge", "--field-manager=holdfast-apiserver", "-p", `{"spec":{"caBundle":"`+certificate(t, dir)+`"}}`)
+
+	replicas := func() string {
+		return must("get", "deployment", "holdfast-controller", "-n", "holdfast", "-o", "jsonpath={.spec.replicas}")
+	}
+	u := action.NewUpgrade(config())
+	u.Namespace, u.ReuseValues, u.Timeout = "holdfast", true, time.Minute
+	if _, err := u.RunWithContext(t.Context(), "holdfast", load(t), map[string]any{"controller": map[string]any{"replicas": 2}}); err != nil {
+		t.Fatal(err)
+	}
+	if got := replicas(); got != "2" {
+		t.Errorf("after the upgrade there are %s controllers", got)
+	}
+	r := action.NewRollback(config())
+	r.Version, r.Timeout = 1, time.Minute
+	if err := r.Run("holdfast"); err != nil {
+		t.Fatal(err)
+	}
+	if got := replicas(); got != "1" {
+		t.Errorf("after the rollback there are %s controllers", got)
+	}
+	if must("get", "apiservice", "v1alpha1.holdfast.io", "-o", "jsonpath={.spec.caBundle}") == "" {
+		t.Error("an upgrade or a rollback has removed the caBundle")
+	}
+
+	for range 2 {
+		un := action.NewUninstall(config())
+		un.Timeout = time.Minute
+		if _, err := un.Run("holdfast"); err != nil {
+			t.Fatal(err)
+		}
+		must("get", "secret", "shop.default.key", "-n", "holdfast-repositories")
+		must("get", "secret", "offsite", "-n", "holdfast-locations")
+		must("get", "storagelocations.engine.holdfast.io", "default", "-n", "holdfast")
+		if output, err := kubectl("delete", "namespace", "holdfast-repositories"); err == nil || !strings.Contains(output, "allow-deletion") {
+			t.Errorf("the namespace with the keys is not protected: %v, %s", err, output)
+		}
+		must("wait", "--for=delete", "namespace/holdfast-agents", "namespace/holdfast-maintenance", "--timeout=60s")
+		install()
+	}
+}
+
+// certificate is one that kube-apiserver takes for a caBundle.
+func certificate(t *testing.T, lab string) string {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(lab, "pki", "ca.crt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return base64.StdEncoding.EncodeToString(content)
+}
