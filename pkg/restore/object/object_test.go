@@ -105,6 +105,12 @@ func TestDesired(t *testing.T) {
 			want:     `{apiVersion: example.com/v1, kind: Widget, metadata: {name: a, namespace: shop}}`,
 			warnings: []string{"finalizer example.com/cleanup", "finalizer finalizer.example.com"},
 		},
+		"Holdfast's policy against removal keeps its guard": {
+			resource: "validatingadmissionpolicies.admissionregistration.k8s.io",
+			object:   `{apiVersion: admissionregistration.k8s.io/v1, kind: ValidatingAdmissionPolicy, metadata: {name: holdfast-removal, finalizers: [holdfast.io/removal, example.com/cleanup]}}`,
+			want:     `{apiVersion: admissionregistration.k8s.io/v1, kind: ValidatingAdmissionPolicy, metadata: {name: holdfast-removal, finalizers: [holdfast.io/removal]}}`,
+			warnings: []string{"finalizer example.com/cleanup"},
+		},
 		"pitfall 1: owners are rewritten, and unknown ones left out with their name": {
 			resource: "configmaps", owners: map[types.UID]types.UID{"o1": "new", "o3": ""},
 			object: `{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: shop, ownerReferences: [

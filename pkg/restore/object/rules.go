@@ -212,9 +212,17 @@ var volatile = []string{
 	annotationRestoreStatus,
 }
 
+// removalGuard keeps Holdfast's policy against removal in force when it is deleted. A person removes
+// it: see artifacts/rbac/removal-policy.yaml.
+const removalGuard = "holdfast.io/removal"
+
 func (c *change) reset() {
 	o := c.object
+	guarded := strings.HasPrefix(o.GetKind(), "ValidatingAdmissionPolicy") && slices.Contains(o.GetFinalizers(), removalGuard)
 	for _, finalizer := range o.GetFinalizers() {
+		if guarded && finalizer == removalGuard {
+			continue
+		}
 		// Kubernetes' own finalizers have its domain, or none. A domain may have no slash.
 		if domain, _, _ := strings.Cut(finalizer, "/"); !strings.HasSuffix(domain, "kubernetes.io") && strings.ContainsAny(finalizer, "/.") {
 			c.warn("its finalizer %s is left out: the controller that it belongs to adds it again", finalizer)
@@ -226,6 +234,9 @@ func (c *change) reset() {
 		if value, ok := metadata[field]; ok {
 			kept[field] = value
 		}
+	}
+	if guarded {
+		kept["finalizers"] = []any{removalGuard}
 	}
 	o.Object["metadata"] = kept
 	if !c.rules.facts.StatusIsField(o.GroupVersionKind()) {
