@@ -24,6 +24,7 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
@@ -237,6 +238,11 @@ func decode(raw *runtime.Unknown, into any) error {
 	return json.Unmarshal(raw.Raw, into)
 }
 
+// inProgress reports whether it is a version of a run that is executed.
+func (v version) inProgress() bool {
+	return v.run != nil && v.run.Status.Phase == v1alpha1.BackupPhaseInProgress
+}
+
 // complete returns the versions of an object. Those that were written without an
 // answer are known by what came behind them.
 func (o *object) complete(h *History) ([]version, error) {
@@ -247,7 +253,8 @@ func (o *object) complete(h *History) ([]version, error) {
 	numbers := sets.KeySet(o.versions).Insert(slices.Collect(maps.Values(o.bases))...).
 		Union(sets.KeySet(o.unanswered)).Insert(o.last)
 	var found []version
-	for _, number := range sets.List(numbers) {
+	sorted := sets.List(numbers)
+	for i, number := range sorted {
 		if len(found) == 0 {
 			if v, ok := o.versions[number]; ok {
 				found = append(found, v)
@@ -259,10 +266,16 @@ func (o *object) complete(h *History) ([]version, error) {
 		switch {
 		case ok && o.bases[number] != before:
 			return nil, fmt.Errorf("version %d replaced %d, but there was %d", number, o.bases[number], before)
-		case !ok && len(o.unanswered[before]) != 1:
-			return nil, fmt.Errorf("version %d is not in the log, and %d requests may have written it", number, len(o.unanswered[before]))
 		case !ok:
-			v = o.unanswered[before][0]
+			candidates := o.unanswered[before]
+			if i+1 < len(sorted) && o.versions[sorted[i+1]].inProgress() {
+				// The version behind it is of another attempt, which nobody makes of a run that has ended.
+				candidates = slices.DeleteFunc(slices.Clone(candidates), func(v version) bool { return !v.inProgress() })
+			}
+			if len(candidates) != 1 {
+				return nil, fmt.Errorf("version %d is not in the log, and %d requests may have written it", number, len(candidates))
+			}
+			v = candidates[0]
 			v.number = number
 			h.Unanswered++
 		}

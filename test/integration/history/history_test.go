@@ -359,6 +359,34 @@ func TestUnansweredAndRefused(t *testing.T) {
 	}
 }
 
+// TestTwoUnansweredWrites: of a report of progress and an end that had no answer, the report was written
+// if another process goes on with the run.
+func TestTwoUnansweredWrites(t *testing.T) {
+	f := newForge(t)
+	f.two("x", "x")
+	f.start("a")
+	f.claim("a", "one")
+	run := *f.runs["a"]
+	f.phase("a", completed)
+	f.answer(504)
+	f.version--
+	f.runs["a"] = &run
+	f.change("a", func(run *enginev1alpha1.BackupRun) { run.Status.Progress = &v1alpha1.BackupProgress{TotalItems: 1} })
+	f.answer(504)
+	written := f.version
+	f.claim("a", "two")
+	f.phase("a", completed)
+	f.remove("a")
+	f.execute("b")
+	h, err := f.read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h.Unanswered != 1 {
+		t.Errorf("%d writes without an answer were made, want version %d alone", h.Unanswered, written)
+	}
+}
+
 func TestIncompleteLog(t *testing.T) {
 	for name, c := range map[string]struct {
 		lose func(f *forge)
