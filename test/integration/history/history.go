@@ -269,7 +269,7 @@ func (o *object) complete(h *History) ([]version, error) {
 		case !ok:
 			candidates := o.unanswered[before]
 			if i+1 < len(sorted) && o.versions[sorted[i+1]].inProgress() {
-				// The version behind it is of another attempt, which nobody makes of a run that has ended.
+				// The version behind it is of another attempt, and a run that has ended gets none.
 				candidates = slices.DeleteFunc(slices.Clone(candidates), func(v version) bool { return !v.inProgress() })
 			}
 			if len(candidates) != 1 {
