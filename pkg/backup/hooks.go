@@ -51,6 +51,7 @@ var lastHooksTimeout = 2 * time.Minute
 // Velero's meaning.
 var hookDomains = []string{"hook.backup.holdfast.io/", "hook.backup.velero.io/"}
 
+// Hooks runs commands in pods for one backup.
 type Hooks interface {
 	// Allowed returns nil if the user that asked for the backup may run commands in the pods of a
 	// namespace, and a NotAllowedError if not. Other errors say that the answer is unknown.
@@ -64,6 +65,7 @@ type Hooks interface {
 	Exec(ctx context.Context, pod engine.PodReference, container string, command []string) (output string, err error)
 }
 
+// NotAllowedError says that a user may not run commands in the pods of a namespace.
 type NotAllowedError string
 
 func (e NotAllowedError) Error() string { return string(e) }

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
+// Policies reads the ConfigMap that a backup's spec.resourcePolicy names.
 type Policies interface {
 	// Policy returns the ConfigMap's data with the rights of the user that asked for the backup, or
 	// a NotAllowedError.

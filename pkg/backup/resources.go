@@ -23,6 +23,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
+// Discovery is what this package needs of a discovery client.
 type Discovery interface {
 	ServerPreferredResourcesWithContext(ctx context.Context) ([]*metav1.APIResourceList, error)
 }

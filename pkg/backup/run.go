@@ -45,6 +45,7 @@ const (
 // defaultRetry bridges the restart of a server: about 15 s.
 var defaultRetry = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 6}
 
+// Request is one backup to execute.
 type Request struct {
 	// Backup has its uid, creation time, requester, defaulted spec and status.startTimestamp.
 	// Without status.expiration, expiration counts from the start. Run does not change it.
@@ -58,15 +59,18 @@ type Request struct {
 	PostHooks PostHooks
 }
 
+// StoreName is the backup's name in the store.
 func (r Request) StoreName() string {
 	return format.StoreName(r.Backup.Namespace, r.Backup.Name, r.Cluster.SystemNamespace)
 }
 
+// Store is what this package needs of the backup's storage location.
 type Store interface {
 	store.Reader
 	store.Writer
 }
 
+// Dependencies are the clients that a backup works with.
 type Dependencies struct {
 	Discovery Discovery
 	// Client makes requests to the root of the API server, as rest.UnversionedRESTClientFor. It
@@ -102,6 +106,7 @@ type Dependencies struct {
 	Retry wait.Backoff
 }
 
+// Outcome is how a backup ended.
 type Outcome struct {
 	// Status is the run's final status: phase, counts, times and reason of a failure.
 	Status holdfast.BackupStatus

@@ -69,7 +69,7 @@ func TestPlanOfTheLeader(t *testing.T) {
 	if err == nil {
 		_ = response.Body.Close()
 		if response.StatusCode != http.StatusUnauthorized {
-			t.Errorf("somebody without the token got %s", response.Status)
+			t.Errorf("a client without the token got %s", response.Status)
 		}
 	}
 

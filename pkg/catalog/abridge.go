@@ -74,6 +74,7 @@ func Abridge(backup *v1alpha1.Backup) {
 	})
 }
 
+// IsAbridged reports whether Abridge has left something out of a backup.
 func IsAbridged(backup *v1alpha1.Backup) bool {
 	return meta.IsStatusConditionTrue(backup.Status.Conditions, v1alpha1.ConditionAbridged)
 }

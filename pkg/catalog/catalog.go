@@ -123,6 +123,7 @@ type entry struct {
 
 func (e *entry) known() bool { return e.backup != nil || e.bare }
 
+// Content is what was read of an entry.
 type Content struct {
 	// Backup is the metadata. Its origin decides where it is listed. Nil for a folder of one
 	// volume.
@@ -151,6 +152,7 @@ type Digests struct {
 	Manifest string `json:",omitempty"`
 }
 
+// Rows is how many volumes there are.
 func (c *Content) Rows() int { return max(len(c.Volumes), c.Packed.Len()) }
 
 // New returns an empty catalogue. notify, if not nil, is called after each change, one call at a
@@ -178,11 +180,13 @@ func (c *Catalog) Put(location, storeName string, content Content, now time.Time
 	c.PutAll(location, []Item{{storeName, content}}, now)
 }
 
+// Item is what was read of one entry.
 type Item struct {
 	StoreName string
 	Content   Content
 }
 
+// PutAll puts several entries as one change, so that their consequences are computed once.
 func (c *Catalog) PutAll(location string, items []Item, now time.Time) {
 	rows := make([]*packedRows, len(items)) // made without a lock
 	for i := range items {
@@ -230,6 +234,8 @@ func (c *Catalog) putLocked(e *entry, content *Content, rows *packedRows, now ti
 	}
 }
 
+// PutUnreadable records that a backup's metadata can't be used, with the reason. It keeps the content
+// that was read before.
 func (c *Catalog) PutUnreadable(location, storeName, reason string, now time.Time) {
 	c.change(func(changed *recorder) {
 		e := c.entryLocked(location, storeName)
@@ -304,6 +310,7 @@ func (c *Catalog) Len(location string) int {
 	return count
 }
 
+// CountIn is the number of backups that are listed in a namespace.
 func (c *Catalog) CountIn(namespace string) int {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -377,6 +384,7 @@ func (c *Catalog) Readable(location string) string {
 	return ""
 }
 
+// Backup is the backup that is listed under a name, or nil.
 func (c *Catalog) Backup(namespace, name string) *holdfast.Backup {
 	backup, _, _, _ := c.Find(namespace, name)
 	return backup

@@ -24,11 +24,13 @@ type Changes struct {
 	Named []*holdfast.BackupVolume
 }
 
+// Delta is the change of one kind of object, in the order of names.
 type Delta[T any] struct {
 	Set  []T
 	Gone []types.NamespacedName
 }
 
+// Empty reports whether nothing changed.
 func (c *Changes) Empty() bool {
 	return c.Backups.empty() && c.Volumes.empty()
 }

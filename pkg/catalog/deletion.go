@@ -19,6 +19,7 @@ type BackupID struct {
 	UID                 types.UID
 }
 
+// VolumeInBackup is one volume in one backup.
 type VolumeInBackup struct {
 	Backup BackupID
 	Volume format.VolumeID
@@ -212,6 +213,7 @@ func sum(rows *packedRows, deleted []bool, before *holdfast.BackupVolumesProgres
 	return sum
 }
 
+// HistoryItem is one volume backup of a volume.
 type HistoryItem struct {
 	VolumeInBackup
 	// Listed is its name as a VolumeBackup, UID its uid.

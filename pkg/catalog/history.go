@@ -31,6 +31,7 @@ type History struct {
 	tree      *btree.BTree[*volume]
 }
 
+// Snapshot gives all volume backups as they are.
 func (c *Catalog) Snapshot() *History {
 	c.mu.RLock()
 	taken := c.taken
@@ -47,6 +48,7 @@ func (c *Catalog) Snapshot() *History {
 	return c.taken
 }
 
+// Version returns the version of the present History.
 func (c *Catalog) Version() uint64 {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -71,6 +73,7 @@ type Position struct {
 	Skip int
 }
 
+// Row is one volume backup of a History.
 type Row struct {
 	volume *volume
 	index  int
@@ -79,12 +82,16 @@ type Row struct {
 	named bool
 }
 
+// VolumeRows are all rows of one volume.
 type VolumeRows struct{ volume *volume }
 
+// Namespace is where they are listed.
 func (v VolumeRows) Namespace() string { return v.volume.name.Namespace }
 
+// Name returns the name of the BackupVolume.
 func (v VolumeRows) Name() string { return v.volume.name.Name }
 
+// HasPhase reports whether one of them is in a phase.
 func (v VolumeRows) HasPhase(phase string) bool {
 	i := slices.Index(states, phase)
 	return v.volume.states>>oddState&1 == 1 || i >= 0 && v.volume.states>>i&1 == 1
@@ -99,12 +106,16 @@ func (v VolumeRows) MayBeAlike(wanted func(Likeness) bool) bool {
 // Likeness is common to many rows, mostly to all of one volume. It is comparable.
 type Likeness struct{ shape unique.Handle[shape] }
 
+// PodName is the pod's through which they were read.
 func (l Likeness) PodName() string { return l.shape.Value().podName }
 
+// Node is the one that read them.
 func (l Likeness) Node() string { return l.shape.Value().node }
 
+// Method is how their data was stored.
 func (l Likeness) Method() string { return l.shape.Value().method }
 
+// Labels returns the labels of the objects.
 func (l Likeness) Labels() map[string]string { return valid(l.shape.Value().labels.Map()) }
 
 // Rows iterates over the wanted volumes' rows of a namespace, or of all if empty, from a position
@@ -157,6 +168,7 @@ func VolumesOf(name string) []string {
 	return candidates
 }
 
+// Find is the row with a name.
 func (h *History) Find(namespace, name string) (Row, bool) {
 	for _, candidate := range VolumesOf(name) {
 		v, ok := h.tree.Get(&volume{name: types.NamespacedName{Namespace: namespace, Name: candidate}})
@@ -187,6 +199,7 @@ func (r Row) member() *member { return &r.volume.members[r.index] }
 func (r Row) held() *held     { return r.member().held }
 func (r Row) row() row        { return r.member().row() }
 
+// After is the position behind the row.
 func (r Row) After() Position {
 	p := Position{Namespace: r.Namespace(), Volume: r.VolumeName(), At: r.member().at, Skip: 1}
 	for i := r.index - 1; i >= 0 && r.volume.members[i].at == p.At; i-- {
@@ -195,10 +208,13 @@ func (r Row) After() Position {
 	return p
 }
 
+// Namespace is where it is listed.
 func (r Row) Namespace() string { return r.volume.name.Namespace }
 
+// VolumeName returns the name of the BackupVolume.
 func (r Row) VolumeName() string { return r.volume.name.Name }
 
+// Name returns the name of the object.
 func (r Row) Name() string { return r.held().objectName(r.row(), r.volume.name) }
 
 // Backup returns the backup's name, if it may be named there.
@@ -215,16 +231,22 @@ func (r Row) BackupUID() string {
 // BackupName returns the volume backup's own name in a bare entry.
 func (r Row) BackupName() string { return r.row().backupName() }
 
+// StorageLocation is where it lies.
 func (r Row) StorageLocation() string { return r.held().location }
 
+// Phase is its state.
 func (r Row) Phase() string { return r.row().stateName() }
 
+// Likeness is what it has in common with others.
 func (r Row) Likeness() Likeness { return Likeness{r.held().rows.shape(int(r.member().index))} }
 
+// OfVolume are all rows of its volume.
 func (r Row) OfVolume() VolumeRows { return VolumeRows{r.volume} }
 
+// Version is the one at which it was listed.
 func (r Row) Version() uint64 { return max(r.held().version, r.floor) }
 
+// Object makes the object.
 func (r Row) Object() *holdfast.VolumeBackup {
 	return r.held().volumeBackup(r.row(), r.volume.name, r.named)
 }

@@ -35,6 +35,7 @@ func (e *entry) retryLocked(now time.Time, wait backoff) {
 	e.retryAt = now.Add(pause)
 }
 
+// Listing has the entries that a store lists: all of them, or one shard.
 type Listing struct {
 	Names []string
 	// Holds reports whether the listing covers a name; nil covers all.
@@ -48,6 +49,7 @@ type Listing struct {
 	Accepted time.Time
 }
 
+// Findings are what a listing calls for.
 type Findings struct {
 	Read []string
 	Gone []string
@@ -55,6 +57,7 @@ type Findings struct {
 	Suspicion string
 }
 
+// Observe is ObserveListing of a listing of everything.
 func (c *Catalog) Observe(location string, names []string, begun, now time.Time) Findings {
 	return c.ObserveListing(location, Listing{Names: names, Begun: begun}, now)
 }

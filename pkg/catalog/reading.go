@@ -12,6 +12,7 @@ import (
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
+// ChangesOf returns the keys of the changes of expirations that are to be read with a backup.
 func ChangesOf(keys []string, backup types.UID) []string { return changesOf(keys, backup) }
 
 // KnowsCluster reports whether a cluster is this one, or trusted by the location.
@@ -31,12 +32,14 @@ func (c *Catalog) KnowsKey(location, clusterUID, publicKey string) (own, trusted
 	return verdict.own, len(verdict.grants) > 0
 }
 
+// ClusterUID is the uid of this cluster; empty if it is not known.
 func (c *Catalog) ClusterUID() string {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return c.trust.identity.UID
 }
 
+// Lists reports whether an entry of a location is listed.
 func (c *Catalog) Lists(location, storeName string) bool {
 	c.mu.RLock()
 	defer c.mu.RUnlock()

@@ -385,10 +385,13 @@ func unpackTime(seconds uint32) metav1.Time {
 
 func clamp(t time.Time) uint32 { return uint32(min(max(t.Unix(), 0), math.MaxUint32)) }
 
+// Rows are volume backups at rest. They never change.
 type Rows struct{ rows *packedRows }
 
+// Len is how many there are.
 func (r Rows) Len() int { return r.rows.len() }
 
+// Volumes are a copy of them as they were packed.
 func (r Rows) Volumes() []Volume { return r.rows.volumes() }
 
 // Packer packs the volumes of entries, fastest after an entry of the same volumes. It is not safe

@@ -38,6 +38,7 @@ type verdict struct {
 	grants []engine.TrustedCluster
 }
 
+// SetIdentity sets the identity of this cluster.
 func (c *Catalog) SetIdentity(own identity.Identity) {
 	if c.setTrust(func(t *trust) bool {
 		same := equality.Semantic.DeepEqual(t.identity, own)
@@ -64,6 +65,7 @@ func (c *Catalog) SetTrustedClusters(clusters map[string][]engine.TrustedCluster
 	return changed
 }
 
+// SetNamespaces says which namespaces exist, all of them.
 func (c *Catalog) SetNamespaces(namespaces map[string]types.UID) {
 	c.setTrust(func(t *trust) bool {
 		t.namespaces = maps.Clone(namespaces)
@@ -92,6 +94,7 @@ func (c *Catalog) SetNamespace(name string, uid types.UID) {
 	}
 }
 
+// SetSuccessions says which namespaces continue others of their names, all of them.
 func (c *Catalog) SetSuccessions(successions identity.Successions) {
 	changed := map[string]bool{}
 	c.setTrust(func(t *trust) bool {

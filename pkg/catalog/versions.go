@@ -13,6 +13,7 @@ func (c *Catalog) Versions(location, name string) map[string]string {
 	return nil
 }
 
+// HasVersions reports whether the version of any entry of a location is known.
 func (c *Catalog) HasVersions(location string) bool {
 	c.mu.RLock()
 	defer c.mu.RUnlock()

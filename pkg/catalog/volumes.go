@@ -32,6 +32,7 @@ const (
 
 const reasonUnreadable = "Unreadable"
 
+// Volume is one volume in one backup: a volume backup, as it was read.
 type Volume struct {
 	// Namespace is the claim's and pod's, NamespaceUID its uid. A volume without one is listed in
 	// the system namespace.
@@ -65,6 +66,7 @@ func (v *Volume) completed() bool { return v.State == holdfast.VolumeBackupCompl
 // Labels is a set of labels as canonical JSON, comparable; empty without labels.
 type Labels string
 
+// NewLabels returns the set of the given ones.
 func NewLabels(of map[string]string) Labels {
 	if len(of) == 0 {
 		return ""

@@ -61,6 +61,7 @@ func usage(text string, args ...any) error {
 	return &exitError{ExitUsage, fmt.Errorf(text, args...)}
 }
 
+// Run executes a command line and returns the exit code.
 func Run(ctx context.Context, version string, args []string, streams genericiooptions.IOStreams) int {
 	command := New(version, streams)
 	command.SetArgs(args)
@@ -88,6 +89,7 @@ func explained(err error) string {
 	return err.Error()
 }
 
+// New returns the command kubectl holdfast.
 func New(version string, streams genericiooptions.IOStreams) *cobra.Command {
 	t := &tool{IOStreams: streams, flags: genericclioptions.NewConfigFlags(true), version: version}
 	command := &cobra.Command{

@@ -34,6 +34,7 @@ type known struct {
 	err   error
 }
 
+// NewResources returns the Resources of the cluster of a config.
 func NewResources(config *rest.Config) (*Resources, error) {
 	config = rest.CopyConfig(config)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return conditional{next} })

@@ -20,6 +20,7 @@ func ConfigMap(client kubernetes.Interface, namespace, name string) informers.Sh
 	return one(client, namespace, name)
 }
 
+// Lease makes informers of one Lease, in the same way.
 func Lease(client kubernetes.Interface, namespace, name string) informers.SharedInformerFactory {
 	return one(client, namespace, name)
 }

@@ -25,6 +25,7 @@ const (
 // restoresInRow is how many restores may pass a waiting backup.
 const restoresInRow = 3
 
+// Work is what a Manager runs.
 type Work struct {
 	// Key identifies the work. A manager has one work of a key at a time.
 	Key   string

@@ -36,6 +36,7 @@ func (c *calls) begin() *calls {
 
 func (c *calls) end() { c.returned.Add(1) }
 
+// Call counts do among the calls of the kernel about the files of the volume.
 func (p *Progress) Call(do func()) {
 	defer p.calls.begin().end()
 	do()

@@ -90,6 +90,7 @@ func mountID(fd int) (string, error) {
 	return "", fmt.Errorf("%s has no mnt_id", path)
 }
 
+// Folder is where a volume lies on this node.
 type Folder struct {
 	Path string
 	// Root is the folder itself or one above it. No link is followed below it: a user that may

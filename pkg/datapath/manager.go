@@ -80,6 +80,7 @@ func (m *Manager) SetLimit(limit int) {
 	m.startLocked()
 }
 
+// Load is the work of a manager.
 type Load struct {
 	Limit            int
 	Running, Waiting [classes]int
@@ -92,6 +93,7 @@ type Load struct {
 // Progress returns a Progress that also counts for the manager.
 func (m *Manager) Progress() *Progress { return &Progress{all: &m.moved} }
 
+// Load returns the present work.
 func (m *Manager) Load() Load {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -68,6 +68,7 @@ func NewMemory(limit int64) *Memory {
 
 type memoryKey struct{}
 
+// WithMemory binds the work of a context to m.
 func WithMemory(ctx context.Context, m *Memory) context.Context {
 	return context.WithValue(ctx, memoryKey{}, m)
 }

@@ -26,6 +26,7 @@ type Progress struct {
 // Done returns the moved bytes, including those that needed no moving.
 func (p *Progress) Done() int64 { return p.done.Load() }
 
+// Add counts bytes as moved.
 func (p *Progress) Add(bytes int64) {
 	p.done.Add(bytes)
 	if p.all != nil {
@@ -33,6 +34,7 @@ func (p *Progress) Add(bytes int64) {
 	}
 }
 
+// AddFile counts a file as moved.
 func (p *Progress) AddFile() { p.addFiles(1) }
 
 func (p *Progress) addFiles(n int64) { p.filesDone.Add(n) }
@@ -43,6 +45,7 @@ func (p *Progress) Files() (done, total int64) {
 	return done, max(p.totalFiles.Load(), done)
 }
 
+// SetTotal says how many bytes and files there are to move.
 func (p *Progress) SetTotal(bytes, files int64) {
 	p.total.Store(bytes)
 	p.totalFiles.Store(files)

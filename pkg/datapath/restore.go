@@ -33,6 +33,7 @@ import (
 // ErrSnapshotNotFound: the repository has no complete snapshot of the id.
 var ErrSnapshotNotFound = errors.New("the repository has no such snapshot")
 
+// RestoreRequest says what to restore, and into which folder.
 type RestoreRequest struct {
 	SnapshotID string
 	// Path, Root and IsMount are as in Folder, which must exist. Root and IsMount are optional.
@@ -46,6 +47,7 @@ type RestoreRequest struct {
 	Replace bool
 }
 
+// RestoreResult says what was restored.
 type RestoreResult struct {
 	TotalBytes, Files int64
 	Removed           int64

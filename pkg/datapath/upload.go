@@ -27,6 +27,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
 
+// Source is the volume of a snapshot.
 type Source struct {
 	Namespace, Pod, Volume string
 	// ClaimName and ClaimUID are empty without a claim.
@@ -68,6 +69,7 @@ func (s Source) info(options repo.ClientOptions, requester string) snapshot.Sour
 	}
 }
 
+// UploadRequest says what to upload.
 type UploadRequest struct {
 	// Path, Root and IsMount are as in Folder. Root and IsMount are optional.
 	Path, Root string
@@ -104,6 +106,7 @@ func (r *UploadRequest) tags() map[string]string {
 	return tags
 }
 
+// UploadResult says what was uploaded.
 type UploadResult struct {
 	SnapshotID        string
 	TotalBytes, Files int64

@@ -97,6 +97,7 @@ type Cluster struct {
 	Key *SigningKey
 }
 
+// Place is where metadata was found, and by whom it is read.
 type Place struct {
 	StoreName string
 	Location  string

@@ -31,8 +31,10 @@ type Claim struct {
 	Written time.Time `json:"written"`
 }
 
+// EncodeClaim gives the content of ClaimKey.
 func EncodeClaim(claim Claim) ([]byte, error) { return json.Marshal(claim) }
 
+// DecodeClaim reads the content of ClaimKey.
 func DecodeClaim(data []byte) (Claim, error) {
 	if len(data) > MaxClaimBytes {
 		return Claim{}, fmt.Errorf("the claim of a cluster is longer than %d bytes", MaxClaimBytes)

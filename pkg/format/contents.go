@@ -26,8 +26,10 @@ type Owner struct {
 	ClusterUID string    `json:"clusterUID,omitempty"`
 }
 
+// EncodeOwner gives the content of OwnerKey.
 func EncodeOwner(owner Owner) ([]byte, error) { return json.Marshal(owner) }
 
+// DecodeOwner reads the content of OwnerKey.
 func DecodeOwner(data []byte) (Owner, error) {
 	var owner Owner
 	if err := json.Unmarshal(data, &owner); err != nil {
@@ -39,6 +41,7 @@ func DecodeOwner(data []byte) (Owner, error) {
 	return owner, nil
 }
 
+// Content is what one object of a backup holds.
 type Content struct {
 	// Size in bytes.
 	Size int64 `json:"size"`
@@ -46,10 +49,12 @@ type Content struct {
 	SHA256 string `json:"sha256"`
 }
 
+// ContentOf describes bytes that sum has seen.
 func ContentOf(size int64, sum hash.Hash) Content {
 	return Content{Size: size, SHA256: hex.EncodeToString(sum.Sum(nil))}
 }
 
+// NewContent describes bytes.
 func NewContent(data []byte) Content {
 	sum := sha256.Sum256(data)
 	return Content{Size: int64(len(data)), SHA256: hex.EncodeToString(sum[:])}
@@ -64,6 +69,7 @@ func (c Contents) Of(key string) (Content, bool) {
 	return content, ok
 }
 
+// Set records the content of an object by its key.
 func (c Contents) Set(key string, content Content) { c[path.Base(key)] = content }
 
 // TakeContents removes the contents from a decoded backup's annotations, and returns them; nil

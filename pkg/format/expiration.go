@@ -56,6 +56,7 @@ type Expiration struct {
 	ClusterUID, PublicKey string
 }
 
+// Hold has the user who holds a backup, the time and the reason.
 type Hold struct {
 	Requester string      `json:"requester,omitempty"`
 	Timestamp metav1.Time `json:"timestamp"`
@@ -72,6 +73,7 @@ type VolumeID struct {
 	Repeat int32 `json:"repeat,omitempty"`
 }
 
+// DeletedVolume is a volume of a backup that is deleted.
 type DeletedVolume struct {
 	VolumeID `json:",inline"`
 	// SnapshotID is the snapshot to remove; empty if there is none, or another volume needs it.

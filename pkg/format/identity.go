@@ -18,14 +18,17 @@ const MaxStoreIdentityBytes = 4 << 10
 
 const maxStoreIDBytes = 63
 
+// StoreIdentity is the content of StoreIdentityKey.
 type StoreIdentity struct {
 	// ID is random.
 	ID      string    `json:"id"`
 	Created time.Time `json:"created"`
 }
 
+// EncodeStoreIdentity gives the content of StoreIdentityKey.
 func EncodeStoreIdentity(identity StoreIdentity) ([]byte, error) { return json.Marshal(identity) }
 
+// DecodeStoreIdentity reads the content of StoreIdentityKey.
 func DecodeStoreIdentity(data []byte) (StoreIdentity, error) {
 	if len(data) > MaxStoreIdentityBytes {
 		return StoreIdentity{}, fmt.Errorf("it has more than %d bytes", MaxStoreIdentityBytes)

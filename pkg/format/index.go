@@ -38,6 +38,7 @@ const (
 	IndexesPrefix = HoldfastPrefix + "index/"
 )
 
+// IndexHead is the head of an index.
 type IndexHead struct {
 	// ClusterUID and PublicKey are the signer's. The reader decides about the key.
 	ClusterUID, PublicKey string
@@ -46,6 +47,7 @@ type IndexHead struct {
 	Boundaries []string
 }
 
+// IndexSegment is a segment as its head names it.
 type IndexSegment struct {
 	// SHA256 is the digest and name of the object.
 	SHA256 string `json:"sha256"`
@@ -73,6 +75,7 @@ type storedIndexSpec struct {
 	Newest Content `json:"newest"`
 }
 
+// IndexPrefix is the folder of a cluster's index.
 func IndexPrefix(clusterUID string) string { return IndexesPrefix + clusterUID + "/" }
 
 // IndexHeadKey is the key of a head; greater numbers are newer.
@@ -80,6 +83,7 @@ func IndexHeadKey(clusterUID string, number int64) string {
 	return fmt.Sprintf("%shead-%016x", IndexPrefix(clusterUID), number)
 }
 
+// IndexSegmentKey is a segment of a cluster's index.
 func IndexSegmentKey(clusterUID, digest string) string {
 	return IndexPrefix(clusterUID) + "segment-" + digest
 }
@@ -166,6 +170,7 @@ func DecodeIndexHead(data []byte, clusterUID string) (head *IndexHead, newest []
 	}, newest, nil
 }
 
+// NewIndexSegment describes a segment.
 func NewIndexSegment(data []byte, entries, rows int) IndexSegment {
 	sum := sha256.Sum256(data)
 	return IndexSegment{SHA256: hex.EncodeToString(sum[:]), Size: int64(len(data)), Entries: int64(entries), Rows: int64(rows)}

@@ -24,6 +24,7 @@ const (
 	HoldfastPrefix = "metadata/holdfast/"
 )
 
+// BackupPrefix is the folder of one backup.
 func BackupPrefix(storeName string) string { return BackupsPrefix + storeName + "/" }
 
 // MetadataKey is the object whose presence makes the backup exist.
@@ -46,6 +47,7 @@ func AttemptKey(storeName string, attempt int) string {
 	return fmt.Sprintf("%sholdfast-backup-%d.json", BackupPrefix(storeName), attempt)
 }
 
+// IsAttemptKey reports whether a key is an AttemptKey of a backup.
 func IsAttemptKey(storeName, key string) bool {
 	name, in := strings.CutPrefix(key, BackupPrefix(storeName))
 	return in && strings.HasPrefix(name, "holdfast-backup") && strings.HasSuffix(name, ".json") && !strings.Contains(name, "/")
@@ -57,6 +59,7 @@ const MaxAttemptKeys = 100
 // TarballKey is the gzipped tar of the objects.
 func TarballKey(storeName string) string { return sideKey(storeName, ".tar.gz") }
 
+// LogKey is the backup's own log, gzipped lines of text.
 func LogKey(storeName string) string { return sideKey(storeName, "-logs.gz") }
 
 // ResultsKey has the errors and warnings, as Results.

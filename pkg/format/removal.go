@@ -26,8 +26,10 @@ type Removal struct {
 	RequestedAt time.Time `json:"requestedAt"`
 }
 
+// EncodeRemoval gives the content of RemovalKey.
 func EncodeRemoval(removal Removal) ([]byte, error) { return json.Marshal(removal) }
 
+// DecodeRemoval reads the content of RemovalKey.
 func DecodeRemoval(data []byte) (Removal, error) {
 	if len(data) > MaxRemovalBytes {
 		return Removal{}, fmt.Errorf("it has more than %d bytes", MaxRemovalBytes)
@@ -50,13 +52,16 @@ type VolumeRemoval struct {
 	Backups []RemovalOf `json:"backups"`
 }
 
+// RemovalOf names a backup.
 type RemovalOf struct {
 	UID       types.UID `json:"uid"`
 	StoreName string    `json:"storeName"`
 }
 
+// EncodeVolumeRemoval gives the content of VolumeRemovalKey.
 func EncodeVolumeRemoval(removal VolumeRemoval) ([]byte, error) { return json.Marshal(removal) }
 
+// DecodeVolumeRemoval reads the content of VolumeRemovalKey.
 func DecodeVolumeRemoval(data []byte) (VolumeRemoval, error) {
 	if len(data) > MaxRemovalBytes {
 		return VolumeRemoval{}, fmt.Errorf("it has more than %d bytes", MaxRemovalBytes)

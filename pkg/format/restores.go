@@ -69,6 +69,7 @@ func restoreKey(storeName, suffix string) string {
 	return RestoresPrefix + storeName + "/restore-" + storeName + suffix
 }
 
+// PlannedObject is what was decided about one object of a restore.
 type PlannedObject struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
@@ -90,6 +91,7 @@ type RestorePlan struct {
 	Items []PlannedObject `json:"items"`
 }
 
+// ReadRestorePlan reads the content of RestorePlanKey.
 func ReadRestorePlan(r io.Reader) (RestorePlan, error) { return readJSON[RestorePlan](r) }
 
 // EncodeRestore encodes RestoreMetadataKey with the cluster and the contents of the other objects,

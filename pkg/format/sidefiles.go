@@ -33,6 +33,7 @@ type Foreign struct {
 	Large func() error
 }
 
+// ErrTooLarge says that a side file has more than its limit.
 var ErrTooLarge = errors.New("the file is too large: make several backups, each of some namespaces")
 
 // Messages are texts by where they arose.
@@ -43,6 +44,7 @@ type Messages struct {
 	Namespaces map[string][]string `json:"namespaces,omitempty"`
 }
 
+// Count is the number of texts.
 func (m *Messages) Count() int {
 	count := len(m.Velero) + len(m.Cluster)
 	for _, texts := range m.Namespaces {
@@ -51,6 +53,7 @@ func (m *Messages) Count() int {
 	return count
 }
 
+// Results is the content of ResultsKey: what went wrong.
 type Results struct {
 	Errors   Messages `json:"errors"`
 	Warnings Messages `json:"warnings"`
@@ -60,10 +63,13 @@ type Results struct {
 // cluster-scoped, by GROUP/VERSION/KIND (core: VERSION/KIND).
 type ResourceList map[string][]string
 
+// WriteResults writes the content of ResultsKey.
 func WriteResults(w io.Writer, results Results) error { return writeJSON(w, MaxSideFileBytes, results) }
 
+// ReadResults reads the content of ResultsKey.
 func ReadResults(r io.Reader) (Results, error) { return readJSON[Results](r) }
 
+// WriteResourceList writes the content of ResourceListKey, each list in order.
 func WriteResourceList(w io.Writer, list ResourceList) error {
 	sorted := make(ResourceList, len(list))
 	for kind, names := range list {
@@ -72,6 +78,7 @@ func WriteResourceList(w io.Writer, list ResourceList) error {
 	return writeJSON(w, MaxSideFileBytes, sorted)
 }
 
+// ReadResourceList reads the content of ResourceListKey.
 func ReadResourceList(r io.Reader) (ResourceList, error) { return readJSON[ResourceList](r) }
 
 // WriteEmptyList writes an empty list, for VolumeSnapshotsKey and ItemOperationsKey.

@@ -32,6 +32,7 @@ var errNotCanonical = errors.New("it has no canonical form")
 // SigningKey signs the metadata of a cluster's backups. It does not print itself.
 type SigningKey struct{ private ed25519.PrivateKey }
 
+// NewSigningKey makes a key of 32 bytes from a source of randomness.
 func NewSigningKey(random io.Reader) (*SigningKey, error) {
 	seed := make([]byte, ed25519.SeedSize)
 	if _, err := io.ReadFull(random, seed); err != nil {
@@ -40,6 +41,7 @@ func NewSigningKey(random io.Reader) (*SigningKey, error) {
 	return ParseSigningKey(seed)
 }
 
+// ParseSigningKey gives the key that Seed came from.
 func ParseSigningKey(seed []byte) (*SigningKey, error) {
 	if len(seed) != ed25519.SeedSize {
 		return nil, fmt.Errorf("a signing key has %d bytes, not %d", ed25519.SeedSize, len(seed))
@@ -55,8 +57,10 @@ func (k *SigningKey) PublicKey() string {
 	return base64.StdEncoding.EncodeToString(k.private.Public().(ed25519.PublicKey))
 }
 
+// String implements fmt.Stringer.
 func (k *SigningKey) String() string { return "signing key of " + k.PublicKey() }
 
+// GoString implements fmt.GoStringer.
 func (k *SigningKey) GoString() string { return k.String() }
 
 func (k *SigningKey) sign(metadata []byte) (string, error) {

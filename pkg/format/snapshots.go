@@ -19,6 +19,7 @@ const (
 	MethodNativeSnapshot = "NativeSnapshot"
 )
 
+// CSISnapshotInfo is what a VolumeInfo says of a snapshot by the volume's driver.
 type CSISnapshotInfo struct {
 	SnapshotHandle string `json:"snapshotHandle,omitempty"`
 	// Size of the volume in bytes.
@@ -39,6 +40,7 @@ type DataMovementInfo struct {
 	Phase string `json:"Phase,omitempty"`
 }
 
+// NativeSnapshotInfo is what a VolumeInfo says of a snapshot through a cloud's API.
 type NativeSnapshotInfo struct {
 	SnapshotHandle string `json:"snapshotHandle,omitempty"`
 	// Phase has no JSON name in the format.
@@ -57,6 +59,7 @@ const (
 	phaseFailed    = "Failed"
 )
 
+// NativeSnapshot is one of VolumeSnapshotsKey.
 type NativeSnapshot struct {
 	Spec struct {
 		PersistentVolumeName string `json:"persistentVolumeName"`
@@ -67,6 +70,7 @@ type NativeSnapshot struct {
 	} `json:"status"`
 }
 
+// Failed reports whether it was not made.
 func (s *NativeSnapshot) Failed() bool { return s.Status.Phase == phaseFailed }
 
 // CSISnapshot is the used part of a VolumeSnapshot.
@@ -91,14 +95,17 @@ func CSISnapshotsKey(storeName string) string {
 	return sideKey(storeName, "-csi-volumesnapshots.json.gz")
 }
 
+// ReadVolumeInfos reads the content of VolumeInfoKey one by one.
 func ReadVolumeInfos(r io.Reader, each func(VolumeInfo) error) error {
 	return readList(r, MaxVolumesBytes, each)
 }
 
+// ReadNativeSnapshots reads the content of VolumeSnapshotsKey one by one.
 func ReadNativeSnapshots(r io.Reader, each func(NativeSnapshot) error) error {
 	return readList(r, MaxVolumesBytes, each)
 }
 
+// ReadCSISnapshots reads the content of CSISnapshotsKey one by one.
 func ReadCSISnapshots(r io.Reader, each func(CSISnapshot) error) error {
 	return readList(r, MaxVolumesBytes, each)
 }

@@ -41,6 +41,7 @@ const (
 	volumeHashLength             = 10
 )
 
+// Volume is what became of one volume of a backup.
 type Volume struct {
 	Pod          engine.PodReference
 	NamespaceUID types.UID
@@ -75,6 +76,7 @@ type PodVolumeBackup struct {
 	Status            PodVolumeBackupStatus `json:"status"`
 }
 
+// PodVolumeBackupSpec says which volume it is.
 type PodVolumeBackupSpec struct {
 	Node                  string                 `json:"node"`
 	Pod                   corev1.ObjectReference `json:"pod"`
@@ -86,6 +88,7 @@ type PodVolumeBackupSpec struct {
 	Tags           map[string]string `json:"tags,omitempty"`
 }
 
+// PodVolumeBackupStatus is what was stored of it.
 type PodVolumeBackupStatus struct {
 	Phase               engine.VolumePhase    `json:"phase,omitempty"`
 	Path                string                `json:"path,omitempty"`
@@ -97,8 +100,11 @@ type PodVolumeBackupStatus struct {
 	IncrementalBytes    int64                 `json:"incrementalBytes,omitempty"`
 }
 
+// ClaimName is the name of the volume's claim, empty for a volume without one.
 func (p *PodVolumeBackup) ClaimName() string { return p.Annotations[annotationClaim] }
 
+// VolumeName is what a volume is called in its namespace: by its claim or, without one, by its
+// pod.
 func (p *PodVolumeBackup) VolumeName() string {
 	return VolumeName(p.ClaimName(), p.Spec.Pod.Name, p.Spec.Volume)
 }
@@ -219,6 +225,7 @@ func NewPodVolumeBackup(backup *holdfast.Backup, storeName string, volume Volume
 	return pvb
 }
 
+// WritePodVolumeBackups writes the content of PodVolumeBackupsKey.
 func WritePodVolumeBackups(w io.Writer, volumes []PodVolumeBackup) error {
 	return writeJSON(w, MaxVolumesBytes, volumes)
 }
@@ -250,6 +257,7 @@ type VolumeInfo struct {
 	NativeSnapshotInfo *NativeSnapshotInfo `json:"nativeSnapshotInfo,omitempty"`
 }
 
+// PodVolumeInfo repeats a PodVolumeBackup in a VolumeInfo.
 type PodVolumeInfo struct {
 	SnapshotHandle  string `json:"snapshotHandle,omitempty"`
 	Size            int64  `json:"size,omitempty"`
@@ -269,6 +277,7 @@ type PersistentVolInfo struct {
 	Labels        map[string]string `json:"labels,omitempty"`
 }
 
+// NewVolumeInfo describes a volume that was, or should have been, uploaded.
 func NewVolumeInfo(volume Volume) VolumeInfo {
 	info := VolumeInfo{
 		PVCName:             volume.ClaimName,
@@ -301,10 +310,12 @@ func NewVolumeInfo(volume Volume) VolumeInfo {
 	return info
 }
 
+// WriteVolumeInfo writes the content of VolumeInfoKey.
 func WriteVolumeInfo(w io.Writer, volumes []VolumeInfo) error {
 	return writeJSON(w, MaxSideFileBytes, volumes)
 }
 
+// ReadVolumeInfo reads the content of VolumeInfoKey.
 func ReadVolumeInfo(r io.Reader) ([]VolumeInfo, error) { return readJSON[[]VolumeInfo](r) }
 
 // volumeHash identifies a volume within a backup, stably.

@@ -23,6 +23,7 @@ import (
 
 const maxOutput = 4 << 10
 
+// Client runs commands in pods, with the rights of its configuration.
 type Client struct {
 	Kube   kubernetes.Interface
 	Config *rest.Config

@@ -28,6 +28,7 @@ const (
 
 var podsResource = schema.GroupResource{Resource: "pods"}
 
+// Words are the words by which an entry of a spec's hooks selects its pods.
 type Words struct {
 	Name                                   string
 	IncludedNamespaces, ExcludedNamespaces []string
@@ -35,12 +36,14 @@ type Words struct {
 	LabelSelector                          *metav1.LabelSelector
 }
 
+// Selector says which pods an entry is for.
 type Selector struct {
 	pods       bool
 	namespaces *selection.Namespaces
 	labels     labels.Selector
 }
 
+// Parse makes ready the words of a spec, which was validated.
 func (w Words) Parse() (*Selector, error) {
 	namespaces, problems := selection.ParseNamespaces(w.IncludedNamespaces, w.ExcludedNamespaces, nil)
 	resources, more := selection.ParseResources(selection.ResourceLists{IncludedResources: w.IncludedResources, ExcludedResources: w.ExcludedResources}, namespaces, nil)
@@ -81,6 +84,7 @@ func (w Words) Idle() (texts []string) {
 	return texts
 }
 
+// Matches reports whether a pod has the hooks.
 func (s *Selector) Matches(pod *corev1.Pod) bool {
 	return s.pods && s.namespaces.Match(pod.Namespace) && s.labels.Matches(labels.Set(pod.Labels))
 }

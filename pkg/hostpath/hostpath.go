@@ -14,6 +14,7 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 )
 
+// Roots are folders of nodes.
 type Roots []string
 
 // Validate fails unless each root is an absolute, clean path, and not "/".

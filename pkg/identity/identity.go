@@ -20,6 +20,7 @@ const (
 	PublicKeysKey = "public-keys"
 )
 
+// Identity tells a cluster from all others.
 type Identity struct {
 	UID string
 	// Keys are the present and former public keys, the present one first.

@@ -44,6 +44,7 @@ const (
 	drainLimit = 2 * time.Second
 )
 
+// Config is what a Leader needs.
 type Config struct {
 	Leases coordinationclient.LeaseInterface
 	Name   string
@@ -58,11 +59,13 @@ type Config struct {
 	Lead func(ctx context.Context, term *Term)
 }
 
+// Leader takes part in the election of one replica.
 type Leader struct {
 	config  Config
 	current atomic.Pointer[Term]
 }
 
+// New returns a Leader that does not take part yet.
 func New(config Config) *Leader { return &Leader{config: config} }
 
 // Enter admits a request, if this replica serves; the caller then calls Leave.
@@ -132,6 +135,7 @@ func (l *Leader) campaign(ctx context.Context) error {
 	return nil
 }
 
+// Term is the time for which a replica serves.
 type Term struct {
 	clock clock.PassiveClock
 	// renewed is when the last successful renewal was sent.
@@ -145,6 +149,7 @@ type Term struct {
 	ended   chan struct{} // closed when no answer may be written
 }
 
+// Holds reports whether this replica may write an answer now.
 func (t *Term) Holds() bool {
 	select {
 	case <-t.ended:
@@ -173,6 +178,7 @@ func (t *Term) isFresh() bool {
 // Closing is closed before the end of the term: long requests should leave.
 func (t *Term) Closing() <-chan struct{} { return t.closing }
 
+// Leave takes back one Enter.
 func (t *Term) Leave() {
 	t.mu.Lock()
 	defer t.mu.Unlock()

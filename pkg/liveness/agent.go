@@ -28,8 +28,10 @@ const (
 // StatusAnnotation has an agent's status on its Lease, which saves an object and writes.
 const StatusAnnotation = "holdfast.io/agent-status"
 
+// AgentLabels select the Leases of the node agents.
 const AgentLabels = label + "=" + agentRole
 
+// AgentLease is the name of the Lease of a node's agent.
 func AgentLease(node string) string {
 	return "holdfast-node-agent-" + enginev1alpha1.NodeLabel(node)
 }

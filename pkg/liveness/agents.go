@@ -64,6 +64,7 @@ func NewAgents(leases, nodes cache.SharedIndexInformer, clock clock.Clock) (*Age
 	return a, nil
 }
 
+// HasSynced reports whether it is known which nodes and agents there are.
 func (a *Agents) HasSynced() bool {
 	for _, synced := range a.synced {
 		if !synced() {
@@ -73,6 +74,7 @@ func (a *Agents) HasSynced() bool {
 	return true
 }
 
+// OnNodeRemoved has a function called whenever a node is gone.
 func (a *Agents) OnNodeRemoved(call func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -120,6 +122,7 @@ func (a *Agents) NodeGone(node string, since time.Time) bool {
 	return err == nil && !exists && a.clock.Since(since) >= newNode
 }
 
+// Nodes counts the nodes with an agent, and those without.
 func (a *Agents) Nodes() (with, without int) {
 	for _, obj := range a.nodes.List() {
 		node, err := meta.Accessor(obj)
@@ -138,6 +141,7 @@ func (a *Agents) Nodes() (with, without int) {
 	return with, without
 }
 
+// Run removes the Leases of agents that are long gone, until ctx ends.
 func (a *Agents) Run(ctx context.Context, leases coordinationclient.LeaseInterface) {
 	for {
 		select {

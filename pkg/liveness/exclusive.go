@@ -24,6 +24,7 @@ const (
 	exclusiveLook     = 5 * time.Second
 )
 
+// ErrHeld says that another process is at the same work.
 var ErrHeld = errors.New("another process is at it")
 
 // Exclusively works while it holds a Lease, and returns after the work. If a live process holds it,

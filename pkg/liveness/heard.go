@@ -28,6 +28,7 @@ type Leader struct {
 	seen sighting
 }
 
+// NewLeader returns a Leader that sees the Lease by an informer.
 func NewLeader(leases cache.SharedIndexInformer, clock clock.PassiveClock) (*Leader, error) {
 	l := &Leader{clock: clock, seen: sighting{at: clock.Now()}}
 	registration, err := leases.AddEventHandler(cache.ResourceEventHandlerFuncs{

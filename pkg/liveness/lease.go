@@ -203,6 +203,7 @@ func Holds(ctx context.Context) bool {
 	return !ok || elapsed(*l.renewed.Load(), l.clock.Now()) < l.deadline
 }
 
+// Predecessor is the process that has led before this one.
 type Predecessor struct {
 	// Identity is empty if there was none, or it gave the Lease back.
 	Identity string
@@ -210,6 +211,7 @@ type Predecessor struct {
 	Renewed time.Time
 }
 
+// Before returns the leader before the process that works with ctx.
 func Before(ctx context.Context) Predecessor {
 	if l, ok := ctx.Value(leaseKey{}).(*lease); ok {
 		return l.before

@@ -17,6 +17,7 @@ type collector struct {
 	agents *Agents
 }
 
+// RegisterMetrics has the nodes counted in the metrics of this process.
 func (a *Agents) RegisterMetrics() {
 	legacyregistry.CustomMustRegister(&collector{agents: a})
 }

@@ -33,6 +33,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
+// Default is the limit where nothing says otherwise.
 const Default = 1
 
 // Config is the valid configuration. The zero value is Default everywhere.
@@ -41,6 +42,7 @@ type Config struct {
 	rules  []rule
 }
 
+// Decision is how many volumes a node moves at once.
 type Decision struct {
 	Limit int
 	// Source is as in Config.Limit; or "memory" if the agent's memory allows no more.

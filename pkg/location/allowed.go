@@ -16,6 +16,7 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
+// ErrNotAllowed: the backups, schedules and restores of a namespace may not use a location.
 var ErrNotAllowed = errors.New("the storage location is not for this namespace")
 
 // Allowed returns nil or ErrNotAllowed for the backups, schedules and restores of a namespace.
@@ -51,6 +52,7 @@ func Allowed(ctx context.Context, location *enginev1alpha1.StorageLocation, name
 	return nil
 }
 
+// LabelsOf reads the labels of a namespace as they are now.
 func LabelsOf(client corev1client.NamespacesGetter) func(ctx context.Context, namespace string) (map[string]string, error) {
 	return func(ctx context.Context, name string) (map[string]string, error) {
 		namespace, err := client.Namespaces().Get(ctx, name, metav1.GetOptions{})

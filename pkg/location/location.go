@@ -21,8 +21,10 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
+// ErrNoCredentials: the Secret that a storage location names does not exist.
 var ErrNoCredentials = errors.New("there are no credentials")
 
+// ErrForeign: the store is not one of Holdfast's.
 var ErrForeign = errors.New("the store is Longhorn's, and Holdfast keeps no backups there")
 
 const verifyTimeout = 30 * time.Second
@@ -31,6 +33,8 @@ const verifyTimeout = 30 * time.Second
 // may use it.
 func IsFinal(err error) bool { return errors.Is(err, ErrForeign) || errors.Is(err, ErrNotAllowed) }
 
+// Secrets reads the Secrets of one namespace: here the one with the credentials. The client
+// of a namespace does.
 type Secrets interface {
 	Get(ctx context.Context, name string, options metav1.GetOptions) (*corev1.Secret, error)
 }

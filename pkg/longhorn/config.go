@@ -60,6 +60,7 @@ type Backup struct {
 // Checksum is the hash and the name of a block.
 type Checksum [32]byte
 
+// BlockBytes is the size of the backup's blocks.
 func (b *Backup) BlockBytes() int64 {
 	if size, err := strconv.ParseInt(b.Parameters["backup-block-size"], 10, 64); err == nil && size > 0 {
 		return size
@@ -80,6 +81,7 @@ func Claim(labels map[string]string) (namespace, claim string) {
 	return status.Namespace, status.PVCName
 }
 
+// ReadVolume reads volume.cfg.
 func ReadVolume(r io.Reader) (*Volume, error) {
 	var v Volume
 	var size, blocks integer

@@ -54,6 +54,7 @@ func hash(text string) string {
 
 func spread(hash string) string { return hash[:2] + "/" + hash[2:4] + "/" }
 
+// VolumePrefix is the folder of a volume.
 func VolumePrefix(volume string) string { return VolumesPrefix + spread(hash(volume)) + volume + "/" }
 
 // VolumeShard returns the first level of a volume's folder, two hex digits.
@@ -66,10 +67,13 @@ func VolumeOf(folder string) (string, bool) {
 	return name, ValidName(name) && name != ImagesVolume && VolumePrefix(name) == folder
 }
 
+// VolumeKey says of a volume what is known now.
 func VolumeKey(volume string) string { return VolumePrefix(volume) + "volume.cfg" }
 
+// BackupsPrefix is the folder of the backups of a volume.
 func BackupsPrefix(volume string) string { return VolumePrefix(volume) + "backups/" }
 
+// BackupKey is the file of a backup.
 func BackupKey(volume, backup string) string {
 	return BackupsPrefix(volume) + backupBeginning + backup + configEnd
 }
@@ -82,6 +86,7 @@ func BackupOf(key string) (string, bool) {
 	return name, begins && ends && ValidName(name)
 }
 
+// BlocksPrefix is the folder of the blocks of a volume.
 func BlocksPrefix(volume string) string { return VolumePrefix(volume) + "blocks/" }
 
 // ChecksumOf returns the checksum of a block's key, or false for other keys.
@@ -95,13 +100,16 @@ func ChecksumOf(key string) (Checksum, bool) {
 	return c, err == nil
 }
 
+// BlockKey is where a block lies, in the folder of all of them.
 func BlockKey(blocksPrefix string, checksum Checksum) string {
 	name := hex.EncodeToString(checksum[:])
 	return blocksPrefix + spread(name) + name + blockEnd
 }
 
+// LocksPrefix is the folder of the locks of a volume.
 func LocksPrefix(volume string) string { return VolumePrefix(volume) + "locks/" }
 
+// LockKey is the file of a lock.
 func LockKey(volume, lock string) string { return LocksPrefix(volume) + lock + lockEnd }
 
 // LockOf returns the lock of a key, or false for other keys.
@@ -110,4 +118,5 @@ func LockOf(key string) (string, bool) {
 	return name, ends && strings.HasPrefix(name, lockBeginning)
 }
 
+// ImageKey is the file of a backing image.
 func ImageKey(image string) string { return ImagesPrefix + image + "/backing-image.cfg" }

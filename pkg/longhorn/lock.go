@@ -34,6 +34,7 @@ type Lock struct {
 	Acquired bool
 }
 
+// ReadLock reads the file of a lock.
 func ReadLock(r io.Reader) (*Lock, error) {
 	var l Lock
 	err := readObject(r, func(key string) any {
@@ -50,6 +51,7 @@ func ReadLock(r io.Reader) (*Lock, error) {
 	return &l, err
 }
 
+// Encode gives the file of the lock.
 func (l *Lock) Encode() []byte {
 	data, err := json.Marshal(l)
 	if err != nil {

@@ -36,8 +36,10 @@ import (
 // MaxUpload is the maximum duration of an upload while its repository is maintained.
 const MaxUpload = 40 * time.Hour
 
+// CacheBytes is the maximum size of a maintenance's cache on disk.
 const CacheBytes = 512 << 20
 
+// Maintainer maintains repositories.
 type Maintainer struct {
 	Namespace string
 	Identity  string
@@ -57,6 +59,7 @@ type Maintainer struct {
 	Verify, OnlyVerify bool
 }
 
+// Maintain maintains the repository of a namespace at a location.
 func (m *Maintainer) Maintain(ctx context.Context, volumeNamespace, location string) Result {
 	result := Result{Repository: enginev1alpha1.RepositoryName(volumeNamespace, location), Started: m.Clock.Now()}
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("volumeRepository", result.Repository))

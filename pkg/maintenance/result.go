@@ -48,6 +48,7 @@ type Result struct {
 	Error     string `json:"error,omitempty"`
 }
 
+// Check has the findings of a check of a repository.
 type Check struct {
 	All bool `json:"all,omitempty"`
 	// Packs counts the packs of the index; ReadPacks and ReadBytes count what was read.
@@ -85,6 +86,7 @@ func newCheck(all bool, found repository.Check) *Check {
 	return c
 }
 
+// Lost reports whether the store has lost data.
 func (c *Check) Lost() bool { return c != nil && c.MissingPacks+c.DamagedPacks+c.MissingIndexes > 0 }
 
 func (c *Check) String() string {
@@ -107,6 +109,7 @@ func (c *Check) String() string {
 	return join(indexes, packs, snapshots, read)
 }
 
+// String returns the line of a result.
 func (r Result) String() string {
 	line, err := json.Marshal(r)
 	if err != nil {
@@ -126,6 +129,7 @@ func (r Result) Doubt() string {
 	return fmt.Sprintf("%d backups with snapshots are missing from the store, or do not list them, too many to be believed: bring them back, or have these snapshots removed by holdfast repo-maintenance --accept-missing-backups", r.MissingBackups)
 }
 
+// Summary says what was done, or why it failed.
 func (r Result) Summary() string {
 	switch {
 	case r.Error != "":
@@ -236,6 +240,7 @@ func Results(message string) (results []Result) {
 	return results
 }
 
+// Failed returns the errors of the results, or nil.
 func Failed(results []Result) error {
 	var errs []error
 	for _, result := range results {

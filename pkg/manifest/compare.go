@@ -12,6 +12,7 @@ import (
 // Sequence yields items in the order of Compare, each identity once. It ends after an error.
 type Sequence = iter.Seq2[*Item, error]
 
+// Sequence yields the items of a manifest in memory.
 func (m *Manifest) Sequence() Sequence {
 	return func(yield func(*Item, error) bool) {
 		for item := range m.Items() {

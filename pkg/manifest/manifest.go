@@ -28,6 +28,7 @@ type constantError string
 
 func (e constantError) Error() string { return string(e) }
 
+// Item is one object of a backup.
 type Item struct {
 	// APIGroup is empty for the core group; APIVersion is the version alone.
 	APIGroup   string `json:"group,omitempty"`
@@ -71,6 +72,7 @@ type Place struct {
 	Offset int64 `json:"offset"`
 }
 
+// Reference is another object, by its group, kind and name.
 type Reference struct {
 	APIGroup  string `json:"group,omitempty"`
 	KindName  string `json:"kind"`
@@ -107,6 +109,7 @@ func Compare(a, b *Item) int {
 // cluster-scoped items.
 type Namespaces map[string]map[string]*Item
 
+// Manifest is a graph in memory.
 type Manifest struct {
 	Kinds map[string]Namespaces
 	// Index are the items by uid, if they have one.
@@ -115,6 +118,7 @@ type Manifest struct {
 	children map[string][]*Item
 }
 
+// New gives an empty manifest.
 func New() *Manifest {
 	return &Manifest{Kinds: map[string]Namespaces{}, Index: map[string]*Item{}, children: map[string][]*Item{}}
 }
@@ -142,6 +146,7 @@ func (m *Manifest) Add(item *Item) (bool, error) {
 	return true, nil
 }
 
+// Items yields all items in order.
 func (m *Manifest) Items() iter.Seq[*Item] {
 	return func(yield func(*Item) bool) {
 		for _, kind := range sortedKeys(m.Kinds) {

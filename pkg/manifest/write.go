@@ -16,6 +16,7 @@ import (
 	"github.com/klauspost/compress/gzip"
 )
 
+// Version is the version of the document.
 const Version = 1
 
 const (

@@ -15,6 +15,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
+// Blocker is a run that another one waits for.
 type Blocker struct {
 	Class           Class
 	UID             types.UID

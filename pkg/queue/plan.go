@@ -5,6 +5,7 @@ package queue
 
 import "k8s.io/apimachinery/pkg/types"
 
+// Assignment is a ticket for a run.
 type Assignment struct {
 	UID    types.UID
 	Ticket int64

@@ -170,6 +170,7 @@ func (p *Planner) slotsFor(m *member) (inUse, limit int) {
 
 func (p *Planner) slotted() int { return p.counts[rankRunning].Sum() + p.counts[rankReady].Sum() }
 
+// Len is the number of entries.
 func (p *Planner) Len() int { return p.slotted() + p.counts[rankQueued].Sum() }
 
 // end is the place in the line from which on nothing may start for lack of slots.

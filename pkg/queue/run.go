@@ -23,13 +23,16 @@ const (
 	classes
 )
 
+// String is what a run of the class stands for.
 func (c Class) String() string { return [classes]string{"backup", "restore"}[c] }
 
 // PlanSlots bounds the plans at once, besides restores.
 const PlanSlots = 4
 
+// Slots are numbers of slots, or of the runs that use them, for each class.
 type Slots [classes]int
 
+// Sum returns the sum of all classes.
 func (s Slots) Sum() int { return s[Backup] + s[Restore] }
 
 func (s Slots) noun() string {
@@ -106,6 +109,7 @@ func rankOf(r *Run) rank {
 	return ranks
 }
 
+// State is how the queue shows a run that it concerns.
 func (r *Run) State() v1alpha1.QueueState {
 	switch r.Phase {
 	case v1alpha1.BackupPhaseReadyToStart:
@@ -124,6 +128,7 @@ func (r *Run) overlaps(other *Run) bool {
 	return r.ClusterScoped && other.ClusterScoped || selection.Overlaps(r.Selection, other.Selection)
 }
 
+// LocationState is what is known of a storage location.
 type LocationState struct {
 	Available bool
 	// NoBackups is true if restores may read from it, and no backup may begin.

@@ -24,6 +24,7 @@ import (
 
 const maxKeyBytes = 4 << 10
 
+// ErrOtherIdentity says that no private key at hand decrypts a key.
 var ErrOtherIdentity = errors.New("it is encrypted for other recovery keys")
 
 // Validate fails unless all are recovery keys. The error never quotes one, which may be private.
@@ -51,12 +52,14 @@ func recipients(recoveryKeys []string) (parsed []age.Recipient, err error) {
 	return parsed, err
 }
 
+// Writer is what Keep needs of a store.
 type Writer interface {
 	store.Reader
 	Create(ctx context.Context, key string, content []byte) error
 	Put(ctx context.Context, key string, content []byte) error
 }
 
+// Repository is one whose key is kept.
 type Repository struct {
 	Cluster                   format.Cluster
 	VolumeNamespace, Location string
@@ -156,6 +159,7 @@ func Find(ctx context.Context, st store.Reader, told func(error)) (found []forma
 	return found, nil
 }
 
+// Identity is a private key.
 type Identity = age.Identity
 
 // Identities reads private keys from a file of age-keygen.

@@ -32,12 +32,14 @@ const (
 	shortPack = 12 << 20
 )
 
+// CheckOptions selects the packs of a check.
 type CheckOptions struct {
 	All bool
 	// Short also reads the short packs, which a failed maintenance has read.
 	Short bool
 }
 
+// Check has the findings of a check.
 type Check struct {
 	// Packs counts the packs of the index; Read and ReadBytes count what was read.
 	Packs, Read int
@@ -56,6 +58,7 @@ type Check struct {
 	Incomplete    bool
 }
 
+// Lost reports whether data is lost.
 func (c *Check) Lost() bool { return c.Missing > 0 || len(c.Damaged) > 0 || len(c.Indexes) > 0 }
 
 // Check compares the packs of the index with the store's listing. It reads a share of them, and all

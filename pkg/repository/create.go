@@ -29,6 +29,7 @@ import (
 // Source: Velero, pkg/repository/udmrepo/kopialib.
 const markerBlob blob.ID = "udmrepo.Repository"
 
+// Exists reports whether the folder of a namespace's repository has any blob.
 func Exists(ctx context.Context, loc Location, namespace string) (bool, error) {
 	folder, err := folderOf(namespace)
 	if err != nil {

@@ -25,6 +25,7 @@ import (
 // maintenance notes the indexes that it leaves, and the next does nothing if one is missing
 // unreplaced.
 
+// ErrIndexLost: the store lacks indexes that the last maintenance has left there.
 var ErrIndexLost = errors.New("the store has lost indexes of the repository")
 
 const (

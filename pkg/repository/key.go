@@ -21,8 +21,10 @@ import (
 // Key is the password of a repository. It prints as a placeholder.
 type Key string
 
+// String implements fmt.Stringer without telling the key.
 func (Key) String() string { return "(repository key)" }
 
+// GoString implements fmt.GoStringer without telling the key.
 func (Key) GoString() string { return "(repository key)" }
 
 const keyBytes = 32

@@ -30,6 +30,7 @@ var (
 	ErrClockSkew = errors.New("the clocks of this machine and of the store differ by more than 5 minutes; set them right")
 )
 
+// MaintenanceKind is the extent of a maintenance.
 type MaintenanceKind string
 
 const (
@@ -39,6 +40,7 @@ const (
 	MaintenanceFull MaintenanceKind = "full"
 )
 
+// Maintenance says what a maintenance has done.
 type Maintenance struct {
 	Kind MaintenanceKind
 	// Reclaimed counts the bytes removed from the store.
@@ -168,6 +170,7 @@ func (r *Repository) measure(ctx context.Context, done *Maintenance) error {
 	return nil
 }
 
+// DueMaintenance returns the kind of maintenance that is due.
 func (r *Repository) DueMaintenance(ctx context.Context) (MaintenanceKind, error) {
 	schedule, err := maintenance.GetSchedule(ctx, r.direct)
 	if err != nil {

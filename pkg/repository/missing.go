@@ -34,6 +34,7 @@ type Missing struct {
 	Contents       int
 }
 
+// Packs returns their names.
 func (m *Missing) Packs() []string {
 	var names []string
 	for _, packs := range []map[blob.ID]struct{}{m.packs, m.damaged} {
@@ -44,6 +45,7 @@ func (m *Missing) Packs() []string {
 	return names
 }
 
+// Any reports whether a pack is missing.
 func (m *Missing) Any() bool { return m != nil && len(m.packs)+len(m.damaged) > 0 }
 
 func (m *Missing) has(info content.Info) bool {

@@ -39,6 +39,7 @@ const (
 	clientHost = "default"
 )
 
+// Options says what an opened repository may use of the local disk.
 type Options struct {
 	// WorkDir has a small configuration without secrets while the repository is open. Default: the
 	// system's folder for temporary files.

@@ -26,6 +26,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
+// Location is a storage location and what is needed to get into it.
 type Location struct {
 	Spec engine.StorageLocationSpec
 	// Secret is the data of the spec's Secret: accessKeyID, secretAccessKey and optionally

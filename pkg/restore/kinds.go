@@ -30,6 +30,7 @@ const (
 	servedInterval = 100 * time.Millisecond
 )
 
+// Discovery is what this package needs of a discovery client.
 type Discovery interface {
 	ServerGroupsAndResourcesWithContext(ctx context.Context) ([]*metav1.APIGroup, []*metav1.APIResourceList, error)
 	ServerResourcesForGroupVersionWithContext(ctx context.Context, groupVersion string) (*metav1.APIResourceList, error)

@@ -43,6 +43,7 @@ const DefaultWorkers = 16
 
 const maxReads = 16
 
+// Request is one restore to execute.
 type Request struct {
 	Run *engine.RestoreRun
 	// SystemNamespace has Holdfast's records: a restore of another namespace is a tenant's.
@@ -52,10 +53,12 @@ type Request struct {
 // tenant reports whether the restore is limited to its requester's rights.
 func (r *Request) tenant() bool { return r.Run.Spec.RestoreRef.Namespace != r.SystemNamespace }
 
+// StoreName is the restore's name in the store.
 func (r *Request) StoreName() string {
 	return format.RestoreStoreName(r.Run.Spec.RestoreRef.Namespace, r.Run.Spec.RestoreRef.Name, r.SystemNamespace, r.Run.UID)
 }
 
+// Dependencies are what a restore works with.
 type Dependencies struct {
 	Backup *source.Backup
 	// Writer makes requests to the root of the API server with the restore's rights: its requester's,
@@ -86,6 +89,7 @@ type Dependencies struct {
 	Workers   int
 }
 
+// Right is a right that a user may have.
 type Right struct {
 	Verb, Group, Resource, Subresource, Namespace, Name string
 }

@@ -19,12 +19,14 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
+// Store is what this package needs of a location to tell how a restore ended.
 type Store interface {
 	Create(ctx context.Context, key string, data []byte) error
 	Put(ctx context.Context, key string, data []byte) error
 	Get(ctx context.Context, key string) (io.ReadCloser, error)
 }
 
+// Cancelled makes a restore that was stopped one that was cancelled.
 func (e *Ended) Cancelled(reason string) {
 	e.Status.Phase, e.Status.FailureReason = holdfast.RestorePhaseCancelled, reason
 }

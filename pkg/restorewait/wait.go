@@ -23,6 +23,7 @@ const (
 	sayInterval  = time.Second
 )
 
+// Waiting is a pod's wait for its volumes.
 type Waiting struct {
 	// Dir is the folder of the messages.
 	Dir     string

@@ -66,6 +66,7 @@ func (l *Log) releaseLocked() {
 	l.compressed, l.handler = nil, nil
 }
 
+// New returns an empty log.
 func New(clock clock.PassiveClock) *Log {
 	l := &Log{clock: clock}
 	l.compressed = compressors.Get().(*gzip.Writer)
@@ -252,6 +253,7 @@ func (l *Logs) Begin(uid types.UID, clock clock.PassiveClock) (log *Log, end fun
 	}
 }
 
+// Get returns the log of a run, or nil if it is not executed here.
 func (l *Logs) Get(uid types.UID) *Log {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -107,6 +107,7 @@ func (s *State) base(now time.Time) time.Time {
 	return base
 }
 
+// Decision is what is to be done.
 type Decision struct {
 	// Due is the time to handle, or zero.
 	Due time.Time

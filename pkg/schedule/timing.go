@@ -106,6 +106,7 @@ func Parse(text, timeZone string, uid types.UID) (*Timing, error) {
 	return &Timing{spec: spec, daily: !strings.HasPrefix(strings.Fields(fields)[1], "*"), location: location}, nil
 }
 
+// ParseZone reads the name of a time zone.
 func ParseZone(name string) (*time.Location, error) {
 	switch name {
 	case "":
@@ -126,6 +127,7 @@ func spreadOver(word string, uid types.UID) string {
 		"D", value("D", 1, 28), "N", value("N", 1, 12)).Replace(word)
 }
 
+// Location is the time zone.
 func (t *Timing) Location() *time.Location { return t.location }
 
 // span is more than any clock was changed at once: a day, by islands that changed the side of the

@@ -26,6 +26,7 @@ func (c Called) Add(gr schema.GroupResource, names ...string) {
 	}
 }
 
+// Resolve is a Resolver.
 func (c Called) Resolve(word string) (schema.GroupResource, bool) {
 	gr, ok := c[strings.ToLower(word)]
 	return gr, ok
@@ -43,6 +44,7 @@ func (c Called) Means(word string, gr schema.GroupResource) bool {
 	return strings.EqualFold(word, gr.String()) || strings.EqualFold(word, gr.Resource)
 }
 
+// IsPattern reports whether a word of a list has a wildcard.
 func IsPattern(word string) bool { return isGlob(word) }
 
 func matchesGlob(pattern string, gr schema.GroupResource) bool {

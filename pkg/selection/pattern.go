@@ -165,6 +165,7 @@ func parseChar(s string) (element, error) {
 	return 0, nil
 }
 
+// String is the word as it was written.
 func (p Pattern) String() string { return p.text }
 
 // Match reports whether the name matches. An invalid length or character matches nothing.

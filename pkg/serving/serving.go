@@ -28,6 +28,7 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 )
 
+// Options say where a role serves, and which users may read its metrics.
 type Options struct {
 	secure         *options.SecureServingOptionsWithLoopback
 	authentication *options.DelegatingAuthenticationOptions
@@ -58,16 +59,20 @@ func NewOptions(port int) *Options {
 	return o
 }
 
+// AddFlags adds the options' flags.
 func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	o.secure.AddFlags(flags)
 	o.authentication.AddFlags(flags)
 	o.authorization.AddFlags(flags)
 }
 
+// AddRoute has Start serve a Route too.
 func (o *Options) AddRoute(route Route) { o.routes = append(o.routes, route) }
 
+// Port is where it is served; 0 is nowhere.
 func (o *Options) Port() int { return o.secure.BindPort }
 
+// Validate returns what is wrong with the options.
 func (o *Options) Validate() []error {
 	return append(append(o.secure.Validate(), o.authentication.Validate()...), o.authorization.Validate()...)
 }

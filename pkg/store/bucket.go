@@ -129,6 +129,7 @@ func (b *Bucket) Check(ctx context.Context) error {
 // Close frees the Bucket, after its operations.
 func (b *Bucket) Close() error { return b.backend.close() }
 
+// List implements Reader.
 func (b *Bucket) List(ctx context.Context, folder string, options ListOptions) iter.Seq2[Object, error] {
 	return func(yield func(Object, error) bool) {
 		if err := b.checkFolder(ctx, folder); err != nil {
@@ -168,10 +169,12 @@ func (b *Bucket) Folder(ctx context.Context, folder string) (*Bucket, error) {
 	return &Bucket{backend: inner, prefix: prefix}, nil
 }
 
+// Get implements Reader.
 func (b *Bucket) Get(ctx context.Context, key string) (io.ReadCloser, error) {
 	return b.GetRange(ctx, key, 0, -1)
 }
 
+// GetRange implements Ranger.
 func (b *Bucket) GetRange(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error) {
 	if err := b.checkKey(ctx, key); err != nil {
 		return nil, err
@@ -188,6 +191,7 @@ func (b *Bucket) GetRange(ctx context.Context, key string, offset, length int64)
 	return &reader{content: content, key: key}, nil
 }
 
+// Attributes implements Reader.
 func (b *Bucket) Attributes(ctx context.Context, key string) (Object, error) {
 	if err := b.checkKey(ctx, key); err != nil {
 		return Object{}, err
@@ -202,10 +206,12 @@ func (b *Bucket) Attributes(ctx context.Context, key string) (Object, error) {
 	return object, nil
 }
 
+// Create implements Writer.
 func (b *Bucket) Create(ctx context.Context, key string, content []byte) error {
 	return b.write(ctx, "create", key, bytesContent(content), writeOptions{exclusive: true})
 }
 
+// Put implements Writer.
 func (b *Bucket) Put(ctx context.Context, key string, content []byte) error {
 	return b.PutContent(ctx, key, bytesContent(content), Retention{})
 }
@@ -237,6 +243,7 @@ type bytesReader struct{ *bytes.Reader }
 
 func (bytesReader) Close() error { return nil }
 
+// NewWriter implements Writer.
 func (b *Bucket) NewWriter(ctx context.Context, key string) (ObjectWriter, error) {
 	if err := b.checkKey(ctx, key); err != nil {
 		return nil, err
@@ -263,6 +270,7 @@ func (b *Bucket) RemoveUnfinished(ctx context.Context, folder string, before tim
 	return keys, explain("remove what is unfinished in", folder, err)
 }
 
+// Delete implements Remover.
 func (b *Bucket) Delete(ctx context.Context, object Object) error {
 	if object.IsFolder || object.Version == "" {
 		return fmt.Errorf("delete %s: it must be an object as it was listed", object.Key)

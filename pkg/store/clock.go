@@ -18,6 +18,7 @@ import (
 // that depends on ages, as in Kopia's maintenance.
 const MostClockDifference = 5 * time.Minute
 
+// ErrClock: the clocks of the store and of this process differ by more than MostClockDifference.
 var ErrClock = errors.New("the clock and the store's differ")
 
 // CheckClock fails with ErrClock unless a clock agrees with the store's, in one request. Callers

@@ -21,6 +21,7 @@ const (
 	rereadTimeout = 10 * time.Second
 )
 
+// SecretReader reads the Secret of a location.
 type SecretReader func(ctx context.Context) (map[string][]byte, error)
 
 // secretProvider returns the credentials of a Secret, and reads it again while the store is open:

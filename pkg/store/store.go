@@ -23,6 +23,7 @@ import (
 	"time"
 )
 
+// Object is an object of the store, or a folder in a listing.
 type Object struct {
 	// Key is the name below the location's prefix; a folder's ends in "/".
 	Key string
@@ -34,6 +35,7 @@ type Object struct {
 	Version string
 }
 
+// ListOptions say what to list.
 type ListOptions struct {
 	// Recursive lists all objects below the folder, and no folders. Otherwise one level is listed;
 	// a folder store may list empty folders.
@@ -46,6 +48,7 @@ type ListOptions struct {
 	Unfinished bool
 }
 
+// Reader reads objects.
 type Reader interface {
 	// List yields the content of a folder, "" or a key that ends in "/". A missing folder is empty.
 	// An error comes last. S3 needs a request for 1,000 results.
@@ -57,6 +60,7 @@ type Reader interface {
 	Attributes(ctx context.Context, key string) (Object, error)
 }
 
+// Versioned is an open object that knows its version.
 type Versioned interface{ Version() string }
 
 // VersionOf returns the version of an open object as List has it; "" if unknown.
@@ -67,6 +71,7 @@ func VersionOf(content io.Reader) string {
 	return ""
 }
 
+// Ranger also reads parts of objects.
 type Ranger interface {
 	Reader
 	// GetRange opens a part of an object in one request: at least one byte, or to the end with a
@@ -89,6 +94,7 @@ type Retention struct {
 	Until time.Time
 }
 
+// Writer writes objects.
 type Writer interface {
 	// Create writes a new object, or fails with ErrExists. After a lost answer ErrExists may mean
 	// this object, so the caller compares. Without an error, this write and all before it are
@@ -110,6 +116,7 @@ type ObjectWriter interface {
 	Abort()
 }
 
+// Remover removes objects.
 type Remover interface {
 	// Delete removes an object in the version that List or Attributes described. A missing object
 	// is no error; a later object stays, and the error is ErrChanged.

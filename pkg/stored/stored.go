@@ -38,6 +38,7 @@ var (
 // wholeBytes is the size up to which a manifest is read in full and compared: some 15,000 items.
 const wholeBytes = 1 << 20
 
+// Backup is one in its store.
 type Backup struct {
 	Store     store.Ranger
 	StoreName string
@@ -132,6 +133,7 @@ func (b Backup) Scan(ctx context.Context) iter.Seq2[Scanned, error] {
 	}
 }
 
+// Scanned is an object of a backup without a manifest.
 type Scanned struct {
 	*manifest.Item
 	Content []byte

@@ -27,10 +27,12 @@ type Waits struct {
 	current map[*Wait]struct{}
 }
 
+// New returns Waits of a run that waits for nothing yet.
 func New(clock clock.PassiveClock) *Waits {
 	return &Waits{clock: clock, current: map[*Wait]struct{}{}}
 }
 
+// Wait is something that is waited for.
 type Wait struct {
 	of    *Waits
 	since time.Time
@@ -70,6 +72,7 @@ func begin(ctx context.Context, w Wait) *Wait {
 	return &w
 }
 
+// Set says more of what is waited for. Empty leaves it as it is.
 func (w *Wait) Set(text string) {
 	if w == nil || text == "" {
 		return
@@ -79,6 +82,7 @@ func (w *Wait) Set(text string) {
 	w.text = text
 }
 
+// End notes that the wait is over.
 func (w *Wait) End() {
 	if w == nil {
 		return

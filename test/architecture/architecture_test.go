@@ -9,8 +9,12 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -211,6 +215,72 @@ func TestEveryPackageSaysWhatItIs(t *testing.T) {
 			if slices.Contains([]string{"util", "utils", "common", "helper", "helpers", "misc", "base"}, element) {
 				t.Errorf("%s: the name %q says nothing of what the package provides", path, element)
 			}
+		}
+	}
+}
+
+// TestExportedNamesAreDocumented: each exported declaration has a comment of its own, or is in a group
+// that has one. The methods that the language and the standard library define need none.
+func TestExportedNamesAreDocumented(t *testing.T) {
+	known := []string{"Error", "Unwrap", "Is", "String"}
+	for _, p := range packages(t) {
+		path := strings.TrimPrefix(p.ImportPath, module)
+		if strings.HasPrefix(path, "pkg/generated/") {
+			continue
+		}
+		for _, name := range p.GoFiles {
+			if strings.HasPrefix(name, "zz_generated") {
+				continue
+			}
+			file, err := parser.ParseFile(token.NewFileSet(), filepath.Join("../..", path, name), nil, parser.ParseComments|parser.SkipObjectResolution)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, declared := range file.Decls {
+				var bare []string
+				switch declared := declared.(type) {
+				case *ast.FuncDecl:
+					if declared.Doc == nil && declared.Name.IsExported() && !slices.Contains(known, declared.Name.Name) && receiverIsExported(declared) {
+						bare = append(bare, declared.Name.Name)
+					}
+				case *ast.GenDecl:
+					for _, spec := range declared.Specs {
+						switch spec := spec.(type) {
+						case *ast.TypeSpec:
+							if declared.Doc == nil && spec.Doc == nil && spec.Name.IsExported() {
+								bare = append(bare, spec.Name.Name)
+							}
+						case *ast.ValueSpec: // the names of an enumeration may speak for themselves
+							if len(declared.Specs) == 1 && declared.Doc == nil && spec.Doc == nil && spec.Comment == nil && spec.Names[0].IsExported() {
+								bare = append(bare, spec.Names[0].Name)
+							}
+						}
+					}
+				}
+				for _, name := range bare {
+					t.Errorf("%s: %s has no comment: say what it means, its unit, its errors", path, name)
+				}
+			}
+		}
+	}
+}
+
+// receiverIsExported reports whether a function is one of the package, or of an exported type.
+func receiverIsExported(f *ast.FuncDecl) bool {
+	if f.Recv == nil {
+		return true
+	}
+	receiver := f.Recv.List[0].Type
+	for {
+		switch of := receiver.(type) {
+		case *ast.StarExpr:
+			receiver = of.X
+		case *ast.IndexExpr:
+			receiver = of.X
+		case *ast.IndexListExpr:
+			receiver = of.X
+		case *ast.Ident:
+			return of.IsExported()
 		}
 	}
 }

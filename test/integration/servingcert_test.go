@@ -163,7 +163,7 @@ func freeAddress(t *testing.T) string {
 
 // TestTheServersOwnCertificate starts API servers without certificate files: each adds its
 // certificate to the APIService and is ready then; one that is killed leaves nothing to its
-// successor; and two do not disturb each other, nor what somebody else has in the bundle.
+// successor; and two do not disturb each other, nor the certificates of others in the bundle.
 func TestTheServersOwnCertificate(t *testing.T) {
 	services := apiServices(t, lab.Config)
 	before, err := bundle(t.Context(), services, ownAPIService)

@@ -13,6 +13,7 @@ import (
 // MaxObjectBytes bounds an object that is read by itself. No API server takes one as large.
 const MaxObjectBytes = 16 << 20
 
+// ErrPlace says that an object is not where the manifest says.
 var ErrPlace = errors.New("the object does not lie where the manifest says")
 
 // PartBytes returns how many bytes of a tarball, from a gzip member on, suffice to read an object of a

@@ -20,10 +20,13 @@ const MaxBytes = 16 << 30
 // MaxItems bounds the objects of a backup.
 const MaxItems = 1_000_000
 
+// ErrTooMany says that a backup has more objects than MaxItems.
 var ErrTooMany = fmt.Errorf("there are more objects than a restore reads, which are %d: make several backups, each of some namespaces", MaxItems)
 
+// ErrTooLarge says that the objects of a backup take more memory than a restore has.
 var ErrTooLarge = errors.New("the objects take more than a restore reads, with both copies of each: make several backups, each of some namespaces")
 
+// ErrBomb says that a tarball decompresses to far more than its size allows.
 var ErrBomb = errors.New("it decompresses to far more than a backup does: refusing to read it")
 
 const (
@@ -46,6 +49,7 @@ type Entry struct {
 	Offset int64
 }
 
+// Reader reads a tarball of any writer.
 type Reader struct {
 	tar   *tar.Reader
 	plain *limitedReader
@@ -106,6 +110,7 @@ func (r *Reader) Next() (Entry, error) {
 	}
 }
 
+// Read reads the content of the current entry.
 func (r *Reader) Read(p []byte) (int, error) { return r.tar.Read(p) }
 
 func containsParent(path string) bool {

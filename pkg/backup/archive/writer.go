@@ -35,6 +35,7 @@ const (
 	memberBytes = 1 << 20
 )
 
+// Item identifies an object in a tarball.
 type Item struct {
 	Resource schema.GroupResource
 	// Version is the version in which the object was read.

@@ -88,6 +88,7 @@ func (d *Deletion) Look(ctx context.Context) error {
 	return nil
 }
 
+// RemoveMetadata removes the metadata that Look has found.
 func (d *Deletion) RemoveMetadata(ctx context.Context) error {
 	if d.metadata == nil {
 		return nil

@@ -20,6 +20,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
+// Folder is the folder of a backup in its store.
 type Folder struct {
 	// Place is the folder and its reader; Clock tells Now.
 	format.Place
@@ -97,6 +98,7 @@ func (f *Folder) backup(ctx context.Context, key string) (*holdfast.Backup, erro
 	return found, nil
 }
 
+// List describes all that lies in the folder, with what writers that died have left.
 func (f *Folder) List(ctx context.Context) (objects []store.Object, err error) {
 	err = f.Try(ctx, func(ctx context.Context) error {
 		objects = nil
@@ -111,6 +113,7 @@ func (f *Folder) List(ctx context.Context) (objects []store.Object, err error) {
 	return objects, err
 }
 
+// Read opens an object and has it read.
 func (f *Folder) Read(ctx context.Context, key string, read func(io.Reader) error) error {
 	return f.Try(ctx, func(ctx context.Context) error {
 		content, err := f.Store.Get(ctx, key)

@@ -45,6 +45,7 @@ var (
 	errTooLarge = errors.New("it is more than a segment of an index may hold")
 )
 
+// Entry is what was read of one folder of backups.
 type Entry struct {
 	StoreName string
 	// Stamp identifies the objects beside the folder when it was read; the writer of the index uses
@@ -281,6 +282,7 @@ func (e *encoder) body() ([]byte, error) {
 	return body, nil
 }
 
+// Encode gives a segment with entries.
 func Encode(entries []Entry) ([]byte, error) {
 	e := newEncoder()
 	for i := range entries {

@@ -51,6 +51,7 @@ const (
 	Own
 )
 
+// Index is what is in a store. Open finds it.
 type Index struct {
 	from  store.Reader
 	heads []opened
@@ -111,6 +112,7 @@ func Open(ctx context.Context, from store.Reader, clusterCounts func(clusterUID 
 	return index, nil
 }
 
+// Empty reports whether there is no index.
 func (i *Index) Empty() bool { return len(i.heads) == 0 }
 
 // Boundaries divide the names of a listing into ranges of about a page.

@@ -18,6 +18,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
+// Store is what a Writer needs of a store.
 type Store interface {
 	store.Reader
 	store.Writer
@@ -60,6 +61,7 @@ type Writer struct {
 	changed bool
 }
 
+// NewWriter makes a Writer of the index of a cluster.
 func NewWriter(to Store, cluster format.Cluster, keys []string, clock clock.PassiveClock) *Writer {
 	return &Writer{Grace: defaultGrace, store: to, cluster: cluster, keys: keys, clock: clock, newest: map[string]*Entry{}, stamps: map[string]string{}}
 }
@@ -122,6 +124,7 @@ func decodeEntries(data []byte) ([]Entry, error) {
 	return segment.all(func(string) bool { return true })
 }
 
+// Has reports whether there is an entry with a name and a stamp.
 func (w *Writer) Has(storeName, stamp string) bool {
 	has, known := w.stamps[storeName]
 	return known && has == stamp
@@ -132,6 +135,7 @@ func (w *Writer) has(storeName string) bool {
 	return known
 }
 
+// Len is how many entries there are.
 func (w *Writer) Len() int { return len(w.stamps) }
 
 // Add adds or replaces an entry. It may write a segment.

@@ -38,11 +38,13 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
+// Store is what is needed of a store.
 type Store interface {
 	store.Reader
 	Close() error
 }
 
+// Location is a storage location to be read.
 type Location struct {
 	Name string
 	// Store identifies the store, such as by provider, bucket and prefix. A change forgets the
@@ -87,6 +89,7 @@ type Asked struct {
 	Request    string
 }
 
+// Known is what a former process knew.
 type Known struct {
 	// Backups is their number; zero if unknown.
 	Backups int
@@ -130,6 +133,7 @@ const (
 	singleAttempts = 8
 )
 
+// State is how well the catalogue knows a location.
 type State struct {
 	// Loaded is true after the first refresh, even a failed one.
 	Loaded bool
@@ -160,6 +164,7 @@ type State struct {
 	position, watched string
 }
 
+// Refresher refreshes the catalogue. Create it with New.
 type Refresher struct {
 	catalog *catalog.Catalog
 	options Options
@@ -175,6 +180,7 @@ type Refresher struct {
 
 type single struct{ location, storeName string }
 
+// New makes a Refresher of a catalogue. Nothing happens before Run.
 func New(c *catalog.Catalog, options Options) *Refresher {
 	if options.Reads <= 0 {
 		options.Reads = defaultReads
@@ -415,6 +421,8 @@ func (r *Refresher) states() map[string]State {
 	return states
 }
 
+// Warnings says what the catalogue may lack: a sentence for each location that could not be read,
+// was not read yet, or lacks backups.
 func (r *Refresher) Warnings() []string {
 	var warnings []string
 	states := r.states()
@@ -439,6 +447,8 @@ func (r *Refresher) Warnings() []string {
 	return warnings
 }
 
+// Replacements has a sentence for each location whose metadata was replaced. The present metadata
+// is not in doubt.
 func (r *Refresher) Replacements() []string {
 	var texts []string
 	for _, name := range slices.Sorted(maps.Keys(r.states())) {
@@ -449,6 +459,8 @@ func (r *Refresher) Replacements() []string {
 	return texts
 }
 
+// LeftOuts tell of each location with more backups without a trusted signature than are listed.
+// That raises no doubt about any other backup.
 func (r *Refresher) LeftOuts() []string {
 	var texts []string
 	for _, name := range slices.Sorted(maps.Keys(r.states())) {
@@ -459,11 +471,13 @@ func (r *Refresher) LeftOuts() []string {
 	return texts
 }
 
+// LeftOut says that so many backups in a location are not listed, and names the newest.
 func LeftOut(backups int, newest string) string {
 	return fmt.Sprintf("%d backups are not listed (%s), the newest of them %q: nobody whom the location trusts has signed them, and lists have room for the newest of such; they are in the store, and nothing removes them: trust their cluster in spec.trustedClusters, or raise --foreign-backups-memory of the API server",
 		backups, enginev1alpha1.ConditionBackupsLeftOut, newest)
 }
 
+// Replacement says that the metadata of so many backups in a location was replaced.
 func Replacement(backups int) string {
 	return fmt.Sprintf("another writer, such as Velero, has replaced the metadata of %d backups, which have the condition %s: let it use another prefix or other names", backups, catalog.ConditionMetadataReplaced)
 }

@@ -49,6 +49,7 @@ const (
 	workers  = 4
 )
 
+// Config is what a Controller needs.
 type Config struct {
 	Namespace string
 
@@ -72,6 +73,7 @@ type Config struct {
 	ChangeInformer     engineinformers.ExpirationChangeInformer
 }
 
+// Controller removes backups.
 type Controller struct {
 	Config
 	runs         engineclient.BackupRunInterface
@@ -85,6 +87,7 @@ type Controller struct {
 	asked map[request]answered
 }
 
+// New returns a Controller.
 func New(config Config) (*Controller, error) {
 	c := &Controller{
 		Config:       config,
@@ -126,6 +129,7 @@ func New(config Config) (*Controller, error) {
 		})))
 }
 
+// Run works until ctx ends, and returns when all work has stopped.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.sync) }
 
 // removable reports whether deletion was requested, and no process works on the backup.

@@ -53,6 +53,7 @@ const (
 	appears = 10 * time.Minute
 )
 
+// Config is what a Controller needs.
 type Config struct {
 	Namespace string
 	Cluster   format.Cluster
@@ -73,6 +74,7 @@ type bucket interface {
 	Create(ctx context.Context, key string, content []byte) error
 }
 
+// Controller writes changes of expirations into the stores.
 type Controller struct {
 	Config
 	locations enginelisters.StorageLocationNamespaceLister
@@ -80,6 +82,7 @@ type Controller struct {
 	open      func(ctx context.Context, record *enginev1alpha1.StorageLocation) (bucket, error)
 }
 
+// New returns a Controller.
 func New(config Config) (*Controller, error) {
 	c := &Controller{
 		Config:    config,
@@ -107,6 +110,7 @@ func New(config Config) (*Controller, error) {
 		})))
 }
 
+// Run works until ctx ends, and returns when all work has stopped.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.sync) }
 
 type gone struct{ reason string }

@@ -54,6 +54,7 @@ const (
 	eventsAtOnce = 100
 )
 
+// Config is what a Controller needs.
 type Config struct {
 	Namespace string
 	// Limits are the numbers of concurrent backups and restores, at least 1 each.
@@ -74,6 +75,7 @@ type Config struct {
 	LedgerInformer    coreinformers.ConfigMapInformer
 }
 
+// Executor executes, in this process, what the queue lets start of one kind.
 type Executor[R any] interface {
 	// Start claims and executes a run of the ledger. It does not block, and is repeated until the
 	// run is claimed.
@@ -84,6 +86,7 @@ type Executor[R any] interface {
 	Executing() map[string]R
 }
 
+// Controller decides on the queue.
 type Controller struct {
 	Config
 	kinds           [2]*kind
@@ -124,6 +127,7 @@ type Controller struct {
 	unreadable string
 }
 
+// New returns a Controller.
 func New(config Config) (*Controller, error) {
 	planner, err := records.NewPlanner(config.Limits)
 	if err != nil {
@@ -167,6 +171,7 @@ func New(config Config) (*Controller, error) {
 		c.queue.Watch(config.NamespaceInformer.Informer(), cache.ResourceEventHandlerFuncs{}))
 }
 
+// Run works until ctx ends.
 func (c *Controller) Run(ctx context.Context, backups Executor[*enginev1alpha1.BackupRun], restores Executor[*enginev1alpha1.RestoreRun]) {
 	executedBy(c.kinds[queue.Backup], backups)
 	executedBy(c.kinds[queue.Restore], restores)

@@ -41,11 +41,13 @@ const (
 	lastRetry  = time.Minute
 )
 
+// Secrets reads and creates Secrets of the system namespace.
 type Secrets interface {
 	location.Secrets
 	Create(ctx context.Context, secret *corev1.Secret, options metav1.CreateOptions) (*corev1.Secret, error)
 }
 
+// Key returns the key that signs the cluster's backups, and makes it if there is none.
 func Key(ctx context.Context, secrets Secrets) (*format.SigningKey, error) {
 	secret, err := secrets.Get(ctx, SecretName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -54,6 +56,7 @@ func Key(ctx context.Context, secrets Secrets) (*format.SigningKey, error) {
 	return parse(secret, err)
 }
 
+// Stored returns the key that signs the cluster's backups, and fails if there is none.
 func Stored(ctx context.Context, secrets location.Secrets) (*format.SigningKey, error) {
 	return parse(secrets.Get(ctx, SecretName, metav1.GetOptions{}))
 }
@@ -88,6 +91,7 @@ func create(ctx context.Context, secrets Secrets) (*corev1.Secret, error) {
 	return secrets.Get(ctx, SecretName, metav1.GetOptions{})
 }
 
+// Controller keeps the ConfigMap with the cluster's identity as it is.
 type Controller struct {
 	own        identity.Identity
 	configMaps corev1client.ConfigMapInterface
@@ -105,6 +109,7 @@ func New(cluster format.Cluster, configMaps corev1client.ConfigMapInterface, inf
 	return c, c.queue.Watch(informer, loop.OnChange(func(_, _ *corev1.ConfigMap) { c.queue.Add(identity.Name) }))
 }
 
+// Run works until ctx ends.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.publish) }
 
 // publish reads the ConfigMap from the cluster, since the informer may lag.

@@ -34,6 +34,7 @@ type Successions struct {
 	writing sync.Mutex
 }
 
+// NewSuccessions returns Successions of the system namespace whose ConfigMaps these are.
 func NewSuccessions(configMaps corev1client.ConfigMapInterface) *Successions {
 	return &Successions{configMaps: configMaps}
 }

@@ -45,12 +45,14 @@ func init() {
 	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1]
 }
 
+// Fault is what goes wrong with a request. The zero value is nothing.
 type Fault struct {
 	Err error
 	// Lost carries the request out, but loses its answer.
 	Lost bool
 }
 
+// Cluster is the fake clientset.
 type Cluster struct {
 	*fake.Clientset
 	Kube *kubefake.Clientset
@@ -76,6 +78,7 @@ func (g *gate) holds(watch int) bool {
 	return g != nil && (len(g.watches) == 0 || slices.Contains(g.watches, watch))
 }
 
+// New returns a Cluster with some objects.
 func New(objects ...runtime.Object) *Cluster {
 	c := &Cluster{
 		Clientset: fake.NewSimpleClientset(),
@@ -140,6 +143,7 @@ func (c *Cluster) Fault(decide func(clienttesting.Action) Fault) {
 	c.fault = decide
 }
 
+// FaultRuns is a Fault of the writes of some runs.
 func (c *Cluster) FaultRuns(fault Fault, which func(*enginev1alpha1.BackupRun) bool) {
 	c.Fault(func(action clienttesting.Action) Fault {
 		if run := Written(action); run != nil && which(run) {
@@ -149,6 +153,7 @@ func (c *Cluster) FaultRuns(fault Fault, which func(*enginev1alpha1.BackupRun) b
 	})
 }
 
+// Written is the run that an action writes, or nil.
 func Written(action clienttesting.Action) *enginev1alpha1.BackupRun {
 	update, ok := action.(clienttesting.UpdateActionImpl)
 	if !ok {
@@ -158,6 +163,8 @@ func Written(action clienttesting.Action) *enginev1alpha1.BackupRun {
 	return run
 }
 
+// Meanwhile has another client change an object before the request is carried out that
+// Fault is asked about.
 func (c *Cluster) Meanwhile(obj runtime.Object) {
 	s, gvr := &server{Cluster: c, tracker: c.Tracker()}, schema.GroupVersionResource{}
 	if _, ok := obj.(*corev1.ConfigMap); ok {
@@ -189,6 +196,8 @@ func (c *Cluster) observe(action clienttesting.Action, obj runtime.Object) {
 	}
 }
 
+// Writes are the changes that were asked for of a resource, oldest first, those
+// that failed included.
 func (c *Cluster) Writes(resource string) []clienttesting.Action {
 	var writes []clienttesting.Action
 	for _, action := range slices.Concat(c.Actions(), c.Kube.Actions()) {
@@ -203,6 +212,7 @@ func (c *Cluster) Writes(resource string) []clienttesting.Action {
 	return writes
 }
 
+// Watches is the number of watches that were opened so far.
 func (c *Cluster) Watches() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

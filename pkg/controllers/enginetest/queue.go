@@ -17,6 +17,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
+// System is the system namespace.
 const System = "holdfast"
 
 // Queue is a cluster with a ledger, for one test.
@@ -26,12 +27,14 @@ type Queue struct {
 	Events *events.FakeRecorder
 }
 
+// NewQueue returns a Queue whose ledger is empty.
 func NewQueue(t *testing.T) *Queue {
 	q := &Queue{T: t, Cluster: New(), Events: events.NewFakeRecorder(10_000)}
 	q.WriteLedger()
 	return q
 }
 
+// Run reads a run.
 func (q *Queue) Run(name string) *enginev1alpha1.BackupRun {
 	q.Helper()
 	run, err := q.EngineV1alpha1().BackupRuns(System).Get(q.Context(), name, metav1.GetOptions{})
@@ -41,6 +44,7 @@ func (q *Queue) Run(name string) *enginev1alpha1.BackupRun {
 	return run
 }
 
+// Update writes a run with its status, as another client does.
 func (q *Queue) Update(run *enginev1alpha1.BackupRun) {
 	q.Helper()
 	if _, err := q.EngineV1alpha1().BackupRuns(System).Update(q.Context(), run, metav1.UpdateOptions{}); err != nil {
@@ -48,6 +52,7 @@ func (q *Queue) Update(run *enginev1alpha1.BackupRun) {
 	}
 }
 
+// Cancel asks for runs to be cancelled, as the API server does.
 func (q *Queue) Cancel(names ...string) {
 	q.Helper()
 	for _, name := range names {
@@ -65,6 +70,7 @@ func (q *Queue) Cancel(names ...string) {
 	}
 }
 
+// Remove deletes a record by hand.
 func (q *Queue) Remove(name string) {
 	q.Helper()
 	if err := q.EngineV1alpha1().BackupRuns(System).Delete(q.Context(), name, metav1.DeleteOptions{}); err != nil {
@@ -72,6 +78,7 @@ func (q *Queue) Remove(name string) {
 	}
 }
 
+// LedgerObject is the ConfigMap of the ledger, which must exist.
 func (q *Queue) LedgerObject() *corev1.ConfigMap {
 	q.Helper()
 	ledger, err := q.Kube.CoreV1().ConfigMaps(System).Get(q.Context(), records.LedgerName, metav1.GetOptions{})
@@ -81,6 +88,7 @@ func (q *Queue) LedgerObject() *corev1.ConfigMap {
 	return ledger
 }
 
+// Ledger are the entries of the ledger, which must be readable.
 func (q *Queue) Ledger() []records.Start {
 	q.Helper()
 	starts, err := records.Ledger(q.LedgerObject())
@@ -90,6 +98,7 @@ func (q *Queue) Ledger() []records.Start {
 	return starts
 }
 
+// WriteLedger replaces the entries of the ledger, and makes it if there is none.
 func (q *Queue) WriteLedger(starts ...records.Start) {
 	q.Helper()
 	configMaps := q.Kube.CoreV1().ConfigMaps(System)
@@ -116,23 +125,29 @@ func (q *Queue) AtOnce(since time.Time) {
 	}
 }
 
+// Told returns the events that were recorded so far, and forgets them.
 func (q *Queue) Told() []string {
 	synctest.Wait()
 	return Told(q.Events)
 }
 
+// Each tells a story for each case, in a bubble of its own.
 func Each[C any](t *testing.T, cases map[string]C, tell func(*testing.T, C)) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { tell(t, c) }) })
 	}
 }
 
+// NoRestores executes none.
 type NoRestores struct{}
 
+// Start implements backupqueue.Executor.
 func (NoRestores) Start(string) {}
 
+// Executing implements backupqueue.Executor.
 func (NoRestores) Executing() map[string]*enginev1alpha1.RestoreRun { return nil }
 
+// Told returns the events that were recorded so far, and forgets them.
 func Told(recorder *events.FakeRecorder) (all []string) {
 	for {
 		select {

@@ -16,12 +16,14 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned/scheme"
 )
 
+// Backups is the API of backups.
 type Backups interface {
 	List(ctx context.Context, options metav1.ListOptions) (*v1alpha1.BackupList, []string, error)
 	Snapshots(ctx context.Context, uid types.UID) ([]string, error)
 	Delete(ctx context.Context, namespace, name string, deletion *v1alpha1.BackupDeletion) error
 }
 
+// NewBackups is the API that a cluster serves.
 func NewBackups(config *rest.Config) (Backups, error) {
 	config = rest.CopyConfig(config)
 	config.WarningHandler = rest.NoWarnings{} // the controller reads them

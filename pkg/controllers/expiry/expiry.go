@@ -65,6 +65,7 @@ const (
 	refusalPause = time.Hour
 )
 
+// Config is what a Controller needs.
 type Config struct {
 	Namespace string
 	// Interval is the time between looks; zero disables expiry.
@@ -84,6 +85,7 @@ type Config struct {
 	LocationInformer  engineinformers.StorageLocationInformer
 }
 
+// Controller lets backups expire.
 type Controller struct {
 	Config
 	synced []cache.InformerSynced
@@ -96,6 +98,7 @@ type Controller struct {
 	told    map[types.UID]bool
 }
 
+// New returns a Controller.
 func New(config Config) (*Controller, error) {
 	registerMetrics()
 	c := &Controller{
@@ -125,6 +128,7 @@ func New(config Config) (*Controller, error) {
 	return c, nil
 }
 
+// Run works until ctx ends.
 func (c *Controller) Run(ctx context.Context) {
 	defer utilruntime.HandleCrashWithContext(ctx)
 	if c.Interval <= 0 || !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) {

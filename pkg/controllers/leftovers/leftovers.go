@@ -62,6 +62,7 @@ const (
 // unfinishedIn are the folders that Holdfast writes to: a bucket may have others.
 var unfinishedIn = []string{format.BackupsPrefix, format.RestoresPrefix, format.RepositoriesPrefix, format.HoldfastPrefix}
 
+// Config is what a Controller needs.
 type Config struct {
 	Namespace, ClusterUID string
 
@@ -82,6 +83,7 @@ type bucket interface {
 	CheckClock(ctx context.Context, clock clock.PassiveClock) error
 }
 
+// Controller removes leftovers.
 type Controller struct {
 	Config
 	locations enginelisters.StorageLocationNamespaceLister
@@ -92,6 +94,7 @@ type Controller struct {
 	report func(Leftover)
 }
 
+// Leftover is what is removed from a store, or would be.
 type Leftover struct {
 	// Key is an object's key, or a folder's with a slash at its end; empty if Reason is about all.
 	Key string `json:"key,omitempty"`
@@ -120,6 +123,7 @@ func with(config Config, report func(Leftover)) *Controller {
 	}
 }
 
+// New returns a Controller.
 func New(config Config) (*Controller, error) {
 	c := with(config, nil)
 	c.locations = config.LocationInformer.Lister().StorageLocations(config.Namespace)
@@ -133,6 +137,7 @@ func New(config Config) (*Controller, error) {
 	}))
 }
 
+// Run works until ctx ends, and returns when all work has stopped.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.sync) }
 
 func (c *Controller) sync(ctx context.Context, name string) error {

@@ -23,6 +23,7 @@ import (
 	"k8s.io/utils/clock"
 )
 
+// Config is how a controller's loop works.
 type Config struct {
 	Controller string
 	// Workers run concurrently. Default 1.
@@ -35,12 +36,14 @@ type Config struct {
 	Synced cache.InformerSynced
 }
 
+// Loop is the workqueue of a controller, with its workers.
 type Loop[K comparable] struct {
 	workqueue.TypedRateLimitingInterface[K]
 	config Config
 	synced []cache.InformerSynced
 }
 
+// New returns a Loop.
 func New[K comparable](config Config) *Loop[K] {
 	if config.FirstRetry == 0 {
 		config.FirstRetry, config.LastRetry = 10*time.Millisecond, 10*time.Second
@@ -83,6 +86,7 @@ func (l *Loop[K]) Watch(informer cache.SharedIndexInformer, handler cache.Resour
 	return err
 }
 
+// Synced reports whether the handlers have seen all that there is.
 func (l *Loop[K]) Synced() bool {
 	for _, synced := range l.synced {
 		if !synced() {

@@ -66,6 +66,7 @@ const (
 	byRepositoryIndex = "repository"
 )
 
+// Config is what a Controller needs.
 type Config struct {
 	Namespace string
 	Own       func(context.Context) (*corev1.Pod, error)
@@ -92,6 +93,7 @@ type Config struct {
 	ConfigMaps cache.SharedIndexInformer
 }
 
+// Controller has repositories maintained.
 type Controller struct {
 	Config
 	lister    enginelisters.VolumeRepositoryNamespaceLister
@@ -112,6 +114,7 @@ type Controller struct {
 	began    time.Time
 }
 
+// New returns a Controller.
 func New(config Config) (*Controller, error) {
 	c := &Controller{
 		Config:    config,
@@ -147,6 +150,7 @@ func New(config Config) (*Controller, error) {
 		c.queue.Watch(config.JobInformer.Informer(), loop.OnChange(c.jobChanged)))
 }
 
+// Run works until ctx ends.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.sync) }
 
 func (c *Controller) recordChanged(before, after *engine.VolumeRepository) {

@@ -25,6 +25,7 @@ const syncTimeout = 10 * time.Second
 
 const unreadProblem = "the ConfigMap of the node agents, or the node, can't be read, and has no effect until it can: may the agent get, list and watch both?"
 
+// Config is what a Controller needs.
 type Config struct {
 	// ConfigMaps has only the administrator's ConfigMap; may be nil.
 	ConfigMaps cache.SharedIndexInformer
@@ -35,6 +36,7 @@ type Config struct {
 	Events   events.EventRecorder
 }
 
+// Controller sets a limit.
 type Controller struct {
 	Config
 	synced []cache.InformerSynced
@@ -50,6 +52,7 @@ type Controller struct {
 	state   loadconcurrency.Decision
 }
 
+// New returns a Controller that has not set a limit yet.
 func New(config Config) (*Controller, error) {
 	c := &Controller{Config: config}
 	changed := func(any) { c.update() }

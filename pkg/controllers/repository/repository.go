@@ -47,6 +47,7 @@ const (
 	workers    = 4
 )
 
+// Config is what a Controller needs.
 type Config struct {
 	Namespace string
 	Cluster   format.Cluster
@@ -61,6 +62,7 @@ type Config struct {
 	LocationInformer   engineinformers.StorageLocationInformer
 }
 
+// Controller prepares repositories.
 type Controller struct {
 	Config
 	lister    enginelisters.VolumeRepositoryNamespaceLister
@@ -87,6 +89,7 @@ func EnsureRecord(ctx context.Context, client engineclient.VolumeRepositoryInter
 	return nil
 }
 
+// New returns a Controller.
 func New(config Config) (*Controller, error) {
 	c := &Controller{
 		Config:    config,
@@ -155,6 +158,7 @@ func failedSince(before, after *engine.VolumeRepository) bool {
 		(len(before.Status.RecentMaintenance) == 0 || before.Status.RecentMaintenance[0] != recent[0])
 }
 
+// Run works until ctx ends.
 func (c *Controller) Run(ctx context.Context) {
 	var keys sync.WaitGroup
 	keys.Go(func() { c.keyQueue.Run(ctx, c.backUpKey) })

@@ -37,6 +37,7 @@ const (
 	byNamespace            = "byNamespace"
 )
 
+// Controller removes ended runs.
 type Controller struct {
 	queue  *loop.Loop[cache.ObjectName]
 	clock  clock.PassiveClock
@@ -45,6 +46,7 @@ type Controller struct {
 	remove func(ctx context.Context, key cache.ObjectName, options metav1.DeleteOptions) error
 }
 
+// New returns a Controller that keeps the record of a stored backup for retention.
 func New(runs engineclient.BackupRunsGetter, informer engineinformers.BackupRunInformer, clock clock.WithTicker, retention time.Duration) (*Controller, error) {
 	lister := informer.Lister()
 	c := &Controller{
@@ -132,6 +134,7 @@ func endOf(run *enginev1alpha1.RestoreRun) time.Time {
 	return run.CreationTimestamp.Time
 }
 
+// Run works until ctx ends.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.sync) }
 
 func (c *Controller) sync(ctx context.Context, key cache.ObjectName) error {

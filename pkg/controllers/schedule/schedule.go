@@ -43,6 +43,7 @@ const (
 	workers       = 4
 )
 
+// Schedules are those that there are, with their records and the backups that they made.
 type Schedules interface {
 	Names() []types.NamespacedName
 	Schedule(types.NamespacedName) (*v1alpha1.Schedule, *enginev1alpha1.ScheduleEntry, []domain.Backup)
@@ -50,6 +51,7 @@ type Schedules interface {
 	Forget(*enginev1alpha1.ScheduleEntry)
 }
 
+// Backups asks for backups as a user.
 type Backups interface {
 	Create(ctx context.Context, as enginev1alpha1.Requester, of *v1alpha1.Schedule, backup *v1alpha1.Backup) error
 	// Delete requests the deletion of a schedule's backup with this uid.
@@ -58,6 +60,7 @@ type Backups interface {
 	MadeBy(ctx context.Context, namespace, name string) (types.UID, error)
 }
 
+// Config is what a Controller needs.
 type Config struct {
 	Schedules Schedules
 	Backups   Backups
@@ -72,11 +75,13 @@ type Config struct {
 	Clock                          clock.WithTicker
 }
 
+// Controller has schedules make their backups.
 type Controller struct {
 	Config
 	queue *loop.Loop[types.NamespacedName]
 }
 
+// New returns a Controller.
 func New(config Config) *Controller {
 	return &Controller{Config: config, queue: loop.New[types.NamespacedName](loop.Config{
 		Controller: "schedule", Workers: workers, FirstRetry: 100 * time.Millisecond, LastRetry: 30 * time.Second, Clock: config.Clock,
@@ -85,8 +90,10 @@ func New(config Config) *Controller {
 
 var all types.NamespacedName
 
+// Changed has a schedule brought up to date.
 func (c *Controller) Changed(name types.NamespacedName) { c.queue.Add(name) }
 
+// Run works until ctx ends.
 func (c *Controller) Run(ctx context.Context) {
 	registerMetrics(c)
 	c.queue.Run(ctx, c.sync)

@@ -50,6 +50,7 @@ const (
 	workers                = 4
 )
 
+// Config is what a Controller needs.
 type Config struct {
 	Locations engineclient.StorageLocationsGetter
 	Secrets   location.Secrets
@@ -62,6 +63,7 @@ type Config struct {
 	LocationInformer engineinformers.StorageLocationInformer
 }
 
+// Controller checks the locations of one namespace.
 type Controller struct {
 	locations  engineclient.StorageLocationsGetter
 	secrets    location.Secrets
@@ -97,8 +99,10 @@ func (h hold) isOf(location *enginev1alpha1.StorageLocation) bool {
 	return h.uid == location.UID && h.generation == location.Generation
 }
 
+// New returns a Controller.
 func New(config Config) (*Controller, error) { return NewWithCheck(config, nil) }
 
+// NewWithCheck returns a Controller that asks the stores by check; nil if as New does.
 func NewWithCheck(config Config, check Check) (*Controller, error) {
 	c := &Controller{
 		locations:  config.Locations,
@@ -126,6 +130,7 @@ func NewWithCheck(config Config, check Check) (*Controller, error) {
 	}))
 }
 
+// Run works until ctx ends.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.Check) }
 
 // Hold checks a location whose store did not answer a run. If it answers the check, the location is

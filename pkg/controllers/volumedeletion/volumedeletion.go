@@ -63,6 +63,7 @@ const (
 	retention = 24 * time.Hour
 )
 
+// Config is what a Controller needs.
 type Config struct {
 	Namespace string
 	Cluster   format.Cluster
@@ -88,6 +89,7 @@ type bucket interface {
 	Put(ctx context.Context, key string, content []byte) error
 }
 
+// Controller carries out deletions of volume backups.
 type Controller struct {
 	Config
 	locations    enginelisters.StorageLocationNamespaceLister
@@ -96,6 +98,7 @@ type Controller struct {
 	openLonghorn func(ctx context.Context, record *enginev1alpha1.StorageLocation) (longhornStore, error)
 }
 
+// New returns a Controller.
 func New(config Config) (*Controller, error) {
 	c := &Controller{
 		Config:    config,
@@ -128,6 +131,7 @@ func New(config Config) (*Controller, error) {
 		})))
 }
 
+// Run works until ctx ends, and returns when all work has stopped.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.sync) }
 
 func (c *Controller) sync(ctx context.Context, name string) error {

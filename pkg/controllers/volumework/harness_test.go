@@ -135,7 +135,7 @@ func newHarness(t *testing.T, clock clock.WithTicker) *harness {
 	return h
 }
 
-// process has the next controllers be those of another process, whose work ends with ctx.
+// process lets the next controllers belong to another process, whose work ends with ctx.
 func (h *harness) process(ctx context.Context, identity string) {
 	h.manager, h.watching = datapath.NewManager(ctx, 1), false
 	h.factory = engineinformers.NewSharedInformerFactory(h.engine, 0)

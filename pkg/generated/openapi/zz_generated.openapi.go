@@ -641,7 +641,7 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "What was wrong with the spec, for FailedValidation.",
+							Description: "Errors of the spec, for FailedValidation.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1016,7 +1016,7 @@ func schema_pkg_apis_engine_v1alpha1_HookedPod(ref common.ReferenceCallback) com
 					},
 					"ended": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether they have ended, and those of them that failed.",
+							Description: "Whether they have ended, and which of them failed.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -1177,7 +1177,7 @@ func schema_pkg_apis_engine_v1alpha1_MaintenanceRun(ref common.ReferenceCallback
 					},
 					"message": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What it did, or why it failed.",
+							Description: "Summary of the work, or the reason of the failure.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -1750,7 +1750,7 @@ func schema_pkg_apis_engine_v1alpha1_RestoreRunStatus(ref common.ReferenceCallba
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "What was wrong with the spec, for FailedValidation.",
+							Description: "Errors of the spec, for FailedValidation.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1952,7 +1952,7 @@ func schema_pkg_apis_engine_v1alpha1_ScheduleEntry(ref common.ReferenceCallback)
 					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What was due.",
+							Description: "The run that was due.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ScheduleEntryStatus"),
 						},
@@ -5284,7 +5284,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 					},
 					"hooks": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Commands to run in pods of the backup, before and after the data of their volumes is read. A pod can have annotations for that, which count instead. Both need the right of whoever asks for the backup to create pods/exec in the pod's namespace.",
+							Description: "Commands to run in pods of the backup, before and after the data of their volumes is read. A pod can have annotations for that, which count instead. Both need the right of the user who asks for the backup to create pods/exec in the pod's namespace.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.BackupHooks{}.OpenAPIModelName()),
 						},
@@ -5535,7 +5535,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupStatus(ref common.ReferenceCallback
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "What was wrong with the spec, for FailedValidation.",
+							Description: "Errors of the spec, for FailedValidation.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -6109,7 +6109,7 @@ func schema_pkg_apis_holdfast_v1alpha1_MaintenanceRequest(ref common.ReferenceCa
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Standard object's metadata. The name is that of the VolumeRepository, NAMESPACE.LOCATION, and the namespace that of the system.",
+							Description: "Standard object's metadata. It has the name of the VolumeRepository, NAMESPACE.LOCATION, and the namespace that of the system.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
 						},
@@ -7429,7 +7429,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 					},
 					"hooks": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Init containers that restored pods get, and commands that run in their containers when those run. A pod can have annotations for that, which count instead. Commands need the right of whoever asks for the restore to create pods/exec in the pod's namespace.",
+							Description: "Init containers that restored pods get, and commands that run in their containers when those run. A pod can have annotations for that, which count instead. Commands need the right of the user who asks for the restore to create pods/exec in the pod's namespace.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.RestoreHooks{}.OpenAPIModelName()),
 						},
@@ -7646,7 +7646,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreStatus(ref common.ReferenceCallbac
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "What was wrong with the spec, for FailedValidation.",
+							Description: "Errors of the spec, for FailedValidation.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -8002,7 +8002,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleSpec(ref common.ReferenceCallback
 					},
 					"paused": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether nothing is due for now. What would have been due meanwhile is not made up.",
+							Description: "Whether nothing is due for now. Backups that were due meanwhile are not made up for.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -8365,7 +8365,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 					},
 					"hooks": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Commands to run in pods of the backup, before and after the data of their volumes is read. A pod can have annotations for that, which count instead. Both need the right of whoever asks for the backup to create pods/exec in the pod's namespace.",
+							Description: "Commands to run in pods of the backup, before and after the data of their volumes is read. A pod can have annotations for that, which count instead. Both need the right of the user who asks for the backup to create pods/exec in the pod's namespace.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.BackupHooks{}.OpenAPIModelName()),
 						},

@@ -39,6 +39,7 @@ const (
 	releaseTimeout = 10 * time.Second
 )
 
+// Store is what is needed of a store.
 type Store interface {
 	store.Reader
 	store.Writer
@@ -47,6 +48,7 @@ type Store interface {
 	Remove(ctx context.Context, key string) error
 }
 
+// Deleter deletes from one store.
 type Deleter struct {
 	Store Store
 	Clock clock.WithTicker

@@ -26,6 +26,7 @@ var fixture []byte
 //go:embed testdata/expected.json
 var expected []byte
 
+// File is an object of a store.
 type File struct {
 	Key     string
 	Content []byte
@@ -60,6 +61,7 @@ func Fixture(t testing.TB) []File {
 	}
 }
 
+// Volume is what Longhorn's library says of a volume.
 type Volume struct {
 	Name                 string
 	Size                 string
@@ -78,6 +80,7 @@ type Volume struct {
 	Error string `json:"error"`
 }
 
+// Backup is what Longhorn's library says of a backup.
 type Backup struct {
 	Name, URL                                 string
 	SnapshotName, SnapshotCreated, Created    string
@@ -111,6 +114,7 @@ type Expected struct {
 	Deletions     []Deletion                   `json:"deletions"`
 }
 
+// Expect gives what Longhorn's library says of the fixture.
 func Expect(t testing.TB) *Expected {
 	t.Helper()
 	var e Expected
@@ -120,6 +124,7 @@ func Expect(t testing.TB) *Expected {
 	return &e
 }
 
+// Put writes files into a store.
 func Put(t testing.TB, to store.Writer, files []File) {
 	t.Helper()
 	for _, file := range files {

@@ -53,11 +53,13 @@ type BackupConfig struct {
 	SingleFile            struct{ FilePath string }
 }
 
+// BlockConfig names a block.
 type BlockConfig struct {
 	Offset        int64
 	BlockChecksum string
 }
 
+// Shape describes a store to be generated.
 type Shape struct {
 	// Volumes have Backups each, of Blocks each.
 	Volumes, Backups, Blocks int
@@ -69,12 +71,15 @@ type Shape struct {
 
 var start = time.Date(2026, 1, 1, 2, 0, 0, 0, time.UTC)
 
+// VolumeName is the name of a volume of a generated store.
 func VolumeName(volume int) string {
 	return fmt.Sprintf("pvc-%08x-0000-4000-8000-%012x", volume, volume)
 }
 
+// BackupName is the name of a backup of a generated store.
 func BackupName(volume, backup int) string { return fmt.Sprintf("backup-%08x%08x", backup, volume) }
 
+// Generate writes a store of this shape.
 func Generate(t testing.TB, to store.Writer, shape Shape) {
 	t.Helper()
 	group, ctx := errgroup.WithContext(context.Background())

@@ -73,6 +73,7 @@ func Ledger(ledger *corev1.ConfigMap) ([]Start, error) {
 	return starts, nil
 }
 
+// WithLedger is a copy of the ledger with other entries.
 func WithLedger(ledger *corev1.ConfigMap, starts []Start) (*corev1.ConfigMap, error) {
 	if starts == nil {
 		starts = []Start{}
@@ -108,6 +109,7 @@ func Leader(ledger *corev1.ConfigMap) string {
 	return ledger.Data[LeaderKey]
 }
 
+// DefaultLimits are the numbers of slots unless they are set.
 var DefaultLimits = queue.Slots{queue.Backup: DefaultConcurrentBackups, queue.Restore: DefaultConcurrentRestores}
 
 var limitKeys = [...]string{queue.Backup: ConcurrentBackupsKey, queue.Restore: ConcurrentRestoresKey}
@@ -126,12 +128,14 @@ func Limits(ledger *corev1.ConfigMap) queue.Slots {
 	return limits
 }
 
+// SetLimits has the ledger tell the numbers of slots.
 func SetLimits(ledger *corev1.ConfigMap, limits queue.Slots) {
 	for class, key := range limitKeys {
 		ledger.Data[key] = strconv.Itoa(limits[class])
 	}
 }
 
+// HasLimits reports whether the ledger tells them.
 func HasLimits(ledger *corev1.ConfigMap, limits queue.Slots) bool {
 	for class, key := range limitKeys {
 		if ledger.Data[key] != strconv.Itoa(limits[class]) {
@@ -141,10 +145,12 @@ func HasLimits(ledger *corev1.ConfigMap, limits queue.Slots) bool {
 	return true
 }
 
+// StartOf is the entry of a run.
 func StartOf(run enginev1alpha1.QueuedRun, at metav1.Time) Start {
 	return Start{UID: run.GetUID(), Name: run.GetName(), Restore: ClassOf(run) == queue.Restore, At: at}
 }
 
+// Class returns the class of the run.
 func (s Start) Class() queue.Class {
 	if s.Restore {
 		return queue.Restore
@@ -152,6 +158,7 @@ func (s Start) Class() queue.Class {
 	return queue.Backup
 }
 
+// ClassOf is the class of a run.
 func ClassOf(run enginev1alpha1.QueuedRun) queue.Class {
 	if _, ok := run.(*enginev1alpha1.RestoreRun); ok {
 		return queue.Restore
@@ -185,6 +192,7 @@ func Phase(run enginev1alpha1.QueuedRun, started sets.Set[types.UID]) v1alpha1.B
 	}
 }
 
+// CancelledReason says by whom a run was cancelled.
 func CancelledReason(run enginev1alpha1.QueuedRun) string {
 	if asked := run.Asked().Cancellation; asked != nil && asked.Requester.Username != "" {
 		return "cancelled by " + asked.Requester.Username

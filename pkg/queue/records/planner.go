@@ -144,6 +144,7 @@ func (p *Planner) SetStarted(started sets.Set[types.UID]) {
 	}
 }
 
+// SetStorageLocations sets the records of the storage locations.
 func (p *Planner) SetStorageLocations(locations []*enginev1alpha1.StorageLocation) {
 	states := make(map[string]queue.LocationState, len(locations))
 	for _, location := range locations {
@@ -152,6 +153,7 @@ func (p *Planner) SetStorageLocations(locations []*enginev1alpha1.StorageLocatio
 	p.SetLocations(states)
 }
 
+// SetExistingNamespaces sets the namespaces that exist.
 func (p *Planner) SetExistingNamespaces(namespaces []*corev1.Namespace) {
 	names := make([]string, 0, len(namespaces))
 	for _, namespace := range namespaces {

@@ -263,7 +263,7 @@ func NewTriggerREST(schedules *REST, make func(ctx context.Context, schedule *v1
 // mayTrigger fails if a schedule makes no backup now.
 func (r *REST) mayTrigger(s *v1alpha1.Schedule) error {
 	if s.Status.Requester == r.restoreUser() {
-		return refused(s.Name, "it was restored, and makes backups as nobody until somebody resumes it: set spec.paused to false first")
+		return refused(s.Name, "it was restored, and has no user for its backups until a user resumes it: set spec.paused to false first")
 	}
 	_, _, backups := r.config.Publisher.Schedule(types.NamespacedName{Namespace: s.Namespace, Name: s.Name})
 	for _, backup := range backups {

@@ -19,8 +19,10 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
 
+// ErrNoRepository: the repository is not in the store.
 var ErrNoRepository = errors.New("there is no repository in the store")
 
+// ErrNoKey: the Secret with a repository's key is missing, or lacks the key.
 var ErrNoKey = errors.New("the repository has no key")
 
 // OpenAt opens the repository of a namespace at a location. It needs no record: a backup may be
@@ -57,6 +59,7 @@ func Where(ctx context.Context, secrets location.Secrets, stored *engine.Storage
 	return repository.Location{Spec: stored.Spec, Secret: first, StoreID: stored.Status.StoreID, Again: read}, err
 }
 
+// Key reads the key of a repository. It fails with ErrNoKey if there is none.
 func Key(ctx context.Context, keys location.Secrets, name string) (repository.Key, error) {
 	key, _, err := Keys(ctx, keys, name)
 	return key, err

@@ -22,6 +22,7 @@ import (
 
 const mostFormer = 10
 
+// KeySecrets are the Secrets of the repositories' keys, to be changed.
 type KeySecrets interface {
 	location.Secrets
 	Update(ctx context.Context, secret *corev1.Secret, options metav1.UpdateOptions) (*corev1.Secret, error)

@@ -7,6 +7,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 )
 
+// Strength is how much an edge counts.
 type Strength int8
 
 // The strengths, the weakest first.
@@ -34,6 +35,7 @@ const (
 	WaitReady Wait = "Ready"
 )
 
+// Node is a point of the order.
 type Node struct {
 	// Item is the object to restore, or to wait for. It is nil for a joint.
 	Item *manifest.Item
@@ -85,6 +87,7 @@ func (g *Graph) Start() (*Progress, []int32) {
 // node must be done once.
 func (p *Progress) Done(node int32) []int32 { return p.release(nil, node) }
 
+// Finished reports whether all nodes are done.
 func (p *Progress) Finished() bool { return p.done == len(p.graph.Nodes) }
 
 func (p *Progress) release(ready []int32, node int32) []int32 {

@@ -18,6 +18,7 @@ import (
 	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
+// Action is what becomes of an object that exists.
 type Action string
 
 const (
@@ -34,6 +35,7 @@ const (
 	Recreate Action = "Recreate"
 )
 
+// Decision is what becomes of an object that exists.
 type Decision struct {
 	Action Action
 	// Differs are the sorted paths of differing fields, such as spec.replicas.

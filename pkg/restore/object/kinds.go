@@ -64,8 +64,10 @@ func (c *change) kind(resource schema.GroupResource, began bool) {
 	}
 }
 
+// Schedules are the resource and group of Holdfast's schedules.
 const Schedules = "schedules.holdfast.io"
 
+// IsPaused reports whether a schedule makes no backups for now.
 func IsPaused(schedule *unstructured.Unstructured) bool {
 	paused, _, _ := unstructured.NestedBool(schedule.Object, "spec", "paused")
 	return paused

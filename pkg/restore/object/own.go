@@ -87,6 +87,7 @@ func IsBootstrapped(o *unstructured.Unstructured) bool {
 	return o.GetLabels()[bootstrapping] == "rbac-defaults" && o.GetAnnotations()[autoupdate] != "false" && !other
 }
 
+// IsMadeForAccount reports whether OpenShift has made a Secret for an account.
 func IsMadeForAccount(secret *unstructured.Unstructured) bool {
 	annotations := secret.GetAnnotations()
 	return annotations["kubernetes.io/created-by"] == "openshift.io/create-dockercfg-secrets" ||

@@ -116,6 +116,7 @@ func NewRules(spec *holdfast.RestoreSpec, modifiers *Modifiers, facts Facts) (*R
 	return r, nil
 }
 
+// Namespace is where objects of a namespace of the backup are restored.
 func (r *Rules) Namespace(namespace string) string {
 	if mapped, ok := r.namespaces[namespace]; ok && namespace != "" {
 		return mapped

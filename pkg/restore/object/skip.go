@@ -93,6 +93,7 @@ func SkipItem(item *manifest.Item) string {
 // podClaim is on a claim for devices that Kubernetes has made for one pod, of a template.
 const podClaim = "resource.kubernetes.io/pod-claim-name"
 
+// PodMakers are the kinds of the controllers that make pods.
 var PodMakers = []string{"ReplicaSet", "ReplicationController", "StatefulSet", "DaemonSet", "Job"}
 
 // Skip says why an object is not restored, or returns "". The object is as read.

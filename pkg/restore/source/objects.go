@@ -32,6 +32,7 @@ const (
 	maxParts = 16
 )
 
+// Object is one object of a backup, as it was read.
 type Object struct {
 	Item *manifest.Item
 	// Content belongs to the caller.
@@ -52,6 +53,7 @@ func (b *Backup) ObjectsOf(ctx context.Context, items []*manifest.Item) iter.Seq
 	}
 }
 
+// Object reads one object.
 func (b *Backup) Object(ctx context.Context, item *manifest.Item) (*unstructured.Unstructured, error) {
 	var found *unstructured.Unstructured
 	err := fmt.Errorf("%s: %w", identity(item), io.ErrUnexpectedEOF)

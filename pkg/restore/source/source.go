@@ -20,6 +20,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
+// Store is what is asked of a store.
 type Store interface {
 	Get(ctx context.Context, key string) (io.ReadCloser, error)
 	GetRange(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error)
@@ -37,6 +38,7 @@ func refused(text string, arguments ...any) error {
 	return fmt.Errorf("%w: %w", ErrRefused, fmt.Errorf(text, arguments...))
 }
 
+// Backup is one that was opened.
 type Backup struct {
 	Metadata *holdfast.Backup
 	// Items are its objects in the order of manifest.Compare, without annotations. Without a

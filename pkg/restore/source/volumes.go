@@ -33,6 +33,7 @@ type Volume struct {
 	Problem string
 }
 
+// RepositoryNamespace is the namespace whose repository has the snapshot.
 func (v *Volume) RepositoryNamespace() string { return v.Pod.Namespace }
 
 // Claim returns the claim of the data, without name for a volume that has none.

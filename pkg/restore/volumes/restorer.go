@@ -64,6 +64,7 @@ type work struct {
 	status engine.VolumeRestoreStatus
 }
 
+// Claim is a claim whose data is to be brought back.
 type Claim struct {
 	Namespace, Name string
 	// Data is the backup's record of the volume.

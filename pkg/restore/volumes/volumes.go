@@ -35,6 +35,7 @@ type Agents interface {
 	Idle(node string, since, now time.Time) (idle time.Duration, busy bool)
 }
 
+// Config is what all restores share.
 type Config struct {
 	Namespace string
 	// Image of holders and waiting containers: the agents' own, which is on each node with an
@@ -74,6 +75,7 @@ type Volumes struct {
 	restorers map[*Restorer]struct{}
 }
 
+// New returns Volumes.
 func New(config Config) (*Volumes, error) {
 	v := &Volumes{Config: config, records: config.Records.VolumeRestores(config.Namespace), restorers: map[*Restorer]struct{}{}}
 	v.Holders = cmp.Or(v.Holders, DefaultHolders)

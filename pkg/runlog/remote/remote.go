@@ -65,12 +65,14 @@ var (
 	ErrBroken = errors.New("the log breaks off")
 )
 
+// Server serves the logs of this process. It is an http.Handler for what is below Prefix.
 type Server struct {
 	logs             *runlog.Logs
 	token            string
 	Certificate, Key []byte
 }
 
+// NewServer returns a Server with a certificate and a token of its own.
 func NewServer(logs *runlog.Logs, now time.Time) (*Server, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -97,6 +99,7 @@ func NewServer(logs *runlog.Logs, now time.Time) (*Server, error) {
 	}, nil
 }
 
+// ServeHTTP implements http.Handler.
 func (s *Server) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	if !s.MayAsk(request) {
 		http.Error(w, "only the API server that reads the Secret "+SecretName+" may ask", http.StatusUnauthorized)
@@ -137,6 +140,7 @@ func (p prompt) Write(content []byte) (int, error) {
 	return n, err
 }
 
+// Publisher writes Secrets of the system namespace.
 type Publisher interface {
 	Secrets
 	Create(ctx context.Context, secret *corev1.Secret, options metav1.CreateOptions) (*corev1.Secret, error)
@@ -185,10 +189,12 @@ func (s *Server) publish(ctx context.Context, secrets Publisher, address string,
 	return err
 }
 
+// Secrets reads Secrets of the system namespace.
 type Secrets interface {
 	Get(ctx context.Context, name string, options metav1.GetOptions) (*corev1.Secret, error)
 }
 
+// Client reads the logs of the controller that leads.
 type Client struct{ Secrets Secrets }
 
 // Copy writes a run's log, and with follow later lines until its end. Without one of the errors

@@ -17,6 +17,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
+// Operation is a method of a store.
 type Operation string
 
 // The operations that Faulty counts. Commit ends a NewWriter's write, Write is each piece of it.
@@ -33,6 +34,7 @@ const (
 	Check      Operation = "Check"
 )
 
+// Fault says what goes wrong, and where.
 type Fault struct {
 	Operation Operation
 	Key       string
@@ -44,6 +46,7 @@ type Fault struct {
 	After    int
 }
 
+// Faulty is a store that counts operations, and fails as told.
 type Faulty struct {
 	inner Store
 	clock clock.Clock
@@ -55,6 +58,7 @@ type Faulty struct {
 	peak   int
 }
 
+// NewFaulty wraps a store. Without faults it behaves as the store does.
 func NewFaulty(inner Store, clock clock.Clock) *Faulty {
 	return &Faulty{inner: inner, clock: clock, counts: map[Operation]int{}}
 }
@@ -66,12 +70,14 @@ func (f *Faulty) Inject(faults ...Fault) {
 	f.faults = faults
 }
 
+// Count is how often an operation was called since the last Reset.
 func (f *Faulty) Count(operation Operation) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.counts[operation]
 }
 
+// Counts are all operations that were called since the last Reset.
 func (f *Faulty) Counts() map[Operation]int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -89,6 +95,7 @@ func (f *Faulty) Peak() int {
 	return f.peak
 }
 
+// Reset sets all counts to zero.
 func (f *Faulty) Reset() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -123,6 +130,7 @@ func (f *Faulty) strike(ctx context.Context, operation Operation, key string) (F
 	return fault, fault.Err
 }
 
+// List implements store.Reader.
 func (f *Faulty) List(ctx context.Context, folder string, options store.ListOptions) iter.Seq2[store.Object, error] {
 	return func(yield func(store.Object, error) bool) {
 		fault, err := f.strike(ctx, List, folder)
@@ -145,6 +153,7 @@ func (f *Faulty) List(ctx context.Context, folder string, options store.ListOpti
 	}
 }
 
+// Get implements store.Reader.
 func (f *Faulty) Get(ctx context.Context, key string) (io.ReadCloser, error) {
 	f.enter(1)
 	fault, err := f.strike(ctx, Get, key)
@@ -165,6 +174,7 @@ func (f *Faulty) enter(change int) {
 	f.peak = max(f.peak, f.active)
 }
 
+// Attributes implements store.Reader.
 func (f *Faulty) Attributes(ctx context.Context, key string) (store.Object, error) {
 	if _, err := f.strike(ctx, Attributes, key); err != nil {
 		return store.Object{}, err
@@ -172,6 +182,7 @@ func (f *Faulty) Attributes(ctx context.Context, key string) (store.Object, erro
 	return f.inner.Attributes(ctx, key)
 }
 
+// Create implements store.Writer.
 func (f *Faulty) Create(ctx context.Context, key string, content []byte) error {
 	if _, err := f.strike(ctx, Create, key); err != nil {
 		return err
@@ -179,6 +190,7 @@ func (f *Faulty) Create(ctx context.Context, key string, content []byte) error {
 	return f.inner.Create(ctx, key, content)
 }
 
+// Put implements store.Writer.
 func (f *Faulty) Put(ctx context.Context, key string, content []byte) error {
 	if _, err := f.strike(ctx, Put, key); err != nil {
 		return err
@@ -186,6 +198,7 @@ func (f *Faulty) Put(ctx context.Context, key string, content []byte) error {
 	return f.inner.Put(ctx, key, content)
 }
 
+// NewWriter implements store.Writer.
 func (f *Faulty) NewWriter(ctx context.Context, key string) (store.ObjectWriter, error) {
 	if _, err := f.strike(ctx, NewWriter, key); err != nil {
 		return nil, err
@@ -197,6 +210,7 @@ func (f *Faulty) NewWriter(ctx context.Context, key string) (store.ObjectWriter,
 	return &faultyWriter{ObjectWriter: w, ctx: ctx, faulty: f, key: key}, nil
 }
 
+// Delete implements store.Remover.
 func (f *Faulty) Delete(ctx context.Context, object store.Object) error {
 	if _, err := f.strike(ctx, Delete, object.Key); err != nil {
 		return err
@@ -204,6 +218,7 @@ func (f *Faulty) Delete(ctx context.Context, object store.Object) error {
 	return f.inner.Delete(ctx, object)
 }
 
+// Check asks whether the store answers.
 func (f *Faulty) Check(ctx context.Context) error {
 	if _, err := f.strike(ctx, Check, ""); err != nil {
 		return err

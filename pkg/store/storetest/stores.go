@@ -23,6 +23,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
+// Store is all that can be done with a store.
 type Store interface {
 	store.Reader
 	store.Writer
@@ -35,12 +36,14 @@ var (
 	_ Store = (*Faulty)(nil)
 )
 
+// Memory is a new store in memory.
 func Memory(t testing.TB) *store.Bucket {
 	t.Helper()
 	bucket, err := store.OverBlob(memblob.OpenBucket(nil), "")
 	return opened(t, bucket, err)
 }
 
+// Filesystem is a new store in a folder that goes with the test.
 func Filesystem(t testing.TB) *store.Bucket {
 	t.Helper()
 	return Open(t, engine.StorageLocationSpec{
@@ -115,8 +118,10 @@ func withConditions(next http.Handler) http.Handler {
 // Content is a store.Content in several pieces.
 type Content []byte
 
+// Length implements store.Content.
 func (c Content) Length() int { return len(c) }
 
+// Reader implements store.Content.
 func (c Content) Reader() io.ReadSeekCloser {
 	return struct {
 		io.ReadSeeker
@@ -124,6 +129,7 @@ func (c Content) Reader() io.ReadSeekCloser {
 	}{bytes.NewReader(c), io.NopCloser(nil)}
 }
 
+// WriteTo implements store.Content.
 func (c Content) WriteTo(w io.Writer) (written int64, err error) {
 	for piece := range slices.Chunk(c, 100_003) {
 		n, err := w.Write(piece)
@@ -134,6 +140,7 @@ func (c Content) WriteTo(w io.Writer) (written int64, err error) {
 	return written, nil
 }
 
+// Empty removes all that lies in a folder, and what was left there unfinished.
 func Empty(t testing.TB, s Store, folder string) {
 	t.Helper()
 	for object, err := range s.List(context.Background(), folder, store.ListOptions{Recursive: true, Unfinished: true}) {
@@ -146,6 +153,7 @@ func Empty(t testing.TB, s Store, folder string) {
 	}
 }
 
+// Open opens a location until the test ends.
 func Open(t testing.TB, location engine.StorageLocationSpec, secret map[string][]byte) *store.Bucket {
 	t.Helper()
 	bucket, err := store.Open(t.Context(), &location, secret)

@@ -22,6 +22,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
+// Object is one to be stored.
 type Object struct {
 	// Kind is as Item.GroupKind, Resource its name in paths.
 	Kind, Resource  string
@@ -67,6 +68,7 @@ func Items(t testing.TB, tarball io.Writer, objects []Object) []*manifest.Item {
 	return items
 }
 
+// Manifest is the document of items.
 func Manifest(t testing.TB, items []*manifest.Item) []byte {
 	t.Helper()
 	var w manifest.Writer
@@ -82,6 +84,7 @@ func Manifest(t testing.TB, items []*manifest.Item) []byte {
 	return document.Bytes()
 }
 
+// Write stores the tarball and the manifest of a backup.
 func Write(t testing.TB, to store.Writer, storeName string, objects ...Object) {
 	t.Helper()
 	var tarball bytes.Buffer

@@ -200,7 +200,7 @@ type BackupRunStatus struct {
 	// Why the run failed, or why a deletion has to wait, in one sentence.
 	// +optional
 	FailureReason string `json:"failureReason,omitempty"`
-	// What was wrong with the spec, for FailedValidation.
+	// Errors of the spec, for FailedValidation.
 	// +optional
 	// +listType=atomic
 	ValidationErrors []string `json:"validationErrors,omitempty"`

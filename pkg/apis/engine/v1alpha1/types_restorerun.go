@@ -164,7 +164,7 @@ type RestoreRunStatus struct {
 	// Why the run failed or was cancelled, in one sentence.
 	// +optional
 	FailureReason string `json:"failureReason,omitempty"`
-	// What was wrong with the spec, for FailedValidation.
+	// Errors of the spec, for FailedValidation.
 	// +optional
 	// +listType=atomic
 	ValidationErrors []string `json:"validationErrors,omitempty"`
@@ -181,7 +181,7 @@ type RestoreRunStatus struct {
 type HookedPod struct {
 	// The pod's uid.
 	UID types.UID `json:"uid"`
-	// Whether they have ended, and those of them that failed.
+	// Whether they have ended, and which of them failed.
 	// +optional
 	Ended bool `json:"ended,omitempty"`
 	// +optional

@@ -28,7 +28,7 @@ type ScheduleEntry struct {
 
 	// What the schedule is, and whose.
 	Spec ScheduleEntrySpec `json:"spec"`
-	// What was due.
+	// The run that was due.
 	// +optional
 	Status ScheduleEntryStatus `json:"status,omitempty"`
 }
@@ -46,7 +46,7 @@ type ScheduleEntryList struct {
 // ScheduleEntrySpec is a schedule as its users wrote it.
 type ScheduleEntrySpec struct {
 	// The Schedule that the record is of.
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a record stays that of its schedule"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a record keeps its schedule"
 	ScheduleRef holdfastv1alpha1.BackupReference `json:"scheduleRef"`
 	// Uid of the Schedule's namespace. Another namespace of that name has nothing to do
 	// with it.

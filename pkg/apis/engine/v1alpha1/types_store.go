@@ -562,7 +562,7 @@ type MaintenanceRun struct {
 	StartTimestamp metav1.Time `json:"startTimestamp"`
 	// When it ended.
 	CompleteTimestamp metav1.Time `json:"completeTimestamp"`
-	// What it did, or why it failed.
+	// Summary of the work, or the reason of the failure.
 	// +optional
 	Message string `json:"message,omitempty"`
 	// Bytes that it removed from the store.

@@ -162,7 +162,7 @@ type BackupSpec struct {
 	OrderedResources map[string]string `json:"orderedResources,omitempty"`
 	// Commands to run in pods of the backup, before and after the data of their volumes
 	// is read. A pod can have annotations for that, which count instead. Both need the
-	// right of whoever asks for the backup to create pods/exec in the pod's namespace.
+	// right of the user who asks for the backup to create pods/exec in the pod's namespace.
 	// +optional
 	Hooks BackupHooks `json:"hooks,omitzero"`
 	// How long the backup is kept, counted from its start. Default 720h, unless the
@@ -481,7 +481,7 @@ type BackupStatus struct {
 	// Why the backup failed, was cancelled, or is not deleted yet, in one sentence.
 	// +optional
 	FailureReason string `json:"failureReason,omitempty"`
-	// What was wrong with the spec, for FailedValidation.
+	// Errors of the spec, for FailedValidation.
 	// +optional
 	// +listType=atomic
 	ValidationErrors []string `json:"validationErrors,omitempty"`

@@ -16,7 +16,7 @@ import (
 // kept: the answer to its creation says what was started.
 type MaintenanceRequest struct {
 	metav1.TypeMeta `json:",inline"`
-	// Standard object's metadata. The name is that of the VolumeRepository,
+	// Standard object's metadata. It has the name of the VolumeRepository,
 	// NAMESPACE.LOCATION, and the namespace that of the system.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`

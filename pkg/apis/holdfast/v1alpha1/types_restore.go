@@ -160,7 +160,7 @@ type RestoreSpec struct {
 	ImageMapping map[string]string `json:"imageMapping,omitempty"`
 	// Init containers that restored pods get, and commands that run in their containers when
 	// those run. A pod can have annotations for that, which count instead. Commands need the
-	// right of whoever asks for the restore to create pods/exec in the pod's namespace.
+	// right of the user who asks for the restore to create pods/exec in the pod's namespace.
 	// +optional
 	Hooks RestoreHooks `json:"hooks,omitzero"`
 	// What becomes of an object that exists and differs: none (default) keeps it with a
@@ -462,7 +462,7 @@ type RestoreStatus struct {
 	// Why the restore failed or was cancelled, in one sentence.
 	// +optional
 	FailureReason string `json:"failureReason,omitempty"`
-	// What was wrong with the spec, for FailedValidation.
+	// Errors of the spec, for FailedValidation.
 	// +optional
 	// +listType=atomic
 	ValidationErrors []string `json:"validationErrors,omitempty"`

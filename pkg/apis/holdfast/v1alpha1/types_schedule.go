@@ -60,7 +60,7 @@ type ScheduleSpec struct {
 	// The backups that it makes.
 	// +optional
 	Template ScheduleTemplate `json:"template,omitempty"`
-	// Whether nothing is due for now. What would have been due meanwhile is not made up.
+	// Whether nothing is due for now. Backups that were due meanwhile are not made up for.
 	// +optional
 	Paused bool `json:"paused,omitempty"`
 	// Has no effect: no backup is made before one is due.

@@ -130,6 +130,7 @@ func (c *Cache) key() (*format.SigningKey, error) {
 	return key, os.WriteFile(name, key.Seed(), 0o600)
 }
 
+// Add keeps what was read of an entry.
 func (c *Cache) Add(ctx context.Context, storeName string, content catalog.Content) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -32,6 +32,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
+// Store is what is needed of a store.
 type Store interface {
 	store.Ranger
 	store.Writer
@@ -39,6 +40,7 @@ type Store interface {
 	Close() error
 }
 
+// Location is a storage location that has an index.
 type Location struct {
 	Name string
 	// Settings represents all that Open depends on. A change restarts the worker.
@@ -47,6 +49,7 @@ type Location struct {
 	Layout   layout.Layout
 }
 
+// Options are settings of a Publisher. Zero values mean the defaults.
 type Options struct {
 	Cluster format.Cluster
 	Keys    []string
@@ -68,6 +71,7 @@ const (
 	headsToClean          = 50
 )
 
+// Publisher writes indexes. Create it with New.
 type Publisher struct {
 	options Options
 	changed chan struct{}
@@ -77,6 +81,7 @@ type Publisher struct {
 	workers map[string]*worker // by location; guarded by mu
 }
 
+// New makes a Publisher. Nothing happens before Run.
 func New(options Options) *Publisher {
 	if options.Interval == 0 {
 		options.Interval = 6 * time.Hour
@@ -90,6 +95,7 @@ func New(options Options) *Publisher {
 	return &Publisher{options: options, changed: make(chan struct{}, 1), workers: map[string]*worker{}}
 }
 
+// SetLocations says which locations there are, all of them each time.
 func (p *Publisher) SetLocations(locations []Location) {
 	p.mu.Lock()
 	p.wanted = slices.Clone(locations)
@@ -100,6 +106,7 @@ func (p *Publisher) SetLocations(locations []Location) {
 	}
 }
 
+// Ended says that a backup has ended.
 func (p *Publisher) Ended(location, storeName string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -48,6 +48,7 @@ type Watched interface {
 	Watch(ctx context.Context, from store.Ranger, after string) (versions map[string]map[string]string, position string, err error)
 }
 
+// Shard is a part of the entries that is listed as one.
 type Shard struct {
 	// Holds reports whether the shard would have an entry of the name.
 	Holds   func(name string) bool
@@ -63,6 +64,7 @@ type Shard struct {
 	Position string
 }
 
+// Entry is an entry as it is listed.
 type Entry struct {
 	Name string
 	// Versions are the versions of its objects, as in Content.Versions; nil if the listing does not
@@ -72,6 +74,7 @@ type Entry struct {
 	Beside []string
 }
 
+// Known is what is known of an entry that is to be read.
 type Known struct {
 	// Versions are Content.Versions of the last read.
 	Versions map[string]string
@@ -83,8 +86,10 @@ type Known struct {
 	MayRead bool
 }
 
+// ErrUnfinished says that a folder holds no finished backup.
 var ErrUnfinished = errors.New("there is no finished backup")
 
+// UnreadableError says what is wrong with an entry.
 type UnreadableError struct {
 	// Reason is in stable words.
 	Reason string

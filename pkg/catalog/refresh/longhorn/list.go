@@ -45,6 +45,7 @@ const (
 	settled = time.Hour
 )
 
+// Layout reads one location of Longhorn.
 type Layout struct {
 	// TrustNamespaces lists volumes in the namespaces that they name.
 	TrustNamespaces bool

@@ -33,6 +33,7 @@ const method = "longhorn"
 
 const unfinished = "it has not ended: it is under way, or has failed, which Longhorn's store does not tell apart"
 
+// Probe implements layout.Layout.
 func (l *Layout) Probe(ctx context.Context, from store.Ranger, name string) error {
 	_, err := from.Attributes(ctx, format.VolumeKey(name))
 	if errors.Is(err, store.ErrNotFound) {
@@ -41,6 +42,7 @@ func (l *Layout) Probe(ctx context.Context, from store.Ranger, name string) erro
 	return err
 }
 
+// Read implements layout.Layout.
 func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known layout.Known) (catalog.Content, error) {
 	var content catalog.Content
 	var objects []store.Object

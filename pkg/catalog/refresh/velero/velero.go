@@ -31,6 +31,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
+// Layout reads one location with backups of Velero or Holdfast.
 type Layout struct {
 	Location string
 	// SystemNamespace has the backups that belong to no namespace here.
@@ -112,8 +113,10 @@ func isBehindChange(name string, beside map[string][]string) bool {
 	return false
 }
 
+// Position implements layout.Parted.
 func (l *Layout) Position(name string) string { return format.BackupPrefix(name) }
 
+// Watch implements layout.Watched.
 func (l *Layout) Watch(ctx context.Context, from store.Ranger, after string) (versions map[string]map[string]string, position string, err error) {
 	versions = map[string]map[string]string{}
 	count := 0
@@ -151,11 +154,13 @@ func behind(folder string) string {
 	return folder
 }
 
+// Probe implements layout.Layout.
 func (l *Layout) Probe(ctx context.Context, from store.Ranger, name string) error {
 	_, _, err := l.readMetadata(ctx, from, name, format.MetadataKey(name))
 	return err
 }
 
+// Read implements layout.Layout.
 func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known layout.Known) (content catalog.Content, err error) {
 	isStoreFailure := func(err error) bool {
 		return isStoreFailure(err) || !known.MayRead && errors.Is(err, store.ErrDenied)
