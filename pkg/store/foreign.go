@@ -18,7 +18,15 @@ import (
 )
 
 // foreignAnswer is a successful answer that is no store's, as of a portal or a proxy.
-type foreignAnswer struct{ sent string }
+type foreignAnswer struct {
+	sent string
+	// again is set where a store itself may have answered, and is asked again: versitygw describes
+	// an object without its ETag while it removes it.
+	again bool
+}
+
+// RetryableError tells the SDK whether to ask again.
+func (e *foreignAnswer) RetryableError() bool { return e.again }
 
 func (e *foreignAnswer) Error() string {
 	return "what answers does not speak S3, and sent " + e.sent + ": check the endpoint, and proxies before it"
@@ -35,9 +43,11 @@ func refuseForeign(stack *middleware.Stack) error {
 				if got, ok := out.Result.(*s3.GetObjectOutput); ok && got.Body != nil {
 					_ = got.Body.Close()
 				}
-				out.Result, err = nil, &foreignAnswer{typeOf(response)}
+				_, isHead := out.Result.(*s3.HeadObjectOutput)
+				sent := typeOf(response)
+				out.Result, err = nil, &foreignAnswer{sent: sent, again: isHead && sent != pageType}
 			} else if unread := (*smithy.DeserializationError)(nil); errors.As(err, &unread) && isGood(response) && !errors.Is(err, io.ErrUnexpectedEOF) {
-				err = &foreignAnswer{typeOf(response)}
+				err = &foreignAnswer{sent: typeOf(response)}
 			}
 			return out, metadata, err
 		}), "Retry", middleware.After)

@@ -325,6 +325,32 @@ func (l *requestLog) take() string {
 	return requests
 }
 
+// versitygw may describe an object without its ETag while it removes it.
+func TestS3AsksAgain(t *testing.T) {
+	var without atomic.Int32
+	location, secret := storetest.FakeS3(t, func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodHead && without.Add(-1) >= 0 {
+				w.Header().Set("Content-Type", "application/octet-stream")
+				return
+			}
+			next.ServeHTTP(w, r)
+		})
+	})
+	bucket := storetest.Open(t, location, secret)
+	if err := bucket.Put(t.Context(), "a", []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	without.Store(1)
+	if got, err := bucket.Attributes(t.Context(), "a"); err != nil || got.Size != 1 {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	without.Store(100)
+	if _, err := bucket.Attributes(t.Context(), "a"); err == nil || !strings.Contains(err.Error(), "does not speak S3") {
+		t.Errorf("got %v, want an answer that is not S3", err)
+	}
+}
+
 // What an operation costs at S3, where each request is paid for.
 func TestS3Requests(t *testing.T) {
 	log := &requestLog{}

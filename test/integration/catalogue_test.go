@@ -67,7 +67,8 @@ func (f *farStore) wrap(next http.Handler) http.Handler {
 		defer f.mu.Unlock()
 		switch r.Method {
 		case http.MethodPut:
-			if isFar && f.written[r.URL.Path] {
+			// The leader's claim is the one object that is replaced, at each renewal.
+			if isFar && f.written[r.URL.Path] && !strings.Contains(r.URL.Path, "/"+format.HoldfastPrefix+"claims/") {
 				f.rewritten = append(f.rewritten, r.URL.Path)
 			}
 			f.written[r.URL.Path] = true
