@@ -14,8 +14,8 @@ import (
 	"k8s.io/client-go/util/exec"
 	clocktesting "k8s.io/utils/clock/testing"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
@@ -133,7 +133,7 @@ func TestAttemptAfterAKill(t *testing.T) {
 			_, _, _ = f.attempt(ctx, 2, kill(second, end))
 			end()
 			outcome, _, err := f.attempt(t.Context(), 3, goOn)
-			if err != nil || outcome.Status.Phase != holdfast.BackupPhaseCompleted || !outcome.Stored {
+			if err != nil || outcome.Status.Phase != v1alpha1.BackupPhaseCompleted || !outcome.Stored {
 				t.Fatalf("killed before writes %d and %d: %+v, %v", first, second, outcome, err)
 			}
 			f.wantWhole(t)
@@ -173,7 +173,7 @@ func TestToldToStopBeforeEachWrite(t *testing.T) {
 		default:
 			ended++
 		}
-		if err != nil || !outcome.Stored || outcome.Status.Phase != holdfast.BackupPhaseCompleted {
+		if err != nil || !outcome.Stored || outcome.Status.Phase != v1alpha1.BackupPhaseCompleted {
 			t.Errorf("before write %d, in time %t: %+v, %v", at, intime, outcome, err)
 		}
 		f.wantWhole(t)
@@ -206,7 +206,7 @@ func TestToldToStopForGood(t *testing.T) {
 		t.Errorf("no time is left: %+v, %v", outcome, err)
 	}
 	f.deps.Ending = nil
-	if outcome, _, err = f.attempt(t.Context(), 3, goOn); err != nil || outcome.Status.Phase != holdfast.BackupPhaseCompleted {
+	if outcome, _, err = f.attempt(t.Context(), 3, goOn); err != nil || outcome.Status.Phase != v1alpha1.BackupPhaseCompleted {
 		t.Errorf("the next one: %+v, %v", outcome, err)
 	}
 	f.wantWhole(t)
@@ -250,7 +250,7 @@ func TestDecidedAndUnfinished(t *testing.T) {
 		t.Fatalf("the store has the unfinished %v", unfinished())
 	}
 	outcome, _, err := f.attempt(t.Context(), 2, goOn)
-	if err != nil || outcome.Status.Phase != holdfast.BackupPhaseCompleted || !outcome.Stored {
+	if err != nil || outcome.Status.Phase != v1alpha1.BackupPhaseCompleted || !outcome.Stored {
 		t.Fatalf("the second attempt: %+v, %v", outcome, err)
 	}
 	if left := unfinished(); len(left) > 0 {
@@ -341,7 +341,7 @@ func testAttemptThatWakesUp(t *testing.T, sleeper int) {
 				<-ended
 			}
 			switch phase := f.stored(t).Status.Phase; {
-			case phase == holdfast.BackupPhaseCompleted:
+			case phase == v1alpha1.BackupPhaseCompleted:
 				f.wantWhole(t)
 				f.wantConfigMaps(t, 3)
 			case took < awake:
@@ -361,7 +361,7 @@ func testAttemptThatWakesUp(t *testing.T, sleeper int) {
 type frozen struct {
 	mu      sync.Mutex
 	pods    map[string]bool
-	pending []engine.PodReference // as recorded
+	pending []enginev1alpha1.PodReference // as recorded
 	steps   int
 	diesAt  int
 	die     func()
@@ -399,7 +399,7 @@ func TestKilledInAPhaseOfAHook(t *testing.T) {
 		for second := range 5 {
 			f := hookedFixture(t, dbHooks(""), hookedPod("p", "n1", isDB, "", "e"+emptyDir), hookedPod("q", "n1", isDB, "", "e"+emptyDir))
 			z := &frozen{pods: map[string]bool{}}
-			f.hooks.pending = func(pods []engine.PodReference) error {
+			f.hooks.pending = func(pods []enginev1alpha1.PodReference) error {
 				return z.step(func() { z.pending = slices.Clone(pods) })
 			}
 			f.hooks.exec = func(_ context.Context, what string) (string, error) {
@@ -435,7 +435,7 @@ func TestKilledInAPhaseOfAHook(t *testing.T) {
 			}
 			z.pending = nil
 			outcome, _, err := f.attempt(z.process(t, 0), 2, goOn)
-			if err != nil || outcome.Status.Phase != holdfast.BackupPhaseCompleted {
+			if err != nil || outcome.Status.Phase != v1alpha1.BackupPhaseCompleted {
 				t.Errorf("killed at steps %d and %d: %+v, %v", first, second, outcome.Status, err)
 			}
 			if z.pods["p"] || z.pods["q"] {

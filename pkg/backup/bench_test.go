@@ -25,7 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/archive"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
@@ -84,7 +84,7 @@ func BenchmarkRun(b *testing.B) {
 	peak := uint64(0)
 	b.ReportAllocs()
 	for b.Loop() {
-		f := newFixture(b, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}})
+		f := newFixture(b, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}})
 		f.add("namespaces", namespace("shop", ""))
 		f.deps.Store = storetest.Filesystem(b)
 		f.servePages(rendered, func() { peak = max(peak, heapInUse()) })

@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
@@ -37,7 +37,7 @@ var errNotReadInTime = errors.New("the server took too long for the pods that sh
 // heldPod is a pod that is kept until all pods are known: it has volumes, hooks, or comes after
 // pods that have.
 type heldPod struct {
-	ref        engine.PodReference
+	ref        enginev1alpha1.PodReference
 	node       string
 	notRunning string
 	volumes    []heldVolume
@@ -65,8 +65,8 @@ func (b block) hooked() bool {
 	return false
 }
 
-func (b block) waiting() []engine.PodReference {
-	var pods []engine.PodReference
+func (b block) waiting() []enginev1alpha1.PodReference {
+	var pods []enginev1alpha1.PodReference
 	for _, pod := range b {
 		if len(pod.post) > 0 {
 			pods = append(pods, pod.ref)
@@ -87,7 +87,7 @@ func (b block) nodes() sets.Set[string] {
 
 func (p *podVolumes) newHeldPod(pod *corev1.Pod) *heldPod {
 	held := &heldPod{
-		ref:        engine.PodReference{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
+		ref:        enginev1alpha1.PodReference{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
 		node:       pod.Spec.NodeName,
 		notRunning: whyNotRunning(pod),
 	}
@@ -245,7 +245,7 @@ func (p *podVolumes) takeAllHooked(ctx context.Context, hooked []block) error {
 	noted := false
 	for len(hooked) > 0 && ctx.Err() == nil {
 		n := 0
-		var pending []engine.PodReference
+		var pending []enginev1alpha1.PodReference
 		asked := map[string]error{}
 		for ; n < len(hooked); n++ {
 			if n > 0 && len(pending)+len(hooked[n].waiting()) > maxPending {

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"testing"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/archive"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
@@ -45,7 +45,7 @@ func TestStoredClaims(t *testing.T) {
 			claim := func(metadata, spec string) string {
 				return fmt.Sprintf(`"metadata":{%s"name":"data","namespace":"shop","uid":"u"},"spec":{%s},"status":{"phase":%q}}`, metadata, spec, test.status)
 			}
-			f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}})
+			f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}})
 			f.add("namespaces", namespace("shop", ""))
 			f.add("persistentvolumes", `{"metadata":{"name":"pv"},"spec":{"csi":{}}}`)
 			f.add("persistentvolumeclaims", "{"+claim(test.metadata, test.spec))
@@ -88,7 +88,7 @@ func TestStoredClaims(t *testing.T) {
 
 // TestHalfFilledClaims: one that a restore has not filled is not taken for whole in silence.
 func TestHalfFilledClaims(t *testing.T) {
-	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}})
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}})
 	f.add("namespaces", namespace("shop", ""))
 	f.add("persistentvolumes", `{"metadata":{"name":"pv"},"spec":{"csi":{}}}`)
 	f.add("persistentvolumeclaims",

@@ -16,8 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/hostpath"
 	"github.com/holdfast-io/holdfast/pkg/selection"
@@ -28,7 +28,7 @@ import (
 const maxNamespaceLists = 10
 
 type collector struct {
-	spec          *holdfast.BackupSpec
+	spec          *v1alpha1.BackupSpec
 	namespaces    *selection.Namespaces
 	wanted        *selection.Resources
 	selectors     []labels.Selector
@@ -72,7 +72,7 @@ type collector struct {
 const secretsLeftOut = "left out: Secrets of Holdfast's own namespaces open the store and the repositories, so no backup holds them: keep copies elsewhere"
 
 func ownNamespaces(system string) sets.Set[string] {
-	return sets.New(engine.OwnNamespaces(system)...)
+	return sets.New(enginev1alpha1.OwnNamespaces(system)...)
 }
 
 // visit takes an object. Its error ends the backup.

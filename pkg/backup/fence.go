@@ -14,7 +14,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/folder"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store"
@@ -91,7 +91,7 @@ func (e *execution) stored(ctx context.Context) (Outcome, error) {
 	return Outcome{Status: found.Status, Stored: true}, nil
 }
 
-func (e *execution) metadata(ctx context.Context) (*holdfast.Backup, error) {
+func (e *execution) metadata(ctx context.Context) (*v1alpha1.Backup, error) {
 	found, err := e.folder.Metadata(ctx)
 	switch {
 	case errors.Is(err, ErrUnreadable):
@@ -309,7 +309,7 @@ func (e *execution) removeEarlier(ctx context.Context, unfinished bool) error {
 // commit ends the backup, unless a later attempt has taken over: the copy of the metadata decides
 // that. The copy also keeps the backup when Velero replaces the metadata of a backup with the same
 // name.
-func (e *execution) commit(ctx context.Context, status holdfast.BackupStatus) (holdfast.BackupStatus, error) {
+func (e *execution) commit(ctx context.Context, status v1alpha1.BackupStatus) (v1alpha1.BackupStatus, error) {
 	key := format.AttemptKey(e.storeName, e.request.Attempt)
 	metadata, err := e.encode(status)
 	if err != nil {
@@ -328,7 +328,7 @@ func (e *execution) commit(ctx context.Context, status holdfast.BackupStatus) (h
 	return e.storeMetadata(ctx, status, metadata)
 }
 
-func (e *execution) encode(status holdfast.BackupStatus) ([]byte, error) {
+func (e *execution) encode(status v1alpha1.BackupStatus) ([]byte, error) {
 	backup := e.request.Backup.DeepCopy()
 	backup.Status = status
 	return format.EncodeBackup(backup, e.contents, e.request.Cluster)
@@ -337,7 +337,7 @@ func (e *execution) encode(status holdfast.BackupStatus) ([]byte, error) {
 // storeMetadata creates the metadata, and returns the status in the store. If this backup's
 // metadata exists already, its status stands: an answer was lost, or another process has ended the
 // backup.
-func (e *execution) storeMetadata(ctx context.Context, status holdfast.BackupStatus, metadata []byte) (holdfast.BackupStatus, error) {
+func (e *execution) storeMetadata(ctx context.Context, status v1alpha1.BackupStatus, metadata []byte) (v1alpha1.BackupStatus, error) {
 	err := e.retry(ctx, func() error { return e.Store.Create(ctx, format.MetadataKey(e.storeName), metadata) })
 	if !errors.Is(err, store.ErrExists) {
 		return status, err
@@ -349,15 +349,15 @@ func (e *execution) storeMetadata(ctx context.Context, status holdfast.BackupSta
 	return outcome.Status, err
 }
 
-func restorable(phase holdfast.BackupPhase) bool {
-	return phase == holdfast.BackupPhaseCompleted || phase == holdfast.BackupPhasePartiallyFailed
+func restorable(phase v1alpha1.BackupPhase) bool {
+	return phase == v1alpha1.BackupPhaseCompleted || phase == v1alpha1.BackupPhasePartiallyFailed
 }
 
 // Abandon ends a backup that no process executes any more as Failed or Cancelled, with a reason. If
 // it has ended already, it returns that outcome. Then it removes the objects that the backup does
 // not need. Any process may call it again, also while the executor still writes. Of the
 // dependencies it needs store and clock. The error is one of Run's, or says that objects remain.
-func Abandon(ctx context.Context, request Request, deps Dependencies, remover store.Remover, phase holdfast.BackupPhase, reason string) (Outcome, error) {
+func Abandon(ctx context.Context, request Request, deps Dependencies, remover store.Remover, phase v1alpha1.BackupPhase, reason string) (Outcome, error) {
 	e := newExecution(ctx, request, deps)
 	outcome, err := e.abandon(ctx, phase, reason)
 	if errors.Is(err, ErrNameTaken) {
@@ -381,11 +381,11 @@ func Abandon(ctx context.Context, request Request, deps Dependencies, remover st
 	return outcome, nil
 }
 
-func (e *execution) abandon(ctx context.Context, phase holdfast.BackupPhase, reason string) (Outcome, error) {
+func (e *execution) abandon(ctx context.Context, phase v1alpha1.BackupPhase, reason string) (Outcome, error) {
 	if outcome, err := e.begin(ctx); err != nil || outcome.Stored {
 		return outcome, err
 	}
-	if phase == holdfast.BackupPhaseCancelled {
+	if phase == v1alpha1.BackupPhaseCancelled {
 		e.log.write(slog.LevelInfo, "the backup is "+reason)
 	} else {
 		e.findings.fail(subject{}, reason)

@@ -11,7 +11,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // TestVelerosFilters goes through the flags of Velero's page on resource filtering, in its
@@ -27,42 +27,42 @@ func TestVelerosFilters(t *testing.T) {
 	)
 	prod := &metav1.LabelSelector{MatchLabels: map[string]string{"env": "prod"}}
 	for flag, test := range map[string]struct {
-		spec holdfast.BackupSpec
+		spec v1alpha1.BackupSpec
 		want string
 	}{
-		"none":                              {holdfast.BackupSpec{}, everywhere},
-		"include-namespaces":                {holdfast.BackupSpec{IncludedNamespaces: []string{"a"}}, inA},
-		"include-namespaces, a pattern":     {holdfast.BackupSpec{IncludedNamespaces: []string{"[bc]"}}, inB},
-		"include-namespaces, *":             {holdfast.BackupSpec{IncludedNamespaces: []string{"*"}}, everywhere},
-		"include-resources":                 {holdfast.BackupSpec{IncludedResources: []string{"deployments"}}, deployments},
-		"include-resources, of a group":     {holdfast.BackupSpec{IncludedResources: []string{"deployments.apps"}}, deployments},
-		"include-resources, in a namespace": {holdfast.BackupSpec{IncludedNamespaces: []string{"a"}, IncludedResources: []string{"deployments"}}, "deployments.apps a/web, namespaces a"},
-		"include-cluster-resources=true":    {holdfast.BackupSpec{IncludedNamespaces: []string{"a"}, IncludeClusterResources: &yes}, inA + ", nodes n1"},
-		"include-cluster-resources=false":   {holdfast.BackupSpec{IncludeClusterResources: &no}, inA + ", " + inB},
-		"selector":                          {holdfast.BackupSpec{LabelSelector: prod}, "configmaps a/one, deployments.apps b/web, namespaces a, namespaces b"},
+		"none":                              {v1alpha1.BackupSpec{}, everywhere},
+		"include-namespaces":                {v1alpha1.BackupSpec{IncludedNamespaces: []string{"a"}}, inA},
+		"include-namespaces, a pattern":     {v1alpha1.BackupSpec{IncludedNamespaces: []string{"[bc]"}}, inB},
+		"include-namespaces, *":             {v1alpha1.BackupSpec{IncludedNamespaces: []string{"*"}}, everywhere},
+		"include-resources":                 {v1alpha1.BackupSpec{IncludedResources: []string{"deployments"}}, deployments},
+		"include-resources, of a group":     {v1alpha1.BackupSpec{IncludedResources: []string{"deployments.apps"}}, deployments},
+		"include-resources, in a namespace": {v1alpha1.BackupSpec{IncludedNamespaces: []string{"a"}, IncludedResources: []string{"deployments"}}, "deployments.apps a/web, namespaces a"},
+		"include-cluster-resources=true":    {v1alpha1.BackupSpec{IncludedNamespaces: []string{"a"}, IncludeClusterResources: &yes}, inA + ", nodes n1"},
+		"include-cluster-resources=false":   {v1alpha1.BackupSpec{IncludeClusterResources: &no}, inA + ", " + inB},
+		"selector":                          {v1alpha1.BackupSpec{LabelSelector: prod}, "configmaps a/one, deployments.apps b/web, namespaces a, namespaces b"},
 		"selector, notin": {
-			holdfast.BackupSpec{LabelSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "env", Operator: metav1.LabelSelectorOpNotIn, Values: []string{"prod"}}}}},
+			v1alpha1.BackupSpec{LabelSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "env", Operator: metav1.LabelSelectorOpNotIn, Values: []string{"prod"}}}}},
 			"configmaps a/two, configmaps b/one, deployments.apps a/web, namespaces a, namespaces b, nodes n1",
 		},
 		"or-selector": {
-			holdfast.BackupSpec{OrLabelSelectors: []*metav1.LabelSelector{prod, {MatchLabels: map[string]string{"team": "x"}}}},
+			v1alpha1.BackupSpec{OrLabelSelectors: []*metav1.LabelSelector{prod, {MatchLabels: map[string]string{"team": "x"}}}},
 			"configmaps a/one, configmaps b/one, deployments.apps b/web, namespaces a, namespaces b",
 		},
-		"include-cluster-scoped-resources":    {holdfast.BackupSpec{IncludedNamespaces: []string{"a"}, IncludedClusterScopedResources: []string{"nodes"}}, inA + ", nodes n1"},
-		"include-cluster-scoped-resources, *": {holdfast.BackupSpec{IncludedNamespaces: []string{"a"}, IncludedClusterScopedResources: []string{"*"}}, inA + ", nodes n1"},
+		"include-cluster-scoped-resources":    {v1alpha1.BackupSpec{IncludedNamespaces: []string{"a"}, IncludedClusterScopedResources: []string{"nodes"}}, inA + ", nodes n1"},
+		"include-cluster-scoped-resources, *": {v1alpha1.BackupSpec{IncludedNamespaces: []string{"a"}, IncludedClusterScopedResources: []string{"*"}}, inA + ", nodes n1"},
 		"include-namespace-scoped-resources": {
-			holdfast.BackupSpec{IncludedNamespaces: []string{"a", "b"}, IncludedNamespaceScopedResources: []string{"deployments.apps", "configmaps"}}, inA + ", " + inB},
-		"include-namespace-scoped-resources, *": {holdfast.BackupSpec{IncludedNamespaces: []string{"a"}, IncludedNamespaceScopedResources: []string{"*"}}, inA},
-		"exclude-namespaces":                    {holdfast.BackupSpec{ExcludedNamespaces: []string{"b"}, IncludeClusterResources: &no}, inA},
-		"exclude-namespaces, a pattern":         {holdfast.BackupSpec{ExcludedNamespaces: []string{"?", "c"}, IncludedResources: []string{"configmaps"}}, ""},
-		"exclude-resources":                     {holdfast.BackupSpec{ExcludedResources: []string{"configmaps"}}, deployments + ", nodes n1"},
+			v1alpha1.BackupSpec{IncludedNamespaces: []string{"a", "b"}, IncludedNamespaceScopedResources: []string{"deployments.apps", "configmaps"}}, inA + ", " + inB},
+		"include-namespace-scoped-resources, *": {v1alpha1.BackupSpec{IncludedNamespaces: []string{"a"}, IncludedNamespaceScopedResources: []string{"*"}}, inA},
+		"exclude-namespaces":                    {v1alpha1.BackupSpec{ExcludedNamespaces: []string{"b"}, IncludeClusterResources: &no}, inA},
+		"exclude-namespaces, a pattern":         {v1alpha1.BackupSpec{ExcludedNamespaces: []string{"?", "c"}, IncludedResources: []string{"configmaps"}}, ""},
+		"exclude-resources":                     {v1alpha1.BackupSpec{ExcludedResources: []string{"configmaps"}}, deployments + ", nodes n1"},
 		"exclude-resources, included too": {
-			holdfast.BackupSpec{IncludedResources: []string{"*"}, ExcludedResources: []string{"deployments", "nodes"}}, configMaps + ", namespaces a, namespaces b"},
-		"exclude-cluster-scoped-resources": {holdfast.BackupSpec{ExcludedClusterScopedResources: []string{"nodes"}}, inA + ", " + inB},
+			v1alpha1.BackupSpec{IncludedResources: []string{"*"}, ExcludedResources: []string{"deployments", "nodes"}}, configMaps + ", namespaces a, namespaces b"},
+		"exclude-cluster-scoped-resources": {v1alpha1.BackupSpec{ExcludedClusterScopedResources: []string{"nodes"}}, inA + ", " + inB},
 		// The page does not say it, but ShouldInclude in pkg/util/collections does: with these, what
 		// is cluster-scoped comes only by name.
-		"exclude-namespace-scoped-resources":    {holdfast.BackupSpec{ExcludedNamespaceScopedResources: []string{"deployments.apps"}}, configMaps + ", namespaces a, namespaces b"},
-		"exclude-namespace-scoped-resources, *": {holdfast.BackupSpec{ExcludedNamespaceScopedResources: []string{"*"}, IncludedClusterScopedResources: []string{"nodes"}}, "namespaces a, namespaces b, nodes n1"},
+		"exclude-namespace-scoped-resources":    {v1alpha1.BackupSpec{ExcludedNamespaceScopedResources: []string{"deployments.apps"}}, configMaps + ", namespaces a, namespaces b"},
+		"exclude-namespace-scoped-resources, *": {v1alpha1.BackupSpec{ExcludedNamespaceScopedResources: []string{"*"}, IncludedClusterScopedResources: []string{"nodes"}}, "namespaces a, namespaces b, nodes n1"},
 	} {
 		t.Run(flag, func(t *testing.T) {
 			f := newFixture(t, test.spec)

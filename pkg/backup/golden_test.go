@@ -20,7 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/archive"
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
@@ -58,7 +58,7 @@ func veleroBackup(t testing.TB) map[string][]byte {
 func veleroCluster(t testing.TB, files map[string][]byte) *fixture {
 	t.Helper()
 	var of struct {
-		Spec holdfast.BackupSpec `json:"spec"`
+		Spec v1alpha1.BackupSpec `json:"spec"`
 	}
 	if err := json.Unmarshal(files["velero-backup.json"], &of); err != nil {
 		t.Fatal(err)
@@ -107,7 +107,7 @@ func veleroCluster(t testing.TB, files map[string][]byte) *fixture {
 func TestTheSameAsVelero(t *testing.T) {
 	files := veleroBackup(t)
 	f := veleroCluster(t, files)
-	if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseCompleted {
+	if outcome := f.run(t); outcome.Status.Phase != v1alpha1.BackupPhaseCompleted {
 		t.Fatalf("got %+v, %+v", outcome.Status, f.results(t))
 	}
 	list := func(data []byte) []string {

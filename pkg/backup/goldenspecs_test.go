@@ -24,14 +24,14 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
 // veleroTook is what Velero 1.18.1 took of the cluster of testdata/velero, for one spec.
 type veleroTook struct {
 	Name  string              `json:"name"`
-	Spec  holdfast.BackupSpec `json:"spec"`
+	Spec  v1alpha1.BackupSpec `json:"spec"`
 	Phase string              `json:"phase"`
 	// ResourceList is the file of that name; Files are the paths in the tarball.
 	ResourceList map[string][]string `json:"resourceList"`

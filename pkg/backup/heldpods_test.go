@@ -20,8 +20,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/exec"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 )
@@ -87,13 +87,13 @@ func TestPodsAreReadAfterTheirPreHooks(t *testing.T) {
 		return func(w http.ResponseWriter) { writeStatus(w, metav1.Status{Code: code, Reason: reason, Message: "no"}) }
 	}
 	for name, test := range map[string]struct {
-		hooks holdfast.BackupHooks
+		hooks v1alpha1.BackupHooks
 		// answers are those to the requests for the pod alone.
 		answers answers
 		spoil   func(*testHooks)
 		want    string // nothing: what was listed
 		events  []string
-		phase   holdfast.BackupPhase
+		phase   v1alpha1.BackupPhase
 		// told is in the results, and logged in the log.
 		told, logged string
 	}{
@@ -116,7 +116,7 @@ func TestPodsAreReadAfterTheirPreHooks(t *testing.T) {
 				}
 			},
 			answers: answers{serves(changed)}, want: changed, events: leftOut,
-			phase: holdfast.BackupPhasePartiallyFailed, told: "its pre hook db failed in container c1: exit code 1",
+			phase: v1alpha1.BackupPhasePartiallyFailed, told: "its pre hook db failed in container c1: exit code 1",
 		},
 		"gone":                {answers: answers{serves()}, events: runs, logged: before + "it is gone"},
 		"another of its name": {answers: answers{serves(strings.ReplaceAll(changed, "uid-p", "uid-q"))}, events: runs, logged: before + "it is gone"},
@@ -144,13 +144,13 @@ func TestPodsAreReadAfterTheirPreHooks(t *testing.T) {
 		},
 		"no right to run hooks": {
 			spoil:  func(h *testHooks) { h.allowed = func(string) error { return NotAllowedError("ada may not") } },
-			phase:  holdfast.BackupPhasePartiallyFailed,
+			phase:  v1alpha1.BackupPhasePartiallyFailed,
 			told:   "its hooks were not run: ada may not",
 			events: nil,
 		},
 		"hooks that are not noted": {
-			spoil:  func(h *testHooks) { h.pending = func([]engine.PodReference) error { return errBoom } },
-			phase:  holdfast.BackupPhasePartiallyFailed,
+			spoil:  func(h *testHooks) { h.pending = func([]enginev1alpha1.PodReference) error { return errBoom } },
+			phase:  v1alpha1.BackupPhasePartiallyFailed,
 			told:   "note which post hooks are to be run: " + errBoom.Error(),
 			events: []string{"pending p"},
 		},
@@ -197,7 +197,7 @@ func TestPodsAreReadAfterTheirPreHooks(t *testing.T) {
 					t.Errorf("the bytes of %s (-want +got):\n%s", pod, diff)
 				}
 			}
-			if phase := outcome.Status.Phase; phase != test.phase && (test.phase != "" || phase != holdfast.BackupPhaseCompleted) {
+			if phase := outcome.Status.Phase; phase != test.phase && (test.phase != "" || phase != v1alpha1.BackupPhaseCompleted) {
 				t.Errorf("the backup is %s", phase)
 			}
 			if written := outcome.Status.Progress.ItemsBackedUp; written != int64(len(f.items(t))) {
@@ -259,12 +259,12 @@ func TestBelongingsAreReadAfterPreHooks(t *testing.T) {
 			f.hooks.allowed = func(string) error { return NotAllowedError("ada may not") }
 		}},
 		"hooks that are not noted": {lists: 1, gets: 2, told: "note which post hooks are to be run", spoil: func(f *fixture) {
-			f.hooks.pending = func([]engine.PodReference) error { return errBoom }
+			f.hooks.pending = func([]enginev1alpha1.PodReference) error { return errBoom }
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			yes := true
-			f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes, Hooks: dbHooks("")}).watched()
+			f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes, Hooks: dbHooks("")}).watched()
 			f.add("namespaces", namespace("shop", ""))
 			objects := map[string]string{}
 			bind := func(name string) {
@@ -414,7 +414,7 @@ func TestListsOfBelongingsLeaveTime(t *testing.T) {
 	defer func(list, all time.Duration) { listAgainTimeout, readAgainTimeout = list, all }(listAgainTimeout, readAgainTimeout)
 	listAgainTimeout, readAgainTimeout = time.Millisecond, time.Hour
 	yes := true
-	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes, Hooks: dbHooks("")}).watched()
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes, Hooks: dbHooks("")}).watched()
 	f.add("namespaces", namespace("shop", ""))
 	const claims = manyFrozenGets + 1
 	var of []string
@@ -443,7 +443,7 @@ func TestListsOfBelongingsLeaveTime(t *testing.T) {
 		}
 		return false
 	}
-	if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseCompleted || strings.Contains(f.text(t, format.ResultsKey("b")), withClaim) {
+	if outcome := f.run(t); outcome.Status.Phase != v1alpha1.BackupPhaseCompleted || strings.Contains(f.text(t, format.ResultsKey("b")), withClaim) {
 		t.Errorf("%s with %s", outcome.Status.Phase, f.text(t, format.ResultsKey("b")))
 	}
 	if len(asked) != 2*claims || slices.ContainsFunc(asked[:claims], func(path string) bool { return strings.HasPrefix(path, volumePath) }) {
@@ -469,7 +469,7 @@ func TestWhatIsRemovedOfClaimsCounts(t *testing.T) {
 				return fmt.Sprintf(`{"metadata":{"name":%q,"namespace":"shop","uid":"u","annotations":{"volume.kubernetes.io/selected-node":%q}},"spec":{"volumeName":"pv-%s"},"status":{"phase":"Bound"}}`,
 					name, strings.Repeat("x", more), name)
 			}
-			f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: new(true), Hooks: dbHooks("")}).watched()
+			f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: new(true), Hooks: dbHooks("")}).watched()
 			f.add("namespaces", namespace("shop", ""))
 			for i, name := range []string{"a", "b"} {
 				f.add("persistentvolumeclaims", claim(name, removed*(1-i)))
@@ -500,7 +500,7 @@ func stampedKind(pod string) string { return `{"kind":"Pod","apiVersion":"v1",` 
 // them, and counts as found until then.
 func TestNobodyIsFrozenForTheTarball(t *testing.T) {
 	f := hookedFixture(t, dbHooks(""), hookedPod("p", "n1", isDB, "", "e"+emptyDir))
-	var during holdfast.BackupProgress
+	var during v1alpha1.BackupProgress
 	f.hooks.exec = func(_ context.Context, what string) (string, error) {
 		if strings.Contains(what, "thaw") {
 			during = f.deps.Progress.Objects()
@@ -534,7 +534,7 @@ func TestNobodyIsFrozenForTheServer(t *testing.T) {
 		return true
 	}
 	outcome := f.run(t)
-	if results := f.text(t, format.ResultsKey("b")); outcome.Status.Phase != holdfast.BackupPhaseCompleted || strings.Count(results, asListed+errNotReadInTime.Error()) != 2 ||
+	if results := f.text(t, format.ResultsKey("b")); outcome.Status.Phase != v1alpha1.BackupPhaseCompleted || strings.Count(results, asListed+errNotReadInTime.Error()) != 2 ||
 		strings.Count(results, withClaim+errNotReadInTime.Error()) != 2 {
 		t.Errorf("%s with %s", outcome.Status.Phase, results)
 	}

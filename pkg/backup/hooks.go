@@ -23,8 +23,8 @@ import (
 	"k8s.io/client-go/util/exec"
 	"k8s.io/utils/clock"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
 	podhooks "github.com/holdfast-io/holdfast/pkg/hooks"
 	"github.com/holdfast-io/holdfast/pkg/waits"
@@ -58,11 +58,11 @@ type Hooks interface {
 	Allowed(ctx context.Context, namespace string) error
 	// Pending durably notes the pods whose hooks may run from now on, and whose post hooks must run
 	// later. It replaces the note before. No pods: all hooks have ended.
-	Pending(ctx context.Context, pods []engine.PodReference) error
+	Pending(ctx context.Context, pods []enginev1alpha1.PodReference) error
 	// Exec runs a command in a container and returns a part of its output. It returns when ctx
 	// ends, even if the command runs on. A podhooks.NotRunError says that the command has certainly
 	// not run and may be tried again.
-	Exec(ctx context.Context, pod engine.PodReference, container string, command []string) (output string, err error)
+	Exec(ctx context.Context, pod enginev1alpha1.PodReference, container string, command []string) (output string, err error)
 }
 
 // NotAllowedError says that a user may not run commands in the pods of a namespace.
@@ -83,7 +83,7 @@ type hook struct {
 type hookRule struct {
 	name      string
 	selector  *podhooks.Selector
-	pre, post []holdfast.BackupResourceHook
+	pre, post []v1alpha1.BackupResourceHook
 }
 
 // hooks finds and runs the hooks of a backup's pods. It is safe for concurrent use.
@@ -107,7 +107,7 @@ type hooks struct {
 }
 
 // parseHooks prepares the hooks of a validated spec. idle lists its words that match nothing.
-func parseHooks(spec *holdfast.BackupHooks) (rules []hookRule, idle []string, err error) {
+func parseHooks(spec *v1alpha1.BackupHooks) (rules []hookRule, idle []string, err error) {
 	for i := range spec.Resources {
 		of := &spec.Resources[i]
 		words := podhooks.Words{
@@ -144,13 +144,13 @@ func (h *hooks) of(pod *corev1.Pod) (pre, post []hook) {
 	return pre, post
 }
 
-func specified(pod *corev1.Pod, name string, of []holdfast.BackupResourceHook) []hook {
+func specified(pod *corev1.Pod, name string, of []v1alpha1.BackupResourceHook) []hook {
 	var found []hook
 	for _, specified := range of {
 		if exec := specified.Exec; exec != nil {
 			found = append(found, newHook(pod, hook{
 				from: name, container: exec.Container, command: exec.Command,
-				goOn: exec.OnError == holdfast.HookErrorModeContinue, timeout: exec.Timeout.Duration,
+				goOn: exec.OnError == v1alpha1.HookErrorModeContinue, timeout: exec.Timeout.Duration,
 			}))
 		}
 	}
@@ -166,7 +166,7 @@ func (h *hooks) annotated(pod *corev1.Pod, phase string) []hook {
 		}
 		found := hook{
 			from: "of the annotation " + prefix + "command", container: pod.Annotations[prefix+"container"], command: podhooks.Command(command),
-			goOn: pod.Annotations[prefix+"on-error"] == string(holdfast.HookErrorModeContinue),
+			goOn: pod.Annotations[prefix+"on-error"] == string(v1alpha1.HookErrorModeContinue),
 		}
 		if text := pod.Annotations[prefix+"timeout"]; text != "" {
 			timeout, err := time.ParseDuration(text)
@@ -204,7 +204,7 @@ func (h *hooks) allowed(ctx context.Context, namespace string, asked map[string]
 
 // run runs hooks of one pod, and reports whether all required ones succeeded. Pre hooks stop at the
 // first required failure; each post hook is tried.
-func (h *hooks) run(ctx context.Context, phase string, pod engine.PodReference, all []hook) bool {
+func (h *hooks) run(ctx context.Context, phase string, pod enginev1alpha1.PodReference, all []hook) bool {
 	ok := true
 	for _, hook := range all {
 		h.attempted.Add(1)
@@ -234,13 +234,13 @@ const (
 	postHook = "post"
 )
 
-func (h *hooks) notThaw(pod engine.PodReference, text string) {
+func (h *hooks) notThaw(pod enginev1alpha1.PodReference, text string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.notThawed = append(h.notThawed, fmt.Sprintf("%s: %s", subject{podsResource, pod.Namespace, pod.Name}, text))
 }
 
-func (h *hooks) tell(pod engine.PodReference, goOn bool, text string) {
+func (h *hooks) tell(pod enginev1alpha1.PodReference, goOn bool, text string) {
 	about := subject{podsResource, pod.Namespace, pod.Name}
 	if goOn {
 		h.findings.warn(about, text)
@@ -249,7 +249,7 @@ func (h *hooks) tell(pod engine.PodReference, goOn bool, text string) {
 	h.findings.fail(about, text)
 }
 
-func (h *hooks) exec(ctx context.Context, phase string, pod engine.PodReference, hook hook) error {
+func (h *hooks) exec(ctx context.Context, phase string, pod enginev1alpha1.PodReference, hook hook) error {
 	switch {
 	case hook.problem != "":
 		return errors.New(hook.problem)
@@ -328,11 +328,11 @@ func unreached(err error) bool {
 }
 
 // counts returns the counts of this and earlier attempts, or nil if no hook ran.
-func (h *hooks) counts() *holdfast.HookStatus {
+func (h *hooks) counts() *v1alpha1.HookStatus {
 	if h == nil || h.attempted.Load() == 0 {
 		return nil
 	}
-	return &holdfast.HookStatus{HooksAttempted: h.attempted.Load(), HooksFailed: h.failed.Load()}
+	return &v1alpha1.HookStatus{HooksAttempted: h.attempted.Load(), HooksFailed: h.failed.Load()}
 }
 
 func (h *hooks) failedPostHooks() string {
@@ -348,7 +348,7 @@ func (h *hooks) failedPostHooks() string {
 type PostHooks struct {
 	Log []byte
 	// Status counts them on top of the Backup's earlier status; nil is none.
-	Status *holdfast.HookStatus
+	Status *v1alpha1.HookStatus
 	// Failed lists the failures in one line, with any onError; empty if there are none.
 	Failed string
 }
@@ -375,7 +375,7 @@ func (e *execution) tellPostHooks() {
 
 // RunPostHooks runs the post hooks that another process has left pending. Of the dependencies it
 // needs Client, Hooks and Clock. It continues from the result of an earlier call in the request.
-func RunPostHooks(ctx context.Context, request Request, deps Dependencies, pods []engine.PodReference) PostHooks {
+func RunPostHooks(ctx context.Context, request Request, deps Dependencies, pods []enginev1alpha1.PodReference) PostHooks {
 	e := newExecution(ctx, request, deps)
 	e.log.write(slog.LevelInfo, "the process that executed the backup is gone, and the post hooks that it may have left are run", slog.Int("pods", len(pods)))
 	rules, _, err := parseHooks(&request.Backup.Spec.Hooks)
@@ -413,7 +413,7 @@ func RunPostHooks(ctx context.Context, request Request, deps Dependencies, pods 
 }
 
 // pod reads a pod by a list, since get is another right; nil if it is missing.
-func (l *lister) pod(ctx context.Context, ref engine.PodReference) (*corev1.Pod, error) {
+func (l *lister) pod(ctx context.Context, ref enginev1alpha1.PodReference) (*corev1.Pod, error) {
 	r := resource{GroupVersionResource: corev1.SchemeGroupVersion.WithResource(podsResource.Resource)}
 	named := fields.OneTermEqualSelector(metav1.ObjectNameField, ref.Name).String()
 	var raw []byte

@@ -22,8 +22,8 @@ import (
 	"k8s.io/client-go/util/exec"
 	"k8s.io/utils/clock"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	podhooks "github.com/holdfast-io/holdfast/pkg/hooks"
 	"github.com/holdfast-io/holdfast/pkg/store"
@@ -32,7 +32,7 @@ import (
 // testHooks notes what is done, together with the volumes of its fixture.
 type testHooks struct {
 	allowed func(namespace string) error
-	pending func([]engine.PodReference) error
+	pending func([]enginev1alpha1.PodReference) error
 	exec    func(ctx context.Context, what string) (string, error)
 
 	mu     sync.Mutex
@@ -52,7 +52,7 @@ func (h *testHooks) Allowed(_ context.Context, namespace string) error {
 	return h.allowed(namespace)
 }
 
-func (h *testHooks) Pending(_ context.Context, pods []engine.PodReference) error {
+func (h *testHooks) Pending(_ context.Context, pods []enginev1alpha1.PodReference) error {
 	var names []string
 	for _, pod := range pods {
 		names = append(names, pod.Name)
@@ -67,7 +67,7 @@ func (h *testHooks) Pending(_ context.Context, pods []engine.PodReference) error
 	return h.pending(pods)
 }
 
-func (h *testHooks) Exec(ctx context.Context, pod engine.PodReference, container string, command []string) (string, error) {
+func (h *testHooks) Exec(ctx context.Context, pod enginev1alpha1.PodReference, container string, command []string) (string, error) {
 	what := fmt.Sprintf("%s/%s: %s", pod.Name, container, strings.Join(command, " "))
 	h.note(what)
 	if h.exec == nil {
@@ -79,9 +79,9 @@ func (h *testHooks) Exec(ctx context.Context, pod engine.PodReference, container
 // watched has the events of volumes among those of hooks.
 func (f *fixture) watched() *fixture {
 	f.volumes.submit = func(v *format.Volume) error { f.hooks.note("submit " + v.Pod.Name + "/" + v.Name); return nil }
-	f.volumes.result = func(v *format.Volume) engine.VolumeUploadStatus {
+	f.volumes.result = func(v *format.Volume) enginev1alpha1.VolumeUploadStatus {
 		f.hooks.note("read " + v.Pod.Name + "/" + v.Name)
-		return engine.VolumeUploadStatus{Phase: engine.VolumePhaseCompleted}
+		return enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted}
 	}
 	f.deps.BlockWorkers = 1
 	return f
@@ -95,22 +95,22 @@ func hookedPod(name, node, labels, annotations string, volumes ...string) string
 	return strings.Replace(pod, `"annotations"`, fmt.Sprintf(`"labels":{%s},"annotations"`, labels), 1)
 }
 
-func execHook(command string, onError holdfast.HookErrorMode) holdfast.BackupResourceHook {
-	return holdfast.BackupResourceHook{Exec: &holdfast.ExecHook{Command: strings.Fields(command), OnError: onError}}
+func execHook(command string, onError v1alpha1.HookErrorMode) v1alpha1.BackupResourceHook {
+	return v1alpha1.BackupResourceHook{Exec: &v1alpha1.ExecHook{Command: strings.Fields(command), OnError: onError}}
 }
 
-func dbHooks(onError holdfast.HookErrorMode) holdfast.BackupHooks {
-	return holdfast.BackupHooks{Resources: []holdfast.BackupResourceHookSpec{{
+func dbHooks(onError v1alpha1.HookErrorMode) v1alpha1.BackupHooks {
+	return v1alpha1.BackupHooks{Resources: []v1alpha1.BackupResourceHookSpec{{
 		Name: "db", IncludedNamespaces: []string{"sh*"}, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}},
-		Pre: []holdfast.BackupResourceHook{execHook("freeze /d", onError)}, Post: []holdfast.BackupResourceHook{execHook("thaw /d", onError)},
+		Pre: []v1alpha1.BackupResourceHook{execHook("freeze /d", onError)}, Post: []v1alpha1.BackupResourceHook{execHook("thaw /d", onError)},
 	}}}
 }
 
 const isDB = `"app":"db"`
 
-func hookedFixture(t *testing.T, hooks holdfast.BackupHooks, pods ...string) *fixture {
+func hookedFixture(t *testing.T, hooks v1alpha1.BackupHooks, pods ...string) *fixture {
 	yes := true
-	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes, Hooks: hooks}).watched()
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes, Hooks: hooks}).watched()
 	f.claims()
 	f.add("pods", pods...)
 	return f
@@ -141,7 +141,7 @@ func TestHooksEncloseTheData(t *testing.T) {
 			t.Errorf("hooks are about %s/%s: %t", v.Pod.Name, v.Name, v.Hooked)
 		}
 	}
-	if want := (&holdfast.HookStatus{HooksAttempted: 2}); outcome.Status.Phase != holdfast.BackupPhaseCompleted || *outcome.Status.HookStatus != *want {
+	if want := (&v1alpha1.HookStatus{HooksAttempted: 2}); outcome.Status.Phase != v1alpha1.BackupPhaseCompleted || *outcome.Status.HookStatus != *want {
 		t.Errorf("the backup is %s with %+v", outcome.Status.Phase, outcome.Status.HookStatus)
 	}
 	if stored := f.stored(t); stored.Status.HookStatus == nil || stored.Status.HookStatus.HooksAttempted != 2 {
@@ -159,9 +159,9 @@ func TestOnePodOfANodeIsFrozen(t *testing.T) {
 				many = append(many, fmt.Sprintf("v%d", i)+emptyDir)
 			}
 			hooks := dbHooks("")
-			hooks.Resources = append(hooks.Resources, holdfast.BackupResourceHookSpec{
+			hooks.Resources = append(hooks.Resources, v1alpha1.BackupResourceHookSpec{
 				Name: "dump", LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "dump"}},
-				Pre: []holdfast.BackupResourceHook{execHook("dump", "")},
+				Pre: []v1alpha1.BackupResourceHook{execHook("dump", "")},
 			})
 			f := hookedFixture(t, hooks,
 				hookedPod("a-dump", "n1", `"app":"dump"`, "", "e"+emptyDir), // waits for nothing, and comes after those that do
@@ -181,7 +181,7 @@ func TestOnePodOfANodeIsFrozen(t *testing.T) {
 				}
 				return "", nil
 			}
-			f.volumes.result = func(v *format.Volume) engine.VolumeUploadStatus {
+			f.volumes.result = func(v *format.Volume) enginev1alpha1.VolumeUploadStatus {
 				f.hooks.note("read " + v.Pod.Name + "/" + v.Name)
 				// The two nodes' pods are frozen at the same time, and so is one without volumes.
 				for _, other := range map[string][]string{"b": {"d", "e"}, "d": {"b"}}[v.Pod.Name] {
@@ -191,7 +191,7 @@ func TestOnePodOfANodeIsFrozen(t *testing.T) {
 						t.Errorf("%s waits for %s", other, v.Pod.Name)
 					}
 				}
-				return engine.VolumeUploadStatus{Phase: engine.VolumePhaseCompleted}
+				return enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted}
 			}
 			f.run(t)
 			at := func(event string) int { return slices.Index(f.hooks.events, event) }
@@ -208,7 +208,7 @@ func TestOnePodOfANodeIsFrozen(t *testing.T) {
 // TestPodsWhoseHooksAreForbidden come after those that wait for their volumes, as all that have
 // no post hooks do.
 func TestPodsWhoseHooksAreForbidden(t *testing.T) {
-	f := hookedFixture(t, dbHooks(holdfast.HookErrorModeContinue), hookedPod("b", "n1", isDB, "", "e"+emptyDir))
+	f := hookedFixture(t, dbHooks(v1alpha1.HookErrorModeContinue), hookedPod("b", "n1", isDB, "", "e"+emptyDir))
 	f.request.Backup.Spec.IncludedNamespaces = []string{"shed", "shop"}
 	f.add("namespaces", namespace("shed", ""))
 	f.add("pods", strings.ReplaceAll(hookedPod("a", "n1", isDB, "", "e"+emptyDir), `"shop"`, `"shed"`))
@@ -232,7 +232,7 @@ func TestWhichHooksRun(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		labels, annotations string
-		hooks               holdfast.BackupHooks
+		hooks               v1alpha1.BackupHooks
 		want                []string
 		warnings            []string
 	}{
@@ -260,11 +260,11 @@ func TestWhichHooksRun(t *testing.T) {
 			warnings: []string{"pods shop/p: the annotation pre.hook.backup.holdfast.io/timeout is too long: the hook has 10m0s; one of the backup's spec may have up to 4h0m0s"},
 		},
 		"a timeout that is just right": {annotations: ours("pre", `command="y"`) + "," + ours("pre", `timeout="10m"`), want: []string{"c1: y"}},
-		"of other resources": {labels: isDB, hooks: holdfast.BackupHooks{Resources: []holdfast.BackupResourceHookSpec{
-			{Name: "x", IncludedResources: []string{"deployments"}, Pre: []holdfast.BackupResourceHook{execHook("x", "")}},
-			{Name: "y", ExcludedResources: []string{"po"}, Pre: []holdfast.BackupResourceHook{execHook("y", "")}},
-			{Name: "z", IncludedResources: []string{"Pod"}, ExcludedNamespaces: []string{"shopping"}, Pre: []holdfast.BackupResourceHook{execHook("z1", ""), execHook("z2", "")}},
-			{Name: "other", IncludedNamespaces: []string{"other"}, Pre: []holdfast.BackupResourceHook{execHook("w", "")}},
+		"of other resources": {labels: isDB, hooks: v1alpha1.BackupHooks{Resources: []v1alpha1.BackupResourceHookSpec{
+			{Name: "x", IncludedResources: []string{"deployments"}, Pre: []v1alpha1.BackupResourceHook{execHook("x", "")}},
+			{Name: "y", ExcludedResources: []string{"po"}, Pre: []v1alpha1.BackupResourceHook{execHook("y", "")}},
+			{Name: "z", IncludedResources: []string{"Pod"}, ExcludedNamespaces: []string{"shopping"}, Pre: []v1alpha1.BackupResourceHook{execHook("z1", ""), execHook("z2", "")}},
+			{Name: "other", IncludedNamespaces: []string{"other"}, Pre: []v1alpha1.BackupResourceHook{execHook("w", "")}},
 		}}, want: []string{"c1: z1", "c1: z2"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -293,8 +293,8 @@ func TestTimeoutsOfAnnotations(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &hooks{findings: &findings{log: newLogbook(clock.RealClock{})}, rules: []hookRule{{name: "db", selector: all, post: []holdfast.BackupResourceHook{
-		{Exec: &holdfast.ExecHook{Command: []string{"thaw"}, Timeout: holdfast.Duration{Duration: 4 * time.Hour}}},
+	h := &hooks{findings: &findings{log: newLogbook(clock.RealClock{})}, rules: []hookRule{{name: "db", selector: all, post: []v1alpha1.BackupResourceHook{
+		{Exec: &v1alpha1.ExecHook{Command: []string{"thaw"}, Timeout: v1alpha1.Duration{Duration: 4 * time.Hour}}},
 	}}}}
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "p", Annotations: map[string]string{
 		"pre.hook.backup.velero.io/command": "freeze", "pre.hook.backup.velero.io/timeout": "4h",
@@ -308,7 +308,7 @@ func TestTimeoutsOfAnnotations(t *testing.T) {
 // TestHooksOfPodsThatDoNotRun: there is nobody to run a command in, and nothing to freeze.
 func TestHooksOfPodsThatDoNotRun(t *testing.T) {
 	f := hookedFixture(t, dbHooks(""), strings.Replace(hookedPod("p", "n1", isDB, ""), "Running", "Succeeded", 1))
-	if outcome := f.run(t); outcome.Status.HookStatus != nil || outcome.Status.Phase != holdfast.BackupPhaseCompleted || len(f.hooks.events) > 0 {
+	if outcome := f.run(t); outcome.Status.HookStatus != nil || outcome.Status.Phase != v1alpha1.BackupPhaseCompleted || len(f.hooks.events) > 0 {
 		t.Errorf("%+v, %v", outcome.Status, f.hooks.events)
 	}
 }
@@ -317,7 +317,7 @@ func TestHooksOfPodsThatDoNotRun(t *testing.T) {
 func TestHooksOfMirrorPods(t *testing.T) {
 	f := hookedFixture(t, dbHooks(""), strings.Replace(hookedPod("p", "n1", isDB, ""), `"metadata":{`, `"metadata":{"annotations":{"kubernetes.io/config.mirror":"x"},`, 1))
 	outcome := f.run(t)
-	if outcome.Status.HookStatus != nil || outcome.Status.Phase != holdfast.BackupPhaseCompleted || !strings.Contains(outcome.Status.Message, "pods shop/p: its hooks are not run: it is a mirror pod") || len(f.hooks.events) > 0 {
+	if outcome.Status.HookStatus != nil || outcome.Status.Phase != v1alpha1.BackupPhaseCompleted || !strings.Contains(outcome.Status.Message, "pods shop/p: its hooks are not run: it is a mirror pod") || len(f.hooks.events) > 0 {
 		t.Errorf("%+v, %v", outcome.Status, f.hooks.events)
 	}
 }
@@ -333,7 +333,7 @@ func TestHooksThatFail(t *testing.T) {
 		}
 	}
 	for name, test := range map[string]struct {
-		onError          holdfast.HookErrorMode
+		onError          v1alpha1.HookErrorMode
 		hooks            *testHooks
 		timeout          time.Duration
 		want             []string
@@ -346,7 +346,7 @@ func TestHooksThatFail(t *testing.T) {
 			errors: "pods shop/p: its pre hook db failed in container c1: command terminated with exit code 1",
 		},
 		"the pre hook, and the backup goes on": {
-			onError: holdfast.HookErrorModeContinue, hooks: &testHooks{exec: failing("freeze")}, failed: 1,
+			onError: v1alpha1.HookErrorModeContinue, hooks: &testHooks{exec: failing("freeze")}, failed: 1,
 			want:     []string{"pending p", "p/c1: freeze /d", "submit other/d", "submit p/e", "read other/d", "read p/e", "p/c1: thaw /d", "pending none", "submit plain/e", "read other/d", "read p/e", "read plain/e"},
 			warnings: "pods shop/p: its pre hook db failed in container c1: command terminated with exit code 1",
 		},
@@ -371,12 +371,12 @@ func TestHooksThatFail(t *testing.T) {
 			errors: "pods shop/p: its hooks were not run: ada may not in shop",
 		},
 		"the note that they are pending": {
-			hooks: &testHooks{pending: func([]engine.PodReference) error { return errors.New("no") }}, failed: 2,
+			hooks: &testHooks{pending: func([]enginev1alpha1.PodReference) error { return errors.New("no") }}, failed: 2,
 			want:   []string{"pending p", "submit plain/e", "read plain/e"},
 			errors: "pods shop/p: its hooks were not run: note which post hooks are to be run: no",
 		},
 		"the note that they are pending, and the backup goes on": {
-			onError: holdfast.HookErrorModeContinue, hooks: &testHooks{pending: func([]engine.PodReference) error { return errors.New("no") }}, failed: 2,
+			onError: v1alpha1.HookErrorModeContinue, hooks: &testHooks{pending: func([]enginev1alpha1.PodReference) error { return errors.New("no") }}, failed: 2,
 			want:     []string{"pending p", "submit other/d", "submit p/e", "submit plain/e", "read other/d", "read p/e", "read plain/e"},
 			warnings: "pods shop/p: its hooks were not run: note which post hooks are to be run: no",
 		},
@@ -453,7 +453,7 @@ func TestPostHooksRunAfterACancellation(t *testing.T) {
 // TestPostHooksThatFailAfterACancellation: the outcome says which, and the counts are stored by whoever ends
 // the backup.
 func TestPostHooksThatFailAfterACancellation(t *testing.T) {
-	f := hookedFixture(t, dbHooks(holdfast.HookErrorModeContinue), hookedPod("p", "n1", isDB, "", "e"+emptyDir))
+	f := hookedFixture(t, dbHooks(v1alpha1.HookErrorModeContinue), hookedPod("p", "n1", isDB, "", "e"+emptyDir))
 	ctx, cancel := context.WithCancel(t.Context())
 	f.hooks.exec = func(_ context.Context, what string) (string, error) {
 		if strings.Contains(what, "thaw") {
@@ -467,10 +467,10 @@ func TestPostHooksThatFailAfterACancellation(t *testing.T) {
 		t.Fatalf("Run: %v, %q", err, outcome.FailedPostHooks)
 	}
 	f.request.Backup.Status.HookStatus = outcome.Status.HookStatus
-	if _, err := Abandon(t.Context(), f.request, f.deps, f.store, holdfast.BackupPhaseCancelled, "cancelled by ada"); err != nil {
+	if _, err := Abandon(t.Context(), f.request, f.deps, f.store, v1alpha1.BackupPhaseCancelled, "cancelled by ada"); err != nil {
 		t.Fatal(err)
 	}
-	if status := f.stored(t).Status.HookStatus; status == nil || *status != (holdfast.HookStatus{HooksAttempted: 2, HooksFailed: 1}) {
+	if status := f.stored(t).Status.HookStatus; status == nil || *status != (v1alpha1.HookStatus{HooksAttempted: 2, HooksFailed: 1}) {
 		t.Errorf("stored: %+v", status)
 	}
 }
@@ -548,8 +548,8 @@ func TestHooksOfANamespaceAreBounded(t *testing.T) {
 				h := &hooks{runner: runner, findings: found, log: log, clock: clock.RealClock{}}
 				test.hooks(h)
 				slow := []hook{{from: "x", container: "c", command: []string{"sleep"}, timeout: 30 * time.Minute}}
-				pod := func(namespace, name string) engine.PodReference {
-					return engine.PodReference{Namespace: namespace, Name: name}
+				pod := func(namespace, name string) enginev1alpha1.PodReference {
+					return enginev1alpha1.PodReference{Namespace: namespace, Name: name}
 				}
 				if !h.run(t.Context(), preHook, pod("shop", "a"), slow) || !h.run(t.Context(), preHook, pod("shop", "b"), slow) {
 					t.Error("a hook within the time failed")
@@ -599,7 +599,7 @@ func TestHooksSurviveAMomentWithoutAPIServer(t *testing.T) {
 		}
 		return "", nil
 	}
-	if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseCompleted || asked != 2 || froze != 3 || thawed != 3 {
+	if outcome := f.run(t); outcome.Status.Phase != v1alpha1.BackupPhaseCompleted || asked != 2 || froze != 3 || thawed != 3 {
 		t.Errorf("%s, asked %d times, froze %d times, thawed %d times", outcome.Status.Phase, asked, froze, thawed)
 	}
 }
@@ -613,7 +613,7 @@ func TestManyHookedPodsAreNotedInPortions(t *testing.T) {
 	f := hookedFixture(t, dbHooks(""), pods...)
 	f.deps.BlockWorkers = 8
 	var portions []int
-	f.hooks.pending = func(pods []engine.PodReference) error { portions = append(portions, len(pods)); return nil }
+	f.hooks.pending = func(pods []enginev1alpha1.PodReference) error { portions = append(portions, len(pods)); return nil }
 	if outcome := f.run(t); outcome.Status.HookStatus.HooksAttempted != 2*(2*maxPending+1) || !slices.Equal(portions, []int{maxPending, maxPending, 1, 0}) {
 		t.Errorf("%+v in portions of %v", outcome.Status.HookStatus, portions)
 	}
@@ -632,13 +632,13 @@ func TestPostHooksThatCannotBeNoted(t *testing.T) {
 	for i := range maxPending + 1 {
 		pods = append(pods, hookedPod(fmt.Sprintf("p%03d", i), "n1", isDB, "", "e"+emptyDir))
 	}
-	hooks := dbHooks(holdfast.HookErrorModeContinue)
-	hooks.Resources = append(hooks.Resources, holdfast.BackupResourceHookSpec{
+	hooks := dbHooks(v1alpha1.HookErrorModeContinue)
+	hooks.Resources = append(hooks.Resources, v1alpha1.BackupResourceHookSpec{
 		Name: "dump", LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "dump"}},
-		Pre: []holdfast.BackupResourceHook{execHook("dump", "")},
+		Pre: []v1alpha1.BackupResourceHook{execHook("dump", "")},
 	})
 	f := hookedFixture(t, hooks, pods...)
-	f.hooks.pending = func(pods []engine.PodReference) error {
+	f.hooks.pending = func(pods []enginev1alpha1.PodReference) error {
 		if len(pods) == maxPending {
 			return errors.New("no")
 		}
@@ -665,7 +665,7 @@ func TestPostHooksThatCannotBeNoted(t *testing.T) {
 func TestTwoBackupsAtOnce(t *testing.T) {
 	yes := true
 	backups := map[string]*fixture{}
-	shared := needing(t, holdfast.BackupSpec{}).testCluster
+	shared := needing(t, v1alpha1.BackupSpec{}).testCluster
 	shared.add("clusterrolebindings.rbac.authorization.k8s.io", `{"metadata":{"name":"both"},"roleRef":{"kind":"ClusterRole","name":"viewer"},
 		"subjects":[{"kind":"ServiceAccount","namespace":"shop","name":"web"},{"kind":"ServiceAccount","namespace":"other","name":"web"}]}`)
 	frozen := map[string]chan struct{}{"shop": make(chan struct{}), "other": make(chan struct{})}
@@ -678,7 +678,7 @@ func TestTwoBackupsAtOnce(t *testing.T) {
 		}
 		hooks := dbHooks("")
 		hooks.Resources[0].IncludedNamespaces = nil
-		f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{namespace}, DefaultVolumesToFsBackup: &yes, Hooks: hooks}).watched()
+		f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{namespace}, DefaultVolumesToFsBackup: &yes, Hooks: hooks}).watched()
 		f.testCluster = shared
 		f.deps.Client, f.deps.Discovery = shared.client(), shared
 		f.hooks.exec = func(_ context.Context, what string) (string, error) {
@@ -700,7 +700,7 @@ func TestTwoBackupsAtOnce(t *testing.T) {
 	var running sync.WaitGroup
 	for _, f := range backups {
 		running.Go(func() {
-			if outcome, err := Run(t.Context(), f.request, f.deps); err != nil || outcome.Status.Phase != holdfast.BackupPhaseCompleted {
+			if outcome, err := Run(t.Context(), f.request, f.deps); err != nil || outcome.Status.Phase != v1alpha1.BackupPhaseCompleted {
 				t.Errorf("%+v, %v", outcome, err)
 			}
 		})
@@ -776,13 +776,13 @@ func TestPostHooksOfABackupThatFails(t *testing.T) {
 		return ctx.Err()
 	}
 	outcome := f.run(t)
-	if outcome.Status.Phase != holdfast.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, errBoom.Error()) {
+	if outcome.Status.Phase != v1alpha1.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, errBoom.Error()) {
 		t.Errorf("%+v", outcome.Status)
 	}
 	if n := len(f.hooks.events); f.hooks.events[n-1] != "p/c1: thaw /d" {
 		t.Errorf("what was done: %q", f.hooks.events)
 	}
-	if status := f.stored(t).Status.HookStatus; status == nil || *status != (holdfast.HookStatus{HooksAttempted: 2}) {
+	if status := f.stored(t).Status.HookStatus; status == nil || *status != (v1alpha1.HookStatus{HooksAttempted: 2}) {
 		t.Errorf("stored: %+v", status)
 	}
 }
@@ -813,7 +813,7 @@ func TestRunPostHooks(t *testing.T) {
 		}
 		return "", nil
 	}
-	did := RunPostHooks(t.Context(), f.request, f.deps, []engine.PodReference{
+	did := RunPostHooks(t.Context(), f.request, f.deps, []enginev1alpha1.PodReference{
 		{Namespace: "shop", Name: "gone", UID: "uid-gone"}, {Namespace: "shop", Name: "again", UID: "another"},
 		{Namespace: "shop", Name: "bad", UID: "uid-bad"}, {Namespace: "shop", Name: "p", UID: "uid-p"},
 	})
@@ -832,22 +832,22 @@ func TestRunPostHooks(t *testing.T) {
 func TestPendingPostHooksAreTold(t *testing.T) {
 	for name, test := range map[string]struct {
 		end    func(*fixture) (Outcome, error)
-		phase  holdfast.BackupPhase
-		counts holdfast.HookStatus
+		phase  v1alpha1.BackupPhase
+		counts v1alpha1.HookStatus
 		before string // what comes after
 	}{
 		"goes on": {func(f *fixture) (Outcome, error) { return Run(t.Context(), f.request, f.deps) },
-			holdfast.BackupPhaseCompleted, holdfast.HookStatus{HooksAttempted: 9, HooksFailed: 2}, `msg="ran a pre hook"`},
+			v1alpha1.BackupPhaseCompleted, v1alpha1.HookStatus{HooksAttempted: 9, HooksFailed: 2}, `msg="ran a pre hook"`},
 		"fails": {func(f *fixture) (Outcome, error) {
-			return Abandon(t.Context(), f.request, f.deps, f.store, holdfast.BackupPhaseFailed, "the controller stopped")
-		}, holdfast.BackupPhaseFailed, holdfast.HookStatus{HooksAttempted: 5, HooksFailed: 2}, `msg="the controller stopped"`},
+			return Abandon(t.Context(), f.request, f.deps, f.store, v1alpha1.BackupPhaseFailed, "the controller stopped")
+		}, v1alpha1.BackupPhaseFailed, v1alpha1.HookStatus{HooksAttempted: 5, HooksFailed: 2}, `msg="the controller stopped"`},
 		"is cancelled": {func(f *fixture) (Outcome, error) {
-			return Abandon(t.Context(), f.request, f.deps, f.store, holdfast.BackupPhaseCancelled, "cancelled by ada")
-		}, holdfast.BackupPhaseCancelled, holdfast.HookStatus{HooksAttempted: 5, HooksFailed: 2}, `msg="the backup is cancelled by ada"`},
+			return Abandon(t.Context(), f.request, f.deps, f.store, v1alpha1.BackupPhaseCancelled, "cancelled by ada")
+		}, v1alpha1.BackupPhaseCancelled, v1alpha1.HookStatus{HooksAttempted: 5, HooksFailed: 2}, `msg="the backup is cancelled by ada"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := hookedFixture(t, dbHooks(""), hookedPod("p", "n1", isDB, ""), hookedPod("bad", "n1", isDB, ""))
-			f.request.Backup.Status.HookStatus = &holdfast.HookStatus{HooksAttempted: 1}
+			f.request.Backup.Status.HookStatus = &v1alpha1.HookStatus{HooksAttempted: 1}
 			said := "said at first"
 			f.hooks.exec = func(_ context.Context, what string) (string, error) {
 				if strings.HasPrefix(what, "bad") && said != "" {
@@ -855,7 +855,7 @@ func TestPendingPostHooksAreTold(t *testing.T) {
 				}
 				return said, nil
 			}
-			pending := []engine.PodReference{
+			pending := []enginev1alpha1.PodReference{
 				{Namespace: "shop", Name: "gone", UID: "uid-gone"}, {Namespace: "shop", Name: "bad", UID: "uid-bad"}, {Namespace: "shop", Name: "p", UID: "uid-p"},
 			}
 			for range 2 { // the first time it could not be written that they were run
@@ -894,9 +894,9 @@ func TestPendingPostHooksAreTold(t *testing.T) {
 // TestEachPendingPostHookThatFailsIsTold: also one after which the backup goes on, and those of a
 // pod that can't be read.
 func TestEachPendingPostHookThatFailsIsTold(t *testing.T) {
-	pending := []engine.PodReference{{Namespace: "shop", Name: "p", UID: "uid-p"}}
+	pending := []enginev1alpha1.PodReference{{Namespace: "shop", Name: "p", UID: "uid-p"}}
 	t.Run("onError Continue", func(t *testing.T) {
-		f := hookedFixture(t, dbHooks(holdfast.HookErrorModeContinue), hookedPod("p", "n1", isDB, ""))
+		f := hookedFixture(t, dbHooks(v1alpha1.HookErrorModeContinue), hookedPod("p", "n1", isDB, ""))
 		f.hooks.exec = func(context.Context, string) (string, error) {
 			return "", exec.CodeExitError{Err: errors.New("exit code 1"), Code: 1}
 		}

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
@@ -61,7 +61,7 @@ func TestHooksThatFailLeaveOutWhatWasWanted(t *testing.T) {
 		"by another's wish": {pods: []string{hookedPod("p", "n1", isDB, excluded, "d"+claimData), hookedPod("q", "n1", "", "", "d"+claimData)}, want: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, Hooks: dbHooks("")}).watched()
+			f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, Hooks: dbHooks("")}).watched()
 			f.request.Backup.Spec.DefaultVolumesToFsBackup = test.files
 			f.oneClaim(test.pods...)
 			f.hooks.exec = func(_ context.Context, what string) (string, error) {
@@ -71,7 +71,7 @@ func TestHooksThatFailLeaveOutWhatWasWanted(t *testing.T) {
 				return "", nil
 			}
 			outcome := f.run(t)
-			if got := leftOut(outcome); got != test.want || outcome.Status.Phase != holdfast.BackupPhasePartiallyFailed {
+			if got := leftOut(outcome); got != test.want || outcome.Status.Phase != v1alpha1.BackupPhasePartiallyFailed {
 				t.Errorf("%d claims are left out, want %d: %+v", got, test.want, outcome.Status)
 			}
 		})
@@ -80,7 +80,7 @@ func TestHooksThatFailLeaveOutWhatWasWanted(t *testing.T) {
 
 // TestAVolumeThatNoAgentTakesIsListed: what could not be handed over is in the volume info.
 func TestAVolumeThatNoAgentTakesIsListed(t *testing.T) {
-	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}})
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}})
 	f.request.Backup.Spec.DefaultVolumesToFsBackup = nil
 	f.oneClaim(podWith("p", "", "d"+claimData), podWith("q", "", "d"+claimData))
 	f.volumes.submit = func(*format.Volume) error { return errors.New("the server is full") }
@@ -106,7 +106,7 @@ func TestAPodThatIsLabelledToBeLeftOut(t *testing.T) {
 		"beside one that is read":      {pods: []string{podWith("q", "", "d"+claimData)}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}})
+			f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}})
 			f.request.Backup.Spec.DefaultVolumesToFsBackup = test.files
 			f.oneClaim(append(test.pods, labelled)...)
 			outcome := f.run(t)

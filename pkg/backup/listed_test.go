@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/catalog/index"
 	"github.com/holdfast-io/holdfast/pkg/format"
@@ -23,7 +23,7 @@ import (
 // What a backup stores of its volumes is what the catalogue lists of them, and selects them by:
 // as it was read, and as an index has it.
 func TestVolumesAreListedAsTheyWere(t *testing.T) {
-	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}})
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}})
 	f.story()
 	f.run(t)
 	volumes, err := catalog.ReadVolumes(bytes.NewReader(f.read(t, format.PodVolumeBackupsKey("b"))))
@@ -47,7 +47,7 @@ func TestVolumesAreListedAsTheyWere(t *testing.T) {
 		contents["as an index has it"] = entry.Content
 	}
 	for how, content := range contents {
-		history := map[string]*holdfast.BackupVolume{}
+		history := map[string]*v1alpha1.BackupVolume{}
 		c := catalog.New("holdfast", func(changes catalog.Changes) {
 			for _, volume := range changes.Volumes.Set {
 				history[volume.Name] = volume
@@ -95,7 +95,7 @@ func TestLabelsDoNotMakeTheListUnreadable(t *testing.T) {
 	for i := range 190 {
 		volume.ClaimLabels[fmt.Sprintf("label-%d", i)] = strings.Repeat("x", 63)
 	}
-	e := &execution{request: Request{Backup: &holdfast.Backup{}}, storeName: "b"}
+	e := &execution{request: Request{Backup: &v1alpha1.Backup{}}, storeName: "b"}
 	for range 5_000 {
 		e.volumes = append(e.volumes, &volume)
 	}

@@ -24,7 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
@@ -174,7 +174,7 @@ func TestEachPageHasItsAttempts(t *testing.T) {
 // The next page is asked for while one is read, if the server says in time where it begins.
 func TestTheNextPageIsAskedFor(t *testing.T) {
 	rendered := pages(3 * pageSize)
-	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}})
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}})
 	f.add("namespaces", namespace("shop", ""))
 	asked := map[string]chan struct{}{"": make(chan struct{}), "500": make(chan struct{}), "1000": make(chan struct{})}
 	after := map[string]string{"": "500", "500": "1000"}
@@ -206,7 +206,7 @@ func TestTheNextPageIsAskedFor(t *testing.T) {
 // A page of large objects has fewer of them.
 func TestPagesAreSizedByBytes(t *testing.T) {
 	const objects, size = 60, 100_000
-	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}})
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}})
 	f.add("namespaces", namespace("shop", ""))
 	var mu sync.Mutex
 	var limits []string

@@ -17,7 +17,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
@@ -134,7 +134,7 @@ func BenchmarkManyKinds(b *testing.B) {
 	}
 	requests, lists := 0, 0
 	for b.Loop() {
-		f := newFixture(b, holdfast.BackupSpec{})
+		f := newFixture(b, v1alpha1.BackupSpec{})
 		f.deps.Store = &sampledStore{storetest.Filesystem(b), sample}
 		f.serveMany(everyKinds, everyEach)
 		serve := f.intercept
@@ -180,7 +180,7 @@ func BenchmarkManyPods(b *testing.B) {
 			requests := 0
 			for b.Loop() {
 				b.StopTimer()
-				f := newFixture(b, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: new(true)})
+				f := newFixture(b, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: new(true)})
 				f.deps.BlockWorkers, f.deps.Volumes = workers, &slowly{each: 2 * time.Millisecond}
 				f.addPods(pods)
 				b.StartTimer()

@@ -11,15 +11,15 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // TestItemsOfNothing shows that a backup whose words stand for nothing does not look complete.
 func TestItemsOfNothing(t *testing.T) {
-	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"deploymnts"}})
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"deploymnts"}})
 	f.add("namespaces", namespace("shop", ""))
 	status := f.run(t).Status
-	if want := (holdfast.BackupProgress{TotalItems: 1}); status.Phase != holdfast.BackupPhasePartiallyFailed || *status.Progress != want {
+	if want := (v1alpha1.BackupProgress{TotalItems: 1}); status.Phase != v1alpha1.BackupPhasePartiallyFailed || *status.Progress != want {
 		t.Errorf("it is %s: %+v", status.Phase, *status.Progress)
 	}
 }
@@ -32,7 +32,7 @@ func TestMessage(t *testing.T) {
 		"a tenant's":         {"shop", "3 errors: configmaps shop: list it: no rights; and 2 more"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop", "bank", "gone"}})
+			f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop", "bank", "gone"}})
 			f.request.Backup.Namespace = test.namespace
 			f.add("namespaces", namespace("shop", ""), namespace("bank", ""))
 			f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
@@ -47,7 +47,7 @@ func TestMessage(t *testing.T) {
 			if outcome.Status.Message != test.want {
 				t.Errorf("the message is %q, want %q", outcome.Status.Message, test.want)
 			}
-			for _, of := range []string{holdfast.ConditionComplete, holdfast.ConditionSucceeded} {
+			for _, of := range []string{v1alpha1.ConditionComplete, v1alpha1.ConditionSucceeded} {
 				if got := meta.FindStatusCondition(outcome.Status.Conditions, of); got == nil || got.Message != test.want {
 					t.Errorf("the condition %s is %+v", of, got)
 				}

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"testing"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // TestVolumesOfPendingClaims shows that the persistent volume comes along which a claim names that
@@ -25,7 +25,7 @@ func TestVolumesOfPendingClaims(t *testing.T) {
 		"free":                              {`null`, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}})
+			f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}})
 			f.add("namespaces", namespace("shop", ""), namespace("bank", ""))
 			f.add("persistentvolumes", `{"metadata":{"name":"pv"},"spec":{"claimRef":`+test.claimRef+`}}`)
 			f.add("persistentvolumeclaims", `{"metadata":{"namespace":"shop","name":"data","uid":"u"},"spec":{"volumeName":"pv"},"status":{"phase":"Pending"}}`)

@@ -13,13 +13,13 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 )
 
 // needing is a cluster whose namespace shop needs things of cluster scope.
-func needing(t *testing.T, spec holdfast.BackupSpec) *fixture {
+func needing(t *testing.T, spec v1alpha1.BackupSpec) *fixture {
 	f := newFixture(t, spec)
 	for _, served := range []struct {
 		gv, resource, kind string
@@ -74,7 +74,7 @@ func TestBindingsOfAccounts(t *testing.T) {
 		`"kind":"Group","name":"shop"`:                             "",
 	} {
 		for _, excluded := range [][]string{nil, {"clusterrolebindings"}} {
-			f := needing(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, ExcludedResources: excluded})
+			f := needing(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, ExcludedResources: excluded})
 			f.add("clusterrolebindings.rbac.authorization.k8s.io", `{"metadata":{"name":"one"},"roleRef":{"kind":"ClusterRole","name":"writer"},"subjects":[{`+subject+`}]}`)
 			f.run(t)
 			binding, role := "it binds "+want, "the ClusterRoleBinding one refers to it"
@@ -109,8 +109,8 @@ func (f *fixture) needed(t *testing.T) map[string]string {
 // TestWhatObjectsNeedComesAlong: of cluster scope only what objects of the backup need, with
 // the reason, in the manifest and the log.
 func TestWhatObjectsNeedComesAlong(t *testing.T) {
-	f := needing(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}})
-	if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseCompleted {
+	f := needing(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}})
+	if outcome := f.run(t); outcome.Status.Phase != v1alpha1.BackupPhaseCompleted {
 		t.Errorf("the backup is %+v", outcome.Status)
 	}
 	want := map[string]string{
@@ -132,7 +132,7 @@ func TestWhatObjectsNeedComesAlong(t *testing.T) {
 
 func TestWhatIsExcludedDoesNotComeAlong(t *testing.T) {
 	no := false
-	for name, spec := range map[string]holdfast.BackupSpec{
+	for name, spec := range map[string]v1alpha1.BackupSpec{
 		"all":                 {IncludeClusterResources: &no},
 		"by lists":            {ExcludedClusterScopedResources: []string{"clusterroles", "clusterrolebindings", "priorityclasses", "runtimeclasses", "storageclasses", "persistentvolumes"}},
 		"by what is included": {IncludedResources: []string{"pods", "serviceaccounts", "persistentvolumeclaims"}},
@@ -151,7 +151,7 @@ func TestWhatIsExcludedDoesNotComeAlong(t *testing.T) {
 // TestRolesWithoutBindings: what a service account may do comes along though nothing else that
 // is in the backup names it.
 func TestRolesWithoutBindings(t *testing.T) {
-	f := needing(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"serviceaccounts", "clusterroles"}})
+	f := needing(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"serviceaccounts", "clusterroles"}})
 	f.run(t)
 	want := map[string]string{"ClusterRole reader": "it is bound to the service account shop/web"}
 	if diff := gocmp.Diff(want, f.needed(t)); diff != "" {
@@ -161,7 +161,7 @@ func TestRolesWithoutBindings(t *testing.T) {
 
 // TestNothingIsLookedForTwice: a backup of everything asks for each kind once.
 func TestNothingIsLookedForTwice(t *testing.T) {
-	f := needing(t, holdfast.BackupSpec{})
+	f := needing(t, v1alpha1.BackupSpec{})
 	f.run(t)
 	for _, path := range []string{"/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", "/apis/rbac.authorization.k8s.io/v1/clusterroles", "/apis/scheduling.k8s.io/v1/priorityclasses"} {
 		if n := f.requested(path); n != 1 {
@@ -171,7 +171,7 @@ func TestNothingIsLookedForTwice(t *testing.T) {
 	if got := f.needed(t); got["ClusterRole writer"] != "" || len(got) < 10 {
 		t.Errorf("of cluster scope: %v", got)
 	}
-	without := needing(t, holdfast.BackupSpec{ExcludedClusterScopedResources: []string{"clusterrolebindings"}, IncludedClusterScopedResources: []string{"*"}})
+	without := needing(t, v1alpha1.BackupSpec{ExcludedClusterScopedResources: []string{"clusterrolebindings"}, IncludedClusterScopedResources: []string{"*"}})
 	without.run(t)
 	if n := without.requested("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"); n != 0 {
 		t.Errorf("bindings, which are excluded, were asked for %d times though all roles are there", n)
@@ -179,7 +179,7 @@ func TestNothingIsLookedForTwice(t *testing.T) {
 }
 
 func TestWhatIsNeededAndCannotBeListed(t *testing.T) {
-	f := needing(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}})
+	f := needing(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}})
 	f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
 		if !strings.HasSuffix(r.URL.Path, "/priorityclasses") {
 			return false
@@ -189,7 +189,7 @@ func TestWhatIsNeededAndCannotBeListed(t *testing.T) {
 	}
 	outcome := f.run(t)
 	errs := f.results(t).Errors.Cluster
-	if outcome.Status.Phase != holdfast.BackupPhasePartiallyFailed || !slices.Equal(errs, []string{"priorityclasses.scheduling.k8s.io: look for what objects in the backup need of it: list it: no"}) {
+	if outcome.Status.Phase != v1alpha1.BackupPhasePartiallyFailed || !slices.Equal(errs, []string{"priorityclasses.scheduling.k8s.io: look for what objects in the backup need of it: list it: no"}) {
 		t.Errorf("%s with %q", outcome.Status.Phase, errs)
 	}
 }

@@ -13,14 +13,14 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // order is spec.orderedResources: the objects to read before others of their resource. Later lists
 // skip them.
 type order map[schema.GroupResource][]string
 
-func (d *discovered) orderOf(spec *holdfast.BackupSpec, findings *findings) order {
+func (d *discovered) orderOf(spec *v1alpha1.BackupSpec, findings *findings) order {
 	ordered := order{}
 	for _, word := range slices.Sorted(maps.Keys(spec.OrderedResources)) {
 		gr, known := d.resolve(word)

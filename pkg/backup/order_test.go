@@ -14,7 +14,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/archive"
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
@@ -44,7 +44,7 @@ func (f *fixture) inOrder(t *testing.T, resource string) []string {
 // TestOrderedResources: what is ordered comes first, once, and only if the backup includes it;
 // what the order names in vain is a warning.
 func TestOrderedResources(t *testing.T) {
-	f := newFixture(t, holdfast.BackupSpec{
+	f := newFixture(t, v1alpha1.BackupSpec{
 		IncludedNamespaces: []string{"shop", "bank"}, ExcludedResources: []string{"secrets"},
 		OrderedResources: map[string]string{
 			"cm":          "shop/d, bank/a,,shop/b,shop/gone,vault/secret,c,bank/a",
@@ -87,7 +87,7 @@ func TestOrderedResources(t *testing.T) {
 		`orderedResources has "nothing", which the cluster does not serve`,
 		"secrets: orderedResources has it, but the backup does not include it",
 	}
-	if diff := gocmp.Diff(want, got); diff != "" || outcome.Status.Phase != holdfast.BackupPhaseCompleted {
+	if diff := gocmp.Diff(want, got); diff != "" || outcome.Status.Phase != v1alpha1.BackupPhaseCompleted {
 		t.Errorf("%s, warnings (-want +got):\n%s", outcome.Status.Phase, diff)
 	}
 	if n := f.requested("/api/v1/namespaces/vault"); n > 0 {
@@ -97,7 +97,7 @@ func TestOrderedResources(t *testing.T) {
 
 // The order selects nothing: labels still do.
 func TestOrderAndLabels(t *testing.T) {
-	f := newFixture(t, holdfast.BackupSpec{
+	f := newFixture(t, v1alpha1.BackupSpec{
 		IncludedNamespaces: []string{"shop"}, OrderedResources: map[string]string{"configmaps": "shop/c,shop/b"},
 		OrLabelSelectors: []*metav1.LabelSelector{{MatchLabels: map[string]string{"app": "db"}}, {MatchLabels: map[string]string{"app": "web"}}},
 	})
@@ -113,7 +113,7 @@ func TestOrderAndLabels(t *testing.T) {
 // TestOrderedPods: as in Velero, pods that are ordered are one block: all are frozen, in their
 // order, before the data of any is read, and thawed when that of all was.
 func TestOrderedPods(t *testing.T) {
-	f := hookedFixture(t, dbHooks(holdfast.HookErrorModeFail),
+	f := hookedFixture(t, dbHooks(v1alpha1.HookErrorModeFail),
 		hookedPod("db-0", "n1", isDB, "", "d"+claimData), hookedPod("db-1", "n1", isDB, "", "i"+claimIdle), hookedPod("db-2", "n1", isDB, "", "e"+emptyDir))
 	f.request.Backup.Spec.OrderedResources = map[string]string{"pods": "shop/db-2,shop/db-0"}
 	f.run(t)

@@ -7,14 +7,14 @@ import (
 	"bytes"
 	"testing"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
 // Whose a backup and its volumes are is stored, and signed.
 func TestTheOriginIsStored(t *testing.T) {
 	yes := true
-	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
 	f.add("namespaces", `{"metadata":{"name":"shop","uid":"uid-of-shop"}}`)
 	f.add("pods", podWith("p", "", "scratch"+emptyDir))
 	key, err := format.ParseSigningKey(bytes.Repeat([]byte{1}, 32))
@@ -22,7 +22,7 @@ func TestTheOriginIsStored(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.request.Cluster.Key = key
-	f.request.Backup.Status.Origin = &holdfast.BackupOrigin{NamespaceUID: "uid-of-holdfast"}
+	f.request.Backup.Status.Origin = &v1alpha1.BackupOrigin{NamespaceUID: "uid-of-holdfast"}
 	f.run(t)
 
 	owner, err := format.DecodeOwner(f.read(t, format.OwnerKey("b")))
@@ -30,7 +30,7 @@ func TestTheOriginIsStored(t *testing.T) {
 		t.Errorf("the owner is %+v, %v, want %+v", owner, err, want)
 	}
 	stored := f.stored(t)
-	want := holdfast.BackupOrigin{
+	want := v1alpha1.BackupOrigin{
 		ClusterUID: "c-1", PublicKey: key.PublicKey(), Namespace: "holdfast", NamespaceUID: "uid-of-holdfast", Name: "b", ClaimedRequester: "ada",
 	}
 	if *stored.Status.Origin != want {

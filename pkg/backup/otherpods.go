@@ -11,7 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
@@ -20,7 +20,7 @@ import (
 const maxTries = 3
 
 type access struct {
-	pod          engine.PodReference
+	pod          enginev1alpha1.PodReference
 	node, volume string
 }
 
@@ -49,7 +49,7 @@ func (p *podVolumes) await(ctx context.Context, volumes []*format.Volume) error 
 // readThroughAnother submits a failed volume through another pod of its claim. It returns nil if
 // the volume has not failed or no pod is left.
 func (p *podVolumes) readThroughAnother(ctx context.Context, failed *format.Volume) *format.Volume {
-	if failed.Status.Phase != engine.VolumePhaseFailed || failed.ClaimName == "" {
+	if failed.Status.Phase != enginev1alpha1.VolumePhaseFailed || failed.ClaimName == "" {
 		return nil
 	}
 	of := p.claims[types.NamespacedName{Namespace: failed.Pod.Namespace, Name: failed.ClaimName}]
@@ -67,7 +67,7 @@ func (p *podVolumes) readThroughAnother(ctx context.Context, failed *format.Volu
 
 	next := *failed
 	next.Pod, next.Node, next.Name = other.pod, other.node, other.volume
-	next.Status, next.Instead = engine.VolumeUploadStatus{}, failed
+	next.Status, next.Instead = enginev1alpha1.VolumeUploadStatus{}, failed
 	about := subject{podsResource, failed.Pod.Namespace, failed.Pod.Name}
 	if err := p.submit(ctx, &next); err != nil {
 		p.log.write(slog.LevelWarn, fmt.Sprintf("volume %s could not be handed over to node %s instead, for pod %s: %v", failed.Name, other.node, other.pod.Name, err), about.attrs()...)

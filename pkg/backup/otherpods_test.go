@@ -12,8 +12,8 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
@@ -29,46 +29,46 @@ func TestAClaimIsReadThroughTheNextPod(t *testing.T) {
 		pods   []string
 		fail   []string
 		want   []string
-		phase  holdfast.BackupPhase
+		phase  v1alpha1.BackupPhase
 		errors []string
-		counts holdfast.BackupVolumesProgress
+		counts v1alpha1.BackupVolumesProgress
 	}{
 		"of another node, if there is one": {
 			pods: []string{podOn("n1", "p1"), podOn("n1", "p2"), podOn("n2", "p3")}, fail: []string{"p1"},
-			want: []string{"p1", "p3"}, phase: holdfast.BackupPhaseCompleted, counts: holdfast.BackupVolumesProgress{Total: 1, Completed: 1},
+			want: []string{"p1", "p3"}, phase: v1alpha1.BackupPhaseCompleted, counts: v1alpha1.BackupVolumesProgress{Total: 1, Completed: 1},
 		},
 		"of the same node": {
 			pods: []string{podOn("n1", "p1"), podOn("n1", "p2")}, fail: []string{"p1"},
-			want: []string{"p1", "p2"}, phase: holdfast.BackupPhaseCompleted, counts: holdfast.BackupVolumesProgress{Total: 1, Completed: 1},
+			want: []string{"p1", "p2"}, phase: v1alpha1.BackupPhaseCompleted, counts: v1alpha1.BackupVolumesProgress{Total: 1, Completed: 1},
 		},
 		"until none is left": {
 			pods: []string{podOn("n1", "p1"), podOn("n2", "p2"), podIn("Pending", "p3", "", "d"+claimData)}, fail: []string{"p1", "p2"},
-			want: []string{"p1", "p2"}, phase: holdfast.BackupPhasePartiallyFailed, counts: holdfast.BackupVolumesProgress{Total: 1, Failed: 1},
+			want: []string{"p1", "p2"}, phase: v1alpha1.BackupPhasePartiallyFailed, counts: v1alpha1.BackupVolumesProgress{Total: 1, Failed: 1},
 			errors: []string{"pods shop/p2: volume d of claim data could not be uploaded: p2 is torn; and through pod p1 on node n1: p1 is torn"},
 		},
 		"of three at most": {
 			pods: []string{podOn("n1", "p1"), podOn("n2", "p2"), podOn("n3", "p3"), podOn("n4", "p4")}, fail: []string{"p1", "p2", "p3", "p4"},
-			want: []string{"p1", "p2", "p3"}, phase: holdfast.BackupPhasePartiallyFailed, counts: holdfast.BackupVolumesProgress{Total: 1, Failed: 1},
+			want: []string{"p1", "p2", "p3"}, phase: v1alpha1.BackupPhasePartiallyFailed, counts: v1alpha1.BackupVolumesProgress{Total: 1, Failed: 1},
 			errors: []string{"pods shop/p3: volume d of claim data could not be uploaded: p3 is torn; and through pod p2 on node n2: p2 is torn; and through pod p1 on node n1: p1 is torn"},
 		},
 		"of none that excludes it": {
 			pods: []string{podOn("n1", "p1"), strings.Replace(podOn("n2", "p2"), `"annotations":{`, `"annotations":{"backup.holdfast.io/backup-volumes-excludes":"d"`, 1)}, fail: []string{"p1"},
-			want: []string{"p1"}, phase: holdfast.BackupPhasePartiallyFailed, counts: holdfast.BackupVolumesProgress{Total: 1, Failed: 1},
+			want: []string{"p1"}, phase: v1alpha1.BackupPhasePartiallyFailed, counts: v1alpha1.BackupVolumesProgress{Total: 1, Failed: 1},
 			errors: []string{"pods shop/p1: volume d of claim data could not be uploaded: p1 is torn"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}})
+			f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}})
 			f.request.Backup.Spec.DefaultVolumesToFsBackup = nil
 			f.add("namespaces", namespace("shop", ""))
 			f.add("persistentvolumes", `{"metadata":{"name":"pv-data"},"spec":{"csi":{}}}`)
 			f.add("persistentvolumeclaims", `{"metadata":{"name":"data","namespace":"shop","uid":"claim-data"},"spec":{"volumeName":"pv-data"},"status":{"phase":"Bound"}}`)
 			f.add("pods", test.pods...)
-			f.volumes.result = func(volume *format.Volume) engine.VolumeUploadStatus {
+			f.volumes.result = func(volume *format.Volume) enginev1alpha1.VolumeUploadStatus {
 				if slices.Contains(test.fail, volume.Pod.Name) {
-					return engine.VolumeUploadStatus{Phase: engine.VolumePhaseFailed, Message: volume.Pod.Name + " is torn"}
+					return enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseFailed, Message: volume.Pod.Name + " is torn"}
 				}
-				return engine.VolumeUploadStatus{Phase: engine.VolumePhaseCompleted, SnapshotID: "s"}
+				return enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "s"}
 			}
 			outcome := f.run(t)
 			var got []string
@@ -106,15 +106,15 @@ func TestTheNextPodIsReadBeforePostHooks(t *testing.T) {
 	hooked := func(pod string) string {
 		return strings.Replace(pod, `"annotations":{`, `"annotations":{"post.hook.backup.holdfast.io/command":"thaw"`, 1)
 	}
-	f := hookedFixture(t, holdfast.BackupHooks{}, hooked(podOn("n1", "p1")), podOn("n2", "p2"))
-	f.volumes.result = func(volume *format.Volume) engine.VolumeUploadStatus {
+	f := hookedFixture(t, v1alpha1.BackupHooks{}, hooked(podOn("n1", "p1")), podOn("n2", "p2"))
+	f.volumes.result = func(volume *format.Volume) enginev1alpha1.VolumeUploadStatus {
 		f.hooks.note("read " + volume.Pod.Name)
 		if volume.Pod.Name == "p1" {
-			return engine.VolumeUploadStatus{Phase: engine.VolumePhaseFailed, Message: "torn"}
+			return enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseFailed, Message: "torn"}
 		}
-		return engine.VolumeUploadStatus{Phase: engine.VolumePhaseCompleted, SnapshotID: "s"}
+		return enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "s"}
 	}
-	if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseCompleted {
+	if outcome := f.run(t); outcome.Status.Phase != v1alpha1.BackupPhaseCompleted {
 		t.Errorf("got %+v", outcome.Status)
 	}
 	thaw := slices.IndexFunc(f.hooks.events, func(event string) bool { return strings.Contains(event, "thaw") })

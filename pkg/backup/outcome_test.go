@@ -24,7 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/clock"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
@@ -88,7 +88,7 @@ func TestPassingStoreFaultsAreTriedAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := shopOf(t, 3)
 			f.deps.Store = &shaky{Store: f.store, key: test.key, failures: 3, after: test.after}
-			if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseCompleted {
+			if outcome := f.run(t); outcome.Status.Phase != v1alpha1.BackupPhaseCompleted {
 				t.Errorf("the phase is %s", outcome.Status.Phase)
 			}
 			f.wantConfigMaps(t, 3)
@@ -104,7 +104,7 @@ func TestTarballThatFails(t *testing.T) {
 			f := shopOf(t, 3)
 			f.store.Inject(storetest.Fault{Operation: operation, Key: format.TarballKey("b"), Err: store.ErrUnavailable})
 			outcome := f.run(t)
-			if outcome.Status.Phase != holdfast.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, store.ErrUnavailable.Error()) {
+			if outcome.Status.Phase != v1alpha1.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, store.ErrUnavailable.Error()) {
 				t.Errorf("got %+v", outcome.Status)
 			}
 			want := []string{format.LogKey("b"), format.ResultsKey("b"), format.CopyKey("b"), format.OwnerKey("b"), format.MetadataKey("b")}
@@ -115,7 +115,7 @@ func TestTarballThatFails(t *testing.T) {
 				t.Errorf("the log is\n%s", log)
 			}
 			stored := f.stored(t)
-			if stored.Status.Phase != holdfast.BackupPhaseFailed || stored.Status.FailureReason != outcome.Status.FailureReason {
+			if stored.Status.Phase != v1alpha1.BackupPhaseFailed || stored.Status.FailureReason != outcome.Status.FailureReason {
 				t.Errorf("stored is %+v", stored)
 			}
 		})
@@ -154,12 +154,12 @@ func TestTarballThatBreaksOff(t *testing.T) {
 		f.deps.Store = store
 		outcome := f.run(t)
 		if store.left >= 0 {
-			if outcome.Status.Phase != holdfast.BackupPhaseCompleted || writes < 2 {
+			if outcome.Status.Phase != v1alpha1.BackupPhaseCompleted || writes < 2 {
 				t.Errorf("after all %d writes: %+v", writes, outcome.Status)
 			}
 			return
 		}
-		if outcome.Status.Phase != holdfast.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, errBoom.Error()) || slices.Contains(f.keys(t), format.TarballKey("b")) {
+		if outcome.Status.Phase != v1alpha1.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, errBoom.Error()) || slices.Contains(f.keys(t), format.TarballKey("b")) {
 			t.Errorf("after %d writes: %+v", writes, outcome.Status)
 		}
 	}
@@ -196,7 +196,7 @@ func TestClusterThatCannotBeRead(t *testing.T) {
 		f.store = f.deps.Store.(*storetest.Faulty)
 		test.spoil(f)
 		outcome := f.run(t)
-		if outcome.Status.Phase != holdfast.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, test.reason) {
+		if outcome.Status.Phase != v1alpha1.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, test.reason) {
 			t.Errorf("%s: got %+v", name, outcome.Status)
 		}
 		if keys := f.unfinished(t); len(keys) != 5 || slices.Contains(keys, format.TarballKey("b")) {
@@ -222,7 +222,7 @@ func TestObjectsThatCannotBeUnderstood(t *testing.T) {
 	yes := true
 	// A volume of all that are read, or of a claim only.
 	for all, count := range map[bool]int32{true: 4, false: 3} {
-		f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludeClusterResources: &all, DefaultVolumesToFsBackup: &yes})
+		f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludeClusterResources: &all, DefaultVolumesToFsBackup: &yes})
 		if !all {
 			f.request.Backup.Spec.IncludeClusterResources = nil
 		}
@@ -240,7 +240,7 @@ func TestObjectsThatCannotBeUnderstood(t *testing.T) {
 			return r.URL.Path == configMaps
 		}
 		outcome := f.run(t)
-		if outcome.Status.Phase != holdfast.BackupPhasePartiallyFailed || outcome.Status.Errors != count {
+		if outcome.Status.Phase != v1alpha1.BackupPhasePartiallyFailed || outcome.Status.Errors != count {
 			t.Errorf("got %+v", outcome.Status)
 		}
 		results := f.results(t)
@@ -281,7 +281,7 @@ func TestObjectsThatAreFetched(t *testing.T) {
 		{definition, denied, "customresourcedefinitions.apiextensions.k8s.io widgets.example.com: read it: no rights"},
 		{definition, `{"metadata":{"name":7}}`, "customresourcedefinitions.apiextensions.k8s.io widgets.example.com: read an object"},
 	} {
-		f := newFixture(t, holdfast.BackupSpec{LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}}})
+		f := newFixture(t, v1alpha1.BackupSpec{LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}}})
 		f.add("namespaces", namespace("shop", ""))
 		f.add("customresourcedefinitions.apiextensions.k8s.io", `{"metadata":{"name":"widgets.example.com"}}`)
 		f.add("widgets.example.com", `{"metadata":{"name":"gear","namespace":"shop","labels":{"app":"db"}}}`)
@@ -297,9 +297,9 @@ func TestObjectsThatAreFetched(t *testing.T) {
 			}
 			return true
 		}
-		phase, count := holdfast.BackupPhaseCompleted, int32(0)
+		phase, count := v1alpha1.BackupPhaseCompleted, int32(0)
 		if test.want != "" {
-			phase, count = holdfast.BackupPhasePartiallyFailed, 1
+			phase, count = v1alpha1.BackupPhasePartiallyFailed, 1
 		}
 		outcome, results := f.run(t), f.results(t)
 		if outcome.Status.Phase != phase || outcome.Status.Errors != count || outcome.Status.Warnings != 0 ||
@@ -350,7 +350,7 @@ func TestDefinitionsThatAreGone(t *testing.T) {
 		"with a service of no sense": {service: service("", `"service":7`), want: gone},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludeClusterResources: &test.selected})
+			f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludeClusterResources: &test.selected})
 			if !test.selected {
 				f.request.Backup.Spec.IncludeClusterResources = nil
 			}
@@ -377,7 +377,7 @@ func TestDefinitionsThatAreGone(t *testing.T) {
 			if test.want != "" {
 				want = append(want, test.want)
 			}
-			if got := f.results(t).Warnings.Cluster; outcome.Status.Phase != holdfast.BackupPhaseCompleted || int(outcome.Status.Warnings) != len(want) || !slices.Equal(got, want) {
+			if got := f.results(t).Warnings.Cluster; outcome.Status.Phase != v1alpha1.BackupPhaseCompleted || int(outcome.Status.Warnings) != len(want) || !slices.Equal(got, want) {
 				t.Errorf("got %+v with the warnings %q", outcome.Status, got)
 			}
 			if !slices.Contains(f.items(t), "widgets.example.com shop/gear") {
@@ -397,7 +397,7 @@ func (d noDiscovery) ServerPreferredResourcesWithContext(context.Context) ([]*me
 func TestNoDiscovery(t *testing.T) {
 	f := shopOf(t, 3)
 	f.deps.Discovery = noDiscovery{errors.New("the connection is refused")}
-	if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, "the connection is refused") {
+	if outcome := f.run(t); outcome.Status.Phase != v1alpha1.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, "the connection is refused") {
 		t.Errorf("got %+v", outcome.Status)
 	}
 }
@@ -417,7 +417,7 @@ func (s *seldom) ServerPreferredResourcesWithContext(ctx context.Context) ([]*me
 
 // TestDiscoveryIsTriedAgain: a server that restarts costs no backup.
 func TestDiscoveryIsTriedAgain(t *testing.T) {
-	for refused, want := range map[int]holdfast.BackupPhase{3: holdfast.BackupPhaseCompleted, 4: holdfast.BackupPhaseFailed} {
+	for refused, want := range map[int]v1alpha1.BackupPhase{3: v1alpha1.BackupPhaseCompleted, 4: v1alpha1.BackupPhaseFailed} {
 		f := shopOf(t, 3)
 		f.deps.Discovery = &seldom{f.deps.Discovery, refused}
 		if outcome := f.run(t); outcome.Status.Phase != want {
@@ -442,7 +442,7 @@ func TestHandingOverIsTriedAgain(t *testing.T) {
 		"and then again": {[]error{refused, refused, refused, refused, nil, refused}, []string{"a", "a", "a", "a", "b", "c", "c"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
+			f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
 			f.add("namespaces", namespace("shop", ""))
 			f.add("pods", podWith("p", "", "a"+emptyDir, "b"+emptyDir, "c"+emptyDir))
 			var tried []string
@@ -467,7 +467,7 @@ func TestSelectorsThatCannotBeRead(t *testing.T) {
 	for _, selector := range []*metav1.LabelSelector{nil, bad} {
 		f := shopOf(t, 3)
 		f.request.Backup.Spec.OrLabelSelectors = []*metav1.LabelSelector{selector}
-		if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, "a label selector") {
+		if outcome := f.run(t); outcome.Status.Phase != v1alpha1.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, "a label selector") {
 			t.Errorf("%v: %+v", selector, outcome.Status)
 		}
 	}
@@ -484,7 +484,7 @@ func TestStoreThatFailsWhileItIsRead(t *testing.T) {
 			return false
 		}
 		outcome := f.run(t)
-		if status := outcome.Status; status.Phase != holdfast.BackupPhaseFailed || status.Errors != 1 || !strings.Contains(status.FailureReason, " to the tarball: the disk is full") {
+		if status := outcome.Status; status.Phase != v1alpha1.BackupPhaseFailed || status.Errors != 1 || !strings.Contains(status.FailureReason, " to the tarball: the disk is full") {
 			t.Errorf("%s: got %+v", place, status)
 		}
 		for _, request := range f.requests {
@@ -506,7 +506,7 @@ func TestSpecThatCannotBeRead(t *testing.T) {
 	f := shopOf(t, 3)
 	f.request.Backup.Spec.IncludedNamespaces = []string{"["}
 	f.request.Backup.Spec.OrLabelSelectors = []*metav1.LabelSelector{nil}
-	if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, "includedNamespaces[0]") {
+	if outcome := f.run(t); outcome.Status.Phase != v1alpha1.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, "includedNamespaces[0]") {
 		t.Errorf("got %+v", outcome.Status)
 	}
 }
@@ -514,12 +514,12 @@ func TestSpecThatCannotBeRead(t *testing.T) {
 // Pitfall 29: a side file that a restore rests on fails the backup; the report of
 // it does not.
 func TestSideFilesThatFail(t *testing.T) {
-	for key, want := range map[string]holdfast.BackupPhase{
-		format.PodVolumeBackupsKey("b"): holdfast.BackupPhaseFailed,
-		format.ResourceListKey("b"):     holdfast.BackupPhaseFailed,
-		format.ManifestKey("b"):         holdfast.BackupPhaseFailed,
-		format.LogKey("b"):              holdfast.BackupPhasePartiallyFailed,
-		format.ResultsKey("b"):          holdfast.BackupPhasePartiallyFailed,
+	for key, want := range map[string]v1alpha1.BackupPhase{
+		format.PodVolumeBackupsKey("b"): v1alpha1.BackupPhaseFailed,
+		format.ResourceListKey("b"):     v1alpha1.BackupPhaseFailed,
+		format.ManifestKey("b"):         v1alpha1.BackupPhaseFailed,
+		format.LogKey("b"):              v1alpha1.BackupPhasePartiallyFailed,
+		format.ResultsKey("b"):          v1alpha1.BackupPhasePartiallyFailed,
 	} {
 		f := shopOf(t, 3)
 		f.store.Inject(storetest.Fault{Operation: storetest.Create, Key: key, Err: store.ErrUnavailable})
@@ -534,7 +534,7 @@ func TestSideFilesThatFail(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-		if _, named := contents.Of(key); named || want == holdfast.BackupPhaseFailed && len(contents) != 2 {
+		if _, named := contents.Of(key); named || want == v1alpha1.BackupPhaseFailed && len(contents) != 2 {
 			t.Errorf("without %s the metadata names %v", key, contents)
 		}
 	}
@@ -554,7 +554,7 @@ func TestRunAgain(t *testing.T) {
 	if counts := f.store.Counts(); len(counts) != 1 || counts[storetest.Get] != 1 {
 		t.Errorf("the store was used: %v", counts)
 	}
-	if third, err := f.abandon(t, holdfast.BackupPhaseFailed, "the controller was killed"); err != nil || third.Status.Phase != first.Status.Phase {
+	if third, err := f.abandon(t, v1alpha1.BackupPhaseFailed, "the controller was killed"); err != nil || third.Status.Phase != first.Status.Phase {
 		t.Errorf("Abandon of a backup that has ended: %+v, %v", third, err)
 	}
 	f.wantConfigMaps(t, 3)
@@ -568,7 +568,7 @@ func TestNameTaken(t *testing.T) {
 	f.request.Backup.UID = "another"
 	f.store.Reset()
 	outcome, err := Run(t.Context(), f.request, f.deps)
-	if !errors.Is(err, ErrNameTaken) || outcome.Stored || outcome.Status.Phase != holdfast.BackupPhaseFailed {
+	if !errors.Is(err, ErrNameTaken) || outcome.Stored || outcome.Status.Phase != v1alpha1.BackupPhaseFailed {
 		t.Errorf("got %+v, %v", outcome, err)
 	}
 	if counts := f.store.Counts(); len(counts) != 1 || counts[storetest.Get] != 1 {
@@ -658,7 +658,7 @@ func TestStoreDownAtTheStart(t *testing.T) {
 	}
 }
 
-func (f *fixture) abandon(t testing.TB, phase holdfast.BackupPhase, reason string) (Outcome, error) {
+func (f *fixture) abandon(t testing.TB, phase v1alpha1.BackupPhase, reason string) (Outcome, error) {
 	t.Helper()
 	return Abandon(t.Context(), f.request, f.deps, f.store, phase, reason)
 }
@@ -666,7 +666,7 @@ func (f *fixture) abandon(t testing.TB, phase holdfast.BackupPhase, reason strin
 // A backup that is not executed any more ends by one conditional write. What it left
 // goes after that, and what says how it ended stays.
 func TestAbandon(t *testing.T) {
-	for phase, errorCount := range map[holdfast.BackupPhase]int32{holdfast.BackupPhaseFailed: 1, holdfast.BackupPhaseCancelled: 0} {
+	for phase, errorCount := range map[v1alpha1.BackupPhase]int32{v1alpha1.BackupPhaseFailed: 1, v1alpha1.BackupPhaseCancelled: 0} {
 		t.Run(string(phase), func(t *testing.T) {
 			f := shopOf(t, 3)
 			if first, err := newExecution(t.Context(), f.request, f.deps).takeFolder(t.Context()); err != nil || !first {
@@ -683,7 +683,7 @@ func TestAbandon(t *testing.T) {
 			if err != nil || !outcome.Stored || outcome.Status.Phase != phase || outcome.Status.Errors != errorCount || outcome.Status.FailureReason != reason {
 				t.Errorf("got %+v, %v", outcome, err)
 			}
-			if complete := meta.FindStatusCondition(outcome.Status.Conditions, holdfast.ConditionComplete); complete == nil || complete.Reason != string(phase) {
+			if complete := meta.FindStatusCondition(outcome.Status.Conditions, v1alpha1.ConditionComplete); complete == nil || complete.Reason != string(phase) {
 				t.Errorf("the conditions are %+v", outcome.Status.Conditions)
 			}
 			want := []string{format.LogKey("b"), format.ResultsKey("b"), format.OwnerKey("b"), format.MetadataKey("b"), format.TarballKey("b2")}
@@ -694,7 +694,7 @@ func TestAbandon(t *testing.T) {
 				t.Errorf("the log is\n%s", log)
 			}
 			// Whatever others want then, and as often as they want it.
-			for _, other := range []holdfast.BackupPhase{holdfast.BackupPhaseFailed, holdfast.BackupPhaseCancelled} {
+			for _, other := range []v1alpha1.BackupPhase{v1alpha1.BackupPhaseFailed, v1alpha1.BackupPhaseCancelled} {
 				if again, err := f.abandon(t, other, "another reason"); err != nil || again.Status.Phase != phase || again.Status.FailureReason != reason {
 					t.Errorf("got %+v, %v", again, err)
 				}
@@ -718,7 +718,7 @@ func TestAbandonThatCannotClean(t *testing.T) {
 			t.Fatal(err)
 		}
 		f.store.Inject(storetest.Fault{Operation: storetest.Delete, Err: fault})
-		if _, err := f.abandon(t, holdfast.BackupPhaseFailed, "killed"); !errors.Is(err, want) {
+		if _, err := f.abandon(t, v1alpha1.BackupPhaseFailed, "killed"); !errors.Is(err, want) {
 			t.Errorf("%v: got %v", fault, err)
 		}
 	}
@@ -735,7 +735,7 @@ func TestAbandonThatCannotClean(t *testing.T) {
 		if want == store.ErrNotFound {
 			want = nil
 		}
-		if _, err := f.abandon(t, holdfast.BackupPhaseFailed, "killed"); !errors.Is(err, want) {
+		if _, err := f.abandon(t, v1alpha1.BackupPhaseFailed, "killed"); !errors.Is(err, want) {
 			t.Errorf("%s, %v: %v", fault.Operation, fault.Err, err)
 		}
 	}
@@ -756,7 +756,7 @@ func TestAbandonRemovesWhatIsUnfinished(t *testing.T) {
 	if err != nil || len(f.unfinished(t)) != 2 {
 		t.Fatalf("%v, and %v is in the store", err, f.unfinished(t))
 	}
-	if outcome, err := f.abandon(t, holdfast.BackupPhaseFailed, "killed"); err != nil || !outcome.Stored {
+	if outcome, err := f.abandon(t, v1alpha1.BackupPhaseFailed, "killed"); err != nil || !outcome.Stored {
 		t.Errorf("got %+v, %v", outcome, err)
 	}
 	if keys, want := f.unfinished(t), []string{format.LogKey("b"), format.ResultsKey("b"), format.OwnerKey("b"), format.MetadataKey("b")}; !slices.Equal(keys, want) {
@@ -769,8 +769,8 @@ func TestAbandonRemovesWhatIsUnfinished(t *testing.T) {
 func TestStatus(t *testing.T) {
 	f := shopOf(t, 3)
 	status := f.run(t).Status
-	complete := meta.FindStatusCondition(status.Conditions, holdfast.ConditionComplete)
-	if status.Volumes != nil || status.FormatVersion != format.FormatVersion || complete == nil || complete.Reason != string(holdfast.BackupPhaseCompleted) {
+	complete := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionComplete)
+	if status.Volumes != nil || status.FormatVersion != format.FormatVersion || complete == nil || complete.Reason != string(v1alpha1.BackupPhaseCompleted) {
 		t.Errorf("got %+v", status)
 	}
 	e := newExecution(t.Context(), f.request, Dependencies{Clock: f.deps.Clock})
@@ -801,7 +801,7 @@ func TestWhatCannotBeVerified(t *testing.T) {
 	denied.store.Inject(storetest.Fault{Operation: storetest.List, Err: store.ErrDenied})
 	other.deps.Store = longer{other.store}
 	for f, reason := range map[*fixture]string{denied: store.ErrDenied.Error(), other: "bytes in the store"} {
-		if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, reason) {
+		if outcome := f.run(t); outcome.Status.Phase != v1alpha1.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, reason) {
 			t.Errorf("got %+v, want %q", outcome.Status, reason)
 		}
 	}
@@ -817,11 +817,11 @@ func TestAbandonOfANameThatIsTaken(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.store.Inject(storetest.Fault{Operation: storetest.Delete, Err: store.ErrDenied})
-	if _, err := f.abandon(t, holdfast.BackupPhaseFailed, "killed"); !errors.Is(err, store.ErrDenied) {
+	if _, err := f.abandon(t, v1alpha1.BackupPhaseFailed, "killed"); !errors.Is(err, store.ErrDenied) {
 		t.Errorf("got %v", err)
 	}
 	f.store.Inject()
-	if _, err := f.abandon(t, holdfast.BackupPhaseFailed, "killed"); !errors.Is(err, ErrNameTaken) {
+	if _, err := f.abandon(t, v1alpha1.BackupPhaseFailed, "killed"); !errors.Is(err, ErrNameTaken) {
 		t.Errorf("got %v", err)
 	}
 	if keys := f.keys(t); !slices.Equal(keys, []string{format.MetadataKey("b")}) {
@@ -833,7 +833,7 @@ func TestAbandonOfANameThatIsTaken(t *testing.T) {
 func TestMetadataThatExistsAndDoesNot(t *testing.T) {
 	f := shopOf(t, 1)
 	f.store.Inject(storetest.Fault{Operation: storetest.Create, Key: format.MetadataKey("b"), Err: store.ErrExists})
-	if outcome, err := Run(t.Context(), f.request, f.deps); err == nil || outcome.Stored || outcome.Status.Phase != holdfast.BackupPhaseFailed {
+	if outcome, err := Run(t.Context(), f.request, f.deps); err == nil || outcome.Stored || outcome.Status.Phase != v1alpha1.BackupPhaseFailed {
 		t.Errorf("got %+v, %v", outcome, err)
 	}
 }
@@ -877,7 +877,7 @@ func abandonOfAFailedBackup(t *testing.T, attempt, removals int) {
 	}
 	log := f.text(t, format.LogKey("b"))
 	f.store.Reset()
-	if outcome, err := f.abandon(t, holdfast.BackupPhaseFailed, "killed"); err != nil || !outcome.Stored {
+	if outcome, err := f.abandon(t, v1alpha1.BackupPhaseFailed, "killed"); err != nil || !outcome.Stored {
 		t.Errorf("got %+v, %v", outcome, err)
 	}
 	if f.store.Count(storetest.Delete) != removals || slices.Contains(f.keys(t), format.TarballKey("b")) || f.text(t, format.LogKey("b")) != log {
@@ -957,7 +957,7 @@ func TestAbandonRemovesNothingOfOthers(t *testing.T) {
 			test.prepare(t, f)
 			ended := slices.Contains(f.keys(t), format.MetadataKey("b"))
 			f.store.Reset()
-			if _, err := f.abandon(t, holdfast.BackupPhaseFailed, "killed"); !errors.Is(err, test.err) && (test.err != errOdd || err == nil) {
+			if _, err := f.abandon(t, v1alpha1.BackupPhaseFailed, "killed"); !errors.Is(err, test.err) && (test.err != errOdd || err == nil) {
 				t.Errorf("got %v, want %v", err, test.err)
 			}
 			if !ended && slices.Contains(f.keys(t), format.MetadataKey("b")) {
@@ -1002,7 +1002,7 @@ func TestExpirationIsTheRequestsOrTheStartAndTTL(t *testing.T) {
 		t.Errorf("expires %v", got)
 	}
 	f = shopOf(t, 0)
-	f.request.Backup.Spec.TTL = holdfast.Duration{}
+	f.request.Backup.Spec.TTL = v1alpha1.Duration{}
 	// Velero would remove at once what expires at its start.
 	if got := f.run(t).Status.Expiration; got != nil {
 		t.Errorf("expires %v", got)

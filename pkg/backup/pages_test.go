@@ -22,7 +22,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/archive"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
@@ -35,7 +35,7 @@ const configMaps = "/api/v1/namespaces/shop/configmaps"
 // shopOf is a backup of one namespace with some ConfigMaps.
 func shopOf(t *testing.T, objects int) *fixture {
 	t.Helper()
-	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"configmaps"}})
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"configmaps"}})
 	f.add("namespaces", namespace("shop", ""))
 	var names []string
 	for i := range objects {
@@ -87,7 +87,7 @@ func TestExpiredContinueToken(t *testing.T) {
 				}
 				return answered
 			}
-			if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseCompleted {
+			if outcome := f.run(t); outcome.Status.Phase != v1alpha1.BackupPhaseCompleted {
 				t.Errorf("the phase is %s: %+v", outcome.Status.Phase, f.results(t))
 			}
 			f.wantConfigMaps(t, 1200)
@@ -131,7 +131,7 @@ func TestGoneAtTheFirstPage(t *testing.T) {
 		writeStatus(w, metav1.Status{Code: http.StatusGone, Reason: metav1.StatusReasonExpired, Message: "too old"})
 		return true
 	}
-	if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhasePartiallyFailed || f.requested(configMaps) != 1 {
+	if outcome := f.run(t); outcome.Status.Phase != v1alpha1.BackupPhasePartiallyFailed || f.requested(configMaps) != 1 {
 		t.Errorf("after %d requests: %+v", f.requested(configMaps), outcome.Status)
 	}
 }
@@ -143,13 +143,13 @@ func TestSingleReadsAreTriedAgain(t *testing.T) {
 		code     int32
 		failures int
 		requests int
-		phase    holdfast.BackupPhase
+		phase    v1alpha1.BackupPhase
 	}{
-		"for a while":      {http.StatusServiceUnavailable, 2, 3, holdfast.BackupPhaseCompleted},
-		"but not for ever": {http.StatusServiceUnavailable, 99, 4, holdfast.BackupPhasePartiallyFailed},
-		"not if refused":   {http.StatusForbidden, 99, 1, holdfast.BackupPhasePartiallyFailed},
+		"for a while":      {http.StatusServiceUnavailable, 2, 3, v1alpha1.BackupPhaseCompleted},
+		"but not for ever": {http.StatusServiceUnavailable, 99, 4, v1alpha1.BackupPhasePartiallyFailed},
+		"not if refused":   {http.StatusForbidden, 99, 1, v1alpha1.BackupPhasePartiallyFailed},
 	} {
-		f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedNamespaceScopedResources: []string{"pvc"}})
+		f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedNamespaceScopedResources: []string{"pvc"}})
 		f.story()
 		var seen atomic.Int32
 		f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
@@ -175,7 +175,7 @@ func TestTokenThatAlwaysExpiresEndsTheList(t *testing.T) {
 		return true
 	}
 	outcome := f.run(t)
-	if outcome.Status.Phase != holdfast.BackupPhasePartiallyFailed || outcome.Status.Errors != 1 {
+	if outcome.Status.Phase != v1alpha1.BackupPhasePartiallyFailed || outcome.Status.Errors != 1 {
 		t.Errorf("got %+v", outcome.Status)
 	}
 	f.wantConfigMaps(t, 500)
@@ -183,7 +183,7 @@ func TestTokenThatAlwaysExpiresEndsTheList(t *testing.T) {
 		t.Error("what can be restored in part has no copy of its metadata")
 	}
 	// It says how many were announced, and did not come.
-	if want := (holdfast.BackupProgress{TotalItems: 601, ItemsBackedUp: 501}); *outcome.Status.Progress != want {
+	if want := (v1alpha1.BackupProgress{TotalItems: 601, ItemsBackedUp: 501}); *outcome.Status.Progress != want {
 		t.Errorf("its progress is %+v", *outcome.Status.Progress)
 	}
 }
@@ -205,7 +205,7 @@ func TestBrokenPageIsReadAgain(t *testing.T) {
 		_ = http.NewResponseController(w).Flush()
 		panic(http.ErrAbortHandler)
 	}
-	if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseCompleted {
+	if outcome := f.run(t); outcome.Status.Phase != v1alpha1.BackupPhaseCompleted {
 		t.Errorf("the phase is %s: %+v", outcome.Status.Phase, f.results(t))
 	}
 	f.wantConfigMaps(t, 700)
@@ -308,7 +308,7 @@ func TestListsEnd(t *testing.T) {
 				return true
 			}
 			outcome := f.run(t)
-			if outcome.Status.Phase != holdfast.BackupPhasePartiallyFailed {
+			if outcome.Status.Phase != v1alpha1.BackupPhasePartiallyFailed {
 				t.Errorf("the phase is %s", outcome.Status.Phase)
 			}
 			if got := f.results(t).Errors.Namespaces["shop"]; len(got) != 1 || !strings.Contains(got[0], test.text) {
@@ -340,7 +340,7 @@ func TestOfferedTokensThatAlwaysExpire(t *testing.T) {
 		})
 		return true
 	}
-	if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhasePartiallyFailed || outcome.Status.Errors != 1 {
+	if outcome := f.run(t); outcome.Status.Phase != v1alpha1.BackupPhasePartiallyFailed || outcome.Status.Errors != 1 {
 		t.Errorf("got %+v", outcome.Status)
 	}
 	if got := requests.Load(); got != maxRestarts+1 {
@@ -359,7 +359,7 @@ func TestPassingErrorsAreTriedAgain(t *testing.T) {
 		writeStatus(w, metav1.Status{Code: http.StatusInternalServerError, Reason: metav1.StatusReasonInternalError, Message: "etcd has no leader"})
 		return true
 	}
-	if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseCompleted {
+	if outcome := f.run(t); outcome.Status.Phase != v1alpha1.BackupPhaseCompleted {
 		t.Errorf("the phase is %s", outcome.Status.Phase)
 	}
 	f.wantConfigMaps(t, 10)
@@ -369,29 +369,29 @@ func TestPassingErrorsAreTriedAgain(t *testing.T) {
 func TestListErrors(t *testing.T) {
 	for name, test := range map[string]struct {
 		status   metav1.Status
-		phase    holdfast.BackupPhase
+		phase    v1alpha1.BackupPhase
 		requests int
 		text     string
 	}{
 		"forbidden": {
 			metav1.Status{Code: http.StatusForbidden, Reason: metav1.StatusReasonForbidden, Message: "no rights"},
-			holdfast.BackupPhasePartiallyFailed, 1, "configmaps shop: list it: no rights",
+			v1alpha1.BackupPhasePartiallyFailed, 1, "configmaps shop: list it: no rights",
 		},
 		"always down": {
 			metav1.Status{Code: http.StatusServiceUnavailable, Reason: metav1.StatusReasonServiceUnavailable, Message: "down"},
-			holdfast.BackupPhasePartiallyFailed, 4, "configmaps shop: list it: down",
+			v1alpha1.BackupPhasePartiallyFailed, 4, "configmaps shop: list it: down",
 		},
 		"gone since discovery": {
 			metav1.Status{Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound, Message: "no such resource"},
-			holdfast.BackupPhasePartiallyFailed, 1, "configmaps shop: the cluster served it when the backup began, and no longer does: the backup has none of its objects: no such resource",
+			v1alpha1.BackupPhasePartiallyFailed, 1, "configmaps shop: the cluster served it when the backup began, and no longer does: the backup has none of its objects: no such resource",
 		},
 		"not to be listed since discovery": {
 			metav1.Status{Code: http.StatusMethodNotAllowed, Reason: metav1.StatusReasonMethodNotAllowed, Message: "no list"},
-			holdfast.BackupPhasePartiallyFailed, 1, "configmaps shop: the cluster served it when the backup began, and no longer does: the backup has none of its objects: no list",
+			v1alpha1.BackupPhasePartiallyFailed, 1, "configmaps shop: the cluster served it when the backup began, and no longer does: the backup has none of its objects: no list",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}})
+			f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}})
 			f.story()
 			f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
 				if r.URL.Path != configMaps {
@@ -443,7 +443,7 @@ func TestMemoryDoesNotFollowTheNumberOfObjects(t *testing.T) {
 // What is remembered to tell objects apart ends with their list, but for those
 // that others refer to.
 func TestNamesOfOneListAtATime(t *testing.T) {
-	f := newFixture(t, holdfast.BackupSpec{})
+	f := newFixture(t, v1alpha1.BackupSpec{})
 	f.story()
 	e := newExecution(t.Context(), f.request, f.deps)
 	c, err := e.newCollector(t.Context())
@@ -510,7 +510,7 @@ func TestProgressCountsWhatIsAnnounced(t *testing.T) {
 			t.Errorf("%s: the totals were %v, not %v", name, seen, test.want)
 		}
 		// The namespace comes last.
-		if got, want := f.deps.Progress.Objects(), (holdfast.BackupProgress{TotalItems: 1201, ItemsBackedUp: 1201}); got != want {
+		if got, want := f.deps.Progress.Objects(), (v1alpha1.BackupProgress{TotalItems: 1201, ItemsBackedUp: 1201}); got != want {
 			t.Errorf("%s: at the end: %+v", name, got)
 		}
 	}
@@ -542,7 +542,7 @@ var places = []string{"/api/v1/namespaces", "/api/v1/pods", "/api/v1/configmaps"
 // read at one of the places has a content.
 func everywhere(t *testing.T, place, content string) *fixture {
 	t.Helper()
-	f := newFixture(t, holdfast.BackupSpec{LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}}})
+	f := newFixture(t, v1alpha1.BackupSpec{LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}}})
 	const labelled = `"name":"one","namespace":"shop","labels":{"app":"db"}`
 	for i, object := range []struct{ resource, metadata string }{
 		{"widgets.example.com", labelled}, {"pods", labelled}, {"configmaps", labelled},
@@ -607,7 +607,7 @@ func TestCancelWhileVolumesUpload(t *testing.T) {
 			return answer
 		}
 		outcome, err := Run(ctx, f.request, f.deps)
-		if err != context.Canceled || outcome.Stored || outcome.Status.Phase != holdfast.BackupPhaseFailed {
+		if err != context.Canceled || outcome.Stored || outcome.Status.Phase != v1alpha1.BackupPhaseFailed {
 			t.Fatalf("%s: got %+v, %v", name, outcome, err)
 		}
 		if keys := f.keys(t); !slices.Equal(keys, []string{format.OwnerKey("b")}) {
@@ -644,9 +644,9 @@ func TestCancelAtTheEnd(t *testing.T) {
 		}
 		outcome, err := Run(ctx, f.request, f.deps)
 		switch {
-		case outcome.Stored != created || created && (err != nil || outcome.Status.Phase != holdfast.BackupPhaseCompleted):
+		case outcome.Stored != created || created && (err != nil || outcome.Status.Phase != v1alpha1.BackupPhaseCompleted):
 			t.Errorf("%s: got %+v, %v", name, outcome, err)
-		case !created && (err != context.Canceled || outcome.Status.Phase != holdfast.BackupPhaseFailed):
+		case !created && (err != context.Canceled || outcome.Status.Phase != v1alpha1.BackupPhaseFailed):
 			t.Errorf("%s: got %+v, %v", name, outcome, err)
 		}
 	}
@@ -656,26 +656,26 @@ func TestCancelAtTheEnd(t *testing.T) {
 func TestABackupThatOthersHaveEnded(t *testing.T) {
 	for name, test := range map[string]struct {
 		meanwhile func(*testing.T, *fixture)
-		phase     holdfast.BackupPhase
+		phase     v1alpha1.BackupPhase
 		stored    bool
 	}{
 		"cancelled": {func(t *testing.T, f *fixture) {
-			if _, err := f.abandon(t, holdfast.BackupPhaseCancelled, "cancelled"); err != nil {
+			if _, err := f.abandon(t, v1alpha1.BackupPhaseCancelled, "cancelled"); err != nil {
 				t.Fatal(err)
 			}
-		}, holdfast.BackupPhaseCancelled, true},
+		}, v1alpha1.BackupPhaseCancelled, true},
 		"cancelled and deleted": {func(t *testing.T, f *fixture) {
-			if _, err := f.abandon(t, holdfast.BackupPhaseCancelled, "cancelled"); err != nil {
+			if _, err := f.abandon(t, v1alpha1.BackupPhaseCancelled, "cancelled"); err != nil {
 				t.Fatal(err)
 			}
 			storetest.Empty(t, f.store, format.BackupPrefix("b"))
-		}, holdfast.BackupPhaseFailed, false},
+		}, v1alpha1.BackupPhaseFailed, false},
 		"and another one runs": {func(t *testing.T, f *fixture) {
 			storetest.Empty(t, f.store, format.BackupPrefix("b"))
 			if err := f.store.Create(t.Context(), format.OwnerKey("b"), []byte(`{"uid":"another"}`)); err != nil {
 				t.Fatal(err)
 			}
-		}, holdfast.BackupPhaseFailed, false},
+		}, v1alpha1.BackupPhaseFailed, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := shopOf(t, 3)
@@ -710,11 +710,11 @@ func TestABackupThatEndsAsItBegins(t *testing.T) {
 	f := shopOf(t, 3)
 	others := f.deps
 	f.deps.Store = &beaten{f.store, format.OwnerKey("b"), func() {
-		if _, err := Abandon(t.Context(), f.request, others, f.store, holdfast.BackupPhaseCancelled, "cancelled"); err != nil {
+		if _, err := Abandon(t.Context(), f.request, others, f.store, v1alpha1.BackupPhaseCancelled, "cancelled"); err != nil {
 			t.Error(err)
 		}
 	}}
-	if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseCancelled || f.requested("/api") > 0 {
+	if outcome := f.run(t); outcome.Status.Phase != v1alpha1.BackupPhaseCancelled || f.requested("/api") > 0 {
 		t.Errorf("got %+v after %d requests", outcome.Status, f.requested("/api"))
 	}
 }
@@ -760,7 +760,7 @@ func TestABackupThatLostItsTarball(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := shopOf(t, 3)
 			f.deps.Store = &losing{Store: &breaking{Store: f.store}, key: format.VolumeInfoKey("b"), do: func() { lose(t, f) }}
-			if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, "not in the store") {
+			if outcome := f.run(t); outcome.Status.Phase != v1alpha1.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, "not in the store") {
 				t.Errorf("got %+v", outcome)
 			}
 		})
@@ -818,7 +818,7 @@ func TestObjectsOfOthersAreNotPublished(t *testing.T) {
 			if err := f.store.Put(t.Context(), key, []byte(content)); err != nil {
 				t.Fatal(err)
 			}
-			if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, key+" holds what") {
+			if outcome := f.run(t); outcome.Status.Phase != v1alpha1.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, key+" holds what") {
 				t.Errorf("%s: got %+v", key, outcome)
 			}
 			if got := string(f.read(t, key)); got != content {
@@ -832,7 +832,7 @@ func TestObjectsOfOthersAreNotPublished(t *testing.T) {
 			t.Fatal(err)
 		}
 		f.store.Inject(storetest.Fault{Operation: storetest.Get, Key: format.TarballKey("b"), Err: store.ErrDenied})
-		if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseFailed || outcome.Status.FailureReason != store.ErrDenied.Error() {
+		if outcome := f.run(t); outcome.Status.Phase != v1alpha1.BackupPhaseFailed || outcome.Status.FailureReason != store.ErrDenied.Error() {
 			t.Errorf("got %+v", outcome)
 		}
 	})
@@ -881,7 +881,7 @@ func TestIndentedObjectsAreStoredCompact(t *testing.T) {
 func TestObjectsThatCannotBeNamed(t *testing.T) {
 	f := shopOf(t, 2)
 	f.add("configmaps", named("shop", "../../etc/passwd")...)
-	if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhasePartiallyFailed || outcome.Status.Errors != 1 {
+	if outcome := f.run(t); outcome.Status.Phase != v1alpha1.BackupPhasePartiallyFailed || outcome.Status.Errors != 1 {
 		t.Errorf("got %+v", outcome.Status)
 	}
 	f.wantConfigMaps(t, 2)

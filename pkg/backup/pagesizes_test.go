@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // serveSized serves so many ConfigMaps of one size, and returns the limits that it was asked for. A
@@ -84,7 +84,7 @@ func TestFirstPages(t *testing.T) {
 		"small ones long after large ones":    {60, 1000, false, append([][2]int64{{sampled, sampled * large}}, slices.Repeat([][2]int64{{sampled, sampled * 100}}, 40)...), "500", 60},
 		"large ones of a server that is deaf": {60, large, true, nil, "100 10", 60 + 41},
 	} {
-		f := newFixture(t, holdfast.BackupSpec{})
+		f := newFixture(t, v1alpha1.BackupSpec{})
 		limits := f.serveSized(test.objects, test.size, test.deaf)
 		sizes := &PageSizes{}
 		for _, list := range test.known {
@@ -121,7 +121,7 @@ func TestPagesAreGivenUp(t *testing.T) {
 		f := shopOf(t, 0)
 		f.deps.PageSizes = sizes
 		limits := f.serveSized(60, 26_000, false)
-		if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseCompleted {
+		if outcome := f.run(t); outcome.Status.Phase != v1alpha1.BackupPhaseCompleted {
 			t.Errorf("got %+v: %+v", outcome.Status, f.results(t))
 		}
 		f.wantConfigMaps(t, 60)

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/rest"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
@@ -60,14 +60,14 @@ func (w *loggedWriter) Commit() error { return w.log.note(w.key, w.ObjectWriter.
 func TestEachObjectIsWrittenOnce(t *testing.T) {
 	for name, test := range map[string]struct {
 		spoil func(*fixture)
-		phase holdfast.BackupPhase
+		phase v1alpha1.BackupPhase
 		keys  int
 	}{
-		"completed": {func(*fixture) {}, holdfast.BackupPhaseCompleted, 12},
-		"failed":    {func(f *fixture) { f.resources = nil }, holdfast.BackupPhaseFailed, 5},
+		"completed": {func(*fixture) {}, v1alpha1.BackupPhaseCompleted, 12},
+		"failed":    {func(f *fixture) { f.resources = nil }, v1alpha1.BackupPhaseFailed, 5},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, holdfast.BackupSpec{})
+			f := newFixture(t, v1alpha1.BackupSpec{})
 			f.story()
 			test.spoil(f)
 			written := &writeLog{Store: f.store}
@@ -90,7 +90,7 @@ func TestEachObjectIsWrittenOnce(t *testing.T) {
 func TestWorkersLoseNothing(t *testing.T) {
 	var want []string
 	for _, workers := range []int{1, 2, 16} {
-		f := newFixture(t, holdfast.BackupSpec{})
+		f := newFixture(t, v1alpha1.BackupSpec{})
 		f.story()
 		for i := range 500 {
 			f.add("secrets", named("shop", fmt.Sprintf("key-%03d", i))...)
@@ -132,7 +132,7 @@ func (p *panicking) Get() *rest.Request {
 // and not the process with all others.
 func TestAPanicEndsOneBackup(t *testing.T) {
 	run := func(at int32) (*fixture, Outcome, int32) {
-		f := newFixture(t, holdfast.BackupSpec{})
+		f := newFixture(t, v1alpha1.BackupSpec{})
 		f.story()
 		client := &panicking{Interface: f.deps.Client, at: at}
 		f.deps.Client = client
@@ -144,7 +144,7 @@ func TestAPanicEndsOneBackup(t *testing.T) {
 	}
 	for at := range requests {
 		f, outcome, _ := run(at + 1)
-		if outcome.Status.Phase != holdfast.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, "panic: no such index") {
+		if outcome.Status.Phase != v1alpha1.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, "panic: no such index") {
 			t.Errorf("a panic at request %d: %+v", at+1, outcome.Status)
 		}
 		if slices.Contains(f.keys(t), format.TarballKey("b")) {

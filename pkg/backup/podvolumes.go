@@ -16,7 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/hostpath"
 )
@@ -383,11 +383,11 @@ func (p *podVolumes) conclude() []*format.Volume {
 	for _, volume := range p.submitted {
 		status := &volume.Status
 		if !status.Phase.Done() {
-			status.Phase, status.Message = engine.VolumePhaseFailed, "the upload ended without a result"
+			status.Phase, status.Message = enginev1alpha1.VolumePhaseFailed, "the upload ended without a result"
 		}
 		about := subject{podsResource, volume.Pod.Namespace, volume.Pod.Name}
 		switch {
-		case status.Phase == engine.VolumePhaseFailed:
+		case status.Phase == enginev1alpha1.VolumePhaseFailed:
 			p.findings.fail(about, fmt.Sprintf("%s could not be uploaded: %s", described(volume), whyFailed(volume)))
 		case status.Warnings > 0:
 			p.findings.warn(about, fmt.Sprintf("%s: %s about its files: %s", described(volume), format.Counted(status.Warnings, "warning"), status.Message))

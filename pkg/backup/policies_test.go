@@ -16,7 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
@@ -141,7 +141,7 @@ func TestBadPolicies(t *testing.T) {
 		"away for too long":     {nil, apierrors.NewInternalError(errors.New("no quorum")), "no quorum"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, holdfast.BackupSpec{ResourcePolicy: &holdfast.ResourcePolicyReference{Kind: "configmap", Name: "mine"}})
+			f := newFixture(t, v1alpha1.BackupSpec{ResourcePolicy: &v1alpha1.ResourcePolicyReference{Kind: "configmap", Name: "mine"}})
 			f.deps.Policies = testPolicies(func(namespace, name string) (map[string]string, error) {
 				if namespace != "holdfast" || name != "mine" {
 					t.Errorf("asked for %s/%s", namespace, name)
@@ -150,7 +150,7 @@ func TestBadPolicies(t *testing.T) {
 			})
 			outcome := f.run(t)
 			reason := outcome.Status.FailureReason
-			if outcome.Status.Phase != holdfast.BackupPhaseFailed || !strings.Contains(reason, test.reason) || !strings.Contains(reason, "holdfast/mine") {
+			if outcome.Status.Phase != v1alpha1.BackupPhaseFailed || !strings.Contains(reason, test.reason) || !strings.Contains(reason, "holdfast/mine") {
 				t.Errorf("got %+v", outcome.Status)
 			}
 			if len(f.requests) > 0 {
@@ -244,9 +244,9 @@ func TestWhatPoliciesDo(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			spec := holdfast.BackupSpec{
+			spec := v1alpha1.BackupSpec{
 				IncludedNamespaces: []string{"shop"}, ExcludedResources: test.excluded,
-				ResourcePolicy: &holdfast.ResourcePolicyReference{Kind: "ConfigMap", Name: "mine"},
+				ResourcePolicy: &v1alpha1.ResourcePolicyReference{Kind: "ConfigMap", Name: "mine"},
 			}
 			if test.byDefault {
 				spec.DefaultVolumesToFsBackup = &yes
@@ -265,7 +265,7 @@ func TestWhatPoliciesDo(t *testing.T) {
 				}
 				return test.policy, nil
 			})
-			if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseCompleted {
+			if outcome := f.run(t); outcome.Status.Phase != v1alpha1.BackupPhaseCompleted {
 				t.Errorf("got %+v", outcome.Status)
 			}
 			var got []string

@@ -12,7 +12,7 @@ import (
 	"io"
 	"log/slog"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
@@ -103,7 +103,7 @@ func (e *execution) uploads() []format.PodVolumeBackup {
 }
 
 // storeReport stores the results and the log, and closes both.
-func (e *execution) storeReport(ctx context.Context, phase holdfast.BackupPhase) error {
+func (e *execution) storeReport(ctx context.Context, phase v1alpha1.BackupPhase) error {
 	errorCount, warnings := e.findings.counts()
 	e.log.write(slog.LevelInfo, "the backup ends", slog.String("phase", string(phase)), slog.Int("errors", int(errorCount)), slog.Int("warnings", int(warnings)))
 	err := e.put(ctx, format.ResultsKey(e.storeName), func(w io.Writer) error { return format.WriteResults(w, e.findings.results) })

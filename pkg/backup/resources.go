@@ -18,8 +18,8 @@ import (
 	"k8s.io/client-go/discovery"
 	"k8s.io/utils/ptr"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
@@ -63,10 +63,10 @@ var readingOrder = []schema.GroupResource{namespacesResource, persistentVolumesR
 
 // ownGroups are never backed up, except intent. Holdfast's other API objects are computed, and a
 // restored run of the engine would start again.
-var ownGroups = sets.New(holdfast.GroupName, engine.GroupName)
+var ownGroups = sets.New(v1alpha1.GroupName, enginev1alpha1.GroupName)
 
 // intent are the resources of ownGroups that users write.
-var intent = sets.New(holdfast.Resource("schedules"))
+var intent = sets.New(v1alpha1.Resource("schedules"))
 
 // onlyByName are backed up only when the backup names them: a volume snapshot is tied to its
 // storage system.
@@ -103,7 +103,7 @@ func discover(ctx context.Context, client Discovery) (*discovered, error) {
 	switch {
 	case errors.As(err, &partial):
 		for gv, cause := range partial.Groups {
-			if gv.Group != engine.GroupName {
+			if gv.Group != enginev1alpha1.GroupName {
 				d.failed[gv.Group] = cause
 			}
 		}
@@ -162,7 +162,7 @@ func (d *discovered) find(gr schema.GroupResource) (resource, bool) {
 	return d.resources[i], true
 }
 
-func (d *discovered) selected(spec *holdfast.BackupSpec, wanted *selection.Resources) []resource {
+func (d *discovered) selected(spec *v1alpha1.BackupSpec, wanted *selection.Resources) []resource {
 	named := sets.New[schema.GroupResource]()
 	for _, word := range includedWords(spec) {
 		if gr, ok := d.resolve(word); ok {
@@ -199,7 +199,7 @@ type list struct {
 // missing. Cluster-scoped words are only a warning, since they come beside others. A failed group
 // is a warning, as in Velero, so that a broken aggregated API does not fail every backup. It is an
 // error if the backup names it.
-func (d *discovered) report(spec *holdfast.BackupSpec, findings *findings) {
+func (d *discovered) report(spec *v1alpha1.BackupSpec, findings *findings) {
 	missed := sets.New[string]()
 	for i, of := range []list{
 		{spec.IncludedResources, true, ptr.Deref(spec.IncludeClusterResources, true)},
@@ -268,6 +268,6 @@ func (d *discovered) whyIdle(word string, in list) string {
 
 const clusterScopedList = 2
 
-func includedWords(spec *holdfast.BackupSpec) []string {
+func includedWords(spec *v1alpha1.BackupSpec) []string {
 	return slices.Concat(spec.IncludedResources, spec.IncludedNamespaceScopedResources, spec.IncludedClusterScopedResources)
 }

@@ -22,8 +22,8 @@ import (
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/archive"
 	"github.com/holdfast-io/holdfast/pkg/backup/folder"
 	"github.com/holdfast-io/holdfast/pkg/format"
@@ -49,7 +49,7 @@ var defaultRetry = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jit
 type Request struct {
 	// Backup has its uid, creation time, requester, defaulted spec and status.startTimestamp.
 	// Without status.expiration, expiration counts from the start. Run does not change it.
-	Backup *holdfast.Backup
+	Backup *v1alpha1.Backup
 	// Cluster is recorded in the store; its system namespace decides the backup's name there.
 	Cluster format.Cluster
 	// Attempt counts the processes that have executed the backup, this one included; zero is one.
@@ -109,7 +109,7 @@ type Dependencies struct {
 // Outcome is how a backup ended.
 type Outcome struct {
 	// Status is the run's final status: phase, counts, times and reason of a failure.
-	Status holdfast.BackupStatus
+	Status v1alpha1.BackupStatus
 	Stored bool
 	// FailedPostHooks lists the failed post hooks in one line, after which pods may be frozen; else
 	// empty. The stored backup has them, too.
@@ -358,7 +358,7 @@ func (c *collector) writeTo(archive tarball, items graph) {
 }
 
 // parseSelectors returns the selectors; an object must match one of them, or none are given.
-func parseSelectors(spec *holdfast.BackupSpec) ([]labels.Selector, error) {
+func parseSelectors(spec *v1alpha1.BackupSpec) ([]labels.Selector, error) {
 	from := spec.OrLabelSelectors
 	if spec.LabelSelector != nil {
 		from = []*metav1.LabelSelector{spec.LabelSelector}
@@ -380,9 +380,9 @@ func parseSelectors(spec *holdfast.BackupSpec) ([]labels.Selector, error) {
 	return selectors, nil
 }
 
-func (e *execution) status(failure error) holdfast.BackupStatus {
+func (e *execution) status(failure error) v1alpha1.BackupStatus {
 	status := *e.request.Backup.Status.DeepCopy()
-	status.Phase = holdfast.BackupPhaseCompleted
+	status.Phase = v1alpha1.BackupPhaseCompleted
 	status.FormatVersion = format.FormatVersion
 	status.Errors, status.Warnings = e.findings.counts()
 	status.Message = e.findings.message()
@@ -398,9 +398,9 @@ func (e *execution) status(failure error) holdfast.BackupStatus {
 	}
 	switch {
 	case failure != nil:
-		status.Phase, status.FailureReason = holdfast.BackupPhaseFailed, failure.Error()
+		status.Phase, status.FailureReason = v1alpha1.BackupPhaseFailed, failure.Error()
 	case status.Errors > 0:
-		status.Phase = holdfast.BackupPhasePartiallyFailed
+		status.Phase = v1alpha1.BackupPhasePartiallyFailed
 	}
 	status.Conditions = format.EndConditions(&status)
 	if message := e.findings.leftOut(); message != "" {
@@ -409,16 +409,16 @@ func (e *execution) status(failure error) holdfast.BackupStatus {
 	return status
 }
 
-func volumesProgress(volumes []*format.Volume, leftOut int32) *holdfast.BackupVolumesProgress {
+func volumesProgress(volumes []*format.Volume, leftOut int32) *v1alpha1.BackupVolumesProgress {
 	if len(volumes) == 0 && leftOut == 0 {
 		return nil
 	}
-	progress := &holdfast.BackupVolumesProgress{Total: int32(len(volumes)), LeftOut: leftOut}
+	progress := &v1alpha1.BackupVolumesProgress{Total: int32(len(volumes)), LeftOut: leftOut}
 	for _, volume := range volumes {
 		status := &volume.Status
 		progress.TotalBytes += status.Progress.TotalBytes
 		progress.BytesDone += status.Progress.BytesDone
-		if status.Phase == engine.VolumePhaseCompleted {
+		if status.Phase == enginev1alpha1.VolumePhaseCompleted {
 			progress.Completed++
 		} else {
 			progress.Failed++

@@ -28,8 +28,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	clocktesting "k8s.io/utils/clock/testing"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/archive"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
@@ -45,7 +45,7 @@ var start = time.Date(2026, 8, 1, 12, 0, 0, 0, time.UTC)
 type testVolumes struct {
 	submitted []*format.Volume
 	submit    func(*format.Volume) error
-	result    func(*format.Volume) engine.VolumeUploadStatus
+	result    func(*format.Volume) enginev1alpha1.VolumeUploadStatus
 	wait      func(context.Context) error
 
 	mu sync.Mutex
@@ -70,9 +70,9 @@ func (v *testVolumes) Wait(ctx context.Context, volumes []*format.Volume) error 
 		}
 	}
 	for _, volume := range volumes {
-		volume.Status = engine.VolumeUploadStatus{
-			Phase: engine.VolumePhaseCompleted, SnapshotID: "snap-" + volume.Name, Path: "/pods/" + volume.Name,
-			Progress:         engine.VolumeProgress{TotalBytes: 10, BytesDone: 10},
+		volume.Status = enginev1alpha1.VolumeUploadStatus{
+			Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "snap-" + volume.Name, Path: "/pods/" + volume.Name,
+			Progress:         enginev1alpha1.VolumeProgress{TotalBytes: 10, BytesDone: 10},
 			IncrementalBytes: 4,
 			StartTimestamp:   &metav1.Time{Time: start}, CompletionTimestamp: &metav1.Time{Time: start},
 		}
@@ -93,7 +93,7 @@ type fixture struct {
 	deps    Dependencies
 }
 
-func newFixture(t testing.TB, spec holdfast.BackupSpec) *fixture {
+func newFixture(t testing.TB, spec v1alpha1.BackupSpec) *fixture {
 	t.Helper()
 	cluster := newTestCluster(t)
 	clock := clocktesting.NewFakeClock(start.Add(time.Minute))
@@ -102,12 +102,12 @@ func newFixture(t testing.TB, spec holdfast.BackupSpec) *fixture {
 	if spec.DefaultVolumesToFsBackup == nil {
 		spec.DefaultVolumesToFsBackup = new(false) // TestWhatIsWantedByDefault is about the default
 	}
-	spec.TTL = holdfast.Duration{Duration: 720 * time.Hour}
+	spec.TTL = v1alpha1.Duration{Duration: 720 * time.Hour}
 	f.request = Request{
-		Backup: &holdfast.Backup{
+		Backup: &v1alpha1.Backup{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast", Name: "b", UID: "11111111-2222-3333-4444-555555555555", CreationTimestamp: metav1.Time{Time: start}},
 			Spec:       spec,
-			Status:     holdfast.BackupStatus{Phase: holdfast.BackupPhaseInProgress, StartTimestamp: &metav1.Time{Time: start}, Requester: "ada"},
+			Status:     v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseInProgress, StartTimestamp: &metav1.Time{Time: start}, Requester: "ada"},
 		},
 		Cluster: format.Cluster{SystemNamespace: "holdfast", UID: "c-1"},
 	}
@@ -164,7 +164,7 @@ func (f *fixture) read(t testing.TB, key string) []byte {
 }
 
 // stored is the backup as readers find it.
-func (f *fixture) stored(t testing.TB) *holdfast.Backup {
+func (f *fixture) stored(t testing.TB) *v1alpha1.Backup {
 	t.Helper()
 	backup, err := format.DecodeBackup(f.read(t, format.MetadataKey("b")), format.Place{StoreName: "b", SystemNamespace: "holdfast", Now: start})
 	if err != nil {
@@ -279,7 +279,7 @@ func (f *fixture) story() {
 // What lies in the store after a backup is fixed by golden files: the tarball
 // entry by entry, the side files, and their order of writing.
 func TestRunStoresTheWholeBackup(t *testing.T) {
-	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop", "quiet"}})
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop", "quiet"}})
 	f.story()
 	f.deps.Workers = 1 // for the order of the tarball
 	outcome := f.run(t)
@@ -316,7 +316,7 @@ func TestRunStoresTheWholeBackup(t *testing.T) {
 // The manifest has each object of the tarball once, with the reason of what the spec does
 // not select, and each object's bytes lie where it says.
 func TestManifest(t *testing.T) {
-	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop", "quiet"}})
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop", "quiet"}})
 	f.story()
 	noise := make([]byte, 1<<20)
 	for i := range noise {
@@ -400,11 +400,11 @@ func tarListing(t *testing.T, tarball []byte) string {
 // Pitfall 29: a restore by Velero needs metadata that is written last, after all
 // else.
 func TestMetadataComesLast(t *testing.T) {
-	f := newFixture(t, holdfast.BackupSpec{})
+	f := newFixture(t, v1alpha1.BackupSpec{})
 	f.story()
 	f.store.Inject(storetest.Fault{Operation: storetest.Create, Key: format.MetadataKey("b"), Err: store.ErrDenied})
 	outcome, err := Run(t.Context(), f.request, f.deps)
-	if !errors.Is(err, store.ErrDenied) || outcome.Stored || outcome.Status.Phase != holdfast.BackupPhaseFailed {
+	if !errors.Is(err, store.ErrDenied) || outcome.Stored || outcome.Status.Phase != v1alpha1.BackupPhaseFailed {
 		t.Fatalf("got %+v, %v", outcome, err)
 	}
 	if keys := f.keys(t); len(keys) != 11 || slices.Contains(keys, format.MetadataKey("b")) {
@@ -423,7 +423,7 @@ func TestRunIntoEveryStore(t *testing.T) {
 		"filesystem": storetest.Filesystem(t),
 		"S3":         fakeS3(t),
 	} {
-		f := newFixture(t, holdfast.BackupSpec{})
+		f := newFixture(t, v1alpha1.BackupSpec{})
 		f.store = storetest.NewFaulty(target, clocktesting.NewFakeClock(start))
 		f.deps.Store = f.store
 		f.story()

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // TestFewOfManyNamespacesAreReadByThemselves: a kind of which the cluster has far more than the
@@ -25,7 +25,7 @@ func TestFewOfManyNamespacesAreReadByThemselves(t *testing.T) {
 	for chosen, want := range map[int]int{
 		11: 1 + 11, 150: 60, 300: 60,
 	} {
-		f := newFixture(t, holdfast.BackupSpec{})
+		f := newFixture(t, v1alpha1.BackupSpec{})
 		f.serveMany(1, each)
 		for i := range chosen {
 			f.request.Backup.Spec.IncludedNamespaces = append(f.request.Backup.Spec.IncludedNamespaces, fmt.Sprintf("team-%03d", i*everyNamespaces/chosen))
@@ -71,7 +71,7 @@ func TestMostlyOthers(t *testing.T) {
 // TestAListIsGivenUpBeforeItsFirstObjectOnly: what has been visited would be read twice.
 func TestAListIsGivenUpBeforeItsFirstObjectOnly(t *testing.T) {
 	const objects = everyNamespaces * 5 // three pages
-	f := newFixture(t, holdfast.BackupSpec{})
+	f := newFixture(t, v1alpha1.BackupSpec{})
 	f.serveMany(1, 5)
 	l := &lister{client: f.deps.Client, retry: f.deps.Retry}
 	q := query{resource: newResource(schema.GroupVersion{Group: "apps", Version: "v1"}, &metav1.APIResource{Name: "kind00s", Namespaced: true})}

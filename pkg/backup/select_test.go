@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
@@ -23,7 +23,7 @@ func TestWhatIsSelected(t *testing.T) {
 	yes, no := true, false
 	ssd := &metav1.LabelSelector{MatchLabels: map[string]string{"disk": "ssd"}}
 	for name, test := range map[string]struct {
-		spec     holdfast.BackupSpec
+		spec     v1alpha1.BackupSpec
 		want     []string
 		errors   []string
 		warnings []string
@@ -39,37 +39,37 @@ func TestWhatIsSelected(t *testing.T) {
 			},
 		},
 		"a namespace brings only what it refers to": {
-			spec: holdfast.BackupSpec{IncludedNamespaces: []string{"bank"}},
+			spec: v1alpha1.BackupSpec{IncludedNamespaces: []string{"bank"}},
 			want: []string{"configmaps bank/rates", "namespaces bank"},
 		},
 		"one resource, by its short name, brings its namespaces": {
-			spec: holdfast.BackupSpec{IncludedNamespaces: []string{"bank", "shop"}, IncludedResources: []string{"cm"}},
+			spec: v1alpha1.BackupSpec{IncludedNamespaces: []string{"bank", "shop"}, IncludedResources: []string{"cm"}},
 			want: []string{"configmaps bank/rates", "configmaps shop/prices", "namespaces bank", "namespaces shop"},
 		},
 		"claims bring their volumes": {
-			spec: holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedNamespaceScopedResources: []string{"pvc"}},
+			spec: v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedNamespaceScopedResources: []string{"pvc"}},
 			want: []string{"namespaces shop", "persistentvolumeclaims shop/data", "persistentvolumeclaims shop/idle", "persistentvolumes pv-data", "persistentvolumes pv-idle"},
 		},
 		"a pod brings its claim, and that its volume": {
-			spec: holdfast.BackupSpec{
+			spec: v1alpha1.BackupSpec{
 				IncludedNamespaces: []string{"shop"}, IncludedNamespaceScopedResources: []string{"pods", "persistentvolumeclaims"},
 				LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}},
 			},
 			want: []string{"namespaces shop", "persistentvolumeclaims shop/data", "persistentvolumes pv-data", "pods shop/labelled"},
 		},
 		"no cluster-scoped objects but the namespace": {
-			spec: holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludeClusterResources: &no, IncludedResources: []string{"pvc", "widgets"}},
+			spec: v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludeClusterResources: &no, IncludedResources: []string{"pvc", "widgets"}},
 			want: []string{"namespaces shop", "persistentvolumeclaims shop/data", "persistentvolumeclaims shop/idle", "widgets.example.com shop/gear"},
 		},
 		"all cluster-scoped objects": {
-			spec: holdfast.BackupSpec{IncludedNamespaces: []string{"bank"}, IncludeClusterResources: &yes},
+			spec: v1alpha1.BackupSpec{IncludedNamespaces: []string{"bank"}, IncludeClusterResources: &yes},
 			want: []string{
 				"configmaps bank/rates", "customresourcedefinitions.apiextensions.k8s.io others.example.com", "customresourcedefinitions.apiextensions.k8s.io widgets.example.com",
 				"namespaces bank", "nodes n1", "persistentvolumes pv-data", "persistentvolumes pv-free", "persistentvolumes pv-idle",
 			},
 		},
 		"what the lists of the two scopes leave": {
-			spec: holdfast.BackupSpec{
+			spec: v1alpha1.BackupSpec{
 				ExcludedNamespaceScopedResources: []string{"pods", "configmaps", "events", "events.events.k8s.io", "deployments", "widgets"},
 				IncludedClusterScopedResources:   []string{"nodes"}, ExcludedClusterScopedResources: []string{"persistentvolumes"},
 			},
@@ -77,56 +77,56 @@ func TestWhatIsSelected(t *testing.T) {
 		},
 		// As in Velero: the same objects come under the group that is not excluded.
 		"events that are excluded in one of their groups": {
-			spec: holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"events*"}, ExcludedResources: []string{"events"}},
+			spec: v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"events*"}, ExcludedResources: []string{"events"}},
 			want: []string{"events.events.k8s.io shop/happened", "events.other.example.com shop/happened", "namespaces shop"},
 		},
 		"events that are excluded in both": {
-			spec: holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"events*"}, ExcludedResources: []string{"events", "events.events.k8s.io"}},
+			spec: v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"events*"}, ExcludedResources: []string{"events", "events.events.k8s.io"}},
 			want: []string{"events.other.example.com shop/happened", "namespaces shop"},
 		},
 		"events of another group, too": {
-			spec:     holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"events*", "gad*"}},
+			spec:     v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"events*", "gad*"}},
 			want:     []string{"events shop/happened", "events.other.example.com shop/happened", "namespaces shop"},
 			warnings: []string{`the backup includes "gad*", which no resource matches that the cluster serves`},
 		},
 		"events and others, whose definitions come along": {
-			spec: holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedNamespaceScopedResources: []string{"events.other.example.com", "widgets"}},
+			spec: v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedNamespaceScopedResources: []string{"events.other.example.com", "widgets"}},
 			want: []string{
 				"customresourcedefinitions.apiextensions.k8s.io events.other.example.com", "customresourcedefinitions.apiextensions.k8s.io widgets.example.com",
 				"events.other.example.com shop/happened", "namespaces shop", "widgets.example.com shop/gear",
 			},
 		},
 		"a namespace of which nothing is taken": {
-			spec: holdfast.BackupSpec{
+			spec: v1alpha1.BackupSpec{
 				IncludedNamespaces: []string{"bank"}, IncludedNamespaceScopedResources: []string{"pods"},
 				LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "none"}},
 			},
 			want: []string{"namespaces bank"},
 		},
 		"an excluded namespace": {
-			spec: holdfast.BackupSpec{ExcludedNamespaces: []string{"sho?"}, IncludedNamespaceScopedResources: []string{"configmaps"}},
+			spec: v1alpha1.BackupSpec{ExcludedNamespaces: []string{"sho?"}, IncludedNamespaceScopedResources: []string{"configmaps"}},
 			want: []string{"configmaps bank/rates", "namespaces bank"},
 		},
 		"a namespace that does not exist": {
-			spec:   holdfast.BackupSpec{IncludedNamespaces: []string{"bank", "gone"}},
+			spec:   v1alpha1.BackupSpec{IncludedNamespaces: []string{"bank", "gone"}},
 			want:   []string{"configmaps bank/rates", "namespaces bank"},
 			errors: []string{"namespaces gone: the backup includes it, but it does not exist"},
 		},
 		"a resource that is not served": {
-			spec:     holdfast.BackupSpec{IncludedNamespaces: []string{"bank"}, IncludedResources: []string{"configmaps", "gadgets"}},
+			spec:     v1alpha1.BackupSpec{IncludedNamespaces: []string{"bank"}, IncludedResources: []string{"configmaps", "gadgets"}},
 			want:     []string{"configmaps bank/rates", "namespaces bank"},
 			warnings: []string{`the backup includes "gadgets", which the cluster does not serve`},
 		},
 		"volume snapshots only by name": {
-			spec: holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"volumesnapshots.snapshot.storage.k8s.io"}},
+			spec: v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"volumesnapshots.snapshot.storage.k8s.io"}},
 			want: []string{"namespaces shop", "volumesnapshots.snapshot.storage.k8s.io shop/snap"},
 		},
 		"what users ask of Holdfast for the time to come": {
-			spec: holdfast.BackupSpec{IncludedNamespaces: []string{"planned"}},
+			spec: v1alpha1.BackupSpec{IncludedNamespaces: []string{"planned"}},
 			want: []string{"namespaces planned", "schedules.holdfast.io planned/nightly"},
 		},
 		"never what Holdfast serves itself": {
-			spec: holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"backups.holdfast.io", "backupruns.engine.holdfast.io"}},
+			spec: v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"backups.holdfast.io", "backupruns.engine.holdfast.io"}},
 			want: nil,
 			errors: []string{
 				`the backup includes "backups.holdfast.io", which can't be backed up: it is computed, or Holdfast's own`,
@@ -134,12 +134,12 @@ func TestWhatIsSelected(t *testing.T) {
 			},
 		},
 		"no resource that is served": {
-			spec:   holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedNamespaceScopedResources: []string{"deploymnts"}},
+			spec:   v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedNamespaceScopedResources: []string{"deploymnts"}},
 			want:   []string{"namespaces shop"},
 			errors: []string{`the backup includes "deploymnts", which the cluster does not serve`},
 		},
 		"words of another scope than their list": {
-			spec: holdfast.BackupSpec{
+			spec: v1alpha1.BackupSpec{
 				IncludedNamespaces: []string{"bank"}, IncludedNamespaceScopedResources: []string{"configmaps", "Node"}, IncludedClusterScopedResources: []string{"nodes", "Widget"},
 				ExcludedNamespaceScopedResources: []string{"persistentvolume*"}, ExcludedClusterScopedResources: []string{"po"},
 			},
@@ -151,12 +151,12 @@ func TestWhatIsSelected(t *testing.T) {
 			},
 		},
 		"a cluster-scoped word where none are to be taken": {
-			spec:     holdfast.BackupSpec{IncludedNamespaces: []string{"bank"}, IncludedResources: []string{"CONFIGM*", "nodes", "namespaces"}, IncludeClusterResources: &no},
+			spec:     v1alpha1.BackupSpec{IncludedNamespaces: []string{"bank"}, IncludedResources: []string{"CONFIGM*", "nodes", "namespaces"}, IncludeClusterResources: &no},
 			want:     []string{"configmaps bank/rates", "namespaces bank"},
 			warnings: []string{`the backup includes "nodes", which is cluster-scoped, and only namespace-scoped resources are taken here`},
 		},
 		"excluded words, of which some stand for nothing": {
-			spec: holdfast.BackupSpec{
+			spec: v1alpha1.BackupSpec{
 				IncludedNamespaceScopedResources: []string{"*"},
 				ExcludedNamespaces:               []string{"sho?", "kube-sytem"},
 				ExcludedNamespaceScopedResources: []string{"secrests", "summaries.example.com", "backups.holdfast.io", "volumesnapshotcontents.snapshot.storage.k8s.io", "po*", "gad*", "claims"},
@@ -170,21 +170,21 @@ func TestWhatIsSelected(t *testing.T) {
 			},
 		},
 		"any of several selectors, each object once": {
-			spec: holdfast.BackupSpec{OrLabelSelectors: []*metav1.LabelSelector{
+			spec: v1alpha1.BackupSpec{OrLabelSelectors: []*metav1.LabelSelector{
 				{MatchLabels: map[string]string{"tier": "front"}}, {MatchLabels: map[string]string{"app": "web"}},
 			}},
 			want: []string{"configmaps bank/both", "configmaps bank/front", "namespaces bank", "namespaces tiered"},
 		},
 		"a volume that labels choose brings its claim": {
-			spec: holdfast.BackupSpec{LabelSelector: ssd},
+			spec: v1alpha1.BackupSpec{LabelSelector: ssd},
 			want: []string{"namespaces shop", "persistentvolumeclaims shop/chosen", "persistentvolumes pv-anew", "persistentvolumes pv-chosen", "persistentvolumes pv-left"},
 		},
 		"but not if claims are excluded": {
-			spec: holdfast.BackupSpec{LabelSelector: ssd, ExcludedResources: []string{"persistentvolumeclaims"}},
+			spec: v1alpha1.BackupSpec{LabelSelector: ssd, ExcludedResources: []string{"persistentvolumeclaims"}},
 			want: []string{"persistentvolumes pv-anew", "persistentvolumes pv-chosen", "persistentvolumes pv-left"},
 		},
 		"nor if they are in another namespace": {
-			spec: holdfast.BackupSpec{
+			spec: v1alpha1.BackupSpec{
 				IncludedNamespaces: []string{"bank"}, IncludeClusterResources: &yes, LabelSelector: ssd,
 			},
 			want: []string{"namespaces bank", "persistentvolumes pv-anew", "persistentvolumes pv-chosen", "persistentvolumes pv-left"},
@@ -235,9 +235,9 @@ func TestWhatIsSelected(t *testing.T) {
 			if diff := gocmp.Diff(test.warnings, slices.Concat(results.Warnings.Velero, results.Warnings.Cluster)); diff != "" {
 				t.Errorf("warnings (-want +got):\n%s", diff)
 			}
-			wantPhase := holdfast.BackupPhaseCompleted
+			wantPhase := v1alpha1.BackupPhaseCompleted
 			if len(test.errors) > 0 {
-				wantPhase = holdfast.BackupPhasePartiallyFailed
+				wantPhase = v1alpha1.BackupPhasePartiallyFailed
 			}
 			if outcome.Status.Phase != wantPhase {
 				t.Errorf("the phase is %s, not %s", outcome.Status.Phase, wantPhase)
@@ -251,14 +251,14 @@ func TestWhatIsSelected(t *testing.T) {
 func TestGroupsThatCannotBeDiscovered(t *testing.T) {
 	for name, test := range map[string]struct {
 		included []string
-		phase    holdfast.BackupPhase
+		phase    v1alpha1.BackupPhase
 		warnings int32
 	}{
-		"not asked for": {nil, holdfast.BackupPhaseCompleted, 2},
-		"asked for":     {[]string{"configmaps", "summaries.metrics.example.com"}, holdfast.BackupPhasePartiallyFailed, 1},
+		"not asked for": {nil, v1alpha1.BackupPhaseCompleted, 2},
+		"asked for":     {[]string{"configmaps", "summaries.metrics.example.com"}, v1alpha1.BackupPhasePartiallyFailed, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"bank"}, IncludedResources: test.included})
+			f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"bank"}, IncludedResources: test.included})
 			f.story()
 			f.failed[schema.GroupVersion{Group: "metrics.example.com", Version: "v1"}] = errors.New("the server is down")
 			f.failed[schema.GroupVersion{Group: "holdfast.io", Version: "v1alpha1"}] = errors.New("the server is down")
@@ -275,7 +275,7 @@ func TestGroupsThatCannotBeDiscovered(t *testing.T) {
 
 // What is labelled so does not even come along with others.
 func TestExcludedObjectsDoNotComeAlong(t *testing.T) {
-	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}})
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}})
 	f.claims()
 	f.add("persistentvolumes", `{"metadata":{"name":"pv-hidden","labels":{"velero.io/exclude-from-backup":"true"}},"spec":{"csi":{}}}`)
 	f.add("persistentvolumeclaims", `{"metadata":{"name":"open","namespace":"shop"},"spec":{"volumeName":"pv-hidden"},"status":{"phase":"Bound"}}`)
@@ -287,14 +287,14 @@ func TestExcludedObjectsDoNotComeAlong(t *testing.T) {
 
 // A cluster may serve no persistent volumes and no definitions. Then none come along.
 func TestResourcesThatAreNotServed(t *testing.T) {
-	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}})
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}})
 	f.story()
 	for i := range f.resources {
 		f.resources[i].APIResources = slices.DeleteFunc(f.resources[i].APIResources, func(r metav1.APIResource) bool {
 			return r.Name == "persistentvolumes" || r.Name == "customresourcedefinitions"
 		})
 	}
-	if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseCompleted || outcome.Status.Warnings != 0 || outcome.Status.Volumes.Completed != 2 {
+	if outcome := f.run(t); outcome.Status.Phase != v1alpha1.BackupPhaseCompleted || outcome.Status.Warnings != 0 || outcome.Status.Volumes.Completed != 2 {
 		t.Errorf("got %+v: %+v", outcome.Status, f.results(t))
 	}
 }
@@ -302,27 +302,27 @@ func TestResourcesThatAreNotServed(t *testing.T) {
 // TestPatternsThatMatchNothing: a slip in a pattern is told of, before somebody needs the backup.
 func TestPatternsThatMatchNothing(t *testing.T) {
 	for name, test := range map[string]struct {
-		spec holdfast.BackupSpec
+		spec v1alpha1.BackupSpec
 		want []string
 	}{
-		"of namespaces": {holdfast.BackupSpec{IncludedNamespaces: []string{"shpo-*"}}, []string{
+		"of namespaces": {v1alpha1.BackupSpec{IncludedNamespaces: []string{"shpo-*"}}, []string{
 			"the backup is empty: no object of the cluster is in the namespaces, of the resources and with the labels that it asks for",
 			`namespaces: the backup includes "shpo-*", which no namespace matches that is not left out`,
 		}},
 		"of labels": {
-			holdfast.BackupSpec{LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "nothing"}}},
+			v1alpha1.BackupSpec{LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "nothing"}}},
 			[]string{"the backup is empty: no object of the cluster is in the namespaces, of the resources and with the labels that it asks for"},
 		},
-		"beside others": {holdfast.BackupSpec{IncludedNamespaces: []string{"sh*", "blgo*"}}, []string{`namespaces: the backup includes "blgo*", which no namespace matches that is not left out`}},
+		"beside others": {v1alpha1.BackupSpec{IncludedNamespaces: []string{"sh*", "blgo*"}}, []string{`namespaces: the backup includes "blgo*", which no namespace matches that is not left out`}},
 		"of which all are excluded": {
-			holdfast.BackupSpec{IncludedNamespaces: []string{"bl*", "shop"}, ExcludedNamespaces: []string{"blog"}},
+			v1alpha1.BackupSpec{IncludedNamespaces: []string{"bl*", "shop"}, ExcludedNamespaces: []string{"blog"}},
 			[]string{`namespaces: the backup includes "bl*", which no namespace matches that is not left out`},
 		},
-		"all":          {holdfast.BackupSpec{IncludedNamespaces: []string{"*"}}, nil},
-		"all by words": {holdfast.BackupSpec{IncludedNamespaces: []string{"sh*", "bl?g"}}, nil},
-		"of resources": {holdfast.BackupSpec{IncludedResources: []string{"*.exmaple.com", "config*", "*"}}, []string{`the backup includes "*.exmaple.com", which no resource matches that the cluster serves`}},
+		"all":          {v1alpha1.BackupSpec{IncludedNamespaces: []string{"*"}}, nil},
+		"all by words": {v1alpha1.BackupSpec{IncludedNamespaces: []string{"sh*", "bl?g"}}, nil},
+		"of resources": {v1alpha1.BackupSpec{IncludedResources: []string{"*.exmaple.com", "config*", "*"}}, []string{`the backup includes "*.exmaple.com", which no resource matches that the cluster serves`}},
 		"of resources of clusters": {
-			holdfast.BackupSpec{IncludedNamespaceScopedResources: []string{"configmaps"}, IncludedClusterScopedResources: []string{"clusterissuers.*"}},
+			v1alpha1.BackupSpec{IncludedNamespaceScopedResources: []string{"configmaps"}, IncludedClusterScopedResources: []string{"clusterissuers.*"}},
 			[]string{`the backup includes "clusterissuers.*", which no resource matches that the cluster serves`},
 		},
 	} {
@@ -352,7 +352,7 @@ func TestListsPerNamespaceOrCluster(t *testing.T) {
 		"none, without error": {[]string{"other*"}, 30, 0, 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: test.included})
+			f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: test.included})
 			for i := range test.existing {
 				ns := fmt.Sprintf("ns-%d", i)
 				f.add("namespaces", namespace(ns, ""))
@@ -385,7 +385,7 @@ func TestKeysAreNotInABackup(t *testing.T) {
 	all := []string{"secrets holdfast-agents/token", "secrets holdfast-locations/offsite", "secrets holdfast-maintenance/token", "secrets holdfast-repositories/shop.default.key", "secrets holdfast/tls"}
 	const everywhere = ": 1 of the namespace holdfast, 1 of the namespace holdfast-agents, 1 of the namespace holdfast-locations, 1 of the namespace holdfast-maintenance, 1 of the namespace holdfast-repositories"
 	for name, test := range map[string]struct {
-		spec     holdfast.BackupSpec
+		spec     v1alpha1.BackupSpec
 		want     []string
 		leftOut  []string
 		says     string
@@ -397,24 +397,24 @@ func TestKeysAreNotInABackup(t *testing.T) {
 			says:    everywhere,
 		},
 		"all Secrets by label": {
-			spec:    holdfast.BackupSpec{LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"take": "me"}}},
+			spec:    v1alpha1.BackupSpec{LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"take": "me"}}},
 			want:    []string{"secrets shop/password"},
 			leftOut: all,
 			says:    everywhere,
 		},
 		"another namespace": {
-			spec: holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}},
+			spec: v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}},
 			want: []string{"secrets shop/password"},
 		},
 		"the system namespace": {
-			spec:     holdfast.BackupSpec{IncludedNamespaces: []string{"holdfast"}},
+			spec:     v1alpha1.BackupSpec{IncludedNamespaces: []string{"holdfast"}},
 			want:     []string{"configmaps holdfast/queue"},
 			leftOut:  all[4:],
 			says:     ": 1 of the namespace holdfast",
 			warnings: []string{theWarning},
 		},
 		"the system namespace without Secrets": {
-			spec: holdfast.BackupSpec{IncludedNamespaces: []string{"holdfast"}, ExcludedResources: []string{"secrets"}},
+			spec: v1alpha1.BackupSpec{IncludedNamespaces: []string{"holdfast"}, ExcludedResources: []string{"secrets"}},
 			want: []string{"configmaps holdfast/queue"},
 		},
 	} {
@@ -429,7 +429,7 @@ func TestKeysAreNotInABackup(t *testing.T) {
 			f.add("configmaps", named("holdfast", "queue")...)
 			f.add("secrets", secret("holdfast", "tls"), secret("holdfast-agents", "token"), secret("holdfast-locations", "offsite"), secret("holdfast-maintenance", "token"), secret("holdfast-repositories", "shop.default.key"), secret("shop", "password"))
 			outcome := f.run(t)
-			if outcome.Status.Phase != holdfast.BackupPhaseCompleted || int(outcome.Status.Warnings) != len(test.warnings) {
+			if outcome.Status.Phase != v1alpha1.BackupPhaseCompleted || int(outcome.Status.Warnings) != len(test.warnings) {
 				t.Errorf("the phase is %s, with %d warnings", outcome.Status.Phase, outcome.Status.Warnings)
 			}
 			says := ""
@@ -437,7 +437,7 @@ func TestKeysAreNotInABackup(t *testing.T) {
 				says = secretsLeftOut + test.says
 			}
 			for _, conditions := range [][]metav1.Condition{outcome.Status.Conditions, f.stored(t).Status.Conditions} {
-				said := meta.FindStatusCondition(conditions, holdfast.ConditionSecretsLeftOut)
+				said := meta.FindStatusCondition(conditions, v1alpha1.ConditionSecretsLeftOut)
 				if (said != nil) != (says != "") || said != nil && said.Message != says {
 					t.Errorf("the condition is %+v, want %q", said, says)
 				}

@@ -13,7 +13,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // TestVanished shows that the objects of a resource which discovery had, and which answers 404
@@ -39,7 +39,7 @@ func TestVanished(t *testing.T) {
 		"of a cluster without an answer":          {"", service(""), true, []string{lost}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}})
+			f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}})
 			f.resources = append(f.resources, metav1.APIResourceList{GroupVersion: "apiregistration.k8s.io/v1", APIResources: []metav1.APIResource{
 				{Name: "apiservices", SingularName: "apiservice", Kind: "APIService", Verbs: metav1.Verbs{"create", "delete", "get", "list"}},
 			}})
@@ -69,7 +69,7 @@ func TestVanished(t *testing.T) {
 			if diff := gocmp.Diff(test.warnings, results.Warnings.Namespaces["shop"]); diff != "" {
 				t.Errorf("warnings (-want +got):\n%s", diff)
 			}
-			if want := (holdfast.BackupProgress{TotalItems: 1 + int64(len(test.errors)), ItemsBackedUp: 1}); *status.Progress != want {
+			if want := (v1alpha1.BackupProgress{TotalItems: 1 + int64(len(test.errors)), ItemsBackedUp: 1}); *status.Progress != want {
 				t.Errorf("progress %+v, want %+v", *status.Progress, want)
 			}
 		})
@@ -88,7 +88,7 @@ func TestAnswersThatAreNoList(t *testing.T) {
 		"items are null":  {`{"kind":"ConfigMapList","apiVersion":"v1","metadata":{},"items":null}`, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}})
+			f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}})
 			f.add("namespaces", namespace("shop", ""))
 			f.intercept = func(w http.ResponseWriter, r *http.Request) bool {
 				if !strings.HasSuffix(r.URL.Path, "/configmaps") {
@@ -101,10 +101,10 @@ func TestAnswersThatAreNoList(t *testing.T) {
 			got := f.results(t).Errors.Namespaces["shop"]
 			switch {
 			case test.want == "":
-				if len(got) > 0 || status.Phase != holdfast.BackupPhaseCompleted {
+				if len(got) > 0 || status.Phase != v1alpha1.BackupPhaseCompleted {
 					t.Errorf("a list without objects is %s: %v", status.Phase, got)
 				}
-			case len(got) != 1 || !strings.Contains(got[0], test.want) || status.Phase != holdfast.BackupPhasePartiallyFailed:
+			case len(got) != 1 || !strings.Contains(got[0], test.want) || status.Phase != v1alpha1.BackupPhasePartiallyFailed:
 				t.Errorf("%s with the errors %v, want one with %q", status.Phase, got, test.want)
 			case status.Progress.TotalItems != 2 || status.Progress.ItemsBackedUp != 1:
 				t.Errorf("the progress hides what is missing: %+v", *status.Progress)
@@ -135,7 +135,7 @@ func TestOwnEvents(t *testing.T) {
 		"in the second group": {[]string{"events"}, "events.events.k8s.io shop/of-a-pod"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, ExcludedResources: test.excluded})
+			f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, ExcludedResources: test.excluded})
 			f.add("namespaces", namespace("shop", ""))
 			f.add("events", core...)
 			f.add("events.events.k8s.io", newer...)

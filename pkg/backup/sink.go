@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/archive"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
@@ -27,9 +27,9 @@ type Progress struct {
 
 // Objects returns the objects found and written so far. The first is an estimate, which may fall
 // when announced objects are left out.
-func (p *Progress) Objects() holdfast.BackupProgress {
+func (p *Progress) Objects() v1alpha1.BackupProgress {
 	written := p.written.Load()
-	return holdfast.BackupProgress{TotalItems: max(p.found.Load(), written), ItemsBackedUp: written}
+	return v1alpha1.BackupProgress{TotalItems: max(p.found.Load(), written), ItemsBackedUp: written}
 }
 
 // sink writes objects into the tarball and the manifest, each once, and keeps their names for the

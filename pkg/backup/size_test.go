@@ -24,7 +24,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/holdfast-io/holdfast/hack/kinds"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
@@ -175,10 +175,10 @@ func manyKinds(t *testing.T, f *fixture, set *kinds.Set) []packed {
 // TestSizeOfManyKinds: a few objects each of 40 kinds, as alike as they can be, take at most a tenth
 // more than as Velero packs them.
 func TestSizeOfManyKinds(t *testing.T) {
-	f := newFixture(t, holdfast.BackupSpec{IncludeClusterResources: new(true)})
+	f := newFixture(t, v1alpha1.BackupSpec{IncludeClusterResources: new(true)})
 	set := kinds.New("size", "one", "two")
 	objects := manyKinds(t, f, set)
-	if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseCompleted || outcome.Status.Progress.ItemsBackedUp != int64(len(objects)) || len(set.Kinds) != 40 {
+	if outcome := f.run(t); outcome.Status.Phase != v1alpha1.BackupPhaseCompleted || outcome.Status.Progress.ItemsBackedUp != int64(len(objects)) || len(set.Kinds) != 40 {
 		t.Fatalf("of %d objects of %d kinds: %+v, %+v", len(objects), len(set.Kinds), outcome.Status, f.results(t))
 	}
 	theirs, ours := packAsVelero(t, objects), len(f.read(t, format.TarballKey("b")))

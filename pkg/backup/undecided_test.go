@@ -12,14 +12,14 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // chosenPods are so many pods of the namespace shop with two claims each, of which only the pods
 // have the label that the backup chooses by, beside one pod that it does not choose.
 func chosenPods(t *testing.T, pods int) *fixture {
 	t.Helper()
-	f := newFixture(t, holdfast.BackupSpec{
+	f := newFixture(t, v1alpha1.BackupSpec{
 		IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: new(true),
 		LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
 	})
@@ -55,7 +55,7 @@ func (f *fixture) wantChosen(t *testing.T, outcome Outcome, pods int) {
 	if got := f.items(t); !slices.Equal(got, want) {
 		t.Errorf("the backup holds %d objects, want %d: %q", len(got), len(want), got)
 	}
-	if got := outcome.Status; got.Phase != holdfast.BackupPhaseCompleted || got.Volumes == nil || got.Volumes.Completed != int32(2*pods) {
+	if got := outcome.Status; got.Phase != v1alpha1.BackupPhaseCompleted || got.Volumes == nil || got.Volumes.Completed != int32(2*pods) {
 		t.Errorf("got %+v, volumes %+v: %+v", got, got.Volumes, f.results(t))
 	}
 }
@@ -146,13 +146,13 @@ func TestManyTouchedNamespaces(t *testing.T) {
 		manyGets:     {manyGets, 1}, // the one of the beginning
 		manyGets + 1: {0, 2},
 	} {
-		f := newFixture(t, holdfast.BackupSpec{LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}})
+		f := newFixture(t, v1alpha1.BackupSpec{LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}})
 		for i := range namespaces {
 			name := fmt.Sprintf("shop-%02d", i)
 			f.add("namespaces", namespace(name, ""), namespace(fmt.Sprintf("other-%02d", i), ""))
 			f.add("configmaps", fmt.Sprintf(`{"metadata":{"name":"c","namespace":%q,"labels":{"app":"web"}}}`, name))
 		}
-		if got := f.run(t).Status; got.Phase != holdfast.BackupPhaseCompleted || got.Progress.ItemsBackedUp != int64(2*namespaces) {
+		if got := f.run(t).Status; got.Phase != v1alpha1.BackupPhaseCompleted || got.Progress.ItemsBackedUp != int64(2*namespaces) {
 			t.Errorf("%d namespaces: got %+v: %+v", namespaces, got, f.results(t))
 		}
 		const path = "/api/v1/namespaces"
@@ -187,7 +187,7 @@ func TestFewClaimsInALongList(t *testing.T) {
 	}
 	f.add("persistentvolumeclaims", named("shop", claims...)...)
 	f.add("persistentvolumes", named("", volumes...)...)
-	if got := f.run(t).Status; got.Phase != holdfast.BackupPhaseCompleted || got.Volumes == nil || got.Volumes.Completed != 2*pods-1 {
+	if got := f.run(t).Status; got.Phase != v1alpha1.BackupPhaseCompleted || got.Volumes == nil || got.Volumes.Completed != 2*pods-1 {
 		t.Errorf("got %+v, volumes %+v: %+v", got, got.Volumes, f.results(t))
 	}
 	if got := f.results(t).Warnings.Namespaces["shop"]; !slices.ContainsFunc(got, func(text string) bool { return strings.Contains(text, notThere) }) {

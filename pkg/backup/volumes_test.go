@@ -16,8 +16,8 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/restorewait"
 )
@@ -206,7 +206,7 @@ func TestWhichVolumesAreHandedOver(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			spec := holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, ExcludedResources: test.excluded}
+			spec := v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, ExcludedResources: test.excluded}
 			if test.byDefault {
 				spec.DefaultVolumesToFsBackup = &yes
 			}
@@ -225,7 +225,7 @@ func TestWhichVolumesAreHandedOver(t *testing.T) {
 			if volumes := outcome.Status.Volumes; volumes != nil {
 				completed = int(volumes.Completed)
 			}
-			if outcome.Status.Phase != holdfast.BackupPhaseCompleted || completed != len(test.want) {
+			if outcome.Status.Phase != v1alpha1.BackupPhaseCompleted || completed != len(test.want) {
 				t.Errorf("got %+v, volumes %+v", outcome.Status, outcome.Status.Volumes)
 			}
 			var got []string
@@ -254,11 +254,11 @@ func TestScratchVolumesAreBounded(t *testing.T) {
 	for i := range maxScratchVolumes + 3 {
 		volumes = append(volumes, fmt.Sprintf("v%04d", i)+emptyDir)
 	}
-	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"pods"}, DefaultVolumesToFsBackup: &yes})
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"pods"}, DefaultVolumesToFsBackup: &yes})
 	f.claims()
 	f.add("pods", podWith("p", "", volumes...))
 	outcome := f.run(t)
-	if outcome.Status.Phase != holdfast.BackupPhasePartiallyFailed || outcome.Status.Errors != 3 || !strings.Contains(outcome.Status.Message, "a backup takes 5000 volumes without a claim of one namespace") {
+	if outcome.Status.Phase != v1alpha1.BackupPhasePartiallyFailed || outcome.Status.Errors != 3 || !strings.Contains(outcome.Status.Message, "a backup takes 5000 volumes without a claim of one namespace") {
 		t.Errorf("%+v", outcome.Status)
 	}
 	if got := len(f.volumes.submitted); got != maxScratchVolumes {
@@ -300,10 +300,10 @@ func TestClaimsThatNoPodUses(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, ExcludedResources: test.excluded, DefaultVolumesToFsBackup: test.byDefault})
+			f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, ExcludedResources: test.excluded, DefaultVolumesToFsBackup: test.byDefault})
 			f.claims()
 			f.add("pods", test.pods...)
-			if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseCompleted || int(outcome.Status.Warnings) != len(test.want) {
+			if outcome := f.run(t); outcome.Status.Phase != v1alpha1.BackupPhaseCompleted || int(outcome.Status.Warnings) != len(test.want) {
 				t.Errorf("got %+v", outcome.Status)
 			}
 			if diff := gocmp.Diff(test.want, f.results(t).Warnings.Namespaces["shop"]); diff != "" {
@@ -320,7 +320,7 @@ func TestWhatIsWantedByDefault(t *testing.T) {
 	const hostPath = "persistentvolumeclaims shop/local: the data of the claim is not backed up: its persistent volume is of type hostPath, and not below the controller's --host-path-roots"
 	idle, temp := "persistentvolumeclaims shop/idle: "+orphan, "persistentvolumeclaims shop/eph-temp: "+orphan
 	for name, test := range map[string]struct {
-		spec     holdfast.BackupSpec
+		spec     v1alpha1.BackupSpec
 		pods     []string
 		want     []string // POD/VOLUME
 		leftOut  int32
@@ -364,13 +364,13 @@ func TestWhatIsWantedByDefault(t *testing.T) {
 			leftOut: 4, warnings: []string{"persistentvolumeclaims shop/data: " + orphan, temp, idle, hostPath},
 		},
 		"claims without pods": {
-			spec:    holdfast.BackupSpec{IncludedResources: []string{"deployments.apps", "persistentvolumeclaims", "persistentvolumes"}},
+			spec:    v1alpha1.BackupSpec{IncludedResources: []string{"deployments.apps", "persistentvolumeclaims", "persistentvolumes"}},
 			pods:    []string{podWith("p", "", "data"+claimData)},
 			leftOut: 4, warnings: []string{"persistentvolumeclaims shop/data: the data of the claim, and of 3 other claims in its namespace, is not backed up: the backup includes no pods, and files are read through one. Include pods, or set defaultVolumesToFsBackup to false if no data is wanted"},
 		},
-		"claims alone, and no data": {spec: holdfast.BackupSpec{IncludedResources: []string{"persistentvolumeclaims"}, DefaultVolumesToFsBackup: new(false)}},
-		"nothing of volumes":        {spec: holdfast.BackupSpec{ExcludedResources: []string{"persistentvolumeclaims"}}, pods: []string{podWith("p", "", "data"+claimData)}},
-		"Velero's false":            {spec: holdfast.BackupSpec{DefaultVolumesToFsBackup: new(false)}, pods: []string{podWith("p", "", "data"+claimData)}},
+		"claims alone, and no data": {spec: v1alpha1.BackupSpec{IncludedResources: []string{"persistentvolumeclaims"}, DefaultVolumesToFsBackup: new(false)}},
+		"nothing of volumes":        {spec: v1alpha1.BackupSpec{ExcludedResources: []string{"persistentvolumeclaims"}}, pods: []string{podWith("p", "", "data"+claimData)}},
+		"Velero's false":            {spec: v1alpha1.BackupSpec{DefaultVolumesToFsBackup: new(false)}, pods: []string{podWith("p", "", "data"+claimData)}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			test.spec.IncludedNamespaces = []string{"shop"}
@@ -398,7 +398,7 @@ func TestWhatIsWantedByDefault(t *testing.T) {
 			if volumes := outcome.Status.Volumes; volumes != nil {
 				leftOut = volumes.LeftOut
 			}
-			if outcome.Status.Phase != holdfast.BackupPhaseCompleted || leftOut != test.leftOut {
+			if outcome.Status.Phase != v1alpha1.BackupPhaseCompleted || leftOut != test.leftOut {
 				t.Errorf("%d claims are left out, want %d: %+v", leftOut, test.leftOut, outcome.Status)
 			}
 			stored, err := format.DecodeBackup(f.read(t, format.MetadataKey("b")), format.Place{StoreName: "b", Location: "default", SystemNamespace: "holdfast"})
@@ -452,12 +452,12 @@ func TestWhatIsBeingDeleted(t *testing.T) {
 		"a pod, when its claim has a policy":    {policy: "skip", pods: []string{leaving(podWith("p", asks, "d"+claimIdle))}, skipped: "a volume policy skips it"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"pods", "persistentvolumeclaims", "persistentvolumes"}, DefaultVolumesToFsBackup: &test.files})
+			f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"pods", "persistentvolumeclaims", "persistentvolumes"}, DefaultVolumesToFsBackup: &test.files})
 			if test.label != "" {
 				f.request.Backup.Spec.LabelSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}}
 			}
 			if test.policy != "" {
-				f.request.Backup.Spec.ResourcePolicy = &holdfast.ResourcePolicyReference{Kind: "ConfigMap", Name: "mine"}
+				f.request.Backup.Spec.ResourcePolicy = &v1alpha1.ResourcePolicyReference{Kind: "ConfigMap", Name: "mine"}
 				f.deps.Policies = testPolicies(func(string, string) (map[string]string, error) {
 					return map[string]string{"policies": "version: v1\nvolumePolicies:\n- conditions: {csi: {}}\n  action: {type: " + test.policy + "}\n"}, nil
 				})
@@ -470,7 +470,7 @@ func TestWhatIsBeingDeleted(t *testing.T) {
 			f.add("persistentvolumes", `{"metadata":{"name":"pv-idle"},"spec":{"csi":{}}}`)
 			f.add("persistentvolumeclaims", claim)
 			f.add("pods", test.pods...)
-			if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseCompleted {
+			if outcome := f.run(t); outcome.Status.Phase != v1alpha1.BackupPhaseCompleted {
 				t.Errorf("got %+v", outcome.Status)
 			}
 			if diff := gocmp.Diff(test.want, f.results(t).Warnings.Namespaces["shop"]); diff != "" {
@@ -494,7 +494,7 @@ func TestWhatIsBeingDeleted(t *testing.T) {
 func TestHostPathVolumes(t *testing.T) {
 	yes := true
 	for root, want := range map[string][]string{"/": nil, "/dat": nil, "/data/deeper": nil, "/data": {"local /data"}} {
-		f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
+		f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
 		f.deps.HostPathRoots = []string{root}
 		f.claims()
 		f.add("pods", podWith("p", "", "local"+claimLocal, `host "hostPath":{"path":"/data"}`))
@@ -512,7 +512,7 @@ func TestHostPathVolumes(t *testing.T) {
 // What no kubelet has made sure of: that a folder of a node is the claim's, and on the pod's node.
 func TestHostPathVolumesOfOthers(t *testing.T) {
 	yes := true
-	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
 	f.deps.HostPathRoots = []string{"/data"}
 	f.claims()
 	f.add("nodes", `{"metadata":{"name":"n1","labels":{"kubernetes.io/hostname":"host-1"}}}`)
@@ -553,7 +553,7 @@ func TestHostPathVolumesOfOthers(t *testing.T) {
 // those that are, and where nobody has to be warned.
 func TestSkippedVolumesAreLogged(t *testing.T) {
 	for _, byDefault := range []bool{false, true} {
-		f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &byDefault})
+		f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &byDefault})
 		f.claims()
 		annotation := `"backup.holdfast.io/backup-volumes":"data"`
 		if byDefault {
@@ -585,7 +585,7 @@ func TestSkippedVolumesAreLogged(t *testing.T) {
 // the pod that its data is complete before it is.
 func TestWhatARestoreHasToldIsNotBackedUp(t *testing.T) {
 	yes := true
-	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
 	pod := podWith("p", "", "scratch"+emptyDir, "told"+emptyDir)
 	waiter := fmt.Sprintf(`"initContainers":[{"args":[%q],"volumeMounts":[{"name":"told","mountPath":%q}]}],"containers"`, restorewait.Command, restorewait.Dir)
 	f.claims()
@@ -601,7 +601,7 @@ func TestWhatARestoreHasToldIsNotBackedUp(t *testing.T) {
 // resources are listed.
 func TestVolumesAreHandedOverEarly(t *testing.T) {
 	yes := true
-	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
 	f.claims()
 	f.add("pods", podWith("p", "", "data"+claimData))
 	before := -1
@@ -618,11 +618,11 @@ func TestVolumesAreHandedOverEarly(t *testing.T) {
 // What an upload warns about reaches the results of the backup, with the name of the claim.
 func TestVolumesThatWarn(t *testing.T) {
 	yes := true
-	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
 	f.claims()
 	f.add("pods", podWith("p", "", "content"+claimData))
-	f.volumes.result = func(*format.Volume) engine.VolumeUploadStatus {
-		return engine.VolumeUploadStatus{Phase: engine.VolumePhaseCompleted, SnapshotID: "s", Warnings: 1, Message: "no files"}
+	f.volumes.result = func(*format.Volume) enginev1alpha1.VolumeUploadStatus {
+		return enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "s", Warnings: 1, Message: "no files"}
 	}
 	f.run(t)
 	if got, want := f.results(t).Warnings.Namespaces["shop"], "pods shop/p: volume content of claim data: 1 warning about its files: no files"; !slices.Contains(got, want) {
@@ -632,7 +632,7 @@ func TestVolumesThatWarn(t *testing.T) {
 
 func TestVolumesThatFail(t *testing.T) {
 	yes := true
-	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
 	f.claims()
 	f.add("pods", podWith("p", "", "data"+claimData, "idle"+claimIdle, "scratch"+emptyDir, "refused"+emptyDir))
 	f.volumes.submit = func(volume *format.Volume) error {
@@ -641,20 +641,20 @@ func TestVolumesThatFail(t *testing.T) {
 		}
 		return nil
 	}
-	f.volumes.result = func(volume *format.Volume) engine.VolumeUploadStatus {
+	f.volumes.result = func(volume *format.Volume) enginev1alpha1.VolumeUploadStatus {
 		switch volume.Name {
 		case "data":
-			return engine.VolumeUploadStatus{Phase: engine.VolumePhaseFailed, Message: "the node went away"}
+			return enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseFailed, Message: "the node went away"}
 		case "idle":
-			return engine.VolumeUploadStatus{Phase: engine.VolumePhaseInProgress}
+			return enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseInProgress}
 		}
-		return engine.VolumeUploadStatus{Phase: engine.VolumePhaseCompleted, SnapshotID: "s", Warnings: 2, Message: "a socket"}
+		return enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "s", Warnings: 2, Message: "a socket"}
 	}
 	outcome := f.run(t)
-	if outcome.Status.Phase != holdfast.BackupPhasePartiallyFailed {
+	if outcome.Status.Phase != v1alpha1.BackupPhasePartiallyFailed {
 		t.Errorf("the phase is %s", outcome.Status.Phase)
 	}
-	if got, want := *outcome.Status.Volumes, (holdfast.BackupVolumesProgress{Total: 3, Completed: 1, Failed: 2, LeftOut: 2}); got != want {
+	if got, want := *outcome.Status.Volumes, (v1alpha1.BackupVolumesProgress{Total: 3, Completed: 1, Failed: 2, LeftOut: 2}); got != want {
 		t.Errorf("got %+v", got)
 	}
 	results := f.results(t)
@@ -698,7 +698,7 @@ func TestVolumesThatFail(t *testing.T) {
 // Each volume that is left out is listed with its reason: a persistent one where a
 // restore looks for it, another in the log.
 func TestVolumesThatAreLeftOut(t *testing.T) {
-	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}})
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}})
 	f.claims()
 	f.add("pods", podWith("p", `"backup.holdfast.io/backup-volumes":"scratch,idle","backup.holdfast.io/backup-volumes-excludes":"data,scratch"`,
 		"data"+claimData, "idle"+claimIdle, "scratch"+emptyDir, `e "persistentVolumeClaim":{"claimName":"eph-temp"}`))
@@ -729,12 +729,12 @@ func TestVolumesThatAreLeftOut(t *testing.T) {
 // What is not known of a volume must not be taken for a success.
 func TestWaitThatFails(t *testing.T) {
 	yes := true
-	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
 	f.claims()
 	f.add("pods", podWith("p", "", "data"+claimData))
 	f.volumes.wait = func(ctx context.Context) error { return errors.New("the records are gone") }
 	outcome := f.run(t)
-	if outcome.Status.Phase != holdfast.BackupPhasePartiallyFailed || outcome.Status.Errors != 2 || outcome.Status.Volumes.Failed != 1 {
+	if outcome.Status.Phase != v1alpha1.BackupPhasePartiallyFailed || outcome.Status.Errors != 2 || outcome.Status.Volumes.Failed != 1 {
 		t.Errorf("got %+v", outcome.Status)
 	}
 }
@@ -759,10 +759,10 @@ func (f *fixture) addPods(pods int) {
 func TestManyClaimsCostNoRequestEach(t *testing.T) {
 	const pods = 2000
 	yes := true
-	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: &yes})
 	f.addPods(pods)
 	outcome := f.run(t)
-	if got := outcome.Status.Volumes; outcome.Status.Phase != holdfast.BackupPhaseCompleted || got.Completed != 2*pods {
+	if got := outcome.Status.Volumes; outcome.Status.Phase != v1alpha1.BackupPhaseCompleted || got.Completed != 2*pods {
 		t.Errorf("got %+v, volumes %+v", outcome.Status, got)
 	}
 	if got := outcome.Status.Progress.ItemsBackedUp; got != 5*pods+1 {
@@ -779,7 +779,7 @@ func TestManyClaimsCostNoRequestEach(t *testing.T) {
 
 // TestASearchEndsWhenAllAreFound, and reads nothing of a large cluster's other volumes.
 func TestASearchEndsWhenAllAreFound(t *testing.T) {
-	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}})
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}})
 	f.add("namespaces", namespace("shop", ""))
 	var others []string
 	for i := range manyGets + 1 {
@@ -791,7 +791,7 @@ func TestASearchEndsWhenAllAreFound(t *testing.T) {
 	}
 	f.add("persistentvolumes", others...)
 	outcome := f.run(t)
-	if got := outcome.Status; got.Phase != holdfast.BackupPhaseCompleted || got.Progress.ItemsBackedUp != 2*(manyGets+1)+1 {
+	if got := outcome.Status; got.Phase != v1alpha1.BackupPhaseCompleted || got.Progress.ItemsBackedUp != 2*(manyGets+1)+1 {
 		t.Errorf("got %+v: %+v", got, f.results(t))
 	}
 	if got := f.requested("/api/v1/persistentvolumes"); got > 2 { // the next page is asked for early
@@ -801,7 +801,7 @@ func TestASearchEndsWhenAllAreFound(t *testing.T) {
 
 // TestVolumesThatCannotBeListed are read one by one.
 func TestVolumesThatCannotBeListed(t *testing.T) {
-	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}})
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}})
 	f.add("namespaces", namespace("shop", ""))
 	for i := range manyGets + 1 {
 		f.add("persistentvolumeclaims", fmt.Sprintf(`{"metadata":{"name":"data-%d","namespace":"shop"},"spec":{"volumeName":"pv-%d"},"status":{"phase":"Bound"}}`, i, i))
@@ -815,14 +815,14 @@ func TestVolumesThatCannotBeListed(t *testing.T) {
 		return true
 	}
 	outcome := f.run(t)
-	if got := outcome.Status; got.Phase != holdfast.BackupPhaseCompleted || got.Progress.ItemsBackedUp != 2*(manyGets+1)+1 {
+	if got := outcome.Status; got.Phase != v1alpha1.BackupPhaseCompleted || got.Progress.ItemsBackedUp != 2*(manyGets+1)+1 {
 		t.Errorf("got %+v: %+v", got, f.results(t))
 	}
 }
 
 // TestManyClaimsOfVolumes are looked for in one list of each namespace.
 func TestManyClaimsOfVolumes(t *testing.T) {
-	f := newFixture(t, holdfast.BackupSpec{LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"disk": "ssd"}}})
+	f := newFixture(t, v1alpha1.BackupSpec{LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"disk": "ssd"}}})
 	f.add("namespaces", namespace("shop", ""))
 	f.add("persistentvolumeclaims", named("shop", "other")...)
 	for i := range manyGets + 1 {
@@ -830,7 +830,7 @@ func TestManyClaimsOfVolumes(t *testing.T) {
 		f.add("persistentvolumes", fmt.Sprintf(`{"metadata":{"name":"pv-%d","labels":{"disk":"ssd"}},"spec":{"claimRef":{"namespace":"shop","name":"data-%d","uid":"u-%d"}}}`, i, i, i))
 	}
 	outcome := f.run(t)
-	if got := outcome.Status; got.Phase != holdfast.BackupPhaseCompleted || got.Progress.ItemsBackedUp != 2*(manyGets+1)+1 {
+	if got := outcome.Status; got.Phase != v1alpha1.BackupPhaseCompleted || got.Progress.ItemsBackedUp != 2*(manyGets+1)+1 {
 		t.Errorf("got %+v: %+v", got, f.results(t))
 	}
 	if got := f.requested("/api/v1/namespaces/shop/persistentvolumeclaims/"); got != 0 {

@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // fullPage is how many objects each of weathered's lists has on its first page, of two.
@@ -23,7 +23,7 @@ const fullPage = 2 * manyGets
 
 // weathered is a cluster of which each list that a backup asks for has two pages.
 func weathered(t *testing.T) *fixture {
-	f := needing(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}})
+	f := needing(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}})
 	f.objects = map[schema.GroupResource][]testObject{}
 	f.pageSize = fullPage
 	f.add("namespaces", namespace("shop", ""))
@@ -64,7 +64,7 @@ func TestEachListFailsByItself(t *testing.T) {
 		"persistentvolumes": all, "persistentvolumeclaims": all, "clusterrolebindings.rbac.authorization.k8s.io": all,
 	}
 	f := weathered(t)
-	if outcome := f.run(t); outcome.Status.Phase != holdfast.BackupPhaseCompleted {
+	if outcome := f.run(t); outcome.Status.Phase != v1alpha1.BackupPhaseCompleted {
 		t.Errorf("in good weather: %+v", outcome.Status)
 	}
 	if diff := gocmp.Diff(whole, f.taken(t)); diff != "" {
@@ -118,7 +118,7 @@ func TestEachListFailsByItself(t *testing.T) {
 				results := f.results(t)
 				texts := slices.Concat(results.Errors.Velero, results.Errors.Cluster, results.Errors.Namespaces["shop"], results.Warnings.Velero, results.Warnings.Cluster, results.Warnings.Namespaces["shop"])
 				if test.replaced {
-					if outcome.Status.Phase != holdfast.BackupPhaseCompleted || len(texts) > 0 {
+					if outcome.Status.Phase != v1alpha1.BackupPhaseCompleted || len(texts) > 0 {
 						t.Errorf("%s with %q", outcome.Status.Phase, texts)
 					}
 				} else {
@@ -157,7 +157,7 @@ func TestListOfNamespacesFails(t *testing.T) {
 		{[]string{"a", "c", "d"}, []string{"a", "d"}},
 	} {
 		t.Run(strings.Join(test.included, ","), func(t *testing.T) {
-			f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: test.included, IncludedResources: []string{"configmaps"}, OrderedResources: map[string]string{"configmaps": "c/kept"}})
+			f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: test.included, IncludedResources: []string{"configmaps"}, OrderedResources: map[string]string{"configmaps": "c/kept"}})
 			f.pageSize = 2
 			for _, name := range []string{"a", "b", "c", "d"} {
 				labels := ""
@@ -191,7 +191,7 @@ func TestListOfNamespacesFails(t *testing.T) {
 				t.Errorf("of namespaces that were not read: %s", warnings)
 			}
 			texts := slices.Concat(results.Errors.Velero, results.Errors.Cluster)
-			if len(texts) != 1 || !strings.Contains(texts[0], "list the namespaces: bad weather; the backup has nothing of those") || outcome.Status.Phase != holdfast.BackupPhasePartiallyFailed {
+			if len(texts) != 1 || !strings.Contains(texts[0], "list the namespaces: bad weather; the backup has nothing of those") || outcome.Status.Phase != v1alpha1.BackupPhasePartiallyFailed {
 				t.Errorf("%s: %q", outcome.Status.Phase, texts)
 			}
 		})
@@ -201,7 +201,7 @@ func TestListOfNamespacesFails(t *testing.T) {
 // TestObjectsThatComeAndGo between the pages of a list, and between an object and what it refers
 // to: each that stays is there once, whatever the server says of the rest.
 func TestObjectsThatComeAndGo(t *testing.T) {
-	f := newFixture(t, holdfast.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"configmaps", "pods", "persistentvolumeclaims", "persistentvolumes"}})
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"configmaps", "pods", "persistentvolumeclaims", "persistentvolumes"}})
 	f.add("namespaces", namespace("shop", ""))
 	f.add("persistentvolumeclaims",
 		`{"metadata":{"name":"kept","namespace":"shop"},"spec":{"volumeName":"pv-kept"},"status":{"phase":"Bound"}}`,

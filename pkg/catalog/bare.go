@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // missedVersions differ from all present versions, so the next listing reads the entry.
@@ -27,7 +27,7 @@ func (c *Catalog) keepLocked(e *entry, rows *packedRows, now time.Time) *packedR
 	}
 	lost := slices.DeleteFunc(e.read.unpack(), func(r row) bool { return there[r.backupName()] })
 	// A single unfinished row leaves when it has failed.
-	emptied := rows.len() == 0 && slices.ContainsFunc(lost, func(r row) bool { return r.stateName() != holdfast.VolumeBackupInProgress })
+	emptied := rows.len() == 0 && slices.ContainsFunc(lost, func(r row) bool { return r.stateName() != v1alpha1.VolumeBackupInProgress })
 	switch {
 	case !emptied:
 		e.emptied = time.Time{}

@@ -8,7 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // A volume backup of an entry that is no Backup is not listed from when its deletion is
@@ -18,7 +18,7 @@ func TestDeletionOfWhatIsNoBackup(t *testing.T) {
 	put := func(names ...string) {
 		var rows []Volume
 		for _, name := range names {
-			rows = append(rows, Volume{VolumeName: "v", BackupName: name, State: holdfast.VolumeBackupCompleted})
+			rows = append(rows, Volume{VolumeName: "v", BackupName: name, State: v1alpha1.VolumeBackupCompleted})
 		}
 		c.Put("lh", "v", Content{Volumes: rows}, t0)
 	}

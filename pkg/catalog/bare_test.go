@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"pgregory.net/rapid"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // A folder of one volume, which is no Backup, shows the volume and its backups alone.
@@ -24,13 +24,13 @@ func TestAVolumesOwnFolder(t *testing.T) {
 		at := metav1.NewTime(minute(-age))
 		return Volume{
 			Namespace: "shop", ClaimName: "data", VolumeName: "pvc-1", BackupName: name, SnapshotName: "s-" + name,
-			SizeBytes: 10, IncrementalBytes: 5, VolumeSize: 16, State: holdfast.VolumeBackupCompleted,
+			SizeBytes: 10, IncrementalBytes: 5, VolumeSize: 16, State: v1alpha1.VolumeBackupCompleted,
 			Labels:  NewLabels(map[string]string{"job": "daily", "KubernetesStatus": `{"pvName":"x"}`}),
 			Created: at, Completion: at, SnapshotCreated: at, VolumeCreated: metav1.NewTime(minute(-90)),
 		}
 	}
 	lost := row("b3", 1)
-	lost.State, lost.Message = holdfast.VolumeBackupInProgress, "it runs, or has failed"
+	lost.State, lost.Message = v1alpha1.VolumeBackupInProgress, "it runs, or has failed"
 	content := Content{Volumes: []Volume{row("b1", 9), row("b2", 5), lost}, Trusted: true}
 	c.Put("long", "pvc-1", content, t0)
 	c.Put("long", "pvc-1", content, minute(1))
@@ -45,16 +45,16 @@ func TestAVolumesOwnFolder(t *testing.T) {
 		t.Errorf("%d are listed, and %q is readable", c.Len("long"), c.Readable("long"))
 	}
 	ended, made := metav1.NewTime(minute(-5)), metav1.NewTime(minute(-90))
-	itself := &holdfast.BackedUpVolume{Name: "pvc-1", SizeBytes: 16, CreationTimestamp: &made}
+	itself := &v1alpha1.BackedUpVolume{Name: "pvc-1", SizeBytes: 16, CreationTimestamp: &made}
 	labels := map[string]string{"job": "daily", "KubernetesStatus": `{"pvName":"x"}`}
-	if diff := cmp.Diff(holdfast.BackupVolumeStatus{
+	if diff := cmp.Diff(v1alpha1.BackupVolumeStatus{
 		LastVolumeBackup: "pvc-1.b2:data", LastBackupTimestamp: &ended, SizeBytes: 10, DataStoredBytes: 10, Volume: itself, Labels: labels,
 		Backups: 2, Failures: 1, Messages: []string{"it runs, or has failed"}, StorageLocations: []string{"long"},
 	}, c.Volumes()[0].Status); diff != "" {
 		t.Errorf("volume (-want +got):\n%s", diff)
 	}
 	object := c.VolumeBackups()[1]
-	if diff := cmp.Diff(holdfast.VolumeBackupStatus{
+	if diff := cmp.Diff(v1alpha1.VolumeBackupStatus{
 		Phase: "Completed", URL: "store://long/?backup=b2&volume=pvc-1", SnapshotName: "s-b2", SnapshotTimestamp: &ended,
 		Volume: itself, Labels: labels, SizeBytes: 10, IncrementalBytes: 5, CompletionTimestamp: &ended,
 	}, object.Status); diff != "" {
@@ -114,9 +114,9 @@ func (f *folder) refresh(backups string) (listed string) {
 func (f *folder) read(backups string) string {
 	content := Content{Versions: map[string]string{"backups": backups}}
 	for _, name := range strings.Fields(backups) {
-		state := holdfast.VolumeBackupCompleted
+		state := v1alpha1.VolumeBackupCompleted
 		if name == strings.ToUpper(name) {
-			state = holdfast.VolumeBackupInProgress
+			state = v1alpha1.VolumeBackupInProgress
 		}
 		content.Volumes = append(content.Volumes, Volume{VolumeName: "v", BackupName: name, State: state})
 	}

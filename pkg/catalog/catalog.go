@@ -27,7 +27,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/third_party/forked/golang/btree"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
@@ -70,7 +70,7 @@ type entry struct {
 
 	// backup is as stored, with its namespace and name here, or a stand-in for an unreadable one.
 	// It is nil for an unfinished backup and a bare entry.
-	backup *holdfast.Backup
+	backup *v1alpha1.Backup
 	rows   *packedRows
 	// deleted marks rows that were deleted from the backup, and are not listed; nil if none.
 	deleted []bool
@@ -85,7 +85,7 @@ type entry struct {
 	emptied      time.Time
 	lossAccepted bool
 	// claims is the origin by the metadata; nil for a stand-in or bare entry.
-	claims     *holdfast.BackupOrigin
+	claims     *v1alpha1.BackupOrigin
 	expiration *metav1.Time
 	// changes are the readable changes of the expiration among the keys changesRead; changesListed
 	// are the keys beside the folder.
@@ -127,7 +127,7 @@ func (e *entry) known() bool { return e.backup != nil || e.bare }
 type Content struct {
 	// Backup is the metadata. Its origin decides where it is listed. Nil for a folder of one
 	// volume.
-	Backup *holdfast.Backup
+	Backup *v1alpha1.Backup
 	// Volumes are the volumes or volume backups. Packed replaces them if it has any.
 	Volumes []Volume
 	Packed  Rows `json:"-"`
@@ -245,7 +245,7 @@ func (c *Catalog) PutUnreadable(location, storeName, reason string, now time.Tim
 			return
 		case e.backup == nil:
 			e.missingSince, e.suspect = time.Time{}, false
-		case e.backup.Status.Phase != holdfast.BackupPhaseUnreadable || e.backup.Status.FailureReason == bounded(reason, maxText):
+		case e.backup.Status.Phase != v1alpha1.BackupPhaseUnreadable || e.backup.Status.FailureReason == bounded(reason, maxText):
 			return
 		}
 		e.claims = nil
@@ -263,7 +263,7 @@ func (c *Catalog) PutUnfinished(location, storeName string, begun, now time.Time
 		e.askedAt = begun
 		c.takeLocked(e)
 		e.retryLocked(now, unfinishedBackoff)
-		if e.backup != nil && e.backup.Status.Phase == holdfast.BackupPhaseUnreadable {
+		if e.backup != nil && e.backup.Status.Phase == v1alpha1.BackupPhaseUnreadable {
 			c.setLocked(e, nil, nil, nil, false, changed)
 		}
 	})
@@ -377,7 +377,7 @@ func (c *Catalog) Readable(location string) string {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	for storeName, e := range c.locations[location] {
-		if e.backup != nil && e.backup.Status.Phase != holdfast.BackupPhaseUnreadable && e.missingSince.IsZero() && !e.askedAt.After(e.recordedAt) {
+		if e.backup != nil && e.backup.Status.Phase != v1alpha1.BackupPhaseUnreadable && e.missingSince.IsZero() && !e.askedAt.After(e.recordedAt) {
 			return storeName
 		}
 	}
@@ -385,14 +385,14 @@ func (c *Catalog) Readable(location string) string {
 }
 
 // Backup is the backup that is listed under a name, or nil.
-func (c *Catalog) Backup(namespace, name string) *holdfast.Backup {
+func (c *Catalog) Backup(namespace, name string) *v1alpha1.Backup {
 	backup, _, _, _ := c.Find(namespace, name)
 	return backup
 }
 
 // Find returns the backup of a listed name, its location, store name and digests; nil if there is
 // none.
-func (c *Catalog) Find(namespace, name string) (backup *holdfast.Backup, location, storeName string, digests Digests) {
+func (c *Catalog) Find(namespace, name string) (backup *v1alpha1.Backup, location, storeName string, digests Digests) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	bare, _, _ := strings.Cut(name, "@") // backups' names have no @
@@ -447,7 +447,7 @@ func (e *entry) group() group { return group{e.storeName, e.bare} }
 
 // setLocked changes the content of an entry; backup is nil for none or a bare one. All changed rows
 // are unlisted before any is listed, since they may exchange names.
-func (c *Catalog) setLocked(e *entry, backup *holdfast.Backup, rows *packedRows, deleted []bool, bare bool, changed *recorder) {
+func (c *Catalog) setLocked(e *entry, backup *v1alpha1.Backup, rows *packedRows, deleted []bool, bare bool, changed *recorder) {
 	same := e.bare == bare && e.rows.equal(rows)
 	if same && slices.Equal(e.deleted, deleted) && equality.Semantic.DeepEqual(e.backup, backup) {
 		return
@@ -559,7 +559,7 @@ func (c *Catalog) listRowLocked(e *entry, i int, changed *recorder) {
 	c.addLocked(v, newMember(e.held, i))
 }
 
-func nameOf(backup *holdfast.Backup) types.NamespacedName {
+func nameOf(backup *v1alpha1.Backup) types.NamespacedName {
 	return types.NamespacedName{Namespace: backup.Namespace, Name: backup.Name}
 }
 

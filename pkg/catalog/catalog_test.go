@@ -17,8 +17,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/identity"
 )
@@ -40,22 +40,22 @@ func newCatalog(notify func(Changes)) *Catalog {
 }
 
 // stored makes a backup as it is read from a store: n.name is of namespace n.
-func stored(location, storeName string, age int) *holdfast.Backup {
+func stored(location, storeName string, age int) *v1alpha1.Backup {
 	namespace, name, tenant := strings.Cut(storeName, ".")
 	if !tenant {
 		namespace, name = system, storeName
 	}
 	ended := metav1.NewTime(minute(-age))
-	backup := &holdfast.Backup{
+	backup := &v1alpha1.Backup{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: system, Name: storeName,
 			UID:               types.UID("uid-of-" + storeName),
 			CreationTimestamp: metav1.NewTime(minute(-age - 1)),
 		},
-		Spec: holdfast.BackupSpec{StorageLocation: location},
-		Status: holdfast.BackupStatus{
-			Phase: holdfast.BackupPhaseCompleted, CompletionTimestamp: &ended,
-			Origin: &holdfast.BackupOrigin{
+		Spec: v1alpha1.BackupSpec{StorageLocation: location},
+		Status: v1alpha1.BackupStatus{
+			Phase: v1alpha1.BackupPhaseCompleted, CompletionTimestamp: &ended,
+			Origin: &v1alpha1.BackupOrigin{
 				ClusterUID: ours.UID, PublicKey: ours.Keys[0],
 				Namespace: namespace, NamespaceUID: types.UID("uid-of-" + namespace), Name: name, ClaimedRequester: "alice",
 			},
@@ -70,31 +70,31 @@ func claim(namespace, name string, size int64, age int) Volume {
 	return Volume{
 		Namespace: namespace, NamespaceUID: "uid-of-" + namespace, ClaimName: name, PodName: "pod", PodVolume: "v", Node: "node",
 		SnapshotID: fmt.Sprintf("snapshot-%d", size), SizeBytes: size, BytesDone: size, IncrementalBytes: 1,
-		Completion: metav1.NewTime(minute(-age)), State: holdfast.VolumeBackupCompleted,
+		Completion: metav1.NewTime(minute(-age)), State: v1alpha1.VolumeBackupCompleted,
 	}
 }
 
 func failed(v Volume) Volume {
-	v.State, v.SnapshotID, v.Message = holdfast.VolumeBackupFailed, "", "the agent restarted"
+	v.State, v.SnapshotID, v.Message = v1alpha1.VolumeBackupFailed, "", "the agent restarted"
 	return v
 }
 
 // mirror does what a projector does: it keeps what the changes say.
 type mirror struct {
 	t       *testing.T
-	backups map[types.NamespacedName]*holdfast.Backup
-	volumes map[types.NamespacedName]*holdfast.BackupVolume
+	backups map[types.NamespacedName]*v1alpha1.Backup
+	volumes map[types.NamespacedName]*v1alpha1.BackupVolume
 	// named has the volumes that differ over all namespaces.
-	named map[types.NamespacedName]*holdfast.BackupVolume
+	named map[types.NamespacedName]*v1alpha1.BackupVolume
 	calls int
 }
 
 func newMirror(t *testing.T) (*Catalog, *mirror) {
 	m := &mirror{
 		t:       t,
-		backups: map[types.NamespacedName]*holdfast.Backup{},
-		volumes: map[types.NamespacedName]*holdfast.BackupVolume{},
-		named:   map[types.NamespacedName]*holdfast.BackupVolume{},
+		backups: map[types.NamespacedName]*v1alpha1.Backup{},
+		volumes: map[types.NamespacedName]*v1alpha1.BackupVolume{},
+		named:   map[types.NamespacedName]*v1alpha1.BackupVolume{},
 	}
 	return newCatalog(m.apply), m
 }
@@ -110,7 +110,7 @@ func (m *mirror) apply(changes Changes) {
 	for _, name := range set {
 		delete(m.named, name)
 	}
-	applyDelta(m.t, m.named, Delta[*holdfast.BackupVolume]{Set: changes.Named})
+	applyDelta(m.t, m.named, Delta[*v1alpha1.BackupVolume]{Set: changes.Named})
 }
 
 func applyDelta[T metav1.Object](t *testing.T, objects map[types.NamespacedName]T, delta Delta[T]) {
@@ -226,15 +226,15 @@ func TestPut(t *testing.T) {
 	want(t, "history", names(c.VolumeBackups()), "shop/shop.daily:data shop/shop.daily:pod:web-0:scratch")
 
 	backup := c.Backups()[0]
-	if diff := cmp.Diff(&holdfast.BackupVolumesProgress{Total: 2, Completed: 1, Failed: 1, TotalBytes: 107, BytesDone: 107}, backup.Status.Volumes); diff != "" {
+	if diff := cmp.Diff(&v1alpha1.BackupVolumesProgress{Total: 2, Completed: 1, Failed: 1, TotalBytes: 107, BytesDone: 107}, backup.Status.Volumes); diff != "" {
 		t.Errorf("volumes of the backup:\n%s", diff)
 	}
 	when := metav1.NewTime(minute(-30))
-	wantVolume := &holdfast.BackupVolume{
+	wantVolume := &v1alpha1.BackupVolume{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "data", UID: format.DerivedUID("volume", "shop", "data"), CreationTimestamp: metav1.NewTime(minute(-31))},
-		Spec:       holdfast.BackupVolumeSpec{ClaimName: "data"},
-		Status: holdfast.BackupVolumeStatus{
-			LastBackup:          &holdfast.BackupReference{Namespace: "shop", Name: "daily"},
+		Spec:       v1alpha1.BackupVolumeSpec{ClaimName: "data"},
+		Status: v1alpha1.BackupVolumeStatus{
+			LastBackup:          &v1alpha1.BackupReference{Namespace: "shop", Name: "daily"},
 			LastVolumeBackup:    "shop.daily:data",
 			LastBackupTimestamp: &when,
 			DataStoredBytes:     1,
@@ -244,19 +244,19 @@ func TestPut(t *testing.T) {
 	if diff := cmp.Diff(wantVolume, c.Volumes()[0]); diff != "" {
 		t.Errorf("volume (-want +got):\n%s", diff)
 	}
-	wantScratch := &holdfast.VolumeBackup{
+	wantScratch := &v1alpha1.VolumeBackup{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "shop.daily:pod:web-0:scratch", CreationTimestamp: metav1.NewTime(minute(-31)),
 			UID: format.DerivedUID("volumebackup", "default", "shop.daily", "uid-of-shop.daily", "shop", "pod:web-0:scratch", "0")},
-		Spec: holdfast.VolumeBackupSpec{
-			VolumeName: "pod:web-0:scratch", Backup: holdfast.BackupReference{Namespace: "shop", Name: "daily"}, BackupUID: "uid-of-shop.daily",
+		Spec: v1alpha1.VolumeBackupSpec{
+			VolumeName: "pod:web-0:scratch", Backup: v1alpha1.BackupReference{Namespace: "shop", Name: "daily"}, BackupUID: "uid-of-shop.daily",
 			PodName: "web-0", PodVolume: "scratch", StorageLocation: "default",
 		},
-		Status: holdfast.VolumeBackupStatus{Phase: "Failed", SizeBytes: 7, IncrementalBytes: 1, Node: "node", CompletionTimestamp: &when, Message: "the agent restarted"},
+		Status: v1alpha1.VolumeBackupStatus{Phase: "Failed", SizeBytes: 7, IncrementalBytes: 1, Node: "node", CompletionTimestamp: &when, Message: "the agent restarted"},
 	}
 	if diff := cmp.Diff(wantScratch, c.VolumeBackups()[1]); diff != "" {
 		t.Errorf("volume backup (-want +got):\n%s", diff)
 	}
-	wantStatus := holdfast.VolumeBackupStatus{Phase: "Completed", URL: "store://default/kopia/shop?snapshot=snapshot-100", SnapshotID: "snapshot-100", SnapshotName: "snapshot-100", SnapshotTimestamp: &begun, SizeBytes: 100, IncrementalBytes: 1, Node: "node", StartTimestamp: &begun, CompletionTimestamp: &when}
+	wantStatus := v1alpha1.VolumeBackupStatus{Phase: "Completed", URL: "store://default/kopia/shop?snapshot=snapshot-100", SnapshotID: "snapshot-100", SnapshotName: "snapshot-100", SnapshotTimestamp: &begun, SizeBytes: 100, IncrementalBytes: 1, Node: "node", StartTimestamp: &begun, CompletionTimestamp: &when}
 	if diff := cmp.Diff(wantStatus, c.VolumeBackups()[0].Status); diff != "" {
 		t.Errorf("volume backup (-want +got):\n%s", diff)
 	}
@@ -473,7 +473,7 @@ func TestUnreadable(t *testing.T) {
 	m.check(c)
 	want(t, "backups", names(c.Backups()), "holdfast/good holdfast/shop.bad")
 	bad := c.Backup(system, "shop.bad")
-	if len(bad.Status.Conditions) == 0 || !bad.Status.Conditions[0].LastTransitionTime.Time.Equal(t0) || bad.Status.Phase != holdfast.BackupPhaseUnreadable || bad.Status.FailureReason != "it is not JSON" || bad.UID == "" || bad.Spec.StorageLocation != "default" {
+	if len(bad.Status.Conditions) == 0 || !bad.Status.Conditions[0].LastTransitionTime.Time.Equal(t0) || bad.Status.Phase != v1alpha1.BackupPhaseUnreadable || bad.Status.FailureReason != "it is not JSON" || bad.UID == "" || bad.Spec.StorageLocation != "default" {
 		t.Errorf("listed as %+v", bad)
 	}
 
@@ -591,7 +591,7 @@ func TestUnreadableVolumes(t *testing.T) {
 	m.check(c)
 	backup := c.Backups()[0]
 	last := backup.Status.Conditions[len(backup.Status.Conditions)-1]
-	if backup.Status.Phase != holdfast.BackupPhaseCompleted || last.Type != ConditionVolumesListed || last.Status != metav1.ConditionFalse || last.Reason != "Unreadable" || last.LastTransitionTime.IsZero() || !strings.Contains(last.Message, "not gzip") {
+	if backup.Status.Phase != v1alpha1.BackupPhaseCompleted || last.Type != ConditionVolumesListed || last.Status != metav1.ConditionFalse || last.Reason != "Unreadable" || last.LastTransitionTime.IsZero() || !strings.Contains(last.Message, "not gzip") {
 		t.Errorf("listed as %+v", backup)
 	}
 	want(t, "to be read", strings.Join(c.Observe("default", []string{"daily"}, minute(9), minute(9)).Read, " "), "daily")
@@ -625,8 +625,8 @@ func volumeUploads(t *testing.T, namespace string, claims ...string) *bytes.Buff
 	var list []format.PodVolumeBackup
 	for i, name := range claims {
 		list = append(list, format.NewPodVolumeBackup(stored("default", "daily", 1), "daily", format.Volume{
-			Pod: engine.PodReference{Namespace: namespace, Name: fmt.Sprintf("pod-%d", i)}, Node: "node", Name: "data", ClaimName: name,
-			Status: engine.VolumeUploadStatus{Phase: engine.VolumePhaseCompleted, SnapshotID: "s", Progress: engine.VolumeProgress{TotalBytes: 3, BytesDone: 3}},
+			Pod: enginev1alpha1.PodReference{Namespace: namespace, Name: fmt.Sprintf("pod-%d", i)}, Node: "node", Name: "data", ClaimName: name,
+			Status: enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "s", Progress: enginev1alpha1.VolumeProgress{TotalBytes: 3, BytesDone: 3}},
 		}))
 	}
 	var content bytes.Buffer
@@ -670,12 +670,12 @@ func TestAVolumeIsAsItWasStored(t *testing.T) {
 	start, end := metav1.NewTime(minute(-2)), metav1.NewTime(minute(-1))
 	var pvb format.PodVolumeBackup
 	pvb.Spec.Pod.Namespace, pvb.Spec.Pod.Name, pvb.Spec.Volume, pvb.Spec.Node, pvb.Spec.UploaderType = "shop", "web", "data", "node-1", "restic"
-	pvb.Status.Phase, pvb.Status.Message, pvb.Status.SnapshotID, pvb.Status.IncrementalBytes = engine.VolumePhaseCompleted, "slowly", "id", 4
+	pvb.Status.Phase, pvb.Status.Message, pvb.Status.SnapshotID, pvb.Status.IncrementalBytes = enginev1alpha1.VolumePhaseCompleted, "slowly", "id", 4
 	pvb.Status.Progress.TotalBytes, pvb.Status.Progress.BytesDone = 6, 5
 	pvb.Status.StartTimestamp, pvb.Status.CompletionTimestamp = &start, &end
 	want := Volume{
 		Namespace: "shop", PodName: "web", PodVolume: "data", Node: "node-1", Method: "restic", SnapshotID: "id", Message: "slowly",
-		SizeBytes: 6, BytesDone: 5, IncrementalBytes: 4, Start: start, Completion: end, State: holdfast.VolumeBackupCompleted,
+		SizeBytes: 6, BytesDone: 5, IncrementalBytes: 4, Start: start, Completion: end, State: v1alpha1.VolumeBackupCompleted,
 	}
 	if got, err := newVolume(&pvb); err != nil || got != want {
 		t.Errorf("got %+v, %v\nwant %+v", got, err, want)
@@ -719,7 +719,7 @@ func TestWhatIsSaidOfAVolume(t *testing.T) {
 		}
 	}
 	// Others may say the same of what they have read, and nothing more.
-	mine := Volume{Namespace: "shop", ClaimName: "data", PodName: "web", PodVolume: "files", VolumeName: "pv-1", State: holdfast.VolumeBackupCompleted}
+	mine := Volume{Namespace: "shop", ClaimName: "data", PodName: "web", PodVolume: "files", VolumeName: "pv-1", State: v1alpha1.VolumeBackupCompleted}
 	for what, change := range map[string]func(*Volume){
 		"no claim":          func(v *Volume) { v.ClaimName = "" },
 		"no pod":            func(v *Volume) { v.PodName, v.PodVolume = "", "" },
@@ -750,7 +750,7 @@ func TestReadVolumesOfOthers(t *testing.T) {
 	} {
 		var pvb format.PodVolumeBackup
 		pvb.Spec.Pod.Namespace, pvb.Spec.Pod.Name, pvb.Spec.Volume = "shop", "web", "data"
-		pvb.Spec.UploaderType, pvb.Status.Phase = test.uploader, engine.VolumePhase(test.phase)
+		pvb.Spec.UploaderType, pvb.Status.Phase = test.uploader, enginev1alpha1.VolumePhase(test.phase)
 		v, err := newVolume(&pvb)
 		if err != nil || v.completed() != test.completed || v.Message != test.message || v.Method != test.method {
 			t.Errorf("%+v: %+v, %v", test, v, err)

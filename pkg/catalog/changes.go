@@ -11,17 +11,17 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // Changes are the effects of one change on the lists. An object with a new uid for its name is
 // another object. Volume backups are too many: see History.
 type Changes struct {
-	Backups Delta[*holdfast.Backup]
-	Volumes Delta[*holdfast.BackupVolume]
+	Backups Delta[*v1alpha1.Backup]
+	Volumes Delta[*v1alpha1.BackupVolume]
 	// Named has the set volumes that lists over all namespaces show differently: with the name of a
 	// last backup in another namespace.
-	Named []*holdfast.BackupVolume
+	Named []*v1alpha1.BackupVolume
 }
 
 // Delta is the change of one kind of object, in the order of names.
@@ -40,7 +40,7 @@ func (d *Delta[T]) empty() bool { return len(d.Set)+len(d.Gone) == 0 }
 // recorder collects the objects that one change has set, or nil if removed. Volumes are only
 // marked, and built at the end.
 type recorder struct {
-	backups map[types.NamespacedName]*holdfast.Backup
+	backups map[types.NamespacedName]*v1alpha1.Backup
 	volumes map[types.NamespacedName]bool
 	added   map[kind]*volume
 }
@@ -53,7 +53,7 @@ type kind struct {
 
 func newRecorder() *recorder {
 	return &recorder{
-		backups: map[types.NamespacedName]*holdfast.Backup{},
+		backups: map[types.NamespacedName]*v1alpha1.Backup{},
 		volumes: map[types.NamespacedName]bool{},
 		added:   map[kind]*volume{},
 	}
@@ -64,8 +64,8 @@ func newRecorder() *recorder {
 func ofAPod(name string) bool { return strings.HasPrefix(name, "pod:") }
 
 func (r *recorder) changesLocked(c *Catalog) Changes {
-	var named []*holdfast.BackupVolume
-	volumes := make(map[types.NamespacedName]*holdfast.BackupVolume, len(r.volumes))
+	var named []*v1alpha1.BackupVolume
+	volumes := make(map[types.NamespacedName]*v1alpha1.BackupVolume, len(r.volumes))
 	for name := range r.volumes {
 		if ofAPod(name.Name) {
 			continue

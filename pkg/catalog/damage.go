@@ -13,16 +13,16 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 const reasonDataLost = "DataLost"
 
 // SetDamage sets what a location's store has lost of a namespace's repository; nil for nothing.
 // Volume backups that need it are Damaged until the store has it again.
-func (c *Catalog) SetDamage(location, namespace string, damage *engine.RepositoryDamage) {
-	name := engine.RepositoryName(namespace, location)
+func (c *Catalog) SetDamage(location, namespace string, damage *enginev1alpha1.RepositoryDamage) {
+	name := enginev1alpha1.RepositoryName(namespace, location)
 	if !c.setTrust(func(t *trust) bool {
 		if equality.Semantic.DeepEqual(t.damage[name], damage) {
 			return false
@@ -32,7 +32,7 @@ func (c *Catalog) SetDamage(location, namespace string, damage *engine.Repositor
 		case damage == nil:
 			delete(t.damage, name)
 		case t.damage == nil:
-			t.damage = map[string]*engine.RepositoryDamage{name: damage}
+			t.damage = map[string]*enginev1alpha1.RepositoryDamage{name: damage}
 		default:
 			t.damage[name] = damage
 		}
@@ -59,9 +59,9 @@ func (p *packedRows) namespaces() (all []string) {
 
 // damagedLocked sets the state Damaged of rows that need lost data, and a condition of the backup.
 // Rows whose data is back become Completed.
-func (c *Catalog) damagedLocked(e *entry, placed *holdfast.Backup, rows *packedRows, deleted []bool) *packedRows {
+func (c *Catalog) damagedLocked(e *entry, placed *v1alpha1.Backup, rows *packedRows, deleted []bool) *packedRows {
 	placed.Status.Conditions = slices.DeleteFunc(slices.Clone(placed.Status.Conditions), func(is metav1.Condition) bool {
-		return is.Type == holdfast.ConditionVolumesDamaged
+		return is.Type == v1alpha1.ConditionVolumesDamaged
 	})
 	if rows.len() == 0 || len(c.trust.damage) == 0 && !slices.ContainsFunc(rows.cells, func(of cell) bool { return of.state == stateDamaged }) {
 		return rows
@@ -74,7 +74,7 @@ func (c *Catalog) damagedLocked(e *entry, placed *holdfast.Backup, rows *packedR
 			continue
 		}
 		r := rows.at(i)
-		damage := c.trust.damage[engine.RepositoryName(r.shape.Value().namespace, e.location)]
+		damage := c.trust.damage[enginev1alpha1.RepositoryName(r.shape.Value().namespace, e.location)]
 		now := uint8(stateCompleted)
 		if damage.Affects(hex.EncodeToString(r.snapshot[:]), r.began()) {
 			now = stateDamaged
@@ -95,7 +95,7 @@ func (c *Catalog) damagedLocked(e *entry, placed *holdfast.Backup, rows *packedR
 	}
 	if count > 0 {
 		placed.Status.Conditions = append(placed.Status.Conditions, metav1.Condition{
-			Type: holdfast.ConditionVolumesDamaged, Status: metav1.ConditionTrue, Reason: reasonDataLost, LastTransitionTime: metav1.NewTime(since),
+			Type: v1alpha1.ConditionVolumesDamaged, Status: metav1.ConditionTrue, Reason: reasonDataLost, LastTransitionTime: metav1.NewTime(since),
 			Message: fmt.Sprintf("%d of its volumes can't be restored in full: the store has lost data of them since: see its VolumeBackups that are Damaged", count),
 		})
 	}

@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // Volume backups that need what their store has lost are Damaged, and their backups say so,
@@ -36,7 +36,7 @@ func TestDamage(t *testing.T) {
 				r := rows.at(i)
 				got = append(got, r.volume().State)
 			}
-			got = append(got, fmt.Sprint(meta.IsStatusConditionTrue(backup.Status.Conditions, holdfast.ConditionVolumesDamaged)))
+			got = append(got, fmt.Sprint(meta.IsStatusConditionTrue(backup.Status.Conditions, v1alpha1.ConditionVolumesDamaged)))
 		}
 		if said := strings.Join(got, " "); said != want {
 			t.Errorf("%s it lists %s, want %s", when, said, want)
@@ -46,15 +46,15 @@ func TestDamage(t *testing.T) {
 	put("a", 10, first, second)
 	const whole = "Completed Completed false"
 	listed("at first", whole)
-	c.SetDamage("default", "other", &engine.RepositoryDamage{Snapshots: []string{second}})
-	c.SetDamage("elsewhere", "shop", &engine.RepositoryDamage{Snapshots: []string{second}})
+	c.SetDamage("default", "other", &enginev1alpha1.RepositoryDamage{Snapshots: []string{second}})
+	c.SetDamage("elsewhere", "shop", &enginev1alpha1.RepositoryDamage{Snapshots: []string{second}})
 	listed("when another repository is damaged", whole)
-	c.SetDamage("default", "shop", &engine.RepositoryDamage{Snapshots: []string{second, third}})
+	c.SetDamage("default", "shop", &enginev1alpha1.RepositoryDamage{Snapshots: []string{second, third}})
 	listed("when its second volume is lost", "Completed Damaged true")
 	put("b", 20, third)
 	listed("when another backup is read", "Completed Damaged true Damaged true")
 	until := metav1.Unix(15, 0)
-	c.SetDamage("default", "shop", &engine.RepositoryDamage{AffectedUntil: &until})
+	c.SetDamage("default", "shop", &enginev1alpha1.RepositoryDamage{AffectedUntil: &until})
 	listed("when all are lost that began early", "Damaged Damaged true Completed false")
 	c.SetDamage("default", "shop", nil)
 	listed("when nothing is lost any more", whole+" Completed false")

@@ -9,7 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
@@ -95,7 +95,7 @@ func (c *Catalog) changeDeletions(change func() map[BackupID]bool) []*entry {
 
 // deletedLocked returns which rows of an entry are deleted, by the trusted change of the store or
 // by a record; nil if none. It updates the backup's counts.
-func (c *Catalog) deletedLocked(e *entry, backup *holdfast.Backup, rows *packedRows, newest *format.Expiration) []bool {
+func (c *Catalog) deletedLocked(e *entry, backup *v1alpha1.Backup, rows *packedRows, newest *format.Expiration) []bool {
 	deleted := map[format.VolumeID]bool{}
 	if newest != nil {
 		for _, d := range newest.Deleted {
@@ -153,7 +153,7 @@ func (c *Catalog) leftLocked(e *entry) *packedRows {
 func isDeleted(deleted []bool, i int) bool { return deleted != nil && deleted[i] }
 
 // staysInPlace reports whether another backup of the entry would be listed in the same place.
-func (e *entry) staysInPlace(backup *holdfast.Backup) bool {
+func (e *entry) staysInPlace(backup *v1alpha1.Backup) bool {
 	if e.bare || backup == nil || e.backup == nil || e.held == nil {
 		return false
 	}
@@ -164,7 +164,7 @@ func (e *entry) staysInPlace(backup *holdfast.Backup) bool {
 
 // setDeletedLocked is setLocked for an entry whose place and rows stay, and only deleted changes.
 // The other rows, maybe many, need no change.
-func (c *Catalog) setDeletedLocked(e *entry, backup *holdfast.Backup, deleted []bool, changed *recorder) {
+func (c *Catalog) setDeletedLocked(e *entry, backup *v1alpha1.Backup, deleted []bool, changed *recorder) {
 	before := e.deleted
 	for i := range e.rows.len() {
 		if isDeleted(deleted, i) && !isDeleted(before, i) {
@@ -187,8 +187,8 @@ func (r row) id() format.VolumeID {
 }
 
 // sum counts the volumes of a backup; nil without any. before has the number of omitted volumes.
-func sum(rows *packedRows, deleted []bool, before *holdfast.BackupVolumesProgress) *holdfast.BackupVolumesProgress {
-	sum := &holdfast.BackupVolumesProgress{}
+func sum(rows *packedRows, deleted []bool, before *v1alpha1.BackupVolumesProgress) *v1alpha1.BackupVolumesProgress {
+	sum := &v1alpha1.BackupVolumesProgress{}
 	if before != nil {
 		sum.LeftOut = before.LeftOut
 	}
@@ -220,7 +220,7 @@ type HistoryItem struct {
 	Listed types.NamespacedName
 	UID    types.UID
 	// Of is the listed backup; nil for a bare entry.
-	Of *holdfast.Backup
+	Of *v1alpha1.Backup
 }
 
 // History returns the volume backups of a BackupVolume, ordered by the backups' store names, and

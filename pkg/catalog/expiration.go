@@ -8,7 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
@@ -62,7 +62,7 @@ func changesOf(keys []string, backup types.UID) []string {
 // applyChangesLocked applies the newest valid change of the expiration, and returns it, or nil. A
 // change is valid if the cluster that made the backup has signed it, with the same key or another
 // known one.
-func (c *Catalog) applyChangesLocked(e *entry, backup *holdfast.Backup) *format.Expiration {
+func (c *Catalog) applyChangesLocked(e *entry, backup *v1alpha1.Backup) *format.Expiration {
 	status := &backup.Status
 	status.Expiration, status.Hold, status.ExpirationChanges = e.expiration, nil, 0
 	newest := format.Newest(e.changes, func(change *format.Expiration) bool {
@@ -72,7 +72,7 @@ func (c *Catalog) applyChangesLocked(e *entry, backup *holdfast.Backup) *format.
 		if change.PublicKey == e.claims.PublicKey {
 			return true
 		}
-		verdict := c.trust.judge(e.location, &holdfast.BackupOrigin{ClusterUID: change.ClusterUID, PublicKey: change.PublicKey})
+		verdict := c.trust.judge(e.location, &v1alpha1.BackupOrigin{ClusterUID: change.ClusterUID, PublicKey: change.PublicKey})
 		return verdict.own || len(verdict.grants) > 0
 	})
 	if newest == nil {
@@ -80,7 +80,7 @@ func (c *Catalog) applyChangesLocked(e *entry, backup *holdfast.Backup) *format.
 	}
 	status.Expiration, status.ExpirationChanges = newest.Expiration, newest.Number
 	if hold := newest.Hold; hold != nil {
-		status.Hold = &holdfast.BackupHold{Requester: hold.Requester, Timestamp: hold.Timestamp, Reason: hold.Reason}
+		status.Hold = &v1alpha1.BackupHold{Requester: hold.Requester, Timestamp: hold.Timestamp, Reason: hold.Reason}
 	}
 	return newest
 }

@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/third_party/forked/golang/btree"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // History is all volume backups at one version, ordered by namespace, volume and time. It is
@@ -218,7 +218,7 @@ func (r Row) VolumeName() string { return r.volume.name.Name }
 func (r Row) Name() string { return r.held().objectName(r.row(), r.volume.name) }
 
 // Backup returns the backup's name, if it may be named there.
-func (r Row) Backup() holdfast.BackupReference { return r.held().reference(r.Namespace(), r.named) }
+func (r Row) Backup() v1alpha1.BackupReference { return r.held().reference(r.Namespace(), r.named) }
 
 // BackupUID returns the backup's uid; empty for a bare entry.
 func (r Row) BackupUID() string {
@@ -247,7 +247,7 @@ func (r Row) OfVolume() VolumeRows { return VolumeRows{r.volume} }
 func (r Row) Version() uint64 { return max(r.held().version, r.floor) }
 
 // Object makes the object.
-func (r Row) Object() *holdfast.VolumeBackup {
+func (r Row) Object() *v1alpha1.VolumeBackup {
 	return r.held().volumeBackup(r.row(), r.volume.name, r.named)
 }
 

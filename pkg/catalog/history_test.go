@@ -17,7 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"pgregory.net/rapid"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // What is packed comes out as it was, whatever a store says.
@@ -40,7 +40,7 @@ func TestRowsKeepEverything(t *testing.T) {
 		}
 	})
 	// Most rows of most entries are as ours are, and a volume may be there more than once.
-	plain := Volume{Namespace: "shop", ClaimName: "data", State: holdfast.VolumeBackupCompleted, SizeBytes: 5, BytesDone: 5, IncrementalBytes: 3}
+	plain := Volume{Namespace: "shop", ClaimName: "data", State: v1alpha1.VolumeBackupCompleted, SizeBytes: 5, BytesDone: 5, IncrementalBytes: 3}
 	rapid.Check(t, func(t *rapid.T) {
 		volumes := rapid.SliceOfN(rapid.OneOf(rapid.Just(plain), volume), 0, 6).Draw(t, "volumes")
 		var packer Packer
@@ -181,7 +181,7 @@ func million(c *Catalog, backups, volumes int) {
 				Namespace: intern(namespace), NamespaceUID: intern("f3b1c2d4-0000-4000-8000-00000000" + namespace[9:]), ClaimName: intern(fmt.Sprintf("data-database-%04d", i)),
 				PodName: intern(fmt.Sprintf("database-%04d", i)), PodVolume: "data", Node: intern(fmt.Sprintf("node-%02d", i%50)),
 				SnapshotID: fmt.Sprintf("%08x%024x", b, i), SizeBytes: int64(i) << 20, BytesDone: int64(i) << 20, IncrementalBytes: int64(b) << 10,
-				Start: metav1.NewTime(ended.Add(-time.Minute)), Completion: ended, State: holdfast.VolumeBackupCompleted,
+				Start: metav1.NewTime(ended.Add(-time.Minute)), Completion: ended, State: v1alpha1.VolumeBackupCompleted,
 			}
 		}
 		storeName := fmt.Sprintf("daily-%06d", b)

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
@@ -28,7 +28,7 @@ func (c *Catalog) HeldClaims(namespace, name string) []Claim {
 // LastData returns the sorted claims whose newest data the named backup holds: no other good backup
 // of this cluster has newer data. Only existing namespaces count; a recreated one continues the
 // former. Backups that going reports as being deleted don't count.
-func (c *Catalog) LastData(namespace, name string, going func(holdfast.BackupReference) bool) []Claim {
+func (c *Catalog) LastData(namespace, name string, going func(v1alpha1.BackupReference) bool) []Claim {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	e := c.entryAtLocked(namespace, name)
@@ -39,7 +39,7 @@ func (c *Catalog) LastData(namespace, name string, going func(holdfast.BackupRef
 }
 
 // supersededLocked reports whether another good backup has newer data of a claim than a row.
-func (c *Catalog) supersededLocked(own member, claim Claim, going func(holdfast.BackupReference) bool) bool {
+func (c *Catalog) supersededLocked(own member, claim Claim, going func(v1alpha1.BackupReference) bool) bool {
 	for _, name := range []types.NamespacedName{claim, {Namespace: c.systemNamespace, Name: claim.Name + "@" + claim.Namespace}} {
 		v, ok := c.volumes.Get(&volume{name: name})
 		if !ok {
@@ -104,8 +104,8 @@ func canBring(h *held) bool {
 		return false
 	}
 	status := &h.row.Status
-	return (status.Phase == holdfast.BackupPhaseCompleted || status.Phase == holdfast.BackupPhasePartiallyFailed) &&
-		status.Origin != nil && (status.Origin.Trust == holdfast.BackupTrustOwn || status.Origin.Trust == holdfast.BackupTrustTrusted) &&
+	return (status.Phase == v1alpha1.BackupPhaseCompleted || status.Phase == v1alpha1.BackupPhasePartiallyFailed) &&
+		status.Origin != nil && (status.Origin.Trust == v1alpha1.BackupTrustOwn || status.Origin.Trust == v1alpha1.BackupTrustTrusted) &&
 		!meta.IsStatusConditionTrue(status.Conditions, ConditionMetadataReplaced) &&
 		!meta.IsStatusConditionFalse(status.Conditions, ConditionVolumesListed)
 }

@@ -9,15 +9,15 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // A newer backup takes the place of an older one for those claims only whose data it holds.
 func TestLastData(t *testing.T) {
-	none := func(holdfast.BackupReference) bool { return false }
+	none := func(v1alpha1.BackupReference) bool { return false }
 	for name, test := range map[string]struct {
 		newer   func(*Content)
-		going   func(holdfast.BackupReference) bool
+		going   func(v1alpha1.BackupReference) bool
 		shop    types.UID
 		missing bool
 		want    string
@@ -26,11 +26,11 @@ func TestLastData(t *testing.T) {
 		"one claim is left out":      {newer: func(c *Content) { c.Volumes = c.Volumes[:1] }, want: "[shop/db]"},
 		"no volume, as at zero":      {newer: func(c *Content) { c.Volumes = nil }, want: "[shop/data shop/db]"},
 		"a volume failed":            {newer: func(c *Content) { c.Volumes[0] = failed(c.Volumes[0]) }, want: "[shop/data]"},
-		"the newer one failed":       {newer: func(c *Content) { c.Backup.Status.Phase = holdfast.BackupPhaseFailed }, want: "[shop/data shop/db]"},
+		"the newer one failed":       {newer: func(c *Content) { c.Backup.Status.Phase = v1alpha1.BackupPhaseFailed }, want: "[shop/data shop/db]"},
 		"its metadata was replaced":  {newer: func(c *Content) { c.Replaced = "it was replaced" }, want: "[shop/data shop/db]"},
 		"its volumes can't be read":  {newer: func(c *Content) { c.VolumesError = "cut" }, want: "[shop/data shop/db]"},
 		"of another cluster":         {newer: func(c *Content) { ofTheirs(c.Backup.Status.Origin) }, want: "[shop/data shop/db]"},
-		"the newer one is going":     {going: func(b holdfast.BackupReference) bool { return b.Name == "new" }, want: "[shop/data shop/db]"},
+		"the newer one is going":     {going: func(b v1alpha1.BackupReference) bool { return b.Name == "new" }, want: "[shop/data shop/db]"},
 		"the newer one is missed":    {missing: true, want: "[shop/data shop/db]"},
 		"the namespace is gone":      {newer: func(c *Content) { c.Volumes = nil }, shop: "-", want: "[]"},
 		"the namespace is made anew": {newer: func(c *Content) { c.Volumes = nil }, shop: "anew", want: "[shop/data shop/db]"},

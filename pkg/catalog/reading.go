@@ -8,8 +8,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // ChangesOf returns the keys of the changes of expirations that are to be read with a backup.
@@ -19,7 +19,7 @@ func ChangesOf(keys []string, backup types.UID) []string { return changesOf(keys
 func (c *Catalog) KnowsCluster(location, clusterUID string) bool {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	return clusterUID != "" && (clusterUID == c.trust.identity.UID || slices.ContainsFunc(c.trust.clusters[location], func(trusted engine.TrustedCluster) bool {
+	return clusterUID != "" && (clusterUID == c.trust.identity.UID || slices.ContainsFunc(c.trust.clusters[location], func(trusted enginev1alpha1.TrustedCluster) bool {
 		return trusted.UID == clusterUID
 	}))
 }
@@ -28,7 +28,7 @@ func (c *Catalog) KnowsCluster(location, clusterUID string) bool {
 func (c *Catalog) KnowsKey(location, clusterUID, publicKey string) (own, trusted bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	verdict := c.trust.judge(location, &holdfast.BackupOrigin{ClusterUID: clusterUID, PublicKey: publicKey})
+	verdict := c.trust.judge(location, &v1alpha1.BackupOrigin{ClusterUID: clusterUID, PublicKey: publicKey})
 	return verdict.own, len(verdict.grants) > 0
 }
 

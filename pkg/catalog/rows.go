@@ -14,7 +14,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // row is an unpacked volume backup: its own values, a shared shape, and an oddity for rare values.
@@ -228,7 +228,7 @@ func sameShapes(shapes []unique.Handle[shape], rows []row) bool {
 	return true
 }
 
-var states = []string{holdfast.VolumeBackupCompleted, holdfast.VolumeBackupFailed, holdfast.VolumeBackupInProgress, holdfast.VolumeBackupUnreadable, holdfast.VolumeBackupDamaged}
+var states = []string{v1alpha1.VolumeBackupCompleted, v1alpha1.VolumeBackupFailed, v1alpha1.VolumeBackupInProgress, v1alpha1.VolumeBackupUnreadable, v1alpha1.VolumeBackupDamaged}
 
 const (
 	stateCompleted = 0

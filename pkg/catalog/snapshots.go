@@ -10,7 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
@@ -110,10 +110,10 @@ func appendSnapshot(volumes *[]Volume, v *Volume, failed bool, failure string) e
 	v.SnapshotName, v.SnapshotID = bounded(v.SnapshotName, maxText), bounded(v.SnapshotID, maxText)
 	v.VolumeSize, v.SizeBytes = max(v.VolumeSize, 0), max(v.SizeBytes, 0)
 	v.IncrementalBytes = min(max(v.IncrementalBytes, 0), v.SizeBytes)
-	v.State, v.Message = holdfast.VolumeBackupCompleted, notRestored[v.Method]
+	v.State, v.Message = v1alpha1.VolumeBackupCompleted, notRestored[v.Method]
 	v.BytesDone = v.SizeBytes
 	if failed {
-		v.State, v.Message, v.BytesDone = holdfast.VolumeBackupFailed, intern(cmp.Or(bounded(failure, maxMessage), "Velero says that its snapshot, or the upload of that, has failed")), 0
+		v.State, v.Message, v.BytesDone = v1alpha1.VolumeBackupFailed, intern(cmp.Or(bounded(failure, maxMessage), "Velero says that its snapshot, or the upload of that, has failed")), 0
 	}
 	*volumes = append(*volumes, *v)
 	return nil

@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/identity"
 )
@@ -24,18 +24,18 @@ type trust struct {
 	// namespaces are the existing ones, by name; nil while unknown.
 	namespaces  map[string]types.UID
 	successions identity.Successions
-	clusters    map[string][]engine.TrustedCluster
+	clusters    map[string][]enginev1alpha1.TrustedCluster
 	// damage is what stores have lost, by the repository's name.
-	damage map[string]*engine.RepositoryDamage
+	damage map[string]*enginev1alpha1.RepositoryDamage
 }
 
 // verdict is the value of a backup's signature.
 type verdict struct {
-	trust   holdfast.BackupTrust
+	trust   v1alpha1.BackupTrust
 	message string
 	// own is true for this cluster's; grants are the location's for the signer.
 	own    bool
-	grants []engine.TrustedCluster
+	grants []enginev1alpha1.TrustedCluster
 }
 
 // SetIdentity sets the identity of this cluster.
@@ -51,8 +51,8 @@ func (c *Catalog) SetIdentity(own identity.Identity) {
 }
 
 // SetTrustedClusters sets the trusted clusters by location, and reports a change.
-func (c *Catalog) SetTrustedClusters(clusters map[string][]engine.TrustedCluster) bool {
-	var before map[string][]engine.TrustedCluster
+func (c *Catalog) SetTrustedClusters(clusters map[string][]enginev1alpha1.TrustedCluster) bool {
+	var before map[string][]enginev1alpha1.TrustedCluster
 	changed := c.setTrust(func(t *trust) bool {
 		before, t.clusters = t.clusters, maps.Clone(clusters)
 		return !equality.Semantic.DeepEqual(before, clusters)
@@ -169,7 +169,7 @@ func (e *entry) isOf(namespaces map[string]bool) bool {
 
 // placeLocked returns a backup and rows with their place in the lists, and the deleted rows. It
 // depends only on the entry's claims and on trust.
-func (c *Catalog) placeLocked(e *entry, backup *holdfast.Backup, rows *packedRows) (*holdfast.Backup, *packedRows, []bool) {
+func (c *Catalog) placeLocked(e *entry, backup *v1alpha1.Backup, rows *packedRows) (*v1alpha1.Backup, *packedRows, []bool) {
 	verdict := c.trust.judge(e.location, e.claims)
 	placed := *backup
 	placed.Namespace, placed.Name = c.systemNamespace, e.storeName
@@ -204,7 +204,7 @@ func (c *Catalog) placeLocked(e *entry, backup *holdfast.Backup, rows *packedRow
 
 // Judge judges the signature of another object of a location, and reports whether it is listed in
 // the namespace that it claims.
-func (c *Catalog) Judge(location string, claims *holdfast.BackupOrigin) (origin holdfast.BackupOrigin, home bool) {
+func (c *Catalog) Judge(location string, claims *v1alpha1.BackupOrigin) (origin v1alpha1.BackupOrigin, home bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	verdict := c.trust.judge(location, claims)
@@ -219,15 +219,15 @@ func (c *Catalog) Judge(location string, claims *holdfast.BackupOrigin) (origin 
 // ofFormerKey is the advice for objects that this cluster may have signed with a lost key.
 const ofFormerKey = `if it is a former key of yours, as after Holdfast was installed anew, add it as a line to public-keys in the ConfigMap ` + identity.Name + `, and restart the controller ("The cluster's identity" in docs/install.md); else somebody else has written it`
 
-func (t *trust) judge(location string, claims *holdfast.BackupOrigin) verdict {
+func (t *trust) judge(location string, claims *v1alpha1.BackupOrigin) verdict {
 	if claims.Trust != "" {
 		return verdict{trust: claims.Trust, message: claims.Message}
 	}
-	v := verdict{trust: holdfast.BackupTrustTrusted}
+	v := verdict{trust: v1alpha1.BackupTrustTrusted}
 	ours := claims.ClusterUID != "" && claims.ClusterUID == t.identity.UID
 	known, anothers := ours, slices.Contains(t.identity.Keys, claims.PublicKey)
 	if ours && anothers {
-		v.own, v.trust = true, holdfast.BackupTrustOwn
+		v.own, v.trust = true, v1alpha1.BackupTrustOwn
 	}
 	for _, cluster := range t.clusters[location] {
 		same := cluster.UID == claims.ClusterUID
@@ -242,16 +242,16 @@ func (t *trust) judge(location string, claims *holdfast.BackupOrigin) verdict {
 	switch {
 	case v.own || len(v.grants) > 0:
 	case known && anothers:
-		v.trust = holdfast.BackupTrustForged
+		v.trust = v1alpha1.BackupTrustForged
 		v.message = fmt.Sprintf("it says that it is of the cluster %s, but is signed with the key of another one", claims.ClusterUID)
 	case ours:
-		v.trust = holdfast.BackupTrustUnknownKey
+		v.trust = v1alpha1.BackupTrustUnknownKey
 		v.message = fmt.Sprintf("it is signed in this cluster's name with the key %s, which is not known here: %s", claims.PublicKey, ofFormerKey)
 	case known:
-		v.trust = holdfast.BackupTrustUnknownKey
+		v.trust = v1alpha1.BackupTrustUnknownKey
 		v.message = fmt.Sprintf("it is signed in the name of the cluster %s with the key %s, which is not known here: if it is a key of that cluster, name it in spec.trustedClusters of the storage location", claims.ClusterUID, claims.PublicKey)
 	default:
-		v.trust = holdfast.BackupTrustForeign
+		v.trust = v1alpha1.BackupTrustForeign
 		v.message = fmt.Sprintf("it is signed by the cluster %s, which the storage location does not trust", claims.ClusterUID)
 	}
 	return v
@@ -266,12 +266,12 @@ func (c *Catalog) reachesLocked(v *verdict, namespace string, uid types.UID) boo
 		}
 	}
 	// Another cluster's system namespace is not this one's.
-	return namespace != c.systemNamespace && slices.ContainsFunc(v.grants, func(grant engine.TrustedCluster) bool {
+	return namespace != c.systemNamespace && slices.ContainsFunc(v.grants, func(grant enginev1alpha1.TrustedCluster) bool {
 		return len(grant.Namespaces) == 0 || slices.Contains(grant.Namespaces, namespace)
 	})
 }
 
-var unsigned = &holdfast.BackupOrigin{Trust: holdfast.BackupTrustForeign, Message: "nothing says where it comes from"}
+var unsigned = &v1alpha1.BackupOrigin{Trust: v1alpha1.BackupTrustForeign, Message: "nothing says where it comes from"}
 
 // rank orders entries that want one name: our own come first.
 func (e *entry) rank() int {
@@ -279,9 +279,9 @@ func (e *entry) rank() int {
 		return 2
 	}
 	switch e.backup.Status.Origin.Trust {
-	case holdfast.BackupTrustOwn:
+	case v1alpha1.BackupTrustOwn:
 		return 0
-	case holdfast.BackupTrustTrusted:
+	case v1alpha1.BackupTrustTrusted:
 		return 1
 	}
 	return 2

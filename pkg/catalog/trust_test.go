@@ -15,24 +15,24 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"pgregory.net/rapid"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/identity"
 )
 
 // from makes a backup, with one volume, that says that it comes from somewhere.
-func from(storeName string, change func(*holdfast.BackupOrigin)) Content {
+func from(storeName string, change func(*v1alpha1.BackupOrigin)) Content {
 	content := Content{Backup: stored("default", storeName, 5), Volumes: []Volume{claim("shop", "data", 1, 5)}}
 	change(content.Backup.Status.Origin)
 	return content
 }
 
-func ofTheirs(origin *holdfast.BackupOrigin) {
+func ofTheirs(origin *v1alpha1.BackupOrigin) {
 	origin.ClusterUID, origin.PublicKey = "their-cluster", "their-key"
 }
 
-func trusting(namespaces ...string) map[string][]engine.TrustedCluster {
-	return map[string][]engine.TrustedCluster{"default": {{Name: "old", UID: "their-cluster", PublicKey: "their-key", Namespaces: namespaces}}}
+func trusting(namespaces ...string) map[string][]enginev1alpha1.TrustedCluster {
+	return map[string][]enginev1alpha1.TrustedCluster{"default": {{Name: "old", UID: "their-cluster", PublicKey: "their-key", Namespaces: namespaces}}}
 }
 
 // lists is everything that is listed.
@@ -47,85 +47,85 @@ const (
 
 func TestWhereABackupIsListed(t *testing.T) {
 	for name, test := range map[string]struct {
-		claims     func(*holdfast.BackupOrigin)
+		claims     func(*v1alpha1.BackupOrigin)
 		namespaces map[string]types.UID
-		clusters   map[string][]engine.TrustedCluster
+		clusters   map[string][]enginev1alpha1.TrustedCluster
 		want       string
-		trust      holdfast.BackupTrust
+		trust      v1alpha1.BackupTrust
 		message    string
 	}{
 		"our own, its namespace exists": {
-			claims: func(*holdfast.BackupOrigin) {}, namespaces: map[string]types.UID{"shop": "uid-of-shop"},
-			want: athome, trust: holdfast.BackupTrustOwn,
+			claims: func(*v1alpha1.BackupOrigin) {}, namespaces: map[string]types.UID{"shop": "uid-of-shop"},
+			want: athome, trust: v1alpha1.BackupTrustOwn,
 		},
 		"our own, its namespace is gone": {
-			claims: func(*holdfast.BackupOrigin) {}, namespaces: map[string]types.UID{"blog": "uid-of-shop"},
-			want: athome, trust: holdfast.BackupTrustOwn,
+			claims: func(*v1alpha1.BackupOrigin) {}, namespaces: map[string]types.UID{"blog": "uid-of-shop"},
+			want: athome, trust: v1alpha1.BackupTrustOwn,
 		},
 		"our own, its namespace was made anew": {
-			claims: func(*holdfast.BackupOrigin) {}, namespaces: map[string]types.UID{"shop": "another"},
-			want: displaced, trust: holdfast.BackupTrustOwn, message: "was made anew",
+			claims: func(*v1alpha1.BackupOrigin) {}, namespaces: map[string]types.UID{"shop": "another"},
+			want: displaced, trust: v1alpha1.BackupTrustOwn, message: "was made anew",
 		},
 		"our own, without the uid of its namespace": {
-			claims: func(o *holdfast.BackupOrigin) { o.NamespaceUID = "" }, namespaces: map[string]types.UID{"shop": "uid-of-shop"},
-			want: "holdfast/shop.daily; shop/data; shop/another-e6f95e03e7955a8382d1:data", trust: holdfast.BackupTrustOwn, message: "was made anew",
+			claims: func(o *v1alpha1.BackupOrigin) { o.NamespaceUID = "" }, namespaces: map[string]types.UID{"shop": "uid-of-shop"},
+			want: "holdfast/shop.daily; shop/data; shop/another-e6f95e03e7955a8382d1:data", trust: v1alpha1.BackupTrustOwn, message: "was made anew",
 		},
 		"our own, made anew and adopted": {
-			claims: func(*holdfast.BackupOrigin) {}, namespaces: map[string]types.UID{"shop": "another"},
-			clusters: map[string][]engine.TrustedCluster{"default": {{Name: "self", UID: ours.UID, PublicKey: ours.Keys[0], Namespaces: []string{"shop"}}}},
-			want:     athome, trust: holdfast.BackupTrustOwn,
+			claims: func(*v1alpha1.BackupOrigin) {}, namespaces: map[string]types.UID{"shop": "another"},
+			clusters: map[string][]enginev1alpha1.TrustedCluster{"default": {{Name: "self", UID: ours.UID, PublicKey: ours.Keys[0], Namespaces: []string{"shop"}}}},
+			want:     athome, trust: v1alpha1.BackupTrustOwn,
 		},
 		"our own, another namespace adopted": {
-			claims: func(*holdfast.BackupOrigin) {}, namespaces: map[string]types.UID{"shop": "another"},
-			clusters: map[string][]engine.TrustedCluster{"default": {{Name: "self", UID: ours.UID, PublicKey: ours.Keys[0], Namespaces: []string{"blog"}}}},
-			want:     displaced, trust: holdfast.BackupTrustOwn,
+			claims: func(*v1alpha1.BackupOrigin) {}, namespaces: map[string]types.UID{"shop": "another"},
+			clusters: map[string][]enginev1alpha1.TrustedCluster{"default": {{Name: "self", UID: ours.UID, PublicKey: ours.Keys[0], Namespaces: []string{"blog"}}}},
+			want:     displaced, trust: v1alpha1.BackupTrustOwn,
 		},
 		"theirs, unknown": {
-			claims: ofTheirs, want: displaced, trust: holdfast.BackupTrustForeign, message: "their-cluster",
+			claims: ofTheirs, want: displaced, trust: v1alpha1.BackupTrustForeign, message: "their-cluster",
 		},
 		"theirs, trusted": {
 			claims: ofTheirs, namespaces: map[string]types.UID{"shop": "another"}, clusters: trusting(),
-			want: athome, trust: holdfast.BackupTrustTrusted,
+			want: athome, trust: v1alpha1.BackupTrustTrusted,
 		},
 		"theirs, trusted for the namespace": {
-			claims: ofTheirs, clusters: trusting("blog", "shop"), want: athome, trust: holdfast.BackupTrustTrusted,
+			claims: ofTheirs, clusters: trusting("blog", "shop"), want: athome, trust: v1alpha1.BackupTrustTrusted,
 		},
 		"theirs, trusted for another namespace": {
-			claims: ofTheirs, clusters: trusting("blog"), want: displaced, trust: holdfast.BackupTrustTrusted, message: `does not trust the cluster "old" for the namespace "shop"`,
+			claims: ofTheirs, clusters: trusting("blog"), want: displaced, trust: v1alpha1.BackupTrustTrusted, message: `does not trust the cluster "old" for the namespace "shop"`,
 		},
 		"theirs, trusted by another location": {
-			claims: ofTheirs, clusters: map[string][]engine.TrustedCluster{"other": trusting()["default"]},
-			want: displaced, trust: holdfast.BackupTrustForeign,
+			claims: ofTheirs, clusters: map[string][]enginev1alpha1.TrustedCluster{"other": trusting()["default"]},
+			want: displaced, trust: v1alpha1.BackupTrustForeign,
 		},
 		"not signed": {
-			claims: func(o *holdfast.BackupOrigin) { o.Trust, o.Message = holdfast.BackupTrustForeign, "not signed" }, clusters: trusting(),
-			want: displaced, trust: holdfast.BackupTrustForeign, message: "not signed",
+			claims: func(o *v1alpha1.BackupOrigin) { o.Trust, o.Message = v1alpha1.BackupTrustForeign, "not signed" }, clusters: trusting(),
+			want: displaced, trust: v1alpha1.BackupTrustForeign, message: "not signed",
 		},
 		"changed": {
-			claims: func(o *holdfast.BackupOrigin) { o.Trust, o.Message = holdfast.BackupTrustForged, "changed" },
-			want:   displaced, trust: holdfast.BackupTrustForged, message: "changed",
+			claims: func(o *v1alpha1.BackupOrigin) { o.Trust, o.Message = v1alpha1.BackupTrustForged, "changed" },
+			want:   displaced, trust: v1alpha1.BackupTrustForged, message: "changed",
 		},
 		"in our name, with another key": {
-			claims: func(o *holdfast.BackupOrigin) { o.PublicKey = "mallory" }, want: displaced, trust: holdfast.BackupTrustUnknownKey, message: "add it as a line to public-keys in the ConfigMap holdfast-identity",
+			claims: func(o *v1alpha1.BackupOrigin) { o.PublicKey = "mallory" }, want: displaced, trust: v1alpha1.BackupTrustUnknownKey, message: "add it as a line to public-keys in the ConfigMap holdfast-identity",
 		},
 		"in our name, with the key of a trusted cluster": {
-			claims: func(o *holdfast.BackupOrigin) { o.PublicKey = "their-key" }, clusters: trusting(),
-			want: displaced, trust: holdfast.BackupTrustForged,
+			claims: func(o *v1alpha1.BackupOrigin) { o.PublicKey = "their-key" }, clusters: trusting(),
+			want: displaced, trust: v1alpha1.BackupTrustForged,
 		},
 		"in their name, with another key": {
-			claims:   func(o *holdfast.BackupOrigin) { ofTheirs(o); o.PublicKey = "mallory" },
-			clusters: trusting(), want: displaced, trust: holdfast.BackupTrustUnknownKey, message: "name it in spec.trustedClusters",
+			claims:   func(o *v1alpha1.BackupOrigin) { ofTheirs(o); o.PublicKey = "mallory" },
+			clusters: trusting(), want: displaced, trust: v1alpha1.BackupTrustUnknownKey, message: "name it in spec.trustedClusters",
 		},
 		"in their name, with our key": {
-			claims: func(o *holdfast.BackupOrigin) { o.ClusterUID = "their-cluster" }, clusters: trusting(),
-			want: displaced, trust: holdfast.BackupTrustForged,
+			claims: func(o *v1alpha1.BackupOrigin) { o.ClusterUID = "their-cluster" }, clusters: trusting(),
+			want: displaced, trust: v1alpha1.BackupTrustForged,
 		},
 		"in nobody's name": {
-			claims: func(o *holdfast.BackupOrigin) { o.ClusterUID = "" }, want: displaced, trust: holdfast.BackupTrustForeign,
+			claims: func(o *v1alpha1.BackupOrigin) { o.ClusterUID = "" }, want: displaced, trust: v1alpha1.BackupTrustForeign,
 		},
 		"our own, the folder of another name": {
-			claims: func(o *holdfast.BackupOrigin) { o.Namespace = "blog" },
-			want:   "holdfast/shop.daily; shop/data; shop/another-e6f95e03e7955a8382d1:data", trust: holdfast.BackupTrustOwn,
+			claims: func(o *v1alpha1.BackupOrigin) { o.Namespace = "blog" },
+			want:   "holdfast/shop.daily; shop/data; shop/another-e6f95e03e7955a8382d1:data", trust: v1alpha1.BackupTrustOwn,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -142,7 +142,7 @@ func TestWhereABackupIsListed(t *testing.T) {
 			if (test.message == "") != (status.Origin.Message == "") && test.message != "" || !strings.Contains(status.Origin.Message, test.message) {
 				t.Errorf("the message is %q, want %q", status.Origin.Message, test.message)
 			}
-			believed := test.trust == holdfast.BackupTrustOwn || test.trust == holdfast.BackupTrustTrusted
+			believed := test.trust == v1alpha1.BackupTrustOwn || test.trust == v1alpha1.BackupTrustTrusted
 			want(t, "claimed requester", status.Origin.ClaimedRequester, "alice")
 			if (status.Requester == "alice") != believed || !believed && status.Requester != "" {
 				t.Errorf("a backup that is %s is said to be asked for by %q", test.trust, status.Requester)
@@ -155,7 +155,7 @@ func TestWhereABackupIsListed(t *testing.T) {
 // listed where a tenant sees it.
 func TestNothingIsTrustedAtFirst(t *testing.T) {
 	c := New(system, nil)
-	c.Put("default", "shop.daily", from("shop.daily", func(*holdfast.BackupOrigin) {}), t0)
+	c.Put("default", "shop.daily", from("shop.daily", func(*v1alpha1.BackupOrigin) {}), t0)
 	want(t, "at first", lists(c), displaced)
 	c.SetNamespace("shop", "uid-of-shop")
 	c.SetIdentity(ours)
@@ -197,7 +197,7 @@ func TestRowsMoveWithTheirNamespace(t *testing.T) {
 		}
 	})
 	c.SetNamespaces(map[string]types.UID{"shop": "uid-of-shop", "blog": "uid-of-blog"})
-	c.Put("default", "shop.daily", from("shop.daily", func(*holdfast.BackupOrigin) {}), t0)
+	c.Put("default", "shop.daily", from("shop.daily", func(*v1alpha1.BackupOrigin) {}), t0)
 	c.SetNamespace("shop", "")
 	c.SetNamespace("blog", "another")
 	c.SetNamespace("shop", "another")
@@ -223,7 +223,7 @@ func TestASuccessorGetsTheHistory(t *testing.T) {
 	for _, namespaceFirst := range []bool{true, false} {
 		c, m := newMirror(t)
 		c.SetNamespaces(map[string]types.UID{"shop": "uid-of-shop"})
-		c.Put("default", "shop.daily", from("shop.daily", func(*holdfast.BackupOrigin) {}), t0)
+		c.Put("default", "shop.daily", from("shop.daily", func(*v1alpha1.BackupOrigin) {}), t0)
 		c.SetNamespace("shop", "")
 		succeed := func(uid types.UID, successions identity.Successions) {
 			t.Helper()
@@ -238,7 +238,7 @@ func TestASuccessorGetsTheHistory(t *testing.T) {
 		}
 		succeed("second", once)
 		want(t, "its successor", lists(c), athome)
-		c.Put("default", "shop.next", from("shop.next", func(o *holdfast.BackupOrigin) { o.NamespaceUID = "second" }), t0)
+		c.Put("default", "shop.next", from("shop.next", func(o *v1alpha1.BackupOrigin) { o.NamespaceUID = "second" }), t0)
 		succeed("third", twice)
 		want(t, "after the second loss", names(c.Backups()), "shop/daily shop/next")
 		c.SetNamespace("shop", "made-by-hand")
@@ -322,14 +322,14 @@ func TestForeignersTakeNoNames(t *testing.T) {
 	c, m := newMirror(t)
 	c.Put("b", "daily", Content{Backup: stored("b", "daily", 5)}, t0)
 	forged := Content{Backup: stored("a", "daily", 5)}
-	forged.Backup.Status.Origin.Trust = holdfast.BackupTrustForeign
+	forged.Backup.Status.Origin.Trust = v1alpha1.BackupTrustForeign
 	c.Put("a", "daily", forged, t0)
 	m.check(c)
 	want(t, "of the plain name", c.Backup(system, "daily").Spec.StorageLocation, "b")
 	want(t, "backups", names(c.Backups()), "holdfast/daily holdfast/daily@a")
 
 	// Nor does a cluster that is trusted; but it goes before those that are not.
-	c.SetTrustedClusters(map[string][]engine.TrustedCluster{"a-trusted": trusting()["default"], "c": trusting()["default"]})
+	c.SetTrustedClusters(map[string][]enginev1alpha1.TrustedCluster{"a-trusted": trusting()["default"], "c": trusting()["default"]})
 	c.PutUnreadable("a-bad", "daily", "it is not JSON", t0)
 	for _, location := range []string{"a-trusted", "c"} {
 		theirs := Content{Backup: stored(location, "daily", 5)}
@@ -352,15 +352,15 @@ func TestForeignersTakeNoNames(t *testing.T) {
 func TestARestartListsTheSame(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		c, m := newMirror(t)
-		own, clusters := ours, map[string][]engine.TrustedCluster(nil)
+		own, clusters := ours, map[string][]enginev1alpha1.TrustedCluster(nil)
 		namespaces := map[string]types.UID{}
 		var successions identity.Successions
 		contents := map[place]Content{}
 		name := rapid.SampledFrom([]string{"shop", "blog", system})
 		uid := rapid.SampledFrom([]string{"uid-of-shop", "uid-of-blog", "uid-of-holdfast", "another"})
 		signer := rapid.SampledFrom([]string{"our", "their"})
-		trusted := rapid.Custom(func(rt *rapid.T) engine.TrustedCluster {
-			return engine.TrustedCluster{
+		trusted := rapid.Custom(func(rt *rapid.T) enginev1alpha1.TrustedCluster {
+			return enginev1alpha1.TrustedCluster{
 				Name: "x", UID: signer.Draw(rt, "uid") + "-cluster", PublicKey: signer.Draw(rt, "key") + "-key",
 				Namespaces: rapid.SliceOfNDistinct(name, 0, 2, rapid.ID[string]).Draw(rt, "namespaces"),
 			}
@@ -372,7 +372,7 @@ func TestARestartListsTheSame(t *testing.T) {
 				content.Backup.UID += types.UID("-in-" + p.location) // which no copy of a store has
 				origin := content.Backup.Status.Origin
 				origin.ClusterUID, origin.PublicKey = signer.Draw(rt, "cluster")+"-cluster", signer.Draw(rt, "key")+"-key"
-				origin.Trust = rapid.SampledFrom([]holdfast.BackupTrust{"", "", "", holdfast.BackupTrustForeign, holdfast.BackupTrustForged}).Draw(rt, "trust")
+				origin.Trust = rapid.SampledFrom([]v1alpha1.BackupTrust{"", "", "", v1alpha1.BackupTrustForeign, v1alpha1.BackupTrustForged}).Draw(rt, "trust")
 				for _, namespace := range rapid.SliceOfN(name, 0, 3).Draw(rt, "volumes") {
 					content.Volumes = append(content.Volumes, claim(namespace, "data", int64(len(content.Volumes)), 5))
 				}
@@ -428,11 +428,11 @@ func TestARestartListsTheSame(t *testing.T) {
 					}
 					ours := origin.ClusterUID == own.UID && slices.Contains(own.Keys, origin.PublicKey)
 					present, exists := namespaces[backup.Namespace]
-					granted := slices.ContainsFunc(clusters[backup.Spec.StorageLocation], func(cluster engine.TrustedCluster) bool {
+					granted := slices.ContainsFunc(clusters[backup.Spec.StorageLocation], func(cluster enginev1alpha1.TrustedCluster) bool {
 						return cluster.UID == origin.ClusterUID && cluster.PublicKey == origin.PublicKey &&
 							(len(cluster.Namespaces) == 0 || slices.Contains(cluster.Namespaces, backup.Namespace))
 					})
-					if origin.Trust != holdfast.BackupTrustOwn && origin.Trust != holdfast.BackupTrustTrusted ||
+					if origin.Trust != v1alpha1.BackupTrustOwn && origin.Trust != v1alpha1.BackupTrustTrusted ||
 						!granted && !(ours && (!exists || successions.Same(backup.Namespace, present, origin.NamespaceUID))) {
 						rt.Fatalf("%s/%s is listed, of %+v, with %v and %v", backup.Namespace, backup.Name, origin, slices.Sorted(maps.Keys(namespaces)), clusters)
 					}

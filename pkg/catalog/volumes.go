@@ -20,14 +20,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
 const (
-	ConditionMetadataReplaced = holdfast.ConditionMetadataReplaced
-	ConditionVolumesListed    = holdfast.ConditionVolumesListed
+	ConditionMetadataReplaced = v1alpha1.ConditionMetadataReplaced
+	ConditionVolumesListed    = v1alpha1.ConditionVolumesListed
 )
 
 const reasonUnreadable = "Unreadable"
@@ -61,7 +61,7 @@ type Volume struct {
 	Start, Completion, Created, SnapshotCreated, VolumeCreated metav1.Time
 }
 
-func (v *Volume) completed() bool { return v.State == holdfast.VolumeBackupCompleted }
+func (v *Volume) completed() bool { return v.State == v1alpha1.VolumeBackupCompleted }
 
 // Labels is a set of labels as canonical JSON, comparable; empty without labels.
 type Labels string
@@ -128,7 +128,7 @@ func (v *Volume) canExist() bool {
 // IsOfABackup reports whether ReadVolumes could return it: an index may have anything.
 func (v *Volume) IsOfABackup() bool {
 	return v.canExist() && v.BackupName == "" && (v.VolumeName == "" || v.ClaimName != "" && validVolumeName(v.VolumeName)) &&
-		(v.State == holdfast.VolumeBackupCompleted || v.State == holdfast.VolumeBackupFailed)
+		(v.State == v1alpha1.VolumeBackupCompleted || v.State == v1alpha1.VolumeBackupFailed)
 }
 
 func validVolumeName(name string) bool { return len(validation.IsDNS1123Subdomain(name)) == 0 }
@@ -200,7 +200,7 @@ func newVolume(pvb *format.PodVolumeBackup) (Volume, error) {
 		SizeBytes:        status.Progress.TotalBytes,
 		BytesDone:        status.Progress.BytesDone,
 		IncrementalBytes: status.IncrementalBytes,
-		State:            holdfast.VolumeBackupFailed,
+		State:            v1alpha1.VolumeBackupFailed,
 	}
 	if !v.canExist() {
 		return Volume{}, fmt.Errorf("it names a volume that can't exist: %q of pod %q in namespace %q, claim %q", v.PodVolume, v.PodName, v.Namespace, v.ClaimName)
@@ -208,8 +208,8 @@ func newVolume(pvb *format.PodVolumeBackup) (Volume, error) {
 	if v.ClaimName != "" {
 		v.know(pvb.Itself())
 	}
-	if status.Phase == engine.VolumePhaseCompleted {
-		v.State = holdfast.VolumeBackupCompleted
+	if status.Phase == enginev1alpha1.VolumePhaseCompleted {
+		v.State = v1alpha1.VolumeBackupCompleted
 	}
 	if status.StartTimestamp != nil {
 		v.Start = *status.StartTimestamp
@@ -219,7 +219,7 @@ func newVolume(pvb *format.PodVolumeBackup) (Volume, error) {
 	}
 	switch {
 	case v.Message != "":
-	case !v.completed() && status.Phase != engine.VolumePhaseFailed:
+	case !v.completed() && status.Phase != enginev1alpha1.VolumePhaseFailed:
 		v.Message = fmt.Sprintf("the upload ended in the phase %q", bounded(string(status.Phase), maxName))
 	case v.completed() && pvb.Spec.UploaderType != format.UploaderKopia:
 		v.Message = "it was not uploaded with Kopia and can't be restored by Holdfast"
@@ -256,7 +256,7 @@ func (r row) volumeName(systemNamespace string) types.NamespacedName {
 	return types.NamespacedName{Namespace: s.namespace, Name: s.bareName()}
 }
 
-func describe(content *Content, now time.Time) *holdfast.Backup {
+func describe(content *Content, now time.Time) *v1alpha1.Backup {
 	backup := content.Backup.DeepCopy()
 	if content.Replaced != "" {
 		backup.Status.Conditions = append(backup.Status.Conditions, metav1.Condition{
@@ -280,23 +280,23 @@ func describe(content *Content, now time.Time) *holdfast.Backup {
 }
 
 // lastInstant returns a time that stays the same for the same fault.
-func lastInstant(backup *holdfast.Backup, now time.Time) metav1.Time {
+func lastInstant(backup *v1alpha1.Backup, now time.Time) metav1.Time {
 	if completed := backup.Status.CompletionTimestamp; completed != nil {
 		return *completed
 	}
 	return metav1.NewTime(now)
 }
 
-func unreadable(e *entry, systemNamespace, reason string, now time.Time) *holdfast.Backup {
-	backup := &holdfast.Backup{
+func unreadable(e *entry, systemNamespace, reason string, now time.Time) *v1alpha1.Backup {
+	backup := &v1alpha1.Backup{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: systemNamespace,
 			Name:      e.storeName,
 			UID:       format.DerivedUID("backup", e.location, e.storeName),
 		},
-		Spec: holdfast.BackupSpec{StorageLocation: e.location},
-		Status: holdfast.BackupStatus{
-			Phase:         holdfast.BackupPhaseUnreadable,
+		Spec: v1alpha1.BackupSpec{StorageLocation: e.location},
+		Status: v1alpha1.BackupStatus{
+			Phase:         v1alpha1.BackupPhaseUnreadable,
 			FailureReason: reason,
 		},
 	}
@@ -312,7 +312,7 @@ type held struct {
 	location, storeName, systemNamespace string
 	bare, shadowed                       bool
 	// backup has the stored name in its place, row the listed one; nil for a bare entry.
-	backup, row *holdfast.Backup
+	backup, row *v1alpha1.Backup
 	rows        *packedRows
 	version     uint64
 }
@@ -325,11 +325,11 @@ func (h *held) mayName(namespace string) bool {
 
 // reference returns the backup's name for a namespace, empty if it may not be named. With all, any
 // may.
-func (h *held) reference(namespace string, all bool) holdfast.BackupReference {
+func (h *held) reference(namespace string, all bool) v1alpha1.BackupReference {
 	if h.row == nil || !all && !h.mayName(namespace) {
-		return holdfast.BackupReference{}
+		return v1alpha1.BackupReference{}
 	}
-	return holdfast.BackupReference{Namespace: h.row.Namespace, Name: h.row.Name}
+	return v1alpha1.BackupReference{Namespace: h.row.Namespace, Name: h.row.Name}
 }
 
 // pseudonym replaces the name of a backup that may not be named. It depends on the uid, so that
@@ -367,17 +367,17 @@ func (h *held) created(r row) metav1.Time {
 	return metav1.Time{}
 }
 
-func (h *held) volumeBackup(r row, volume types.NamespacedName, all bool) *holdfast.VolumeBackup {
+func (h *held) volumeBackup(r row, volume types.NamespacedName, all bool) *v1alpha1.VolumeBackup {
 	v := r.volume()
 	labels := v.Labels.Map()
-	object := &holdfast.VolumeBackup{
+	object := &v1alpha1.VolumeBackup{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:         volume.Namespace,
 			Name:              h.objectName(r, volume),
 			CreationTimestamp: h.created(r),
 			Labels:            valid(labels),
 		},
-		Spec: holdfast.VolumeBackupSpec{
+		Spec: v1alpha1.VolumeBackupSpec{
 			VolumeName:      volume.Name,
 			BackupName:      v.BackupName,
 			Backup:          h.reference(volume.Namespace, all),
@@ -385,7 +385,7 @@ func (h *held) volumeBackup(r row, volume types.NamespacedName, all bool) *holdf
 			PodVolume:       v.PodVolume,
 			StorageLocation: h.location,
 		},
-		Status: holdfast.VolumeBackupStatus{
+		Status: v1alpha1.VolumeBackupStatus{
 			Phase:               v.State,
 			Method:              v.Method,
 			URL:                 h.url(&v),
@@ -435,9 +435,9 @@ func (v *Volume) snapshotCreated() metav1.Time {
 	return v.SnapshotCreated
 }
 
-func (v *Volume) itself() *holdfast.BackedUpVolume {
-	itself := holdfast.BackedUpVolume{Name: v.VolumeName, SizeBytes: v.VolumeSize, CreationTimestamp: optional(v.VolumeCreated)}
-	if itself == (holdfast.BackedUpVolume{}) {
+func (v *Volume) itself() *v1alpha1.BackedUpVolume {
+	itself := v1alpha1.BackedUpVolume{Name: v.VolumeName, SizeBytes: v.VolumeSize, CreationTimestamp: optional(v.VolumeCreated)}
+	if itself == (v1alpha1.BackedUpVolume{}) {
 		return nil
 	}
 	return &itself
@@ -472,20 +472,20 @@ func (v *volume) messages() []string {
 		return nil
 	}
 	add(func(m member) bool { return v.last.held == nil || compareMembers(v.last, m) < 0 })
-	add(func(m member) bool { return m.row().stateName() == holdfast.VolumeBackupUnreadable })
+	add(func(m member) bool { return m.row().stateName() == v1alpha1.VolumeBackupUnreadable })
 	return messages
 }
 
 // object returns the BackupVolume of a volume with a claim.
-func (v *volume) object() *holdfast.BackupVolume {
-	object := &holdfast.BackupVolume{
+func (v *volume) object() *v1alpha1.BackupVolume {
+	object := &v1alpha1.BackupVolume{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:         v.name.Namespace,
 			Name:              v.name.Name,
 			UID:               volumeUID(v.name),
 			CreationTimestamp: v.created,
 		},
-		Status: holdfast.BackupVolumeStatus{
+		Status: v1alpha1.BackupVolumeStatus{
 			Backups:          v.completed,
 			Failures:         int32(len(v.members)) - v.completed,
 			DataStoredBytes:  v.stored,
@@ -500,7 +500,7 @@ func (v *volume) object() *holdfast.BackupVolume {
 	}
 	if h := v.last.held; h != nil {
 		last := v.last.row().volume()
-		if of := h.reference(v.name.Namespace, false); of != (holdfast.BackupReference{}) {
+		if of := h.reference(v.name.Namespace, false); of != (v1alpha1.BackupReference{}) {
 			object.Status.LastBackup = &of
 		}
 		object.Status.LastVolumeBackup = h.objectName(v.last.row(), v.name)
@@ -515,12 +515,12 @@ func (v *volume) object() *holdfast.BackupVolume {
 
 // named returns a copy of the BackupVolume with its last backup's name, for lists over all
 // namespaces; nil if nothing changes.
-func (v *volume) named(object *holdfast.BackupVolume) *holdfast.BackupVolume {
+func (v *volume) named(object *v1alpha1.BackupVolume) *v1alpha1.BackupVolume {
 	if v.last.held == nil || object.Status.LastBackup != nil {
 		return nil
 	}
 	of := v.last.held.reference(v.name.Namespace, true)
-	if of == (holdfast.BackupReference{}) {
+	if of == (v1alpha1.BackupReference{}) {
 		return nil
 	}
 	named := *object

@@ -12,7 +12,7 @@ import (
 	"github.com/johannesboyne/gofakes3"
 	"github.com/johannesboyne/gofakes3/backend/s3mem"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
 
@@ -23,9 +23,9 @@ func TestS3(t *testing.T) {
 	server := httptest.NewServer(gofakes3.New(backend).Server())
 	t.Cleanup(server.Close)
 	s := newStoreAt(t, repository.Location{
-		Spec: engine.StorageLocationSpec{
-			Provider: engine.StorageProviderS3,
-			S3:       &engine.S3Location{Bucket: "backups", Endpoint: server.URL, ForcePathStyle: true, CredentialsSecret: "credentials"},
+		Spec: enginev1alpha1.StorageLocationSpec{
+			Provider: enginev1alpha1.StorageProviderS3,
+			S3:       &enginev1alpha1.S3Location{Bucket: "backups", Endpoint: server.URL, ForcePathStyle: true, CredentialsSecret: "credentials"},
 		},
 		Secret: map[string][]byte{"accessKeyID": []byte("id"), "secretAccessKey": []byte("key")},
 	}, repository.NewKey())

@@ -26,7 +26,7 @@ import (
 	"github.com/kopia/kopia/snapshot"
 	"github.com/kopia/kopia/snapshot/upload"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/repository"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
@@ -55,9 +55,9 @@ func newStoreAt(t testing.TB, location repository.Location, key repository.Key) 
 }
 
 func inFolder(dir string) repository.Location {
-	return repository.Location{Spec: engine.StorageLocationSpec{
-		Provider:   engine.StorageProviderFilesystem,
-		Filesystem: &engine.FilesystemLocation{Path: dir},
+	return repository.Location{Spec: enginev1alpha1.StorageLocationSpec{
+		Provider:   enginev1alpha1.StorageProviderFilesystem,
+		Filesystem: &enginev1alpha1.FilesystemLocation{Path: dir},
 	}}
 }
 

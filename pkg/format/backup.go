@@ -21,7 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 const (
@@ -117,7 +117,7 @@ type storedBackup struct {
 
 type storedSpec struct {
 	// The API has Velero's field names and meanings.
-	holdfast.BackupSpec `json:",inline"`
+	v1alpha1.BackupSpec `json:",inline"`
 	CSISnapshotTimeout  metav1.Duration `json:"csiSnapshotTimeout"`
 }
 
@@ -125,27 +125,27 @@ type storedStatus struct {
 	Version             int                      `json:"version,omitempty"`
 	FormatVersion       string                   `json:"formatVersion,omitempty"`
 	Expiration          *metav1.Time             `json:"expiration,omitempty"`
-	Phase               holdfast.BackupPhase     `json:"phase,omitempty"`
+	Phase               v1alpha1.BackupPhase     `json:"phase,omitempty"`
 	StartTimestamp      *metav1.Time             `json:"startTimestamp,omitempty"`
 	CompletionTimestamp *metav1.Time             `json:"completionTimestamp,omitempty"`
 	Warnings            int32                    `json:"warnings,omitempty"`
 	Errors              int32                    `json:"errors,omitempty"`
 	FailureReason       string                   `json:"failureReason,omitempty"`
-	Progress            *holdfast.BackupProgress `json:"progress,omitempty"`
-	HookStatus          *holdfast.HookStatus     `json:"hookStatus,omitempty"`
+	Progress            *v1alpha1.BackupProgress `json:"progress,omitempty"`
+	HookStatus          *v1alpha1.HookStatus     `json:"hookStatus,omitempty"`
 }
 
 // EncodeBackup encodes velero-backup.json of an ended backup: its phase must be Completed,
 // PartiallyFailed, Failed or Cancelled, and its uid, creation, start and completion set. Readers
 // derive volume counts and conditions; of these only SecretsLeftOut is stored.
-func EncodeBackup(backup *holdfast.Backup, contents Contents, cluster Cluster) ([]byte, error) {
+func EncodeBackup(backup *v1alpha1.Backup, contents Contents, cluster Cluster) ([]byte, error) {
 	storeName := StoreName(backup.Namespace, backup.Name, cluster.SystemNamespace)
 	if err := ValidateStoreName(storeName); err != nil {
 		return nil, err
 	}
 	status := &backup.Status
 	switch {
-	case !restorable(status.Phase) && status.Phase != holdfast.BackupPhaseFailed && status.Phase != holdfast.BackupPhaseCancelled:
+	case !restorable(status.Phase) && status.Phase != v1alpha1.BackupPhaseFailed && status.Phase != v1alpha1.BackupPhaseCancelled:
 		return nil, fmt.Errorf("backup %s: status.phase %q is not that of an ended backup", storeName, status.Phase)
 	case backup.UID == "" || backup.CreationTimestamp.IsZero():
 		return nil, fmt.Errorf("backup %s: metadata.uid and metadata.creationTimestamp must be set", storeName)
@@ -196,21 +196,21 @@ func EncodeBackup(backup *holdfast.Backup, contents Contents, cluster Cluster) (
 	return data, nil
 }
 
-func encodePhase(phase holdfast.BackupPhase) holdfast.BackupPhase {
-	if phase == holdfast.BackupPhaseCancelled {
-		return holdfast.BackupPhaseFailed
+func encodePhase(phase v1alpha1.BackupPhase) v1alpha1.BackupPhase {
+	if phase == v1alpha1.BackupPhaseCancelled {
+		return v1alpha1.BackupPhaseFailed
 	}
 	return phase
 }
 
-func volumesLeftOut(volumes *holdfast.BackupVolumesProgress) string {
+func volumesLeftOut(volumes *v1alpha1.BackupVolumesProgress) string {
 	if volumes == nil || volumes.LeftOut == 0 {
 		return ""
 	}
 	return strconv.Itoa(int(volumes.LeftOut))
 }
 
-func encodeAnnotations(backup *holdfast.Backup, contents Contents, cluster Cluster) (map[string]string, error) {
+func encodeAnnotations(backup *v1alpha1.Backup, contents Contents, cluster Cluster) (map[string]string, error) {
 	annotations := map[string]string{}
 	for key, value := range backup.Annotations {
 		if !strings.HasPrefix(key, AnnotationPrefix) {
@@ -244,7 +244,7 @@ func encodeAnnotations(backup *holdfast.Backup, contents Contents, cluster Clust
 	if queued := backup.Status.QueuedTimestamp; !queued.IsZero() {
 		annotations[AnnotationQueuedAt] = queued.UTC().Format(time.RFC3339)
 	}
-	if backup.Status.Phase == holdfast.BackupPhaseCancelled {
+	if backup.Status.Phase == v1alpha1.BackupPhaseCancelled {
 		annotations[AnnotationPhase] = string(backup.Status.Phase)
 	}
 	if len(contents) > 0 {
@@ -263,7 +263,7 @@ func EncodeRevocation(storeName string, uid types.UID) ([]byte, error) {
 	data, err := json.Marshal(storedBackup{
 		TypeMeta:   metav1.TypeMeta{APIVersion: veleroAPIVersion, Kind: "Backup"},
 		ObjectMeta: metav1.ObjectMeta{Name: storeName, Namespace: veleroNamespace, UID: uid},
-		Status:     storedStatus{Phase: holdfast.BackupPhaseInProgress},
+		Status:     storedStatus{Phase: v1alpha1.BackupPhaseInProgress},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("encode that an attempt is over: %w", err)
@@ -276,7 +276,7 @@ func EncodeRevocation(storeName string, uid types.UID) ([]byte, error) {
 // without a signature, Forged with a wrong one, else empty: the reader decides about the key. The
 // uid is the stored one, or derived. Unknown fields are ignored. The error is ErrUnfinished for an
 // unfinished backup, any other for unusable metadata.
-func DecodeBackup(data []byte, place Place) (*holdfast.Backup, error) {
+func DecodeBackup(data []byte, place Place) (*v1alpha1.Backup, error) {
 	if len(data) > MaxMetadataBytes {
 		return nil, fmt.Errorf("the metadata has more than %d bytes", MaxMetadataBytes)
 	}
@@ -308,7 +308,7 @@ func DecodeBackup(data []byte, place Place) (*holdfast.Backup, error) {
 	origin.Name = stored.Annotations[AnnotationOriginName]
 	origin.ScheduleUID = types.UID(stored.Annotations[AnnotationScheduleUID])
 	origin.ClaimedRequester = stored.Annotations[AnnotationRequester]
-	backup := &holdfast.Backup{
+	backup := &v1alpha1.Backup{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:         place.SystemNamespace,
 			Name:              place.StoreName,
@@ -318,7 +318,7 @@ func DecodeBackup(data []byte, place Place) (*holdfast.Backup, error) {
 			Annotations:       decodeAnnotations(stored.Annotations),
 		},
 		Spec: stored.Spec.BackupSpec,
-		Status: holdfast.BackupStatus{
+		Status: v1alpha1.BackupStatus{
 			Phase:               phase,
 			FormatVersion:       stored.Status.FormatVersion,
 			StartTimestamp:      stored.Status.StartTimestamp,
@@ -334,7 +334,7 @@ func DecodeBackup(data []byte, place Place) (*holdfast.Backup, error) {
 		},
 	}
 	backup.Spec.StorageLocation = place.Location
-	backup.Spec.Metadata, backup.Spec.VeleroFields = holdfast.BackupSpecMetadata{}, holdfast.VeleroFields{}
+	backup.Spec.Metadata, backup.Spec.VeleroFields = v1alpha1.BackupSpecMetadata{}, v1alpha1.VeleroFields{}
 	backup.Spec.OrLabelSelectors = slices.DeleteFunc(backup.Spec.OrLabelSelectors, func(s *metav1.LabelSelector) bool { return s == nil })
 	if backup.UID == "" {
 		backup.UID = DerivedUID("backup", place.Location, place.StoreName)
@@ -346,7 +346,7 @@ func DecodeBackup(data []byte, place Place) (*holdfast.Backup, error) {
 		backup.Status.QueuedTimestamp = &metav1.Time{Time: queued}
 	}
 	if count, err := strconv.ParseInt(stored.Annotations[AnnotationVolumesLeftOut], 10, 32); err == nil && count > 0 {
-		backup.Status.Volumes = &holdfast.BackupVolumesProgress{LeftOut: int32(count)}
+		backup.Status.Volumes = &v1alpha1.BackupVolumesProgress{LeftOut: int32(count)}
 	}
 	backup.Status.Conditions = EndConditions(&backup.Status)
 	if message := stored.Annotations[AnnotationSecretsLeftOut]; message != "" {
@@ -356,15 +356,15 @@ func DecodeBackup(data []byte, place Place) (*holdfast.Backup, error) {
 }
 
 // originOf judges the signature, and returns the canonical form if it is valid.
-func originOf(data []byte, annotations map[string]string) (origin *holdfast.BackupOrigin, canonical []byte) {
+func originOf(data []byte, annotations map[string]string) (origin *v1alpha1.BackupOrigin, canonical []byte) {
 	if _, signed := annotations[AnnotationSignature]; !signed {
-		return &holdfast.BackupOrigin{Trust: holdfast.BackupTrustForeign, Message: "its metadata is not signed"}, nil
+		return &v1alpha1.BackupOrigin{Trust: v1alpha1.BackupTrustForeign, Message: "its metadata is not signed"}, nil
 	}
 	canonical, err := verify(data)
 	if err != nil {
-		return &holdfast.BackupOrigin{Trust: holdfast.BackupTrustForged, Message: "its metadata is not as it was signed: " + err.Error()}, nil
+		return &v1alpha1.BackupOrigin{Trust: v1alpha1.BackupTrustForged, Message: "its metadata is not as it was signed: " + err.Error()}, nil
 	}
-	return &holdfast.BackupOrigin{}, canonical
+	return &v1alpha1.BackupOrigin{}, canonical
 }
 
 func decodeStored(data []byte) (*storedBackup, error) {
@@ -375,25 +375,25 @@ func decodeStored(data []byte) (*storedBackup, error) {
 	return stored, nil
 }
 
-func restorable(phase holdfast.BackupPhase) bool {
-	return phase == holdfast.BackupPhaseCompleted || phase == holdfast.BackupPhasePartiallyFailed
+func restorable(phase v1alpha1.BackupPhase) bool {
+	return phase == v1alpha1.BackupPhaseCompleted || phase == v1alpha1.BackupPhasePartiallyFailed
 }
 
-func decodePhase(stored *storedBackup, now time.Time) (holdfast.BackupPhase, error) {
+func decodePhase(stored *storedBackup, now time.Time) (v1alpha1.BackupPhase, error) {
 	status := &stored.Status
 	switch status.Phase {
-	case holdfast.BackupPhaseFailed:
-		if stored.Annotations[AnnotationPhase] == string(holdfast.BackupPhaseCancelled) {
-			return holdfast.BackupPhaseCancelled, nil
+	case v1alpha1.BackupPhaseFailed:
+		if stored.Annotations[AnnotationPhase] == string(v1alpha1.BackupPhaseCancelled) {
+			return v1alpha1.BackupPhaseCancelled, nil
 		}
 		return status.Phase, nil
-	case holdfast.BackupPhaseCompleted, holdfast.BackupPhasePartiallyFailed:
+	case v1alpha1.BackupPhaseCompleted, v1alpha1.BackupPhasePartiallyFailed:
 		return status.Phase, nil
 	case "", "New", "Queued", "ReadyToStart", "InProgress",
 		"WaitingForPluginOperations", "WaitingForPluginOperationsPartiallyFailed",
 		"Finalizing", "FinalizingPartiallyFailed":
 		if status.Expiration != nil && status.Expiration.Time.Before(now) {
-			return holdfast.BackupPhasePartiallyFailed, nil
+			return v1alpha1.BackupPhasePartiallyFailed, nil
 		}
 		return "", fmt.Errorf("%w: its phase in the store is %q", ErrUnfinished, status.Phase)
 	default:
@@ -434,31 +434,31 @@ func boundedMessage(message string) string {
 }
 
 // EndConditions returns the conditions of an ended backup.
-func EndConditions(status *holdfast.BackupStatus) []metav1.Condition {
+func EndConditions(status *v1alpha1.BackupStatus) []metav1.Condition {
 	at, message := endOf(status), cmp.Or(status.FailureReason, strings.Join(status.ValidationErrors, "; "), status.Message, Unnamed(status.Errors, status.Warnings))
 	succeeded := metav1.ConditionFalse
-	if status.Phase == holdfast.BackupPhaseCompleted {
+	if status.Phase == v1alpha1.BackupPhaseCompleted {
 		succeeded = metav1.ConditionTrue
 	}
 	return []metav1.Condition{
-		{Type: holdfast.ConditionComplete, Status: metav1.ConditionTrue, Reason: string(status.Phase), Message: message, LastTransitionTime: at},
-		{Type: holdfast.ConditionSucceeded, Status: succeeded, Reason: string(status.Phase), Message: message, LastTransitionTime: at},
+		{Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue, Reason: string(status.Phase), Message: message, LastTransitionTime: at},
+		{Type: v1alpha1.ConditionSucceeded, Status: succeeded, Reason: string(status.Phase), Message: message, LastTransitionTime: at},
 	}
 }
 
 // SecretsLeftOut returns the condition of a backup that lacks selected Secrets.
-func SecretsLeftOut(status *holdfast.BackupStatus, message string) metav1.Condition {
-	return metav1.Condition{Type: holdfast.ConditionSecretsLeftOut, Status: metav1.ConditionTrue,
+func SecretsLeftOut(status *v1alpha1.BackupStatus, message string) metav1.Condition {
+	return metav1.Condition{Type: v1alpha1.ConditionSecretsLeftOut, Status: metav1.ConditionTrue,
 		Reason: "OwnNamespaces", Message: message, LastTransitionTime: endOf(status)}
 }
 
 func secretsLeftOut(conditions []metav1.Condition) string {
-	if condition := meta.FindStatusCondition(conditions, holdfast.ConditionSecretsLeftOut); condition != nil {
+	if condition := meta.FindStatusCondition(conditions, v1alpha1.ConditionSecretsLeftOut); condition != nil {
 		return condition.Message
 	}
 	return ""
 }
 
-func endOf(status *holdfast.BackupStatus) metav1.Time {
+func endOf(status *v1alpha1.BackupStatus) metav1.Time {
 	return *cmp.Or(status.CompletionTimestamp, status.StartTimestamp, &metav1.Time{})
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files in testdata")
@@ -48,8 +48,8 @@ var cluster = Cluster{SystemNamespace: "holdfast", UID: "cluster-uid", GitVersio
 
 var now = at("12:00:00").Time
 
-func endedBackup() *holdfast.Backup {
-	backup := &holdfast.Backup{
+func endedBackup() *v1alpha1.Backup {
+	backup := &v1alpha1.Backup{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:         "shop",
 			Name:              "daily",
@@ -64,27 +64,27 @@ func endedBackup() *holdfast.Backup {
 				"holdfast.io/anything":         "forged",
 			},
 		},
-		Spec: holdfast.BackupSpec{
+		Spec: v1alpha1.BackupSpec{
 			IncludedNamespaces:       []string{"shop"},
 			ExcludedResources:        []string{"events"},
 			LabelSelector:            &metav1.LabelSelector{MatchLabels: map[string]string{"tier": "web"}},
 			DefaultVolumesToFsBackup: new(true),
-			TTL:                      holdfast.Duration{Duration: 720 * time.Hour},
+			TTL:                      v1alpha1.Duration{Duration: 720 * time.Hour},
 			StorageLocation:          "default",
 		},
-		Status: holdfast.BackupStatus{
-			Phase:               holdfast.BackupPhasePartiallyFailed,
+		Status: v1alpha1.BackupStatus{
+			Phase:               v1alpha1.BackupPhasePartiallyFailed,
 			FormatVersion:       FormatVersion,
 			QueuedTimestamp:     at("10:00:01"),
 			StartTimestamp:      at("10:00:02"),
 			CompletionTimestamp: at("10:00:59"),
 			Expiration:          &metav1.Time{Time: at("10:00:02").AddDate(0, 0, 30)},
-			Progress:            &holdfast.BackupProgress{TotalItems: 42, ItemsBackedUp: 41},
+			Progress:            &v1alpha1.BackupProgress{TotalItems: 42, ItemsBackedUp: 41},
 			Warnings:            2,
 			Errors:              1,
 			FailureReason:       "1 object could not be read",
 			Requester:           "alice@example.com",
-			Origin:              &holdfast.BackupOrigin{Trust: holdfast.BackupTrustOwn, NamespaceUID: "shop-uid"},
+			Origin:              &v1alpha1.BackupOrigin{Trust: v1alpha1.BackupTrustOwn, NamespaceUID: "shop-uid"},
 		},
 	}
 	backup.Status.Conditions = EndConditions(&backup.Status)
@@ -152,10 +152,10 @@ func TestBackupRoundTrip(t *testing.T) {
 	system := endedBackup()
 	system.Namespace = "holdfast"
 	failed := endedBackup()
-	failed.Status.Phase = holdfast.BackupPhaseFailed
+	failed.Status.Phase = v1alpha1.BackupPhaseFailed
 	failed.Status.Conditions = EndConditions(&failed.Status)
 	completed := endedBackup()
-	completed.Status.Phase, completed.Status.FailureReason = holdfast.BackupPhaseCompleted, ""
+	completed.Status.Phase, completed.Status.FailureReason = v1alpha1.BackupPhaseCompleted, ""
 	completed.Status.Message = "2 warnings: one; another"
 	completed.Status.Conditions = EndConditions(&completed.Status)
 	partial := endedBackup()
@@ -166,12 +166,12 @@ func TestBackupRoundTrip(t *testing.T) {
 	}
 	scheduled := endedBackup()
 	scheduled.Status.Origin.ScheduleUID = "schedule-uid"
-	scheduled.Status.HookStatus = &holdfast.HookStatus{HooksAttempted: 2, HooksFailed: 1}
+	scheduled.Status.HookStatus = &v1alpha1.HookStatus{HooksAttempted: 2, HooksFailed: 1}
 	lacking := completed.DeepCopy()
 	lacking.Status.Conditions = append(lacking.Status.Conditions, metav1.Condition{
-		Type: holdfast.ConditionSecretsLeftOut, Status: metav1.ConditionTrue, Reason: "OwnNamespaces", Message: "2 Secrets", LastTransitionTime: *lacking.Status.CompletionTimestamp,
+		Type: v1alpha1.ConditionSecretsLeftOut, Status: metav1.ConditionTrue, Reason: "OwnNamespaces", Message: "2 Secrets", LastTransitionTime: *lacking.Status.CompletionTimestamp,
 	})
-	for name, backup := range map[string]*holdfast.Backup{"tenant": tenant, "system": system, "failed": failed, "completed": completed, "scheduled": scheduled, "lacking": lacking, "partial": partial} {
+	for name, backup := range map[string]*v1alpha1.Backup{"tenant": tenant, "system": system, "failed": failed, "completed": completed, "scheduled": scheduled, "lacking": lacking, "partial": partial} {
 		before := backup.DeepCopy()
 		data, err := EncodeBackup(backup, nil, cluster)
 		if err != nil {
@@ -193,7 +193,7 @@ func TestBackupRoundTrip(t *testing.T) {
 		want.Namespace, want.Name = "holdfast", StoreName(backup.Namespace, backup.Name, "holdfast")
 		want.ResourceVersion = ""
 		want.Status.Requester = ""
-		want.Status.Origin = &holdfast.BackupOrigin{
+		want.Status.Origin = &v1alpha1.BackupOrigin{
 			ClusterUID: "cluster-uid", PublicKey: key.PublicKey(),
 			Namespace: backup.Namespace, NamespaceUID: "shop-uid", Name: "daily", ClaimedRequester: "alice@example.com",
 			ScheduleUID: backup.Status.Origin.ScheduleUID,
@@ -235,13 +235,13 @@ func TestEncodeBackupHasWhatVeleroNeeds(t *testing.T) {
 }
 
 func TestEndConditions(t *testing.T) {
-	for phase, succeeded := range map[holdfast.BackupPhase]metav1.ConditionStatus{
-		holdfast.BackupPhaseCompleted: metav1.ConditionTrue, holdfast.BackupPhaseFailed: metav1.ConditionFalse,
+	for phase, succeeded := range map[v1alpha1.BackupPhase]metav1.ConditionStatus{
+		v1alpha1.BackupPhaseCompleted: metav1.ConditionTrue, v1alpha1.BackupPhaseFailed: metav1.ConditionFalse,
 	} {
-		want := metav1.Condition{Type: holdfast.ConditionComplete, Status: metav1.ConditionTrue, Reason: string(phase), Message: "why", LastTransitionTime: *at("10:00:59")}
+		want := metav1.Condition{Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue, Reason: string(phase), Message: "why", LastTransitionTime: *at("10:00:59")}
 		other := want
-		other.Type, other.Status = holdfast.ConditionSucceeded, succeeded
-		got := EndConditions(&holdfast.BackupStatus{Phase: phase, FailureReason: "why", StartTimestamp: at("10:00:02"), CompletionTimestamp: at("10:00:59")})
+		other.Type, other.Status = v1alpha1.ConditionSucceeded, succeeded
+		got := EndConditions(&v1alpha1.BackupStatus{Phase: phase, FailureReason: "why", StartTimestamp: at("10:00:02"), CompletionTimestamp: at("10:00:59")})
 		if diff := cmp.Diff([]metav1.Condition{want, other}, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", phase, diff)
 		}
@@ -249,13 +249,13 @@ func TestEndConditions(t *testing.T) {
 }
 
 func TestEncodeBackupRefuses(t *testing.T) {
-	for field, spoil := range map[string]func(*holdfast.Backup){
-		"status.phase":               func(b *holdfast.Backup) { b.Status.Phase = holdfast.BackupPhaseInProgress },
-		"metadata.uid":               func(b *holdfast.Backup) { b.UID = "" },
-		"metadata.creationTimestamp": func(b *holdfast.Backup) { b.CreationTimestamp = metav1.Time{} },
-		"status.startTimestamp":      func(b *holdfast.Backup) { b.Status.StartTimestamp = nil },
-		"status.completionTimestamp": func(b *holdfast.Backup) { b.Status.CompletionTimestamp = nil },
-		"can't be the name":          func(b *holdfast.Backup) { b.Name = "../other" },
+	for field, spoil := range map[string]func(*v1alpha1.Backup){
+		"status.phase":               func(b *v1alpha1.Backup) { b.Status.Phase = v1alpha1.BackupPhaseInProgress },
+		"metadata.uid":               func(b *v1alpha1.Backup) { b.UID = "" },
+		"metadata.creationTimestamp": func(b *v1alpha1.Backup) { b.CreationTimestamp = metav1.Time{} },
+		"status.startTimestamp":      func(b *v1alpha1.Backup) { b.Status.StartTimestamp = nil },
+		"status.completionTimestamp": func(b *v1alpha1.Backup) { b.Status.CompletionTimestamp = nil },
+		"can't be the name":          func(b *v1alpha1.Backup) { b.Name = "../other" },
 	} {
 		backup := endedBackup()
 		spoil(backup)
@@ -283,7 +283,7 @@ func TestDecodeVeleroBackup(t *testing.T) {
 
 // What was stored when the format was 1.1.0 is read, and its signature holds, as of what is stored now.
 func TestDecodeOfTheFormatBefore(t *testing.T) {
-	decode := func(name string) *holdfast.Backup {
+	decode := func(name string) *v1alpha1.Backup {
 		data, err := os.ReadFile(filepath.Join("testdata", name))
 		if err != nil {
 			t.Fatal(err)
@@ -301,7 +301,7 @@ func TestDecodeOfTheFormatBefore(t *testing.T) {
 }
 
 // change decodes the golden metadata after one change.
-func decodeChanged(t *testing.T, place Place, change func(map[string]any)) (*holdfast.Backup, error) {
+func decodeChanged(t *testing.T, place Place, change func(map[string]any)) (*v1alpha1.Backup, error) {
 	t.Helper()
 	data, err := os.ReadFile("testdata/velero-backup.json")
 	if err != nil {
@@ -327,7 +327,7 @@ func TestDecodePhases(t *testing.T) {
 	for _, test := range []struct {
 		phase string
 		place Place
-		want  holdfast.BackupPhase
+		want  v1alpha1.BackupPhase
 	}{
 		{"Completed", place, "Completed"},
 		{"PartiallyFailed", place, "PartiallyFailed"},

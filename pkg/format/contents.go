@@ -14,7 +14,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // MaxOwnerBytes is the largest OwnerKey that is read.
@@ -74,7 +74,7 @@ func (c Contents) Set(key string, content Content) { c[path.Base(key)] = content
 
 // TakeContents removes the contents from a decoded backup's annotations, and returns them; nil
 // without.
-func TakeContents(backup *holdfast.Backup) (Contents, error) {
+func TakeContents(backup *v1alpha1.Backup) (Contents, error) {
 	contents, err := contentsOf(backup.Annotations)
 	delete(backup.Annotations, AnnotationContents)
 	return contents, err

@@ -13,7 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 var contents = Contents{
@@ -75,7 +75,7 @@ func TestContentsRoundTrip(t *testing.T) {
 // A cancelled backup is Failed to Velero, and Cancelled to us.
 func TestCancelledRoundTrip(t *testing.T) {
 	backup := endedBackup()
-	backup.Status.Phase = holdfast.BackupPhaseCancelled
+	backup.Status.Phase = v1alpha1.BackupPhaseCancelled
 	backup.Annotations[AnnotationPhase] = "Completed"
 	data, err := EncodeBackup(backup, nil, cluster)
 	if err != nil {
@@ -85,7 +85,7 @@ func TestCancelledRoundTrip(t *testing.T) {
 		t.Errorf("Velero reads %s", data)
 	}
 	got, err := DecodeBackup(data, Place{StoreName: "shop.daily", SystemNamespace: "holdfast", Now: now})
-	if err != nil || got.Status.Phase != holdfast.BackupPhaseCancelled || got.Annotations[AnnotationPhase] != "" {
+	if err != nil || got.Status.Phase != v1alpha1.BackupPhaseCancelled || got.Annotations[AnnotationPhase] != "" {
 		t.Errorf("got %+v, %v", got, err)
 	}
 	// The annotation makes nothing else of a backup than what it is.
@@ -93,7 +93,7 @@ func TestCancelledRoundTrip(t *testing.T) {
 		fields["metadata"].(map[string]any)["annotations"] = map[string]any{AnnotationPhase: "Cancelled"}
 		fields["status"].(map[string]any)["phase"] = "Completed"
 	})
-	if err != nil || got.Status.Phase != holdfast.BackupPhaseCompleted {
+	if err != nil || got.Status.Phase != v1alpha1.BackupPhaseCompleted {
 		t.Errorf("got %+v, %v", got, err)
 	}
 }

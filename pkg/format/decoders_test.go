@@ -11,7 +11,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // decoders of what a cluster signs give what its key has signed, and nil for what they refuse or
@@ -59,10 +59,10 @@ func signed(tb testing.TB) (all [][]byte) {
 	}
 	add(EncodeExpiration(aChange(), cluster))
 	add(EncodeIndexHead(IndexHead{Segments: []IndexSegment{NewIndexSegment([]byte("x"), 1, 2)}, Boundaries: []string{"a", "b"}}, []byte("newest\nof all"), cluster))
-	add(EncodeRestore(&holdfast.Restore{
+	add(EncodeRestore(&v1alpha1.Restore{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "back", UID: "u", Annotations: map[string]string{"team": "a"}},
-		Spec:       holdfast.RestoreSpec{BackupName: "daily"},
-		Status:     holdfast.RestoreStatus{Phase: holdfast.RestorePhaseCompleted},
+		Spec:       v1alpha1.RestoreSpec{BackupName: "daily"},
+		Status:     v1alpha1.RestoreStatus{Phase: v1alpha1.RestorePhaseCompleted},
 	}, Contents{"restore-x-logs.gz": NewContent([]byte("log"))}, cluster))
 	add(EncodeWrappedKey(aWrappedKey(), cluster))
 	return all

@@ -8,12 +8,12 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // Doubts returns what a user should know before a restore: that the backup is not vouched for,
 // lacks something, or that its store has lost data.
-func Doubts(name string, status *holdfast.BackupStatus, vouched bool) (doubts []string) {
+func Doubts(name string, status *v1alpha1.BackupStatus, vouched bool) (doubts []string) {
 	if !vouched {
 		why := "it is not signed by a cluster that its storage location trusts"
 		if status.Origin != nil && status.Origin.Message != "" {
@@ -21,7 +21,7 @@ func Doubts(name string, status *holdfast.BackupStatus, vouched bool) (doubts []
 		}
 		doubts = append(doubts, fmt.Sprintf("nobody vouches for what is in the backup %q: %s", name, why))
 	}
-	if status.Phase == holdfast.BackupPhasePartiallyFailed {
+	if status.Phase == v1alpha1.BackupPhasePartiallyFailed {
 		about := "it has errors"
 		if status.Errors > 0 {
 			about = "it lacks what its " + Counted(status.Errors, "error") + " " + isOrAre(status.Errors) + " about"
@@ -29,7 +29,7 @@ func Doubts(name string, status *holdfast.BackupStatus, vouched bool) (doubts []
 		doubts = append(doubts, fmt.Sprintf("the backup %q is PartiallyFailed: %s", name, about))
 	}
 	for _, condition := range status.Conditions {
-		if condition.Type == holdfast.ConditionVolumesDamaged && condition.Status == metav1.ConditionTrue {
+		if condition.Type == v1alpha1.ConditionVolumesDamaged && condition.Status == metav1.ConditionTrue {
 			doubts = append(doubts, fmt.Sprintf("the backup %q is damaged: %s", name, condition.Message))
 		}
 	}

@@ -9,13 +9,13 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // That the store has lost data of a backup is to be known before it is restored.
 func TestDoubtsOfDamage(t *testing.T) {
-	status := &holdfast.BackupStatus{Phase: holdfast.BackupPhaseCompleted, Conditions: []metav1.Condition{{
-		Type: holdfast.ConditionVolumesDamaged, Status: metav1.ConditionTrue, Message: "1 of its volumes can't be restored in full",
+	status := &v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseCompleted, Conditions: []metav1.Condition{{
+		Type: v1alpha1.ConditionVolumesDamaged, Status: metav1.ConditionTrue, Message: "1 of its volumes can't be restored in full",
 	}}}
 	if doubts := Doubts("daily", status, true); len(doubts) != 1 || !strings.Contains(doubts[0], `"daily" is damaged: 1 of its volumes`) {
 		t.Errorf("the doubts are %q", doubts)

@@ -17,7 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // RestoresPrefix is Velero's folder of restores.
@@ -40,7 +40,7 @@ func RestoreStoreNameOf(folder string) (string, bool) {
 }
 
 // IsRestoreStoreName reports whether a store name is the restore's, with any system namespace.
-func IsRestoreStoreName(storeName string, restore *holdfast.Restore) bool {
+func IsRestoreStoreName(storeName string, restore *v1alpha1.Restore) bool {
 	return restore.UID != "" && restore.Name != "" && restore.Namespace != "" &&
 		(storeName == RestoreStoreName(restore.Namespace, restore.Name, "", restore.UID) ||
 			storeName == RestoreStoreName(restore.Namespace, restore.Name, restore.Namespace, restore.UID))
@@ -97,9 +97,9 @@ func ReadRestorePlan(r io.Reader) (RestorePlan, error) { return readJSON[Restore
 // EncodeRestore encodes RestoreMetadataKey with the cluster and the contents of the other objects,
 // signed as a backup's metadata. It is unsigned, and so untrusted, without a key or a canonical
 // form, as with a fraction in a hook's container.
-func EncodeRestore(restore *holdfast.Restore, contents Contents, cluster Cluster) ([]byte, error) {
+func EncodeRestore(restore *v1alpha1.Restore, contents Contents, cluster Cluster) ([]byte, error) {
 	restore = restore.DeepCopy()
-	restore.TypeMeta = metav1.TypeMeta{APIVersion: holdfast.SchemeGroupVersion.String(), Kind: restoreKind}
+	restore.TypeMeta = metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: restoreKind}
 	restore.ManagedFields = nil
 	annotations := maps.Clone(restore.Annotations)
 	maps.DeleteFunc(annotations, isOurs)
@@ -142,23 +142,23 @@ func EncodeRestore(restore *holdfast.Restore, contents Contents, cluster Cluster
 
 // DecodeRestore reads RestoreMetadataKey: the restore, the contents of its other objects or nil,
 // and the claimed origin. As with DecodeBackup its trust is Foreign, Forged, or empty.
-func DecodeRestore(data []byte) (*holdfast.Restore, Contents, *holdfast.BackupOrigin, error) {
+func DecodeRestore(data []byte) (*v1alpha1.Restore, Contents, *v1alpha1.BackupOrigin, error) {
 	if len(data) > MaxMetadataBytes {
 		return nil, nil, nil, fmt.Errorf("the metadata has more than %d bytes", MaxMetadataBytes)
 	}
-	restore := &holdfast.Restore{}
+	restore := &v1alpha1.Restore{}
 	if err := json.Unmarshal(data, restore); err != nil {
 		return nil, nil, nil, fmt.Errorf("the metadata is not the JSON of a restore: %w", err)
 	}
 	origin, canonical := originOf(data, restore.Annotations)
 	if canonical != nil { // only what was verified counts
-		restore = &holdfast.Restore{}
+		restore = &v1alpha1.Restore{}
 		if err := json.Unmarshal(canonical, restore); err != nil {
 			return nil, nil, nil, err
 		}
 	}
-	if restore.APIVersion != holdfast.SchemeGroupVersion.String() || restore.Kind != restoreKind {
-		return nil, nil, nil, fmt.Errorf("the metadata is of kind %q in %q, not of kind %s in %s", restore.Kind, restore.APIVersion, restoreKind, holdfast.SchemeGroupVersion)
+	if restore.APIVersion != v1alpha1.SchemeGroupVersion.String() || restore.Kind != restoreKind {
+		return nil, nil, nil, fmt.Errorf("the metadata is of kind %q in %q, not of kind %s in %s", restore.Kind, restore.APIVersion, restoreKind, v1alpha1.SchemeGroupVersion)
 	}
 	origin.ClusterUID, origin.PublicKey = restore.Annotations[AnnotationClusterUID], restore.Annotations[AnnotationPublicKey]
 	origin.Namespace, origin.Name = restore.Namespace, restore.Name

@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // What is told of a restore says of which cluster it is, and can't be changed unseen; what the
@@ -24,27 +24,27 @@ func TestRestoreMetadata(t *testing.T) {
 		t.Fatal(err)
 	}
 	cluster := Cluster{UID: "us", Key: key}
-	restore := &holdfast.Restore{
+	restore := &v1alpha1.Restore{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "shop", Name: "back", UID: "u", ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubectl"}},
 			Annotations: map[string]string{"team": "a", AnnotationClusterUID: "them", AnnotationSignature: "mine", AnnotationContents: "mine"},
 		},
-		Spec: holdfast.RestoreSpec{BackupName: "nightly"},
-		Status: holdfast.RestoreStatus{
-			Phase:  holdfast.RestorePhaseCompleted,
-			Backup: &holdfast.RestoredBackup{Namespace: "shop", Name: "nightly", UID: "b", StorageLocation: "default"},
-			Origin: &holdfast.BackupOrigin{NamespaceUID: "n"},
+		Spec: v1alpha1.RestoreSpec{BackupName: "nightly"},
+		Status: v1alpha1.RestoreStatus{
+			Phase:  v1alpha1.RestorePhaseCompleted,
+			Backup: &v1alpha1.RestoredBackup{Namespace: "shop", Name: "nightly", UID: "b", StorageLocation: "default"},
+			Origin: &v1alpha1.BackupOrigin{NamespaceUID: "n"},
 		},
 	}
 	contents := Contents{}
 	contents.Set(RestoreLogKey("shop.back-0123456789"), NewContent([]byte("log")))
-	decode := func(data []byte) (*holdfast.Restore, *holdfast.BackupOrigin) {
+	decode := func(data []byte) (*v1alpha1.Restore, *v1alpha1.BackupOrigin) {
 		t.Helper()
 		got, gotContents, origin, err := DecodeRestore(data)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(contents, gotContents); diff != "" && origin.Trust != holdfast.BackupTrustForged {
+		if diff := cmp.Diff(contents, gotContents); diff != "" && origin.Trust != v1alpha1.BackupTrustForged {
 			t.Errorf("what its objects hold (-want +got):\n%s", diff)
 		}
 		return got, origin
@@ -63,7 +63,7 @@ func TestRestoreMetadata(t *testing.T) {
 		t.Errorf("encoding changes it:\n%s", diff)
 	}
 	got, origin := decode(data)
-	if diff := cmp.Diff(&holdfast.BackupOrigin{ClusterUID: "us", PublicKey: key.PublicKey(), Namespace: "shop", Name: "back", NamespaceUID: "n"}, origin); diff != "" {
+	if diff := cmp.Diff(&v1alpha1.BackupOrigin{ClusterUID: "us", PublicKey: key.PublicKey(), Namespace: "shop", Name: "back", NamespaceUID: "n"}, origin); diff != "" {
 		t.Errorf("where it comes from (-want +got):\n%s", diff)
 	}
 	want := restore.DeepCopy()
@@ -75,13 +75,13 @@ func TestRestoreMetadata(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		data  []byte
-		trust holdfast.BackupTrust
+		trust v1alpha1.BackupTrust
 	}{
-		"another cluster":      {bytes.Replace(data, []byte(`"us"`), []byte(`"me"`), 1), holdfast.BackupTrustForged},
-		"another phase":        {bytes.Replace(data, []byte("Completed"), []byte("Failed"), 1), holdfast.BackupTrustForged},
-		"another log":          {bytes.Replace(data, []byte(contents["restore-shop.back-0123456789-logs.gz"].SHA256), []byte(NewContent(nil).SHA256), 1), holdfast.BackupTrustForged},
-		"no key":               {encode(Cluster{UID: "us"}), holdfast.BackupTrustForeign},
-		"nobody knows whose":   {encode(Cluster{}), holdfast.BackupTrustForeign},
+		"another cluster":      {bytes.Replace(data, []byte(`"us"`), []byte(`"me"`), 1), v1alpha1.BackupTrustForged},
+		"another phase":        {bytes.Replace(data, []byte("Completed"), []byte("Failed"), 1), v1alpha1.BackupTrustForged},
+		"another log":          {bytes.Replace(data, []byte(contents["restore-shop.back-0123456789-logs.gz"].SHA256), []byte(NewContent(nil).SHA256), 1), v1alpha1.BackupTrustForged},
+		"no key":               {encode(Cluster{UID: "us"}), v1alpha1.BackupTrustForeign},
+		"nobody knows whose":   {encode(Cluster{}), v1alpha1.BackupTrustForeign},
 		"written anew by hand": {[]byte(strings.ReplaceAll(string(data), `,"`, `, "`)), ""},
 	} {
 		if _, origin := decode(c.data); origin.Trust != c.trust {
@@ -105,16 +105,16 @@ func TestRestoreMetadata(t *testing.T) {
 		t.Error("contents that are none are read")
 	}
 	// A fraction has no canonical form: it is told all the same, and not signed.
-	restore.Spec.Hooks.Resources = []holdfast.RestoreResourceHookSpec{{PostHooks: []holdfast.RestoreResourceHook{{
-		Init: &holdfast.InitRestoreHook{InitContainers: []runtime.RawExtension{{Raw: []byte(`{"resources":{"limits":{"cpu":0.5}}}`)}}},
+	restore.Spec.Hooks.Resources = []v1alpha1.RestoreResourceHookSpec{{PostHooks: []v1alpha1.RestoreResourceHook{{
+		Init: &v1alpha1.InitRestoreHook{InitContainers: []runtime.RawExtension{{Raw: []byte(`{"resources":{"limits":{"cpu":0.5}}}`)}}},
 	}}}}
-	if _, origin := decode(encode(cluster)); origin.Trust != holdfast.BackupTrustForeign || origin.ClusterUID != "us" {
+	if _, origin := decode(encode(cluster)); origin.Trust != v1alpha1.BackupTrustForeign || origin.ClusterUID != "us" {
 		t.Errorf("with a fraction it comes from %+v", origin)
 	}
 }
 
 func TestRestoreWithoutAnnotations(t *testing.T) {
-	restore := &holdfast.Restore{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "back", UID: "u"}}
+	restore := &v1alpha1.Restore{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "back", UID: "u"}}
 	data, err := EncodeRestore(restore, nil, cluster)
 	if err != nil {
 		t.Fatal(err)
@@ -138,8 +138,8 @@ func TestRestoreStoreNames(t *testing.T) {
 			t.Errorf("%s is that of the restore %q", folder, got)
 		}
 	}
-	restore := func(namespace, name string, uid types.UID) *holdfast.Restore {
-		return &holdfast.Restore{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: uid}}
+	restore := func(namespace, name string, uid types.UID) *v1alpha1.Restore {
+		return &v1alpha1.Restore{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: uid}}
 	}
 	of := restore("shop", "back", "u")
 	for storeName, want := range map[string]bool{
@@ -150,7 +150,7 @@ func TestRestoreStoreNames(t *testing.T) {
 			t.Errorf("%s: %v", storeName, got)
 		}
 	}
-	for _, lacking := range []*holdfast.Restore{restore("", "back", "u"), restore("shop", "", "u"), restore("shop", "back", "")} {
+	for _, lacking := range []*v1alpha1.Restore{restore("", "back", "u"), restore("shop", "", "u"), restore("shop", "back", "")} {
 		if storeName := RestoreStoreName(lacking.Namespace, lacking.Name, "", lacking.UID); IsRestoreStoreName(storeName, lacking) {
 			t.Errorf("%s is that of %s/%s with the uid %q", storeName, lacking.Namespace, lacking.Name, lacking.UID)
 		}

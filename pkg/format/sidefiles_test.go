@@ -18,7 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
 func compress(t testing.TB, plain string) []byte {
@@ -63,7 +63,7 @@ var resourceList = ResourceList{
 
 func volumes() []Volume {
 	claim := Volume{
-		Pod:              engine.PodReference{Namespace: "shop", Name: "web-0", UID: "pod-uid"},
+		Pod:              enginev1alpha1.PodReference{Namespace: "shop", Name: "web-0", UID: "pod-uid"},
 		NamespaceUID:     "shop-uid",
 		Node:             "node-1",
 		Name:             "data",
@@ -75,22 +75,22 @@ func volumes() []Volume {
 		Labels:           map[string]string{"zone": "a"},
 		Capacity:         8192,
 		Created:          *at("09:00:00"),
-		Status: engine.VolumeUploadStatus{
-			Phase:               engine.VolumePhaseCompleted,
+		Status: enginev1alpha1.VolumeUploadStatus{
+			Phase:               enginev1alpha1.VolumePhaseCompleted,
 			SnapshotID:          "0123456789abcdef0123456789abcdef",
 			Path:                "/host_pods/pod-uid/volumes/kubernetes.io~csi/pvc-1234/mount",
-			Progress:            engine.VolumeProgress{TotalBytes: 4096, BytesDone: 4096},
+			Progress:            enginev1alpha1.VolumeProgress{TotalBytes: 4096, BytesDone: 4096},
 			IncrementalBytes:    1024,
 			StartTimestamp:      at("10:00:10"),
 			CompletionTimestamp: at("10:00:20"),
 		},
 	}
 	scratch := Volume{
-		Pod:  engine.PodReference{Namespace: "shop", Name: "web-0", UID: "pod-uid"},
+		Pod:  enginev1alpha1.PodReference{Namespace: "shop", Name: "web-0", UID: "pod-uid"},
 		Node: "node-1",
 		Name: "scratch",
-		Status: engine.VolumeUploadStatus{
-			Phase:          engine.VolumePhaseFailed,
+		Status: enginev1alpha1.VolumeUploadStatus{
+			Phase:          enginev1alpha1.VolumePhaseFailed,
 			Message:        "the agent restarted",
 			StartTimestamp: at("10:00:10"),
 		},
@@ -360,7 +360,7 @@ func TestPodVolumeBackupNamesDiffer(t *testing.T) {
 	seen := map[string]bool{}
 	for _, pod := range []string{"web-0", "web-1"} {
 		for _, volume := range []string{"data", "logs"} {
-			pvb := NewPodVolumeBackup(endedBackup(), "shop.daily", Volume{Pod: engine.PodReference{Namespace: "shop", Name: pod}, Name: volume})
+			pvb := NewPodVolumeBackup(endedBackup(), "shop.daily", Volume{Pod: enginev1alpha1.PodReference{Namespace: "shop", Name: pod}, Name: volume})
 			if seen[pvb.Name] || !strings.HasPrefix(pvb.Name, "shop.daily-") {
 				t.Errorf("name %s", pvb.Name)
 			}

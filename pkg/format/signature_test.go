@@ -14,7 +14,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // The examples of RFC 8785, sections 3.2.2 and 3.2.3, without the numbers that are
@@ -72,7 +72,7 @@ func signedMetadata(t *testing.T) []byte {
 	return data
 }
 
-func decodeAt(t *testing.T, data []byte) *holdfast.Backup {
+func decodeAt(t *testing.T, data []byte) *v1alpha1.Backup {
 	t.Helper()
 	backup, err := DecodeBackup(data, Place{StoreName: "shop.daily", Location: "default", SystemNamespace: "holdfast", Now: now})
 	if err != nil {
@@ -146,7 +146,7 @@ func TestForged(t *testing.T) {
 		"a name twice":      replace(`"metadata":{`, `"metadata":{"annotations":{"holdfast.io/signature":"","holdfast.io/public-key":"","note":"forged"}},"metadata":{"deletionGracePeriodSeconds":1,`),
 	} {
 		backup := decodeAt(t, []byte(forge(string(signedMetadata(t)))))
-		if origin := backup.Status.Origin; origin.Trust != holdfast.BackupTrustForged || origin.Message == "" {
+		if origin := backup.Status.Origin; origin.Trust != v1alpha1.BackupTrustForged || origin.Message == "" {
 			t.Errorf("%s: %+v", name, origin)
 		}
 	}
@@ -189,7 +189,7 @@ func TestKeysHaveOneForm(t *testing.T) {
 		if payload, err = json.Marshal(document); err != nil {
 			t.Fatal(err)
 		}
-		if origin := decodeAt(t, payload).Status.Origin; origin.Trust != holdfast.BackupTrustForged {
+		if origin := decodeAt(t, payload).Status.Origin; origin.Trust != v1alpha1.BackupTrustForged {
 			t.Errorf("the key %q: %+v", form, origin)
 		}
 	}
@@ -212,7 +212,7 @@ func TestUnsignedIsForeign(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if origin := decodeAt(t, data).Status.Origin; origin.Trust != holdfast.BackupTrustForeign || origin.ClaimedRequester != "alice@example.com" {
+	if origin := decodeAt(t, data).Status.Origin; origin.Trust != v1alpha1.BackupTrustForeign || origin.ClaimedRequester != "alice@example.com" {
 		t.Errorf("origin %+v", origin)
 	}
 }

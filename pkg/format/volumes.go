@@ -14,8 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 const (
@@ -43,7 +43,7 @@ const (
 
 // Volume is what became of one volume of a backup.
 type Volume struct {
-	Pod          engine.PodReference
+	Pod          enginev1alpha1.PodReference
 	NamespaceUID types.UID
 	Node         string
 	Name         string
@@ -65,7 +65,7 @@ type Volume struct {
 	// nil.
 	Instead *Volume
 	// Status has a final phase.
-	Status engine.VolumeUploadStatus
+	Status enginev1alpha1.VolumeUploadStatus
 }
 
 // PodVolumeBackup is Velero's: a volume of a pod, in the Kopia repository of its namespace.
@@ -90,14 +90,14 @@ type PodVolumeBackupSpec struct {
 
 // PodVolumeBackupStatus is what was stored of it.
 type PodVolumeBackupStatus struct {
-	Phase               engine.VolumePhase    `json:"phase,omitempty"`
-	Path                string                `json:"path,omitempty"`
-	SnapshotID          string                `json:"snapshotID,omitempty"`
-	Message             string                `json:"message,omitempty"`
-	StartTimestamp      *metav1.Time          `json:"startTimestamp,omitempty"`
-	CompletionTimestamp *metav1.Time          `json:"completionTimestamp,omitempty"`
-	Progress            engine.VolumeProgress `json:"progress"`
-	IncrementalBytes    int64                 `json:"incrementalBytes,omitempty"`
+	Phase               enginev1alpha1.VolumePhase    `json:"phase,omitempty"`
+	Path                string                        `json:"path,omitempty"`
+	SnapshotID          string                        `json:"snapshotID,omitempty"`
+	Message             string                        `json:"message,omitempty"`
+	StartTimestamp      *metav1.Time                  `json:"startTimestamp,omitempty"`
+	CompletionTimestamp *metav1.Time                  `json:"completionTimestamp,omitempty"`
+	Progress            enginev1alpha1.VolumeProgress `json:"progress"`
+	IncrementalBytes    int64                         `json:"incrementalBytes,omitempty"`
 }
 
 // ClaimName is the name of the volume's claim, empty for a volume without one.
@@ -163,7 +163,7 @@ func (v *Volume) itself() string {
 
 // NewPodVolumeBackup describes a volume as Velero restores it. The name is derived from pod and
 // volume.
-func NewPodVolumeBackup(backup *holdfast.Backup, storeName string, volume Volume) PodVolumeBackup {
+func NewPodVolumeBackup(backup *v1alpha1.Backup, storeName string, volume Volume) PodVolumeBackup {
 	pvb := PodVolumeBackup{
 		TypeMeta: metav1.TypeMeta{APIVersion: veleroAPIVersion, Kind: "PodVolumeBackup"},
 		ObjectMeta: metav1.ObjectMeta{
@@ -209,7 +209,7 @@ func NewPodVolumeBackup(backup *holdfast.Backup, storeName string, volume Volume
 			Message:             volume.Status.Message,
 			StartTimestamp:      volume.Status.StartTimestamp,
 			CompletionTimestamp: volume.Status.CompletionTimestamp,
-			Progress:            engine.VolumeProgress{TotalBytes: volume.Status.Progress.TotalBytes, BytesDone: volume.Status.Progress.BytesDone}, // Velero counts no files
+			Progress:            enginev1alpha1.VolumeProgress{TotalBytes: volume.Status.Progress.TotalBytes, BytesDone: volume.Status.Progress.BytesDone}, // Velero counts no files
 			IncrementalBytes:    volume.Status.IncrementalBytes,
 		},
 	}
@@ -268,7 +268,7 @@ type PodVolumeInfo struct {
 	PodNamespace    string `json:"podNamespace,omitempty"`
 	NodeName        string `json:"nodeName,omitempty"`
 	// Phase has no JSON name in the format.
-	Phase engine.VolumePhase `json:"Phase"`
+	Phase enginev1alpha1.VolumePhase `json:"Phase"`
 }
 
 // PersistentVolInfo has what a restore needs of the persistent volume.
@@ -298,7 +298,7 @@ func NewVolumeInfo(volume Volume) VolumeInfo {
 			Phase:           volume.Status.Phase,
 		},
 	}
-	if volume.Status.Phase == engine.VolumePhaseCompleted {
+	if volume.Status.Phase == enginev1alpha1.VolumePhaseCompleted {
 		info.Result = resultSucceeded
 	}
 	if volume.ClaimName != "" {

@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/tools/remotecommand"
 	"k8s.io/streaming/pkg/httpstream"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
 const maxOutput = 4 << 10
@@ -52,7 +52,7 @@ func (a *answered) RoundTrip(request *http.Request) (*http.Response, error) {
 
 // Exec runs a command in a container, and returns its bounded output. It returns at the end of ctx,
 // whatever the command does. Its error may be a NotRunError.
-func (c *Client) Exec(ctx context.Context, pod engine.PodReference, container string, command []string) (string, error) {
+func (c *Client) Exec(ctx context.Context, pod enginev1alpha1.PodReference, container string, command []string) (string, error) {
 	request := c.Kube.CoreV1().RESTClient().Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("exec").
 		VersionedParams(&corev1.PodExecOptions{Container: container, Command: command, Stdout: true, Stderr: true}, scheme.ParameterCodec)
 	if err := request.Error(); err != nil {

@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
 // TestExecSaysWhatDidNotRun: a command may be asked for again if nobody has begun it, whatever
@@ -49,7 +49,7 @@ func TestExecSaysWhatDidNotRun(t *testing.T) {
 			}
 			config := &rest.Config{Host: server.URL}
 			client := &Client{Kube: kubernetes.NewForConfigOrDie(config), Config: config}
-			_, err := client.Exec(t.Context(), engine.PodReference{Namespace: "shop", Name: "db"}, "c", []string{"freeze"})
+			_, err := client.Exec(t.Context(), enginev1alpha1.PodReference{Namespace: "shop", Name: "db"}, "c", []string{"freeze"})
 			if _, notRun := errors.AsType[NotRunError](err); err == nil || notRun != test.notRun {
 				t.Errorf("%v (%T)", err, err)
 			}

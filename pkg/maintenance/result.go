@@ -13,7 +13,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
 
@@ -76,11 +76,11 @@ type Check struct {
 func newCheck(all bool, found repository.Check) *Check {
 	c := &Check{
 		All: all, Packs: found.Packs, ReadPacks: found.Read, ReadBytes: found.ReadBytes,
-		MissingPacks: found.Missing, DamagedPacks: len(found.Damaged), Damaged: found.Damaged[:min(len(found.Damaged), engine.MaxDamagedPacks)],
+		MissingPacks: found.Missing, DamagedPacks: len(found.Damaged), Damaged: found.Damaged[:min(len(found.Damaged), enginev1alpha1.MaxDamagedPacks)],
 		MissingIndexes: len(found.Indexes), Contents: found.Contents, AffectedSnapshots: len(found.Snapshots), Snapshots: found.Snapshots,
 		until: found.AffectedUntil,
 	}
-	if found.Incomplete || len(found.Snapshots) > engine.MaxAffectedSnapshots {
+	if found.Incomplete || len(found.Snapshots) > enginev1alpha1.MaxAffectedSnapshots {
 		c.Snapshots, c.AffectedUntil = nil, &c.until
 	}
 	return c

@@ -18,7 +18,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/folder"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
 	"github.com/holdfast-io/holdfast/pkg/format"
@@ -348,7 +348,7 @@ func (s *sweep) unneeded(ctx context.Context, r removal, its []datapath.Snapshot
 	if err != nil {
 		return nil, err
 	}
-	if backup != nil && backup.UID == r.UID && (backup.Status.Phase == holdfast.BackupPhaseCompleted || backup.Status.Phase == holdfast.BackupPhasePartiallyFailed) {
+	if backup != nil && backup.UID == r.UID && (backup.Status.Phase == v1alpha1.BackupPhaseCompleted || backup.Status.Phase == v1alpha1.BackupPhasePartiallyFailed) {
 		return s.unlisted(ctx, of, backup, its)
 	}
 	if needed, err := of.Needs(ctx); needed || err != nil {
@@ -363,8 +363,8 @@ func (s *sweep) unneeded(ctx context.Context, r removal, its []datapath.Snapshot
 // mayBeUnlisted reports whether a stored backup may have snapshots that it does not list: of a
 // volume that failed, of another attempt at a volume, or saved after the backup's end. It spares
 // reading the list of most backups.
-func mayBeUnlisted(backup *holdfast.Backup, its []datapath.Snapshot) bool {
-	if backup.Status.Phase == holdfast.BackupPhasePartiallyFailed {
+func mayBeUnlisted(backup *v1alpha1.Backup, its []datapath.Snapshot) bool {
+	if backup.Status.Phase == v1alpha1.BackupPhasePartiallyFailed {
 		return true
 	}
 	beside, volumes := sets.New[string](), sets.New[string]()
@@ -387,7 +387,7 @@ func mayBeUnlisted(backup *holdfast.Backup, its []datapath.Snapshot) bool {
 // saved one and before it reported it, or reported it too late. The list counts if this cluster has
 // signed its digest, and if all of its snapshots exist: a repair by Kopia would have replaced them
 // under other ids.
-func (s *sweep) unlisted(ctx context.Context, of folder.Folder, backup *holdfast.Backup, its []datapath.Snapshot) (ids []string, err error) {
+func (s *sweep) unlisted(ctx context.Context, of folder.Folder, backup *v1alpha1.Backup, its []datapath.Snapshot) (ids []string, err error) {
 	origin := backup.Status.Origin
 	if origin == nil || origin.Trust != "" || origin.ClusterUID != s.cluster || !slices.Contains(s.keys, origin.PublicKey) || backup.Status.CompletionTimestamp.IsZero() {
 		return nil, nil

@@ -25,7 +25,7 @@ import (
 	"github.com/johannesboyne/gofakes3"
 	"github.com/johannesboyne/gofakes3/backend/s3mem"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
 	"github.com/holdfast-io/holdfast/pkg/maintenance"
 	"github.com/holdfast-io/holdfast/pkg/repository"
@@ -50,9 +50,9 @@ type maintained struct {
 
 func (m maintained) location() repository.Location {
 	return repository.Location{
-		Spec: engine.StorageLocationSpec{
-			Provider: engine.StorageProviderS3,
-			S3:       &engine.S3Location{Bucket: benchmarkBucket, Endpoint: m.Endpoint, ForcePathStyle: true, CredentialsSecret: "credentials"},
+		Spec: enginev1alpha1.StorageLocationSpec{
+			Provider: enginev1alpha1.StorageProviderS3,
+			S3:       &enginev1alpha1.S3Location{Bucket: benchmarkBucket, Endpoint: m.Endpoint, ForcePathStyle: true, CredentialsSecret: "credentials"},
 		},
 		Secret: map[string][]byte{"accessKeyID": []byte("id"), "secretAccessKey": []byte("secret")},
 	}

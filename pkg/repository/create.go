@@ -21,7 +21,7 @@ import (
 	"github.com/kopia/kopia/repo/maintenance"
 	"github.com/kopia/kopia/snapshot/policy"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
@@ -49,11 +49,11 @@ func Exists(ctx context.Context, loc Location, namespace string) (bool, error) {
 	return false, nil
 }
 
-func blobs(ctx context.Context, st store.Reader, folder string, provider engine.StorageProvider) iter.Seq2[blob.ID, error] {
+func blobs(ctx context.Context, st store.Reader, folder string, provider enginev1alpha1.StorageProvider) iter.Seq2[blob.ID, error] {
 	return func(yield func(blob.ID, error) bool) {
 		for object, err := range st.List(ctx, folder, store.ListOptions{Recursive: true}) {
 			name := strings.TrimPrefix(object.Key, folder)
-			if provider == engine.StorageProviderFilesystem {
+			if provider == enginev1alpha1.StorageProviderFilesystem {
 				var isBlob bool
 				// Kopia cuts long names into folders; these are short.
 				if name, isBlob = strings.CutSuffix(name, sharded.CompleteBlobSuffix); !isBlob && err == nil {
@@ -99,13 +99,13 @@ type creatable interface {
 
 // initialize creates the repository, unless it exists, by one conditional write of its format. So a
 // stopped or concurrent process never leaves another format under existing data.
-func initialize(ctx context.Context, st creatable, provider engine.StorageProvider, namespace string, key Key) error {
+func initialize(ctx context.Context, st creatable, provider enginev1alpha1.StorageProvider, namespace string, key Key) error {
 	folder, err := folderOf(namespace)
 	if err != nil {
 		return err
 	}
 	objectOf := func(id blob.ID) string {
-		if provider == engine.StorageProviderFilesystem {
+		if provider == enginev1alpha1.StorageProviderFilesystem {
 			return folder + string(id) + sharded.CompleteBlobSuffix
 		}
 		return folder + string(id)

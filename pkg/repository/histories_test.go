@@ -24,7 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/folder"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
@@ -42,7 +42,7 @@ type history struct {
 	*mathrand.Rand
 	store      *store.Bucket
 	maintainer *maintenance.Maintainer
-	stored     *engine.StorageLocation
+	stored     *enginev1alpha1.StorageLocation
 	dir        string // the volume
 	made       int
 	// listed and running are the files of the backups that have ended well, and of those that
@@ -72,7 +72,7 @@ func newHistory(t *testing.T, seed uint64) *history {
 	t.Cleanup(func() { bucket.Close() })
 	return &history{
 		world: w, Rand: mathrand.New(mathrand.NewPCG(seed, 1)), store: bucket, dir: t.TempDir(),
-		stored:     &engine.StorageLocation{ObjectMeta: metav1.ObjectMeta{Name: "default"}, Spec: w.loc.Spec},
+		stored:     &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Name: "default"}, Spec: w.loc.Spec},
 		maintainer: &maintenance.Maintainer{ClusterUID: clusterUID, Clock: movedClock{world: w}},
 		listed:     map[string]map[string]string{}, running: map[string]map[string]string{},
 		ids: map[string]string{}, deleting: map[string]bool{}, times: map[string]time.Time{},

@@ -20,7 +20,7 @@ import (
 	"testing"
 	"time"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
@@ -35,8 +35,8 @@ type world struct {
 }
 
 func newWorld(t testing.TB) *world {
-	w := &world{Moved: repository.NewMoved(), t: t, key: repository.NewKey(), loc: repository.Location{Spec: engine.StorageLocationSpec{
-		Provider: engine.StorageProviderFilesystem, Filesystem: &engine.FilesystemLocation{Path: t.TempDir()},
+	w := &world{Moved: repository.NewMoved(), t: t, key: repository.NewKey(), loc: repository.Location{Spec: enginev1alpha1.StorageLocationSpec{
+		Provider: enginev1alpha1.StorageProviderFilesystem, Filesystem: &enginev1alpha1.FilesystemLocation{Path: t.TempDir()},
 	}}}
 	if err := repository.Create(t.Context(), w.loc, "app", w.key); err != nil {
 		t.Fatal(err)

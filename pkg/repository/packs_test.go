@@ -15,7 +15,7 @@ import (
 
 	"github.com/kopia/kopia/repo/blob"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
 
@@ -216,7 +216,7 @@ func TestPacksThatCantBeRead(t *testing.T) {
 // A folder answers at once, so that only a pack of which a lot is wanted is read whole.
 func TestPacksOfAFolder(t *testing.T) {
 	dir := t.TempDir()
-	s := connected1(t, Location{Spec: engine.StorageLocationSpec{Provider: engine.StorageProviderFilesystem, Filesystem: &engine.FilesystemLocation{Path: dir}}})
+	s := connected1(t, Location{Spec: enginev1alpha1.StorageLocationSpec{Provider: enginev1alpha1.StorageProviderFilesystem, Filesystem: &enginev1alpha1.FilesystemLocation{Path: dir}}})
 	ids, contents := fill(t, s, 2, 100_000)
 	packs := (&Repository{storage: s}).KeepPacks(1 << 30)
 	defer packs.Release()

@@ -14,7 +14,7 @@ import (
 	"github.com/kopia/kopia/repo/blob/sharded"
 	"github.com/kopia/kopia/repo/format"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
@@ -42,7 +42,7 @@ func ChangeKey(ctx context.Context, loc Location, namespace string, from, to Key
 	}
 	defer func() { err = errors.Join(err, bucket.Close()) }()
 	suffix := ""
-	if loc.Spec.Provider == engine.StorageProviderFilesystem {
+	if loc.Spec.Provider == enginev1alpha1.StorageProviderFilesystem {
 		suffix = sharded.CompleteBlobSuffix
 	}
 	_, err = bucket.Attributes(ctx, folder+format.KopiaBlobCfgBlobID+suffix)

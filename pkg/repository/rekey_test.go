@@ -14,13 +14,13 @@ import (
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/object"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
 // After a change of the key the old one opens nothing, and the new one all that was there.
 func TestChangeKey(t *testing.T) {
 	root := t.TempDir()
-	loc := Location{Spec: engine.StorageLocationSpec{Provider: engine.StorageProviderFilesystem, Filesystem: &engine.FilesystemLocation{Path: root}}}
+	loc := Location{Spec: enginev1alpha1.StorageLocationSpec{Provider: enginev1alpha1.StorageProviderFilesystem, Filesystem: &enginev1alpha1.FilesystemLocation{Path: root}}}
 	old, next, ctx := Key("chosen by a person"), NewKey(), t.Context()
 	check := func(err error) {
 		t.Helper()

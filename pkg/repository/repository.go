@@ -20,7 +20,7 @@ import (
 	"github.com/kopia/kopia/repo/content"
 	"k8s.io/klog/v2"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
@@ -72,7 +72,7 @@ func Open(ctx context.Context, loc Location, namespace string, key Key, opts Opt
 		return nil, err
 	}
 	var cache *blobCache
-	if loc.Spec.Provider != engine.StorageProviderFilesystem {
+	if loc.Spec.Provider != enginev1alpha1.StorageProviderFilesystem {
 		cache = opts.Cache.of(cacheName(loc.Spec, namespace))
 	}
 	r, err := open(ctx, bucket, loc.Spec.Provider, namespace, key, opts.WorkDir, cache)
@@ -93,7 +93,7 @@ func (r *Repository) distrust(packs []string) {
 	}
 }
 
-func cacheName(spec engine.StorageLocationSpec, namespace string) string {
+func cacheName(spec enginev1alpha1.StorageLocationSpec, namespace string) string {
 	id := []string{namespace, spec.Prefix}
 	if spec.S3 != nil {
 		id = append(id, spec.S3.Endpoint, spec.S3.Bucket)
@@ -105,7 +105,7 @@ func cacheName(spec engine.StorageLocationSpec, namespace string) string {
 const cacheNameLength = 16
 
 // open opens the repository in a bucket, and closes the bucket on failure.
-func open(ctx context.Context, bucket *store.Bucket, provider engine.StorageProvider, namespace string, key Key, workDir string, cache *blobCache) (*Repository, error) {
+func open(ctx context.Context, bucket *store.Bucket, provider enginev1alpha1.StorageProvider, namespace string, key Key, workDir string, cache *blobCache) (*Repository, error) {
 	st, err := connect(ctx, bucket, provider, namespace)
 	if err != nil {
 		return nil, errors.Join(err, bucket.Close())

@@ -27,7 +27,7 @@ import (
 	"github.com/kopia/kopia/repo/manifest"
 	"github.com/kopia/kopia/snapshot/policy"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
 
@@ -35,10 +35,10 @@ const namespace = "app"
 
 func filesystemLocation(t *testing.T) Location {
 	t.Helper()
-	return Location{Spec: engine.StorageLocationSpec{
-		Provider:   engine.StorageProviderFilesystem,
+	return Location{Spec: enginev1alpha1.StorageLocationSpec{
+		Provider:   enginev1alpha1.StorageProviderFilesystem,
 		Prefix:     "clusters/one",
-		Filesystem: &engine.FilesystemLocation{Path: t.TempDir()},
+		Filesystem: &enginev1alpha1.FilesystemLocation{Path: t.TempDir()},
 	}}
 }
 
@@ -50,7 +50,7 @@ func s3Location(t *testing.T, tls bool) Location {
 		t.Fatal(err)
 	}
 	server := httptest.NewUnstartedServer(gofakes3.New(backend).Server())
-	spec := &engine.S3Location{Bucket: "backups", ForcePathStyle: true, CredentialsSecret: "credentials"}
+	spec := &enginev1alpha1.S3Location{Bucket: "backups", ForcePathStyle: true, CredentialsSecret: "credentials"}
 	if tls {
 		server.StartTLS()
 		spec.CABundle = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
@@ -60,7 +60,7 @@ func s3Location(t *testing.T, tls bool) Location {
 	t.Cleanup(server.Close)
 	spec.Endpoint = server.URL
 	return Location{
-		Spec:   engine.StorageLocationSpec{Provider: engine.StorageProviderS3, Prefix: "p", S3: spec},
+		Spec:   enginev1alpha1.StorageLocationSpec{Provider: enginev1alpha1.StorageProviderS3, Prefix: "p", S3: spec},
 		Secret: map[string][]byte{"accessKeyID": []byte("AKIAEXAMPLE"), "secretAccessKey": []byte("very-secret-key")},
 	}
 }

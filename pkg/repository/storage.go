@@ -22,13 +22,13 @@ import (
 	"github.com/kopia/kopia/repo/format"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
 // Location is a storage location and what is needed to get into it.
 type Location struct {
-	Spec engine.StorageLocationSpec
+	Spec enginev1alpha1.StorageLocationSpec
 	// Secret is the data of the spec's Secret: accessKeyID, secretAccessKey and optionally
 	// sessionToken. Unused by a filesystem.
 	Secret map[string][]byte
@@ -90,7 +90,7 @@ const storageConfig = ".storageconfig"
 
 // connect returns the blob storage of a namespace's repository, which owns the bucket on success.
 // It fails with ErrNotInitialized if a folder does not exist.
-func connect(ctx context.Context, bucket *store.Bucket, provider engine.StorageProvider, namespace string) (*storage, error) {
+func connect(ctx context.Context, bucket *store.Bucket, provider enginev1alpha1.StorageProvider, namespace string) (*storage, error) {
 	folder, err := folderOf(namespace)
 	if err != nil {
 		return nil, err
@@ -104,7 +104,7 @@ func connect(ctx context.Context, bucket *store.Bucket, provider engine.StorageP
 	}
 	s := &storage{bucket: bucket}
 	s.lost, s.lose = context.WithCancelCause(context.Background())
-	if provider == engine.StorageProviderFilesystem {
+	if provider == enginev1alpha1.StorageProviderFilesystem {
 		if s.shards, err = shardsOf(ctx, bucket); err != nil {
 			return nil, errors.Join(fmt.Errorf("learn the repository's layout: %w", err), bucket.Close())
 		}

@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 	"github.com/holdfast-io/holdfast/pkg/restore/graph"
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
@@ -94,7 +94,7 @@ type chooser struct {
 // isOwn reports whether an item belongs into one of Holdfast's own namespaces, or is one.
 func (c *chooser) isOwn(item *manifest.Item) bool {
 	about := c.e.subject(item)
-	own := engine.OwnNamespaces(c.e.request.SystemNamespace)
+	own := enginev1alpha1.OwnNamespaces(c.e.request.SystemNamespace)
 	return slices.Contains(own, about.namespace) || isNamespace(item) && slices.Contains(own, about.name)
 }
 

@@ -15,8 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/restore/source"
 )
@@ -32,8 +32,8 @@ func TestClaimsWithoutData(t *testing.T) {
 	backup.NotTaken = map[types.NamespacedName]string{{Namespace: "a", Name: "idle"}: "no pod runs"}
 	s := newFakeServer(t)
 	s.add("namespaces", obj("v1", "Namespace", "", "a"))
-	ended := s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{}))
-	want(t, ended, holdfast.RestorePhaseCompleted, "persistentvolumeclaims a/idle: it comes back empty, since the backup does not hold its data: no pod runs", "a/unknown: it comes back empty")
+	ended := s.run(t.Context(), backup, request("r", v1alpha1.RestoreSpec{}))
+	want(t, ended, v1alpha1.RestorePhaseCompleted, "persistentvolumeclaims a/idle: it comes back empty, since the backup does not hold its data: no pod runs", "a/unknown: it comes back empty")
 	if ended.Status.Warnings != 2 {
 		results, _ := told(t, ended)
 		t.Errorf("warnings: %v", results.Warnings)
@@ -41,14 +41,14 @@ func TestClaimsWithoutData(t *testing.T) {
 
 	pod := obj("v1", "Pod", "a", "p", with([]any{map[string]any{"name": "v", "persistentVolumeClaim": map[string]any{"claimName": "snapshot"}}}, "spec", "volumes"))
 	backup = backupOf(t, bound("snapshot"), pod)
-	backup.Volumes = []source.Volume{{Volume: format.Volume{Pod: engine.PodReference{Namespace: "a"}, ClaimName: "snapshot"}, Problem: "it was backed up as CSISnapshot"}}
+	backup.Volumes = []source.Volume{{Volume: format.Volume{Pod: enginev1alpha1.PodReference{Namespace: "a"}, ClaimName: "snapshot"}, Problem: "it was backed up as CSISnapshot"}}
 	for _, live := range []bool{false, true} {
 		s = newFakeServer(t)
 		s.add("namespaces", obj("v1", "Namespace", "", "a"))
 		if live { // nothing would be written over
 			s.add("persistentvolumeclaims", bound("snapshot"))
 		}
-		want(t, s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{})), holdfast.RestorePhasePartiallyFailed, "its data is not in the backup: it was backed up as CSISnapshot", "would start without")
+		want(t, s.run(t.Context(), backup, request("r", v1alpha1.RestoreSpec{})), v1alpha1.RestorePhasePartiallyFailed, "its data is not in the backup: it was backed up as CSISnapshot", "would start without")
 		if s.get("pods", "a", "p") != nil {
 			t.Error("the pod was created")
 		}
@@ -56,7 +56,7 @@ func TestClaimsWithoutData(t *testing.T) {
 }
 
 // wantChosen fails the test unless just these objects of a backup are chosen, as KIND NAMESPACE/NAME.
-func wantChosen(t *testing.T, backup *source.Backup, spec holdfast.RestoreSpec, names ...string) *report {
+func wantChosen(t *testing.T, backup *source.Backup, spec v1alpha1.RestoreSpec, names ...string) *report {
 	t.Helper()
 	e := newExecution(t.Context(), request("r", spec), Dependencies{Backup: backup, Clock: clock.RealClock{}})
 	var err error
@@ -86,9 +86,9 @@ func TestClaimsOfSets(t *testing.T) {
 	}
 	backup := backupOf(t, obj("apps/v1", "StatefulSet", "a", "web"), obj("apps/v1", "StatefulSet", "a", "my-web"),
 		claim("a", "data-web-0"), claim("a", "log-data-web-12"), claim("a", "data-my-web-0"), claim("a", "data-web"), claim("a", "web-0"), claim("b", "data-web-0"))
-	objects := []holdfast.RestoreObject{{Resource: "statefulsets", Namespace: "a", Name: "web"}}
-	wantChosen(t, backup, holdfast.RestoreSpec{Objects: objects}, "StatefulSet a/web", "PersistentVolumeClaim a/data-web-0", "PersistentVolumeClaim a/log-data-web-12")
-	wantChosen(t, backup, holdfast.RestoreSpec{Objects: objects, RestorePVs: new(bool)}, "StatefulSet a/web")
+	objects := []v1alpha1.RestoreObject{{Resource: "statefulsets", Namespace: "a", Name: "web"}}
+	wantChosen(t, backup, v1alpha1.RestoreSpec{Objects: objects}, "StatefulSet a/web", "PersistentVolumeClaim a/data-web-0", "PersistentVolumeClaim a/log-data-web-12")
+	wantChosen(t, backup, v1alpha1.RestoreSpec{Objects: objects, RestorePVs: new(bool)}, "StatefulSet a/web")
 }
 
 // wantTold fails the test unless these are what a report tells, each of one text.
@@ -122,25 +122,25 @@ func TestUnknownResources(t *testing.T) {
 	backup := backupOf(t, obj("v1", "ConfigMap", "a", "c"), obj("v1", "Secret", "a", "s"), obj("v1", "Secret", "b", "s"), obj("apps/v1", "Deployment", "a", "d"), crd, obj("example.com/v1", "Widget", "a", "w"))
 	all := []string{"ConfigMap a/c", "Deployment a/d", "Widget a/w"}
 	for name, test := range map[string]struct {
-		spec             holdfast.RestoreSpec
+		spec             v1alpha1.RestoreSpec
 		want             []string
 		errors, warnings []string
 	}{
-		"any name, in any case": {spec: holdfast.RestoreSpec{IncludedResources: []string{"configmap", "Deploy.apps", "WD"}}, want: all},
-		"excluded by any name":  {spec: holdfast.RestoreSpec{ExcludedResources: []string{"cm", "SECRET", "deploy", "crd", "customresourcedefinition"}}, want: []string{"Widget a/w"}, warnings: []string{"the backup holds no crd,"}},
-		"patterns in any case":  {spec: holdfast.RestoreSpec{IncludedResources: []string{"ConfigM*", "Widgets.*", "deployments.*"}}, want: all},
+		"any name, in any case": {spec: v1alpha1.RestoreSpec{IncludedResources: []string{"configmap", "Deploy.apps", "WD"}}, want: all},
+		"excluded by any name":  {spec: v1alpha1.RestoreSpec{ExcludedResources: []string{"cm", "SECRET", "deploy", "crd", "customresourcedefinition"}}, want: []string{"Widget a/w"}, warnings: []string{"the backup holds no crd,"}},
+		"patterns in any case":  {spec: v1alpha1.RestoreSpec{IncludedResources: []string{"ConfigM*", "Widgets.*", "deployments.*"}}, want: all},
 		"unknown words": {
-			spec:     holdfast.RestoreSpec{IncludedResources: []string{"ConfigMap", "depl", "jobs.*", "deploy", "wd"}, ExcludedResources: []string{"pods", "secrets", "z*", "nodes", "events.events.k8s.io"}},
+			spec:     v1alpha1.RestoreSpec{IncludedResources: []string{"ConfigMap", "depl", "jobs.*", "deploy", "wd"}, ExcludedResources: []string{"pods", "secrets", "z*", "nodes", "events.events.k8s.io"}},
 			want:     all,
 			errors:   []string{"the backup holds no depl:"},
 			warnings: []string{`includedResources has \"jobs.*\", which applies to nothing`, "the backup holds no pods,", "the backup holds no z*,"},
 		},
 		"namespaces that are not there": {
-			spec: holdfast.RestoreSpec{IncludedNamespaces: []string{"b", "x*"}, ExcludedNamespaces: []string{"y", "z*", "a"}}, want: []string{"Secret b/s"},
+			spec: v1alpha1.RestoreSpec{IncludedNamespaces: []string{"b", "x*"}, ExcludedNamespaces: []string{"y", "z*", "a"}}, want: []string{"Secret b/s"},
 			warnings: []string{`includedNamespaces has \"x*\"`, `excludedNamespaces has \"y\"`, `excludedNamespaces has \"z*\", which applies to nothing: the backup holds no such namespace`},
 		},
 		"words that apply to nothing": {
-			spec: holdfast.RestoreSpec{IncludedNamespaces: []string{"b"}, IncludedResources: []string{"cm", "secret"}, RestoreStatus: &holdfast.RestoreStatusSpec{IncludedResources: []string{"secret", "deploy"}, ExcludedResources: []string{"nosuch"}}},
+			spec: v1alpha1.RestoreSpec{IncludedNamespaces: []string{"b"}, IncludedResources: []string{"cm", "secret"}, RestoreStatus: &v1alpha1.RestoreStatusSpec{IncludedResources: []string{"secret", "deploy"}, ExcludedResources: []string{"nosuch"}}},
 			want: []string{"Secret b/s"},
 			warnings: []string{`includedResources has \"cm\", which applies to nothing: the backup holds such objects, but none that the restore takes`,
 				`restoreStatus.includedResources has \"deploy\", which applies to nothing`, `restoreStatus.excludedResources has \"nosuch\", which applies to nothing`},
@@ -156,7 +156,7 @@ func TestUnknownResources(t *testing.T) {
 func TestOwnObjects(t *testing.T) {
 	backup := backupOf(t, obj("v1", "Namespace", "", "holdfast"), obj("v1", "Secret", "holdfast", "s"), obj("v1", "ConfigMap", "holdfast-maintenance", "m"),
 		definition("engine.holdfast.io", "Run"), definition("example.com", "Widget"), obj("v1", "ConfigMap", "a", "c"))
-	report := wantChosen(t, backup, holdfast.RestoreSpec{}, "ConfigMap a/c", "CustomResourceDefinition /widgets.example.com")
+	report := wantChosen(t, backup, v1alpha1.RestoreSpec{}, "ConfigMap a/c", "CustomResourceDefinition /widgets.example.com")
 	wantTold(t, report, nil, []string{"3 objects of Holdfast's own namespaces are left out"})
 }
 
@@ -168,8 +168,8 @@ func TestObjectsStayInTheirNamespaces(t *testing.T) {
 	}, "spec", "csi"))
 	backup := backupOf(t, obj("v1", "Namespace", "", "a"), obj("v1", "Namespace", "", "b"), obj("v1", "Secret", "b", "key"), pv,
 		obj("v1", "PersistentVolumeClaim", "a", "data", with("pv", "spec", "volumeName")))
-	objects := []holdfast.RestoreObject{{Resource: "persistentvolumeclaims", Namespace: "a", Name: "data"}}
-	wantChosen(t, backup, holdfast.RestoreSpec{Objects: objects}, "PersistentVolumeClaim a/data", "PersistentVolume /pv", "Namespace /a")
+	objects := []v1alpha1.RestoreObject{{Resource: "persistentvolumeclaims", Namespace: "a", Name: "data"}}
+	wantChosen(t, backup, v1alpha1.RestoreSpec{Objects: objects}, "PersistentVolumeClaim a/data", "PersistentVolume /pv", "Namespace /a")
 }
 
 // TestPlanShowsNoSecrets: nor does a modifier bring what a tenant's restore refuses.
@@ -178,18 +178,18 @@ func TestPlanShowsNoSecrets(t *testing.T) {
 	s.add("namespaces", obj("v1", "Namespace", "", "a"))
 	s.add("secrets", obj("v1", "Secret", "a", "s", with("bGl2ZQ==", "data", "k")))
 	backup := backupOf(t, obj("v1", "Secret", "a", "s", with("b2xk", "data", "k")))
-	plan := want(t, s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{ExistingResourcePolicy: holdfast.ExistingResourceUpdate, PlanOnly: true})), holdfast.RestorePhaseCompleted)
+	plan := want(t, s.run(t.Context(), backup, request("r", v1alpha1.RestoreSpec{ExistingResourcePolicy: v1alpha1.ExistingResourceUpdate, PlanOnly: true})), v1alpha1.RestorePhaseCompleted)
 	if len(plan.Items) != 1 || plan.Items[0].Action != "update" || plan.Items[0].Diff != nil {
 		t.Errorf("planned: %+v", plan.Items)
 	}
 	s.add("serviceaccounts", obj("v1", "ServiceAccount", "a", "default")) // pods wait for it
-	r := request("r", holdfast.RestoreSpec{})
+	r := request("r", v1alpha1.RestoreSpec{})
 	r.Run.Spec.RestoreRef.Namespace = "a"
 	ended := s.run(t.Context(), backupOf(t, obj("v1", "Pod", "a", "p", with("x", "spec", "nodeName"))), r, func(d *Dependencies) {
 		d.Allowed = func(context.Context, Right) (bool, error) { return true, nil }
 		d.Modifiers = map[string]string{"m": "version: v1\nresourceModifierRules:\n- conditions: {groupResource: pods}\n  patches:\n  - {operation: add, path: /spec/volumes, value: '[{\"name\":\"h\",\"hostPath\":{\"path\":\"/\"}}]'}\n"}
 	})
-	want(t, ended, holdfast.RestorePhasePartiallyFailed, refusedHostPath)
+	want(t, ended, v1alpha1.RestorePhasePartiallyFailed, refusedHostPath)
 	if s.writes > 0 {
 		t.Errorf("%d writes", s.writes)
 	}
@@ -202,8 +202,8 @@ func TestScratchOfOthers(t *testing.T) {
 	backup := backupOf(t, pod)
 	uid := types.UID(backup.Items[0].UID)
 	for namespace, want := range map[string]int{"a": 1, "payroll": 0} {
-		e := newExecution(t.Context(), request("r", holdfast.RestoreSpec{}), Dependencies{Backup: backup, Clock: clock.RealClock{}})
-		volume := source.Volume{Volume: format.Volume{Pod: engine.PodReference{Namespace: namespace, UID: uid}, Name: "scratch"}}
+		e := newExecution(t.Context(), request("r", v1alpha1.RestoreSpec{}), Dependencies{Backup: backup, Clock: clock.RealClock{}})
+		volume := source.Volume{Volume: format.Volume{Pod: enginev1alpha1.PodReference{Namespace: namespace, UID: uid}, Name: "scratch"}}
 		e.scratch = map[types.UID][]*source.Volume{uid: {&volume}}
 		if got := e.scratchOf(backup.Items[0]); uid == "" || len(got) != want {
 			t.Errorf("of a pod of %s: %d volumes", namespace, len(got))
@@ -215,7 +215,7 @@ func TestScratchOfOthers(t *testing.T) {
 func TestPathsOfTenants(t *testing.T) {
 	for namespace, want := range map[string]bool{"shop": false, "holdfast": true} {
 		for _, may := range []bool{true, false} {
-			r := request("r", holdfast.RestoreSpec{Paths: []string{"a"}})
+			r := request("r", v1alpha1.RestoreSpec{Paths: []string{"a"}})
 			r.Run.Spec.RestoreRef.Namespace = namespace
 			e := newExecution(t.Context(), r, Dependencies{Clock: clock.RealClock{}, Allowed: func(_ context.Context, right Right) (bool, error) {
 				return may && right == Right{Verb: "create", Resource: "pods", Namespace: "shop"}, nil
@@ -245,11 +245,11 @@ func TestIdleWords(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newFakeServer(t)
-			spec := holdfast.RestoreSpec{Hooks: holdfast.RestoreHooks{Resources: []holdfast.RestoreResourceHookSpec{{Name: "load", IncludedResources: []string{"Pod", "PO", "deployments"}}}}}
+			spec := v1alpha1.RestoreSpec{Hooks: v1alpha1.RestoreHooks{Resources: []v1alpha1.RestoreResourceHookSpec{{Name: "load", IncludedResources: []string{"Pod", "PO", "deployments"}}}}}
 			ended := s.run(t.Context(), backupOf(t, obj("v1", "Namespace", "", "a"), obj("apps/v1", "Deployment", "a", "web", with(int64(3), "spec", "replicas"))), request("r", spec), func(d *Dependencies) {
 				d.Modifiers = map[string]string{"rules": "{version: v1, resourceModifierRules: [{conditions: {" + test.rule + "}, patches: [{operation: replace, path: /spec/replicas, value: '1'}]}]}"}
 			})
-			want(t, ended, holdfast.RestorePhaseCompleted, test.told, `the hooks load have \"deployments\" in includedResources, which applies to nothing`)
+			want(t, ended, v1alpha1.RestorePhaseCompleted, test.told, `the hooks load have \"deployments\" in includedResources, which applies to nothing`)
 			warnings := int32(1)
 			if test.told != "" {
 				warnings++

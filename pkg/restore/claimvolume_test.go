@@ -11,7 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // TestVolumesOfClaims: a claim names its volume only if the volume is there and free for
@@ -37,7 +37,7 @@ func TestVolumesOfClaims(t *testing.T) {
 	const empty = "it comes back empty, since the backup does not hold its data"
 	for name, test := range map[string]struct {
 		stored, live map[string]any
-		spec         holdfast.RestoreSpec
+		spec         v1alpha1.RestoreSpec
 		change       func(*Dependencies)
 		namespace    string
 		keeps        bool
@@ -56,11 +56,11 @@ func TestVolumesOfClaims(t *testing.T) {
 		"reserved for another claim":             {stored: retained, live: volume("Retain", claimRef("b", ""), "Available"), says: empty},
 		"the namespace is mapped": {
 			stored: retained, live: volume("Retain", nil, "Available"), namespace: "copy",
-			spec: holdfast.RestoreSpec{NamespaceMapping: map[string]string{"a": "copy"}}, says: empty,
+			spec: v1alpha1.RestoreSpec{NamespaceMapping: map[string]string{"a": "copy"}}, says: empty,
 		},
 		"of another cluster": {stored: retained, change: func(d *Dependencies) { d.ClusterUID = "here" }, says: "it points at storage of the cluster there"},
 		"of another cluster, and asked for": {
-			stored: retained, change: func(d *Dependencies) { d.ClusterUID = "here" }, spec: holdfast.RestoreSpec{RestorePVs: new(true)}, keeps: true,
+			stored: retained, change: func(d *Dependencies) { d.ClusterUID = "here" }, spec: v1alpha1.RestoreSpec{RestorePVs: new(true)}, keeps: true,
 		},
 		"of this cluster": {stored: retained, change: func(d *Dependencies) { d.ClusterUID = "there" }, keeps: true},
 	} {
@@ -70,7 +70,7 @@ func TestVolumesOfClaims(t *testing.T) {
 				objects = append(objects, (&unstructured.Unstructured{Object: test.stored}).DeepCopy().Object)
 			}
 			backup := backupOf(t, objects...)
-			backup.Metadata = &holdfast.Backup{Status: holdfast.BackupStatus{Origin: &holdfast.BackupOrigin{ClusterUID: "there"}}}
+			backup.Metadata = &v1alpha1.Backup{Status: v1alpha1.BackupStatus{Origin: &v1alpha1.BackupOrigin{ClusterUID: "there"}}}
 			s := newFakeServer(t)
 			namespace := "a"
 			if test.namespace != "" {
@@ -86,13 +86,13 @@ func TestVolumesOfClaims(t *testing.T) {
 
 			planned := test.spec
 			planned.PlanOnly = true
-			want(t, s.run(t.Context(), backup, request("plan", planned), test.change), holdfast.RestorePhaseCompleted)
+			want(t, s.run(t.Context(), backup, request("plan", planned), test.change), v1alpha1.RestorePhaseCompleted)
 			if s.writes > 0 {
 				t.Errorf("the plan made %d writes", s.writes)
 			}
 
 			ended := s.run(t.Context(), backup, request("r", test.spec), test.change)
-			if want(t, ended, holdfast.RestorePhaseCompleted, test.says); test.says == "" && ended.Status.Warnings > 0 {
+			if want(t, ended, v1alpha1.RestorePhaseCompleted, test.says); test.says == "" && ended.Status.Warnings > 0 {
 				results, _ := told(t, ended)
 				t.Errorf("warnings: %v", results.Warnings)
 			}
@@ -129,7 +129,7 @@ func TestVolumesThatMayNotBeTakenOver(t *testing.T) {
 		return 0, false
 	}
 	backup := backupOf(t, obj("v1", "PersistentVolumeClaim", "a", "data", with("pv", "spec", "volumeName")))
-	want(t, s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{})), holdfast.RestorePhaseCompleted,
+	want(t, s.run(t.Context(), backup, request("r", v1alpha1.RestoreSpec{})), v1alpha1.RestorePhaseCompleted,
 		"its volume pv still has its data, and was not given to it", "it comes back empty")
 	if named, found, _ := unstructured.NestedString(s.get("persistentvolumeclaims", "a", "data").Object, "spec", "volumeName"); found {
 		t.Errorf("the claim names %s", named)
@@ -165,8 +165,8 @@ func TestClaimsThatAreBoundLate(t *testing.T) {
 				return 0, false
 			}
 			backup := backupOf(t, obj("v1", "PersistentVolumeClaim", "a", "data", with("pv", "spec", "volumeName")))
-			ended := s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{}), func(d *Dependencies) { d.Look = look })
-			if want(t, ended, holdfast.RestorePhaseCompleted, test.says); (test.says != "") != (ended.Status.Warnings > 0) {
+			ended := s.run(t.Context(), backup, request("r", v1alpha1.RestoreSpec{}), func(d *Dependencies) { d.Look = look })
+			if want(t, ended, v1alpha1.RestorePhaseCompleted, test.says); (test.says != "") != (ended.Status.Warnings > 0) {
 				results, _ := told(t, ended)
 				t.Errorf("warnings: %v", results.Warnings)
 			}

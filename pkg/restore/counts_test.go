@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // TestCounts shows that a restore counts what is there: created, changed, or there and equal. What
@@ -23,12 +23,12 @@ func TestCounts(t *testing.T) {
 		obj("v1", "Pod", "a", "ended", with("Succeeded", "status", "phase")),
 	}
 	for name, test := range map[string]struct {
-		policy holdfast.ExistingResourcePolicy
-		want   holdfast.RestoreProgress
-		phase  holdfast.RestorePhase
+		policy v1alpha1.ExistingResourcePolicy
+		want   v1alpha1.RestoreProgress
+		phase  v1alpha1.RestorePhase
 	}{
-		"what differs stays":      {holdfast.ExistingResourceNone, holdfast.RestoreProgress{TotalItems: 5, ItemsRestored: 3, ItemsCreated: 2, ItemsUnchanged: 1, ItemsDiffering: 1, ItemsFailed: 1}, holdfast.RestorePhasePartiallyFailed},
-		"what differs is changed": {holdfast.ExistingResourceUpdate, holdfast.RestoreProgress{TotalItems: 5, ItemsRestored: 4, ItemsCreated: 2, ItemsUpdated: 1, ItemsUnchanged: 1, ItemsFailed: 1}, holdfast.RestorePhasePartiallyFailed},
+		"what differs stays":      {v1alpha1.ExistingResourceNone, v1alpha1.RestoreProgress{TotalItems: 5, ItemsRestored: 3, ItemsCreated: 2, ItemsUnchanged: 1, ItemsDiffering: 1, ItemsFailed: 1}, v1alpha1.RestorePhasePartiallyFailed},
+		"what differs is changed": {v1alpha1.ExistingResourceUpdate, v1alpha1.RestoreProgress{TotalItems: 5, ItemsRestored: 4, ItemsCreated: 2, ItemsUpdated: 1, ItemsUnchanged: 1, ItemsFailed: 1}, v1alpha1.RestorePhasePartiallyFailed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newFakeServer(t)
@@ -40,7 +40,7 @@ func TestCounts(t *testing.T) {
 				}
 				return 0, false
 			}
-			ended := s.run(t.Context(), backupOf(t, objects...), request("r", holdfast.RestoreSpec{ExistingResourcePolicy: test.policy}))
+			ended := s.run(t.Context(), backupOf(t, objects...), request("r", v1alpha1.RestoreSpec{ExistingResourcePolicy: test.policy}))
 			if ended.Status.Phase != test.phase || *ended.Status.Progress != test.want {
 				t.Errorf("it is %s: %+v, want %+v", ended.Status.Phase, *ended.Status.Progress, test.want)
 			}

@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 	"github.com/holdfast-io/holdfast/pkg/restore/graph"
@@ -31,7 +31,7 @@ type Volumes interface {
 	// that data is complete.
 	Hold(ctx context.Context, pod *unstructured.Unstructured, data []format.Volume) error
 	Pod(ctx context.Context, namespace, name string, data []format.Volume) error
-	Counts() holdfast.RestoreVolumesProgress
+	Counts() v1alpha1.RestoreVolumesProgress
 	// Warnings are about volumes whose data is complete, one for each.
 	Warnings() []string
 }

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
 )
@@ -136,7 +136,7 @@ func (e *execution) standing(ctx context.Context, k *kind, about subject, desire
 	if err != nil || live == nil || live.GetDeletionTimestamp() != nil {
 		return nil
 	}
-	if object.Compare(live, desired, nil, holdfast.ExistingResourceNone).Action != object.Equal {
+	if object.Compare(live, desired, nil, v1alpha1.ExistingResourceNone).Action != object.Equal {
 		return nil
 	}
 	return live

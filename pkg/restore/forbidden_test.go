@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // reader is a client of the controller: what a tenant is forbidden, it may list.
@@ -45,13 +45,13 @@ func TestForbidden(t *testing.T) {
 		role("equal", "x"), role("other", "x"), role("absent", "x"), obj("v1", "ResourceQuota", "a", "quota"), obj("v1", "Secret", "a", "limited"),
 	}
 	for name, test := range map[string]struct {
-		spec  holdfast.RestoreSpec
-		phase holdfast.RestorePhase
+		spec  v1alpha1.RestoreSpec
+		phase v1alpha1.RestorePhase
 		texts []string
 		want  map[string]string
 	}{
 		"all": {
-			phase: holdfast.RestorePhasePartiallyFailed, // by the quota, which is no lack of rights
+			phase: v1alpha1.RestorePhasePartiallyFailed, // by the quota, which is no lack of rights
 			texts: []string{"not as in the backup: 4 (1 endpoints, 1 resourcequotas, 2 roles.rbac.authorization.k8s.io)", "secrets a/limited: "},
 			want: map[string]string{
 				"ConfigMap a/own": "create", "StatefulSet a/db": "create", "ControllerRevision a/db-1": "skip", "Service a/web": "create", "Endpoints a/web": "skip", "Endpoints a/alone": "refused",
@@ -59,15 +59,15 @@ func TestForbidden(t *testing.T) {
 			},
 		},
 		"what may be written": {
-			spec: holdfast.RestoreSpec{ExcludedResources: []string{"secrets"}}, phase: holdfast.RestorePhaseCompleted, texts: []string{"not as in the backup: 4"},
+			spec: v1alpha1.RestoreSpec{ExcludedResources: []string{"secrets"}}, phase: v1alpha1.RestorePhaseCompleted, texts: []string{"not as in the backup: 4"},
 		},
 		"a kind that is named": {
-			spec: holdfast.RestoreSpec{IncludedResources: []string{"configmaps", "roles.rbac.authorization.k8s.io"}}, phase: holdfast.RestorePhasePartiallyFailed,
+			spec: v1alpha1.RestoreSpec{IncludedResources: []string{"configmaps", "roles.rbac.authorization.k8s.io"}}, phase: v1alpha1.RestorePhasePartiallyFailed,
 			texts: []string{"roles.rbac.authorization.k8s.io a/absent: the requester of the restore may not create it", "roles.rbac.authorization.k8s.io a/other: "},
 			want:  map[string]string{"ConfigMap a/own": "create", "Role a/equal": "skip", "Role a/other": "refused", "Role a/absent": "refused"},
 		},
 		"an object that is named": {
-			spec: holdfast.RestoreSpec{Objects: []holdfast.RestoreObject{{Resource: "resourcequotas", Namespace: "a", Name: "quota"}}}, phase: holdfast.RestorePhasePartiallyFailed,
+			spec: v1alpha1.RestoreSpec{Objects: []v1alpha1.RestoreObject{{Resource: "resourcequotas", Namespace: "a", Name: "quota"}}}, phase: v1alpha1.RestorePhasePartiallyFailed,
 			texts: []string{"resourcequotas a/quota: the requester of the restore may not create it"}, want: map[string]string{"ResourceQuota a/quota": "refused"},
 		},
 	} {
@@ -103,7 +103,7 @@ func TestForbidden(t *testing.T) {
 				request.Run.Spec.Restore.PlanOnly = planOnly
 				wanted, phase, texts := test.want, test.phase, test.texts
 				if planOnly && name == "all" { // only trying tells of the quota
-					phase, texts = holdfast.RestorePhaseCompleted, texts[:1]
+					phase, texts = v1alpha1.RestorePhaseCompleted, texts[:1]
 				}
 				plan := want(t, s.run(t.Context(), backupOf(t, objects...), request, func(d *Dependencies) {
 					d.Reader = s.reader(t)

@@ -31,8 +31,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/archive"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
@@ -438,8 +438,8 @@ func stored(t testing.TB, objects ...map[string]any) memory {
 	t.Helper()
 	var tarball bytes.Buffer
 	start := metav1.NewTime(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
-	backup := &holdfast.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast", Name: "b", UID: "backup-uid", CreationTimestamp: start}}
-	backup.Status = holdfast.BackupStatus{Phase: holdfast.BackupPhaseCompleted, StartTimestamp: &start, CompletionTimestamp: &start}
+	backup := &v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast", Name: "b", UID: "backup-uid", CreationTimestamp: start}}
+	backup.Status = v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseCompleted, StartTimestamp: &start, CompletionTimestamp: &start}
 	w, err := archive.NewWriter(&tarball, start.Time, "backup-uid")
 	if err != nil {
 		t.Fatal(err)
@@ -484,9 +484,9 @@ func stored(t testing.TB, objects ...map[string]any) memory {
 }
 
 // request is one for a restore of the system namespace.
-func request(uid string, spec holdfast.RestoreSpec) Request {
-	run := &engine.RestoreRun{ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast", Name: "r", UID: types.UID(uid)}}
-	run.Spec.RestoreRef = holdfast.BackupReference{Namespace: "holdfast", Name: "r"}
+func request(uid string, spec v1alpha1.RestoreSpec) Request {
+	run := &enginev1alpha1.RestoreRun{ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast", Name: "r", UID: types.UID(uid)}}
+	run.Spec.RestoreRef = v1alpha1.BackupReference{Namespace: "holdfast", Name: "r"}
 	run.Spec.Restore = spec
 	return Request{Run: run, SystemNamespace: "holdfast"}
 }
@@ -521,7 +521,7 @@ func told(t testing.TB, ended *Ended) (format.Results, format.RestorePlan) {
 }
 
 // want fails the test unless a restore ended in a phase, with results that have the texts.
-func want(t testing.TB, ended *Ended, phase holdfast.RestorePhase, texts ...string) format.RestorePlan {
+func want(t testing.TB, ended *Ended, phase v1alpha1.RestorePhase, texts ...string) format.RestorePlan {
 	t.Helper()
 	results, plan := told(t, ended)
 	encoded, _ := json.MarshalIndent(results, "", "  ")

@@ -23,8 +23,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
 	podhooks "github.com/holdfast-io/holdfast/pkg/hooks"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
@@ -36,11 +36,11 @@ import (
 // in between, the result is reported as unknown.
 type Hooks interface {
 	// Begin notes that the commands of a pod begin. It returns an earlier note, if there is one.
-	Begin(ctx context.Context, pod types.UID) (earlier *engine.HookedPod, err error)
-	End(ctx context.Context, pod engine.HookedPod) error
+	Begin(ctx context.Context, pod types.UID) (earlier *enginev1alpha1.HookedPod, err error)
+	End(ctx context.Context, pod enginev1alpha1.HookedPod) error
 	// Exec runs a command in a container and returns a part of its output. It returns when ctx
 	// ends, even if the command runs on.
-	Exec(ctx context.Context, pod engine.PodReference, container string, command []string) (output string, err error)
+	Exec(ctx context.Context, pod enginev1alpha1.PodReference, container string, command []string) (output string, err error)
 }
 
 const (
@@ -66,7 +66,7 @@ var (
 type hookRule struct {
 	name     string
 	selector *podhooks.Selector
-	hooks    []holdfast.RestoreResourceHook
+	hooks    []v1alpha1.RestoreResourceHook
 }
 
 type command struct {
@@ -159,7 +159,7 @@ func (h *podHooks) of(pod *corev1.Pod, about subject) (inits []map[string]any, c
 			if exec := hook.Exec; exec != nil && !byAnnotation[1] {
 				commands = append(commands, newCommand(pod, command{
 					from: rule.name, container: exec.Container, words: exec.Command,
-					goOn: exec.OnError == holdfast.HookErrorModeContinue, ready: ptr.Deref(exec.WaitForReady, false),
+					goOn: exec.OnError == v1alpha1.HookErrorModeContinue, ready: ptr.Deref(exec.WaitForReady, false),
 					timeout: exec.ExecTimeout.Duration, wait: exec.WaitTimeout.Duration,
 				}))
 			}
@@ -187,7 +187,7 @@ func (h *podHooks) annotated(pod *corev1.Pod, about subject) *command {
 		}
 		found := newCommand(pod, command{
 			from: "of the annotation " + domain + "command", container: pod.Annotations[domain+"container"], words: podhooks.Command(words),
-			goOn:    pod.Annotations[domain+"on-error"] == string(holdfast.HookErrorModeContinue),
+			goOn:    pod.Annotations[domain+"on-error"] == string(v1alpha1.HookErrorModeContinue),
 			ready:   pod.Annotations[domain+"wait-for-ready"] == "true",
 			timeout: h.duration(pod, about, domain+"exec-timeout"),
 			wait:    h.duration(pod, about, domain+"wait-timeout"),
@@ -386,7 +386,7 @@ func (h *podHooks) inPod(ctx context.Context, pod *hooked) {
 		e.report.fail(pod.about, fmt.Sprintf("its hooks were begun in the pod %s, and the controller stopped before they had ended: see what they have done, and run the rest by hand", live.Name))
 		return
 	case earlier == nil:
-		earlier = &engine.HookedPod{UID: live.UID, Ended: true}
+		earlier = &enginev1alpha1.HookedPod{UID: live.UID, Ended: true}
 		h.commands(ctx, pod, live, earlier)
 		if ctx.Err() != nil {
 			return
@@ -407,7 +407,7 @@ func (h *podHooks) inPod(ctx context.Context, pod *hooked) {
 // commands runs the commands in a pod. It notes the number of failures and one text, since the
 // record has room for no more; the log has all. Together they may take as long as one command, and
 // the time of a restore's hooks is bounded.
-func (h *podHooks) commands(ctx context.Context, pod *hooked, live *corev1.Pod, outcome *engine.HookedPod) {
+func (h *podHooks) commands(ctx context.Context, pod *hooked, live *corev1.Pod, outcome *enginev1alpha1.HookedPod) {
 	isThis := func(p *corev1.Pod, _ seenPods) bool { return p.UID == live.UID }
 	most, in := validation.MaxHookTimeout, "the hooks of a pod have"
 	if rest := h.e.HookTime - h.e.Clock.Since(h.began); rest < most {
@@ -470,7 +470,7 @@ func (h *podHooks) exec(ctx context.Context, pod *hooked, c command, isThis func
 	}
 	timed, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
-	output, err := h.e.Hooks.Exec(timed, engine.PodReference{Namespace: live.Namespace, Name: live.Name, UID: live.UID}, c.container, c.words)
+	output, err := h.e.Hooks.Exec(timed, enginev1alpha1.PodReference{Namespace: live.Namespace, Name: live.Name, UID: live.UID}, c.container, c.words)
 	h.e.report.info(pod.about, fmt.Sprintf("ran the hook %s in pod %s, container %s: %s", c.from, live.Name, c.container, output))
 	if err != nil && timed.Err() != nil && ctx.Err() == nil {
 		return fmt.Errorf("it did not end within %s; the command may still run", c.timeout)
@@ -604,9 +604,9 @@ func (h *podHooks) look(ctx context.Context, namespace string) seenPods {
 	return seen
 }
 
-func (h *podHooks) counts() *holdfast.HookStatus {
+func (h *podHooks) counts() *v1alpha1.HookStatus {
 	if h == nil || h.attempted.Load() == 0 {
 		return nil
 	}
-	return &holdfast.HookStatus{HooksAttempted: h.attempted.Load(), HooksFailed: h.failed.Load()}
+	return &v1alpha1.HookStatus{HooksAttempted: h.attempted.Load(), HooksFailed: h.failed.Load()}
 }

@@ -22,8 +22,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
 )
 
@@ -31,29 +31,29 @@ import (
 type testHooks struct {
 	mu     sync.Mutex
 	ran    []string
-	noted  map[types.UID]engine.HookedPod
+	noted  map[types.UID]enginev1alpha1.HookedPod
 	failed map[string]bool // words that fail
 	during func()
 }
 
-func (h *testHooks) Begin(_ context.Context, pod types.UID) (*engine.HookedPod, error) {
+func (h *testHooks) Begin(_ context.Context, pod types.UID) (*enginev1alpha1.HookedPod, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if earlier, ok := h.noted[pod]; ok {
 		return &earlier, nil
 	}
-	h.noted[pod] = engine.HookedPod{UID: pod}
+	h.noted[pod] = enginev1alpha1.HookedPod{UID: pod}
 	return nil, nil
 }
 
-func (h *testHooks) End(_ context.Context, pod engine.HookedPod) error {
+func (h *testHooks) End(_ context.Context, pod enginev1alpha1.HookedPod) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.noted[pod.UID] = pod
 	return nil
 }
 
-func (h *testHooks) Exec(ctx context.Context, pod engine.PodReference, container string, command []string) (string, error) {
+func (h *testHooks) Exec(ctx context.Context, pod enginev1alpha1.PodReference, container string, command []string) (string, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.ran = append(h.ran, fmt.Sprintf("%s/%s %s: %s", pod.Namespace, pod.Name, container, strings.Join(command, " ")))
@@ -153,24 +153,24 @@ func hookedObjects() []map[string]any {
 	}
 }
 
-func webHooks(onError holdfast.HookErrorMode) holdfast.RestoreHooks {
-	exec := func(word string) holdfast.RestoreResourceHook {
-		return holdfast.RestoreResourceHook{Exec: &holdfast.ExecRestoreHook{Command: []string{word}, OnError: onError}}
+func webHooks(onError v1alpha1.HookErrorMode) v1alpha1.RestoreHooks {
+	exec := func(word string) v1alpha1.RestoreResourceHook {
+		return v1alpha1.RestoreResourceHook{Exec: &v1alpha1.ExecRestoreHook{Command: []string{word}, OnError: onError}}
 	}
-	return holdfast.RestoreHooks{Resources: []holdfast.RestoreResourceHookSpec{{
+	return v1alpha1.RestoreHooks{Resources: []v1alpha1.RestoreResourceHookSpec{{
 		Name: "warm", IncludedNamespaces: []string{"shop"}, LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
-		PostHooks: []holdfast.RestoreResourceHook{exec("warm"), exec("check")},
+		PostHooks: []v1alpha1.RestoreResourceHook{exec("warm"), exec("check")},
 	}}}
 }
 
 // TestHooks: commands run once in each pod that the restore brings, be it by its controller,
 // in order; and not again in a restore that finds all there, or is gone on with.
 func TestHooks(t *testing.T) {
-	s, h := hookedServer(t), &testHooks{noted: map[types.UID]engine.HookedPod{}}
+	s, h := hookedServer(t), &testHooks{noted: map[types.UID]enginev1alpha1.HookedPod{}}
 	backup := backupOf(t, hookedObjects()...)
-	spec := holdfast.RestoreSpec{Hooks: webHooks(""), NamespaceMapping: map[string]string{"shop": "copy"}, ImageMapping: map[string]string{"prepare": "mirror/prepare"}}
+	spec := v1alpha1.RestoreSpec{Hooks: webHooks(""), NamespaceMapping: map[string]string{"shop": "copy"}, ImageMapping: map[string]string{"prepare": "mirror/prepare"}}
 	ended := s.run(t.Context(), backup, request("r", spec), hookDependencies(h, true))
-	want(t, ended, holdfast.RestorePhaseCompleted)
+	want(t, ended, v1alpha1.RestorePhaseCompleted)
 	slices.Sort(h.ran)
 	if diff := gocmp.Diff([]string{
 		"copy/db b: load dump",
@@ -190,7 +190,7 @@ func TestHooks(t *testing.T) {
 	s.run(t.Context(), backup, request("r", spec), hookDependencies(h, true)) // gone on with
 	s.writes = 0
 	second := s.run(t.Context(), backup, request("r2", spec), hookDependencies(h, true))
-	want(t, second, holdfast.RestorePhaseCompleted)
+	want(t, second, v1alpha1.RestorePhaseCompleted)
 	if len(h.ran) != ran || second.Status.HookStatus != nil || s.writes > 0 {
 		t.Errorf("ran %q, and wrote %d times", h.ran[ran:], s.writes)
 	}
@@ -200,29 +200,29 @@ func TestHooks(t *testing.T) {
 // not run again.
 func TestHooksThatFail(t *testing.T) {
 	backup := backupOf(t, hookedObjects()...)
-	spec := func(onError holdfast.HookErrorMode) holdfast.RestoreSpec {
-		return holdfast.RestoreSpec{Hooks: webHooks(onError)}
+	spec := func(onError v1alpha1.HookErrorMode) v1alpha1.RestoreSpec {
+		return v1alpha1.RestoreSpec{Hooks: webHooks(onError)}
 	}
 	record := func() *testHooks {
-		return &testHooks{noted: map[types.UID]engine.HookedPod{}, failed: map[string]bool{"warm": true}}
+		return &testHooks{noted: map[types.UID]enginev1alpha1.HookedPod{}, failed: map[string]bool{"warm": true}}
 	}
 	t.Run("must not", func(t *testing.T) {
 		s, h := hookedServer(t), record()
 		ended := s.run(t.Context(), backup, request("r", spec("")), hookDependencies(h, true))
-		want(t, ended, holdfast.RestorePhasePartiallyFailed, "its hook warm failed in pod web-new-1, container c: exit code 1; 1 further ones were not run")
+		want(t, ended, v1alpha1.RestorePhasePartiallyFailed, "its hook warm failed in pod web-new-1, container c: exit code 1; 1 further ones were not run")
 		if got := ended.Status.HookStatus; got.HooksAttempted != 5 || got.HooksFailed != 4 || ended.Status.Errors != 2 {
 			t.Errorf("%d errors, hooks %+v", ended.Status.Errors, got)
 		}
 		again := s.run(t.Context(), backup, request("r", spec("")), hookDependencies(h, true))
-		want(t, again, holdfast.RestorePhasePartiallyFailed, "its hook warm failed in pod web-new-2")
+		want(t, again, v1alpha1.RestorePhasePartiallyFailed, "its hook warm failed in pod web-new-2")
 		if *again.Status.HookStatus != *ended.Status.HookStatus || len(h.ran) != 3 {
 			t.Errorf("gone on with: %+v, ran %q", again.Status.HookStatus, h.ran)
 		}
 	})
 	t.Run("may", func(t *testing.T) {
 		s, h := hookedServer(t), record()
-		ended := s.run(t.Context(), backup, request("r", spec(holdfast.HookErrorModeContinue)), hookDependencies(h, true))
-		want(t, ended, holdfast.RestorePhaseCompleted, "its hook warm failed")
+		ended := s.run(t.Context(), backup, request("r", spec(v1alpha1.HookErrorModeContinue)), hookDependencies(h, true))
+		want(t, ended, v1alpha1.RestorePhaseCompleted, "its hook warm failed")
 		if got := ended.Status.HookStatus; got.HooksFailed != 2 || ended.Status.Warnings != 2 {
 			t.Errorf("%d warnings, hooks %+v", ended.Status.Warnings, got)
 		}
@@ -230,8 +230,8 @@ func TestHooksThatFail(t *testing.T) {
 	t.Run("may, several", func(t *testing.T) {
 		s, h := hookedServer(t), record()
 		h.failed["check"] = true
-		ended := s.run(t.Context(), backup, request("r", spec(holdfast.HookErrorModeContinue)), hookDependencies(h, true))
-		want(t, ended, holdfast.RestorePhaseCompleted, "its hook warm failed in pod web-new-1, container c: exit code 1; and 1 more failed, see the log")
+		ended := s.run(t.Context(), backup, request("r", spec(v1alpha1.HookErrorModeContinue)), hookDependencies(h, true))
+		want(t, ended, v1alpha1.RestorePhaseCompleted, "its hook warm failed in pod web-new-1, container c: exit code 1; and 1 more failed, see the log")
 		if got := ended.Status.HookStatus; got.HooksFailed != 4 || ended.Status.Warnings != 2 {
 			t.Errorf("%d warnings, hooks %+v", ended.Status.Warnings, got)
 		}
@@ -243,7 +243,7 @@ func TestHooksThatFail(t *testing.T) {
 	})
 	t.Run("not allowed", func(t *testing.T) {
 		s, h := hookedServer(t), record()
-		want(t, s.run(t.Context(), backup, request("r", spec("")), hookDependencies(h, false)), holdfast.RestorePhasePartiallyFailed,
+		want(t, s.run(t.Context(), backup, request("r", spec("")), hookDependencies(h, false)), v1alpha1.RestorePhasePartiallyFailed,
 			"its hooks were not run: the requester of the restore may not create pods/exec in the namespace shop")
 		if len(h.ran) > 0 {
 			t.Errorf("ran %q", h.ran)
@@ -257,7 +257,7 @@ func TestHooksThatFail(t *testing.T) {
 		h.during = nil
 		ran := len(h.ran)
 		ended := s.run(t.Context(), backup, request("r", spec("")), hookDependencies(h, true))
-		want(t, ended, holdfast.RestorePhasePartiallyFailed, "and the controller stopped before they had ended: see what they have done")
+		want(t, ended, v1alpha1.RestorePhasePartiallyFailed, "and the controller stopped before they had ended: see what they have done")
 		for _, once := range h.ran[ran:] {
 			if slices.Contains(h.ran[:ran], once) {
 				t.Errorf("%s ran twice", once)
@@ -267,8 +267,8 @@ func TestHooksThatFail(t *testing.T) {
 	t.Run("no place for init containers", func(t *testing.T) {
 		s := hookedServer(t)
 		hooks := webHooks("")
-		hooks.Resources[0].PostHooks = []holdfast.RestoreResourceHook{{Init: &holdfast.InitRestoreHook{InitContainers: []runtime.RawExtension{{Raw: []byte(`{"name":"i","image":"i"}`)}}}}}
-		want(t, s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{Hooks: hooks}), hookDependencies(record(), true)), holdfast.RestorePhasePartiallyFailed,
+		hooks.Resources[0].PostHooks = []v1alpha1.RestoreResourceHook{{Init: &v1alpha1.InitRestoreHook{InitContainers: []runtime.RawExtension{{Raw: []byte(`{"name":"i","image":"i"}`)}}}}}
+		want(t, s.run(t.Context(), backup, request("r", v1alpha1.RestoreSpec{Hooks: hooks}), hookDependencies(record(), true)), v1alpha1.RestorePhasePartiallyFailed,
 			"the init containers of its hooks are not in the pod that its ReplicaSet makes in its place")
 	})
 }
@@ -276,9 +276,11 @@ func TestHooksThatFail(t *testing.T) {
 // slowHooks run commands that never end.
 type slowHooks struct{ ran int }
 
-func (*slowHooks) Begin(context.Context, types.UID) (*engine.HookedPod, error) { return nil, nil }
-func (*slowHooks) End(context.Context, engine.HookedPod) error                 { return nil }
-func (h *slowHooks) Exec(ctx context.Context, _ engine.PodReference, _ string, _ []string) (string, error) {
+func (*slowHooks) Begin(context.Context, types.UID) (*enginev1alpha1.HookedPod, error) {
+	return nil, nil
+}
+func (*slowHooks) End(context.Context, enginev1alpha1.HookedPod) error { return nil }
+func (h *slowHooks) Exec(ctx context.Context, _ enginev1alpha1.PodReference, _ string, _ []string) (string, error) {
 	h.ran++
 	<-ctx.Done()
 	return "", ctx.Err()
@@ -290,12 +292,12 @@ func TestHooksOfAPodAreBoundedTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := &slowHooks{}
 		clock := clocktesting.NewFakePassiveClock(time.Now()) // so that pods are looked at once
-		h := &podHooks{e: newExecution(t.Context(), request("r", holdfast.RestoreSpec{}), Dependencies{Clock: clock, Hooks: slow, HookTime: 24 * time.Hour}), began: clock.Now()}
+		h := &podHooks{e: newExecution(t.Context(), request("r", v1alpha1.RestoreSpec{}), Dependencies{Clock: clock, Hooks: slow, HookTime: 24 * time.Hour}), began: clock.Now()}
 		live := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "db", UID: "db"}}
 		live.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
 		h.seen = map[string]seenPods{"shop": {at: clock.Now(), pods: []corev1.Pod{live}}}
 		c := command{from: "x", container: "c", words: []string{"sleep"}, goOn: true, timeout: 3 * time.Hour}
-		begun, outcome := time.Now(), &engine.HookedPod{}
+		begun, outcome := time.Now(), &enginev1alpha1.HookedPod{}
 		h.commands(t.Context(), &hooked{about: subject{"pods", "shop", "db"}, commands: []command{c, c, c, c}}, &live, outcome)
 		if took := time.Since(begun); took != validation.MaxHookTimeout || slow.ran != 2 {
 			t.Errorf("%s for %d commands", took, slow.ran)
@@ -308,7 +310,7 @@ func TestHooksOfAPodAreBoundedTogether(t *testing.T) {
 		h.e.HookTime = time.Hour
 		clock.SetTime(h.began.Add(50 * time.Minute))
 		h.seen["shop"] = seenPods{at: clock.Now(), pods: []corev1.Pod{live}}
-		begun, outcome = time.Now(), &engine.HookedPod{}
+		begun, outcome = time.Now(), &enginev1alpha1.HookedPod{}
 		h.commands(t.Context(), &hooked{about: subject{"pods", "shop", "db"}, commands: []command{c, c}}, &live, outcome)
 		if took := time.Since(begun); took != 10*time.Minute || outcome.Failed != 2 || !strings.Contains(outcome.Errors[0], "--hook-time-per-namespace") {
 			t.Errorf("%s: %+v", took, outcome)

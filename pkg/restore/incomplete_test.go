@@ -13,8 +13,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/restore/source"
 	"github.com/holdfast-io/holdfast/pkg/restore/volumes"
@@ -85,8 +85,8 @@ func (d *disk) Hold(context.Context, *unstructured.Unstructured, []format.Volume
 func (d *disk) Pod(context.Context, string, string, []format.Volume) error              { return nil }
 func (d *disk) Warnings() []string                                                      { return d.warnings }
 
-func (d *disk) Counts() holdfast.RestoreVolumesProgress {
-	return holdfast.RestoreVolumesProgress{}
+func (d *disk) Counts() v1alpha1.RestoreVolumesProgress {
+	return v1alpha1.RestoreVolumesProgress{}
 }
 
 // claimWithPod is a backup of a claim with its data, and of a pod that uses it.
@@ -94,13 +94,13 @@ func claimWithPod(t *testing.T, snapshot string, more ...map[string]any) *source
 	t.Helper()
 	pod := obj("v1", "Pod", "a", "p", with([]any{map[string]any{"name": "v", "persistentVolumeClaim": map[string]any{"claimName": "data"}}}, "spec", "volumes"))
 	backup := backupOf(t, append(more, obj("v1", "Namespace", "", "a"), obj("v1", "PersistentVolumeClaim", "a", "data"), pod)...)
-	volume := source.Volume{Volume: format.Volume{Pod: engine.PodReference{Namespace: "a", Name: "p"}, ClaimName: "data"}}
-	volume.Status = engine.VolumeUploadStatus{Phase: engine.VolumePhaseCompleted, SnapshotID: snapshot}
+	volume := source.Volume{Volume: format.Volume{Pod: enginev1alpha1.PodReference{Namespace: "a", Name: "p"}, ClaimName: "data"}}
+	volume.Status = enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: snapshot}
 	backup.Volumes = append(backup.Volumes, volume)
 	return backup
 }
 
-func (d *disk) run(t *testing.T, ctx context.Context, backup *source.Backup, uid string, spec holdfast.RestoreSpec) *Ended {
+func (d *disk) run(t *testing.T, ctx context.Context, backup *source.Backup, uid string, spec v1alpha1.RestoreSpec) *Ended {
 	t.Helper()
 	return d.server.run(ctx, backup, request(uid, spec), func(deps *Dependencies) { deps.Volumes = d })
 }
@@ -117,12 +117,12 @@ func TestClaimWithoutRoom(t *testing.T) {
 			backup.Volumes[0].Pod.Namespace = "b"
 			s, filled := newFakeServer(t), recording{holding: holding{t}, claims: new([]string), pods: new([]string)}
 			s.add("namespaces", obj("v1", "Namespace", "", "b"))
-			ended := s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{IncludedNamespaces: []string{"b"}}), func(d *Dependencies) { d.Volumes = filled })
+			ended := s.run(t.Context(), backup, request("r", v1alpha1.RestoreSpec{IncludedNamespaces: []string{"b"}}), func(d *Dependencies) { d.Volumes = filled })
 			says := ""
 			if !test.marked {
 				says = noRoom
 			}
-			want(t, ended, holdfast.RestorePhaseCompleted, says)
+			want(t, ended, v1alpha1.RestorePhaseCompleted, says)
 			claim := s.get("persistentvolumeclaims", "b", "data")
 			if claim == nil || len(*filled.claims) != 1 {
 				t.Fatalf("the claim is %v, and filled are %v", claim, *filled.claims)
@@ -142,8 +142,8 @@ func TestClaimWithoutRoom(t *testing.T) {
 func TestWarningsOfData(t *testing.T) {
 	d := newDisk(t)
 	d.warnings = []string{"the data of claim data in a: 1 warning: x: its owner could not be set"}
-	ended := d.run(t, t.Context(), claimWithPod(t, "s1"), "r", holdfast.RestoreSpec{})
-	want(t, ended, holdfast.RestorePhaseCompleted, "the data of claim data in a: 1 warning: x: its owner could not be set")
+	ended := d.run(t, t.Context(), claimWithPod(t, "s1"), "r", v1alpha1.RestoreSpec{})
+	want(t, ended, v1alpha1.RestorePhaseCompleted, "the data of claim data in a: 1 warning: x: its owner could not be set")
 	if ended.Status.Warnings != 1 {
 		t.Errorf("there are %d warnings", ended.Status.Warnings)
 	}
@@ -164,7 +164,7 @@ func (d *disk) holds(t *testing.T, content string, marked bool) {
 }
 
 // cancelled leaves a claim half filled, by a restore that was cancelled.
-func cancelled(t *testing.T, d *disk, backup *source.Backup, uid string, spec holdfast.RestoreSpec) {
+func cancelled(t *testing.T, d *disk, backup *source.Backup, uid string, spec v1alpha1.RestoreSpec) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	d.half = func() error { cancel(); return nil }
@@ -186,41 +186,41 @@ func TestHalfWritten(t *testing.T) {
 	backup := claimWithPod(t, "k-1")
 	t.Run("the same data", func(t *testing.T) {
 		d := newDisk(t)
-		cancelled(t, d, backup, "r1", holdfast.RestoreSpec{})
+		cancelled(t, d, backup, "r1", v1alpha1.RestoreSpec{})
 		d.holds(t, "k-1*", true)
-		cancelled(t, d, backup, "r2", holdfast.RestoreSpec{})
+		cancelled(t, d, backup, "r2", v1alpha1.RestoreSpec{})
 		d.holds(t, "k-1*", true)
-		want(t, d.run(t, t.Context(), backup, "r3", holdfast.RestoreSpec{}), holdfast.RestorePhaseCompleted)
+		want(t, d.run(t, t.Context(), backup, "r3", v1alpha1.RestoreSpec{}), v1alpha1.RestorePhaseCompleted)
 		d.holds(t, "k-1", false)
 		if d.server.get("pods", "a", "p") == nil {
 			t.Error("the pod is missing")
 		}
-		want(t, d.run(t, t.Context(), backup, "r4", holdfast.RestoreSpec{}), holdfast.RestorePhaseFailedValidation, "a/data exists with its data")
+		want(t, d.run(t, t.Context(), backup, "r4", v1alpha1.RestoreSpec{}), v1alpha1.RestorePhaseFailedValidation, "a/data exists with its data")
 	})
 	t.Run("a claim whose data failed", func(t *testing.T) {
 		d := newDisk(t)
 		d.half = func() error { return errors.New("no space") }
-		want(t, d.run(t, t.Context(), backup, "r1", holdfast.RestoreSpec{}), holdfast.RestorePhasePartiallyFailed, "no space", "it uses the claim a/data")
+		want(t, d.run(t, t.Context(), backup, "r1", v1alpha1.RestoreSpec{}), v1alpha1.RestorePhasePartiallyFailed, "no space", "it uses the claim a/data")
 		d.half = nil
-		want(t, d.run(t, t.Context(), backup, "r2", holdfast.RestoreSpec{}), holdfast.RestorePhaseCompleted)
+		want(t, d.run(t, t.Context(), backup, "r2", v1alpha1.RestoreSpec{}), v1alpha1.RestorePhaseCompleted)
 		d.holds(t, "k-1", false)
 	})
 	t.Run("other data", func(t *testing.T) {
 		d := newDisk(t)
-		cancelled(t, d, backup, "r1", holdfast.RestoreSpec{})
+		cancelled(t, d, backup, "r1", v1alpha1.RestoreSpec{})
 		other := claimWithPod(t, "k-2")
 		writes := d.server.writes
-		want(t, d.run(t, t.Context(), other, "r2", holdfast.RestoreSpec{}), holdfast.RestorePhaseFailedValidation, "a/data holds a part of other data")
+		want(t, d.run(t, t.Context(), other, "r2", v1alpha1.RestoreSpec{}), v1alpha1.RestorePhaseFailedValidation, "a/data holds a part of other data")
 		if d.server.writes != writes {
 			t.Errorf("%d writes", d.server.writes-writes)
 		}
-		want(t, d.run(t, t.Context(), other, "r3", holdfast.RestoreSpec{ExistingVolumePolicy: holdfast.ExistingVolumeOverwrite}), holdfast.RestorePhaseCompleted)
+		want(t, d.run(t, t.Context(), other, "r3", v1alpha1.RestoreSpec{ExistingVolumePolicy: v1alpha1.ExistingVolumeOverwrite}), v1alpha1.RestorePhaseCompleted)
 		d.holds(t, "k-2", false)
 	})
 	t.Run("without data", func(t *testing.T) {
 		d := newDisk(t)
-		cancelled(t, d, backup, "r1", holdfast.RestoreSpec{})
-		want(t, d.run(t, t.Context(), backup, "r2", holdfast.RestoreSpec{RestorePVs: new(false)}), holdfast.RestorePhasePartiallyFailed,
+		cancelled(t, d, backup, "r1", v1alpha1.RestoreSpec{})
+		want(t, d.run(t, t.Context(), backup, "r2", v1alpha1.RestoreSpec{RestorePVs: new(false)}), v1alpha1.RestorePhasePartiallyFailed,
 			"it may hold a part of the data", "it uses the claim a/data")
 		if d.server.get("pods", "a", "p") != nil {
 			t.Error("the pod starts on half of its data")
@@ -230,21 +230,21 @@ func TestHalfWritten(t *testing.T) {
 		d := newDisk(t)
 		d.server.add("namespaces", obj("v1", "Namespace", "", "a"))
 		d.server.add("persistentvolumeclaims", obj("v1", "PersistentVolumeClaim", "a", "data", with("theirs", "metadata", "uid")))
-		cancelled(t, d, backup, "r1", holdfast.RestoreSpec{ExistingVolumePolicy: holdfast.ExistingVolumeOverwrite})
+		cancelled(t, d, backup, "r1", v1alpha1.RestoreSpec{ExistingVolumePolicy: v1alpha1.ExistingVolumeOverwrite})
 		d.holds(t, "k-1*", true)
-		want(t, d.run(t, t.Context(), backup, "r2", holdfast.RestoreSpec{}), holdfast.RestorePhaseFailedValidation, "a/data holds a part of other data")
-		want(t, d.run(t, t.Context(), backup, "r3", holdfast.RestoreSpec{ExistingVolumePolicy: holdfast.ExistingVolumeOverwrite}), holdfast.RestorePhaseCompleted)
+		want(t, d.run(t, t.Context(), backup, "r2", v1alpha1.RestoreSpec{}), v1alpha1.RestorePhaseFailedValidation, "a/data holds a part of other data")
+		want(t, d.run(t, t.Context(), backup, "r3", v1alpha1.RestoreSpec{ExistingVolumePolicy: v1alpha1.ExistingVolumeOverwrite}), v1alpha1.RestorePhaseCompleted)
 		d.holds(t, "k-1", false)
 	})
 	t.Run("somebody uses the half", func(t *testing.T) {
 		d := newDisk(t)
-		cancelled(t, d, backup, "r1", holdfast.RestoreSpec{})
+		cancelled(t, d, backup, "r1", v1alpha1.RestoreSpec{})
 		d.user = true
-		want(t, d.run(t, t.Context(), backup, "r2", holdfast.RestoreSpec{}), holdfast.RestorePhasePartiallyFailed, "a pod uses it", "it uses the claim a/data")
+		want(t, d.run(t, t.Context(), backup, "r2", v1alpha1.RestoreSpec{}), v1alpha1.RestorePhasePartiallyFailed, "a pod uses it", "it uses the claim a/data")
 		d.user = false
-		want(t, d.run(t, t.Context(), backup, "r3", holdfast.RestoreSpec{}), holdfast.RestorePhaseFailedValidation, "or was used since")
+		want(t, d.run(t, t.Context(), backup, "r3", v1alpha1.RestoreSpec{}), v1alpha1.RestorePhaseFailedValidation, "or was used since")
 		d.holds(t, "k-1*", true)
-		want(t, d.run(t, t.Context(), backup, "r4", holdfast.RestoreSpec{ExistingVolumePolicy: holdfast.ExistingVolumeOverwrite}), holdfast.RestorePhaseCompleted)
+		want(t, d.run(t, t.Context(), backup, "r4", v1alpha1.RestoreSpec{ExistingVolumePolicy: v1alpha1.ExistingVolumeOverwrite}), v1alpha1.RestorePhaseCompleted)
 		d.holds(t, "k-1", false)
 	})
 	noPatches := func(r *http.Request) (int, bool) {
@@ -256,14 +256,14 @@ func TestHalfWritten(t *testing.T) {
 	t.Run("the mark stays", func(t *testing.T) {
 		d := newDisk(t)
 		d.server.fault = noPatches
-		want(t, d.run(t, t.Context(), backup, "r1", holdfast.RestoreSpec{}), holdfast.RestorePhasePartiallyFailed, "would write all of it again", "it uses the claim a/data")
+		want(t, d.run(t, t.Context(), backup, "r1", v1alpha1.RestoreSpec{}), v1alpha1.RestorePhasePartiallyFailed, "would write all of it again", "it uses the claim a/data")
 		d.holds(t, "k-1", true)
 		if d.server.get("pods", "a", "p") != nil {
 			t.Error("the pod starts on what a later restore would write over")
 		}
 		d.server.fault = nil
 		clear(d.content) // it has no record of another restore
-		want(t, d.run(t, t.Context(), backup, "r2", holdfast.RestoreSpec{}), holdfast.RestorePhaseCompleted)
+		want(t, d.run(t, t.Context(), backup, "r2", v1alpha1.RestoreSpec{}), v1alpha1.RestorePhaseCompleted)
 		d.holds(t, "k-1", false)
 	})
 	t.Run("the mark of a tenant stays", func(t *testing.T) {
@@ -271,7 +271,7 @@ func TestHalfWritten(t *testing.T) {
 		d.server.add("namespaces", obj("v1", "Namespace", "", "a"))
 		d.server.fault = noPatches
 		run := func(uid string) *Ended {
-			r := request(uid, holdfast.RestoreSpec{})
+			r := request(uid, v1alpha1.RestoreSpec{})
 			r.Run.Spec.RestoreRef.Namespace = "a"
 			return d.server.run(t.Context(), backup, r, func(deps *Dependencies) {
 				deps.Volumes = d
@@ -279,7 +279,7 @@ func TestHalfWritten(t *testing.T) {
 			})
 		}
 		ended := run("r1")
-		want(t, ended, holdfast.RestorePhaseCompleted, "remove it by hand")
+		want(t, ended, v1alpha1.RestorePhaseCompleted, "remove it by hand")
 		if ended.Status.Warnings != 1 {
 			t.Errorf("%d warnings", ended.Status.Warnings)
 		}
@@ -287,7 +287,7 @@ func TestHalfWritten(t *testing.T) {
 		if d.server.get("pods", "a", "p") == nil {
 			t.Error("the pod is missing")
 		}
-		want(t, run("r2"), holdfast.RestorePhaseFailedValidation, "a/data")
+		want(t, run("r2"), v1alpha1.RestorePhaseFailedValidation, "a/data")
 	})
 	t.Run("an earlier restore wakes up", func(t *testing.T) {
 		d := newDisk(t)
@@ -296,15 +296,15 @@ func TestHalfWritten(t *testing.T) {
 			d.half = func() error { // of the second
 				return nil
 			}
-			r2 = d.run(t, t.Context(), backup, "r2", holdfast.RestoreSpec{})
+			r2 = d.run(t, t.Context(), backup, "r2", v1alpha1.RestoreSpec{})
 			if claim := d.server.get("persistentvolumeclaims", "a", "data"); claim != nil {
 				claim.SetAnnotations(map[string]string{format.AnnotationIncomplete: mark{restore: "r3", snapshot: "k-3"}.String()})
 				d.server.add("persistentvolumeclaims", claim.Object)
 			}
 			return nil
 		}
-		d.run(t, t.Context(), backup, "r1", holdfast.RestoreSpec{})
-		want(t, r2, holdfast.RestorePhaseCompleted)
+		d.run(t, t.Context(), backup, "r1", v1alpha1.RestoreSpec{})
+		want(t, r2, v1alpha1.RestorePhaseCompleted)
 		if m := markOf(d.server.get("persistentvolumeclaims", "a", "data")); m == nil || m.restore != "r3" {
 			t.Errorf("the mark of a later restore is %+v", m)
 		}
@@ -318,9 +318,9 @@ func TestHalfWrittenAndKilled(t *testing.T) {
 	for _, carriedOut := range []bool{false, true} {
 		for n := 1; ; n++ {
 			d := newDisk(t)
-			cancelled(t, d, backup, "r1", holdfast.RestoreSpec{})
+			cancelled(t, d, backup, "r1", v1alpha1.RestoreSpec{})
 			killed := d.killedAt(t, backup, "r2", n, carriedOut)
-			want(t, d.run(t, t.Context(), backup, "r2", holdfast.RestoreSpec{}), holdfast.RestorePhaseCompleted)
+			want(t, d.run(t, t.Context(), backup, "r2", v1alpha1.RestoreSpec{}), v1alpha1.RestorePhaseCompleted)
 			d.holds(t, "k-1", false)
 			if d.server.get("pods", "a", "p") == nil {
 				t.Errorf("killed at request %d: the pod is missing", n)
@@ -350,7 +350,7 @@ func (d *disk) killedAt(t *testing.T, backup *source.Backup, uid string, n int, 
 		return 0, false
 	}
 	d.server.mu.Unlock()
-	d.run(t, ctx, backup, uid, holdfast.RestoreSpec{})
+	d.run(t, ctx, backup, uid, v1alpha1.RestoreSpec{})
 	d.server.mu.Lock()
 	defer d.server.mu.Unlock()
 	d.server.fault = nil
@@ -377,7 +377,7 @@ func TestWhatMayUseAClaim(t *testing.T) {
 			}
 			return nil
 		}
-		want(t, d.run(t, t.Context(), backupOf(t), "r1", holdfast.RestoreSpec{}), holdfast.RestorePhaseCompleted)
+		want(t, d.run(t, t.Context(), backupOf(t), "r1", v1alpha1.RestoreSpec{}), v1alpha1.RestorePhaseCompleted)
 		if d.server.get("pods", "a", "p") == nil {
 			t.Error("there is no pod")
 		}
@@ -388,7 +388,7 @@ func TestWhatMayUseAClaim(t *testing.T) {
 		// It comes after the data, since it owns what may use the claim; and it comes all the same.
 		free := obj("v1", "ConfigMap", "a", "free")
 		backup := backupOf(t, free, obj("example.com/v1", "Widget", "a", "w", ownedBy(free)))
-		want(t, d.run(t, t.Context(), backup, "r1", holdfast.RestoreSpec{}), holdfast.RestorePhasePartiallyFailed, "no space", "it may use the claim a/data, whose data is not there")
+		want(t, d.run(t, t.Context(), backup, "r1", v1alpha1.RestoreSpec{}), v1alpha1.RestorePhasePartiallyFailed, "no space", "it may use the claim a/data, whose data is not there")
 		if d.server.get("pods", "a", "p") != nil {
 			t.Error("the pod was created")
 		}
@@ -398,8 +398,8 @@ func TestWhatMayUseAClaim(t *testing.T) {
 	})
 	t.Run("left out of the restore", func(t *testing.T) {
 		d := newDisk(t)
-		cancelled(t, d, backupOf(t), "r1", holdfast.RestoreSpec{})
-		want(t, d.run(t, t.Context(), backupOf(t), "r2", holdfast.RestoreSpec{IncludedResources: []string{"pods"}}), holdfast.RestorePhasePartiallyFailed, "it may hold a part", "it may use the claim a/data")
+		cancelled(t, d, backupOf(t), "r1", v1alpha1.RestoreSpec{})
+		want(t, d.run(t, t.Context(), backupOf(t), "r2", v1alpha1.RestoreSpec{IncludedResources: []string{"pods"}}), v1alpha1.RestorePhasePartiallyFailed, "it may hold a part", "it may use the claim a/data")
 		if d.server.get("pods", "a", "p") != nil {
 			t.Error("the pod was created")
 		}

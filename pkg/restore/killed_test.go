@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/restore/source"
 )
 
@@ -85,10 +85,10 @@ func TestKilledAtEveryRequest(t *testing.T) {
 			d := newDisk(t)
 			killed := d.killedAt(t, backup, "r1", n, carriedOut)
 			what := fmt.Sprintf("killed at request %d, carried out: %t", n, carriedOut)
-			want(t, d.run(t, t.Context(), backup, "r1", holdfast.RestoreSpec{}), holdfast.RestorePhaseCompleted)
+			want(t, d.run(t, t.Context(), backup, "r1", v1alpha1.RestoreSpec{}), v1alpha1.RestorePhaseCompleted)
 			d.isThere(t, what, objects)
 			d.server.writes = 0
-			want(t, d.run(t, t.Context(), backup, "r2", holdfast.RestoreSpec{RestorePVs: new(false), ExistingResourcePolicy: holdfast.ExistingResourceUpdate}), holdfast.RestorePhaseCompleted)
+			want(t, d.run(t, t.Context(), backup, "r2", v1alpha1.RestoreSpec{RestorePVs: new(false), ExistingResourcePolicy: v1alpha1.ExistingResourceUpdate}), v1alpha1.RestorePhaseCompleted)
 			if d.server.writes > 0 {
 				t.Errorf("%s: the second restore wrote %d times", what, d.server.writes)
 			}
@@ -153,7 +153,7 @@ func TestTwoExecutors(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			spec := holdfast.RestoreSpec{ExistingResourcePolicy: holdfast.ExistingResourceUpdate}
+			spec := v1alpha1.RestoreSpec{ExistingResourcePolicy: v1alpha1.ExistingResourceUpdate}
 			ctx, stop := context.WithCancel(t.Context())
 			first := make(chan *Ended, 1)
 			own := *backup // each process reads it for itself
@@ -165,7 +165,7 @@ func TestTwoExecutors(t *testing.T) {
 			case <-p.paused:
 			case ended = <-first:
 			}
-			want(t, d.run(t, t.Context(), backup, "r1", spec), holdfast.RestorePhaseCompleted)
+			want(t, d.run(t, t.Context(), backup, "r1", spec), v1alpha1.RestorePhaseCompleted)
 			d.isThere(t, what, objects)
 			if fenced && ended == nil { // somebody changes what there is
 				for _, name := range []string{"a", "b"} {
@@ -179,7 +179,7 @@ func TestTwoExecutors(t *testing.T) {
 			d.server.mu.Unlock()
 			close(p.woken)
 			if ended == nil && !fenced {
-				want(t, <-first, holdfast.RestorePhaseCompleted)
+				want(t, <-first, v1alpha1.RestorePhaseCompleted)
 			} else if ended == nil {
 				stop() // as it will be, within a moment
 				<-first
@@ -216,8 +216,8 @@ func TestTwoExecutorsAtOnce(t *testing.T) {
 		for range 2 {
 			own := *backup
 			both.Go(func() {
-				ended := d.server.run(t.Context(), &own, request("r1", holdfast.RestoreSpec{}), func(deps *Dependencies) { deps.Volumes = d })
-				if ended.Status.Phase != holdfast.RestorePhaseCompleted {
+				ended := d.server.run(t.Context(), &own, request("r1", v1alpha1.RestoreSpec{}), func(deps *Dependencies) { deps.Volumes = d })
+				if ended.Status.Phase != v1alpha1.RestorePhaseCompleted {
 					results, _ := told(t, ended)
 					t.Errorf("seed %d: %+v %v", seed, ended.Status, results)
 				}

@@ -14,7 +14,7 @@ import (
 
 	"k8s.io/utils/clock"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/restore/source"
 )
@@ -51,15 +51,15 @@ func oneOf(t testing.TB, store *counting, namespace string) (backup *source.Back
 	runtime.ReadMemStats(&opened)
 	ended := s.run(t.Context(), backup, request("r", wanted(namespace)))
 	runtime.ReadMemStats(&after)
-	want(t, ended, holdfast.RestorePhaseCompleted)
+	want(t, ended, v1alpha1.RestorePhaseCompleted)
 	if s.writes != 2 || s.get("secrets", namespace, "wanted") == nil {
 		t.Fatalf("%d writes: %v", s.writes, s.created)
 	}
 	return backup, opened.Mallocs - before.Mallocs, after.Mallocs - opened.Mallocs
 }
 
-func wanted(namespace string) holdfast.RestoreSpec {
-	return holdfast.RestoreSpec{Objects: []holdfast.RestoreObject{{Resource: "secrets", Namespace: namespace, Name: "wanted"}}}
+func wanted(namespace string) v1alpha1.RestoreSpec {
+	return v1alpha1.RestoreSpec{Objects: []v1alpha1.RestoreObject{{Resource: "secrets", Namespace: namespace, Name: "wanted"}}}
 }
 
 // many is a backup of very many objects, of which one is wanted.

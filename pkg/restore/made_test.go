@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // TestLookAtMade: claims that are not bound and pods that are on no node are warnings, with the
@@ -80,8 +80,8 @@ func TestLookAtMade(t *testing.T) {
 				}
 				return 0, false
 			}
-			ended := s.run(t.Context(), backupOf(t, test.object), request("r", holdfast.RestoreSpec{}), func(d *Dependencies) { d.Look = 10 * time.Millisecond })
-			if want(t, ended, holdfast.RestorePhaseCompleted, test.says); (test.says != "") != (ended.Status.Warnings > 0) || !happened {
+			ended := s.run(t.Context(), backupOf(t, test.object), request("r", v1alpha1.RestoreSpec{}), func(d *Dependencies) { d.Look = 10 * time.Millisecond })
+			if want(t, ended, v1alpha1.RestorePhaseCompleted, test.says); (test.says != "") != (ended.Status.Warnings > 0) || !happened {
 				results, _ := told(t, ended)
 				t.Errorf("happened: %t, warnings: %v", happened, results.Warnings)
 			}

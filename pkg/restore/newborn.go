@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
 )
@@ -38,7 +38,7 @@ func (o *ownNamespaces) has(ctx context.Context, e *execution, name string) (boo
 
 // policyFor returns the policy for an existing object, and for a newborn one the managers of its
 // fields in the backup.
-func (e *execution) policyFor(ctx context.Context, k *kind, item *manifest.Item, live *unstructured.Unstructured) (holdfast.ExistingResourcePolicy, []metav1.ManagedFieldsEntry, error) {
+func (e *execution) policyFor(ctx context.Context, k *kind, item *manifest.Item, live *unstructured.Unstructured) (v1alpha1.ExistingResourcePolicy, []metav1.ManagedFieldsEntry, error) {
 	policy := e.spec.ExistingResourcePolicy
 	if live.GetNamespace() == "" || goesWith(k) != "" || e.request.tenant() { // only an administrator's restore makes namespaces
 		return policy, nil, nil
@@ -55,8 +55,8 @@ func (e *execution) policyFor(ctx context.Context, k *kind, item *manifest.Item,
 	if !isDefault && !object.IsNewborn(live, managed) {
 		return policy, nil, nil
 	}
-	if policy != holdfast.ExistingResourceRecreate {
-		policy = holdfast.ExistingResourceUpdate
+	if policy != v1alpha1.ExistingResourceRecreate {
+		policy = v1alpha1.ExistingResourceUpdate
 	}
 	return policy, managed, nil
 }

@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // managedBy says which manager has written which fields, as FieldsV1 has it.
@@ -77,7 +77,7 @@ func TestNewborn(t *testing.T) {
 		}
 		return 0, false
 	}
-	want(t, server.run(t.Context(), backup, request("r1", holdfast.RestoreSpec{})), holdfast.RestorePhaseCompleted,
+	want(t, server.run(t.Context(), backup, request("r1", v1alpha1.RestoreSpec{})), v1alpha1.RestorePhaseCompleted,
 		"configmaps shop/edited: it is there, and stays as it is", "configmaps shop/theirs: it is there, and stays as it is")
 	check := func(resource, name string, want any, path ...string) {
 		t.Helper()
@@ -95,7 +95,7 @@ func TestNewborn(t *testing.T) {
 	check("configmaps", "only-ca", map[string]any{"ca": "new"}, "data")
 	check("configmaps", "edited", map[string]any{"k": "new"}, "data")
 	check("configmaps", "theirs", map[string]any{"k": "new"}, "data")
-	if results, _ := told(t, server.run(t.Context(), backup, request("r1", holdfast.RestoreSpec{}))); len(results.Errors.Namespaces) > 0 {
+	if results, _ := told(t, server.run(t.Context(), backup, request("r1", v1alpha1.RestoreSpec{}))); len(results.Errors.Namespaces) > 0 {
 		t.Errorf("gone on with: %+v", results)
 	}
 
@@ -103,6 +103,6 @@ func TestNewborn(t *testing.T) {
 	was := newFakeServer(t)
 	was.add("namespaces", obj("v1", "Namespace", "", "shop"))
 	was.add("serviceaccounts", obj("v1", "ServiceAccount", "shop", "default"))
-	want(t, was.run(t.Context(), backup, request("r2", holdfast.RestoreSpec{})), holdfast.RestorePhaseCompleted,
+	want(t, was.run(t.Context(), backup, request("r2", v1alpha1.RestoreSpec{})), v1alpha1.RestorePhaseCompleted,
 		"serviceaccounts shop/default: it is there, and stays as it is, though it differs: automountServiceAccountToken, imagePullSecrets, metadata")
 }

@@ -19,7 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
@@ -544,7 +544,7 @@ func (e *execution) carryOut(ctx context.Context, k *kind, item *manifest.Item, 
 				return a, reason + ": it differs in " + differsIn(d), nil, false, nil
 			}
 			return 0, "", nil, false, fmt.Errorf("it is there, and differs in %s, which can't be changed: %w", differsIn(d), err)
-		case !apierrors.IsInvalid(err) || e.spec.ExistingResourcePolicy != holdfast.ExistingResourceRecreate:
+		case !apierrors.IsInvalid(err) || e.spec.ExistingResourcePolicy != v1alpha1.ExistingResourceRecreate:
 			return 0, "", nil, false, fmt.Errorf("it is there, and differs in %s, which can't be changed: %w", differsIn(d), err)
 		case goesWith(k) != "":
 			return 0, "", nil, false, fmt.Errorf("%s: %w", stays(k, slices.Concat(d.Differs, d.Besides)), err)
@@ -580,7 +580,7 @@ func stays(k *kind, fields []string) string {
 
 func (e *execution) awaitGone(ctx context.Context, k *kind, live *unstructured.Unstructured) error {
 	timeout := goneTimeout
-	if e.spec.ExistingResourcePolicy == holdfast.ExistingResourceRecreate {
+	if e.spec.ExistingResourcePolicy == v1alpha1.ExistingResourceRecreate {
 		timeout = recreateTimeout
 	}
 	about := subject{k.name(), live.GetNamespace(), live.GetName()}

@@ -17,7 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/utils/ptr"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 	"github.com/holdfast-io/holdfast/pkg/restore/graph"
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
@@ -103,7 +103,7 @@ func (e *execution) run(ctx context.Context) (err error) {
 }
 
 func (e *execution) writesOver() bool {
-	return e.spec.ExistingVolumePolicy == holdfast.ExistingVolumeOverwrite || e.spec.ExistingVolumePolicy == holdfast.ExistingVolumeReplace
+	return e.spec.ExistingVolumePolicy == v1alpha1.ExistingVolumeOverwrite || e.spec.ExistingVolumePolicy == v1alpha1.ExistingVolumeReplace
 }
 
 func (e *execution) sparesData() bool { return !e.spec.VolumesOnly && !e.writesOver() }
@@ -129,7 +129,7 @@ func (e *execution) spareVolumes(ctx context.Context, items []*manifest.Item) er
 		case live == nil || e.isOurs(live) || e.isPart(item, live):
 		case markOf(live) != nil:
 			reasons = append(reasons, fmt.Sprintf("the claim %s/%s holds a part of other data, over which an earlier restore was stopped, or was used since: leave it out, delete it, or set existingVolumePolicy to overwrite (other files stay) or replace (they are removed)", namespace, item.Name))
-		case e.spec.ExistingVolumePolicy == holdfast.ExistingVolumeKeep:
+		case e.spec.ExistingVolumePolicy == v1alpha1.ExistingVolumeKeep:
 			e.keepData(item)
 		default:
 			since := ""

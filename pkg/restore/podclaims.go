@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
 )
@@ -117,7 +117,7 @@ func makerOf(pod *manifest.Item, chosen map[types.UID]*manifest.Item) *manifest.
 }
 
 func (e *execution) asksFor(item *manifest.Item) bool {
-	return slices.ContainsFunc(e.spec.Objects, func(o holdfast.RestoreObject) bool {
+	return slices.ContainsFunc(e.spec.Objects, func(o v1alpha1.RestoreObject) bool {
 		return o.Namespace == item.Namespace && o.Name == item.Name && (o.Resource == item.Resource || strings.EqualFold(o.Resource, item.KindName))
 	})
 }

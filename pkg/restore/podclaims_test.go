@@ -10,8 +10,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/restore/source"
 	"github.com/holdfast-io/holdfast/pkg/restore/volumes"
@@ -51,13 +51,13 @@ func TestClaimsOfPods(t *testing.T) {
 		return obj("v1", "Pod", "a", "p", append(changes, with("pod-uid", "metadata", "uid"),
 			with([]any{map[string]any{"name": "c", "image": "app"}}, "spec", "containers"))...)
 	}
-	claims := holdfast.RestoreSpec{Objects: []holdfast.RestoreObject{
+	claims := v1alpha1.RestoreSpec{Objects: []v1alpha1.RestoreObject{
 		{Resource: "persistentvolumeclaims", Namespace: "a", Name: "p-work"}, {Resource: "replicasets.apps", Namespace: "a", Name: "web"},
 	}}
 	for name, test := range map[string]struct {
 		pod          map[string]any
 		set, without bool
-		spec         holdfast.RestoreSpec
+		spec         v1alpha1.RestoreSpec
 		made         bool
 		claims, pods []string
 		says         string
@@ -67,7 +67,7 @@ func TestClaimsOfPods(t *testing.T) {
 		"of a controller's pod":          {pod: pod(ephemeral, controlled(set)), set: true, says: "which the ReplicaSet web makes anew with a claim of its own: its data stays in the backup"},
 		"of a controller's pod, no data": {pod: pod(ephemeral, controlled(set)), set: true, without: true},
 		"of a controller's pod, named":   {pod: pod(ephemeral, controlled(set)), set: true, spec: claims, made: true, claims: []string{"p-work"}, says: "its owner, the Pod p, is neither restored nor there"},
-		"of a pod that is left out":      {pod: pod(ephemeral), spec: holdfast.RestoreSpec{ExcludedResources: []string{"pods"}}, made: true, claims: []string{"p-work"}, says: "its owner, the Pod p, is neither restored nor there"},
+		"of a pod that is left out":      {pod: pod(ephemeral), spec: v1alpha1.RestoreSpec{ExcludedResources: []string{"pods"}}, made: true, claims: []string{"p-work"}, says: "its owner, the Pod p, is neither restored nor there"},
 		"that its pod names":             {pod: pod(named), made: true, claims: []string{"p-work"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -79,8 +79,8 @@ func TestClaimsOfPods(t *testing.T) {
 			backup := backupOf(t, objects...)
 			if !test.without {
 				backup.Volumes = append(backup.Volumes, source.Volume{Volume: format.Volume{
-					Pod: engine.PodReference{Namespace: "a", Name: "p", UID: types.UID("pod-uid")}, Name: "work", ClaimName: "p-work",
-					Status: engine.VolumeUploadStatus{Phase: engine.VolumePhaseCompleted, SnapshotID: "k1"},
+					Pod: enginev1alpha1.PodReference{Namespace: "a", Name: "p", UID: types.UID("pod-uid")}, Name: "work", ClaimName: "p-work",
+					Status: enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "k1"},
 				}})
 			}
 			s := newFakeServer(t)
@@ -88,7 +88,7 @@ func TestClaimsOfPods(t *testing.T) {
 			s.add("serviceaccounts", obj("v1", "ServiceAccount", "a", "default"))
 			filled := recording{holding: holding{t}, claims: new([]string), pods: new([]string)}
 			ended := s.run(t.Context(), backup, request("r", test.spec), func(d *Dependencies) { d.Volumes = filled })
-			if want(t, ended, holdfast.RestorePhaseCompleted, test.says); (test.says != "") != (ended.Status.Warnings > 0) {
+			if want(t, ended, v1alpha1.RestorePhaseCompleted, test.says); (test.says != "") != (ended.Status.Warnings > 0) {
 				results, _ := told(t, ended)
 				t.Errorf("warnings: %v", results.Warnings)
 			}
@@ -116,6 +116,6 @@ func TestVolumesOfPodsThatAreMadeAnew(t *testing.T) {
 	backup.Volumes = append(backup.Volumes, withData(t, lone, "scratch").Volumes...)
 	s := newFakeServer(t)
 	s.add("namespaces", obj("v1", "Namespace", "", "a"))
-	want(t, s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{}), func(d *Dependencies) { d.Volumes = holding{t} }),
-		holdfast.RestorePhaseCompleted, "its volumes scratch, which have no claim, are empty in the pod that is made in its place")
+	want(t, s.run(t.Context(), backup, request("r", v1alpha1.RestoreSpec{}), func(d *Dependencies) { d.Volumes = holding{t} }),
+		v1alpha1.RestorePhaseCompleted, "its volumes scratch, which have no claim, are empty in the pod that is made in its place")
 }

@@ -16,8 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
 	"github.com/holdfast-io/holdfast/pkg/restore/source"
@@ -30,7 +30,7 @@ type holding struct{ t *testing.T }
 
 func (holding) Claim(context.Context, volumes.Claim) error                 { return nil }
 func (holding) Pod(context.Context, string, string, []format.Volume) error { return nil }
-func (holding) Counts() (none holdfast.RestoreVolumesProgress)             { return none }
+func (holding) Counts() (none v1alpha1.RestoreVolumesProgress)             { return none }
 func (holding) Warnings() []string                                         { return nil }
 func (h holding) Hold(_ context.Context, pod *unstructured.Unstructured, data []format.Volume) error {
 	var typed corev1.Pod
@@ -73,7 +73,7 @@ func withData(t *testing.T, pod map[string]any, names ...string) *source.Backup 
 	backup := backupOf(t, pod)
 	for _, name := range names {
 		backup.Volumes = append(backup.Volumes, source.Volume{Volume: format.Volume{
-			Pod: engine.PodReference{Namespace: "a", Name: "lone", UID: types.UID("pod-uid")}, Name: name,
+			Pod: enginev1alpha1.PodReference{Namespace: "a", Name: "lone", UID: types.UID("pod-uid")}, Name: name,
 		}})
 	}
 	return backup
@@ -117,8 +117,8 @@ func TestPodWaitsOnce(t *testing.T) {
 				s.add("pods", c.live)
 			}
 			plan := want(t, s.run(t.Context(), withData(t, lonePod("/"), "scratch"),
-				request("r", holdfast.RestoreSpec{ExistingResourcePolicy: holdfast.ExistingResourceRecreate}),
-				func(d *Dependencies) { d.Volumes = holding{t} }), holdfast.RestorePhaseCompleted)
+				request("r", v1alpha1.RestoreSpec{ExistingResourcePolicy: v1alpha1.ExistingResourceRecreate}),
+				func(d *Dependencies) { d.Volumes = holding{t} }), v1alpha1.RestorePhaseCompleted)
 			if got := actions(plan)["Pod a/lone"]; got != c.wanted {
 				t.Errorf("the plan says %q instead of %q", got, c.wanted)
 			}
@@ -157,23 +157,23 @@ func TestVolumesOfOthersAreSpared(t *testing.T) {
 	volumes := pod["spec"].(map[string]any)["volumes"].([]any)
 	pod["spec"].(map[string]any)["volumes"] = append(volumes, map[string]any{"name": "export", "nfs": map[string]any{"server": "s", "path": "/"}})
 	for name, c := range map[string]struct {
-		spec  holdfast.RestoreSpec
+		spec  v1alpha1.RestoreSpec
 		rules string
 		again bool
 		want  []string
 		says  string
 	}{
 		"no policy":                     {want: []string{"scratch"}, says: "the data of its volume export (nfs) is not restored"},
-		"none":                          {spec: holdfast.RestoreSpec{ExistingVolumePolicy: holdfast.ExistingVolumeNone}, want: []string{"scratch"}, says: "set existingVolumePolicy to overwrite"},
-		"keep":                          {spec: holdfast.RestoreSpec{ExistingVolumePolicy: holdfast.ExistingVolumeKeep}, want: []string{"scratch"}, says: "set existingVolumePolicy to overwrite"},
-		"replace":                       {spec: holdfast.RestoreSpec{ExistingVolumePolicy: holdfast.ExistingVolumeReplace}, want: []string{"export", "scratch"}},
-		"overwrite":                     {spec: holdfast.RestoreSpec{ExistingVolumePolicy: holdfast.ExistingVolumeOverwrite}, want: []string{"export", "scratch"}},
+		"none":                          {spec: v1alpha1.RestoreSpec{ExistingVolumePolicy: v1alpha1.ExistingVolumeNone}, want: []string{"scratch"}, says: "set existingVolumePolicy to overwrite"},
+		"keep":                          {spec: v1alpha1.RestoreSpec{ExistingVolumePolicy: v1alpha1.ExistingVolumeKeep}, want: []string{"scratch"}, says: "set existingVolumePolicy to overwrite"},
+		"replace":                       {spec: v1alpha1.RestoreSpec{ExistingVolumePolicy: v1alpha1.ExistingVolumeReplace}, want: []string{"export", "scratch"}},
+		"overwrite":                     {spec: v1alpha1.RestoreSpec{ExistingVolumePolicy: v1alpha1.ExistingVolumeOverwrite}, want: []string{"export", "scratch"}},
 		"the restore goes on elsewhere": {again: true, want: []string{"scratch"}, says: "the data of its volume export (nfs) is not restored"},
 		"a modifier makes it a network volume": {
 			rules: `{version: v1, resourceModifierRules: [{conditions: {groupResource: pods}, patches: [{operation: replace, path: /spec/volumes/0, value: '{"name": "scratch", "nfs": {"server": "s", "path": "/"}}'}]}]}`,
 			says:  "the data of its volume scratch (nfs) is not restored",
 		},
-		"into another namespace, mapped": {spec: holdfast.RestoreSpec{NamespaceMapping: map[string]string{"a": "b"}}, want: []string{"scratch"}, says: "the data of its volume export (nfs) is not restored"},
+		"into another namespace, mapped": {spec: v1alpha1.RestoreSpec{NamespaceMapping: map[string]string{"a": "b"}}, want: []string{"scratch"}, says: "the data of its volume export (nfs) is not restored"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newFakeServer(t)
@@ -190,7 +190,7 @@ func TestVolumesOfOthersAreSpared(t *testing.T) {
 						if c.rules != "" {
 							d.Modifiers = map[string]string{"rules.yaml": c.rules}
 						}
-					}), holdfast.RestorePhaseCompleted, c.says)
+					}), v1alpha1.RestorePhaseCompleted, c.says)
 			}
 			run()
 			if c.again {
@@ -211,8 +211,8 @@ func TestDataOfVolumesThatArePutIn(t *testing.T) {
 	s.add("namespaces", obj("v1", "Namespace", "", "a"))
 	s.add("serviceaccounts", obj("v1", "ServiceAccount", "a", "default"))
 	backup := withData(t, waited(t, lonePod("/")), "scratch", restorewait.VolumeName)
-	want(t, s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{}), func(d *Dependencies) { d.Volumes = holding{t} }),
-		holdfast.RestorePhaseCompleted, "the data of its volume holdfast-restore is not restored")
+	want(t, s.run(t.Context(), backup, request("r", v1alpha1.RestoreSpec{}), func(d *Dependencies) { d.Volumes = holding{t} }),
+		v1alpha1.RestorePhaseCompleted, "the data of its volume holdfast-restore is not restored")
 	if diff := cmp.Diff([][]string{{restorewait.Command, "--timeout=1h0m0s", "--volume=scratch"}}, s.waiters(t)); diff != "" {
 		t.Errorf("what the pod waits for (-want +got):\n%s", diff)
 	}

@@ -10,7 +10,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
 const (
@@ -30,7 +30,7 @@ func (p *patience) makesRoom(ctx context.Context, e *execution, k *kind, about s
 	if _, held := e.heldIn.Load(about.namespace); !held {
 		return false, nil
 	}
-	holders, err := e.reader.labelled(ctx, podKind, about.namespace, engine.LabelRestore+"="+string(e.request.Run.UID))
+	holders, err := e.reader.labelled(ctx, podKind, about.namespace, enginev1alpha1.LabelRestore+"="+string(e.request.Run.UID))
 	if err != nil {
 		return false, err
 	}

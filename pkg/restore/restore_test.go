@@ -19,8 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"pgregory.net/rapid"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/restore/source"
 )
@@ -40,7 +40,7 @@ func TestRequests(t *testing.T) {
 	const n = 2000
 	s := newFakeServer(t)
 	backup := backupOf(t, configMaps("a", n)...)
-	want(t, s.run(t.Context(), backup, request("r1", holdfast.RestoreSpec{})), holdfast.RestorePhaseCompleted)
+	want(t, s.run(t.Context(), backup, request("r1", v1alpha1.RestoreSpec{})), v1alpha1.RestorePhaseCompleted)
 	if s.writes != n+1 {
 		t.Errorf("%d writes of %d objects", s.writes, n+1)
 	}
@@ -49,7 +49,7 @@ func TestRequests(t *testing.T) {
 	}
 	clear(s.requests)
 	s.writes = 0
-	plan := want(t, s.run(t.Context(), backup, request("r2", holdfast.RestoreSpec{ExistingResourcePolicy: holdfast.ExistingResourceUpdate})), holdfast.RestorePhaseCompleted)
+	plan := want(t, s.run(t.Context(), backup, request("r2", v1alpha1.RestoreSpec{ExistingResourcePolicy: v1alpha1.ExistingResourceUpdate})), v1alpha1.RestorePhaseCompleted)
 	if s.writes > 0 || s.count("POST", "PATCH", "DELETE") > 1 {
 		t.Errorf("the second restore wrote %d times, by %v", s.writes, s.requests)
 	}
@@ -75,7 +75,7 @@ func TestOwners(t *testing.T) {
 	stray := obj("v1", "ConfigMap", "a", "stray", ownedBy(obj("v1", "Secret", "a", "gone")))
 	s.add("namespaces", obj("v1", "Namespace", "", "a"))
 	s.add("secrets", obj("v1", "Secret", "a", "live", with("uid-now", "metadata", "uid")))
-	want(t, s.run(t.Context(), backupOf(t, a, b, c, kept, stray), request("r", holdfast.RestoreSpec{})), holdfast.RestorePhaseCompleted, "the Secret gone, is neither restored nor there")
+	want(t, s.run(t.Context(), backupOf(t, a, b, c, kept, stray), request("r", v1alpha1.RestoreSpec{})), v1alpha1.RestorePhaseCompleted, "the Secret gone, is neither restored nor there")
 	for of, owner := range map[string]string{"a": "c", "b": "a", "c": "b"} {
 		owners := s.get("configmaps", "a", of).GetOwnerReferences()
 		if len(owners) != 1 || owners[0].UID != s.get("configmaps", "a", owner).GetUID() {
@@ -102,9 +102,9 @@ func TestOwnerOfALaterAttempt(t *testing.T) {
 		}
 		return 0, false
 	}
-	want(t, s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{})), holdfast.RestorePhasePartiallyFailed, "the Secret owner, is neither restored nor there")
+	want(t, s.run(t.Context(), backup, request("r", v1alpha1.RestoreSpec{})), v1alpha1.RestorePhasePartiallyFailed, "the Secret owner, is neither restored nor there")
 	s.fault = nil
-	want(t, s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{})), holdfast.RestorePhaseCompleted)
+	want(t, s.run(t.Context(), backup, request("r", v1alpha1.RestoreSpec{})), v1alpha1.RestorePhaseCompleted)
 	if owners := s.get("configmaps", "a", "owned").GetOwnerReferences(); len(owners) != 1 || owners[0].UID != s.get("secrets", "a", "owner").GetUID() {
 		t.Errorf("it is owned by %v", owners)
 	}
@@ -126,13 +126,13 @@ func TestPlan(t *testing.T) {
 	backup := backupOf(t, objects...)
 	s.add("namespaces", obj("v1", "Namespace", "", "a"))
 	s.add("configmaps", obj("v1", "ConfigMap", "a", "c-00003", with("other", "data", "n")))
-	spec := holdfast.RestoreSpec{ExistingResourcePolicy: holdfast.ExistingResourceUpdate, PlanOnly: true}
-	planned := want(t, s.run(t.Context(), backup, request("p", spec)), holdfast.RestorePhasePartiallyFailed, "does not serve old.example.com/v1/Gone")
+	spec := v1alpha1.RestoreSpec{ExistingResourcePolicy: v1alpha1.ExistingResourceUpdate, PlanOnly: true}
+	planned := want(t, s.run(t.Context(), backup, request("p", spec)), v1alpha1.RestorePhasePartiallyFailed, "does not serve old.example.com/v1/Gone")
 	if s.writes > 0 {
 		t.Errorf("planning wrote %d times", s.writes)
 	}
 	spec.PlanOnly = false
-	done := want(t, s.run(t.Context(), backup, request("r", spec)), holdfast.RestorePhasePartiallyFailed, "does not serve old.example.com/v1/Gone")
+	done := want(t, s.run(t.Context(), backup, request("r", spec)), v1alpha1.RestorePhasePartiallyFailed, "does not serve old.example.com/v1/Gone")
 	if diff := cmp.Diff(actions(planned), actions(done)); diff != "" {
 		t.Errorf("-planned +done:\n%s", diff)
 	}
@@ -154,12 +154,12 @@ func actions(plan format.RestorePlan) map[string]string {
 
 // TestExisting: proof 8. A key that was added since counts as a change, and is removed.
 func TestExisting(t *testing.T) {
-	for policy, wanted := range map[holdfast.ExistingResourcePolicy]string{"": "conflict", holdfast.ExistingResourceNone: "conflict", holdfast.ExistingResourceUpdate: "update"} {
+	for policy, wanted := range map[v1alpha1.ExistingResourcePolicy]string{"": "conflict", v1alpha1.ExistingResourceNone: "conflict", v1alpha1.ExistingResourceUpdate: "update"} {
 		s := newFakeServer(t)
 		s.add("namespaces", obj("v1", "Namespace", "", "a"))
 		s.add("configmaps", obj("v1", "ConfigMap", "a", "c", with("live", "data", "x"), with("theirs", "data", "y")))
 		backup := backupOf(t, obj("v1", "ConfigMap", "a", "c", with("old", "data", "x")))
-		plan := want(t, s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{ExistingResourcePolicy: policy})), holdfast.RestorePhaseCompleted)
+		plan := want(t, s.run(t.Context(), backup, request("r", v1alpha1.RestoreSpec{ExistingResourcePolicy: policy})), v1alpha1.RestorePhaseCompleted)
 		if action := actions(plan)["ConfigMap a/c"]; action != wanted {
 			t.Errorf("%q: %s", policy, action)
 		}
@@ -186,16 +186,16 @@ func TestSchedules(t *testing.T) {
 	const paused = "it is paused, and makes no backups until somebody resumes it"
 	for name, c := range map[string]struct {
 		live, stored map[string]any
-		policy       holdfast.ExistingResourcePolicy
+		policy       v1alpha1.ExistingResourcePolicy
 		action       string
 		told, paused bool
 	}{
 		"none is there":             {nil, schedule(), "", "create", true, true},
 		"it was paused":             {nil, schedule(with(true, "spec", "paused")), "", "create", false, true},
-		"the same is there":         {schedule(), schedule(), holdfast.ExistingResourceUpdate, "skip", false, false},
+		"the same is there":         {schedule(), schedule(), v1alpha1.ExistingResourceUpdate, "skip", false, false},
 		"one that was paused since": {schedule(with(true, "spec", "paused")), schedule(), "", "skip", false, true},
 		"another one is there":      {schedule(with("UTC", "spec", "timeZone")), schedule(), "", "conflict", false, false},
-		"another one is updated":    {schedule(with("UTC", "spec", "timeZone")), schedule(), holdfast.ExistingResourceUpdate, "update", true, false}, // the API server pauses it
+		"another one is updated":    {schedule(with("UTC", "spec", "timeZone")), schedule(), v1alpha1.ExistingResourceUpdate, "update", true, false}, // the API server pauses it
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newFakeServer(t)
@@ -207,8 +207,8 @@ func TestSchedules(t *testing.T) {
 			if c.told {
 				warnings = []string{paused}
 			}
-			done := s.run(t.Context(), backupOf(t, c.stored), request("r", holdfast.RestoreSpec{ExistingResourcePolicy: c.policy}))
-			if got := actions(want(t, done, holdfast.RestorePhaseCompleted, warnings...))["Schedule a/nightly"]; got != c.action {
+			done := s.run(t.Context(), backupOf(t, c.stored), request("r", v1alpha1.RestoreSpec{ExistingResourcePolicy: c.policy}))
+			if got := actions(want(t, done, v1alpha1.RestorePhaseCompleted, warnings...))["Schedule a/nightly"]; got != c.action {
 				t.Errorf("%s, want %s", got, c.action)
 			}
 			if results, _ := told(t, done); strings.Contains(fmt.Sprint(results), paused) != c.told {
@@ -220,7 +220,7 @@ func TestSchedules(t *testing.T) {
 		})
 	}
 	s := newFakeServer(t)
-	s.run(t.Context(), backupOf(t, schedule(), obj("holdfast.io/v1alpha1", "Backup", "a", "b")), request("r", holdfast.RestoreSpec{NamespaceMapping: map[string]string{"a": "copy"}}))
+	s.run(t.Context(), backupOf(t, schedule(), obj("holdfast.io/v1alpha1", "Backup", "a", "b")), request("r", v1alpha1.RestoreSpec{NamespaceMapping: map[string]string{"a": "copy"}}))
 	if got, _, _ := unstructured.NestedStringSlice(s.get("schedules.holdfast.io", "copy", "nightly").Object, "spec", "template", "includedNamespaces"); !slices.Equal(got, []string{"copy", "b"}) {
 		t.Errorf("in a copy of the namespace it selects %q", got)
 	}
@@ -251,7 +251,7 @@ func TestServersOwn(t *testing.T) {
 			r.Body = io.NopCloser(strings.NewReader("{}")) // whatever is removed is put back
 			return 0, false
 		}
-		plan := want(t, s.run(t.Context(), backupOf(t, obj("apps/v1", "Deployment", "a", "d")), request("r", holdfast.RestoreSpec{})), holdfast.RestorePhaseCompleted)
+		plan := want(t, s.run(t.Context(), backupOf(t, obj("apps/v1", "Deployment", "a", "d")), request("r", v1alpha1.RestoreSpec{})), v1alpha1.RestorePhaseCompleted)
 		if action := actions(plan)["Deployment a/d"]; action != wanted {
 			t.Errorf("refuses %v: %s, want %s", refuses, action, wanted)
 		}
@@ -274,8 +274,8 @@ func TestRecreate(t *testing.T) {
 		with("Gadget", "spec", "names", "kind")(changed)
 		backup := backupOf(t, obj("v1", "ConfigMap", "a", "c", with("old", "data", "x"), with(true, "immutable")),
 			obj("v1", "PersistentVolumeClaim", "a", "data", with("slow", "spec", "storageClassName")), changed)
-		plan := want(t, s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{ExistingResourcePolicy: holdfast.ExistingResourceRecreate, PlanOnly: planOnly})),
-			holdfast.RestorePhasePartiallyFailed, "its data would go with it", "all objects of its kind would go with it")
+		plan := want(t, s.run(t.Context(), backup, request("r", v1alpha1.RestoreSpec{ExistingResourcePolicy: v1alpha1.ExistingResourceRecreate, PlanOnly: planOnly})),
+			v1alpha1.RestorePhasePartiallyFailed, "its data would go with it", "all objects of its kind would go with it")
 		wanted := map[string]string{"ConfigMap a/c": "recreate", "PersistentVolumeClaim a/data": "error", "CustomResourceDefinition /widgets.example.com": "error"}
 		if !planOnly {
 			wanted["ConfigMap a/c"] = "create" // it has been deleted by then
@@ -298,7 +298,7 @@ func TestDefinitionThatStays(t *testing.T) {
 	s.define(&unstructured.Unstructured{Object: definition("example.com", "Widget")})
 	old := definition("example.com", "Widget")
 	with([]any{map[string]any{"name": "v0", "served": true}}, "spec", "versions")(old)
-	want(t, s.run(t.Context(), backupOf(t, old, obj("example.com/v1", "Widget", "a", "w")), request("r", holdfast.RestoreSpec{})), holdfast.RestorePhaseCompleted)
+	want(t, s.run(t.Context(), backupOf(t, old, obj("example.com/v1", "Widget", "a", "w")), request("r", v1alpha1.RestoreSpec{})), v1alpha1.RestorePhaseCompleted)
 }
 
 // TestTenants: what a tenant's restore refuses. Proof 18.
@@ -307,18 +307,18 @@ func TestTenants(t *testing.T) {
 	for name, test := range map[string]struct {
 		object map[string]any
 		live   bool
-		phase  holdfast.RestorePhase
+		phase  v1alpha1.RestorePhase
 		text   string
 	}{
-		"token":            {object: obj("v1", "Secret", "a", "t", with("kubernetes.io/service-account-token", "type")), phase: holdfast.RestorePhasePartiallyFailed, text: refusedToken},
-		"host path":        {object: obj("v1", "Pod", "a", "p", with(hostPath, "spec", "volumes")), phase: holdfast.RestorePhasePartiallyFailed, text: refusedHostPath},
-		"template":         {object: obj("apps/v1", "Deployment", "a", "d", with(hostPath, "spec", "template", "spec", "volumes")), phase: holdfast.RestorePhasePartiallyFailed, text: refusedHostPath},
-		"account":          {object: obj("v1", "Pod", "a", "p", with("powerful", "spec", "serviceAccountName")), phase: holdfast.RestorePhasePartiallyFailed, text: "may not impersonate"},
-		"binding":          {object: obj("rbac.authorization.k8s.io/v1", "RoleBinding", "a", "r"), phase: holdfast.RestorePhaseCompleted, text: "not as in the backup: 1 (1 rolebindings.rbac.authorization.k8s.io)"},
-		"binding as it is": {object: obj("rbac.authorization.k8s.io/v1", "RoleBinding", "a", "r"), live: true, phase: holdfast.RestorePhaseCompleted},
-		"namespace":        {object: obj("v1", "Namespace", "", "a", with("privileged", "metadata", "labels", "pod-security")), phase: holdfast.RestorePhaseCompleted},
-		"foreign":          {object: obj("v1", "ConfigMap", "b", "c"), phase: holdfast.RestorePhaseFailedValidation, text: ""},
-		"missing":          {object: obj("v1", "ConfigMap", "c", "c"), phase: holdfast.RestorePhaseFailedValidation, text: ""},
+		"token":            {object: obj("v1", "Secret", "a", "t", with("kubernetes.io/service-account-token", "type")), phase: v1alpha1.RestorePhasePartiallyFailed, text: refusedToken},
+		"host path":        {object: obj("v1", "Pod", "a", "p", with(hostPath, "spec", "volumes")), phase: v1alpha1.RestorePhasePartiallyFailed, text: refusedHostPath},
+		"template":         {object: obj("apps/v1", "Deployment", "a", "d", with(hostPath, "spec", "template", "spec", "volumes")), phase: v1alpha1.RestorePhasePartiallyFailed, text: refusedHostPath},
+		"account":          {object: obj("v1", "Pod", "a", "p", with("powerful", "spec", "serviceAccountName")), phase: v1alpha1.RestorePhasePartiallyFailed, text: "may not impersonate"},
+		"binding":          {object: obj("rbac.authorization.k8s.io/v1", "RoleBinding", "a", "r"), phase: v1alpha1.RestorePhaseCompleted, text: "not as in the backup: 1 (1 rolebindings.rbac.authorization.k8s.io)"},
+		"binding as it is": {object: obj("rbac.authorization.k8s.io/v1", "RoleBinding", "a", "r"), live: true, phase: v1alpha1.RestorePhaseCompleted},
+		"namespace":        {object: obj("v1", "Namespace", "", "a", with("privileged", "metadata", "labels", "pod-security")), phase: v1alpha1.RestorePhaseCompleted},
+		"foreign":          {object: obj("v1", "ConfigMap", "b", "c"), phase: v1alpha1.RestorePhaseFailedValidation, text: ""},
+		"missing":          {object: obj("v1", "ConfigMap", "c", "c"), phase: v1alpha1.RestorePhaseFailedValidation, text: ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newFakeServer(t)
@@ -327,7 +327,7 @@ func TestTenants(t *testing.T) {
 			if test.live {
 				s.add("rolebindings.rbac.authorization.k8s.io", obj("rbac.authorization.k8s.io/v1", "RoleBinding", "a", "r"))
 			}
-			request := request("r", holdfast.RestoreSpec{})
+			request := request("r", v1alpha1.RestoreSpec{})
 			request.Run.Spec.RestoreRef.Namespace = "a"
 			ended := s.run(t.Context(), backupOf(t, obj("v1", "ConfigMap", "a", "plain"), test.object), request, func(d *Dependencies) {
 				d.Allowed = func(_ context.Context, right Right) (bool, error) {
@@ -336,7 +336,7 @@ func TestTenants(t *testing.T) {
 			})
 			want(t, ended, test.phase, test.text)
 			wrote := 1
-			if test.phase == holdfast.RestorePhaseFailedValidation {
+			if test.phase == v1alpha1.RestorePhaseFailedValidation {
 				wrote = 0
 			}
 			if s.writes != wrote {
@@ -353,7 +353,7 @@ func TestFormerOwners(t *testing.T) {
 			s := newFakeServer(t)
 			s.add("namespaces", obj("v1", "Namespace", "", "a"))
 			s.add("namespaces", obj("v1", "Namespace", "", "b"))
-			request := request("r", holdfast.RestoreSpec{})
+			request := request("r", v1alpha1.RestoreSpec{})
 			request.Run.Spec.RestoreRef.Namespace = "a"
 			backup := backupOf(t, obj("v1", "ConfigMap", "a", "c"), obj("v1", "Namespace", "", "b", with("uid of b", "metadata", "uid")), obj("v1", "ConfigMap", "b", "c"))
 			ended := s.run(t.Context(), backup, request, func(d *Dependencies) {
@@ -363,10 +363,10 @@ func TestFormerOwners(t *testing.T) {
 				}
 			})
 			if name == "the same" {
-				want(t, ended, holdfast.RestorePhaseCompleted)
+				want(t, ended, v1alpha1.RestorePhaseCompleted)
 				return
 			}
-			want(t, ended, holdfast.RestorePhaseFailedValidation)
+			want(t, ended, v1alpha1.RestorePhaseFailedValidation)
 			if s.writes > 0 || !strings.Contains(fmt.Sprint(ended.Err), "another namespace b than the present one") {
 				t.Errorf("%d writes, %v", s.writes, ended.Err)
 			}
@@ -380,8 +380,8 @@ func TestExistingVolumes(t *testing.T) {
 	s.add("namespaces", obj("v1", "Namespace", "", "a"))
 	s.add("persistentvolumeclaims", obj("v1", "PersistentVolumeClaim", "a", "data"))
 	backup := backupOf(t, obj("v1", "ConfigMap", "a", "c"), obj("v1", "PersistentVolumeClaim", "a", "data"))
-	backup.Volumes = append(backup.Volumes, source.Volume{Volume: format.Volume{Pod: engine.PodReference{Namespace: "a", Name: "p"}, ClaimName: "data"}})
-	ended := s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{}))
+	backup.Volumes = append(backup.Volumes, source.Volume{Volume: format.Volume{Pod: enginev1alpha1.PodReference{Namespace: "a", Name: "p"}, ClaimName: "data"}})
+	ended := s.run(t.Context(), backup, request("r", v1alpha1.RestoreSpec{}))
 	var refused *Refused
 	if !errors.As(ended.Err, &refused) || s.writes > 0 {
 		t.Errorf("%v, after %d writes", ended.Err, s.writes)
@@ -393,14 +393,14 @@ func TestExistingVolumes(t *testing.T) {
 		t.Errorf("the refusal is %q", text)
 	}
 
-	kept := s.run(t.Context(), backup, request("r2", holdfast.RestoreSpec{ExistingVolumePolicy: holdfast.ExistingVolumeKeep}))
-	want(t, kept, holdfast.RestorePhaseCompleted)
+	kept := s.run(t.Context(), backup, request("r2", v1alpha1.RestoreSpec{ExistingVolumePolicy: v1alpha1.ExistingVolumeKeep}))
+	want(t, kept, v1alpha1.RestorePhaseCompleted)
 	if s.writes != 1 || s.objects["configmaps/a/c"] == nil {
 		t.Errorf("with keep: %d writes: %v", s.writes, s.created)
 	}
 	// One that holds a part of other data is not kept: its users would take that for all of it.
 	s.add("persistentvolumeclaims", obj("v1", "PersistentVolumeClaim", "a", "data", with("other new s", "metadata", "annotations", format.AnnotationIncomplete)))
-	ended = s.run(t.Context(), backup, request("r3", holdfast.RestoreSpec{ExistingVolumePolicy: holdfast.ExistingVolumeKeep}))
+	ended = s.run(t.Context(), backup, request("r3", v1alpha1.RestoreSpec{ExistingVolumePolicy: v1alpha1.ExistingVolumeKeep}))
 	if !errors.As(ended.Err, &refused) || !strings.Contains(ended.Err.Error(), "a part of other data") {
 		t.Errorf("%v", ended.Err)
 	}
@@ -413,14 +413,14 @@ func TestClaimMadeMeanwhile(t *testing.T) {
 	s.add("namespaces", obj("v1", "Namespace", "", "a"))
 	pod := obj("v1", "Pod", "a", "p", with([]any{map[string]any{"name": "v", "persistentVolumeClaim": map[string]any{"claimName": "data"}}}, "spec", "volumes"))
 	backup := backupOf(t, obj("v1", "PersistentVolumeClaim", "a", "data"), pod)
-	backup.Volumes = append(backup.Volumes, source.Volume{Volume: format.Volume{Pod: engine.PodReference{Namespace: "a", Name: "p"}, ClaimName: "data"}})
+	backup.Volumes = append(backup.Volumes, source.Volume{Volume: format.Volume{Pod: enginev1alpha1.PodReference{Namespace: "a", Name: "p"}, ClaimName: "data"}})
 	s.fault = func(r *http.Request) (int, bool) {
 		if r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/persistentvolumeclaims") {
 			s.objects["persistentvolumeclaims/a/data"] = obj("v1", "PersistentVolumeClaim", "a", "data", with("theirs", "metadata", "uid"))
 		}
 		return 0, false
 	}
-	want(t, s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{})), holdfast.RestorePhasePartiallyFailed, "somebody has made it meanwhile", "it uses the claim a/data")
+	want(t, s.run(t.Context(), backup, request("r", v1alpha1.RestoreSpec{})), v1alpha1.RestorePhasePartiallyFailed, "somebody has made it meanwhile", "it uses the claim a/data")
 	if s.writes > 0 {
 		t.Errorf("%d writes: %v", s.writes, s.created)
 	}
@@ -466,7 +466,7 @@ func TestRandomGraph(t *testing.T) {
 				return code, false
 			}
 		}
-		req := request("r", holdfast.RestoreSpec{})
+		req := request("r", v1alpha1.RestoreSpec{})
 		for _, stop := range stops {
 			ctx, cancel := context.WithCancel(context.Background())
 			var left atomic.Int64
@@ -488,14 +488,14 @@ func TestRandomGraph(t *testing.T) {
 		}
 		ended := s.run(context.Background(), backup, req)
 		for range 5 { // one request may meet all faults in a row
-			if ended.Status.Phase == holdfast.RestorePhaseCompleted {
+			if ended.Status.Phase == v1alpha1.RestorePhaseCompleted {
 				break
 			}
 			at.Add(1) // else it may meet the same ones each time
 			ended = s.run(context.Background(), backup, req)
 		}
 		results, _ := told(t, ended)
-		if ended.Status.Phase != holdfast.RestorePhaseCompleted {
+		if ended.Status.Phase != v1alpha1.RestorePhaseCompleted {
 			rt.Fatalf("%+v %v", ended.Status, results)
 		}
 		uids := map[string]string{}
@@ -520,7 +520,7 @@ func TestRandomGraph(t *testing.T) {
 			}
 		}
 		s.writes = 0
-		s.run(context.Background(), backup, request("r2", holdfast.RestoreSpec{ExistingResourcePolicy: holdfast.ExistingResourceUpdate}))
+		s.run(context.Background(), backup, request("r2", v1alpha1.RestoreSpec{ExistingResourcePolicy: v1alpha1.ExistingResourceUpdate}))
 		if s.writes > 0 {
 			rt.Errorf("the second restore wrote %d times", s.writes)
 		}

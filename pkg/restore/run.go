@@ -22,8 +22,8 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
@@ -45,7 +45,7 @@ const maxReads = 16
 
 // Request is one restore to execute.
 type Request struct {
-	Run *engine.RestoreRun
+	Run *enginev1alpha1.RestoreRun
 	// SystemNamespace has Holdfast's records: a restore of another namespace is a tenant's.
 	SystemNamespace string
 }
@@ -101,14 +101,14 @@ type Progress struct {
 }
 
 // Objects returns the counts so far, without objects that a rule leaves out.
-func (p *Progress) Objects() holdfast.RestoreProgress {
+func (p *Progress) Objects() v1alpha1.RestoreProgress {
 	count := func(actions ...action) (sum int64) {
 		for _, a := range actions {
 			sum += p.done[a].Load()
 		}
 		return sum
 	}
-	progress := holdfast.RestoreProgress{
+	progress := v1alpha1.RestoreProgress{
 		TotalItems:     p.total.Load() - count(actionLeave),
 		ItemsCreated:   count(actionCreate, actionRecreate),
 		ItemsUpdated:   count(actionUpdate),
@@ -147,7 +147,7 @@ func Fail(ctx context.Context, request Request, clock clock.PassiveClock, reason
 type execution struct {
 	Dependencies
 	request   Request
-	spec      *holdfast.RestoreSpec
+	spec      *v1alpha1.RestoreSpec
 	logger    klog.Logger
 	report    *report
 	writer    *cluster
@@ -462,7 +462,7 @@ func (l *loop) feed(ctx context.Context) error {
 
 // Ended is the end of a restore, and what is stored of it.
 type Ended struct {
-	Status holdfast.RestoreStatus
+	Status v1alpha1.RestoreStatus
 	// Err is Refused, or says why not everything was tried, or is nil.
 	Err error
 	// Digests are the SHA-256 of its stored objects in hexadecimal, by the last segments of their
@@ -492,7 +492,7 @@ func (e *execution) end(err error) *Ended {
 	}
 	list := e.resourceList()
 	log, plan := e.report.end()
-	status := holdfast.RestoreStatus{Phase: holdfast.RestorePhaseCompleted}
+	status := v1alpha1.RestoreStatus{Phase: v1alpha1.RestorePhaseCompleted}
 	objects := e.Progress.Objects()
 	status.Progress = &objects
 	status.Errors, status.Warnings = e.report.counts()
@@ -506,11 +506,11 @@ func (e *execution) end(err error) *Ended {
 	status.HookStatus = e.hooks.counts()
 	switch {
 	case errors.As(err, &refused):
-		status.Phase, status.ValidationErrors = holdfast.RestorePhaseFailedValidation, refused.Reasons
+		status.Phase, status.ValidationErrors = v1alpha1.RestorePhaseFailedValidation, refused.Reasons
 	case err != nil:
-		status.Phase, status.FailureReason = holdfast.RestorePhaseFailed, err.Error()
+		status.Phase, status.FailureReason = v1alpha1.RestorePhaseFailed, err.Error()
 	case status.Errors > 0:
-		status.Phase = holdfast.RestorePhasePartiallyFailed
+		status.Phase = v1alpha1.RestorePhasePartiallyFailed
 	}
 	name := e.request.StoreName()
 	return &Ended{Status: status, Err: err, name: name, files: []file{

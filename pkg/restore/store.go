@@ -14,7 +14,7 @@ import (
 	"slices"
 	"strings"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
@@ -28,7 +28,7 @@ type Store interface {
 
 // Cancelled makes a restore that was stopped one that was cancelled.
 func (e *Ended) Cancelled(reason string) {
-	e.Status.Phase, e.Status.FailureReason = holdfast.RestorePhaseCancelled, reason
+	e.Status.Phase, e.Status.FailureReason = v1alpha1.RestorePhaseCancelled, reason
 }
 
 // Store writes the files of a restore, and last its end by a conditional write. Of two processes
@@ -38,7 +38,7 @@ func (e *Ended) Cancelled(reason string) {
 // The end names the files by digest. A late write of the other process, or a foreign one, makes a
 // file unreadable. An object at the end's key that is not signed for this restore is overwritten,
 // and Replaced says so.
-func (e *Ended) Store(ctx context.Context, to Store, restore *holdfast.Restore, cluster format.Cluster, keys []string) error {
+func (e *Ended) Store(ctx context.Context, to Store, restore *v1alpha1.Restore, cluster format.Cluster, keys []string) error {
 	// Without metadata nothing is read. Two processes have found the same cluster, and each file is
 	// whole.
 	found, err := e.stored(ctx, to, restore, cluster, keys)
@@ -108,7 +108,7 @@ type word struct {
 }
 
 // stored takes over the stored status, if it can be believed.
-func (e *Ended) stored(ctx context.Context, from Store, of *holdfast.Restore, cluster format.Cluster, keys []string) (word, error) {
+func (e *Ended) stored(ctx context.Context, from Store, of *v1alpha1.Restore, cluster format.Cluster, keys []string) (word, error) {
 	content, err := from.Get(ctx, format.RestoreMetadataKey(e.name))
 	if errors.Is(err, store.ErrNotFound) {
 		return word{}, nil

@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/runlog"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
@@ -30,9 +30,9 @@ func TestStoredOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	bucket, cluster := storetest.Memory(t), format.Cluster{UID: "us", Key: key}
-	request := request("r1", holdfast.RestoreSpec{})
+	request := request("r1", v1alpha1.RestoreSpec{})
 	first := Fail(t.Context(), request, clock.RealClock{}, errors.New("the first reason"))
-	first.Status.HookStatus = &holdfast.HookStatus{HooksAttempted: 3, HooksFailed: 1}
+	first.Status.HookStatus = &v1alpha1.HookStatus{HooksAttempted: 3, HooksFailed: 1}
 	second := Fail(t.Context(), request, clock.RealClock{}, errors.New("another reason"))
 	for _, ended := range []*Ended{first, second} {
 		if err := ended.Store(t.Context(), bucket, request.Run.AsRestore(), cluster, []string{key.PublicKey()}); err != nil {
@@ -85,8 +85,8 @@ func TestEndOfOthers(t *testing.T) {
 		keys = append(keys, key)
 	}
 	ours, earlier, theirs := keys[0], keys[1], keys[2]
-	request := request("r1", holdfast.RestoreSpec{})
-	end := func(uid types.UID, phase holdfast.RestorePhase, cluster format.Cluster) []byte {
+	request := request("r1", v1alpha1.RestoreSpec{})
+	end := func(uid types.UID, phase v1alpha1.RestorePhase, cluster format.Cluster) []byte {
 		restore := request.Run.AsRestore()
 		restore.UID, restore.Status.Phase, restore.Status.FailureReason = uid, phase, "another end"
 		data, err := format.EncodeRestore(restore, nil, cluster)
@@ -97,18 +97,18 @@ func TestEndOfOthers(t *testing.T) {
 	}
 	us := format.Cluster{UID: "us", Key: ours}
 	uid := request.Run.UID
-	signed := end(uid, holdfast.RestorePhaseFailed, us)
+	signed := end(uid, v1alpha1.RestorePhaseFailed, us)
 	for name, test := range map[string]struct {
 		there    []byte
 		believed bool
 	}{
 		"our own":                    {signed, true},
-		"with an earlier key":        {end(uid, holdfast.RestorePhaseFailed, format.Cluster{UID: "us", Key: earlier}), true},
-		"not signed":                 {end(uid, holdfast.RestorePhaseFailed, format.Cluster{UID: "us"}), false},
-		"signed by others":           {end(uid, holdfast.RestorePhaseFailed, format.Cluster{UID: "us", Key: theirs}), false},
-		"of another cluster":         {end(uid, holdfast.RestorePhaseFailed, format.Cluster{UID: "them", Key: ours}), false},
-		"of another restore of ours": {end("another", holdfast.RestorePhaseFailed, us), false},
-		"no end":                     {end(uid, holdfast.RestorePhaseInProgress, us), false},
+		"with an earlier key":        {end(uid, v1alpha1.RestorePhaseFailed, format.Cluster{UID: "us", Key: earlier}), true},
+		"not signed":                 {end(uid, v1alpha1.RestorePhaseFailed, format.Cluster{UID: "us"}), false},
+		"signed by others":           {end(uid, v1alpha1.RestorePhaseFailed, format.Cluster{UID: "us", Key: theirs}), false},
+		"of another cluster":         {end(uid, v1alpha1.RestorePhaseFailed, format.Cluster{UID: "them", Key: ours}), false},
+		"of another restore of ours": {end("another", v1alpha1.RestorePhaseFailed, us), false},
+		"no end":                     {end(uid, v1alpha1.RestorePhaseInProgress, us), false},
 		"forged":                     {bytes.Replace(signed, []byte("another end"), []byte("a forged end"), 1), false},
 		"no JSON":                    {[]byte("\xff"), false},
 		"of another kind":            {[]byte(`{"kind":"` + strings.Repeat("ü", 2000) + `"}`), false},
@@ -131,7 +131,7 @@ func TestEndOfOthers(t *testing.T) {
 				if test.believed {
 					want = "another end"
 				}
-				if ended.Status.FailureReason != want || ended.Status.Phase != holdfast.RestorePhaseFailed {
+				if ended.Status.FailureReason != want || ended.Status.Phase != v1alpha1.RestorePhaseFailed {
 					t.Errorf("it has ended as %s: %s", ended.Status.Phase, ended.Status.FailureReason)
 				}
 				if test.believed != (ended.Replaced == "") || len(ended.Replaced) > 1024 || !utf8.ValidString(ended.Replaced) {

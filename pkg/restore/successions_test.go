@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/utils/clock"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/identity"
 )
 
@@ -26,23 +26,23 @@ func TestSuccessions(t *testing.T) {
 	backup := backupOf(t, append(configMaps("shop", 3), blog, obj("v1", "ConfigMap", "blog", "c"))...)
 	const of = "shop old-Namespace--shop, blog old-Namespace--blog"
 	for name, test := range map[string]struct {
-		spec   holdfast.RestoreSpec
+		spec   v1alpha1.RestoreSpec
 		exists []string
 		fault  string // of requests to this path
 		lost   bool   // the answer, and not the request
 		again  bool
-		phase  holdfast.RestorePhase
+		phase  v1alpha1.RestorePhase
 		want   string
 	}{
 		"both are lost":                      {want: of},
 		"one is there":                       {exists: []string{"blog"}, want: "shop old-Namespace--shop"},
-		"one is a copy":                      {spec: holdfast.RestoreSpec{NamespaceMapping: map[string]string{"shop": "copy"}}, want: "blog old-Namespace--blog"},
-		"only a plan":                        {spec: holdfast.RestoreSpec{PlanOnly: true}},
-		"without the namespace itself":       {spec: holdfast.RestoreSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"configmaps"}, IncludeClusterResources: new(false)}, want: "shop old-Namespace--shop"},
-		"without all of its objects":         {fault: "/configmaps", phase: holdfast.RestorePhasePartiallyFailed, want: of},
+		"one is a copy":                      {spec: v1alpha1.RestoreSpec{NamespaceMapping: map[string]string{"shop": "copy"}}, want: "blog old-Namespace--blog"},
+		"only a plan":                        {spec: v1alpha1.RestoreSpec{PlanOnly: true}},
+		"without the namespace itself":       {spec: v1alpha1.RestoreSpec{IncludedNamespaces: []string{"shop"}, IncludedResources: []string{"configmaps"}, IncludeClusterResources: new(false)}, want: "shop old-Namespace--shop"},
+		"without all of its objects":         {fault: "/configmaps", phase: v1alpha1.RestorePhasePartiallyFailed, want: of},
 		"the answer to a creation was lost":  {fault: "/namespaces", lost: true, want: of},
 		"the process was killed after that":  {again: true, want: of},
-		"made anew without itself, and then": {spec: holdfast.RestoreSpec{IncludedResources: []string{"configmaps"}, IncludeClusterResources: new(false)}, again: true, want: of},
+		"made anew without itself, and then": {spec: v1alpha1.RestoreSpec{IncludedResources: []string{"configmaps"}, IncludeClusterResources: new(false)}, again: true, want: of},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newFakeServer(t)
@@ -79,7 +79,7 @@ func TestSuccessions(t *testing.T) {
 				s.run(t.Context(), backup, request("r", test.spec)) // it has made them, and recorded nothing
 			}
 			if test.phase == "" {
-				test.phase = holdfast.RestorePhaseCompleted
+				test.phase = v1alpha1.RestorePhaseCompleted
 			}
 			want(t, s.run(t.Context(), backup, request("r", test.spec), succeed), test.phase)
 			var got []string
@@ -102,15 +102,15 @@ func TestSuccessions(t *testing.T) {
 // TestSuccessionsThatCannotBeRecorded: the restore goes on, and says how to list what was there.
 func TestSuccessionsThatCannotBeRecorded(t *testing.T) {
 	s := newFakeServer(t)
-	want(t, s.run(t.Context(), backupOf(t, configMaps("shop", 3)...), request("r", holdfast.RestoreSpec{}), func(d *Dependencies) {
+	want(t, s.run(t.Context(), backupOf(t, configMaps("shop", 3)...), request("r", v1alpha1.RestoreSpec{}), func(d *Dependencies) {
 		d.Succeed = func(context.Context, identity.Succession) error { return errors.New("there is no room") }
-	}), holdfast.RestorePhaseCompleted, "there is no room", "spec.trustedClusters")
+	}), v1alpha1.RestorePhaseCompleted, "there is no room", "spec.trustedClusters")
 }
 
 // TestSuccessionOfACancelledRestore: the namespace is there, so what it continues is recorded.
 func TestSuccessionOfACancelledRestore(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	e := newExecution(ctx, request("r", holdfast.RestoreSpec{}), Dependencies{Clock: clock.RealClock{}})
+	e := newExecution(ctx, request("r", v1alpha1.RestoreSpec{}), Dependencies{Clock: clock.RealClock{}})
 	cancel()
 	recorded := errors.New("it was not called")
 	e.Succeed = func(ctx context.Context, _ identity.Succession) error {

@@ -10,7 +10,7 @@ import (
 
 	clocktesting "k8s.io/utils/clock/testing"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // TestTerminatingNamespace: proof 9, pitfall 12. A namespace that is being deleted is waited for
@@ -41,11 +41,11 @@ func TestTerminatingNamespace(t *testing.T) {
 				}
 				return 0, false
 			}
-			phase, texts := holdfast.RestorePhaseCompleted, []string(nil)
+			phase, texts := v1alpha1.RestorePhaseCompleted, []string(nil)
 			if !c.goes {
-				phase, texts = holdfast.RestorePhasePartiallyFailed, []string{"the namespace a is being deleted"}
+				phase, texts = v1alpha1.RestorePhasePartiallyFailed, []string{"the namespace a is being deleted"}
 			}
-			plan := want(t, s.run(t.Context(), backupOf(t, configMaps("a", objects)...), request("r", holdfast.RestoreSpec{PlanOnly: c.planOnly}), func(d *Dependencies) { d.Clock = now }), phase, texts...)
+			plan := want(t, s.run(t.Context(), backupOf(t, configMaps("a", objects)...), request("r", v1alpha1.RestoreSpec{PlanOnly: c.planOnly}), func(d *Dependencies) { d.Clock = now }), phase, texts...)
 			if gets > c.gets {
 				t.Errorf("the namespace was asked for %d times", gets)
 			}
@@ -68,7 +68,7 @@ func TestPlanOfWhatIsBeingDeleted(t *testing.T) {
 	s := newFakeServer(t)
 	s.add("namespaces", obj("v1", "Namespace", "", "a"))
 	s.add("configmaps", obj("v1", "ConfigMap", "a", "c", with("2026-01-02T03:04:05Z", "metadata", "deletionTimestamp")))
-	plan := want(t, s.run(t.Context(), backupOf(t, obj("v1", "ConfigMap", "a", "c")), request("r", holdfast.RestoreSpec{PlanOnly: true})), holdfast.RestorePhaseCompleted)
+	plan := want(t, s.run(t.Context(), backupOf(t, obj("v1", "ConfigMap", "a", "c")), request("r", v1alpha1.RestoreSpec{PlanOnly: true})), v1alpha1.RestorePhaseCompleted)
 	if action := actions(plan)["ConfigMap a/c"]; action != "create" {
 		t.Errorf("what is planned: %s", action)
 	}

@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 )
 
@@ -53,7 +53,7 @@ func TestMissingVersions(t *testing.T) {
 		if !planOnly {
 			texts = append(texts, "refuses it in example.com/v2: convert it by hand")
 		}
-		plan := want(t, s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{PlanOnly: planOnly}), func(d *Dependencies) { d.Discovery = someFail{s}; d.Workers = 1 }), holdfast.RestorePhasePartiallyFailed, texts...)
+		plan := want(t, s.run(t.Context(), backup, request("r", v1alpha1.RestoreSpec{PlanOnly: planOnly}), func(d *Dependencies) { d.Discovery = someFail{s}; d.Workers = 1 }), v1alpha1.RestorePhasePartiallyFailed, texts...)
 		got := map[string]int{}
 		for _, o := range plan.Items {
 			got[o.Kind+" "+o.Action]++
@@ -77,7 +77,7 @@ func TestRemovedKinds(t *testing.T) {
 	s := newFakeServer(t)
 	backup := backupOf(t, obj("v1", "Namespace", "", "a"), obj("extensions/v1beta1", "Ingress", "a", "i"), obj("extensions/v1beta1", "Deployment", "a", "d"),
 		obj("policy/v1beta1", "PodSecurityPolicy", "", "p"), obj("batch/v2alpha1", "CronJob", "a", "c"))
-	want(t, s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{})), holdfast.RestorePhasePartiallyFailed,
+	want(t, s.run(t.Context(), backup, request("r", v1alpha1.RestoreSpec{})), v1alpha1.RestorePhasePartiallyFailed,
 		"extensions/v1beta1/Ingress, which Kubernetes has removed; its successor is networking.k8s.io/v1 Ingress: convert it by hand", "its successor is apps/v1 Deployment",
 		"its successor is Pod Security admission", "batch/v2alpha1/CronJob, which its version of Kubernetes has in no version")
 }
@@ -95,8 +95,8 @@ func TestScopeOfKinds(t *testing.T) {
 			return 0, false
 		}
 		backup := backupOf(t, obj("v1", "Namespace", "", "a"), obj("example.com/v1", "Wall", "a", "w"), obj("example.com/v1", "Gate", "", "g"))
-		ended := s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{PlanOnly: planOnly}))
-		want(t, ended, holdfast.RestorePhasePartiallyFailed, "the cluster has walls.example.com outside of all namespaces, and the backup holds it in a", "the cluster has gates.example.com in namespaces, and the backup holds it outside of all")
+		ended := s.run(t.Context(), backup, request("r", v1alpha1.RestoreSpec{PlanOnly: planOnly}))
+		want(t, ended, v1alpha1.RestorePhasePartiallyFailed, "the cluster has walls.example.com outside of all namespaces, and the backup holds it in a", "the cluster has gates.example.com in namespaces, and the backup holds it outside of all")
 		if ended.Status.Errors != 2 {
 			t.Errorf("%+v", ended.Status)
 		}

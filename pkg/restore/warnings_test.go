@@ -10,7 +10,7 @@ import (
 
 	"k8s.io/utils/clock"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/runlog"
 )
 
@@ -31,8 +31,8 @@ func TestUnknownFields(t *testing.T) {
 			s := newFakeServer(t)
 			s.add("namespaces", obj("v1", "Namespace", "", "a"))
 			s.warnings = test.warnings
-			ended := s.run(t.Context(), backupOf(t, configMaps("a", test.objects)...), request("r", holdfast.RestoreSpec{ExcludedResources: []string{"namespaces"}}))
-			plan := want(t, ended, holdfast.RestorePhaseCompleted)
+			ended := s.run(t.Context(), backupOf(t, configMaps("a", test.objects)...), request("r", v1alpha1.RestoreSpec{ExcludedResources: []string{"namespaces"}}))
+			plan := want(t, ended, v1alpha1.RestorePhaseCompleted)
 			if int(ended.Status.Warnings) != test.warned {
 				t.Errorf("%d warnings for %d objects, want %d", ended.Status.Warnings, len(plan.Items), test.warned)
 			}

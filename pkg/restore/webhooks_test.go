@@ -12,7 +12,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // TestWebhooksComeLast: proof 6, pitfall 2. A webhook that refuses what it can't be asked about is
@@ -45,7 +45,7 @@ func TestWebhooksComeLast(t *testing.T) {
 		"name": "hook.example.com", "failurePolicy": "Fail", "clientConfig": map[string]any{"service": map[string]any{"namespace": "ops", "name": "hook"}},
 	}}, "webhooks"))
 	objects := append(configMaps("a", 50), webhook, obj("v1", "Namespace", "", "ops"), obj("v1", "Service", "ops", "hook", with(map[string]any{"app": "hook"}, "spec", "selector")))
-	want(t, s.run(t.Context(), backupOf(t, objects...), request("r", holdfast.RestoreSpec{})), holdfast.RestorePhaseCompleted)
+	want(t, s.run(t.Context(), backupOf(t, objects...), request("r", v1alpha1.RestoreSpec{})), v1alpha1.RestorePhaseCompleted)
 	if s.objects[hook] == nil {
 		t.Error("the webhook is not there")
 	}
@@ -81,8 +81,8 @@ func TestWebhookForAMomentAway(t *testing.T) {
 		return away < 4
 	})
 	backup := backupOf(t, obj("v1", "Namespace", "", "a"), obj("v1", "ConfigMap", "a", "c"), obj("v1", "Secret", "a", "s"))
-	ended := s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{}))
-	want(t, ended, holdfast.RestorePhaseCompleted)
+	ended := s.run(t.Context(), backup, request("r", v1alpha1.RestoreSpec{}))
+	want(t, ended, v1alpha1.RestorePhaseCompleted)
 	if ended.Status.Warnings > 0 || s.get("configmaps", "a", "c") == nil {
 		t.Errorf("the restore is %+v", ended.Status)
 	}
@@ -98,8 +98,8 @@ func TestWebhookOfTheRestore(t *testing.T) {
 	})
 	backup := backupOf(t, obj("v1", "Namespace", "", "a"), obj("v1", "ConfigMap", "a", "c"), obj("v1", "ConfigMap", "a", "d"), obj("apps/v1", "Deployment", "a", "hook"),
 		definition("example.com", "Widget"), obj("example.com/v1", "Widget", "a", "w"))
-	ended := s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{}))
-	want(t, ended, holdfast.RestorePhaseCompleted)
+	ended := s.run(t.Context(), backup, request("r", v1alpha1.RestoreSpec{}))
+	want(t, ended, v1alpha1.RestorePhaseCompleted)
 	if p := ended.Status.Progress; ended.Status.Warnings > 0 || p.ItemsCreated != 6 || p.ItemsRestored != p.TotalItems {
 		t.Errorf("the restore is %+v, %+v", ended.Status, ended.Status.Progress)
 	}
@@ -118,8 +118,8 @@ func TestDeniedForAMoment(t *testing.T) {
 		return 0, false
 	}
 	backup := backupOf(t, obj("v1", "Namespace", "", "a"), obj("v1", "ConfigMap", "a", "c"), obj("v1", "Secret", "a", "s"), obj("apps/v1", "Deployment", "a", "params"))
-	ended := s.run(t.Context(), backup, request("r", holdfast.RestoreSpec{}))
-	want(t, ended, holdfast.RestorePhasePartiallyFailed, "denied request")
+	ended := s.run(t.Context(), backup, request("r", v1alpha1.RestoreSpec{}))
+	want(t, ended, v1alpha1.RestorePhasePartiallyFailed, "denied request")
 	if ended.Status.Errors != 1 || s.get("configmaps", "a", "c") == nil {
 		t.Errorf("the restore is %+v", ended.Status)
 	}
@@ -132,8 +132,8 @@ func TestWebhookThatIsGone(t *testing.T) {
 		return r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/configmaps")
 	})
 	began := time.Now()
-	ended := s.run(t.Context(), backupOf(t, append(configMaps("a", 100), obj("v1", "Secret", "a", "s"))...), request("r", holdfast.RestoreSpec{}))
-	want(t, ended, holdfast.RestorePhasePartiallyFailed, "the webhook check.example.com has not answered for 50ms, and for 60ms at the end of the restore: see why")
+	ended := s.run(t.Context(), backupOf(t, append(configMaps("a", 100), obj("v1", "Secret", "a", "s"))...), request("r", v1alpha1.RestoreSpec{}))
+	want(t, ended, v1alpha1.RestorePhasePartiallyFailed, "the webhook check.example.com has not answered for 50ms, and for 60ms at the end of the restore: see why")
 	if ended.Status.Errors != 100 || s.get("secrets", "a", "s") == nil {
 		t.Errorf("the restore is %+v", ended.Status)
 	}

@@ -17,7 +17,7 @@ import (
 
 	"gocloud.dev/blob"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
 const maxKeyBytes = 1024
@@ -69,25 +69,25 @@ var (
 // Open returns the store of a location, without a request to a bucket; a folder must exist. secret
 // is the content of the location's Secret; if nil, S3's credentials come from the environment. The
 // caller closes the Bucket.
-func Open(ctx context.Context, location *engine.StorageLocationSpec, secret map[string][]byte) (*Bucket, error) {
+func Open(ctx context.Context, location *enginev1alpha1.StorageLocationSpec, secret map[string][]byte) (*Bucket, error) {
 	return OpenFollowing(ctx, location, secret, nil)
 }
 
 // OpenFollowing is Open for a Bucket that reads its Secret again after a minute, and when the store
 // refuses the credentials. With a nil reader the credentials stay.
-func OpenFollowing(ctx context.Context, location *engine.StorageLocationSpec, secret map[string][]byte, again SecretReader) (*Bucket, error) {
+func OpenFollowing(ctx context.Context, location *enginev1alpha1.StorageLocationSpec, secret map[string][]byte, again SecretReader) (*Bucket, error) {
 	prefix, err := folderPrefix(location.Prefix)
 	if err != nil {
 		return nil, err
 	}
 	switch {
-	case location.Provider == engine.StorageProviderFilesystem && location.Filesystem != nil:
+	case location.Provider == enginev1alpha1.StorageProviderFilesystem && location.Filesystem != nil:
 		backend, err := openFilesystem(location.Filesystem.Path)
 		if err != nil {
 			return nil, err
 		}
 		return &Bucket{backend: backend, prefix: prefix}, nil
-	case location.Provider == engine.StorageProviderS3 && location.S3 != nil:
+	case location.Provider == enginev1alpha1.StorageProviderS3 && location.S3 != nil:
 		bucket, err := openS3(ctx, location.S3, secret, again)
 		if err != nil {
 			return nil, err

@@ -16,16 +16,16 @@ import (
 	"testing"
 	"time"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
 
-func filesystem(path string) engine.StorageLocationSpec {
-	return engine.StorageLocationSpec{
-		Provider:   engine.StorageProviderFilesystem,
-		Filesystem: &engine.FilesystemLocation{Path: path},
+func filesystem(path string) enginev1alpha1.StorageLocationSpec {
+	return enginev1alpha1.StorageLocationSpec{
+		Provider:   enginev1alpha1.StorageProviderFilesystem,
+		Filesystem: &enginev1alpha1.FilesystemLocation{Path: path},
 	}
 }
 

@@ -18,7 +18,7 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/credentials"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
 func secretOf(key string) map[string][]byte {
@@ -46,7 +46,7 @@ func TestCredentialsThatAreRotated(t *testing.T) {
 		fmt.Fprint(w, `<ListBucketResult><Name>b</Name></ListBucketResult>`)
 	}))
 	defer server.Close()
-	location := &engine.StorageLocationSpec{Provider: engine.StorageProviderS3, S3: &engine.S3Location{
+	location := &enginev1alpha1.StorageLocationSpec{Provider: enginev1alpha1.StorageProviderS3, S3: &enginev1alpha1.S3Location{
 		Bucket: "b", Endpoint: server.URL, ForcePathStyle: true, CredentialsSecret: "keys",
 	}}
 	for name, follows := range map[string]bool{"following the Secret": true, "with the credentials at hand": false} {

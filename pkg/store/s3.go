@@ -18,7 +18,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"gocloud.dev/blob/s3blob"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
 const defaultRegion = "us-east-1"
@@ -26,7 +26,7 @@ const defaultRegion = "us-east-1"
 // idleConnections suffices for the catalogue's refresh, which has the most.
 const idleConnections = 128
 
-func openS3(ctx context.Context, location *engine.S3Location, secret map[string][]byte, again SecretReader) (*blobBackend, error) {
+func openS3(ctx context.Context, location *enginev1alpha1.S3Location, secret map[string][]byte, again SecretReader) (*blobBackend, error) {
 	client, err := httpClient(location.CABundle)
 	if err != nil {
 		return nil, err
@@ -50,7 +50,7 @@ func openS3(ctx context.Context, location *engine.S3Location, secret map[string]
 		if cache, ok := settings.Credentials.(*aws.CredentialsCache); ok && again != nil {
 			o.APIOptions = append(o.APIOptions, followRotation(cache))
 		}
-		if location.ChecksumAlgorithm != engine.ChecksumNone {
+		if location.ChecksumAlgorithm != enginev1alpha1.ChecksumNone {
 			o.APIOptions = append(o.APIOptions, sendChecksums)
 		}
 	})
@@ -63,7 +63,7 @@ func openS3(ctx context.Context, location *engine.S3Location, secret map[string]
 	return &blobBackend{bucket: bucket, s3: s3Client, name: location.Bucket}, nil
 }
 
-func awsConfig(ctx context.Context, location *engine.S3Location, secret map[string][]byte, again SecretReader, client aws.HTTPClient) (aws.Config, error) {
+func awsConfig(ctx context.Context, location *enginev1alpha1.S3Location, secret map[string][]byte, again SecretReader, client aws.HTTPClient) (aws.Config, error) {
 	region := location.Region
 	if region == "" {
 		region = defaultRegion

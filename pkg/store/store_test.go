@@ -21,7 +21,7 @@ import (
 	"gocloud.dev/blob/memblob"
 	"k8s.io/utils/clock"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/store"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
@@ -36,10 +36,10 @@ func TestFilesystemWithPrefix(t *testing.T) {
 		for _, neighbour := range []string{"one/twofold", "one", "."} {
 			writeFile(t, filepath.Join(folder, neighbour, "neighbour"))
 		}
-		return storetest.Open(t, engine.StorageLocationSpec{
-			Provider:   engine.StorageProviderFilesystem,
+		return storetest.Open(t, enginev1alpha1.StorageLocationSpec{
+			Provider:   enginev1alpha1.StorageProviderFilesystem,
 			Prefix:     "one/two",
-			Filesystem: &engine.FilesystemLocation{Path: folder},
+			Filesystem: &enginev1alpha1.FilesystemLocation{Path: folder},
 		}, nil)
 	})
 }
@@ -235,7 +235,7 @@ func TestS3WithObjectLock(t *testing.T) {
 }
 
 // lockedS3 is a bucket as strict as one with Object Lock.
-func lockedS3(t *testing.T, start func(http.Handler) *httptest.Server) (engine.StorageLocationSpec, map[string][]byte) {
+func lockedS3(t *testing.T, start func(http.Handler) *httptest.Server) (enginev1alpha1.StorageLocationSpec, map[string][]byte) {
 	t.Helper()
 	var handler http.Handler
 	location, secret := storetest.FakeS3(t, func(next http.Handler) http.Handler {
@@ -263,7 +263,7 @@ func TestS3WithoutChecksums(t *testing.T) {
 			next.ServeHTTP(w, r)
 		})
 	})
-	location.S3.ChecksumAlgorithm = engine.ChecksumNone
+	location.S3.ChecksumAlgorithm = enginev1alpha1.ChecksumNone
 	bucket := storetest.Open(t, location, secret)
 	if err := errors.Join(
 		bucket.Create(t.Context(), "a/1", []byte("x")),
@@ -273,7 +273,7 @@ func TestS3WithoutChecksums(t *testing.T) {
 		t.Error(err)
 	}
 	location, secret = lockedS3(t, httptest.NewServer)
-	location.S3.ChecksumAlgorithm = engine.ChecksumNone
+	location.S3.ChecksumAlgorithm = enginev1alpha1.ChecksumNone
 	err := storetest.Open(t, location, secret).Create(t.Context(), "a/1", []byte("x"))
 	if err == nil || store.Reason(err) != "the store refuses the request (InvalidRequest)" {
 		t.Errorf("a locked bucket took an object without a checksum: %v", err)
@@ -605,26 +605,26 @@ func TestOpenRefuses(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	writeFile(t, file)
 	good, secret := storetest.FakeS3(t, nil)
-	s3 := func(change func(*engine.StorageLocationSpec)) engine.StorageLocationSpec {
+	s3 := func(change func(*enginev1alpha1.StorageLocationSpec)) enginev1alpha1.StorageLocationSpec {
 		location := *good.DeepCopy()
 		change(&location)
 		return location
 	}
 	for name, test := range map[string]struct {
-		location engine.StorageLocationSpec
+		location enginev1alpha1.StorageLocationSpec
 		secret   map[string][]byte
 		want     string
 	}{
 		"missing folder":   {filesystem("/no/such/folder"), nil, "does not exist"},
 		"file as a folder": {filesystem(file), nil, "does not exist"},
 		"relative folder":  {filesystem("relative"), nil, "must be absolute"},
-		"no provider":      {engine.StorageLocationSpec{}, nil, "spec.provider"},
-		"no settings":      {engine.StorageLocationSpec{Provider: engine.StorageProviderS3}, nil, "spec.provider"},
-		"bad prefix":       {s3(func(l *engine.StorageLocationSpec) { l.Prefix = "../up" }), secret, "spec.prefix"},
+		"no provider":      {enginev1alpha1.StorageLocationSpec{}, nil, "spec.provider"},
+		"no settings":      {enginev1alpha1.StorageLocationSpec{Provider: enginev1alpha1.StorageProviderS3}, nil, "spec.provider"},
+		"bad prefix":       {s3(func(l *enginev1alpha1.StorageLocationSpec) { l.Prefix = "../up" }), secret, "spec.prefix"},
 		"no secret":        {good, nil, "Secret credentials lacks the key accessKeyID"},
 		"half a secret":    {good, map[string][]byte{store.SecretAccessKeyID: []byte("hidden")}, "lacks the key secretAccessKey"},
-		"bad bundle":       {s3(func(l *engine.StorageLocationSpec) { l.S3.CABundle = []byte("x") }), secret, "spec.s3.caBundle"},
-		"no bucket":        {s3(func(l *engine.StorageLocationSpec) { l.S3.Bucket = "" }), secret, "spec.s3"},
+		"bad bundle":       {s3(func(l *enginev1alpha1.StorageLocationSpec) { l.S3.CABundle = []byte("x") }), secret, "spec.s3.caBundle"},
+		"no bucket":        {s3(func(l *enginev1alpha1.StorageLocationSpec) { l.S3.Bucket = "" }), secret, "spec.s3"},
 	} {
 		_, err := store.Open(t.Context(), &test.location, test.secret)
 		if err == nil || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "hidden") {

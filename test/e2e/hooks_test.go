@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfastv1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // TestHooks runs commands in real containers around the reading of their volumes, one by
@@ -51,7 +51,7 @@ spec:
 	})
 	lab.must(t, "annotate", "-n", "ice", "pod/dumps", "dumped=yes")
 	lab.exec(t, "ice", "dumps", ": >/content/annotated")
-	awaitEnd(t, holdfastv1alpha1.BackupPhaseCompleted, "ice")
+	awaitEnd(t, v1alpha1.BackupPhaseCompleted, "ice")
 	done, err := lab.holdfast.HoldfastV1alpha1().Backups(system).Get(t.Context(), "ice", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -91,7 +91,7 @@ spec:
 		return err
 	})
 	resume()
-	awaitEnd(t, holdfastv1alpha1.BackupPhaseCompleted, "ice-killed") // by the next controller
+	awaitEnd(t, v1alpha1.BackupPhaseCompleted, "ice-killed") // by the next controller
 }
 
 // TestKilledInAPhaseOfAHook kills a controller in a pre hook, in a post hook, and when all post
@@ -158,7 +158,7 @@ spec:
 		// A new pod has no pauses between restarts.
 		lab.must(t, "delete", "pod", "-n", system, controller.Name, "--force", "--grace-period=0")
 		lab.exec(t, "frost", test.pod, "rm /content/hold-"+test.phase)
-		ended := awaitEnd(t, holdfastv1alpha1.BackupPhaseCompleted, name)[name]
+		ended := awaitEnd(t, v1alpha1.BackupPhaseCompleted, name)[name]
 		db, err := ran(t.Context(), "db")
 		if err != nil {
 			t.Fatal(err)

@@ -12,8 +12,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfastv1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // TestPodDeletedHalfway deletes a pod while its volume is uploaded, which the kubelet
@@ -32,7 +32,7 @@ func TestPodDeletedHalfway(t *testing.T) {
 	lab.create(t, backup("garden", "garden"))
 	resume := lab.pauseStore(t, "the volume is read", func(ctx context.Context) error {
 		work, err := volumeWork(ctx, "garden")
-		if err == nil && (len(work) != 1 || work[0].Status.Phase != v1alpha1.VolumePhaseInProgress || work[0].Status.Progress.BytesDone == 0) {
+		if err == nil && (len(work) != 1 || work[0].Status.Phase != enginev1alpha1.VolumePhaseInProgress || work[0].Status.Progress.BytesDone == 0) {
 			err = fmt.Errorf("it is not read yet: %+v", work)
 		}
 		return err
@@ -46,13 +46,13 @@ func TestPodDeletedHalfway(t *testing.T) {
 	})
 	lab.create(t, backup("orchard", "orchard"))
 	resume()
-	awaitEnd(t, holdfastv1alpha1.BackupPhasePartiallyFailed, "garden")
+	awaitEnd(t, v1alpha1.BackupPhasePartiallyFailed, "garden")
 	awaitStored(t, "garden")
 	results := lab.must(t, "get", "--raw", "/apis/holdfast.io/v1alpha1/namespaces/"+system+"/backups/garden/results")
 	if !strings.Contains(results, "scratch") || !strings.Contains(results, "the volume went away while it was read") {
 		t.Errorf("the results are %s", results)
 	}
-	awaitEnd(t, holdfastv1alpha1.BackupPhaseCompleted, "orchard") // by the slot of the other one
+	awaitEnd(t, v1alpha1.BackupPhaseCompleted, "orchard") // by the slot of the other one
 	awaitStored(t, "orchard")
 	for volume := range volumes {
 		awaitHistory(t, stays, volume, "orchard")

@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
@@ -54,7 +54,7 @@ type Deletion struct {
 
 	// Stored is the backup by its metadata, or by its copy if another writer has replaced the
 	// metadata; nil if neither is left. Look sets it.
-	Stored *holdfast.Backup
+	Stored *v1alpha1.Backup
 
 	metadata *store.Object
 	// named are the only objects that are removed if another writer has replaced the metadata; else

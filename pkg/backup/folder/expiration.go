@@ -11,7 +11,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
@@ -40,7 +40,7 @@ func (f *Folder) Expirations(ctx context.Context) (objects []store.Object, err e
 //
 // A failed read is an error. A readable change that does not count is skipped: any writer to the
 // store could have put it there, and it neither makes nor takes away a hold.
-func (f *Folder) NewestExpiration(ctx context.Context, of *holdfast.Backup, clusterUID string, keys []string) (newest *format.Expiration, last int64, err error) {
+func (f *Folder) NewestExpiration(ctx context.Context, of *v1alpha1.Backup, clusterUID string, keys []string) (newest *format.Expiration, last int64, err error) {
 	objects, err := f.Expirations(ctx)
 	if err != nil {
 		return nil, 0, err
@@ -88,7 +88,7 @@ const changeAttempts = 5
 // Change signs and writes another change beside the backup's folder, and returns the one that
 // counts then. next makes it from the current state; false means that nothing is to be written.
 // When another writer was first, next is called again for the new state.
-func (f *Folder) Change(ctx context.Context, creator Creator, by format.Cluster, keys []string, next func(backup *holdfast.Backup, stands *format.Expiration) (bool, error)) (*format.Expiration, error) {
+func (f *Folder) Change(ctx context.Context, creator Creator, by format.Cluster, keys []string, next func(backup *v1alpha1.Backup, stands *format.Expiration) (bool, error)) (*format.Expiration, error) {
 	for range changeAttempts {
 		backup, err := f.Find(ctx)
 		if err != nil {
@@ -132,7 +132,7 @@ func (f *Folder) Change(ctx context.Context, creator Creator, by format.Cluster,
 	return nil, errors.New("others make changes of the backup again and again")
 }
 
-func believed(change *format.Expiration, of *holdfast.Backup, clusterUID string, keys []string) bool {
+func believed(change *format.Expiration, of *v1alpha1.Backup, clusterUID string, keys []string) bool {
 	origin := of.Status.Origin
 	if origin == nil || origin.Trust != "" || change.ClusterUID != origin.ClusterUID {
 		return false // the metadata is not as its cluster signed it
@@ -142,8 +142,8 @@ func believed(change *format.Expiration, of *holdfast.Backup, clusterUID string,
 
 // Find returns the backup with this uid from its metadata, or from its copy if another writer has
 // replaced the metadata; nil if there is none.
-func (f *Folder) Find(ctx context.Context) (*holdfast.Backup, error) {
-	for _, read := range []func(context.Context) (*holdfast.Backup, error){f.Metadata, f.Copy} {
+func (f *Folder) Find(ctx context.Context) (*v1alpha1.Backup, error) {
+	for _, read := range []func(context.Context) (*v1alpha1.Backup, error){f.Metadata, f.Copy} {
 		backup, err := read(ctx)
 		if err != nil && !errors.Is(err, format.ErrUnfinished) {
 			return nil, err

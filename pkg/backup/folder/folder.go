@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
@@ -65,13 +65,13 @@ func (f *Folder) Owner(ctx context.Context) (*format.Owner, error) {
 }
 
 // Metadata returns the stored backup of any uid, or nil. It fails with an UnreadableError.
-func (f *Folder) Metadata(ctx context.Context) (*holdfast.Backup, error) {
+func (f *Folder) Metadata(ctx context.Context) (*v1alpha1.Backup, error) {
 	return f.backup(ctx, format.MetadataKey(f.StoreName))
 }
 
 // Copy returns the copy of our own metadata, of any uid, or nil: the last attempt's, since those
 // before it are revoked. It fails with an UnreadableError.
-func (f *Folder) Copy(ctx context.Context) (backup *holdfast.Backup, err error) {
+func (f *Folder) Copy(ctx context.Context) (backup *v1alpha1.Backup, err error) {
 	for attempt := 1; attempt <= format.MaxAttemptKeys; attempt++ {
 		backup, err = f.backup(ctx, format.AttemptKey(f.StoreName, attempt))
 		if !errors.Is(err, format.ErrUnfinished) {
@@ -81,7 +81,7 @@ func (f *Folder) Copy(ctx context.Context) (backup *holdfast.Backup, err error) 
 	return nil, err
 }
 
-func (f *Folder) backup(ctx context.Context, key string) (*holdfast.Backup, error) {
+func (f *Folder) backup(ctx context.Context, key string) (*v1alpha1.Backup, error) {
 	data, err := f.read(ctx, key, format.MaxMetadataBytes)
 	switch {
 	case errors.Is(err, store.ErrNotFound):

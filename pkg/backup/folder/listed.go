@@ -7,7 +7,7 @@ import (
 	"context"
 	"errors"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // Needs reports whether the backup's snapshots are needed, or may be: it is stored and can be
@@ -41,6 +41,6 @@ func (f *Folder) Needs(ctx context.Context) (bool, error) {
 	return beneath != nil && beneath.UID == f.UID, nil
 }
 
-func restorable(backup *holdfast.Backup) bool {
-	return backup.Status.Phase != holdfast.BackupPhaseFailed && backup.Status.Phase != holdfast.BackupPhaseCancelled
+func restorable(backup *v1alpha1.Backup) bool {
+	return backup.Status.Phase != v1alpha1.BackupPhaseFailed && backup.Status.Phase != v1alpha1.BackupPhaseCancelled
 }

@@ -10,7 +10,7 @@ import (
 	"fmt"
 	"io"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
@@ -20,7 +20,7 @@ var ErrNoList = errors.New("the list of its volumes is not the one that was stor
 
 // Volumes returns the snapshot ids of a backup's volumes. The list counts if its digest is in the
 // given metadata, which is not changed.
-func (f *Folder) Volumes(ctx context.Context, backup *holdfast.Backup) (map[format.VolumeID]string, error) {
+func (f *Folder) Volumes(ctx context.Context, backup *v1alpha1.Backup) (map[format.VolumeID]string, error) {
 	contents, err := format.TakeContents(backup.DeepCopy())
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNoList, err)

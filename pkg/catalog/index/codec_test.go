@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"pgregory.net/rapid"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
@@ -77,9 +77,9 @@ func TestInverse(t *testing.T) {
 	entry := rapid.Custom(func(t *rapid.T) Entry {
 		at := metav1.Unix(rapid.Int64Range(0, 1<<33).Draw(t, "created"), 0)
 		return Entry{StoreName: text.Draw(t, "store name"), Content: catalog.Content{
-			Backup: &holdfast.Backup{
+			Backup: &v1alpha1.Backup{
 				ObjectMeta: metav1.ObjectMeta{Name: "a", UID: types.UID("of it"), CreationTimestamp: at},
-				Status:     holdfast.BackupStatus{Phase: holdfast.BackupPhaseCompleted, Origin: &holdfast.BackupOrigin{PublicKey: "k"}, Expiration: &at},
+				Status:     v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseCompleted, Origin: &v1alpha1.BackupOrigin{PublicKey: "k"}, Expiration: &at},
 			},
 			Volumes:     rapid.SliceOfN(volume, 0, 20).Draw(t, "volumes"),
 			Digests:     catalog.Digests{Log: rapid.String().Draw(t, "log"), Manifest: "m"},
@@ -145,12 +145,12 @@ func many(backups, volumes int) []Entry {
 	start := time.Unix(1_800_000_000, 0)
 	for i := range entries {
 		name, at := fmt.Sprintf("daily-%05d", i), start.Add(time.Duration(i)*time.Hour)
-		content := catalog.Content{Backup: &holdfast.Backup{
+		content := catalog.Content{Backup: &v1alpha1.Backup{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast", Name: name, UID: format.DerivedUID("backup", name), CreationTimestamp: metav1.NewTime(at)},
-			Spec:       holdfast.BackupSpec{IncludedNamespaces: []string{"*"}},
-			Status: holdfast.BackupStatus{
-				Phase: holdfast.BackupPhaseCompleted, StartTimestamp: &metav1.Time{Time: at}, CompletionTimestamp: &metav1.Time{Time: at.Add(time.Minute)},
-				Origin: &holdfast.BackupOrigin{ClusterUID: "here", PublicKey: "key"},
+			Spec:       v1alpha1.BackupSpec{IncludedNamespaces: []string{"*"}},
+			Status: v1alpha1.BackupStatus{
+				Phase: v1alpha1.BackupPhaseCompleted, StartTimestamp: &metav1.Time{Time: at}, CompletionTimestamp: &metav1.Time{Time: at.Add(time.Minute)},
+				Origin: &v1alpha1.BackupOrigin{ClusterUID: "here", PublicKey: "key"},
 			},
 		}}
 		for j := range volumes {
@@ -159,7 +159,7 @@ func many(backups, volumes int) []Entry {
 				Namespace: fmt.Sprintf("team-%d", j%100), ClaimName: claim, PodName: "pod-" + claim, PodVolume: "data", Node: fmt.Sprintf("node-%d", j%10),
 				SnapshotID: fmt.Sprintf("%x", sha256.Sum256([]byte(name+claim)))[:32],
 				SizeBytes:  int64(j) << 30, BytesDone: int64(j) << 30, IncrementalBytes: int64(i*j) << 10,
-				Start: metav1.NewTime(at.Add(time.Duration(j) * time.Second)), Completion: metav1.NewTime(at.Add(time.Duration(j+5) * time.Second)), State: holdfast.VolumeBackupCompleted,
+				Start: metav1.NewTime(at.Add(time.Duration(j) * time.Second)), Completion: metav1.NewTime(at.Add(time.Duration(j+5) * time.Second)), State: v1alpha1.VolumeBackupCompleted,
 			})
 		}
 		entries[i] = Entry{StoreName: name, Content: content}

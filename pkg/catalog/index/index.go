@@ -26,7 +26,7 @@ import (
 	"strings"
 	"sync"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store"
@@ -275,7 +275,7 @@ func (o *opened) bears(entry *Entry) bool {
 // Indexable reports whether the content is final, and need not be read again.
 func Indexable(content *catalog.Content) bool {
 	return content.Replaced == "" && content.VolumesError == "" &&
-		(content.Backup == nil || content.Backup.Status.Phase != holdfast.BackupPhaseUnreadable)
+		(content.Backup == nil || content.Backup.Status.Phase != v1alpha1.BackupPhaseUnreadable)
 }
 
 func read(ctx context.Context, from store.Reader, key string, most int64) ([]byte, error) {

@@ -18,7 +18,7 @@ import (
 
 	clocktesting "k8s.io/utils/clock/testing"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store"
@@ -41,7 +41,7 @@ func signedBy(of format.Cluster, name string, volumes int) Entry {
 	entry := many(1, volumes)[0]
 	entry.StoreName = name
 	entry.Content.Backup.Name = name
-	entry.Content.Backup.Status.Origin = &holdfast.BackupOrigin{ClusterUID: of.UID, PublicKey: of.Key.PublicKey()}
+	entry.Content.Backup.Status.Origin = &v1alpha1.BackupOrigin{ClusterUID: of.UID, PublicKey: of.Key.PublicKey()}
 	return entry
 }
 
@@ -256,7 +256,7 @@ func TestWhoIsBelieved(t *testing.T) {
 	writer(t, bucket, here).must(t, signedBy(here, "a", 1), signedBy(stranger, "of-a-stranger", 1))
 	lies := signedBy(here, "a", 9)
 	unsigned := signedBy(there, "unsigned", 1)
-	unsigned.Content.Backup.Status.Origin.Trust = holdfast.BackupTrustForeign
+	unsigned.Content.Backup.Status.Origin.Trust = v1alpha1.BackupTrustForeign
 	odd := signedBy(there, "odd", 2)
 	odd.Content.Volumes[1].ClaimName = "data@holdfast"
 	writer(t, bucket, there).must(t, odd, lies, signedBy(here, "invented", 1), signedBy(there, "b", 1), signedBy(stranger, "c", 1), unsigned)
@@ -555,7 +555,7 @@ func TestIndexable(t *testing.T) {
 	bad := []catalog.Content{good, good, good}
 	bad[0].Replaced, bad[1].VolumesError = "x", "x"
 	bad[2].Backup = good.Backup.DeepCopy()
-	bad[2].Backup.Status.Phase = holdfast.BackupPhaseUnreadable
+	bad[2].Backup.Status.Phase = v1alpha1.BackupPhaseUnreadable
 	for i := range bad {
 		if Indexable(&bad[i]) {
 			t.Errorf("bad[%d] is kept", i)

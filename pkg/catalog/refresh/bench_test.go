@@ -17,8 +17,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/catalog/refresh"
 	"github.com/holdfast-io/holdfast/pkg/format"
@@ -75,9 +75,9 @@ func (s *distant) Get(_ context.Context, key string) (io.ReadCloser, error) {
 		ended := metav1.NewTime(time.Date(2026, 11, 20, 10, 0, i, 0, time.UTC))
 		contents := format.Contents{}
 		contents.Set(format.PodVolumeBackupsKey(name), format.NewContent(s.volumes))
-		metadata, err := format.EncodeBackup(&holdfast.Backup{
+		metadata, err := format.EncodeBackup(&v1alpha1.Backup{
 			ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: name, UID: types.UID(name), CreationTimestamp: ended},
-			Status:     holdfast.BackupStatus{Phase: holdfast.BackupPhaseCompleted, StartTimestamp: &ended, CompletionTimestamp: &ended},
+			Status:     v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseCompleted, StartTimestamp: &ended, CompletionTimestamp: &ended},
 		}, contents, s.cluster)
 		return io.NopCloser(bytes.NewReader(metadata)), err
 	}
@@ -93,13 +93,13 @@ func (s *distant) Close() error { return nil }
 
 // volumeList is a list of so many volumes.
 func volumeList(tb testing.TB, count int) []byte {
-	backup := &holdfast.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "b"}}
+	backup := &v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "b"}}
 	volumes := make([]format.PodVolumeBackup, count)
 	for i := range volumes {
 		claim := fmt.Sprintf("data-%04d", i)
 		volumes[i] = format.NewPodVolumeBackup(backup, "b", format.Volume{
-			Pod: engine.PodReference{Namespace: "shop", Name: "web-" + claim}, Name: "data", ClaimName: claim,
-			Status: engine.VolumeUploadStatus{Phase: engine.VolumePhaseCompleted, SnapshotID: fmt.Sprintf("%032x", i)},
+			Pod: enginev1alpha1.PodReference{Namespace: "shop", Name: "web-" + claim}, Name: "data", ClaimName: claim,
+			Status: enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: fmt.Sprintf("%032x", i)},
 		})
 	}
 	var list bytes.Buffer

@@ -21,8 +21,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog/index/publish"
 	"github.com/holdfast-io/holdfast/pkg/catalog/refresh"
 	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/velero"
@@ -146,14 +146,14 @@ func TestTwoClusters(t *testing.T) {
 					name := fmt.Sprintf("%s-%03d", m.cluster.UID, step)
 					b := &made{uid: types.UID(fmt.Sprintf("%08d-2f0a-4a57-9d0e-6f6b1a2f3c4d", step))}
 					at := metav1.NewTime(m.clock.Now())
-					backup := &holdfast.Backup{
+					backup := &v1alpha1.Backup{
 						ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: name, UID: b.uid, CreationTimestamp: at},
-						Status:     holdfast.BackupStatus{Phase: holdfast.BackupPhaseCompleted, StartTimestamp: &at, CompletionTimestamp: &at},
+						Status:     v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseCompleted, StartTimestamp: &at, CompletionTimestamp: &at},
 					}
 					var list bytes.Buffer
 					if err := format.WritePodVolumeBackups(&list, []format.PodVolumeBackup{format.NewPodVolumeBackup(backup, name, format.Volume{
-						Pod: engine.PodReference{Namespace: "shop", Name: "web"}, Name: "data", ClaimName: "data",
-						Status: engine.VolumeUploadStatus{Phase: engine.VolumePhaseCompleted, SnapshotID: "s"},
+						Pod: enginev1alpha1.PodReference{Namespace: "shop", Name: "web"}, Name: "data", ClaimName: "data",
+						Status: enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "s"},
 					})}); err != nil {
 						t.Fatal(err)
 					}
@@ -194,9 +194,9 @@ func TestTwoClusters(t *testing.T) {
 				var want, got []string
 				for _, m := range members {
 					for name, b := range m.backups {
-						trust := holdfast.BackupTrustForeign
+						trust := v1alpha1.BackupTrustForeign
 						if m.cluster.UID == own.UID {
-							trust = holdfast.BackupTrustOwn
+							trust = v1alpha1.BackupTrustOwn
 						}
 						volumes := 1
 						if b.deleted { // by whoever has signed the backup

@@ -21,8 +21,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/catalog/refresh"
 	"github.com/holdfast-io/holdfast/pkg/format"
@@ -124,7 +124,7 @@ func TestStoreDiesWhileRead(t *testing.T) {
 			t.Errorf("%d backups after its return", got)
 		}
 		for _, backup := range f.catalog.Backups() {
-			if backup.Status.Phase != holdfast.BackupPhaseCompleted {
+			if backup.Status.Phase != v1alpha1.BackupPhaseCompleted {
 				t.Errorf("%s is %s", backup.Name, backup.Status.Phase)
 			}
 		}
@@ -202,7 +202,7 @@ func TestAStoreThatMayNotBeRead(t *testing.T) {
 		f.store("default", "new")
 		pass(nextRefresh)
 		for _, backup := range f.catalog.Backups() {
-			if backup.Status.Phase != holdfast.BackupPhaseCompleted || backup.Name == "new" {
+			if backup.Status.Phase != v1alpha1.BackupPhaseCompleted || backup.Name == "new" {
 				t.Errorf("%s is %s", backup.Name, backup.Status.Phase)
 			}
 		}
@@ -229,7 +229,7 @@ func TestAccessThatEndsWhileRead(t *testing.T) {
 			t.Errorf("%d backups", got)
 		}
 		for _, backup := range f.catalog.Backups() {
-			if backup.Status.Phase != holdfast.BackupPhaseCompleted {
+			if backup.Status.Phase != v1alpha1.BackupPhaseCompleted {
 				t.Errorf("%s is %s", backup.Name, backup.Status.Phase)
 			}
 		}
@@ -250,11 +250,11 @@ func TestSomeThatMayNotBeRead(t *testing.T) {
 		f.setLocations("default")
 		f.run()
 		pass(20 * interval) // 4 of the 30 may come first, more than once
-		phases := map[holdfast.BackupPhase]int{}
+		phases := map[v1alpha1.BackupPhase]int{}
 		for _, backup := range f.catalog.Backups() {
 			phases[backup.Status.Phase]++
 		}
-		if phases[holdfast.BackupPhaseCompleted] != 10 || phases[holdfast.BackupPhaseUnreadable] != 30 {
+		if phases[v1alpha1.BackupPhaseCompleted] != 10 || phases[v1alpha1.BackupPhaseUnreadable] != 30 {
 			t.Errorf("%v", phases)
 		}
 		if state := f.refresher.States()["default"]; state.LastError != "" {
@@ -589,7 +589,7 @@ func TestAStoreThatNeverAnswers(t *testing.T) {
 		f := newFixture(t, refresh.Options{Interval: interval, RequestTimeout: timeout})
 		f.store("good", "a")
 		s3 := refresh.Location{Name: "s3", Store: "s3", Open: func(ctx context.Context) (refresh.Store, error) {
-			return store.Open(ctx, &engine.StorageLocationSpec{Provider: engine.StorageProviderS3, S3: &engine.S3Location{
+			return store.Open(ctx, &enginev1alpha1.StorageLocationSpec{Provider: enginev1alpha1.StorageProviderS3, S3: &enginev1alpha1.S3Location{
 				Bucket: "backups", Endpoint: "http://" + silent.Addr().String(), ForcePathStyle: true, CredentialsSecret: "credentials",
 			}}, map[string][]byte{store.SecretAccessKeyID: []byte("id"), store.SecretSecretAccessKey: []byte("key")})
 		}}

@@ -18,8 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/catalog/refresh"
 	"github.com/holdfast-io/holdfast/pkg/format"
@@ -147,15 +147,15 @@ func (f *fixture) storeAs(cluster format.Cluster, location, storeName string) {
 	f.t.Helper()
 	f.location(location)
 	ended := metav1.NewTime(time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC))
-	backup := &holdfast.Backup{
+	backup := &v1alpha1.Backup{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: storeName, UID: types.UID("uid-of-" + storeName), CreationTimestamp: ended},
-		Spec:       holdfast.BackupSpec{StorageLocation: location},
-		Status:     holdfast.BackupStatus{Phase: holdfast.BackupPhaseCompleted, StartTimestamp: &ended, CompletionTimestamp: &ended},
+		Spec:       v1alpha1.BackupSpec{StorageLocation: location},
+		Status:     v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseCompleted, StartTimestamp: &ended, CompletionTimestamp: &ended},
 	}
 	var volumes bytes.Buffer
 	if err := format.WritePodVolumeBackups(&volumes, []format.PodVolumeBackup{format.NewPodVolumeBackup(backup, storeName, format.Volume{
-		Pod: engine.PodReference{Namespace: "shop", Name: "web"}, Name: "data", ClaimName: "data",
-		Status: engine.VolumeUploadStatus{Phase: engine.VolumePhaseCompleted, SnapshotID: "s"},
+		Pod: enginev1alpha1.PodReference{Namespace: "shop", Name: "web"}, Name: "data", ClaimName: "data",
+		Status: enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "s"},
 	})}); err != nil {
 		f.t.Fatal(err)
 	}
@@ -232,7 +232,7 @@ func (f *fixture) wantBackups(want string) {
 	var names []string
 	for _, backup := range f.catalog.Backups() {
 		name := backup.Name
-		if backup.Status.Phase != holdfast.BackupPhaseCompleted {
+		if backup.Status.Phase != v1alpha1.BackupPhaseCompleted {
 			name += "(" + string(backup.Status.Phase) + ")"
 		}
 		names = append(names, name)

@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/catalog/index"
 	"github.com/holdfast-io/holdfast/pkg/catalog/index/local"
@@ -71,11 +71,11 @@ func (f *fixture) restart(trusted ...format.Cluster) *fixture {
 	next.stores = f.stores
 	own := madeBy(f.t, "here")
 	next.catalog.SetIdentity(identity.Identity{UID: own.UID, Keys: []string{own.Key.PublicKey()}})
-	var clusters []engine.TrustedCluster
+	var clusters []enginev1alpha1.TrustedCluster
 	for _, cluster := range trusted {
-		clusters = append(clusters, engine.TrustedCluster{Name: cluster.UID, UID: cluster.UID, PublicKey: cluster.Key.PublicKey()})
+		clusters = append(clusters, enginev1alpha1.TrustedCluster{Name: cluster.UID, UID: cluster.UID, PublicKey: cluster.Key.PublicKey()})
 	}
-	next.catalog.SetTrustedClusters(map[string][]engine.TrustedCluster{"default": clusters})
+	next.catalog.SetTrustedClusters(map[string][]enginev1alpha1.TrustedCluster{"default": clusters})
 	location := next.location("default")
 	location.Indexed = true
 	next.refresher.SetLocations([]refresh.Location{location})

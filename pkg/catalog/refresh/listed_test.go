@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 )
 
@@ -21,13 +21,13 @@ type listed struct {
 	*catalog.Catalog
 
 	mu      sync.Mutex
-	backups rows[*holdfast.Backup]
-	volumes rows[*holdfast.BackupVolume]
+	backups rows[*v1alpha1.Backup]
+	volumes rows[*v1alpha1.BackupVolume]
 }
 
 // newListed makes an empty catalogue, which calls notify with each change.
 func newListed(notify func(catalog.Changes)) *listed {
-	l := &listed{backups: rows[*holdfast.Backup]{}, volumes: rows[*holdfast.BackupVolume]{}}
+	l := &listed{backups: rows[*v1alpha1.Backup]{}, volumes: rows[*v1alpha1.BackupVolume]{}}
 	l.Catalog = catalog.New(system, func(changes catalog.Changes) {
 		l.mu.Lock()
 		l.backups.change(changes.Backups)
@@ -38,20 +38,20 @@ func newListed(notify func(catalog.Changes)) *listed {
 	return l
 }
 
-func (l *listed) Backups() []*holdfast.Backup {
+func (l *listed) Backups() []*v1alpha1.Backup {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.backups.inOrder()
 }
 
-func (l *listed) Volumes() []*holdfast.BackupVolume {
+func (l *listed) Volumes() []*v1alpha1.BackupVolume {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.volumes.inOrder()
 }
 
-func (l *listed) VolumeBackups() []*holdfast.VolumeBackup {
-	var all []*holdfast.VolumeBackup
+func (l *listed) VolumeBackups() []*v1alpha1.VolumeBackup {
+	var all []*v1alpha1.VolumeBackup
 	for row := range l.Snapshot().Rows("", catalog.Position{}, func(catalog.VolumeRows) bool { return true }) {
 		all = append(all, row.Object())
 	}

@@ -14,8 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog/refresh"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/identity"
@@ -43,17 +43,17 @@ func (f *fixture) storeDaily(cluster format.Cluster, listed bool) {
 	f.t.Helper()
 	f.location("default")
 	ended := metav1.NewTime(time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC))
-	backup := &holdfast.Backup{
+	backup := &v1alpha1.Backup{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "daily", UID: "uid-of-daily", CreationTimestamp: ended},
-		Status: holdfast.BackupStatus{
-			Phase: holdfast.BackupPhaseCompleted, StartTimestamp: &ended, CompletionTimestamp: &ended, Requester: "alice",
-			Origin: &holdfast.BackupOrigin{NamespaceUID: "uid-of-shop"},
+		Status: v1alpha1.BackupStatus{
+			Phase: v1alpha1.BackupPhaseCompleted, StartTimestamp: &ended, CompletionTimestamp: &ended, Requester: "alice",
+			Origin: &v1alpha1.BackupOrigin{NamespaceUID: "uid-of-shop"},
 		},
 	}
 	var volumes bytes.Buffer
 	if err := format.WritePodVolumeBackups(&volumes, []format.PodVolumeBackup{format.NewPodVolumeBackup(backup, "shop.daily", format.Volume{
-		Pod: engine.PodReference{Namespace: "shop", Name: "web"}, NamespaceUID: "uid-of-shop", Name: "data", ClaimName: "data",
-		Status: engine.VolumeUploadStatus{Phase: engine.VolumePhaseCompleted, SnapshotID: "s"},
+		Pod: enginev1alpha1.PodReference{Namespace: "shop", Name: "web"}, NamespaceUID: "uid-of-shop", Name: "data", ClaimName: "data",
+		Status: enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "s"},
 	})}); err != nil {
 		f.t.Fatal(err)
 	}
@@ -108,7 +108,7 @@ func TestTrustCostsNoRequest(t *testing.T) {
 			f.wantRequests("default", map[storetest.Operation]int{storetest.List: 1, storetest.Get: 2})
 		}
 		want("a stranger's", "holdfast/shop.daily Foreign holdfast/shop.daily:data@shop")
-		f.catalog.SetTrustedClusters(map[string][]engine.TrustedCluster{"default": {{Name: "lost", UID: theirs.UID, PublicKey: theirs.Key.PublicKey()}}})
+		f.catalog.SetTrustedClusters(map[string][]enginev1alpha1.TrustedCluster{"default": {{Name: "lost", UID: theirs.UID, PublicKey: theirs.Key.PublicKey()}}})
 		want("a trusted cluster's", "shop/daily Trusted shop/shop.daily:data")
 		f.catalog.SetTrustedClusters(nil)
 		f.knows(theirs)
@@ -173,7 +173,7 @@ func TestForgeriesAreSeen(t *testing.T) {
 				if got := f.listed(); got != test.want {
 					t.Errorf("listed %q, want %q", got, test.want)
 				}
-				unreadable := f.catalog.Backups()[0].Status.Phase == holdfast.BackupPhaseUnreadable
+				unreadable := f.catalog.Backups()[0].Status.Phase == v1alpha1.BackupPhaseUnreadable
 				if unreadable != strings.HasPrefix(name, "of volumes") {
 					t.Errorf("its phase is %s", f.catalog.Backups()[0].Status.Phase)
 				}

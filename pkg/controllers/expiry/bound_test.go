@@ -10,7 +10,7 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
 // Who makes all backups at one time of the day, and keeps them for three days, is not held
@@ -39,7 +39,7 @@ func TestAsManyMayGoAsHaveCome(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := &Controller{Config: Config{Percent: 25}, gone: map[string][]departure{}}
-			location := &engine.StorageLocation{}
+			location := &enginev1alpha1.StorageLocation{}
 			location.Name = "default"
 			at := now.Add(test.ahead)
 			all := append(test.listed, test.due...)
@@ -81,7 +81,7 @@ func TestOneNamespaceHoldsUpNoOther(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := &Controller{Config: Config{Percent: 25}, gone: map[string][]departure{}}
-			location := &engine.StorageLocation{}
+			location := &enginev1alpha1.StorageLocation{}
 			location.Name = "default"
 			at := now.Add(test.ahead)
 			all, in, _ := tally(test.listed, "default", at)

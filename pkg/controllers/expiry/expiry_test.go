@@ -26,7 +26,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 	"pgregory.net/rapid"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog/refresh"
 	enginefake "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
@@ -63,18 +63,18 @@ type world struct {
 	engine    *enginefake.Clientset
 
 	namespaces []string
-	locations  map[string]*engine.StorageLocation
+	locations  map[string]*enginev1alpha1.StorageLocation
 }
 
 func newWorld(fatal func(string, ...any), namespaces ...string) *world {
 	w := &world{
 		fatal: fatal, backups: map[string]*v1alpha1.Backup{}, asked: map[string]int{}, namespaces: namespaces,
-		locations: map[string]*engine.StorageLocation{"default": {ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}}},
+		locations: map[string]*enginev1alpha1.StorageLocation{"default": {ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}}},
 		onDelete:  func(*v1alpha1.Backup) {},
 		engine:    enginefake.NewSimpleClientset(),
 	}
 	w.engine.PrependReactor("update", "storagelocations", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		changed := action.(clienttesting.UpdateAction).GetObject().(*engine.StorageLocation)
+		changed := action.(clienttesting.UpdateAction).GetObject().(*enginev1alpha1.StorageLocation)
 		w.locations[changed.Name] = changed
 		return true, changed, nil
 	})
@@ -165,7 +165,7 @@ func (w *world) start(config Config) *process {
 	config.Namespace, config.Interval = system, time.Minute
 	config.Engine = w.engine.EngineV1alpha1()
 	config.Backups, config.Events, config.Clock = w, p.events, p.clock
-	config.CheckClock = func(context.Context, *engine.StorageLocation) error { w.clocksAsked++; return w.clocks }
+	config.CheckClock = func(context.Context, *enginev1alpha1.StorageLocation) error { w.clocksAsked++; return w.clocks }
 	config.NamespaceInformer, config.LocationInformer = kube.Core().V1().Namespaces(), records.Engine().V1alpha1().StorageLocations()
 	c, err := New(config)
 	if err != nil {
@@ -313,7 +313,7 @@ func TestRestoresKeepWhatTheyRead(t *testing.T) {
 	w.add("other", of("a"))
 	w.snapshots = map[types.UID][]string{"uid of read": {"s1", "s2"}, "uid of other": {"s3"}}
 	restores := w.engine.EngineV1alpha1().VolumeRestores(system)
-	restore := &engine.VolumeRestore{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "r"}, Spec: engine.VolumeRestoreSpec{SnapshotID: "s2"}}
+	restore := &enginev1alpha1.VolumeRestore{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "r"}, Spec: enginev1alpha1.VolumeRestoreSpec{SnapshotID: "s2"}}
 	if _, err := restores.Create(t.Context(), restore, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -324,7 +324,7 @@ func TestRestoresKeepWhatTheyRead(t *testing.T) {
 	if !slices.Equal(w.gone, []string{"other"}) {
 		t.Errorf("%q are gone", w.gone)
 	}
-	restore.Status.Phase = engine.VolumePhaseFailed
+	restore.Status.Phase = enginev1alpha1.VolumePhaseFailed
 	if _, err := restores.UpdateStatus(t.Context(), restore, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -372,7 +372,7 @@ func TestAClockThatJumps(t *testing.T) {
 			!strings.Contains(told[0], "kubectl annotate hfl default -n holdfast --overwrite holdfast.io/accept-expiry-until=2026-") {
 			t.Errorf("people were told %q", told)
 		}
-		if !meta.IsStatusConditionTrue(w.locations["default"].Status.Conditions, engine.ConditionExpiryFrozen) {
+		if !meta.IsStatusConditionTrue(w.locations["default"].Status.Conditions, enginev1alpha1.ConditionExpiryFrozen) {
 			t.Errorf("the location says %+v", w.locations["default"].Status.Conditions)
 		}
 		// Who restarts it gets no more.
@@ -382,14 +382,14 @@ func TestAClockThatJumps(t *testing.T) {
 		}
 
 		// Somebody accepts a part, in which the others are not.
-		w.locations["default"].Annotations = map[string]string{engine.AnnotationAcceptExpiry: epoch.Add(2 * time.Hour).Format(time.RFC3339)}
+		w.locations["default"].Annotations = map[string]string{enginev1alpha1.AnnotationAcceptExpiry: epoch.Add(2 * time.Hour).Format(time.RFC3339)}
 		p.once(w, year)
 		w.finish()
 		if len(w.gone) != 2 {
 			t.Errorf("of %d backups %q are gone, after two were accepted", count, w.gone)
 		}
 		// An annotation that can't be read accepts nothing.
-		w.locations["default"].Annotations[engine.AnnotationAcceptExpiry] = "yes"
+		w.locations["default"].Annotations[enginev1alpha1.AnnotationAcceptExpiry] = "yes"
 		if count > 3 {
 			p.once(w, year)
 			w.finish()
@@ -398,7 +398,7 @@ func TestAClockThatJumps(t *testing.T) {
 			}
 		}
 		// And all of it.
-		w.locations["default"].Annotations[engine.AnnotationAcceptExpiry] = epoch.Add(year).Format(time.RFC3339)
+		w.locations["default"].Annotations[enginev1alpha1.AnnotationAcceptExpiry] = epoch.Add(year).Format(time.RFC3339)
 		for range 10 {
 			p.once(w, year)
 			w.finish()
@@ -406,7 +406,7 @@ func TestAClockThatJumps(t *testing.T) {
 		if len(w.backups) != 0 {
 			t.Errorf("%d backups are left that were accepted to go", len(w.backups))
 		}
-		if !meta.IsStatusConditionFalse(w.locations["default"].Status.Conditions, engine.ConditionExpiryFrozen) {
+		if !meta.IsStatusConditionFalse(w.locations["default"].Status.Conditions, enginev1alpha1.ConditionExpiryFrozen) {
 			t.Errorf("the location says %+v", w.locations["default"].Status.Conditions)
 		}
 	}
@@ -425,12 +425,12 @@ func TestNothingExpiresWhileTheClockDiffers(t *testing.T) {
 		t.Errorf("%d questions for the time while nothing had expired", w.clocksAsked)
 	}
 	w.clocks = fmt.Errorf("%w: this one is 2h0m0s ahead of the store's", store.ErrClock)
-	w.locations["default"].Annotations = map[string]string{engine.AnnotationAcceptExpiry: epoch.Add(1000 * time.Hour).Format(time.RFC3339)}
+	w.locations["default"].Annotations = map[string]string{enginev1alpha1.AnnotationAcceptExpiry: epoch.Add(1000 * time.Hour).Format(time.RFC3339)}
 	for range 3 {
 		p.once(w, 2*time.Hour)
 	}
-	condition := meta.FindStatusCondition(w.locations["default"].Status.Conditions, engine.ConditionExpiryFrozen)
-	if condition == nil || condition.Status != metav1.ConditionTrue || condition.Reason != engine.ReasonClockDiffers || !strings.Contains(condition.Message, "2h0m0s ahead") {
+	condition := meta.FindStatusCondition(w.locations["default"].Status.Conditions, enginev1alpha1.ConditionExpiryFrozen)
+	if condition == nil || condition.Status != metav1.ConditionTrue || condition.Reason != enginev1alpha1.ReasonClockDiffers || !strings.Contains(condition.Message, "2h0m0s ahead") {
 		t.Errorf("the location says %+v", condition)
 	}
 	if told := p.told(); len(told) != 1 || !strings.Contains(told[0], "Warning ExpiryFrozen") || !strings.Contains(told[0], "2h0m0s ahead") {
@@ -447,7 +447,7 @@ func TestNothingExpiresWhileTheClockDiffers(t *testing.T) {
 	w.clocks, w.now = nil, 25*time.Hour
 	p.once(w, 0)
 	w.finish()
-	if !slices.Equal(w.gone, []string{"old"}) || !meta.IsStatusConditionFalse(w.locations["default"].Status.Conditions, engine.ConditionExpiryFrozen) {
+	if !slices.Equal(w.gone, []string{"old"}) || !meta.IsStatusConditionFalse(w.locations["default"].Status.Conditions, enginev1alpha1.ConditionExpiryFrozen) {
 		t.Errorf("%q are gone, and the location says %+v", w.gone, w.locations["default"].Status.Conditions)
 	}
 }
@@ -505,15 +505,15 @@ func TestInDoubt(t *testing.T) {
 		},
 		"something that this version does not know": func(w *world) { w.warnings = []string{"what is shown may be incomplete"} },
 		"a location that does not answer": func(w *world) {
-			w.locations["other"].Status.Conditions = []metav1.Condition{{Type: engine.ConditionAvailable, Status: metav1.ConditionFalse}}
+			w.locations["other"].Status.Conditions = []metav1.Condition{{Type: enginev1alpha1.ConditionAvailable, Status: metav1.ConditionFalse}}
 		},
 		"another cluster with the same uid": func(w *world) {
-			w.locations["other"].Status.Conditions = []metav1.Condition{{Type: engine.ConditionClonedCluster, Status: metav1.ConditionTrue}}
+			w.locations["other"].Status.Conditions = []metav1.Condition{{Type: enginev1alpha1.ConditionClonedCluster, Status: metav1.ConditionTrue}}
 		},
 		"a location that is gone": func(w *world) { delete(w.locations, "other") },
 	} {
 		w := newWorld(t.Fatalf, "a", "b")
-		w.locations["other"] = &engine.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "other"}}
+		w.locations["other"] = &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "other"}}
 		elsewhere := func(b *v1alpha1.Backup) { b.Spec.StorageLocation = "other" }
 		w.add("a0", of("a"))
 		w.add("b0", of("b"), elsewhere)
@@ -528,7 +528,7 @@ func TestInDoubt(t *testing.T) {
 			t.Errorf("%s: %d deletions", name, w.deletions)
 		}
 		// That somebody replaces metadata there is no doubt, nor that others' backups are left out.
-		w.locations["other"] = &engine.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "other"}}
+		w.locations["other"] = &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "other"}}
 		w.warnings = []string{`storage location "other": another writer, such as Velero, has replaced the metadata of 3 backups, which have the condition MetadataReplaced`,
 			fmt.Sprintf("storage location %q: %s", "other", refresh.LeftOut(3, "b"))}
 		p.once(w, 0)
@@ -543,7 +543,7 @@ func TestInDoubt(t *testing.T) {
 func TestHistories(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld(t.Fatalf, "a", "b")
-		w.locations["other"] = &engine.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "other"}}
+		w.locations["other"] = &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "other"}}
 		processes := []*process{w.start(defaults()), w.start(defaults())}
 		asked := map[string][]time.Duration{} // in the last hour, by location
 		restarts := 0
@@ -607,7 +607,7 @@ func TestHistories(t *testing.T) {
 		w.ahead, w.warnings, w.broken = 0, nil, nil
 		w.now += 100 * time.Hour
 		for _, location := range w.locations {
-			location.Annotations = map[string]string{engine.AnnotationAcceptExpiry: w.time().Format(time.RFC3339)}
+			location.Annotations = map[string]string{enginev1alpha1.AnnotationAcceptExpiry: w.time().Format(time.RFC3339)}
 		}
 		for range 10 {
 			w.now += time.Hour

@@ -33,8 +33,8 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/folder"
 	"github.com/holdfast-io/holdfast/pkg/controllers/loop"
 	"github.com/holdfast-io/holdfast/pkg/format"
@@ -88,7 +88,7 @@ type Controller struct {
 	Config
 	locations enginelisters.StorageLocationNamespaceLister
 	queue     *loop.Loop[string]
-	open      func(ctx context.Context, record *engine.StorageLocation) (bucket, error)
+	open      func(ctx context.Context, record *enginev1alpha1.StorageLocation) (bucket, error)
 	of        map[string]map[string]restoredBackup
 	// report, if set, receives what would go, and nothing does.
 	report func(Leftover)
@@ -105,7 +105,7 @@ type Leftover struct {
 // List reports what a Controller would remove from a location now, and removes nothing. A
 // Controller removes restores' reports only when found again a day later. The Config needs no
 // informer, clock or recorder.
-func List(ctx context.Context, config Config, record *engine.StorageLocation, report func(Leftover)) error {
+func List(ctx context.Context, config Config, record *enginev1alpha1.StorageLocation, report func(Leftover)) error {
 	if record.Spec.IsLonghorn() {
 		return fmt.Errorf("the storage location %s is Longhorn's, so nothing in it is ever removed", record.Name)
 	}
@@ -117,7 +117,7 @@ func with(config Config, report func(Leftover)) *Controller {
 	return &Controller{
 		Config: config, report: report,
 		of: map[string]map[string]restoredBackup{},
-		open: func(ctx context.Context, record *engine.StorageLocation) (bucket, error) {
+		open: func(ctx context.Context, record *enginev1alpha1.StorageLocation) (bucket, error) {
 			return location.Open(ctx, config.Secrets, record)
 		},
 	}
@@ -130,7 +130,7 @@ func New(config Config) (*Controller, error) {
 	c.queue = loop.New[string](loop.Config{
 		Controller: "leftovers", FirstRetry: firstRetry, LastRetry: lastRetry, Clock: config.Clock,
 	})
-	return c, c.queue.Watch(config.LocationInformer.Informer(), loop.OnChange(func(before, after *engine.StorageLocation) {
+	return c, c.queue.Watch(config.LocationInformer.Informer(), loop.OnChange(func(before, after *enginev1alpha1.StorageLocation) {
 		if after != nil && (before == nil || before.UID != after.UID) {
 			c.queue.AddAfter(after.Name, first+time.Duration(rand.Int64N(int64(first))))
 		}
@@ -158,7 +158,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	return nil
 }
 
-func (c *Controller) tidy(ctx context.Context, record *engine.StorageLocation) error {
+func (c *Controller) tidy(ctx context.Context, record *enginev1alpha1.StorageLocation) error {
 	target, err := c.open(ctx, record)
 	if err != nil {
 		return err
@@ -238,7 +238,7 @@ func (c *Controller) oldestWriter(ctx context.Context, location string) (time.Ti
 	for i := range runs.Items {
 		run := &runs.Items[i]
 		started := run.Status.StartTimestamp
-		if run.Spec.Backup.StorageLocation == location && run.Status.Phase == holdfast.BackupPhaseInProgress && started != nil && started.Time.Before(before) {
+		if run.Spec.Backup.StorageLocation == location && run.Status.Phase == v1alpha1.BackupPhaseInProgress && started != nil && started.Time.Before(before) {
 			before = started.Time
 		}
 	}
@@ -281,7 +281,7 @@ func (c *Controller) find(ctx context.Context, target bucket) (abandoned []strin
 }
 
 // judge returns the deletion of a folder; nil if it stays.
-func (c *Controller) judge(ctx context.Context, record *engine.StorageLocation, target bucket, storeName string) (*folder.Deletion, error) {
+func (c *Controller) judge(ctx context.Context, record *enginev1alpha1.StorageLocation, target bucket, storeName string) (*folder.Deletion, error) {
 	of := c.folder(record, target, storeName)
 	logger := klog.FromContext(ctx).WithValues("storageLocation", record.Name, "folder", storeName)
 	owner, err := of.Owner(ctx)
@@ -309,7 +309,7 @@ func (c *Controller) judge(ctx context.Context, record *engine.StorageLocation, 
 	return deletion, err
 }
 
-func (c *Controller) folder(record *engine.StorageLocation, target bucket, storeName string) folder.Folder {
+func (c *Controller) folder(record *enginev1alpha1.StorageLocation, target bucket, storeName string) folder.Folder {
 	return folder.Folder{
 		Place: format.Place{StoreName: storeName, Location: record.Name},
 		Clock: c.Clock,
@@ -345,7 +345,7 @@ func (c *Controller) would(key, reason string) bool {
 	return c.report != nil
 }
 
-func (c *Controller) tell(ctx context.Context, record *engine.StorageLocation, kind, reason, note string, args ...any) {
+func (c *Controller) tell(ctx context.Context, record *enginev1alpha1.StorageLocation, kind, reason, note string, args ...any) {
 	if c.report != nil {
 		return
 	}

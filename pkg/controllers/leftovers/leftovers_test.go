@@ -19,8 +19,8 @@ import (
 	"k8s.io/utils/clock"
 	testclock "k8s.io/utils/clock/testing"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	enginefake "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
@@ -73,8 +73,10 @@ func ours(uid string) format.Owner {
 
 func (h *harness) tidyUp() {
 	h.t.Helper()
-	h.open = func(context.Context, *engine.StorageLocation) (bucket, error) { return lent{h.store, h.differs}, nil }
-	must(h.t, h.tidy(h.t.Context(), &engine.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}}))
+	h.open = func(context.Context, *enginev1alpha1.StorageLocation) (bucket, error) {
+		return lent{h.store, h.differs}, nil
+	}
+	must(h.t, h.tidy(h.t.Context(), &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}}))
 }
 
 // would is what a dry run says, which removes nothing and makes no event.
@@ -98,10 +100,10 @@ func TestUnfinishedUnknown(t *testing.T) {
 		h := newHarness(t)
 		h.folder("abandoned", ours("1"))
 		h.clock.SetTime(time.Now().Add(MinAge + time.Hour))
-		h.open = func(context.Context, *engine.StorageLocation) (bucket, error) {
+		h.open = func(context.Context, *enginev1alpha1.StorageLocation) (bucket, error) {
 			return unlisted{lent{h.store, nil}, failure}, nil
 		}
-		must(t, h.tidy(t.Context(), &engine.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}}))
+		must(t, h.tidy(t.Context(), &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}}))
 		h.expect()
 	}
 }
@@ -154,10 +156,10 @@ func TestNothingGoesWhileTheClockDiffers(t *testing.T) {
 	h := newHarness(t)
 	h.folder("abandoned", ours("1"))
 	h.clock.SetTime(time.Now().Add(MinAge + time.Hour))
-	h.open = func(context.Context, *engine.StorageLocation) (bucket, error) {
+	h.open = func(context.Context, *enginev1alpha1.StorageLocation) (bucket, error) {
 		return lent{h.store, store.ErrClock}, nil
 	}
-	if err := h.tidy(t.Context(), &engine.StorageLocation{}); !errors.Is(err, store.ErrClock) {
+	if err := h.tidy(t.Context(), &enginev1alpha1.StorageLocation{}); !errors.Is(err, store.ErrClock) {
 		t.Errorf("it ended with %v", err)
 	}
 	h.expect("abandoned")
@@ -167,7 +169,7 @@ func TestNothingGoesWhileTheClockDiffers(t *testing.T) {
 
 // Only what never ended, is this cluster's, has no record and is old goes.
 func TestTidy(t *testing.T) {
-	h := newHarness(t, &engine.BackupRun{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "recorded"}})
+	h := newHarness(t, &enginev1alpha1.BackupRun{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "recorded"}})
 	h.folder("abandoned", ours("1"), format.BackupPrefix("abandoned")+"abandoned-logs.gz")
 	h.folder("copied", ours("2"), format.CopyKey("copied"))
 	h.folder("finished", ours("3"), format.MetadataKey("finished"))
@@ -199,9 +201,9 @@ func TestRecordAppears(t *testing.T) {
 	h := newHarness(t)
 	h.folder("app", ours("1"))
 	h.clock.SetTime(time.Now().Add(MinAge + time.Hour))
-	deletion, err := h.judge(t.Context(), &engine.StorageLocation{}, lent{h.store, nil}, "app")
+	deletion, err := h.judge(t.Context(), &enginev1alpha1.StorageLocation{}, lent{h.store, nil}, "app")
 	must(t, err)
-	_, err = h.Runs.Create(t.Context(), &engine.BackupRun{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "app"}}, metav1.CreateOptions{})
+	_, err = h.Runs.Create(t.Context(), &enginev1alpha1.BackupRun{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "app"}}, metav1.CreateOptions{})
 	must(t, err)
 	if err := deletion.RemoveRest(t.Context()); err == nil {
 		t.Error("a folder was removed whose backup has a record")
@@ -239,9 +241,9 @@ func TestDoubt(t *testing.T) {
 // taken for one that a dead writer has left.
 func TestUnfinishedOfABackupThatRuns(t *testing.T) {
 	started := metav1.NewTime(time.Now().Add(-time.Minute))
-	run := &engine.BackupRun{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "long"}}
+	run := &enginev1alpha1.BackupRun{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "long"}}
 	run.Spec.Backup.StorageLocation = "default"
-	run.Status.Phase, run.Status.StartTimestamp = holdfast.BackupPhaseInProgress, &started
+	run.Status.Phase, run.Status.StartTimestamp = v1alpha1.BackupPhaseInProgress, &started
 	h := newHarness(t, run)
 	w, err := h.store.NewWriter(t.Context(), format.BackupPrefix("long")+"long-second.tar.gz")
 	must(t, err)

@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/folder"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store"
@@ -47,7 +47,7 @@ type restoreFolder struct {
 
 // tidyRestores removes reports of restores whose backup is missing. Reports never change, so each
 // is read once. Two passes protect them while a store lacks its backups for a time.
-func (c *Controller) tidyRestores(ctx context.Context, record *engine.StorageLocation, target bucket, finished sets.Set[string]) error {
+func (c *Controller) tidyRestores(ctx context.Context, record *enginev1alpha1.StorageLocation, target bucket, finished sets.Set[string]) error {
 	before, known := c.of[record.Name], map[string]restoredBackup{}
 	var failures []error
 	var removed int
@@ -146,7 +146,7 @@ func (c *Controller) restored(ctx context.Context, target bucket, name string) (
 	}, nil
 }
 
-func (c *Controller) isGone(ctx context.Context, record *engine.StorageLocation, target bucket, of restoredBackup) (bool, error) {
+func (c *Controller) isGone(ctx context.Context, record *enginev1alpha1.StorageLocation, target bucket, of restoredBackup) (bool, error) {
 	if format.ValidateStoreName(of.storeName) != nil {
 		return false, nil
 	}

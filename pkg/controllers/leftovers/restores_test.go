@@ -15,8 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
@@ -24,9 +24,9 @@ import (
 // restored writes what is told of a restore, whose uid is its name, in the folder of a name.
 func (h *harness) restored(folder, name, of, clusterUID string) string {
 	h.t.Helper()
-	restore := &holdfast.Restore{
+	restore := &v1alpha1.Restore{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID(name)},
-		Status: holdfast.RestoreStatus{Backup: &holdfast.RestoredBackup{
+		Status: v1alpha1.RestoreStatus{Backup: &v1alpha1.RestoredBackup{
 			Namespace: system, Name: of, UID: types.UID("uid-of-" + of), StorageLocation: "default",
 		}},
 	}
@@ -55,8 +55,8 @@ func (h *harness) restores() (names []string) {
 // What is told of a restore goes when its backup and its record are gone, and it is this
 // cluster's by what it says and where it lies.
 func TestTidyRestores(t *testing.T) {
-	h := newHarness(t, &engine.RestoreRun{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "shop.recorded", UID: "recorded"}},
-		&engine.RestoreRun{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "shop.again", UID: "another"}})
+	h := newHarness(t, &enginev1alpha1.RestoreRun{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "shop.recorded", UID: "recorded"}},
+		&enginev1alpha1.RestoreRun{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "shop.again", UID: "another"}})
 	keep := []string{
 		h.restored("", "of-one-that-is-there", "there", cluster),
 		h.restored("", "of-one-that-begins", "begins", cluster),
@@ -84,7 +84,7 @@ func TestTidyRestores(t *testing.T) {
 	h.clock.SetTime(time.Now().Add(MinAge - time.Hour))
 	expect("they are young", all)
 	h.clock.SetTime(time.Now().Add(MinAge + time.Hour))
-	_, err := h.Runs.Create(t.Context(), &engine.BackupRun{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "begins"}}, metav1.CreateOptions{})
+	_, err := h.Runs.Create(t.Context(), &enginev1alpha1.BackupRun{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "begins"}}, metav1.CreateOptions{})
 	must(t, err)
 	expect("no backup is in the store, so it is doubted", all)
 	h.folder("there", ours("uid-of-there"), format.MetadataKey("there"))
@@ -145,7 +145,7 @@ func TestTidyRestoresDenied(t *testing.T) {
 	h := newHarness(t)
 	h.restored("", "back", "gone", cluster)
 	h.clock.SetTime(time.Now().Add(MinAge + time.Hour))
-	record := &engine.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}}
+	record := &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}}
 	must(t, h.tidyRestores(t.Context(), record, denied{lent{h.store, nil}}, sets.New("there")))
 	if known := h.of["default"]; len(known) > 0 {
 		t.Errorf("it is known that %v", known)

@@ -13,11 +13,11 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/maintenance"
 )
 
-func checked(status *engine.VolumeRepositoryStatus, found *maintenance.Check, at time.Time) {
+func checked(status *enginev1alpha1.VolumeRepositoryStatus, found *maintenance.Check, at time.Time) {
 	if found == nil {
 		return
 	}
@@ -37,7 +37,7 @@ func checked(status *engine.VolumeRepositoryStatus, found *maintenance.Check, at
 	if !found.Lost() {
 		return
 	}
-	damage := &engine.RepositoryDamage{
+	damage := &enginev1alpha1.RepositoryDamage{
 		Since: now, MissingPacks: bounded(found.MissingPacks), DamagedPacks: bounded(found.DamagedPacks), Packs: found.Damaged,
 		MissingIndexes: bounded(found.MissingIndexes), Contents: int64(found.Contents), AffectedSnapshots: bounded(found.AffectedSnapshots), Snapshots: found.Snapshots,
 	}
@@ -56,22 +56,22 @@ func checked(status *engine.VolumeRepositoryStatus, found *maintenance.Check, at
 
 func bounded(n int) int32 { return int32(min(n, math.MaxInt32)) }
 
-func (c *Controller) damaged(record *engine.VolumeRepository) {
+func (c *Controller) damaged(record *enginev1alpha1.VolumeRepository) {
 	status := &record.Status
 	if status.LastCheckTime == nil {
 		return
 	}
 	condition := metav1.Condition{
-		Type: engine.ConditionDamaged, Status: metav1.ConditionFalse, Reason: engine.ReasonNothingLost, Message: "The store has all packs that the index names",
+		Type: enginev1alpha1.ConditionDamaged, Status: metav1.ConditionFalse, Reason: enginev1alpha1.ReasonNothingLost, Message: "The store has all packs that the index names",
 		ObservedGeneration: record.Generation, LastTransitionTime: metav1.NewTime(c.Clock.Now()),
 	}
 	if status.Damage != nil {
-		condition.Status, condition.Reason, condition.Message = metav1.ConditionTrue, engine.ReasonDataLost, lossOf(status.Damage)
+		condition.Status, condition.Reason, condition.Message = metav1.ConditionTrue, enginev1alpha1.ReasonDataLost, lossOf(status.Damage)
 	}
 	meta.SetStatusCondition(&status.Conditions, condition)
 }
 
-func lossOf(damage *engine.RepositoryDamage) string {
+func lossOf(damage *enginev1alpha1.RepositoryDamage) string {
 	var told []string
 	if damage.MissingIndexes > 0 {
 		told = append(told, fmt.Sprintf("The store has lost %d indexes, since %s at the latest, and what only they name is unknown, snapshots included. Bring them back from a copy: no maintenance removes anything until then",
@@ -85,7 +85,7 @@ func lossOf(damage *engine.RepositoryDamage) string {
 	return strings.Join(told, ". ")
 }
 
-func (c *Controller) tellDamage(before, after *engine.VolumeRepository) {
+func (c *Controller) tellDamage(before, after *enginev1alpha1.VolumeRepository) {
 	was, is := before.Status.Damage, after.Status.Damage
 	switch {
 	case is != nil && (was == nil || was.MissingPacks != is.MissingPacks || was.DamagedPacks != is.DamagedPacks || was.MissingIndexes != is.MissingIndexes):

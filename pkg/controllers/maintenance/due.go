@@ -18,17 +18,17 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
-func (c *Controller) canBeMaintained(record *engine.VolumeRepository) bool {
+func (c *Controller) canBeMaintained(record *enginev1alpha1.VolumeRepository) bool {
 	stored, err := c.locations.Get(record.Spec.BackupStorageLocation)
 	return err == nil && !stored.Closed() && ready(record) && record.DeletionTimestamp == nil
 }
 
 // wait records what a due repository waits for, after another period of waiting, or a minute on
 // request. Short waits and restarts cause no writes.
-func (c *Controller) wait(ctx context.Context, record *engine.VolumeRepository) error {
+func (c *Controller) wait(ctx context.Context, record *enginev1alpha1.VolumeRepository) error {
 	if record.DeletionTimestamp != nil {
 		return nil
 	}
@@ -46,7 +46,7 @@ func (c *Controller) wait(ctx context.Context, record *engine.VolumeRepository) 
 	}
 	changed := record.DeepCopy()
 	if !meta.SetStatusCondition(&changed.Status.Conditions, metav1.Condition{
-		Type: engine.ConditionMaintained, Status: metav1.ConditionFalse, Reason: engine.ReasonWaiting, Message: c.waitsFor(record),
+		Type: enginev1alpha1.ConditionMaintained, Status: metav1.ConditionFalse, Reason: enginev1alpha1.ReasonWaiting, Message: c.waitsFor(record),
 		ObservedGeneration: record.Generation, LastTransitionTime: metav1.NewTime(now),
 	}) {
 		return nil
@@ -58,7 +58,7 @@ func (c *Controller) wait(ctx context.Context, record *engine.VolumeRepository) 
 	return nil
 }
 
-func (c *Controller) waitsFor(record *engine.VolumeRepository) string {
+func (c *Controller) waitsFor(record *enginev1alpha1.VolumeRepository) string {
 	stored, err := c.locations.Get(record.Spec.BackupStorageLocation)
 	switch {
 	case c.Limit == 0:
@@ -72,14 +72,14 @@ func (c *Controller) waitsFor(record *engine.VolumeRepository) string {
 }
 
 // last returns the start of the last maintenance, or the creation of the record.
-func last(record *engine.VolumeRepository) (at time.Time, maintained bool) {
+func last(record *enginev1alpha1.VolumeRepository) (at time.Time, maintained bool) {
 	if recent := record.Status.RecentMaintenance; len(recent) > 0 {
 		return recent[0].StartTimestamp.Time, true
 	}
 	return record.CreationTimestamp.Time, false
 }
 
-func (c *Controller) frequency(record *engine.VolumeRepository) time.Duration {
+func (c *Controller) frequency(record *enginev1alpha1.VolumeRepository) time.Duration {
 	if own := record.Spec.MaintenanceFrequency; own != nil && own.Duration > 0 {
 		return own.Duration
 	}
@@ -87,7 +87,7 @@ func (c *Controller) frequency(record *engine.VolumeRepository) time.Duration {
 }
 
 // due returns when a repository is to be maintained; zero on request.
-func (c *Controller) due(record *engine.VolumeRepository) time.Time {
+func (c *Controller) due(record *enginev1alpha1.VolumeRepository) time.Time {
 	if _, waits := record.RequestedJob(); waits {
 		return time.Time{}
 	}
@@ -134,7 +134,7 @@ func (c *Controller) running() (repositories map[string]bool, count int, err err
 
 // first returns the repositories for the free places: the longest due. Small ones of a location
 // share a Job, also with those that are due soon.
-func (c *Controller) first() (groups [][]*engine.VolumeRepository) {
+func (c *Controller) first() (groups [][]*enginev1alpha1.VolumeRepository) {
 	running, count, err := c.running()
 	if err != nil || count >= c.Limit { // the limit may be 0
 		return nil
@@ -144,7 +144,7 @@ func (c *Controller) first() (groups [][]*engine.VolumeRepository) {
 		return nil
 	}
 	now := c.Clock.Now()
-	var waiting []*engine.VolumeRepository
+	var waiting []*enginev1alpha1.VolumeRepository
 	for _, record := range all {
 		due := c.due(record)
 		if c.shares(record) {
@@ -154,7 +154,7 @@ func (c *Controller) first() (groups [][]*engine.VolumeRepository) {
 			waiting = append(waiting, record)
 		}
 	}
-	slices.SortFunc(waiting, func(a, b *engine.VolumeRepository) int {
+	slices.SortFunc(waiting, func(a, b *enginev1alpha1.VolumeRepository) int {
 		return cmp.Or(c.due(a).Compare(c.due(b)), cmp.Compare(a.Name, b.Name))
 	})
 	shared := map[string]int{}
@@ -168,7 +168,7 @@ func (c *Controller) first() (groups [][]*engine.VolumeRepository) {
 			if shares {
 				shared[location] = len(groups)
 			}
-			groups = append(groups, []*engine.VolumeRepository{record})
+			groups = append(groups, []*enginev1alpha1.VolumeRepository{record})
 		}
 	}
 	return groups[:min(len(groups), c.Limit-count)]
@@ -176,11 +176,11 @@ func (c *Controller) first() (groups [][]*engine.VolumeRepository) {
 
 // shares reports whether a repository may share a Job: it is small, not requested, without own
 // settings, undamaged, and its last maintenance succeeded.
-func (c *Controller) shares(record *engine.VolumeRepository) bool {
+func (c *Controller) shares(record *enginev1alpha1.VolumeRepository) bool {
 	recent, size := record.Status.RecentMaintenance, record.Status.Size
 	_, requested := record.RequestedJob()
 	return !requested && record.Status.Damage == nil && size != nil && size.Value() <= smallRepository &&
-		len(recent) > 0 && recent[0].Result == engine.MaintenanceSucceeded && !c.hasOwnSetting(record)
+		len(recent) > 0 && recent[0].Result == enginev1alpha1.MaintenanceSucceeded && !c.hasOwnSetting(record)
 }
 
 func (c *Controller) next() {

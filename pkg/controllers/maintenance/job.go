@@ -16,7 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
 const (
@@ -54,7 +54,7 @@ func (r Resources) requirements() (all corev1.ResourceRequirements) {
 
 // jobName returns the name of a repository's next Job. It follows from the request or the last
 // maintenance, so two controllers, or restarts, use the same name.
-func jobName(record *engine.VolumeRepository) string {
+func jobName(record *enginev1alpha1.VolumeRepository) string {
 	if name, waits := record.RequestedJob(); waits {
 		return name
 	}
@@ -62,7 +62,7 @@ func jobName(record *engine.VolumeRepository) string {
 	return record.MaintenanceJob(strconv.FormatInt(since.Unix(), 10))
 }
 
-func jobNameOf(group []*engine.VolumeRepository) string {
+func jobNameOf(group []*enginev1alpha1.VolumeRepository) string {
 	name := jobName(group[0])
 	if len(group) > 1 {
 		return "several" + name[strings.LastIndex(name, "-"):]
@@ -72,7 +72,7 @@ func jobNameOf(group []*engine.VolumeRepository) string {
 
 // job returns a Job for repositories of one location. Its pod resembles own, the controller's pod,
 // in image, environment, volumes and placement.
-func job(group []*engine.VolumeRepository, system string, own *corev1.Pod, resources Resources, timeout time.Duration, logFlags []string) *batchv1.Job {
+func job(group []*enginev1alpha1.VolumeRepository, system string, own *corev1.Pod, resources Resources, timeout time.Duration, logFlags []string) *batchv1.Job {
 	labels := map[string]string{"app.kubernetes.io/name": "holdfast", "app.kubernetes.io/component": "maintenance"}
 	args := []string{"repo-maintenance", "--namespace=" + system}
 	var names []string
@@ -93,7 +93,7 @@ func job(group []*engine.VolumeRepository, system string, own *corev1.Pod, resou
 	} else {
 		args = append(args, "--repo-timeout="+togetherTimeout.String())
 	}
-	args = append(args, "--repo-type="+engine.RepositoryTypeKopia, "--backup-storage-location="+group[0].Spec.BackupStorageLocation)
+	args = append(args, "--repo-type="+enginev1alpha1.RepositoryTypeKopia, "--backup-storage-location="+group[0].Spec.BackupStorageLocation)
 	container := corev1.Container{
 		Name:      containerName,
 		Image:     "ghcr.io/holdfast-io/holdfast:dev",
@@ -140,7 +140,7 @@ func namesOf(job *batchv1.Job) []string {
 }
 
 // isOf reports whether a Job maintains a repository, and not an earlier one of its name.
-func isOf(job *batchv1.Job, record *engine.VolumeRepository) bool {
+func isOf(job *batchv1.Job, record *enginev1alpha1.VolumeRepository) bool {
 	return slices.Contains(namesOf(job), record.Name) && !job.CreationTimestamp.Before(&record.CreationTimestamp)
 }
 

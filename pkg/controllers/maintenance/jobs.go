@@ -15,10 +15,10 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
-func (c *Controller) jobsOf(ctx context.Context, record *engine.VolumeRepository) ([]*batchv1.Job, error) {
+func (c *Controller) jobsOf(ctx context.Context, record *enginev1alpha1.VolumeRepository) ([]*batchv1.Job, error) {
 	all, err := c.knownJobsOf(record)
 	if err != nil {
 		return nil, err
@@ -39,7 +39,7 @@ func (c *Controller) jobsOf(ctx context.Context, record *engine.VolumeRepository
 	return all, nil
 }
 
-func (c *Controller) knownJobsOf(record *engine.VolumeRepository) (all []*batchv1.Job, err error) {
+func (c *Controller) knownJobsOf(record *enginev1alpha1.VolumeRepository) (all []*batchv1.Job, err error) {
 	found, err := c.JobInformer.Informer().GetIndexer().ByIndex(byRepositoryIndex, record.Name)
 	for _, obj := range found {
 		if job := obj.(*batchv1.Job); isOf(job, record) {
@@ -58,7 +58,7 @@ func newestFirst(jobs []*batchv1.Job) {
 
 // lookForMade looks for a Job that the informer should know by now: it may have been deleted
 // unseen.
-func (c *Controller) lookForMade(ctx context.Context, record *engine.VolumeRepository, all []*batchv1.Job) error {
+func (c *Controller) lookForMade(ctx context.Context, record *enginev1alpha1.VolumeRepository, all []*batchv1.Job) error {
 	c.mu.Lock()
 	made := c.made[record.UID]
 	c.mu.Unlock()
@@ -85,7 +85,7 @@ func (c *Controller) lookForMade(ctx context.Context, record *engine.VolumeRepos
 
 // clear deletes the Jobs that are not kept, with their pods. A shared Job stays until its last
 // repository does not keep it.
-func (c *Controller) clear(ctx context.Context, record *engine.VolumeRepository, all []*batchv1.Job) error {
+func (c *Controller) clear(ctx context.Context, record *enginev1alpha1.VolumeRepository, all []*batchv1.Job) error {
 	for _, job := range all[min(len(all), c.keep(record)):] {
 		if c.isKept(job) {
 			continue
@@ -97,7 +97,7 @@ func (c *Controller) clear(ctx context.Context, record *engine.VolumeRepository,
 	return nil
 }
 
-func (c *Controller) keep(record *engine.VolumeRepository) int {
+func (c *Controller) keep(record *enginev1alpha1.VolumeRepository) int {
 	return ptr.Deref(c.setting(record).Keep, c.Keep)
 }
 
@@ -127,7 +127,7 @@ func (c *Controller) delete(ctx context.Context, job *batchv1.Job) error {
 	return nil
 }
 
-func (c *Controller) start(ctx context.Context, group []*engine.VolumeRepository) error {
+func (c *Controller) start(ctx context.Context, group []*enginev1alpha1.VolumeRepository) error {
 	own, err := c.Own(ctx)
 	if err != nil {
 		return fmt.Errorf("looking for the controller's own pod, which Jobs are to be like: %w", err)

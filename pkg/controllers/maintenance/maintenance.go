@@ -39,7 +39,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/loop"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
@@ -120,7 +120,7 @@ func New(config Config) (*Controller, error) {
 		Config:    config,
 		lister:    config.RepositoryInformer.Lister().VolumeRepositories(config.Namespace),
 		locations: config.LocationInformer.Lister().StorageLocations(config.Namespace),
-		jobs:      config.JobInformer.Lister().Jobs(engine.MaintenanceNamespace(config.Namespace)),
+		jobs:      config.JobInformer.Lister().Jobs(enginev1alpha1.MaintenanceNamespace(config.Namespace)),
 		// One worker makes the limit exact; its work is short.
 		queue: loop.New[string](loop.Config{Controller: "maintenance", Workers: 1, FirstRetry: time.Second, LastRetry: 5 * time.Minute, Clock: config.Clock}),
 		made:  map[types.UID]*batchv1.Job{},
@@ -140,9 +140,9 @@ func New(config Config) (*Controller, error) {
 			return namesOf(obj.(*batchv1.Job)), nil
 		}}),
 		c.queue.Watch(config.RepositoryInformer.Informer(), loop.OnChange(c.recordChanged)),
-		c.queue.Watch(config.LocationInformer.Informer(), loop.OnChange(func(before, after *engine.StorageLocation) {
+		c.queue.Watch(config.LocationInformer.Informer(), loop.OnChange(func(before, after *enginev1alpha1.StorageLocation) {
 			if after != nil && (before == nil || before.Closed() != after.Closed()) {
-				loop.Wake(c.queue, c.lister, func(record *engine.VolumeRepository) bool {
+				loop.Wake(c.queue, c.lister, func(record *enginev1alpha1.VolumeRepository) bool {
 					return record.Spec.BackupStorageLocation == after.Name
 				})
 			}
@@ -153,7 +153,7 @@ func New(config Config) (*Controller, error) {
 // Run works until ctx ends.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.sync) }
 
-func (c *Controller) recordChanged(before, after *engine.VolumeRepository) {
+func (c *Controller) recordChanged(before, after *enginev1alpha1.VolumeRepository) {
 	switch {
 	case after == nil:
 		forget(before.Name)
@@ -188,8 +188,8 @@ func (c *Controller) jobChanged(before, after *batchv1.Job) {
 	}
 }
 
-func ready(record *engine.VolumeRepository) bool {
-	return meta.IsStatusConditionTrue(record.Status.Conditions, engine.ConditionReady)
+func ready(record *enginev1alpha1.VolumeRepository) bool {
+	return meta.IsStatusConditionTrue(record.Status.Conditions, enginev1alpha1.ConditionReady)
 }
 
 // sync writes the results of a repository's Jobs into its record, and creates the next Job when
@@ -227,7 +227,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 		return nil
 	}
 	for _, group := range c.first() {
-		if slices.ContainsFunc(group, func(first *engine.VolumeRepository) bool { return first.UID == record.UID }) {
+		if slices.ContainsFunc(group, func(first *enginev1alpha1.VolumeRepository) bool { return first.UID == record.UID }) {
 			return c.start(ctx, group)
 		}
 	}

@@ -24,7 +24,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/maintenance"
@@ -41,7 +41,7 @@ type harness struct {
 }
 
 func newHarness(t *testing.T) *harness {
-	h := &harness{t: t, cluster: enginetest.New(&engine.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}})}
+	h := &harness{t: t, cluster: enginetest.New(&enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}})}
 	h.config = Config{
 		Namespace: system, Frequency: time.Hour, Keep: 3, Limit: 2, Timeout: 6 * time.Hour, StartTimeout: DefaultStartTimeout,
 		Own:          func(context.Context) (*corev1.Pod, error) { return nil, nil },
@@ -56,11 +56,11 @@ func newHarness(t *testing.T) *harness {
 
 // repository makes a record that is Ready.
 func (h *harness) repository(namespace string, ready metav1.ConditionStatus) {
-	h.cluster.Create(&engine.VolumeRepository{
+	h.cluster.Create(&enginev1alpha1.VolumeRepository{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: namespace + ".default"},
-		Spec:       engine.VolumeRepositorySpec{VolumeNamespace: namespace, BackupStorageLocation: "default"},
-		Status: engine.VolumeRepositoryStatus{Conditions: []metav1.Condition{{
-			Type: engine.ConditionReady, Status: ready, Reason: engine.ReasonReady, LastTransitionTime: metav1.Now(),
+		Spec:       enginev1alpha1.VolumeRepositorySpec{VolumeNamespace: namespace, BackupStorageLocation: "default"},
+		Status: enginev1alpha1.VolumeRepositoryStatus{Conditions: []metav1.Condition{{
+			Type: enginev1alpha1.ConditionReady, Status: ready, Reason: enginev1alpha1.ReasonReady, LastTransitionTime: metav1.Now(),
 		}}},
 	})
 }
@@ -175,7 +175,7 @@ func (h *harness) ask(namespace string) string {
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	record.Spec.MaintenanceRequest = &engine.MaintenanceAsk{Ask: engine.Ask{Timestamp: metav1.NewTime(time.Now())}}
+	record.Spec.MaintenanceRequest = &enginev1alpha1.MaintenanceAsk{Ask: enginev1alpha1.Ask{Timestamp: metav1.NewTime(time.Now())}}
 	record.Generation++
 	if record, err = records.Update(h.t.Context(), record, metav1.UpdateOptions{}); err != nil {
 		h.t.Fatal(err)
@@ -187,7 +187,7 @@ func (h *harness) ask(namespace string) string {
 	return name
 }
 
-func (h *harness) status(namespace string) engine.VolumeRepositoryStatus {
+func (h *harness) status(namespace string) enginev1alpha1.VolumeRepositoryStatus {
 	h.t.Helper()
 	synctest.Wait()
 	record, err := h.config.Repositories.VolumeRepositories(system).Get(h.t.Context(), namespace+".default", metav1.GetOptions{})
@@ -215,19 +215,19 @@ func TestOutcomes(t *testing.T) {
 	for name, c := range map[string]struct {
 		succeeded bool
 		status    *corev1.PodStatus
-		result    engine.MaintenanceResult
+		result    enginev1alpha1.MaintenanceResult
 		message   string
 		reclaimed int64
 	}{
-		"success":          {true, said(good), engine.MaintenanceSucceeded, "full", 42},
-		"success, no pod":  {true, nil, engine.MaintenanceFailed, "its pod is gone: it is not known what it came to", 0},
-		"told to stop":     {true, said(stopped), engine.MaintenanceFailed, "it was told to stop", 0},
-		"stopped, evicted": {true, evicted(said(stopped)), engine.MaintenanceFailed, "Evicted: low on memory: it was told to stop", 0},
-		"failed, drained":  {false, drained(terminated(137, "Error", "")), engine.MaintenanceFailed, "EvictionByEvictionAPI: Eviction API: evicting: the process ended with 137", 0},
-		"failure":          {false, terminated(1, "Error", "the key does not open the repository"), engine.MaintenanceFailed, "the key does not open the repository", 0},
-		"out of memory":    {false, terminated(137, "OOMKilled", ""), engine.MaintenanceFailed, "OOMKilled: the process ended with 137", 0},
-		"evicted":          {false, &corev1.PodStatus{Reason: "Evicted", Message: "low on memory"}, engine.MaintenanceFailed, "Evicted: low on memory", 0},
-		"deadline":         {false, nil, engine.MaintenanceFailed, "what the Job says", 0},
+		"success":          {true, said(good), enginev1alpha1.MaintenanceSucceeded, "full", 42},
+		"success, no pod":  {true, nil, enginev1alpha1.MaintenanceFailed, "its pod is gone: it is not known what it came to", 0},
+		"told to stop":     {true, said(stopped), enginev1alpha1.MaintenanceFailed, "it was told to stop", 0},
+		"stopped, evicted": {true, evicted(said(stopped)), enginev1alpha1.MaintenanceFailed, "Evicted: low on memory: it was told to stop", 0},
+		"failed, drained":  {false, drained(terminated(137, "Error", "")), enginev1alpha1.MaintenanceFailed, "EvictionByEvictionAPI: Eviction API: evicting: the process ended with 137", 0},
+		"failure":          {false, terminated(1, "Error", "the key does not open the repository"), enginev1alpha1.MaintenanceFailed, "the key does not open the repository", 0},
+		"out of memory":    {false, terminated(137, "OOMKilled", ""), enginev1alpha1.MaintenanceFailed, "OOMKilled: the process ended with 137", 0},
+		"evicted":          {false, &corev1.PodStatus{Reason: "Evicted", Message: "low on memory"}, enginev1alpha1.MaintenanceFailed, "Evicted: low on memory", 0},
+		"deadline":         {false, nil, enginev1alpha1.MaintenanceFailed, "what the Job says", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -254,11 +254,11 @@ func TestOutcomes(t *testing.T) {
 				if run.Result != c.result || run.Message != c.message || run.ReclaimedBytes != c.reclaimed || run.Job != active[0].Name {
 					t.Errorf("the record says %+v, want %s %q", run, c.result, c.message)
 				}
-				if failed := c.result == engine.MaintenanceFailed; failed != (status.LastMaintenanceTime == nil) || failed && status.Message != c.message || !failed && status.Message != "" {
+				if failed := c.result == enginev1alpha1.MaintenanceFailed; failed != (status.LastMaintenanceTime == nil) || failed && status.Message != c.message || !failed && status.Message != "" {
 					t.Errorf("the status is %+v", status)
 				}
-				condition := meta.FindStatusCondition(status.Conditions, engine.ConditionMaintained)
-				if condition == nil || condition.Reason != string(c.result) || !strings.HasSuffix(condition.Message, c.message) || (condition.Status == metav1.ConditionTrue) != (c.result == engine.MaintenanceSucceeded) {
+				condition := meta.FindStatusCondition(status.Conditions, enginev1alpha1.ConditionMaintained)
+				if condition == nil || condition.Reason != string(c.result) || !strings.HasSuffix(condition.Message, c.message) || (condition.Status == metav1.ConditionTrue) != (c.result == enginev1alpha1.MaintenanceSucceeded) {
 					t.Errorf("the condition is %+v", condition)
 				}
 				if writes := len(h.cluster.Writes("volumerepositories")); writes != 1 {
@@ -431,12 +431,12 @@ func TestRequested(t *testing.T) {
 			t.Fatalf("%s runs again", name)
 		}
 	})
-	record := &engine.VolumeRepository{Spec: engine.VolumeRepositorySpec{MaintenanceRequest: &engine.MaintenanceAsk{Ask: engine.Ask{Timestamp: metav1.NewTime(time.Unix(100, 0))}}}}
-	for i := range engine.MaxRecentMaintenance {
+	record := &enginev1alpha1.VolumeRepository{Spec: enginev1alpha1.VolumeRepositorySpec{MaintenanceRequest: &enginev1alpha1.MaintenanceAsk{Ask: enginev1alpha1.Ask{Timestamp: metav1.NewTime(time.Unix(100, 0))}}}}
+	for i := range enginev1alpha1.MaxRecentMaintenance {
 		if _, waits := record.RequestedJob(); !waits {
 			t.Errorf("after %d other ones it does not wait", i)
 		}
-		record.Status.RecentMaintenance = append(record.Status.RecentMaintenance, engine.MaintenanceRun{StartTimestamp: metav1.NewTime(time.Unix(1000-int64(i), 0))})
+		record.Status.RecentMaintenance = append(record.Status.RecentMaintenance, enginev1alpha1.MaintenanceRun{StartTimestamp: metav1.NewTime(time.Unix(1000-int64(i), 0))})
 	}
 	if _, waits := record.RequestedJob(); waits {
 		t.Error("one that was done long ago waits")
@@ -569,14 +569,14 @@ func TestShared(t *testing.T) {
 				alone := sizes[name+".default"][len(runs)-1-k] == 1
 				switch want := "full"; {
 				case i == 1 && !alone:
-					if want = "OOMKilled: the process ended with 137"; run.Message != want || run.Result != engine.MaintenanceFailed {
+					if want = "OOMKilled: the process ended with 137"; run.Message != want || run.Result != enginev1alpha1.MaintenanceFailed {
 						t.Errorf("%s says %+v", name, run)
 					}
 				case i == 3:
 					if !alone || !strings.HasSuffix(run.Message, "it had not ended after 5m0s") {
 						t.Errorf("%s says %+v", name, run)
 					}
-				case i == 2 && !alone, run.Message != want, run.Result != engine.MaintenanceSucceeded, run.ReclaimedBytes != 7:
+				case i == 2 && !alone, run.Message != want, run.Result != enginev1alpha1.MaintenanceSucceeded, run.ReclaimedBytes != 7:
 					t.Errorf("%s says %+v", name, run)
 				}
 			}
@@ -609,7 +609,7 @@ func TestWaiting(t *testing.T) {
 		}
 		condition := func() metav1.Condition {
 			t.Helper()
-			found := meta.FindStatusCondition(h.status(other).Conditions, engine.ConditionMaintained)
+			found := meta.FindStatusCondition(h.status(other).Conditions, enginev1alpha1.ConditionMaintained)
 			if found == nil {
 				return metav1.Condition{}
 			}
@@ -624,7 +624,7 @@ func TestWaiting(t *testing.T) {
 			t.Fatalf("it is late too early: %+v", c)
 		}
 		time.Sleep(time.Hour)
-		if c := condition(); c.Status != metav1.ConditionFalse || c.Reason != engine.ReasonWaiting || !strings.Contains(c.Message, "waits for the end of another maintenance") {
+		if c := condition(); c.Status != metav1.ConditionFalse || c.Reason != enginev1alpha1.ReasonWaiting || !strings.Contains(c.Message, "waits for the end of another maintenance") {
 			t.Fatalf("the condition is %+v", c)
 		}
 		time.Sleep(time.Hour)
@@ -648,23 +648,23 @@ func TestWaiting(t *testing.T) {
 			t.Errorf("a moment after it was asked for, the condition is %+v", c)
 		}
 		time.Sleep(2 * time.Second)
-		if c := condition(); c.Reason != engine.ReasonWaiting || c.ObservedGeneration != 1 {
+		if c := condition(); c.Reason != enginev1alpha1.ReasonWaiting || c.ObservedGeneration != 1 {
 			t.Errorf("a minute after it was asked for, the condition is %+v", c)
 		}
 	})
-	for message, change := range map[string]func(*Controller, *engine.VolumeRepository){
-		"--concurrent-maintenance-jobs of the controller is 0": func(c *Controller, _ *engine.VolumeRepository) { c.Limit = 0 },
-		"until its storage location is available":              func(_ *Controller, r *engine.VolumeRepository) { r.Spec.BackupStorageLocation = "gone" },
-		"see the condition Ready":                              func(_ *Controller, r *engine.VolumeRepository) { r.Status.Conditions = nil },
+	for message, change := range map[string]func(*Controller, *enginev1alpha1.VolumeRepository){
+		"--concurrent-maintenance-jobs of the controller is 0": func(c *Controller, _ *enginev1alpha1.VolumeRepository) { c.Limit = 0 },
+		"until its storage location is available":              func(_ *Controller, r *enginev1alpha1.VolumeRepository) { r.Spec.BackupStorageLocation = "gone" },
+		"see the condition Ready":                              func(_ *Controller, r *enginev1alpha1.VolumeRepository) { r.Status.Conditions = nil },
 	} {
 		h := newHarness(t)
 		informers := engineinformers.NewSharedInformerFactory(h.cluster, 0).Engine().V1alpha1().StorageLocations()
-		if err := informers.Informer().GetStore().Add(&engine.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}}); err != nil {
+		if err := informers.Informer().GetStore().Add(&enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}}); err != nil {
 			t.Fatal(err)
 		}
 		c := &Controller{Config: h.config, locations: informers.Lister().StorageLocations(system)}
-		record := &engine.VolumeRepository{Spec: engine.VolumeRepositorySpec{BackupStorageLocation: "default"}}
-		record.Status.Conditions = []metav1.Condition{{Type: engine.ConditionReady, Status: metav1.ConditionTrue}}
+		record := &enginev1alpha1.VolumeRepository{Spec: enginev1alpha1.VolumeRepositorySpec{BackupStorageLocation: "default"}}
+		record.Status.Conditions = []metav1.Condition{{Type: enginev1alpha1.ConditionReady, Status: metav1.ConditionTrue}}
 		if change(c, record); !strings.Contains(c.waitsFor(record), message) {
 			t.Errorf("it waits for %q, want %q", c.waitsFor(record), message)
 		}
@@ -675,12 +675,12 @@ func TestWaiting(t *testing.T) {
 // then its observedGeneration is behind.
 func TestMaintainedIsOfTheRequest(t *testing.T) {
 	c := &Controller{Config: Config{Clock: clock.RealClock{}}}
-	record := &engine.VolumeRepository{ObjectMeta: metav1.ObjectMeta{Generation: 5}}
-	record.Status.RecentMaintenance = []engine.MaintenanceRun{{Job: "another", Result: engine.MaintenanceSucceeded}}
+	record := &enginev1alpha1.VolumeRepository{ObjectMeta: metav1.ObjectMeta{Generation: 5}}
+	record.Status.RecentMaintenance = []enginev1alpha1.MaintenanceRun{{Job: "another", Result: enginev1alpha1.MaintenanceSucceeded}}
 	if got := c.maintained(record).ObservedGeneration; got != 5 {
 		t.Errorf("nobody has asked, and it is of generation %d", got)
 	}
-	record.Spec.MaintenanceRequest = &engine.MaintenanceAsk{Ask: engine.Ask{Timestamp: metav1.NewTime(time.Unix(100, 0))}}
+	record.Spec.MaintenanceRequest = &enginev1alpha1.MaintenanceAsk{Ask: enginev1alpha1.Ask{Timestamp: metav1.NewTime(time.Unix(100, 0))}}
 	if got := c.maintained(record).ObservedGeneration; got != 4 {
 		t.Errorf("what was asked for waits, and it is of generation %d", got)
 	}
@@ -785,7 +785,7 @@ func TestDamage(t *testing.T) {
 		h.repository("shop", metav1.ConditionTrue)
 		h.run()
 		defer h.stop()
-		names := make([]string, engine.MaxDamagedPacks)
+		names := make([]string, enginev1alpha1.MaxDamagedPacks)
 		for i := range names {
 			names[i] = fmt.Sprintf("p%032d", i)
 		}
@@ -811,7 +811,7 @@ func TestDamage(t *testing.T) {
 			h.end(h.next(), c.failure == "", said(maintenance.Message([]maintenance.Result{result})))
 			status := h.status("shop")
 			var got metav1.ConditionStatus
-			if condition := meta.FindStatusCondition(status.Conditions, engine.ConditionDamaged); condition != nil {
+			if condition := meta.FindStatusCondition(status.Conditions, enginev1alpha1.ConditionDamaged); condition != nil {
 				got = condition.Status
 			}
 			if got != c.damaged || (status.Damage != nil) != (got == metav1.ConditionTrue) {
@@ -831,9 +831,9 @@ func TestDamage(t *testing.T) {
 }
 
 func TestJob(t *testing.T) {
-	record := &engine.VolumeRepository{
+	record := &enginev1alpha1.VolumeRepository{
 		ObjectMeta: metav1.ObjectMeta{Name: strings.Repeat("n", 63) + ".a.location", UID: "u"},
-		Spec:       engine.VolumeRepositorySpec{VolumeNamespace: "shop", BackupStorageLocation: "a.location"},
+		Spec:       enginev1alpha1.VolumeRepositorySpec{VolumeNamespace: "shop", BackupStorageLocation: "a.location"},
 	}
 	own := &corev1.Pod{Spec: corev1.PodSpec{
 		Containers: []corev1.Container{{
@@ -848,11 +848,11 @@ func TestJob(t *testing.T) {
 	later := record.DeepCopy()
 	later.CreationTimestamp = metav1.NewTime(time.Unix(2, 0))
 	asked := record.DeepCopy()
-	asked.Spec.MaintenanceRequest = &engine.MaintenanceAsk{Ask: engine.Ask{Timestamp: metav1.NewTime(time.Unix(3, 0))}}
+	asked.Spec.MaintenanceRequest = &enginev1alpha1.MaintenanceAsk{Ask: enginev1alpha1.Ask{Timestamp: metav1.NewTime(time.Unix(3, 0))}}
 	if len(name) > 63 || name == jobName(later) || name == jobName(asked) || name != jobName(record) {
 		t.Errorf("the name is %q", name)
 	}
-	made := job([]*engine.VolumeRepository{record}, system, own, Resources{MemoryLimit: resource.MustParse("1Gi")}, time.Hour, []string{"--v=4"})
+	made := job([]*enginev1alpha1.VolumeRepository{record}, system, own, Resources{MemoryLimit: resource.MustParse("1Gi")}, time.Hour, []string{"--v=4"})
 	spec := made.Spec.Template.Spec
 	container := spec.Containers[0]
 	if *made.Spec.BackoffLimit != 0 || *made.Spec.Completions != 1 || *made.Spec.Parallelism != 1 || *made.Spec.TTLSecondsAfterFinished != 86400 || spec.RestartPolicy != corev1.RestartPolicyNever {
@@ -867,7 +867,7 @@ func TestJob(t *testing.T) {
 	}
 	other := record.DeepCopy()
 	other.Name, other.Spec.VolumeNamespace, other.UID = "b.default", "b", "v"
-	both := job([]*engine.VolumeRepository{record, other}, system, own, Resources{}, time.Hour, nil)
+	both := job([]*enginev1alpha1.VolumeRepository{record, other}, system, own, Resources{}, time.Hour, nil)
 	if args := both.Spec.Template.Spec.Containers[0].Args; !slices.Contains(args, "--repo-name=shop") || !slices.Contains(args, "--repo-name=b") || !slices.Contains(args, "--repo-timeout=5m0s") ||
 		both.Labels[LabelRepository] != "" || !strings.HasPrefix(both.Name, "several-") || !slices.Equal(namesOf(both), []string{record.Name, "b.default"}) {
 		t.Errorf("the Job of two is %+v", both)

@@ -13,7 +13,7 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
 const subsystem = "holdfast_repo_maintenance"
@@ -108,10 +108,10 @@ func (r *repositories) CollectWithStability(found chan<- metrics.Metric) {
 	found <- metrics.NewLazyConstMetric(damaged, metrics.GaugeValue, float64(damages))
 }
 
-func observe(record *engine.VolumeRepository, run engine.MaintenanceRun, swept int) {
+func observe(record *enginev1alpha1.VolumeRepository, run enginev1alpha1.MaintenanceRun, swept int) {
 	of := []string{record.Spec.VolumeNamespace, record.Spec.BackupStorageLocation}
 	maintenanceTotal.WithLabelValues(of...).Inc()
-	if run.Result == engine.MaintenanceSucceeded {
+	if run.Result == enginev1alpha1.MaintenanceSucceeded {
 		successTotal.WithLabelValues(of...).Inc()
 	} else {
 		failedTotal.WithLabelValues(of...).Inc()

@@ -21,22 +21,22 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/maintenance"
 )
 
 // record writes the unrecorded results of Jobs, and returns a running Job.
-func (c *Controller) record(ctx context.Context, record *engine.VolumeRepository, all []*batchv1.Job) (recorded bool, running *batchv1.Job, err error) {
+func (c *Controller) record(ctx context.Context, record *enginev1alpha1.VolumeRepository, all []*batchv1.Job) (recorded bool, running *batchv1.Job, err error) {
 	known := func(job *batchv1.Job) bool { return tells(record, job) }
 	changed := record.DeepCopy()
-	var ended []engine.MaintenanceRun
+	var ended []enginev1alpha1.MaintenanceRun
 	results := map[string]maintenance.Result{}
-	add := func(run engine.MaintenanceRun) {
+	add := func(run enginev1alpha1.MaintenanceRun) {
 		ended = append(ended, run)
 		status := &changed.Status
 		status.RecentMaintenance = slices.Insert(status.RecentMaintenance, 0, run)
-		status.RecentMaintenance = status.RecentMaintenance[:min(len(status.RecentMaintenance), engine.MaxRecentMaintenance)]
-		if status.Message = ""; run.Result == engine.MaintenanceFailed {
+		status.RecentMaintenance = status.RecentMaintenance[:min(len(status.RecentMaintenance), enginev1alpha1.MaxRecentMaintenance)]
+		if status.Message = ""; run.Result == enginev1alpha1.MaintenanceFailed {
 			status.Message = run.Message
 		} else {
 			status.LastMaintenanceTime = &run.CompleteTimestamp
@@ -51,7 +51,7 @@ func (c *Controller) record(ctx context.Context, record *engine.VolumeRepository
 	gone := c.gone[record.Name]
 	c.mu.Unlock()
 	if gone != nil && isOf(gone, record) && !known(gone) {
-		add(c.run(gone, engine.MaintenanceFailed, "somebody deleted the Job before it had ended"))
+		add(c.run(gone, enginev1alpha1.MaintenanceFailed, "somebody deleted the Job before it had ended"))
 	}
 	for _, job := range slices.Backward(all) {
 		over, _, _ := finished(job)
@@ -68,7 +68,7 @@ func (c *Controller) record(ctx context.Context, record *engine.VolumeRepository
 				return false, nil, err
 			}
 			results[job.Name] = said
-			if said.MissingBackups > 0 || said.Full() && run.Result == engine.MaintenanceSucceeded {
+			if said.MissingBackups > 0 || said.Full() && run.Result == enginev1alpha1.MaintenanceSucceeded {
 				changed.Status.MissingBackups = int32(min(said.MissingBackups, math.MaxInt32))
 			}
 			if said.SizeBytes > 0 {
@@ -84,7 +84,7 @@ func (c *Controller) record(ctx context.Context, record *engine.VolumeRepository
 			if why == "" {
 				running = job
 			} else {
-				add(c.run(job, engine.MaintenanceFailed, why))
+				add(c.run(job, enginev1alpha1.MaintenanceFailed, why))
 			}
 		}
 	}
@@ -104,7 +104,7 @@ func (c *Controller) record(ctx context.Context, record *engine.VolumeRepository
 			c.Events.Eventf(record, nil, corev1.EventTypeWarning, "SnapshotsDoubted", "Maintain", "Nothing was removed: %s", doubt)
 		}
 		switch {
-		case run.Result == engine.MaintenanceFailed:
+		case run.Result == enginev1alpha1.MaintenanceFailed:
 			c.Events.Eventf(record, nil, corev1.EventTypeWarning, "MaintenanceFailed", "Maintain", "%s", run.Message)
 		case record.Status.Message != "":
 			c.Events.Eventf(record, nil, corev1.EventTypeNormal, "Maintained", "Maintain", "The Job %s has maintained it after a failure", run.Job)
@@ -119,13 +119,13 @@ func (c *Controller) record(ctx context.Context, record *engine.VolumeRepository
 	return len(ended) > 0, running, nil
 }
 
-func (c *Controller) maintained(record *engine.VolumeRepository) metav1.Condition {
+func (c *Controller) maintained(record *enginev1alpha1.VolumeRepository) metav1.Condition {
 	last := record.Status.RecentMaintenance[0]
 	condition := metav1.Condition{
-		Type: engine.ConditionMaintained, Status: metav1.ConditionTrue, Reason: string(last.Result), Message: last.Message,
+		Type: enginev1alpha1.ConditionMaintained, Status: metav1.ConditionTrue, Reason: string(last.Result), Message: last.Message,
 		ObservedGeneration: record.Generation, LastTransitionTime: metav1.NewTime(c.Clock.Now()),
 	}
-	if last.Result == engine.MaintenanceSucceeded {
+	if last.Result == enginev1alpha1.MaintenanceSucceeded {
 		condition.Message = "the last maintenance was " + last.Message
 	} else {
 		condition.Status = metav1.ConditionFalse
@@ -136,9 +136,9 @@ func (c *Controller) maintained(record *engine.VolumeRepository) metav1.Conditio
 	return condition
 }
 
-func tells(record *engine.VolumeRepository, job *batchv1.Job) bool {
+func tells(record *enginev1alpha1.VolumeRepository, job *batchv1.Job) bool {
 	recent := record.Status.RecentMaintenance
-	return slices.ContainsFunc(recent, func(run engine.MaintenanceRun) bool {
+	return slices.ContainsFunc(recent, func(run enginev1alpha1.MaintenanceRun) bool {
 		return run.Job == job.Name && !run.StartTimestamp.Time.Before(job.CreationTimestamp.Time)
 	}) || len(recent) > 0 && recent[0].StartTimestamp.After(job.CreationTimestamp.Time)
 }
@@ -151,12 +151,12 @@ func (c *Controller) told(job *batchv1.Job) bool {
 }
 
 // run returns an ended maintenance; it ends now, unless the Job says when.
-func (c *Controller) run(job *batchv1.Job, result engine.MaintenanceResult, message string) engine.MaintenanceRun {
+func (c *Controller) run(job *batchv1.Job, result enginev1alpha1.MaintenanceResult, message string) enginev1alpha1.MaintenanceRun {
 	ended := metav1.NewTime(c.Clock.Now())
 	if _, _, condition := finished(job); !condition.LastTransitionTime.IsZero() {
 		ended = condition.LastTransitionTime
 	}
-	return engine.MaintenanceRun{Result: result, Job: job.Name, StartTimestamp: job.CreationTimestamp, CompleteTimestamp: ended, Message: shortened(message)}
+	return enginev1alpha1.MaintenanceRun{Result: result, Job: job.Name, StartTimestamp: job.CreationTimestamp, CompleteTimestamp: ended, Message: shortened(message)}
 }
 
 func shortened(message string) string {
@@ -168,7 +168,7 @@ func shortened(message string) string {
 
 // outcome returns a repository's result of an ended Job, by its pod's message. A successful Job
 // alone is no success: an evicted process exits well, too.
-func (c *Controller) outcome(ctx context.Context, record *engine.VolumeRepository, job *batchv1.Job) (run engine.MaintenanceRun, said maintenance.Result, err error) {
+func (c *Controller) outcome(ctx context.Context, record *enginev1alpha1.VolumeRepository, job *batchv1.Job) (run enginev1alpha1.MaintenanceRun, said maintenance.Result, err error) {
 	pod, err := c.podOf(ctx, job)
 	if err != nil {
 		return run, said, err
@@ -181,7 +181,7 @@ func (c *Controller) outcome(ctx context.Context, record *engine.VolumeRepositor
 	if pod != nil {
 		why = endOf(pod)
 	}
-	run = c.run(job, engine.MaintenanceFailed, why)
+	run = c.run(job, enginev1alpha1.MaintenanceFailed, why)
 	results := resultsOf(pod)
 	switch i := slices.IndexFunc(results, func(result maintenance.Result) bool { return result.Repository == record.Name }); {
 	case i >= 0:
@@ -190,7 +190,7 @@ func (c *Controller) outcome(ctx context.Context, record *engine.VolumeRepositor
 		if run.Message = shortened(said.Summary()); said.Cancelled {
 			run.Message = shortened(joined(why, said.Summary()))
 		} else if said.Error == "" {
-			run.Result = engine.MaintenanceSucceeded
+			run.Result = enginev1alpha1.MaintenanceSucceeded
 		}
 	case run.Message != "":
 	case succeeded && pod == nil:

@@ -17,7 +17,7 @@ import (
 	"k8s.io/klog/v2"
 	sigsjson "sigs.k8s.io/json"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
 const globalKey = "global"
@@ -124,12 +124,12 @@ func readSetting(value string) (read setting, err error) {
 	return read, errors.Join(errs...)
 }
 
-func ownKey(record *engine.VolumeRepository) string {
-	return record.Spec.VolumeNamespace + "-" + record.Spec.BackupStorageLocation + "-" + engine.RepositoryTypeKopia
+func ownKey(record *enginev1alpha1.VolumeRepository) string {
+	return record.Spec.VolumeNamespace + "-" + record.Spec.BackupStorageLocation + "-" + enginev1alpha1.RepositoryTypeKopia
 }
 
 // of returns the settings of a repository; unset fields are empty.
-func (s settings) of(record *engine.VolumeRepository) setting {
+func (s settings) of(record *enginev1alpha1.VolumeRepository) setting {
 	holds := s[globalKey]
 	own, has := s[ownKey(record)]
 	if !has {
@@ -177,13 +177,13 @@ func (c *Controller) configured(configMap *corev1.ConfigMap) {
 	}
 }
 
-func (c *Controller) setting(record *engine.VolumeRepository) setting {
+func (c *Controller) setting(record *enginev1alpha1.VolumeRepository) setting {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.settings.of(record)
 }
 
-func (c *Controller) hasOwnSetting(record *engine.VolumeRepository) bool {
+func (c *Controller) hasOwnSetting(record *enginev1alpha1.VolumeRepository) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	_, has := c.settings[ownKey(record)]

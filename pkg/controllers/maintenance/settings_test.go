@@ -11,11 +11,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/events"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
-func repositoryOf(namespace string) *engine.VolumeRepository {
-	return &engine.VolumeRepository{Spec: engine.VolumeRepositorySpec{VolumeNamespace: namespace, BackupStorageLocation: "default"}}
+func repositoryOf(namespace string) *enginev1alpha1.VolumeRepository {
+	return &enginev1alpha1.VolumeRepository{Spec: enginev1alpha1.VolumeRepositorySpec{VolumeNamespace: namespace, BackupStorageLocation: "default"}}
 }
 
 // Documents of Velero's documentation are read; what a repository has of its own goes first.

@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/recovery"
 	"github.com/holdfast-io/holdfast/pkg/repository"
@@ -51,7 +51,7 @@ func (c *Controller) backUpKey(ctx context.Context, name string) error {
 // lookAtKey ensures that the store has the key encrypted for the location's recovery keys; without
 // any it checks whether the key was exported. Nil means nothing new; an error causes another
 // attempt.
-func (c *Controller) lookAtKey(ctx context.Context, record *engine.VolumeRepository) (*keyState, error) {
+func (c *Controller) lookAtKey(ctx context.Context, record *enginev1alpha1.VolumeRepository) (*keyState, error) {
 	stored, err := c.locations.Get(record.Spec.BackupStorageLocation)
 	if err != nil || stored.Unavailable() {
 		return nil, nil
@@ -70,7 +70,7 @@ func (c *Controller) lookAtKey(ctx context.Context, record *engine.VolumeReposit
 		return nil, err
 	}
 	say := func(status metav1.ConditionStatus, reason, message string) *keyState {
-		return &keyState{metav1.Condition{Type: engine.ConditionKeyBackedUp, Status: status, Reason: reason, Message: message}, fingerprint}
+		return &keyState{metav1.Condition{Type: enginev1alpha1.ConditionKeyBackedUp, Status: status, Reason: reason, Message: message}, fingerprint}
 	}
 	switch recoveryKeys := stored.Spec.RecoveryKeys; {
 	case len(recoveryKeys) > 0:
@@ -78,23 +78,23 @@ func (c *Controller) lookAtKey(ctx context.Context, record *engine.VolumeReposit
 		// While the key is changed, any of them may open the repository.
 		err := c.wrap(ctx, stored, record.Spec.VolumeNamespace, append(others, key)...)
 		if err == nil {
-			return say(metav1.ConditionTrue, engine.ReasonKeyWrapped, wrapped), nil
+			return say(metav1.ConditionTrue, enginev1alpha1.ReasonKeyWrapped, wrapped), nil
 		}
-		before := meta.FindStatusCondition(record.Status.Conditions, engine.ConditionKeyBackedUp)
+		before := meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionKeyBackedUp)
 		if before != nil && before.Message == wrapped && record.Status.KeyFingerprint == fingerprint {
 			return nil, err
 		}
-		return say(metav1.ConditionFalse, engine.ReasonKeyNotWrapped, "the key could not be written into the store for the location's recovery keys: "+err.Error()), err
-	case record.Annotations[engine.AnnotationKeyExported] == fingerprint:
-		return say(metav1.ConditionTrue, engine.ReasonKeyExported, "the key was exported; keep it where the loss of this cluster does not take it along"), nil
+		return say(metav1.ConditionFalse, enginev1alpha1.ReasonKeyNotWrapped, "the key could not be written into the store for the location's recovery keys: "+err.Error()), err
+	case record.Annotations[enginev1alpha1.AnnotationKeyExported] == fingerprint:
+		return say(metav1.ConditionTrue, enginev1alpha1.ReasonKeyExported, "the key was exported; keep it where the loss of this cluster does not take it along"), nil
 	default:
-		return say(metav1.ConditionFalse, engine.ReasonKeyNotExported, fmt.Sprintf("the key is in this cluster only, and the data can't be read without: name recoveryKeys in the storage location, "+
+		return say(metav1.ConditionFalse, enginev1alpha1.ReasonKeyNotExported, fmt.Sprintf("the key is in this cluster only, and the data can't be read without: name recoveryKeys in the storage location, "+
 			"or run holdfast repo-key export --repo-name=%s --backup-storage-location=%s", record.Spec.VolumeNamespace, stored.Name)), nil
 	}
 }
 
 // wrap stores keys of a repository, encrypted for the location's recovery keys.
-func (c *Controller) wrap(ctx context.Context, stored *engine.StorageLocation, volumeNamespace string, keys ...repository.Key) error {
+func (c *Controller) wrap(ctx context.Context, stored *enginev1alpha1.StorageLocation, volumeNamespace string, keys ...repository.Key) error {
 	bucket, err := location.Open(ctx, c.Secrets, stored)
 	if err != nil {
 		return err
@@ -110,7 +110,7 @@ func (c *Controller) wrap(ctx context.Context, stored *engine.StorageLocation, v
 
 // wrapNew stores the key before a repository is created, so that no data depends on this cluster's
 // key alone. An existing repository is used anyway: its store may refuse writes.
-func (c *Controller) wrapNew(ctx context.Context, record *engine.VolumeRepository, stored *engine.StorageLocation, where repository.Location, key repository.Key) error {
+func (c *Controller) wrapNew(ctx context.Context, record *enginev1alpha1.VolumeRepository, stored *enginev1alpha1.StorageLocation, where repository.Location, key repository.Key) error {
 	if len(stored.Spec.RecoveryKeys) == 0 || isReady(record) {
 		return nil
 	}

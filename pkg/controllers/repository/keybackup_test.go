@@ -20,7 +20,7 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/component-base/metrics/testutil"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/recovery"
 	"github.com/holdfast-io/holdfast/pkg/repository"
@@ -39,7 +39,7 @@ func (h *harness) expectKey(status metav1.ConditionStatus, reason string) metav1
 	h.t.Helper()
 	var last *metav1.Condition
 	err := wait.PollUntilContextTimeout(h.t.Context(), 5*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
-		last = meta.FindStatusCondition(h.record().Status.Conditions, engine.ConditionKeyBackedUp)
+		last = meta.FindStatusCondition(h.record().Status.Conditions, enginev1alpha1.ConditionKeyBackedUp)
 		return last != nil && last.Status == status && last.Reason == reason, nil
 	})
 	if err != nil {
@@ -101,7 +101,7 @@ func (h *harness) exported(fingerprint string) {
 func TestKeyExported(t *testing.T) {
 	h := newHarness(t, record())
 	h.run()
-	condition := h.expectKey(metav1.ConditionFalse, engine.ReasonKeyNotExported)
+	condition := h.expectKey(metav1.ConditionFalse, enginev1alpha1.ReasonKeyNotExported)
 	if !strings.Contains(condition.Message, "holdfast repo-key export --repo-name=app --backup-storage-location=default") {
 		t.Errorf("it says %s", condition.Message)
 	}
@@ -119,18 +119,18 @@ holdfast_repositories_key_not_backed_up{reason="NotWrapped"} 0
 	}
 	h.exported("another one")
 	h.exported(fingerprint)
-	h.expectKey(metav1.ConditionTrue, engine.ReasonKeyExported)
+	h.expectKey(metav1.ConditionTrue, enginev1alpha1.ReasonKeyExported)
 	// Another key is there, as after a rotation, which takes the note away.
 	h.loseKey()
 	h.setKey("another key")
 	h.exported("")
-	h.expectKey(metav1.ConditionFalse, engine.ReasonKeyNotExported)
+	h.expectKey(metav1.ConditionFalse, enginev1alpha1.ReasonKeyNotExported)
 	if got := h.record().Status.KeyFingerprint; got == fingerprint {
 		t.Errorf("the fingerprint is still %s", got)
 	}
 	// To have recovery keys is enough.
 	h.setRecoveryKeys(newIdentity(t))
-	h.expectKey(metav1.ConditionTrue, engine.ReasonKeyWrapped)
+	h.expectKey(metav1.ConditionTrue, enginev1alpha1.ReasonKeyWrapped)
 }
 
 func (h *harness) expectMetric(want string) {
@@ -151,7 +151,7 @@ func TestKeyWrapped(t *testing.T) {
 	h := newHarness(t, record())
 	h.setRecoveryKeys(first)
 	h.run()
-	condition := h.expectKey(metav1.ConditionTrue, engine.ReasonKeyWrapped)
+	condition := h.expectKey(metav1.ConditionTrue, enginev1alpha1.ReasonKeyWrapped)
 	key, _ := h.key()
 	if got := h.recovered(first); len(got) != 1 || got[0] != key {
 		t.Errorf("recovered: %d keys", len(got))
@@ -170,7 +170,7 @@ func TestKeyWrapped(t *testing.T) {
 	secrets := h.kube.CoreV1().Secrets(keys)
 	secret, err := secrets.Get(t.Context(), name+".key", metav1.GetOptions{})
 	must(t, err)
-	secret.Data[engine.NextKeySecretKey], secret.Data[engine.FormerKeysSecretKey] = []byte("the next"), []byte("a former\nthe first")
+	secret.Data[enginev1alpha1.NextKeySecretKey], secret.Data[enginev1alpha1.FormerKeysSecretKey] = []byte("the next"), []byte("a former\nthe first")
 	_, err = secrets.Update(t.Context(), secret, metav1.UpdateOptions{})
 	must(t, err)
 	must(t, h.backUpKey(t.Context(), name))
@@ -185,7 +185,7 @@ func TestKeyWrapped(t *testing.T) {
 	}
 	// Without recovery keys nobody relies on what lies there.
 	h.setRecoveryKeys()
-	h.expectKey(metav1.ConditionFalse, engine.ReasonKeyNotExported)
+	h.expectKey(metav1.ConditionFalse, enginev1alpha1.ReasonKeyNotExported)
 }
 
 // TestNoRepositoryBeforeItsKeyIsWrapped: as long as the store does not take the wrapped key, none
@@ -209,7 +209,7 @@ func TestNoRepositoryBeforeItsKeyIsWrapped(t *testing.T) {
 				h.expect(metav1.ConditionFalse, "Unreachable")
 				h.expectNoRepository()
 			}
-			condition := h.expectKey(metav1.ConditionFalse, engine.ReasonKeyNotWrapped)
+			condition := h.expectKey(metav1.ConditionFalse, enginev1alpha1.ReasonKeyNotWrapped)
 			if key, _ := h.key(); strings.Contains(condition.Message, string(key)) || !strings.Contains(condition.Message, "metadata/holdfast/keys/cluster/app/") {
 				t.Errorf("it says %s", condition.Message)
 			}
@@ -221,7 +221,7 @@ holdfast_repositories_key_not_backed_up{reason="NotWrapped"} 1
 `)
 			must(t, os.Remove(filepath.Join(h.folder, "metadata")))
 			h.expect(metav1.ConditionTrue, "Ready")
-			h.expectKey(metav1.ConditionTrue, engine.ReasonKeyWrapped)
+			h.expectKey(metav1.ConditionTrue, enginev1alpha1.ReasonKeyWrapped)
 			// What is there stays so while the store is away.
 			// The controller may write there meanwhile.
 			for os.RemoveAll(filepath.Join(h.folder, "metadata")) != nil || os.WriteFile(filepath.Join(h.folder, "metadata"), nil, 0o600) != nil {
@@ -230,10 +230,10 @@ holdfast_repositories_key_not_backed_up{reason="NotWrapped"} 1
 			if err := h.backUpKey(t.Context(), name); err == nil {
 				t.Error("nothing has failed")
 			}
-			h.expectKey(metav1.ConditionTrue, engine.ReasonKeyWrapped)
+			h.expectKey(metav1.ConditionTrue, enginev1alpha1.ReasonKeyWrapped)
 			// For another recovery key it is not there.
 			h.setRecoveryKeys(newIdentity(t))
-			h.expectKey(metav1.ConditionFalse, engine.ReasonKeyNotWrapped)
+			h.expectKey(metav1.ConditionFalse, enginev1alpha1.ReasonKeyNotWrapped)
 		})
 	}
 }

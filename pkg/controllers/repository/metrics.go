@@ -12,7 +12,7 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
 var (
@@ -20,9 +20,9 @@ var (
 		"Repositories that can't be used, by why: KeyMissing, KeyMismatch and Damaged need somebody to act.", []string{"reason"}, nil, metrics.ALPHA, "")
 	keysNotBackedUp = metrics.NewDesc("holdfast_repositories_key_not_backed_up",
 		"Repositories whose key is in this cluster only, by why: nobody has exported it, or it could not be written for the location's recovery keys.", []string{"reason"}, nil, metrics.ALPHA, "")
-	keyReasons = []string{engine.ReasonKeyNotExported, engine.ReasonKeyNotWrapped}
+	keyReasons = []string{enginev1alpha1.ReasonKeyNotExported, enginev1alpha1.ReasonKeyNotWrapped}
 	// reasons are all shown reasons, so that ended ones are zero.
-	reasons = []string{engine.ReasonKeyMissing, engine.ReasonKeyMismatch, engine.ReasonDamaged, engine.ReasonInvalid, engine.ReasonUnreachable}
+	reasons = []string{enginev1alpha1.ReasonKeyMissing, enginev1alpha1.ReasonKeyMismatch, enginev1alpha1.ReasonDamaged, enginev1alpha1.ReasonInvalid, enginev1alpha1.ReasonUnreachable}
 
 	register sync.Once
 	shown    repositories
@@ -52,7 +52,7 @@ func (r *repositories) CollectWithStability(found chan<- metrics.Metric) {
 		desc      *metrics.Desc
 		condition string
 		reasons   []string
-	}{{notReadyRepositories, engine.ConditionReady, reasons}, {keysNotBackedUp, engine.ConditionKeyBackedUp, keyReasons}} {
+	}{{notReadyRepositories, enginev1alpha1.ConditionReady, reasons}, {keysNotBackedUp, enginev1alpha1.ConditionKeyBackedUp, keyReasons}} {
 		counts := map[string]int{}
 		for _, record := range all {
 			if condition := meta.FindStatusCondition(record.Status.Conditions, shown.condition); condition != nil {

@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/repository"
@@ -25,23 +25,23 @@ const LabelKey = "engine.holdfast.io/repository-key"
 
 // prepare ensures that a repository exists and opens, and returns the condition. An error causes
 // another attempt.
-func (c *Controller) prepare(ctx context.Context, record *engine.VolumeRepository) (metav1.Condition, error) {
+func (c *Controller) prepare(ctx context.Context, record *enginev1alpha1.VolumeRepository) (metav1.Condition, error) {
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
 
 	stored, err := c.locations.Get(record.Spec.BackupStorageLocation)
 	if err != nil {
-		return notReady(engine.ReasonInvalid, fmt.Sprintf("the storage location %q does not exist", record.Spec.BackupStorageLocation)), nil
+		return notReady(enginev1alpha1.ReasonInvalid, fmt.Sprintf("the storage location %q does not exist", record.Spec.BackupStorageLocation)), nil
 	}
 	if stored.Unavailable() {
-		return notReady(engine.ReasonUnreachable, fmt.Sprintf("the storage location %q is not available", stored.Name)), nil
+		return notReady(enginev1alpha1.ReasonUnreachable, fmt.Sprintf("the storage location %q is not available", stored.Name)), nil
 	}
 	where, err := opener.Where(ctx, c.Secrets, stored)
 	switch {
 	case errors.Is(err, location.ErrNoCredentials):
-		return notReady(engine.ReasonInvalid, err.Error()), err
+		return notReady(enginev1alpha1.ReasonInvalid, err.Error()), err
 	case err != nil: // no answer says nothing about the repository
-		return notReady(engine.ReasonUnreachable, err.Error()), err
+		return notReady(enginev1alpha1.ReasonUnreachable, err.Error()), err
 	}
 
 	err = notGone(ctx, record, where)
@@ -58,19 +58,19 @@ func (c *Controller) prepare(ctx context.Context, record *engine.VolumeRepositor
 	switch {
 	case err == nil:
 		return metav1.Condition{
-			Type: engine.ConditionReady, Status: metav1.ConditionTrue,
-			Reason: engine.ReasonReady, Message: "the repository exists and its key opens it",
+			Type: enginev1alpha1.ConditionReady, Status: metav1.ConditionTrue,
+			Reason: enginev1alpha1.ReasonReady, Message: "the repository exists and its key opens it",
 		}, nil
 	case errors.Is(err, opener.ErrNoKey):
-		return notReady(engine.ReasonKeyMissing, err.Error()), err
+		return notReady(enginev1alpha1.ReasonKeyMissing, err.Error()), err
 	case errors.Is(err, repository.ErrWrongKey):
-		return notReady(engine.ReasonKeyMismatch, fmt.Sprintf(
+		return notReady(enginev1alpha1.ReasonKeyMismatch, fmt.Sprintf(
 			"the key in the Secret %s in %s does not open the repository in the store: put the key there that the repository was made with. %s",
-			engine.KeySecretName(record.Name), engine.KeysNamespace(c.Namespace), ofVelero)), err
+			enginev1alpha1.KeySecretName(record.Name), enginev1alpha1.KeysNamespace(c.Namespace), ofVelero)), err
 	case errors.Is(err, repository.ErrDamaged) || errors.Is(err, errGone):
-		return notReady(engine.ReasonDamaged, err.Error()), err
+		return notReady(enginev1alpha1.ReasonDamaged, err.Error()), err
 	default:
-		return notReady(engine.ReasonUnreachable, err.Error()), err
+		return notReady(enginev1alpha1.ReasonUnreachable, err.Error()), err
 	}
 }
 
@@ -78,7 +78,7 @@ func (c *Controller) prepare(ctx context.Context, record *engine.VolumeRepositor
 // exists and its key opens it. It creates a missing record, as for another cluster's backup, but no
 // repository.
 func (c *Controller) Readable(ctx context.Context, volumeNamespace, locationName string) error {
-	name := engine.RepositoryName(volumeNamespace, locationName)
+	name := enginev1alpha1.RepositoryName(volumeNamespace, locationName)
 	record, err := c.lister.Get(name)
 	if err == nil && isReady(record) {
 		return nil
@@ -133,10 +133,10 @@ func (c *Controller) exists(ctx context.Context, volumeNamespace, locationName s
 // errGone: a new repository in its place would hide the loss of all data.
 var errGone = errors.New("the repository is gone from the store: bring it back, or delete the VolumeRepository to begin a new one")
 
-func notGone(ctx context.Context, record *engine.VolumeRepository, where repository.Location) error {
-	ready := meta.FindStatusCondition(record.Status.Conditions, engine.ConditionReady)
+func notGone(ctx context.Context, record *enginev1alpha1.VolumeRepository, where repository.Location) error {
+	ready := meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionReady)
 	was := record.Status.LastMaintenanceTime != nil || ready != nil &&
-		(ready.Status == metav1.ConditionTrue || ready.Reason == engine.ReasonKeyMismatch || ready.Reason == engine.ReasonDamaged)
+		(ready.Status == metav1.ConditionTrue || ready.Reason == enginev1alpha1.ReasonKeyMismatch || ready.Reason == enginev1alpha1.ReasonDamaged)
 	if !was {
 		return nil
 	}
@@ -148,7 +148,7 @@ func notGone(ctx context.Context, record *engine.VolumeRepository, where reposit
 }
 
 // create ensures that the repository exists. While its key is changed, another key may open it.
-func (c *Controller) create(ctx context.Context, record *engine.VolumeRepository, where repository.Location, key repository.Key) error {
+func (c *Controller) create(ctx context.Context, record *enginev1alpha1.VolumeRepository, where repository.Location, key repository.Key) error {
 	err := repository.Create(ctx, where, record.Spec.VolumeNamespace, key)
 	if !errors.Is(err, repository.ErrWrongKey) {
 		return err
@@ -168,12 +168,12 @@ func (c *Controller) create(ctx context.Context, record *engine.VolumeRepository
 const ofVelero = "If Velero has made the repository, the key is static-passw0rd, unless somebody has set another"
 
 func notReady(reason, message string) metav1.Condition {
-	return metav1.Condition{Type: engine.ConditionReady, Status: metav1.ConditionFalse, Reason: reason, Message: message}
+	return metav1.Condition{Type: enginev1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: reason, Message: message}
 }
 
 // key returns the key of a repository. It creates one only if the store has no data that another
 // key may have locked.
-func (c *Controller) key(ctx context.Context, record *engine.VolumeRepository, where repository.Location) (repository.Key, error) {
+func (c *Controller) key(ctx context.Context, record *enginev1alpha1.VolumeRepository, where repository.Location) (repository.Key, error) {
 	key, err := opener.Key(ctx, c.Keys, record.Name)
 	if !errors.Is(err, opener.ErrNoKey) {
 		return key, err
@@ -184,18 +184,18 @@ func (c *Controller) key(ctx context.Context, record *engine.VolumeRepository, w
 	}
 	if exists {
 		return "", fmt.Errorf("%w in %s, but the repository exists in the store: bring the Secret back with the key as its %s, since the data can't be read without. %s",
-			err, engine.KeysNamespace(c.Namespace), engine.KeySecretKey, ofVelero)
+			err, enginev1alpha1.KeysNamespace(c.Namespace), enginev1alpha1.KeySecretKey, ofVelero)
 	}
 
 	// No owner: the deletion of another object must not delete the key.
 	_, err = c.Keys.Create(ctx, &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{
-			Name:      engine.KeySecretName(record.Name),
-			Namespace: engine.KeysNamespace(c.Namespace),
+			Name:      enginev1alpha1.KeySecretName(record.Name),
+			Namespace: enginev1alpha1.KeysNamespace(c.Namespace),
 			Labels:    map[string]string{LabelKey: "true", format.LabelExclude: "true"},
 		},
 		Type: corev1.SecretTypeOpaque,
-		Data: map[string][]byte{engine.KeySecretKey: []byte(repository.NewKey())},
+		Data: map[string][]byte{enginev1alpha1.KeySecretKey: []byte(repository.NewKey())},
 	}, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return "", fmt.Errorf("store the key of the repository: %w", err)

@@ -29,7 +29,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/loop"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
@@ -75,12 +75,12 @@ type Controller struct {
 
 // EnsureRecord creates the VolumeRepository of a namespace in a location, if missing.
 func EnsureRecord(ctx context.Context, client engineclient.VolumeRepositoryInterface, volumeNamespace, location string) error {
-	name := engine.RepositoryName(volumeNamespace, location)
+	name := enginev1alpha1.RepositoryName(volumeNamespace, location)
 	_, err := client.Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		_, err = client.Create(ctx, &engine.VolumeRepository{
+		_, err = client.Create(ctx, &enginev1alpha1.VolumeRepository{
 			ObjectMeta: metav1.ObjectMeta{Name: name},
-			Spec:       engine.VolumeRepositorySpec{VolumeNamespace: volumeNamespace, BackupStorageLocation: location},
+			Spec:       enginev1alpha1.VolumeRepositorySpec{VolumeNamespace: volumeNamespace, BackupStorageLocation: location},
 		}, metav1.CreateOptions{})
 	}
 	if err != nil && !apierrors.IsAlreadyExists(err) {
@@ -104,29 +104,31 @@ func New(config Config) (*Controller, error) {
 	}
 	registerMetrics(c)
 	return c, errors.Join(
-		c.keyQueue.Watch(config.RepositoryInformer.Informer(), loop.OnChange(func(before, after *engine.VolumeRepository) {
-			if after != nil && (before == nil || before.Annotations[engine.AnnotationKeyExported] != after.Annotations[engine.AnnotationKeyExported] ||
+		c.keyQueue.Watch(config.RepositoryInformer.Informer(), loop.OnChange(func(before, after *enginev1alpha1.VolumeRepository) {
+			if after != nil && (before == nil || before.Annotations[enginev1alpha1.AnnotationKeyExported] != after.Annotations[enginev1alpha1.AnnotationKeyExported] ||
 				readyReason(before) != readyReason(after)) {
 				c.keyQueue.Soon(after.Name)
 			}
 		})),
-		c.keyQueue.Watch(config.LocationInformer.Informer(), loop.OnChange(func(before, after *engine.StorageLocation) {
+		c.keyQueue.Watch(config.LocationInformer.Informer(), loop.OnChange(func(before, after *enginev1alpha1.StorageLocation) {
 			if after != nil && (before == nil || before.Generation != after.Generation || before.Unavailable() && !after.Unavailable()) {
-				loop.Wake(c.keyQueue, c.lister, func(record *engine.VolumeRepository) bool { return record.Spec.BackupStorageLocation == after.Name })
+				loop.Wake(c.keyQueue, c.lister, func(record *enginev1alpha1.VolumeRepository) bool {
+					return record.Spec.BackupStorageLocation == after.Name
+				})
 			}
 		})),
-		c.queue.Watch(config.RepositoryInformer.Informer(), loop.OnChange(func(before, after *engine.VolumeRepository) {
+		c.queue.Watch(config.RepositoryInformer.Informer(), loop.OnChange(func(before, after *enginev1alpha1.VolumeRepository) {
 			if after != nil && (before == nil && !wasFine(after) || before != nil && failedSince(before, after)) {
 				c.queue.Add(after.Name)
 			}
 		})),
-		c.queue.Watch(config.LocationInformer.Informer(), loop.OnChange(func(before, after *engine.StorageLocation) {
+		c.queue.Watch(config.LocationInformer.Informer(), loop.OnChange(func(before, after *enginev1alpha1.StorageLocation) {
 			if after == nil {
 				return
 			}
 			elsewhere := before != nil && before.Generation != after.Generation
 			if elsewhere || before == nil || before.Unavailable() != after.Unavailable() {
-				loop.Wake(c.queue, c.lister, func(record *engine.VolumeRepository) bool {
+				loop.Wake(c.queue, c.lister, func(record *enginev1alpha1.VolumeRepository) bool {
 					return record.Spec.BackupStorageLocation == after.Name && (elsewhere || !wasFine(record))
 				})
 			}
@@ -135,26 +137,26 @@ func New(config Config) (*Controller, error) {
 
 // wasFine reports whether no fault of a repository is known. Such ones are not opened after
 // restarts, so that new ones need not wait; their next backup or maintenance finds faults.
-func wasFine(record *engine.VolumeRepository) bool {
+func wasFine(record *enginev1alpha1.VolumeRepository) bool {
 	recent := record.Status.RecentMaintenance
-	return isReady(record) && (len(recent) == 0 || recent[0].Result != engine.MaintenanceFailed)
+	return isReady(record) && (len(recent) == 0 || recent[0].Result != enginev1alpha1.MaintenanceFailed)
 }
 
-func isReady(record *engine.VolumeRepository) bool {
-	return meta.IsStatusConditionTrue(record.Status.Conditions, engine.ConditionReady)
+func isReady(record *enginev1alpha1.VolumeRepository) bool {
+	return meta.IsStatusConditionTrue(record.Status.Conditions, enginev1alpha1.ConditionReady)
 }
 
-func readyReason(record *engine.VolumeRepository) string {
-	if ready := meta.FindStatusCondition(record.Status.Conditions, engine.ConditionReady); ready != nil {
+func readyReason(record *enginev1alpha1.VolumeRepository) string {
+	if ready := meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionReady); ready != nil {
 		return ready.Reason
 	}
 	return ""
 }
 
 // failedSince reports whether a maintenance has failed, maybe for a missing key or repository.
-func failedSince(before, after *engine.VolumeRepository) bool {
+func failedSince(before, after *enginev1alpha1.VolumeRepository) bool {
 	recent := after.Status.RecentMaintenance
-	return len(recent) > 0 && recent[0].Result == engine.MaintenanceFailed &&
+	return len(recent) > 0 && recent[0].Result == enginev1alpha1.MaintenanceFailed &&
 		(len(before.Status.RecentMaintenance) == 0 || before.Status.RecentMaintenance[0] != recent[0])
 }
 
@@ -187,7 +189,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 }
 
 // write sets the conditions Ready and KeyBackedUp if they change; nil leaves them.
-func (c *Controller) write(ctx context.Context, record *engine.VolumeRepository, ready *metav1.Condition, key *keyState) error {
+func (c *Controller) write(ctx context.Context, record *enginev1alpha1.VolumeRepository, ready *metav1.Condition, key *keyState) error {
 	changed := record.DeepCopy()
 	var said []metav1.Condition
 	set := func(condition metav1.Condition) {
@@ -197,9 +199,9 @@ func (c *Controller) write(ctx context.Context, record *engine.VolumeRepository,
 			said = append(said, condition)
 		}
 	}
-	before := meta.FindStatusCondition(record.Status.Conditions, engine.ConditionReady)
+	before := meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionReady)
 	// Texts of the store's failures may vary.
-	if ready != nil && (ready.Reason != engine.ReasonUnreachable || before == nil || before.Status != metav1.ConditionTrue && before.Reason != ready.Reason) {
+	if ready != nil && (ready.Reason != enginev1alpha1.ReasonUnreachable || before == nil || before.Status != metav1.ConditionTrue && before.Reason != ready.Reason) {
 		set(*ready)
 	}
 	if key != nil {
@@ -219,7 +221,7 @@ func (c *Controller) write(ctx context.Context, record *engine.VolumeRepository,
 	for _, condition := range said {
 		klog.FromContext(ctx).Info("Repository changed", "volumeRepository", record.Name, "condition", condition.Type, "status", condition.Status, "reason", condition.Reason, "message", condition.Message)
 		// Each repository begins with an unexported key; a metric shows those.
-		if condition.Status != metav1.ConditionTrue && condition.Reason != engine.ReasonUnreachable && condition.Reason != engine.ReasonKeyNotExported {
+		if condition.Status != metav1.ConditionTrue && condition.Reason != enginev1alpha1.ReasonUnreachable && condition.Reason != enginev1alpha1.ReasonKeyNotExported {
 			c.Events.Eventf(record, nil, corev1.EventTypeWarning, condition.Reason, "Open", "%s", condition.Message)
 		}
 	}

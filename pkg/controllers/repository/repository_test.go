@@ -26,7 +26,7 @@ import (
 	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/utils/clock"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	enginefake "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/repository"
@@ -55,11 +55,11 @@ type harness struct {
 func newHarness(t *testing.T, objects ...runtime.Object) *harness {
 	t.Helper()
 	folder := t.TempDir()
-	location := &engine.StorageLocation{
+	location := &enginev1alpha1.StorageLocation{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"},
-		Spec: engine.StorageLocationSpec{
-			Provider:   engine.StorageProviderFilesystem,
-			Filesystem: &engine.FilesystemLocation{Path: folder},
+		Spec: enginev1alpha1.StorageLocationSpec{
+			Provider:   enginev1alpha1.StorageProviderFilesystem,
+			Filesystem: &enginev1alpha1.FilesystemLocation{Path: folder},
 		},
 	}
 	h := &harness{
@@ -76,7 +76,7 @@ func newHarness(t *testing.T, objects ...runtime.Object) *harness {
 		Namespace:          system,
 		Cluster:            testCluster(t),
 		Repositories:       h.engine.EngineV1alpha1(),
-		Secrets:            h.kube.CoreV1().Secrets(engine.CredentialsNamespace(system)),
+		Secrets:            h.kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(system)),
 		Keys:               h.kube.CoreV1().Secrets(keys),
 		Events:             h.events,
 		Clock:              clock.RealClock{},
@@ -100,7 +100,7 @@ func (h *harness) run() {
 	})
 }
 
-func (h *harness) record() *engine.VolumeRepository {
+func (h *harness) record() *enginev1alpha1.VolumeRepository {
 	h.t.Helper()
 	record, err := h.engine.EngineV1alpha1().VolumeRepositories(system).Get(h.t.Context(), name, metav1.GetOptions{})
 	must(h.t, err)
@@ -112,7 +112,7 @@ func (h *harness) expect(status metav1.ConditionStatus, reason string) metav1.Co
 	h.t.Helper()
 	var last *metav1.Condition
 	err := wait.PollUntilContextTimeout(h.t.Context(), 5*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
-		last = meta.FindStatusCondition(h.record().Status.Conditions, engine.ConditionReady)
+		last = meta.FindStatusCondition(h.record().Status.Conditions, enginev1alpha1.ConditionReady)
 		return last != nil && last.Status == status && last.Reason == reason, nil
 	})
 	if err != nil {
@@ -138,7 +138,7 @@ func (h *harness) attempt() metav1.Condition {
 	record := h.record()
 	condition, _ := h.prepare(h.t.Context(), record)
 	must(h.t, h.write(h.t.Context(), record, &condition, nil))
-	written := meta.FindStatusCondition(h.record().Status.Conditions, engine.ConditionReady)
+	written := meta.FindStatusCondition(h.record().Status.Conditions, enginev1alpha1.ConditionReady)
 	if written == nil {
 		return metav1.Condition{}
 	}
@@ -171,16 +171,16 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func record() *engine.VolumeRepository {
-	return &engine.VolumeRepository{
+func record() *enginev1alpha1.VolumeRepository {
+	return &enginev1alpha1.VolumeRepository{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: name},
-		Spec:       engine.VolumeRepositorySpec{VolumeNamespace: "app", BackupStorageLocation: "default"},
+		Spec:       enginev1alpha1.VolumeRepositorySpec{VolumeNamespace: "app", BackupStorageLocation: "default"},
 	}
 }
 
 func (h *harness) location() repository.Location {
-	return repository.Location{Spec: engine.StorageLocationSpec{
-		Provider: engine.StorageProviderFilesystem, Filesystem: &engine.FilesystemLocation{Path: h.folder},
+	return repository.Location{Spec: enginev1alpha1.StorageLocationSpec{
+		Provider: enginev1alpha1.StorageProviderFilesystem, Filesystem: &enginev1alpha1.FilesystemLocation{Path: h.folder},
 	}}
 }
 
@@ -200,7 +200,7 @@ func TestCreates(t *testing.T) {
 	if secret.Type != corev1.SecretTypeOpaque || secret.Labels[LabelKey] == "" || secret.Labels["velero.io/exclude-from-backup"] != "true" || len(secret.OwnerReferences) > 0 {
 		t.Errorf("the Secret is %+v", secret.ObjectMeta)
 	}
-	h.expectKey(metav1.ConditionFalse, engine.ReasonKeyNotExported)
+	h.expectKey(metav1.ConditionFalse, enginev1alpha1.ReasonKeyNotExported)
 	if got := h.statusWrites(); got != 1 {
 		t.Errorf("%d writes of the status, want 1", got)
 	}
@@ -278,10 +278,10 @@ func (h *harness) comeBack() { must(h.t, os.Rename(h.folder+".away", h.folder)) 
 func (h *harness) needCredentials() {
 	h.t.Helper()
 	store := h.factory.Engine().V1alpha1().StorageLocations().Informer().GetStore()
-	location := store.List()[0].(*engine.StorageLocation).DeepCopy()
-	location.Spec = engine.StorageLocationSpec{
-		Provider: engine.StorageProviderS3,
-		S3:       &engine.S3Location{Bucket: "backups", CredentialsSecret: "credentials"},
+	location := store.List()[0].(*enginev1alpha1.StorageLocation).DeepCopy()
+	location.Spec = enginev1alpha1.StorageLocationSpec{
+		Provider: enginev1alpha1.StorageProviderS3,
+		S3:       &enginev1alpha1.S3Location{Bucket: "backups", CredentialsSecret: "credentials"},
 	}
 	must(h.t, store.Update(location))
 }
@@ -311,24 +311,24 @@ func TestConditions(t *testing.T) {
 			{func(h *harness) { h.setKey("") }, missing},
 			{(*harness).expectNoRepository, missing},
 		}, 1, missing},
-		"damage": {[]step{{nothing, opened}, {(*harness).damage, engine.ReasonDamaged}}, 2, engine.ReasonDamaged},
+		"damage": {[]step{{nothing, opened}, {(*harness).damage, enginev1alpha1.ReasonDamaged}}, 2, enginev1alpha1.ReasonDamaged},
 		// Nor is one made in the place of one that was there, and no key for it.
 		"it is gone, and comes back": {[]step{
-			{nothing, opened}, {(*harness).lose, engine.ReasonDamaged + "bring it back"}, {nothing, engine.ReasonDamaged},
-			{(*harness).loseKey, engine.ReasonDamaged}, {func(h *harness) { h.setKey(h.lost) }, engine.ReasonDamaged},
+			{nothing, opened}, {(*harness).lose, enginev1alpha1.ReasonDamaged + "bring it back"}, {nothing, enginev1alpha1.ReasonDamaged},
+			{(*harness).loseKey, enginev1alpha1.ReasonDamaged}, {func(h *harness) { h.setKey(h.lost) }, enginev1alpha1.ReasonDamaged},
 			{(*harness).find, opened},
-		}, 3, engine.ReasonDamaged},
+		}, 3, enginev1alpha1.ReasonDamaged},
 		"it is gone when its location comes back": {[]step{
-			{nothing, opened}, {(*harness).goAway, opened}, {func(h *harness) { h.comeBack(); h.lose() }, engine.ReasonDamaged},
-		}, 2, engine.ReasonDamaged},
+			{nothing, opened}, {(*harness).goAway, opened}, {func(h *harness) { h.comeBack(); h.lose() }, enginev1alpha1.ReasonDamaged},
+		}, 2, enginev1alpha1.ReasonDamaged},
 		"it is gone, and was maintained": {[]step{
 			{func(h *harness) {
 				record := h.record()
 				record.Status.LastMaintenanceTime = &metav1.Time{Time: time.Now()}
 				_, err := h.engine.EngineV1alpha1().VolumeRepositories(system).UpdateStatus(h.t.Context(), record, metav1.UpdateOptions{})
 				must(h.t, err)
-			}, engine.ReasonDamaged},
-		}, 2, engine.ReasonDamaged},
+			}, enginev1alpha1.ReasonDamaged},
+		}, 2, enginev1alpha1.ReasonDamaged},
 		// An outage costs no write for what was ready, and one for what was not.
 		"an outage, before and after": {[]step{
 			{(*harness).goAway, unreachable}, {nothing, unreachable}, {nothing, unreachable},
@@ -339,8 +339,8 @@ func TestConditions(t *testing.T) {
 		"credentials that can't be read": {[]step{
 			{nothing, opened},
 			{func(h *harness) { h.needCredentials(); h.failing = true }, opened},
-			{func(h *harness) { h.failing = false }, engine.ReasonInvalid + `"credentials"`},
-		}, 2, engine.ReasonInvalid},
+			{func(h *harness) { h.failing = false }, enginev1alpha1.ReasonInvalid + `"credentials"`},
+		}, 2, enginev1alpha1.ReasonInvalid},
 	} {
 		t.Run(title, func(t *testing.T) {
 			h := newHarness(t, record())
@@ -384,16 +384,16 @@ func TestMaintenanceWakes(t *testing.T) {
 	h.run()
 	h.expect(metav1.ConditionTrue, "Ready")
 	h.loseKey()
-	tell := func(result engine.MaintenanceResult) {
+	tell := func(result enginev1alpha1.MaintenanceResult) {
 		record := h.record()
-		record.Status.RecentMaintenance = append([]engine.MaintenanceRun{{Result: result, StartTimestamp: metav1.Now()}}, record.Status.RecentMaintenance...)
+		record.Status.RecentMaintenance = append([]enginev1alpha1.MaintenanceRun{{Result: result, StartTimestamp: metav1.Now()}}, record.Status.RecentMaintenance...)
 		_, err := h.engine.EngineV1alpha1().VolumeRepositories(system).UpdateStatus(t.Context(), record, metav1.UpdateOptions{})
 		must(t, err)
 	}
-	tell(engine.MaintenanceSucceeded)
-	tell(engine.MaintenanceFailed)
+	tell(enginev1alpha1.MaintenanceSucceeded)
+	tell(enginev1alpha1.MaintenanceFailed)
 	ready := h.expect(metav1.ConditionFalse, "KeyMissing")
-	for _, text := range []string{engine.KeySecretName(name), "holdfast-repositories", "repository-password", "static-passw0rd"} {
+	for _, text := range []string{enginev1alpha1.KeySecretName(name), "holdfast-repositories", "repository-password", "static-passw0rd"} {
 		if !strings.Contains(ready.Message, text) {
 			t.Errorf("what to do about a lost key lacks %q: %s", text, ready.Message)
 		}
@@ -417,7 +417,7 @@ holdfast_repositories_not_ready{reason="Unreachable"} 0
 	h.expect(metav1.ConditionTrue, "Ready")
 
 	h.lose()
-	tell(engine.MaintenanceFailed)
+	tell(enginev1alpha1.MaintenanceFailed)
 	h.expect(metav1.ConditionFalse, "Damaged")
 	// What the message says begins a new one.
 	must(t, h.engine.EngineV1alpha1().VolumeRepositories(system).Delete(t.Context(), name, metav1.DeleteOptions{}))
@@ -433,7 +433,7 @@ func TestLocationWakes(t *testing.T) {
 	must(t, err)
 	set := func(status metav1.ConditionStatus) {
 		location = location.DeepCopy()
-		meta.SetStatusCondition(&location.Status.Conditions, metav1.Condition{Type: engine.ConditionAvailable, Status: status, Reason: "Test"})
+		meta.SetStatusCondition(&location.Status.Conditions, metav1.Condition{Type: enginev1alpha1.ConditionAvailable, Status: status, Reason: "Test"})
 		_, err := locations.UpdateStatus(t.Context(), location, metav1.UpdateOptions{})
 		must(t, err)
 	}
@@ -451,9 +451,9 @@ func TestLocationWakes(t *testing.T) {
 // new repository waits for those of all others; and one that is not, it does.
 func TestWhatWasFineIsLeftAlone(t *testing.T) {
 	fine := record()
-	meta.SetStatusCondition(&fine.Status.Conditions, metav1.Condition{Type: engine.ConditionReady, Status: metav1.ConditionTrue, Reason: "Ready"})
+	meta.SetStatusCondition(&fine.Status.Conditions, metav1.Condition{Type: enginev1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Ready"})
 	failed := fine.DeepCopy()
-	failed.Status.RecentMaintenance = []engine.MaintenanceRun{{Result: engine.MaintenanceFailed}}
+	failed.Status.RecentMaintenance = []enginev1alpha1.MaintenanceRun{{Result: enginev1alpha1.MaintenanceFailed}}
 	if !wasFine(fine) || wasFine(failed) || wasFine(record()) {
 		t.Errorf("fine: %t, failed: %t, new: %t", wasFine(fine), wasFine(failed), wasFine(record()))
 	}
@@ -461,8 +461,8 @@ func TestWhatWasFineIsLeftAlone(t *testing.T) {
 	h.run()
 	must(t, EnsureRecord(t.Context(), h.engine.EngineV1alpha1().VolumeRepositories(system), "other", "default"))
 	err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
-		other, err := h.engine.EngineV1alpha1().VolumeRepositories(system).Get(ctx, engine.RepositoryName("other", "default"), metav1.GetOptions{})
-		return err == nil && meta.IsStatusConditionTrue(other.Status.Conditions, engine.ConditionReady), err
+		other, err := h.engine.EngineV1alpha1().VolumeRepositories(system).Get(ctx, enginev1alpha1.RepositoryName("other", "default"), metav1.GetOptions{})
+		return err == nil && meta.IsStatusConditionTrue(other.Status.Conditions, enginev1alpha1.ConditionReady), err
 	})
 	must(t, err)
 	// Whoever looks finds that it is gone from the store.

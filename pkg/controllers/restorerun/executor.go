@@ -20,7 +20,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/folder"
 	"github.com/holdfast-io/holdfast/pkg/controllers/clusteridentity"
@@ -82,7 +82,7 @@ type Executor struct {
 var _ executor = &Executor{}
 
 // Reach implements executor.
-func (e *Executor) Reach(ctx context.Context, run *engine.RestoreRun) error {
+func (e *Executor) Reach(ctx context.Context, run *enginev1alpha1.RestoreRun) error {
 	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
 	defer cancel()
 	bucket, err := e.open(ctx, run)
@@ -94,7 +94,7 @@ func (e *Executor) Reach(ctx context.Context, run *engine.RestoreRun) error {
 }
 
 // Execute implements executor.
-func (e *Executor) Execute(ctx context.Context, run *engine.RestoreRun, progress *Progress) *restore.Ended {
+func (e *Executor) Execute(ctx context.Context, run *enginev1alpha1.RestoreRun, progress *Progress) *restore.Ended {
 	request := restore.Request{Run: run, SystemNamespace: e.Namespace}
 	deps, closeBucket, err := e.prepareAtLast(ctx, run)
 	if err != nil {
@@ -114,7 +114,7 @@ func (e *Executor) Execute(ctx context.Context, run *engine.RestoreRun, progress
 }
 
 // Stop implements executor.
-func (e *Executor) Stop(ctx context.Context, run *engine.RestoreRun) error {
+func (e *Executor) Stop(ctx context.Context, run *enginev1alpha1.RestoreRun) error {
 	if e.Volumes == nil {
 		return nil
 	}
@@ -128,7 +128,7 @@ func (e *Executor) Stop(ctx context.Context, run *engine.RestoreRun) error {
 }
 
 // Forget implements executor.
-func (e *Executor) Forget(ctx context.Context, run *engine.RestoreRun) error {
+func (e *Executor) Forget(ctx context.Context, run *enginev1alpha1.RestoreRun) error {
 	if e.Volumes == nil {
 		return nil
 	}
@@ -136,7 +136,7 @@ func (e *Executor) Forget(ctx context.Context, run *engine.RestoreRun) error {
 }
 
 // Store implements executor.
-func (e *Executor) Store(ctx context.Context, run *engine.RestoreRun, ended *restore.Ended) error {
+func (e *Executor) Store(ctx context.Context, run *enginev1alpha1.RestoreRun, ended *restore.Ended) error {
 	bucket, err := e.open(ctx, run)
 	if err != nil {
 		return err
@@ -148,7 +148,7 @@ func (e *Executor) Store(ctx context.Context, run *engine.RestoreRun, ended *res
 }
 
 // prepareAtLast tries for a while: a store, or the cluster, may be away just now.
-func (e *Executor) prepareAtLast(ctx context.Context, run *engine.RestoreRun) (deps restore.Dependencies, closeBucket func(), err error) {
+func (e *Executor) prepareAtLast(ctx context.Context, run *enginev1alpha1.RestoreRun) (deps restore.Dependencies, closeBucket func(), err error) {
 	waiting := waits.ForAnyone(ctx, "its storage location, and the cluster, to give what it begins with")
 	defer waiting.End()
 	backoff := time.Second
@@ -173,7 +173,7 @@ func isFinal(err error) bool {
 		errors.Is(err, store.ErrNotFound) || errors.Is(err, errNoLocation) || location.IsFinal(err)
 }
 
-func (e *Executor) prepare(ctx context.Context, run *engine.RestoreRun) (deps restore.Dependencies, closeBucket func(), err error) {
+func (e *Executor) prepare(ctx context.Context, run *enginev1alpha1.RestoreRun) (deps restore.Dependencies, closeBucket func(), err error) {
 	if err := e.mayUse(ctx, run); err != nil {
 		return deps, nil, err
 	}
@@ -269,11 +269,11 @@ func (e *Executor) leaveOutDeleted(ctx context.Context, bucket store.Reader, pla
 }
 
 // actingFor is the configuration of clients with the rights of a restore.
-func (e *Executor) actingFor(run *engine.RestoreRun) *rest.Config {
+func (e *Executor) actingFor(run *enginev1alpha1.RestoreRun) *rest.Config {
 	config := rest.CopyConfig(e.Config)
 	config.WarningHandler = rest.NoWarnings{} // the restore reads them from the answers; here they would be the log of the controller
 	if run.Spec.RestoreRef.Namespace == e.Namespace {
-		config.Impersonate = rest.ImpersonationConfig{UserName: engine.RestoreUser(e.Namespace)}
+		config.Impersonate = rest.ImpersonationConfig{UserName: enginev1alpha1.RestoreUser(e.Namespace)}
 		return config
 	}
 	requester := run.Spec.Requester
@@ -282,7 +282,7 @@ func (e *Executor) actingFor(run *engine.RestoreRun) *rest.Config {
 }
 
 // allowed asks the cluster what the requester of a restore may do.
-func (e *Executor) allowed(ctx context.Context, run *engine.RestoreRun, right restore.Right) (bool, error) {
+func (e *Executor) allowed(ctx context.Context, run *enginev1alpha1.RestoreRun, right restore.Right) (bool, error) {
 	requester := run.Spec.Requester
 	extra := map[string]authorizationv1.ExtraValue{}
 	for key, values := range requester.Extra {
@@ -306,7 +306,7 @@ func (e *Executor) allowed(ctx context.Context, run *engine.RestoreRun, right re
 // trust refuses a backup that is not what it says. One whose signature does not fit nobody
 // restores; what is not signed by this cluster, or by one that the location trusts, only
 // the administrators do.
-func (e *Executor) trust(run *engine.RestoreRun, backup *v1alpha1.Backup) error {
+func (e *Executor) trust(run *enginev1alpha1.RestoreRun, backup *v1alpha1.Backup) error {
 	origin := backup.Status.Origin
 	switch {
 	case origin == nil || origin.Trust == v1alpha1.BackupTrustForged:
@@ -330,7 +330,7 @@ func (e *Executor) trust(run *engine.RestoreRun, backup *v1alpha1.Backup) error 
 
 // doubts are what was to be known of the backup before it was restored, for the results: the answer
 // to the request said it once.
-func (e *Executor) doubts(run *engine.RestoreRun, backup *v1alpha1.Backup) ([]string, error) {
+func (e *Executor) doubts(run *enginev1alpha1.RestoreRun, backup *v1alpha1.Backup) ([]string, error) {
 	vouched, err := e.vouched(run, backup.Status.Origin)
 	if err != nil {
 		return nil, err
@@ -340,7 +340,7 @@ func (e *Executor) doubts(run *engine.RestoreRun, backup *v1alpha1.Backup) ([]st
 
 // vouched reports whether this cluster has signed a backup, or one that its storage location
 // trusts with the namespace of the restore: an administrator's may take any namespace.
-func (e *Executor) vouched(run *engine.RestoreRun, origin *v1alpha1.BackupOrigin) (bool, error) {
+func (e *Executor) vouched(run *enginev1alpha1.RestoreRun, origin *v1alpha1.BackupOrigin) (bool, error) {
 	switch {
 	case origin.Trust != "":
 		return false, nil
@@ -357,7 +357,7 @@ func (e *Executor) vouched(run *engine.RestoreRun, origin *v1alpha1.BackupOrigin
 
 // continues reports whether a namespace of a backup is the one that has its name now, or one that
 // this continues, or whether the location trusts the backup's cluster with it.
-func (e *Executor) continues(ctx context.Context, run *engine.RestoreRun, origin *v1alpha1.BackupOrigin, namespace string, uid types.UID) (bool, error) {
+func (e *Executor) continues(ctx context.Context, run *enginev1alpha1.RestoreRun, origin *v1alpha1.BackupOrigin, namespace string, uid types.UID) (bool, error) {
 	record, err := e.location(run)
 	if err != nil {
 		return false, err
@@ -386,8 +386,8 @@ func (e *Executor) continues(ctx context.Context, run *engine.RestoreRun, origin
 
 // grants reports whether a location trusts the cluster that has signed a backup with a namespace, or
 // with any.
-func grants(location *engine.StorageLocation, origin *v1alpha1.BackupOrigin, namespace string, orAny bool) bool {
-	return slices.ContainsFunc(location.Spec.TrustedClusters, func(trusted engine.TrustedCluster) bool {
+func grants(location *enginev1alpha1.StorageLocation, origin *v1alpha1.BackupOrigin, namespace string, orAny bool) bool {
+	return slices.ContainsFunc(location.Spec.TrustedClusters, func(trusted enginev1alpha1.TrustedCluster) bool {
 		return trusted.PublicKey == origin.PublicKey && trusted.UID == origin.ClusterUID && (orAny || len(trusted.Namespaces) == 0 || slices.Contains(trusted.Namespaces, namespace))
 	})
 }
@@ -399,12 +399,12 @@ func (e *Executor) own(origin *v1alpha1.BackupOrigin) bool {
 
 // handsOver reports whether a namespace that a restore makes gets the history of the one in the
 // backup. That takes an administrator's restore, and this cluster's word for which one it was.
-func (e *Executor) handsOver(run *engine.RestoreRun, origin *v1alpha1.BackupOrigin) bool {
+func (e *Executor) handsOver(run *enginev1alpha1.RestoreRun, origin *v1alpha1.BackupOrigin) bool {
 	return e.Successions != nil && run.Spec.RestoreRef.Namespace == e.Namespace && e.own(origin)
 }
 
 // open opens the run's storage location. The caller closes it.
-func (e *Executor) open(ctx context.Context, run *engine.RestoreRun) (*store.Bucket, error) {
+func (e *Executor) open(ctx context.Context, run *enginev1alpha1.RestoreRun) (*store.Bucket, error) {
 	record, err := e.location(run)
 	if err != nil {
 		return nil, err
@@ -414,7 +414,7 @@ func (e *Executor) open(ctx context.Context, run *engine.RestoreRun) (*store.Buc
 
 // mayUse fails if the location is not for the run's namespace any more: it has waited since that
 // was asked.
-func (e *Executor) mayUse(ctx context.Context, run *engine.RestoreRun) error {
+func (e *Executor) mayUse(ctx context.Context, run *enginev1alpha1.RestoreRun) error {
 	record, err := e.location(run)
 	if err != nil {
 		return err
@@ -422,7 +422,7 @@ func (e *Executor) mayUse(ctx context.Context, run *engine.RestoreRun) error {
 	return location.Allowed(ctx, record, run.Spec.RestoreRef.Namespace, location.LabelsOf(e.Kube.CoreV1()))
 }
 
-func (e *Executor) location(run *engine.RestoreRun) (*engine.StorageLocation, error) {
+func (e *Executor) location(run *enginev1alpha1.RestoreRun) (*enginev1alpha1.StorageLocation, error) {
 	name := run.Spec.Backup.StorageLocation
 	record, err := e.Locations.Get(name)
 	if apierrors.IsNotFound(err) {

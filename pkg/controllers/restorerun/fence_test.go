@@ -14,7 +14,7 @@ import (
 
 	"k8s.io/utils/clock"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
@@ -56,7 +56,7 @@ func TestFenced(t *testing.T) {
 			}
 			paused.by.Add(int64(time.Minute))
 			// A command is not run, for which there is no client either.
-			if _, err := (&runHooks{}).Exec(ctx, engine.PodReference{}, "db", nil); !errors.Is(err, liveness.ErrLost) {
+			if _, err := (&runHooks{}).Exec(ctx, enginev1alpha1.PodReference{}, "db", nil); !errors.Is(err, liveness.ErrLost) {
 				t.Errorf("a command of a hook: %v", err)
 			}
 			if err := send(ctx); ctx.Err() != nil || !errors.Is(err, liveness.ErrLost) {

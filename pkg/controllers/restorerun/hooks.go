@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	runs "github.com/holdfast-io/holdfast/pkg/controllers/run"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/hooks"
@@ -34,7 +34,7 @@ type runHooks struct {
 	hooks.Client
 	runs engineclient.RestoreRunInterface
 	// run is the run as it was claimed.
-	run *engine.RestoreRun
+	run *enginev1alpha1.RestoreRun
 
 	// mu keeps the writes of this process apart.
 	mu sync.Mutex
@@ -45,10 +45,10 @@ var _ restore.Hooks = &runHooks{}
 var errOthers = errors.New("another process has taken the restore over")
 
 // Begin implements restore.Hooks.
-func (h *runHooks) Begin(ctx context.Context, pod types.UID) (earlier *engine.HookedPod, err error) {
+func (h *runHooks) Begin(ctx context.Context, pod types.UID) (earlier *enginev1alpha1.HookedPod, err error) {
 	mine := false // an answer that was lost is none of an earlier process
-	err = h.note(ctx, func(status *engine.RestoreRunStatus) error {
-		i := slices.IndexFunc(status.Hooked, func(h engine.HookedPod) bool { return h.UID == pod })
+	err = h.note(ctx, func(status *enginev1alpha1.RestoreRunStatus) error {
+		i := slices.IndexFunc(status.Hooked, func(h enginev1alpha1.HookedPod) bool { return h.UID == pod })
 		if i >= 0 {
 			if !mine {
 				earlier = status.Hooked[i].DeepCopy()
@@ -59,7 +59,7 @@ func (h *runHooks) Begin(ctx context.Context, pod types.UID) (earlier *engine.Ho
 			return fmt.Errorf("a restore runs commands in at most %d pods", maxHooked)
 		}
 		mine = true
-		status.Hooked = append(status.Hooked, engine.HookedPod{UID: pod})
+		status.Hooked = append(status.Hooked, enginev1alpha1.HookedPod{UID: pod})
 		return nil
 	})
 	return earlier, err
@@ -67,7 +67,7 @@ func (h *runHooks) Begin(ctx context.Context, pod types.UID) (earlier *engine.Ho
 
 // Exec implements restore.Hooks. A process that was paused since Begin runs no command a second
 // time that another one, or a person, has seen to meanwhile.
-func (h *runHooks) Exec(ctx context.Context, pod engine.PodReference, container string, command []string) (output string, err error) {
+func (h *runHooks) Exec(ctx context.Context, pod enginev1alpha1.PodReference, container string, command []string) (output string, err error) {
 	if !liveness.Holds(ctx) {
 		return "", liveness.ErrLost
 	}
@@ -76,17 +76,17 @@ func (h *runHooks) Exec(ctx context.Context, pod engine.PodReference, container 
 
 // End implements restore.Hooks. Where the record has no room for the texts, it is noted all the
 // same that the commands have ended.
-func (h *runHooks) End(ctx context.Context, pod engine.HookedPod) error {
+func (h *runHooks) End(ctx context.Context, pod enginev1alpha1.HookedPod) error {
 	err := h.end(ctx, pod)
 	if isTooMuch(err) {
-		err = h.end(ctx, engine.HookedPod{UID: pod.UID, Ended: pod.Ended, Failed: pod.Failed})
+		err = h.end(ctx, enginev1alpha1.HookedPod{UID: pod.UID, Ended: pod.Ended, Failed: pod.Failed})
 	}
 	return err
 }
 
-func (h *runHooks) end(ctx context.Context, pod engine.HookedPod) error {
-	return h.note(ctx, func(status *engine.RestoreRunStatus) error {
-		i := slices.IndexFunc(status.Hooked, func(h engine.HookedPod) bool { return h.UID == pod.UID })
+func (h *runHooks) end(ctx context.Context, pod enginev1alpha1.HookedPod) error {
+	return h.note(ctx, func(status *enginev1alpha1.RestoreRunStatus) error {
+		i := slices.IndexFunc(status.Hooked, func(h enginev1alpha1.HookedPod) bool { return h.UID == pod.UID })
 		if i < 0 {
 			return errNothing
 		}
@@ -107,7 +107,7 @@ func isTooMuch(err error) bool {
 
 // note changes the record. It tries for as long as ctx lasts, unless that is too much for the
 // record.
-func (h *runHooks) note(ctx context.Context, change func(*engine.RestoreRunStatus) error) error {
+func (h *runHooks) note(ctx context.Context, change func(*enginev1alpha1.RestoreRunStatus) error) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var final error

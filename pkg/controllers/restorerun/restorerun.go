@@ -32,7 +32,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/loop"
 	runs "github.com/holdfast-io/holdfast/pkg/controllers/run"
@@ -78,7 +78,7 @@ type Config struct {
 	Executor executor
 	// HoldLocation makes a storage location unavailable for a while, since its store did not
 	// answer a run that was to start, and returns its record as it is then; nil if there is none.
-	HoldLocation func(ctx context.Context, name string, reason error) (*engine.StorageLocation, error)
+	HoldLocation func(ctx context.Context, name string, reason error) (*enginev1alpha1.StorageLocation, error)
 	Events       events.EventRecorder
 	Clock        clock.WithTicker
 
@@ -88,21 +88,21 @@ type Config struct {
 // executor does a run's work in the cluster and the store.
 type executor interface {
 	// Reach reports why the store of a run does not answer; nil if it does.
-	Reach(ctx context.Context, run *engine.RestoreRun) error
+	Reach(ctx context.Context, run *enginev1alpha1.RestoreRun) error
 	// Execute works on a run until it has ended or ctx ends.
-	Execute(ctx context.Context, run *engine.RestoreRun, progress *Progress) *restore.Ended
+	Execute(ctx context.Context, run *enginev1alpha1.RestoreRun, progress *Progress) *restore.Ended
 	// Stop returns when nothing is written for a run any more that Execute has returned from.
-	Stop(ctx context.Context, run *engine.RestoreRun) error
+	Stop(ctx context.Context, run *enginev1alpha1.RestoreRun) error
 	// Forget removes what a process that goes on with a run needs, once its end is recorded.
-	Forget(ctx context.Context, run *engine.RestoreRun) error
+	Forget(ctx context.Context, run *enginev1alpha1.RestoreRun) error
 	// Store tells the store how a run has ended; see restore.Ended.
-	Store(ctx context.Context, run *engine.RestoreRun, ended *restore.Ended) error
+	Store(ctx context.Context, run *enginev1alpha1.RestoreRun, ended *restore.Ended) error
 }
 
 // Controller executes runs.
 type Controller struct {
 	Config
-	*runs.Runs[*engine.RestoreRun]
+	*runs.Runs[*enginev1alpha1.RestoreRun]
 	runs   engineclient.RestoreRunInterface
 	lister enginelisters.RestoreRunNamespaceLister
 	loop   *loop.Loop[string]
@@ -119,7 +119,7 @@ type unstored struct {
 }
 
 // attemptsOf points into the status of a run.
-func attemptsOf(run *engine.RestoreRun) runs.Attempts {
+func attemptsOf(run *enginev1alpha1.RestoreRun) runs.Attempts {
 	s := &run.Status
 	return runs.Attempts{Executor: &s.Executor, Attempts: &s.Attempts, GivenBack: &s.GivenBack}
 }
@@ -133,7 +133,7 @@ func New(config Config) (*Controller, error) {
 		loop:     loop.New[string](loop.Config{Controller: "restorerun", Workers: config.Workers, FirstRetry: 100 * time.Millisecond, LastRetry: 10 * time.Second, Clock: config.Clock}),
 		unstored: map[string]unstored{},
 	}
-	c.Runs = runs.New(runs.Config[*engine.RestoreRun]{
+	c.Runs = runs.New(runs.Config[*enginev1alpha1.RestoreRun]{
 		Kind: "Restore", Runs: c.runs, Lister: c.lister, Attempts: attemptsOf, Identity: config.Identity, Queue: config.Queue,
 		ConfigMaps: config.ConfigMaps, HoldLocation: config.HoldLocation, Events: config.Events,
 	})
@@ -149,7 +149,7 @@ func (c *Controller) Start(name string) { c.loop.Add(name) }
 
 // changed has a run worked on that is in progress, and stops the execution of one that is
 // cancelled or whose record is gone.
-func (c *Controller) changed(before, run *engine.RestoreRun) {
+func (c *Controller) changed(before, run *enginev1alpha1.RestoreRun) {
 	if before != nil && (run == nil || run.UID != before.UID) {
 		c.Stop(before)
 	}
@@ -208,7 +208,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 // A run whose store does not answer goes back to its place in the queue instead, unless it
 // has begun: then it waits in its slot. One that can have nothing of its location ends
 // when it is executed.
-func (c *Controller) acquire(ctx context.Context, run *engine.RestoreRun, e *runs.Execution[*engine.RestoreRun]) error {
+func (c *Controller) acquire(ctx context.Context, run *enginev1alpha1.RestoreRun, e *runs.Execution[*enginev1alpha1.RestoreRun]) error {
 	begun := run.Status.Phase == v1alpha1.RestorePhaseInProgress
 	if begun {
 		if err := c.Leads(ctx); err != nil { // asked after the run was read
@@ -219,7 +219,7 @@ func (c *Controller) acquire(ctx context.Context, run *engine.RestoreRun, e *run
 		return c.TakeBack(ctx, run, err)
 	}
 	now := metav1.NewTime(c.Clock.Now())
-	claimed, err := c.Acquire(ctx, e, run, func(claimed *engine.RestoreRun) {
+	claimed, err := c.Acquire(ctx, e, run, func(claimed *enginev1alpha1.RestoreRun) {
 		claimed.Status.Phase = v1alpha1.RestorePhaseInProgress
 		if claimed.Status.StartTimestamp == nil {
 			claimed.Status.StartTimestamp = &now
@@ -248,7 +248,7 @@ func (c *Controller) acquire(ctx context.Context, run *engine.RestoreRun, e *run
 }
 
 // execute runs a claimed run to its end.
-func (c *Controller) execute(ctx context.Context, run *engine.RestoreRun, e *runs.Execution[*engine.RestoreRun]) error {
+func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.RestoreRun, e *runs.Execution[*enginev1alpha1.RestoreRun]) error {
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "restoreRun", klog.KObj(run))
 	ctx, working := klog.NewContext(ctx, logger), klog.NewContext(e.Working, logger)
 	e.Set(run)
@@ -269,7 +269,7 @@ func (c *Controller) execute(ctx context.Context, run *engine.RestoreRun, e *run
 	reportCtx, stopReporting := context.WithCancel(working)
 	reporting.StartWithContext(reportCtx, func(ctx context.Context) {
 		runs.ReportProgress(ctx, func(ctx context.Context) error {
-			return record.Write(ctx, func(changed *engine.RestoreRun) bool { return progress.set(&changed.Status) })
+			return record.Write(ctx, func(changed *enginev1alpha1.RestoreRun) bool { return progress.set(&changed.Status) })
 		})
 	})
 	var ended *restore.Ended
@@ -337,7 +337,7 @@ func (c *Controller) execute(ctx context.Context, run *engine.RestoreRun, e *run
 }
 
 // giveUp ends a run that has ended every process which executed it.
-func (c *Controller) giveUp(ctx context.Context, run *engine.RestoreRun) *restore.Ended {
+func (c *Controller) giveUp(ctx context.Context, run *enginev1alpha1.RestoreRun) *restore.Ended {
 	before, given := run.Status.Attempts-1, run.Status.GivenBack
 	why := fmt.Errorf("the controller stopped %d times while it executed the restore: what was restored by then stays; see the logs of its pods", before-given)
 	if before-given < maxAttempts {
@@ -348,10 +348,10 @@ func (c *Controller) giveUp(ctx context.Context, run *engine.RestoreRun) *restor
 
 // finish writes the end of a run. It tries until it succeeds: a run that has ended must not
 // look as if it went on.
-func (c *Controller) finish(ctx context.Context, run *engine.RestoreRun, ended *restore.Ended, stored bool) error {
-	run, others, err := c.WriteEnd(ctx, run, func(written *engine.RestoreRun) {
+func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.RestoreRun, ended *restore.Ended, stored bool) error {
+	run, others, err := c.WriteEnd(ctx, run, func(written *enginev1alpha1.RestoreRun) {
 		recordEnd(&written.Status, ended, stored)
-	}, func(live *engine.RestoreRun) bool { return live.Status.Phase.Ended() }) // written, but the answer was lost
+	}, func(live *enginev1alpha1.RestoreRun) bool { return live.Status.Phase.Ended() }) // written, but the answer was lost
 	if err != nil || others {
 		return err
 	}
@@ -366,7 +366,7 @@ func (c *Controller) finish(ctx context.Context, run *engine.RestoreRun, ended *
 }
 
 // keep remembers an end that is to be stored.
-func (c *Controller) keep(run *engine.RestoreRun, ended *restore.Ended) {
+func (c *Controller) keep(run *enginev1alpha1.RestoreRun, ended *restore.Ended) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.unstored) < maxUnstored {
@@ -376,7 +376,7 @@ func (c *Controller) keep(run *engine.RestoreRun, ended *restore.Ended) {
 }
 
 // storeLate stores the end of a run whose store did not answer when it ended.
-func (c *Controller) storeLate(ctx context.Context, run *engine.RestoreRun) error {
+func (c *Controller) storeLate(ctx context.Context, run *enginev1alpha1.RestoreRun) error {
 	c.mu.Lock()
 	late, ok := c.unstored[run.Name]
 	c.mu.Unlock()
@@ -407,7 +407,7 @@ func (c *Controller) storeLate(ctx context.Context, run *engine.RestoreRun) erro
 }
 
 // tellReplaced says that the store had something else in the place of the end of a run.
-func (c *Controller) tellReplaced(ctx context.Context, run *engine.RestoreRun, ended *restore.Ended) {
+func (c *Controller) tellReplaced(ctx context.Context, run *enginev1alpha1.RestoreRun, ended *restore.Ended) {
 	if ended.Replaced == "" {
 		return
 	}
@@ -417,7 +417,7 @@ func (c *Controller) tellReplaced(ctx context.Context, run *engine.RestoreRun, e
 }
 
 // announce tells people how a run ended.
-func (c *Controller) announce(ctx context.Context, run *engine.RestoreRun, ended *restore.Ended, stored bool) {
+func (c *Controller) announce(ctx context.Context, run *enginev1alpha1.RestoreRun, ended *restore.Ended, stored bool) {
 	status := &ended.Status
 	c.RecordEnd(ctx, run, runs.End{
 		Phase: v1alpha1.BackupPhase(status.Phase), Message: status.Message, FailureReason: status.FailureReason, ValidationErrors: status.ValidationErrors,

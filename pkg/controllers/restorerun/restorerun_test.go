@@ -18,7 +18,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/clock"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	runs "github.com/holdfast-io/holdfast/pkg/controllers/run"
@@ -52,13 +52,13 @@ type work struct {
 	replaced string
 }
 
-func (w *work) Reach(context.Context, *engine.RestoreRun) error {
+func (w *work) Reach(context.Context, *enginev1alpha1.RestoreRun) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.unreachable
 }
 
-func (w *work) Execute(ctx context.Context, run *engine.RestoreRun, _ *Progress) *restore.Ended {
+func (w *work) Execute(ctx context.Context, run *enginev1alpha1.RestoreRun, _ *Progress) *restore.Ended {
 	w.mu.Lock()
 	w.executed++
 	w.mu.Unlock()
@@ -70,7 +70,7 @@ func (w *work) Execute(ctx context.Context, run *engine.RestoreRun, _ *Progress)
 	return &restore.Ended{Status: v1alpha1.RestoreStatus{Phase: v1alpha1.RestorePhaseCompleted, CompletionTimestamp: new(metav1.Now())}}
 }
 
-func (w *work) Stop(context.Context, *engine.RestoreRun) error {
+func (w *work) Stop(context.Context, *enginev1alpha1.RestoreRun) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.stops++; w.stops <= w.unstopped {
@@ -79,14 +79,14 @@ func (w *work) Stop(context.Context, *engine.RestoreRun) error {
 	return nil
 }
 
-func (w *work) Forget(context.Context, *engine.RestoreRun) error {
+func (w *work) Forget(context.Context, *enginev1alpha1.RestoreRun) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.forgotten++
 	return nil
 }
 
-func (w *work) Store(_ context.Context, _ *engine.RestoreRun, ended *restore.Ended) error {
+func (w *work) Store(_ context.Context, _ *enginev1alpha1.RestoreRun, ended *restore.Ended) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.storing++; w.foreign {
@@ -114,12 +114,12 @@ type harness struct {
 	held      []string
 }
 
-func newHarness(t *testing.T, w *work, change ...func(*engine.RestoreRun)) *harness {
+func newHarness(t *testing.T, w *work, change ...func(*enginev1alpha1.RestoreRun)) *harness {
 	h := &harness{Queue: enginetest.NewQueue(t), work: w}
-	run := &engine.RestoreRun{
+	run := &enginev1alpha1.RestoreRun{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "undo", UID: "uid-of-undo"},
-		Spec:       engine.RestoreRunSpec{RestoreRef: v1alpha1.BackupReference{Namespace: system, Name: "undo"}},
-		Status:     engine.RestoreRunStatus{Phase: v1alpha1.RestorePhaseQueued, Ticket: 1},
+		Spec:       enginev1alpha1.RestoreRunSpec{RestoreRef: v1alpha1.BackupReference{Namespace: system, Name: "undo"}},
+		Status:     enginev1alpha1.RestoreRunStatus{Phase: v1alpha1.RestorePhaseQueued, Ticket: 1},
 	}
 	for _, c := range change {
 		c(run)
@@ -134,7 +134,7 @@ func newHarness(t *testing.T, w *work, change ...func(*engine.RestoreRun)) *harn
 	return h
 }
 
-func (h *harness) TakeBack(context.Context, types.UID, *engine.StorageLocation) error {
+func (h *harness) TakeBack(context.Context, types.UID, *enginev1alpha1.StorageLocation) error {
 	h.takenBack++
 	h.WriteLedger()
 	return nil
@@ -156,9 +156,9 @@ func (h *harness) controller() *Controller {
 	factory := engineinformers.NewSharedInformerFactory(h.Cluster, 0)
 	controller, err := New(Config{
 		Namespace: system, Workers: 1, Identity: identity, Queue: h, Engine: h.EngineV1alpha1(), ConfigMaps: h.Kube.CoreV1().ConfigMaps(system),
-		Leads: func(context.Context) error { return nil }, Executor: h.work, HoldLocation: func(_ context.Context, name string, reason error) (*engine.StorageLocation, error) {
+		Leads: func(context.Context) error { return nil }, Executor: h.work, HoldLocation: func(_ context.Context, name string, reason error) (*enginev1alpha1.StorageLocation, error) {
 			h.held = append(h.held, reason.Error())
-			return &engine.StorageLocation{ObjectMeta: metav1.ObjectMeta{Name: name}}, nil
+			return &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Name: name}}, nil
 		},
 		Events: h.Events, Clock: clock.RealClock{}, RunInformer: factory.Engine().V1alpha1().RestoreRuns(),
 	})
@@ -171,7 +171,7 @@ func (h *harness) controller() *Controller {
 	return controller
 }
 
-func (h *harness) run() *engine.RestoreRun {
+func (h *harness) run() *enginev1alpha1.RestoreRun {
 	h.Helper()
 	run, err := h.EngineV1alpha1().RestoreRuns(system).Get(h.Context(), "undo", metav1.GetOptions{})
 	if err != nil {
@@ -181,14 +181,14 @@ func (h *harness) run() *engine.RestoreRun {
 }
 
 // writes breaks the writes of a run's status of which which is true, so many times.
-func (h *harness) writes(times int, fault enginetest.Fault, which func(*engine.RestoreRun) bool) {
+func (h *harness) writes(times int, fault enginetest.Fault, which func(*enginev1alpha1.RestoreRun) bool) {
 	var mu sync.Mutex
 	h.Fault(func(action clienttesting.Action) enginetest.Fault {
 		update, ok := action.(clienttesting.UpdateAction)
 		if !ok {
 			return enginetest.Fault{}
 		}
-		run, ok := update.GetObject().(*engine.RestoreRun)
+		run, ok := update.GetObject().(*enginev1alpha1.RestoreRun)
 		mu.Lock()
 		defer mu.Unlock()
 		if !ok || times == 0 || !which(run) {
@@ -199,8 +199,8 @@ func (h *harness) writes(times int, fault enginetest.Fault, which func(*engine.R
 	})
 }
 
-func hasEnded(run *engine.RestoreRun) bool { return run.Status.Phase.Ended() }
-func isClaimed(run *engine.RestoreRun) bool {
+func hasEnded(run *enginev1alpha1.RestoreRun) bool { return run.Status.Phase.Ended() }
+func isClaimed(run *enginev1alpha1.RestoreRun) bool {
 	return run.Status.Phase == v1alpha1.RestorePhaseInProgress
 }
 
@@ -247,7 +247,7 @@ func TestOverwrittenEndIsTold(t *testing.T) {
 // TestRetries: whatever is refused or lost, a run is executed to its end, once, and its end
 // stands in the store and in the record.
 func TestRetries(t *testing.T) {
-	down, conflict := errors.New("connection refused"), apierrors.NewConflict(engine.Resource("restoreruns"), "undo", errors.New("changed"))
+	down, conflict := errors.New("connection refused"), apierrors.NewConflict(enginev1alpha1.Resource("restoreruns"), "undo", errors.New("changed"))
 	for name, breaks := range map[string]func(h *harness){
 		"nothing":                      func(*harness) {},
 		"the claim is refused":         func(h *harness) { h.writes(3, enginetest.Fault{Err: down}, isClaimed) },
@@ -293,7 +293,7 @@ func TestGoneOnWith(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			attempts, phase := c.attempts, c.phase
-			h := newHarness(t, &work{}, func(run *engine.RestoreRun) {
+			h := newHarness(t, &work{}, func(run *enginev1alpha1.RestoreRun) {
 				run.Status.Phase, run.Status.Executor, run.Status.Attempts = v1alpha1.RestorePhaseInProgress, "a process before", attempts
 				run.Status.GivenBack = c.givenBack
 			})
@@ -389,7 +389,7 @@ func TestCancel(t *testing.T) {
 		h := newHarness(t, &work{execute: func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }})
 		h.start()
 		run := h.run()
-		run.Spec.Cancellation = &engine.Ask{Requester: engine.Requester{Username: "jane"}, Timestamp: metav1.Now()}
+		run.Spec.Cancellation = &enginev1alpha1.Ask{Requester: enginev1alpha1.Requester{Username: "jane"}, Timestamp: metav1.Now()}
 		if _, err := h.EngineV1alpha1().RestoreRuns(system).Update(t.Context(), run, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -406,7 +406,7 @@ func TestCancel(t *testing.T) {
 // what became of them is known to the next.
 func TestHooksAreBegunOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, &work{}, func(run *engine.RestoreRun) {
+		h := newHarness(t, &work{}, func(run *enginev1alpha1.RestoreRun) {
 			run.Status.Phase, run.Status.Executor, run.Status.Attempts = v1alpha1.RestorePhaseInProgress, identity, 1
 		})
 		hooks := func() *runHooks { return &runHooks{runs: h.EngineV1alpha1().RestoreRuns(system), run: h.run()} }
@@ -418,7 +418,7 @@ func TestHooksAreBegunOnce(t *testing.T) {
 		if earlier, err := first.Begin(t.Context(), "web"); earlier != nil || err != nil {
 			t.Fatalf("Begin of another one: %+v, %v", earlier, err)
 		}
-		if err := first.End(t.Context(), engine.HookedPod{UID: "web", Ended: true, Failed: 1, Errors: []string{"no"}}); err != nil {
+		if err := first.End(t.Context(), enginev1alpha1.HookedPod{UID: "web", Ended: true, Failed: 1, Errors: []string{"no"}}); err != nil {
 			t.Fatal(err)
 		}
 		run := h.run()
@@ -443,7 +443,7 @@ func TestHooksAreBegunOnce(t *testing.T) {
 // what can't be noted at all holds nobody up.
 func TestHooksThatTheRecordHasNoRoomFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, &work{}, func(run *engine.RestoreRun) {
+		h := newHarness(t, &work{}, func(run *enginev1alpha1.RestoreRun) {
 			run.Status.Phase, run.Status.Executor, run.Status.Attempts = v1alpha1.RestorePhaseInProgress, identity, 1
 		})
 		hooks := &runHooks{runs: h.EngineV1alpha1().RestoreRuns(system), run: h.run()}
@@ -451,8 +451,8 @@ func TestHooksThatTheRecordHasNoRoomFor(t *testing.T) {
 			t.Fatal(err)
 		}
 		tooLarge := enginetest.Fault{Err: apierrors.NewInternalError(errors.New("etcdserver: request is too large"))}
-		h.writes(-1, tooLarge, func(run *engine.RestoreRun) bool { return len(run.Status.Hooked[0].Warnings) > 0 })
-		ended := engine.HookedPod{UID: "db", Ended: true, Failed: 1, Warnings: []string{"no"}}
+		h.writes(-1, tooLarge, func(run *enginev1alpha1.RestoreRun) bool { return len(run.Status.Hooked[0].Warnings) > 0 })
+		ended := enginev1alpha1.HookedPod{UID: "db", Ended: true, Failed: 1, Warnings: []string{"no"}}
 		if err := hooks.End(t.Context(), ended); err != nil {
 			t.Error(err)
 		}

@@ -10,7 +10,7 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/restore"
 	"github.com/holdfast-io/holdfast/pkg/waits"
@@ -36,7 +36,7 @@ func (p *Progress) Volumes(counts func() v1alpha1.RestoreVolumesProgress) {
 }
 
 // set writes the progress, and what the run waits for, into a status, and reports whether that is news.
-func (p *Progress) set(status *engine.RestoreRunStatus) bool {
+func (p *Progress) set(status *enginev1alpha1.RestoreRunStatus) bool {
 	before := status.DeepCopy()
 	status.Message = p.waits.Line(p.namespace, p.system)
 	if objects := p.Objects(); objects != (v1alpha1.RestoreProgress{}) {
@@ -53,7 +53,7 @@ func (p *Progress) set(status *engine.RestoreRunStatus) bool {
 }
 
 // recordEnd writes the end of a run into its status.
-func recordEnd(status *engine.RestoreRunStatus, ended *restore.Ended, stored bool) {
+func recordEnd(status *enginev1alpha1.RestoreRunStatus, ended *restore.Ended, stored bool) {
 	end := &ended.Status
 	status.Phase, status.Stored, status.Digests = end.Phase, stored, ended.Digests
 	status.Errors, status.Warnings, status.Message = end.Errors, end.Warnings, end.Message
@@ -90,7 +90,7 @@ func registerMetrics() {
 	register.Do(func() { legacyregistry.MustRegister(restoresTotal, restoreDuration) })
 }
 
-func observeEnd(run *engine.RestoreRun, status *v1alpha1.RestoreStatus) {
+func observeEnd(run *enginev1alpha1.RestoreRun, status *v1alpha1.RestoreStatus) {
 	restoresTotal.WithLabelValues(string(status.Phase)).Inc()
 	if start, end := run.Status.StartTimestamp, status.CompletionTimestamp; start != nil && end != nil {
 		restoreDuration.Observe(end.Sub(start.Time).Seconds())

@@ -14,7 +14,7 @@ import (
 	kubefake "k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/cache"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/clusteridentity"
 	"github.com/holdfast-io/holdfast/pkg/format"
@@ -32,7 +32,7 @@ func TestDoubts(t *testing.T) {
 			cache.NamespaceIndex: cache.MetaNamespaceIndexFunc,
 		})).StorageLocations("holdfast"),
 	}
-	run := &engine.RestoreRun{Spec: engine.RestoreRunSpec{RestoreRef: v1alpha1.BackupReference{Namespace: "holdfast", Name: "r"}}}
+	run := &enginev1alpha1.RestoreRun{Spec: enginev1alpha1.RestoreRunSpec{RestoreRef: v1alpha1.BackupReference{Namespace: "holdfast", Name: "r"}}}
 	run.Spec.Backup.Name = "daily"
 	ours := &v1alpha1.BackupOrigin{PublicKey: "ours", ClusterUID: "us"}
 	foreign := &v1alpha1.BackupOrigin{Trust: v1alpha1.BackupTrustForeign, Message: "its metadata is not signed"}
@@ -76,7 +76,7 @@ func TestWhichRestoresHandHistoryOver(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			origin := ours
 			c.change(&origin)
-			run := &engine.RestoreRun{Spec: engine.RestoreRunSpec{RestoreRef: v1alpha1.BackupReference{Namespace: c.namespace, Name: "r"}}}
+			run := &enginev1alpha1.RestoreRun{Spec: enginev1alpha1.RestoreRunSpec{RestoreRef: v1alpha1.BackupReference{Namespace: c.namespace, Name: "r"}}}
 			if got := e.handsOver(run, &origin); got != c.want {
 				t.Errorf("it hands history over: %t, want %t", got, c.want)
 			}
@@ -88,9 +88,9 @@ func TestWhichRestoresHandHistoryOver(t *testing.T) {
 // vouches for, only the administrators restore; what is forged, nobody.
 func TestTrust(t *testing.T) {
 	locations := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
-	if err := locations.Add(&engine.StorageLocation{
+	if err := locations.Add(&enginev1alpha1.StorageLocation{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast", Name: "default"},
-		Spec:       engine.StorageLocationSpec{TrustedClusters: []engine.TrustedCluster{{UID: "other", PublicKey: "trusted", Namespaces: []string{"shop"}}}},
+		Spec:       enginev1alpha1.StorageLocationSpec{TrustedClusters: []enginev1alpha1.TrustedCluster{{UID: "other", PublicKey: "trusted", Namespaces: []string{"shop"}}}},
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -121,9 +121,9 @@ func TestTrust(t *testing.T) {
 		"without an origin":                               {"holdfast", "", nil, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			run := &engine.RestoreRun{Spec: engine.RestoreRunSpec{
+			run := &enginev1alpha1.RestoreRun{Spec: enginev1alpha1.RestoreRunSpec{
 				RestoreRef: v1alpha1.BackupReference{Namespace: c.namespace, Name: "r"},
-				Requester:  engine.Requester{Username: "jane"},
+				Requester:  enginev1alpha1.Requester{Username: "jane"},
 			}}
 			run.Spec.Backup.StorageLocation, run.Spec.Backup.PublicKey = "default", c.vouched
 			err := e.trust(run, &v1alpha1.Backup{Status: v1alpha1.BackupStatus{Origin: c.origin}})
@@ -138,9 +138,9 @@ func TestTrust(t *testing.T) {
 // it held, unless it continues that, or the location trusts the backup's cluster with it.
 func TestNamespacesOfTheBackup(t *testing.T) {
 	locations := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
-	if err := locations.Add(&engine.StorageLocation{
+	if err := locations.Add(&enginev1alpha1.StorageLocation{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast", Name: "default"},
-		Spec: engine.StorageLocationSpec{TrustedClusters: []engine.TrustedCluster{
+		Spec: enginev1alpha1.StorageLocationSpec{TrustedClusters: []enginev1alpha1.TrustedCluster{
 			{UID: "other", PublicKey: "trusted", Namespaces: []string{"shop"}}, {UID: "us", PublicKey: "ours", Namespaces: []string{"given"}},
 		}},
 	}); err != nil {
@@ -156,7 +156,7 @@ func TestNamespacesOfTheBackup(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast", Name: clusterid.Name}, Data: map[string]string{clusterid.SuccessionsKey: "blog blog-1 blog-2\n"},
 		}),
 	}
-	run := &engine.RestoreRun{}
+	run := &enginev1alpha1.RestoreRun{}
 	run.Spec.Backup.StorageLocation = "default"
 	for _, c := range []struct {
 		key, cluster, namespace string

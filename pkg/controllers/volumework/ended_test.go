@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/clock"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
 // TestPodsThatWaitAreTold what became of their volumes, also by an agent that starts after
@@ -19,20 +19,20 @@ import (
 func TestPodsThatWaitAreTold(t *testing.T) {
 	h := newHarness(t, clock.RealClock{})
 	records := h.engine.EngineV1alpha1().VolumeRestores(system)
-	create := func(name, onNode, waitVolume string, status engine.VolumeRestoreStatus) {
-		_, err := records.Create(t.Context(), &engine.VolumeRestore{
+	create := func(name, onNode, waitVolume string, status enginev1alpha1.VolumeRestoreStatus) {
+		_, err := records.Create(t.Context(), &enginev1alpha1.VolumeRestore{
 			ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: name},
-			Spec: engine.VolumeRestoreSpec{
-				Node: onNode, Pod: engine.PodReference{Namespace: "app", Name: "web", UID: podUID}, Volume: name,
+			Spec: enginev1alpha1.VolumeRestoreSpec{
+				Node: onNode, Pod: enginev1alpha1.PodReference{Namespace: "app", Name: "web", UID: podUID}, Volume: name,
 				BackupStorageLocation: "default", Repository: repo, WaitVolume: waitVolume,
 			},
 			Status: status,
 		}, metav1.CreateOptions{})
 		must(t, err)
 	}
-	completed := engine.VolumeRestoreStatus{Phase: engine.VolumePhaseCompleted, Message: "a warning"}
+	completed := enginev1alpha1.VolumeRestoreStatus{Phase: enginev1alpha1.VolumePhaseCompleted, Message: "a warning"}
 	create("data", node, "wait", completed)
-	create("logs", node, "wait", engine.VolumeRestoreStatus{Phase: engine.VolumePhaseFailed, Message: "the disk is full"})
+	create("logs", node, "wait", enginev1alpha1.VolumeRestoreStatus{Phase: enginev1alpha1.VolumePhaseFailed, Message: "the disk is full"})
 	create("late", node, "wait-late", completed)
 	create("elsewhere", "node-2", "wait", completed)
 	create("running", node, "", completed)

@@ -21,7 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
 )
 
@@ -62,7 +62,7 @@ func (h *harness) completesAgain(volume string) {
 		name := fmt.Sprintf("later-%d", attempt)
 		h.create(h.backup(name, types.UID(name), volume))
 		h.eventually(func() bool { return h.get(name).Status.Phase.Done() }, func() string { return "it is not done" })
-		return h.get(name).Status.Phase == engine.VolumePhaseCompleted
+		return h.get(name).Status.Phase == enginev1alpha1.VolumePhaseCompleted
 	}, func() string { return "the volume is still left alone" })
 }
 
@@ -72,16 +72,16 @@ func (h *harness) completesAgain(volume string) {
 func TestMountThatHangs(t *testing.T) {
 	fake := clocktesting.NewFakeClock(time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC))
 	h := newHarness(t, fake)
-	h.ready(metav1.ConditionTrue, engine.ReasonReady)
+	h.ready(metav1.ConditionTrue, enginev1alpha1.ReasonReady)
 	dir := h.volume("data")
 	must(t, os.WriteFile(filepath.Join(h.volume("other"), "file"), []byte("content"), 0o644))
 	release := hangingMount(t, dir)
 	h.startBackups()
 	h.create(h.backup("hangs", "1", "data"))
-	h.expect("hangs", engine.VolumePhaseInProgress)
+	h.expect("hangs", enginev1alpha1.VolumePhaseInProgress)
 	h.create(h.backup("waits", "2", "other"))
 	for waited := time.Duration(0); waited < 4*time.Minute; waited += 30 * time.Second {
-		if got := h.get("hangs").Status.Phase; got != engine.VolumePhaseInProgress {
+		if got := h.get("hangs").Status.Phase; got != enginev1alpha1.VolumePhaseInProgress {
 			t.Errorf("it is %s after %s", got, waited)
 		}
 		fake.Step(30 * time.Second)
@@ -89,14 +89,14 @@ func TestMountThatHangs(t *testing.T) {
 	}
 	h.eventually(func() bool {
 		fake.Step(30 * time.Second) // as some were lost, perhaps
-		return h.get("hangs").Status.Phase == engine.VolumePhaseFailed
+		return h.get("hangs").Status.Phase == enginev1alpha1.VolumePhaseFailed
 	}, func() string { return "it has not failed" })
 	if got := h.get("hangs").Status.Message; !strings.Contains(got, "the mount of the volume on node node-1 has not answered for 5m0s") {
 		t.Errorf("the message is %q", got)
 	}
-	h.expect("waits", engine.VolumePhaseCompleted)
+	h.expect("waits", enginev1alpha1.VolumePhaseCompleted)
 	h.create(h.backup("again", "3", "data"))
-	if got := h.expect("again", engine.VolumePhaseFailed).Status.Message; !strings.Contains(got, "has not returned since 2030-01-01T") {
+	if got := h.expect("again", enginev1alpha1.VolumePhaseFailed).Status.Message; !strings.Contains(got, "has not returned since 2030-01-01T") {
 		t.Errorf("the message is %q", got)
 	}
 	release()
@@ -154,7 +154,7 @@ func TestServersThatTakeLong(t *testing.T) {
 	}
 	fake := clocktesting.NewFakeClock(time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC))
 	h := newHarness(t, fake)
-	h.ready(metav1.ConditionTrue, engine.ReasonReady)
+	h.ready(metav1.ConditionTrue, enginev1alpha1.ReasonReady)
 	dir, files := h.volume("data"), t.TempDir()
 	must(t, os.WriteFile(filepath.Join(files, "file"), []byte("content"), 0o644))
 	server := &server{closing: make(chan string), moved: make(chan struct{}), deaf: make(chan struct{})}
@@ -183,13 +183,13 @@ func TestServersThatTakeLong(t *testing.T) {
 			return server.asked.Load() > before
 		}, func() string { return "the server is not asked" })
 	}
-	if got := h.get("b").Status; got.Phase != engine.VolumePhaseInProgress {
+	if got := h.get("b").Status; got.Phase != enginev1alpha1.VolumePhaseInProgress {
 		t.Fatalf("while the server answers: %+v", got)
 	}
 	close(server.deaf)
 	h.eventually(func() bool {
 		fake.Step(30 * time.Second)
-		return h.get("b").Status.Phase == engine.VolumePhaseFailed
+		return h.get("b").Status.Phase == enginev1alpha1.VolumePhaseFailed
 	}, func() string { return "it has not failed" })
 	if got := h.get("b").Status.Message; !strings.Contains(got, "the mount of the volume on node node-1 has not answered for 5m0s") {
 		t.Errorf("the message is %q", got)
@@ -203,7 +203,7 @@ func TestServersThatTakeLong(t *testing.T) {
 func TestReadsThatHang(t *testing.T) {
 	fake := clocktesting.NewFakeClock(time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC))
 	h := newHarness(t, fake)
-	h.ready(metav1.ConditionTrue, engine.ReasonReady)
+	h.ready(metav1.ConditionTrue, enginev1alpha1.ReasonReady)
 	h.volume("data")
 	h.volume("other")
 	moving, answer := make(chan struct{}), make(chan struct{})
@@ -220,14 +220,14 @@ func TestReadsThatHang(t *testing.T) {
 	h.create(h.backup("waits", "2", "other"))
 	h.eventually(func() bool {
 		fake.Step(30 * time.Second)
-		return h.get("hangs").Status.Phase == engine.VolumePhaseFailed
+		return h.get("hangs").Status.Phase == enginev1alpha1.VolumePhaseFailed
 	}, func() string { return "it has not failed" })
 	if got := h.get("hangs").Status.Message; !strings.Contains(got, "the mount of the volume on node node-1 has not answered for 5m0s") {
 		t.Errorf("the message is %q", got)
 	}
-	h.expect("waits", engine.VolumePhaseCompleted)
+	h.expect("waits", enginev1alpha1.VolumePhaseCompleted)
 	h.create(h.backup("again", "3", "data"))
-	h.expect("again", engine.VolumePhaseFailed)
+	h.expect("again", enginev1alpha1.VolumePhaseFailed)
 	close(answer)
 }
 
@@ -237,7 +237,7 @@ func TestReadsThatHang(t *testing.T) {
 func TestHungVolumeIsLeftAlone(t *testing.T) {
 	fake := clocktesting.NewFakeClock(time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC))
 	h := newHarness(t, fake)
-	h.ready(metav1.ConditionTrue, engine.ReasonReady)
+	h.ready(metav1.ConditionTrue, enginev1alpha1.ReasonReady)
 	h.volume("data")
 	h.volume("other")
 	moving, answer := make(chan struct{}), make(chan struct{})
@@ -255,10 +255,10 @@ func TestHungVolumeIsLeftAlone(t *testing.T) {
 	h.create(h.backup("queued", "2", "data"))
 	h.create(h.backup("waits", "3", "other"))
 	restores := h.engine.EngineV1alpha1().VolumeRestores(system)
-	restore := &engine.VolumeRestore{
+	restore := &enginev1alpha1.VolumeRestore{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "restore", UID: "4"},
-		Spec: engine.VolumeRestoreSpec{
-			Node: node, Pod: engine.PodReference{Namespace: "app", Name: "web", UID: podUID}, Volume: "data",
+		Spec: enginev1alpha1.VolumeRestoreSpec{
+			Node: node, Pod: enginev1alpha1.PodReference{Namespace: "app", Name: "web", UID: podUID}, Volume: "data",
 			BackupStorageLocation: "default", Repository: repo, SnapshotID: "none",
 		},
 	}
@@ -270,13 +270,13 @@ func TestHungVolumeIsLeftAlone(t *testing.T) {
 	}, func() string { return "they do not wait" })
 	h.eventually(func() bool {
 		fake.Step(30 * time.Second)
-		return h.get("hangs").Status.Phase == engine.VolumePhaseFailed
+		return h.get("hangs").Status.Phase == enginev1alpha1.VolumePhaseFailed
 	}, func() string { return "it has not failed" })
-	h.expect("waits", engine.VolumePhaseCompleted)
-	queued := h.expect("queued", engine.VolumePhaseFailed)
+	h.expect("waits", enginev1alpha1.VolumePhaseCompleted)
+	queued := h.expect("queued", enginev1alpha1.VolumePhaseFailed)
 	h.eventually(func() bool {
 		restore, err = restores.Get(t.Context(), "restore", metav1.GetOptions{})
-		return err == nil && restore.Status.Phase == engine.VolumePhaseFailed
+		return err == nil && restore.Status.Phase == enginev1alpha1.VolumePhaseFailed
 	}, func() string { return "the restore has not failed" })
 	for name, status := range map[string]struct {
 		message  string

@@ -24,7 +24,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/controllers/volumework"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
@@ -76,8 +76,8 @@ func TestMain(m *testing.M) {
 }
 
 func locationIn(dir string) repository.Location {
-	return repository.Location{Spec: engine.StorageLocationSpec{
-		Provider: engine.StorageProviderFilesystem, Filesystem: &engine.FilesystemLocation{Path: dir},
+	return repository.Location{Spec: enginev1alpha1.StorageLocationSpec{
+		Provider: enginev1alpha1.StorageProviderFilesystem, Filesystem: &enginev1alpha1.FilesystemLocation{Path: dir},
 	}}
 }
 
@@ -99,22 +99,22 @@ func newHarness(t *testing.T, clock clock.WithTicker) *harness {
 		key:      template.key,
 	}
 	h.engine = enginetest.New(
-		&engine.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}, Spec: h.location.Spec},
-		&engine.VolumeRepository{
+		&enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}, Spec: h.location.Spec},
+		&enginev1alpha1.VolumeRepository{
 			ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: repo},
-			Spec:       engine.VolumeRepositorySpec{VolumeNamespace: "app", BackupStorageLocation: "default"},
+			Spec:       enginev1alpha1.VolumeRepositorySpec{VolumeNamespace: "app", BackupStorageLocation: "default"},
 		},
 	)
 	h.engine.Observe(func(action clienttesting.Action, obj runtime.Object) {
-		if record, ok := obj.(*engine.VolumeUpload); ok && action.GetSubresource() == "status" {
+		if record, ok := obj.(*enginev1alpha1.VolumeUpload); ok && action.GetSubresource() == "status" {
 			h.mu.Lock()
 			defer h.mu.Unlock()
 			h.writes = append(h.writes, string(record.Status.Phase))
 		}
 	})
 	kube := kubefake.NewSimpleClientset(&corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Namespace: engine.KeysNamespace(system), Name: engine.KeySecretName(repo)},
-		Data:       map[string][]byte{engine.KeySecretKey: []byte(h.key)},
+		ObjectMeta: metav1.ObjectMeta{Namespace: enginev1alpha1.KeysNamespace(system), Name: enginev1alpha1.KeySecretName(repo)},
+		Data:       map[string][]byte{enginev1alpha1.KeySecretKey: []byte(h.key)},
 	})
 	h.config = volumework.Config{
 		Node:      node,
@@ -145,13 +145,13 @@ func (h *harness) process(ctx context.Context, identity string) {
 }
 
 // refuse has writes of statuses fail.
-func (h *harness) refuse(err func(*engine.VolumeUpload) error) {
+func (h *harness) refuse(err func(*enginev1alpha1.VolumeUpload) error) {
 	h.engine.Fault(func(action clienttesting.Action) enginetest.Fault {
 		update, ok := action.(clienttesting.UpdateActionImpl)
 		if !ok || action.GetSubresource() != "status" {
 			return enginetest.Fault{}
 		}
-		return enginetest.Fault{Err: err(update.GetObject().(*engine.VolumeUpload))}
+		return enginetest.Fault{Err: err(update.GetObject().(*enginev1alpha1.VolumeUpload))}
 	})
 }
 
@@ -200,19 +200,19 @@ func (h *harness) startRestores() {
 
 // startMove runs a controller of VolumeUploads that does something else than
 // uploading.
-func (h *harness) startMove(move func(context.Context, *datapath.Progress) (volumework.Result[*engine.VolumeUpload], error)) *volumework.Controller[*engine.VolumeUpload] {
+func (h *harness) startMove(move func(context.Context, *datapath.Progress) (volumework.Result[*enginev1alpha1.VolumeUpload], error)) *volumework.Controller[*enginev1alpha1.VolumeUpload] {
 	informer := h.factory.Engine().V1alpha1().VolumeUploads()
-	c, err := volumework.New(h.config, volumework.Kind[*engine.VolumeUpload]{
+	c, err := volumework.New(h.config, volumework.Kind[*enginev1alpha1.VolumeUpload]{
 		Name: "test", Class: datapath.ClassBackup, Action: "Test", FailureReason: "TestFailed",
-		Target: func(r *engine.VolumeUpload) volumework.Target {
+		Target: func(r *enginev1alpha1.VolumeUpload) volumework.Target {
 			return volumework.Target{Node: r.Spec.Node, Pod: r.Spec.Pod.UID, Volume: r.Spec.Volume, Repository: r.Spec.Repository}
 		},
-		Status: func(r *engine.VolumeUpload) volumework.Status {
+		Status: func(r *enginev1alpha1.VolumeUpload) volumework.Status {
 			s := &r.Status
 			return volumework.Status{Phase: &s.Phase, Message: &s.Message, Progress: &s.Progress, Start: &s.StartTimestamp, Completion: &s.CompletionTimestamp, Attempts: &s.Attempts, GivenBack: &s.GivenBack, Agent: &s.Agent}
 		},
-		Cancelled: func(r *engine.VolumeUpload) bool { return r.Spec.Cancel },
-		Move: func(ctx context.Context, _ *repository.Repository, _ *engine.VolumeUpload, _ datapath.Folder, p *datapath.Progress) (volumework.Result[*engine.VolumeUpload], error) {
+		Cancelled: func(r *enginev1alpha1.VolumeUpload) bool { return r.Spec.Cancel },
+		Move: func(ctx context.Context, _ *repository.Repository, _ *enginev1alpha1.VolumeUpload, _ datapath.Folder, p *datapath.Progress) (volumework.Result[*enginev1alpha1.VolumeUpload], error) {
 			return move(ctx, p)
 		},
 	}, h.engine.EngineV1alpha1().VolumeUploads(system), h.engine.EngineV1alpha1().VolumeUploads(system), informer.Lister().VolumeUploads(system), informer.Informer())
@@ -235,22 +235,22 @@ func (h *harness) ready(status metav1.ConditionStatus, reason string) {
 	records := h.engine.EngineV1alpha1().VolumeRepositories(system)
 	record, err := records.Get(h.t.Context(), repo, metav1.GetOptions{})
 	must(h.t, err)
-	meta.SetStatusCondition(&record.Status.Conditions, metav1.Condition{Type: engine.ConditionReady, Status: status, Reason: reason, Message: "the message"})
+	meta.SetStatusCondition(&record.Status.Conditions, metav1.Condition{Type: enginev1alpha1.ConditionReady, Status: status, Reason: reason, Message: "the message"})
 	_, err = records.UpdateStatus(h.t.Context(), record, metav1.UpdateOptions{})
 	must(h.t, err)
 }
 
-func (h *harness) backup(name string, uid types.UID, volume string) *engine.VolumeUpload {
-	return &engine.VolumeUpload{
-		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: name, UID: uid, Labels: map[string]string{engine.LabelNode: node}},
-		Spec: engine.VolumeUploadSpec{
-			Node: node, Pod: engine.PodReference{Namespace: "app", Name: "web", UID: podUID},
+func (h *harness) backup(name string, uid types.UID, volume string) *enginev1alpha1.VolumeUpload {
+	return &enginev1alpha1.VolumeUpload{
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: name, UID: uid, Labels: map[string]string{enginev1alpha1.LabelNode: node}},
+		Spec: enginev1alpha1.VolumeUploadSpec{
+			Node: node, Pod: enginev1alpha1.PodReference{Namespace: "app", Name: "web", UID: podUID},
 			Volume: volume, BackupStorageLocation: "default", Repository: repo,
 		},
 	}
 }
 
-func (h *harness) create(record *engine.VolumeUpload) {
+func (h *harness) create(record *enginev1alpha1.VolumeUpload) {
 	h.t.Helper()
 	_, err := h.engine.EngineV1alpha1().VolumeUploads(system).Create(h.t.Context(), record, metav1.CreateOptions{})
 	must(h.t, err)
@@ -269,7 +269,7 @@ func (h *harness) remove(name string) {
 	must(h.t, h.engine.EngineV1alpha1().VolumeUploads(system).Delete(h.t.Context(), name, metav1.DeleteOptions{}))
 }
 
-func (h *harness) get(name string) *engine.VolumeUpload {
+func (h *harness) get(name string) *enginev1alpha1.VolumeUpload {
 	h.t.Helper()
 	record, err := h.engine.EngineV1alpha1().VolumeUploads(system).Get(h.t.Context(), name, metav1.GetOptions{})
 	must(h.t, err)
@@ -277,9 +277,9 @@ func (h *harness) get(name string) *engine.VolumeUpload {
 }
 
 // expect waits until a record has a phase.
-func (h *harness) expect(name string, phase engine.VolumePhase) *engine.VolumeUpload {
+func (h *harness) expect(name string, phase enginev1alpha1.VolumePhase) *enginev1alpha1.VolumeUpload {
 	h.t.Helper()
-	var last *engine.VolumeUpload
+	var last *enginev1alpha1.VolumeUpload
 	h.eventually(func() bool {
 		last = h.get(name)
 		return last.Status.Phase == phase

@@ -7,7 +7,7 @@ import (
 	"cmp"
 	"context"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
@@ -17,8 +17,8 @@ import (
 
 // NewRestores returns the Controller of the VolumeRestores of a node. It reads own, which should be the records of the node only, as
 // the informer does, and writes records.
-func NewRestores(config Config, own, records engineclient.VolumeRestoresGetter, informer engineinformers.VolumeRestoreInformer) (*Controller[*engine.VolumeRestore], error) {
-	return New(config, Kind[*engine.VolumeRestore]{
+func NewRestores(config Config, own, records engineclient.VolumeRestoresGetter, informer engineinformers.VolumeRestoreInformer) (*Controller[*enginev1alpha1.VolumeRestore], error) {
+	return New(config, Kind[*enginev1alpha1.VolumeRestore]{
 		Name:          "volumerestore",
 		Resource:      "volumerestores",
 		Class:         datapath.ClassRestore,
@@ -26,13 +26,13 @@ func NewRestores(config Config, own, records engineclient.VolumeRestoresGetter, 
 		FailureReason: "VolumeRestoreFailed",
 		Target:        restoreTarget,
 		Status:        restoreStatus,
-		Cancelled:     func(record *engine.VolumeRestore) bool { return record.Spec.Cancel },
+		Cancelled:     func(record *enginev1alpha1.VolumeRestore) bool { return record.Spec.Cancel },
 		Move:          restore,
-		Ended:         func(record *engine.VolumeRestore) error { return tell(config.PodsDir, record) },
+		Ended:         func(record *enginev1alpha1.VolumeRestore) error { return tell(config.PodsDir, record) },
 	}, own.VolumeRestores(config.Namespace), records.VolumeRestores(config.Namespace), informer.Lister().VolumeRestores(config.Namespace), informer.Informer())
 }
 
-func restoreTarget(record *engine.VolumeRestore) Target {
+func restoreTarget(record *enginev1alpha1.VolumeRestore) Target {
 	return Target{
 		Node:             record.Spec.Node,
 		Pod:              record.Spec.Pod.UID,
@@ -43,7 +43,7 @@ func restoreTarget(record *engine.VolumeRestore) Target {
 	}
 }
 
-func restoreStatus(record *engine.VolumeRestore) Status {
+func restoreStatus(record *enginev1alpha1.VolumeRestore) Status {
 	return Status{
 		Phase:      &record.Status.Phase,
 		Message:    &record.Status.Message,
@@ -56,7 +56,7 @@ func restoreStatus(record *engine.VolumeRestore) Status {
 	}
 }
 
-func restore(ctx context.Context, r *repository.Repository, record *engine.VolumeRestore, folder datapath.Folder, p *datapath.Progress) (Result[*engine.VolumeRestore], error) {
+func restore(ctx context.Context, r *repository.Repository, record *enginev1alpha1.VolumeRestore, folder datapath.Folder, p *datapath.Progress) (Result[*enginev1alpha1.VolumeRestore], error) {
 	restored, err := datapath.Restore(ctx, r, datapath.RestoreRequest{
 		SnapshotID: record.Spec.SnapshotID,
 		Path:       folder.Path,
@@ -65,17 +65,17 @@ func restore(ctx context.Context, r *repository.Repository, record *engine.Volum
 		Only:       record.Spec.Paths,
 		Replace:    record.Spec.Replace,
 	}, p)
-	return Result[*engine.VolumeRestore]{Bytes: restored.TotalBytes, Files: restored.Files, Warnings: restored.Warnings}, err
+	return Result[*enginev1alpha1.VolumeRestore]{Bytes: restored.TotalBytes, Files: restored.Files, Warnings: restored.Warnings}, err
 }
 
 // tell says to a pod that waits for its volume what became of it.
-func tell(podsDir string, record *engine.VolumeRestore) error {
+func tell(podsDir string, record *enginev1alpha1.VolumeRestore) error {
 	if record.Spec.WaitVolume == "" {
 		return nil
 	}
 	failure := ""
 	switch {
-	case record.Status.Phase == engine.VolumePhaseCompleted:
+	case record.Status.Phase == enginev1alpha1.VolumePhaseCompleted:
 	case record.Spec.Cancel:
 		failure = restorewait.GivenUp
 	default:

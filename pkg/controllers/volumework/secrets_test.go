@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest/fake"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
 // TestSecrets: while no API server gives an answer it is asked again, and so for a while when it
@@ -30,7 +30,7 @@ func TestSecrets(t *testing.T) {
 		text, _ := json.Marshal(said)
 		return string(text)
 	}
-	resource := engine.Resource("volumeuploads")
+	resource := enginev1alpha1.Resource("volumeuploads")
 	answers := map[string]struct {
 		code int
 		body string
@@ -62,7 +62,7 @@ func TestSecrets(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				next := strings.Fields(one.answers)
 				client := &fake.RESTClient{
-					GroupVersion: engine.SchemeGroupVersion, NegotiatedSerializer: scheme.Codecs.WithoutConversion(),
+					GroupVersion: enginev1alpha1.SchemeGroupVersion, NegotiatedSerializer: scheme.Codecs.WithoutConversion(),
 					Client: fake.CreateHTTPClient(func(r *http.Request) (*http.Response, error) {
 						if want := "/namespaces/holdfast/volumeuploads/r/secrets"; !strings.HasSuffix(r.URL.Path, want) {
 							t.Errorf("it asks for %s, want %s", r.URL.Path, want)
@@ -100,8 +100,8 @@ func TestWhatIsGone(t *testing.T) {
 		err  error
 		want bool
 	}{
-		{apierrors.NewNotFound(engine.Resource("volumeuploads"), "r"), true},
-		{apierrors.NewGenericServerResponse(http.StatusNotFound, "get", engine.Resource("volumeuploads"), "r", "404 page not found", 0, true), false},
+		{apierrors.NewNotFound(enginev1alpha1.Resource("volumeuploads"), "r"), true},
+		{apierrors.NewGenericServerResponse(http.StatusNotFound, "get", enginev1alpha1.Resource("volumeuploads"), "r", "404 page not found", 0, true), false},
 		{context.Canceled, false},
 		{nil, false},
 	} {

@@ -9,7 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
@@ -18,8 +18,8 @@ import (
 
 // NewUploads returns the Controller of the VolumeUploads of a node. It reads own, which should be the records of the node only, as
 // the informer does, and writes records.
-func NewUploads(config Config, own, records engineclient.VolumeUploadsGetter, informer engineinformers.VolumeUploadInformer) (*Controller[*engine.VolumeUpload], error) {
-	return New(config, Kind[*engine.VolumeUpload]{
+func NewUploads(config Config, own, records engineclient.VolumeUploadsGetter, informer engineinformers.VolumeUploadInformer) (*Controller[*enginev1alpha1.VolumeUpload], error) {
+	return New(config, Kind[*enginev1alpha1.VolumeUpload]{
 		Name:          "volumeupload",
 		Resource:      "volumeuploads",
 		Class:         datapath.ClassBackup,
@@ -27,12 +27,12 @@ func NewUploads(config Config, own, records engineclient.VolumeUploadsGetter, in
 		FailureReason: "VolumeUploadFailed",
 		Target:        uploadTarget,
 		Status:        uploadStatus,
-		Cancelled:     func(record *engine.VolumeUpload) bool { return record.Spec.Cancel },
+		Cancelled:     func(record *enginev1alpha1.VolumeUpload) bool { return record.Spec.Cancel },
 		Move:          uploader{config.FullReadEvery}.upload,
 	}, own.VolumeUploads(config.Namespace), records.VolumeUploads(config.Namespace), informer.Lister().VolumeUploads(config.Namespace), informer.Informer())
 }
 
-func uploadTarget(record *engine.VolumeUpload) Target {
+func uploadTarget(record *enginev1alpha1.VolumeUpload) Target {
 	return Target{
 		Node:             record.Spec.Node,
 		Pod:              record.Spec.Pod.UID,
@@ -43,7 +43,7 @@ func uploadTarget(record *engine.VolumeUpload) Target {
 	}
 }
 
-func uploadStatus(record *engine.VolumeUpload) Status {
+func uploadStatus(record *enginev1alpha1.VolumeUpload) Status {
 	return Status{
 		Phase:      &record.Status.Phase,
 		Message:    &record.Status.Message,
@@ -61,7 +61,7 @@ type uploader struct {
 	fullReadEvery time.Duration // as in datapath.UploadRequest
 }
 
-func (u uploader) upload(ctx context.Context, r *repository.Repository, record *engine.VolumeUpload, folder datapath.Folder, p *datapath.Progress) (Result[*engine.VolumeUpload], error) {
+func (u uploader) upload(ctx context.Context, r *repository.Repository, record *enginev1alpha1.VolumeUpload, folder datapath.Folder, p *datapath.Progress) (Result[*enginev1alpha1.VolumeUpload], error) {
 	uploaded, err := datapath.Upload(ctx, r, datapath.UploadRequest{
 		Path:    folder.Path,
 		Root:    folder.Root,
@@ -73,18 +73,18 @@ func (u uploader) upload(ctx context.Context, r *repository.Repository, record *
 			ClaimName: record.Spec.ClaimName,
 			ClaimUID:  record.Spec.ClaimUID,
 		},
-		Backup:     types.UID(record.Labels[engine.LabelRun]),
+		Backup:     types.UID(record.Labels[enginev1alpha1.LabelRun]),
 		Record:     record.UID,
 		StoreName:  record.Spec.StoreName,
 		ClusterUID: record.Spec.ClusterUID,
 
 		FullReadEvery: u.fullReadEvery,
 	}, p)
-	return Result[*engine.VolumeUpload]{
+	return Result[*enginev1alpha1.VolumeUpload]{
 		Bytes:    uploaded.TotalBytes,
 		Files:    uploaded.Files,
 		Warnings: uploaded.Warnings,
-		Apply: func(record *engine.VolumeUpload) {
+		Apply: func(record *enginev1alpha1.VolumeUpload) {
 			record.Status.SnapshotID = uploaded.SnapshotID
 			record.Status.Path = folder.Path
 			record.Status.IncrementalBytes = uploaded.IncrementalBytes

@@ -44,7 +44,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/loop"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
@@ -111,9 +111,9 @@ type Target struct {
 
 // Status is what the statuses of both kinds have in common.
 type Status struct {
-	Phase             *engine.VolumePhase
+	Phase             *enginev1alpha1.VolumePhase
 	Message           *string
-	Progress          *engine.VolumeProgress
+	Progress          *enginev1alpha1.VolumeProgress
 	Attempts          *int32
 	GivenBack         *int32
 	Agent             *string
@@ -268,7 +268,7 @@ func (c *Controller[T]) enqueue(obj any) {
 }
 
 // repositoryChanged wakes the records that may wait for a repository.
-func (c *Controller[T]) repositoryChanged(before, after *engine.VolumeRepository) {
+func (c *Controller[T]) repositoryChanged(before, after *enginev1alpha1.VolumeRepository) {
 	repository := cmp.Or(after, before).Name
 	loop.Wake(c.queue, c.lister, func(record T) bool {
 		return c.kind.Target(record).Repository == repository && isNew(*c.kind.Status(record).Phase)
@@ -341,7 +341,7 @@ func (c *Controller[T]) interrupted(ctx context.Context, record T) error {
 	klog.FromContext(ctx).Info("Volume work begins anew, in the middle of which an agent has stopped", "kind", c.kind.Name, "record", record.GetName(), "agent", *c.kind.Status(record).Agent)
 	again, err := c.update(ctx, record, func(record T) {
 		status := c.kind.Status(record)
-		*status.Phase, *status.Progress = engine.VolumePhaseNew, engine.VolumeProgress{}
+		*status.Phase, *status.Progress = enginev1alpha1.VolumePhaseNew, enginev1alpha1.VolumeProgress{}
 		*status.Message = "begins anew, since the agent of its node was restarted in the middle of it"
 	})
 	switch {
@@ -376,7 +376,7 @@ func (c *Controller[T]) start(ctx context.Context, record T) error {
 	if !c.Manager.Submit(datapath.Work{
 		Key:   c.key(w),
 		Class: c.kind.Class,
-		Run:   cmp.Or(record.GetLabels()[engine.LabelRun], record.GetLabels()[engine.LabelRestore]),
+		Run:   cmp.Or(record.GetLabels()[enginev1alpha1.LabelRun], record.GetLabels()[enginev1alpha1.LabelRestore]),
 		Asked: record.GetCreationTimestamp().Time,
 		Name:  record.GetName(),
 		Do:    func(ctx context.Context) { c.run(ctx, w) },
@@ -401,6 +401,6 @@ func (c *Controller[T]) write(ctx context.Context, record T, change func(T)) err
 	return nil
 }
 
-func isNew(phase engine.VolumePhase) bool {
-	return phase == "" || phase == engine.VolumePhaseNew
+func isNew(phase enginev1alpha1.VolumePhase) bool {
+	return phase == "" || phase == enginev1alpha1.VolumePhaseNew
 }

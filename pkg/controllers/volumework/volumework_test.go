@@ -28,20 +28,20 @@ import (
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/controllers/volumework"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
 )
 
-type result = volumework.Result[*engine.VolumeUpload]
+type result = volumework.Result[*enginev1alpha1.VolumeUpload]
 
 // TestBackupAndRestore takes a volume through both controllers.
 func TestBackupAndRestore(t *testing.T) {
 	// It stands still: a second that passes within the upload would be one more write.
 	h := newHarness(t, clocktesting.NewFakeClock(time.Now()))
-	h.ready(metav1.ConditionTrue, engine.ReasonReady)
+	h.ready(metav1.ConditionTrue, enginev1alpha1.ReasonReady)
 	from, to := h.volume("data"), h.volume("restored")
 	must(t, os.WriteFile(filepath.Join(from, "file"), []byte("content"), 0o640))
 	must(t, os.Symlink("file", filepath.Join(from, "link")))
@@ -49,16 +49,16 @@ func TestBackupAndRestore(t *testing.T) {
 
 	h.startBackups()
 	h.create(h.backup("b", "1", "data"))
-	done := h.expect("b", engine.VolumePhaseCompleted).Status
+	done := h.expect("b", enginev1alpha1.VolumePhaseCompleted).Status
 	if done.SnapshotID == "" || done.StartTimestamp == nil || done.CompletionTimestamp == nil {
 		t.Errorf("the status is %+v", done)
 	}
 	done.SnapshotID, done.StartTimestamp, done.CompletionTimestamp = "", nil, nil
-	want := engine.VolumeUploadStatus{
-		Phase:            engine.VolumePhaseCompleted,
+	want := enginev1alpha1.VolumeUploadStatus{
+		Phase:            enginev1alpha1.VolumePhaseCompleted,
 		Message:          `"pipe" is not a file, a folder or a link, and was left out`,
 		Path:             from,
-		Progress:         engine.VolumeProgress{TotalBytes: 7, BytesDone: 7, TotalFiles: 1, FilesDone: 1},
+		Progress:         enginev1alpha1.VolumeProgress{TotalBytes: 7, BytesDone: 7, TotalFiles: 1, FilesDone: 1},
 		IncrementalBytes: 7,
 		Warnings:         1,
 		Attempts:         1,
@@ -73,10 +73,10 @@ func TestBackupAndRestore(t *testing.T) {
 
 	h.startRestores()
 	restores := h.engine.EngineV1alpha1().VolumeRestores(system)
-	restore := &engine.VolumeRestore{
+	restore := &enginev1alpha1.VolumeRestore{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "r", UID: "2"},
-		Spec: engine.VolumeRestoreSpec{
-			Node: node, Pod: engine.PodReference{Namespace: "app", Name: "web", UID: podUID}, Volume: "restored",
+		Spec: enginev1alpha1.VolumeRestoreSpec{
+			Node: node, Pod: enginev1alpha1.PodReference{Namespace: "app", Name: "web", UID: podUID}, Volume: "restored",
 			BackupStorageLocation: "default", Repository: repo, SnapshotID: h.get("b").Status.SnapshotID,
 		},
 	}
@@ -86,7 +86,7 @@ func TestBackupAndRestore(t *testing.T) {
 		restore, err = restores.Get(t.Context(), "r", metav1.GetOptions{})
 		return err == nil && restore.Status.Phase.Done()
 	}, func() string { return "the restore does not end" })
-	if restore.Status.Phase != engine.VolumePhaseCompleted || restore.Status.Progress.BytesDone != 7 {
+	if restore.Status.Phase != enginev1alpha1.VolumePhaseCompleted || restore.Status.Progress.BytesDone != 7 {
 		t.Errorf("the restore is %+v", restore.Status)
 	}
 	data, err := os.ReadFile(filepath.Join(to, "file"))
@@ -105,27 +105,27 @@ func TestBackupAndRestore(t *testing.T) {
 // should be mounted there.
 func TestVolumeThatIsNotMounted(t *testing.T) {
 	h := newHarness(t, clock.RealClock{})
-	h.ready(metav1.ConditionTrue, engine.ReasonReady)
+	h.ready(metav1.ConditionTrue, enginev1alpha1.ReasonReady)
 	folder := filepath.Join(h.podsDir, string(podUID), "volumes/kubernetes.io~nfs/data")
 	must(t, os.MkdirAll(folder, 0o755))
 	must(t, os.WriteFile(filepath.Join(folder, "file"), []byte("of the node"), 0o600))
 
 	h.startBackups()
 	h.create(h.backup("b", "1", "data"))
-	if failed := h.expect("b", engine.VolumePhaseFailed).Status; !strings.HasPrefix(failed.Message, "the volume is not mounted: "+folder) || failed.SnapshotID != "" {
+	if failed := h.expect("b", enginev1alpha1.VolumePhaseFailed).Status; !strings.HasPrefix(failed.Message, "the volume is not mounted: "+folder) || failed.SnapshotID != "" {
 		t.Errorf("the status is %+v", failed)
 	}
 	from := h.volume("from")
 	must(t, os.WriteFile(filepath.Join(from, "new"), []byte("of the volume"), 0o600))
 	h.create(h.backup("from", "2", "from"))
-	stored := h.expect("from", engine.VolumePhaseCompleted).Status.SnapshotID
+	stored := h.expect("from", enginev1alpha1.VolumePhaseCompleted).Status.SnapshotID
 
 	h.startRestores()
 	restores := h.engine.EngineV1alpha1().VolumeRestores(system)
-	restore, err := restores.Create(t.Context(), &engine.VolumeRestore{
+	restore, err := restores.Create(t.Context(), &enginev1alpha1.VolumeRestore{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "r", UID: "3"},
-		Spec: engine.VolumeRestoreSpec{
-			Node: node, Pod: engine.PodReference{Namespace: "app", Name: "web", UID: podUID}, Volume: "data",
+		Spec: enginev1alpha1.VolumeRestoreSpec{
+			Node: node, Pod: enginev1alpha1.PodReference{Namespace: "app", Name: "web", UID: podUID}, Volume: "data",
 			BackupStorageLocation: "default", Repository: repo, SnapshotID: stored,
 		},
 	}, metav1.CreateOptions{})
@@ -134,7 +134,7 @@ func TestVolumeThatIsNotMounted(t *testing.T) {
 		restore, err = restores.Get(t.Context(), "r", metav1.GetOptions{})
 		return err == nil && restore.Status.Phase.Done()
 	}, func() string { return "the restore does not end" })
-	if restore.Status.Phase != engine.VolumePhaseFailed || !strings.HasPrefix(restore.Status.Message, "the volume is not mounted: "+folder) {
+	if restore.Status.Phase != enginev1alpha1.VolumePhaseFailed || !strings.HasPrefix(restore.Status.Message, "the volume is not mounted: "+folder) {
 		t.Errorf("the restore is %+v", restore.Status)
 	}
 	if left, err := os.ReadDir(folder); err != nil || len(left) != 1 {
@@ -153,7 +153,7 @@ func TestStoreOnAFullDisk(t *testing.T) {
 	must(t, syscall.Mount("tmpfs", store, "tmpfs", 0, "size=8m"))
 	t.Cleanup(func() { must(t, syscall.Unmount(store, syscall.MNT_DETACH)) })
 	must(t, os.CopyFS(store, os.DirFS(template.dir)))
-	h.ready(metav1.ConditionTrue, engine.ReasonReady)
+	h.ready(metav1.ConditionTrue, enginev1alpha1.ReasonReady)
 	content := make([]byte, 24<<20) // more than a pack
 	rand.NewChaCha8([32]byte{1}).Read(content)
 	must(t, os.WriteFile(filepath.Join(h.volume("large"), "file"), content, 0o600))
@@ -161,12 +161,12 @@ func TestStoreOnAFullDisk(t *testing.T) {
 
 	h.startBackups()
 	h.create(h.backup("l", "1", "large"))
-	failed := h.expect("l", engine.VolumePhaseFailed).Status
+	failed := h.expect("l", enginev1alpha1.VolumePhaseFailed).Status
 	if !strings.Contains(failed.Message, syscall.ENOSPC.Error()) || failed.SnapshotID != "" || failed.CompletionTimestamp == nil {
 		t.Errorf("the status is %+v", failed)
 	}
 	h.create(h.backup("s", "2", "small"))
-	h.expect("s", engine.VolumePhaseCompleted)
+	h.expect("s", enginev1alpha1.VolumePhaseCompleted)
 }
 
 // TestRepositoryToCome: a record waits for its repository, and says so if there
@@ -180,18 +180,18 @@ func TestRepositoryToCome(t *testing.T) {
 	other.Spec.Node = "node-2"
 	h.create(other)
 
-	h.ready(metav1.ConditionFalse, engine.ReasonUnreachable)
+	h.ready(metav1.ConditionFalse, enginev1alpha1.ReasonUnreachable)
 	h.eventually(func() bool { return strings.Contains(h.get("early").Status.Message, "Unreachable") },
 		func() string { return "the record does not say what it waits for" })
 	if got := h.get("early").Status.Phase; got != "" {
 		t.Errorf("while it waits, it is %s", got)
 	}
-	h.ready(metav1.ConditionTrue, engine.ReasonReady)
-	if got := h.expect("early", engine.VolumePhaseCompleted); got.Status.Message != "" {
+	h.ready(metav1.ConditionTrue, enginev1alpha1.ReasonReady)
+	if got := h.expect("early", enginev1alpha1.VolumePhaseCompleted); got.Status.Message != "" {
 		t.Errorf("the message remains: %s", got.Status.Message)
 	}
 
-	if got := h.get("elsewhere").Status; got != (engine.VolumeUploadStatus{}) {
+	if got := h.get("elsewhere").Status; got != (enginev1alpha1.VolumeUploadStatus{}) {
 		t.Errorf("a record of another node became %+v", got)
 	}
 }
@@ -200,10 +200,10 @@ func TestRepositoryToCome(t *testing.T) {
 func TestUnusableRepository(t *testing.T) {
 	h := newHarness(t, clock.RealClock{})
 	h.volume("data")
-	h.ready(metav1.ConditionFalse, engine.ReasonKeyMissing)
+	h.ready(metav1.ConditionFalse, enginev1alpha1.ReasonKeyMissing)
 	h.create(h.backup("b", "1", "data"))
 	h.startBackups()
-	if got := h.expect("b", engine.VolumePhaseFailed); !strings.Contains(got.Status.Message, "KeyMissing: the message") {
+	if got := h.expect("b", enginev1alpha1.VolumePhaseFailed); !strings.Contains(got.Status.Message, "KeyMissing: the message") {
 		t.Errorf("the message is %q", got.Status.Message)
 	}
 	h.eventually(func() bool { return len(h.events.Events) > 0 }, func() string { return "there is no event" })
@@ -219,34 +219,34 @@ func TestUnusableRepository(t *testing.T) {
 // ever, what is done is left alone, and what had not begun is done.
 func TestRestartedAgent(t *testing.T) {
 	h := newHarness(t, clock.RealClock{})
-	h.ready(metav1.ConditionTrue, engine.ReasonReady)
+	h.ready(metav1.ConditionTrue, enginev1alpha1.ReasonReady)
 	h.volume("data")
-	for name, status := range map[string]engine.VolumeUploadStatus{
-		"begun":           {Phase: engine.VolumePhaseInProgress, Attempts: 2, Agent: "another", Progress: engine.VolumeProgress{BytesDone: 1}},
-		"too-often":       {Phase: engine.VolumePhaseInProgress, Attempts: 3, Agent: "another"},
-		"given-back":      {Phase: engine.VolumePhaseInProgress, Attempts: 9, GivenBack: 7, Agent: "another"},
-		"given-too-often": {Phase: engine.VolumePhaseInProgress, Attempts: 20, GivenBack: 19, Agent: "another"},
-		"done":            {Phase: engine.VolumePhaseCompleted, Attempts: 1},
-		"new":             {Phase: engine.VolumePhaseNew},
+	for name, status := range map[string]enginev1alpha1.VolumeUploadStatus{
+		"begun":           {Phase: enginev1alpha1.VolumePhaseInProgress, Attempts: 2, Agent: "another", Progress: enginev1alpha1.VolumeProgress{BytesDone: 1}},
+		"too-often":       {Phase: enginev1alpha1.VolumePhaseInProgress, Attempts: 3, Agent: "another"},
+		"given-back":      {Phase: enginev1alpha1.VolumePhaseInProgress, Attempts: 9, GivenBack: 7, Agent: "another"},
+		"given-too-often": {Phase: enginev1alpha1.VolumePhaseInProgress, Attempts: 20, GivenBack: 19, Agent: "another"},
+		"done":            {Phase: enginev1alpha1.VolumePhaseCompleted, Attempts: 1},
+		"new":             {Phase: enginev1alpha1.VolumePhaseNew},
 	} {
 		record := h.backup(name, types.UID(name), "data")
 		record.Status = status
 		h.create(record)
 	}
 	h.startBackups()
-	if got := h.expect("begun", engine.VolumePhaseCompleted).Status; got.Attempts != 3 || got.Agent != "this agent" || got.SnapshotID == "" || got.Message != "" {
+	if got := h.expect("begun", enginev1alpha1.VolumePhaseCompleted).Status; got.Attempts != 3 || got.Agent != "this agent" || got.SnapshotID == "" || got.Message != "" {
 		t.Errorf("the status is %+v", got)
 	}
-	if got := h.expect("too-often", engine.VolumePhaseFailed).Status; !strings.Contains(got.Message, "restarted in the middle of it, 3 times") || got.CompletionTimestamp == nil {
+	if got := h.expect("too-often", enginev1alpha1.VolumePhaseFailed).Status; !strings.Contains(got.Message, "restarted in the middle of it, 3 times") || got.CompletionTimestamp == nil {
 		t.Errorf("the status is %+v", got)
 	}
-	if got := h.expect("given-back", engine.VolumePhaseCompleted).Status; got.Attempts != 10 || got.GivenBack != 7 {
+	if got := h.expect("given-back", enginev1alpha1.VolumePhaseCompleted).Status; got.Attempts != 10 || got.GivenBack != 7 {
 		t.Errorf("the status is %+v", got)
 	}
-	if got := h.expect("given-too-often", engine.VolumePhaseFailed).Status; !strings.Contains(got.Message, "restarted in the middle of it, 20 times, and 19 times it was told to stop") {
+	if got := h.expect("given-too-often", enginev1alpha1.VolumePhaseFailed).Status; !strings.Contains(got.Message, "restarted in the middle of it, 20 times, and 19 times it was told to stop") {
 		t.Errorf("the status is %+v", got)
 	}
-	if got := h.expect("new", engine.VolumePhaseCompleted).Status; got.Attempts != 1 {
+	if got := h.expect("new", enginev1alpha1.VolumePhaseCompleted).Status; got.Attempts != 1 {
 		t.Errorf("the status is %+v", got)
 	}
 	if got := h.get("done"); got.Status.CompletionTimestamp != nil {
@@ -267,13 +267,13 @@ func TestAgentsThatAreToldToStop(t *testing.T) {
 	for name, test := range map[string]struct {
 		cause     error
 		givenBack int32
-		phase     engine.VolumePhase
+		phase     enginev1alpha1.VolumePhase
 	}{
-		"told to stop": {context.Canceled, 4, engine.VolumePhaseCompleted}, "the Lease is lost": {liveness.ErrLost, 0, engine.VolumePhaseFailed},
+		"told to stop": {context.Canceled, 4, enginev1alpha1.VolumePhaseCompleted}, "the Lease is lost": {liveness.ErrLost, 0, enginev1alpha1.VolumePhaseFailed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t, clock.RealClock{})
-			h.ready(metav1.ConditionTrue, engine.ReasonReady)
+			h.ready(metav1.ConditionTrue, enginev1alpha1.ReasonReady)
 			h.volume("data")
 			h.create(h.backup("b", "1", "data"))
 			for i := range 4 {
@@ -310,7 +310,7 @@ func TestAgentsThatAreToldToStop(t *testing.T) {
 // has begun anew meanwhile.
 func TestPausedAgent(t *testing.T) {
 	h := newHarness(t, clock.RealClock{})
-	h.ready(metav1.ConditionTrue, engine.ReasonReady)
+	h.ready(metav1.ConditionTrue, enginev1alpha1.ReasonReady)
 	h.volume("data")
 	moving, end := make(chan struct{}, 1), make(chan struct{})
 	h.startMove(func(context.Context, *datapath.Progress) (result, error) {
@@ -327,8 +327,8 @@ func TestPausedAgent(t *testing.T) {
 	end <- struct{}{}
 	close(end)
 	h.create(h.backup("next", "2", "data")) // is looked at after the end of the other
-	h.expect("next", engine.VolumePhaseCompleted)
-	if got := h.get("b").Status; got.Phase != engine.VolumePhaseInProgress || got.Agent != "another agent" || got.Progress.BytesDone != 0 {
+	h.expect("next", enginev1alpha1.VolumePhaseCompleted)
+	if got := h.get("b").Status; got.Phase != enginev1alpha1.VolumePhaseInProgress || got.Agent != "another agent" || got.Progress.BytesDone != 0 {
 		t.Errorf("the status is %+v", got)
 	}
 	if got := h.written(); !slices.Equal(got, []string{"InProgress", "InProgress", "InProgress", "Completed"}) {
@@ -342,17 +342,17 @@ func TestPausedAgent(t *testing.T) {
 func TestOrderAfterARestart(t *testing.T) {
 	h := newHarness(t, clock.RealClock{})
 	h.manager.SetLimit(0)
-	h.ready(metav1.ConditionTrue, engine.ReasonReady)
+	h.ready(metav1.ConditionTrue, enginev1alpha1.ReasonReady)
 	h.volume("data")
 	for i, name := range []string{"a4", "a3", "a2", "b1", "a1"} {
 		record := h.backup(name, types.UID(fmt.Sprint("uid-", i)), "data")
-		record.Labels[engine.LabelRun] = name[:1]
+		record.Labels[enginev1alpha1.LabelRun] = name[:1]
 		record.CreationTimestamp = metav1.Unix(int64(100-i), 0)
 		if name == "a4" || name == "a3" { // of one second: the name decides, not the uid
 			record.CreationTimestamp = metav1.Unix(100, 0)
 		}
 		if name == "a1" { // in the middle of it
-			record.Status = engine.VolumeUploadStatus{Phase: engine.VolumePhaseInProgress, Attempts: 1, Agent: "another"}
+			record.Status = enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseInProgress, Attempts: 1, Agent: "another"}
 		}
 		h.create(record)
 	}
@@ -364,9 +364,9 @@ func TestOrderAfterARestart(t *testing.T) {
 	h.eventually(c.HasSynced, func() string { return "it does not know of all" })
 	h.manager.SetLimit(1)
 	for _, name := range []string{"a1", "b1", "a2", "a3", "a4"} {
-		h.expect(name, engine.VolumePhaseInProgress)
+		h.expect(name, enginev1alpha1.VolumePhaseInProgress)
 		<-calls
-		h.expect(name, engine.VolumePhaseCompleted)
+		h.expect(name, enginev1alpha1.VolumePhaseCompleted)
 	}
 }
 
@@ -374,15 +374,15 @@ func TestOrderAfterARestart(t *testing.T) {
 func TestRestoresTakeTurns(t *testing.T) {
 	h := newHarness(t, clock.RealClock{})
 	h.manager.SetLimit(0)
-	h.ready(metav1.ConditionTrue, engine.ReasonReady)
+	h.ready(metav1.ConditionTrue, enginev1alpha1.ReasonReady)
 	for i, name := range []string{"a1", "a2", "a3", "b1", "b2"} {
-		_, err := h.engine.EngineV1alpha1().VolumeRestores(system).Create(t.Context(), &engine.VolumeRestore{
+		_, err := h.engine.EngineV1alpha1().VolumeRestores(system).Create(t.Context(), &enginev1alpha1.VolumeRestore{
 			ObjectMeta: metav1.ObjectMeta{
 				Namespace: system, Name: name, UID: types.UID(name), CreationTimestamp: metav1.Unix(int64(100+i), 0),
-				Labels: map[string]string{engine.LabelNode: node, engine.LabelRestore: name[:1]},
+				Labels: map[string]string{enginev1alpha1.LabelNode: node, enginev1alpha1.LabelRestore: name[:1]},
 			},
-			Spec: engine.VolumeRestoreSpec{
-				Node: node, Pod: engine.PodReference{Namespace: "app", Name: "web", UID: podUID}, Volume: "missing",
+			Spec: enginev1alpha1.VolumeRestoreSpec{
+				Node: node, Pod: enginev1alpha1.PodReference{Namespace: "app", Name: "web", UID: podUID}, Volume: "missing",
 				BackupStorageLocation: "default", Repository: repo,
 			},
 		}, metav1.CreateOptions{})
@@ -390,7 +390,7 @@ func TestRestoresTakeTurns(t *testing.T) {
 	}
 	begun := make(chan string, 10)
 	h.engine.Observe(func(action clienttesting.Action, obj runtime.Object) {
-		if record, ok := obj.(*engine.VolumeRestore); ok && action.GetSubresource() == "status" && record.Status.Phase == engine.VolumePhaseInProgress {
+		if record, ok := obj.(*enginev1alpha1.VolumeRestore); ok && action.GetSubresource() == "status" && record.Status.Phase == enginev1alpha1.VolumePhaseInProgress {
 			begun <- record.Name
 		}
 	})
@@ -409,7 +409,7 @@ func TestRestoresTakeTurns(t *testing.T) {
 // TestDeletedRecord: its work ends, and a record of the same name begins anew.
 func TestDeletedRecord(t *testing.T) {
 	h := newHarness(t, clock.RealClock{})
-	h.ready(metav1.ConditionTrue, engine.ReasonReady)
+	h.ready(metav1.ConditionTrue, enginev1alpha1.ReasonReady)
 	h.volume("data")
 	type call struct {
 		ctx context.Context
@@ -436,7 +436,7 @@ func TestDeletedRecord(t *testing.T) {
 	first.end <- context.Canceled
 	second := <-calls
 	second.end <- nil
-	h.expect("running", engine.VolumePhaseCompleted)
+	h.expect("running", enginev1alpha1.VolumePhaseCompleted)
 	h.eventually(func() bool { return h.manager.Load().Running[datapath.ClassBackup] == 0 }, func() string { return "work remains" })
 }
 
@@ -460,7 +460,7 @@ func TestStoredForARecordThatIsGone(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t, clock.RealClock{})
-			h.ready(metav1.ConditionTrue, engine.ReasonReady)
+			h.ready(metav1.ConditionTrue, enginev1alpha1.ReasonReady)
 			h.volume("data")
 			ended := make(chan bool)
 			var undone atomic.Int32
@@ -484,13 +484,13 @@ func TestStoredForARecordThatIsGone(t *testing.T) {
 // TestLongMessage: what is too long for an event is cut, and says so.
 func TestLongMessage(t *testing.T) {
 	h := newHarness(t, clock.RealClock{})
-	h.ready(metav1.ConditionTrue, engine.ReasonReady)
+	h.ready(metav1.ConditionTrue, enginev1alpha1.ReasonReady)
 	h.volume("data")
 	h.startMove(func(context.Context, *datapath.Progress) (result, error) {
 		return result{}, errors.New(strings.Repeat("ä", 1000))
 	})
 	h.create(h.backup("b", "1", "data"))
-	got := h.expect("b", engine.VolumePhaseFailed).Status.Message
+	got := h.expect("b", enginev1alpha1.VolumePhaseFailed).Status.Message
 	if len(got) > 1000 || !utf8.ValidString(got) || !strings.HasSuffix(got, "ä …") {
 		t.Errorf("got %d bytes: %q", len(got), got)
 	}
@@ -499,13 +499,13 @@ func TestLongMessage(t *testing.T) {
 // TestTwoProcesses: of two that begin, one does the work.
 func TestTwoProcesses(t *testing.T) {
 	h := newHarness(t, clock.RealClock{})
-	h.ready(metav1.ConditionTrue, engine.ReasonReady)
+	h.ready(metav1.ConditionTrue, enginev1alpha1.ReasonReady)
 	h.volume("data")
 	stolen := false
-	h.refuse(func(record *engine.VolumeUpload) error {
-		if !stolen && record.Status.Phase == engine.VolumePhaseInProgress {
+	h.refuse(func(record *enginev1alpha1.VolumeUpload) error {
+		if !stolen && record.Status.Phase == enginev1alpha1.VolumePhaseInProgress {
 			stolen = true
-			return apierrors.NewConflict(engine.Resource("volumeuploads"), "b", errors.New("another process was faster"))
+			return apierrors.NewConflict(enginev1alpha1.Resource("volumeuploads"), "b", errors.New("another process was faster"))
 		}
 		return nil
 	})
@@ -515,7 +515,7 @@ func TestTwoProcesses(t *testing.T) {
 		return result{}, nil
 	})
 	h.create(h.backup("b", "1", "data"))
-	h.expect("b", engine.VolumePhaseCompleted)
+	h.expect("b", enginev1alpha1.VolumePhaseCompleted)
 	if len(moved) != 1 {
 		t.Errorf("the work was done %d times", len(moved))
 	}
@@ -525,9 +525,9 @@ func TestTwoProcesses(t *testing.T) {
 // slot meanwhile.
 func TestWriteFails(t *testing.T) {
 	h := newHarness(t, clock.RealClock{})
-	h.ready(metav1.ConditionTrue, engine.ReasonReady)
+	h.ready(metav1.ConditionTrue, enginev1alpha1.ReasonReady)
 	h.volume("data")
-	h.refuse(func(record *engine.VolumeUpload) error {
+	h.refuse(func(record *enginev1alpha1.VolumeUpload) error {
 		if record.Name == "b" && record.Status.Phase.Done() {
 			return errors.New("the API server is away")
 		}
@@ -540,7 +540,7 @@ func TestWriteFails(t *testing.T) {
 	})
 	h.create(h.backup("b", "1", "data"))
 	h.create(h.backup("next", "2", "data"))
-	h.expect("next", engine.VolumePhaseCompleted)
+	h.expect("next", enginev1alpha1.VolumePhaseCompleted)
 
 	// Someone else changes the record meanwhile.
 	record := h.get("b").DeepCopy()
@@ -548,7 +548,7 @@ func TestWriteFails(t *testing.T) {
 	_, err := h.engine.EngineV1alpha1().VolumeUploads(system).Update(t.Context(), record, metav1.UpdateOptions{})
 	must(t, err)
 	h.engine.Fault(nil)
-	if got := h.expect("b", engine.VolumePhaseCompleted); got.Status.Progress.BytesDone != 5 {
+	if got := h.expect("b", enginev1alpha1.VolumePhaseCompleted); got.Status.Progress.BytesDone != 5 {
 		t.Errorf("the status is %+v", got.Status)
 	}
 	if len(moved) != 2 {
@@ -559,7 +559,7 @@ func TestWriteFails(t *testing.T) {
 // TestCancel: the record says that the work has stopped when it has, and not before.
 func TestCancel(t *testing.T) {
 	h := newHarness(t, clock.RealClock{})
-	h.ready(metav1.ConditionTrue, engine.ReasonReady)
+	h.ready(metav1.ConditionTrue, enginev1alpha1.ReasonReady)
 	h.volume("data")
 	moving, told, stop := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	h.startMove(func(ctx context.Context, _ *datapath.Progress) (result, error) {
@@ -573,14 +573,14 @@ func TestCancel(t *testing.T) {
 	<-moving
 	h.create(h.backup("waits", "2", "data"))
 	h.cancel("waits")
-	h.expect("waits", engine.VolumePhaseFailed)
+	h.expect("waits", enginev1alpha1.VolumePhaseFailed)
 	h.cancel("runs")
 	<-told
-	if got := h.get("runs").Status.Phase; got != engine.VolumePhaseInProgress {
+	if got := h.get("runs").Status.Phase; got != enginev1alpha1.VolumePhaseInProgress {
 		t.Errorf("it is %s while it still works", got)
 	}
 	close(stop)
-	if got := h.expect("runs", engine.VolumePhaseFailed).Status.Message; got != "it was cancelled" {
+	if got := h.expect("runs", enginev1alpha1.VolumePhaseFailed).Status.Message; got != "it was cancelled" {
 		t.Errorf("the message is %q", got)
 	}
 }
@@ -594,7 +594,7 @@ func TestHungMount(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			fake := clocktesting.NewFakeClock(time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC))
 			h := newHarness(t, fake)
-			h.ready(metav1.ConditionTrue, engine.ReasonReady)
+			h.ready(metav1.ConditionTrue, enginev1alpha1.ReasonReady)
 			h.volume("data")
 			h.volume("other")
 			moving, told, answer := make(chan struct{}), make(chan struct{}), make(chan struct{})
@@ -616,15 +616,15 @@ func TestHungMount(t *testing.T) {
 			<-told
 			h.eventually(func() bool {
 				fake.Step(10 * time.Second)
-				return h.get("waits").Status.Phase == engine.VolumePhaseCompleted
+				return h.get("waits").Status.Phase == enginev1alpha1.VolumePhaseCompleted
 			}, func() string { return "the slot was not given back" })
 			if name == "cancelled" {
-				if got := h.expect("hangs", engine.VolumePhaseFailed).Status.Message; !strings.Contains(got, "does the mount on node node-1 hang?") {
+				if got := h.expect("hangs", enginev1alpha1.VolumePhaseFailed).Status.Message; !strings.Contains(got, "does the mount on node node-1 hang?") {
 					t.Errorf("the message is %q", got)
 				}
 			}
 			h.create(h.backup("again", "3", "data"))
-			if got := h.expect("again", engine.VolumePhaseFailed).Status.Message; !strings.Contains(got, "has not returned since 2030-01-01T") {
+			if got := h.expect("again", enginev1alpha1.VolumePhaseFailed).Status.Message; !strings.Contains(got, "has not returned since 2030-01-01T") {
 				t.Errorf("the message is %q", got)
 			}
 			close(answer)
@@ -632,7 +632,7 @@ func TestHungMount(t *testing.T) {
 				name := fmt.Sprintf("later-%d", i)
 				h.create(h.backup(name, types.UID(name), "data"))
 				h.eventually(func() bool { return h.get(name).Status.Phase.Done() }, func() string { return "it is not done" })
-				if h.get(name).Status.Phase == engine.VolumePhaseCompleted {
+				if h.get(name).Status.Phase == enginev1alpha1.VolumePhaseCompleted {
 					break
 				}
 			}
@@ -645,7 +645,7 @@ func TestHungMount(t *testing.T) {
 func TestProgress(t *testing.T) {
 	fake := clocktesting.NewFakeClock(time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC))
 	h := newHarness(t, fake)
-	h.ready(metav1.ConditionTrue, engine.ReasonReady)
+	h.ready(metav1.ConditionTrue, enginev1alpha1.ReasonReady)
 	dir := h.volume("data")
 	must(t, os.WriteFile(filepath.Join(dir, "file"), make([]byte, 1000), 0o644))
 	step, end := make(chan struct{}), make(chan struct{})
@@ -665,7 +665,7 @@ func TestProgress(t *testing.T) {
 		}
 	})
 	h.create(h.backup("b", "1", "data"))
-	h.expect("b", engine.VolumePhaseInProgress)
+	h.expect("b", enginev1alpha1.VolumePhaseInProgress)
 
 	// The work begins after its timer.
 	move := func() { step <- struct{}{}; <-step }
@@ -682,7 +682,7 @@ func TestProgress(t *testing.T) {
 		}
 		fake.Step(time.Millisecond)
 		done := int64(2*i + 1)
-		want := engine.VolumeProgress{TotalBytes: max(1000, 100*done), BytesDone: 100 * done, TotalFiles: max(10, done), FilesDone: done}
+		want := enginev1alpha1.VolumeProgress{TotalBytes: max(1000, 100*done), BytesDone: 100 * done, TotalFiles: max(10, done), FilesDone: done}
 		h.eventually(func() bool { return h.get("b").Status.Progress == want }, func() string {
 			return fmt.Sprintf("the progress is %+v, want %+v", h.get("b").Status.Progress, want)
 		})
@@ -692,7 +692,7 @@ func TestProgress(t *testing.T) {
 		fake.Step(10 * time.Second)
 	}
 	close(end)
-	h.expect("b", engine.VolumePhaseCompleted)
+	h.expect("b", enginev1alpha1.VolumePhaseCompleted)
 	if got := h.written(); !slices.Equal(got, append(written, "Completed")) {
 		t.Errorf("written were %v", got)
 	}
@@ -702,7 +702,7 @@ func TestProgress(t *testing.T) {
 // root, and nowhere else.
 func TestHostPath(t *testing.T) {
 	h := newHarness(t, clock.RealClock{})
-	h.ready(metav1.ConditionTrue, engine.ReasonReady)
+	h.ready(metav1.ConditionTrue, enginev1alpha1.ReasonReady)
 	root, outside := t.TempDir(), t.TempDir()
 	h.config.HostPathRoots = []string{root}
 	h.volume("of-the-pod")
@@ -713,23 +713,23 @@ func TestHostPath(t *testing.T) {
 	must(t, os.Symlink(outside, filepath.Join(root, "link")))
 	h.startBackups()
 	h.startRestores()
-	upload := func(name, path string) *engine.VolumeUpload {
+	upload := func(name, path string) *enginev1alpha1.VolumeUpload {
 		record := h.backup(name, types.UID(name), "data")
 		record.Spec.PersistentVolume, record.Spec.HostPath = "pv", path
 		h.create(record)
 		return record
 	}
-	restore := func(name, path string) engine.VolumeRestoreStatus {
+	restore := func(name, path string) enginev1alpha1.VolumeRestoreStatus {
 		records := h.engine.EngineV1alpha1().VolumeRestores(system)
-		_, err := records.Create(t.Context(), &engine.VolumeRestore{
+		_, err := records.Create(t.Context(), &enginev1alpha1.VolumeRestore{
 			ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: name, UID: types.UID(name)},
-			Spec: engine.VolumeRestoreSpec{
-				Node: node, Pod: engine.PodReference{Namespace: "app", Name: "web", UID: podUID}, Volume: "data", PersistentVolume: "pv", HostPath: path,
+			Spec: enginev1alpha1.VolumeRestoreSpec{
+				Node: node, Pod: enginev1alpha1.PodReference{Namespace: "app", Name: "web", UID: podUID}, Volume: "data", PersistentVolume: "pv", HostPath: path,
 				BackupStorageLocation: "default", Repository: repo, SnapshotID: h.get("good").Status.SnapshotID,
 			},
 		}, metav1.CreateOptions{})
 		must(t, err)
-		var status engine.VolumeRestoreStatus
+		var status enginev1alpha1.VolumeRestoreStatus
 		h.eventually(func() bool {
 			record, err := records.Get(t.Context(), name, metav1.GetOptions{})
 			must(t, err)
@@ -739,10 +739,10 @@ func TestHostPath(t *testing.T) {
 		return status
 	}
 	upload("good", root+"//from/")
-	if got := h.expect("good", engine.VolumePhaseCompleted).Status; got.Progress.BytesDone != 7 {
+	if got := h.expect("good", enginev1alpha1.VolumePhaseCompleted).Status; got.Progress.BytesDone != 7 {
 		t.Errorf("the status is %+v", got)
 	}
-	if got := restore("back", filepath.Join(root, "to")); got.Phase != engine.VolumePhaseCompleted {
+	if got := restore("back", filepath.Join(root, "to")); got.Phase != enginev1alpha1.VolumePhaseCompleted {
 		t.Errorf("the restore is %+v", got)
 	}
 	if content, err := os.ReadFile(filepath.Join(root, "to/file")); err != nil || string(content) != "content" {
@@ -755,17 +755,17 @@ func TestHostPath(t *testing.T) {
 		"linked":    {filepath.Join(root, "link/from"), "symbolic link"},
 	} {
 		upload(name, test.path)
-		if got := h.expect(name, engine.VolumePhaseFailed).Status.Message; !strings.Contains(got, test.problem) {
+		if got := h.expect(name, enginev1alpha1.VolumePhaseFailed).Status.Message; !strings.Contains(got, test.problem) {
 			t.Errorf("%s: the message is %q, want %q in it", name, got, test.problem)
 		}
-		if got := restore(name, test.path); got.Phase != engine.VolumePhaseFailed || !strings.Contains(got.Message, test.problem) {
+		if got := restore(name, test.path); got.Phase != enginev1alpha1.VolumePhaseFailed || !strings.Contains(got.Message, test.problem) {
 			t.Errorf("%s: the restore is %+v, want %q in it", name, got, test.problem)
 		}
 	}
 	left := h.backup("left", "left", "data")
 	left.Spec.PersistentVolume, left.Spec.HostPath, left.Spec.Pod.UID = "pv", filepath.Join(root, "from"), "of-a-pod-that-has-left"
 	h.create(left)
-	if got := h.expect("left", engine.VolumePhaseFailed).Status.Message; !strings.Contains(got, "is it still running here?") {
+	if got := h.expect("left", enginev1alpha1.VolumePhaseFailed).Status.Message; !strings.Contains(got, "is it still running here?") {
 		t.Errorf("of a pod that has left the message is %q", got)
 	}
 	if entries, err := os.ReadDir(filepath.Join(outside, "from")); err != nil || len(entries) != 0 {
@@ -775,18 +775,18 @@ func TestHostPath(t *testing.T) {
 
 func TestBadInput(t *testing.T) {
 	h := newHarness(t, clock.RealClock{})
-	h.ready(metav1.ConditionTrue, engine.ReasonReady)
+	h.ready(metav1.ConditionTrue, enginev1alpha1.ReasonReady)
 	h.volume("data")
 	h.startBackups()
 	escaping := h.backup("escaping", "1", "../../../etc")
 	gone := h.backup("gone", "2", "data")
 	gone.Spec.Pod.UID = "another pod"
 	hostPath := h.backup("hostpath", "3", "host")
-	for _, record := range []*engine.VolumeUpload{escaping, gone, hostPath} {
+	for _, record := range []*enginev1alpha1.VolumeUpload{escaping, gone, hostPath} {
 		h.create(record)
 	}
 	for name, want := range map[string]string{"escaping": "can't be the name of a folder", "gone": "no folder on this node", "hostpath": "hostPath"} {
-		if got := h.expect(name, engine.VolumePhaseFailed); !strings.Contains(got.Status.Message, want) {
+		if got := h.expect(name, enginev1alpha1.VolumePhaseFailed); !strings.Contains(got.Status.Message, want) {
 			t.Errorf("%s: the message is %q, want %q in it", name, got.Status.Message, want)
 		}
 	}
@@ -796,13 +796,13 @@ func TestBadInput(t *testing.T) {
 // though the informer shows it still.
 func TestProgressOfWhatIsGone(t *testing.T) {
 	h := newHarness(t, clock.RealClock{})
-	h.ready(metav1.ConditionTrue, engine.ReasonReady)
+	h.ready(metav1.ConditionTrue, enginev1alpha1.ReasonReady)
 	h.volume("data")
 	stopped := make(chan struct{})
 	h.engine.Fault(func(action clienttesting.Action) enginetest.Fault {
 		if update, ok := action.(clienttesting.UpdateActionImpl); ok {
-			if record, ok := update.GetObject().(*engine.VolumeUpload); ok && record.Status.Progress.BytesDone > 0 {
-				return enginetest.Fault{Err: apierrors.NewNotFound(engine.Resource("volumeuploads"), record.Name)}
+			if record, ok := update.GetObject().(*enginev1alpha1.VolumeUpload); ok && record.Status.Progress.BytesDone > 0 {
+				return enginetest.Fault{Err: apierrors.NewNotFound(enginev1alpha1.Resource("volumeuploads"), record.Name)}
 			}
 		}
 		return enginetest.Fault{}

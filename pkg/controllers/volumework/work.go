@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/util/retry"
 	"k8s.io/klog/v2"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
 	"github.com/holdfast-io/holdfast/pkg/repository"
@@ -179,7 +179,7 @@ func (c *Controller[T]) giveBack(ctx context.Context, record T) {
 			return err
 		}
 		status := c.kind.Status(latest)
-		if latest.GetUID() != record.GetUID() || *status.Phase != engine.VolumePhaseInProgress || *status.Agent != c.Identity {
+		if latest.GetUID() != record.GetUID() || *status.Phase != enginev1alpha1.VolumePhaseInProgress || *status.Agent != c.Identity {
 			return nil
 		}
 		_, err = c.update(ctx, latest, func(record T) { *c.kind.Status(record).GivenBack++ })
@@ -249,9 +249,9 @@ func (c *Controller[T]) move(ctx context.Context, asked time.Time, record T, p *
 	klog.FromContext(ctx).V(2).Info("Volume work completed", "bytes", result.Bytes, "warnings", result.Warnings.Count)
 	return func(record T) {
 		status := c.kind.Status(record)
-		c.complete(status, engine.VolumePhaseCompleted)
+		c.complete(status, enginev1alpha1.VolumePhaseCompleted)
 		*status.Message = truncate(result.Warnings.String())
-		*status.Progress = engine.VolumeProgress{TotalBytes: result.Bytes, BytesDone: result.Bytes, TotalFiles: result.Files, FilesDone: result.Files}
+		*status.Progress = enginev1alpha1.VolumeProgress{TotalBytes: result.Bytes, BytesDone: result.Bytes, TotalFiles: result.Files, FilesDone: result.Files}
 		if result.Apply != nil {
 			result.Apply(record)
 		}
@@ -322,12 +322,12 @@ func (c *Controller[T]) undoUnknown(ctx context.Context, record T, result Result
 func (c *Controller[T]) begin(record T) {
 	status := c.kind.Status(record)
 	now := metav1.NewTime(c.Clock.Now())
-	*status.Phase, *status.Message, *status.Start = engine.VolumePhaseInProgress, "", &now
+	*status.Phase, *status.Message, *status.Start = enginev1alpha1.VolumePhaseInProgress, "", &now
 	*status.Agent = c.Identity
 	*status.Attempts++
 }
 
-func (c *Controller[T]) complete(status Status, phase engine.VolumePhase) {
+func (c *Controller[T]) complete(status Status, phase enginev1alpha1.VolumePhase) {
 	now := metav1.NewTime(c.Clock.Now())
 	*status.Phase, *status.Completion = phase, &now
 }
@@ -335,14 +335,14 @@ func (c *Controller[T]) complete(status Status, phase engine.VolumePhase) {
 func (c *Controller[T]) failure(err error) func(T) {
 	return func(record T) {
 		status := c.kind.Status(record)
-		c.complete(status, engine.VolumePhaseFailed)
+		c.complete(status, enginev1alpha1.VolumePhaseFailed)
 		*status.Message = truncate(err.Error())
 	}
 }
 
 // tell makes an event of a failure that was written.
 func (c *Controller[T]) tell(record T) {
-	if status := c.kind.Status(record); *status.Phase == engine.VolumePhaseFailed {
+	if status := c.kind.Status(record); *status.Phase == enginev1alpha1.VolumePhaseFailed {
 		c.Events.Eventf(record, nil, corev1.EventTypeWarning, c.kind.FailureReason, c.kind.Action, "%s", *status.Message)
 	}
 }
@@ -350,7 +350,7 @@ func (c *Controller[T]) tell(record T) {
 // writeProgress writes the progress if there was some. It is worth no repetition. A record that is
 // gone stops the work, also while nobody shows that to the informer.
 func (c *Controller[T]) writeProgress(ctx context.Context, record T, p *datapath.Progress, stop func()) T {
-	progress := engine.VolumeProgress{TotalBytes: p.Total(), BytesDone: p.Done()}
+	progress := enginev1alpha1.VolumeProgress{TotalBytes: p.Total(), BytesDone: p.Done()}
 	progress.FilesDone, progress.TotalFiles = p.Files()
 	if *c.kind.Status(record).Progress == progress {
 		return record
@@ -392,12 +392,12 @@ func (c *Controller[T]) whyNotReady(name string) (why string, passing bool) {
 	if err != nil {
 		return "", true // there is no record yet
 	}
-	condition := meta.FindStatusCondition(record.Status.Conditions, engine.ConditionReady)
+	condition := meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionReady)
 	switch {
 	case condition == nil:
 		return "", true
 	case condition.Status == metav1.ConditionTrue:
 		return "", false
 	}
-	return fmt.Sprintf("VolumeRepository %s: %s: %s", name, condition.Reason, condition.Message), condition.Reason == engine.ReasonUnreachable
+	return fmt.Sprintf("VolumeRepository %s: %s: %s", name, condition.Reason, condition.Message), condition.Reason == enginev1alpha1.ReasonUnreachable
 }

@@ -24,7 +24,7 @@ import (
 
 	"k8s.io/utils/clock"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/longhorn"
 	"github.com/holdfast-io/holdfast/pkg/longhorn/deletion"
 	"github.com/holdfast-io/holdfast/pkg/longhorn/longhorntest"
@@ -78,7 +78,7 @@ func fixture(t *testing.T, lockAge time.Duration) (*store.Bucket, string) {
 			}
 		}
 	}
-	return storetest.Open(t, engine.StorageLocationSpec{Provider: engine.StorageProviderFilesystem, Filesystem: &engine.FilesystemLocation{Path: folder}}, nil), folder
+	return storetest.Open(t, enginev1alpha1.StorageLocationSpec{Provider: enginev1alpha1.StorageProviderFilesystem, Filesystem: &enginev1alpha1.FilesystemLocation{Path: folder}}, nil), folder
 }
 
 func content(t *testing.T, s store.Reader) map[string]string {

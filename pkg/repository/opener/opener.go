@@ -14,7 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
@@ -27,12 +27,12 @@ var ErrNoKey = errors.New("the repository has no key")
 
 // OpenAt opens the repository of a namespace at a location. It needs no record: a backup may be
 // older than the cluster. It fails with ErrNoRepository if there is none. The caller closes it.
-func OpenAt(ctx context.Context, secrets, keys location.Secrets, stored *engine.StorageLocation, namespace string, options repository.Options) (*repository.Repository, error) {
+func OpenAt(ctx context.Context, secrets, keys location.Secrets, stored *enginev1alpha1.StorageLocation, namespace string, options repository.Options) (*repository.Repository, error) {
 	where, err := Where(ctx, secrets, stored)
 	if err != nil {
 		return nil, err
 	}
-	key, others, err := Keys(ctx, keys, engine.RepositoryName(namespace, stored.Name))
+	key, others, err := Keys(ctx, keys, enginev1alpha1.RepositoryName(namespace, stored.Name))
 	var opened *repository.Repository
 	if err == nil {
 		options.Others = others
@@ -51,7 +51,7 @@ func OpenAt(ctx context.Context, secrets, keys location.Secrets, stored *engine.
 }
 
 // Where returns the place of a location's repositories: its store, with current credentials.
-func Where(ctx context.Context, secrets location.Secrets, stored *engine.StorageLocation) (repository.Location, error) {
+func Where(ctx context.Context, secrets location.Secrets, stored *enginev1alpha1.StorageLocation) (repository.Location, error) {
 	read := func(ctx context.Context) (map[string][]byte, error) {
 		return location.Credentials(ctx, secrets, stored)
 	}
@@ -67,7 +67,7 @@ func Key(ctx context.Context, keys location.Secrets, name string) (repository.Ke
 
 // Keys reads the key of a repository, and others that may open it during a change.
 func Keys(ctx context.Context, keys location.Secrets, name string) (key repository.Key, others []repository.Key, err error) {
-	secretName := engine.KeySecretName(name)
+	secretName := enginev1alpha1.KeySecretName(name)
 	secret, err := keys.Get(ctx, secretName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return "", nil, fmt.Errorf("%w: the Secret %s does not exist", ErrNoKey, secretName)
@@ -76,11 +76,11 @@ func Keys(ctx context.Context, keys location.Secrets, name string) (key reposito
 		return "", nil, fmt.Errorf("read the key of VolumeRepository %s: %w", name, err)
 	}
 	// Velero trims passwords, too.
-	key = repository.Key(strings.TrimSpace(string(secret.Data[engine.KeySecretKey])))
+	key = repository.Key(strings.TrimSpace(string(secret.Data[enginev1alpha1.KeySecretKey])))
 	if key == "" {
-		return "", nil, fmt.Errorf("%w: the Secret %s lacks %s", ErrNoKey, secretName, engine.KeySecretKey)
+		return "", nil, fmt.Errorf("%w: the Secret %s lacks %s", ErrNoKey, secretName, enginev1alpha1.KeySecretKey)
 	}
-	for _, data := range []string{engine.NextKeySecretKey, engine.FormerKeysSecretKey} {
+	for _, data := range []string{enginev1alpha1.NextKeySecretKey, enginev1alpha1.FormerKeysSecretKey} {
 		for line := range strings.Lines(string(secret.Data[data])) {
 			if other := strings.TrimSpace(line); other != "" {
 				others = append(others, repository.Key(other))

@@ -13,7 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/recovery"
@@ -37,25 +37,25 @@ type KeySecrets interface {
 //
 // If the location names recovery keys, the store has the new key, encrypted for them and signed,
 // before the repository has it.
-func Rotate(ctx context.Context, secrets location.Secrets, keys KeySecrets, stored *engine.StorageLocation, namespace string, cluster format.Cluster) error {
+func Rotate(ctx context.Context, secrets location.Secrets, keys KeySecrets, stored *enginev1alpha1.StorageLocation, namespace string, cluster format.Cluster) error {
 	where, err := Where(ctx, secrets, stored)
 	if err != nil {
 		return err
 	}
-	name := engine.RepositoryName(namespace, stored.Name)
+	name := enginev1alpha1.RepositoryName(namespace, stored.Name)
 	key, others, err := Keys(ctx, keys, name)
 	if err != nil {
 		return err
 	}
-	secret, err := keys.Get(ctx, engine.KeySecretName(name), metav1.GetOptions{})
+	secret, err := keys.Get(ctx, enginev1alpha1.KeySecretName(name), metav1.GetOptions{})
 	if err != nil {
 		return fmt.Errorf("read the key of the repository: %w", err)
 	}
-	next := repository.Key(strings.TrimSpace(string(secret.Data[engine.NextKeySecretKey])))
+	next := repository.Key(strings.TrimSpace(string(secret.Data[enginev1alpha1.NextKeySecretKey])))
 	if next == "" {
 		next = repository.NewKey()
 		changed := secret.DeepCopy()
-		changed.Data[engine.NextKeySecretKey] = []byte(next)
+		changed.Data[enginev1alpha1.NextKeySecretKey] = []byte(next)
 		if secret, err = keys.Update(ctx, changed, metav1.UpdateOptions{}); err != nil {
 			return fmt.Errorf("store the next key of the repository: %w", err)
 		}
@@ -88,13 +88,13 @@ func Rotate(ctx context.Context, secrets location.Secrets, keys KeySecrets, stor
 		return err
 	}
 	changed := secret.DeepCopy()
-	former := append([]string{string(key)}, strings.Split(string(secret.Data[engine.FormerKeysSecretKey]), "\n")...)
+	former := append([]string{string(key)}, strings.Split(string(secret.Data[enginev1alpha1.FormerKeysSecretKey]), "\n")...)
 	former = slices.DeleteFunc(former, func(one string) bool { return one == "" || one == string(next) })
-	changed.Data[engine.FormerKeysSecretKey] = []byte(strings.Join(former[:min(len(former), mostFormer)], "\n"))
-	changed.Data[engine.KeySecretKey] = []byte(next)
-	delete(changed.Data, engine.NextKeySecretKey)
+	changed.Data[enginev1alpha1.FormerKeysSecretKey] = []byte(strings.Join(former[:min(len(former), mostFormer)], "\n"))
+	changed.Data[enginev1alpha1.KeySecretKey] = []byte(next)
+	delete(changed.Data, enginev1alpha1.NextKeySecretKey)
 	if _, err = keys.Update(ctx, changed, metav1.UpdateOptions{}); err != nil {
-		return fmt.Errorf("the repository has its new key, which is in the Secret %s as %s; making it the key there failed, so do it again: %w", secret.Name, engine.NextKeySecretKey, err)
+		return fmt.Errorf("the repository has its new key, which is in the Secret %s as %s; making it the key there failed, so do it again: %w", secret.Name, enginev1alpha1.NextKeySecretKey, err)
 	}
 	return nil
 }

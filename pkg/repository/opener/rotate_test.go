@@ -16,7 +16,7 @@ import (
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	clienttesting "k8s.io/client-go/testing"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/recovery"
 	"github.com/holdfast-io/holdfast/pkg/repository"
@@ -29,9 +29,9 @@ import (
 // goes on.
 func TestRotate(t *testing.T) {
 	const name = "app.default"
-	stored := &engine.StorageLocation{
+	stored := &enginev1alpha1.StorageLocation{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"},
-		Spec:       engine.StorageLocationSpec{Provider: engine.StorageProviderFilesystem, Filesystem: &engine.FilesystemLocation{Path: t.TempDir()}},
+		Spec:       enginev1alpha1.StorageLocationSpec{Provider: enginev1alpha1.StorageProviderFilesystem, Filesystem: &enginev1alpha1.FilesystemLocation{Path: t.TempDir()}},
 	}
 	private, err := age.GenerateX25519Identity()
 	must(t, err)
@@ -69,10 +69,10 @@ func TestRotate(t *testing.T) {
 	}
 	must(t, repository.Create(t.Context(), where, app, password))
 	kube := kubefake.NewClientset(&corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Namespace: engine.KeysNamespace(system), Name: engine.KeySecretName(name)},
-		Data:       map[string][]byte{engine.KeySecretKey: []byte(password)},
+		ObjectMeta: metav1.ObjectMeta{Namespace: enginev1alpha1.KeysNamespace(system), Name: enginev1alpha1.KeySecretName(name)},
+		Data:       map[string][]byte{enginev1alpha1.KeySecretKey: []byte(password)},
 	})
-	keys = kube.CoreV1().Secrets(engine.KeysNamespace(system))
+	keys = kube.CoreV1().Secrets(enginev1alpha1.KeysNamespace(system))
 	lost := errors.New("killed here")
 	fail, after := 0, false
 	kube.PrependReactor("update", "secrets", func(action clienttesting.Action) (bool, runtime.Object, error) {

@@ -20,7 +20,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/repository"
@@ -68,7 +68,7 @@ type source struct {
 	Key       string
 	Others    []repository.Key
 	// Damage is what the store has lost; an opening is not reused after it changes.
-	Damage *engine.RepositoryDamage
+	Damage *enginev1alpha1.RepositoryDamage
 
 	// credentials selects the location's among Secrets. They may change while it is open.
 	credentials func(ctx context.Context, secrets []corev1.Secret) (map[string][]byte, error)
@@ -178,13 +178,13 @@ func (s *Shared) source(ctx context.Context, name string, secrets Secrets) (sour
 		return source{}, fmt.Errorf("read the Secrets of VolumeRepository %s: %w", name, err)
 	}
 	among := func(secrets []corev1.Secret) location.Secrets {
-		return given{engine.CredentialsNamespace(record.Namespace), secrets}
+		return given{enginev1alpha1.CredentialsNamespace(record.Namespace), secrets}
 	}
 	where, err := Where(ctx, among(read), stored)
 	if err != nil {
 		return source{}, err
 	}
-	key, others, err := Keys(ctx, given{engine.KeysNamespace(record.Namespace), read}, name)
+	key, others, err := Keys(ctx, given{enginev1alpha1.KeysNamespace(record.Namespace), read}, name)
 	if err != nil {
 		return source{}, err
 	}

@@ -24,7 +24,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	clocktesting "k8s.io/utils/clock/testing"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/repository"
 	"github.com/holdfast-io/holdfast/pkg/repository/opener"
@@ -73,10 +73,10 @@ func newFixture(t *testing.T, namespaces ...string) *fixture {
 		})
 	})
 	locations := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
-	must(t, locations.Add(&engine.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}, Spec: f.where.Spec}))
+	must(t, locations.Add(&enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}, Spec: f.where.Spec}))
 	f.locations = locations
 	f.kube = kubefake.NewSimpleClientset(&corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Namespace: engine.CredentialsNamespace(system), Name: "credentials"}, Data: f.where.Secret,
+		ObjectMeta: metav1.ObjectMeta{Namespace: enginev1alpha1.CredentialsNamespace(system), Name: "credentials"}, Data: f.where.Secret,
 	})
 	for _, namespace := range append(namespaces, app) {
 		must(t, repository.Create(t.Context(), f.where, namespace, password))
@@ -96,9 +96,9 @@ func newFixture(t *testing.T, namespaces ...string) *fixture {
 }
 
 func (f *fixture) record(namespace string, uid types.UID) {
-	must(f.t, f.records.Add(&engine.VolumeRepository{
+	must(f.t, f.records.Add(&enginev1alpha1.VolumeRepository{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: namespace, UID: uid},
-		Spec:       engine.VolumeRepositorySpec{VolumeNamespace: namespace, BackupStorageLocation: "default"},
+		Spec:       enginev1alpha1.VolumeRepositorySpec{VolumeNamespace: namespace, BackupStorageLocation: "default"},
 	}))
 }
 
@@ -114,7 +114,7 @@ func (f *fixture) secret(namespace, name string, data map[string][]byte) {
 }
 
 func (f *fixture) key(namespace string, key repository.Key) {
-	f.secret(engine.KeysNamespace(system), engine.KeySecretName(namespace), map[string][]byte{engine.KeySecretKey: []byte(key)})
+	f.secret(enginev1alpha1.KeysNamespace(system), enginev1alpha1.KeySecretName(namespace), map[string][]byte{enginev1alpha1.KeySecretKey: []byte(key)})
 }
 
 // answer has requests answered by do, until it is called with nil.
@@ -244,7 +244,7 @@ func TestSharedFollowsTheCredentials(t *testing.T) {
 	var valid atomic.Pointer[string]
 	rotate := func(key string) {
 		valid.Store(&key)
-		f.secret(engine.CredentialsNamespace(system), "credentials", map[string][]byte{store.SecretAccessKeyID: []byte(key), store.SecretSecretAccessKey: []byte("key")})
+		f.secret(enginev1alpha1.CredentialsNamespace(system), "credentials", map[string][]byte{store.SecretAccessKeyID: []byte(key), store.SecretSecretAccessKey: []byte("key")})
 	}
 	rotate("first")
 	f.answer(func(w http.ResponseWriter, r *http.Request) bool {
@@ -270,8 +270,8 @@ func TestRepositoriesOfAnotherStore(t *testing.T) {
 	defer bucket.Close()
 	id, err := bucket.Identify(t.Context(), time.Now())
 	must(t, err)
-	is := func(id string) *engine.StorageLocation {
-		location := &engine.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}, Spec: f.where.Spec}
+	is := func(id string) *enginev1alpha1.StorageLocation {
+		location := &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}, Spec: f.where.Spec}
 		location.Status.StoreID = id
 		return location
 	}
@@ -281,7 +281,7 @@ func TestRepositoriesOfAnotherStore(t *testing.T) {
 	if err := f.use(app, put); !errors.Is(err, store.ErrOther) || !strings.Contains(err.Error(), id) {
 		t.Errorf("the repository in another store: %v", err)
 	}
-	where, err := opener.Where(t.Context(), f.kube.CoreV1().Secrets(engine.CredentialsNamespace(system)), is("another"))
+	where, err := opener.Where(t.Context(), f.kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(system)), is("another"))
 	must(t, err)
 	if err := repository.Create(t.Context(), where, "new", password); !errors.Is(err, store.ErrOther) {
 		t.Errorf("a new repository in another store: %v", err)
@@ -303,7 +303,7 @@ func TestSharedOfWhatHasChanged(t *testing.T) {
 		return false
 	})
 	must(t, f.use(app, func(ctx context.Context, _ *repository.Repository) error {
-		f.secret(engine.CredentialsNamespace(system), "credentials", other.Secret)
+		f.secret(enginev1alpha1.CredentialsNamespace(system), "credentials", other.Secret)
 		must(t, f.use(app, put))
 		if by := *used.Load(); !strings.Contains(by, "Credential=rotated/") {
 			t.Errorf("after the rotation the store was asked by %q", by)
@@ -326,10 +326,10 @@ func TestSharedOfWhatHasChanged(t *testing.T) {
 	must(t, f.use(app, nothing))
 	f.eventually("what was changed stays open", func() bool { return f.open() == 1 })
 	before := f.formats.Load()
-	must(t, f.records.Update(&engine.VolumeRepository{
+	must(t, f.records.Update(&enginev1alpha1.VolumeRepository{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: app, UID: "2"},
-		Spec:       engine.VolumeRepositorySpec{VolumeNamespace: app, BackupStorageLocation: "default"},
-		Status:     engine.VolumeRepositoryStatus{Damage: &engine.RepositoryDamage{MissingPacks: 1}},
+		Spec:       enginev1alpha1.VolumeRepositorySpec{VolumeNamespace: app, BackupStorageLocation: "default"},
+		Status:     enginev1alpha1.VolumeRepositoryStatus{Damage: &enginev1alpha1.RepositoryDamage{MissingPacks: 1}},
 	}))
 	must(t, f.use(app, nothing))
 	if got := f.formats.Load(); got != before+1 {

@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // Action is what becomes of an object that exists.
@@ -71,11 +71,11 @@ type Decision struct {
 // difference.
 //
 // served is the answer to Probe, or nil: then each field that may have been added counts.
-func Compare(live, desired, served *unstructured.Unstructured, policy holdfast.ExistingResourcePolicy) Decision {
+func Compare(live, desired, served *unstructured.Unstructured, policy v1alpha1.ExistingResourcePolicy) Decision {
 	return compare(live, desired, served, policy, managersOf(live))
 }
 
-func compare(live, desired, served *unstructured.Unstructured, policy holdfast.ExistingResourcePolicy, managers []manager) Decision {
+func compare(live, desired, served *unstructured.Unstructured, policy v1alpha1.ExistingResourcePolicy, managers []manager) Decision {
 	_, status := desired.Object["status"] // else the server keeps it apart, or the backup has none
 	meta, wanted := lists(desired.GroupVersionKind()), relevant(desired, status)
 	var put map[string]any
@@ -109,9 +109,9 @@ func compare(live, desired, served *unstructured.Unstructured, policy holdfast.E
 	}
 	switch {
 	case len(c.differs) == 0 && len(c.besides) == 0:
-	case policy == "" || policy == holdfast.ExistingResourceNone:
+	case policy == "" || policy == v1alpha1.ExistingResourceNone:
 		d.Action = Keep
-	case len(fixed) > 0 && policy == holdfast.ExistingResourceRecreate:
+	case len(fixed) > 0 && policy == v1alpha1.ExistingResourceRecreate:
 		d.Action = Recreate
 	case len(fixed) > 0:
 		d.Action = Conflict
@@ -158,7 +158,7 @@ func relevant(o *unstructured.Unstructured, status bool) map[string]any {
 		}
 	}
 	if labels, ok := kept["labels"].(map[string]any); ok {
-		delete(labels, engine.LabelWaits)
+		delete(labels, enginev1alpha1.LabelWaits)
 		if len(labels) == 0 {
 			delete(kept, "labels")
 		}

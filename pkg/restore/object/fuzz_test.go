@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utiljson "sigs.k8s.io/json"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // Objects of hostile backups have fields of any type: nothing of that stops a restore.
@@ -45,9 +45,9 @@ resourceModifierRules:
 			}
 			return o
 		}
-		spec := holdfast.RestoreSpec{
+		spec := v1alpha1.RestoreSpec{
 			NamespaceMapping: map[string]string{"shop": "copy"}, StorageClassMapping: map[string]string{"old": "new"},
-			RestoreStatus: &holdfast.RestoreStatusSpec{},
+			RestoreStatus: &v1alpha1.RestoreStatusSpec{},
 		}
 		rules, err := NewRules(&spec, modifiers, Facts{RestoreUID: "r"})
 		if err != nil {
@@ -74,10 +74,10 @@ resourceModifierRules:
 				t.Fatalf("%v became %v", before, after)
 			}
 			if live != nil {
-				Compare(live, desired, nil, holdfast.ExistingResourceUpdate)
-				Compare(live, desired, live, holdfast.ExistingResourceRecreate)
+				Compare(live, desired, nil, v1alpha1.ExistingResourceUpdate)
+				Compare(live, desired, live, v1alpha1.ExistingResourceRecreate)
 			}
-			if d := Compare(desired, desired, nil, holdfast.ExistingResourceUpdate); d.Action != Equal {
+			if d := Compare(desired, desired, nil, v1alpha1.ExistingResourceUpdate); d.Action != Equal {
 				t.Fatalf("it differs from itself: %q", d.Differs)
 			}
 		}

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/restorewait"
 )
 
@@ -25,7 +25,7 @@ func (c *change) kind(resource schema.GroupResource, began bool) {
 		c.removeLabels("kubernetes.io/metadata.name")
 		delete(c.object.Object, "spec")
 	case "pods":
-		c.removeLabels(engine.LabelWaits)
+		c.removeLabels(enginev1alpha1.LabelWaits)
 		c.pod()
 	case "services":
 		c.service()

@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // TestMeshes: a pod comes back as it was before the injector of a service mesh had changed it, with
@@ -88,7 +88,7 @@ func TestMeshes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := func(text string) string { return `{apiVersion: v1, kind: Pod, ` + strings.TrimPrefix(text, "{") }
-			desired, warnings, err := newRules(t, holdfast.RestoreSpec{}, nil, Facts{}).Desired(t.Context(), parse(t, pod(test.pod)), schema.GroupResource{Resource: "pods"}, nil)
+			desired, warnings, err := newRules(t, v1alpha1.RestoreSpec{}, nil, Facts{}).Desired(t.Context(), parse(t, pod(test.pod)), schema.GroupResource{Resource: "pods"}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -169,7 +169,7 @@ func TestPreserveUnknown(t *testing.T) {
 	o := parse(t, head+`{preserveUnknownFields: true, versions: [{name: v1}, {name: v2, schema: {openAPIV3Schema: {properties: {metadata: {type: object}, kind: {type: string},
 	  spec: {properties: {title: {type: string}, any: {}, size: {x-kubernetes-int-or-string: true}, list: {items: {type: object, properties: {a: {type: string}}}},
 	    map: {type: object, additionalProperties: {type: object}}}}}}}}]}}`)
-	desired, _, err := newRules(t, holdfast.RestoreSpec{}, nil, Facts{}).Desired(t.Context(), o, schema.GroupResource{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"}, nil)
+	desired, _, err := newRules(t, v1alpha1.RestoreSpec{}, nil, Facts{}).Desired(t.Context(), o, schema.GroupResource{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -181,7 +181,7 @@ func TestPreserveUnknown(t *testing.T) {
 		t.Error(diff)
 	}
 	live := parse(t, head+`{preserveUnknownFields: true, versions: [{name: v1}]}}`)
-	desired, _, err = newRules(t, holdfast.RestoreSpec{}, nil, Facts{}).Desired(t.Context(), live.DeepCopy(), schema.GroupResource{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"}, nil)
+	desired, _, err = newRules(t, v1alpha1.RestoreSpec{}, nil, Facts{}).Desired(t.Context(), live.DeepCopy(), schema.GroupResource{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

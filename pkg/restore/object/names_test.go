@@ -17,7 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // TestNamesOfNamespaces: what is a namespace's name by the schema of a kind is mapped, and what looks
@@ -135,7 +135,7 @@ func TestNamesOfNamespaces(t *testing.T) {
 			`{}`, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			rules := newRules(t, holdfast.RestoreSpec{NamespaceMapping: map[string]string{"shop": "shop-copy"}}, nil, Facts{})
+			rules := newRules(t, v1alpha1.RestoreSpec{NamespaceMapping: map[string]string{"shop": "shop-copy"}}, nil, Facts{})
 			desired, warnings, err := rules.Desired(t.Context(), parse(t, test.object), schema.ParseGroupResource(test.resource), nil)
 			if err != nil {
 				t.Fatal(err)

@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // IsNewborn reports whether an object is as a controller made it: each field manager was one in the
@@ -31,7 +31,7 @@ func isPerson(manager string) bool { return strings.HasPrefix(manager, "kubectl"
 
 // CompareNewborn is Compare for a newborn object. A field whose manager had it in the backup, too,
 // keeps its live value.
-func CompareNewborn(live, desired, served *unstructured.Unstructured, policy holdfast.ExistingResourcePolicy, managed []metav1.ManagedFieldsEntry) Decision {
+func CompareNewborn(live, desired, served *unstructured.Unstructured, policy v1alpha1.ExistingResourcePolicy, managed []metav1.ManagedFieldsEntry) Decision {
 	var makers []manager
 	for _, here := range live.GetManagedFields() {
 		for _, there := range managed {

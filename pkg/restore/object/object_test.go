@@ -19,7 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 func parse(t testing.TB, text string) *unstructured.Unstructured {
@@ -35,7 +35,7 @@ func parse(t testing.TB, text string) *unstructured.Unstructured {
 	return o
 }
 
-func newRules(t testing.TB, spec holdfast.RestoreSpec, modifiers map[string]string, facts Facts) *Rules {
+func newRules(t testing.TB, spec v1alpha1.RestoreSpec, modifiers map[string]string, facts Facts) *Rules {
 	t.Helper()
 	var m *Modifiers
 	if modifiers != nil {
@@ -61,7 +61,7 @@ func owned(uids map[types.UID]types.UID) Owners {
 
 // TestImages: the longest word counts, up to the end of a part, wherever containers are.
 func TestImages(t *testing.T) {
-	rules := newRules(t, holdfast.RestoreSpec{ImageMapping: map[string]string{
+	rules := newRules(t, v1alpha1.RestoreSpec{ImageMapping: map[string]string{
 		"docker.io": "mirror.local", "docker.io/library": "mirror.local/official", "app:1": "app:2", "data": "mirror.local/data",
 	}}, nil, Facts{})
 	o := parse(t, `{apiVersion: batch/v1, kind: CronJob, metadata: {name: nightly, namespace: shop}, spec: {jobTemplate: {spec: {template: {spec: {
@@ -83,7 +83,7 @@ func TestImages(t *testing.T) {
 
 func TestDesired(t *testing.T) {
 	for name, test := range map[string]struct {
-		spec      holdfast.RestoreSpec
+		spec      v1alpha1.RestoreSpec
 		facts     Facts
 		modifiers string
 		owners    map[types.UID]types.UID
@@ -133,7 +133,7 @@ func TestDesired(t *testing.T) {
 			want: `{apiVersion: v1, kind: Service, metadata: {name: a, namespace: shop}, spec: {clusterIP: None, ports: [{port: 80, protocol: TCP, nodePort: 30080}, {port: 81, protocol: TCP}]}}`,
 		},
 		"pitfall 7: a claim with data loses its binding and its source, and gets another class": {
-			resource: "persistentvolumeclaims", spec: holdfast.RestoreSpec{StorageClassMapping: map[string]string{"old": "new"}},
+			resource: "persistentvolumeclaims", spec: v1alpha1.RestoreSpec{StorageClassMapping: map[string]string{"old": "new"}},
 			facts: Facts{HasData: func(namespace, name string) bool { return namespace == "shop" && name == "data" }, KeepsVolume: func(string, string) bool { return true }},
 			object: `{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: data, namespace: shop, finalizers: [kubernetes.io/pvc-protection], annotations: {
 			  pv.kubernetes.io/bind-completed: "yes", volume.kubernetes.io/selected-node: n1, volume.kubernetes.io/storage-provisioner: p, mine: v}},
@@ -243,18 +243,18 @@ func TestDesired(t *testing.T) {
 			warnings: []string{"suspended"},
 		},
 		"pitfall 25: subjects of bindings follow their namespaces": {
-			resource: "rolebindings.rbac.authorization.k8s.io", spec: holdfast.RestoreSpec{NamespaceMapping: map[string]string{"shop": "copy"}},
+			resource: "rolebindings.rbac.authorization.k8s.io", spec: v1alpha1.RestoreSpec{NamespaceMapping: map[string]string{"shop": "copy"}},
 			object: `{apiVersion: rbac.authorization.k8s.io/v1, kind: RoleBinding, metadata: {name: b, namespace: shop}, roleRef: {kind: Role, name: r}, subjects: [{kind: ServiceAccount, name: bob, namespace: shop}, {kind: ServiceAccount, name: eve, namespace: other}, {kind: User, name: u}]}`,
 			want:   `{apiVersion: rbac.authorization.k8s.io/v1, kind: RoleBinding, metadata: {name: b, namespace: copy}, roleRef: {kind: Role, name: r}, subjects: [{kind: ServiceAccount, name: bob, namespace: copy}, {kind: ServiceAccount, name: eve, namespace: other}, {kind: User, name: u}]}`,
 		},
 		"pitfall 25: what still names the old namespace is said": {
-			resource: "configmaps", spec: holdfast.RestoreSpec{NamespaceMapping: map[string]string{"shop": "copy"}},
+			resource: "configmaps", spec: v1alpha1.RestoreSpec{NamespaceMapping: map[string]string{"shop": "copy"}},
 			object:   `{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: shop}, data: {url: "http://db.shop.svc:80", other: shop}}`,
 			want:     `{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: copy}, data: {url: "http://db.shop.svc:80", other: shop}}`,
 			warnings: []string{"still names shop, at data.url"},
 		},
 		"a namespace gets its new name": {
-			resource: "namespaces", spec: holdfast.RestoreSpec{NamespaceMapping: map[string]string{"shop": "copy"}},
+			resource: "namespaces", spec: v1alpha1.RestoreSpec{NamespaceMapping: map[string]string{"shop": "copy"}},
 			object: `{apiVersion: v1, kind: Namespace, metadata: {name: shop, labels: {kubernetes.io/metadata.name: shop, team: a}}, spec: {finalizers: [kubernetes]}}`,
 			want:   `{apiVersion: v1, kind: Namespace, metadata: {name: copy, labels: {team: a}}}`,
 		},
@@ -326,7 +326,7 @@ func TestCompare(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		live, desired, served             string
-		policy                            holdfast.ExistingResourcePolicy
+		policy                            v1alpha1.ExistingResourcePolicy
 		action                            Action
 		differs, besides, kept, immutable []string
 		patch                             string // without the preconditions
@@ -336,7 +336,7 @@ func TestCompare(t *testing.T) {
 				`{replicas: 2, progressDeadlineSeconds: 600, template: {metadata: {annotations: {kubectl.kubernetes.io/restartedAt: now}}, spec: {dnsPolicy: ClusterFirst, containers: [{name: sidecar, image: s, imagePullPolicy: Always}, {name: a, image: i, imagePullPolicy: Always, ports: [{containerPort: 80, protocol: TCP}]}]}}}`),
 			desired: object(`, labels: {a: b, engine.holdfast.io/waits-for-restore: r}, annotations: {holdfast.io/restore-uid: r}`, `{replicas: 2, paused: null, template: {metadata: {}, spec: {containers: [{name: a, image: i, ports: [{containerPort: 80}]}]}}}`),
 			served:  object("", `{replicas: 2, progressDeadlineSeconds: 600, template: {metadata: {}, spec: {dnsPolicy: ClusterFirst, containers: [{name: sidecar, image: s, imagePullPolicy: Always}, {name: a, image: i, imagePullPolicy: Always, ports: [{containerPort: 80, protocol: TCP}]}]}}}`),
-			policy:  holdfast.ExistingResourceUpdate, action: Equal,
+			policy:  v1alpha1.ExistingResourceUpdate, action: Equal,
 		},
 		"what was added since is named": {
 			live:    object("", `{replicas: 2, paused: true, template: {spec: {hostNetwork: true, containers: [{name: a, image: i, env: [{name: X, value: "1"}]}, {name: miner, image: m}]}}}`),
@@ -348,7 +348,7 @@ func TestCompare(t *testing.T) {
 			live:    object("", `{replicas: 2, paused: true, progressDeadlineSeconds: 600, template: {spec: {terminationGracePeriodSeconds: 1, nodeSelector: {gpu: "yes"}, securityContext: {runAsUser: 0}, containers: [{name: a, image: i}, {name: miner, image: m}]}}}`),
 			desired: object("", `{replicas: 2, template: {spec: {containers: [{name: a, image: i}]}}}`),
 			served:  object("", `{replicas: 2, progressDeadlineSeconds: 600, template: {spec: {terminationGracePeriodSeconds: 30, securityContext: {}, containers: [{name: a, image: i}]}}}`),
-			policy:  holdfast.ExistingResourceUpdate, action: Update,
+			policy:  v1alpha1.ExistingResourceUpdate, action: Update,
 			besides: []string{"spec.paused", "spec.template.spec.containers[miner]", "spec.template.spec.nodeSelector", "spec.template.spec.securityContext.runAsUser", "spec.template.spec.terminationGracePeriodSeconds"},
 			patch:   `{"spec":{"paused":null,"template":{"spec":{"containers":[{"image":"i","name":"a"}],"nodeSelector":null,"securityContext":{"runAsUser":null},"terminationGracePeriodSeconds":null}}}}`,
 		},
@@ -356,25 +356,25 @@ func TestCompare(t *testing.T) {
 			live:    object(`, managedFields: [{manager: kubectl, operation: Apply, fieldsType: FieldsV1, fieldsV1: {"f:spec": {"f:paused": {}}}}, {manager: kube-controller-manager, operation: Update, fieldsType: FieldsV1, fieldsV1: {"f:spec": {"f:minReadySeconds": {}}}}]`, `{replicas: 2, paused: true, minReadySeconds: 3}`),
 			desired: object("", `{replicas: 2}`),
 			served:  object("", `{replicas: 2, minReadySeconds: 3}`),
-			policy:  holdfast.ExistingResourceRecreate, action: Update, besides: []string{"spec.paused"}, patch: `{"spec":{"paused":null}}`,
+			policy:  v1alpha1.ExistingResourceRecreate, action: Update, besides: []string{"spec.paused"}, patch: `{"spec":{"paused":null}}`,
 		},
 		"a definition keeps what objects may have": {
 			live:    `{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: c, uid: u, resourceVersion: "7"}, spec: {names: {singular: w}, versions: [{name: v1, schema: {a: x, b: x}}, {name: v2}]}}`,
 			desired: `{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: c}, spec: {names: {}, versions: [{name: v1, schema: {a: x}}]}}`,
 			served:  `{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: c}, spec: {names: {singular: w}, versions: [{name: v1, schema: {a: x}}]}}`,
-			policy:  holdfast.ExistingResourceUpdate, action: Keep, besides: []string{"spec.versions[v1].schema.b", "spec.versions[v2]"},
+			policy:  v1alpha1.ExistingResourceUpdate, action: Keep, besides: []string{"spec.versions[v1].schema.b", "spec.versions[v2]"},
 			kept: []string{"spec.versions[v1].schema.b (objects of its kind may have it)", "spec.versions[v2] (objects of its kind may have it)"},
 		},
 		"a definition gets what it lacks": {
 			live:    `{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: c, uid: u, resourceVersion: "7"}, spec: {versions: [{name: v1, schema: {a: x}}]}}`,
 			desired: `{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: c}, spec: {versions: [{name: v1, schema: {b: x}}]}}`,
 			served:  `{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: c}, spec: {versions: [{name: v1, schema: {b: x}}]}}`,
-			policy:  holdfast.ExistingResourceUpdate, action: Update, differs: []string{"spec.versions[v1].schema.b"}, besides: []string{"spec.versions[v1].schema.a"}, kept: []string{"spec.versions[v1].schema.a (objects of its kind may have it)"},
+			policy:  v1alpha1.ExistingResourceUpdate, action: Update, differs: []string{"spec.versions[v1].schema.b"}, besides: []string{"spec.versions[v1].schema.a"}, kept: []string{"spec.versions[v1].schema.a (objects of its kind may have it)"},
 			patch: `{"spec":{"versions":[{"name":"v1","schema":{"a":"x","b":"x"}}]}}`,
 		},
 		"what can't be removed is named, or the object recreated": {
 			live: `{apiVersion: v1, kind: ConfigMap, metadata: {name: c, uid: u, resourceVersion: "7"}, immutable: true, data: {a: "1", b: "2"}}`, desired: `{apiVersion: v1, kind: ConfigMap, metadata: {name: c}, immutable: true, data: {a: "1"}}`,
-			policy: holdfast.ExistingResourceRecreate, action: Recreate, besides: []string{"data.b"}, immutable: []string{"data.b"},
+			policy: v1alpha1.ExistingResourceRecreate, action: Recreate, besides: []string{"data.b"}, immutable: []string{"data.b"},
 		},
 		"none keeps what differs": {
 			live: object("", "{replicas: 2}"), desired: object("", "{replicas: 3}"), action: Keep, differs: []string{"spec.replicas"},
@@ -382,38 +382,38 @@ func TestCompare(t *testing.T) {
 		"proof 8: update changes what differs, and no more": {
 			live:    object(`, annotations: {theirs: x}, managedFields: [{manager: flux, operation: Apply, fieldsType: FieldsV1, fieldsV1: {"f:spec": {"f:template": {"f:spec": {"f:containers": {'k:{"name":"theirs"}': {".": {}, "f:name": {}, "f:image": {}}}}}}}}]`, `{replicas: 2, template: {spec: {containers: [{name: a, image: i, env: [{name: X, value: "1"}]}, {name: theirs, image: t}]}}}`),
 			desired: object("", `{replicas: 2, template: {spec: {containers: [{name: a, image: new, env: [{name: X, value: "1"}]}]}}}`),
-			policy:  holdfast.ExistingResourceUpdate, action: Update, differs: []string{"spec.template.spec.containers[a].image"},
+			policy:  v1alpha1.ExistingResourceUpdate, action: Update, differs: []string{"spec.template.spec.containers[a].image"},
 			patch: `{"spec":{"template":{"spec":{"containers":[{"env":[{"name":"X","value":"1"}],"image":"new","name":"a"},{"image":"t","name":"theirs"}]}}}}`,
 		},
 		"pitfall 10: a field that can't be changed is named": {
 			live: object("", "{replicas: 2, selector: {matchLabels: {a: b}}}"), desired: object("", "{replicas: 3, selector: {matchLabels: {a: c}}}"),
-			policy: holdfast.ExistingResourceUpdate, action: Conflict, differs: []string{"spec.replicas", "spec.selector.matchLabels.a"}, immutable: []string{"spec.selector.matchLabels.a"},
+			policy: v1alpha1.ExistingResourceUpdate, action: Conflict, differs: []string{"spec.replicas", "spec.selector.matchLabels.a"}, immutable: []string{"spec.selector.matchLabels.a"},
 		},
 		"recreate for what can't be changed": {
 			live: object("", "{selector: {matchLabels: {a: b}}}"), desired: object("", "{selector: {matchLabels: {a: c}}}"),
-			policy: holdfast.ExistingResourceRecreate, action: Recreate, differs: []string{"spec.selector.matchLabels.a"}, immutable: []string{"spec.selector.matchLabels.a"},
+			policy: v1alpha1.ExistingResourceRecreate, action: Recreate, differs: []string{"spec.selector.matchLabels.a"}, immutable: []string{"spec.selector.matchLabels.a"},
 		},
 		"what a HorizontalPodAutoscaler sets makes no difference": {
 			live:    object(`, managedFields: [{manager: kube-controller-manager, operation: Update, subresource: scale, fieldsType: FieldsV1, fieldsV1: {"f:spec": {"f:replicas": {}}}}]`, `{replicas: 9}`),
-			desired: object("", `{replicas: 3}`), policy: holdfast.ExistingResourceUpdate, action: Equal,
+			desired: object("", `{replicas: 3}`), policy: v1alpha1.ExistingResourceUpdate, action: Equal,
 		},
 		"what a person scales makes one": {
 			live:    object(`, managedFields: [{manager: kubectl, operation: Update, subresource: scale, fieldsType: FieldsV1, fieldsV1: {"f:spec": {"f:replicas": {}}}}]`, `{replicas: 0}`),
-			desired: object("", `{replicas: 3}`), policy: holdfast.ExistingResourceUpdate, action: Update, differs: []string{"spec.replicas"}, patch: `{"spec":{"replicas":3}}`,
+			desired: object("", `{replicas: 3}`), policy: v1alpha1.ExistingResourceUpdate, action: Update, differs: []string{"spec.replicas"}, patch: `{"spec":{"replicas":3}}`,
 		},
 		"pitfall 10: what somebody applies, and what an autoscaler sets, is theirs": {
 			live: object(`, managedFields: [{manager: keda, operation: Update, subresource: scale, fieldsType: FieldsV1, fieldsV1: {"f:spec": {"f:replicas": {}}}},
 			  {manager: flux, operation: Apply, fieldsType: FieldsV1, fieldsV1: {"f:spec": {"f:template": {"f:spec": {"f:containers": {'k:{"name":"a"}': {"f:image": {}}}}}}}}]`,
 				`{replicas: 9, template: {spec: {containers: [{name: a, image: theirs}]}}}`),
 			desired: object("", `{replicas: 3, template: {spec: {containers: [{name: a, image: i}]}}}`),
-			policy:  holdfast.ExistingResourceUpdate, action: Keep,
+			policy:  v1alpha1.ExistingResourceUpdate, action: Keep,
 			differs: []string{"spec.replicas", "spec.template.spec.containers[a].image"},
 			kept:    []string{"spec.replicas (managed by keda)", "spec.template.spec.containers[a].image (managed by flux)"},
 		},
 		"what belongs together is replaced together": {
 			live:    object("", "{strategy: {type: RollingUpdate, rollingUpdate: {maxSurge: 1}}, template: {spec: {volumes: [{name: v, hostPath: {path: /x}}]}}}"),
 			desired: object("", "{strategy: {type: Recreate}, template: {spec: {volumes: [{name: v, emptyDir: {}}]}}}"),
-			policy:  holdfast.ExistingResourceUpdate, action: Update, differs: []string{"spec.strategy.type", "spec.template.spec.volumes[v].emptyDir"},
+			policy:  v1alpha1.ExistingResourceUpdate, action: Update, differs: []string{"spec.strategy.type", "spec.template.spec.volumes[v].emptyDir"},
 			patch: `{"spec":{"strategy":{"rollingUpdate":null,"type":"Recreate"},"template":{"spec":{"volumes":[{"emptyDir":{},"name":"v"}]}}}}`,
 		},
 	} {
@@ -464,7 +464,7 @@ func TestModifierThatGrows(t *testing.T) {
 	for i := range 14 { // 16 MB
 		patches += fmt.Sprintf(", {operation: copy, from: /data, path: /data/x%d}", i)
 	}
-	rules := newRules(t, holdfast.RestoreSpec{}, map[string]string{"rules.yaml": `{version: v1, resourceModifierRules: [{conditions: {groupResource: configmaps}, patches: [` + patches[2:] + `]}]}`}, Facts{})
+	rules := newRules(t, v1alpha1.RestoreSpec{}, map[string]string{"rules.yaml": `{version: v1, resourceModifierRules: [{conditions: {groupResource: configmaps}, patches: [` + patches[2:] + `]}]}`}, Facts{})
 	content := `{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: shop}, data: {k: ` + strings.Repeat("v", 1000) + `}}`
 	_, _, err := rules.Desired(t.Context(), parse(t, content), schema.GroupResource{Resource: "configmaps"}, owned(nil))
 	if err == nil || !strings.Contains(err.Error(), "resourceModifierRules[0]") {
@@ -496,7 +496,7 @@ func TestModifiersObeyTheirContext(t *testing.T) {
 		"strategic ones": `{conditions: {groupResource: configmaps}, strategicPatches: [` + long(`{patchData: '{"data": {"b": "c"}}'}`) + `]}`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			rules := newRules(t, holdfast.RestoreSpec{}, map[string]string{"rules.yaml": `{version: v1, resourceModifierRules: [` + rules + `]}`}, Facts{})
+			rules := newRules(t, v1alpha1.RestoreSpec{}, map[string]string{"rules.yaml": `{version: v1, resourceModifierRules: [` + rules + `]}`}, Facts{})
 			content := `{apiVersion: v1, kind: ConfigMap, metadata: {name: a, namespace: shop}, data: {k: v}}`
 			for left, want := range map[int]error{10: context.Canceled, 100: nil} {
 				ctx := &ending{t.Context(), left}
@@ -552,7 +552,7 @@ func TestCompareKinds(t *testing.T) {
 				o.SetName("a")
 				return o
 			}
-			got := Compare(object(test.live), object(test.desired), nil, holdfast.ExistingResourceNone)
+			got := Compare(object(test.live), object(test.desired), nil, v1alpha1.ExistingResourceNone)
 			if !slices.Equal(got.Differs, test.differs) || !slices.Equal(got.Besides, test.besides) {
 				t.Errorf("it differs in %q, and has besides %q; want %q and %q", got.Differs, got.Besides, test.differs, test.besides)
 			}
@@ -571,7 +571,7 @@ func TestMark(t *testing.T) {
 	for free, want := range map[int]int{0: 1, 59: 2, 60: 2, 200: 3} {
 		o := parse(t, `{apiVersion: v1, kind: Pod, metadata: {name: a, namespace: shop, uid: u-of-the-object}, spec: {containers: [{name: c}]}}`)
 		o.SetAnnotations(map[string]string{"n": strings.Repeat("x", maxAnnotations-1-free)})
-		desired, _, err := newRules(t, holdfast.RestoreSpec{}, nil, Facts{RestoreUID: "00000000-0000-0000-0000-000000000000"}).Desired(t.Context(), o, schema.GroupResource{Resource: "pods"}, nil)
+		desired, _, err := newRules(t, v1alpha1.RestoreSpec{}, nil, Facts{RestoreUID: "00000000-0000-0000-0000-000000000000"}).Desired(t.Context(), o, schema.GroupResource{Resource: "pods"}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -16,7 +16,7 @@ import (
 	"pgregory.net/rapid"
 	utiljson "sigs.k8s.io/json"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // podSpecs are specs of pods, which have lists of all sorts.
@@ -70,7 +70,7 @@ func TestUpdateIsDoneOnce(t *testing.T) {
 		live, desired := draw("live"), draw("desired")
 		live.SetUID("u")
 		live.SetResourceVersion("1")
-		d := Compare(live, desired, nil, holdfast.ExistingResourceUpdate)
+		d := Compare(live, desired, nil, v1alpha1.ExistingResourceUpdate)
 		switch d.Action {
 		case Equal:
 			return
@@ -90,7 +90,7 @@ func TestUpdateIsDoneOnce(t *testing.T) {
 		if err := utiljson.UnmarshalCaseSensitivePreserveInts(after, &patched.Object); err != nil {
 			t.Fatal(err)
 		}
-		if again := Compare(patched, desired, nil, holdfast.ExistingResourceUpdate); again.Action != Equal {
+		if again := Compare(patched, desired, nil, v1alpha1.ExistingResourceUpdate); again.Action != Equal {
 			t.Fatalf("after the update %s it differs again, in %q", d.Patch, again.Differs)
 		}
 		if patched.GetLabels()["live"] != "x" {
@@ -179,7 +179,7 @@ func TestThreeWays(t *testing.T) {
 			clear(owners)
 		}
 		_ = unstructured.SetNestedSlice(live.Object, entries, "metadata", "managedFields")
-		d := Compare(live, desired, put, holdfast.ExistingResourceUpdate)
+		d := Compare(live, desired, put, v1alpha1.ExistingResourceUpdate)
 		merged := runtime.DeepCopyJSON(live.Object)
 		if d.Action == Update {
 			before, _ := json.Marshal(live.Object)
@@ -291,9 +291,9 @@ func TestServedObjects(t *testing.T) {
 			return served(patched)
 		}
 		decide := func(live *unstructured.Unstructured) Decision {
-			d := Compare(live, desired, nil, holdfast.ExistingResourceUpdate)
+			d := Compare(live, desired, nil, v1alpha1.ExistingResourceUpdate)
 			if d.Probe != nil {
-				d = Compare(live, desired, write(live, d.Probe), holdfast.ExistingResourceUpdate)
+				d = Compare(live, desired, write(live, d.Probe), v1alpha1.ExistingResourceUpdate)
 			}
 			return d
 		}

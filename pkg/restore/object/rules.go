@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
@@ -71,7 +71,7 @@ type Facts struct {
 }
 
 // NewRules compiles a validated spec. modifiers may be nil.
-func NewRules(spec *holdfast.RestoreSpec, modifiers *Modifiers, facts Facts) (*Rules, error) {
+func NewRules(spec *v1alpha1.RestoreSpec, modifiers *Modifiers, facts Facts) (*Rules, error) {
 	r := &Rules{
 		namespaces:     spec.NamespaceMapping,
 		storageClasses: spec.StorageClassMapping,

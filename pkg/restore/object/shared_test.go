@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // TestBoth: what serves the namespace of the backup serves the mapped one besides, or is told of where
@@ -30,7 +30,7 @@ func TestBoth(t *testing.T) {
 		"nothing of it": {"clusterroles.rbac.authorization.k8s.io", `{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRole, metadata: {name: a}, rules: [{resources: [nodes], resourceNames: [shop], verbs: [get]}]}`, "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			rules, resource := newRules(t, holdfast.RestoreSpec{NamespaceMapping: map[string]string{"shop": "shop-copy"}}, nil, Facts{}), schema.ParseGroupResource(test.resource)
+			rules, resource := newRules(t, v1alpha1.RestoreSpec{NamespaceMapping: map[string]string{"shop": "shop-copy"}}, nil, Facts{}), schema.ParseGroupResource(test.resource)
 			live := parse(t, test.object)
 			if serves := rules.Names(live, resource); serves != (test.want != "") {
 				t.Fatalf("it serves the namespace: %t", serves)

@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 )
 
@@ -28,7 +28,7 @@ func TestSkip(t *testing.T) {
 		},
 		OpenShift: true,
 	}
-	spec := holdfast.RestoreSpec{NamespaceMapping: map[string]string{"moved": "copy"}}
+	spec := v1alpha1.RestoreSpec{NamespaceMapping: map[string]string{"moved": "copy"}}
 	for name, test := range map[string]struct{ resource, object, says string }{
 		"pitfall 6: a controller makes its pods":           {"pods", `{apiVersion: v1, kind: Pod, metadata: {name: a, ownerReferences: [{apiVersion: apps/v1, kind: ReplicaSet, name: web-1, uid: there, controller: true}]}}`, "ReplicaSet web-1 makes it"},
 		"a pod whose controller is not restored":           {"pods", `{apiVersion: v1, kind: Pod, metadata: {name: a, ownerReferences: [{apiVersion: apps/v1, kind: ReplicaSet, name: web-1, uid: gone, controller: true}]}}`, ""},

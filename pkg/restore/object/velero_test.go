@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
 	"github.com/holdfast-io/holdfast/pkg/restore/source"
@@ -64,7 +64,7 @@ func TestNothingIsWrittenOfWhatIsThere(t *testing.T) {
 	for _, item := range backup.Items {
 		restored[types.UID(item.UID)] = true
 	}
-	rules, err := object.NewRules(&holdfast.RestoreSpec{}, nil, object.Facts{
+	rules, err := object.NewRules(&v1alpha1.RestoreSpec{}, nil, object.Facts{
 		RestoreUID: "restore", Restored: func(uid types.UID) bool { return restored[uid] }, KeepsVolume: func(string, string) bool { return true },
 	})
 	if err != nil {
@@ -85,7 +85,7 @@ func TestNothingIsWrittenOfWhatIsThere(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", o.Item, err)
 		}
-		if d := object.Compare(live, desired, nil, holdfast.ExistingResourceUpdate); d.Action != object.Equal {
+		if d := object.Compare(live, desired, nil, v1alpha1.ExistingResourceUpdate); d.Action != object.Equal {
 			t.Errorf("%s %s differs in %q, and has besides %q", o.Item.KindName, o.Item.Name, d.Differs, d.Besides)
 		}
 	}

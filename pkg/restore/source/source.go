@@ -14,7 +14,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 	"github.com/holdfast-io/holdfast/pkg/store"
@@ -40,7 +40,7 @@ func refused(text string, arguments ...any) error {
 
 // Backup is one that was opened.
 type Backup struct {
-	Metadata *holdfast.Backup
+	Metadata *v1alpha1.Backup
 	// Items are its objects in the order of manifest.Compare, without annotations. Without a
 	// manifest they have no reason.
 	Items []*manifest.Item
@@ -113,7 +113,7 @@ func (b *Backup) readMetadata(ctx context.Context, place format.Place, uid types
 			found = fmt.Errorf("%w: what is in the store as %s is another backup by now, of uid %s", ErrNoBackup, place.StoreName, metadata.UID)
 			continue
 		}
-		if phase := metadata.Status.Phase; phase != holdfast.BackupPhaseCompleted && phase != holdfast.BackupPhasePartiallyFailed {
+		if phase := metadata.Status.Phase; phase != v1alpha1.BackupPhaseCompleted && phase != v1alpha1.BackupPhasePartiallyFailed {
 			return fmt.Errorf("%w: the backup %s is %s", ErrNoBackup, place.StoreName, phase)
 		}
 		if b.contents, err = format.TakeContents(metadata); err != nil {

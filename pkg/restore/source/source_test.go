@@ -24,7 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/archive"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
@@ -111,9 +111,9 @@ func (w *written) put(t testing.TB, key string, data []byte) {
 func (w *written) finish(t testing.TB) {
 	t.Helper()
 	at := metav1.NewTime(now)
-	backup := &holdfast.Backup{
+	backup := &v1alpha1.Backup{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast", Name: w.name, UID: "backup-uid", CreationTimestamp: at},
-		Status:     holdfast.BackupStatus{Phase: holdfast.BackupPhaseCompleted, StartTimestamp: &at, CompletionTimestamp: &at},
+		Status:     v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseCompleted, StartTimestamp: &at, CompletionTimestamp: &at},
 	}
 	data, err := format.EncodeBackup(backup, w.contents, format.Cluster{SystemNamespace: "holdfast"})
 	check(t, err)

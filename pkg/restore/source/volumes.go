@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
@@ -95,13 +95,13 @@ func (b *Backup) Delete(volumes []format.DeletedVolume) {
 
 func newVolume(pvb *format.PodVolumeBackup) (Volume, error) {
 	v := Volume{Volume: format.Volume{
-		Pod:          engine.PodReference{Namespace: pvb.Spec.Pod.Namespace, Name: pvb.Spec.Pod.Name, UID: pvb.Spec.Pod.UID},
+		Pod:          enginev1alpha1.PodReference{Namespace: pvb.Spec.Pod.Namespace, Name: pvb.Spec.Pod.Name, UID: pvb.Spec.Pod.UID},
 		NamespaceUID: pvb.NamespaceUID(),
 		Node:         pvb.Spec.Node,
 		Name:         pvb.Spec.Volume,
 		ClaimName:    pvb.ClaimName(),
 		ClaimUID:     types.UID(cmp.Or(pvb.Labels[labelClaimUID], pvb.Spec.Tags["pvc-uid"])),
-		Status: engine.VolumeUploadStatus{
+		Status: enginev1alpha1.VolumeUploadStatus{
 			Phase:               pvb.Status.Phase,
 			SnapshotID:          pvb.Status.SnapshotID,
 			Path:                pvb.Status.Path,
@@ -121,7 +121,7 @@ func newVolume(pvb *format.PodVolumeBackup) (Volume, error) {
 	switch {
 	case pvb.Spec.UploaderType != format.UploaderKopia:
 		v.Problem = fmt.Sprintf("it was uploaded with %q, and only what was uploaded with Kopia can be restored", pvb.Spec.UploaderType)
-	case v.Status.Phase != engine.VolumePhaseCompleted || v.Status.SnapshotID == "":
+	case v.Status.Phase != enginev1alpha1.VolumePhaseCompleted || v.Status.SnapshotID == "":
 		v.Problem = cmp.Or(v.Status.Message, "its backup has not succeeded")
 	}
 	return v, nil
@@ -161,7 +161,7 @@ func (b *Backup) join(ctx context.Context, storeName string) {
 			b.NotTaken[claim] = info.SkippedReason
 		case info.BackupMethod != "" && info.BackupMethod != methodPodVolume:
 			b.Volumes = append(b.Volumes, Volume{
-				Volume:  format.Volume{Pod: engine.PodReference{Namespace: claim.Namespace}, ClaimName: claim.Name, PersistentVolume: info.PVName},
+				Volume:  format.Volume{Pod: enginev1alpha1.PodReference{Namespace: claim.Namespace}, ClaimName: claim.Name, PersistentVolume: info.PVName},
 				Problem: fmt.Sprintf("it was backed up as %s, and only files of volumes can be restored", info.BackupMethod),
 			})
 		}

@@ -18,8 +18,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clienttesting "k8s.io/client-go/testing"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 )
 
@@ -31,8 +31,8 @@ func TestClaim(t *testing.T) {
 		var holder *corev1.Pod
 		h.kubelet = func(pod *corev1.Pod) bool { holder = pod.DeepCopy(); return true }
 		const warning = "2 warnings: a: its owner could not be set"
-		h.agent = func(*engine.VolumeRestore) engine.VolumeRestoreStatus {
-			return engine.VolumeRestoreStatus{Phase: engine.VolumePhaseCompleted, Message: warning}
+		h.agent = func(*enginev1alpha1.VolumeRestore) enginev1alpha1.VolumeRestoreStatus {
+			return enginev1alpha1.VolumeRestoreStatus{Phase: enginev1alpha1.VolumePhaseCompleted, Message: warning}
 		}
 		r := h.restorer()
 		claim := h.claim("data")
@@ -44,15 +44,15 @@ func TestClaim(t *testing.T) {
 			t.Fatalf("there are %d records and %d pods", len(records), len(h.livePods()))
 		}
 		record := records[0]
-		want := engine.VolumeRestoreSpec{
-			Node: "node-1", Pod: engine.PodReference{Namespace: "shop", Name: holder.Name, UID: holder.UID},
+		want := enginev1alpha1.VolumeRestoreSpec{
+			Node: "node-1", Pod: enginev1alpha1.PodReference{Namespace: "shop", Name: holder.Name, UID: holder.UID},
 			Volume: "data", PersistentVolume: "pv-of-data", BackupStorageLocation: "default", Repository: "origin.default",
 			SnapshotID: "k-data", WaitVolume: "holdfast-restore",
 		}
 		if diff := gocmp.Diff(want, record.Spec); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
-		if record.Labels[engine.LabelRestore] != "uid-of-run" || record.Labels[engine.LabelNode] != "node-1" {
+		if record.Labels[enginev1alpha1.LabelRestore] != "uid-of-run" || record.Labels[enginev1alpha1.LabelNode] != "node-1" {
 			t.Errorf("labels: %v", record.Labels)
 		}
 		if owner := metav1.GetControllerOf(&record); owner == nil || owner.UID != "uid-of-run" || owner.Kind != "RestoreRun" {
@@ -257,8 +257,8 @@ func TestBegin(t *testing.T) {
 // TestReplace: agents are asked to remove other files of a volume if the restore says so, but
 // never beside paths.
 func TestReplace(t *testing.T) {
-	for policy, want := range map[holdfast.ExistingVolumePolicy]bool{
-		holdfast.ExistingVolumeNone: false, holdfast.ExistingVolumeOverwrite: false, holdfast.ExistingVolumeReplace: true,
+	for policy, want := range map[v1alpha1.ExistingVolumePolicy]bool{
+		v1alpha1.ExistingVolumeNone: false, v1alpha1.ExistingVolumeOverwrite: false, v1alpha1.ExistingVolumeReplace: true,
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			h := newHarness(t)
@@ -352,7 +352,7 @@ func TestClaimThatCannotBe(t *testing.T) {
 	}{
 		"the backup has no data": {
 			func(h *harness, claim *Claim) {
-				claim.Data.Status = engine.VolumeUploadStatus{Phase: engine.VolumePhaseFailed, Message: "no space"}
+				claim.Data.Status = enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseFailed, Message: "no space"}
 			}, "is not in the backup: no space", 0,
 		},
 		"no claim":  {func(h *harness, claim *Claim) { claim.Name = "other" }, "the claim does not exist", 0},
@@ -366,7 +366,7 @@ func TestClaimThatCannotBe(t *testing.T) {
 		"no agent":  {func(h *harness, _ *Claim) { h.agent = nil; h.agents.leave("node-1") }, "has had no agent for 5m0s", tries * agentTimeout},
 		"node gone": {func(h *harness, _ *Claim) { h.agent = nil; h.agents.remove("node-1") }, "does not exist any more", 0},
 		"the agent goes away in the middle of it": {func(h *harness, _ *Claim) {
-			h.agent = func(record *engine.VolumeRestore) engine.VolumeRestoreStatus {
+			h.agent = func(record *enginev1alpha1.VolumeRestore) enginev1alpha1.VolumeRestoreStatus {
 				h.agents.leave("node-1")
 				return inProgress(record)
 			}
@@ -438,20 +438,20 @@ func TestClaimThatCannotBe(t *testing.T) {
 // TestLost: when the node goes away that a claim is held on, or the pod that holds it, it is held
 // anew, elsewhere if that can be; once.
 func TestLost(t *testing.T) {
-	for name, lose := range map[string]func(h *harness, record *engine.VolumeRestore) engine.VolumeRestoreStatus{
-		"the node": func(h *harness, record *engine.VolumeRestore) engine.VolumeRestoreStatus {
+	for name, lose := range map[string]func(h *harness, record *enginev1alpha1.VolumeRestore) enginev1alpha1.VolumeRestoreStatus{
+		"the node": func(h *harness, record *enginev1alpha1.VolumeRestore) enginev1alpha1.VolumeRestoreStatus {
 			h.agents.remove(record.Spec.Node)
-			return engine.VolumeRestoreStatus{Phase: engine.VolumePhaseInProgress}
+			return enginev1alpha1.VolumeRestoreStatus{Phase: enginev1alpha1.VolumePhaseInProgress}
 		},
-		"its agent": func(h *harness, record *engine.VolumeRestore) engine.VolumeRestoreStatus {
+		"its agent": func(h *harness, record *enginev1alpha1.VolumeRestore) enginev1alpha1.VolumeRestoreStatus {
 			h.agents.leave(record.Spec.Node)
-			return engine.VolumeRestoreStatus{Phase: engine.VolumePhaseInProgress}
+			return enginev1alpha1.VolumeRestoreStatus{Phase: enginev1alpha1.VolumePhaseInProgress}
 		},
-		"the pod": func(h *harness, record *engine.VolumeRestore) engine.VolumeRestoreStatus {
+		"the pod": func(h *harness, record *enginev1alpha1.VolumeRestore) enginev1alpha1.VolumeRestoreStatus {
 			if err := h.Kube.CoreV1().Pods("shop").Delete(context.Background(), record.Spec.Pod.Name, metav1.DeleteOptions{}); err != nil {
 				h.Error(err)
 			}
-			return engine.VolumeRestoreStatus{Phase: engine.VolumePhaseFailed, Message: "the volume went away"}
+			return enginev1alpha1.VolumeRestoreStatus{Phase: enginev1alpha1.VolumePhaseFailed, Message: "the volume went away"}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -459,9 +459,9 @@ func TestLost(t *testing.T) {
 				h := newHarness(t)
 				var holders []*corev1.Pod
 				h.kubelet = func(pod *corev1.Pod) bool { holders = append(holders, pod.DeepCopy()); return true }
-				h.agent = func(record *engine.VolumeRestore) engine.VolumeRestoreStatus {
+				h.agent = func(record *enginev1alpha1.VolumeRestore) enginev1alpha1.VolumeRestoreStatus {
 					if record.Spec.Node == "node-2" {
-						return engine.VolumeRestoreStatus{Phase: engine.VolumePhaseCompleted}
+						return enginev1alpha1.VolumeRestoreStatus{Phase: enginev1alpha1.VolumePhaseCompleted}
 					}
 					h.node = "node-2"
 					return lose(h, record)
@@ -506,9 +506,9 @@ func TestLostAndKilled(t *testing.T) {
 					holders = append(holders, pod.DeepCopy())
 					return true
 				}
-				h.agent = func(record *engine.VolumeRestore) engine.VolumeRestoreStatus {
+				h.agent = func(record *enginev1alpha1.VolumeRestore) enginev1alpha1.VolumeRestoreStatus {
 					if record.Spec.Node == "node-2" {
-						return engine.VolumeRestoreStatus{Phase: engine.VolumePhaseCompleted}
+						return enginev1alpha1.VolumeRestoreStatus{Phase: enginev1alpha1.VolumePhaseCompleted}
 					}
 					h.node = "node-2"
 					h.agents.remove(record.Spec.Node)
@@ -555,10 +555,10 @@ func TestForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t)
 		r := h.restorer()
-		record := &engine.VolumeRestore{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "second"}}
+		record := &enginev1alpha1.VolumeRestore{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "second"}}
 		r.know(record, "")
 		earlier := record.DeepCopy()
-		earlier.UID, earlier.Status.Phase = "first", engine.VolumePhaseInProgress
+		earlier.UID, earlier.Status.Phase = "first", enginev1alpha1.VolumePhaseInProgress
 		r.observe(earlier, true)
 		if counts := r.Counts(); counts.Failed != 0 {
 			t.Errorf("counts: %+v", counts)
@@ -618,14 +618,14 @@ func TestPaths(t *testing.T) {
 	})
 }
 
-func failed(message string) func(*engine.VolumeRestore) engine.VolumeRestoreStatus {
-	return func(*engine.VolumeRestore) engine.VolumeRestoreStatus {
-		return engine.VolumeRestoreStatus{Phase: engine.VolumePhaseFailed, Message: message}
+func failed(message string) func(*enginev1alpha1.VolumeRestore) enginev1alpha1.VolumeRestoreStatus {
+	return func(*enginev1alpha1.VolumeRestore) enginev1alpha1.VolumeRestoreStatus {
+		return enginev1alpha1.VolumeRestoreStatus{Phase: enginev1alpha1.VolumePhaseFailed, Message: message}
 	}
 }
 
-func inProgress(*engine.VolumeRestore) engine.VolumeRestoreStatus {
-	return engine.VolumeRestoreStatus{Phase: engine.VolumePhaseInProgress}
+func inProgress(*enginev1alpha1.VolumeRestore) enginev1alpha1.VolumeRestoreStatus {
+	return enginev1alpha1.VolumeRestoreStatus{Phase: enginev1alpha1.VolumePhaseInProgress}
 }
 
 // refuse refuses pods.
@@ -706,7 +706,7 @@ func TestTwoProcesses(t *testing.T) {
 		if pods, records := h.livePods(), h.records(); len(pods) != 1 || len(records) != 1 {
 			t.Fatalf("%d pods and %d records", len(pods), len(records))
 		}
-		h.report(h.records()[0].Name, engine.VolumeRestoreStatus{Phase: engine.VolumePhaseCompleted})
+		h.report(h.records()[0].Name, enginev1alpha1.VolumeRestoreStatus{Phase: enginev1alpha1.VolumePhaseCompleted})
 		for _, result := range results {
 			if err, _ := ended(result); err != nil {
 				t.Error(err)
@@ -749,7 +749,7 @@ func TestEnd(t *testing.T) {
 		if len(records) != 1 || records[0].Name != begun || !records[0].Spec.Cancel {
 			t.Fatalf("records: %+v", records)
 		}
-		h.report(begun, engine.VolumeRestoreStatus{Phase: engine.VolumePhaseFailed, Message: "it was cancelled"})
+		h.report(begun, enginev1alpha1.VolumeRestoreStatus{Phase: enginev1alpha1.VolumePhaseFailed, Message: "it was cancelled"})
 		if err, _ := ended(end); err != nil {
 			t.Error(err)
 		}

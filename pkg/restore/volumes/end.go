@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
 const tellTimeout = 30 * time.Second
@@ -50,11 +50,11 @@ func (r *Restorer) End(ctx context.Context) error {
 
 // Forget deletes the records of a restore whose end is recorded, and tells the pods that still
 // wait.
-func (v *Volumes) Forget(ctx context.Context, run *engine.RestoreRun) error {
+func (v *Volumes) Forget(ctx context.Context, run *enginev1alpha1.RestoreRun) error {
 	if err := v.records.DeleteCollection(ctx, metav1.DeleteOptions{}, ofRun(run)); err != nil {
 		return fmt.Errorf("removing the records of the restore's volumes: %w", err)
 	}
-	pods, err := v.waiting(ctx, engine.LabelWaits+"="+string(run.UID))
+	pods, err := v.waiting(ctx, enginev1alpha1.LabelWaits+"="+string(run.UID))
 	if err != nil {
 		return err
 	}
@@ -69,8 +69,8 @@ func (v *Volumes) Forget(ctx context.Context, run *engine.RestoreRun) error {
 	return errors.Join(errs...)
 }
 
-func ofRun(run *engine.RestoreRun) metav1.ListOptions {
-	return metav1.ListOptions{LabelSelector: engine.LabelRestore + "=" + string(run.UID)}
+func ofRun(run *enginev1alpha1.RestoreRun) metav1.ListOptions {
+	return metav1.ListOptions{LabelSelector: enginev1alpha1.LabelRestore + "=" + string(run.UID)}
 }
 
 func (r *Restorer) stopAll(ctx context.Context, selector metav1.ListOptions) (stopped bool, err error) {
@@ -92,13 +92,13 @@ func (r *Restorer) stopAll(ctx context.Context, selector metav1.ListOptions) (st
 // stop asks the agent to stop a volume, and reports whether it has: the agent says so, or has been
 // absent long enough. It is asked in any case, so that it does not begin again. Without the record,
 // a volume that has not begun never begins.
-func (r *Restorer) stop(ctx context.Context, record *engine.VolumeRestore) (bool, error) {
+func (r *Restorer) stop(ctx context.Context, record *enginev1alpha1.VolumeRestore) (bool, error) {
 	node := record.Spec.Node
 	var err error
 	switch phase := record.Status.Phase; {
 	case phase.Done():
 		return true, nil
-	case phase != engine.VolumePhaseInProgress:
+	case phase != enginev1alpha1.VolumePhaseInProgress:
 		err = r.records.Delete(ctx, record.Name, metav1.DeleteOptions{
 			Preconditions: &metav1.Preconditions{UID: &record.UID, ResourceVersion: &record.ResourceVersion},
 		})

@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/utils/clock"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
@@ -75,14 +75,14 @@ type harness struct {
 	*testing.T
 	*enginetest.Cluster
 	agents     *agents
-	run        *engine.RestoreRun
+	run        *enginev1alpha1.RestoreRun
 	repository error
 	// node is where pods go.
 	node string
 	// pods are shown to the kubelet, which runs them unless it says no.
 	kubelet func(*corev1.Pod) bool
 	// agent is what an agent writes of a record that it sees. Nil does nothing.
-	agent func(*engine.VolumeRestore) engine.VolumeRestoreStatus
+	agent func(*enginev1alpha1.VolumeRestore) enginev1alpha1.VolumeRestoreStatus
 }
 
 func newHarness(t *testing.T) *harness {
@@ -90,12 +90,12 @@ func newHarness(t *testing.T) *harness {
 	h := &harness{
 		T: t, Cluster: enginetest.New(), node: "node-1",
 		agents: &agents{left: map[string]time.Time{}, gone: map[string]bool{}},
-		run: &engine.RestoreRun{
+		run: &enginev1alpha1.RestoreRun{
 			ObjectMeta: metav1.ObjectMeta{Name: "shop.undo", Namespace: system, UID: "uid-of-run"},
 		},
 		kubelet: func(*corev1.Pod) bool { return true },
-		agent: func(record *engine.VolumeRestore) engine.VolumeRestoreStatus {
-			return engine.VolumeRestoreStatus{Phase: engine.VolumePhaseCompleted}
+		agent: func(record *enginev1alpha1.VolumeRestore) enginev1alpha1.VolumeRestoreStatus {
+			return enginev1alpha1.VolumeRestoreStatus{Phase: enginev1alpha1.VolumePhaseCompleted}
 		},
 	}
 	h.run.Spec.Backup.StorageLocation = "default"
@@ -158,7 +158,7 @@ func (h *harness) serve() {
 	}()
 	go func() {
 		for event := range records.ResultChan() {
-			record, ok := event.Object.(*engine.VolumeRestore)
+			record, ok := event.Object.(*enginev1alpha1.VolumeRestore)
 			if !ok || event.Type != watch.Added || h.agent == nil {
 				continue
 			}
@@ -207,13 +207,13 @@ func (h *harness) start(pod *corev1.Pod) {
 }
 
 // report writes a status as the agent does.
-func (h *harness) report(name string, status engine.VolumeRestoreStatus) {
+func (h *harness) report(name string, status enginev1alpha1.VolumeRestoreStatus) {
 	ctx := context.Background()
-	found, err := h.Tracker().Get(engine.SchemeGroupVersion.WithResource("volumerestores"), system, name)
+	found, err := h.Tracker().Get(enginev1alpha1.SchemeGroupVersion.WithResource("volumerestores"), system, name)
 	if err != nil {
 		return // it is gone
 	}
-	record := found.(*engine.VolumeRestore)
+	record := found.(*enginev1alpha1.VolumeRestore)
 	record.Status = status
 	if _, err := h.EngineV1alpha1().VolumeRestores(system).UpdateStatus(ctx, record, metav1.UpdateOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		h.Error(err)
@@ -232,14 +232,14 @@ func (h *harness) claim(name string) Claim {
 	return Claim{
 		Namespace: "shop", Name: name,
 		Data: format.Volume{
-			Pod: engine.PodReference{Namespace: "origin", Name: "web", UID: "uid-of-web"}, Name: "content", ClaimName: name,
-			Status: engine.VolumeUploadStatus{Phase: engine.VolumePhaseCompleted, SnapshotID: "k-" + name},
+			Pod: enginev1alpha1.PodReference{Namespace: "origin", Name: "web", UID: "uid-of-web"}, Name: "content", ClaimName: name,
+			Status: enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "k-" + name},
 		},
 	}
 }
 
 // records are those that agents see.
-func (h *harness) records() []engine.VolumeRestore {
+func (h *harness) records() []enginev1alpha1.VolumeRestore {
 	h.Helper()
 	list, err := h.EngineV1alpha1().VolumeRestores(system).List(context.Background(), metav1.ListOptions{})
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/restorewait"
 	"github.com/holdfast-io/holdfast/pkg/waits"
@@ -45,7 +45,7 @@ func (r *Restorer) holder(image string, claim Claim, live *corev1.PersistentVolu
 			Name:      r.holderNames(live)[max(claim.try, 1)-1],
 			Namespace: live.Namespace,
 			Labels: map[string]string{
-				engine.LabelRestore:            string(r.run.UID),
+				enginev1alpha1.LabelRestore:    string(r.run.UID),
 				"app.kubernetes.io/managed-by": "holdfast",
 				format.LabelExclude:            "true",
 				"sidecar.istio.io/inject":      "false",
@@ -202,7 +202,7 @@ func named(name string) metav1.ListOptions {
 }
 
 func holds(pod *corev1.Pod, restore types.UID, claim string) bool {
-	return pod.Labels[engine.LabelRestore] == string(restore) && slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+	return pod.Labels[enginev1alpha1.LabelRestore] == string(restore) && slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
 		return v.Name == dataVolume && v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim && !v.PersistentVolumeClaim.ReadOnly
 	})
 }

@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/restorewait"
 )
@@ -62,7 +62,7 @@ func (r *Restorer) Hold(ctx context.Context, pod *unstructured.Unstructured, dat
 	if labels == nil {
 		labels = map[string]string{}
 	}
-	labels[engine.LabelWaits] = string(r.run.UID)
+	labels[enginev1alpha1.LabelWaits] = string(r.run.UID)
 	pod.SetLabels(labels)
 	return nil
 }
@@ -151,7 +151,7 @@ func (r *Restorer) pod(ctx context.Context, namespace, name string, data []forma
 	if pod, err = r.running(starting, pod); err != nil {
 		return err
 	}
-	var records []*engine.VolumeRestore
+	var records []*enginev1alpha1.VolumeRestore
 	for i := range data {
 		name := r.recordName(string(pod.UID) + "/" + data[i].Name)
 		record, err := r.records.Get(ctx, name, metav1.GetOptions{})

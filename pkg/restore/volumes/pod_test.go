@@ -19,7 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	kubefake "k8s.io/client-go/kubernetes/fake"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
@@ -43,8 +43,8 @@ func lone(t *testing.T) *unstructured.Unstructured {
 
 func scratch() []format.Volume {
 	return []format.Volume{{
-		Pod: engine.PodReference{Namespace: "origin", Name: "lone"}, Name: "scratch",
-		Status: engine.VolumeUploadStatus{Phase: engine.VolumePhaseCompleted, SnapshotID: "k1"},
+		Pod: enginev1alpha1.PodReference{Namespace: "origin", Name: "lone"}, Name: "scratch",
+		Status: enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "k1"},
 	}}
 }
 
@@ -166,7 +166,7 @@ func TestEphemeralVolumeOfPod(t *testing.T) {
 // since a pod that is not restarted has failed for good.
 func TestHowLongAPodWaits(t *testing.T) {
 	for timeout, want := range map[time.Duration]string{time.Hour: "--timeout=48h0m0s", 4 * time.Hour: "--timeout=48h0m0s", 40 * time.Hour: "--timeout=480h0m0s"} {
-		r := &Restorer{run: &engine.RestoreRun{}, Volumes: &Volumes{Config: Config{
+		r := &Restorer{run: &enginev1alpha1.RestoreRun{}, Volumes: &Volumes{Config: Config{
 			VolumeTimeout: timeout, Kube: kubefake.NewSimpleClientset(), Image: func(context.Context) (string, error) { return "example.com/holdfast:v1", nil },
 		}}}
 		object := lone(t)
@@ -249,7 +249,7 @@ func TestSweep(t *testing.T) {
 		defer r.Close()
 		begin(ctx, r, h.claim("data"))
 		other := lone(t) // with our label, which anybody may set
-		other.SetLabels(map[string]string{engine.LabelRestore: "another"})
+		other.SetLabels(map[string]string{enginev1alpha1.LabelRestore: "another"})
 		h.create(other)
 		if _, err := h.EngineV1alpha1().RestoreRuns(system).Create(t.Context(), h.run.DeepCopy(), metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
@@ -290,7 +290,7 @@ func TestPullSecrets(t *testing.T) {
 		"once, if it has the same one": {ours: []string{"own"}, own: []any{map[string]any{"name": "own"}}, want: "[map[name:own]]"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := &Restorer{run: &engine.RestoreRun{}, Volumes: &Volumes{Config: Config{
+			r := &Restorer{run: &enginev1alpha1.RestoreRun{}, Volumes: &Volumes{Config: Config{
 				Kube: kubefake.NewSimpleClientset(account, other), Image: func(context.Context) (string, error) { return "example.com/holdfast:v1", nil },
 				PullSecrets: c.ours,
 			}}}

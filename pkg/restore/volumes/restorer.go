@@ -22,8 +22,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/hostpath"
 	"github.com/holdfast-io/holdfast/pkg/waits"
@@ -40,7 +40,7 @@ var errRemade = errors.New("the claim was deleted and made anew meanwhile: resto
 // Restorer restores the data of one restore. It is safe for concurrent use.
 type Restorer struct {
 	*Volumes
-	run   *engine.RestoreRun
+	run   *enginev1alpha1.RestoreRun
 	pods  corev1client.PodsGetter
 	slots chan struct{}
 
@@ -61,7 +61,7 @@ type work struct {
 	begun time.Time
 	lost  bool
 	// status is the agent's, or says that the volume was given up.
-	status engine.VolumeRestoreStatus
+	status enginev1alpha1.VolumeRestoreStatus
 }
 
 // Claim is a claim whose data is to be brought back.
@@ -219,7 +219,7 @@ func (r *Restorer) tryClaim(ctx context.Context, claim *Claim) (lost bool, err e
 
 // isUnheld reports whether a record's holder was lost, as when its node is drained, and the agent
 // has stopped.
-func (r *Restorer) isUnheld(ctx context.Context, record *engine.VolumeRestore, live *corev1.PersistentVolumeClaim) bool {
+func (r *Restorer) isUnheld(ctx context.Context, record *enginev1alpha1.VolumeRestore, live *corev1.PersistentVolumeClaim) bool {
 	if !r.isHolder(record.Spec.Pod.Name, live) {
 		return false
 	}
@@ -232,7 +232,7 @@ func (r *Restorer) isUnheld(ctx context.Context, record *engine.VolumeRestore, l
 
 // forget deletes a record that no agent works on, and reports whether it has. The agent has said
 // so, or has been absent long enough, and stops when it is missing.
-func (r *Restorer) forget(ctx context.Context, record *engine.VolumeRestore) bool {
+func (r *Restorer) forget(ctx context.Context, record *enginev1alpha1.VolumeRestore) bool {
 	r.mu.Lock()
 	delete(r.works, record.Name)
 	r.mu.Unlock()
@@ -249,7 +249,7 @@ func (r *Restorer) readable(ctx context.Context, data format.Volume) error {
 	if !cache.WaitForCacheSync(ctx.Done(), r.synced) {
 		return ctx.Err()
 	}
-	if data.Status.Phase != engine.VolumePhaseCompleted || data.Status.SnapshotID == "" {
+	if data.Status.Phase != enginev1alpha1.VolumePhaseCompleted || data.Status.SnapshotID == "" {
 		why := ""
 		if data.Status.Message != "" {
 			why = ": " + data.Status.Message
@@ -297,7 +297,7 @@ func digest(target string) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-func (r *Restorer) submit(ctx context.Context, name string, pod *corev1.Pod, data format.Volume, volume string, claim *corev1.PersistentVolumeClaim, paths []string) (*engine.VolumeRestore, error) {
+func (r *Restorer) submit(ctx context.Context, name string, pod *corev1.Pod, data format.Volume, volume string, claim *corev1.PersistentVolumeClaim, paths []string) (*enginev1alpha1.VolumeRestore, error) {
 	waits, err := waitVolume(pod)
 	switch {
 	case len(paths) > 0 && !strings.HasPrefix(pod.Name, holderPrefix):
@@ -313,26 +313,26 @@ func (r *Restorer) submit(ctx context.Context, name string, pod *corev1.Pod, dat
 		}
 	}
 	location := r.run.Spec.Backup.StorageLocation
-	record := &engine.VolumeRestore{
+	record := &enginev1alpha1.VolumeRestore{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: name,
 			Labels: map[string]string{
-				engine.LabelRestore: string(r.run.UID),
-				engine.LabelNode:    engine.NodeLabel(pod.Spec.NodeName),
+				enginev1alpha1.LabelRestore: string(r.run.UID),
+				enginev1alpha1.LabelNode:    enginev1alpha1.NodeLabel(pod.Spec.NodeName),
 			},
-			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(r.run, engine.SchemeGroupVersion.WithKind("RestoreRun"))},
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(r.run, enginev1alpha1.SchemeGroupVersion.WithKind("RestoreRun"))},
 		},
-		Spec: engine.VolumeRestoreSpec{
+		Spec: enginev1alpha1.VolumeRestoreSpec{
 			Node:                  pod.Spec.NodeName,
-			Pod:                   engine.PodReference{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
+			Pod:                   enginev1alpha1.PodReference{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
 			Volume:                volume,
 			PersistentVolume:      persistentVolume,
 			HostPath:              hostPath,
 			BackupStorageLocation: location,
-			Repository:            engine.RepositoryName(data.Pod.Namespace, location),
+			Repository:            enginev1alpha1.RepositoryName(data.Pod.Namespace, location),
 			SnapshotID:            data.Status.SnapshotID,
 			WaitVolume:            waits,
-			Replace:               r.run.Spec.Restore.ExistingVolumePolicy == holdfast.ExistingVolumeReplace && len(paths) == 0,
+			Replace:               r.run.Spec.Restore.ExistingVolumePolicy == v1alpha1.ExistingVolumeReplace && len(paths) == 0,
 			Paths:                 paths,
 		},
 	}
@@ -377,7 +377,7 @@ func (r *Restorer) hostPath(ctx context.Context, claim *corev1.PersistentVolumeC
 }
 
 // know records a volume before its events come.
-func (r *Restorer) know(record *engine.VolumeRestore, about string) {
+func (r *Restorer) know(record *enginev1alpha1.VolumeRestore, about string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	w := r.works[record.Name]
@@ -393,7 +393,7 @@ func (r *Restorer) know(record *engine.VolumeRestore, about string) {
 }
 
 // observe takes over a record's state; deleted says that it was deleted.
-func (r *Restorer) observe(record *engine.VolumeRestore, deleted bool) {
+func (r *Restorer) observe(record *enginev1alpha1.VolumeRestore, deleted bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.wakeLocked()
@@ -403,18 +403,18 @@ func (r *Restorer) observe(record *engine.VolumeRestore, deleted bool) {
 	}
 	r.noteLocked(w, record)
 	if deleted && !w.status.Phase.Done() {
-		w.status.Phase, w.status.Message = engine.VolumePhaseFailed, "the VolumeRestore was deleted before it had ended"
+		w.status.Phase, w.status.Message = enginev1alpha1.VolumePhaseFailed, "the VolumeRestore was deleted before it had ended"
 	}
 }
 
 // noteLocked takes over a status, unless the volume has ended or was given up.
-func (r *Restorer) noteLocked(w *work, record *engine.VolumeRestore) {
+func (r *Restorer) noteLocked(w *work, record *enginev1alpha1.VolumeRestore) {
 	if w.status.Phase.Done() {
 		return
 	}
 	w.status = *record.Status.DeepCopy()
 	switch {
-	case w.status.Phase != engine.VolumePhaseInProgress:
+	case w.status.Phase != enginev1alpha1.VolumePhaseInProgress:
 		w.begun = time.Time{}
 	case w.begun.IsZero():
 		w.begun = r.Clock.Now()
@@ -446,7 +446,7 @@ func (r *Restorer) whatFor(w *work, volume string) string {
 
 // await returns when a record has ended. It gives a volume up, and stops it, when its node has no
 // working agent. volume describes the wait.
-func (r *Restorer) await(ctx context.Context, record *engine.VolumeRestore, volume string) error {
+func (r *Restorer) await(ctx context.Context, record *enginev1alpha1.VolumeRestore, volume string) error {
 	waiting := waits.For(ctx, record.Spec.Pod.Namespace, volume)
 	defer waiting.End()
 	for {
@@ -456,7 +456,7 @@ func (r *Restorer) await(ctx context.Context, record *engine.VolumeRestore, volu
 		next, failure := time.Duration(0), ""
 		if !w.status.Phase.Done() {
 			if next, w.lost, failure = r.judge(w); failure != "" {
-				w.status.Phase, w.status.Message = engine.VolumePhaseFailed, failure
+				w.status.Phase, w.status.Message = enginev1alpha1.VolumePhaseFailed, failure
 			}
 		}
 		status, lost, changed := w.status, w.lost, r.change
@@ -499,9 +499,9 @@ func (r *Restorer) abandon(ctx context.Context, name string) error {
 	return nil
 }
 
-func outcome(status engine.VolumeRestoreStatus) error {
+func outcome(status enginev1alpha1.VolumeRestoreStatus) error {
 	switch {
-	case status.Phase == engine.VolumePhaseCompleted:
+	case status.Phase == enginev1alpha1.VolumePhaseCompleted:
 		return nil
 	case status.Message == "":
 		return errors.New("could not be restored, and nobody knows why")
@@ -547,7 +547,7 @@ func (r *Restorer) Warnings() (texts []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, w := range r.works {
-		if w.status.Phase == engine.VolumePhaseCompleted && w.status.Message != "" {
+		if w.status.Phase == enginev1alpha1.VolumePhaseCompleted && w.status.Message != "" {
 			texts = append(texts, w.about+": "+w.status.Message)
 		}
 	}
@@ -556,16 +556,16 @@ func (r *Restorer) Warnings() (texts []string) {
 }
 
 // Counts sums up the requested volumes.
-func (r *Restorer) Counts() holdfast.RestoreVolumesProgress {
+func (r *Restorer) Counts() v1alpha1.RestoreVolumesProgress {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var sum holdfast.RestoreVolumesProgress
+	var sum v1alpha1.RestoreVolumesProgress
 	for _, w := range r.works {
 		sum.Total++
 		switch w.status.Phase {
-		case engine.VolumePhaseCompleted:
+		case enginev1alpha1.VolumePhaseCompleted:
 			sum.Completed++
-		case engine.VolumePhaseFailed:
+		case enginev1alpha1.VolumePhaseFailed:
 			sum.Failed++
 		}
 		sum.TotalBytes += w.status.Progress.TotalBytes

@@ -19,7 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/restorewait"
 )
 
@@ -49,7 +49,7 @@ func (v *Volumes) Run(ctx context.Context) {
 }
 
 func (v *Volumes) sweep(ctx context.Context) error {
-	selector := metav1.ListOptions{LabelSelector: engine.LabelRestore}
+	selector := metav1.ListOptions{LabelSelector: enginev1alpha1.LabelRestore}
 	records, err := v.records.List(ctx, selector)
 	if err != nil {
 		return fmt.Errorf("reading the records of restored volumes: %w", err)
@@ -58,7 +58,7 @@ func (v *Volumes) sweep(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("looking for pods that hold claims: %w", err)
 	}
-	waiting, err := v.waiting(ctx, engine.LabelWaits)
+	waiting, err := v.waiting(ctx, enginev1alpha1.LabelWaits)
 	if err != nil {
 		return err
 	}
@@ -84,7 +84,7 @@ func (v *Volumes) sweep(ctx context.Context) error {
 	told := map[string]int{}
 	for i := range waiting {
 		namespace := waiting[i].Namespace
-		if live.Has(types.UID(waiting[i].Labels[engine.LabelWaits])) || told[namespace] >= givenUpPerNamespace {
+		if live.Has(types.UID(waiting[i].Labels[enginev1alpha1.LabelWaits])) || told[namespace] >= givenUpPerNamespace {
 			continue
 		}
 		names, err := v.giveUp(ctx, &waiting[i], made)
@@ -94,7 +94,7 @@ func (v *Volumes) sweep(ctx context.Context) error {
 	}
 	for i := range records.Items {
 		record := &records.Items[i]
-		if wanted.Has(record.Name) || live.Has(types.UID(record.Labels[engine.LabelRestore])) {
+		if wanted.Has(record.Name) || live.Has(types.UID(record.Labels[enginev1alpha1.LabelRestore])) {
 			continue
 		}
 		err := v.records.Delete(ctx, record.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &record.UID}})
@@ -103,7 +103,7 @@ func (v *Volumes) sweep(ctx context.Context) error {
 		}
 	}
 	for i := range pods.Items {
-		if !live.Has(types.UID(pods.Items[i].Labels[engine.LabelRestore])) {
+		if !live.Has(types.UID(pods.Items[i].Labels[enginev1alpha1.LabelRestore])) {
 			errs = append(errs, v.removeHolder(ctx, &pods.Items[i]))
 		}
 	}
@@ -139,17 +139,17 @@ func (v *Volumes) giveUp(ctx context.Context, pod *corev1.Pod, made sets.Set[str
 		if len(records) == givenUpMost {
 			break
 		}
-		record := &engine.VolumeRestore{
+		record := &enginev1alpha1.VolumeRestore{
 			ObjectMeta: metav1.ObjectMeta{
 				Name: "given-up-" + digest(string(pod.UID)+"/"+volume.Name),
 				Labels: map[string]string{
-					engine.LabelRestore: pod.Labels[engine.LabelWaits],
-					engine.LabelNode:    engine.NodeLabel(pod.Spec.NodeName),
+					enginev1alpha1.LabelRestore: pod.Labels[enginev1alpha1.LabelWaits],
+					enginev1alpha1.LabelNode:    enginev1alpha1.NodeLabel(pod.Spec.NodeName),
 				},
 			},
-			Spec: engine.VolumeRestoreSpec{
+			Spec: enginev1alpha1.VolumeRestoreSpec{
 				Node:       pod.Spec.NodeName,
-				Pod:        engine.PodReference{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
+				Pod:        enginev1alpha1.PodReference{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
 				Volume:     volume.Name,
 				WaitVolume: waits,
 				Cancel:     true,

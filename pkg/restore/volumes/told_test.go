@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/restorewait"
 )
 
@@ -41,9 +41,9 @@ func (h *harness) told(when string) {
 		h.Fatal(err)
 	}
 	record := records[0]
-	if record.Spec.Node != "node-1" || record.Spec.Pod != (engine.PodReference{Namespace: "shop", Name: "lone", UID: pod.UID}) ||
+	if record.Spec.Node != "node-1" || record.Spec.Pod != (enginev1alpha1.PodReference{Namespace: "shop", Name: "lone", UID: pod.UID}) ||
 		record.Spec.Volume != "scratch" || record.Spec.WaitVolume != "holdfast-restore" || !record.Spec.Cancel ||
-		record.Labels[engine.LabelNode] != "node-1" || len(record.OwnerReferences) > 0 {
+		record.Labels[enginev1alpha1.LabelNode] != "node-1" || len(record.OwnerReferences) > 0 {
 		h.Errorf("%s: the agent is told %+v", when, record)
 	}
 }
@@ -78,7 +78,7 @@ func TestPodsAreTold(t *testing.T) {
 			fails(h, r)
 		},
 		"its agent goes in the middle of it": func(h *harness, r *Restorer) {
-			h.agent = func(record *engine.VolumeRestore) engine.VolumeRestoreStatus {
+			h.agent = func(record *enginev1alpha1.VolumeRestore) enginev1alpha1.VolumeRestoreStatus {
 				h.agents.leave(h.node)
 				return inProgress(record)
 			}
@@ -106,7 +106,7 @@ func TestPodsAreTold(t *testing.T) {
 					t.Error(err)
 				}
 				for _, record := range h.records() {
-					if !record.Status.Phase.Done() && record.Status.Phase != engine.VolumePhaseNew && !record.Spec.Cancel {
+					if !record.Status.Phase.Done() && record.Status.Phase != enginev1alpha1.VolumePhaseNew && !record.Spec.Cancel {
 						t.Errorf("the agent would go on with it when it is back: %+v", record)
 					}
 				}
@@ -175,7 +175,7 @@ func TestGivingUpIsBounded(t *testing.T) {
 		h.agent = nil
 		v := h.volumes()
 		pod := &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: "lone", Namespace: "shop", UID: "many", Labels: map[string]string{engine.LabelWaits: "gone"}},
+			ObjectMeta: metav1.ObjectMeta{Name: "lone", Namespace: "shop", UID: "many", Labels: map[string]string{enginev1alpha1.LabelWaits: "gone"}},
 			Spec:       corev1.PodSpec{NodeName: "node-1"},
 			Status:     corev1.PodStatus{Phase: corev1.PodPending},
 		}

@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
@@ -78,13 +78,13 @@ func (r *Restorer) awaitOthers(ctx context.Context, claim *corev1.PersistentVolu
 }
 
 func (r *Restorer) otherHolder(ctx context.Context, claim *corev1.PersistentVolumeClaim) (*corev1.Pod, error) {
-	list, err := r.Kube.CoreV1().Pods(claim.Namespace).List(ctx, metav1.ListOptions{LabelSelector: engine.LabelRestore})
+	list, err := r.Kube.CoreV1().Pods(claim.Namespace).List(ctx, metav1.ListOptions{LabelSelector: enginev1alpha1.LabelRestore})
 	if err != nil {
 		return nil, fmt.Errorf("looking for pods that hold the claim for other restores: %w", err)
 	}
 	for i := range list.Items {
 		pod := &list.Items[i]
-		restore := types.UID(pod.Labels[engine.LabelRestore])
+		restore := types.UID(pod.Labels[enginev1alpha1.LabelRestore])
 		if restore != r.run.UID && strings.HasPrefix(pod.Name, holderPrefix) && holds(pod, restore, claim.Name) && !hasEnded(pod) {
 			return pod, nil
 		}
@@ -94,8 +94,8 @@ func (r *Restorer) otherHolder(ctx context.Context, claim *corev1.PersistentVolu
 
 // tellStarted calls Started if a pod started on a claim during the write: a controller may have
 // made one since.
-func (r *Restorer) tellStarted(ctx context.Context, claim Claim, live *corev1.PersistentVolumeClaim, record *engine.VolumeRestore, status engine.VolumeRestoreStatus) {
-	if claim.Started == nil || status.Phase != engine.VolumePhaseCompleted || status.CompletionTimestamp == nil || !r.isHolder(record.Spec.Pod.Name, live) {
+func (r *Restorer) tellStarted(ctx context.Context, claim Claim, live *corev1.PersistentVolumeClaim, record *enginev1alpha1.VolumeRestore, status enginev1alpha1.VolumeRestoreStatus) {
+	if claim.Started == nil || status.Phase != enginev1alpha1.VolumePhaseCompleted || status.CompletionTimestamp == nil || !r.isHolder(record.Spec.Pod.Name, live) {
 		return
 	}
 	list, err := r.Kube.CoreV1().Pods(live.Namespace).List(ctx, metav1.ListOptions{})
@@ -105,7 +105,7 @@ func (r *Restorer) tellStarted(ctx context.Context, claim Claim, live *corev1.Pe
 	}
 	for i := range list.Items {
 		pod := &list.Items[i]
-		restore := types.UID(pod.Labels[engine.LabelRestore])
+		restore := types.UID(pod.Labels[enginev1alpha1.LabelRestore])
 		if volumeOf(pod, live.Name) == "" || strings.HasPrefix(pod.Name, holderPrefix) && holds(pod, restore, live.Name) {
 			continue
 		}

@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
 // TestHolderOfAnotherRestore: the holder of a restore that has ended is waited for, but not for
@@ -82,7 +82,7 @@ func TestStartedMeanwhile(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				h := newHarness(t)
 				h.kubelet = func(pod *corev1.Pod) bool { return pod.Name != "web" }
-				h.agent = func(*engine.VolumeRestore) engine.VolumeRestoreStatus {
+				h.agent = func(*enginev1alpha1.VolumeRestore) enginev1alpha1.VolumeRestoreStatus {
 					_, err := h.Kube.CoreV1().Pods("shop").Create(t.Context(), &corev1.Pod{
 						ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: types.UID("uid-of-web")},
 						Spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
@@ -94,7 +94,7 @@ func TestStartedMeanwhile(t *testing.T) {
 						t.Error(err)
 					}
 					end := at(0)
-					return engine.VolumeRestoreStatus{Phase: engine.VolumePhaseCompleted, CompletionTimestamp: &end}
+					return enginev1alpha1.VolumeRestoreStatus{Phase: enginev1alpha1.VolumePhaseCompleted, CompletionTimestamp: &end}
 				}
 				claim := h.claim("data")
 				for range 2 { // by another process, too

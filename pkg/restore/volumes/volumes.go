@@ -15,7 +15,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 )
@@ -95,20 +95,20 @@ func (v *Volumes) changed(before, after any, deleted bool) {
 	if last, ok := after.(cache.DeletedFinalStateUnknown); ok {
 		after = last.Obj
 	}
-	record, ok := after.(*engine.VolumeRestore)
+	record, ok := after.(*enginev1alpha1.VolumeRestore)
 	if !ok {
 		return
 	}
-	old, ok := before.(*engine.VolumeRestore)
+	old, ok := before.(*enginev1alpha1.VolumeRestore)
 	if ok && old.UID != record.UID {
 		v.Agents.Saw(old.Spec.Node, old.UID, false, false, v.Clock.Now())
 	}
-	v.Agents.Saw(record.Spec.Node, record.UID, !deleted && record.Status.Phase == engine.VolumePhaseInProgress,
+	v.Agents.Saw(record.Spec.Node, record.UID, !deleted && record.Status.Phase == enginev1alpha1.VolumePhaseInProgress,
 		ok && old.Status.Phase != record.Status.Phase, v.Clock.Now())
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for r := range v.restorers {
-		if string(r.run.UID) == record.Labels[engine.LabelRestore] {
+		if string(r.run.UID) == record.Labels[enginev1alpha1.LabelRestore] {
 			r.observe(record, deleted)
 		}
 	}
@@ -116,7 +116,7 @@ func (v *Volumes) changed(before, after any, deleted bool) {
 
 // Restorer returns the Restorer of a restore. pods creates pods with the restore's rights. The
 // caller closes it.
-func (v *Volumes) Restorer(run *engine.RestoreRun, pods corev1client.PodsGetter) *Restorer {
+func (v *Volumes) Restorer(run *enginev1alpha1.RestoreRun, pods corev1client.PodsGetter) *Restorer {
 	r := &Restorer{
 		Volumes: v,
 		run:     run,

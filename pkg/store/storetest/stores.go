@@ -19,7 +19,7 @@ import (
 	"github.com/johannesboyne/gofakes3/backend/s3mem"
 	"gocloud.dev/blob/memblob"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
@@ -46,15 +46,15 @@ func Memory(t testing.TB) *store.Bucket {
 // Filesystem is a new store in a folder that goes with the test.
 func Filesystem(t testing.TB) *store.Bucket {
 	t.Helper()
-	return Open(t, engine.StorageLocationSpec{
-		Provider:   engine.StorageProviderFilesystem,
-		Filesystem: &engine.FilesystemLocation{Path: t.TempDir()},
+	return Open(t, enginev1alpha1.StorageLocationSpec{
+		Provider:   enginev1alpha1.StorageProviderFilesystem,
+		Filesystem: &enginev1alpha1.FilesystemLocation{Path: t.TempDir()},
 	}, nil)
 }
 
 // FakeS3 runs an S3 server in memory until the test ends, with one empty bucket. wrap, if not nil,
 // sees every request first.
-func FakeS3(t testing.TB, wrap func(http.Handler) http.Handler) (location engine.StorageLocationSpec, secret map[string][]byte) {
+func FakeS3(t testing.TB, wrap func(http.Handler) http.Handler) (location enginev1alpha1.StorageLocationSpec, secret map[string][]byte) {
 	t.Helper()
 	const bucket = "backups"
 	backend := s3mem.New()
@@ -67,9 +67,9 @@ func FakeS3(t testing.TB, wrap func(http.Handler) http.Handler) (location engine
 	}
 	server := httptest.NewServer(handler)
 	t.Cleanup(server.Close)
-	return engine.StorageLocationSpec{
-			Provider: engine.StorageProviderS3,
-			S3: &engine.S3Location{
+	return enginev1alpha1.StorageLocationSpec{
+			Provider: enginev1alpha1.StorageProviderS3,
+			S3: &enginev1alpha1.S3Location{
 				Bucket:            bucket,
 				Endpoint:          server.URL,
 				ForcePathStyle:    true,
@@ -154,7 +154,7 @@ func Empty(t testing.TB, s Store, folder string) {
 }
 
 // Open opens a location until the test ends.
-func Open(t testing.TB, location engine.StorageLocationSpec, secret map[string][]byte) *store.Bucket {
+func Open(t testing.TB, location enginev1alpha1.StorageLocationSpec, secret map[string][]byte) *store.Bucket {
 	t.Helper()
 	bucket, err := store.Open(t.Context(), &location, secret)
 	return opened(t, bucket, err)

@@ -10,14 +10,14 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	holdfastv1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // AsBackup is the Backup that the run stands for, without the conditions and the
 // place in the queue, which are computed. It shares nothing with the run.
-func (r *BackupRun) AsBackup() *holdfastv1alpha1.Backup {
+func (r *BackupRun) AsBackup() *v1alpha1.Backup {
 	status := &r.Status
-	backup := &holdfastv1alpha1.Backup{
+	backup := &v1alpha1.Backup{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:         r.Spec.BackupRef.Namespace,
 			Name:              r.Spec.BackupRef.Name,
@@ -27,7 +27,7 @@ func (r *BackupRun) AsBackup() *holdfastv1alpha1.Backup {
 			Annotations:       maps.Clone(r.Spec.Annotations),
 		},
 		Spec: *r.Spec.Backup.DeepCopy(),
-		Status: holdfastv1alpha1.BackupStatus{
+		Status: v1alpha1.BackupStatus{
 			Phase:               status.Phase,
 			QueuedTimestamp:     status.QueuedTimestamp.DeepCopy(),
 			StartTimestamp:      status.StartTimestamp.DeepCopy(),
@@ -46,7 +46,7 @@ func (r *BackupRun) AsBackup() *holdfastv1alpha1.Backup {
 	}
 	backup.Status.Phase = r.Phase()
 	if r.Spec.NamespaceUID != "" {
-		backup.Status.Origin = &holdfastv1alpha1.BackupOrigin{Trust: holdfastv1alpha1.BackupTrustOwn, NamespaceUID: r.Spec.NamespaceUID, ScheduleUID: r.Spec.ScheduleUID}
+		backup.Status.Origin = &v1alpha1.BackupOrigin{Trust: v1alpha1.BackupTrustOwn, NamespaceUID: r.Spec.NamespaceUID, ScheduleUID: r.Spec.ScheduleUID}
 	}
 	if r.standsForStored() {
 		stored := r.Spec.Deletion.Stored
@@ -69,7 +69,7 @@ func (r *BackupRun) standsForStored() bool {
 		return false
 	}
 	switch r.Status.Phase {
-	case "", holdfastv1alpha1.BackupPhaseNew, holdfastv1alpha1.BackupPhaseQueued, holdfastv1alpha1.BackupPhaseReadyToStart:
+	case "", v1alpha1.BackupPhaseNew, v1alpha1.BackupPhaseQueued, v1alpha1.BackupPhaseReadyToStart:
 		return true
 	}
 	return false
@@ -77,16 +77,16 @@ func (r *BackupRun) standsForStored() bool {
 
 // Phase is the backup's phase: what the status says, unless a request about the
 // run says more.
-func (r *BackupRun) Phase() holdfastv1alpha1.BackupPhase {
+func (r *BackupRun) Phase() v1alpha1.BackupPhase {
 	switch {
 	case r.Deleting():
-		return holdfastv1alpha1.BackupPhaseDeleting
+		return v1alpha1.BackupPhaseDeleting
 	case r.Status.Phase.Ended():
 		return r.Status.Phase
 	case r.Spec.Cancellation != nil:
-		return holdfastv1alpha1.BackupPhaseCancelling
+		return v1alpha1.BackupPhaseCancelling
 	case r.Status.Phase == "":
-		return holdfastv1alpha1.BackupPhaseNew
+		return v1alpha1.BackupPhaseNew
 	}
 	return r.Status.Phase
 }

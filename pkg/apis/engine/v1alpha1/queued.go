@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
-	holdfastv1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // QueuedRun is a record that stands in the queue: a BackupRun or a RestoreRun.
@@ -30,7 +30,7 @@ type QueuedRun interface {
 type Asked struct {
 	// Kind and Ref say what people know the run by: a Backup or a Restore.
 	Kind         string
-	Ref          holdfastv1alpha1.BackupReference
+	Ref          v1alpha1.BackupReference
 	NamespaceUID types.UID
 	Labels       map[string]string
 	Requester    string
@@ -43,7 +43,7 @@ type Asked struct {
 // +k8s:deepcopy-gen=false
 // +k8s:openapi-gen=false
 type Standing struct {
-	Phase               holdfastv1alpha1.BackupPhase
+	Phase               v1alpha1.BackupPhase
 	Ticket              int64
 	QueuedTimestamp     *metav1.Time
 	StartTimestamp      *metav1.Time
@@ -82,14 +82,14 @@ func (r *RestoreRun) Asked() Asked {
 // Standing implements QueuedRun.
 func (r *RestoreRun) Standing() Standing {
 	s := &r.Status
-	return Standing{holdfastv1alpha1.BackupPhase(s.Phase), s.Ticket, s.QueuedTimestamp, s.StartTimestamp, s.CompletionTimestamp, s.FailureReason, s.ValidationErrors}
+	return Standing{v1alpha1.BackupPhase(s.Phase), s.Ticket, s.QueuedTimestamp, s.StartTimestamp, s.CompletionTimestamp, s.FailureReason, s.ValidationErrors}
 }
 
 // WithStanding implements QueuedRun.
 func (r *RestoreRun) WithStanding(standing Standing) QueuedRun {
 	r = r.DeepCopy()
 	s := &r.Status
-	s.Phase, s.Ticket, s.FailureReason, s.ValidationErrors = holdfastv1alpha1.RestorePhase(standing.Phase), standing.Ticket, standing.FailureReason, standing.ValidationErrors
+	s.Phase, s.Ticket, s.FailureReason, s.ValidationErrors = v1alpha1.RestorePhase(standing.Phase), standing.Ticket, standing.FailureReason, standing.ValidationErrors
 	s.QueuedTimestamp, s.StartTimestamp, s.CompletionTimestamp = standing.QueuedTimestamp, standing.StartTimestamp, standing.CompletionTimestamp
 	return r
 }

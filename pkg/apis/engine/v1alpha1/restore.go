@@ -9,14 +9,14 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	holdfastv1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // AsRestore is the Restore that the run stands for, without the conditions and the place
 // in the queue, which are computed. It shares nothing with the run.
-func (r *RestoreRun) AsRestore() *holdfastv1alpha1.Restore {
+func (r *RestoreRun) AsRestore() *v1alpha1.Restore {
 	status := &r.Status
-	return &holdfastv1alpha1.Restore{
+	return &v1alpha1.Restore{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:         r.Spec.RestoreRef.Namespace,
 			Name:              r.Spec.RestoreRef.Name,
@@ -26,7 +26,7 @@ func (r *RestoreRun) AsRestore() *holdfastv1alpha1.Restore {
 			Annotations:       maps.Clone(r.Spec.Annotations),
 		},
 		Spec: *r.Spec.Restore.DeepCopy(),
-		Status: holdfastv1alpha1.RestoreStatus{
+		Status: v1alpha1.RestoreStatus{
 			Phase:               r.Phase(),
 			Backup:              r.Spec.Backup.RestoredBackup.DeepCopy(),
 			QueuedTimestamp:     status.QueuedTimestamp.DeepCopy(),
@@ -46,14 +46,14 @@ func (r *RestoreRun) AsRestore() *holdfastv1alpha1.Restore {
 }
 
 // Phase is the restore's phase: what the status says, unless a cancellation says more.
-func (r *RestoreRun) Phase() holdfastv1alpha1.RestorePhase {
+func (r *RestoreRun) Phase() v1alpha1.RestorePhase {
 	switch {
 	case r.Status.Phase.Ended():
 		return r.Status.Phase
 	case r.Spec.Cancellation != nil:
-		return holdfastv1alpha1.RestorePhaseCancelling
+		return v1alpha1.RestorePhaseCancelling
 	case r.Status.Phase == "":
-		return holdfastv1alpha1.RestorePhaseNew
+		return v1alpha1.RestorePhaseNew
 	}
 	return r.Status.Phase
 }

@@ -7,7 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	holdfastv1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // +genclient
@@ -50,7 +50,7 @@ type BackupRunList struct {
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.deletion) || has(self.deletion) && self.deletion == oldSelf.deletion",message="a deletion is not taken back"
 type BackupRunSpec struct {
 	// The Backup that the run belongs to.
-	BackupRef holdfastv1alpha1.BackupReference `json:"backupRef"`
+	BackupRef v1alpha1.BackupReference `json:"backupRef"`
 	// Uid of the Backup's namespace when the Backup was asked for. Another namespace of
 	// that name has nothing to do with the run. Empty in a run that was created for
 	// the deletion of a stored backup.
@@ -72,7 +72,7 @@ type BackupRunSpec struct {
 	// +optional
 	ScheduleUID types.UID `json:"scheduleUID,omitempty"`
 	// The Backup's spec, with its defaults filled in.
-	Backup holdfastv1alpha1.BackupSpec `json:"backup"`
+	Backup v1alpha1.BackupSpec `json:"backup"`
 	// Who asked for the run to be stopped, and when. It counts until the run has ended.
 	// +optional
 	Cancellation *Ask `json:"cancellation,omitempty"`
@@ -138,7 +138,7 @@ type Requester struct {
 type BackupRunStatus struct {
 	// The backup's phase. Empty means New.
 	// +optional
-	Phase holdfastv1alpha1.BackupPhase `json:"phase,omitempty"`
+	Phase v1alpha1.BackupPhase `json:"phase,omitempty"`
 	// Order in the queue: lower goes first. Given once, when the run is queued.
 	// +optional
 	Ticket int64 `json:"ticket,omitempty"`
@@ -169,13 +169,13 @@ type BackupRunStatus struct {
 	Expiration *metav1.Time `json:"expiration,omitempty"`
 	// Objects found and backed up.
 	// +optional
-	Progress *holdfastv1alpha1.BackupProgress `json:"progress,omitempty"`
+	Progress *v1alpha1.BackupProgress `json:"progress,omitempty"`
 	// Volumes found and backed up.
 	// +optional
-	Volumes *holdfastv1alpha1.BackupVolumesProgress `json:"volumes,omitempty"`
+	Volumes *v1alpha1.BackupVolumesProgress `json:"volumes,omitempty"`
 	// Hooks that were run.
 	// +optional
-	HookStatus *holdfastv1alpha1.HookStatus `json:"hookStatus,omitempty"`
+	HookStatus *v1alpha1.HookStatus `json:"hookStatus,omitempty"`
 	// Pods that a hook may have been run in, and whose post hooks are still to be run.
 	// Whoever takes over from the executor runs them first.
 	// +optional

@@ -7,7 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	holdfastv1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // +genclient
@@ -48,7 +48,7 @@ type ExpirationChangeList struct {
 // ExpirationChangeSpec is the request.
 type ExpirationChangeSpec struct {
 	// The Backup.
-	BackupRef holdfastv1alpha1.BackupReference `json:"backupRef"`
+	BackupRef v1alpha1.BackupReference `json:"backupRef"`
 	// Uid of the Backup: another one of its name is not meant.
 	UID types.UID `json:"uid"`
 	// Where the backup lies.

@@ -7,7 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	holdfastv1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 const (
@@ -58,7 +58,7 @@ type RestoreRunList struct {
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.cancellation) || has(self.cancellation) && self.cancellation == oldSelf.cancellation",message="a cancellation is not taken back"
 type RestoreRunSpec struct {
 	// The Restore that the run belongs to.
-	RestoreRef holdfastv1alpha1.BackupReference `json:"restoreRef"`
+	RestoreRef v1alpha1.BackupReference `json:"restoreRef"`
 	// Uid of the Restore's namespace when the Restore was asked for. Another namespace of
 	// that name has nothing to do with the run.
 	// +optional
@@ -79,7 +79,7 @@ type RestoreRunSpec struct {
 	// The backup, as it was found when the Restore was asked for.
 	Backup RestoreSource `json:"backup"`
 	// The Restore's spec, with its defaults filled in.
-	Restore holdfastv1alpha1.RestoreSpec `json:"restore"`
+	Restore v1alpha1.RestoreSpec `json:"restore"`
 	// Namespaces that the restore writes to, sorted, as far as they were known when it was
 	// asked for: the words of the queue's rule. Empty means any.
 	// +optional
@@ -97,7 +97,7 @@ type RestoreRunSpec struct {
 
 // RestoreSource is a backup in a store.
 type RestoreSource struct {
-	holdfastv1alpha1.RestoredBackup `json:",inline"`
+	v1alpha1.RestoredBackup `json:",inline"`
 	// Name of the backup in the store.
 	StoreName string `json:"storeName"`
 	// Public key with which the backup was signed when the Restore was asked for, by this
@@ -111,7 +111,7 @@ type RestoreSource struct {
 type RestoreRunStatus struct {
 	// The restore's phase. Empty means New.
 	// +optional
-	Phase holdfastv1alpha1.RestorePhase `json:"phase,omitempty"`
+	Phase v1alpha1.RestorePhase `json:"phase,omitempty"`
 	// Order in the queue: lower goes first. Given once, when the run is queued.
 	// +optional
 	Ticket int64 `json:"ticket,omitempty"`
@@ -137,13 +137,13 @@ type RestoreRunStatus struct {
 	CompletionTimestamp *metav1.Time `json:"completionTimestamp,omitempty"`
 	// Objects to restore, and restored.
 	// +optional
-	Progress *holdfastv1alpha1.RestoreProgress `json:"progress,omitempty"`
+	Progress *v1alpha1.RestoreProgress `json:"progress,omitempty"`
 	// Volumes to restore, and restored.
 	// +optional
-	Volumes *holdfastv1alpha1.RestoreVolumesProgress `json:"volumes,omitempty"`
+	Volumes *v1alpha1.RestoreVolumesProgress `json:"volumes,omitempty"`
 	// Commands that were to run in restored pods, and failed.
 	// +optional
-	HookStatus *holdfastv1alpha1.HookStatus `json:"hookStatus,omitempty"`
+	HookStatus *v1alpha1.HookStatus `json:"hookStatus,omitempty"`
 	// The pods in which commands were begun. None is begun twice.
 	// +optional
 	// +listType=map

@@ -7,7 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	holdfastv1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 // +genclient
@@ -47,7 +47,7 @@ type ScheduleEntryList struct {
 type ScheduleEntrySpec struct {
 	// The Schedule that the record is of.
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a record keeps its schedule"
-	ScheduleRef holdfastv1alpha1.BackupReference `json:"scheduleRef"`
+	ScheduleRef v1alpha1.BackupReference `json:"scheduleRef"`
 	// Uid of the Schedule's namespace. Another namespace of that name has nothing to do
 	// with it.
 	NamespaceUID types.UID `json:"namespaceUID"`
@@ -64,7 +64,7 @@ type ScheduleEntrySpec struct {
 	// +kubebuilder:validation:MaxLength=524288
 	Metadata string `json:"metadata"`
 	// The Schedule's spec.
-	Schedule holdfastv1alpha1.ScheduleSpec `json:"schedule"`
+	Schedule v1alpha1.ScheduleSpec `json:"schedule"`
 }
 
 // UnsettledTimes are times at which backups were due, by what a schedule said before.

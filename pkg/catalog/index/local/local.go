@@ -28,7 +28,7 @@ import (
 
 	"k8s.io/utils/clock"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/catalog/index"
 	"github.com/holdfast-io/holdfast/pkg/format"
@@ -87,8 +87,8 @@ func (c *Cache) openLocked(ctx context.Context) (iter.Seq[index.Entry], error) {
 	if err != nil {
 		return nil, err
 	}
-	if c.bucket, err = store.Open(ctx, &engine.StorageLocationSpec{
-		Provider: engine.StorageProviderFilesystem, Filesystem: &engine.FilesystemLocation{Path: c.folder},
+	if c.bucket, err = store.Open(ctx, &enginev1alpha1.StorageLocationSpec{
+		Provider: enginev1alpha1.StorageProviderFilesystem, Filesystem: &enginev1alpha1.FilesystemLocation{Path: c.folder},
 	}, nil); err != nil {
 		return nil, err
 	}

@@ -13,7 +13,7 @@ import (
 
 	clocktesting "k8s.io/utils/clock/testing"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 )
 
@@ -39,7 +39,7 @@ func open(t *testing.T, folder, ofStore, clusterUID string, now time.Time) (*Cac
 func all(string) bool { return true }
 
 func content(volumes int) catalog.Content {
-	return catalog.Content{Backup: &holdfast.Backup{Status: holdfast.BackupStatus{Phase: holdfast.BackupPhaseCompleted}}, Volumes: make([]catalog.Volume, volumes)}
+	return catalog.Content{Backup: &v1alpha1.Backup{Status: v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseCompleted}}, Volumes: make([]catalog.Volume, volumes)}
 }
 
 func must(t *testing.T, err error) {

@@ -21,8 +21,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
-	engine "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog/index"
 	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/velero"
 	"github.com/holdfast-io/holdfast/pkg/format"
@@ -77,14 +77,14 @@ func (f *fixture) backup(storeName string) {
 func (f *fixture) backupOf(storeName, uid string) {
 	f.Helper()
 	at := metav1.NewTime(time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC))
-	backup := &holdfast.Backup{
+	backup := &v1alpha1.Backup{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: storeName, UID: types.UID(uid), CreationTimestamp: at},
-		Status:     holdfast.BackupStatus{Phase: holdfast.BackupPhaseCompleted, StartTimestamp: &at, CompletionTimestamp: &at},
+		Status:     v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseCompleted, StartTimestamp: &at, CompletionTimestamp: &at},
 	}
 	var volumes bytes.Buffer
 	if err := format.WritePodVolumeBackups(&volumes, []format.PodVolumeBackup{format.NewPodVolumeBackup(backup, storeName, format.Volume{
-		Pod: engine.PodReference{Namespace: "shop", Name: "web"}, Name: "data", ClaimName: "data",
-		Status: engine.VolumeUploadStatus{Phase: engine.VolumePhaseCompleted, SnapshotID: "s"},
+		Pod: enginev1alpha1.PodReference{Namespace: "shop", Name: "web"}, Name: "data", ClaimName: "data",
+		Status: enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "s"},
 	})}); err != nil {
 		f.Fatal(err)
 	}

@@ -17,7 +17,7 @@ import (
 
 	testingclock "k8s.io/utils/clock/testing"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/layout"
 	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/longhorn"
@@ -35,12 +35,12 @@ type lab struct {
 	layout  *longhorn.Layout
 	clock   *testingclock.FakeClock
 	catalog *catalog.Catalog
-	rows    map[string]*holdfast.VolumeBackup
-	volumes map[string]*holdfast.BackupVolume
+	rows    map[string]*v1alpha1.VolumeBackup
+	volumes map[string]*v1alpha1.BackupVolume
 }
 
 func newLab(t *testing.T, inner *store.Bucket) *lab {
-	l := &lab{t: t, inner: inner, clock: testingclock.NewFakeClock(time.Now()), rows: map[string]*holdfast.VolumeBackup{}, volumes: map[string]*holdfast.BackupVolume{}}
+	l := &lab{t: t, inner: inner, clock: testingclock.NewFakeClock(time.Now()), rows: map[string]*v1alpha1.VolumeBackup{}, volumes: map[string]*v1alpha1.BackupVolume{}}
 	l.store = storetest.NewFaulty(inner, l.clock)
 	l.layout = &longhorn.Layout{TrustNamespaces: true, Clock: l.clock}
 	l.catalog = catalog.New("holdfast", func(changes catalog.Changes) {
@@ -164,7 +164,7 @@ func TestAgreesWithTheLibrary(t *testing.T) {
 				}
 				seen++
 				if wantBackup.Error != "" {
-					if row.Status.Phase != holdfast.VolumeBackupInProgress || !strings.Contains(row.Status.Message, "has failed") {
+					if row.Status.Phase != v1alpha1.VolumeBackupInProgress || !strings.Contains(row.Status.Message, "has failed") {
 						t.Errorf("%s is %s: %s; the library says: %s", name, row.Status.Phase, row.Status.Message, wantBackup.Error)
 					}
 					continue
@@ -177,7 +177,7 @@ func TestAgreesWithTheLibrary(t *testing.T) {
 					Name: wantBackup.Name, SnapshotName: wantBackup.SnapshotName, SnapshotCreated: wantBackup.SnapshotCreated, Created: wantBackup.Created,
 					Size: wantBackup.Size, VolumeName: wantBackup.VolumeName, VolumeSize: wantBackup.VolumeSize, VolumeCreated: wantBackup.VolumeCreated,
 				}
-				if fmt.Sprint(got) != fmt.Sprint(wanted) || row.Status.Phase != holdfast.VolumeBackupCompleted || row.Status.Message != "" || !maps.Equal(row.Status.Labels, wantBackup.Labels) {
+				if fmt.Sprint(got) != fmt.Sprint(wanted) || row.Status.Phase != v1alpha1.VolumeBackupCompleted || row.Status.Message != "" || !maps.Equal(row.Status.Labels, wantBackup.Labels) {
 					t.Errorf("%s: %+v\nwant %+v\n%+v", name, got, wanted, row.Status)
 				}
 			}
@@ -246,12 +246,12 @@ func TestReadsOnce(t *testing.T) {
 		t.Errorf("for a backup that has begun, %v are read: %v", read, l.store.Counts())
 	}
 	name := "team-1/" + volume + ".backup-new:data-7"
-	if row := l.rows[name]; row == nil || row.Status.Phase != holdfast.VolumeBackupInProgress {
+	if row := l.rows[name]; row == nil || row.Status.Phase != v1alpha1.VolumeBackupInProgress {
 		t.Errorf("it is %+v", row)
 	}
 	put(key, `{"Name":"backup-new","VolumeName":"`+volume+`","CreatedTime":"2026-11-22T00:00:00Z","Size":"2097152"}`)
 	l.store.Reset()
-	if l.refresh(); l.store.Count(storetest.Get) != 2 || l.rows[name].Status.Phase != holdfast.VolumeBackupCompleted {
+	if l.refresh(); l.store.Count(storetest.Get) != 2 || l.rows[name].Status.Phase != v1alpha1.VolumeBackupCompleted {
 		t.Errorf("it is %+v after %v", l.rows[name].Status, l.store.Counts())
 	}
 	// volume.cfg follows, and is read when it has settled.
@@ -405,7 +405,7 @@ func TestStoreFailures(t *testing.T) {
 	l.store.Inject(storetest.Fault{Operation: storetest.Get, Key: file, Err: store.ErrDenied})
 	l.refresh()
 	denied := "holdfast/" + volume + "." + longhorntest.BackupName(4, 1) + ":volume:" + volume
-	if row := l.rows[denied]; row == nil || row.Status.Phase != holdfast.VolumeBackupUnreadable || len(l.rows) != 90 {
+	if row := l.rows[denied]; row == nil || row.Status.Phase != v1alpha1.VolumeBackupUnreadable || len(l.rows) != 90 {
 		t.Errorf("%d rows, and the one that is denied is %+v", len(l.rows), row)
 	}
 	for _, err := range []error{store.ErrDenied, store.ErrUnavailable} {
@@ -417,7 +417,7 @@ func TestStoreFailures(t *testing.T) {
 	// Once it is shown, it is read.
 	l.store.Inject()
 	l.store.Reset()
-	if read := l.refresh(); len(read) != 1 || l.rows[denied].Status.Phase != holdfast.VolumeBackupCompleted || l.store.Count(storetest.Get) != 2 {
+	if read := l.refresh(); len(read) != 1 || l.rows[denied].Status.Phase != v1alpha1.VolumeBackupCompleted || l.store.Count(storetest.Get) != 2 {
 		t.Errorf("%v are read (%v), and it is %+v", read, l.store.Counts(), l.rows[denied].Status)
 	}
 }
@@ -550,7 +550,7 @@ func TestLongFronts(t *testing.T) {
 	}
 	l.read("vol-1", false)
 	for name, row := range l.rows {
-		if row.Status.Phase != holdfast.VolumeBackupCompleted || row.Spec.BackupName != fmt.Sprintf("b-%d", row.Status.SizeBytes) {
+		if row.Status.Phase != v1alpha1.VolumeBackupCompleted || row.Spec.BackupName != fmt.Sprintf("b-%d", row.Status.SizeBytes) {
 			t.Errorf("%s: %+v", name, row.Status)
 		}
 	}

@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/layout"
 	format "github.com/holdfast-io/holdfast/pkg/longhorn"
@@ -69,7 +69,7 @@ func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known
 	ended := map[string]*catalog.Volume{}
 	if known.Versions != nil {
 		for _, v := range known.Volumes() {
-			if v.State == holdfast.VolumeBackupCompleted {
+			if v.State == v1alpha1.VolumeBackupCompleted {
 				ended[v.BackupName] = &v
 			}
 		}
@@ -154,19 +154,19 @@ func (r *reading) do(ctx context.Context, from store.Ranger) {
 }
 
 func (r *reading) unreadable() {
-	r.row = &catalog.Volume{BackupName: r.backup, Method: method, State: holdfast.VolumeBackupUnreadable, Message: "its file can't be read: " + store.Reason(r.err)}
+	r.row = &catalog.Volume{BackupName: r.backup, Method: method, State: v1alpha1.VolumeBackupUnreadable, Message: "its file can't be read: " + store.Reason(r.err)}
 }
 
 func (r *reading) newRow(b *format.Backup) *catalog.Volume {
 	row := &catalog.Volume{BackupName: r.backup, Method: method}
 	switch {
 	case b.Name != "" && b.Name != r.backup || b.VolumeName != "" && b.VolumeName != r.volume:
-		row.State = holdfast.VolumeBackupUnreadable
+		row.State = v1alpha1.VolumeBackupUnreadable
 		row.Message = fmt.Sprintf("its file is that of the backup %q of the volume %q", b.Name, b.VolumeName)
 	case !b.Finished:
-		row.State, row.Message = holdfast.VolumeBackupInProgress, unfinished
+		row.State, row.Message = v1alpha1.VolumeBackupInProgress, unfinished
 	default:
-		row.State = holdfast.VolumeBackupCompleted
+		row.State = v1alpha1.VolumeBackupCompleted
 		row.SnapshotName = b.SnapshotName
 		row.SnapshotCreated = metav1.NewTime(b.SnapshotCreated)
 		row.Created, row.Completion = metav1.NewTime(b.Created), metav1.NewTime(b.Created)
@@ -226,7 +226,7 @@ func describe(name string, volume *format.Volume, trouble string, rows []catalog
 	for i := range rows {
 		row := &rows[i]
 		row.Namespace, row.ClaimName, row.VolumeName = namespace, claim, name
-		if row.State == holdfast.VolumeBackupCompleted {
+		if row.State == v1alpha1.VolumeBackupCompleted {
 			row.Message = trouble
 		}
 		if volume != nil {

@@ -24,7 +24,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/layout"
 	"github.com/holdfast-io/holdfast/pkg/format"
@@ -39,7 +39,7 @@ type Layout struct {
 	Clock           clock.PassiveClock
 	// Vouches reports whether a trusted cluster has signed a backup; nil trusts all. Other backups
 	// are read within bounds.
-	Vouches func(origin *holdfast.BackupOrigin) bool
+	Vouches func(origin *v1alpha1.BackupOrigin) bool
 }
 
 const (
@@ -226,7 +226,7 @@ func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known
 	case errors.Is(err, errNotWhole):
 		// Its metadata was written after its deletion (package backup), or objects were removed or
 		// replaced.
-		backup.Status.Phase = holdfast.BackupPhaseUnreadable
+		backup.Status.Phase = v1alpha1.BackupPhaseUnreadable
 		backup.Status.FailureReason = err.Error()
 		backup.Status.Conditions = format.EndConditions(&backup.Status)
 		content.Volumes = nil
@@ -285,16 +285,16 @@ func isStoreFailure(err error) bool {
 }
 
 // isSigned reports whether the metadata has a valid signature, of any cluster.
-func isSigned(backup *holdfast.Backup) bool {
+func isSigned(backup *v1alpha1.Backup) bool {
 	return backup.Status.Origin.Trust == ""
 }
 
-func (l *Layout) vouches(backup *holdfast.Backup) bool {
+func (l *Layout) vouches(backup *v1alpha1.Backup) bool {
 	return isSigned(backup) && (l.Vouches == nil || l.Vouches(backup.Status.Origin))
 }
 
 // bounded returns a function that reads a list, within bounds for untrusted backups.
-func (l *Layout) bounded(ctx context.Context, backup *holdfast.Backup) func(list io.Reader, read func(io.Reader) error) error {
+func (l *Layout) bounded(ctx context.Context, backup *v1alpha1.Backup) func(list io.Reader, read func(io.Reader) error) error {
 	if l.vouches(backup) {
 		return func(list io.Reader, read func(io.Reader) error) error { return read(list) }
 	}
@@ -315,7 +315,7 @@ func (l *Layout) bounded(ctx context.Context, backup *holdfast.Backup) func(list
 
 // readCopy reads our copy of replaced metadata, nil if unusable, and reports whether its objects
 // have their sizes.
-func (l *Layout) readCopy(ctx context.Context, from store.Ranger, storeName string) (ours *holdfast.Backup, whole bool, err error) {
+func (l *Layout) readCopy(ctx context.Context, from store.Ranger, storeName string) (ours *v1alpha1.Backup, whole bool, err error) {
 	err = format.ErrUnfinished
 	for attempt := 1; attempt <= format.MaxAttemptKeys && errors.Is(err, format.ErrUnfinished); attempt++ {
 		ours, _, err = l.readMetadata(ctx, from, storeName, format.AttemptKey(storeName, attempt))
@@ -323,7 +323,7 @@ func (l *Layout) readCopy(ctx context.Context, from store.Ranger, storeName stri
 	if err != nil || !isSigned(ours) {
 		return nil, false, err
 	}
-	if phase := ours.Status.Phase; phase != holdfast.BackupPhaseCompleted && phase != holdfast.BackupPhasePartiallyFailed {
+	if phase := ours.Status.Phase; phase != v1alpha1.BackupPhaseCompleted && phase != v1alpha1.BackupPhasePartiallyFailed {
 		return nil, false, nil // not worth finding
 	}
 	contents, err := format.TakeContents(ours.DeepCopy())
@@ -343,7 +343,7 @@ func (l *Layout) readCopy(ctx context.Context, from store.Ranger, storeName stri
 }
 
 // readMetadata also returns the version; empty if unknown.
-func (l *Layout) readMetadata(ctx context.Context, from store.Ranger, storeName, key string) (backup *holdfast.Backup, version string, err error) {
+func (l *Layout) readMetadata(ctx context.Context, from store.Ranger, storeName, key string) (backup *v1alpha1.Backup, version string, err error) {
 	err = get(ctx, from, key, func(content io.Reader) error {
 		version = store.VersionOf(content)
 		data, err := io.ReadAll(io.LimitReader(content, largeMetadata))
@@ -379,7 +379,7 @@ const maxSigners = 8
 // readChanges reads the newest change of each signer of the backup's cluster, since each repeats
 // earlier deletions. Keys are the newest first, so reading ends at the backup's own signer. Changes
 // without a valid signature are ignored. One that can't be read fails, since it may have a hold.
-func (l *Layout) readChanges(ctx context.Context, from store.Reader, storeName string, backup *holdfast.Backup, keys []string) (changes []format.Expiration, err error) {
+func (l *Layout) readChanges(ctx context.Context, from store.Reader, storeName string, backup *v1alpha1.Backup, keys []string) (changes []format.Expiration, err error) {
 	if !isSigned(backup) {
 		return nil, nil
 	}

@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
 
-	holdfast "github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/layout"
 	"github.com/holdfast-io/holdfast/pkg/format"
@@ -52,10 +52,10 @@ func TestFewChangesAreRead(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			clock := clocktesting.NewFakeClock(metav1.Now().Time)
 			faulty := storetest.NewFaulty(storetest.Memory(t), clock)
-			backup := &holdfast.Backup{ObjectMeta: metav1.ObjectMeta{UID: "0c7d5b1e-2f0a-4a57-9d0e-6f6b1a2f3c4d"}}
-			backup.Status.Origin = &holdfast.BackupOrigin{ClusterUID: own.UID, PublicKey: own.Key.PublicKey()}
+			backup := &v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{UID: "0c7d5b1e-2f0a-4a57-9d0e-6f6b1a2f3c4d"}}
+			backup.Status.Origin = &v1alpha1.BackupOrigin{ClusterUID: own.UID, PublicKey: own.Key.PublicKey()}
 			if test.unknown {
-				backup.Status.Origin = &holdfast.BackupOrigin{Trust: holdfast.BackupTrustForeign}
+				backup.Status.Origin = &v1alpha1.BackupOrigin{Trust: v1alpha1.BackupTrustForeign}
 			}
 			var keys []string
 			for i, by := range test.changes {
@@ -114,8 +114,8 @@ func TestDigestsOfWhatIsSigned(t *testing.T) {
 		"changed":                     {key: key, contents: contents, change: "changed"},
 		"not signed":                  {contents: contents},
 	} {
-		backup := &holdfast.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast", Name: "b", UID: "uid", CreationTimestamp: at}}
-		backup.Status = holdfast.BackupStatus{Phase: holdfast.BackupPhaseFailed, FailureReason: "original", StartTimestamp: &at, CompletionTimestamp: &at}
+		backup := &v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast", Name: "b", UID: "uid", CreationTimestamp: at}}
+		backup.Status = v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseFailed, FailureReason: "original", StartTimestamp: &at, CompletionTimestamp: &at}
 		metadata, err := format.EncodeBackup(backup, test.contents, format.Cluster{SystemNamespace: "holdfast", UID: "cluster", Key: test.key})
 		if err != nil {
 			t.Fatal(err)
