@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/client-go/kubernetes/fake"
+	kubefake "k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
 	clocktesting "k8s.io/utils/clock/testing"
 
@@ -53,7 +53,7 @@ func (s *sent) RoundTrip(r *http.Request) (*http.Response, error) {
 func TestAPausedControllerSendsNothing(t *testing.T) {
 	options := &controllerOptions{client: clientOptions{namespace: "holdfast"}}
 	clock := &sleeper{FakeClock: clocktesting.NewFakeClock(time.Now())}
-	leases := fake.NewClientset().CoordinationV1().Leases("holdfast")
+	leases := kubefake.NewClientset().CoordinationV1().Leases("holdfast")
 	err := liveness.Lead(t.Context(), leases, "this process", clock, func(ctx context.Context) error {
 		work := func() (requests int, err error) {
 			network := &sent{}

@@ -36,10 +36,10 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/storagelocation"
 	"github.com/holdfast-io/holdfast/pkg/controllers/volumedeletion"
 	"github.com/holdfast-io/holdfast/pkg/format"
-	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
-	enginev1alpha1client "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
-	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
-	enginev1alpha1informers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
+	engineclientset "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
+	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
+	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/queue"
@@ -80,7 +80,7 @@ type controllerContext struct {
 	plans    *backupplans.Server
 
 	kube   kubernetes.Interface
-	engine enginev1alpha1client.EngineV1alpha1Interface
+	engine engineclient.EngineV1alpha1Interface
 	// client reads objects of any kind, served lists the kinds.
 	client      rest.Interface
 	served      *clustercache.Resources
@@ -91,7 +91,7 @@ type controllerContext struct {
 	cluster format.Cluster
 	keys    []string
 
-	records    enginev1alpha1informers.Interface
+	records    engineinformers.Interface
 	namespaces coreinformers.NamespaceInformer
 	ledger     coreinformers.ConfigMapInformer
 	published  coreinformers.ConfigMapInformer
@@ -124,7 +124,7 @@ func (o *controllerOptions) newControllerContext(ctx context.Context, config *re
 	if err != nil {
 		return nil, err
 	}
-	engine, err := engineclient.NewForConfig(config)
+	engine, err := engineclientset.NewForConfig(config)
 	if err != nil {
 		return nil, err
 	}
@@ -156,10 +156,10 @@ func (o *controllerOptions) newControllerContext(ctx context.Context, config *re
 	return c, c.newInformers(engine)
 }
 
-func (c *controllerContext) newInformers(engine engineclient.Interface) error {
+func (c *controllerContext) newInformers(engine engineclientset.Interface) error {
 	system := c.controllerOptions.client.namespace
-	engineFactory := engineinformers.NewSharedInformerFactoryWithOptions(engine, 0, engineinformers.WithNamespace(system),
-		engineinformers.WithTransform(clustercache.Trimmed))
+	engineFactory := enginefactory.NewSharedInformerFactoryWithOptions(engine, 0, enginefactory.WithNamespace(system),
+		enginefactory.WithTransform(clustercache.Trimmed))
 	objects := informers.NewSharedInformerFactoryWithOptions(c.kube, 0, informers.WithTransform(clustercache.Named))
 	ledger := clustercache.ConfigMap(c.kube, system, records.LedgerName)
 	published := clustercache.ConfigMap(c.kube, system, clusteridentity.ConfigMapName)

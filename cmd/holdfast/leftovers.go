@@ -16,7 +16,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/leftovers"
-	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
+	engineclientset "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
 	"github.com/holdfast-io/holdfast/pkg/identity"
 )
 
@@ -54,7 +54,7 @@ func (o *leftoversOptions) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	clientset, err := engineclient.NewForConfig(config)
+	clientset, err := engineclientset.NewForConfig(config)
 	if err != nil {
 		return err
 	}

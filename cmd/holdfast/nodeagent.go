@@ -36,8 +36,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/nodelimit"
 	"github.com/holdfast-io/holdfast/pkg/controllers/volumework"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
-	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
-	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	engineclientset "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
+	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/hostpath"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
 	"github.com/holdfast-io/holdfast/pkg/repository"
@@ -138,11 +138,11 @@ func (o *nodeAgentOptions) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	engine, err := engineclient.NewForConfig(config)
+	engine, err := engineclientset.NewForConfig(config)
 	if err != nil {
 		return err
 	}
-	own, err := engineclient.NewForConfig(o.proxied(config))
+	own, err := engineclientset.NewForConfig(o.proxied(config))
 	if err != nil {
 		return err
 	}
@@ -176,12 +176,12 @@ func (o *nodeAgentOptions) proxied(config *rest.Config) *rest.Config {
 	return config
 }
 
-func (o *nodeAgentOptions) work(ctx context.Context, identity string, memory int64, kube kubernetes.Interface, metadata metadata.Interface, engine, own engineclient.Interface, broadcaster events.EventBroadcaster, report *agentReport) error {
-	records := engineinformers.NewSharedInformerFactoryWithOptions(engine, 0, engineinformers.WithNamespace(o.client.namespace),
-		engineinformers.WithTransform(clustercache.Trimmed))
+func (o *nodeAgentOptions) work(ctx context.Context, identity string, memory int64, kube kubernetes.Interface, metadata metadata.Interface, engine, own engineclientset.Interface, broadcaster events.EventBroadcaster, report *agentReport) error {
+	records := enginefactory.NewSharedInformerFactoryWithOptions(engine, 0, enginefactory.WithNamespace(o.client.namespace),
+		enginefactory.WithTransform(clustercache.Trimmed))
 	// An agent sees only its node's work.
-	work := engineinformers.NewSharedInformerFactoryWithOptions(own, 0, engineinformers.WithNamespace(o.client.namespace),
-		engineinformers.WithTransform(clustercache.Trimmed))
+	work := enginefactory.NewSharedInformerFactoryWithOptions(own, 0, enginefactory.WithNamespace(o.client.namespace),
+		enginefactory.WithTransform(clustercache.Trimmed))
 	working, most := ctx, 0
 	if memory > 0 {
 		debug.SetMemoryLimit(memory)

@@ -29,7 +29,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/clusteridentity"
 	repositorycontroller "github.com/holdfast-io/holdfast/pkg/controllers/repository"
 	"github.com/holdfast-io/holdfast/pkg/format"
-	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
+	engineclientset "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
 	"github.com/holdfast-io/holdfast/pkg/repository"
 	"github.com/holdfast-io/holdfast/pkg/repository/opener"
@@ -47,7 +47,7 @@ type repoKeyOptions struct {
 
 type keyClients struct {
 	kube   kubernetes.Interface
-	engine engineclient.Interface
+	engine engineclientset.Interface
 }
 
 func newRepoKeyCommand() *cobra.Command {
@@ -119,7 +119,7 @@ func (o *repoKeyOptions) clients() (clients keyClients, err error) {
 	if clients.kube, err = kubernetes.NewForConfig(config); err != nil {
 		return clients, err
 	}
-	clients.engine, err = engineclient.NewForConfig(config)
+	clients.engine, err = engineclientset.NewForConfig(config)
 	return clients, err
 }
 

@@ -22,7 +22,7 @@ import (
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
+	engineclientset "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
 	"github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/maintenance"
 )
@@ -125,7 +125,7 @@ func (o *repoMaintenanceOptions) run(ctx context.Context) (message string, err e
 	if err != nil {
 		return "", err
 	}
-	engine, err := engineclient.NewForConfig(config)
+	engine, err := engineclientset.NewForConfig(config)
 	if err != nil {
 		return "", err
 	}

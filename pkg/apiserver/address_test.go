@@ -12,18 +12,18 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes/fake"
+	kubefake "k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 )
 
 // endpoints is a cluster in which two replicas, a and b, write the EndpointSlice.
 type endpoints struct {
-	kube *fake.Clientset
+	kube *kubefake.Clientset
 	a, b address
 }
 
 func newSlices() *endpoints {
-	s := &endpoints{kube: fake.NewClientset()}
+	s := &endpoints{kube: kubefake.NewClientset()}
 	// The fake knows of no conflicts.
 	version := "1"
 	s.kube.PrependReactor("update", "endpointslices", func(action clienttesting.Action) (bool, runtime.Object, error) {

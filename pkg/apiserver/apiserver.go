@@ -38,7 +38,7 @@ import (
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apiserver/servingcert"
-	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
+	engineclientset "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
 	generatedopenapi "github.com/holdfast-io/holdfast/pkg/generated/openapi"
 	"github.com/holdfast-io/holdfast/pkg/leadership"
 	"github.com/holdfast-io/holdfast/pkg/registry/backup"
@@ -143,7 +143,7 @@ type CompletedConfig struct {
 
 type completedClients struct {
 	kube      kubernetes.Interface
-	engine    engineclient.Interface
+	engine    engineclientset.Interface
 	metadata  metadata.Interface
 	informers informers.SharedInformerFactory
 	transport http.RoundTripper
@@ -166,7 +166,7 @@ func (c *Config) Complete() (CompletedConfig, error) {
 	if err != nil {
 		return CompletedConfig{}, fmt.Errorf("making a client of the cluster: %w", err)
 	}
-	engine, err := engineclient.NewForConfig(c.Generic.ClientConfig)
+	engine, err := engineclientset.NewForConfig(c.Generic.ClientConfig)
 	if err != nil {
 		return CompletedConfig{}, fmt.Errorf("making a client of the records: %w", err)
 	}

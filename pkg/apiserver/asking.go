@@ -16,7 +16,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	holdfastclient "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
+	holdfastclientset "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
 	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 	"github.com/holdfast-io/holdfast/pkg/registry/schedule"
 	domain "github.com/holdfast-io/holdfast/pkg/schedule"
@@ -38,7 +38,7 @@ func (a asking) config() *rest.Config {
 }
 
 // client is that of a requester as recorded. The schedule's uid and name mark what is asked for by it.
-func (a asking) client(requester enginev1alpha1.Requester, of *v1alpha1.Schedule) (holdfastclient.Interface, error) {
+func (a asking) client(requester enginev1alpha1.Requester, of *v1alpha1.Schedule) (holdfastclientset.Interface, error) {
 	if requester.Username == "" { // nobody would be impersonated
 		return nil, apierrors.NewForbidden(v1alpha1.Resource("backups"), "", errors.New("the record does not say as whom to ask"))
 	}
@@ -49,7 +49,7 @@ func (a asking) client(requester enginev1alpha1.Requester, of *v1alpha1.Schedule
 	}
 	config.Impersonate.Extra[recorded.ExtraScheduleUID] = []string{string(of.UID)}
 	config.Impersonate.Extra[recorded.ExtraSchedule] = []string{of.Namespace + "/" + of.Name}
-	client, err := holdfastclient.NewForConfig(config)
+	client, err := holdfastclientset.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("making a client of this server: %w", err)
 	}
@@ -78,7 +78,7 @@ func (a asking) Delete(ctx context.Context, requester enginev1alpha1.Requester, 
 
 // MadeBy is the uid of the schedule that made a backup, as this server itself sees it.
 func (a asking) MadeBy(ctx context.Context, namespace, name string) (types.UID, error) {
-	client, err := holdfastclient.NewForConfig(a.config())
+	client, err := holdfastclientset.NewForConfig(a.config())
 	if err != nil {
 		return "", fmt.Errorf("making a client of this server: %w", err)
 	}

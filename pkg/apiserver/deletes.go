@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
-	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
@@ -35,7 +35,7 @@ var instead = map[string]struct{ subresource, kind, why string }{
 
 // ServeHTTP implements http.Handler.
 func (d toldDeletes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	info, ok := apirequest.RequestInfoFrom(r.Context())
+	info, ok := genericapirequest.RequestInfoFrom(r.Context())
 	if !ok || info.Verb != "delete" && info.Verb != "deletecollection" || info.APIGroup != v1alpha1.GroupName || info.Subresource != "" || instead[info.Resource].kind == "" {
 		d.handler.ServeHTTP(w, r)
 		return

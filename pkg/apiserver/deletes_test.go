@@ -10,15 +10,15 @@ import (
 	"testing"
 
 	"k8s.io/apimachinery/pkg/util/sets"
-	genericfilters "k8s.io/apiserver/pkg/endpoints/filters"
-	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	genericapifilters "k8s.io/apiserver/pkg/endpoints/filters"
+	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 )
 
 // Whoever deletes what is stored is told how to ask for that; all else is as ever.
 func TestDeletesAreTold(t *testing.T) {
-	handler := genericfilters.WithRequestInfo(toldDeletes{http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	handler := genericapifilters.WithRequestInfo(toldDeletes{http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusTeapot)
-	}), Codecs}, &apirequest.RequestInfoFactory{APIPrefixes: sets.NewString("apis"), GrouplessAPIPrefixes: sets.NewString()})
+	}), Codecs}, &genericapirequest.RequestInfoFactory{APIPrefixes: sets.NewString("apis"), GrouplessAPIPrefixes: sets.NewString()})
 	for _, test := range []struct{ method, address, says string }{
 		{"DELETE", resources + "/mine", `{"apiVersion":"holdfast.io/v1alpha1","kind":"BackupDeletion"}' | kubectl create --raw ` + resources + `/mine/deletion -f -`},
 		{"DELETE", "/apis/holdfast.io/v1alpha1/namespaces/shop/volumebackups/mine:data", `"kind":"VolumeDeletion"}' | kubectl create --raw /apis/holdfast.io/v1alpha1/namespaces/shop/volumebackups/mine:data/deletion -f -`},

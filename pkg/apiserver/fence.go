@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
-	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/endpoints/responsewriter"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -23,14 +23,14 @@ import (
 type fence struct {
 	handler     http.Handler
 	enter       func() (*leadership.Term, bool)
-	longRunning apirequest.LongRunningRequestCheck
+	longRunning genericapirequest.LongRunningRequestCheck
 	serializer  runtime.NegotiatedSerializer
 }
 
 // ServeHTTP implements http.Handler. Whoever is refused is to come again over another
 // connection: kube-apiserver keeps the one that it has for as long as it lasts.
 func (f *fence) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	info, ok := apirequest.RequestInfoFrom(r.Context())
+	info, ok := genericapirequest.RequestInfoFrom(r.Context())
 	if !ok || !info.IsResourceRequest || info.APIGroup != v1alpha1.GroupName {
 		f.handler.ServeHTTP(w, r)
 		return

@@ -17,10 +17,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
-	genericfilters "k8s.io/apiserver/pkg/endpoints/filters"
-	apirequest "k8s.io/apiserver/pkg/endpoints/request"
-	longrunning "k8s.io/apiserver/pkg/server/filters"
-	"k8s.io/client-go/kubernetes/fake"
+	genericapifilters "k8s.io/apiserver/pkg/endpoints/filters"
+	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
+	genericfilters "k8s.io/apiserver/pkg/server/filters"
+	kubefake "k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	clocktesting "k8s.io/utils/clock/testing"
 
@@ -34,14 +34,14 @@ type fenced struct {
 	*httptest.Server
 	leader *leadership.Leader
 	clock  *clocktesting.FakePassiveClock
-	kube   *fake.Clientset
+	kube   *kubefake.Clientset
 	paused atomic.Bool
 	// handle answers those who are let in.
 	handle http.HandlerFunc
 }
 
 func newFenced(t *testing.T) *fenced {
-	f := &fenced{clock: clocktesting.NewFakePassiveClock(time.Unix(1_800_000_000, 0)), kube: fake.NewClientset()}
+	f := &fenced{clock: clocktesting.NewFakePassiveClock(time.Unix(1_800_000_000, 0)), kube: kubefake.NewClientset()}
 	f.kube.PrependReactor("update", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return f.paused.Load(), nil, errors.New("the process is paused")
 	})
@@ -52,10 +52,10 @@ func newFenced(t *testing.T) *fenced {
 	var handler http.Handler = &fence{
 		handler:     http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { f.handle(w, r) }),
 		enter:       f.leader.Enter,
-		longRunning: longrunning.BasicLongRunningRequestCheck(sets.NewString("watch"), sets.NewString()),
+		longRunning: genericfilters.BasicLongRunningRequestCheck(sets.NewString("watch"), sets.NewString()),
 		serializer:  Codecs,
 	}
-	handler = genericfilters.WithRequestInfo(handler, &apirequest.RequestInfoFactory{APIPrefixes: sets.NewString("apis"), GrouplessAPIPrefixes: sets.NewString()})
+	handler = genericapifilters.WithRequestInfo(handler, &genericapirequest.RequestInfoFactory{APIPrefixes: sets.NewString("apis"), GrouplessAPIPrefixes: sets.NewString()})
 	f.Server = httptest.NewUnstartedServer(handler)
 	f.EnableHTTP2 = true
 	f.StartTLS()

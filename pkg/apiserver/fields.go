@@ -16,7 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"sigs.k8s.io/yaml"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -33,7 +33,7 @@ const fieldValidation = "fieldValidation"
 
 // ServeHTTP implements http.Handler.
 func (s strictFields) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	info, ok := apirequest.RequestInfoFrom(r.Context())
+	info, ok := genericapirequest.RequestInfoFrom(r.Context())
 	if ok && info.IsResourceRequest && info.APIGroup == v1alpha1.GroupName && writes(r.Method) {
 		if query := r.URL.Query(); query.Get(fieldValidation) == "" {
 			query.Set(fieldValidation, metav1.FieldValidationStrict)

@@ -16,8 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	genericfilters "k8s.io/apiserver/pkg/endpoints/filters"
-	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	genericapifilters "k8s.io/apiserver/pkg/endpoints/filters"
+	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
@@ -26,9 +26,9 @@ import (
 // Fields that nobody knows are refused, unless the client says otherwise itself.
 func TestUnknownFieldsAreRefused(t *testing.T) {
 	var got string
-	handler := genericfilters.WithRequestInfo(strictFields{http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+	handler := genericapifilters.WithRequestInfo(strictFields{http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		got = r.URL.RawQuery
-	})}, &apirequest.RequestInfoFactory{APIPrefixes: sets.NewString("apis"), GrouplessAPIPrefixes: sets.NewString()})
+	})}, &genericapirequest.RequestInfoFactory{APIPrefixes: sets.NewString("apis"), GrouplessAPIPrefixes: sets.NewString()})
 	for _, test := range []struct{ method, address, want string }{
 		{"POST", resources, "fieldValidation=Strict"},
 		{"POST", resources + "?dryRun=All", "dryRun=All&fieldValidation=Strict"},
@@ -169,13 +169,13 @@ func TestWhatIsNotDoneIsRefused(t *testing.T) {
 func TestPatchesWithoutStatus(t *testing.T) {
 	var got string
 	var length int64
-	handler := genericfilters.WithRequestInfo(strictFields{http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+	handler := genericapifilters.WithRequestInfo(strictFields{http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
 		if err != nil {
 			t.Fatal(err)
 		}
 		got, length = string(body), r.ContentLength
-	})}, &apirequest.RequestInfoFactory{APIPrefixes: sets.NewString("apis"), GrouplessAPIPrefixes: sets.NewString()})
+	})}, &genericapirequest.RequestInfoFactory{APIPrefixes: sets.NewString("apis"), GrouplessAPIPrefixes: sets.NewString()})
 	large := `{"spec":"` + strings.Repeat("x", maxPatch) + `","status":{}}`
 	for name, test := range map[string]struct{ address, sent, want string }{
 		"merge":                     {resources + "/mine", `{"spec":{"paused":true},"status":{"phase":"Enabled"}}`, `{"spec":{"paused":true}}`},

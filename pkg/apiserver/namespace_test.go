@@ -10,13 +10,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes/fake"
+	kubefake "k8s.io/client-go/kubernetes/fake"
 )
 
 // A namespace that was made anew is another one from its first moment, and each look at it is
 // one request.
 func TestNamespaceUIDs(t *testing.T) {
-	kube := fake.NewClientset()
+	kube := kubefake.NewClientset()
 	namespaces := kube.CoreV1().Namespaces()
 	uidOf := namespaceUIDs(namespaces)
 	for _, want := range []types.UID{"first", "second"} {

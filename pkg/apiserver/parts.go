@@ -25,8 +25,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/clustercache"
 	schedulecontroller "github.com/holdfast-io/holdfast/pkg/controllers/schedule"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
-	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
-	enginev1alpha1informers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
+	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	clusteridentity "github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/leadership"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
@@ -71,7 +71,7 @@ type serverContext struct {
 	client *completedClients
 
 	engine     engineclient.EngineV1alpha1Interface
-	records    enginev1alpha1informers.Interface
+	records    engineinformers.Interface
 	authorizer authorizer.Authorizer
 	recorder   events.EventRecorder
 	locations  location.Known
@@ -100,8 +100,8 @@ type termLog interface {
 }
 
 func (c CompletedConfig) newContext(server *Server) (*serverContext, error) {
-	factory := engineinformers.NewSharedInformerFactoryWithOptions(c.client.engine, 0,
-		engineinformers.WithNamespace(c.extra.SystemNamespace), engineinformers.WithTransform(clustercache.Trimmed))
+	factory := enginefactory.NewSharedInformerFactoryWithOptions(c.client.engine, 0,
+		enginefactory.WithNamespace(c.extra.SystemNamespace), enginefactory.WithTransform(clustercache.Trimmed))
 	server.broadcaster = events.NewBroadcaster(&events.EventSinkImpl{Interface: c.client.kube.EventsV1()})
 	s := &serverContext{
 		Server: server, extra: c.extra, client: c.client,

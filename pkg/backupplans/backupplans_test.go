@@ -13,7 +13,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes/fake"
+	kubefake "k8s.io/client-go/kubernetes/fake"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -37,7 +37,7 @@ func TestPlanOfTheLeader(t *testing.T) {
 	serving.TLS = &tls.Config{Certificates: []tls.Certificate{certificate}}
 	serving.StartTLS()
 	defer serving.Close()
-	secrets := fake.NewClientset().CoreV1().Secrets("holdfast")
+	secrets := kubefake.NewClientset().CoreV1().Secrets("holdfast")
 	client := &Client{Remote: &remote.Client{Secrets: secrets}}
 	run := &enginev1alpha1.BackupRun{ObjectMeta: metav1.ObjectMeta{Name: "b"}, Spec: enginev1alpha1.BackupRunSpec{Requester: enginev1alpha1.Requester{Username: "ann"}}}
 	unreachable := func(when string) {

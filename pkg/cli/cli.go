@@ -32,7 +32,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
+	holdfastclientset "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
 )
 
 const (
@@ -115,14 +115,14 @@ type tool struct {
 	version string
 }
 
-func (t *tool) client() (versioned.Interface, string, error) {
+func (t *tool) client() (holdfastclientset.Interface, string, error) {
 	config, err := t.flags.ToRESTConfig()
 	if err != nil {
 		return nil, "", err
 	}
 	config.UserAgent = "kubectl-holdfast/" + t.version
 	config.WarningHandler = rest.NewWarningWriter(t.ErrOut, rest.WarningWriterOptions{Deduplicate: true})
-	client, err := versioned.NewForConfig(config)
+	client, err := holdfastclientset.NewForConfig(config)
 	if err != nil {
 		return nil, "", err
 	}

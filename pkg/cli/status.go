@@ -15,7 +15,7 @@ import (
 	"k8s.io/cli-runtime/pkg/printers"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
+	holdfastclientset "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
 )
 
 const lastBackups = 5
@@ -90,7 +90,7 @@ func printWrong(to io.Writer, wrong []string) {
 	}
 }
 
-func agentsText(ctx context.Context, client versioned.Interface, wrong *[]string) string {
+func agentsText(ctx context.Context, client holdfastclientset.Interface, wrong *[]string) string {
 	agents, err := client.HoldfastV1alpha1().NodeAgents().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return fmt.Sprintf("not known: %v", err) // a tenant may not list them
@@ -106,7 +106,7 @@ func agentsText(ctx context.Context, client versioned.Interface, wrong *[]string
 	return fmt.Sprintf("%d of %d ready", ready, len(agents.Items))
 }
 
-func (t *tool) scheduleStatus(ctx context.Context, client versioned.Interface, namespace string, wrong *[]string) error {
+func (t *tool) scheduleStatus(ctx context.Context, client holdfastclientset.Interface, namespace string, wrong *[]string) error {
 	list, err := client.HoldfastV1alpha1().Schedules(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
@@ -126,7 +126,7 @@ func (t *tool) scheduleStatus(ctx context.Context, client versioned.Interface, n
 }
 
 // lastOf returns the newest backups, the newest first. Pages are ordered by name, so it reads all.
-func lastOf(ctx context.Context, client versioned.Interface, namespace string) (newest []v1alpha1.Backup, err error) {
+func lastOf(ctx context.Context, client holdfastclientset.Interface, namespace string) (newest []v1alpha1.Backup, err error) {
 	for options := (metav1.ListOptions{Limit: 500}); ; {
 		page, err := client.HoldfastV1alpha1().Backups(namespace).List(ctx, options)
 		if err != nil {

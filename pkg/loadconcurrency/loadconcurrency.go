@@ -28,7 +28,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	sigsjson "sigs.k8s.io/json"
+	utiljson "sigs.k8s.io/json"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
@@ -112,11 +112,11 @@ func (c Config) update(text []byte) (Config, error) {
 		PerNodeConfig json.RawMessage `json:"perNodeConfig"`
 	}
 	// errs are the mistakes outside the parts.
-	errs, err := sigsjson.UnmarshalStrict(text, &document)
+	errs, err := utiljson.UnmarshalStrict(text, &document)
 	misspelt := len(errs) > 0
 	if err == nil && len(document.LoadConcurrency) > 0 {
 		var inner []error
-		inner, err = sigsjson.UnmarshalStrict(document.LoadConcurrency, &parts)
+		inner, err = utiljson.UnmarshalStrict(document.LoadConcurrency, &parts)
 		errs, misspelt = append(errs, inner...), len(inner) > 0
 	}
 	if err != nil {
@@ -175,7 +175,7 @@ func parseRule(text json.RawMessage) (rule, error) {
 		NodeSelector *metav1.LabelSelector `json:"nodeSelector"`
 		Number       json.RawMessage       `json:"number"`
 	}
-	unknown, err := sigsjson.UnmarshalStrict(text, &fields)
+	unknown, err := utiljson.UnmarshalStrict(text, &fields)
 	if err = errors.Join(append(unknown, err)...); err != nil {
 		return rule{}, err
 	}

@@ -135,14 +135,14 @@ var rules = []rule{
 
 // pkg is what the go command says of a package.
 type pkg struct {
-	ImportPath, Name, Doc string
-	Imports, Deps         []string
-	GoFiles               []string
+	ImportPath, Name, Doc              string
+	Imports, Deps                      []string
+	GoFiles, TestGoFiles, XTestGoFiles []string
 }
 
 func packages(t *testing.T) []pkg {
 	t.Helper()
-	command := exec.Command("go", "list", "-json=ImportPath,Name,Doc,Imports,Deps,GoFiles", "./...")
+	command := exec.Command("go", "list", "-json=ImportPath,Name,Doc,Imports,Deps,GoFiles,TestGoFiles,XTestGoFiles", "./...")
 	command.Dir = "../.."
 	var stderr bytes.Buffer
 	command.Stderr = &stderr
@@ -261,6 +261,45 @@ func TestExportedNamesAreDocumented(t *testing.T) {
 					t.Errorf("%s: %s has no comment: say what it means, its unit, its errors", path, name)
 				}
 			}
+		}
+	}
+}
+
+// TestOneAliasForEachAPIPackage: a name before a dot means the same package in each file.
+func TestOneAliasForEachAPIPackage(t *testing.T) {
+	aliases := map[string]map[string][]string{}
+	for _, p := range packages(t) {
+		path := strings.TrimPrefix(p.ImportPath, module)
+		if strings.HasPrefix(path, "pkg/generated/") {
+			continue
+		}
+		for _, name := range slices.Concat(p.GoFiles, p.TestGoFiles, p.XTestGoFiles) {
+			if strings.HasPrefix(name, "zz_generated") {
+				continue
+			}
+			file, err := parser.ParseFile(token.NewFileSet(), filepath.Join("../..", path, name), nil, parser.ImportsOnly)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, spec := range file.Imports {
+				imported := strings.Trim(spec.Path.Value, `"`)
+				if !strings.HasPrefix(imported, module+"pkg/apis/") && !strings.HasPrefix(imported, module+"pkg/generated/") {
+					continue
+				}
+				alias := ""
+				if spec.Name != nil {
+					alias = spec.Name.Name
+				}
+				if aliases[imported] == nil {
+					aliases[imported] = map[string][]string{}
+				}
+				aliases[imported][alias] = append(aliases[imported][alias], path+"/"+name)
+			}
+		}
+	}
+	for imported, names := range aliases {
+		if len(names) > 1 {
+			t.Errorf("%s has several aliases, want one: %v", imported, names)
 		}
 	}
 }

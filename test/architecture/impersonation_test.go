@@ -15,9 +15,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
-	"k8s.io/apiserver/pkg/endpoints/filters"
+	genericapifilters "k8s.io/apiserver/pkg/endpoints/filters"
 	"k8s.io/apiserver/pkg/endpoints/filters/impersonation"
-	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/yaml"
 )
@@ -87,12 +87,12 @@ func TestConstrainedImpersonation(t *testing.T) {
 	})
 	var actsAs user.Info
 	handler := impersonation.WithConstrainedImpersonation(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		actsAs, _ = apirequest.UserFrom(r.Context())
+		actsAs, _ = genericapirequest.UserFrom(r.Context())
 	}), rbac, scheme.Codecs.WithoutConversion())
 	asController := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		handler.ServeHTTP(w, r.WithContext(apirequest.WithUser(r.Context(), &user.DefaultInfo{Name: controller})))
+		handler.ServeHTTP(w, r.WithContext(genericapirequest.WithUser(r.Context(), &user.DefaultInfo{Name: controller})))
 	})
-	chain := filters.WithRequestInfo(asController, &apirequest.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")})
+	chain := genericapifilters.WithRequestInfo(asController, &genericapirequest.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")})
 
 	const pods, custom = "/api/v1/namespaces/shop/pods", "/apis/example.com/v1/namespaces/shop/things"
 	ann := http.Header{"Impersonate-User": {"ann"}, "Impersonate-Uid": {"7"}, "Impersonate-Group": {"shop", "developers", "a", "b", "c"}, "Impersonate-Extra-Scopes.example.com%2fscope": {"read"}}

@@ -25,8 +25,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
-	holdfastclient "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
+	engineclientset "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
+	holdfastclientset "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
 )
 
 // namespace is Holdfast's own in a lab.
@@ -40,8 +40,8 @@ const parallel = 16
 type lab struct {
 	dir      string
 	kube     kubernetes.Interface
-	engine   engineclient.Interface
-	holdfast holdfastclient.Interface
+	engine   engineclientset.Interface
+	holdfast holdfastclientset.Interface
 }
 
 func openLab(dir string) (*lab, error) {
@@ -53,8 +53,8 @@ func openLab(dir string) (*lab, error) {
 	l := &lab{dir: dir}
 	var errs [3]error
 	l.kube, errs[0] = kubernetes.NewForConfig(config)
-	l.engine, errs[1] = engineclient.NewForConfig(config)
-	l.holdfast, errs[2] = holdfastclient.NewForConfig(config)
+	l.engine, errs[1] = engineclientset.NewForConfig(config)
+	l.holdfast, errs[2] = holdfastclientset.NewForConfig(config)
 	return l, errors.Join(errs[:]...)
 }
 

@@ -21,8 +21,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
-	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
-	holdfastclient "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
+	engineclientset "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
+	holdfastclientset "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
 )
 
 // cluster is a lab with nodes, an S3 server and Holdfast's image.
@@ -31,8 +31,8 @@ type cluster struct {
 	bin      string // the folder of its programs
 	config   *rest.Config
 	kube     kubernetes.Interface
-	engine   engineclient.Interface
-	holdfast holdfastclient.Interface
+	engine   engineclientset.Interface
+	holdfast holdfastclientset.Interface
 }
 
 // lab is the one that all tests share.
@@ -71,8 +71,8 @@ func open(dir string) (*cluster, error) {
 	c.config.QPS = -1 // the server's priority and fairness suffice
 	var errs [3]error
 	c.kube, errs[0] = kubernetes.NewForConfig(c.config)
-	c.engine, errs[1] = engineclient.NewForConfig(c.config)
-	c.holdfast, errs[2] = holdfastclient.NewForConfig(c.config)
+	c.engine, errs[1] = engineclientset.NewForConfig(c.config)
+	c.holdfast, errs[2] = holdfastclientset.NewForConfig(c.config)
 	return c, errors.Join(errs[:]...)
 }
 

@@ -30,8 +30,8 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	holdfastclient "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
-	holdfastinformers "github.com/holdfast-io/holdfast/pkg/generated/holdfast/informers/externalversions"
+	holdfastclientset "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
+	holdfastfactory "github.com/holdfast-io/holdfast/pkg/generated/holdfast/informers/externalversions"
 	holdfastlisters "github.com/holdfast-io/holdfast/pkg/generated/holdfast/listers/holdfast/v1alpha1"
 )
 
@@ -58,7 +58,7 @@ subjects: [{kind: ServiceAccount, name: reader, namespace: holdfast}]
 
 // replica is a client of one replica of the API server, past Service and
 // kube-apiserver, which checks its certificate as kube-apiserver does.
-func replica(t *testing.T, pod corev1.Pod, token string) holdfastclient.Interface {
+func replica(t *testing.T, pod corev1.Pod, token string) holdfastclientset.Interface {
 	t.Helper()
 	encoded, err := lab.kubectl(t.Context(), "", "get", "apiservice", "v1alpha1.holdfast.io", "-o", "jsonpath={.spec.caBundle}")
 	if err != nil {
@@ -68,7 +68,7 @@ func replica(t *testing.T, pod corev1.Pod, token string) holdfastclient.Interfac
 	if err != nil {
 		t.Fatal(err)
 	}
-	client, err := holdfastclient.NewForConfig(&rest.Config{
+	client, err := holdfastclientset.NewForConfig(&rest.Config{
 		Host:            "https://" + net.JoinHostPort(pod.Status.PodIP, "8443"),
 		BearerToken:     token,
 		TLSClientConfig: rest.TLSClientConfig{CAData: trusted, ServerName: servingName},
@@ -80,7 +80,7 @@ func replica(t *testing.T, pod corev1.Pod, token string) holdfastclient.Interfac
 }
 
 // uids are those of the backups that a client lists in the system namespace.
-func uids(ctx context.Context, client holdfastclient.Interface) (map[string]string, error) {
+func uids(ctx context.Context, client holdfastclientset.Interface) (map[string]string, error) {
 	list, err := client.HoldfastV1alpha1().Backups(system).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
@@ -322,11 +322,11 @@ func admit(t *testing.T, before map[string]string, patience time.Duration) *publ
 	})
 	config := rest.CopyConfig(lab.config)
 	config.Wrap(p.informed.wrap)
-	client, err := holdfastclient.NewForConfig(config)
+	client, err := holdfastclientset.NewForConfig(config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	factory := holdfastinformers.NewSharedInformerFactoryWithOptions(client, 0, holdfastinformers.WithNamespace(system))
+	factory := holdfastfactory.NewSharedInformerFactoryWithOptions(client, 0, holdfastfactory.WithNamespace(system))
 	informer := factory.Holdfast().V1alpha1().Backups()
 	if _, err := informer.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		DeleteFunc: func(obj any) { p.failures.Store(fmt.Sprintf("the informer saw a backup vanish: %v", obj), true) },

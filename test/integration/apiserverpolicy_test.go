@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
+	engineclientset "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
 )
 
@@ -24,11 +24,11 @@ func TestTheAPIServerKeepsToRequests(t *testing.T) {
 	name, _ := lab.Location(t, "kept")
 	config := rest.CopyConfig(lab.Config)
 	config.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:" + labtest.System + ":holdfast-apiserver"}
-	client, err := engineclient.NewForConfig(config)
+	client, err := engineclientset.NewForConfig(config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	patch := func(client engineclient.Interface, patch string) error {
+	patch := func(client engineclientset.Interface, patch string) error {
 		_, err := client.EngineV1alpha1().StorageLocations(labtest.System).Patch(t.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
 		return err
 	}

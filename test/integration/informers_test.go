@@ -23,8 +23,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	holdfastclient "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
-	holdfastinformers "github.com/holdfast-io/holdfast/pkg/generated/holdfast/informers/externalversions"
+	holdfastclientset "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
+	holdfastfactory "github.com/holdfast-io/holdfast/pkg/generated/holdfast/informers/externalversions"
 )
 
 // informersVariable makes the test binary run informers instead of tests, with
@@ -110,7 +110,7 @@ func answer(ctx context.Context, kubeconfig string) error {
 	if err != nil {
 		return err
 	}
-	client, err := holdfastclient.NewForConfig(config)
+	client, err := holdfastclientset.NewForConfig(config)
 	if err != nil {
 		return err
 	}
@@ -122,7 +122,7 @@ func answer(ctx context.Context, kubeconfig string) error {
 	if err != nil {
 		return err
 	}
-	typed := holdfastinformers.NewSharedInformerFactory(client, 0)
+	typed := holdfastfactory.NewSharedInformerFactory(client, 0)
 	untyped := dynamicinformer.NewDynamicSharedInformerFactory(dynamicClient, 0)
 	partial := metadatainformer.NewSharedInformerFactory(metadataClient, 0)
 	stores := map[string]map[string]cache.Store{"typed": {}, "dynamic": {}, "metadata": {}}

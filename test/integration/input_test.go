@@ -17,7 +17,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	holdfastclient "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
+	holdfastclientset "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
 )
 
@@ -107,11 +107,11 @@ func create(t *testing.T, body, validation string) metav1.Status {
 }
 
 // as is a client of another user.
-func as(t *testing.T, user string) holdfastclient.Interface {
+func as(t *testing.T, user string) holdfastclientset.Interface {
 	t.Helper()
 	config := rest.CopyConfig(lab.Config)
 	config.Impersonate = rest.ImpersonationConfig{UserName: user}
-	client, err := holdfastclient.NewForConfig(config)
+	client, err := holdfastclientset.NewForConfig(config)
 	if err != nil {
 		t.Fatal(err)
 	}

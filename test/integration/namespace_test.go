@@ -16,7 +16,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	holdfastclient "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
+	holdfastclientset "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
 )
 
@@ -93,7 +93,7 @@ func TestARestoredNamespaceHasItsPast(t *testing.T) {
 	lab.Create(t, namespace, "full", plain)
 	lab.AwaitPhase(t, namespace, "full", v1alpha1.BackupPhaseCompleted)
 	restores := lab.Holdfast.HoldfastV1alpha1().Restores
-	restore := func(in, name string, spec v1alpha1.RestoreSpec, by holdfastclient.Interface) error {
+	restore := func(in, name string, spec v1alpha1.RestoreSpec, by holdfastclientset.Interface) error {
 		_, err := by.HoldfastV1alpha1().Restores(in).Create(t.Context(), &v1alpha1.Restore{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{})
 		if err == nil {
 			labtest.Eventually(t, "the restore "+in+"/"+name+" to end", func() error {
@@ -106,7 +106,7 @@ func TestARestoredNamespaceHasItsPast(t *testing.T) {
 		}
 		return err
 	}
-	mustRestore := func(in, name string, spec v1alpha1.RestoreSpec, by holdfastclient.Interface) {
+	mustRestore := func(in, name string, spec v1alpha1.RestoreSpec, by holdfastclientset.Interface) {
 		t.Helper()
 		if err := restore(in, name, spec, by); err != nil {
 			t.Fatal(err)

@@ -22,7 +22,7 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/volumework"
-	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
+	engineclientset "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
 )
@@ -65,13 +65,13 @@ func agentConfig(t *testing.T, node string) *rest.Config {
 	return config
 }
 
-func clientsOf(t *testing.T, config *rest.Config) (kubernetes.Interface, engineclient.Interface) {
+func clientsOf(t *testing.T, config *rest.Config) (kubernetes.Interface, engineclientset.Interface) {
 	t.Helper()
 	kube, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	engine, err := engineclient.NewForConfig(config)
+	engine, err := engineclientset.NewForConfig(config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +125,7 @@ func TestAgentsKeepToTheirNodes(t *testing.T) {
 	}
 
 	// write does all that an agent writes, of the node.
-	write := func(t *testing.T, kube kubernetes.Interface, engine engineclient.Interface) map[string]error {
+	write := func(t *testing.T, kube kubernetes.Interface, engine engineclientset.Interface) map[string]error {
 		leases := kube.CoordinationV1().Leases(agentsNamespace)
 		answers := map[string]error{}
 		answers["the upload"] = retried(func() error {
@@ -270,13 +270,13 @@ func TestAgentsReadTheirNodes(t *testing.T) {
 	create(own, node)
 	create(elsewhere, labtest.Node)
 	// through is what a client reads that asks for what is of a node.
-	through := func(config *rest.Config, node string) engineclient.Interface {
+	through := func(config *rest.Config, node string) engineclientset.Interface {
 		config = rest.CopyConfig(config)
 		config.Host += v1alpha1.NodeAgentProxyPath(node)
 		_, engine := clientsOf(t, config)
 		return engine
 	}
-	secretsOf := func(engine engineclient.Interface, record string) error {
+	secretsOf := func(engine engineclientset.Interface, record string) error {
 		_, err := volumework.Secrets(engine.EngineV1alpha1().RESTClient(), labtest.System)(t.Context(), "volumeuploads", record)
 		return err
 	}

@@ -21,7 +21,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	holdfastclient "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
+	holdfastclientset "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
 )
 
@@ -30,7 +30,7 @@ type replica struct {
 	role   string
 	host   string
 	http   *http.Client // keeps its connection, as kube-apiserver does
-	client holdfastclient.Interface
+	client holdfastclientset.Interface
 }
 
 func replicaOf(t *testing.T, role string) replica {
@@ -42,7 +42,7 @@ func replicaOf(t *testing.T, role string) replica {
 	if err != nil {
 		t.Fatal(err)
 	}
-	client, err := holdfastclient.NewForConfigAndClient(config, transport)
+	client, err := holdfastclientset.NewForConfigAndClient(config, transport)
 	if err != nil {
 		t.Fatal(err)
 	}

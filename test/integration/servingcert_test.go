@@ -33,7 +33,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
-	testingclock "k8s.io/utils/clock/testing"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/holdfast-io/holdfast/pkg/apiserver/servingcert"
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
@@ -303,7 +303,7 @@ func TestRenewalLosesNoRequest(t *testing.T) {
 
 	// It is made as if 60 days ago, so that the renewal is now, to which kube-apiserver's clock agrees.
 	const age = 60 * 24 * time.Hour
-	clock := testingclock.NewFakeClock(time.Now().Add(-age))
+	clock := clocktesting.NewFakeClock(time.Now().Add(-age))
 	own, err := servingcert.New(servingcert.Config{Client: client, APIService: name, DNSName: "server." + namespace + ".svc", Replica: address, Clock: clock})
 	if err != nil {
 		t.Fatal(err)

@@ -27,7 +27,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
 	"github.com/holdfast-io/holdfast/pkg/format"
-	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/maintenance"
 	"github.com/holdfast-io/holdfast/pkg/repository"
 	"github.com/holdfast-io/holdfast/pkg/store"
@@ -129,7 +129,7 @@ func (w *world) start() (stop func()) {
 // startWith has another store than w.faulty in the location default.
 func (w *world) startWith(target bucket) (stop func()) {
 	w.Helper()
-	records := engineinformers.NewSharedInformerFactory(w.Cluster, 0)
+	records := enginefactory.NewSharedInformerFactory(w.Cluster, 0)
 	engine := records.Engine().V1alpha1()
 	controller, err := New(Config{
 		Namespace:        system,

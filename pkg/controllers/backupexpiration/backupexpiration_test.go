@@ -22,7 +22,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
-	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/store"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
@@ -67,7 +67,7 @@ func newWorld(t *testing.T) *world {
 		T: t, cluster: enginetest.New(), events: events.NewFakeRecorder(100), clock: clocktesting.NewFakeClock(instant.Time),
 		store: &closer{Faulty: storetest.NewFaulty(storetest.Memory(t), clocktesting.NewFakeClock(instant.Time))},
 	}
-	factory := engineinformers.NewSharedInformerFactory(w.cluster, 0)
+	factory := enginefactory.NewSharedInformerFactory(w.cluster, 0)
 	engine := factory.Engine().V1alpha1()
 	w.Controller, err = New(Config{
 		Namespace: system, Cluster: format.Cluster{SystemNamespace: system, UID: "cluster", Key: key}, Keys: []string{key.PublicKey()},

@@ -22,7 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	coreinformers "k8s.io/client-go/informers/core/v1"
-	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
@@ -64,7 +64,7 @@ type Config struct {
 	Leads      func(ctx context.Context) error
 	Runs       engineclient.BackupRunInterface
 	Restores   engineclient.RestoreRunInterface
-	ConfigMaps coreclient.ConfigMapInterface
+	ConfigMaps corev1client.ConfigMapInterface
 	Events     events.EventRecorder
 	Clock      clock.WithTicker
 

@@ -15,7 +15,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	kubetesting "k8s.io/client-go/testing"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
@@ -107,7 +107,7 @@ func TestLostAnswersAreReadBack(t *testing.T) {
 		h := newHarness(t, location("default", metav1.ConditionTrue),
 			newRun("a", 1, "a"), newRun("b", 2, "b"), newRun("c", 3, "c"))
 		lost := map[string]bool{}
-		h.Fault(func(action kubetesting.Action) enginetest.Fault {
+		h.Fault(func(action clienttesting.Action) enginetest.Fault {
 			name := ""
 			if run := enginetest.Written(action); run != nil && run.Status.Phase == phase {
 				name = run.Name
@@ -251,9 +251,9 @@ func TestARemovedRunHoldsNobodyUp(t *testing.T) {
 	}, func(t *testing.T, runs []runtime.Object) {
 		h := newHarness(t, append(runs, location("default", metav1.ConditionTrue))...)
 		removed := false
-		h.Fault(func(action kubetesting.Action) enginetest.Fault {
+		h.Fault(func(action clienttesting.Action) enginetest.Fault {
 			run := enginetest.Written(action)
-			get, isGet := action.(kubetesting.GetActionImpl)
+			get, isGet := action.(clienttesting.GetActionImpl)
 			if (run != nil && run.Name == "gone" || isGet && get.GetName() == "gone") && !removed {
 				removed = true
 				if err := h.Tracker().Delete(action.GetResource(), system, "gone"); err != nil {

@@ -26,7 +26,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/format"
-	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/queue"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
@@ -181,7 +181,7 @@ func (h *harness) prepare(limit int) *Controller {
 	h.processes++
 	name := fmt.Sprintf("process-%d", h.processes)
 	h.elect(name)
-	records := engineinformers.NewSharedInformerFactory(h.Cluster, 0)
+	records := enginefactory.NewSharedInformerFactory(h.Cluster, 0)
 	objects := informers.NewSharedInformerFactory(h.Kube, 0)
 	controller, err := New(Config{
 		Namespace: system,

@@ -16,7 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
-	kubetesting "k8s.io/client-go/testing"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
@@ -133,7 +133,7 @@ func TestALostLedgerStopsNobody(t *testing.T) {
 		for i := range waiting {
 			h.Create(inPhase(newRun(fmt.Sprintf("run-%05d", i), i, "a"), queued, int64(i+1)))
 		}
-		h.Fault(func(action kubetesting.Action) enginetest.Fault {
+		h.Fault(func(action clienttesting.Action) enginetest.Fault {
 			if run := enginetest.Written(action); run != nil && run.Name == "run-00500" {
 				return enginetest.Fault{Err: apierrors.NewForbidden(corev1.Resource("backupruns"), run.Name, errors.New("denied the request"))}
 			}
@@ -203,7 +203,7 @@ func TestALedgerThatCannotBeReadStartsNothing(t *testing.T) {
 func TestALedgerThatMayNotBeWrittenIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, location("default", metav1.ConditionTrue), newRun("a", 1, "a"))
-		h.Fault(func(action kubetesting.Action) enginetest.Fault {
+		h.Fault(func(action clienttesting.Action) enginetest.Fault {
 			if isStart(action, "a") {
 				return enginetest.Fault{Err: apierrors.NewForbidden(corev1.Resource("configmaps"), records.LedgerName, errors.New("a policy denies it"))}
 			}

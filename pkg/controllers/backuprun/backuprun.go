@@ -26,7 +26,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
@@ -100,7 +100,7 @@ type Config struct {
 
 	Engine engineclient.EngineV1alpha1Interface
 	// ConfigMaps are those of the system namespace, to read the ledger.
-	ConfigMaps coreclient.ConfigMapInterface
+	ConfigMaps corev1client.ConfigMapInterface
 	// Executor does the work: an Executor, but in tests.
 	Executor executor
 	// HoldLocation makes a storage location unavailable for a while, since its store did not

@@ -28,7 +28,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	runs "github.com/holdfast-io/holdfast/pkg/controllers/run"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
-	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
@@ -302,7 +302,7 @@ func (h *harness) startWithQueue(limit int) {
 // start runs a controller for so many runs at once.
 func (h *harness) start(workers int) *Controller {
 	h.Helper()
-	records := engineinformers.NewSharedInformerFactory(h.Cluster, 0)
+	records := enginefactory.NewSharedInformerFactory(h.Cluster, 0)
 	v1alpha1 := records.Engine().V1alpha1()
 	objects := informers.NewSharedInformerFactory(h.Kube, 0)
 	engine := h.EngineV1alpha1()

@@ -20,7 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/fake"
+	kubefake "k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
 
@@ -217,7 +217,7 @@ func TestPendingHooksOfATakenName(t *testing.T) {
 }
 
 func TestMayExec(t *testing.T) {
-	kube := fake.NewClientset()
+	kube := kubefake.NewClientset()
 	var asked authorizationv1.SubjectAccessReviewSpec
 	kube.PrependReactor("create", "subjectaccessreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		review := action.(clienttesting.CreateAction).GetObject().(*authorizationv1.SubjectAccessReview)
@@ -243,7 +243,7 @@ func TestMayExec(t *testing.T) {
 
 // TestPolicy: the ConfigMap is read if whoever asked for the backup may read that one.
 func TestPolicy(t *testing.T) {
-	kube := fake.NewClientset(
+	kube := kubefake.NewClientset(
 		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "mine"}, Data: map[string]string{"a": "b"}},
 		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "other"}})
 	var asked authorizationv1.SubjectAccessReviewSpec

@@ -35,7 +35,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
+	enginefake "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
 )
 
 func init() {
@@ -54,7 +54,7 @@ type Fault struct {
 
 // Cluster is the fake clientset.
 type Cluster struct {
-	*fake.Clientset
+	*enginefake.Clientset
 	Kube *kubefake.Clientset
 
 	// reacting is held during a request, and guards the fields below.
@@ -81,7 +81,7 @@ func (g *gate) holds(watch int) bool {
 // New returns a Cluster with some objects.
 func New(objects ...runtime.Object) *Cluster {
 	c := &Cluster{
-		Clientset: fake.NewSimpleClientset(),
+		Clientset: enginefake.NewSimpleClientset(),
 		// The one with managed fields is slow.
 		Kube:     kubefake.NewSimpleClientset(),
 		versions: map[schema.GroupVersionResource]int{},

@@ -12,7 +12,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	holdfastclient "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
+	holdfastclientset "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
 	"github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned/scheme"
 )
 
@@ -27,7 +27,7 @@ type Backups interface {
 func NewBackups(config *rest.Config) (Backups, error) {
 	config = rest.CopyConfig(config)
 	config.WarningHandler = rest.NoWarnings{} // the controller reads them
-	clients, err := holdfastclient.NewForConfig(config)
+	clients, err := holdfastclientset.NewForConfig(config)
 	if err != nil {
 		return nil, err
 	}

@@ -20,7 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes/fake"
+	kubefake "k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
 	clocktesting "k8s.io/utils/clock/testing"
@@ -30,7 +30,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog/refresh"
 	enginefake "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
-	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
@@ -159,8 +159,8 @@ type process struct {
 
 // start begins a process, as after a restart.
 func (w *world) start(config Config) *process {
-	kube := informers.NewSharedInformerFactory(fake.NewClientset(), 0)
-	records := engineinformers.NewSharedInformerFactory(w.engine, 0)
+	kube := informers.NewSharedInformerFactory(kubefake.NewClientset(), 0)
+	records := enginefactory.NewSharedInformerFactory(w.engine, 0)
 	p := &process{clock: clocktesting.NewFakeClock(w.time()), events: events.NewFakeRecorder(10_000)}
 	config.Namespace, config.Interval = system, time.Minute
 	config.Engine = w.engine.EngineV1alpha1()

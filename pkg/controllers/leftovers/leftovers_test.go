@@ -17,13 +17,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
-	testclock "k8s.io/utils/clock/testing"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	enginefake "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
-	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/store"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
@@ -37,7 +37,7 @@ type harness struct {
 	*Controller
 	t      *testing.T
 	store  *store.Bucket
-	clock  *testclock.FakeClock
+	clock  *clocktesting.FakeClock
 	events *events.FakeRecorder
 	// differs is what the store's clock says to the controller's.
 	differs error
@@ -46,11 +46,11 @@ type harness struct {
 func newHarness(t *testing.T, runs ...runtime.Object) *harness {
 	t.Helper()
 	client := enginefake.NewSimpleClientset(runs...)
-	h := &harness{t: t, store: storetest.Filesystem(t), clock: testclock.NewFakeClock(time.Now()), events: events.NewFakeRecorder(100)}
+	h := &harness{t: t, store: storetest.Filesystem(t), clock: clocktesting.NewFakeClock(time.Now()), events: events.NewFakeRecorder(100)}
 	var err error
 	h.Controller, err = New(Config{
 		Namespace: system, ClusterUID: cluster, Runs: client.EngineV1alpha1().BackupRuns(system), Restores: client.EngineV1alpha1().RestoreRuns(system), Events: h.events, Clock: h.clock,
-		LocationInformer: engineinformers.NewSharedInformerFactory(client, 0).Engine().V1alpha1().StorageLocations(),
+		LocationInformer: enginefactory.NewSharedInformerFactory(client, 0).Engine().V1alpha1().StorageLocations(),
 	})
 	must(t, err)
 	return h

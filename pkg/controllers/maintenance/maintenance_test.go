@@ -26,7 +26,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
-	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/maintenance"
 )
 
@@ -69,7 +69,7 @@ func (h *harness) repository(namespace string, ready metav1.ConditionStatus) {
 func (h *harness) run() {
 	h.t.Helper()
 	ctx, cancel := context.WithCancel(h.t.Context())
-	records := engineinformers.NewSharedInformerFactory(h.cluster, 0)
+	records := enginefactory.NewSharedInformerFactory(h.cluster, 0)
 	jobs := informers.NewSharedInformerFactoryWithOptions(h.cluster.Kube, 0, informers.WithNamespace("holdfast-maintenance"))
 	config := h.config
 	config.RepositoryInformer, config.LocationInformer = records.Engine().V1alpha1().VolumeRepositories(), records.Engine().V1alpha1().StorageLocations()
@@ -658,7 +658,7 @@ func TestWaiting(t *testing.T) {
 		"see the condition Ready":                              func(_ *Controller, r *enginev1alpha1.VolumeRepository) { r.Status.Conditions = nil },
 	} {
 		h := newHarness(t)
-		informers := engineinformers.NewSharedInformerFactory(h.cluster, 0).Engine().V1alpha1().StorageLocations()
+		informers := enginefactory.NewSharedInformerFactory(h.cluster, 0).Engine().V1alpha1().StorageLocations()
 		if err := informers.Informer().GetStore().Add(&enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}}); err != nil {
 			t.Fatal(err)
 		}

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
-	sigsjson "sigs.k8s.io/json"
+	utiljson "sigs.k8s.io/json"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
@@ -71,7 +71,7 @@ func (s settings) update(data map[string]string) (settings, error) {
 }
 
 func readSetting(value string) (read setting, err error) {
-	strict, err := sigsjson.UnmarshalStrict([]byte(value), &read)
+	strict, err := utiljson.UnmarshalStrict([]byte(value), &read)
 	if err = errors.Join(append(strict, err)...); err != nil {
 		return read, err
 	}

@@ -14,7 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes/fake"
+	kubefake "k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/events"
 
 	"github.com/holdfast-io/holdfast/pkg/loadconcurrency"
@@ -25,7 +25,7 @@ import (
 func TestFollowsChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		kube := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "one", Labels: map[string]string{"size": "big"}}})
+		kube := kubefake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "one", Labels: map[string]string{"size": "big"}}})
 		factory := informers.NewSharedInformerFactory(kube, 0)
 		recorder := events.NewFakeRecorder(10)
 		var limits []int
@@ -117,7 +117,7 @@ func TestFollowsChanges(t *testing.T) {
 func TestWithoutConfigMap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		factory := informers.NewSharedInformerFactory(fake.NewClientset(), 0)
+		factory := informers.NewSharedInformerFactory(kubefake.NewClientset(), 0)
 		limit := 0
 		c, err := New(Config{Nodes: factory.Core().V1().Nodes().Informer(), SetLimit: func(n int) { limit = n }})
 		if err != nil {
@@ -142,7 +142,7 @@ func TestWithoutConfigMap(t *testing.T) {
 func TestWithoutRights(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		kube := fake.NewClientset(&corev1.ConfigMap{
+		kube := kubefake.NewClientset(&corev1.ConfigMap{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast", Name: "agents", ResourceVersion: "1"},
 			Data:       map[string]string{"config.json": `{"loadConcurrency": {"globalConfig": 4}}`},
 		})

@@ -28,7 +28,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	enginefake "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
-	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
 
@@ -46,7 +46,7 @@ type harness struct {
 	kube    *kubefake.Clientset
 	events  *events.FakeRecorder
 	folder  string
-	factory engineinformers.SharedInformerFactory
+	factory enginefactory.SharedInformerFactory
 	// lost is a key that was lost, and failing that no credentials can be read.
 	lost    repository.Key
 	failing bool
@@ -69,7 +69,7 @@ func newHarness(t *testing.T, objects ...runtime.Object) *harness {
 		events: events.NewFakeRecorder(10),
 		folder: folder,
 	}
-	h.factory = engineinformers.NewSharedInformerFactory(h.engine, 0)
+	h.factory = enginefactory.NewSharedInformerFactory(h.engine, 0)
 	v1 := h.factory.Engine().V1alpha1()
 	var err error
 	h.Controller, err = New(Config{

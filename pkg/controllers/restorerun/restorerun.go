@@ -27,7 +27,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
-	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -73,7 +73,7 @@ type Config struct {
 	Queue  runs.Queue
 	Engine engineclient.EngineV1alpha1Interface
 	// ConfigMaps are those of the system namespace, to read the ledger.
-	ConfigMaps coreclient.ConfigMapInterface
+	ConfigMaps corev1client.ConfigMapInterface
 	// Executor does the work: an Executor, but in tests.
 	Executor executor
 	// HoldLocation makes a storage location unavailable for a while, since its store did not

@@ -22,7 +22,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	runs "github.com/holdfast-io/holdfast/pkg/controllers/run"
-	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
@@ -153,7 +153,7 @@ func (h *harness) start() {
 
 func (h *harness) controller() *Controller {
 	h.Helper()
-	factory := engineinformers.NewSharedInformerFactory(h.Cluster, 0)
+	factory := enginefactory.NewSharedInformerFactory(h.Cluster, 0)
 	controller, err := New(Config{
 		Namespace: system, Workers: 1, Identity: identity, Queue: h, Engine: h.EngineV1alpha1(), ConfigMaps: h.Kube.CoreV1().ConfigMaps(system),
 		Leads: func(context.Context) error { return nil }, Executor: h.work, HoldLocation: func(_ context.Context, name string, reason error) (*enginev1alpha1.StorageLocation, error) {

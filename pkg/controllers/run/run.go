@@ -22,7 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
-	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 
@@ -87,7 +87,7 @@ type Config[R any] struct {
 	Identity string
 	Queue    Queue
 	// ConfigMaps reads the ledger in the system namespace.
-	ConfigMaps coreclient.ConfigMapInterface
+	ConfigMaps corev1client.ConfigMapInterface
 	// HoldLocation makes a storage location unavailable for a while.
 	HoldLocation func(ctx context.Context, name string, reason error) (*enginev1alpha1.StorageLocation, error)
 	Events       events.EventRecorder

@@ -21,7 +21,7 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
-	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 )
 
 const system = "holdfast"
@@ -86,7 +86,7 @@ func TestARunWhoseSnapshotsAreLeftIsKept(t *testing.T) {
 func start(t *testing.T, retention time.Duration, objects ...runtime.Object) *enginetest.Cluster {
 	t.Helper()
 	cluster := enginetest.New(objects...)
-	records := engineinformers.NewSharedInformerFactory(cluster, 0)
+	records := enginefactory.NewSharedInformerFactory(cluster, 0)
 	controller, err := New(cluster.EngineV1alpha1(), records.Engine().V1alpha1().BackupRuns(), clock.RealClock{}, retention)
 	if err != nil {
 		t.Fatal(err)
@@ -234,7 +234,7 @@ func TestMostRestores(t *testing.T) {
 		}
 		objects = append(objects, restore("shop", 0, v1alpha1.RestorePhaseInProgress), restore("other", 0, v1alpha1.RestorePhaseFailed))
 		cluster := enginetest.New(objects...)
-		records := engineinformers.NewSharedInformerFactory(cluster, 0)
+		records := enginefactory.NewSharedInformerFactory(cluster, 0)
 		controller, err := NewRestores(cluster.EngineV1alpha1(), records.Engine().V1alpha1().RestoreRuns(), clock.RealClock{}, DefaultRestoreRetention)
 		if err != nil {
 			t.Fatal(err)

@@ -27,7 +27,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/restorerun"
 	"github.com/holdfast-io/holdfast/pkg/controllers/runretention"
 	"github.com/holdfast-io/holdfast/pkg/controllers/storagelocation"
-	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
 	"github.com/holdfast-io/holdfast/pkg/queue"
 )
@@ -75,7 +75,7 @@ func (w *world) launch() *process {
 	w.referee.launched(p)
 	leases := linkedLeases{w.Kube.CoordinationV1().Leases(system), link{p, "lease"}}
 	leads := func(ctx context.Context) error { return liveness.Leads(ctx, leases, p.name) }
-	recorded := engineinformers.NewSharedInformerFactory(w.Cluster, 0)
+	recorded := enginefactory.NewSharedInformerFactory(w.Cluster, 0)
 	objects := informers.NewSharedInformerFactory(w.Kube, 0)
 	records := recorded.Engine().V1alpha1()
 	configMaps := w.Kube.CoreV1().ConfigMaps(system)

@@ -24,7 +24,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
-	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
 
@@ -64,7 +64,7 @@ func startAs(t *testing.T, config Config, locations ...*enginev1alpha1.StorageLo
 	for _, location := range locations {
 		h.Create(location)
 	}
-	records := engineinformers.NewSharedInformerFactory(h.Cluster, 0)
+	records := enginefactory.NewSharedInformerFactory(h.Cluster, 0)
 	h.events = events.NewFakeRecorder(100)
 	config.Locations, config.Secrets, config.Events, config.Clock = h.EngineV1alpha1(), kubefake.NewClientset().CoreV1().Secrets(system), h.events, clock.RealClock{}
 	config.LocationInformer = records.Engine().V1alpha1().StorageLocations()

@@ -24,7 +24,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/format"
-	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/store"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
@@ -82,7 +82,7 @@ func newWorld(t *testing.T) *world {
 		T: t, cluster: enginetest.New(), events: events.NewFakeRecorder(100), clock: clocktesting.NewFakeClock(instant.Time),
 		store: &closer{Faulty: storetest.NewFaulty(storetest.Memory(t), clocktesting.NewFakeClock(instant.Time)), put: func(string) error { return nil }},
 	}
-	factory := engineinformers.NewSharedInformerFactory(w.cluster, 0)
+	factory := enginefactory.NewSharedInformerFactory(w.cluster, 0)
 	engine := factory.Engine().V1alpha1()
 	records := w.cluster.EngineV1alpha1()
 	w.Controller, err = New(Config{

@@ -28,7 +28,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/controllers/volumework"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
-	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
 
@@ -46,7 +46,7 @@ type harness struct {
 	events   *events.FakeRecorder
 	manager  *datapath.Manager
 	config   volumework.Config
-	factory  engineinformers.SharedInformerFactory
+	factory  enginefactory.SharedInformerFactory
 	podsDir  string
 	location repository.Location
 	key      repository.Key
@@ -138,7 +138,7 @@ func newHarness(t *testing.T, clock clock.WithTicker) *harness {
 // process lets the next controllers belong to another process, whose work ends with ctx.
 func (h *harness) process(ctx context.Context, identity string) {
 	h.manager, h.watching = datapath.NewManager(ctx, 1), false
-	h.factory = engineinformers.NewSharedInformerFactory(h.engine, 0)
+	h.factory = enginefactory.NewSharedInformerFactory(h.engine, 0)
 	h.config.Identity, h.config.Manager = identity, h.manager
 	h.config.RepositoryInformer = h.factory.Engine().V1alpha1().VolumeRepositories()
 	h.config.LocationInformer = h.factory.Engine().V1alpha1().StorageLocations()

@@ -21,7 +21,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
+	enginefake "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/queue"
@@ -36,7 +36,7 @@ type harness struct {
 	*testing.T
 	*REST
 	kind    *kind
-	records *fake.Clientset
+	records *enginefake.Clientset
 	log     *logstore.Log[*v1alpha1.Backup]
 	// may says whether backups may be created in a namespace, "" for all of them.
 	// Nil is a broken authorizer.
@@ -75,7 +75,7 @@ func loadingHarness(t *testing.T, may map[string]bool, locations ...*enginev1alp
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &harness{T: t, records: fake.NewSimpleClientset(), may: may, planner: planner}
+	h := &harness{T: t, records: enginefake.NewSimpleClientset(), may: may, planner: planner}
 	// The tracker gives no uid, and knows nothing of dry runs.
 	h.records.PrependReactor("create", "backupruns", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		create := action.(clienttesting.CreateActionImpl)

@@ -31,7 +31,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
+	engineclientset "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
 )
 
 const recordsPath = "/apis/engine.holdfast.io/v1alpha1/namespaces/holdfast/"
@@ -51,7 +51,7 @@ func newProxied(t *testing.T, secrets ...runtime.Object) *proxied {
 	cluster := httptest.NewServer(p.mux)
 	t.Cleanup(cluster.Close)
 	config := &rest.Config{Host: cluster.URL, BearerToken: "the server's own"}
-	engine, err := engineclient.NewForConfig(config)
+	engine, err := engineclientset.NewForConfig(config)
 	if err != nil {
 		t.Fatal(err)
 	}

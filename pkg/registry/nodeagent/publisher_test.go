@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes/fake"
+	kubefake "k8s.io/client-go/kubernetes/fake"
 	"k8s.io/utils/clock"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -33,7 +33,7 @@ func TestPublisher(t *testing.T) {
 		node := func(name string) *corev1.Node {
 			return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: "uid", Labels: map[string]string{"zone": "a"}}}
 		}
-		kube := fake.NewClientset(node("one"), node("without"))
+		kube := kubefake.NewClientset(node("one"), node("without"))
 		leases := kube.CoordinationV1().Leases("holdfast-agents")
 		version := 0
 		lease := func(status v1alpha1.NodeAgentStatus) *coordinationv1.Lease {
@@ -157,7 +157,7 @@ func TestLimits(t *testing.T) {
 			"garbled": "{", "old": `{"version": "v0"}`,
 			"mistaken": `{"conditions": [{"type": "Configured", "status": "False", "reason": "InvalidConcurrency", "message": "its own"}]}`,
 		}
-		kube := fake.NewClientset(node("without", "small"), node("silent", "small"), node("new", "small"), node("live", "small"), node("lost", "small"),
+		kube := kubefake.NewClientset(node("without", "small"), node("silent", "small"), node("new", "small"), node("live", "small"), node("lost", "small"),
 			lease("silent", says), lease("new", ""), lease("live", says), lease("lost", "{"))
 		do := func(_ any, err error) {
 			t.Helper()

@@ -29,7 +29,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 	enginefake "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
-	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	clusteridentity "github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/registry/backupqueue"
@@ -48,7 +48,7 @@ type fixture struct {
 }
 
 func newFixture(t testing.TB, namespaces ...string) *fixture {
-	engine := engineinformers.NewSharedInformerFactory(enginefake.NewSimpleClientset(), 0)
+	engine := enginefactory.NewSharedInformerFactory(enginefake.NewSimpleClientset(), 0)
 	kube := informers.NewSharedInformerFactory(kubefake.NewClientset(), 0)
 	p, err := New(Config{
 		SystemNamespace: system,

@@ -34,7 +34,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	enginefake "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
-	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	clusteridentity "github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
@@ -63,7 +63,7 @@ func bootWith(t *testing.T, clientset *enginefake.Clientset, poll time.Duration,
 func bootOn(t *testing.T, clientset *enginefake.Clientset, poll time.Duration, secrets location.Secrets, cacheDir string) (*Projector, func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	engine := engineinformers.NewSharedInformerFactory(clientset, 0)
+	engine := enginefactory.NewSharedInformerFactory(clientset, 0)
 	kube := informers.NewSharedInformerFactory(kubefake.NewClientset(), 0)
 	own := informers.NewSharedInformerFactory(kubefake.NewClientset(&corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: clusteridentity.Name}, Data: map[string]string{clusteridentity.ClusterUIDKey: "here"},

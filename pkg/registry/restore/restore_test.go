@@ -31,8 +31,8 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
-	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	enginefake "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
+	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/registry/virtual"
@@ -44,7 +44,7 @@ const system = "holdfast"
 type harness struct {
 	*testing.T
 	*REST
-	records    *fake.Clientset
+	records    *enginefake.Clientset
 	publisher  *Publisher
 	reads      int
 	namespaces map[string]bool
@@ -93,7 +93,7 @@ func newHarness(t *testing.T, may ...string) *harness {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	utilruntime.Must(v1alpha1.AddToScheme(scheme))
-	h := &harness{T: t, records: fake.NewSimpleClientset(), namespaces: map[string]bool{system: true, "shop": true, "blog": true, "copy": true}, may: map[string]bool{}}
+	h := &harness{T: t, records: enginefake.NewSimpleClientset(), namespaces: map[string]bool{system: true, "shop": true, "blog": true, "copy": true}, may: map[string]bool{}}
 	for _, right := range may {
 		h.may[right] = true
 	}
@@ -104,7 +104,7 @@ func newHarness(t *testing.T, may ...string) *harness {
 		run.UID, run.CreationTimestamp, run.ResourceVersion = types.UID("uid-of-"+run.Name), metav1.Unix(1, 0), "7"
 		return len(create.CreateOptions.DryRun) > 0, run, nil
 	})
-	publisher, err := NewPublisher(system, engineinformers.NewSharedInformerFactory(h.records, 0).Engine().V1alpha1().RestoreRuns().Informer(),
+	publisher, err := NewPublisher(system, enginefactory.NewSharedInformerFactory(h.records, 0).Engine().V1alpha1().RestoreRuns().Informer(),
 		informers.NewSharedInformerFactory(kubefake.NewClientset(), 0).Core().V1().Namespaces().Informer(), nil, func(context.Context) { h.reads++ })
 	if err != nil {
 		t.Fatal(err)

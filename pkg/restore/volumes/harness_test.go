@@ -21,7 +21,7 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/format"
-	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/liveness"
 )
 
@@ -110,7 +110,7 @@ func newHarness(t *testing.T) *harness {
 // volumes is one process's view.
 func (h *harness) volumes() *Volumes {
 	h.Helper()
-	factory := engineinformers.NewSharedInformerFactory(h.Clientset, 0)
+	factory := enginefactory.NewSharedInformerFactory(h.Clientset, 0)
 	v, err := New(Config{
 		Namespace:     system,
 		Image:         func(context.Context) (string, error) { return "example.com/holdfast:v1", nil },

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes/fake"
+	kubefake "k8s.io/client-go/kubernetes/fake"
 	"k8s.io/utils/clock"
 
 	"github.com/holdfast-io/holdfast/pkg/runlog"
@@ -51,7 +51,7 @@ func start(t *testing.T) *process {
 }
 
 func TestLogOfAnotherProcess(t *testing.T) {
-	secrets := fake.NewClientset().CoreV1().Secrets("holdfast")
+	secrets := kubefake.NewClientset().CoreV1().Secrets("holdfast")
 	client := &Client{Secrets: secrets}
 	read := func() (string, error) {
 		var text bytes.Buffer

@@ -25,8 +25,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
-	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
-	holdfastclient "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
+	engineclientset "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
+	holdfastclientset "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
 )
 
 const (
@@ -56,8 +56,8 @@ type Lab struct {
 	// Config is that of the administrator's clients.
 	Config   *rest.Config
 	Kube     kubernetes.Interface
-	Holdfast holdfastclient.Interface
-	Engine   engineclient.Interface
+	Holdfast holdfastclientset.Interface
+	Engine   engineclientset.Interface
 
 	bin     string
 	options Options
@@ -189,8 +189,8 @@ func start(ctx context.Context, options Options) (*Lab, error) {
 	l.Config.WarningHandler = rest.NoWarnings{} // tests look at those that they expect
 	var errs [3]error
 	l.Kube, errs[0] = kubernetes.NewForConfig(l.Config)
-	l.Holdfast, errs[1] = holdfastclient.NewForConfig(l.Config)
-	l.Engine, errs[2] = engineclient.NewForConfig(l.Config)
+	l.Holdfast, errs[1] = holdfastclientset.NewForConfig(l.Config)
+	l.Engine, errs[2] = engineclientset.NewForConfig(l.Config)
 	if err := errors.Join(errs[:]...); err != nil {
 		return l, err
 	}

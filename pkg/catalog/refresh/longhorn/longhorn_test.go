@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	testingclock "k8s.io/utils/clock/testing"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
@@ -33,14 +33,14 @@ type lab struct {
 	store   *storetest.Faulty
 	inner   *store.Bucket
 	layout  *longhorn.Layout
-	clock   *testingclock.FakeClock
+	clock   *clocktesting.FakeClock
 	catalog *catalog.Catalog
 	rows    map[string]*v1alpha1.VolumeBackup
 	volumes map[string]*v1alpha1.BackupVolume
 }
 
 func newLab(t *testing.T, inner *store.Bucket) *lab {
-	l := &lab{t: t, inner: inner, clock: testingclock.NewFakeClock(time.Now()), rows: map[string]*v1alpha1.VolumeBackup{}, volumes: map[string]*v1alpha1.BackupVolume{}}
+	l := &lab{t: t, inner: inner, clock: clocktesting.NewFakeClock(time.Now()), rows: map[string]*v1alpha1.VolumeBackup{}, volumes: map[string]*v1alpha1.BackupVolume{}}
 	l.store = storetest.NewFaulty(inner, l.clock)
 	l.layout = &longhorn.Layout{TrustNamespaces: true, Clock: l.clock}
 	l.catalog = catalog.New("holdfast", func(changes catalog.Changes) {
