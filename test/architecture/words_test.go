@@ -99,35 +99,10 @@ func TestOffences(t *testing.T) {
 	}
 }
 
-// aliases are the names under which the API's types are imported everywhere.
-var aliases = map[string]string{
-	module + "pkg/apis/engine/v1alpha1":   "enginev1alpha1",
-	module + "pkg/apis/holdfast/v1alpha1": "", // v1alpha1
-}
-
-// TestWords keeps the comments plain, and gives each API package one name: the offences of each
-// package may only become fewer. testdata/ratchet.txt has how many there are, by package and rule.
+// TestWords keeps the comments plain: the offences of each package may only become fewer. testdata/ratchet.txt has how many there are, by package and rule.
 func TestWords(t *testing.T) {
-	rules := []string{"long", "subject", "crooked", "alias"}
+	rules := []string{"long", "subject", "crooked"}
 	counted := map[string]map[string]int{}
-	for _, isTest := range []bool{false, true} {
-		for path, file := range parsed(t, isTest) {
-			for _, imported := range file.Imports {
-				want, ours := aliases[strings.Trim(imported.Path.Value, `"`)]
-				name := ""
-				if imported.Name != nil {
-					name = imported.Name.Name
-				}
-				if ours && name != want {
-					folder := filepath.ToSlash(filepath.Dir(path))
-					if counted[folder] == nil {
-						counted[folder] = map[string]int{}
-					}
-					counted[folder]["alias"]++
-				}
-			}
-		}
-	}
 	for path, file := range parsed(t, false) {
 		if strings.Contains(path, "zz_generated") {
 			continue
@@ -156,8 +131,8 @@ func TestWords(t *testing.T) {
 				continue
 			}
 			var folder string
-			var count [4]int
-			if _, err := fmt.Sscan(lines.Text(), &folder, &count[0], &count[1], &count[2], &count[3]); err != nil {
+			var count [3]int
+			if _, err := fmt.Sscan(lines.Text(), &folder, &count[0], &count[1], &count[2]); err != nil {
 				t.Fatalf("%s: %q: %v", table, lines.Text(), err)
 			}
 			recorded[folder] = map[string]int{}
@@ -188,11 +163,11 @@ func TestWords(t *testing.T) {
 		return
 	}
 	var b strings.Builder
-	b.WriteString("# How often a package breaks a rule of CONTRIBUTING.md: too long, subject, crooked, alias.\n# go test ./test/architecture -run TestWords -update writes lower numbers.\n")
+	b.WriteString("# How often a package breaks a rule of CONTRIBUTING.md: too long, subject, crooked.\n# go test ./test/architecture -run TestWords -update writes lower numbers.\n")
 	for _, folder := range slices.Sorted(maps.Keys(counted)) {
 		found := counted[folder]
-		if found["long"]+found["subject"]+found["crooked"]+found["alias"] > 0 {
-			fmt.Fprintf(&b, "%s %d %d %d %d\n", folder, found["long"], found["subject"], found["crooked"], found["alias"])
+		if found["long"]+found["subject"]+found["crooked"] > 0 {
+			fmt.Fprintf(&b, "%s %d %d %d\n", folder, found["long"], found["subject"], found["crooked"])
 		}
 	}
 	if err := os.MkdirAll(filepath.Dir(table), 0o755); err != nil {
