@@ -12,6 +12,8 @@ BIN        := $(LAB)/bin
 HOLDFAST   := $(BIN)/holdfast
 VERSION    ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS    := -s -w -X main.version=$(VERSION)
+# Programs for other machines: the same commit makes the same bytes in each folder.
+SHIPPED    := -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
 # The image of make image, without its tag.
 IMAGE      ?= ghcr.io/holdfast-io/holdfast
 GO_PACKAGES := ./cmd/... ./pkg/... ./test/...
@@ -67,9 +69,28 @@ image: ## Build the image for linux/amd64 and linux/arm64, as the archive .lab/i
 	@mkdir -p $(LAB)/image
 	@for arch in amd64 arm64; do \
 	  echo "building holdfast for linux/$$arch"; \
-	  GOOS=linux GOARCH=$$arch go build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o $(LAB)/image/holdfast-$$arch ./cmd/holdfast; \
+	  GOOS=linux GOARCH=$$arch go build $(SHIPPED) -o $(LAB)/image/holdfast-$$arch ./cmd/holdfast; \
 	done
 	@PUSH=$(PUSH) hack/image.sh "amd64=$(LAB)/image/holdfast-amd64 arm64=$(LAB)/image/holdfast-arm64" $(IMAGE):$(VERSION) $(LAB)/image/holdfast.tar
+
+# The platforms of make release: the plugin for all of them, and holdfast for those with Linux.
+PLATFORMS  ?= linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64
+# The private key that signs a release, if there is one.
+KEY        ?=
+
+.PHONY: release
+release: ## Build the files of a release in .lab/release/VERSION. VERSION=v1.2.3, KEY=FILE signs them.
+	@[[ "$(VERSION)" =~ ^v[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?$$ ]] || { echo "make: the version is $(VERSION): give one, as make release VERSION=v1.2.3"; exit 1; }
+	@rm -rf $(LAB)/release/programs $(LAB)/release/$(VERSION)
+	@for platform in $(PLATFORMS); do for program in holdfast kubectl-holdfast; do \
+	  if [[ $$program == holdfast && $$platform != linux/* ]]; then continue; fi; \
+	  echo "building $$program for $$platform"; \
+	  mkdir -p $(LAB)/release/programs/$$program/$$platform; \
+	  GOOS=$${platform%/*} GOARCH=$${platform#*/} go build $(SHIPPED) -o $(LAB)/release/programs/$$program/$$platform/ ./cmd/$$program; \
+	done; done
+	@go run -C hack/release . -version $(VERSION) -created "$$(git log -1 --format=%ct 2>/dev/null || echo 0)" -key "$(if $(KEY),$(abspath $(KEY)))" \
+	  -programs $(LAB)/release/programs -out $(LAB)/release/$(VERSION)
+	@echo "the release is in $(LAB)/release/$(VERSION)"
 
 .PHONY: lab-tools
 lab-tools: ## Build the lab's tools, its Kubernetes and its S3 server from Go modules.

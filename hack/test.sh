@@ -61,6 +61,8 @@ echo "test: the chart, in a Kubernetes of its own"
 (cd hack/chart && go test -count=1 ./...)
 echo "test: the image"
 (cd hack/image && go test ./...)
+echo "test: the files of a release"
+(cd hack/release && go test -count=1 ./...)
 echo "test: the lab"
 (cd hack/lab && go test $(go list ./... | grep -v /cmd/kube))
 # The go command caches results, and does not see changes of files outside the module.
