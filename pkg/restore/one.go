@@ -169,129 +169,165 @@ func (e *execution) decide(ctx context.Context, node int32, item *manifest.Item,
 		e.give(node, actionError, about, err.Error())
 		return "", false
 	}
-	resource := schema.GroupResource{Group: item.APIGroup, Resource: item.Resource}
-	skipped, err := e.skips(ctx, k, item, about, content)
+	refused, why, inits, err := e.leftOut(ctx, k, item, about, content)
 	if err != nil {
 		e.give(node, actionError, about, err.Error())
 		return "", false
 	}
-	inits := e.hooks.note(item, about, content, skipped)
-	if reason := cmp.Or(skipped, e.ofPods[item]); reason != "" {
-		e.warnOfEmpty(item)
-		e.give(node, actionLeave, about, reason)
-		return "", false
-	}
-	if reason, err := e.elsewhere(ctx, item); err != nil {
-		e.give(node, actionError, about, err.Error())
-		return "", false
-	} else if reason != "" {
-		e.report.warn(about, reason)
-		e.give(node, actionLeave, about, reason)
-		return "", false
-	}
-	if reason := e.heldBack(item); reason != "" {
-		e.give(node, actionError, about, reason)
-		return "", false
-	}
-	refused, why := e.refuse(ctx, content, about)
 	if refused != actionNone && refused != actionRefused {
 		e.give(node, refused, about, why)
 		return "", false
 	}
-	if refused == actionNone {
-		if err := e.namespaces.await(ctx, e, item, about); err != nil {
-			e.give(node, actionError, about, err.Error())
-			return "", false
-		}
-	}
-	e.findOwners(ctx, item, content, about)
-	if err := e.decideVolume(ctx, item, about, content); err != nil {
-		e.give(node, actionError, about, err.Error())
-		return "", false
-	}
-	status := e.rules.Status(content, resource)
-	asWritten := resource.String() != object.Schedules || object.IsPaused(content)
-	desired, warnings, err := e.rules.Desired(ctx, content, resource, e.ownersOf(item))
+	w, err := e.wish(ctx, k, item, about, content, inits)
 	if err != nil {
 		e.give(node, actionError, about, err.Error())
 		return "", false
 	}
-	e.spareVolumesOf(item, about, desired)
-	if err := withInits(desired, inits); err != nil {
-		e.give(node, actionError, about, err.Error())
-		return "", false
-	}
-	about.namespace, about.name = desired.GetNamespace(), desired.GetName()
-	converted := k.version != item.APIVersion
-	reworded := converted && object.Reword(desired)
-	if converted {
-		desired.SetAPIVersion(k.apiVersion())
-	}
+	about.namespace, about.name = w.desired.GetNamespace(), w.desired.GetName()
 	if refused == actionNone {
-		refused, why = e.refuse(ctx, desired, about)
+		refused, why = e.refuse(ctx, w.desired, about)
 	}
 	if refused != actionNone {
-		if live := e.standing(ctx, k, about, desired); refused == actionRefused && live != nil {
+		if live := e.standing(ctx, k, about, w.desired); refused == actionRefused && live != nil {
 			e.give(node, actionSkip, about, isEqual)
 			return live.GetUID(), true
 		}
 		e.give(node, refused, about, why)
 		return "", false
 	}
-	if why, err = e.lacksAccount(ctx, item, about, desired); err == nil && why != "" {
-		err = errors.New(why)
-	}
-	if err != nil {
+	if err := e.fitToCluster(ctx, k, item, about, w); err != nil {
 		e.give(node, actionError, about, err.Error())
 		return "", false
 	}
-	ofDefault, err := e.settleDefaults(ctx, k, about, desired)
-	if err != nil {
-		e.give(node, actionError, about, err.Error())
-		return "", false
-	}
-	if ofDefault != "" {
-		warnings = append(warnings, ofDefault)
-	}
-	if e.fills(item) {
-		made, err := e.mayMark(ctx, about.namespace)
-		if err != nil {
-			e.give(node, actionError, about, err.Error())
-			return "", false
-		}
-		setMark(desired, e.newMark(item, made), &warnings)
-	}
-	live, a, reason, diff, err := e.bring(ctx, k, item, about, desired, status, converted)
+	live, a, reason, diff, err := e.bring(ctx, k, item, about, w.desired, w.status, w.converted)
 	if err != nil {
 		switch {
 		case ctx.Err() != nil:
 		case e.webhooks.postpone(node, err):
 			e.report.info(about, "it is tried once more at the end: "+err.Error())
 		default:
-			e.give(node, actionError, about, explain(err, converted, item, k))
+			e.give(node, actionError, about, explain(err, w.converted, item, k))
 		}
 		return "", false
 	}
-	for _, warning := range warnings {
+	e.warnOfWish(k, item, about, w, a)
+	e.decided(node, a, about, reason, diff)
+	e.warnOfNoData(item, a, about, w.desired)
+	if a == actionForbidden || a == actionRefused || a == actionError {
+		return live, false
+	}
+	return live, true
+}
+
+// leftOut decides whether an object stays out before its content is worked on, and why. If it does
+// not, leftOut awaits its namespace. An object with actionRefused may be there already.
+func (e *execution) leftOut(ctx context.Context, k *kind, item *manifest.Item, about subject, content *unstructured.Unstructured) (a action, why string, inits []map[string]any, err error) {
+	skipped, err := e.skips(ctx, k, item, about, content)
+	if err != nil {
+		return actionNone, "", nil, err
+	}
+	inits = e.hooks.note(item, about, content, skipped)
+	if reason := cmp.Or(skipped, e.ofPods[item]); reason != "" {
+		e.warnOfEmpty(item)
+		return actionLeave, reason, nil, nil
+	}
+	reason, err := e.elsewhere(ctx, item)
+	if err != nil {
+		return actionNone, "", nil, err
+	}
+	if reason != "" {
+		e.report.warn(about, reason)
+		return actionLeave, reason, nil, nil
+	}
+	if reason := e.heldBack(item); reason != "" {
+		return actionError, reason, nil, nil
+	}
+	if a, why = e.refuse(ctx, content, about); a != actionNone {
+		return a, why, inits, nil
+	}
+	return actionNone, "", inits, e.namespaces.await(ctx, e, item, about)
+}
+
+// wish is an object as a restore wants it.
+type wish struct {
+	desired  *unstructured.Unstructured
+	status   map[string]any
+	warnings []string
+	// asWritten is false if the restore pauses a schedule.
+	asWritten bool
+	// converted is true if the cluster serves another version than the backup's, and reworded if
+	// fields had to change for it.
+	converted, reworded bool
+}
+
+func (e *execution) wish(ctx context.Context, k *kind, item *manifest.Item, about subject, content *unstructured.Unstructured, inits []map[string]any) (*wish, error) {
+	e.findOwners(ctx, item, content, about)
+	if err := e.decideVolume(ctx, item, about, content); err != nil {
+		return nil, err
+	}
+	resource := schema.GroupResource{Group: item.APIGroup, Resource: item.Resource}
+	w := &wish{
+		status:    e.rules.Status(content, resource),
+		asWritten: resource.String() != object.Schedules || object.IsPaused(content),
+		converted: k.version != item.APIVersion,
+	}
+	var err error
+	if w.desired, w.warnings, err = e.rules.Desired(ctx, content, resource, e.ownersOf(item)); err != nil {
+		return nil, err
+	}
+	e.spareVolumesOf(item, about, w.desired)
+	if err := withInits(w.desired, inits); err != nil {
+		return nil, err
+	}
+	if w.converted {
+		w.reworded = object.Reword(w.desired)
+		w.desired.SetAPIVersion(k.apiVersion())
+	}
+	return w, nil
+}
+
+// fitToCluster adds to a wish the parts that depend on the target cluster.
+func (e *execution) fitToCluster(ctx context.Context, k *kind, item *manifest.Item, about subject, w *wish) error {
+	why, err := e.lacksAccount(ctx, item, about, w.desired)
+	if err != nil {
+		return err
+	}
+	if why != "" {
+		return errors.New(why)
+	}
+	ofDefault, err := e.settleDefaults(ctx, k, about, w.desired)
+	if err != nil {
+		return err
+	}
+	if ofDefault != "" {
+		w.warnings = append(w.warnings, ofDefault)
+	}
+	if e.fills(item) {
+		made, err := e.mayMark(ctx, about.namespace)
+		if err != nil {
+			return err
+		}
+		setMark(w.desired, e.newMark(item, made), &w.warnings)
+	}
+	return nil
+}
+
+// warnOfWish reports the ways in which an object differs from the backup's by intent.
+func (e *execution) warnOfWish(k *kind, item *manifest.Item, about subject, w *wish, a action) {
+	for _, warning := range w.warnings {
 		e.report.warn(about, warning)
 	}
-	if reworded {
+	if w.reworded {
 		e.report.warn(about, fmt.Sprintf("the cluster does not serve it in version %s: it was converted, and written in %s", item.APIVersion, k.apiVersion()))
-	} else if converted {
+	} else if w.converted {
 		e.report.warn(about, fmt.Sprintf("the cluster does not serve it in version %s: its fields are all known in %s, in which it was written", item.APIVersion, k.apiVersion()))
 	}
 	if was := e.Backup.Instead(item); was != "" {
 		e.report.warn(about, fmt.Sprintf("the cluster does not serve it in version %s: it was written in %s, in which the backup holds it too", was, k.apiVersion()))
 	}
-	if made := a == actionCreate || a == actionRecreate; !asWritten && (made || a == actionUpdate && !e.request.tenant()) {
+	if made := a == actionCreate || a == actionRecreate; !w.asWritten && (made || a == actionUpdate && !e.request.tenant()) {
 		e.report.warn(about, "it is paused, and makes no backups until somebody resumes it who may create backups of what it selects: set spec.paused to false")
 	}
-	e.decided(node, a, about, reason, diff)
-	e.warnOfNoData(item, a, about, desired)
-	if a == actionForbidden || a == actionRefused || a == actionError {
-		return live, false
-	}
-	return live, true
 }
 
 const isEqual = "it is there, and equal"
