@@ -37,7 +37,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/hostpath"
 	"github.com/holdfast-io/holdfast/pkg/identity"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/maintenance"
 	"github.com/holdfast-io/holdfast/pkg/queue"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
@@ -133,7 +133,7 @@ func newControllerCommand() *cobra.Command {
 		volumeTimeout:    backuprun.DefaultVolumeTimeout,
 		backupTimeout:    backuprun.DefaultTimeout,
 		hookTime:         backup.DefaultHookTime,
-		agentTimeout:     liveness.DefaultAgentTimeout,
+		agentTimeout:     lease.DefaultAgentTimeout,
 		blockWorkers:     backup.DefaultBlockWorkers,
 	}
 	command := &cobra.Command{
@@ -197,8 +197,8 @@ func (o *controllerOptions) validate() error {
 	if o.hookTime <= 0 {
 		errs = append(errs, fmt.Errorf("--hook-time-per-namespace must be positive, but is %s", o.hookTime))
 	}
-	if o.agentTimeout < liveness.MinAgentTimeout {
-		errs = append(errs, fmt.Errorf("--node-agent-timeout must be at least %s (an agent without a connection stops within that time), got %s", liveness.MinAgentTimeout, o.agentTimeout))
+	if o.agentTimeout < lease.MinAgentTimeout {
+		errs = append(errs, fmt.Errorf("--node-agent-timeout must be at least %s (an agent without a connection stops within that time), got %s", lease.MinAgentTimeout, o.agentTimeout))
 	}
 	for _, name := range o.restorePullSecrets {
 		for _, problem := range validation.IsDNS1123Subdomain(name) {
@@ -243,8 +243,8 @@ func (o *controllerOptions) run(ctx context.Context) error {
 	}
 	identity := fmt.Sprintf("%s_%d_%s", host, os.Getpid(), uuid.NewString()[:8])
 	leases := kube.CoordinationV1().Leases(o.client.namespace)
-	leads := func(ctx context.Context) error { return liveness.Leads(ctx, leases, identity) }
-	return liveness.Lead(ctx, leases, identity, clock.RealClock{}, func(ctx context.Context) error {
+	leads := func(ctx context.Context) error { return lease.Leads(ctx, leases, identity) }
+	return lease.Lead(ctx, leases, identity, clock.RealClock{}, func(ctx context.Context) error {
 		var publishing sync.WaitGroup
 		defer publishing.Wait()
 		ctx, cancel := context.WithCancel(ctx)
@@ -257,11 +257,11 @@ func (o *controllerOptions) run(ctx context.Context) error {
 	})
 }
 
-// work runs the controllers until ctx ends, and returns when all have stopped. liveness.Fence stops
+// work runs the controllers until ctx ends, and returns when all have stopped. lease.Fence stops
 // requests of a process that wakes up after another took over.
 func (o *controllerOptions) work(ctx context.Context, config *rest.Config, identity string, leads func(context.Context) error, logs *runlog.Logs, plans *backupplans.Server) error {
 	config = rest.CopyConfig(config)
-	config.Wrap(liveness.Fence)
+	config.Wrap(lease.Fence)
 	c, err := o.newControllerContext(ctx, config, identity, leads, logs, plans)
 	if err != nil {
 		return err

@@ -18,7 +18,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/holdfast-io/holdfast/pkg/backupplans"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/runlog"
 )
 
@@ -54,7 +54,7 @@ func TestAPausedControllerSendsNothing(t *testing.T) {
 	options := &controllerOptions{client: clientOptions{namespace: "holdfast"}}
 	clock := &sleeper{FakeClock: clocktesting.NewFakeClock(time.Now())}
 	leases := kubefake.NewClientset().CoordinationV1().Leases("holdfast")
-	err := liveness.Lead(t.Context(), leases, "this process", clock, func(ctx context.Context) error {
+	err := lease.Lead(t.Context(), leases, "this process", clock, func(ctx context.Context) error {
 		work := func() (requests int, err error) {
 			network := &sent{}
 			err = options.work(ctx, &rest.Config{Host: "https://cluster.invalid", Transport: network}, "this process", nil, &runlog.Logs{}, backupplans.NewServer(nil))
@@ -64,7 +64,7 @@ func TestAPausedControllerSendsNothing(t *testing.T) {
 			t.Errorf("while it leads, it has sent %d requests: %v", requests, err)
 		}
 		clock.slept.Store(true)
-		if requests, err := work(); !errors.Is(err, liveness.ErrLost) || requests != 0 {
+		if requests, err := work(); !errors.Is(err, lease.ErrLost) || requests != 0 {
 			t.Errorf("after its sleep it has sent %d requests: %v", requests, err)
 		}
 		return nil

@@ -40,7 +40,7 @@ import (
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/queue"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
@@ -95,7 +95,7 @@ type controllerContext struct {
 	namespaces coreinformers.NamespaceInformer
 	ledger     coreinformers.ConfigMapInformer
 	published  coreinformers.ConfigMapInformer
-	agents     *liveness.Agents
+	agents     *lease.Agents
 	informers  []startable
 
 	// Set by their constructors.
@@ -164,14 +164,14 @@ func (c *controllerContext) newInformers(engine engineclientset.Interface) error
 	ledger := clustercache.ConfigMap(c.kube, system, records.LedgerName)
 	published := clustercache.ConfigMap(c.kube, system, clusteridentity.ConfigMapName)
 	agentLeases := informers.NewSharedInformerFactoryWithOptions(c.kube, 0, informers.WithNamespace(enginev1alpha1.AgentsNamespace(system)), informers.WithTransform(clustercache.Trimmed),
-		informers.WithTweakListOptions(func(options *metav1.ListOptions) { options.LabelSelector = liveness.AgentLabels }))
+		informers.WithTweakListOptions(func(options *metav1.ListOptions) { options.LabelSelector = lease.AgentLabels }))
 	// Only the names of nodes are needed; the rest is large and changes often.
 	names, err := metadata.NewForConfig(c.config)
 	if err != nil {
 		return err
 	}
 	nodes := metadatainformer.NewSharedInformerFactoryWithOptions(names, 0, metadatainformer.WithTransform(clustercache.Named))
-	c.agents, err = liveness.NewAgents(agentLeases.Coordination().V1().Leases().Informer(),
+	c.agents, err = lease.NewAgents(agentLeases.Coordination().V1().Leases().Informer(),
 		nodes.ForResource(corev1.SchemeGroupVersion.WithResource("nodes")).Informer(), clock.RealClock{})
 	if err != nil {
 		return err
@@ -223,7 +223,7 @@ func newStorageLocation(ctx context.Context, c *controllerContext) (run func(con
 		Secrets:          c.credentials,
 		ClusterUID:       c.cluster.UID,
 		Identity:         c.identity,
-		Before:           liveness.Before(ctx),
+		Before:           lease.Before(ctx),
 		Events:           c.events,
 		Clock:            clock.RealClock{},
 		LocationInformer: c.records.StorageLocations(),

@@ -39,7 +39,7 @@ import (
 	engineclientset "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
 	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/hostpath"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/repository"
 	"github.com/holdfast-io/holdfast/pkg/serving"
 )
@@ -164,7 +164,7 @@ func (o *nodeAgentOptions) run(ctx context.Context) error {
 
 	report := &agentReport{clock: clock.RealClock{}}
 	identity := "holdfast-node-agent-" + uuid.NewString()[:8]
-	return liveness.HoldNode(ctx, kube.CoordinationV1().Leases(enginev1alpha1.AgentsNamespace(o.client.namespace)), o.node, identity, clock.RealClock{}, report.text, func(ctx context.Context) error {
+	return lease.HoldNode(ctx, kube.CoordinationV1().Leases(enginev1alpha1.AgentsNamespace(o.client.namespace)), o.node, identity, clock.RealClock{}, report.text, func(ctx context.Context) error {
 		return o.work(ctx, identity, limit, kube, metadata, engine, own, broadcaster, report)
 	})
 }

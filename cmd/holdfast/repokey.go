@@ -30,7 +30,7 @@ import (
 	repositorycontroller "github.com/holdfast-io/holdfast/pkg/controllers/repository"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	engineclientset "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/repository"
 	"github.com/holdfast-io/holdfast/pkg/repository/opener"
 )
@@ -238,10 +238,10 @@ func (o *repoKeyOptions) rotate(ctx context.Context, clients keyClients) error {
 		}
 	}
 	leases := clients.kube.CoordinationV1().Leases(enginev1alpha1.MaintenanceNamespace(o.client.namespace))
-	err = liveness.Exclusively(ctx, leases, o.repository(), "holdfast-repo-key-"+uuid.NewString()[:8], clock.RealClock{}, func(ctx context.Context) error {
+	err = lease.Exclusively(ctx, leases, o.repository(), "holdfast-repo-key-"+uuid.NewString()[:8], clock.RealClock{}, func(ctx context.Context) error {
 		return opener.Rotate(ctx, clients.kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(o.client.namespace)), o.keys(clients), stored, o.repoName, cluster)
 	})
-	if errors.Is(err, liveness.ErrHeld) {
+	if errors.Is(err, lease.ErrHeld) {
 		return fmt.Errorf("the repository is being maintained, try again when that has ended: %w", err)
 	}
 	if err != nil {

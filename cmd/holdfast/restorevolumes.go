@@ -18,7 +18,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/repository"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/restore/volumes"
 )
 
@@ -41,7 +41,7 @@ func ownPod(ctx context.Context, kube kubernetes.Interface, system string) (*cor
 	return &found.Items[0], nil
 }
 
-func (o *controllerOptions) restoreVolumes(config *rest.Config, kube kubernetes.Interface, engine engineclient.EngineV1alpha1Interface, records engineinformers.Interface, repositories *repository.Controller, agents *liveness.Agents) (*volumes.Volumes, error) {
+func (o *controllerOptions) restoreVolumes(config *rest.Config, kube kubernetes.Interface, engine engineclient.EngineV1alpha1Interface, records engineinformers.Interface, repositories *repository.Controller, agents *lease.Agents) (*volumes.Volumes, error) {
 	removing := rest.CopyConfig(config)
 	removing.Impersonate = rest.ImpersonationConfig{UserName: fmt.Sprintf("system:serviceaccount:%s:holdfast-restore", o.client.namespace)}
 	remover, err := kubernetes.NewForConfig(removing)

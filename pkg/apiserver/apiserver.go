@@ -7,7 +7,6 @@ package apiserver
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -40,7 +39,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apiserver/servingcert"
 	engineclientset "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
 	generatedopenapi "github.com/holdfast-io/holdfast/pkg/generated/openapi"
-	"github.com/holdfast-io/holdfast/pkg/leadership"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/registry/backup"
 	"github.com/holdfast-io/holdfast/pkg/registry/backupqueue"
 	"github.com/holdfast-io/holdfast/pkg/registry/backupvolume"
@@ -153,7 +152,7 @@ type completedClients struct {
 type Server struct {
 	generic   *genericapiserver.GenericAPIServer
 	projector *projection.Projector
-	leader    *leadership.Leader
+	leader    *lease.Election
 	// starts start the informers, and what follows from them.
 	starts []func(context.Context)
 	// broadcaster writes events.
@@ -224,7 +223,7 @@ func (c CompletedConfig) New() (*Server, error) {
 // precedence is how long a replica that has read the records, but not yet the stores,
 // lets others go first in the election: longer than these need to take over what is
 // given back to them.
-const precedence = 4 * leadership.RetryPeriod
+const precedence = 4 * lease.RetryPeriod
 
 // awaitCandidacy waits until this replica should take part in the election, and reports
 // false if ctx ended before that. One that is Ready does; and one that could serve live
@@ -254,7 +253,7 @@ func identity() string {
 }
 
 // enter lets a request in.
-func (s *Server) enter() (*leadership.Term, bool) {
+func (s *Server) enter() (*lease.Term, bool) {
 	return s.leader.Enter()
 }
 
@@ -273,18 +272,17 @@ func (s *Server) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	var leading sync.WaitGroup
-	var lost error
 	leading.Go(func() {
 		defer stop()
 		if s.awaitCandidacy(ctx) {
-			lost = s.leader.Run(ctx)
+			s.leader.Run(ctx)
 		}
 	})
 	err := s.generic.PrepareRun().RunWithContext(ctx)
 	stop()
 	leading.Wait()
 	awaitLast(&projecting)
-	return errors.Join(err, lost)
+	return err
 }
 
 // namespaceUIDs finds out which namespace has a name now. That costs a request for each

@@ -15,14 +15,14 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/responsewriter"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/leadership"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 )
 
 // fence lets requests for resources through to a handler only while this replica is
 // the one that serves. Discovery and health are answered always.
 type fence struct {
 	handler     http.Handler
-	enter       func() (*leadership.Term, bool)
+	enter       func() (*lease.Term, bool)
 	longRunning genericapirequest.LongRunningRequestCheck
 	serializer  runtime.NegotiatedSerializer
 }
@@ -70,7 +70,7 @@ func notServing() error {
 // the connection off. An answer that is half written must not look whole.
 type fencedWriter struct {
 	http.ResponseWriter
-	term *leadership.Term
+	term *lease.Term
 }
 
 var _ responsewriter.UserProvidedDecorator = &fencedWriter{}

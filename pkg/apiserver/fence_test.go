@@ -24,7 +24,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	clocktesting "k8s.io/utils/clock/testing"
 
-	"github.com/holdfast-io/holdfast/pkg/leadership"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 )
 
 const resources = "/apis/holdfast.io/v1alpha1/namespaces/shop/backups"
@@ -32,8 +32,8 @@ const resources = "/apis/holdfast.io/v1alpha1/namespaces/shop/backups"
 // fenced is a server behind a fence, with a Lease that it holds until it is paused.
 type fenced struct {
 	*httptest.Server
-	leader *leadership.Leader
-	clock  *clocktesting.FakePassiveClock
+	leader *lease.Election
+	clock  *clocktesting.FakeClock
 	kube   *kubefake.Clientset
 	paused atomic.Bool
 	// handle answers those who are let in.
@@ -41,11 +41,11 @@ type fenced struct {
 }
 
 func newFenced(t *testing.T) *fenced {
-	f := &fenced{clock: clocktesting.NewFakePassiveClock(time.Unix(1_800_000_000, 0)), kube: kubefake.NewClientset()}
+	f := &fenced{clock: clocktesting.NewFakeClock(time.Unix(1_800_000_000, 0)), kube: kubefake.NewClientset()}
 	f.kube.PrependReactor("update", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return f.paused.Load(), nil, errors.New("the process is paused")
 	})
-	f.leader = leadership.New(leadership.Config{
+	f.leader = lease.NewElection(lease.ElectionConfig{
 		Leases: f.kube.CoordinationV1().Leases("holdfast"), Name: serviceName, Identity: "this", Clock: f.clock,
 		Issued: func() uint64 { return 0 }, Begin: func(uint64) {},
 	})
@@ -70,9 +70,7 @@ func (f *fenced) lead(t *testing.T) (stop func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if err := f.leader.Run(ctx); err != nil {
-			t.Error(err)
-		}
+		f.leader.Run(ctx)
 	}()
 	t.Cleanup(func() { cancel(); <-done })
 	eventually(t, func() bool {
@@ -88,7 +86,7 @@ func (f *fenced) lead(t *testing.T) (stop func()) {
 // pause lets the clock go on as it does while a process is paused: without renewals.
 func (f *fenced) pause() {
 	f.paused.Store(true)
-	f.clock.SetTime(f.clock.Now().Add(leadership.Validity))
+	f.clock.SetTime(f.clock.Now().Add(lease.Validity))
 }
 
 func (f *fenced) get(t *testing.T, path string) (*http.Response, string, error) {

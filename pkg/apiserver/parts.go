@@ -28,8 +28,7 @@ import (
 	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	clusteridentity "github.com/holdfast-io/holdfast/pkg/identity"
-	"github.com/holdfast-io/holdfast/pkg/leadership"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/registry/backup"
@@ -163,9 +162,9 @@ func (s *serverContext) mayUse(ctx context.Context, name, namespace string) erro
 
 // newProjection makes the catalogue of all backups, to which the other parts subscribe.
 func newProjection(s *serverContext) error {
-	leads := clustercache.Lease(s.client.kube, s.system(), liveness.LeaderLease)
+	leads := clustercache.Lease(s.client.kube, s.system(), lease.LeaderLease)
 	s.start(leads.StartWithContext)
-	working, err := liveness.NewLeader(leads.Coordination().V1().Leases().Informer(), clock.RealClock{})
+	working, err := lease.NewLeaderWatch(leads.Coordination().V1().Leases().Informer(), clock.RealClock{})
 	if err != nil {
 		return err
 	}
@@ -359,7 +358,7 @@ func newLocationStatus(s *serverContext) error {
 func newNodeAgents(s *serverContext) error {
 	leases := informers.NewSharedInformerFactoryWithOptions(s.client.kube, 0,
 		informers.WithNamespace(enginev1alpha1.AgentsNamespace(s.system())), informers.WithTransform(clustercache.Trimmed),
-		informers.WithTweakListOptions(func(options *metav1.ListOptions) { options.LabelSelector = liveness.AgentLabels }))
+		informers.WithTweakListOptions(func(options *metav1.ListOptions) { options.LabelSelector = lease.AgentLabels }))
 	s.start(leases.StartWithContext)
 	// Of nodes only names and labels matter, and the rest is large and changes all the time.
 	nodes := metadatainformer.NewSharedInformerFactoryWithOptions(s.client.metadata, 0, metadatainformer.WithTransform(clustercache.Named))
@@ -390,7 +389,7 @@ func newRequests(s *serverContext) error {
 
 // newLeader makes the election, and what the leader alone does.
 func newLeader(s *serverContext) error {
-	s.leader = leadership.New(leadership.Config{
+	s.leader = lease.NewElection(lease.ElectionConfig{
 		Leases:   s.client.kube.CoordinationV1().Leases(s.system()),
 		Name:     serviceName,
 		Identity: identity(),
@@ -413,7 +412,7 @@ func newLeader(s *serverContext) error {
 }
 
 // lead does what the leader alone does, until its term ends.
-func (s *serverContext) lead(ctx context.Context, term *leadership.Term) {
+func (s *serverContext) lead(ctx context.Context, term *lease.Term) {
 	var running sync.WaitGroup
 	defer running.Wait()
 	scheduling := s.scheduling

@@ -27,7 +27,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/repository"
 	"github.com/holdfast-io/holdfast/pkg/repository/opener"
@@ -94,7 +94,7 @@ func (m *Maintainer) maintain(ctx context.Context, result *Result) error {
 	if err != nil {
 		return fmt.Errorf("reading the storage location %s: %w", record.Spec.BackupStorageLocation, err)
 	}
-	err = liveness.Exclusively(ctx, m.Leases, name, m.Identity, m.Clock, func(ctx context.Context) error {
+	err = lease.Exclusively(ctx, m.Leases, name, m.Identity, m.Clock, func(ctx context.Context) error {
 		cache, remove := newCache(ctx)
 		defer remove()
 		opened, err := opener.OpenAt(ctx, m.Secrets, m.Keys, stored, record.Spec.VolumeNamespace, repository.Options{Cache: cache, Damaged: record.Status.Damage.KnownPacks()})
@@ -104,7 +104,7 @@ func (m *Maintainer) maintain(ctx context.Context, result *Result) error {
 		err = m.MaintainOpened(ctx, opened, stored, record.Spec.VolumeNamespace, result)
 		return errors.Join(err, opened.Close(ctx))
 	})
-	if errors.Is(err, liveness.ErrHeld) {
+	if errors.Is(err, lease.ErrHeld) {
 		err = fmt.Errorf("the repository is being maintained: %w", err)
 	}
 	return err

@@ -19,7 +19,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/maintenance"
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
@@ -122,7 +122,7 @@ func TestMaintainIsCancelled(t *testing.T) {
 
 func TestMaintainIsExclusive(t *testing.T) {
 	_, maintainer := setUp(t)
-	err := liveness.Exclusively(t.Context(), maintainer.Leases, "shop.default", "job-2", clock.RealClock{}, func(ctx context.Context) error {
+	err := lease.Exclusively(t.Context(), maintainer.Leases, "shop.default", "job-2", clock.RealClock{}, func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		if result := maintainer.Maintain(ctx, "shop", "default"); result.Kind != "" || !result.Cancelled {

@@ -138,7 +138,7 @@ func (p *pause) RoundTrip(r *http.Request) (*http.Response, error) {
 // TestTwoExecutors: a process that was paused at any request, while another one has ended the
 // restore, does no harm when it goes on, be it to the end: nothing is made twice or changed. And
 // what people have changed meanwhile stays, since it sends no more than was on its way: see
-// liveness.Fence.
+// lease.Fence.
 func TestTwoExecutors(t *testing.T) {
 	backup, objects := zoo(t)
 	for _, fenced := range []bool{false, true} {

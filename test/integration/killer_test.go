@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
 )
 
@@ -150,14 +150,14 @@ func (k *killer) elected(t *testing.T, role, before string) {
 // leader is the controller that holds the Lease.
 func leader(t *testing.T) string {
 	t.Helper()
-	lease, err := lab.Kube.CoordinationV1().Leases(labtest.System).Get(t.Context(), liveness.LeaderLease, metav1.GetOptions{})
+	held, err := lab.Kube.CoordinationV1().Leases(labtest.System).Get(t.Context(), lease.LeaderLease, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return ""
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	return *lease.Spec.HolderIdentity
+	return *held.Spec.HolderIdentity
 }
 
 // bury lets nobody wait for the Lease of a controller that was killed.

@@ -23,7 +23,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/volumework"
 	engineclientset "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
 )
 
@@ -99,8 +99,8 @@ func TestAgentsKeepToTheirNodes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	lease, err := lab.Kube.CoordinationV1().Leases(agentsNamespace).Create(t.Context(), &coordinationv1.Lease{
-		ObjectMeta: metav1.ObjectMeta{Name: liveness.AgentLease(node)},
+	held, err := lab.Kube.CoordinationV1().Leases(agentsNamespace).Create(t.Context(), &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Name: lease.AgentLease(node)},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -109,7 +109,7 @@ func TestAgentsKeepToTheirNodes(t *testing.T) {
 		ctx := context.Background()
 		for _, err := range []error{
 			uploads.Delete(ctx, name, metav1.DeleteOptions{}), restores.Delete(ctx, name, metav1.DeleteOptions{}),
-			lab.Kube.CoordinationV1().Leases(agentsNamespace).Delete(ctx, lease.Name, metav1.DeleteOptions{}),
+			lab.Kube.CoordinationV1().Leases(agentsNamespace).Delete(ctx, held.Name, metav1.DeleteOptions{}),
 		} {
 			if err != nil && !apierrors.IsNotFound(err) {
 				t.Error(err)
@@ -148,16 +148,16 @@ func TestAgentsKeepToTheirNodes(t *testing.T) {
 			return err
 		})
 		answers["renewing the Lease"] = retried(func() error {
-			lease, err := leases.Get(t.Context(), liveness.AgentLease(node), metav1.GetOptions{})
+			held, err := leases.Get(t.Context(), lease.AgentLease(node), metav1.GetOptions{})
 			if err != nil {
 				return err
 			}
-			lease.Spec.RenewTime = new(metav1.NowMicro())
-			_, err = leases.Update(t.Context(), lease, metav1.UpdateOptions{})
+			held.Spec.RenewTime = new(metav1.NowMicro())
+			_, err = leases.Update(t.Context(), held, metav1.UpdateOptions{})
 			return err
 		})
-		answers["removing the Lease"] = leases.Delete(t.Context(), liveness.AgentLease(node), metav1.DeleteOptions{})
-		_, answers["making the Lease"] = leases.Create(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: liveness.AgentLease(node)}}, metav1.CreateOptions{})
+		answers["removing the Lease"] = leases.Delete(t.Context(), lease.AgentLease(node), metav1.DeleteOptions{})
+		_, answers["making the Lease"] = leases.Create(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: lease.AgentLease(node)}}, metav1.CreateOptions{})
 		return answers
 	}
 	refused := func(t *testing.T, answers map[string]error, why string) {

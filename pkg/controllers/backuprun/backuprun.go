@@ -39,7 +39,7 @@ import (
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
@@ -86,7 +86,7 @@ type Config struct {
 	Timeout time.Duration
 	// AgentTimeout is how long a node may be without an agent.
 	AgentTimeout time.Duration
-	// Agents knows which nodes have one: liveness.Agents, but in tests.
+	// Agents knows which nodes have one: lease.Agents, but in tests.
 	Agents agents
 
 	// ResumeInProgress has a run that another process has left behind executed anew. Else
@@ -124,7 +124,7 @@ type agents interface {
 	Absence(node string, since time.Time) time.Duration
 	// NodeGone reports whether there is no such node, given since when it was heard of.
 	NodeGone(node string, since time.Time) bool
-	// Saw and Idle are those of liveness.Activity.
+	// Saw and Idle are those of lease.Activity.
 	Saw(node string, record types.UID, inProgress, changed bool, now time.Time)
 	Idle(node string, since, now time.Time) (idle time.Duration, busy bool)
 }
@@ -266,7 +266,7 @@ func (c *Controller) isLeftBehind(run *enginev1alpha1.BackupRun) bool {
 }
 
 func (c *Controller) sync(ctx context.Context, name string) error {
-	lasting, release := liveness.Lasting(ctx, lastTime)
+	lasting, release := lease.Lasting(ctx, lastTime)
 	defer release()
 	ending, end := context.WithCancel(lasting)
 	e := &execution{c.Begin(ctx, name, end), lasting, ending}

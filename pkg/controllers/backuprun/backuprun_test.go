@@ -23,7 +23,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
@@ -522,7 +522,7 @@ func TestShutdownWaitsForWhatIsNearlyDone(t *testing.T) {
 // A process that stops since it may have been taken for dead gives nothing back: that is not the
 // run's process any more. Nor does one that goes on.
 func TestALostLeaseIsNoShutdown(t *testing.T) {
-	for name, cause := range map[string]error{"lost": liveness.ErrLost, "told to stop": context.Canceled, "going on": nil} {
+	for name, cause := range map[string]error{"lost": lease.ErrLost, "told to stop": context.Canceled, "going on": nil} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				h := newHarness(t, &work{}, newRun("a", running))

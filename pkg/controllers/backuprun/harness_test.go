@@ -29,7 +29,7 @@ import (
 	runs "github.com/holdfast-io/holdfast/pkg/controllers/run"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
@@ -397,7 +397,7 @@ func (h *harness) tellStopped(record *enginev1alpha1.VolumeUpload) {
 
 // fakeAgents are those of all nodes, and there are all nodes, but for exceptions.
 type fakeAgents struct {
-	liveness.Activity
+	lease.Activity
 	mu      sync.Mutex
 	absent  map[string]time.Time // since when
 	gone    sets.Set[string]

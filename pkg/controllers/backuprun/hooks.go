@@ -18,7 +18,7 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
 	"github.com/holdfast-io/holdfast/pkg/hooks"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
@@ -54,7 +54,7 @@ func (h runHooks) Allowed(ctx context.Context, namespace string) error {
 // that does, which runs those that are pending before it begins anew: to thaw a pod then could
 // meet the other one's data.
 func (h runHooks) Exec(ctx context.Context, pod enginev1alpha1.PodReference, container string, command []string) (string, error) {
-	if err := h.leads(ctx); errors.Is(err, liveness.ErrLost) {
+	if err := h.leads(ctx); errors.Is(err, lease.ErrLost) {
 		return "", fmt.Errorf("another controller has taken over, and runs the hooks: %w", err)
 	}
 	return h.Pods.Exec(ctx, pod, container, command)

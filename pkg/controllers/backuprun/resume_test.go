@@ -20,7 +20,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
@@ -247,7 +247,7 @@ func TestNoHooksWithoutTheLease(t *testing.T) {
 		leads error
 		runs  int
 	}{
-		"it leads": {nil, 1}, "it does not": {liveness.ErrLost, 0}, "nobody knows": {errors.New("no answer"), 1},
+		"it leads": {nil, 1}, "it does not": {lease.ErrLost, 0}, "nobody knows": {errors.New("no answer"), 1},
 	}, func(t *testing.T, c struct {
 		leads error
 		runs  int

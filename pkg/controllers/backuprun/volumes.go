@@ -25,7 +25,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/backup"
 	"github.com/holdfast-io/holdfast/pkg/controllers/repository"
 	"github.com/holdfast-io/holdfast/pkg/format"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/waits"
 )
@@ -457,7 +457,7 @@ func (v *volumes) leftAlone() bool {
 			}
 			since = u.unheard
 		}
-		if !since.IsZero() && v.c.Clock.Since(since) < liveness.HungAfter && !v.c.agentGone(u.volume.Node) {
+		if !since.IsZero() && v.c.Clock.Since(since) < lease.HungAfter && !v.c.agentGone(u.volume.Node) {
 			alone = false
 		}
 	}

@@ -23,7 +23,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/backup"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/format"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 )
 
 func volumeOf(volume string) *format.Volume {
@@ -413,15 +413,15 @@ func TestASlotIsFreeWhenUploadsWithoutRecordsHaveStopped(t *testing.T) {
 		begun  bool
 		after  time.Duration
 	}{
-		"the upload":                   {func(h *harness) { h.removeUpload("data") }, true, liveness.HungAfter},
-		"the upload, and then the run": {func(h *harness) { h.removeUpload("data"); removeRun(h) }, true, liveness.HungAfter},
+		"the upload":                   {func(h *harness) { h.removeUpload("data") }, true, lease.HungAfter},
+		"the upload, and then the run": {func(h *harness) { h.removeUpload("data"); removeRun(h) }, true, lease.HungAfter},
 		"the run, and then the upload": {func(h *harness) {
 			release := h.Hold() // nobody hears of it at once
 			removeRun(h)
 			h.removeUpload("data")
 			release()
-		}, true, liveness.HungAfter},
-		"after it was given up":         {func(h *harness) { time.Sleep(volumeTimeout); synctest.Wait(); h.removeUpload("data") }, true, liveness.HungAfter},
+		}, true, lease.HungAfter},
+		"after it was given up":         {func(h *harness) { time.Sleep(volumeTimeout); synctest.Wait(); h.removeUpload("data") }, true, lease.HungAfter},
 		"the upload, and its node goes": {func(h *harness) { h.removeUpload("data"); h.agents.remove("node-1") }, true, 0},
 		"one that has not begun":        {func(h *harness) { h.removeUpload("data") }, false, 0},
 	} {
@@ -461,9 +461,9 @@ func TestAnUploadOfWhichNobodyHears(t *testing.T) {
 		if v.leftAlone() {
 			t.Error("nobody has said that its agent does not read")
 		}
-		time.Sleep(liveness.HungAfter)
+		time.Sleep(lease.HungAfter)
 		if !v.leftAlone() {
-			t.Errorf("the slot is held %s later", liveness.HungAfter)
+			t.Errorf("the slot is held %s later", lease.HungAfter)
 		}
 	})
 }

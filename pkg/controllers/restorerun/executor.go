@@ -50,7 +50,7 @@ var errNoLocation = errors.New("does not exist any more")
 // Executor executes runs with pkg/restore.
 type Executor struct {
 	// Config is that of the controller, which impersonates with it. Its transport is to send
-	// nothing once another process may have the work: see liveness.Fence.
+	// nothing once another process may have the work: see lease.Fence.
 	Config *rest.Config
 	// Kube acts as the controller.
 	Kube      kubernetes.Interface

@@ -17,7 +17,7 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 )
 
 // leap is a clock that is put forward as if the process had been paused.
@@ -46,26 +46,26 @@ func TestFenced(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			_, err = liveness.Fence(&sent).RoundTrip(r)
+			_, err = lease.Fence(&sent).RoundTrip(r)
 			return err
 		}
 		leases := enginetest.New().Kube.CoordinationV1().Leases(system)
-		err := liveness.Lead(t.Context(), leases, identity, paused, func(ctx context.Context) error {
+		err := lease.Lead(t.Context(), leases, identity, paused, func(ctx context.Context) error {
 			if err := send(ctx); err != nil {
 				t.Error(err)
 			}
 			paused.by.Add(int64(time.Minute))
 			// A command is not run, for which there is no client either.
-			if _, err := (&runHooks{}).Exec(ctx, enginev1alpha1.PodReference{}, "db", nil); !errors.Is(err, liveness.ErrLost) {
+			if _, err := (&runHooks{}).Exec(ctx, enginev1alpha1.PodReference{}, "db", nil); !errors.Is(err, lease.ErrLost) {
 				t.Errorf("a command of a hook: %v", err)
 			}
-			if err := send(ctx); ctx.Err() != nil || !errors.Is(err, liveness.ErrLost) {
+			if err := send(ctx); ctx.Err() != nil || !errors.Is(err, lease.ErrLost) {
 				t.Errorf("%v, %v", err, ctx.Err())
 			}
 			<-ctx.Done()
 			return nil
 		})
-		if !errors.Is(err, liveness.ErrLost) || sent != 1 {
+		if !errors.Is(err, lease.ErrLost) || sent != 1 {
 			t.Errorf("%v, and %d requests were sent", err, sent)
 		}
 	})
@@ -78,17 +78,17 @@ func TestLostIsNoEnd(t *testing.T) {
 		paused := &leap{}
 		w := &work{execute: func(context.Context) error {
 			paused.by.Add(int64(time.Minute))
-			return liveness.ErrLost
+			return lease.ErrLost
 		}}
 		h := newHarness(t, w)
 		controller := h.controller()
 		leases := enginetest.New().Kube.CoordinationV1().Leases(system)
-		err := liveness.Lead(t.Context(), leases, identity, paused, func(ctx context.Context) error {
+		err := lease.Lead(t.Context(), leases, identity, paused, func(ctx context.Context) error {
 			controller.Start("undo")
 			controller.Run(ctx)
 			return nil
 		})
-		if !errors.Is(err, liveness.ErrLost) || w.executed != 1 || w.stops != 0 || len(w.stored) != 0 {
+		if !errors.Is(err, lease.ErrLost) || w.executed != 1 || w.stops != 0 || len(w.stored) != 0 {
 			t.Errorf("%v, executed %d times, stopped %d times, stored %v", err, w.executed, w.stops, w.stored)
 		}
 		if phase := h.run().Status.Phase; phase != v1alpha1.RestorePhaseInProgress {

@@ -20,7 +20,7 @@ import (
 	runs "github.com/holdfast-io/holdfast/pkg/controllers/run"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/hooks"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/restore"
 )
 
@@ -68,8 +68,8 @@ func (h *runHooks) Begin(ctx context.Context, pod types.UID) (earlier *enginev1a
 // Exec implements restore.Hooks. A process that was paused since Begin runs no command a second
 // time that another one, or a person, has seen to meanwhile.
 func (h *runHooks) Exec(ctx context.Context, pod enginev1alpha1.PodReference, container string, command []string) (output string, err error) {
-	if !liveness.Holds(ctx) {
-		return "", liveness.ErrLost
+	if !lease.Holds(ctx) {
+		return "", lease.ErrLost
 	}
 	return h.Client.Exec(ctx, pod, container, command)
 }

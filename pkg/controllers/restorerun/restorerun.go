@@ -39,7 +39,7 @@ import (
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/restore"
@@ -285,13 +285,13 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.RestoreRun
 		// The process stops. The next one goes on.
 		return ctx.Err()
 	}
-	if !liveness.Holds(ctx) {
+	if !lease.Holds(ctx) {
 		// It stops at once: what failed for that is no end of the run.
 		select {
 		case <-ctx.Done():
 		case <-time.After(time.Second):
 		}
-		return liveness.ErrLost
+		return lease.ErrLost
 	}
 	// The run holds its slot and its namespaces while they are written to. What another process
 	// writes that has taken it over is not this one's to stop.

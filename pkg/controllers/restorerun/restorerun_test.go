@@ -23,7 +23,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	runs "github.com/holdfast-io/holdfast/pkg/controllers/run"
 	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/restore"
@@ -309,7 +309,7 @@ func TestGoneOnWith(t *testing.T) {
 // TestProcessThatIsToldToStop: an attempt whose process is told to stop is given back. One whose
 // process has lost its Lease is not.
 func TestProcessThatIsToldToStop(t *testing.T) {
-	for cause, given := range map[error]int32{context.Canceled: 1, liveness.ErrLost: 0} {
+	for cause, given := range map[error]int32{context.Canceled: 1, lease.ErrLost: 0} {
 		synctest.Test(t, func(t *testing.T) {
 			h := newHarness(t, &work{execute: func(ctx context.Context) error {
 				<-ctx.Done()

@@ -29,7 +29,7 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
@@ -250,7 +250,7 @@ func (r *Runs[R]) Acquire(ctx context.Context, e *Execution[R], run R, change fu
 // besides what change changes, unless that is nil. One that ends since the Lease is lost counts. One that has ended the
 // run, or that another process has taken over, gives nothing back.
 func (r *Runs[R]) GiveBack(ctx context.Context, run R, change func(R)) {
-	if ctx.Err() == nil || errors.Is(context.Cause(ctx), liveness.ErrLost) {
+	if ctx.Err() == nil || errors.Is(context.Cause(ctx), lease.ErrLost) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveBackTimeout)

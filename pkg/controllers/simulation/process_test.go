@@ -28,7 +28,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/runretention"
 	"github.com/holdfast-io/holdfast/pkg/controllers/storagelocation"
 	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/queue"
 )
 
@@ -74,7 +74,7 @@ func (w *world) launch() *process {
 	}
 	w.referee.launched(p)
 	leases := linkedLeases{w.Kube.CoordinationV1().Leases(system), link{p, "lease"}}
-	leads := func(ctx context.Context) error { return liveness.Leads(ctx, leases, p.name) }
+	leads := func(ctx context.Context) error { return lease.Leads(ctx, leases, p.name) }
 	recorded := enginefactory.NewSharedInformerFactory(w.Cluster, 0)
 	objects := informers.NewSharedInformerFactory(w.Kube, 0)
 	records := recorded.Engine().V1alpha1()
@@ -152,7 +152,7 @@ func (w *world) launch() *process {
 	}
 	go func() {
 		defer close(p.stopped)
-		if err := liveness.Lead(ctx, leases, p.name, clock.RealClock{}, work); err != nil {
+		if err := lease.Lead(ctx, leases, p.name, clock.RealClock{}, work); err != nil {
 			w.referee.count(lostLeases, 1)
 		}
 		stop()

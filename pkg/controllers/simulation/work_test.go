@@ -15,7 +15,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/backup"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backuprun"
 	"github.com/holdfast-io/holdfast/pkg/controllers/restorerun"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/restore"
 	"github.com/holdfast-io/holdfast/pkg/store"
@@ -194,7 +194,7 @@ func (r restoring) Store(_ context.Context, run *enginev1alpha1.RestoreRun, ende
 }
 
 // noVolumes says nothing about nodes: no run has volumes.
-type noVolumes struct{ *liveness.Activity }
+type noVolumes struct{ *lease.Activity }
 
 func (noVolumes) HasSynced() bool                         { return true }
 func (noVolumes) OnNodeRemoved(func())                    {}

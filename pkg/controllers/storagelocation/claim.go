@@ -17,7 +17,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
@@ -50,7 +50,7 @@ type claimant struct {
 // ConditionClonedCluster, if another cluster may write to the store. stands is the condition's
 // present reason, before the former leader, accepted whether an administrator lets this cluster
 // continue.
-func (c *claimant) judge(now time.Time, nonce string, found *format.Claim, before liveness.Predecessor, stands string, accepted bool) (write bool, reason string) {
+func (c *claimant) judge(now time.Time, nonce string, found *format.Claim, before lease.Predecessor, stands string, accepted bool) (write bool, reason string) {
 	if stands == "" {
 		stands = c.reason // the condition may not be written
 	}
@@ -61,7 +61,7 @@ func (c *claimant) judge(now time.Time, nonce string, found *format.Claim, befor
 	return write, c.reason
 }
 
-func (c *claimant) decide(now time.Time, nonce string, found *format.Claim, before liveness.Predecessor, stands string, accepted bool) (write bool, reason string) {
+func (c *claimant) decide(now time.Time, nonce string, found *format.Claim, before lease.Predecessor, stands string, accepted bool) (write bool, reason string) {
 	if found == nil || found.Nonce == nonce || accepted && stands != "" {
 		return true, ""
 	}
@@ -168,8 +168,8 @@ func (c *Controller) writeClaim(ctx context.Context, bucket *store.Bucket, of *c
 	if err != nil {
 		return err
 	}
-	if !liveness.Holds(ctx) {
-		return liveness.ErrLost
+	if !lease.Holds(ctx) {
+		return lease.ErrLost
 	}
 	write := bucket.Put
 	if first {

@@ -22,7 +22,7 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/format"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 )
 
 const uid = "one-uid"
@@ -90,7 +90,7 @@ func TestOneClusterClaimsAStore(t *testing.T) {
 		synctest.Wait()
 
 		// It was killed: the next one takes its Lease, and the claim.
-		second := startAs(t, Config{ClusterUID: uid, Identity: "second", Before: liveness.Predecessor{Identity: "first", Renewed: time.Now()}}, inFolder("default", folder))
+		second := startAs(t, Config{ClusterUID: uid, Identity: "second", Before: lease.Predecessor{Identity: "first", Renewed: time.Now()}}, inFolder("default", folder))
 		second.expectCloned("")
 		if claim := claimed(t, folder); claim.Holder != "second" {
 			t.Errorf("after a restart: %+v", claim)
@@ -138,7 +138,7 @@ func TestACopyOfACluster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		one := startAs(t, Config{ClusterUID: uid, Identity: "original"}, inFolder("default", folder))
 		time.Sleep(time.Minute)
-		taken := liveness.Predecessor{Identity: "original", Renewed: time.Now()} // etcd is copied
+		taken := lease.Predecessor{Identity: "original", Renewed: time.Now()} // etcd is copied
 		time.Sleep(time.Hour)
 		copied := one.location("default").DeepCopy()
 		copied.ResourceVersion = ""
@@ -165,7 +165,7 @@ func TestACopyOfACluster(t *testing.T) {
 		time.Sleep(time.Hour)
 		stopped := two.location("default").DeepCopy()
 		stopped.ResourceVersion = ""
-		two = startAs(t, Config{ClusterUID: uid, Identity: "copy-2", Before: liveness.Predecessor{Identity: "copy", Renewed: time.Now()}}, stopped)
+		two = startAs(t, Config{ClusterUID: uid, Identity: "copy-2", Before: lease.Predecessor{Identity: "copy", Renewed: time.Now()}}, stopped)
 		time.Sleep(time.Hour)
 		two.expectCloned(enginev1alpha1.ReasonClaimedElsewhere)
 		if claim := claimed(t, folder); claim.Holder != "original" {
@@ -186,7 +186,7 @@ func TestACopyOfACluster(t *testing.T) {
 		// The original comes back, and stops. Its administrator changes his mind.
 		back := inFolder("default", folder)
 		back.Status.StoreID = copied.Status.StoreID
-		one = startAs(t, Config{ClusterUID: uid, Identity: "original-2", Before: liveness.Predecessor{Identity: "original", Renewed: time.Now().Add(-time.Hour)}}, back)
+		one = startAs(t, Config{ClusterUID: uid, Identity: "original-2", Before: lease.Predecessor{Identity: "original", Renewed: time.Now().Add(-time.Hour)}}, back)
 		time.Sleep(20 * time.Minute)
 		one.expectCloned(enginev1alpha1.ReasonClaimedElsewhere)
 		two.expectCloned("")
@@ -204,7 +204,7 @@ func TestEtcdFromACopy(t *testing.T) {
 	folder := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		h := startAs(t, Config{ClusterUID: uid, Identity: "before"}, inFolder("default", folder))
-		taken := liveness.Predecessor{Identity: "before", Renewed: time.Now()}
+		taken := lease.Predecessor{Identity: "before", Renewed: time.Now()}
 		time.Sleep(time.Hour)
 		h.stop()
 		h = startAs(t, Config{ClusterUID: uid, Identity: "after", Before: taken}, inFolder("default", folder))
@@ -224,14 +224,14 @@ type modelCluster struct {
 	name    string
 	terms   int
 	process *modelProcess
-	lease   liveness.Predecessor
+	lease   lease.Predecessor
 	reason  string
 }
 
 type modelProcess struct {
 	claimant
 	nonce  string
-	before liveness.Predecessor
+	before lease.Predecessor
 }
 
 // look does what a process does at a check.
@@ -240,7 +240,7 @@ func (c *modelCluster) look(now time.Time, stored **format.Claim) {
 		return
 	}
 	p := c.process
-	c.lease = liveness.Predecessor{Identity: p.nonce, Renewed: now}
+	c.lease = lease.Predecessor{Identity: p.nonce, Renewed: now}
 	if now.Before(p.next) {
 		return
 	}
@@ -256,7 +256,7 @@ func (c *modelCluster) look(now time.Time, stored **format.Claim) {
 // restart ends the process, as by a kill or in the regular way, and begins another one.
 func (c *modelCluster) restart(regular bool) {
 	if c.process != nil && regular {
-		c.lease = liveness.Predecessor{}
+		c.lease = lease.Predecessor{}
 	}
 	c.terms++
 	c.process = &modelProcess{nonce: fmt.Sprint(c.name, "-", c.terms), before: c.lease}
@@ -330,7 +330,7 @@ func TestTheConditionOfACopyIsWrittenInTheEnd(t *testing.T) {
 	folder := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		h := startAs(t, Config{ClusterUID: uid, Identity: "original"}, inFolder("default", folder))
-		taken := liveness.Predecessor{Identity: "original", Renewed: time.Now()}
+		taken := lease.Predecessor{Identity: "original", Renewed: time.Now()}
 		time.Sleep(time.Hour)
 		h.stop()
 		copied := h.location("default").DeepCopy()

@@ -34,7 +34,7 @@ import (
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/recovery"
 	"github.com/holdfast-io/holdfast/pkg/store"
@@ -56,7 +56,7 @@ type Config struct {
 	Secrets   location.Secrets
 	// ClusterUID is this cluster's, Identity this process's, Before the former leader.
 	ClusterUID, Identity string
-	Before               liveness.Predecessor
+	Before               lease.Predecessor
 	Events               events.EventRecorder
 	Clock                clock.WithTicker
 
@@ -69,7 +69,7 @@ type Controller struct {
 	secrets    location.Secrets
 	clusterUID string
 	identity   string
-	before     liveness.Predecessor
+	before     lease.Predecessor
 	events     events.EventRecorder
 	check      Check
 	lister     enginelisters.StorageLocationLister

@@ -32,7 +32,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/controllers/volumework"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 )
 
 type result = volumework.Result[*enginev1alpha1.VolumeUpload]
@@ -269,7 +269,7 @@ func TestAgentsThatAreToldToStop(t *testing.T) {
 		givenBack int32
 		phase     enginev1alpha1.VolumePhase
 	}{
-		"told to stop": {context.Canceled, 4, enginev1alpha1.VolumePhaseCompleted}, "the Lease is lost": {liveness.ErrLost, 0, enginev1alpha1.VolumePhaseFailed},
+		"told to stop": {context.Canceled, 4, enginev1alpha1.VolumePhaseCompleted}, "the Lease is lost": {lease.ErrLost, 0, enginev1alpha1.VolumePhaseFailed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t, clock.RealClock{})

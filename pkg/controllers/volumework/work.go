@@ -21,7 +21,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/datapath"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
 
@@ -32,7 +32,7 @@ const (
 	progressFirst = time.Second
 	progressMost  = 10 * time.Second
 	// hungAfter is how long work may take to stop. It is more than undoTimeout.
-	hungAfter = liveness.HungAfter
+	hungAfter = lease.HungAfter
 	// mountTimeout is for how long no call of the kernel about the files of a volume may return:
 	// servers of files are restarted, too. That is looked at every mountInterval.
 	mountTimeout  = 5 * time.Minute
@@ -163,7 +163,7 @@ func (c *Controller[T]) run(ctx context.Context, w *work[T]) {
 // lost its Lease is not told so, nor is work that is cancelled.
 func toldToStop(ctx context.Context) bool {
 	cause := context.Cause(ctx)
-	return cause != nil && !errors.Is(cause, datapath.ErrCancelled) && !errors.Is(cause, liveness.ErrLost)
+	return cause != nil && !errors.Is(cause, datapath.ErrCancelled) && !errors.Is(cause, lease.ErrLost)
 }
 
 // giveBack writes that the attempt does not count, since the agent is told to stop.

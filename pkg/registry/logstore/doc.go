@@ -15,7 +15,7 @@
 //  1. A resourceVersion is a decimal number that grows with every event and is
 //     never shared by two events, of one log or of two logs of the same resource.
 //     A log serves in terms, each of which begins, by Begin, above every version that
-//     any log issued in a term before: pkg/leadership lets one log at a time serve,
+//     any log issued in a term before: pkg/lease lets one log at a time serve,
 //     and keeps in its Lease what the next one has to stay above. It is the time in
 //     units of 2^-20 s since 1970, plus the number of events since, hence
 //     (epoch seconds << 20) + counter, as long as the clocks of the replicas agree

@@ -17,7 +17,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/loadconcurrency"
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
 )
@@ -63,7 +63,7 @@ type sign struct {
 }
 
 // NewPublisher returns a Publisher. The informers are of the Leases with
-// liveness.AgentLabels, of the nodes, of whichever kind of object, and of the ConfigMap
+// lease.AgentLabels, of the nodes, of whichever kind of object, and of the ConfigMap
 // alone that says how much the agents move at once; nil if there is to be none.
 func NewPublisher(leases, nodes, configMaps cache.SharedIndexInformer, clock clock.WithTicker) (*Publisher, error) {
 	p := &Publisher{
@@ -134,8 +134,8 @@ func (p *Publisher) nodeAgents() []*v1alpha1.NodeAgent {
 	now := p.clock.Now()
 	leases := map[string]*coordinationv1.Lease{}
 	for _, obj := range p.leases.List() {
-		if lease, ok := obj.(*coordinationv1.Lease); ok {
-			leases[lease.Name] = lease
+		if held, ok := obj.(*coordinationv1.Lease); ok {
+			leases[held.Name] = held
 		}
 	}
 	limits, problem := p.limits()
@@ -148,12 +148,12 @@ func (p *Publisher) nodeAgents() []*v1alpha1.NodeAgent {
 			continue
 		}
 		name := node.GetName()
-		lease := leases[liveness.AgentLease(name)]
+		held := leases[lease.AgentLease(name)]
 		silent := false
-		if lease != nil {
+		if held != nil {
 			last := before[name]
-			if last.version != lease.ResourceVersion {
-				last = sign{version: lease.ResourceVersion, at: now}
+			if last.version != held.ResourceVersion {
+				last = sign{version: held.ResourceVersion, at: now}
 			}
 			p.alive[name] = last
 			silent = now.Sub(last.at) >= silence
@@ -164,7 +164,7 @@ func (p *Publisher) nodeAgents() []*v1alpha1.NodeAgent {
 		}
 		decided := loadconcurrency.Decision{Problem: problem}
 		decided.Limit, decided.Source = limits.Limit(node.GetLabels())
-		agents = append(agents, nodeAgent(shown, node, lease, silent, decided, now))
+		agents = append(agents, nodeAgent(shown, node, held, silent, decided, now))
 	}
 	return agents
 }
@@ -189,22 +189,22 @@ func (p *Publisher) limits() (config loadconcurrency.Config, problem string) {
 // nodeAgent is the agent of a node, with its Lease if it has one. shown is what is shown
 // of it so far, and decided counts where no agent says what is in force. What a Ready agent says
 // of the ConfigMap is shown all the same, and so is that an agent's words can't be read.
-func nodeAgent(shown *v1alpha1.NodeAgent, node metav1.Object, lease *coordinationv1.Lease, silent bool, decided loadconcurrency.Decision, now time.Time) *v1alpha1.NodeAgent {
+func nodeAgent(shown *v1alpha1.NodeAgent, node metav1.Object, held *coordinationv1.Lease, silent bool, decided loadconcurrency.Decision, now time.Time) *v1alpha1.NodeAgent {
 	agent := &v1alpha1.NodeAgent{ObjectMeta: metav1.ObjectMeta{
 		Name: node.GetName(), UID: node.GetUID(), Labels: node.GetLabels(), CreationTimestamp: node.GetCreationTimestamp(),
 	}}
 	ready := metav1.Condition{Type: v1alpha1.ConditionAgentReady, Status: metav1.ConditionFalse, LastTransitionTime: metav1.NewTime(now)}
 	switch {
-	case lease == nil:
+	case held == nil:
 		ready.Reason, ready.Message = "NoAgent", "no agent runs on this node: its volumes are neither backed up nor restored"
 	case silent:
 		ready.Reason, ready.Message = "Silent", "the agent of this node gives no sign of life"
 	default:
 		ready.Status, ready.Reason = metav1.ConditionTrue, "Alive"
 	}
-	if lease != nil {
-		agent.CreationTimestamp = lease.CreationTimestamp
-		agent.Status = said(lease)
+	if held != nil {
+		agent.CreationTimestamp = held.CreationTimestamp
+		agent.Status = said(held)
 	}
 	if was := meta.FindStatusCondition(shown.Status.Conditions, ready.Type); was != nil && was.Status == ready.Status {
 		ready.LastTransitionTime = was.LastTransitionTime // since when it is ready, or not
@@ -227,8 +227,8 @@ func nodeAgent(shown *v1alpha1.NodeAgent, node metav1.Object, lease *coordinatio
 }
 
 // said is what an agent said of itself last. One that has just begun has said nothing.
-func said(lease *coordinationv1.Lease) (status v1alpha1.NodeAgentStatus) {
-	text := lease.Annotations[liveness.StatusAnnotation]
+func said(held *coordinationv1.Lease) (status v1alpha1.NodeAgentStatus) {
+	text := held.Annotations[lease.StatusAnnotation]
 	if text == "" {
 		return status
 	}
@@ -236,7 +236,7 @@ func said(lease *coordinationv1.Lease) (status v1alpha1.NodeAgentStatus) {
 		return v1alpha1.NodeAgentStatus{Conditions: []metav1.Condition{{
 			Type: v1alpha1.ConditionAgentConfigured, Status: metav1.ConditionUnknown, Reason: unreadable,
 			Message:            "what the agent says of itself can't be read: " + err.Error(),
-			LastTransitionTime: lease.CreationTimestamp,
+			LastTransitionTime: held.CreationTimestamp,
 		}}}
 	}
 	return status

@@ -22,7 +22,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 )
 
 // TestPublisher: each node is shown, what its agent says follows at once, and an agent
@@ -36,18 +36,18 @@ func TestPublisher(t *testing.T) {
 		kube := kubefake.NewClientset(node("one"), node("without"))
 		leases := kube.CoordinationV1().Leases("holdfast-agents")
 		version := 0
-		lease := func(status v1alpha1.NodeAgentStatus) *coordinationv1.Lease {
+		held := func(status v1alpha1.NodeAgentStatus) *coordinationv1.Lease {
 			version++
 			text, err := json.Marshal(status)
 			if err != nil {
 				t.Fatal(err)
 			}
 			return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
-				Namespace: "holdfast-agents", Name: liveness.AgentLease("one"), UID: "lease", ResourceVersion: fmt.Sprint(version),
-				Annotations: map[string]string{liveness.StatusAnnotation: string(text)}, CreationTimestamp: metav1.Now(),
+				Namespace: "holdfast-agents", Name: lease.AgentLease("one"), UID: "lease", ResourceVersion: fmt.Sprint(version),
+				Annotations: map[string]string{lease.StatusAnnotation: string(text)}, CreationTimestamp: metav1.Now(),
 			}}
 		}
-		if _, err := leases.Create(ctx, lease(v1alpha1.NodeAgentStatus{Limit: 1, Conditions: []metav1.Condition{{Type: v1alpha1.ConditionAgentReady, Status: metav1.ConditionFalse}}}), metav1.CreateOptions{}); err != nil {
+		if _, err := leases.Create(ctx, held(v1alpha1.NodeAgentStatus{Limit: 1, Conditions: []metav1.Condition{{Type: v1alpha1.ConditionAgentReady, Status: metav1.ConditionFalse}}}), metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		factory := informers.NewSharedInformerFactory(kube, 0)
@@ -88,7 +88,7 @@ func TestPublisher(t *testing.T) {
 
 		renew := func(status v1alpha1.NodeAgentStatus) {
 			t.Helper()
-			if _, err := leases.Update(ctx, lease(status), metav1.UpdateOptions{}); err != nil {
+			if _, err := leases.Update(ctx, held(status), metav1.UpdateOptions{}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -112,8 +112,8 @@ func TestPublisher(t *testing.T) {
 		renew(v1alpha1.NodeAgentStatus{Limit: 3, LimitSource: "globalConfig"})
 		settle(time.Second)
 		expect("when it is back", "one", "True Alive", "none")
-		garbled := lease(v1alpha1.NodeAgentStatus{})
-		garbled.Annotations[liveness.StatusAnnotation] = "{"
+		garbled := held(v1alpha1.NodeAgentStatus{})
+		garbled.Annotations[lease.StatusAnnotation] = "{"
 		if _, err := leases.Update(ctx, garbled, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -145,10 +145,10 @@ func TestLimits(t *testing.T) {
 		node := func(name, size string) *corev1.Node {
 			return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: next(), Labels: map[string]string{"size": size}}}
 		}
-		lease := func(node, says string) *coordinationv1.Lease {
+		held := func(node, says string) *coordinationv1.Lease {
 			return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
-				Namespace: "holdfast-agents", Name: liveness.AgentLease(node), ResourceVersion: next(),
-				Annotations: map[string]string{liveness.StatusAnnotation: says},
+				Namespace: "holdfast-agents", Name: lease.AgentLease(node), ResourceVersion: next(),
+				Annotations: map[string]string{lease.StatusAnnotation: says},
 			}}
 		}
 		const says = `{"limit": 9, "limitSource": "memory", "conditions": [{"type": "Configured", "status": "True", "reason": "Valid"}]}`
@@ -158,7 +158,7 @@ func TestLimits(t *testing.T) {
 			"mistaken": `{"conditions": [{"type": "Configured", "status": "False", "reason": "InvalidConcurrency", "message": "its own"}]}`,
 		}
 		kube := kubefake.NewClientset(node("without", "small"), node("silent", "small"), node("new", "small"), node("live", "small"), node("lost", "small"),
-			lease("silent", says), lease("new", ""), lease("live", says), lease("lost", "{"))
+			held("silent", says), held("new", ""), held("live", says), held("lost", "{"))
 		do := func(_ any, err error) {
 			t.Helper()
 			if err != nil {
@@ -167,11 +167,11 @@ func TestLimits(t *testing.T) {
 		}
 		for name, says := range limitless {
 			do(kube.CoreV1().Nodes().Create(ctx, node(name, "small"), metav1.CreateOptions{}))
-			do(kube.CoordinationV1().Leases("holdfast-agents").Create(ctx, lease(name, says), metav1.CreateOptions{}))
+			do(kube.CoordinationV1().Leases("holdfast-agents").Create(ctx, held(name, says), metav1.CreateOptions{}))
 		}
 		renew := func(node, says string) {
 			t.Helper()
-			do(kube.CoordinationV1().Leases("holdfast-agents").Update(ctx, lease(node, says), metav1.UpdateOptions{}))
+			do(kube.CoordinationV1().Leases("holdfast-agents").Update(ctx, held(node, says), metav1.UpdateOptions{}))
 		}
 		renewAll := func() {
 			t.Helper()

@@ -132,7 +132,7 @@ type PastRestores interface {
 }
 
 // Leader knows since when no controller is heard of, and how people are told; a zero time while one
-// is. It is a liveness.Leader, but in tests.
+// is. It is a lease.LeaderWatch, but in tests.
 type Leader interface {
 	Unheard() (since time.Time, message string)
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 )
 
 const (
@@ -33,7 +33,7 @@ const (
 
 // agents are the nodes' agents, as the controller knows them.
 type agents struct {
-	liveness.Activity
+	lease.Activity
 	mu   sync.Mutex
 	left map[string]time.Time
 	gone map[string]bool

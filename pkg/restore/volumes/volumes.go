@@ -30,7 +30,7 @@ type Agents interface {
 	Absence(node string, since time.Time) time.Duration
 	// NodeGone reports whether there is no such node, which was heard of at since.
 	NodeGone(node string, since time.Time) bool
-	// Saw and Idle are methods of liveness.Activity.
+	// Saw and Idle are methods of lease.Activity.
 	Saw(node string, record types.UID, inProgress, changed bool, now time.Time)
 	Idle(node string, since, now time.Time) (idle time.Duration, busy bool)
 }

@@ -23,7 +23,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 )
 
 // The processes of Holdfast. Tests that end them must not run in parallel.
@@ -110,10 +110,10 @@ func (l *Lab) DeleteLeaseOf(ctx context.Context, role string) error {
 		return err
 	}
 	leases := l.Kube.CoordinationV1().Leases(System)
-	lease, err := leases.Get(ctx, liveness.LeaderLease, metav1.GetOptions{})
-	if err == nil && strings.Contains(*lease.Spec.HolderIdentity, fmt.Sprintf("_%d_", p.PID)) {
-		err = leases.Delete(ctx, lease.Name, metav1.DeleteOptions{
-			Preconditions: &metav1.Preconditions{UID: &lease.UID, ResourceVersion: &lease.ResourceVersion},
+	held, err := leases.Get(ctx, lease.LeaderLease, metav1.GetOptions{})
+	if err == nil && strings.Contains(*held.Spec.HolderIdentity, fmt.Sprintf("_%d_", p.PID)) {
+		err = leases.Delete(ctx, held.Name, metav1.DeleteOptions{
+			Preconditions: &metav1.Preconditions{UID: &held.UID, ResourceVersion: &held.ResourceVersion},
 		})
 	}
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {

@@ -1,13 +1,13 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package liveness_test
+package lease_test
 
 import (
 	"testing"
 	"time"
 
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 )
 
 // TestActivity: an agent is busy while some of its records is in progress, and idle since
@@ -15,7 +15,7 @@ import (
 func TestActivity(t *testing.T) {
 	begin := time.Now()
 	at := func(minutes int) time.Time { return begin.Add(time.Duration(minutes) * time.Minute) }
-	var activity liveness.Activity
+	var activity lease.Activity
 	for minute, step := range []struct {
 		see  func(now time.Time)
 		idle int // minutes

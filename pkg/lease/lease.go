@@ -1,20 +1,21 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package liveness tells by Leases whether a process may still work. The holder of LeaderLease is
-// the only controller that works. docs/design/fences.md lists what depends on it.
+// Package lease tells by Leases whether a process may still work: the controller, a node's agent, a
+// repository's maintenance, the serving replica of the API server. docs/design/fences.md lists what
+// depends on it.
 //
-//  1. A process that has not renewed its Lease for 10 s stops for good. Another takes a Lease that
-//     it has seen unchanged for 15 s, by an update of that version.
+//  1. A process stops when its deadline has passed without a renewal. Another takes a Lease that it
+//     has seen unchanged for longer, by an update of that version.
 //  2. A process gives its Lease back after its work, Lasting work included, so the next need not
 //     wait.
-//  3. A process leads once. It never renews or recreates a lost Lease.
+//  3. A process never renews or recreates a lost Lease.
 //
 // Only durations are compared, by the monotonic and the wall clock, since the former stops in a
-// sleeping machine; a jump of the wall clock by 10 s stops a process needlessly. It checks every
-// 250 ms; Holds checks at once, Leads asks the cluster. A manual deletion lets two work for up to 2
-// s. Agents hold the Leases of their nodes, with longer times; a new agent takes over at once.
-package liveness
+// sleeping machine; a jump of the wall clock by the deadline stops a process needlessly. It checks
+// every 250 ms; Holds checks at once, Leads asks the cluster. A manual deletion lets two work until
+// the next renewal.
+package lease
 
 import (
 	"context"
@@ -54,8 +55,13 @@ type lease struct {
 	interval, deadline time.Duration
 	// remade recreates a deleted Lease.
 	remade bool
-	status func() string
-	clock  clock.WithDelayedExecution
+	// stays keeps a Lease that is given back, without holder.
+	stays bool
+	// annotate changes the Lease before each write; may be nil.
+	annotate func(*coordinationv1.Lease)
+	// hasNews reports whether annotate would change the held Lease; may be nil.
+	hasNews func() bool
+	clock   clock.WithDelayedExecution
 
 	held   *coordinationv1.Lease
 	before Predecessor
@@ -84,7 +90,9 @@ func (l *lease) take(ctx context.Context, current *coordinationv1.Lease, now tim
 	for key, value := range l.labels {
 		metav1.SetMetaDataLabel(&changed.ObjectMeta, key, value)
 	}
-	l.annotate(changed)
+	if l.annotate != nil {
+		l.annotate(changed)
+	}
 	at, seconds := metav1.NewMicroTime(now), int32(l.duration/time.Second)
 	changed.Spec = coordinationv1.LeaseSpec{HolderIdentity: &l.identity, LeaseDurationSeconds: &seconds, AcquireTime: &at, RenewTime: &at}
 	var err error
@@ -97,16 +105,6 @@ func (l *lease) take(ctx context.Context, current *coordinationv1.Lease, now tim
 		l.held = changed
 	}
 	return err
-}
-
-func (l *lease) annotate(lease *coordinationv1.Lease) {
-	if l.status != nil {
-		metav1.SetMetaDataAnnotation(&lease.ObjectMeta, StatusAnnotation, l.status())
-	}
-}
-
-func (l *lease) hasNews() bool {
-	return l.status != nil && l.status() != l.held.Annotations[StatusAnnotation]
 }
 
 func (l *lease) read(ctx context.Context) (*coordinationv1.Lease, error) {
@@ -171,7 +169,7 @@ func (l *lease) keep(ctx context.Context, renewed time.Time) error {
 		if age >= l.deadline {
 			return fmt.Errorf("%w: it was not renewed for %s", ErrLost, age.Round(time.Second))
 		}
-		if since := elapsed(tried, sent); since < l.interval && (since < statusInterval || !l.hasNews()) {
+		if since := elapsed(tried, sent); since < l.interval && (since < statusInterval || l.hasNews == nil || !l.hasNews()) {
 			continue
 		}
 		tried = sent
@@ -200,7 +198,12 @@ type leaseKey struct{}
 // right after a pause. It is true without a Lease.
 func Holds(ctx context.Context) bool {
 	l, ok := ctx.Value(leaseKey{}).(*lease)
-	return !ok || elapsed(*l.renewed.Load(), l.clock.Now()) < l.deadline
+	return !ok || l.isValid()
+}
+
+func (l *lease) isValid() bool {
+	renewed := l.renewed.Load()
+	return renewed != nil && elapsed(*renewed, l.clock.Now()) < l.deadline
 }
 
 // Predecessor is the process that has led before this one.
@@ -245,7 +248,9 @@ func (l *lease) renew(ctx context.Context, now time.Time) error {
 	at := metav1.NewMicroTime(now)
 	renewed := l.held.DeepCopy()
 	renewed.Spec.RenewTime = &at
-	l.annotate(renewed)
+	if l.annotate != nil {
+		l.annotate(renewed)
+	}
 	renewed, err := l.client.Update(ctx, renewed, metav1.UpdateOptions{})
 	if err == nil {
 		l.held = renewed
@@ -265,7 +270,7 @@ func (l *lease) renew(ctx context.Context, now time.Time) error {
 	return l.take(ctx, current, now)
 }
 
-// giveBack deletes the Lease, unless another process has it.
+// giveBack deletes the Lease, or takes its holder away, unless another process has it.
 func (l *lease) giveBack(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
 	defer cancel()
@@ -273,11 +278,66 @@ func (l *lease) giveBack(ctx context.Context) error {
 	if err != nil || !isHolder(current, l.identity) {
 		return err
 	}
-	err = l.client.Delete(ctx, l.name, metav1.DeleteOptions{
-		Preconditions: &metav1.Preconditions{UID: &current.UID, ResourceVersion: &current.ResourceVersion},
-	})
+	if l.stays {
+		if l.annotate != nil {
+			l.annotate(current)
+		}
+		current.Spec.HolderIdentity = new("")
+		_, err = l.client.Update(ctx, current, metav1.UpdateOptions{})
+	} else {
+		err = l.client.Delete(ctx, l.name, metav1.DeleteOptions{
+			Preconditions: &metav1.Preconditions{UID: &current.UID, ResourceVersion: &current.ResourceVersion},
+		})
+	}
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		err = nil
 	}
 	return err
+}
+
+// lead waits until the Lease is free, and holds it during work. It looks once in every poll.
+func (l *lease) lead(ctx context.Context, poll time.Duration, work func(context.Context) error) error {
+	var seen sighting
+	for {
+		now := l.clock.Now()
+		taken, err := l.campaign(ctx, &seen, now)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case taken:
+			return l.hold(ctx, now, work)
+		case err != nil:
+			klog.FromContext(ctx).Info("Taking the Lease failed; it will be tried again", "lease", l.name, "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-l.clock.After(poll):
+		}
+	}
+}
+
+// campaign takes a free Lease: without holder, or unchanged for its duration.
+func (l *lease) campaign(ctx context.Context, seen *sighting, now time.Time) (taken bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
+	defer cancel()
+	current, err := l.read(ctx)
+	if err != nil {
+		return false, err
+	}
+	// This process may hold it already, after a lost answer.
+	if current != nil && current.Spec.HolderIdentity != nil && !isHolder(current, "") && !isHolder(current, l.identity) {
+		if !seen.is(current) {
+			*seen = sighting{uid: current.UID, version: current.ResourceVersion, at: now}
+		}
+		if now.Sub(seen.at) < l.duration {
+			return false, nil
+		}
+		l.before = Predecessor{Identity: *current.Spec.HolderIdentity}
+		if renewed := current.Spec.RenewTime; renewed != nil {
+			l.before.Renewed = renewed.Time
+		}
+	}
+	err = l.take(ctx, current, now)
+	return err == nil, err
 }

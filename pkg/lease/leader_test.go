@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package liveness_test
+package lease_test
 
 import (
 	"context"
@@ -21,7 +21,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 )
 
 // process holds a Lease until it is told to end.
@@ -38,7 +38,7 @@ func campaign(t *testing.T, leases coordinationclient.LeaseInterface, identity s
 	ctx, cancel := context.WithCancel(t.Context())
 	p := &process{began: make(chan struct{}), end: cancel, ended: make(chan error, 1)}
 	go func() {
-		p.ended <- liveness.Lead(ctx, leases, identity, clock.RealClock{}, func(ctx context.Context) error {
+		p.ended <- lease.Lead(ctx, leases, identity, clock.RealClock{}, func(ctx context.Context) error {
 			p.working = ctx
 			close(p.began)
 			<-ctx.Done()
@@ -84,32 +84,32 @@ func (l *leap) Now() time.Time { return time.Now().Add(time.Duration(l.by.Load()
 func TestHolds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, leases := setUp()
-		if !liveness.Holds(t.Context()) {
+		if !lease.Holds(t.Context()) {
 			t.Error("without a Lease there is none to lose")
 		}
 		paused := &leap{}
 		began, ended := make(chan context.Context), make(chan error, 1)
 		go func() {
-			ended <- liveness.Lead(t.Context(), leases, "first", paused, func(ctx context.Context) error {
+			ended <- lease.Lead(t.Context(), leases, "first", paused, func(ctx context.Context) error {
 				began <- ctx
 				<-ctx.Done()
 				return nil
 			})
 		}()
 		working := <-began
-		if !liveness.Holds(working) {
+		if !lease.Holds(working) {
 			t.Error("it has taken its Lease, and does not know")
 		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if !liveness.Holds(working) || !liveness.Holds(context.WithoutCancel(working)) {
+		if !lease.Holds(working) || !lease.Holds(context.WithoutCancel(working)) {
 			t.Error("it holds its Lease, and does not know")
 		}
 		paused.by.Add(int64(time.Hour))
-		if working.Err() != nil || liveness.Holds(working) {
+		if working.Err() != nil || lease.Holds(working) {
 			t.Error("it has slept for an hour, and takes its Lease for held")
 		}
-		if err := <-ended; !errors.Is(err, liveness.ErrLost) {
+		if err := <-ended; !errors.Is(err, lease.ErrLost) {
 			t.Errorf("it ended with %v", err)
 		}
 	})
@@ -131,8 +131,8 @@ func TestLasting(t *testing.T) {
 				ctx, stop := context.WithCancel(t.Context())
 				began, ended := make(chan context.Context), make(chan error, 1)
 				go func() {
-					ended <- liveness.Lead(ctx, leases, "first", clock.RealClock{}, func(ctx context.Context) error {
-						lasting, release := liveness.Lasting(ctx, longer)
+					ended <- lease.Lead(ctx, leases, "first", clock.RealClock{}, func(ctx context.Context) error {
+						lasting, release := lease.Lasting(ctx, longer)
 						defer release()
 						began <- lasting
 						<-lasting.Done()
@@ -142,7 +142,7 @@ func TestLasting(t *testing.T) {
 				lasting := <-began
 				second := campaign(t, leases, "second")
 				time.Sleep(time.Minute)
-				if lasting.Err() != nil || !liveness.Holds(lasting) {
+				if lasting.Err() != nil || !lease.Holds(lasting) {
 					t.Error("it has ended, and nobody has told it to")
 				}
 				begin := time.Now()
@@ -150,7 +150,7 @@ func TestLasting(t *testing.T) {
 					stop()
 				}
 				if test.loses {
-					if err := leases.Delete(t.Context(), liveness.LeaderLease, metav1.DeleteOptions{}); err != nil {
+					if err := leases.Delete(t.Context(), lease.LeaderLease, metav1.DeleteOptions{}); err != nil {
 						t.Error(err)
 					}
 				}
@@ -165,7 +165,7 @@ func TestLasting(t *testing.T) {
 				if took := time.Since(begin); took < test.lasts || took > test.lasts+3*time.Second {
 					t.Errorf("it lasted %s, not %s", took, test.lasts)
 				}
-				if err := <-ended; errors.Is(err, liveness.ErrLost) == test.told {
+				if err := <-ended; errors.Is(err, lease.ErrLost) == test.told {
 					t.Errorf("it ended with %v", err)
 				}
 				stop()
@@ -188,7 +188,7 @@ func TestOneLeads(t *testing.T) {
 			if !first.leads() || second.leads() {
 				t.Fatal("it is not the first one that leads, and it alone")
 			}
-			if first, second := liveness.Leads(t.Context(), leases, "first"), liveness.Leads(t.Context(), leases, "second"); first != nil || !errors.Is(second, liveness.ErrLost) {
+			if first, second := lease.Leads(t.Context(), leases, "first"), lease.Leads(t.Context(), leases, "second"); first != nil || !errors.Is(second, lease.ErrLost) {
 				t.Fatalf("asked, the cluster says %v and %v", first, second)
 			}
 			time.Sleep(3 * time.Second)
@@ -201,7 +201,7 @@ func TestOneLeads(t *testing.T) {
 		if !second.leads() {
 			t.Error("nobody leads")
 		}
-		if before := liveness.Before(second.working); before != (liveness.Predecessor{}) {
+		if before := lease.Before(second.working); before != (lease.Predecessor{}) {
 			t.Errorf("the one before gave its Lease back, and is known as %+v", before)
 		}
 		third := campaign(t, leases, "third")
@@ -219,7 +219,7 @@ func TestTheLeaseIsGivenBackAfterTheWork(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		over := make(chan struct{})
 		go func() {
-			_ = liveness.Lead(ctx, leases, "first", clock.RealClock{}, func(context.Context) error { <-over; return nil })
+			_ = lease.Lead(ctx, leases, "first", clock.RealClock{}, func(context.Context) error { <-over; return nil })
 		}()
 		synctest.Wait()
 		second := campaign(t, leases, "second")
@@ -261,14 +261,14 @@ func TestALeaderStopsBeforeAnotherOneLeads(t *testing.T) {
 				if stopped := time.Since(begin); stopped > 12*time.Second {
 					t.Errorf("it stopped after %s", stopped)
 				}
-				if err := <-first.ended; !errors.Is(err, liveness.ErrLost) {
+				if err := <-first.ended; !errors.Is(err, lease.ErrLost) {
 					t.Errorf("it ended with %v", err)
 				}
-				time.Sleep(liveness.LeaseDuration + 2*time.Second)
+				time.Sleep(lease.LeaderDuration + 2*time.Second)
 				if !second.leads() {
 					t.Error("nobody leads")
 				}
-				if before := liveness.Before(second.working); before.Identity != "first" || before.Renewed.Before(begin.Add(-5*time.Second)) || before.Renewed.After(begin.Add(12*time.Second)) {
+				if before := lease.Before(second.working); before.Identity != "first" || before.Renewed.Before(begin.Add(-5*time.Second)) || before.Renewed.After(begin.Add(12*time.Second)) {
 					t.Errorf("the one before is known as %+v", before)
 				}
 			})
@@ -301,9 +301,9 @@ type pausing struct {
 	hold chan struct{}
 }
 
-func (p *pausing) Update(ctx context.Context, lease *coordinationv1.Lease, options metav1.UpdateOptions) (*coordinationv1.Lease, error) {
+func (p *pausing) Update(ctx context.Context, held *coordinationv1.Lease, options metav1.UpdateOptions) (*coordinationv1.Lease, error) {
 	<-p.hold
-	return p.LeaseInterface.Update(context.WithoutCancel(ctx), lease, options)
+	return p.LeaseInterface.Update(context.WithoutCancel(ctx), held, options)
 }
 
 // A process that wakes up after another one could be elected does not come back.
@@ -316,7 +316,7 @@ func TestAPausedLeaderStaysDead(t *testing.T) {
 				first := campaign(t, paused, "first")
 				if replaced {
 					second := campaign(t, leases, "second")
-					time.Sleep(liveness.LeaseDuration - time.Second)
+					time.Sleep(lease.LeaderDuration - time.Second)
 					if second.leads() {
 						t.Fatal("it has led too early")
 					}
@@ -335,7 +335,7 @@ func TestAPausedLeaderStaysDead(t *testing.T) {
 				close(paused.hold)
 				time.Sleep(5 * time.Second)
 				first.expectStopped(t, true)
-				if err := <-first.ended; !errors.Is(err, liveness.ErrLost) {
+				if err := <-first.ended; !errors.Is(err, lease.ErrLost) {
 					t.Errorf("it ended with %v", err)
 				}
 			})
@@ -369,7 +369,7 @@ func TestAProcessThatSleptStopsAtOnce(t *testing.T) {
 		ended := make(chan error, 1)
 		var working context.Context
 		go func() {
-			ended <- liveness.Lead(t.Context(), leases, "first", asleep, func(ctx context.Context) error {
+			ended <- lease.Lead(t.Context(), leases, "first", asleep, func(ctx context.Context) error {
 				working = ctx
 				<-ctx.Done()
 				return nil
@@ -390,7 +390,7 @@ func TestAProcessThatSleptStopsAtOnce(t *testing.T) {
 		if working.Err() == nil {
 			t.Fatal("it works on")
 		}
-		if err := <-ended; !errors.Is(err, liveness.ErrLost) {
+		if err := <-ended; !errors.Is(err, lease.ErrLost) {
 			t.Errorf("it ended with %v", err)
 		}
 	})
@@ -402,7 +402,7 @@ func TestALeaseThatIsRenewedAtTheLastMomentStays(t *testing.T) {
 		cluster, leases := setUp()
 		other := "other"
 		if _, err := leases.Create(t.Context(), &coordinationv1.Lease{
-			ObjectMeta: metav1.ObjectMeta{Name: liveness.LeaderLease}, Spec: coordinationv1.LeaseSpec{HolderIdentity: &other},
+			ObjectMeta: metav1.ObjectMeta{Name: lease.LeaderLease}, Spec: coordinationv1.LeaseSpec{HolderIdentity: &other},
 		}, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -414,7 +414,7 @@ func TestALeaseThatIsRenewedAtTheLastMomentStays(t *testing.T) {
 			if tries.Add(1) > 1 {
 				return enginetest.Fault{}
 			}
-			obj, err := cluster.Kube.Tracker().Get(action.GetResource(), "holdfast", liveness.LeaderLease)
+			obj, err := cluster.Kube.Tracker().Get(action.GetResource(), "holdfast", lease.LeaderLease)
 			if err != nil {
 				t.Error(err)
 				return enginetest.Fault{}
@@ -427,11 +427,11 @@ func TestALeaseThatIsRenewedAtTheLastMomentStays(t *testing.T) {
 			return enginetest.Fault{}
 		})
 		p := campaign(t, leases, "first")
-		time.Sleep(liveness.LeaseDuration + 3*time.Second)
+		time.Sleep(lease.LeaderDuration + 3*time.Second)
 		if p.leads() || tries.Load() != 1 {
 			t.Errorf("it leads after %d tries", tries.Load())
 		}
-		time.Sleep(liveness.LeaseDuration + 3*time.Second)
+		time.Sleep(lease.LeaderDuration + 3*time.Second)
 		if !p.leads() {
 			t.Error("it does not lead when that has expired, too")
 		}
@@ -443,12 +443,12 @@ func TestALeaderWhoseLeaseIsDeletedStops(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, leases := setUp()
 		p := campaign(t, leases, "first")
-		if err := leases.Delete(t.Context(), liveness.LeaderLease, metav1.DeleteOptions{}); err != nil {
+		if err := leases.Delete(t.Context(), lease.LeaderLease, metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(3 * time.Second)
 		p.expectStopped(t, true)
-		if err := <-p.ended; !errors.Is(err, liveness.ErrLost) {
+		if err := <-p.ended; !errors.Is(err, lease.ErrLost) {
 			t.Errorf("it ended with %v", err)
 		}
 	})
@@ -458,7 +458,7 @@ func TestAnErrorIsNoElection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cluster, leases := setUp()
 		cluster.Fault(func(clienttesting.Action) enginetest.Fault { return enginetest.Fault{Err: errors.New("forbidden")} })
-		if err := liveness.Leads(t.Context(), leases, "first"); err == nil || errors.Is(err, liveness.ErrLost) {
+		if err := lease.Leads(t.Context(), leases, "first"); err == nil || errors.Is(err, lease.ErrLost) {
 			t.Errorf("it leads: %v", err)
 		}
 		p := campaign(t, leases, "first")
@@ -492,24 +492,24 @@ func (m *meddling) Delete(ctx context.Context, name string, options metav1.Delet
 	return m.LeaseInterface.Delete(ctx, name, options)
 }
 
-func (m *meddling) Update(ctx context.Context, lease *coordinationv1.Lease, options metav1.UpdateOptions) (*coordinationv1.Lease, error) {
+func (m *meddling) Update(ctx context.Context, held *coordinationv1.Lease, options metav1.UpdateOptions) (*coordinationv1.Lease, error) {
 	if m.hangs.Load() {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}
-	return m.LeaseInterface.Update(ctx, lease, options)
+	return m.LeaseInterface.Update(ctx, held, options)
 }
 
 // takeOver makes a Lease another process's.
 func takeOver(t *testing.T, leases coordinationclient.LeaseInterface, name string) {
 	t.Helper()
-	lease, err := leases.Get(t.Context(), name, metav1.GetOptions{})
+	held, err := leases.Get(t.Context(), name, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	another := "another"
-	lease.Spec.HolderIdentity = &another
-	if _, err := leases.Update(t.Context(), lease, metav1.UpdateOptions{}); err != nil {
+	held.Spec.HolderIdentity = &another
+	if _, err := leases.Update(t.Context(), held, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -524,17 +524,17 @@ func TestNobodyGivesBackWhatIsAnothers(t *testing.T) {
 				client := &meddling{LeaseInterface: leases}
 				p := campaign(t, client, "first")
 				if atThatMoment {
-					client.remove = func() error { takeOver(t, leases, liveness.LeaderLease); return nil }
+					client.remove = func() error { takeOver(t, leases, lease.LeaderLease); return nil }
 				} else {
-					takeOver(t, leases, liveness.LeaderLease)
+					takeOver(t, leases, lease.LeaderLease)
 				}
 				p.end()
 				if err := <-p.ended; err != nil {
 					t.Error(err)
 				}
-				lease, err := leases.Get(t.Context(), liveness.LeaderLease, metav1.GetOptions{})
-				if err != nil || *lease.Spec.HolderIdentity != "another" {
-					t.Errorf("the other's Lease is %v, %v", lease, err)
+				held, err := leases.Get(t.Context(), lease.LeaderLease, metav1.GetOptions{})
+				if err != nil || *held.Spec.HolderIdentity != "another" {
+					t.Errorf("the other's Lease is %v, %v", held, err)
 				}
 			})
 		})
@@ -550,17 +550,17 @@ func TestARenewalThatHangs(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		client.hangs.Store(true)
-		lease, err := leases.Get(t.Context(), liveness.LeaderLease, metav1.GetOptions{})
+		held, err := leases.Get(t.Context(), lease.LeaderLease, metav1.GetOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		for p.leads() {
-			if age := time.Since(lease.Spec.RenewTime.Time); age > 11*time.Second {
+			if age := time.Since(held.Spec.RenewTime.Time); age > 11*time.Second {
 				t.Fatalf("it works %s after its last renewal", age)
 			}
 			time.Sleep(100 * time.Millisecond)
 		}
-		if err := <-p.ended; !errors.Is(err, liveness.ErrLost) {
+		if err := <-p.ended; !errors.Is(err, lease.ErrLost) {
 			t.Errorf("it ended with %v", err)
 		}
 	})
@@ -575,15 +575,15 @@ func TestWhatALeaseSays(t *testing.T) {
 		p := campaign(t, leases, "first")
 		get := func() coordinationv1.LeaseSpec {
 			t.Helper()
-			lease, err := leases.Get(t.Context(), liveness.LeaderLease, metav1.GetOptions{})
+			held, err := leases.Get(t.Context(), lease.LeaderLease, metav1.GetOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}
-			return lease.Spec
+			return held.Spec
 		}
 		for range 3 {
 			spec := get()
-			if *spec.HolderIdentity != "first" || *spec.LeaseDurationSeconds != int32(liveness.LeaseDuration/time.Second) || !spec.AcquireTime.Time.Equal(begin) || time.Since(spec.RenewTime.Time) > 3*time.Second {
+			if *spec.HolderIdentity != "first" || *spec.LeaseDurationSeconds != int32(lease.LeaderDuration/time.Second) || !spec.AcquireTime.Time.Equal(begin) || time.Since(spec.RenewTime.Time) > 3*time.Second {
 				t.Errorf("it says %+v", spec)
 			}
 			time.Sleep(time.Minute)
@@ -611,7 +611,7 @@ func TestALeaseWhoseAnswerIsLost(t *testing.T) {
 		cluster.Fault(func(action clienttesting.Action) enginetest.Fault {
 			switch {
 			case action.Matches("update", "leases"):
-				return enginetest.Fault{Err: apierrors.NewConflict(coordinationv1.Resource("leases"), liveness.LeaderLease, errors.New("annotated"))}
+				return enginetest.Fault{Err: apierrors.NewConflict(coordinationv1.Resource("leases"), lease.LeaderLease, errors.New("annotated"))}
 			case action.Matches("get", "leases"):
 				return enginetest.Fault{Err: errors.New("the connection broke")}
 			}
@@ -639,7 +639,7 @@ func TestFence(t *testing.T) {
 		paused := &leap{}
 		began, ended := make(chan context.Context), make(chan error, 1)
 		go func() {
-			ended <- liveness.Lead(t.Context(), leases, "first", paused, func(ctx context.Context) error {
+			ended <- lease.Lead(t.Context(), leases, "first", paused, func(ctx context.Context) error {
 				began <- ctx
 				<-ctx.Done()
 				return nil
@@ -647,7 +647,7 @@ func TestFence(t *testing.T) {
 		}()
 		working := <-began
 		requests := &sent{}
-		fenced := liveness.Fence(requests)
+		fenced := lease.Fence(requests)
 		ask := func(ctx context.Context) error {
 			request, err := http.NewRequestWithContext(ctx, http.MethodDelete, "http://cluster/", nil)
 			if err != nil {
@@ -663,7 +663,7 @@ func TestFence(t *testing.T) {
 			t.Errorf("%d requests, %v", requests.Load(), err)
 		}
 		paused.by.Add(int64(time.Hour))
-		if err := ask(working); !errors.Is(err, liveness.ErrLost) || requests.Load() != 1 {
+		if err := ask(working); !errors.Is(err, lease.ErrLost) || requests.Load() != 1 {
 			t.Errorf("after a pause: %d requests, %v", requests.Load(), err)
 		}
 		if err := ask(t.Context()); err != nil || requests.Load() != 2 {

@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package liveness_test
+package lease_test
 
 import (
 	"context"
@@ -18,7 +18,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 )
 
 // work is what process does, until it is told to end.
@@ -27,7 +27,7 @@ func work(t *testing.T, leases coordinationclient.LeaseInterface, identity strin
 	ctx, cancel := context.WithCancel(t.Context())
 	p := &process{began: make(chan struct{}), end: cancel, ended: make(chan error, 1)}
 	go func() {
-		p.ended <- liveness.Exclusively(ctx, leases, "some-work", identity, clock.RealClock{}, func(ctx context.Context) error {
+		p.ended <- lease.Exclusively(ctx, leases, "some-work", identity, clock.RealClock{}, func(ctx context.Context) error {
 			p.working = ctx
 			close(p.began)
 			<-ctx.Done()
@@ -42,8 +42,8 @@ func TestOneIsAtWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, leases := setUp()
 		first := work(t, leases, "first")
-		if lease, err := leases.Get(t.Context(), "some-work", metav1.GetOptions{}); err != nil || *lease.Spec.LeaseDurationSeconds != 60 {
-			t.Errorf("the Lease is %v, %v", lease, err)
+		if held, err := leases.Get(t.Context(), "some-work", metav1.GetOptions{}); err != nil || *held.Spec.LeaseDurationSeconds != 60 {
+			t.Errorf("the Lease is %v, %v", held, err)
 		}
 		for range 10 {
 			second := work(t, leases, "second")
@@ -51,7 +51,7 @@ func TestOneIsAtWork(t *testing.T) {
 			if !first.leads() || second.leads() {
 				t.Fatal("it is not the first one that works, and it alone")
 			}
-			if err := <-second.ended; !errors.Is(err, liveness.ErrHeld) {
+			if err := <-second.ended; !errors.Is(err, lease.ErrHeld) {
 				t.Fatalf("the second one ended with %v", err)
 			}
 		}
@@ -89,7 +89,7 @@ func TestWorkOfADeadProcess(t *testing.T) {
 			}
 			time.Sleep(100 * time.Millisecond)
 		}
-		if err := <-first.ended; !errors.Is(err, liveness.ErrLost) {
+		if err := <-first.ended; !errors.Is(err, lease.ErrLost) {
 			t.Errorf("the first one ended with %v", err)
 		}
 		cluster.Fault(func(clienttesting.Action) enginetest.Fault { return enginetest.Fault{} })
@@ -150,7 +150,7 @@ func TestWorkWhoseLeaseCannotBeTaken(t *testing.T) {
 				})
 				worked := 0
 				exclusively := func() error {
-					return liveness.Exclusively(t.Context(), leases, "some-work", "first", clock.RealClock{}, func(context.Context) error {
+					return lease.Exclusively(t.Context(), leases, "some-work", "first", clock.RealClock{}, func(context.Context) error {
 						worked++
 						time.Sleep(10 * time.Second)
 						return nil

@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package liveness
+package lease
 
 import (
 	"fmt"
@@ -15,11 +15,11 @@ import (
 
 // unheardAfter is how long no controller may be heard before that is reported: longer than a
 // takeover.
-const unheardAfter = LeaseDuration + 5*time.Second
+const unheardAfter = LeaderDuration + 5*time.Second
 
-// Leader knows since when no controller was heard, from the Lease LeaderLease. It does not compare
+// LeaderWatch knows since when no controller was heard, from the Lease LeaderLease. It does not compare
 // clocks of processes. It is safe for concurrent use.
-type Leader struct {
+type LeaderWatch struct {
 	clock  clock.PassiveClock
 	synced cache.InformerSynced
 
@@ -28,9 +28,9 @@ type Leader struct {
 	seen sighting
 }
 
-// NewLeader returns a Leader that sees the Lease by an informer.
-func NewLeader(leases cache.SharedIndexInformer, clock clock.PassiveClock) (*Leader, error) {
-	l := &Leader{clock: clock, seen: sighting{at: clock.Now()}}
+// NewLeaderWatch returns a LeaderWatch that sees the Lease by an informer.
+func NewLeaderWatch(leases cache.SharedIndexInformer, clock clock.PassiveClock) (*LeaderWatch, error) {
+	l := &LeaderWatch{clock: clock, seen: sighting{at: clock.Now()}}
 	registration, err := leases.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    l.changed,
 		UpdateFunc: func(_, obj any) { l.changed(obj) },
@@ -42,7 +42,7 @@ func NewLeader(leases cache.SharedIndexInformer, clock clock.PassiveClock) (*Lea
 	return l, nil
 }
 
-func (l *Leader) changed(obj any) {
+func (l *LeaderWatch) changed(obj any) {
 	lease, ok := obj.(*coordinationv1.Lease)
 	if !ok || lease.Name != LeaderLease || isHolder(lease, "") {
 		return
@@ -56,7 +56,7 @@ func (l *Leader) changed(obj any) {
 
 // Unheard returns since when no controller was heard, and a sentence why runs wait; zero while one
 // is heard or that is unknown.
-func (l *Leader) Unheard() (since time.Time, message string) {
+func (l *LeaderWatch) Unheard() (since time.Time, message string) {
 	if !l.synced() {
 		return time.Time{}, ""
 	}

@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package liveness
+package lease
 
 import (
 	"testing"
@@ -17,7 +17,7 @@ import (
 func TestUnheard(t *testing.T) {
 	clock := clocktesting.NewFakeClock(time.Unix(1000, 0))
 	synced := false
-	l := &Leader{clock: clock, seen: sighting{at: clock.Now()}, synced: func() bool { return synced }}
+	l := &LeaderWatch{clock: clock, seen: sighting{at: clock.Now()}, synced: func() bool { return synced }}
 	lease := func(version, holder string) *coordinationv1.Lease {
 		return &coordinationv1.Lease{
 			ObjectMeta: metav1.ObjectMeta{Name: LeaderLease, UID: "u", ResourceVersion: version},

@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package liveness
+package lease
 
 import (
 	"sync"

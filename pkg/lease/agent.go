@@ -1,14 +1,16 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package liveness
+package lease
 
 import (
 	"context"
 	"fmt"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/utils/clock"
 
@@ -49,8 +51,11 @@ func HoldNode(ctx context.Context, client coordinationclient.LeaseInterface, nod
 		interval: agentRenewInterval, deadline: agentRenewDeadline, clock: clock,
 		// A node always has one agent.
 		remade: true,
-		status: status,
+		annotate: func(lease *coordinationv1.Lease) {
+			metav1.SetMetaDataAnnotation(&lease.ObjectMeta, StatusAnnotation, status())
+		},
 	}
+	l.hasNews = func() bool { return status() != l.held.Annotations[StatusAnnotation] }
 	for {
 		begin := clock.Now()
 		current, err := l.read(ctx)

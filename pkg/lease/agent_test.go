@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package liveness_test
+package lease_test
 
 import (
 	"context"
@@ -22,7 +22,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
-	"github.com/holdfast-io/holdfast/pkg/liveness"
+	"github.com/holdfast-io/holdfast/pkg/lease"
 )
 
 const node = "node-1"
@@ -37,7 +37,7 @@ func holdNodeSaying(t *testing.T, leases coordinationclient.LeaseInterface, iden
 	ctx, cancel := context.WithCancel(t.Context())
 	p := &process{began: make(chan struct{}), end: cancel, ended: make(chan error, 1)}
 	go func() {
-		p.ended <- liveness.HoldNode(ctx, leases, node, identity, clock.RealClock{}, status, func(ctx context.Context) error {
+		p.ended <- lease.HoldNode(ctx, leases, node, identity, clock.RealClock{}, status, func(ctx context.Context) error {
 			p.working = ctx
 			close(p.began)
 			<-ctx.Done()
@@ -49,11 +49,11 @@ func holdNodeSaying(t *testing.T, leases coordinationclient.LeaseInterface, iden
 }
 
 // watchAgents is what a controller knows of the nodes.
-func watchAgents(t *testing.T, cluster *enginetest.Cluster) *liveness.Agents {
+func watchAgents(t *testing.T, cluster *enginetest.Cluster) *lease.Agents {
 	t.Helper()
 	// What has not changed is shown again and again, and never when something else happens.
 	factory := informers.NewSharedInformerFactory(cluster.Kube, 61*time.Second)
-	agents, err := liveness.NewAgents(factory.Coordination().V1().Leases().Informer(), factory.Core().V1().Nodes().Informer(), clock.RealClock{})
+	agents, err := lease.NewAgents(factory.Coordination().V1().Leases().Informer(), factory.Core().V1().Nodes().Informer(), clock.RealClock{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +93,7 @@ func TestAnAgentIsSeen(t *testing.T) {
 		if err := <-p.ended; err != nil {
 			t.Error(err)
 		}
-		if _, err := leases.Get(t.Context(), liveness.AgentLease(node), metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		if _, err := leases.Get(t.Context(), lease.AgentLease(node), metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 			t.Errorf("its Lease is still there: %v", err)
 		}
 		time.Sleep(10 * time.Minute)
@@ -126,13 +126,13 @@ func TestAnAgentStopsBeforeItIsAbsent(t *testing.T) {
 				})
 				begin := time.Now()
 				for p.working.Err() == nil {
-					if absence := agents.Absence(node, begin); absence >= liveness.MinAgentTimeout {
+					if absence := agents.Absence(node, begin); absence >= lease.MinAgentTimeout {
 						t.Fatalf("it works, and was not seen for %s", absence)
 					}
 					time.Sleep(100 * time.Millisecond)
 					synctest.Wait()
 				}
-				if err := <-p.ended; !errors.Is(err, liveness.ErrLost) {
+				if err := <-p.ended; !errors.Is(err, lease.ErrLost) {
 					t.Errorf("it ended with %v", err)
 				}
 			})
@@ -148,21 +148,21 @@ func TestAnAgentTakesItsNodeOver(t *testing.T) {
 		second := holdNode(t, leases, "second")
 		time.Sleep(time.Minute)
 		first.expectStopped(t, true)
-		if err := <-first.ended; !errors.Is(err, liveness.ErrLost) {
+		if err := <-first.ended; !errors.Is(err, lease.ErrLost) {
 			t.Errorf("it ended with %v", err)
 		}
 		second.expectStopped(t, false)
-		lease, err := leases.Get(t.Context(), liveness.AgentLease(node), metav1.GetOptions{})
-		if err != nil || *lease.Spec.HolderIdentity != "second" {
-			t.Errorf("the Lease is %v, %v", lease, err)
+		held, err := leases.Get(t.Context(), lease.AgentLease(node), metav1.GetOptions{})
+		if err != nil || *held.Spec.HolderIdentity != "second" {
+			t.Errorf("the Lease is %v, %v", held, err)
 		}
 		// Somebody removes the Lease: the agent is there all the same.
-		if err := leases.Delete(t.Context(), liveness.AgentLease(node), metav1.DeleteOptions{}); err != nil {
+		if err := leases.Delete(t.Context(), lease.AgentLease(node), metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Minute)
 		second.expectStopped(t, false)
-		if _, err := leases.Get(t.Context(), liveness.AgentLease(node), metav1.GetOptions{}); err != nil {
+		if _, err := leases.Get(t.Context(), lease.AgentLease(node), metav1.GetOptions{}); err != nil {
 			t.Error(err)
 		}
 	})
@@ -195,11 +195,11 @@ func TestAnAgentSaysWhatItDoes(t *testing.T) {
 		})
 		said := func() string {
 			t.Helper()
-			lease, err := leases.Get(t.Context(), liveness.AgentLease(node), metav1.GetOptions{})
+			held, err := leases.Get(t.Context(), lease.AgentLease(node), metav1.GetOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}
-			return lease.Annotations[liveness.StatusAnnotation]
+			return held.Annotations[lease.StatusAnnotation]
 		}
 		if got := said(); got != "idle" {
 			t.Errorf("at the start it says %q", got)
@@ -302,12 +302,12 @@ func TestLeasesOfLostAgentsAreRemoved(t *testing.T) {
 		if absence := agents.Absence(node, begin); absence < 49*time.Minute {
 			t.Errorf("it is absent for %s", absence)
 		}
-		if _, err := leases.Get(t.Context(), liveness.AgentLease(node), metav1.GetOptions{}); err != nil {
+		if _, err := leases.Get(t.Context(), lease.AgentLease(node), metav1.GetOptions{}); err != nil {
 			t.Error(err)
 		}
 		time.Sleep(5 * time.Hour)
 		synctest.Wait()
-		if _, err := leases.Get(t.Context(), liveness.AgentLease(node), metav1.GetOptions{}); !apierrors.IsNotFound(err) || tries != 2 {
+		if _, err := leases.Get(t.Context(), lease.AgentLease(node), metav1.GetOptions{}); !apierrors.IsNotFound(err) || tries != 2 {
 			t.Errorf("its Lease is still there, after %d tries: %v", tries, err)
 		}
 	})
@@ -338,9 +338,9 @@ func TestTheLeaseOfAnAgentThatComesBackStays(t *testing.T) {
 			t.Fatal("it was not to be removed")
 		}
 		back.expectStopped(t, false)
-		lease, err := leases.Get(t.Context(), liveness.AgentLease(node), metav1.GetOptions{})
-		if err != nil || *lease.Spec.HolderIdentity != "second" || time.Since(lease.Spec.AcquireTime.Time) < time.Minute {
-			t.Errorf("its Lease is %v, %v", lease, err)
+		held, err := leases.Get(t.Context(), lease.AgentLease(node), metav1.GetOptions{})
+		if err != nil || *held.Spec.HolderIdentity != "second" || time.Since(held.Spec.AcquireTime.Time) < time.Minute {
+			t.Errorf("its Lease is %v, %v", held, err)
 		}
 		if absence := agents.Absence(node, begin); absence > time.Minute {
 			t.Errorf("it is absent for %s", absence)
@@ -353,7 +353,7 @@ func TestTheLeaseOfAnAgentIsFound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, leases := setUp()
 		p := holdNode(t, leases, "first")
-		list, err := leases.List(t.Context(), metav1.ListOptions{LabelSelector: liveness.AgentLabels + "," + enginev1alpha1.LabelNode + "=" + node})
+		list, err := leases.List(t.Context(), metav1.ListOptions{LabelSelector: lease.AgentLabels + "," + enginev1alpha1.LabelNode + "=" + node})
 		if err != nil || len(list.Items) != 1 || *list.Items[0].Spec.LeaseDurationSeconds != 120 {
 			t.Errorf("%v, %v", list, err)
 		}
@@ -364,7 +364,7 @@ func TestTheLeaseOfAnAgentIsFound(t *testing.T) {
 
 // An agent takes its node from whoever writes at the same moment, and gives up when it is refused.
 func TestAnAgentWhoseLeaseCannotBeTaken(t *testing.T) {
-	leaseOf := liveness.AgentLease(node)
+	leaseOf := lease.AgentLease(node)
 	resource := coordinationv1.Resource("leases")
 	denied := errors.New("it is denied")
 	for name, c := range map[string]struct {
@@ -396,7 +396,7 @@ func TestAnAgentWhoseLeaseCannotBeTaken(t *testing.T) {
 					return enginetest.Fault{Err: c.err}
 				})
 				worked := false
-				err := liveness.HoldNode(t.Context(), leases, node, "first", clock.RealClock{}, func() string { return "" }, func(context.Context) error {
+				err := lease.HoldNode(t.Context(), leases, node, "first", clock.RealClock{}, func() string { return "" }, func(context.Context) error {
 					worked = true
 					return nil
 				})

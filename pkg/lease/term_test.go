@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package leadership
+package lease
 
 import (
 	"context"
@@ -39,7 +39,7 @@ type write struct {
 
 // replica is one process with its connection to the cluster.
 type replica struct {
-	*Leader
+	*Election
 	coordinationclient.LeaseInterface
 	cluster *cluster
 	stop    func()
@@ -125,7 +125,7 @@ func (c *cluster) holder() string {
 // start starts a replica, until the test ends.
 func (c *cluster) start(t *testing.T, name string) *replica {
 	r := &replica{cluster: c, resume: make(chan struct{}), done: make(chan struct{})}
-	r.Leader = New(Config{
+	r.Election = NewElection(ElectionConfig{
 		Leases: r, Name: "l", Identity: name, Clock: clock.RealClock{},
 		Issued: func() uint64 { r.mu.Lock(); defer r.mu.Unlock(); return r.issued },
 		Begin: func(version uint64) {
@@ -141,9 +141,7 @@ func (c *cluster) start(t *testing.T, name string) *replica {
 	r.stop = cancel
 	go func() {
 		defer close(r.done)
-		if err := r.Run(ctx); err != nil {
-			t.Error(err)
-		}
+		r.Run(ctx)
 	}()
 	t.Cleanup(func() {
 		if r.paused.Swap(false) {
@@ -265,7 +263,7 @@ func TestKilledIsReplaced(t *testing.T) {
 				}
 				return b.serves()
 			})
-			if took < LeaseDuration-Validity {
+			if took < TermDuration-Validity {
 				t.Errorf("the second one serves after %s", took)
 			}
 			if a.serves() {
@@ -304,7 +302,7 @@ func TestPausedDoesNotServe(t *testing.T) {
 // TestWallClock: a machine that slept has a monotonic clock that did not go on.
 func TestWallClock(t *testing.T) {
 	wall := &passive{now: time.Unix(1000, 0)} // without a monotonic reading
-	term := &Term{clock: wall, ended: make(chan struct{})}
+	term := newTerm(ElectionConfig{Clock: wall})
 	sent := wall.now
 	term.renewed.Store(&sent)
 	if wall.now = wall.now.Add(Validity - 1); !term.Holds() {
@@ -316,7 +314,7 @@ func TestWallClock(t *testing.T) {
 }
 
 type passive struct {
-	clock.PassiveClock
+	clock.WithDelayedExecution
 	now time.Time
 }
 
@@ -397,7 +395,7 @@ func TestVersionsOfTerms(t *testing.T) {
 			time.Sleep(2 * RetryPeriod)
 		}
 		a.issue(headroom - 1)
-		last := a.Leader.config.Issued()
+		last := a.Election.config.Issued()
 		a.unreachable.Store(true)
 		await(t, 16*time.Second, "the second one serves", b.serves)
 		if b.began() <= last {
@@ -429,7 +427,7 @@ func TestLeaseOfAnotherHand(t *testing.T) {
 					c.lease.ResourceVersion = strconv.Itoa(c.version)
 				}
 				c.mu.Unlock()
-				time.Sleep(LeaseDuration)
+				time.Sleep(TermDuration)
 				if a.serves() == b.serves() {
 					t.Errorf("a serves: %t, b serves: %t", a.serves(), b.serves())
 				}
