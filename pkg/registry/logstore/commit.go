@@ -9,10 +9,10 @@ import (
 	"k8s.io/apimachinery/pkg/conversion"
 )
 
-// change is what a writer wants done: store an object at key, or remove what is there.
+// change stores an object at key, or removes it.
 type change[T Object] struct {
 	key string
-	// within and over are owned by the log from here on. A view without a version is new.
+	// The log owns within and over from here on. A view without a version is new.
 	within, over view[T]
 	remove       bool
 }
@@ -22,8 +22,7 @@ func alike[T Object](key string, obj T) change[T] {
 	return change[T]{key: key, within: view[T]{obj: obj}, over: view[T]{obj: obj}}
 }
 
-// commitLocked makes each change an event with a version of its own. The caller
-// holds writers and mu.
+// commitLocked makes each change an event with its own version. The caller holds writers and mu.
 func (l *Log[T]) commitLocked(changes ...change[T]) {
 	if len(changes) == 0 {
 		return
@@ -43,7 +42,6 @@ func (l *Log[T]) commitLocked(changes ...change[T]) {
 	l.wakeLocked()
 }
 
-// issue gives a new view its version.
 func issue[T Object](v view[T], rv uint64) view[T] {
 	if v.rv == 0 {
 		v.rv = rv
@@ -52,15 +50,13 @@ func issue[T Object](v view[T], rv uint64) view[T] {
 	return v
 }
 
-// lookup returns the current entry at key, or nil.
 func (l *Log[T]) lookup(key string) *entry[T] {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.state.get(key)
 }
 
-// equalities compares like equality.Semantic, but for the resourceVersion, which
-// the log itself assigns.
+// equalities ignores the resourceVersion, which the log assigns.
 var equalities = func() conversion.Equalities {
 	e := equality.Semantic.Copy()
 	if err := e.AddFunc(func(a, b metav1.ObjectMeta) bool {

@@ -1,56 +1,32 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package logstore serves API objects out of one in-memory event log, with the
-// full semantics of k8s.io/apiserver/pkg/storage.Interface: consistent lists,
-// paging, exact versions, watches that resume without a gap, bookmarks and
-// WatchList. Nothing is written to a disk or to etcd.
+// Package logstore serves API objects from one in-memory event log for each resource, with the
+// semantics of k8s.io/apiserver/pkg/storage.Interface. Projectors write a log, and clients read it.
 //
-// A Log holds the objects of one resource. Projectors write it through Apply,
-// Remove and Replace, which commit only differences; clients read it through
-// storage.Interface. Since list and watch read the same log, they can't disagree.
+// Guarantees:
 //
-// What a Log guarantees:
-//
-//  1. A resourceVersion is a decimal number that grows with every event and is
-//     never shared by two events, of one log or of two logs of the same resource.
-//     A log serves in terms, each of which begins, by Begin, above every version that
-//     any log issued in a term before: pkg/lease lets one log at a time serve,
-//     and keeps in its Lease what the next one has to stay above. It is the time in
-//     units of 2^-20 s since 1970, plus the number of events since, hence
-//     (epoch seconds << 20) + counter, as long as the clocks of the replicas agree
-//     and no term has more than 2^20 events per second on average; else it is more. The
-//     numbers stay below 2^53 until 2242. Births alone, which also count so, don't
-//     tell logs apart that live at once: of two that are born a millisecond apart, one
-//     issues the other's first version with its 1,049th event.
-//     What has not changed in a term is shown with the version that the term began at,
-//     so that no object looks older than at the replica before.
-//  2. A watch from a version that this log never issued, or no longer remembers,
-//     ends with 410 Expired, whether that version lies in the past or in the
-//     future; so does a page whose continue token is of such a version, with a
-//     token that goes on at the current one. A list of exactly a forgotten version
-//     is 410 too. A get or list that names a version of the future is answered as
-//     Kubernetes does: 504 with the cause ResourceVersionTooLarge.
-//  3. A watcher receives every event of its scope once and in order, or 410. A
-//     slow watcher blocks nobody and loses nothing silently: it falls off the log.
-//  4. Nothing that is there in part pretends to be whole. Until Open, clients are
-//     answered 429 with Retry-After. Between Open and SetReady, a get finds what is
-//     there, and is answered 429 for what is not; a list that names no version, as
-//     people's do, has what is there, and OnRead adds a warning; a list that names a
-//     version of an earlier log, or 0, as informers' do, is answered 429, so that
-//     they keep what they know; and the bookmark that ends the initial events of a
-//     watch is sent after SetReady. What arrives in between are events. From SetReady
-//     on, an empty list means that there is nothing.
-//  5. Stored objects are never changed; every object handed out is a deep copy.
-//  6. What happened in the last 75 s is remembered, as long as it was fewer than
-//     131,072 events and their objects take less than 128 MiB; older events, up to 5
-//     minutes, as long as there are fewer than 32,768.
-//  7. Lists and watches over all namespaces may see more of an object than requests within
-//     its namespace, which include all gets. Projectors give both views. Requests of
-//     either kind see one history: a change of the other view gives them no new version
-//     and no event, and their selectors do not find it.
-//
-// The log has three parts: history (the ring of recent events), state (the
-// current objects, with snapshots that cost nothing to take) and watchers, which
-// hold a cursor into the history instead of a queue of their own.
+//  1. A resourceVersion is a decimal number that grows with every event. No two events of a
+//     resource share one. A log serves in terms. Each term begins, by Begin, above every version
+//     issued before; pkg/lease keeps that version in its Lease. A version is the time since
+//     1970 in units of 2^-20 s, plus the number of events since. It stays below 2^53 until 2242. An
+//     object that has not changed in a term has the version of the term's beginning. So no object
+//     looks older than at the replica before.
+//  2. A watch from a version that this log never issued, or has forgotten, ends with 410 Expired. A
+//     page with such a continue token gets 410 and a token that continues at the current version. A
+//     list of exactly a forgotten version is 410. A get or list that names a future version gets
+//     504 with the cause ResourceVersionTooLarge.
+//  3. A watcher receives every event of its scope once and in order, or 410. A slow watcher blocks
+//     no other, and loses nothing silently.
+//  4. An incomplete log never looks complete. Until Open, each request gets 429 with Retry-After.
+//     Between Open and SetReady, a get of an unknown object gets 429. A list without a version, as
+//     a person's, gets the known objects, and OnRead adds a warning. A list with an earlier log's
+//     version, or 0, as an informer's, gets 429. The bookmark that ends a watch's initial events is
+//     sent after SetReady.
+//  5. Stored objects never change; each object handed out is a deep copy.
+//  6. The events of the last 75 s are remembered, up to 131,072 events and 128 MiB of objects.
+//     Older events, up to 5 minutes, are remembered while there are fewer than 32,768.
+//  7. Requests over all namespaces may see more of an object than requests within its namespace,
+//     which include all gets. A change of one view is no event, and gives no new version, to
+//     requests of the other kind. Their selectors don't find it.
 package logstore

@@ -10,13 +10,12 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/footprint"
 )
 
-// event is one change of one object. At least one of was and now is set:
-// was is nil when the object appears, now is nil when it goes away.
+// event is one change of one object. was is nil for a new object, now is nil for a removed one.
 type event[T Object] struct {
 	rv       uint64
 	at       time.Time
 	was, now *entry[T]
-	bytes    int // of the new views in now; an earlier event has the bytes of was, or it is not kept for long
+	bytes    int // of the new views in now; an earlier event has the bytes of was
 }
 
 func (e *event[T]) key() string {
@@ -26,26 +25,22 @@ func (e *event[T]) key() string {
 	return e.was.key
 }
 
-// history is a ring of the most recent events, bounded by age, count and size.
-// The Log's mu guards it.
-//
-// Invariants: versions ascend by index; every event with a version above oldest
-// is held.
+// history is a ring of the most recent events, bounded by age, count and size. The Log's mu guards
+// it. Versions ascend by index; every event with a version above oldest is held.
 type history[T Object] struct {
 	maxAge    time.Duration
 	maxEvents int
 	maxBytes  int
 
 	ring   []event[T] // grows by doubling up to maxEvents
-	head   int        // position of the first event in ring
+	head   int
 	len    int
-	bytes  int    // of all events
-	oldest uint64 // versions below this one are forgotten
+	bytes  int // of all events
+	oldest uint64
 }
 
 func (h *history[T]) at(i int) *event[T] { return &h.ring[(h.head+i)%len(h.ring)] }
 
-// add appends an event and forgets those that are too old or too many.
 func (h *history[T]) add(e event[T]) {
 	if e.now != nil && e.now.within.rv == e.rv {
 		e.bytes = footprint.Of(e.now.within.obj)
@@ -66,13 +61,12 @@ func (h *history[T]) add(e event[T]) {
 	*h.at(h.len - 1) = e
 }
 
-// isFull reports whether the first event has to go for one that comes now.
+// isFull reports whether a new event needs the first one's place.
 func (h *history[T]) isFull(now time.Time) bool {
 	age := now.Sub(h.at(0).at)
 	return age > h.maxAge || h.len >= olderEvents && age > MinHistoryAge || h.len == h.maxEvents || h.bytes > h.maxBytes
 }
 
-// drop forgets the first event and releases its objects.
 func (h *history[T]) drop() {
 	first := h.at(0)
 	h.oldest = first.rv
@@ -82,7 +76,6 @@ func (h *history[T]) drop() {
 	h.len--
 }
 
-// forget drops every event up to and including version rv.
 func (h *history[T]) forget(rv uint64) {
 	for h.len > 0 && h.at(0).rv <= rv {
 		h.drop()
@@ -90,8 +83,8 @@ func (h *history[T]) forget(rv uint64) {
 	h.oldest = max(h.oldest, rv)
 }
 
-// after appends up to limit events that follow version rv to buf. It reports
-// false when some of them are already forgotten.
+// after appends up to limit events that follow version rv to buf, or reports false if some are
+// forgotten.
 func (h *history[T]) after(rv uint64, buf []event[T], limit int) ([]event[T], bool) {
 	if rv < h.oldest {
 		return buf, false
@@ -104,7 +97,6 @@ func (h *history[T]) after(rv uint64, buf []event[T], limit int) ([]event[T], bo
 	return buf, true
 }
 
-// copyTo fills dst with the events from index from on, as far as there are any.
 func (h *history[T]) copyTo(dst []event[T], from int) {
 	n := min(len(dst), h.len-from)
 	if n <= 0 {

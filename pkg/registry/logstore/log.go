@@ -20,20 +20,17 @@ import (
 )
 
 const (
-	// MinHistoryAge is the age up to which events are kept as long as they are not too
-	// many or too large: what the watch cache of Kubernetes keeps, and so what clients
-	// may expect.
+	// MinHistoryAge is how long events are kept unless they are too many or too large. Kubernetes'
+	// watch cache keeps events as long, so clients may expect it.
 	MinHistoryAge = 75 * time.Second
 
 	defaultHistoryAge = 5 * time.Minute
-	// defaultHistoryEvents is enough for MinHistoryAge at 1,700 events a second. The
-	// queue has at most 1,000.
+	// defaultHistoryEvents suffices for MinHistoryAge at 1,700 events a second. The queue has at
+	// most 1,000.
 	defaultHistoryEvents = 1 << 17
-	// olderEvents is how many events there may be for any older than MinHistoryAge to
-	// be kept.
+	// olderEvents is the number of events up to which events older than MinHistoryAge are kept.
 	olderEvents = 1 << 15
-	// defaultHistoryBytes bounds the memory whatever the objects are: clients choose
-	// how large these are.
+	// defaultHistoryBytes bounds the memory, since clients choose the size of objects.
 	defaultHistoryBytes = 128 << 20
 
 	maxRetryAfter = 10 * time.Second
@@ -47,28 +44,26 @@ type Object interface {
 
 // Options describe a Log. Only Resource is required.
 type Options struct {
-	// Resource names the resource; the keys of its objects begin with Prefix(Resource).
-	Resource schema.GroupResource
-	// Namespaced says whether objects live in namespaces.
+	// Resource names the resource; keys begin with Prefix(Resource).
+	Resource   schema.GroupResource
 	Namespaced bool
-	// Loading says what is awaited before Open and SetReady, such as "the backup catalogue".
-	// Clients read it in the 429 that they get until then.
+	// Loading is what the log waits for until SetReady, such as "the backup catalogue". The 429s
+	// name it.
 	Loading string
-	// OnRead, if set, is called on every Get and GetList that is answered, so that
-	// the owner can add a Warning header when the data is stale.
+	// OnRead, if set, is called on each answered Get and GetList. It can add a Warning that the
+	// data is stale.
 	OnRead func(ctx context.Context)
 
-	// HistoryAge is how long events are remembered: 5 minutes if zero, and never less
-	// than MinHistoryAge. Events that outlive it are dropped by the next change.
+	// HistoryAge is how long events are remembered: 5 minutes if zero, at least MinHistoryAge. The
+	// next change drops older events.
 	HistoryAge time.Duration
-	// HistoryEvents is how many events are remembered at most: 131,072 if zero, of which
-	// those beyond 32,768 are younger than MinHistoryAge.
+	// HistoryEvents bounds the remembered events: 131,072 if zero. Those beyond 32,768 are younger
+	// than MinHistoryAge.
 	HistoryEvents int
-	// HistoryBytes is how much memory their objects may take, by estimate: 128 MiB if
-	// zero.
+	// HistoryBytes bounds the estimated memory of their objects: 128 MiB if zero.
 	HistoryBytes int
-	// Clock gives the log's birth, from which its versions count, and the age of
-	// events. It is the real clock if nil.
+	// Clock gives the log's birth, from which its versions count, and the age of events. Default:
+	// the real clock.
 	Clock clock.PassiveClock
 }
 
@@ -81,30 +76,30 @@ type Log[T Object] struct {
 	clock     clock.PassiveClock
 	born      time.Time
 
-	// floor is where the present term began: what a client is shown of an object that
-	// last changed before is of this version.
+	// floor is the version at which the term began. Objects that have not changed since are shown
+	// with it.
 	floor atomic.Uint64
 
-	// writers is held by whoever changes the state, from the comparison to the
-	// commit. It is taken before mu, and spares readers the time of comparing.
+	// writers is held from a change's comparison to its commit, and taken before mu. It spares
+	// readers the time of comparing.
 	writers sync.Mutex
 
-	// mu guards the fields below. It is held briefly: never while objects are
-	// copied, compared or selected.
+	// mu guards the fields below. It is held briefly, never while objects are copied, compared or
+	// selected.
 	mu       sync.Mutex
-	open     bool   // whether clients are let in
-	ready    bool   // whether all objects are there
+	open     bool
+	ready    bool
 	rv       uint64 // of the last event
 	first    uint64 // the oldest version that a client may have seen
 	state    state[T]
 	history  history[T]
-	wake     chan struct{} // closed by the next change; nil when nobody waits
-	progress uint64        // counts the requests for watch progress
+	wake     chan struct{} // closed by the next change; nil if nothing waits
+	progress uint64
 }
 
 var _ storage.Interface = (*Log[Object])(nil)
 
-// Prefix is what the storage keys of a resource begin with; it ends with a slash.
+// Prefix returns the beginning of a resource's storage keys. It ends with a slash.
 func Prefix(resource schema.GroupResource) string {
 	if resource.Group == "" {
 		return "/" + resource.Resource + "/"
@@ -112,8 +107,7 @@ func Prefix(resource schema.GroupResource) string {
 	return "/" + resource.Group + "/" + resource.Resource + "/"
 }
 
-// New returns an empty Log that is not ready. newObject returns a new, empty
-// object of the stored type.
+// New returns an empty Log that is not ready. newObject returns a new, empty object.
 func New[T Object](newObject func() T, options Options) *Log[T] {
 	l := &Log[T]{
 		newObject: newObject,
@@ -142,27 +136,23 @@ func New[T Object](newObject func() T, options Options) *Log[T] {
 	return l
 }
 
-// FirstVersion counts the birth of a log in units of 2^-20 s. The counter starts
-// at the fraction of the second, so that a log that replaces another one within
-// a second does not issue its versions again.
+// FirstVersion returns a log's birth in units of 2^-20 s. It includes the fraction of the second,
+// so a log's replacement in the same second issues other versions.
 func FirstVersion(birth time.Time) uint64 {
 	seconds := uint64(max(birth.Unix(), 0))
 	fraction := uint64(birth.Nanosecond()) << 20 / uint64(time.Second)
 	return max(seconds<<20+fraction, 1) // zero has a meaning of its own in requests
 }
 
-// Open lets clients in before all objects are there; those that come later are
-// events. What a client is told until SetReady is part of the truth, and no client
-// is told that it is all: OnRead warns those that list, and those that would take
-// what they get for the whole wait, as guarantee 4 of the package says.
+// Open lets clients in before all objects are there. Later objects are events. See guarantee 4 of
+// the package.
 func (l *Log[T]) Open() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.openLocked()
 }
 
-// openLocked lets clients in. The history starts here: no client has seen an earlier
-// version.
+// openLocked lets clients in. The history starts here: no client has seen an earlier version.
 func (l *Log[T]) openLocked() {
 	if !l.open {
 		l.open, l.first = true, l.rv
@@ -170,8 +160,7 @@ func (l *Log[T]) openLocked() {
 	}
 }
 
-// SetReady says that all objects are there, and lets clients in if that was not
-// done before.
+// SetReady says that all objects are there. It also opens the log.
 func (l *Log[T]) SetReady() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -180,10 +169,8 @@ func (l *Log[T]) SetReady() {
 	l.wakeLocked()
 }
 
-// Begin starts a term of this log: from here on it issues no version below the given
-// one, and every version from before is forgotten, so that nobody takes what one log
-// issued for another's. What is stored stays, as of the beginning of the term. Begin
-// is called before the term's first client is let in.
+// Begin starts a term: the log issues no version below the given one, and forgets every earlier
+// version. Stored objects stay. Begin is called before the term's first client is let in.
 func (l *Log[T]) Begin(version uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -194,14 +181,13 @@ func (l *Log[T]) Begin(version uint64) {
 	l.wakeLocked()
 }
 
-// Version is that of the last event.
+// Version returns the version of the last event.
 func (l *Log[T]) Version() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.rv
 }
 
-// copyOf returns a copy of an object for a client.
 func (l *Log[T]) copyOf(v view[T]) T {
 	c := v.obj.DeepCopyObject().(T)
 	if floor := l.floor.Load(); v.rv < floor {
@@ -210,7 +196,6 @@ func (l *Log[T]) copyOf(v view[T]) T {
 	return c
 }
 
-// scopeOf returns the scope of a request for a key.
 func (l *Log[T]) scopeOf(key string, recursive bool) scope {
 	return scope{key, recursive, recursive && key == l.prefix}
 }
@@ -229,17 +214,16 @@ func (l *Log[T]) checkOpenLocked() error {
 	return l.tooEarly()
 }
 
-// tooEarly answers a request that can't be answered before SetReady.
 func (l *Log[T]) tooEarly() error {
 	return TooEarly(l.options.Resource, l.options.Loading, l.clock.Since(l.born))
 }
 
-// TooEarly answers a request for a resource that is being loaded since some time.
+// TooEarly returns the answer to a request for a resource that has been loading for the given time.
 func TooEarly(resource schema.GroupResource, loading string, since time.Duration) error {
 	if loading == "" {
 		loading = "its data"
 	}
-	// What took a second so far may well take another one.
+	// A load that has taken a second may well take another.
 	retryAfter := min(max(since, time.Second), maxRetryAfter)
 	return apierrors.NewTooManyRequests(
 		fmt.Sprintf("%s can't be served yet: the server is still loading %s; try again in a moment", resource, loading),
@@ -261,8 +245,8 @@ func (l *Log[T]) GetCurrentResourceVersion(context.Context) (uint64, error) {
 	return l.Version(), nil
 }
 
-// CompactRevision implements storage.Interface: versions below it are forgotten.
-// It is 0 as long as every version that a client may have seen is remembered.
+// CompactRevision implements storage.Interface: versions below it are forgotten. It is 0 while
+// every version that a client may have seen is remembered.
 func (l *Log[T]) CompactRevision() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -272,12 +256,11 @@ func (l *Log[T]) CompactRevision() int64 {
 	return int64(l.history.oldest)
 }
 
-// EnableResourceSizeEstimation implements storage.Interface. Objects have no
-// serialized size here, so there is nothing to estimate.
+// EnableResourceSizeEstimation implements storage.Interface. Objects have no serialized size here.
 func (l *Log[T]) EnableResourceSizeEstimation(storage.KeysFunc) error { return nil }
 
-// RequestWatchProgress implements storage.Interface: every watcher that asked for
-// progress notifications gets a bookmark.
+// RequestWatchProgress implements storage.Interface: every watcher that asked for progress gets a
+// bookmark.
 func (l *Log[T]) RequestWatchProgress(context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -286,11 +269,10 @@ func (l *Log[T]) RequestWatchProgress(context.Context) error {
 	return nil
 }
 
-// snapshotLocked returns the current state and its version.
 func (l *Log[T]) snapshotLocked() (state[T], uint64) { return l.state.snapshot(), l.rv }
 
-// snapshotAt returns the state as it was at version rv, or false when the
-// history does not reach back that far. rv must not lie in the future.
+// snapshotAt returns the state at version rv, which must not be in the future, or false if it is
+// forgotten.
 func (l *Log[T]) snapshotAt(rv uint64) (state[T], bool) {
 	l.mu.Lock()
 	events, ok := l.history.after(rv, nil, math.MaxInt)
@@ -304,7 +286,6 @@ func (l *Log[T]) snapshotAt(rv uint64) (state[T], bool) {
 	return s, true
 }
 
-// wakeLocked wakes the watchers that wait for a change.
 func (l *Log[T]) wakeLocked() {
 	if l.wake != nil {
 		close(l.wake)
@@ -312,7 +293,6 @@ func (l *Log[T]) wakeLocked() {
 	}
 }
 
-// changedLocked returns a channel that the next change closes.
 func (l *Log[T]) changedLocked() <-chan struct{} {
 	if l.wake == nil {
 		l.wake = make(chan struct{})

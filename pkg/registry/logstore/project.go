@@ -13,13 +13,11 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 )
 
-// Apply stores objects: those that are new or differ from what is stored, the
-// resourceVersion aside. They become visible together, each by an event of its
-// own, and Apply returns how many events there were. The caller keeps the objects
-// and sets their uid and creationTimestamp.
+// Apply stores the objects that are new or differ, the resourceVersion aside, and returns the
+// number of events. They become visible together. The caller keeps the objects, and sets their uid
+// and creationTimestamp.
 //
-// An error means that an object has no valid name or namespace, or is given
-// twice, and that nothing was stored.
+// If an object has no valid name or namespace, or is given twice, Apply fails and stores nothing.
 func (l *Log[T]) Apply(objs ...T) (int, error) {
 	wanted, err := l.byKey(objs, nil)
 	if err != nil {
@@ -30,9 +28,8 @@ func (l *Log[T]) Apply(objs ...T) (int, error) {
 	return l.commit(l.differences(wanted, l.lookup)), nil
 }
 
-// Replace makes objs the whole content of the log, like Apply for those given and
-// Remove for all others, at once. over has the objects that requests over all namespaces see
-// instead of the given objects with the same names.
+// Replace applies objs and removes all others, at once. Requests over all namespaces see an object
+// of over instead of the given object with its name.
 func (l *Log[T]) Replace(objs []T, over ...T) (int, error) {
 	wanted, err := l.byKey(objs, over)
 	if err != nil {
@@ -57,9 +54,8 @@ func (l *Log[T]) Replace(objs []T, over ...T) (int, error) {
 	return l.commit(changes), nil
 }
 
-// Update stores objects like Apply, and removes those of the names that are gone, all in
-// one commit: whoever reads sees all of it or nothing. An object without a valid name or
-// namespace, or given twice, is left out, and the error names it. over is as for Replace.
+// Update stores objects like Apply and removes those named in gone, in one commit. It leaves out an
+// object that is invalid or given twice; the error names it. over is as for Replace.
 func (l *Log[T]) Update(set []T, gone []types.NamespacedName, over ...T) (int, error) {
 	wanted := make([]change[T], 0, len(set))
 	seen := make(map[string]bool, len(set))
@@ -88,8 +84,8 @@ func (l *Log[T]) Update(set []T, gone []types.NamespacedName, over ...T) (int, e
 	return l.commit(append(changes, l.differences(wanted, l.lookup)...)), errors.Join(errs...)
 }
 
-// Remove removes an object and reports whether it was there. The namespace is
-// empty for a cluster-scoped resource.
+// Remove removes an object and reports whether it existed. The namespace of a cluster-scoped
+// resource is empty.
 func (l *Log[T]) Remove(namespace, name string) bool {
 	key := l.key(namespace, name)
 	l.writers.Lock()
@@ -111,8 +107,8 @@ func (l *Log[T]) GetObject(namespace, name string) (T, bool) {
 	return e.within.obj.DeepCopyObject().(T), true
 }
 
-// All yields the objects of a namespace as they are now and as it sees them, whether or not the
-// log is ready. They are shared, and must not be modified.
+// All yields the objects of a namespace as it sees them, whether or not the log is ready. They are
+// shared: the caller must not change them.
 func (l *Log[T]) All(namespace string) iter.Seq[T] {
 	return func(yield func(T) bool) {
 		l.mu.Lock()
@@ -126,8 +122,7 @@ func (l *Log[T]) All(namespace string) iter.Seq[T] {
 	}
 }
 
-// commit commits changes under one lock and returns their number. The caller
-// holds writers.
+// commit commits changes under one lock, and returns their number. The caller holds writers.
 func (l *Log[T]) commit(changes []change[T]) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -135,9 +130,8 @@ func (l *Log[T]) commit(changes []change[T]) int {
 	return len(changes)
 }
 
-// differences returns the changes that make the stored objects equal to wanted,
-// with copies of them. One with another uid than that of its name before is another
-// object, and watchers see the first one go.
+// differences returns the changes that make the stored objects equal to wanted, with copies. An
+// object with another uid is another object: watchers see the first one deleted.
 func (l *Log[T]) differences(wanted []change[T], stored func(key string) *entry[T]) []change[T] {
 	var changes []change[T]
 	for _, w := range wanted {
@@ -150,7 +144,7 @@ func (l *Log[T]) differences(wanted []change[T], stored func(key string) *entry[
 			}
 		}
 		one := w.within.is(w.over)
-		var within, over bool // whether they stay
+		var within, over bool
 		if e != nil {
 			within = same(e.within.obj, w.within.obj)
 			if over = within; !one || !e.within.is(e.over) {
@@ -198,7 +192,6 @@ func (l *Log[T]) byKey(objs, over []T) ([]change[T], error) {
 	return wanted, nil
 }
 
-// setOver sets the views of requests over all namespaces in changes.
 func (l *Log[T]) setOver(wanted []change[T], over []T) {
 	if len(over) == 0 {
 		return
@@ -236,7 +229,6 @@ func (l *Log[T]) key(namespace, name string) string {
 
 func setVersion[T Object](obj T, rv uint64) { obj.SetResourceVersion(strconv.FormatUint(rv, 10)) }
 
-// withVersion returns a copy of obj with another resourceVersion.
 func withVersion[T Object](obj T, rv uint64) T {
 	c := obj.DeepCopyObject().(T)
 	setVersion(c, rv)

@@ -92,8 +92,8 @@ func (l *Log[T]) GetList(ctx context.Context, key string, opts storage.ListOptio
 	return nil
 }
 
-// stateFor returns the state that a list is to be answered from, and its version:
-// the current one, or an earlier one if exactly is not zero.
+// stateFor returns the state for a list, and its version: the current one, or an earlier one if
+// exactly is not zero.
 func (l *Log[T]) stateFor(opts storage.ListOptions, exactly uint64, continueKey, key string) (state[T], uint64, error) {
 	var none state[T]
 	l.mu.Lock()
@@ -108,7 +108,7 @@ func (l *Log[T]) stateFor(opts storage.ListOptions, exactly uint64, continueKey,
 	if exactly == 0 || exactly == rv {
 		atLeast, err := l.parseVersion(opts.ResourceVersion)
 		if err == nil && opts.ResourceVersion != "" && atLeast < first && !ready {
-			err = l.tooEarly() // an informer, which may know more than there is yet
+			err = l.tooEarly() // an informer, which may know more than is loaded yet
 		}
 		if err == nil && atLeast > rv {
 			err = storage.NewTooLargeResourceVersionError(atLeast, rv, 0)
@@ -130,8 +130,8 @@ func (l *Log[T]) stateFor(opts storage.ListOptions, exactly uint64, continueKey,
 	return none, 0, ExpiredContinue(continueKey, key)
 }
 
-// ExpiredContinue answers a continue token whose version can't be served any more,
-// with a token that goes on at the current version (rv -1, a convention of Kubernetes).
+// ExpiredContinue returns the answer to an expired continue token, with a token that continues at
+// the current version (rv -1, a convention of Kubernetes).
 func ExpiredContinue(continueKey, key string) error {
 	token, err := storage.EncodeContinue(continueKey, key, -1)
 	if err != nil {
@@ -146,11 +146,10 @@ func ExpiredContinue(continueKey, key string) error {
 	return expired
 }
 
-// page is what a list request selects.
 type page[T Object] struct {
 	views   []view[T]
-	lastKey string // of the last entry that was looked at for the page
-	count   int64  // entries from the page's beginning to the end of the scope; only if no selector is given
+	lastKey string // of the last entry that was checked for the page
+	count   int64  // entries from the page's beginning to the end of the scope; only without a selector
 	more    bool
 }
 
@@ -194,12 +193,11 @@ func (l *Log[T]) parseVersion(s string) (uint64, error) {
 	return rv, nil
 }
 
-// copyInto sets out, unless it is nil, to a deep copy of obj.
 func copyInto[T Object](obj T, out runtime.Object) error {
 	return setTo(obj.DeepCopyObject().(T), out)
 }
 
-// setTo sets out, unless it is nil, to obj, which is the caller's own.
+// setTo sets out, unless it is nil, to obj, and takes obj over.
 func setTo[T Object](obj T, out runtime.Object) error {
 	if out == nil {
 		return nil

@@ -17,17 +17,16 @@ import (
 
 const (
 	bookmarkInterval = time.Minute
-	// bookmarkLead is how long before a watch times out its last bookmark is sent, so
-	// that the client resumes from a fresh version.
+	// bookmarkLead is how long before a watch's timeout its last bookmark is sent, so that the
+	// client resumes from a fresh version.
 	bookmarkLead = 2 * time.Second
 
 	watchBatch  = 64 // events that a watcher takes from the history at a time
 	watchBuffer = 16 // events that wait for the client
 )
 
-// watcher delivers the events of one scope to one client. Its goroutine, run,
-// ends when the client stops it, when its context ends, or after an error event.
-// It owns all fields below result.
+// watcher delivers the events of one scope to one client. run ends when the client stops it, its
+// context ends, or after an error event. run owns the fields below result.
 type watcher[T Object] struct {
 	log    *Log[T]
 	scope  scope
@@ -37,8 +36,8 @@ type watcher[T Object] struct {
 	result chan watch.Event
 
 	cursor   uint64 // every event up to this version was delivered
-	progress uint64 // the last request for progress that was answered
-	endDue   bool   // whether the client is yet to be told that it has the initial objects
+	progress uint64 // the last answered request for progress
+	endDue   bool   // whether the bookmark that ends the initial events is still due
 	batch    []event[T]
 }
 
@@ -91,8 +90,8 @@ func (l *Log[T]) Watch(ctx context.Context, key string, opts storage.ListOptions
 	return w, nil
 }
 
-// checkIssuedLocked returns 410 Expired unless this log issued version rv and
-// remembers what came after it.
+// checkIssuedLocked returns 410 Expired unless this log issued version rv and remembers the events
+// after it.
 func (l *Log[T]) checkIssuedLocked(rv uint64) error {
 	switch {
 	case rv > l.rv:
@@ -103,7 +102,6 @@ func (l *Log[T]) checkIssuedLocked(rv uint64) error {
 	return nil
 }
 
-// failedWatch is a watch that ends with an error event.
 func failedWatch(err error) watch.Interface {
 	result := make(chan watch.Event, 1)
 	result <- errorEvent(err)
@@ -123,8 +121,8 @@ func (w *watcher[T]) run(initial *state[T]) {
 	if initial != nil && !w.sendInitial(*initial) {
 		return
 	}
-	// From here on the watch costs little: give back its seat in the server's
-	// priority and fairness queue.
+	// From here on the watch costs little: return its seat in the server's priority and fairness
+	// queue.
 	utilflowcontrol.WatchInitialized(w.ctx)
 
 	var tick, deadline <-chan time.Time
@@ -163,8 +161,8 @@ func (w *watcher[T]) run(initial *state[T]) {
 	}
 }
 
-// sendInitial sends the objects that exist, and if the client asked for them
-// explicitly, the bookmark that says they are complete.
+// sendInitial sends the existing objects and, if the client asked for it, the bookmark that ends
+// them.
 func (w *watcher[T]) sendInitial(s state[T]) bool {
 	for e := range s.scan(w.scope, "") {
 		shown := e.in(w.scope)
@@ -183,8 +181,8 @@ func (w *watcher[T]) sendInitial(s state[T]) bool {
 	return !ready || w.sendEnd()
 }
 
-// sendEnd sends the bookmark that says that all initial objects were sent, if it is
-// due. It is not sent before all are there: an informer takes it for that.
+// sendEnd sends the bookmark that ends the initial events, if it is due and all objects are there.
+// Informers rely on that.
 func (w *watcher[T]) sendEnd() bool {
 	if !w.endDue {
 		return true
@@ -198,8 +196,8 @@ func (w *watcher[T]) sendEnd() bool {
 	return w.sendBookmark(end)
 }
 
-// deliver sends the next events. It returns a channel that the next change
-// closes, or nil if there are events left; and false when the watch is over.
+// deliver sends the next events. It returns a channel that the next change closes, or nil if events
+// are left; and false when the watch is over.
 func (w *watcher[T]) deliver() (changed <-chan struct{}, ok bool) {
 	l := w.log
 	l.mu.Lock()
@@ -242,9 +240,9 @@ func (w *watcher[T]) deliver() (changed <-chan struct{}, ok bool) {
 	return changed, true
 }
 
-// translate turns an event of the log into what this client sees: an object that
-// begins to match its selector is added, one that ceases to match is deleted, with
-// its last matching content. The result has no object if the client sees nothing.
+// translate turns an event into the event that this client sees. An object that begins to match the
+// selector is added; one that ceases to match is deleted, with its last matching content. The
+// result has no object if the client sees nothing.
 func (w *watcher[T]) translate(e *event[T]) (watch.Event, error) {
 	if !w.scope.contains(e.key()) || e.was != nil && e.now != nil && e.was.in(w.scope).is(e.now.in(w.scope)) {
 		return watch.Event{}, nil
@@ -275,7 +273,6 @@ func (w *watcher[T]) matches(e *entry[T]) (bool, error) {
 	return w.opts.Predicate.Matches(e.in(w.scope).obj)
 }
 
-// sendBookmark tells the client how far it has seen.
 func (w *watcher[T]) sendBookmark(bookmark T) bool {
 	setVersion(bookmark, w.cursor)
 	return w.send(watch.Event{Type: watch.Bookmark, Object: bookmark})

@@ -12,11 +12,11 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 )
 
-// The writes of clients. No resource offers them: storage.Interface asks for them, and
-// the upstream suite, which shows that a log behaves as a storage does, writes by them.
+// The writes of clients. No resource offers them; the upstream test suite of storage.Interface
+// needs them.
 
-// commitIf commits c if the object at its key is still the one that the caller
-// has seen (nil: none), and returns the version of the event.
+// commitIf commits c if the object at its key is still seen (nil: none), and returns the event's
+// version.
 func (l *Log[T]) commitIf(seen *entry[T], c change[T]) (uint64, bool) {
 	l.writers.Lock()
 	defer l.writers.Unlock()
@@ -75,8 +75,7 @@ func (l *Log[T]) Delete(ctx context.Context, key string, out runtime.Object, pre
 	}
 }
 
-// GuaranteedUpdate implements storage.Interface. It reads memory, so it has no use
-// for a cached object.
+// GuaranteedUpdate implements storage.Interface. It reads memory, so it ignores a cached object.
 func (l *Log[T]) GuaranteedUpdate(_ context.Context, key string, dst runtime.Object, ignoreNotFound bool,
 	preconditions *storage.Preconditions, tryUpdate storage.UpdateFunc, _ runtime.Object) error {
 	key, err := l.prepareWrite(key)
@@ -117,8 +116,8 @@ func (l *Log[T]) GuaranteedUpdate(_ context.Context, key string, dst runtime.Obj
 	}
 }
 
-// prepareWrite checks a client's write. Before the log is ready it can't know
-// what exists, so it takes none.
+// prepareWrite checks a client's write. Before the log is ready, it does not know what exists, so
+// it refuses.
 func (l *Log[T]) prepareWrite(key string) (string, error) {
 	key, err := storage.PrepareKey(l.prefix, key, false)
 	if err != nil {
@@ -127,7 +126,6 @@ func (l *Log[T]) prepareWrite(key string) (string, error) {
 	return key, l.ReadinessCheck()
 }
 
-// forStorage returns a copy of a client's object that the log may own.
 func (l *Log[T]) forStorage(obj runtime.Object) (T, error) {
 	c, ok := obj.DeepCopyObject().(T)
 	if !ok {
@@ -136,12 +134,11 @@ func (l *Log[T]) forStorage(obj runtime.Object) (T, error) {
 	return c, l.versioner.PrepareObjectForStorage(c)
 }
 
-// minTTL is the shortest life of an object with a time to live; etcd has such a
-// floor as well.
+// minTTL is the shortest time to live; etcd has such a floor as well.
 const minTTL = 2 * time.Second
 
-// expireAfter removes the object at key after ttl seconds, unless it has changed
-// since version rv. A ttl of 0 means never.
+// expireAfter removes the object at key after ttl seconds, unless it has changed since version rv.
+// 0 means never.
 func (l *Log[T]) expireAfter(key string, rv, ttl uint64) {
 	if ttl == 0 {
 		return

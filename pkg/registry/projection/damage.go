@@ -10,7 +10,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/clustercache"
 )
 
-// onDamage tells the catalogue what the stores of repositories have lost.
 func (p *Projector) onDamage() cache.ResourceEventHandler {
 	set := func(record *enginev1alpha1.VolumeRepository, damage *enginev1alpha1.RepositoryDamage) {
 		p.stores.catalog.SetDamage(record.Spec.BackupStorageLocation, record.Spec.VolumeNamespace, damage)

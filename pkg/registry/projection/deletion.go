@@ -12,9 +12,9 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// ObserveVolumeDeletion takes note of a deletion of volume backups, as an informer or a client
-// got it: from then on they are not listed. The informer has shown all of them before the
-// stores are read first, so a restart does not bring back what was deleted.
+// ObserveVolumeDeletion notes a deletion of volume backups: from then on they are not listed. The
+// informer shows all deletions before the stores are first read, so deleted backups don't reappear
+// after a restart.
 func (p *Projector) ObserveVolumeDeletion(record *enginev1alpha1.VolumeDeletion) {
 	p.deleting.Lock()
 	defer p.deleting.Unlock()
@@ -40,8 +40,8 @@ func (p *Projector) ObserveVolumeDeletion(record *enginev1alpha1.VolumeDeletion)
 	p.uncacheFolders(record)
 }
 
-// uncacheFolders has the next process not show, from what is kept for it, what is deleted from
-// entries that are no Backups: nothing lies beside them that says so.
+// uncacheFolders removes deleted entries that are no Backups from the cache. Their folders have no
+// note that they are deleted.
 func (p *Projector) uncacheFolders(record *enginev1alpha1.VolumeDeletion) {
 	for _, target := range record.Spec.Targets {
 		if target.BackupName != "" {
@@ -50,8 +50,8 @@ func (p *Projector) uncacheFolders(record *enginev1alpha1.VolumeDeletion) {
 	}
 }
 
-// volumeDeletionGone takes note that a record is gone. Of one that was carried out the stores
-// know; another one was given up.
+// volumeDeletionGone notes that a record is deleted. The stores know of a deletion that was carried
+// out; another one was given up.
 func (p *Projector) volumeDeletionGone(record *enginev1alpha1.VolumeDeletion) {
 	p.deleting.Lock()
 	defer p.deleting.Unlock()
@@ -67,8 +67,8 @@ func (p *Projector) volumeDeletionGone(record *enginev1alpha1.VolumeDeletion) {
 	}
 }
 
-// LoadOfVolumeDeletions counts the records of deletions of what is listed in a namespace, and those
-// that are not carried out yet. The named ones, which are being created, count in any case.
+// LoadOfVolumeDeletions counts a namespace's records of deletions, and the unfinished ones. The
+// named ones, which are being created, count in any case.
 func (p *Projector) LoadOfVolumeDeletions(namespace string, coming sets.Set[string]) (records, unfinished int) {
 	p.deleting.Lock()
 	defer p.deleting.Unlock()
@@ -86,7 +86,7 @@ func (p *Projector) LoadOfVolumeDeletions(namespace string, coming sets.Set[stri
 	return records + unseen.Len(), unfinished + unseen.Len()
 }
 
-// VolumeHistory is what is listed of a volume, by its name as a BackupVolume, with its uid.
+// VolumeHistory returns the backups of a volume, by its name as a BackupVolume, and its uid.
 func (p *Projector) VolumeHistory(namespace, name string) ([]catalog.HistoryItem, types.UID) {
 	return p.stores.catalog.History(namespace, name)
 }

@@ -9,9 +9,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// ObserveChange takes note of a change of the expiration of a backup, as an informer or a
-// client got it. It counts from then on, and is shown: by its record, until the catalogue has
-// it from the store.
+// ObserveChange notes a change of a backup's expiration. It is shown from its record until the
+// catalogue has it from the store.
 func (p *Projector) ObserveChange(change *enginev1alpha1.ExpirationChange) {
 	p.mu.Lock()
 	known, kept := p.changes.Observe(change)
@@ -35,8 +34,8 @@ func (p *Projector) changeGone(change *enginev1alpha1.ExpirationChange) {
 	}
 }
 
-// changedLocked is a backup with the change of its expiration that the catalogue does not
-// know yet. What is known is left as it is, since others share it.
+// changedLocked returns a backup with the changed expiration that the catalogue does not know yet.
+// It copies: others share the backup.
 func (p *Projector) changedLocked(backup *v1alpha1.Backup) *v1alpha1.Backup {
 	if backup == nil || p.changes.Len() == 0 {
 		return backup
@@ -47,7 +46,7 @@ func (p *Projector) changedLocked(backup *v1alpha1.Backup) *v1alpha1.Backup {
 	}
 	changed := *backup
 	status := &changed.Status
-	// What only shortens backups that nobody has changed is to leave it alone from now on.
+	// Automatic shortening leaves a changed backup alone from now on.
 	status.ExpirationChanges = max(status.ExpirationChanges+1, change.Status.Number)
 	if change.Spec.Expiration != nil {
 		status.Expiration = change.Spec.Expiration

@@ -9,13 +9,13 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// HeldClaims are the claims whose data a stored backup holds.
+// HeldClaims returns the claims whose data a stored backup holds.
 func (p *Projector) HeldClaims(namespace, name string) []types.NamespacedName {
 	return p.stores.catalog.HeldClaims(namespace, name)
 }
 
-// LastData are the claims of existing namespaces of which no other good backup holds newer data
-// than a stored one. A backup whose deletion was asked for holds nothing.
+// LastData returns the claims of existing namespaces whose newest data in good backups only this
+// backup holds. A backup whose deletion was asked for holds nothing.
 func (p *Projector) LastData(namespace, name string) []types.NamespacedName {
 	p.mu.Lock()
 	defer p.mu.Unlock()

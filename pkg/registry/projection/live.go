@@ -17,15 +17,16 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
-// storeDelay is how long after its end a backup may not be seen by all in its store,
-// as when a folder lies on another machine that remembers that it was not there.
+// storeDelay is how long after its end a backup may be invisible to others in its store. Another
+// machine's cache may still say that a folder does not exist.
 const storeDelay = 2 * time.Minute
 
-// Observe takes note of a run, as an informer or a client got it.
+// Observe notes a run, as an informer or a client got it.
 func (p *Projector) Observe(run *enginev1alpha1.BackupRun) {
 	selected := p.selected(run)
 	if run.Deleting() {
-		// Its record may go while no server runs, so it is shown by that alone after a restart.
+		// Its record may be deleted while no server runs; then only this hides the backup after a
+		// restart.
 		p.stores.refresher.Removed(run.Spec.Backup.StorageLocation, run.Name)
 	}
 	p.mu.Lock()
@@ -35,7 +36,7 @@ func (p *Projector) Observe(run *enginev1alpha1.BackupRun) {
 		return
 	}
 	if changed := p.queue.planner.UpdateRun(run, selected); changed || known == nil || !slices.Equal(known.Status.AbsentAgents, run.Status.AbsentAgents) {
-		p.queue.wake() // not by progress, of which the queue shows nothing
+		p.queue.wake() // not by progress, which the queue does not show
 	}
 	key := p.runs.key(run)
 	wasStored := known != nil && known.Status.Stored
@@ -46,12 +47,10 @@ func (p *Projector) Observe(run *enginev1alpha1.BackupRun) {
 	p.projectLocked(key)
 }
 
-// removed takes note that a run's record is gone.
 func (p *Projector) removed(run *enginev1alpha1.BackupRun) {
 	if run.Deleting() && p.isKnown(run) {
-		// The record of a deletion goes when nothing is left in the store. The catalogue
-		// passes that on, so it is told without the lock, and first: nobody is to see the
-		// backup as it was before.
+		// The record of a deletion is deleted when the store has nothing left. The catalogue passes
+		// that on, so it is told without the lock, and first: no client sees the old backup again.
 		p.stores.catalog.Remove(run.Spec.Backup.StorageLocation, run.Name)
 		p.stores.refresher.Removed(run.Spec.Backup.StorageLocation, run.Name)
 		p.refreshed()
@@ -69,16 +68,14 @@ func (p *Projector) removed(run *enginev1alpha1.BackupRun) {
 	}
 }
 
-// isKnown reports whether a record is the one that stands for its backup.
 func (p *Projector) isKnown(run *enginev1alpha1.BackupRun) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.runs.byBackup.Known(run) != nil
 }
 
-// heardFrom is from when on the word of a store counts about a run that is stored. It
-// takes some time until all see in a store what one of them has just written: that time
-// begins with the run's end, whenever this process hears of it.
+// heardFrom returns the time from which on a store's answer about a stored run counts. Others see a
+// new write late; that delay begins with the run's end.
 func (p *Projector) heardFrom(run *enginev1alpha1.BackupRun) time.Time {
 	now := p.Clock.Now()
 	if ended := run.Status.CompletionTimestamp; ended != nil && now.Sub(ended.Time) < storeDelay {
@@ -87,7 +84,6 @@ func (p *Projector) heardFrom(run *enginev1alpha1.BackupRun) time.Time {
 	return now
 }
 
-// asked takes note that a store has answered, or has not.
 func (p *Projector) asked(location string) {
 	defer p.refreshed()
 	p.mu.Lock()
@@ -108,8 +104,8 @@ func (p *Projector) askedLocked(location string) {
 	}
 }
 
-// selected reads what a run selects, unless that is known. That may take
-// milliseconds, for which nobody need wait.
+// selected reads a run's selection unless it is known. That may take milliseconds, so it runs
+// without the lock.
 func (p *Projector) selected(run enginev1alpha1.QueuedRun) *records.Selection {
 	p.mu.Lock()
 	known := p.queue.planner.Knows(run)
@@ -120,7 +116,6 @@ func (p *Projector) selected(run enginev1alpha1.QueuedRun) *records.Selection {
 	return records.Select(run)
 }
 
-// restoreChanged takes note of the record of a restore, which stands in the queue.
 func (p *Projector) restoreChanged(run *enginev1alpha1.RestoreRun) {
 	selected := p.selected(run)
 	p.mu.Lock()
@@ -130,7 +125,6 @@ func (p *Projector) restoreChanged(run *enginev1alpha1.RestoreRun) {
 	}
 }
 
-// restoreRemoved takes note that it is gone.
 func (p *Projector) restoreRemoved(run *enginev1alpha1.RestoreRun) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -139,22 +133,21 @@ func (p *Projector) restoreRemoved(run *enginev1alpha1.RestoreRun) {
 	}
 }
 
-// Load is that of the planner.
+// Load returns the planner's load of a namespace.
 func (p *Projector) Load(namespace string, coming sets.Set[string]) records.Load {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.queue.planner.Load(queue.Backup, namespace, coming)
 }
 
-// StoredIn counts the backups that are stored of a namespace, as the catalogue has them.
+// StoredIn counts the stored backups of a namespace in the catalogue.
 func (p *Projector) StoredIn(namespace string) int { return p.stores.catalog.CountIn(namespace) }
 
-// projectLocked brings one backup in its log up to date: from its record, until
-// that says that it is stored, and from then on from the catalogue. It passes from
-// one to the other without vanishing in between.
+// projectLocked updates one backup in its log: from its record until that says that it is stored,
+// then from the catalogue. The backup does not vanish in between.
 func (p *Projector) projectLocked(key backupKey) {
 	run, stored, unread := p.runs.byBackup.Get(key), p.stores.catalog.Backup(key.Namespace, key.Name), p.runs.unread[key].run
-	var backup, over *v1alpha1.Backup // over is nil if it is alike
+	var backup, over *v1alpha1.Backup // over is nil if it equals backup
 	switch {
 	case run != nil && run.Deleting() && stored != nil:
 		backup = deleting(stored, run)
@@ -174,7 +167,7 @@ func (p *Projector) projectLocked(key backupKey) {
 			over = show(place.Over())
 		}
 	case unread != nil && (stored == nil || stored.UID != unread.UID && stored.Status.Phase != v1alpha1.BackupPhaseUnreadable):
-		// The catalogue may still have one of that name which was there before.
+		// The catalogue may still have an earlier backup of that name.
 		backup = at(key, backupOf(unread, nil))
 	case stored != nil:
 		delete(p.runs.unread, key)
@@ -197,7 +190,6 @@ func (p *Projector) projectLocked(key backupKey) {
 	}
 }
 
-// at is a live backup in the place where it is shown.
 func at(key backupKey, backup *v1alpha1.Backup) *v1alpha1.Backup {
 	if of := nameOf(backup); of != key {
 		backup.Namespace, backup.Name = key.Namespace, key.Name

@@ -1,26 +1,16 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package projection computes what the API server shows, from the records, the
-// queue and the catalogue of the stores, and commits the differences to one log
-// per resource. It writes to nothing else.
+// Package projection computes the API server's objects from the records, the queue and the
+// catalogue, and commits the differences to one log per resource. It writes nothing else.
 //
-// A backup is shown by its record until that says that it is stored. From then on
-// the store has the last word: the backup is shown as recorded until the store was
-// heard of it, and then as the catalogue has it, or not at all, whether or not the
-// record is still there. Records and stores are all that this follows from, so a
-// restart shows what was shown before it, as soon as the stores have been read.
-// What a server can't know after a restart is what lies in a store that does not
-// answer; it says so.
+// A backup is shown from its record until the record says that it is stored. Then it stays as
+// recorded until the store has answered about it. After that the catalogue decides, whether or not
+// the record still exists. So a restart shows the same objects once the stores are read.
 //
-// Its parts: runs are the records by where their backups are shown, publishedQueue is
-// the queue, stores are what lies in the stores. The Projector joins them: live.go has
-// where a record meets the catalogue, queue.go the queue's publication, stored.go what follows
-// from a change of the catalogue, and trust.go who and where this cluster is.
-//
-// Locks are taken in this order: Projector.placing and deleting, those of the catalogue as it
-// changes, Projector.mu, the catalogue's for a read, and a log's. So whoever holds mu
-// may read the catalogue, and must not change it.
+// Locks are taken in this order: Projector.placing and deleting, the catalogue's for changes,
+// Projector.mu, the catalogue's for a read, and a log's. So the holder of mu may read the
+// catalogue, and must not change it.
 package projection
 
 import (
@@ -54,59 +44,58 @@ import (
 
 // Config is what a Projector needs.
 type Config struct {
-	// SystemNamespace is where the records live.
 	SystemNamespace string
-	// PollInterval is how often the stores are polled, unless they say it themselves; zero
-	// means that they are listed once, and when it is asked for.
+	// PollInterval is how often the stores are polled, unless they say it themselves. Zero: they
+	// are listed once, and on request.
 	PollInterval time.Duration
-	// CacheDir is a folder where what is read of the stores is kept for the next process;
-	// empty if it is not.
+	// CacheDir is a folder that keeps the read contents of stores for the next process; empty for
+	// none.
 	CacheDir string
-	// ForeignBytes bounds what is kept of the backups of a location without a trusted signature.
-	// Zero is catalog.DefaultForeignBytes.
+	// ForeignBytes bounds the kept backups of a location without a trusted signature. Zero is
+	// catalog.DefaultForeignBytes.
 	ForeignBytes int64
 	Clock        clock.WithTickerAndDelayedExecution
 	// Secrets hold the credentials of the stores.
 	Secrets location.Secrets
-	// Authorizer tells who may list all backups, and so be told of the stores.
+	// Authorizer decides which users may list all backups, and so learn of the stores.
 	Authorizer authorizer.Authorizer
 
 	Runs     engineinformers.BackupRunInformer
 	Restores engineinformers.RestoreRunInformer
-	// Changes are those of expirations that are not known to be in the store.
+	// Changes are the changes of expirations that may not be in the store yet.
 	Changes engineinformers.ExpirationChangeInformer
-	// Deletions are those of volume backups that may not be in the store.
+	// Deletions are the deletions of volume backups that may not be in the store yet.
 	Deletions engineinformers.VolumeDeletionInformer
 	Locations engineinformers.StorageLocationInformer
-	// Repositories say what their stores have lost; nil if that is not shown.
+	// Repositories report lost contents; nil if that is not shown.
 	Repositories engineinformers.VolumeRepositoryInformer
 	Namespaces   coreinformers.NamespaceInformer
-	// Ledger is an informer of the ConfigMap records.LedgerName alone.
+	// Ledger is an informer of the ConfigMap records.LedgerName.
 	Ledger cache.SharedIndexInformer
-	// Identity is an informer of the ConfigMap identity.Name alone.
+	// Identity is an informer of the ConfigMap identity.Name.
 	Identity cache.SharedIndexInformer
 	// Leader knows whether a controller works. Optional.
 	Leader Leader
 }
 
-// Subscriber is told of changes, by each of its fields that is set. All but Refreshed are called
-// under a lock.
+// Subscriber is told of changes, by each field that is set. All but Refreshed are called under a
+// lock.
 type Subscriber struct {
-	// Refreshed is told that State may have another answer.
+	// Refreshed is called when State may have another answer.
 	Refreshed func()
-	// Backup is told of each backup as it is shown from now on, or of nil when it is not shown any
-	// more. It must not change the backup.
+	// Backup is called with each backup as it is shown from now on, or with nil if it is no longer
+	// shown. It must not change the backup.
 	Backup func(name types.NamespacedName, backup *v1alpha1.Backup)
-	// Restores is told of the places of all restores in the queue, by uid, as they may be shown
-	// where the restores are.
+	// Restores is called with the places of all restores in the queue, by uid.
 	Restores func(places map[types.UID]Place)
-	// Unheard is told why runs wait when no controller is heard of, and of nothing when one is.
+	// Unheard is called with the reason why runs wait if no controller is heard of, and with "" if
+	// one is.
 	Unheard func(message string)
-	// Past shows restores whose records are gone. Only one subscriber has it.
+	// Past shows restores without records. Only one subscriber has it.
 	Past PastRestores
 }
 
-// Subscribe has a subscriber told of changes. All of them subscribe before Run.
+// Subscribe adds a subscriber. All subscribe before Run.
 func (p *Projector) Subscribe(s Subscriber) {
 	p.subscribers = append(p.subscribers, s)
 	if s.Past != nil {
@@ -122,8 +111,8 @@ func (p *Projector) refreshed() {
 	}
 }
 
-// PastRestores are the restores that lie in the stores. It judges them by Judge, which may have
-// another answer when it is told of a namespace, of all, or of successions.
+// PastRestores are the restores in the stores. It judges them by Judge, whose answer may change
+// after each call below.
 type PastRestores interface {
 	SetLocations(stores map[string]string)
 	ReadStore(ctx context.Context, location, of string, from store.Reader) error
@@ -131,8 +120,8 @@ type PastRestores interface {
 	SetSuccessions(successions clusteridentity.Successions)
 }
 
-// Leader knows since when no controller is heard of, and how people are told; a zero time while one
-// is. It is a lease.LeaderWatch, but in tests.
+// Leader returns since when no controller is heard of, with a message for users; a zero time while
+// one is.
 type Leader interface {
 	Unheard() (since time.Time, message string)
 }
@@ -151,26 +140,25 @@ type Projector struct {
 
 	stores stores
 	synced []cache.InformerSynced
-	// started is true when the records are there. The stores are asked after that, so
-	// that the first answer of each is its word on all that the records say of it.
+	// started is true when the records are known. The stores are asked after that, so each store's
+	// first answer covers all that the records say.
 	started atomic.Bool
 
-	// deleting guards deletions, the records of deletions of volume backups by uid, and is held
+	// deleting guards deletions, the records of deletions of volume backups by uid. It is held
 	// until the catalogue knows of them.
 	deleting  sync.Mutex
 	deletions *recorded.Set[types.UID, *enginev1alpha1.VolumeDeletion]
 
-	// placing is held from the look at the namespaces to the placing by them.
+	// placing is held from the reading of the namespaces until everything is placed by them.
 	placing sync.Mutex
 
-	// mu guards the fields below, and is held from a change of them to the commit
-	// of what follows from it, so that no commit overtakes a later one.
+	// mu guards the fields below. It is held from their change to the commit that follows from it,
+	// so no commit overtakes a later one.
 	mu    sync.Mutex
 	runs  *runs
 	queue publishedQueue
 	// unheard says that no controller is heard of; empty while one is.
 	unheard string
-	// changes has the records of changes of expirations, by their names.
 	changes *recorded.Set[string, *enginev1alpha1.ExpirationChange]
 }
 
@@ -197,15 +185,15 @@ func New(config Config) (*Projector, error) {
 	}
 	p.Backups = logstore.New(func() *v1alpha1.Backup { return &v1alpha1.Backup{} }, options("backups", "the backups of the storage locations"))
 	volumeOptions := options("backupvolumes", "the volumes of the storage locations")
-	// A first load changes each volume with each of its backups: who watches then, and is behind
-	// by more than this, lists again.
+	// A first load changes each volume with each of its backups. Watchers that are further behind
+	// list again.
 	volumeOptions.HistoryBytes = 8 << 20
 	p.Volumes = logstore.New(func() *v1alpha1.BackupVolume { return &v1alpha1.BackupVolume{} }, volumeOptions)
 	p.VolumeBackups = volumebackup.NewStorage(p.stores.catalog, volumebackup.Options{
 		Loading: "the volumes of the storage locations", OnRead: p.stores.warn("volumebackups"), Clock: config.Clock,
 	})
 	queueOptions := options("backupqueues", "the records of what waits")
-	queueOptions.OnRead = nil // the queue has nothing to do with what is stored
+	queueOptions.OnRead = nil // the queue does not depend on stored backups
 	p.Queue = logstore.New(func() *v1alpha1.BackupQueueEntry { return &v1alpha1.BackupQueueEntry{} }, queueOptions)
 
 	var err error
@@ -215,7 +203,6 @@ func New(config Config) (*Projector, error) {
 	return p, p.watch()
 }
 
-// watch has the Projector told of what its informers see.
 func (p *Projector) watch() error {
 	wake := func(any) { p.queue.wake() }
 	identify := func(any) { p.identify() }
@@ -232,7 +219,7 @@ func (p *Projector) watch() error {
 		relocate(after)
 		was, is := before.(*enginev1alpha1.StorageLocation), after.(*enginev1alpha1.StorageLocation)
 		if !available(was) && available(is) {
-			p.stores.refresher.Nudge(is.Name) // what it holds is asked for first of all
+			p.stores.refresher.Nudge(is.Name) // its contents are asked for first
 		}
 	}
 	type handler struct {
@@ -272,8 +259,7 @@ func (p *Projector) Run(ctx context.Context) {
 		return
 	}
 	p.started.Store(true)
-	// Before the stores are read, so that nothing is shown in a place where it is not
-	// to stay.
+	// Before the stores are read, so that nothing is shown in a wrong place first.
 	p.placeByNamespaces()
 	if err := p.setLocations(); err != nil {
 		utilruntime.HandleErrorWithContext(ctx, err, "Reading the storage locations failed")
@@ -282,8 +268,8 @@ func (p *Projector) Run(ctx context.Context) {
 	if _, err := p.publish(); err != nil {
 		utilruntime.HandleErrorWithContext(ctx, err, "Publishing the queue failed")
 	}
-	// Live work is served from here on, whatever the stores do. Volumes are only in stores, so
-	// their lists wait for the first of them, see storedChanged.
+	// Live work is served from here on, independent of the stores. Lists of volumes wait for the
+	// first store; see storedChanged.
 	p.Queue.SetReady()
 	p.Backups.Open()
 	running.StartWithContext(ctx, p.awaitStores)

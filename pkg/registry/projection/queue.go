@@ -25,16 +25,14 @@ import (
 )
 
 const (
-	// publishInterval is the shortest time between two publications of the queue.
 	publishInterval = 100 * time.Millisecond
-	// MaxQueueEvents bounds what the queue sends to each watcher, in events a second
-	// on average. A start moves everyone behind it up; with 10,000 waiting, watchers
-	// see that every 10 s.
+	// MaxQueueEvents bounds the queue's events per second to each watcher, on average. A start
+	// moves everything behind it: with 10,000 waiting, watchers see that every 10 s.
 	MaxQueueEvents = 1000
 )
 
-// pause is how long the queue is not to be published again after a publication of
-// so many events, which took so long: a fifth of the time is enough for it.
+// pause returns how long the queue is not published after a publication of that many events and
+// time. Publications take at most a fifth of the time.
 func pause(events int, took time.Duration) time.Duration {
 	return max(publishInterval, time.Duration(events)*time.Second/MaxQueueEvents, 4*took)
 }
@@ -42,8 +40,8 @@ func pause(events int, took time.Duration) time.Duration {
 // Place is a place in the queue, as the namespace of the backup or restore may see it.
 type Place struct {
 	queue.Entry
-	// OverMessage is the message for requests over all namespaces. It names the blockers of
-	// other namespaces.
+	// OverMessage is the message for requests over all namespaces. It names the blockers of other
+	// namespaces.
 	OverMessage string
 }
 
@@ -53,16 +51,14 @@ func (p Place) Over() *queue.Entry {
 	return &p.Entry
 }
 
-// say gives the place another message for all requests.
 func (p *Place) say(message string) { p.Message, p.OverMessage = message, message }
 
-// publishedQueue is the queue as it was last published. Projector.mu guards it, but
-// for the log and stale, which are safe by themselves.
+// publishedQueue is the queue as last published. Projector.mu guards it, except the log and stale.
 type publishedQueue struct {
 	log *logstore.Log[*v1alpha1.BackupQueueEntry]
-	// planner knows the runs, and what else the queue follows from as last published.
+	// planner knows the runs, and the rest that the queue was computed from.
 	planner *records.Planner
-	// places has the place of each backup in the queue, by the record's uid.
+	// places has each backup's place in the queue, by the record's uid.
 	places map[types.UID]Place
 	// stale wakes the publication.
 	stale chan struct{}
@@ -83,9 +79,8 @@ func (q *publishedQueue) wake() {
 	}
 }
 
-// publish computes the queue, and commits what changed in it. It returns the number of
-// changes in the log, the runs whose backups show another place from now on, and the
-// places of the restores.
+// publish computes the queue and commits its changes. It returns the number of changes in the log,
+// the runs whose backups moved, and the places of the restores.
 func (q *publishedQueue) publish(runs *runs, ledgerUnreadable bool, unheard string) (events int, moved []*enginev1alpha1.BackupRun, restores map[types.UID]Place, err error) {
 	plan := q.planner.Plan()
 	places := make(map[types.UID]Place, len(plan.Entries))
@@ -97,7 +92,7 @@ func (q *publishedQueue) publish(runs *runs, ledgerUnreadable bool, unheard stri
 		key := runs.key(run)
 		backup, isBackup := run.(*enginev1alpha1.BackupRun)
 		if isBackup && runs.byBackup.Get(key) != backup || !isBackup && run.GetName() != recordOf(run, runs.systemNamespace) {
-			continue // another record says that it stands for it, too
+			continue // another record claims the same backup
 		}
 		place := Place{queue.Redact(entry, runs.systemNamespace), entry.Message}
 		if ledgerUnreadable && entry.Reason == v1alpha1.QueueReasonNextToStart {
@@ -125,14 +120,13 @@ func (q *publishedQueue) publish(runs *runs, ledgerUnreadable bool, unheard stri
 	return events, moved, restores, err
 }
 
-// recordOf is the name that the record of a run has, unless somebody made it by hand.
+// recordOf returns the name of a run's record, unless a user made the record.
 func recordOf(run enginev1alpha1.QueuedRun, systemNamespace string) string {
 	ref := run.Asked().Ref
 	return format.StoreName(ref.Namespace, ref.Name, systemNamespace)
 }
 
-// runQueue publishes the queue whenever it may have changed, within the bounds
-// that pause sets.
+// runQueue publishes the queue when it may have changed, at most as often as pause allows.
 func (p *Projector) runQueue(ctx context.Context) {
 	publish := func() time.Duration {
 		begin := p.Clock.Now()
@@ -156,8 +150,8 @@ func (p *Projector) runQueue(ctx context.Context) {
 	}
 }
 
-// publish brings the queue up to date, and the backups that wait. It returns the number
-// of changes in the queue.
+// publish updates the queue, and the waiting backups. It returns the number of changes in the
+// queue.
 func (p *Projector) publish() (int, error) {
 	locations, err := p.Locations.Lister().StorageLocations(p.SystemNamespace).List(labels.Everything())
 	if err != nil {
@@ -192,7 +186,6 @@ func (p *Projector) publish() (int, error) {
 	return events, err
 }
 
-// ledger is what the controllers write about the queue; nil while there is none.
 func (p *Projector) ledger() *corev1.ConfigMap {
 	for _, obj := range p.Ledger.GetStore().List() {
 		return obj.(*corev1.ConfigMap)
@@ -200,11 +193,9 @@ func (p *Projector) ledger() *corev1.ConfigMap {
 	return nil
 }
 
-// restorePrefix makes of a restore's name that of its entry. No backup has a name with a
-// colon, nor has what is shown in the system namespace for one.
+// restorePrefix begins the name of a restore's entry. No name of a backup has a colon.
 const restorePrefix = "restore:"
 
-// kindOf is what people know a run of a class by.
 func kindOf(class queue.Class) string {
 	if class == queue.Restore {
 		return "Restore"
@@ -212,7 +203,7 @@ func kindOf(class queue.Class) string {
 	return "Backup"
 }
 
-// entryOf is a place in the queue of a plan, as it may be shown. run is its record.
+// entryOf returns a run's entry in a plan, as it may be shown.
 func entryOf(at backupKey, run enginev1alpha1.QueuedRun, entry queue.Entry, plan *queue.Plan) *v1alpha1.BackupQueueEntry {
 	asked := run.Asked()
 	result := &v1alpha1.BackupQueueEntry{
@@ -234,7 +225,7 @@ func entryOf(at backupKey, run enginev1alpha1.QueuedRun, entry queue.Entry, plan
 		},
 	}
 	if entry.State != v1alpha1.QueueStateQueued {
-		// Not in the others: each start would be a change of all that wait.
+		// Not in the others: each start would change all waiting entries.
 		result.Status.SlotsInUse, result.Status.SlotLimit = int32(plan.InUse[entry.Class]), int32(plan.Limits[entry.Class])
 	}
 	for _, blocker := range entry.Blockers {

@@ -13,29 +13,24 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 )
 
-// runs are the records, by where the backup of each is shown. It is pure state, which
-// Projector.mu guards.
+// runs are the records, by where the backup of each is shown. It is pure state, which Projector.mu
+// guards.
 type runs struct {
 	systemNamespace string
-	// byBackup has the records in their newest versions.
-	byBackup *recorded.Set[backupKey, *enginev1alpha1.BackupRun]
-	// namespaces are those that exist.
-	namespaces map[string]types.UID
-	// successions say which of them continue others.
+	byBackup        *recorded.Set[backupKey, *enginev1alpha1.BackupRun]
+	namespaces      map[string]types.UID
+	// successions say which namespaces continue others.
 	successions clusteridentity.Successions
-	// unread are the backups that are stored, as their records said, and of which the
-	// store has not been heard yet. They are shown as recorded until it has, whether
-	// or not the record is still there. Then the store has the last word.
+	// unread are the backups that are stored by their records, but that the store has not answered
+	// about. Until then they are shown as recorded, with or without their record.
 	unread map[backupKey]unread
 }
 
-// backupKey identifies a Backup.
 type backupKey = types.NamespacedName
 
-// unread is a backup that is to be read in its store.
 type unread struct {
 	run *enginev1alpha1.BackupRun
-	// since is from when on the store's word counts.
+	// since is the time from which on the store's answer counts.
 	since time.Time
 }
 
@@ -49,8 +44,8 @@ func newRuns(systemNamespace string) *runs {
 	return r
 }
 
-// key is where a run's backup or restore is shown: where it was asked for, unless another
-// namespace of that name exists, which does not continue that one. Then it is the administrator's, as what is stored.
+// key returns where a run's backup or restore is shown: in its own namespace, or, if another
+// namespace has that name and does not continue it, in the system namespace.
 func (r *runs) key(run enginev1alpha1.QueuedRun) backupKey {
 	asked := run.Asked()
 	present, exists := r.namespaces[asked.Ref.Namespace]
@@ -60,8 +55,8 @@ func (r *runs) key(run enginev1alpha1.QueuedRun) backupKey {
 	return backupKey{Namespace: asked.Ref.Namespace, Name: asked.Ref.Name}
 }
 
-// observe takes note of a record. It returns the version that was known before, or nil, and
-// whether the record was kept.
+// observe notes a record. It returns the version known before, or nil, and whether the record was
+// kept.
 func (r *runs) observe(run *enginev1alpha1.BackupRun) (before *enginev1alpha1.BackupRun, kept bool) {
 	if before, kept = r.byBackup.Observe(run); kept {
 		key := r.key(run)
@@ -72,7 +67,7 @@ func (r *runs) observe(run *enginev1alpha1.BackupRun) (before *enginev1alpha1.Ba
 	return before, kept
 }
 
-// remove takes note that a record is gone, and reports whether it stood for its backup.
+// remove removes a record, and reports whether it stood for its backup.
 func (r *runs) remove(run *enginev1alpha1.BackupRun) bool {
 	known := r.byBackup.Delete(run)
 	if known && run.Deleting() {
@@ -81,8 +76,7 @@ func (r *runs) remove(run *enginev1alpha1.BackupRun) bool {
 	return known
 }
 
-// setNamespace takes note that a namespace has a uid, or is gone without one, and
-// reports whether that is a change.
+// setNamespace notes a namespace's uid, "" if it is deleted, and reports whether that is a change.
 func (r *runs) setNamespace(name string, uid types.UID) bool {
 	switch {
 	case r.namespaces[name] == uid:
@@ -95,8 +89,7 @@ func (r *runs) setNamespace(name string, uid types.UID) bool {
 	return true
 }
 
-// move puts the records to where their backups are shown by the namespaces as they are
-// now, and gives the places that this concerns.
+// move places the records by the current namespaces, and returns the affected places.
 func (r *runs) move() (places []backupKey) {
 	for key, run := range r.byBackup.Rekey() {
 		if u, ok := r.unread[key]; ok && u.run.UID == run.UID {

@@ -13,9 +13,9 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Stored is where a backup, as it was shown, lies: the location, and its store name there;
-// and what is known of its files, as soon as its metadata was read.
-// It is false if nothing of it is stored, or not yet, or another backup is shown by now.
+// Stored returns the location and store name of a backup as it was shown, and the digests of its
+// files once its metadata is read. It is false if nothing is stored yet, or another backup is shown
+// by now.
 func (p *Projector) Stored(backup *v1alpha1.Backup) (location, storeName string, digests catalog.Digests, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -32,7 +32,7 @@ func (p *Projector) Stored(backup *v1alpha1.Backup) (location, storeName string,
 	return "", "", catalog.Digests{}, false
 }
 
-// Use gives the store of a location, open, until done is called.
+// Use returns the open store of a location. The caller calls done.
 func (p *Projector) Use(ctx context.Context, location string) (from store.Ranger, done func(), err error) {
 	opened, done, err := p.stores.refresher.Use(ctx, location)
 	if err != nil {
@@ -46,5 +46,5 @@ func (p *Projector) Use(ctx context.Context, location string) (from store.Ranger
 	return from, done, nil
 }
 
-// MayKnow reports whether who asks may be told what is wrong with a store.
+// MayKnow reports whether the requester may learn a store's errors.
 func (p *Projector) MayKnow(ctx context.Context) bool { return p.stores.mayListAll(ctx, "backups") }

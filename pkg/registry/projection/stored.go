@@ -31,26 +31,23 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// loadedInterval is how often the start asks whether every store has been read.
 const loadedInterval = 50 * time.Millisecond
 
-// stores are the stores as this server knows them.
 type stores struct {
 	catalog   *catalog.Catalog
 	refresher *refresh.Refresher
-	// secrets hold their credentials.
-	secrets location.Secrets
-	// cacheDir is a folder for what is read of them; empty if it is not kept.
+	secrets   location.Secrets
+	// cacheDir is a folder for the read contents; empty for none.
 	cacheDir string
-	// authorizer tells who may be told of them.
+	// authorizer decides which users may learn of them.
 	authorizer authorizer.Authorizer
 	// past are the restores in them; nil if they are not shown.
 	past PastRestores
-	// complete is true when every store has been read once, or does not count any more.
+	// complete is true when every store has been read once, or no longer counts.
 	complete atomic.Bool
 }
 
-// set says which stores there are, and whom each of them trusts.
+// set sets the stores, and the signers that each of them trusts.
 func (s *stores) set(records []*enginev1alpha1.StorageLocation) error {
 	locations := make([]refresh.Location, 0, len(records))
 	trusted := map[string][]enginev1alpha1.TrustedCluster{}
@@ -94,7 +91,7 @@ func (s *stores) set(records []*enginev1alpha1.StorageLocation) error {
 	return nil
 }
 
-// cache keeps what is read of a location on disk; nil without a folder for it.
+// cache keeps a location's read contents on disk; nil without a folder.
 func (s *stores) cache(record *enginev1alpha1.StorageLocation) refresh.Cache {
 	cluster := s.catalog.ClusterUID()
 	if s.cacheDir == "" || cluster == "" {
@@ -103,7 +100,7 @@ func (s *stores) cache(record *enginev1alpha1.StorageLocation) refresh.Cache {
 	return local.New(s.cacheDir, record.Name+" "+identity(&record.Spec), cluster, clock.RealClock{})
 }
 
-// restores reads those in a location; nil if that has none.
+// restores returns the reader of a location's restores; nil if it has none.
 func (s *stores) restores(record *enginev1alpha1.StorageLocation) func(context.Context, store.Reader) error {
 	if s.past == nil || record.Spec.IsLonghorn() {
 		return nil
@@ -113,7 +110,7 @@ func (s *stores) restores(record *enginev1alpha1.StorageLocation) func(context.C
 	}
 }
 
-// layoutOf is how a store is laid out, if it is not Holdfast's.
+// layoutOf returns the layout of a store, nil for Holdfast's own.
 func layoutOf(spec *enginev1alpha1.StorageLocationSpec) layout.Layout {
 	if !spec.IsLonghorn() {
 		return nil
@@ -125,13 +122,13 @@ func trustsNamespaces(spec *enginev1alpha1.StorageLocationSpec) bool {
 	return spec.Longhorn != nil && spec.Longhorn.TrustNamespaces
 }
 
-// Asked is what a location asks for.
+// Asked returns a location's requests to the catalogue.
 func Asked(record *enginev1alpha1.StorageLocation) refresh.Asked {
 	return refresh.Asked{Generation: record.Generation, Request: record.Annotations[enginev1alpha1.AnnotationSync]}
 }
 
-// acceptedLoss is until when losses are accepted; zero if they are not. What can't be read
-// accepts nothing.
+// acceptedLoss returns until when losses are accepted; zero if they are not, or the value is
+// unreadable.
 func acceptedLoss(record *enginev1alpha1.StorageLocation) time.Time {
 	accepted, err := time.Parse(time.RFC3339, record.Annotations[enginev1alpha1.AnnotationAcceptLoss])
 	if err != nil {
@@ -140,7 +137,7 @@ func acceptedLoss(record *enginev1alpha1.StorageLocation) time.Time {
 	return accepted
 }
 
-// known is what a former process has written down of a location.
+// known returns the knowledge that a former process has recorded of a location.
 func known(record *enginev1alpha1.StorageLocation) (known refresh.Known) {
 	if record.Status.Catalogue != nil {
 		known.Backups = int(record.Status.Catalogue.Backups)
@@ -152,29 +149,28 @@ func known(record *enginev1alpha1.StorageLocation) (known refresh.Known) {
 	return known
 }
 
-// Judge says what claims are worth in a location, see catalog.Judge.
+// Judge returns the worth of claims in a location; see catalog.Judge.
 func (p *Projector) Judge(location string, claims *v1alpha1.BackupOrigin) (v1alpha1.BackupOrigin, bool) {
 	return p.stores.catalog.Judge(location, claims)
 }
 
-// Resting is as that of the catalogue.
+// Resting is the catalogue's Resting.
 func (p *Projector) Resting() int64 { return p.stores.catalog.Resting() }
 
-// State is how well the catalogue knows a location; false if it is none.
+// State returns how well the catalogue knows a location; false if it is none.
 func (p *Projector) State(location string) (refresh.State, bool) {
 	return p.stores.refresher.State(location)
 }
 
-// Warn adds a Warning to an answer that lists a resource for each store of which the present state
-// is not known.
+// Warn adds a Warning to the answer for each store whose present state is unknown.
 func (p *Projector) Warn(ctx context.Context, resource string) { p.stores.warn(resource)(ctx) }
 
-// Awaits reports whether the listing that a location asks for is yet to begin.
+// Awaits reports whether the listing that a location asks for has not begun.
 func (p *Projector) Awaits(record *enginev1alpha1.StorageLocation) bool {
 	return p.stores.refresher.Awaits(record.Name, Asked(record))
 }
 
-// awaitStores waits until what is stored has been read as far as can be.
+// awaitStores waits until the stores have been read as far as possible.
 func (p *Projector) awaitStores(ctx context.Context) {
 	for !p.stores.refresher.Loaded() {
 		select {
@@ -189,9 +185,8 @@ func (p *Projector) awaitStores(ctx context.Context) {
 	p.stores.complete.Store(true)
 }
 
-// Ready returns nil once everything can be served: the records, and what is in the
-// stores, except those that have yielded nothing for as long as a request may take.
-// Live work is served before that.
+// Ready returns nil once everything can be served: the records and the stores. Stores that have
+// yielded nothing for a request's time don't count. Live work is served before that.
 func (p *Projector) Ready() error {
 	if !p.stores.complete.Load() {
 		return errors.New("the records, or the backups of some storage location, have not been read yet")
@@ -199,7 +194,6 @@ func (p *Projector) Ready() error {
 	return nil
 }
 
-// setLocations tells of the stores that there are.
 func (p *Projector) setLocations() error {
 	records, err := p.Locations.Lister().StorageLocations(p.SystemNamespace).List(labels.Everything())
 	if err != nil {
@@ -211,14 +205,13 @@ func (p *Projector) setLocations() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, u := range p.runs.unread {
-		p.askedLocked(u.run.Spec.Backup.StorageLocation) // which may be none any more
+		p.askedLocked(u.run.Spec.Backup.StorageLocation) // which may not exist any more
 	}
 	return nil
 }
 
-// identity tells stores apart: two records with the same one mean the same store.
-// What was read of a store of Longhorn's is forgotten when it is not trusted any more, even
-// while it can't be asked.
+// identity returns a store's identity: two records with the same one mean the same store. Trust is
+// part of it for Longhorn's stores: contents that are no longer trusted are forgotten at once.
 func identity(spec *enginev1alpha1.StorageLocationSpec) string {
 	if spec.IsLonghorn() {
 		own := *spec
@@ -234,7 +227,6 @@ func identity(spec *enginev1alpha1.StorageLocationSpec) string {
 	return string(spec.Provider)
 }
 
-// storedChanged commits what changed in the catalogue.
 func (p *Projector) storedChanged(changes catalog.Changes) {
 	p.mu.Lock()
 	for _, backup := range changes.Backups.Set {
@@ -260,13 +252,11 @@ func replace[T logstore.Object](log *logstore.Log[T], object T, over ...T) {
 	}
 }
 
-// incomplete is all that is said of the stores to those who may not list everything.
+// incomplete is the only warning about the stores for users that may not list everything.
 const incomplete = "what is shown may be incomplete or out of date: not every storage location could be read"
 
-// warn adds a Warning to an answer for each store that the catalogue does not
-// know the present state of. The names of the stores, what is wrong with them, what others
-// do in them and how much they hold are the business of those who may list the resource
-// everywhere.
+// warn adds a Warning to an answer for each store whose present state is unknown. Only users that
+// may list the resource everywhere learn the stores' names, errors and contents.
 func (s *stores) warn(resource string) func(context.Context) {
 	return func(ctx context.Context) {
 		texts, replacements := s.refresher.Warnings(), append(s.refresher.Replacements(), s.refresher.LeftOuts()...)

@@ -12,7 +12,6 @@ import (
 	clusteridentity "github.com/holdfast-io/holdfast/pkg/identity"
 )
 
-// identify tells the catalogue who this cluster is.
 func (p *Projector) identify() {
 	var published *corev1.ConfigMap
 	for _, obj := range p.Identity.GetStore().List() {
@@ -22,7 +21,7 @@ func (p *Projector) identify() {
 	p.setSuccessions(clusteridentity.SuccessionsOf(published))
 }
 
-// setSuccessions records the namespaces that continue earlier ones of their names.
+// setSuccessions sets which namespaces continue earlier ones of their names.
 func (p *Projector) setSuccessions(successions clusteridentity.Successions) {
 	p.placing.Lock()
 	defer p.placing.Unlock()
@@ -43,8 +42,8 @@ func (p *Projector) judgeAgain(namespace string) {
 	}
 }
 
-// placeByNamespaces places everything by the namespaces that exist. Each change is
-// followed after that.
+// placeByNamespaces places everything by the existing namespaces. Later changes come by
+// setNamespace.
 func (p *Projector) placeByNamespaces() {
 	p.placing.Lock()
 	defer p.placing.Unlock()
@@ -71,7 +70,7 @@ func (p *Projector) namespaceChanged(namespace *corev1.Namespace) {
 
 func (p *Projector) namespaceGone(namespace *corev1.Namespace) { p.setNamespace(namespace.Name, "") }
 
-// setNamespace takes note that a namespace has a uid, or is gone without one.
+// setNamespace notes a namespace's uid, "" if it is deleted.
 func (p *Projector) setNamespace(name string, uid types.UID) {
 	p.placing.Lock()
 	defer p.placing.Unlock()
@@ -85,7 +84,6 @@ func (p *Projector) setNamespace(name string, uid types.UID) {
 	}
 }
 
-// moveLocked shows the backups of runs where they belong now.
 func (p *Projector) moveLocked() {
 	for _, key := range p.runs.move() {
 		p.projectLocked(key)

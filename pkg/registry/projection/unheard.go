@@ -12,11 +12,9 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// listenInterval is how often it is asked whether a controller is heard of.
 const listenInterval = time.Second
 
-// listen shows of all backups that have not ended when no controller is heard of any more, and when
-// one is again, until ctx ends.
+// listen shows on all unfinished backups whether a controller is heard of, until ctx ends.
 func (p *Projector) listen(ctx context.Context) {
 	if p.Leader == nil {
 		return
@@ -52,7 +50,7 @@ func (p *Projector) setUnheard(message string) {
 	}
 }
 
-// Unheard says in the conditions of what has not ended that no controller is heard of.
+// Unheard sets in the conditions of unfinished work that no controller is heard of.
 func Unheard(conditions []metav1.Condition, message string) {
 	for i := range conditions {
 		c := &conditions[i]

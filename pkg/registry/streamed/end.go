@@ -19,26 +19,26 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
 )
 
-// FollowParameter makes an answer wait for the end of the object that it is about.
+// FollowParameter makes an answer wait for the end of its object.
 const FollowParameter = "follow"
 
-// Ending finds objects of which something is stored when they have ended.
+// Ending finds objects whose files are stored when they have ended.
 type Ending[T logstore.Object] struct {
 	Objects interface {
 		rest.Getter
 		rest.Watcher
 	}
-	// Noun is what an object is called in messages.
+	// Noun is an object's name in messages.
 	Noun string
-	// Phase is an object's, and whether it has ended.
+	// Phase returns an object's phase, and whether it has ended.
 	Phase func(T) (phase string, ended bool)
 	// Begun reports whether there is something to show before the end. Optional.
 	Begun func(T) bool
-	// Conflict refuses a request that does not fit the state of an object.
+	// Conflict returns the error of a request that does not fit an object's state.
 	Conflict func(name, format string, args ...any) error
 }
 
-// Follow reports whether a request is to be answered until the end of what it is about.
+// Follow reports whether a request waits for the end of its object.
 func Follow(parameters url.Values) (bool, error) {
 	value := parameters.Get(FollowParameter)
 	if value == "" {
@@ -51,8 +51,8 @@ func Follow(parameters url.Values) (bool, error) {
 	return follow, nil
 }
 
-// Find returns an object that has ended, or begun if that is enough. With follow, that is
-// awaited.
+// Find returns an object that has ended, or begun if that is enough. With follow, it waits for
+// that.
 func (e *Ending[T]) Find(ctx context.Context, name, subresource string, parameters url.Values) (T, error) {
 	var none T
 	follow, err := Follow(parameters)
@@ -73,13 +73,12 @@ func (e *Ending[T]) Find(ctx context.Context, name, subresource string, paramete
 	return e.await(ctx, obj)
 }
 
-// shown reports whether there is something to show of an object.
 func (e *Ending[T]) shown(obj T) bool {
 	_, ended := e.Phase(obj)
 	return ended || e.Begun != nil && e.Begun(obj)
 }
 
-// await waits for the end of an object, or its beginning, and of no other one of its name.
+// await waits for the end of an object, or its beginning, and ignores others of its name.
 func (e *Ending[T]) await(ctx context.Context, obj T) (T, error) {
 	var none T
 	watch, err := e.Objects.Watch(ctx, &metainternalversion.ListOptions{

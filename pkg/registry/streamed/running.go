@@ -20,28 +20,26 @@ import (
 )
 
 const (
-	// followTries is how often a log is asked for that is to be followed, and followInterval
-	// the time between: together more than another controller needs to take a run over.
+	// followTries bounds the requests for a followed log, and followInterval is the time between.
+	// Together they outlast a takeover by another controller.
 	followTries    = 60
 	followInterval = time.Second
 )
 
-// Logs are those of the runs that are executed.
+// Logs are the logs of executed runs.
 type Logs interface {
-	// Copy is that of remote.Client.
 	Copy(ctx context.Context, uid types.UID, follow bool, to io.Writer) error
 }
 
-// Running is a run that is executed: its log is where that is done.
+// Running is an executed run: its executor has the log.
 type Running struct {
 	Logs   Logs
 	UID    types.UID
 	Follow bool
 }
 
-// sendRunning sends the log of a run. An error is one of the API, and nothing was sent then. A
-// log that breaks off later says so in its last line; its client needs no other sign, since a
-// complete one says how the run ended.
+// sendRunning sends a run's log. If it fails, the error is for the API, and nothing was sent. A log
+// that breaks off later says so in its last line; a complete one says how the run ended.
 func (s *Streams) sendRunning(ctx context.Context, w http.ResponseWriter, answer *Answer) error {
 	leave, err := s.seat(ctx, answer)
 	if err != nil {
@@ -73,5 +71,5 @@ func (s *Streams) sendRunning(ctx context.Context, w http.ResponseWriter, answer
 	return apierrors.NewServiceUnavailable(fmt.Sprintf("%s can't be read while it is written%s; it is stored when it has ended", answer.What, reason))
 }
 
-// isPassing reports whether the same request may well be answered soon.
+// isPassing reports whether the same request may succeed soon.
 func isPassing(err error) bool { return apierrors.IsServiceUnavailable(err) }

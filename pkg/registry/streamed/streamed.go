@@ -1,20 +1,18 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package streamed serves what lies in a store, and the logs of what runs, as subresources
-// with the verb get, as a stream: with memory for a piece of it, however large it is.
+// Package streamed serves stored files, and the logs of executed runs, as subresources with the
+// verb get. It streams: the memory does not depend on the size.
 //
-// What a client has received is whole if the answer ended well. Before the first byte is
-// sent, whatever is wrong is a Status: a store that is away is a 503. After that, an answer
-// that can't be completed is broken off, and the client's connection with it.
+// An answer that ends well is complete. An error before the first byte is a Status, as a 503 for an
+// unreachable store. After that, a failing answer breaks off the client's connection.
 //
-// The log of what runs comes from the controller that writes it. It ends well also when it
-// breaks off, and says so in its last line: see sendRunning.
+// A run's log comes from the controller that writes it. It ends well also when it breaks off, and
+// says so in its last line; see sendRunning.
 //
-// An answer takes neither a seat among the requests that are answered at once, nor is its
-// time bounded (see LongRunning), so that there are bounds of its own: on the answers from
-// one location, on those to one user, on the time in which a store begins to answer, and on
-// the time in which a client takes a piece.
+// Answers are long-running requests (LongRunning) without a seat in priority and fairness. So they
+// have bounds of their own: by location, by user, on the store's first answer, and on the time that
+// a client takes for a piece.
 package streamed
 
 import (
@@ -44,62 +42,59 @@ import (
 )
 
 const (
-	// perLocation is how many answers come from one location at once, and how many are the log
-	// of one run. A folder that hangs holds its own ones for ever, and those of no other
-	// location; who follows a run for hours keeps nobody from another one.
+	// perLocation bounds the answers from one location at once, and of one run's log. So a hanging
+	// folder, or a user that follows a run for hours, takes no seats of others.
 	perLocation = 64
-	// perUser is how many go to one user at once. The ServiceAccounts of a namespace are one user,
-	// since who may edit it makes as many as they like.
+	// perUser bounds the answers to one user at once. The ServiceAccounts of a namespace are one
+	// user, since its editors can create any number of them.
 	perUser = 16
-	// perNamespace is how many are of one namespace at once, but for the system namespace.
+	// perNamespace bounds the answers of one namespace at once, except the system namespace.
 	perNamespace = 16
-	// beginTimeout is how long a store may take to begin to answer a request.
+	// beginTimeout bounds a store's time until it begins to answer.
 	beginTimeout = 30 * time.Second
-	// takeTimeout is how long a client may take for a piece.
+	// takeTimeout bounds a client's time for a piece.
 	takeTimeout = time.Minute
-	// retrySeconds is when to come again for a seat.
+	// retrySeconds is the Retry-After of an answer without a seat.
 	retrySeconds = 1
 	pieceBytes   = 64 << 10
-	// checkedBytes is how much is read before anything of it is sent.
+	// checkedBytes is how much is read before the first byte is sent.
 	checkedBytes = 256 << 10
 )
 
-// ErrTooLarge says that something has more than its limit when it is decompressed.
+// ErrTooLarge says that a file exceeds its limit when it is decompressed.
 var ErrTooLarge = errors.New("it is too large")
 
-// ErrReplaced says that something is not what was stored there.
+// ErrReplaced says that a file is not the one that was stored.
 var ErrReplaced = errors.New("somebody has replaced it, or a process that had not noticed yet that another one had taken its work over")
 
 // Stores gives access to the stores of the storage locations.
 type Stores interface {
-	// Use gives the store of a location, open, until done is called.
+	// Use returns the open store of a location. The caller calls done.
 	Use(ctx context.Context, location string) (from store.Ranger, done func(), err error)
-	// MayKnow reports whether who asks may be told what is wrong with a store.
+	// MayKnow reports whether the requester may learn a store's errors.
 	MayKnow(ctx context.Context) bool
 }
 
-// Answer is what a request is to be answered with.
+// Answer says how to answer a request.
 type Answer struct {
-	// What it is, for messages: the log of the backup "b".
+	// The name of the answered file in messages: the log of the backup "b".
 	What string
-	// Location is the name of the storage location that it comes from.
-	Location string
-	// ContentType is its media type.
+	// Location is the name of its storage location.
+	Location    string
 	ContentType string
-	// Missing is what to say if the store has no such object. Default: that it has none.
+	// Missing is the message if the store has no such object. Default: that it has none.
 	Missing string
-	// Write reads from the store and writes the answer. Its errors are told to the client
-	// if nothing has been written before: those of the API as they are.
+	// Write reads from the store and writes the answer. Before the first byte is written, its
+	// errors go to the client, API errors unchanged.
 	Write func(ctx context.Context, from store.Ranger, to io.Writer) error
-	// Running is the run whose log it is, in place of Location, Missing and Write: there is
-	// nothing in the store yet.
+	// Running is the run whose log is sent, in place of Location, Missing and Write: the store has
+	// nothing yet.
 	Running *Running
 }
 
 // Streams sends answers, and bounds them together. The zero value with Stores is ready.
 type Streams struct {
-	Stores Stores
-	// SystemNamespace has the administrators' objects.
+	Stores          Stores
 	SystemNamespace string
 
 	mu sync.Mutex
@@ -110,12 +105,12 @@ type Streams struct {
 // REST serves a subresource.
 type REST struct {
 	*Streams
-	// Object is an empty object of the kind that it is a subresource of.
+	// Object is an empty object of the parent kind.
 	Object runtime.Object
-	// Parameters are the names of those that a request may have, once each.
+	// Parameters are the allowed parameters, once each.
 	Parameters []string
-	// Find says what to answer to a request about the object with a name, in the
-	// namespace of ctx. The store is asked for nothing yet.
+	// Find returns the answer for the named object in the namespace of ctx. It does not ask the
+	// store.
 	Find func(ctx context.Context, name string, parameters url.Values) (*Answer, error)
 }
 
@@ -131,10 +126,10 @@ func (r *REST) New() runtime.Object { return r.Object.DeepCopyObject() }
 // Destroy implements rest.Storage.
 func (r *REST) Destroy() {}
 
-// ConnectMethods implements rest.Connecter. By these, discovery has the verb get.
+// ConnectMethods implements rest.Connecter. They give discovery the verb get.
 func (r *REST) ConnectMethods() []string { return []string{http.MethodGet} }
 
-// NewConnectOptions implements rest.Connecter: the parameters are read by Connect.
+// NewConnectOptions implements rest.Connecter. Connect reads the parameters.
 func (r *REST) NewConnectOptions() (runtime.Object, bool, string) { return nil, false, "" }
 
 // ProducesMIMETypes implements rest.StorageMetadata.
@@ -179,7 +174,7 @@ func (r *REST) Connect(ctx context.Context, name string, _ runtime.Object, respo
 	}), nil
 }
 
-// parameters refuses what is not known: a filter with a typing error would else show all.
+// parameters refuses unknown parameters: a filter with a typing error would show everything.
 func (r *REST) parameters(request *http.Request) (url.Values, error) {
 	parameters, err := url.ParseQuery(request.URL.RawQuery)
 	if err != nil {
@@ -187,7 +182,7 @@ func (r *REST) parameters(request *http.Request) (url.Values, error) {
 	}
 	for name, values := range parameters {
 		switch {
-		case name == "timeout": // kubectl's --request-timeout, which is kept by the client
+		case name == "timeout": // kubectl's --request-timeout, which the client keeps
 		case !slices.Contains(r.Parameters, name):
 			return nil, apierrors.NewBadRequest(fmt.Sprintf("there is no parameter %q: there are %s", name, strings.Join(r.Parameters, ", ")))
 		case len(values) > 1:
@@ -217,19 +212,19 @@ func (s *Streams) send(ctx context.Context, w http.ResponseWriter, answer *Answe
 	case err == nil:
 		to.begin()
 	case to.begun:
-		// What was sent must not look whole.
+		// A partial answer must not look whole.
 		panic(http.ErrAbortHandler)
 	case ctx.Err() == nil:
 		responder.Error(s.explain(ctx, answer, err))
 	}
 }
 
-// Explain is an error about something in a location, for the client.
+// Explain returns an error about a location for the client.
 func (s *Streams) Explain(ctx context.Context, what, location string, err error) error {
 	return s.explain(ctx, &Answer{What: what, Location: location}, err)
 }
 
-// seat takes one for an answer, until leave is called.
+// seat takes a seat for an answer, until leave is called.
 func (s *Streams) seat(ctx context.Context, answer *Answer) (leave func(), err error) {
 	source := fmt.Sprintf("the storage location %q", answer.Location)
 	if answer.Running != nil {
@@ -274,8 +269,8 @@ func (s *Streams) seat(ctx context.Context, answer *Answer) (leave func(), err e
 	}, nil
 }
 
-// explain is an error for the client. What is wrong with a store is the business of those
-// who may list what it holds.
+// explain returns an error for the client. Only users that may list the store's contents learn its
+// errors.
 func (s *Streams) explain(ctx context.Context, answer *Answer, err error) error {
 	if _, ok := errors.AsType[*apierrors.StatusError](err); ok {
 		return err
@@ -300,16 +295,16 @@ func (s *Streams) explain(ctx context.Context, answer *Answer, err error) error 
 	}}
 }
 
-// NotFound answers a request about something that is not there.
+// NotFound returns the answer about a missing object.
 func NotFound(message string) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status: metav1.StatusFailure, Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound, Message: message,
 	}}
 }
 
-// Gunzipped writes an object that is stored compressed. It fails with ErrTooLarge if it
-// has more than limit bytes then, and with ErrReplaced if its SHA-256 as it is stored is not
-// digest, unless that is empty. Of a large one that may show at its end only.
+// Gunzipped writes a compressed object. It fails with ErrTooLarge above limit bytes, and with
+// ErrReplaced if its stored SHA-256 is not digest, unless that is empty. A large object may fail
+// only at its end.
 func Gunzipped(key string, limit int64, digest string) func(context.Context, store.Ranger, io.Writer) error {
 	return func(ctx context.Context, from store.Ranger, to io.Writer) error {
 		stored, err := from.Get(ctx, key)
@@ -325,7 +320,7 @@ func Gunzipped(key string, limit int64, digest string) func(context.Context, sto
 			}
 			return nil
 		}
-		if _, err := compressed.Peek(checkedBytes); errors.Is(err, io.EOF) { // all of it is here
+		if _, err := compressed.Peek(checkedBytes); errors.Is(err, io.EOF) {
 			if err := verify(); err != nil {
 				return err
 			}
@@ -347,12 +342,12 @@ func Gunzipped(key string, limit int64, digest string) func(context.Context, sto
 	}
 }
 
-// body is that of an answer. Its header is sent with its first bytes.
+// body is an answer's body. The header is sent with the first bytes.
 type body struct {
 	http.ResponseWriter
 	control     *http.ResponseController
 	contentType string
-	// prompt sends what is written at once, and has no deadline while nothing is.
+	// prompt sends written bytes at once, and has no deadline while nothing is written.
 	prompt bool
 	begun  bool
 }
@@ -372,7 +367,7 @@ func (b *body) begin() {
 // Write implements io.Writer.
 func (b *body) Write(p []byte) (int, error) {
 	b.begin()
-	// Not every connection can be told; then the client is bounded by nothing but the seats.
+	// Not every connection has deadlines; then only the seats bound the client.
 	_ = b.control.SetWriteDeadline(time.Now().Add(takeTimeout))
 	n, err := b.ResponseWriter.Write(p)
 	if err == nil && b.prompt {
@@ -382,14 +377,14 @@ func (b *body) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// close lifts the deadline from the connection, which others use too.
+// close removes the deadline from the connection, which other requests use too.
 func (b *body) close() {
 	if b.begun {
 		_ = b.control.SetWriteDeadline(time.Time{})
 	}
 }
 
-// prompt is a store that begins to answer in bounded time.
+// prompt bounds the time until a store begins to answer.
 type prompt struct{ store.Ranger }
 
 // Get implements store.Reader.
