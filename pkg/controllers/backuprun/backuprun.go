@@ -1,22 +1,22 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package backuprun executes the runs that the queue has let start, and ends
-// those that a process before this one left behind.
+// Package backuprun executes the runs that the queue has started, and ends those that an earlier
+// process left behind.
 //
-// No run is executed by two processes at once. It is executed by the process that leads,
-// after a compare-and-swap of the run and a look at the ledger that came after it; see
-// pkg/controllers/backupqueue for why that holds with two leaders. A run in progress
-// that another process has claimed was left behind: this process claims it and executes it
-// anew, since the cluster says, after the run was read, that it leads, so that the other
-// one, which led when it claimed the run, has stopped. Each claim is an attempt with a
-// number of its own; what one that was only asleep still does, no other one's result holds:
-// see package backup. After MaxAttempts the run has failed. A process that is told to stop
-// gives its runs back, and such an attempt does not count; what is all read by then it
-// stores, before it gives its Lease back.
+// One process at a time executes a run: the leader, after a compare-and-swap of the run and a later
+// look at the ledger. docs/design/queue.md and pkg/controllers/backupqueue say why that holds with
+// two leaders. A run in progress that another process claimed was left behind if the cluster says,
+// after the run was read, that this process leads. Then this process claims it and executes it
+// anew.
 //
-// The queue, in the same process, is the only one that writes the ledger. It asks which
-// runs are worked on before it drops one whose record is gone.
+// Each claim is a numbered attempt, and the results of earlier attempts don't count; see package
+// backup. After MaxAttempts the run has failed. A process that is told to stop gives its runs back,
+// and such attempts don't count. Before it gives its Lease back, it stores the backups that are
+// read completely.
+//
+// Only the queue, in the same process, writes the ledger. It asks which runs are worked on before
+// it drops one without a record.
 package backuprun
 
 import (
@@ -44,67 +44,64 @@ import (
 )
 
 const (
-	// settleTimeout is how long a store may take to be told of a dead run, and cleaned.
+	// settleTimeout bounds the time to end a dead run in its store and clean up there.
 	settleTimeout = time.Minute
-	// snapshotsTimeout is how long a store may take to be asked for the removal of
-	// snapshots from one repository.
+	// snapshotsTimeout bounds the request to remove snapshots from one repository.
 	snapshotsTimeout = time.Minute
-	// cancelTimeout is how long a store may take to be told of a cancelled run before
-	// the run ends all the same.
+	// cancelTimeout bounds the time to end a cancelled run in its store. After it, the run ends all
+	// the same.
 	cancelTimeout = 5 * time.Second
-	// recheck is how often it is asked whether uploads have stopped.
+	// recheck is the interval of checks whether uploads have stopped.
 	recheck = 5 * time.Second
-	// lastTime is how long a run whose objects and volumes are all read may take to be stored
-	// when the process is told to stop. It is shorter than the terminationGracePeriodSeconds
-	// of the controller's pod, the default of 30 s.
+	// lastTime is how long a completely read run may take to be stored when the process is told to
+	// stop. It is shorter than the terminationGracePeriodSeconds of the controller's pod, 30 s.
 	lastTime = 20 * time.Second
-	// MaxAttempts is how many processes execute a run, one after the other, before it is
-	// taken for what ends them. Those don't count that were told to stop, or put the run back.
+	// MaxAttempts is how many processes may execute a run before it fails, since it probably ends
+	// them. Attempts that were given back don't count.
 	MaxAttempts = 3
-	// DefaultVolumeTimeout is how long the upload of a volume may take unless it is set.
+	// DefaultVolumeTimeout is the default of Config.VolumeTimeout.
 	DefaultVolumeTimeout = 4 * time.Hour
-	// DefaultTimeout is how long a backup may take from its start unless it is set.
+	// DefaultTimeout is the default of Config.Timeout.
 	DefaultTimeout = 24 * time.Hour
 )
 
-// Config is what a Controller needs.
+// Config is the configuration of a Controller.
 type Config struct {
 	// Namespace is the system namespace.
 	Namespace string
-	// ClusterUID is that of package identity.
+	// ClusterUID is the uid of package identity.
 	ClusterUID string
 	// Workers is how many runs are executed at once: the queue's limit.
 	Workers int
-	// Identity is this process, and no other, not even one of the same pod.
+	// Identity is the identity of this process alone, different in each container of a pod.
 	Identity string
-	// VolumeTimeout is how long the upload of a volume may take from its start, and how
-	// long a node's agent may begin and end nothing while volumes wait for it: twice that and
-	// AgentTimeout while it has something in progress.
+	// VolumeTimeout bounds a volume's upload from its start. It also bounds how long a node's agent
+	// may begin and end nothing while volumes wait for it. With something in progress, an agent has
+	// twice that and AgentTimeout.
 	VolumeTimeout time.Duration
-	// Timeout is how long a backup may take from its start: the volumes that are not uploaded
-	// then are given up, and no more hooks run. Zero is no limit.
+	// Timeout bounds a backup from its start. Then missing volumes are given up, and no more hooks
+	// run. Zero is no limit.
 	Timeout time.Duration
-	// AgentTimeout is how long a node may be without an agent.
+	// AgentTimeout bounds how long a node may be without an agent.
 	AgentTimeout time.Duration
-	// Agents knows which nodes have one: lease.Agents, but in tests.
+	// Agents knows which nodes have an agent.
 	Agents agents
 
-	// ResumeInProgress has a run that another process has left behind executed anew. Else
-	// it has failed.
+	// ResumeInProgress executes runs anew that another process left behind. If false, they fail.
 	ResumeInProgress bool
 
 	// Leads asks the cluster whether this process leads: nil if so.
 	Leads func(ctx context.Context) error
-	// Queue is the one of this process.
+	// Queue is this process's queue.
 	Queue runs.Queue
 
 	Engine engineclient.EngineV1alpha1Interface
-	// ConfigMaps are those of the system namespace, to read the ledger.
+	// ConfigMaps reads the ledger in the system namespace.
 	ConfigMaps corev1client.ConfigMapInterface
-	// Executor does the work: an Executor, but in tests.
+	// Executor does the work.
 	Executor executor
-	// HoldLocation makes a storage location unavailable for a while, since its store did not
-	// answer a run that was to start, and returns its record as it is then; nil if there is none.
+	// HoldLocation makes a storage location unavailable for a while, since its store did not answer
+	// a run's start. It returns the resulting record; nil if there is none.
 	HoldLocation func(ctx context.Context, name string, reason error) (*enginev1alpha1.StorageLocation, error)
 	Events       events.EventRecorder
 	Clock        clock.WithTicker
@@ -114,17 +111,16 @@ type Config struct {
 	VolumeInformer   engineinformers.VolumeUploadInformer
 }
 
-// agents knows which nodes have an agent.
 type agents interface {
 	HasSynced() bool
-	// OnNodeRemoved has a function called whenever a node is gone.
+	// OnNodeRemoved registers a function that is called when a node is deleted.
 	OnNodeRemoved(func())
-	// Absence is how long there has been no sign of life of a node's agent, counted
-	// from a time at the earliest. An agent that is absent for the limit works no more.
+	// Absence returns how long a node's agent has given no sign of life, counted from since at the
+	// earliest. An agent that is absent for the limit has stopped.
 	Absence(node string, since time.Time) time.Duration
-	// NodeGone reports whether there is no such node, given since when it was heard of.
+	// NodeGone reports whether the node does not exist, though since is long enough ago to know.
 	NodeGone(node string, since time.Time) bool
-	// Saw and Idle are those of lease.Activity.
+	// Saw and Idle are the methods of lease.Activity.
 	Saw(node string, record types.UID, inProgress, changed bool, now time.Time)
 	Idle(node string, since, now time.Time) (idle time.Duration, busy bool)
 }
@@ -136,30 +132,26 @@ type Controller struct {
 	runs      engineclient.BackupRunInterface
 	uploads   engineclient.VolumeUploadInterface
 	runLister enginelisters.BackupRunNamespaceLister
-	// queue has the runs to execute, leftBehind those that another process did not end and that
-	// are to be prepared or ended, and leftoverSnapshots those that have ended and whose snapshots are to be
-	// removed. A store that does not answer can make each of the latter two take long,
-	// and must not keep the others from their slots.
+	// queue has the runs to execute, leftBehind the runs of other processes, and leftoverSnapshots
+	// ended runs with snapshots to remove. A store that does not answer may block only the latter
+	// two.
 	queue, leftBehind, leftoverSnapshots *loop.Loop[string]
 
-	// mu guards what follows.
 	mu sync.Mutex
-	// volumes has the volumes of each run that this process executes, by the uid of the run.
+	// volumes has the volumes of each executed run, by the uid of the run.
 	volumes map[types.UID]*volumes
-	// postHooks is what became of those that this process has run since another one was gone,
-	// by the uid of their run, until that is stored.
+	// postHooks has the results of post hooks that this process ran for an earlier one, by the
+	// run's uid, until they are stored.
 	postHooks map[types.UID]backup.PostHooks
 }
 
-// execution is a run that this process works on.
 type execution struct {
 	*runs.Execution[*enginev1alpha1.BackupRun]
-	// lasting goes on for lastTime when the process is told to stop, unless its Lease is lost,
-	// and ending does so too, but ends with Working by Stop.
+	// lasting continues for lastTime when the process is told to stop, unless its Lease is lost.
+	// ending does so too, and Stop ends it.
 	lasting, ending context.Context
 }
 
-// attemptsOf points into the status of a run.
 func attemptsOf(run *enginev1alpha1.BackupRun) runs.Attempts {
 	s := &run.Status
 	return runs.Attempts{Executor: &s.Executor, Attempts: &s.Attempts, GivenBack: &s.GivenBack}
@@ -212,8 +204,8 @@ func (c *Controller) Start(name string) {
 	c.queue.Add(name)
 }
 
-// runChanged puts a run into the queue where it belongs, and stops its execution if it
-// is cancelled or its record is gone.
+// runChanged puts a run into the right queue, and stops its execution if it is cancelled or its
+// record is deleted.
 func (c *Controller) runChanged(before, run *enginev1alpha1.BackupRun) {
 	if before != nil && (run == nil || run.UID != before.UID) {
 		c.Stop(before)
@@ -237,24 +229,22 @@ func (c *Controller) runChanged(before, run *enginev1alpha1.BackupRun) {
 	}
 }
 
-// isClaiming reports whether this process works on a run, and claims it or has done so. It needs
-// not be told of it again: it executes the run, or tries again by itself.
+// isClaiming reports whether this process works on a run and claims it or has claimed it. Then it
+// executes or retries it without being told again.
 func (c *Controller) isClaiming(run *enginev1alpha1.BackupRun) bool {
 	known, found := c.Find(run.Name)
 	return found && known.UID == run.UID && c.claimed(known)
 }
 
-// claimed reports whether this process has claimed a run; it may not have got the
-// answer.
+// claimed reports whether this process has claimed a run; the answer may have been lost.
 func (c *Controller) claimed(run *enginev1alpha1.BackupRun) bool {
 	return run.Status.Phase == v1alpha1.BackupPhaseInProgress && run.Status.Executor == c.Identity
 }
 
-// isLeftBehind reports whether a run was begun by another process, or has ended and
-// its end is still to be stored.
+// isLeftBehind reports whether another process began a run, or its end is still to be stored.
 func (c *Controller) isLeftBehind(run *enginev1alpha1.BackupRun) bool {
 	if run.Deleting() {
-		return false // whoever deletes the backup cleans up
+		return false // the deletion of the backup cleans up
 	}
 	switch run.Status.Phase {
 	case v1alpha1.BackupPhaseInProgress:
@@ -281,7 +271,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	e.Set(run)
 	switch {
 	case e.Working.Err() != nil:
-		c.queue.Add(name) // something became of it, or of one before it, while it was read
+		c.queue.Add(name) // it, or an earlier one, was finished while it was read
 		return nil
 	case c.claimed(run):
 		return c.executeClaimed(ctx, run, e)

@@ -27,10 +27,10 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
-// acquire claims a run for this process: a compare-and-swap, so that no two
-// processes execute it. A run whose store does not answer goes back to its place in the
-// queue instead; its location's condition comes first, so that the queue holds the run
-// until the store is back. One that can have nothing of its location ends.
+// acquire claims a run by a compare-and-swap, so that no two processes execute it. If its store
+// does not answer, the run returns to its place in the queue. The location's condition is set
+// before that, so that the queue holds the run until the store is back. A run that may not use its
+// location ends.
 func (c *Controller) acquire(ctx context.Context, run *enginev1alpha1.BackupRun, e *execution) error {
 	if err := c.Executor.Reach(ctx, run); err != nil {
 		if ctx.Err() == nil && location.IsFinal(err) {
@@ -56,9 +56,8 @@ func (c *Controller) acquire(ctx context.Context, run *enginev1alpha1.BackupRun,
 	return c.executeClaimed(ctx, claimed, e)
 }
 
-// gone lets go of a run whose record a write has not found. One that is there after all is tried
-// again, since nobody else would come back to it; and so is another one of its name, which may
-// have been let start meanwhile.
+// gone lets go of a run whose record a write did not find. If it or another run of its name exists
+// after all, it is tried again: nothing else would.
 func (c *Controller) gone(ctx context.Context, run *enginev1alpha1.BackupRun) error {
 	live, err := c.Get(ctx, run.Name)
 	if err == nil && live != nil && live.UID == run.UID {
@@ -70,10 +69,9 @@ func (c *Controller) gone(ctx context.Context, run *enginev1alpha1.BackupRun) er
 	return err
 }
 
-// executeClaimed executes a run that this process has claimed, if the ledger, read
-// after the claim, says that it may. Else the run goes back to its place: its start was
-// taken back while the claim was under way, another process leads by now, or the ledger
-// was lost and made anew.
+// executeClaimed executes a claimed run if the ledger, read after the claim, has its start. Else
+// the run returns to its place: its start was taken back meanwhile, another process leads, or the
+// ledger was lost and recreated.
 func (c *Controller) executeClaimed(ctx context.Context, run *enginev1alpha1.BackupRun, e *execution) error {
 	started, err := c.IsStarted(ctx, run)
 	if err != nil {
@@ -100,7 +98,6 @@ func (c *Controller) executeClaimed(ctx context.Context, run *enginev1alpha1.Bac
 	return nil
 }
 
-// execute runs a claimed run to its end.
 func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun, e *execution) error {
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "backupRun", klog.KObj(run))
 	ctx, working := klog.NewContext(ctx, logger), klog.NewContext(e.Working, logger)
@@ -140,20 +137,20 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun,
 			})
 		})
 	})
-	postHooks := c.postHooksOf(run) // which are forgotten when the record is removed
+	postHooks := c.postHooksOf(run) // they are forgotten when the record is removed
 	outcome, err := c.Executor.Execute(working, e.ending, run, postHooks, volumes, record, progress)
 	stopReporting()
 	reporting.Wait()
 	last := klog.NewContext(e.lasting, logger)
 	if ctx.Err() != nil && (err != nil || !outcome.Stored) {
-		// The process stops. The next one finds the run InProgress, and goes on with it.
+		// The process stops. The next one finds the run InProgress and continues it.
 		c.GiveBack(ctx, run, wasExecuted)
 		return ctx.Err()
 	}
 	ctx = last
 	takenOver := record.Latest().Status.Executor != c.Identity
 	if errors.Is(err, backup.ErrTakenOver) && !takenOver {
-		// So the store says, which others may write to; nobody else ends the run if it is wrong.
+		// The store says so, which others may write to; if it is wrong, nothing else ends the run.
 		live, failure := c.GetWithRetry(ctx, run)
 		if failure != nil {
 			return failure
@@ -161,13 +158,13 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun,
 		takenOver = live != nil && !c.claimed(live)
 	}
 	if takenOver {
-		c.queue.Add(run.Name) // in case that it is this one again
+		c.queue.Add(run.Name)
 		logger.Info("Another controller, which took this one for dead, makes the backup")
 		return nil
 	}
 	namespaces := volumes.submitted()
 	if namespaces.Len() > 0 {
-		// The run holds its slot and its namespaces while they are read.
+		// The run holds its slot and its namespaces until its uploads have stopped.
 		if err := volumes.stop(ctx); err != nil {
 			if ctx.Err() != nil {
 				return ctx.Err()
@@ -191,7 +188,7 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun,
 			c.removeUploads(ctx, run, namespaces)
 			return nil
 		case !outcome.Stored && live.Spec.Cancellation != nil:
-			if hooks := outcome.Status.HookStatus; hooks != nil { // else it ran none
+			if hooks := outcome.Status.HookStatus; hooks != nil {
 				live.Status.HookStatus = hooks
 			}
 			return c.settle(ctx, live, namespaces, cancelTimeout, v1alpha1.BackupPhaseCancelled, records.CancelledReason(live))
@@ -206,7 +203,7 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun,
 	return c.finish(ctx, record.Latest(), outcome, namespaces)
 }
 
-// setVolumes notes the volumes of a run that is executed; nil once it is not.
+// setVolumes sets the volumes of an executed run; nil when it is not executed any more.
 func (c *Controller) setVolumes(run *enginev1alpha1.BackupRun, volumes *volumes) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -215,27 +212,27 @@ func (c *Controller) setVolumes(run *enginev1alpha1.BackupRun, volumes *volumes)
 	}
 }
 
-// wasExecuted notes in a run that is given back that something was executed of it.
+// wasExecuted marks a run that is given back as partly executed.
 func wasExecuted(run *enginev1alpha1.BackupRun) {
 	if run.Status.Progress == nil {
 		run.Status.Progress = &v1alpha1.BackupProgress{}
 	}
 }
 
-// executedBefore reports whether an attempt before this one may have executed a run: one that was
-// not given back, or one of which there is progress.
+// executedBefore reports whether an earlier attempt may have executed a run: one that was not given
+// back, or left progress.
 func executedBefore(run *enginev1alpha1.BackupRun) bool {
 	return run.Status.Attempts > 1 && (run.Status.Attempts-run.Status.GivenBack > 1 || run.Status.Progress != nil)
 }
 
-// record is the run that is executed, as it was last written.
+// record is the executed run, as last written.
 type record struct {
 	*runs.Record[*enginev1alpha1.BackupRun]
 	clock clock.Clock
 }
 
-// Pending implements PendingHooks. A run that another process has ended, or taken over,
-// gets none.
+// Pending implements PendingHooks. It refuses for a run that another process has ended or taken
+// over.
 func (r *record) Pending(ctx context.Context, pods []enginev1alpha1.PodReference) error {
 	backoff := wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 8}
 	for {

@@ -28,51 +28,50 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// reachTimeout is how long a store may take to answer before a run waits for it.
+// reachTimeout is how long a store may take to answer. After it, a run waits for the store.
 const reachTimeout = 10 * time.Second
 
-// executor does a run's work in the cluster and the store. Executor is the real
-// one.
+// executor does a run's work in the cluster and the store.
 type executor interface {
-	// Reach reports why the store of a run does not answer; nil if it does.
+	// Reach returns why the store of a run does not answer; nil if it does.
 	Reach(ctx context.Context, run *enginev1alpha1.BackupRun) error
-	// Execute works on a run until it has ended or ctx ends, and ending once everything is read.
-	// An error means that the outcome is not stored. The post hooks are what RunPostHooks gave
-	// last in this process, here and below.
+	// Execute works on a run until it has ended, ctx ends, or ending does once everything is read.
+	// An error means that the outcome is not stored. postHooks is RunPostHooks' last result in this
+	// process, here and below.
 	Execute(ctx, ending context.Context, run *enginev1alpha1.BackupRun, postHooks backup.PostHooks, volumes backup.Volumes, hooks PendingHooks, progress *backup.Progress) (backup.Outcome, error)
-	// RunPostHooks runs those that are pending in a run that is not executed any more; see
+	// RunPostHooks runs the pending post hooks of a run that is no longer executed; see
 	// backup.RunPostHooks.
 	RunPostHooks(ctx context.Context, run *enginev1alpha1.BackupRun, postHooks backup.PostHooks) backup.PostHooks
-	// Abandon ends in the store a run that is not executed any more, or finds that it
-	// had ended after all; see backup.Abandon.
+	// Abandon ends a run in the store that is no longer executed, unless it had ended there; see
+	// backup.Abandon.
 	Abandon(ctx context.Context, run *enginev1alpha1.BackupRun, postHooks backup.PostHooks, phase v1alpha1.BackupPhase, reason string) (backup.Outcome, error)
-	// DiscardSnapshots has the next maintenance of the repository of a namespace remove the
-	// snapshots that were made for a run, unless the store has the backup, with a list of them.
-	// The run must have ended in the store, or been refused its name there.
+	// DiscardSnapshots has a repository's next maintenance remove a run's snapshots, unless the
+	// stored backup lists them. The run must have ended in the store, or its name must be taken
+	// there.
 	DiscardSnapshots(ctx context.Context, run *enginev1alpha1.BackupRun, namespace string) error
 }
 
 // Executor executes runs with pkg/backup.
 type Executor struct {
 	Discovery backup.Discovery
-	// Client makes requests to the root of the API server, without a limit.
+	// Client makes requests to the API server's root, without a rate limit.
 	Client rest.Interface
-	// Secrets with the credentials of the locations.
+	// with the credentials of the locations
 	Secrets   location.Secrets
 	Locations enginelisters.StorageLocationNamespaceLister
 	Cluster   format.Cluster
 	Clock     clock.Clock
 	Pods      Pods
-	// Kube reads volume policies, and asks who may.
+	// Kube reads volume policies, and reviews access.
 	Kube kubernetes.Interface
-	// Leads is that of Config.
+	// Leads is as in Config.
 	Leads func(ctx context.Context) error
-	// BlockWorkers, HookTime and Timeout are those of backup.Dependencies.
+	// BlockWorkers, HookTime and Timeout are as in backup.Dependencies.
 	BlockWorkers      int
 	HookTime, Timeout time.Duration
-	// HostPathRoots are those of backup.Dependencies.
+	// HostPathRoots are as in backup.Dependencies.
 	HostPathRoots hostpath.Roots
-	// Logs has the logs of the runs while they are executed. Optional.
+	// Logs has the logs of executed runs. Optional.
 	Logs *runlog.Logs
 
 	pageSizes backup.PageSizes
@@ -80,7 +79,7 @@ type Executor struct {
 
 var _ executor = &Executor{}
 
-// Cluster finds out which cluster this is.
+// Cluster returns the identity of this cluster.
 func Cluster(ctx context.Context, kube kubernetes.Interface, systemNamespace string) (format.Cluster, error) {
 	version, err := kube.Discovery().ServerVersion()
 	if err != nil {
@@ -201,8 +200,8 @@ func (e *Executor) open(ctx context.Context, run *enginev1alpha1.BackupRun) (*st
 	return location.Open(ctx, e.Secrets, record)
 }
 
-// mayUse fails if the location is not for the run's namespace any more: it has waited since that
-// was asked.
+// mayUse fails if the run's namespace may no longer use the location: the run has waited since the
+// last check.
 func (e *Executor) mayUse(ctx context.Context, run *enginev1alpha1.BackupRun) error {
 	record, err := e.location(run)
 	if err != nil {
@@ -224,12 +223,11 @@ func (e *Executor) request(run *enginev1alpha1.BackupRun, postHooks backup.PostH
 	return backup.Request{Backup: run.AsBackup(), Cluster: e.Cluster, Attempt: int(run.Status.Attempts), PostHooks: postHooks}
 }
 
-// failed is the outcome of a run that could not even reach its store.
+// failed returns the outcome of a run that could not reach its store.
 func failed(err error) backup.Outcome {
 	return backup.Outcome{Status: v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseFailed, FailureReason: err.Error()}}
 }
 
-// recordOutcome writes the end of a run into its status.
 func recordOutcome(status *enginev1alpha1.BackupRunStatus, outcome backup.Outcome, now metav1.Time) {
 	ended := &outcome.Status
 	status.Phase = ended.Phase
@@ -256,8 +254,7 @@ func recordOutcome(status *enginev1alpha1.BackupRunStatus, outcome backup.Outcom
 	}
 }
 
-// setProgress writes how far a run is, and what it waits for, into its status, and reports whether
-// that is news.
+// setProgress writes a run's progress and waits into its status, and reports whether they changed.
 func setProgress(status *enginev1alpha1.BackupRunStatus, progress *backup.Progress, volumes *volumes, waitsFor string) bool {
 	before := status.DeepCopy()
 	status.Message = waitsFor

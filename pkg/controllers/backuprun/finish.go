@@ -21,10 +21,9 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// finish writes the end of a run, whose uploads have stopped, and in which namespaces
-// they were: unless the stored backup lists them, there may be snapshots. Then their
-// records go, which said so until here. It tries until it succeeds: a run that has ended
-// must not look as if it went on.
+// finish writes the end of a run whose uploads have stopped, and the namespaces that may have
+// snapshots unless the stored backup lists them. Then it deletes the records of the uploads. It
+// tries until it succeeds: an ended run must not look as if it went on.
 func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, outcome backup.Outcome, namespaces sets.Set[string]) error {
 	before, others := run.Status.Phase, false
 	now := metav1.NewTime(c.Clock.Now())
@@ -38,7 +37,7 @@ func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, 
 	}, func(live *enginev1alpha1.BackupRun) bool {
 		switch {
 		case live.Status.Stored, live.Status.Phase == outcome.Status.Phase && !outcome.Stored:
-			return true // written, but the answer was lost; and what is durable stands
+			return true // written, but the answer was lost; and a durable end stays
 		case before == v1alpha1.BackupPhaseInProgress && live.Status.Phase.Ended():
 			others = true
 			klog.FromContext(ctx).Info("Another controller, which took this one for dead, has ended the backup", "phase", live.Status.Phase)
@@ -55,20 +54,20 @@ func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, 
 	if before != outcome.Status.Phase && !others {
 		c.announce(ctx, run, outcome)
 	}
-	if outcome.Stored || outcome.Status.Phase == v1alpha1.BackupPhaseFailedValidation { // which is never stored
+	if outcome.Stored || outcome.Status.Phase == v1alpha1.BackupPhaseFailedValidation { // such a run is never stored
 		c.forgetPostHooks(run)
 	}
 	c.removeUploads(ctx, run, namespaces)
 	return nil
 }
 
-// abandonRemoved ends in the store a run whose record is gone, before its place in
-// the ledger is free. What can't be done now stays: nothing is left to remember it by.
+// abandonRemoved ends in the store a run without a record, before its place in the ledger is free.
+// It does not retry: nothing is left to remember the run.
 func (c *Controller) abandonRemoved(ctx context.Context, run *enginev1alpha1.BackupRun, postHooks backup.PostHooks, namespaces sets.Set[string]) {
 	timed, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
 	outcome, err := c.Executor.Abandon(timed, run, postHooks, v1alpha1.BackupPhaseFailed, "the record of the backup was removed while it was in progress")
-	if outcome.Stored && !listsVolumes(outcome) || errors.Is(err, backup.ErrNameTaken) { // else nobody knows
+	if outcome.Stored && !listsVolumes(outcome) || errors.Is(err, backup.ErrNameTaken) { // nothing else says so
 		for _, namespace := range sets.List(namespaces) {
 			err = errors.Join(err, c.Executor.DiscardSnapshots(timed, run, namespace))
 		}
@@ -78,9 +77,9 @@ func (c *Controller) abandonRemoved(ctx context.Context, run *enginev1alpha1.Bac
 	}
 }
 
-// settle ends a run that is not executed any more, in the store and then in its record.
-// What is in the store decides: the run may have ended a moment before. While the store
-// does not answer, the run has ended, and that is stored when it is back.
+// settle ends a run that is no longer executed, in the store and then in its record. The store
+// decides: the run may have ended a moment before. If the store does not answer, the run ends, and
+// that is stored later.
 func (c *Controller) settle(ctx context.Context, run *enginev1alpha1.BackupRun, namespaces sets.Set[string], timeout time.Duration, phase v1alpha1.BackupPhase, reason string) error {
 	timed, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -93,14 +92,14 @@ func (c *Controller) settle(ctx context.Context, run *enginev1alpha1.BackupRun, 
 	case err != nil && run.Status.Phase.Ended():
 		return fmt.Errorf("storing the end of BackupRun %s: %w", run.Name, err)
 	case err != nil:
-		// It is to be done again, so it must not seem to have been.
+		// It is to be done again, so it must not look done.
 		outcome = backup.Outcome{Status: v1alpha1.BackupStatus{Phase: phase, FailureReason: reason, HookStatus: run.Status.HookStatus}}
 		klog.FromContext(ctx).Info("How the backup ended will be stored when its store answers", "backupRun", klog.KObj(run), "err", err)
 	}
 	return c.finish(ctx, run, outcome, namespaces)
 }
 
-// takeLeftBehind prepares a run whose process is gone to go on, or ends it.
+// takeLeftBehind prepares a run that another process left behind to continue, or ends it.
 func (c *Controller) takeLeftBehind(ctx context.Context, run *enginev1alpha1.BackupRun) error {
 	resumable := c.isResumable(run)
 	if resumable && len(run.Status.PendingHooks) > 0 {
@@ -108,7 +107,7 @@ func (c *Controller) takeLeftBehind(ctx context.Context, run *enginev1alpha1.Bac
 			return err
 		}
 	}
-	// What was stopped for the backup's sake goes on, before anything else.
+	// Frozen pods are thawed before anything else.
 	run, err := c.runPendingHooks(ctx, run)
 	switch {
 	case err != nil:
@@ -120,15 +119,13 @@ func (c *Controller) takeLeftBehind(ctx context.Context, run *enginev1alpha1.Bac
 	return c.endLeftBehind(ctx, run)
 }
 
-// isResumable reports whether a run that another process has left behind is to be executed anew.
 func (c *Controller) isResumable(run *enginev1alpha1.BackupRun) bool {
 	return c.isLeftBehind(run) && run.Status.Phase == v1alpha1.BackupPhaseInProgress && run.Spec.Cancellation == nil && c.ResumeInProgress && mayResume(run)
 }
 
-// resume claims a run that another process has left behind, and executes it anew. It claims where
-// there is a place to execute: a run that waits for one keeps its attempts. While the store is away
-// the run waits in its slot: an attempt would fail at once, and stop uploads that may have taken
-// hours.
+// resume claims and executes a run that another process left behind. It claims only with a place to
+// execute, so waiting costs no attempt. If the store does not answer, the run waits in its slot: an
+// attempt would fail at once, and stop uploads that may have taken hours.
 func (c *Controller) resume(ctx context.Context, run *enginev1alpha1.BackupRun, e *execution) error {
 	if len(run.Status.PendingHooks) > 0 {
 		c.leftBehind.Add(run.Name) // they come first
@@ -173,9 +170,9 @@ func (c *Controller) resume(ctx context.Context, run *enginev1alpha1.BackupRun, 
 	return c.executeClaimed(ctx, claimed, e)
 }
 
-// endLeftBehind ends a run whose process is gone.
+// endLeftBehind ends a run that another process left behind.
 func (c *Controller) endLeftBehind(ctx context.Context, run *enginev1alpha1.BackupRun) error {
-	// A slot is free when nothing is read any more that belongs to it.
+	// Its slot is free once all its uploads have stopped.
 	namespaces, stopped, err := c.stopUploads(ctx, run)
 	switch {
 	case err != nil:
@@ -194,7 +191,6 @@ func (c *Controller) endLeftBehind(ctx context.Context, run *enginev1alpha1.Back
 	return c.settle(ctx, run, namespaces, settleTimeout, v1alpha1.BackupPhaseFailed, c.whyNotResumed(run))
 }
 
-// mayResume reports whether a run has an attempt left.
 func mayResume(run *enginev1alpha1.BackupRun) bool {
 	return run.Status.Attempts-run.Status.GivenBack < MaxAttempts && run.Status.Attempts < runs.MaxGiven
 }
@@ -209,7 +205,7 @@ func (c *Controller) whyNotResumed(run *enginev1alpha1.BackupRun) string {
 	return fmt.Sprintf("the controller stopped %d times while the backup was in progress: see the logs of its pods", run.Status.Attempts-run.Status.GivenBack)
 }
 
-// announce tells people how a run ended.
+// announce emits the event about a run's end.
 func (c *Controller) announce(ctx context.Context, run *enginev1alpha1.BackupRun, outcome backup.Outcome) {
 	status := &outcome.Status
 	c.RecordEnd(ctx, run, runs.End{

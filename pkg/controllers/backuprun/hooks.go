@@ -22,20 +22,20 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
-// PendingHooks notes whose post hooks are to be run: a record, but in tests.
+// PendingHooks notes the pods with pending post hooks. It is a record, except in tests.
 type PendingHooks interface {
 	Pending(ctx context.Context, pods []enginev1alpha1.PodReference) error
 }
 
-// Pods runs commands in pods, and says who may.
+// Pods runs commands in pods, and reviews access to them.
 type Pods interface {
-	// MayExec is nil if somebody may run commands in the pods of a namespace.
+	// MayExec returns nil if the requester may run commands in the pods of a namespace.
 	MayExec(ctx context.Context, who enginev1alpha1.Requester, namespace string) error
-	// Exec is that of backup.Hooks.
+	// Exec is as in backup.Hooks.
 	Exec(ctx context.Context, pod enginev1alpha1.PodReference, container string, command []string) (output string, err error)
 }
 
-// runHooks are the hooks of a run. They have the rights of whoever asked for it.
+// runHooks are the hooks of a run, with its requester's rights.
 type runHooks struct {
 	Pods
 	run *enginev1alpha1.BackupRun
@@ -50,9 +50,8 @@ func (h runHooks) Allowed(ctx context.Context, namespace string) error {
 	return h.MayExec(ctx, h.run.Spec.Requester, namespace)
 }
 
-// Exec implements backup.Hooks. A process that does not lead any more leaves them to the one
-// that does, which runs those that are pending before it begins anew: to thaw a pod then could
-// meet the other one's data.
+// Exec implements backup.Hooks. It refuses if this process no longer leads: the leader runs the
+// pending hooks before it begins anew. A late thaw could corrupt the leader's data.
 func (h runHooks) Exec(ctx context.Context, pod enginev1alpha1.PodReference, container string, command []string) (string, error) {
 	if err := h.leads(ctx); errors.Is(err, lease.ErrLost) {
 		return "", fmt.Errorf("another controller has taken over, and runs the hooks: %w", err)
@@ -60,7 +59,7 @@ func (h runHooks) Exec(ctx context.Context, pod enginev1alpha1.PodReference, con
 	return h.Pods.Exec(ctx, pod, container, command)
 }
 
-// PodsClient is the cluster's Pods.
+// PodsClient implements Pods by the API server.
 type PodsClient struct {
 	Kube   kubernetes.Interface
 	Config *rest.Config
@@ -83,7 +82,7 @@ func (p *PodsClient) MayExec(ctx context.Context, who enginev1alpha1.Requester, 
 	return nil
 }
 
-// may asks whether somebody has a right.
+// may reviews whether a requester has a right.
 func may(ctx context.Context, kube kubernetes.Interface, who enginev1alpha1.Requester, right *authorizationv1.ResourceAttributes) (bool, error) {
 	extra := map[string]authorizationv1.ExtraValue{}
 	for key, values := range who.Extra {
@@ -103,15 +102,15 @@ func (p *PodsClient) Exec(ctx context.Context, pod enginev1alpha1.PodReference, 
 	return (&hooks.Client{Kube: p.Kube, Config: p.Config}).Exec(ctx, pod, container, command)
 }
 
-// runPendingHooks runs the post hooks that another process has left pending, and writes
-// that they were, and their counts. What they say is kept for the log of the backup.
+// runPendingHooks runs the post hooks that another process left pending, and records that, with
+// their counts. Their messages are kept for the backup's log.
 func (c *Controller) runPendingHooks(ctx context.Context, run *enginev1alpha1.BackupRun) (*enginev1alpha1.BackupRun, error) {
 	if len(run.Status.PendingHooks) == 0 {
 		return run, nil
 	}
 	klog.FromContext(ctx).Info("Running the post hooks that another process has left", "backupRun", klog.KObj(run), "pods", len(run.Status.PendingHooks))
 	changed, before := run.DeepCopy(), c.postHooksOf(run)
-	if before.Status != nil { // they were run before, and that could not be written
+	if before.Status != nil { // they ran before, and that could not be written
 		changed.Status.HookStatus = before.Status
 	}
 	postHooks := c.Executor.RunPostHooks(ctx, changed, before)
@@ -126,7 +125,7 @@ func (c *Controller) runPendingHooks(ctx context.Context, run *enginev1alpha1.Ba
 	c.postHooks[run.UID] = postHooks
 	c.mu.Unlock()
 	if known, err := c.runLister.Get(run.Name); err != nil || known.UID != run.UID {
-		c.forgetPostHooks(run) // runChanged may have been told that it is gone before they ended
+		c.forgetPostHooks(run) // runChanged may have been told of the deletion before they ended
 	}
 	changed.Status.PendingHooks, changed.Status.HookStatus = nil, postHooks.Status.DeepCopy()
 	changed, err := c.runs.UpdateStatus(ctx, changed, metav1.UpdateOptions{})
@@ -136,22 +135,21 @@ func (c *Controller) runPendingHooks(ctx context.Context, run *enginev1alpha1.Ba
 	return changed, nil
 }
 
-// postHooksOf is what became of the pending post hooks that this process has run.
 func (c *Controller) postHooksOf(run *enginev1alpha1.BackupRun) backup.PostHooks {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.postHooks[run.UID]
 }
 
-// forgetPostHooks is called when nobody asks for them any more: they are stored, or never will be,
-// or the run's record is gone.
+// forgetPostHooks is called when the results are stored or never will be, or the record is deleted.
 func (c *Controller) forgetPostHooks(run *enginev1alpha1.BackupRun) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.postHooks, run.UID)
 }
 
-// tellPostHooks tells people that pods may still be frozen, when no results of a backup will.
+// tellPostHooks emits an event that pods may still be frozen, if no results of a backup will say
+// so.
 func (c *Controller) tellPostHooks(run *enginev1alpha1.BackupRun, note string) {
 	c.Events.Eventf(records.Reference(run), nil, corev1.EventTypeWarning, "PostHookFailed", "Backup", "%s", note)
 }

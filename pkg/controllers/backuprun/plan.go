@@ -11,8 +11,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/backup"
 )
 
-// Plan computes what a run would back up, with the rights that it would have. There is no record of
-// the run.
+// Plan computes the contents of a run's backup, with the rights of the run, which has no record.
 func (e *Executor) Plan(ctx context.Context, run *enginev1alpha1.BackupRun) *v1alpha1.BackupPlan {
 	return backup.Plan(ctx, e.request(run, backup.PostHooks{}), backup.Dependencies{
 		Discovery:     e.Discovery,

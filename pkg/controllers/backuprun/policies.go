@@ -19,8 +19,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/backup"
 )
 
-// runPolicies reads the volume policies of a run, with the rights of whoever asked for it:
-// they are asked for here too, since a BackupRun may be written by hand.
+// runPolicies reads the volume policies of a run with its requester's rights. They are reviewed
+// again here, since a BackupRun may be written by hand.
 type runPolicies struct {
 	kube kubernetes.Interface
 	who  enginev1alpha1.Requester
@@ -40,7 +40,7 @@ func (p runPolicies) Policy(ctx context.Context, namespace, name string) (map[st
 	case !allowed:
 		return nil, backup.NotAllowedError(fmt.Sprintf("%s, who asked for the backup, may not get configmaps in the namespace %s", p.who.Username, namespace))
 	}
-	// By a list, since to get one is another right.
+	// By a list, since get is another right.
 	list, err := p.kube.CoreV1().ConfigMaps(namespace).List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()})
 	if err != nil {
 		return nil, err

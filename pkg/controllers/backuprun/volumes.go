@@ -31,57 +31,52 @@ import (
 )
 
 const (
-	// volumeCheck is how often a run looks whether its volumes can still be waited for.
+	// volumeCheck is the interval of checks whether volumes are still worth waiting for.
 	volumeCheck = 10 * time.Second
-	// warnAfter is the part of the time that a node may be without an agent after which
-	// people are told.
+	// warnAfter is the divisor of AgentTimeout: after that time without an agent, users are warned.
 	warnAfter = 3
 	// absentTold is how many nodes without an agent a run names.
 	absentTold = 10
 )
 
-// volumes hands the volumes of one run to the agents, as VolumeUploads. It
-// implements backup.Volumes.
+// volumes gives the volumes of one run to the agents, as VolumeUploads. It implements
+// backup.Volumes.
 type volumes struct {
 	c   *Controller
 	run *enginev1alpha1.BackupRun
 
 	mu sync.Mutex
-	// uploads are those that were handed over, by the names of their records, and
-	// records are these names.
+	// uploads are the submitted volumes, by the names of their records; records are these names.
 	uploads map[string]*upload
 	records map[*format.Volume]string
-	// namespaces are those of all volumes that were submitted, also when no answer came.
-	namespaces sets.Set[string]
-	// repositories are the namespaces whose repositories have records.
+	// namespaces are the namespaces of all submitted volumes, also if an answer was lost.
+	namespaces   sets.Set[string]
 	repositories sets.Set[string]
-	// changed is closed at the next change.
-	changed chan struct{}
-	// warned are the nodes of which people were told.
+	changed      chan struct{}
+	// warned are the nodes that an event has named.
 	warned sets.Set[string]
 }
 
-// upload is what is known of a volume that was handed over.
+// upload is the knowledge of a submitted volume.
 type upload struct {
 	volume    *format.Volume
 	submitted time.Time
-	// record is the uid of its record, empty until that is known; early is what was seen
-	// until then. There may have been one of that name before, whose end is seen late.
+	// record is the uid of its record, empty until known; early has the sightings until then. An
+	// earlier record of the name may end late.
 	record types.UID
 	early  []sighting
-	// begun is when the agent was seen to have begun; zero when it is to begin anew.
+	// begun is when the agent was seen to begin; zero when it is to begin anew.
 	begun time.Time
-	// vanished is when the record was seen to be gone in the middle of the upload.
+	// vanished is when the record was seen deleted during the upload.
 	vanished time.Time
-	// unheard is when no record was found of an upload that nobody has said has ended.
+	// unheard is when no record was found of an upload that has not ended.
 	unheard time.Time
-	// status is what the agent says, or that the volume was given up.
+	// status is the agent's, or says that the volume was given up.
 	status enginev1alpha1.VolumeUploadStatus
-	// replaced is true once another pod's volume was handed over instead.
+	// replaced is true once another pod's volume was submitted instead.
 	replaced bool
-	// stop is true from when it is given up until its agent is told.
+	// stop is true from the giving up until the agent is told.
 	stop bool
-	// wait says what the volume waits for.
 	wait *waits.Wait
 }
 
@@ -127,7 +122,7 @@ func (v *volumes) Submit(ctx context.Context, volume *format.Volume) error {
 	if volume.Hooked {
 		record.Labels[enginev1alpha1.LabelHooked] = "true"
 	}
-	// It is known before its first event comes.
+	// It is known before its first event.
 	v.mu.Lock()
 	v.uploads[record.Name] = &upload{volume: volume, submitted: v.c.Clock.Now(), wait: waits.For(ctx, volume.Pod.Namespace, textOf(volume))}
 	v.records[volume] = record.Name
@@ -135,7 +130,7 @@ func (v *volumes) Submit(ctx context.Context, volume *format.Volume) error {
 	v.mu.Unlock()
 	known, err := v.c.uploads.Create(ctx, record, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
-		// An earlier answer was lost, or an earlier attempt has made it: it may even have ended.
+		// An earlier answer was lost, or an earlier attempt made it: it may even have ended.
 		known, err = v.c.uploads.Get(ctx, record.Name, metav1.GetOptions{})
 	}
 	if err == nil {
@@ -150,7 +145,8 @@ func (v *volumes) Submit(ctx context.Context, volume *format.Volume) error {
 	return fmt.Errorf("handing volume %s of pod %s/%s to its node: %w", volume.Name, volume.Pod.Namespace, volume.Pod.Name, err)
 }
 
-// replace leaves a volume out of the counts, for which another pod's was handed over; nil is none.
+// replace leaves a volume out of the counts, since another pod's was submitted instead. nil does
+// nothing.
 func (v *volumes) replace(volume *format.Volume) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -159,8 +155,8 @@ func (v *volumes) replace(volume *format.Volume) {
 	}
 }
 
-// ensureRepository makes the record of a namespace's repository if there is none. It looks
-// once in a run.
+// ensureRepository creates the record of a namespace's repository if it is missing. It checks once
+// per run.
 func (v *volumes) ensureRepository(ctx context.Context, namespace, location string) error {
 	v.mu.Lock()
 	known := v.repositories.Has(namespace)
@@ -177,22 +173,22 @@ func (v *volumes) ensureRepository(ctx context.Context, namespace, location stri
 	return nil
 }
 
-// submitted are the namespaces of volumes that may have records, and snapshots.
+// submitted returns the namespaces that may have records and snapshots.
 func (v *volumes) submitted() sets.Set[string] {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.namespaces.Clone()
 }
 
-// recordName is the same for the same volume of the same run, so that a repeated
-// submission makes no second record.
+// recordName returns the same name for the same volume of a run, so a repeated submission makes no
+// second record.
 func recordName(run *enginev1alpha1.BackupRun, volume *format.Volume) string {
 	sum := sha256.Sum256([]byte(string(run.UID) + "/" + string(volume.Pod.UID) + "/" + volume.Name))
 	return run.Name + "-" + hex.EncodeToString(sum[:8])
 }
 
-// Wait implements backup.Volumes. A volume is waited for while its node has an agent
-// that works; one that is given up is stopped, since others wait for its slot.
+// Wait implements backup.Volumes. It waits for a volume while its node's agent works. A volume that
+// is given up is stopped, since others wait for its slot.
 func (v *volumes) Wait(ctx context.Context, volumes []*format.Volume) error {
 	for {
 		waiting, givenUp, next, changed := v.check(volumes)
@@ -211,9 +207,8 @@ func (v *volumes) Wait(ctx context.Context, volumes []*format.Volume) error {
 	}
 }
 
-// check gives up those of the volumes that are not to be waited for any longer, and returns
-// those whose agents are to be told. It reports whether there are others, and when to look
-// again: after a while, or at a change.
+// check gives up volumes that are not worth waiting for, and returns those whose agents are to be
+// told. It reports whether others wait, and when to check again: at a time, or at a change.
 func (v *volumes) check(volumes []*format.Volume) (waiting bool, givenUp []*upload, next time.Duration, changed <-chan struct{}) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -242,8 +237,8 @@ func (v *volumes) check(volumes []*format.Volume) (waiting bool, givenUp []*uplo
 	return waiting, givenUp, next, v.changed
 }
 
-// abandon has an upload stopped that was given up. If that can't be done now, the next check
-// finds it again, and the end of the run does it at last.
+// abandon stops an upload that was given up. If that fails, the next check or the end of the run
+// retries.
 func (v *volumes) abandon(ctx context.Context, u *upload) {
 	record, err := v.c.uploads.Get(ctx, recordName(v.run, u.volume), metav1.GetOptions{})
 	told := apierrors.IsNotFound(err) || err == nil && record.Spec.Cancel
@@ -260,7 +255,7 @@ func (v *volumes) abandon(ctx context.Context, u *upload) {
 	}
 }
 
-// judge says how long to wait for a volume until looking again, or why it is given up.
+// judge returns how long to wait for a volume before the next check, or why it is given up.
 func (v *volumes) judge(u *upload) (left time.Duration, reason, failure string) {
 	node := u.volume.Node
 	absence := v.c.Agents.Absence(node, u.submitted)
@@ -275,7 +270,7 @@ func (v *volumes) judge(u *upload) (left time.Duration, reason, failure string) 
 	switch {
 	case begun:
 		left = v.c.VolumeTimeout - now.Sub(u.begun)
-	case busy: // that has its own time, and then that of stopping
+	case busy: // that has its own time, and then the time to stop
 		left = 2*v.c.VolumeTimeout + v.c.AgentTimeout - idle
 	default:
 		left = v.c.VolumeTimeout - idle
@@ -300,8 +295,7 @@ func (v *volumes) judge(u *upload) (left time.Duration, reason, failure string) 
 	return 0, "NeverBegun", fmt.Sprintf("the upload has not begun, and the agent of node %q has begun and ended no other one for %s%s", node, idle.Round(time.Second), why)
 }
 
-// warn tells people when a volume waits for an agent that is absent for a while, once
-// for each node.
+// warn emits an event when a volume waits for an absent agent, once for each node.
 func (v *volumes) warn(u *upload) {
 	node := u.volume.Node
 	absence, absent := v.absence(u)
@@ -313,14 +307,13 @@ func (v *volumes) warn(u *upload) {
 		"The volumes on node %s wait for its agent, of which nothing was seen for %s; they are given up after %s", node, absence.Round(time.Second), v.c.AgentTimeout)
 }
 
-// absence is how long the agent of a volume's node has been absent, and whether people are
-// told.
+// absence returns how long the agent of a volume's node has been absent, and whether to warn.
 func (v *volumes) absence(u *upload) (time.Duration, bool) {
 	absence := v.c.Agents.Absence(u.volume.Node, u.submitted)
 	return absence, absence >= v.c.AgentTimeout/warnAfter
 }
 
-// absent are the first of the nodes whose agents volumes wait for, and people are told.
+// absent returns the first nodes with absent agents that users are warned about.
 func (v *volumes) absent() []string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -334,7 +327,7 @@ func (v *volumes) absent() []string {
 	return all[:min(len(all), absentTold)]
 }
 
-// know takes note of which record is that of a volume, and of what was seen of it before.
+// know learns a volume's record, and applies earlier sightings of it.
 func (v *volumes) know(record *enginev1alpha1.VolumeUpload) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -346,8 +339,7 @@ func (v *volumes) know(record *enginev1alpha1.VolumeUpload) {
 	}
 }
 
-// observe takes note of a record as it is, or was before it was deleted. What was given
-// up, or is done, stays so.
+// observe takes a sighting of a record. A volume that is given up or done stays so.
 func (v *volumes) observe(record *enginev1alpha1.VolumeUpload, deleted bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -387,13 +379,12 @@ func (v *volumes) fail(u *upload, message string) {
 	u.status.Phase, u.status.Message, u.status.CompletionTimestamp = enginev1alpha1.VolumePhaseFailed, message, &now
 }
 
-// wakeLocked has those look again who wait for volumes.
 func (v *volumes) wakeLocked() {
 	close(v.changed)
 	v.changed = make(chan struct{})
 }
 
-// counts sums up the volumes so far; nil while there are none.
+// counts sums up the volumes; nil while there are none.
 func (v *volumes) counts() *v1alpha1.BackupVolumesProgress {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -418,7 +409,6 @@ func (v *volumes) counts() *v1alpha1.BackupVolumesProgress {
 	return sum
 }
 
-// stop stops the uploads, and returns when they have stopped.
 func (v *volumes) stop(ctx context.Context) error {
 	for {
 		v.mu.Lock()
@@ -440,16 +430,16 @@ func (v *volumes) stop(ctx context.Context) error {
 	}
 }
 
-// leftAlone reports whether no agent reads for a record that somebody has removed, be it with
-// the run. The agent stops when it hears of that, and nothing says when it has: at the latest
-// when it would give it up itself. A list has just said that nothing runs.
+// leftAlone reports whether no agent reads for deleted records. The agent stops when it learns of
+// the deletion, but nothing says so; at the latest, it stops at its own limit. A list has just said
+// that nothing runs.
 func (v *volumes) leftAlone() bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	alone := true
 	for _, u := range v.uploads {
-		// One that has not ended, of which a list said nothing, is gone or has ended: it is
-		// about to be heard which, unless a watch has missed it.
+		// One that has not ended and was missing in a list was deleted or has ended. The watch is
+		// about to say which, unless it missed that.
 		since := u.vanished
 		if !u.status.Phase.Done() {
 			if u.unheard.IsZero() {
@@ -464,18 +454,16 @@ func (v *volumes) leftAlone() bool {
 	return alone
 }
 
-// agentGone reports whether the agent of a node has been absent for so long that it works no
-// more.
+// agentGone reports whether a node's agent has been absent long enough to have stopped.
 func (c *Controller) agentGone(node string) bool {
 	return c.Agents.NodeGone(node, time.Time{}) || c.Agents.Absence(node, time.Time{}) >= c.AgentTimeout
 }
 
-// stopUploads tells the agents to stop the uploads of a run, and reports whether all
-// have, and of which namespaces' volumes there may be snapshots. An upload has stopped
-// when its agent says so, or has been absent for so long that it works no more. That one is
-// told all the same: when it is back it would begin anew. One that has not begun never will:
-// it begins with a write of the record, which is gone. The other records stay until the end of
-// the run is written.
+// stopUploads tells the agents to stop a run's uploads. It reports whether all have stopped, and
+// the namespaces that may have snapshots. An upload has stopped when its agent says so, or has been
+// absent long enough; that agent is told too, or it would begin anew. One without a beginning never
+// begins: its record, deleted here, is needed for that. The other records stay until the run's end
+// is written.
 func (c *Controller) stopUploads(ctx context.Context, run *enginev1alpha1.BackupRun) (namespaces sets.Set[string], stopped bool, err error) {
 	list, err := c.uploads.List(ctx, uploadsOf(run))
 	if err != nil {
@@ -516,16 +504,15 @@ func (c *Controller) stopUpload(ctx context.Context, record *enginev1alpha1.Volu
 		}
 	}
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
-		err = nil // look again: it may have begun, or ended
+		err = nil // try again: it may have begun, or ended
 	}
 	return false, err
 }
 
-// spoilUploads has the uploads of volumes begin anew whose pods may have been frozen for them
-// by another process, and go on now: their data would be of a time before and after that. So do
-// those that have not ended and that hooks are about, which are run again: a pre hook may write
-// what is being read. It comes before the pods go on, and is found in the records until those
-// are removed.
+// spoilUploads cancels uploads that must begin anew, before pods are thawed: those that another
+// process may have frozen pods for. Their data would be from before and after the thaw. So are
+// unfinished uploads with hooks, since the pre hooks run again and may write the data. The records
+// remember it until they are removed.
 func (c *Controller) spoilUploads(ctx context.Context, run *enginev1alpha1.BackupRun) error {
 	frozen := sets.New[string]()
 	for _, pod := range run.Status.PendingHooks {
@@ -557,8 +544,8 @@ func (c *Controller) spoilUploads(ctx context.Context, run *enginev1alpha1.Backu
 	return nil
 }
 
-// removeSpoiled removes the records of the uploads of a run that are cancelled, once all of
-// them have stopped, and reports whether they have, and the namespaces of the volumes.
+// removeSpoiled removes the records of a run's cancelled uploads once all have stopped. It reports
+// whether they have, and their namespaces.
 func (c *Controller) removeSpoiled(ctx context.Context, run *enginev1alpha1.BackupRun) (namespaces sets.Set[string], all bool, err error) {
 	list, err := c.uploads.List(ctx, uploadsOf(run))
 	if err != nil {
@@ -586,7 +573,7 @@ func (c *Controller) removeSpoiled(ctx context.Context, run *enginev1alpha1.Back
 	return namespaces, true, nil
 }
 
-// namespacesOfUploads are those of the volumes that attempts before this one have handed over.
+// namespacesOfUploads returns the namespaces of the volumes that earlier attempts submitted.
 func (c *Controller) namespacesOfUploads(ctx context.Context, run *enginev1alpha1.BackupRun) (sets.Set[string], error) {
 	namespaces := sets.New(run.Status.LeftoverSnapshots...)
 	if run.Status.Attempts <= 1 {
@@ -602,8 +589,7 @@ func (c *Controller) namespacesOfUploads(ctx context.Context, run *enginev1alpha
 	return namespaces, nil
 }
 
-// removeUploads removes the records of a run's uploads, if there may be any. Those that
-// still go on end by that.
+// removeUploads removes the records of a run's uploads. Uploads that still run end by that.
 func (c *Controller) removeUploads(ctx context.Context, run *enginev1alpha1.BackupRun, namespaces sets.Set[string]) {
 	if namespaces.Len() == 0 {
 		return
@@ -613,12 +599,11 @@ func (c *Controller) removeUploads(ctx context.Context, run *enginev1alpha1.Back
 	}
 }
 
-// uploadsOf selects the records of a run's volumes.
 func uploadsOf(run *enginev1alpha1.BackupRun) metav1.ListOptions {
 	return metav1.ListOptions{LabelSelector: enginev1alpha1.LabelRun + "=" + string(run.UID)}
 }
 
-// uploadChanged passes a change of an upload to the run that it belongs to.
+// uploadChanged passes an upload's change to its run.
 func (c *Controller) uploadChanged(before, after *enginev1alpha1.VolumeUpload) {
 	record := cmp.Or(after, before)
 	if before != nil && before.UID != record.UID {
@@ -633,7 +618,7 @@ func (c *Controller) uploadChanged(before, after *enginev1alpha1.VolumeUpload) {
 	}
 }
 
-// nodeRemoved has the runs that wait for volumes look again.
+// nodeRemoved makes the runs with volumes check again.
 func (c *Controller) nodeRemoved() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -10,14 +10,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Hung are the volumes whose work does not return. The controllers of an agent share it: a volume
-// that hangs in one's work does so in the other's. Its zero value is ready.
+// Hung are the volumes whose work does not return. All controllers of an agent share it: a hanging
+// volume hangs in each of them. Its zero value is ready.
 type Hung struct {
 	mu      sync.Mutex
 	volumes map[volume]hung
 }
 
-// hung is how many works on a volume do not return, and since when the first one does not.
+// hung counts the work on a volume that does not return; since is the first one's time.
 type hung struct {
 	since time.Time
 	works int
@@ -31,12 +31,12 @@ type volume struct {
 
 func (t Target) volume() volume {
 	if t.PersistentVolume != "" {
-		return volume{name: t.PersistentVolume} // whichever pod mounts it
+		return volume{name: t.PersistentVolume} // any pod may mount it
 	}
 	return volume{pod: t.Pod, name: t.Volume}
 }
 
-// add adds a volume, until the work is said to have returned.
+// add adds a volume until returned is called.
 func (h *Hung) add(v volume, now time.Time) (returned func()) {
 	h.count(v, now, 1)
 	return func() { h.count(v, now, -1) }

@@ -16,27 +16,26 @@ import (
 )
 
 const (
-	// refusedTimeout is for how long a refusal may be the mistake of a server that has just
-	// started, and knows of no rights yet.
+	// refusedTimeout is how long a refusal may come from an API server that has just started and
+	// knows no rights yet.
 	refusedTimeout = 2 * time.Minute
-	// secretsInterval is the time between two questions at first; it doubles up to secretsMost.
+	// secretsInterval is the first time between two requests; it doubles up to secretsMost.
 	secretsInterval = time.Second
 	secretsMost     = 15 * time.Second
-	// secretsTry is how long one of them may take.
+	// secretsTry bounds one request.
 	secretsTry = 15 * time.Second
 )
 
-// Secrets reads the Secrets that the work of a record needs, as the API server gives them to
-// the record's node and to nobody else: see nodeagents/proxy. The client is one of the
-// records by that path. While no API server answers, it waits, until ctx ends: the
-// work has not failed, and other work of the node could not begin either.
+// Secrets reads the Secrets for a record's work; the API server gives them only to the record's
+// node, see nodeagents/proxy. The client is for the records by that path. While no API server
+// answers, it waits until ctx ends: the work has not failed, and no other work could begin.
 func Secrets(client rest.Interface, namespace string) func(ctx context.Context, resource, record string) ([]corev1.Secret, error) {
 	ask := func(ctx context.Context, resource, record string) ([]corev1.Secret, error) {
 		ctx, cancel := context.WithTimeout(ctx, secretsTry)
 		defer cancel()
 		result := client.Get().Namespace(namespace).Resource(resource).Name(record).SubResource("secrets").Do(ctx)
 		raw, _ := result.Raw()
-		if err := result.Error(); err != nil { // which Raw does not read
+		if err := result.Error(); err != nil { // Raw ignores it
 			return nil, err
 		}
 		var list corev1.SecretList
@@ -71,8 +70,8 @@ func Secrets(client rest.Interface, namespace string) func(ctx context.Context, 
 	}
 }
 
-// isGone reports whether the record of a request does not exist. A path that nobody serves
-// says nothing of it: the API server may be an older one.
+// isGone reports whether a request's record does not exist. An unserved path says nothing of it:
+// the API server may be older.
 func isGone(err error) bool {
 	return apierrors.IsNotFound(err) && !apierrors.IsUnexpectedServerError(err)
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/repository"
 )
 
-// NewUploads returns the Controller of the VolumeUploads of a node. It reads own, which should be the records of the node only, as
-// the informer does, and writes records.
+// NewUploads returns the Controller of a node's VolumeUploads. own and informer should have the
+// node's records only; records writes.
 func NewUploads(config Config, own, records engineclient.VolumeUploadsGetter, informer engineinformers.VolumeUploadInformer) (*Controller[*enginev1alpha1.VolumeUpload], error) {
 	return New(config, Kind[*enginev1alpha1.VolumeUpload]{
 		Name:          "volumeupload",
@@ -56,7 +56,6 @@ func uploadStatus(record *enginev1alpha1.VolumeUpload) Status {
 	}
 }
 
-// uploader uploads volumes.
 type uploader struct {
 	fullReadEvery time.Duration // as in datapath.UploadRequest
 }

@@ -1,25 +1,19 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package volumework drives the records that ask a node's agent to move the data
-// of a volume, from New to Completed or Failed. What it moves, and which way, is
-// a Kind: NewUploads and NewRestores have theirs.
+// Package volumework drives the records that ask a node's agent to move a volume's data, from New
+// to Completed or Failed. A Kind says what it moves, and which way: see NewUploads and NewRestores.
 //
-// What it promises:
-//   - A record is worked on by one process at a time: its work begins with a
-//     write that only one can make.
-//   - A record that is InProgress without work in this process begins anew: the agent was
-//     restarted. After maxAttempts it is Failed, or after maxGiven with those that were given
-//     back because their agent was told to stop. None is left hanging.
-//   - Deleting a record ends its work. What it stores after that, it takes back.
-//   - Cancelling a record ends its work too, and the record is done when the work has
-//     stopped.
-//   - Work on a volume of which nothing that was asked has been answered for mountTimeout has
-//     failed, and gives its slot back. So does work that was told to stop and does not, after hungAfter. Until
-//     it returns, no other work on the same volume begins, of whichever kind.
-//   - A record costs two writes, and further ones while its work makes progress: the first
-//     after a second, then less and less often, up to one in ten seconds. Where nothing
-//     has moved nothing is written.
+//   - One process at a time works on a record: work begins with a write that only one can make.
+//   - An InProgress record without work in this process begins anew: the agent was restarted. After
+//     maxAttempts it is Failed, or after maxGiven with attempts that were given back since their
+//     agent was told to stop.
+//   - Deleting a record ends its work, which then takes back stored data.
+//   - Cancelling a record ends its work too. The record is done when the work has stopped.
+//   - Work on a volume without any answer for mountTimeout fails, and frees its slot. So does work
+//     that does not stop within hungAfter. Until it returns, no other work on the volume begins.
+//   - A record costs two writes, and further ones while its work progresses: after a second, then
+//     less often, down to one in ten seconds.
 package volumework
 
 import (
@@ -70,32 +64,31 @@ type Writer[T any] interface {
 	UpdateStatus(ctx context.Context, record T, opts metav1.UpdateOptions) (T, error)
 }
 
-// Lister reads records of the system namespace.
+// Lister lists records of the system namespace.
 type Lister[T any] interface {
 	Get(name string) (T, error)
 	List(selector labels.Selector) ([]T, error)
 }
 
-// Kind is what differs between uploads and restores.
+// Kind has the differences between uploads and restores.
 type Kind[T Record[T]] struct {
 	// Name of the workqueue, and prefix of the keys of the work.
 	Name string
-	// Resource that the records are.
+	// Resource of the records.
 	Resource string
-	// Class of the work among that of the node.
+	// Class of the work among the node's work.
 	Class datapath.Class
 	// Action and FailureReason of the event about a failure.
 	Action, FailureReason string
-	// Target is where the record says to work.
+	// Target returns where to work.
 	Target func(T) Target
-	// Status points into the record.
 	Status func(T) Status
 	// Cancelled reports whether the record's work is to stop.
 	Cancelled func(T) bool
-	// Move moves the data, and returns how to add the result to the record.
+	// Move moves the data, and returns the result.
 	Move func(ctx context.Context, r *repository.Repository, record T, folder datapath.Folder, p *datapath.Progress) (Result[T], error)
-	// Ended is called for a record that is Completed or Failed: when it has become so, and
-	// for each one when an agent starts. An error is worth another attempt. Optional.
+	// Ended is called for a Completed or Failed record: at its end, and for each one when an agent
+	// starts. It is retried after an error. Optional.
 	Ended func(T) error
 }
 
@@ -104,12 +97,12 @@ type Target struct {
 	Node                     string
 	Pod                      types.UID
 	Volume, PersistentVolume string
-	// HostPath is the path of a persistent volume that is a folder of the node, or "".
+	// HostPath is the path of a hostPath persistent volume, or "".
 	HostPath   string
 	Repository string
 }
 
-// Status is what the statuses of both kinds have in common.
+// Status is the common part of both kinds' statuses.
 type Status struct {
 	Phase             *enginev1alpha1.VolumePhase
 	Message           *string
@@ -120,41 +113,38 @@ type Status struct {
 	Start, Completion **metav1.Time
 }
 
-// Result of work that succeeded.
+// Result of successful work.
 type Result[T any] struct {
-	// Bytes and Files of the volume.
 	Bytes, Files int64
-	// Warnings of the work, which go into the message.
+	// Warnings of the work, for the message.
 	Warnings datapath.Warnings
-	// Apply adds what else there is. Optional.
+	// Apply adds the rest to the record. Optional.
 	Apply func(T)
-	// Undo takes back what was stored, for a record that is gone: nobody would know of
-	// it. Optional.
+	// Undo takes back stored data if the record is deleted. Optional.
 	Undo func(ctx context.Context) error
 }
 
-// Config is what a controller of either kind needs.
+// Config is the configuration of a Controller.
 type Config struct {
-	// Node of this agent.
 	Node string
-	// Identity is this process, and no other.
+	// Identity is the identity of this process alone.
 	Identity string
 	// Namespace is the system namespace.
 	Namespace string
 	// PodsDir is the kubelet's folder of pods, as this process sees it.
 	PodsDir string
-	// IsMount tells of a folder whether a volume is mounted there. Nil means that the kernel is asked.
+	// IsMount reports whether a volume is mounted at a folder. Nil asks the kernel.
 	IsMount datapath.MountProbe
 	// FullReadEvery is as in datapath.UploadRequest.
 	FullReadEvery time.Duration
-	// HostPathRoots are the folders of the node, as this process sees them too, below which
-	// it works in persistent volumes of type hostPath.
+	// HostPathRoots are the node's folders for hostPath persistent volumes, which this process sees
+	// too.
 	HostPathRoots hostpath.Roots
 	// Manager of the node's work. Its owner stops it.
 	Manager *datapath.Manager
 	// Hung are the volumes whose work does not return, of both kinds.
 	Hung *Hung
-	// Secrets gives what the work of a record needs: see Secrets.
+	// Secrets reads the Secrets for a record's work; see Secrets.
 	Secrets func(ctx context.Context, resource, record string) ([]corev1.Secret, error)
 	// Options for repositories. Restores use no cache: they read everything once.
 	Options repository.Options
@@ -173,24 +163,21 @@ type Controller[T Record[T]] struct {
 	writer Writer[T]
 	lister Lister[T]
 	queue  *loop.Loop[string]
-	// repositories that are open, for all the work of the kind. Backups and restores share
-	// none: Kopia locks a repository's indexes while it writes them, so that a restore would
-	// wait, whatever cancels it, for a store that does not take an upload's; a listing that
-	// fails for one would end the others, too; and what a restore keeps in memory would have
-	// to be enough for both.
+	// repositories are the open ones, for all work of the kind. Backups and restores share none.
+	// Kopia locks a repository's indexes while it writes them. So a restore, even a cancelled one,
+	// would wait for a store that blocks an upload. A failed listing would end the other's work,
+	// and a restore's memory limit would have to suffice for both.
 	repositories *opener.Shared
-	// submitted is true when the manager knows of all that waited at the start.
+	// submitted is true when the manager knows all work that waited at the start.
 	submitted atomic.Bool
 
-	// mu guards works and their contents.
 	mu sync.Mutex
-	// works of this process, by the record's name: those that wait or run, and
-	// those whose end is not written yet.
+	// works of this process, by the record's name, until their ends are written.
 	works map[string]*work[T]
 }
 
-// New returns a controller for the records that reader, lister and informer see, which should
-// be those of the node only.
+// New returns a controller for the records of reader, lister and informer, which should be the
+// node's only.
 func New[T Record[T]](config Config, kind Kind[T], reader Reader[T], writer Writer[T], lister Lister[T], informer cache.SharedIndexInformer) (*Controller[T], error) {
 	if kind.Class == datapath.ClassRestore {
 		config.Options.Cache = nil
@@ -213,7 +200,7 @@ func New[T Record[T]](config Config, kind Kind[T], reader Reader[T], writer Writ
 			},
 			Clock: config.Clock,
 		},
-		// One worker is enough: it only decides and writes, the manager runs the work.
+		// One worker suffices: it only decides and writes; the manager runs the work.
 		queue: loop.New[string](loop.Config{Controller: kind.Name, Clock: config.Clock}),
 		works: map[string]*work[T]{},
 	}
@@ -227,7 +214,7 @@ func New[T Record[T]](config Config, kind Kind[T], reader Reader[T], writer Writ
 		c.queue.Watch(config.LocationInformer.Informer(), cache.ResourceEventHandlerFuncs{}))
 }
 
-// Run works until ctx ends. Work that runs then is ended by the manager's owner.
+// Run works until ctx ends. The manager's owner ends running work.
 func (c *Controller[T]) Run(ctx context.Context) {
 	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.queue.Synced) {
 		return
@@ -237,7 +224,7 @@ func (c *Controller[T]) Run(ctx context.Context) {
 		utilruntime.HandleErrorWithContext(ctx, err, "Listing the volume work failed", "kind", c.kind.Name)
 		return
 	}
-	// The run whose work came first has the first turn. Within a run the manager orders it, by the
+	// The run whose work came first has the first turn. Within a run, the manager orders by the
 	// same rule.
 	slices.SortFunc(records, func(a, b T) int {
 		return cmp.Or(a.GetCreationTimestamp().Time.Compare(b.GetCreationTimestamp().Time), cmp.Compare(a.GetName(), b.GetName()))
@@ -254,8 +241,8 @@ func (c *Controller[T]) Run(ctx context.Context) {
 	c.queue.Run(ctx, c.sync)
 }
 
-// HasSynced reports whether the manager knows of all work that waited at the start. It
-// should not let any begin before, or a restart would change the order.
+// HasSynced reports whether the manager knows all work that waited at the start. It should begin
+// none before, or a restart would change the order.
 func (c *Controller[T]) HasSynced() bool { return c.submitted.Load() }
 
 func (c *Controller[T]) enqueue(obj any) {
@@ -275,8 +262,7 @@ func (c *Controller[T]) repositoryChanged(before, after *enginev1alpha1.VolumeRe
 	})
 }
 
-// sync looks at a record, at the work that this process does for it, and does
-// the one thing that is due.
+// sync compares a record with this process's work for it, and does the one thing that is due.
 func (c *Controller[T]) sync(ctx context.Context, name string) error {
 	record, err := c.lister.Get(name)
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -289,8 +275,8 @@ func (c *Controller[T]) sync(ctx context.Context, name string) error {
 		ours := wanted && record.GetUID() == w.uid
 		switch {
 		case ended && ours && *c.kind.Status(record).Agent != c.Identity:
-			// The informer has not shown the beginning yet, or this agent was paused and another
-			// one has begun anew: its outcome is not this one's to write.
+			// The informer has not shown the beginning yet, or another agent has begun anew while
+			// this one was paused, and writes the outcome.
 			return nil
 		case ended && ours:
 			return c.writeOutcome(ctx, record, w)
@@ -299,7 +285,7 @@ func (c *Controller[T]) sync(ctx context.Context, name string) error {
 		case !ended && c.Manager.Cancel(c.key(w)):
 			return nil // its end brings the record here again; no other begins in the same folder before
 		}
-		// It had not begun, or nobody asks for its outcome.
+		// It had not begun, or its outcome is not needed.
 		if !c.forget(name, w, ended) {
 			return nil // it has just ended
 		}
@@ -310,7 +296,7 @@ func (c *Controller[T]) sync(ctx context.Context, name string) error {
 	case !wanted:
 		return nil
 	case cancelled:
-		// What this process does not work on has not begun, or an agent before it did.
+		// The work has not begun, or an earlier agent had begun it.
 		return c.write(ctx, record, c.failure(datapath.ErrCancelled))
 	case isNew(*c.kind.Status(record).Phase):
 		return c.start(ctx, record)
@@ -320,16 +306,16 @@ func (c *Controller[T]) sync(ctx context.Context, name string) error {
 }
 
 const (
-	// maxAttempts is how often work begins at most. What stops an agent each time, for
-	// instance by taking all of its memory, must not do so for ever.
+	// maxAttempts bounds the attempts of work that may be what ends the agent, as by taking all its
+	// memory.
 	maxAttempts = 3
-	// maxGiven bounds all attempts, with those that do not count: an agent that is told to stop
-	// again and again may be told so because of this work.
+	// maxGiven bounds all attempts, including those that were given back: this work may be why the
+	// agent is told to stop.
 	maxGiven = 20
 )
 
-// interrupted has work begin anew that an agent before this one was in the middle of, or
-// this one, which has not got the answer to its write. It never seems to have ended.
+// interrupted begins work anew that was in progress: in an earlier agent, or in this one, which
+// lost the answer to its write. It never seems to have ended.
 func (c *Controller[T]) interrupted(ctx context.Context, record T) error {
 	attempts, given := *c.kind.Status(record).Attempts, *c.kind.Status(record).GivenBack
 	switch {
@@ -350,10 +336,10 @@ func (c *Controller[T]) interrupted(ctx context.Context, record T) error {
 	case err != nil:
 		return fmt.Errorf("write that %s begins anew: %w", record.GetName(), err)
 	}
-	return c.start(ctx, again) // in its place, before what was asked for after it
+	return c.start(ctx, again) // before work that was requested later
 }
 
-// start hands a record's work to the manager, once its repository is ready.
+// start gives a record's work to the manager, once its repository is ready.
 func (c *Controller[T]) start(ctx context.Context, record T) error {
 	switch why, passing := c.whyNotReady(c.kind.Target(record).Repository); {
 	case passing:
@@ -388,8 +374,8 @@ func (c *Controller[T]) start(ctx context.Context, record T) error {
 	return nil
 }
 
-// write changes the status of a record that may have changed since it was read:
-// then it fails with a conflict.
+// write changes a record's status. It fails with a conflict if the record has changed since it was
+// read.
 func (c *Controller[T]) write(ctx context.Context, record T, change func(T)) error {
 	record = record.DeepCopy()
 	change(record)

@@ -26,39 +26,39 @@ import (
 )
 
 const (
-	// progressFirst is the least time until the first write of a record's progress, and between
-	// that and the next one. It doubles with each, up to progressMost: who watches sees at once
-	// that something moves, and what takes hours costs six writes a minute at most.
+	// progressFirst is the least time until the first write of progress, and until the next. It
+	// doubles with each, up to progressMost. So watchers see movement at once, and long work costs
+	// at most six writes a minute.
 	progressFirst = time.Second
 	progressMost  = 10 * time.Second
-	// hungAfter is how long work may take to stop. It is more than undoTimeout.
+	// hungAfter bounds the time that work takes to stop. It exceeds undoTimeout.
 	hungAfter = lease.HungAfter
-	// mountTimeout is for how long no call of the kernel about the files of a volume may return:
-	// servers of files are restarted, too. That is looked at every mountInterval.
+	// mountTimeout bounds the time without any answer of the kernel about a volume's files: file
+	// servers are restarted, too. It is checked every mountInterval.
 	mountTimeout  = 5 * time.Minute
 	mountInterval = 30 * time.Second
-	// undoTimeout is how long the cluster and the store may take to take work back.
+	// undoTimeout bounds the time to take work back.
 	undoTimeout = 30 * time.Second
-	// giveBackTimeout is how long it may take to write that an attempt is given back.
+	// giveBackTimeout bounds the write that gives an attempt back.
 	giveBackTimeout = 3 * time.Second
-	// messageLength bounds messages, in bytes. It is what an event may have.
+	// messageLength bounds messages, in bytes. It is the limit of events.
 	messageLength = 1000
 )
 
-// work is what this process does for a record.
+// work is this process's work for a record.
 type work[T any] struct {
 	uid types.UID
-	// asked is when this process came to know of it.
+	// asked is when this process learned of it.
 	asked time.Time
-	// record as it was written or read last.
+	// record as last written or read.
 	record T
-	// outcome of the work: nil while it waits or runs. The controller's mu guards it.
+	// outcome of the work: nil before its end. The controller's mu guards it.
 	outcome func(T)
 }
 
 func (c *Controller[T]) key(w *work[T]) string { return c.kind.Name + "/" + string(w.uid) }
 
-// workOf is the work on the record of that name, if there is any, and whether it has ended.
+// workOf returns the work on the named record, or nil, and whether it has ended.
 func (c *Controller[T]) workOf(name string) (w *work[T], ended bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -66,7 +66,7 @@ func (c *Controller[T]) workOf(name string) (w *work[T], ended bool) {
 	return w, w != nil && w.outcome != nil
 }
 
-// forget forgets work, unless it has ended other than the caller believes.
+// forget forgets work, unless its end differs from ended.
 func (c *Controller[T]) forget(name string, w *work[T], ended bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -77,8 +77,7 @@ func (c *Controller[T]) forget(name string, w *work[T], ended bool) bool {
 	return true
 }
 
-// leave leaves work alone that does not stop: no other work on its volume begins until
-// it has returned.
+// leave abandons work that does not stop: no other work on its volume begins until it returns.
 func (c *Controller[T]) leave(ctx context.Context, record T, done <-chan func(T)) {
 	v := c.kind.Target(record).volume()
 	returned := c.Hung.add(v, c.Clock.Now())
@@ -90,7 +89,7 @@ func (c *Controller[T]) leave(ctx context.Context, record T, done <-chan func(T)
 	}()
 }
 
-// run does the work. The manager calls it when there is a slot.
+// run does the work. The manager calls it with a free slot.
 func (c *Controller[T]) run(ctx context.Context, w *work[T]) {
 	record := w.record
 	name := record.GetName()
@@ -159,14 +158,14 @@ func (c *Controller[T]) run(ctx context.Context, w *work[T]) {
 	}
 }
 
-// toldToStop reports whether work has ended because its agent is told to stop. An agent that has
-// lost its Lease is not told so, nor is work that is cancelled.
+// toldToStop reports whether work has ended because its agent is told to stop. That does not
+// include a lost Lease or cancelled work.
 func toldToStop(ctx context.Context) bool {
 	cause := context.Cause(ctx)
 	return cause != nil && !errors.Is(cause, datapath.ErrCancelled) && !errors.Is(cause, lease.ErrLost)
 }
 
-// giveBack writes that the attempt does not count, since the agent is told to stop.
+// giveBack records that the attempt does not count, since the agent is told to stop.
 func (c *Controller[T]) giveBack(ctx context.Context, record T) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveBackTimeout)
 	defer cancel()
@@ -190,18 +189,18 @@ func (c *Controller[T]) giveBack(ctx context.Context, record T) {
 	}
 }
 
-// mount is that of the volume that is worked on.
+// mount watches the mount of a volume under work.
 type mount struct {
 	calls func() (waiting bool, answers int64) // of the work's progress
-	// waiting and answers as they were seen last, and silent for how long there was none, as it
-	// was seen: a process that was paused has not waited meanwhile.
+	// waiting and answers are the last ones seen. silent is the time without an answer, summed up
+	// by checks, so that a process's pause does not count.
 	waiting bool
 	answers int64
 	silent  time.Duration
 }
 
-// hangs reports whether the work has waited too long for an answer. That is so too where a file
-// hangs, and its mount answers: other files of the volume are gone on with until all wait.
+// hangs reports whether the work has waited too long for an answer. A hanging file on a working
+// mount counts only once all of the volume's reads hang.
 func (m *mount) hangs() bool {
 	waiting, answers := m.calls()
 	if m.waiting && answers == m.answers { // so that call has not returned
@@ -213,7 +212,7 @@ func (m *mount) hangs() bool {
 	return m.silent >= mountTimeout
 }
 
-// end leaves the outcome to sync, which repeats a write that fails.
+// end leaves the outcome to sync, which repeats a failed write.
 func (c *Controller[T]) end(name string, w *work[T], record T, outcome func(T)) {
 	c.mu.Lock()
 	w.record, w.outcome = record, outcome
@@ -221,14 +220,14 @@ func (c *Controller[T]) end(name string, w *work[T], record T, outcome func(T)) 
 	c.queue.Add(name)
 }
 
-// writeOutcome writes the end of work that has ended.
+// writeOutcome writes the end of work.
 func (c *Controller[T]) writeOutcome(ctx context.Context, latest T, w *work[T]) error {
 	if ctx.Err() != nil {
-		return nil // the agent stops, and the next one says so on the record
+		return nil // the agent stops; the next one begins the record anew
 	}
 	err := c.write(ctx, w.record, w.outcome)
 	if apierrors.IsConflict(err) {
-		w.record = latest // someone else changed it, its labels perhaps
+		w.record = latest // someone else changed it, as its labels
 	}
 	if err == nil {
 		c.forget(latest.GetName(), w, true)
@@ -236,11 +235,11 @@ func (c *Controller[T]) writeOutcome(ctx context.Context, latest T, w *work[T]) 
 	return err
 }
 
-// move moves the data, and returns what to write about it.
+// move moves the data, and returns the change of the record.
 func (c *Controller[T]) move(ctx context.Context, asked time.Time, record T, p *datapath.Progress) func(T) {
 	result, err := c.try(ctx, asked, record, p)
 	if err != nil && ctx.Err() != nil {
-		err = datapath.ErrCancelled // whatever that broke
+		err = datapath.ErrCancelled // also if that broke something
 	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Volume work failed")
@@ -277,12 +276,11 @@ func (c *Controller[T]) try(ctx context.Context, asked time.Time, record T, p *d
 	return result, err
 }
 
-// folder finds the folder of a volume.
 func (c *Controller[T]) folder(target Target) (folder datapath.Folder, err error) {
 	if target.HostPath == "" {
 		return datapath.VolumeFolder(c.PodsDir, target.Pod, target.Volume, target.PersistentVolume, c.IsMount)
 	}
-	// A volume may be somebody else's when the pod is gone that gave access to it.
+	// Once the pod is deleted, another pod's volume may have the folder.
 	if _, _, err := datapath.PodFolder(c.PodsDir, target.Pod); err != nil {
 		return folder, err
 	}
@@ -293,8 +291,8 @@ func (c *Controller[T]) folder(target Target) (folder datapath.Folder, err error
 	return folder, nil
 }
 
-// undoUnknown takes back what was stored for a record that is gone or cancelled. Whoever
-// deleted the record removes what was stored before.
+// undoUnknown takes back stored data if the record is deleted or cancelled. The deleter of a record
+// removes earlier data.
 func (c *Controller[T]) undoUnknown(ctx context.Context, record T, result Result[T]) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
@@ -318,7 +316,6 @@ func (c *Controller[T]) undoUnknown(ctx context.Context, record T, result Result
 	return datapath.ErrCancelled
 }
 
-// begin marks a record as worked on.
 func (c *Controller[T]) begin(record T) {
 	status := c.kind.Status(record)
 	now := metav1.NewTime(c.Clock.Now())
@@ -340,15 +337,15 @@ func (c *Controller[T]) failure(err error) func(T) {
 	}
 }
 
-// tell makes an event of a failure that was written.
+// tell emits the event about a recorded failure.
 func (c *Controller[T]) tell(record T) {
 	if status := c.kind.Status(record); *status.Phase == enginev1alpha1.VolumePhaseFailed {
 		c.Events.Eventf(record, nil, corev1.EventTypeWarning, c.kind.FailureReason, c.kind.Action, "%s", *status.Message)
 	}
 }
 
-// writeProgress writes the progress if there was some. It is worth no repetition. A record that is
-// gone stops the work, also while nobody shows that to the informer.
+// writeProgress writes new progress, without retries. A deleted record stops the work, also before
+// the informer shows it.
 func (c *Controller[T]) writeProgress(ctx context.Context, record T, p *datapath.Progress, stop func()) T {
 	progress := enginev1alpha1.VolumeProgress{TotalBytes: p.Total(), BytesDone: p.Done()}
 	progress.FilesDone, progress.TotalFiles = p.Files()
@@ -376,7 +373,6 @@ func (c *Controller[T]) update(ctx context.Context, record T, change func(T)) (T
 	return c.writer.UpdateStatus(ctx, record, metav1.UpdateOptions{})
 }
 
-// truncate cuts a message to what an event may have.
 func truncate(message string) string {
 	if len(message) <= messageLength {
 		return message
@@ -385,8 +381,8 @@ func truncate(message string) string {
 	return strings.ToValidUTF8(message[:messageLength-len(dots)], "") + dots
 }
 
-// whyNotReady says why a repository can't be used, and whether it may become ready
-// without anyone's help. Then the reason is empty if nobody knows it.
+// whyNotReady returns why a repository can't be used, "" if unknown, and whether it may become
+// ready by itself.
 func (c *Controller[T]) whyNotReady(name string) (why string, passing bool) {
 	record, err := c.repositories.Repositories.Get(name)
 	if err != nil {
