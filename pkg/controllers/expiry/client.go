@@ -23,7 +23,7 @@ type Backups interface {
 	Delete(ctx context.Context, namespace, name string, deletion *v1alpha1.BackupDeletion) error
 }
 
-// NewBackups is the API that a cluster serves.
+// NewBackups returns the backups API of a cluster.
 func NewBackups(config *rest.Config) (Backups, error) {
 	config = rest.CopyConfig(config)
 	config.WarningHandler = rest.NoWarnings{} // the controller reads them

@@ -34,15 +34,14 @@ type backup struct {
 
 type reach struct{ included, excluded string }
 
-// scope is what a backup includes of its namespaces.
+// scope is the included part of the namespaces.
 type scope struct {
 	// filter is empty for everything.
 	filter string
 	// volumes ranks the volumes without a pod's annotation: none, claims, all.
 	volumes int
-	// complete is true if nothing failed, and no volume was deleted from it or damaged since.
-	// Omitted data of claims does not count: the deletion request protects the newest data of each
-	// claim.
+	// complete is true if nothing failed, and no volume was deleted or damaged since. Omitted data
+	// of claims does not count: the deletion request protects the newest data of each claim.
 	complete bool
 }
 
@@ -53,13 +52,13 @@ const (
 	volumesAll
 )
 
-// covers reports whether a backup of this scope has what one of another has.
+// covers reports whether a backup of this scope contains one of the other scope.
 func (s scope) covers(other scope) bool {
 	return (s.filter == "" || s.filter == other.filter) && s.volumes >= other.volumes && (s.complete || !other.complete)
 }
 
-// own reads a Backup, and reports whether it is this cluster's own and stored. Others never expire
-// here.
+// own converts a Backup, and reports whether it is this cluster's own and stored. Others never
+// expire here.
 func own(object *v1alpha1.Backup) (backup, bool) {
 	status := &object.Status
 	phase := status.Phase
@@ -148,10 +147,9 @@ func expired(backups []backup, now time.Time) []backup {
 // that a tenant with many selectors does not keep all.
 const maxFiltered = 100
 
-// lastGood returns the backups that a namespace needs, each with such a namespace. A good backup
-// may be deleted if a newer good one includes the same namespaces and covers its scope. For backups
-// of parts, by resources or labels, that holds for the newest maxFiltered selections. The newest
-// data of claims are protected besides.
+// lastGood returns the backups that a namespace needs, each with the namespace. A good backup may
+// be deleted if a newer good one includes the same namespaces and covers its scope. For backups
+// selected by resources or labels, that holds for the newest maxFiltered selections.
 func lastGood(backups []backup, namespaces []string) map[types.UID]string {
 	// Of equal reach and scope only the newest counts.
 	type kind struct {
@@ -231,7 +229,7 @@ func (r reach) among(namespaces []string) []string {
 }
 
 const (
-	// So many backups of a location may expire within an hour in any case.
+	// So many backups of a location may always expire within an hour.
 	floor = 10
 	// A store with more backups is not emptied at once.
 	few = 2

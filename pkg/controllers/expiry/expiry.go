@@ -4,7 +4,7 @@
 // Package expiry requests the deletion of expired backups, as a client of our own API with only the
 // right to backups/deletion. The API server checks uid and expiration by its own clock.
 //
-//   - Only this cluster's own backups expire, none before the last requested time, none while held
+//   - Only this cluster's own backups expire: none before the last requested time, none while held
 //     or read by a restore. The last good backup of an existing namespace stays, unless disabled
 //     (lastGood).
 //   - Locations that the API server is unsure of are left alone.
@@ -13,8 +13,8 @@
 //     (AnnotationAcceptExpiry). The hour is measured monotonically. None is deleted while the clock
 //     differs from the store's.
 //
-// Nothing needs to be remembered: a new process begins a new hour, and two request the same
-// deletions. A clock that goes wrong a little again and again, with restarts, remains undetected.
+// A new process begins a new hour, and two processes request the same deletions. A clock that is
+// repeatedly a little wrong, with restarts, remains undetected.
 package expiry
 
 import (
@@ -65,7 +65,7 @@ const (
 	refusalPause = time.Hour
 )
 
-// Config is what a Controller needs.
+// Config is the configuration of a Controller.
 type Config struct {
 	Namespace string
 	// Interval is the time between looks; zero disables expiry.
@@ -429,9 +429,9 @@ func (b *backup) isShortLived() bool {
 	return !b.expiration.IsZero() && lives >= 0 && lives < 24*time.Hour
 }
 
-// bound splits the due backups into those that may go, and those that must be accepted. It counts
-// each namespace, so that one with many does not delay the others, and then all the rest. As many
-// may go as were made within a day: a clock that is ahead has seen none made.
+// bound splits the due backups into those that may be deleted, and those that must be accepted. It
+// counts each namespace, so that one with many does not delay the others, and then the rest. As
+// many may be deleted as were made within a day: a clock that is ahead has seen none made.
 func (c *Controller) bound(ctx context.Context, location *enginev1alpha1.StorageLocation, due []backup, all *counts, in map[string]*counts, now time.Time) (free, unaccepted []backup) {
 	until := accepted(ctx, location)
 	byNamespace := map[string][]backup{}
@@ -469,7 +469,7 @@ func (c *Controller) bound(ctx context.Context, location *enginev1alpha1.Storage
 	return append(free, rest...), unaccepted
 }
 
-// replaced reports whether as many were made as go, and none that goes is as new.
+// replaced reports whether as many were made as are deleted, and no deleted one is as new.
 func (of *counts) replaced(due []backup, now time.Time) bool {
 	return of.gone+of.going+len(due) <= of.made && !slices.ContainsFunc(due, func(b backup) bool { return now.Sub(b.started) < turn })
 }

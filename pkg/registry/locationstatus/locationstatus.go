@@ -1,14 +1,13 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package locationstatus writes what the catalogue knows of the storage locations into their
-// status: how many backups there are, and the conditions Synced, BackupsMissing,
-// MetadataReplaced and BackupsLeftOut. It writes when a condition changes, or there are so many backups fewer that
-// the next process would miss them, and what else has changed a minute after the last writing
-// at the earliest. When nothing has changed, it writes nothing: how fresh the catalogue is
-// follows from the condition and the interval of the polls, and a metric tells it.
+// Package locationstatus writes the catalogue's knowledge into the status of storage locations: the
+// number of backups, and the conditions Synced, BackupsMissing, MetadataReplaced and
+// BackupsLeftOut. It writes at once if a condition changes, or so many backups are missing that the
+// next process would doubt it. Other changes wait a minute since the last write. Without a change
+// it writes nothing.
 //
-// What it has written tells the next process how many backups were known.
+// The written number of backups is what the next process expects.
 package locationstatus
 
 import (
@@ -33,7 +32,7 @@ import (
 )
 
 const (
-	// quiet is how long changes of numbers alone wait after a writing.
+	// quiet is the least time between writes of numbers alone.
 	quiet = time.Minute
 	// again is the pause after a failure.
 	again = 5 * time.Second
@@ -50,17 +49,17 @@ type Lister interface {
 	List(selector labels.Selector) ([]*enginev1alpha1.StorageLocation, error)
 }
 
-// Config is what a Writer needs.
+// Config is the configuration of a Writer.
 type Config struct {
 	Records Records
 	Lister  Lister
-	// State is how well the catalogue knows a location; false if it does not know it at all.
+	// State returns the catalogue's knowledge of a location; false if there is none.
 	State  func(location string) (refresh.State, bool)
 	Events events.EventRecorder
 	Clock  clock.WithTicker
 }
 
-// Writer writes.
+// Writer writes the status of the locations.
 type Writer struct {
 	Config
 	changed chan struct{}
@@ -82,7 +81,7 @@ func (w *Writer) Changed() {
 	}
 }
 
-// Run writes until ctx ends. Only one process should, at a time: the one that is asked.
+// Run writes until ctx ends. Only one process at a time should.
 func (w *Writer) Run(ctx context.Context) {
 	for {
 		due := w.writeAll(ctx)
@@ -99,8 +98,7 @@ func (w *Writer) Run(ctx context.Context) {
 	}
 }
 
-// writeAll writes what is due, and returns after which time to come again; zero for not
-// before something changes.
+// writeAll writes what is due, and returns when to come again; zero for at the next change.
 func (w *Writer) writeAll(ctx context.Context) (due time.Duration) {
 	records, err := w.Lister.List(labels.Everything())
 	if err != nil {
@@ -135,17 +133,17 @@ func (w *Writer) writeAll(ctx context.Context) (due time.Duration) {
 	return due
 }
 
-// isNumbersOnly reports whether two statuses have equal conditions, and what was asked for.
+// isNumbersOnly reports whether two statuses have equal conditions and requests.
 func isNumbersOnly(a, b *enginev1alpha1.StorageLocationStatus) bool {
 	return equality.Semantic.DeepEqual(a.Conditions, b.Conditions) && b.Catalogue != nil && a.Catalogue.SyncRequest == b.Catalogue.SyncRequest
 }
 
-// isLoss reports whether a process that begins now would doubt that so many backups are gone.
+// isLoss reports whether a new process would doubt the loss of so many backups.
 func isLoss(want, written *enginev1alpha1.StorageLocationStatus) bool {
 	return catalog.IsSuspicious(int(written.Catalogue.Backups), int(want.Catalogue.Backups))
 }
 
-// write writes the status, of the record as it is by now.
+// write updates the status of the live record.
 func (w *Writer) write(ctx context.Context, name string, state *refresh.State) error {
 	record, err := w.Records.Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -165,7 +163,7 @@ func (w *Writer) write(ctx context.Context, name string, state *refresh.State) e
 	w.mu.Lock()
 	w.written[name] = w.Clock.Now()
 	w.mu.Unlock()
-	record.SetGroupVersionKind(enginev1alpha1.SchemeGroupVersion.WithKind("StorageLocation")) // of which events speak
+	record.SetGroupVersionKind(enginev1alpha1.SchemeGroupVersion.WithKind("StorageLocation")) // for events
 	for _, what := range []string{enginev1alpha1.ConditionBackupsMissing, enginev1alpha1.ConditionMetadataReplaced, enginev1alpha1.ConditionBackupsLeftOut} {
 		was := meta.IsStatusConditionTrue(before, what)
 		condition := meta.FindStatusCondition(record.Status.Conditions, what)
@@ -180,7 +178,7 @@ func (w *Writer) write(ctx context.Context, name string, state *refresh.State) e
 	return nil
 }
 
-// Status is what the status of a location is to be.
+// Status returns the new status of a location.
 func Status(record *enginev1alpha1.StorageLocation, state *refresh.State, now time.Time) *enginev1alpha1.StorageLocationStatus {
 	status := record.Status.DeepCopy()
 	set := func(condition metav1.Condition) {
@@ -236,7 +234,7 @@ func Status(record *enginev1alpha1.StorageLocation, state *refresh.State, now ti
 		set(metav1.Condition{Type: enginev1alpha1.ConditionBackupsLeftOut, Status: metav1.ConditionFalse,
 			Reason: enginev1alpha1.ReasonAllListed, Message: "all backups of the store are listed"})
 	}
-	// The instant alone is no change.
+	// Another time alone is no change.
 	if before == nil || before.Backups != catalogue.Backups || before.SyncRequest != catalogue.SyncRequest {
 		status.Catalogue = catalogue
 	}

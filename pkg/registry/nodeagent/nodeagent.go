@@ -1,8 +1,8 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodeagent defines the agents of the nodes, and makes them from the nodes and
-// the Leases of their agents. It also gives each agent what is for its node to read: see Proxy.
+// Package nodeagent makes the NodeAgents from the nodes and the Leases of their agents. It also
+// serves each agent the records of its node; see Proxy.
 package nodeagent
 
 import (
@@ -19,7 +19,7 @@ import (
 
 type agent = *v1alpha1.NodeAgent
 
-// Resource is nodeagents.
+// Resource defines nodeagents.
 var Resource = virtual.Resource[agent]{
 	GroupResource: v1alpha1.Resource("nodeagents"),
 	Singular:      "nodeagent",

@@ -29,40 +29,38 @@ import (
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 )
 
-// Proxy is nodeagents/proxy: what the agent of a node reads of the records and the Secrets,
-// and no other agent does. A right can name neither a node nor a label, so an agent has
-// none to read them, and this server reads them for it: of the node that the agent's token
-// names, which kube-apiserver has put there. Below the subresource, paths are those
-// of kube-apiserver, so that any client reads here whose host ends with v1alpha1.NodeAgentProxyPath:
+// Proxy serves nodeagents/proxy: the records and Secrets of a node, only to its agent. A right can
+// name neither a node nor a label, so agents have no right to them. This server reads them for the
+// node that kube-apiserver has put into the agent's token. Below the subresource, paths are
+// kube-apiserver's, so any client works whose host ends with v1alpha1.NodeAgentProxyPath:
 //
 //	apis/engine.holdfast.io/v1alpha1/namespaces/SYSTEM/volumeuploads   lists and watches the node's
 //	.../volumeuploads/NAME                                             one of them
 //	.../volumeuploads/NAME/secrets                                     a SecretList: what its work needs
 //
-// and so for volumerestores. The Secrets of a record are the key of its repository and the
-// credentials of the storage location, as long as it is not done.
+// The same holds for volumerestores. The Secrets are the repository's key and the location's
+// credentials, while the record is not done.
 //
-// The name is one that kube-apiserver lets answer for longer than a minute, as watches do.
+// Its name, proxy, lets answers take longer than a minute in kube-apiserver, as watches do.
 type Proxy struct {
-	// SystemNamespace is where the records live.
 	SystemNamespace string
-	// Records and Secrets are read by this server's own account.
+	// Records and Secrets are clients with this server's own rights.
 	Records engineclient.EngineV1alpha1Interface
 	Secrets corev1client.SecretsGetter
 	// Transport sends the requests of Records.
 	Transport http.RoundTripper
 
 	mu sync.Mutex
-	// open are the requests that are being answered, by node: as watches they are in no bound of
-	// the library's. Guarded by mu.
+	// open are the requests that are being answered, by node: the library bounds no watches.
+	// Guarded by mu.
 	open map[string]int
 }
 
-// agentAccount is the account of the agents, in their namespace.
+// agentAccount is the ServiceAccount of the agents, in their namespace.
 const agentAccount = "holdfast-node-agent"
 
-// mostOpen is how many requests of one node are answered at once: its agent has two watches, and
-// asks for the Secrets of what begins at once.
+// mostOpen bounds a node's open requests: its agent has two watches, and reads the Secrets for all
+// new work at once.
 const mostOpen = 100
 
 var (
@@ -80,7 +78,7 @@ func (p *Proxy) Destroy() {}
 // ConnectMethods implements rest.Connecter.
 func (p *Proxy) ConnectMethods() []string { return []string{http.MethodGet} }
 
-// NewConnectOptions implements rest.Connecter: there is a path below the subresource.
+// NewConnectOptions implements rest.Connecter: the subresource has paths.
 func (p *Proxy) NewConnectOptions() (runtime.Object, bool, string) { return nil, true, "" }
 
 // ProducesMIMETypes implements rest.StorageMetadata.
@@ -125,7 +123,7 @@ func (p *Proxy) Connect(ctx context.Context, node string, _ runtime.Object, resp
 			err = apierrors.NewNotFound(enginev1alpha1.Resource(resource), path[0])
 		}
 		if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
-			// This server's account may not, and the agent's rights have nothing to do with it.
+			// This server's account lacks the right; the agent's rights don't matter.
 			err = apierrors.NewInternalError(err)
 		}
 		if err != nil {
@@ -160,7 +158,7 @@ func (p *Proxy) leave(node string) {
 	}
 }
 
-// isAgentOf refuses whoever has not the token of an agent's pod on the node.
+// isAgentOf refuses requests without the token of an agent's pod on the node.
 func (p *Proxy) isAgentOf(ctx context.Context, node string) error {
 	refuse := func(why string) error {
 		return apierrors.NewForbidden(v1alpha1.Resource("nodeagents"), node, fmt.Errorf("%s", why))
@@ -180,7 +178,6 @@ func (p *Proxy) isAgentOf(ctx context.Context, node string) error {
 	return nil
 }
 
-// list lists and watches the records of the node.
 func (p *Proxy) list(node, resource string, w http.ResponseWriter, r *http.Request, responder rest.Responder) {
 	query, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
@@ -195,7 +192,7 @@ func (p *Proxy) list(node, resource string, w http.ResponseWriter, r *http.Reque
 		FlushInterval: -1, // at once
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.Out.URL, r.Out.Host = to, ""
-			// None of the agent's own, by which it could be somebody else.
+			// None of the agent's headers, which could impersonate.
 			r.Out.Header = http.Header{"Accept": {runtime.ContentTypeJSON}}
 			r.Out.Body, r.Out.ContentLength, r.Out.Trailer = nil, 0, nil
 		},
@@ -204,8 +201,8 @@ func (p *Proxy) list(node, resource string, w http.ResponseWriter, r *http.Reque
 		},
 	}
 	defer func() {
-		// An answer that ends before its time is broken off, which is logged as an error. Where
-		// the agent has left nobody is told anything.
+		// A proxied answer that is cut off panics, which is logged as an error. If the agent has
+		// left, no answer is needed.
 		if broken := recover(); broken != nil && (broken != http.ErrAbortHandler || context.Cause(r.Context()) != context.Canceled) {
 			panic(broken)
 		}
@@ -213,7 +210,7 @@ func (p *Proxy) list(node, resource string, w http.ResponseWriter, r *http.Reque
 	proxy.ServeHTTP(w, r)
 }
 
-// work is what the records of both kinds say of their work.
+// work is the common part of both kinds' work.
 type work struct {
 	Spec struct {
 		Node       string `json:"node"`
@@ -224,12 +221,12 @@ type work struct {
 	} `json:"status"`
 }
 
-// record reads a record of the node. It fails as if there were none when it is another's.
+// record reads a record of the node. Another node's record is not found.
 func (p *Proxy) record(ctx context.Context, node, resource, name string) (json.RawMessage, work, error) {
 	var of work
 	result := p.Records.RESTClient().Get().Namespace(p.SystemNamespace).Resource(resource).Name(name).Do(ctx)
 	raw, _ := result.Raw()
-	if err := result.Error(); err != nil { // which Raw does not read
+	if err := result.Error(); err != nil { // Raw ignores it
 		return nil, of, err
 	}
 	if err := json.Unmarshal(raw, &of); err != nil {
@@ -241,8 +238,8 @@ func (p *Proxy) record(ctx context.Context, node, resource, name string) (json.R
 	return raw, of, nil
 }
 
-// secrets are those that the work of a record of the node needs, as far as they exist. All is
-// read anew: who has just asked for the work, or changed the credentials, did it before.
+// secrets returns the existing Secrets for the work of a node's record. All is read anew: a user
+// may have just changed them.
 func (p *Proxy) secrets(ctx context.Context, node, resource, name string) (*corev1.SecretList, error) {
 	_, of, err := p.record(ctx, node, resource, name)
 	if err != nil {

@@ -23,22 +23,22 @@ import (
 )
 
 const (
-	// publishInterval is the shortest time between two publications.
+	// publishInterval is the least time between two publications.
 	publishInterval = 500 * time.Millisecond
-	// lookInterval is how often it is looked whose agent has fallen silent.
+	// lookInterval is the interval of checks for silent agents.
 	lookInterval = 5 * time.Second
-	// silence is how long an agent gives no sign of life until it is shown as not Ready.
-	// An agent renews its Lease every 20 s, and may fail to once.
+	// silence is how long an agent may give no sign of life before it is not Ready. An agent renews
+	// its Lease every 20 s, and may fail once.
 	silence = 50 * time.Second
 	// configWait is how long the first publication waits for the ConfigMap, as an agent does.
 	configWait = 10 * time.Second
 )
 
-// unreadable is the reason of an agent whose words can't be read, which says nothing of the
+// unreadable is the reason of an agent with an unreadable status, which says nothing of the
 // ConfigMap.
 const unreadable = "Unreadable"
 
-// unreadProblem is the problem while it waits no longer.
+// unreadProblem is the problem after that wait.
 const unreadProblem = "the ConfigMap of the node agents can't be read, and has no effect here until it can: may the API server list and watch it?"
 
 // Publisher fills a log with the agents of all nodes.
@@ -52,19 +52,17 @@ type Publisher struct {
 	clock      clock.WithTicker
 	synced     []cache.InformerSynced
 	changed    chan struct{}
-	// alive are the last signs of life, by node.
-	alive map[string]sign
+	alive      map[string]sign
 }
 
-// sign of life: a version of a Lease, and when it was seen first.
+// sign of life: a version of a Lease, and when it was first seen.
 type sign struct {
 	version string
 	at      time.Time
 }
 
-// NewPublisher returns a Publisher. The informers are of the Leases with
-// lease.AgentLabels, of the nodes, of whichever kind of object, and of the ConfigMap
-// alone that says how much the agents move at once; nil if there is to be none.
+// NewPublisher returns a Publisher. The informers are of the Leases with lease.AgentLabels, of the
+// nodes or their metadata, and of the ConfigMap with the agents' limits; nil if there is none.
 func NewPublisher(leases, nodes, configMaps cache.SharedIndexInformer, clock clock.WithTicker) (*Publisher, error) {
 	p := &Publisher{
 		Log: logstore.New(func() *v1alpha1.NodeAgent { return &v1alpha1.NodeAgent{} },
@@ -129,7 +127,6 @@ func (p *Publisher) Run(ctx context.Context) {
 	}
 }
 
-// nodeAgents are those of all nodes.
 func (p *Publisher) nodeAgents() []*v1alpha1.NodeAgent {
 	now := p.clock.Now()
 	leases := map[string]*coordinationv1.Lease{}
@@ -169,8 +166,8 @@ func (p *Publisher) nodeAgents() []*v1alpha1.NodeAgent {
 	return agents
 }
 
-// limits are what an agent would keep to that starts now, which knows of no ConfigMap before
-// this one, and what is wrong with it.
+// limits returns the limits of an agent that starts now, without knowledge of an earlier ConfigMap,
+// and what is wrong with it.
 func (p *Publisher) limits() (config loadconcurrency.Config, problem string) {
 	if p.configMaps == nil {
 		return config, ""
@@ -186,9 +183,9 @@ func (p *Publisher) limits() (config loadconcurrency.Config, problem string) {
 	return config, ""
 }
 
-// nodeAgent is the agent of a node, with its Lease if it has one. shown is what is shown
-// of it so far, and decided counts where no agent says what is in force. What a Ready agent says
-// of the ConfigMap is shown all the same, and so is that an agent's words can't be read.
+// nodeAgent returns a node's agent. shown is its present state; decided counts if no agent reports
+// its limits. A Ready agent's report on the ConfigMap is shown in any case, and so is an unreadable
+// status.
 func nodeAgent(shown *v1alpha1.NodeAgent, node metav1.Object, held *coordinationv1.Lease, silent bool, decided loadconcurrency.Decision, now time.Time) *v1alpha1.NodeAgent {
 	agent := &v1alpha1.NodeAgent{ObjectMeta: metav1.ObjectMeta{
 		Name: node.GetName(), UID: node.GetUID(), Labels: node.GetLabels(), CreationTimestamp: node.GetCreationTimestamp(),
@@ -221,12 +218,12 @@ func nodeAgent(shown *v1alpha1.NodeAgent, node metav1.Object, held *coordination
 			agent.Status.Conditions = append(agent.Status.Conditions, *own)
 		}
 	}
-	meta.RemoveStatusCondition(&agent.Status.Conditions, ready.Type) // that is not the agent's to say
+	meta.RemoveStatusCondition(&agent.Status.Conditions, ready.Type) // this server decides it
 	agent.Status.Conditions = append([]metav1.Condition{ready}, agent.Status.Conditions...)
 	return agent
 }
 
-// said is what an agent said of itself last. One that has just begun has said nothing.
+// said returns an agent's last status. One that has just begun has none.
 func said(held *coordinationv1.Lease) (status v1alpha1.NodeAgentStatus) {
 	text := held.Annotations[lease.StatusAnnotation]
 	if text == "" {

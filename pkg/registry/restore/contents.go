@@ -13,41 +13,40 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/streamed"
 )
 
-// The sizes beyond which something is not sent: more than a writer makes.
+// The sizes beyond which a file is not sent: a writer's are smaller.
 const (
 	maxLogBytes  = 4 << 30
 	maxPlanBytes = 4 << 30
 )
 
-// Contents are subresources with what a restore has in its store.
+// Contents are subresources with a restore's stored files.
 type Contents struct {
-	Restores *REST
-	Streams  *streamed.Streams
-	// SystemNamespace is where the records live.
+	Restores        *REST
+	Streams         *streamed.Streams
 	SystemNamespace string
-	// Digest gives the SHA-256 of an object of a restore by its key, or nothing if that is not known.
+	// Digest returns the SHA-256 of a restore's object by its key, or "" if unknown.
 	Digest func(restore *v1alpha1.Restore, key string) string
-	// Running has the logs of restores that are executed.
+	// Running has the logs of executed restores.
 	Running streamed.Logs
 }
 
-// Log serves restores/log: the restore's own log, while it is written and when it is stored.
+// Log returns restores/log: the restore's log, also while it is written.
 func (c *Contents) Log() *streamed.REST {
 	return c.file("log", "text/plain; charset=utf-8", format.RestoreLogKey, maxLogBytes, c.Running)
 }
 
-// Results serves restores/results: the texts of its errors and warnings, by namespace.
+// Results returns restores/results: the texts of errors and warnings, by namespace.
 func (c *Contents) Results() *streamed.REST {
 	return c.file("results", "application/json", format.RestoreResultsKey, format.MaxSideFileBytes, nil)
 }
 
-// Plan serves restores/plan: what was decided about each object.
+// Plan returns restores/plan: the decision about each object.
 func (c *Contents) Plan() *streamed.REST {
 	return c.file("plan", "application/json", format.RestorePlanKey, maxPlanBytes, nil)
 }
 
-// file serves a file of a restore as it is stored, decompressed. What there is of it before is
-// served from running, if that is not nil.
+// file serves a stored file of a restore, decompressed. Before it is stored, running serves it,
+// unless nil.
 func (c *Contents) file(subresource, contentType string, key func(storeName string) string, limit int64, running streamed.Logs) *streamed.REST {
 	ending := streamed.Ending[*v1alpha1.Restore]{Objects: c.Restores, Noun: "restore", Conflict: conflict,
 		Phase: func(restore *v1alpha1.Restore) (string, bool) { return phase(restore), restore.Status.Phase.Ended() }}

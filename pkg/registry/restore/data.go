@@ -21,12 +21,11 @@ import (
 // mostClaims is how many claims a refusal names.
 const mostClaims = 3
 
-// withVolumes are the resources whose restore brings volumes.
+// withVolumes are the resources whose restore includes volumes.
 var withVolumes = sets.New("persistentvolumeclaims", "persistentvolumes", "pods", "statefulsets", "deployments", "replicasets", "daemonsets", "jobs", "cronjobs", "replicationcontrollers")
 
-// holdsLess says what data the newest candidate lacks that an older one holds, and which one
-// to name; "" if it lacks none. No backup says whether such a claim was gone on purpose, so a
-// person decides.
+// holdsLess returns what data the newest candidate lacks that an older one holds, and the backup to
+// name; "" if none. No backup says whether such a claim was deleted on purpose, so a user decides.
 func (k *kind) holdsLess(newest *v1alpha1.Backup, candidates []*v1alpha1.Backup, restore *v1alpha1.RestoreSpec) string {
 	if k.heldClaims == nil || !asksForVolumes(restore) {
 		return ""
@@ -81,7 +80,7 @@ func stamp(backup *v1alpha1.Backup) string {
 	return takenAt(backup).UTC().Format("2006-01-02T15:04:05Z")
 }
 
-// asksFor reports whether a restore may bring a claim, by its namespace and its name.
+// asksFor reports whether a restore may include a claim.
 func asksFor(restore *v1alpha1.RestoreSpec, asked *selection.Namespaces, claim types.NamespacedName) bool {
 	if len(restore.Objects) == 0 {
 		return asked.Match(claim.Namespace)
@@ -100,10 +99,10 @@ func asksFor(restore *v1alpha1.RestoreSpec, asked *selection.Namespaces, claim t
 	})
 }
 
-// asksForVolumes reports whether what a restore asks for brings volumes.
+// asksForVolumes reports whether a restore may include volumes.
 func asksForVolumes(restore *v1alpha1.RestoreSpec) bool {
 	switch {
-	case restore.VolumesOnly || len(restore.Objects) > 0: // asksFor looks at the objects
+	case restore.VolumesOnly || len(restore.Objects) > 0: // asksFor checks the objects
 		return true
 	case restore.RestorePVs != nil && !*restore.RestorePVs:
 		return false
@@ -115,7 +114,6 @@ func asksForVolumes(restore *v1alpha1.RestoreSpec) bool {
 	})
 }
 
-// resourceOf is the plural that a word means, without its group.
 func resourceOf(word string) string { return groupResourceOf(word).Resource }
 
 func groupResourceOf(word string) schema.GroupResource {

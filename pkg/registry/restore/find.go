@@ -24,8 +24,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// find finds the backup that a restore means. The field errors say what is wrong with
-// what the restore says of it.
+// find returns the backup that a restore means. The field errors are about the restore's fields.
 func (k *kind) find(ctx context.Context, restore *v1alpha1.Restore) (*v1alpha1.Backup, field.ErrorList, error) {
 	ctx = genericapirequest.WithNamespace(ctx, restore.Spec.BackupNamespace)
 	if restore.Spec.BackupName == "" {
@@ -49,8 +48,8 @@ func (k *kind) find(ctx context.Context, restore *v1alpha1.Restore) (*v1alpha1.B
 	return backup, nil, nil
 }
 
-// untilPoll says how a backup is listed that another maker has just stored. Only administrators
-// may ask for that.
+// untilPoll says how a backup is listed that another maker has just stored. Only administrators may
+// request that.
 func (k *kind) untilPoll(restore *v1alpha1.Restore) string {
 	if restore.Namespace != k.systemNamespace {
 		return ""
@@ -58,8 +57,8 @@ func (k *kind) untilPoll(restore *v1alpha1.Restore) string {
 	return ": if another cluster, or Velero, has just made it, it is listed after the next poll of its storage location, or at once by a SyncRequest of the location's name (see \"Sync now\" in docs/catalogue.md); if its location has the condition BackupsLeftOut, it may be one of those that have no room in the lists"
 }
 
-// warnOfDoubts adds a Warning to the answer for each of a backup's doubts. The results of the
-// restore have them too.
+// warnOfDoubts adds a Warning to the answer for each of a backup's doubts. The restore's results
+// have them too.
 func warnOfDoubts(ctx context.Context, at *field.Path, backup *v1alpha1.Backup) {
 	origin := backup.Status.Origin
 	vouched := origin == nil || origin.Trust != v1alpha1.BackupTrustForeign
@@ -72,7 +71,7 @@ func isDamaged(backup *v1alpha1.Backup) bool {
 	return meta.IsStatusConditionTrue(backup.Status.Conditions, v1alpha1.ConditionVolumesDamaged)
 }
 
-// whyNot says why a backup can't be restored, or "".
+// whyNot returns why a backup can't be restored, or "".
 func (k *kind) whyNot(backup *v1alpha1.Backup) string {
 	switch phase := backup.Status.Phase; {
 	case phase == v1alpha1.BackupPhaseUnreadable:
@@ -103,8 +102,8 @@ func good(backup *v1alpha1.Backup) bool {
 	return backup.Status.Phase == v1alpha1.BackupPhaseCompleted || backup.Status.Phase == v1alpha1.BackupPhasePartiallyFailed
 }
 
-// newest finds the newest good backup that holds what a restore asks for: of those that
-// a schedule made, if it names one. It takes none without a trusted signature.
+// newest returns the newest good backup that holds what a restore asks for, of a schedule if it
+// names one. It needs a trusted signature.
 func (k *kind) newest(ctx context.Context, restore *v1alpha1.Restore) (*v1alpha1.Backup, field.ErrorList, error) {
 	if err := k.ready(); err != nil {
 		return nil, nil, apierrors.NewServiceUnavailable(fmt.Sprintf("the newest backup is not known yet: %v: try again in a moment, or set spec.backupName", err))
@@ -167,7 +166,7 @@ func (k *kind) newest(ctx context.Context, restore *v1alpha1.Restore) (*v1alpha1
 	return newest, nil, nil
 }
 
-// takenAt is when a backup began to read.
+// takenAt returns when a backup began to read.
 func takenAt(backup *v1alpha1.Backup) *metav1.Time {
 	if backup.Status.StartTimestamp != nil {
 		return backup.Status.StartTimestamp
@@ -175,10 +174,9 @@ func takenAt(backup *v1alpha1.Backup) *metav1.Time {
 	return &backup.CreationTimestamp
 }
 
-// holdsAll reports whether a backup holds what a restore asks for, by what the two say:
-// the namespaces that it names, its resources, or all, and no selection of labels that it
-// does not have itself. A restore that names no backup is not to be given one of ConfigMaps
-// alone.
+// holdsAll reports, by the specs alone, whether a backup holds what a restore asks for. The backup
+// must have the named namespaces, the resources, and no narrower label selection. So a restore that
+// names no backup gets none of ConfigMaps alone.
 func holdsAll(backup *v1alpha1.BackupSpec, status *v1alpha1.BackupStatus, restore *v1alpha1.RestoreSpec) bool {
 	held, errs := selection.ParseNamespaces(backup.IncludedNamespaces, backup.ExcludedNamespaces, nil)
 	if len(errs) > 0 {
@@ -224,8 +222,8 @@ func holdsAll(backup *v1alpha1.BackupSpec, status *v1alpha1.BackupStatus, restor
 	return named || everyResource(backup)
 }
 
-// everyResource reports whether a backup was not limited to some resources. What it left
-// out by name is not missed.
+// everyResource reports whether a backup was not limited to some resources. Excluded resources
+// don't count.
 func everyResource(backup *v1alpha1.BackupSpec) bool {
 	all := func(words []string) bool { return len(words) == 0 || slices.Contains(words, "*") }
 	return all(backup.IncludedResources) && all(backup.IncludedNamespaceScopedResources) && !slices.Contains(backup.ExcludedNamespaceScopedResources, "*")

@@ -27,45 +27,43 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// A restore that has ended lies in its store, also when its record is gone, and is shown
-// then by its name there. That ends in a digest of its uid, so a name is free again for the
-// next restore when its record is gone, and no two restores have one name. What lies in a
-// store is written once, so it is read once, whenever a listing names it first.
+// An ended restore is stored, and is shown by its name in the store once its record is deleted.
+// That name ends in a digest of its uid, so no two restores share it, and the short name is free
+// again. A stored restore never changes, so it is read once.
 
 const (
-	// maxPast is how many restores of one location are shown, the newest, and maxPastBytes how
-	// large their metadata may be together.
+	// maxPast bounds the shown restores of one location to the newest, and maxPastBytes their
+	// metadata.
 	maxPast      = 10_000
 	maxPastBytes = 64 << 20
-	// maxPastNames is of how many names it is known what they are: of older restores, and of
-	// what is none, nothing else is kept.
+	// maxPastNames bounds the remembered names of older restores and of objects that are no
+	// restores. Only their names are kept.
 	maxPastNames = 100_000
-	// pastReads is how many are read at once, and pastsAtOnce how many until those are shown.
+	// pastReads is how many are read at once, and pastsAtOnce how many are read before they are
+	// shown.
 	pastReads   = 16
 	pastsAtOnce = 1000
 )
 
-// past is a restore as its store has it.
+// past is a stored restore.
 type past struct {
-	// restore is nil if what lies there is not that of one, or if it is older than what is shown.
+	// restore is nil if the object is no restore, or older than the shown ones.
 	restore *v1alpha1.Restore
-	// claims are as format.DecodeRestore gives them. Those of a restore whose record is gone,
-	// as this server has seen it, are Own.
+	// claims are as format.DecodeRestore returns them. They are Own if this server has seen the
+	// restore's record.
 	claims *v1alpha1.BackupOrigin
-	// digests are those of its other objects, by the last segments of their keys, as its metadata
-	// has them; of one that was stored without there are none.
+	// digests of its other objects, by the last segments of their keys; none in old metadata.
 	digests map[string]string
 	bytes   int64
-	// missing is true if the latest listing has lacked it.
+	// missing is true if the latest listing lacked it.
 	missing bool
 }
 
-// Judge says what claims are worth in a location, and whether what has them is listed in the
+// Judge returns the worth of claims in a location, and whether their object is listed in the
 // namespace that they name. See package catalog.
 type Judge func(location string, claims *v1alpha1.BackupOrigin) (origin v1alpha1.BackupOrigin, home bool)
 
-// JudgeAgain has restores of a namespace, or all if that is empty, shown where they belong by
-// now.
+// JudgeAgain moves restores of a namespace, or all if that is empty, to where they belong by now.
 func (p *Publisher) JudgeAgain(namespace string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -82,8 +80,8 @@ func (p *Publisher) judgeAgainLocked(namespace string) {
 	}
 }
 
-// SetLocations says which locations there are, all of them, and what tells the store of each
-// from others. What was read of others is shown no more.
+// SetLocations sets all locations, each with its store's identity. Restores read from other stores
+// are hidden.
 func (p *Publisher) SetLocations(stores map[string]string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -100,10 +98,9 @@ func (p *Publisher) SetLocations(stores map[string]string) {
 	}
 }
 
-// ReadStore lists the restores in the store of a location, in one request for each thousand, and
-// reads those that are new, in one request each. Of a location that shows no restores none are
-// new. What is not listed is shown until it is not listed twice in a row: one listing may be that
-// of a folder that is not mounted.
+// ReadStore lists the restores in a location's store, one request per thousand, and reads new ones,
+// one request each. A location that shows no restores has no new ones. A restore is hidden when two
+// listings in a row lack it: one may be of a folder that is not mounted.
 func (p *Publisher) ReadStore(ctx context.Context, location, of string, from store.Reader) error {
 	before, err := p.known(location, of)
 	if err != nil {
@@ -156,8 +153,8 @@ func (p *Publisher) ReadStore(ctx context.Context, location, of string, from sto
 	return err
 }
 
-// readPasts reads restores, until as many in a row as are read at once are not answered; then the
-// error says so. Whatever else is wrong with one costs only that, until the next listing.
+// readPasts reads restores, until pastReads in a row are not answered; then it fails. Any other
+// error affects only its restore, until the next listing.
 func readPasts(ctx context.Context, from store.Reader, names []string, row *atomic.Int32) ([]*past, error) {
 	found := make([]*past, len(names))
 	var group errgroup.Group
@@ -182,7 +179,7 @@ func readPasts(ctx context.Context, from store.Reader, names []string, row *atom
 	return found, group.Wait()
 }
 
-// addPast takes what was found, where it is not nil.
+// addPast adds the found restores that are not nil.
 func (p *Publisher) addPast(ctx context.Context, location, of string, names []string, found []*past) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -212,7 +209,7 @@ func (p *Publisher) addPast(ctx context.Context, location, of string, names []st
 	return nil
 }
 
-// tooOld are the names of all restores but the newest, of which so many are to be kept.
+// tooOld returns the names of all restores beyond the newest, by the two bounds.
 func tooOld(known map[string]*past, most int, mostBytes int64) []string {
 	var names []string
 	for name, e := range known {
@@ -232,7 +229,6 @@ func tooOld(known map[string]*past, most int, mostBytes int64) []string {
 	return nil
 }
 
-// known is what is known of a location now.
 func (p *Publisher) known(location, of string) (map[string]*past, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -240,7 +236,7 @@ func (p *Publisher) known(location, of string) (map[string]*past, error) {
 	return maps.Clone(known), err
 }
 
-// knownLocked is what is known of a location, if that is of this store still.
+// knownLocked returns the knowledge of a location, if its store is still this one.
 func (p *Publisher) knownLocked(location, of string) (map[string]*past, error) {
 	if is, ok := p.stores[location]; !ok || is != of {
 		return nil, fmt.Errorf("the storage location %q was changed or removed meanwhile", location)
@@ -251,7 +247,7 @@ func (p *Publisher) knownLocked(location, of string) (map[string]*past, error) {
 	return p.past[location], nil
 }
 
-// pastNames are the names in a store of what may be restores of Holdfast's.
+// pastNames returns the names in a store that may be Holdfast's restores.
 func pastNames(ctx context.Context, from store.Reader) (map[string]bool, error) {
 	names := map[string]bool{}
 	for object, err := range from.List(ctx, format.RestoresPrefix, store.ListOptions{}) {
@@ -265,7 +261,7 @@ func pastNames(ctx context.Context, from store.Reader) (map[string]bool, error) 
 	return names, nil
 }
 
-// readPast reads a restore. What is none is not an error of the store, and is not read again.
+// readPast reads a restore. An object that is none is no error, and is not read again.
 func readPast(ctx context.Context, from store.Reader, storeName string) (*past, error) {
 	content, err := from.Get(ctx, format.RestoreMetadataKey(storeName))
 	if err != nil {
@@ -294,7 +290,7 @@ func readPast(ctx context.Context, from store.Reader, storeName string) (*past, 
 	return &past{restore: restore, claims: claims, digests: digests, bytes: int64(len(data))}, nil
 }
 
-// rememberLocked takes a restore whose record is gone for what its store has.
+// rememberLocked shows a restore whose record is deleted as its store has it.
 func (p *Publisher) rememberLocked(run *enginev1alpha1.RestoreRun) {
 	location := run.Spec.Backup.StorageLocation
 	ref := run.Spec.RestoreRef
@@ -307,9 +303,8 @@ func (p *Publisher) rememberLocked(run *enginev1alpha1.RestoreRun) {
 	p.showPastLocked(name)
 }
 
-// showPastLocked shows what the stores have by a name, where it belongs, and nowhere else. A
-// restore that has a record is shown as that says. Of locations that have it in the same place
-// the first one by name counts.
+// showPastLocked shows the stored restore of a name where it belongs, and nowhere else. A record
+// takes precedence. Of several locations, the first by name counts.
 func (p *Publisher) showPastLocked(storeName string) {
 	shown := map[types.NamespacedName]bool{}
 	for _, location := range slices.Sorted(maps.Keys(p.past)) {
@@ -335,7 +330,7 @@ func (p *Publisher) showPastLocked(storeName string) {
 	}
 }
 
-// pastOf is the Restore that a location has, in its place.
+// pastOf returns a location's Restore, in its place.
 func (p *Publisher) pastOf(location, storeName string, e *past) *v1alpha1.Restore {
 	from := e.restore
 	origin, home := *e.claims, false
@@ -366,13 +361,13 @@ func (p *Publisher) pastOf(location, storeName string, e *past) *v1alpha1.Restor
 	if status.Backup == nil {
 		status.Backup = &v1alpha1.RestoredBackup{}
 	}
-	status.Backup.StorageLocation = location // as it is called here
+	status.Backup.StorageLocation = location // as it is named here
 	status.Conditions = endConditions(restore)
 	return restore
 }
 
-// Digest is that of an object of an ended restore by its key, as its record or the metadata in its
-// store has it; empty if neither does.
+// Digest returns the SHA-256 of an ended restore's object by its key, from its record or stored
+// metadata; "" if neither has it.
 func (p *Publisher) Digest(restore *v1alpha1.Restore, key string) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -385,7 +380,7 @@ func (p *Publisher) Digest(restore *v1alpha1.Restore, key string) string {
 	return ""
 }
 
-// storeNameOf is the name in its store of a restore that is shown.
+// storeNameOf returns the store name of a shown restore.
 func storeNameOf(restore *v1alpha1.Restore, systemNamespace string) string {
 	if restore.Status.Origin != nil { // it is shown by that name
 		return format.StoreName(restore.Namespace, restore.Name, systemNamespace)

@@ -29,7 +29,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 )
 
-// kind fills in, checks and records Restores that are to be created.
+// kind defaults, checks and records new Restores.
 type kind struct {
 	runtime.ObjectTyper
 	names.NameGenerator
@@ -41,8 +41,7 @@ type kind struct {
 	mayUse          func(ctx context.Context, location, namespace string) error
 	authorizer      authorizer.Authorizer
 	quota           *recorded.Quota
-	// sameNamespace reports whether two uids are those of one namespace, or of one that continues
-	// the other.
+	// sameNamespace reports whether two uids are of one namespace, or one continues the other.
 	sameNamespace func(name string, a, b types.UID) bool
 }
 
@@ -50,7 +49,7 @@ var _ recorded.Kind[*v1alpha1.Restore, *enginev1alpha1.RestoreRun] = &kind{}
 
 func (k *kind) NamespaceScoped() bool { return true }
 
-// PrepareForCreate fills in the defaults, which are recorded with the request.
+// PrepareForCreate sets the defaults, which are recorded with the request.
 func (k *kind) PrepareForCreate(_ context.Context, obj runtime.Object) {
 	restore := obj.(*v1alpha1.Restore)
 	restore.Status = v1alpha1.RestoreStatus{}
@@ -75,8 +74,7 @@ func (k *kind) PrepareForCreate(_ context.Context, obj runtime.Object) {
 	}
 }
 
-// Validate implements rest.RESTCreateStrategy. It checks what costs no more than
-// reading the request did; the rest is for Check.
+// Validate implements rest.RESTCreateStrategy. It has the cheap checks; Check has the others.
 func (k *kind) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
 	return validation.ValidateRestoreLimits(obj.(*v1alpha1.Restore))
 }
@@ -86,15 +84,15 @@ func (k *kind) WarningsOnCreate(_ context.Context, obj runtime.Object) []string 
 	return validation.RestoreWarnings(&obj.(*v1alpha1.Restore).Spec, field.NewPath("spec"))
 }
 
-// Canonicalize implements rest.RESTCreateStrategy: it comes after the warnings. What has no
-// effect is not recorded.
+// Canonicalize implements rest.RESTCreateStrategy. It runs after the warnings, and drops fields
+// without effect.
 func (k *kind) Canonicalize(obj runtime.Object) {
 	spec := &obj.(*v1alpha1.Restore).Spec
 	spec.ItemOperationTimeout, spec.UploaderConfig = v1alpha1.Duration{}, nil
 }
 
-// Check implements recorded.Kind. Which rights a restore needs follows from its backup,
-// so that is found first: by those only who may read it.
+// Check implements recorded.Kind. The needed rights depend on the backup, so it finds that first:
+// only for users that may read it.
 func (k *kind) Check(ctx context.Context, restore *v1alpha1.Restore, requester user.Info) (_ *enginev1alpha1.RestoreRun, scopes []recorded.Scope, err error) {
 	errs := validation.ValidateRestore(restore)
 	at := field.NewPath("spec")
@@ -148,8 +146,7 @@ func (k *kind) Check(ctx context.Context, restore *v1alpha1.Restore, requester u
 	return run, scopes, err
 }
 
-// missing says which of the namespaces that a tenant restores into don't exist: nobody
-// makes one for them.
+// missing returns errors for the missing namespaces of a tenant's restore: it creates none.
 func (k *kind) missing(ctx context.Context, restore *v1alpha1.Restore, targets sets.Set[string]) (errs field.ErrorList) {
 	for _, namespace := range sets.List(targets) {
 		_, err := k.namespaceUID(ctx, namespace)
@@ -175,7 +172,6 @@ func invalid(restore *v1alpha1.Restore, errs field.ErrorList) error {
 	return apierrors.NewInvalid(v1alpha1.SchemeGroupVersion.WithKind("Restore").GroupKind(), restore.Name, errs)
 }
 
-// record makes the record of a restore of a backup.
 func (k *kind) record(ctx context.Context, restore *v1alpha1.Restore, requester user.Info, backup *v1alpha1.Backup, reach reach) (*enginev1alpha1.RestoreRun, error) {
 	uid, err := k.namespaceUID(ctx, restore.Namespace)
 	if err != nil {
@@ -183,10 +179,10 @@ func (k *kind) record(ctx context.Context, restore *v1alpha1.Restore, requester 
 	}
 	by := recorded.Requester(requester)
 	if restore.Namespace != k.systemNamespace {
-		// It writes with their rights, which an authorizer may take from this too.
+		// It writes with their rights; an authorizer may use this, too.
 		by.Extra = requester.GetExtra()
 	}
-	// One of several backups of a name bears its location's behind its own.
+	// One of several backups of a name has "@" and its location appended.
 	bare, _, _ := strings.Cut(backup.Name, "@")
 	publicKey := ""
 	if origin := backup.Status.Origin; origin != nil && (origin.Trust == v1alpha1.BackupTrustOwn || origin.Trust == v1alpha1.BackupTrustTrusted) {
@@ -237,15 +233,14 @@ func (k *kind) Unchangeable(restore *v1alpha1.Restore, _ string) string {
 	return fmt.Sprintf("a restore stays as it was asked for: create another one, with another name; POST a RestoreCancellation to restores/%s/cancel to stop this one", restore.Name)
 }
 
-// Yields implements recorded.Kind. A restore of a lost namespace is not shown in one that was made
-// anew, so its name is free there, as soon as its end is in the store, where it is listed from.
-// Of one that never began nothing is to be told.
+// Yields implements recorded.Kind. A restore of a deleted namespace is not shown in a new one of
+// the name. Its name is free there once its end is stored, or at once if it never began.
 func (k *kind) Yields(run, to *enginev1alpha1.RestoreRun) bool {
 	return run.Spec.RestoreRef == to.Spec.RestoreRef && run.Status.Phase.Ended() && (run.Status.Stored || run.Status.StartTimestamp == nil) &&
 		!k.sameNamespace(run.Spec.RestoreRef.Namespace, run.Spec.NamespaceUID, to.Spec.NamespaceUID)
 }
 
-// NameTaken implements recorded.Kind. It is not reached: the name of a Restore has no dots.
+// NameTaken implements recorded.Kind. It is never called: the name of a Restore has no dots.
 func (k *kind) NameTaken(restore *v1alpha1.Restore, run *enginev1alpha1.RestoreRun) error {
 	return conflict(restore.Name, "its record is that of the restore %s in the namespace %s", run.Spec.RestoreRef.Name, run.Spec.RestoreRef.Namespace)
 }

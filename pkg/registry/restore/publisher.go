@@ -28,40 +28,37 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 )
 
-// Publisher fills a log with the restores: their records, with their places in the queue.
-// A restore is shown where it was asked for, unless the namespace was made anew since, and does
-// not continue that one: then it is the administrator's, as a backup is. One whose record is gone is shown as its
-// store has it, see history.go.
+// Publisher fills a log with the restores: their records, with their places in the queue. A restore
+// is shown in its namespace. If a new namespace has that name and does not continue it, it is shown
+// in the system namespace, like backups. One without a record is shown as stored; see history.go.
 type Publisher struct {
 	// Log of the restores.
 	Log             *logstore.Log[object]
 	systemNamespace string
 	synced          []cache.InformerSynced
 
-	// mu is held from a change of the fields below to the commit of what follows from it.
-	mu sync.Mutex
-	// records are in their newest versions, by uid.
-	records *recorded.Set[types.UID, *enginev1alpha1.RestoreRun]
-	// namespaces are those that exist.
+	// mu is held from a change of the fields below to the commit that follows from it.
+	mu         sync.Mutex
+	records    *recorded.Set[types.UID, *enginev1alpha1.RestoreRun]
 	namespaces map[string]types.UID
-	// successions say which of them continue others.
+	// successions say which namespaces continue others.
 	successions identity.Successions
-	// places are those in the queue, as they may be shown.
+	// places in the queue, as they may be shown.
 	places map[types.UID]projection.Place
 	// unheard says that no controller is heard of; empty while one is.
 	unheard string
-	// stores tell the locations that there are from others of their names.
+	// stores are the identities of the locations' stores.
 	stores map[string]string
-	// past are the restores in the stores, by location and store name, and shownPast where
-	// those of a store name are shown.
+	// past are the stored restores, by location and store name. shownPast is where each store name
+	// is shown.
 	past      map[string]map[string]*past
 	shownPast map[string]map[types.NamespacedName]bool
 	judge     Judge
 }
 
-// NewPublisher returns a Publisher of the records that one informer sees, where another
-// sees the namespaces. judge judges the signatures of restores whose records are gone; without it
-// none is shown. onRead is called on every Get and List, see logstore.Options.
+// NewPublisher returns a Publisher of the records and namespaces of two informers. judge judges the
+// signatures of restores without records; without it, none is shown. onRead is called on every Get
+// and List; see logstore.Options.
 func NewPublisher(systemNamespace string, runs, namespaces cache.SharedIndexInformer, judge Judge, onRead func(context.Context)) (*Publisher, error) {
 	p := &Publisher{
 		Log: logstore.New(func() object { return &v1alpha1.Restore{} },
@@ -88,14 +85,14 @@ func NewPublisher(systemNamespace string, runs, namespaces cache.SharedIndexInfo
 	return p, nil
 }
 
-// Run lets clients in when the records are there.
+// Run lets clients in when the records are known.
 func (p *Publisher) Run(ctx context.Context) {
 	if cache.WaitForNamedCacheSyncWithContext(ctx, p.synced...) {
 		p.Log.SetReady()
 	}
 }
 
-// Observe takes note of a record, as an informer or a client got it.
+// Observe notes a record, as an informer or a client got it.
 func (p *Publisher) Observe(run *enginev1alpha1.RestoreRun) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -103,10 +100,9 @@ func (p *Publisher) Observe(run *enginev1alpha1.RestoreRun) {
 		return
 	}
 	p.showLocked(run)
-	p.showPastLocked(format.RestoreStoreName(run.Spec.RestoreRef.Namespace, run.Spec.RestoreRef.Name, p.systemNamespace, run.UID)) // no more
+	p.showPastLocked(format.RestoreStoreName(run.Spec.RestoreRef.Namespace, run.Spec.RestoreRef.Name, p.systemNamespace, run.UID)) // it is hidden
 }
 
-// forget takes note that a record is gone.
 func (p *Publisher) forget(run *enginev1alpha1.RestoreRun) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -116,8 +112,8 @@ func (p *Publisher) forget(run *enginev1alpha1.RestoreRun) {
 	p.rememberLocked(run)
 }
 
-// Queued takes note of the places of all restores in the queue, as they may be shown
-// where the restores are. The caller keeps none of it.
+// Queued sets the places of all restores in the queue, as they may be shown. The caller keeps none
+// of it.
 func (p *Publisher) Queued(places map[types.UID]projection.Place) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -131,8 +127,7 @@ func (p *Publisher) Queued(places map[types.UID]projection.Place) {
 	}
 }
 
-// SetUnheard takes note that no controller is heard of, and of how people are told; empty when one
-// is again.
+// SetUnheard sets the message that no controller is heard of; empty if one is.
 func (p *Publisher) SetUnheard(message string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -147,8 +142,7 @@ func (p *Publisher) SetUnheard(message string) {
 	}
 }
 
-// setNamespace takes note that a namespace exists, or does not any more, and moves the
-// restores that were asked for in one of its name.
+// setNamespace notes whether a namespace exists, and moves the restores of its name.
 func (p *Publisher) setNamespace(namespace *corev1.Namespace, exists bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -161,16 +155,15 @@ func (p *Publisher) setNamespace(namespace *corev1.Namespace, exists bool) {
 	})
 }
 
-// SetSuccessions takes note of which namespaces continue others, and moves the restores that
-// were asked for in those.
+// SetSuccessions sets which namespaces continue others, and moves their restores.
 func (p *Publisher) SetSuccessions(successions identity.Successions) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.moveLocked("", func() { p.successions = successions })
 }
 
-// moveLocked shows the restores of a namespace, or all if that is empty, where they belong after
-// a change.
+// moveLocked makes a change, and shows the restores of a namespace, or all if that is empty, where
+// they belong.
 func (p *Publisher) moveLocked(namespace string, change func()) {
 	moved := map[*enginev1alpha1.RestoreRun]types.NamespacedName{}
 	for _, run := range p.records.All() {
@@ -192,7 +185,6 @@ func (p *Publisher) moveLocked(namespace string, change func()) {
 	p.judgeAgainLocked(namespace)
 }
 
-// placeOf is where a record's restore is shown.
 func (p *Publisher) placeOf(run *enginev1alpha1.RestoreRun) types.NamespacedName {
 	ref := run.Spec.RestoreRef
 	present, exists := p.namespaces[ref.Namespace]
@@ -202,8 +194,8 @@ func (p *Publisher) placeOf(run *enginev1alpha1.RestoreRun) types.NamespacedName
 	return types.NamespacedName(ref)
 }
 
-// sameNamespace reports whether two uids are those of one namespace, or of one that continues the
-// other. Where it is not known which namespace it was, it is the same.
+// sameNamespace reports whether two uids are of one namespace, or one continues the other. An
+// unknown uid is equal to any.
 func (p *Publisher) sameNamespace(name string, a, b types.UID) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -237,8 +229,8 @@ func (p *Publisher) hideLocked(at types.NamespacedName, uid types.UID) {
 	}
 }
 
-// load counts the records of a namespace's restores, and those that have not ended. Those
-// named, which are being created, count in any case.
+// load counts the records of a namespace's restores, and the unfinished ones. The named ones, which
+// are being created, count in any case.
 func (p *Publisher) load(namespace string, coming sets.Set[string]) (records, unfinished int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -256,8 +248,8 @@ func (p *Publisher) load(namespace string, coming sets.Set[string]) (records, un
 	return records + unseen.Len(), unfinished + unseen.Len()
 }
 
-// restoreOf is the Restore that a run stands for. entry is its place in the queue as its
-// namespace may see it, or nil when it has none.
+// restoreOf returns the Restore of a run. entry is its place in the queue as its namespace may see
+// it, or nil.
 func restoreOf(run *enginev1alpha1.RestoreRun, entry *queue.Entry) *v1alpha1.Restore {
 	restore := run.AsRestore()
 	status := &restore.Status
@@ -285,7 +277,7 @@ func restoreOf(run *enginev1alpha1.RestoreRun, entry *queue.Entry) *v1alpha1.Res
 			queued.LastTransitionTime = *status.StartTimestamp
 		}
 	case entry != nil && entry.State == v1alpha1.QueueStateReady:
-		// Computed: the start of a run is in the queue's ledger.
+		// The start of a run is in the queue's ledger.
 		status.Phase = v1alpha1.RestorePhaseReadyToStart
 		queued.Status, queued.Reason, complete.Reason = metav1.ConditionFalse, string(status.Phase), string(status.Phase)
 	case entry != nil:
@@ -296,7 +288,7 @@ func restoreOf(run *enginev1alpha1.RestoreRun, entry *queue.Entry) *v1alpha1.Res
 	return restore
 }
 
-// endConditions are those of a restore that has ended.
+// endConditions returns the conditions of an ended restore.
 func endConditions(restore *v1alpha1.Restore) []metav1.Condition {
 	status, at := &restore.Status, restore.CreationTimestamp
 	message := cmp.Or(status.FailureReason, strings.Join(status.ValidationErrors, "; "), status.Message, format.Unnamed(status.Errors, status.Warnings))

@@ -9,21 +9,20 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 )
 
-// Limits are how many restores may wait or run at once in one namespace; 0 is no limit.
+// Limits bound the restores that wait or run at once in one namespace; 0 is no limit.
 type Limits struct {
-	// Unfinished is that of each namespace but the system namespace, which has one of
-	// its own: it is the administrator's.
+	// Unfinished is each namespace's limit, except the system namespace's, which is
+	// UnfinishedInSystem.
 	Unfinished, UnfinishedInSystem int
 }
 
-// recordsPerUnfinished bounds all records of a namespace's restores, in multiples of its
-// limit: they stay for a while when they have ended.
+// recordsPerUnfinished bounds all records of a namespace's restores, in multiples of its limit:
+// ended ones stay for a while.
 const recordsPerUnfinished = 50
 
-// CauseTooManyRestores is the cause in the answer to a request that is beyond a limit.
+// CauseTooManyRestores is the cause of a refusal beyond a limit.
 const CauseTooManyRestores metav1.CauseType = "TooManyRestores"
 
-// newQuota bounds the records of restores.
 func newQuota(config Config) *recorded.Quota {
 	return &recorded.Quota{
 		Resource: Resource.GroupResource, Cause: CauseTooManyRestores, Factor: recordsPerUnfinished,

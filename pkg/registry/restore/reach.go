@@ -18,24 +18,23 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// reach is what a restore of a certain backup touches, as far as that follows from what
-// the two say: nothing is read for it.
+// reach is what a restore of a backup touches, by the two specs: nothing is read for it.
 type reach struct {
-	// sources are the namespaces of the backup that are restored, and targets those that
-	// they are restored into. They are nil if any is true: patterns don't tell.
+	// sources are the restored namespaces of the backup, and targets the namespaces that they are
+	// restored into. nil is any: the backup has patterns.
 	sources, targets sets.Set[string]
 	any              bool
-	// clusterScoped is whether cluster-scoped objects are restored as such. Those that
-	// belong to a namespace, such as the volumes of its claims, don't count, as for backups.
+	// clusterScoped is whether cluster-scoped objects are restored as such. As in backups, objects
+	// that belong to a namespace, as its claims' volumes, don't count.
 	clusterScoped bool
 }
 
-// reachOf finds what a restore touches. Whatever it asks for by name must be in the backup.
+// reachOf returns what a restore touches. Everything it names must be in the backup.
 func reachOf(spec *v1alpha1.RestoreSpec, backup *v1alpha1.BackupSpec, systemNamespace string) (reach, field.ErrorList) {
 	at := field.NewPath("spec")
 	asked, _ := selection.ParseNamespaces(spec.IncludedNamespaces, spec.ExcludedNamespaces, nil)
 	resources, _ := selection.ParseResources(validation.RestoreResourceLists(spec), asked, nil)
-	// What another maker's backup says can't always be read; nil is then anything.
+	// Another maker's backup may be unreadable here; nil is then anything.
 	held, _ := selection.ParseNamespaces(backup.IncludedNamespaces, backup.ExcludedNamespaces, nil)
 	holds := func(namespace string) bool { return held == nil || held.Match(namespace) }
 	heldResources, unreadable := selection.ParseResources(validation.ResourceLists(backup), held, nil)
@@ -93,7 +92,6 @@ func reachOf(spec *v1alpha1.RestoreSpec, backup *v1alpha1.BackupSpec, systemName
 	return r, errs
 }
 
-// retarget finds the targets of the sources.
 func (r *reach) retarget(mapping map[string]string, restored func(string) bool, at *field.Path) (errs field.ErrorList) {
 	for _, from := range slices.Sorted(maps.Keys(mapping)) {
 		to := mapping[from]
@@ -117,8 +115,8 @@ func (r *reach) retarget(mapping map[string]string, restored func(string) bool, 
 	return errs
 }
 
-// scopes lists what a restore of a tenant's namespace reaches outside of it: where it
-// needs the right to create restores, to read from there as well as to write there.
+// scopes returns what a tenant's restore reaches outside its namespace. There it needs the right to
+// create restores, both to read and to write.
 func (r *reach) scopes(restore *v1alpha1.Restore) (scopes []recorded.Scope) {
 	add := func(namespace, field, because string) {
 		scopes = append(scopes, recorded.Scope{Namespace: namespace, Field: field, Because: because})
@@ -144,8 +142,7 @@ func (r *reach) scopes(restore *v1alpha1.Restore) (scopes []recorded.Scope) {
 	return scopes
 }
 
-// moved lists the namespaces that are restored into others, where those see what was in
-// them.
+// moved returns the namespaces that are restored into others, whose users then see their contents.
 func (r *reach) moved(restore *v1alpha1.Restore) (scopes []recorded.Scope) {
 	for _, from := range slices.Sorted(maps.Keys(restore.Spec.NamespaceMapping)) {
 		if to := restore.Spec.NamespaceMapping[from]; to != from {

@@ -15,12 +15,11 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 )
 
-// NewCancelREST serves restores/cancel.
+// NewCancelREST returns restores/cancel.
 func NewCancelREST(restores *REST, clock clock.PassiveClock) *recorded.Subresource {
 	return recorded.NewRequest(restores, clock, &v1alpha1.RestoreCancellation{}, cancel)
 }
 
-// cancel asks for a restore to be stopped.
 func cancel(restore *v1alpha1.Restore, run *enginev1alpha1.RestoreRun, ask enginev1alpha1.Ask, _ runtime.Object) (*enginev1alpha1.RestoreRun, string, error) {
 	switch {
 	case run == nil:
@@ -36,12 +35,11 @@ func cancel(restore *v1alpha1.Restore, run *enginev1alpha1.RestoreRun, ask engin
 	return changed, "the restore is asked to stop; what it has written stays", nil
 }
 
-// StatusReasonRestoreState is the reason of the refusal of a request that does not fit the
-// state of the restore.
+// StatusReasonRestoreState is the reason of a refusal because of the restore's state.
 const StatusReasonRestoreState metav1.StatusReason = "RestoreState"
 
-// conflict refuses a request that does not fit the state of the restore. It is not the
-// kind of conflict that goes away by trying again.
+// conflict refuses a request because of the restore's state. Unlike other conflicts, a retry does
+// not help.
 func conflict(name, format string, args ...any) error {
 	return recorded.Conflict(Resource.GroupResource, name, StatusReasonRestoreState, fmt.Sprintf("restore %q: ", name)+fmt.Sprintf(format, args...))
 }

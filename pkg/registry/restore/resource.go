@@ -18,7 +18,7 @@ import (
 
 type object = *v1alpha1.Restore
 
-// Resource is what restores have in common with resources that can't be created.
+// Resource defines restores.
 var Resource = virtual.Resource[object]{
 	GroupResource: v1alpha1.Resource("restores"),
 	Singular:      "restore",
@@ -83,13 +83,11 @@ var Resource = virtual.Resource[object]{
 		// It is long, so it comes last.
 		virtual.Wide(virtual.Text("Reason", "What the restore waits for, why it failed, or what it lacks.", reason)),
 	},
-	// The newest restore of a namespace comes first.
 	Compare: func(a, b object) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), b.CreationTimestamp.Compare(a.CreationTimestamp.Time))
 	},
 }
 
-// progressed is a column of counted objects.
 func progressed(name, description string, count func(*v1alpha1.RestoreProgress) int64) virtual.Column[object] {
 	return virtual.Text(name, description, func(r object) string {
 		if r.Status.Progress == nil {
@@ -102,7 +100,7 @@ func progressed(name, description string, count func(*v1alpha1.RestoreProgress) 
 func phase(r object) string     { return string(r.Status.Phase) }
 func requester(r object) string { return r.Status.Requester }
 
-// backupName is that of the backup that was found.
+// backupName returns the name of the found backup.
 func backupName(r object) string {
 	if r.Status.Backup == nil {
 		return ""
@@ -131,7 +129,7 @@ func took(r object, now time.Time) string {
 	return duration.HumanDuration(end.Sub(start.Time))
 }
 
-// reason is what a restore waits for, why it failed, or what it lacks.
+// reason returns what a restore waits for, why it failed, or what it lacks.
 func reason(r object) string {
 	if queued := meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionQueued); queued != nil && queued.Status == metav1.ConditionTrue {
 		return queued.Reason

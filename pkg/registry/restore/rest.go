@@ -3,12 +3,11 @@
 
 // Package restore serves restores: created as a run's record, read from memory.
 //
-// What a restore may do is decided when it is created, by its creator's rights, and again
-// when it runs, since it writes with these rights. Here it is decided what it may read: a
-// restore reads a backup of its own namespace, which its creator may get, and of that only
-// namespaces in which they may create restores. What they restore from one namespace into
-// another is from a namespace whose Secrets they may read. In the system namespace, the
-// right to create restores is the administrator's, and nothing more is asked.
+// Creation checks what a restore may read; its writes have its creator's rights, and are checked
+// again when it runs. A restore reads a backup of its own namespace that its creator may get, and
+// only namespaces in which the creator may create restores. To restore one namespace into another,
+// its creator must be allowed to read the first one's Secrets. In the system namespace, the right
+// to create restores suffices.
 package restore
 
 import (
@@ -29,32 +28,30 @@ import (
 // REST creates, gets, lists and watches restores.
 type REST = recorded.REST[*v1alpha1.Restore, *enginev1alpha1.RestoreRun]
 
-// Backups are those that can be restored.
+// Backups are the backups that can be restored.
 type Backups interface {
 	rest.Getter
 	rest.Lister
 }
 
-// Config is what a REST needs.
+// Config is the configuration of a REST.
 type Config struct {
-	Scheme *runtime.Scheme
-	// SystemNamespace is where the records live.
+	Scheme          *runtime.Scheme
 	SystemNamespace string
 	Publisher       *Publisher
 	Runs            engineclient.RestoreRunInterface
 	Backups         Backups
 	// BackupsReady fails while not all backups are known.
 	BackupsReady func() error
-	// HeldClaims are the claims whose data a backup holds. Nil knows of none.
+	// HeldClaims returns the claims whose data a backup holds. Nil knows of none.
 	HeldClaims func(namespace, name string) []types.NamespacedName
-	// NamespaceUID finds out which namespace has a name.
+	// NamespaceUID returns the uid of a namespace.
 	NamespaceUID func(ctx context.Context, name string) (types.UID, error)
 	// MayUse fails with location.ErrNotAllowed if a namespace may not use a storage location.
 	MayUse func(ctx context.Context, location, namespace string) error
 	// Authorizer decides on every namespace that a request touches.
 	Authorizer authorizer.Authorizer
-	// Limits are how many restores may wait or run.
-	Limits Limits
+	Limits     Limits
 }
 
 // NewREST returns the storage of the restores resource.

@@ -17,7 +17,7 @@ import (
 	domain "github.com/holdfast-io/holdfast/pkg/schedule"
 )
 
-// scheduleOf is the Schedule that a record is of, without what follows from its backups.
+// scheduleOf returns the Schedule of a record, without the fields that follow from its backups.
 func scheduleOf(entry *enginev1alpha1.ScheduleEntry) (*v1alpha1.Schedule, error) {
 	s := &v1alpha1.Schedule{Spec: *entry.Spec.Schedule.DeepCopy()}
 	if err := json.Unmarshal([]byte(entry.Spec.Metadata), &s.ObjectMeta); err != nil {
@@ -35,7 +35,6 @@ func scheduleOf(entry *enginev1alpha1.ScheduleEntry) (*v1alpha1.Schedule, error)
 	return s, nil
 }
 
-// keep writes a Schedule into its record.
 func keep(s *v1alpha1.Schedule, entry *enginev1alpha1.ScheduleEntry) error {
 	own := *s.ObjectMeta.DeepCopy()
 	own.ResourceVersion = ""
@@ -47,7 +46,7 @@ func keep(s *v1alpha1.Schedule, entry *enginev1alpha1.ScheduleEntry) error {
 	return nil
 }
 
-// show completes a Schedule by what follows from its backups, and from the time.
+// show sets the fields that follow from a Schedule's backups, and from the time.
 func show(s *v1alpha1.Schedule, since metav1.Time, backups []domain.Backup, now time.Time) {
 	for _, backup := range backups {
 		last := s.Status.LastBackup
@@ -77,13 +76,13 @@ func show(s *v1alpha1.Schedule, since metav1.Time, backups []domain.Backup, now 
 	}
 }
 
-// summary is what of a backup concerns the schedule that made it.
+// summary returns the part of a backup that concerns its schedule.
 func summary(backup *v1alpha1.Backup) domain.Backup {
 	_, byHand := backup.Annotations[domain.AnnotationTriggeredBy]            // which no template can set
-	kept := backup.Status.Hold != nil || backup.Status.ExpirationChanges > 0 // somebody has decided on this very one
-	// A deleted volume is such a change, before that is in the store. Data that was left out is
-	// none: each backup of a namespace with an unused claim lacks some. The newest data of each
-	// claim are kept by the request that deletes.
+	kept := backup.Status.Hold != nil || backup.Status.ExpirationChanges > 0 // a user has decided on this very one
+	// A deleted volume lacks too, before the store says so. Omitted data does not: each backup of a
+	// namespace with an unused claim lacks some. The deletion request protects the newest data of
+	// each claim.
 	lacks := backup.Status.Volumes != nil && backup.Status.Volumes.Deleted > 0
 	s := domain.Backup{Name: backup.Name, ByHand: byHand, Exempt: byHand || kept || lacks || meta.IsStatusConditionTrue(backup.Status.Conditions, v1alpha1.ConditionMetadataReplaced) ||
 		meta.IsStatusConditionFalse(backup.Status.Conditions, v1alpha1.ConditionVolumesListed) ||
@@ -95,8 +94,8 @@ func summary(backup *v1alpha1.Backup) domain.Backup {
 	return s
 }
 
-// MadeBy is the uid of the schedule that made a backup, if that is certain: if the
-// backup is this cluster's own, and shown where it was asked for.
+// MadeBy returns the uid of a backup's schedule if it is certain: the backup is this cluster's own,
+// and shown in its own namespace.
 func MadeBy(backup *v1alpha1.Backup) types.UID {
 	origin := backup.Status.Origin
 	if origin == nil || origin.Trust != v1alpha1.BackupTrustOwn || origin.Message != "" {

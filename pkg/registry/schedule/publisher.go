@@ -24,7 +24,7 @@ import (
 	domain "github.com/holdfast-io/holdfast/pkg/schedule"
 )
 
-// Publisher fills a log with the schedules: their records, with what follows from their
+// Publisher fills a log with the schedules: their records, with the fields that follow from their
 // backups.
 type Publisher struct {
 	// Log of the schedules.
@@ -32,26 +32,25 @@ type Publisher struct {
 	clock  clock.PassiveClock
 	synced cache.InformerSynced
 
-	// mu is held from a change of the fields below to the commit of what follows from it.
+	// mu is held from a change of the fields below to the commit that follows from it.
 	mu sync.Mutex
-	// changed, if set, is told of each schedule that has changed, or whose backups have.
+	// changed, if set, is called for each schedule that has changed, or whose backups have.
 	changed func(types.NamespacedName)
-	// entries are the records in their newest versions.
 	entries *recorded.Set[types.NamespacedName, *enginev1alpha1.ScheduleEntry]
-	// uids are those of the schedules, by record, and names the way back.
+	// uids of the schedules by record; names is the inverse.
 	uids  map[types.NamespacedName]types.UID
 	names map[made]types.NamespacedName
-	// outdated are schedules whose backups have changed since they were published; wake says
-	// that there are some.
+	// outdated are schedules whose backups have changed since they were published; wake says that
+	// there are some.
 	outdated sets.Set[types.NamespacedName]
 	wake     chan struct{}
-	// backups are those that schedules made, by namespace and uid of these.
+	// backups of the schedules, by namespace and uid of the schedule.
 	backups map[made]map[string]domain.Backup
-	// by is which schedule made a backup.
+	// by has the schedule of each backup.
 	by map[types.NamespacedName]made
 }
 
-// made says by which schedule a backup was made, and where it is shown.
+// made identifies the schedule of a backup, and where the backup is shown.
 type made struct {
 	namespace string
 	schedule  types.UID
@@ -79,12 +78,11 @@ func NewPublisher(informer cache.SharedIndexInformer, clock clock.PassiveClock) 
 	return p, nil
 }
 
-// publishPause is the least time between two publications of what backups have changed. Each
-// goes through all backups of a schedule, and a store that is read has thousands at once.
+// publishPause is the least time between two publications of changed backups. Each reads all
+// backups of a schedule, and reading a store changes thousands at once.
 const publishPause = 100 * time.Millisecond
 
-// Run lets clients in when the records are there, and publishes what changes by backups,
-// until ctx ends.
+// Run lets clients in when the records are known, and publishes changes of backups, until ctx ends.
 func (p *Publisher) Run(ctx context.Context) {
 	if !cache.WaitForNamedCacheSyncWithContext(ctx, p.synced) {
 		return
@@ -113,8 +111,8 @@ func (p *Publisher) publishOutdated() {
 	}
 }
 
-// Notify has a function told of each schedule that there is, and from then on of each that
-// changes, or whose backups do. It is called under a lock.
+// Notify calls changed for each schedule, and later for each that changes, or whose backups do. It
+// calls under a lock.
 func (p *Publisher) Notify(changed func(types.NamespacedName)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -128,7 +126,7 @@ func nameOf(entry *enginev1alpha1.ScheduleEntry) types.NamespacedName {
 	return types.NamespacedName(entry.Spec.ScheduleRef)
 }
 
-// Observe takes note of a record, as an informer or a client got it.
+// Observe notes a record, as an informer or a client got it.
 func (p *Publisher) Observe(entry *enginev1alpha1.ScheduleEntry) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -137,7 +135,7 @@ func (p *Publisher) Observe(entry *enginev1alpha1.ScheduleEntry) {
 	}
 }
 
-// Forget takes note that a record is gone.
+// Forget removes a deleted record.
 func (p *Publisher) Forget(entry *enginev1alpha1.ScheduleEntry) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -152,7 +150,7 @@ func (p *Publisher) Forget(entry *enginev1alpha1.ScheduleEntry) {
 	p.changedLocked(key)
 }
 
-// OnBackup takes note of a backup as it is shown, or of nil when it is shown no more.
+// OnBackup notes a backup as it is shown, or nil when it is no longer shown.
 func (p *Publisher) OnBackup(name types.NamespacedName, backup *v1alpha1.Backup) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -183,7 +181,6 @@ func (p *Publisher) OnBackup(name types.NamespacedName, backup *v1alpha1.Backup)
 	p.madeLocked(is)
 }
 
-// madeLocked has the schedule brought up to date that made something.
 func (p *Publisher) madeLocked(by made) {
 	key, ok := p.names[by]
 	if !ok {
@@ -220,7 +217,7 @@ func (p *Publisher) changedLocked(key types.NamespacedName) {
 	}
 }
 
-// Schedule is one as it is shown, with its record and the backups that it made.
+// Schedule returns a schedule as it is shown, with its record and its backups.
 func (p *Publisher) Schedule(name types.NamespacedName) (*v1alpha1.Schedule, *enginev1alpha1.ScheduleEntry, []domain.Backup) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -238,7 +235,8 @@ func (p *Publisher) Schedule(name types.NamespacedName) (*v1alpha1.Schedule, *en
 	return s, entry, p.ofLocked(name.Namespace, s.UID)
 }
 
-// load counts the schedules of a namespace. The named ones count in any case.
+// load counts the schedules of a namespace. The named ones, which are being created, count in any
+// case.
 func (p *Publisher) load(namespace string, coming sets.Set[string]) (records, unfinished int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -251,7 +249,7 @@ func (p *Publisher) load(namespace string, coming sets.Set[string]) (records, un
 	return names.Len(), names.Len()
 }
 
-// Names are those of all schedules, in order.
+// Names returns the names of all schedules, in order.
 func (p *Publisher) Names() []types.NamespacedName {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -1,17 +1,17 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package schedule serves schedules: the one resource with all verbs, since it is intent
-// and holds no data.
+// Package schedule serves schedules: the one resource with all verbs, since it is intent and holds
+// no data.
 //
-// A schedule is kept as a ScheduleEntry in the system namespace, where nobody but Holdfast
-// writes: it says as whom backups are asked for. Its users' metadata is in there whole, so
-// that finalizers, owners and managed fields are theirs. What is read is a log, as for the
-// other resources; what is written goes into the record first, with its version, so that of
-// two writers one is refused, and into the log then.
+// A schedule is kept as a ScheduleEntry in the system namespace, which only Holdfast writes, since
+// it names the user that backups are requested as. The entry has the schedule's whole metadata, so
+// finalizers, owners and managed fields work. Reads come from a log, as for the other resources. A
+// write goes into the record first, with its version, so one of two concurrent writers is refused;
+// then it goes into the log.
 //
-// Whoever changes a schedule's spec must have the right to make its backups, by the very
-// check that a Backup gets, and is from then on who they are asked for as.
+// A user that changes a schedule's spec must have the right to make its backups, by the check for a
+// Backup. From then on its backups are requested as this user.
 package schedule
 
 import (
@@ -27,7 +27,7 @@ import (
 
 type object = *v1alpha1.Schedule
 
-// Resource is what schedules have in common with resources that are only read.
+// Resource defines schedules.
 var Resource = virtual.Resource[object]{
 	GroupResource: v1alpha1.Resource("schedules"),
 	Singular:      "schedule",

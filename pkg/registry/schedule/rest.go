@@ -33,19 +33,19 @@ import (
 	domain "github.com/holdfast-io/holdfast/pkg/schedule"
 )
 
-// Config is what a REST needs.
+// Config is the configuration of a REST.
 type Config struct {
 	Scheme          *runtime.Scheme
 	SystemNamespace string
 	Publisher       *Publisher
 	Entries         engineclient.ScheduleEntryInterface
-	// NamespaceUID finds out which namespace has a name.
+	// NamespaceUID returns the uid of a namespace.
 	NamespaceUID func(ctx context.Context, name string) (types.UID, error)
-	// Backups check what a schedule would make.
+	// Backups check the schedule's backups.
 	Backups    *backup.REST
 	Authorizer authorizer.Authorizer
 	Clock      clock.PassiveClock
-	// Limit is how many schedules a namespace may have but the system namespace; zero is no limit.
+	// Limit bounds the schedules of each namespace except the system namespace; zero is no limit.
 	Limit int
 }
 
@@ -74,7 +74,7 @@ func NewREST(config Config) (*REST, error) {
 		return nil, err
 	}
 	store.ResetFieldsStrategy = strategy{}
-	// A dry run copies by it.
+	// Dry runs copy by it.
 	store.Storage.Codec = serializer.NewCodecFactory(config.Scheme).LegacyCodec(v1alpha1.SchemeGroupVersion)
 	store.BeginCreate = func(ctx context.Context, obj runtime.Object, _ *metav1.CreateOptions) (genericregistry.FinishFunc, error) {
 		return finished, r.check(ctx, obj.(*v1alpha1.Schedule))
@@ -82,7 +82,7 @@ func NewREST(config Config) (*REST, error) {
 	store.BeginUpdate = func(ctx context.Context, obj, old runtime.Object, _ *metav1.UpdateOptions) (genericregistry.FinishFunc, error) {
 		is, was := obj.(*v1alpha1.Schedule), old.(*v1alpha1.Schedule)
 		if !asksOtherwise(r.restoreUser(), was, is.Spec) {
-			return finished, nil // whoever changes the rest does not become who backups are asked for as
+			return finished, nil // other changes don't change the user that backups are requested as
 		}
 		return finished, r.check(ctx, is)
 	}
@@ -90,8 +90,8 @@ func NewREST(config Config) (*REST, error) {
 	return r, nil
 }
 
-// restoreUser is who restores of the system namespace write as. Nothing is done as this user:
-// its schedules are paused until somebody resumes them, as whom their backups are then asked for.
+// restoreUser returns the user of restores in the system namespace. Its schedules are paused until
+// a user resumes them, and then requests their backups.
 func (r *REST) restoreUser() string { return enginev1alpha1.RestoreUser(r.config.SystemNamespace) }
 
 func finished(context.Context, bool) {}
@@ -102,8 +102,8 @@ func (r *REST) ShortNames() []string { return Resource.ShortNames }
 // Categories implements rest.CategoriesProvider.
 func (r *REST) Categories() []string { return Resource.Categories }
 
-// check answers what the requester may not ask for, or what is wrong with it, by the code
-// that checks a Backup: what is refused once a night is better refused now.
+// check returns why the requester may not request the schedule's backups, by the checks of a
+// Backup. A refusal is better now than each night.
 func (r *REST) check(ctx context.Context, s *v1alpha1.Schedule) error {
 	if errs := validation.ValidateSchedule(s); len(errs) > 0 {
 		return invalid(s.Name, errs)
@@ -113,7 +113,7 @@ func (r *REST) check(ctx context.Context, s *v1alpha1.Schedule) error {
 		return err
 	}
 	if requester.GetName() == r.restoreUser() {
-		return nil // it is paused, and whoever resumes it must have the rights
+		return nil // it is paused, and a user that resumes it must have the rights
 	}
 	namespace := genericapirequest.NamespaceValue(ctx)
 	right := recorded.Right{Verb: "create", Resource: v1alpha1.SchemeGroupVersion.WithResource("backups")}
@@ -136,7 +136,7 @@ func invalid(name string, errs field.ErrorList) error {
 	return apierrors.NewInvalid(v1alpha1.SchemeGroupVersion.WithKind("Schedule").GroupKind(), name, errs)
 }
 
-// ofTemplate makes an error about a backup's spec one about the template of a schedule.
+// ofTemplate turns an error about a backup's spec into one about a schedule's template.
 func ofTemplate(err error, name string) error {
 	var status *apierrors.StatusError
 	if !errors.As(err, &status) {
@@ -166,11 +166,11 @@ func ofTemplate(err error, name string) error {
 	return &apierrors.StatusError{ErrStatus: *about}
 }
 
-// strategy says what becomes of a Schedule that is written.
+// strategy validates and defaults written Schedules.
 type strategy struct {
 	runtime.ObjectTyper
 	names.NameGenerator
-	// restoreUser is who restores write as.
+	// restoreUser is the user of restores.
 	restoreUser string
 }
 
@@ -204,8 +204,8 @@ func (strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList 
 	return validation.ValidateSchedule(obj.(*v1alpha1.Schedule))
 }
 
-// ValidateUpdate lets what was written before a rule became stricter have its metadata
-// changed: otherwise it could not be deleted.
+// ValidateUpdate accepts changed metadata of schedules from before a rule became stricter:
+// otherwise they could not be deleted.
 func (strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
 	is, was := obj.(*v1alpha1.Schedule), old.(*v1alpha1.Schedule)
 	if equality.Semantic.DeepEqual(is.Spec, was.Spec) {
@@ -226,15 +226,15 @@ func (strategy) Canonicalize(runtime.Object)                   {}
 func (strategy) AllowCreateOnUpdate(context.Context) bool      { return false }
 func (strategy) AllowUnconditionalUpdate(context.Context) bool { return true }
 
-// GetResetFields implements rest.ResetFieldsStrategy: nobody manages the status.
+// GetResetFields implements rest.ResetFieldsStrategy: the status has no manager.
 func (strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 	return map[fieldpath.APIVersion]*fieldpath.Set{
 		fieldpath.APIVersion(v1alpha1.SchemeGroupVersion.String()): fieldpath.NewSet(fieldpath.MakePathOrDie("status")),
 	}
 }
 
-// NewTriggerREST serves schedules/trigger with the verb create: a backup now. make requests a
-// schedule's backup of an instant as the user who changed the schedule last, and returns its name.
+// NewTriggerREST returns schedules/trigger with the verb create: a backup now. make requests a
+// schedule's backup for an instant as the schedule's last user, and returns its name.
 func NewTriggerREST(schedules *REST, make func(ctx context.Context, schedule *v1alpha1.Schedule, due metav1.Time, triggeredBy string) (string, error)) *recorded.Subresource {
 	return &recorded.Subresource{
 		Resource: Resource.GroupResource, Singular: Resource.Singular, Body: &v1alpha1.ScheduleTrigger{}, Clock: schedules.config.Clock,
@@ -277,8 +277,8 @@ func (r *REST) mayTrigger(s *v1alpha1.Schedule) error {
 	return nil
 }
 
-// refused refuses a request that does not fit the state of the schedule. It is not the
-// kind of conflict that goes away by trying again.
+// refused refuses a request because of the schedule's state. Unlike other conflicts, a retry does
+// not help.
 func refused(name, message string) error {
 	return recorded.Conflict(Resource.GroupResource, name, "ScheduleState", fmt.Sprintf("schedule %q: %s", name, message))
 }

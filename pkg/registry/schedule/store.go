@@ -25,15 +25,13 @@ import (
 	domain "github.com/holdfast-io/holdfast/pkg/schedule"
 )
 
-// written is a log whose clients' writes go into the records. Each is decided on the record
-// as the cluster has it, and is written with that one's version: it counts, or there was
-// another one.
+// written is a log whose clients' writes go into the records. Each write is decided on the
+// cluster's record, and has its version, so it fails if there is a newer one.
 type written struct {
 	*logstore.Log[object]
-	publisher *Publisher
-	entries   engineclient.ScheduleEntryInterface
-	quota     *recorded.Quota
-	// recordName is the name of a schedule's record.
+	publisher    *Publisher
+	entries      engineclient.ScheduleEntryInterface
+	quota        *recorded.Quota
 	recordName   func(types.NamespacedName) string
 	restoreUser  string
 	namespaceUID func(ctx context.Context, name string) (types.UID, error)
@@ -41,7 +39,7 @@ type written struct {
 
 var _ storage.Interface = &written{}
 
-// newQuota bounds the schedules of a namespace, but the system namespace: it is the administrator's.
+// newQuota bounds the schedules of each namespace except the system namespace.
 func newQuota(config Config) *recorded.Quota {
 	return &recorded.Quota{
 		Resource: Resource.GroupResource,
@@ -56,14 +54,12 @@ func newQuota(config Config) *recorded.Quota {
 	}
 }
 
-// nameIn reads a key.
 func nameIn(key string) types.NamespacedName {
 	namespace, name, _ := strings.Cut(strings.TrimPrefix(key, logstore.Prefix(Resource.GroupResource)), "/")
 	return types.NamespacedName{Namespace: namespace, Name: name}
 }
 
-// current observes a schedule's record as the cluster has it, and returns it with the
-// schedule that it is of; nil if there is none.
+// current observes the cluster's record of a schedule, and returns both; nil if there is none.
 func (w *written) current(ctx context.Context, key string) (*enginev1alpha1.ScheduleEntry, *v1alpha1.Schedule, error) {
 	if err := w.ReadinessCheck(); err != nil {
 		return nil, nil, err
@@ -73,7 +69,7 @@ func (w *written) current(ctx context.Context, key string) (*enginev1alpha1.Sche
 	entry, err := w.entries.Get(ctx, w.recordName(name), metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		if known != nil { // since before the answer; another one may have been made after it
+		if known != nil { // deleted before the answer; another one may have been made after it
 			w.publisher.Forget(known)
 		}
 		return nil, nil, nil
@@ -83,8 +79,7 @@ func (w *written) current(ctx context.Context, key string) (*enginev1alpha1.Sche
 		return nil, nil, fmt.Errorf("the record %s is that of the schedule %s", entry.Name, nameOf(entry))
 	}
 	w.publisher.Observe(entry)
-	// Another one may have been observed meanwhile: what is shown and what is written go
-	// together.
+	// Another one may have been observed meanwhile: the shown and the written schedule must match.
 	_, entry, _ = w.publisher.Schedule(name)
 	s := &v1alpha1.Schedule{}
 	if err := w.Log.Get(ctx, key, storage.GetOptions{}, s); entry == nil || storage.IsNotFound(err) {
@@ -126,7 +121,7 @@ func (w *written) create(ctx context.Context, key string, s *v1alpha1.Schedule, 
 	}
 	created, err := w.entries.Create(ctx, entry, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
-		// Of a namespace that is no more, and had this name.
+		// It is of an earlier namespace of this name.
 		if other, err := w.entries.Get(ctx, entry.Name, metav1.GetOptions{}); err == nil && other.Spec.NamespaceUID != uid {
 			return apierrors.NewConflict(Resource.GroupResource, name.Name, fmt.Errorf("the schedule of that name in a former namespace %q is about to be removed; try again in a moment", name.Namespace))
 		}
@@ -139,7 +134,7 @@ func (w *written) create(ctx context.Context, key string, s *v1alpha1.Schedule, 
 	return w.Log.Get(ctx, key, storage.GetOptions{}, out)
 }
 
-// recording is an error of a write of a record, as those of the schedule are told of it.
+// recording turns an error about a record into one about its schedule.
 func recording(name string, err error) error {
 	return recorded.NotRecorded(Resource.GroupResource, Resource.Singular, name, err)
 }
@@ -208,9 +203,9 @@ func (w *written) GuaranteedUpdate(ctx context.Context, key string, dst runtime.
 	}
 }
 
-// asksOtherwise reports whether a change is one of what is asked for. Whether that is paused is
-// none: who pauses and resumes everybody's schedules must not become who all of them ask as. But
-// whoever resumes one that a restore has written takes it over.
+// asksOtherwise reports whether a change concerns what is requested. Pausing does not: a user that
+// pauses and resumes all schedules must not take them over. But a user that resumes a restored
+// schedule takes it over.
 func asksOtherwise(restoreUser string, was *v1alpha1.Schedule, after v1alpha1.ScheduleSpec) bool {
 	before := was.Spec
 	if was.Status.Requester == restoreUser && before.Paused && !after.Paused {
@@ -220,7 +215,7 @@ func asksOtherwise(restoreUser string, was *v1alpha1.Schedule, after v1alpha1.Sc
 	return !recorded.ByMeaning.DeepEqual(before, after)
 }
 
-// moved reports whether a change moves the times at which something is due.
+// moved reports whether a change moves the due times.
 func moved(before, after *v1alpha1.ScheduleSpec) bool {
 	return before.Schedule != after.Schedule || before.TimeZone != after.TimeZone || before.Paused != after.Paused
 }
@@ -257,14 +252,14 @@ func (w *written) Delete(ctx context.Context, key string, out runtime.Object, pr
 	}
 }
 
-// requester is who makes a request.
+// requester returns the user of a request.
 func requester(ctx context.Context) (enginev1alpha1.Requester, error) {
 	user, err := recorded.RequesterFrom(ctx)
 	if err != nil {
 		return enginev1alpha1.Requester{}, err
 	}
 	by := recorded.Requester(user)
-	// An authorizer may take the rights from it, as from the scope of a token.
+	// An authorizer may use it, as the scope of a token.
 	if by.Extra = maps.Clone(user.GetExtra()); by.Extra != nil {
 		delete(by.Extra, recorded.ExtraScheduleUID)
 		delete(by.Extra, recorded.ExtraSchedule)
@@ -272,7 +267,7 @@ func requester(ctx context.Context) (enginev1alpha1.Requester, error) {
 	return by, nil
 }
 
-// recordNames gives the names of records: those of backups in the store.
+// recordNames returns the function for names of records, which follows the names of stored backups.
 func recordNames(systemNamespace string) func(types.NamespacedName) string {
 	return func(name types.NamespacedName) string {
 		return format.StoreName(name.Namespace, name.Name, systemNamespace)

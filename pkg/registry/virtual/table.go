@@ -17,26 +17,26 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
 )
 
-// Column is a column of the table that kubectl prints, with its cells.
+// Column is a column of a table, with its cells.
 type Column[T logstore.Object] struct {
 	Definition metav1.TableColumnDefinition
-	// Cell is that of an object at an instant.
+	// Cell returns an object's cell at an instant.
 	Cell func(obj T, now time.Time) any
 }
 
-// Name is the column of the object's name.
+// Name returns the column of the object's name.
 func Name[T logstore.Object]() Column[T] {
 	column := Text("Name", "Name of the object.", func(obj T) string { return obj.GetName() })
 	column.Definition.Format = "name"
 	return column
 }
 
-// Text is a column of strings. It has a dash for none.
+// Text returns a column of strings, with a dash for "".
 func Text[T logstore.Object](name, description string, get func(T) string) Column[T] {
 	return Timed(name, description, func(obj T, _ time.Time) string { return get(obj) })
 }
 
-// Timed is a column of strings that change with time. It has a dash for none.
+// Timed returns a column of strings that change with time, with a dash for "".
 func Timed[T logstore.Object](name, description string, get func(obj T, now time.Time) string) Column[T] {
 	return Column[T]{
 		Definition: metav1.TableColumnDefinition{Name: name, Type: "string", Description: description},
@@ -49,7 +49,7 @@ func Timed[T logstore.Object](name, description string, get func(obj T, now time
 	}
 }
 
-// Number is a column of integers.
+// Number returns a column of integers.
 func Number[T logstore.Object](name, description string, get func(T) int32) Column[T] {
 	return Column[T]{
 		Definition: metav1.TableColumnDefinition{Name: name, Type: "integer", Description: description},
@@ -57,7 +57,7 @@ func Number[T logstore.Object](name, description string, get func(T) int32) Colu
 	}
 }
 
-// Wide makes a column show up with -o wide only.
+// Wide returns a column that only -o wide shows.
 func Wide[T logstore.Object](column Column[T]) Column[T] {
 	column.Definition.Priority = 1
 	return column
@@ -112,7 +112,7 @@ func (r *Resource[T]) cells(obj T, now time.Time) []any {
 	return cells
 }
 
-// Age is the time since t, as kubectl prints it.
+// Age returns the time since t, as kubectl prints it.
 func Age(t *metav1.Time, now time.Time) string {
 	if t.IsZero() {
 		return "<unknown>"
@@ -120,7 +120,7 @@ func Age(t *metav1.Time, now time.Time) string {
 	return duration.HumanDuration(now.Sub(t.Time))
 }
 
-// Since is like Age, and nothing for no time.
+// Since is like Age, and "" for no time.
 func Since(t *metav1.Time, now time.Time) string {
 	if t.IsZero() {
 		return ""
@@ -128,8 +128,7 @@ func Since(t *metav1.Time, now time.Time) string {
 	return Age(t, now)
 }
 
-// Until is the time until t, as in "in 29d", or how long ago it was; nothing for no
-// time.
+// Until returns the time until t, as in "in 29d", or how long ago it was; "" for no time.
 func Until(t *metav1.Time, now time.Time) string {
 	switch {
 	case t.IsZero():
@@ -140,7 +139,7 @@ func Until(t *metav1.Time, now time.Time) string {
 	return Age(t, now) + " ago"
 }
 
-// Bytes is a size in binary units with one digit after the point, as in 1.2Gi.
+// Bytes returns a size in binary units with one digit after the point, as 1.2Gi.
 func Bytes(n int64) string {
 	const unit = 1024
 	if n < unit {

@@ -1,16 +1,13 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package virtual turns a storage that nothing persists, such as a logstore.Log,
-// into the REST storage of a resource that clients can only read. A Resource is all
-// that the server knows of it besides its objects.
+// Package virtual turns a storage without persistence, such as a logstore.Log, into the REST
+// storage of a resource. A Resource defines the resource.
 //
-// A resource has exactly the verbs of the type that represents it, since the API
-// server derives verbs from the methods that it finds: ReadOnly has get, list and
-// watch, ListOnly has get and list. Neither has delete, on purpose: the namespace
-// controller deletes all objects of every namespaced resource that advertises it.
-// A resource with further verbs embeds one of them and adds the methods, or has all of
-// them by Store.
+// The API server derives verbs from methods, so each verb set is a type: ReadOnly has get, list and
+// watch, ListOnly has get and list. Neither has delete, on purpose: the namespace controller
+// deletes all objects of every namespaced resource that advertises it. A resource with further
+// verbs embeds one of them and adds the methods, or has all of them by Store.
 package virtual
 
 import (
@@ -34,9 +31,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
 )
 
-// Resource defines a virtual resource of objects of type T, a pointer to a type of
-// the version that is served. Only ShortNames, Categories, Fields and Compare may be
-// left out.
+// Resource defines a virtual resource of objects of type T, a pointer to a type of the served
+// version. Only ShortNames, Categories, Fields and Compare are optional.
 type Resource[T logstore.Object] struct {
 	GroupResource schema.GroupResource
 	Singular      string
@@ -47,22 +43,21 @@ type Resource[T logstore.Object] struct {
 	// Object and List are empty.
 	Object T
 	List   runtime.Object
-	// Fields are those that a field selector may name, beside metadata.name and
-	// metadata.namespace.
+	// Fields are the fields for field selectors, beside metadata.name and metadata.namespace.
 	Fields map[string]func(T) string
-	// Columns are those of the table that kubectl prints.
+	// Columns of the table that kubectl prints.
 	Columns []Column[T]
-	// Compare orders the rows of a table, see ordered. Nil keeps the list's order.
+	// Compare orders the rows of a table; see ordered. Nil keeps the list's order.
 	Compare func(a, b T) int
 }
 
-// Selectable lists what a field selector may name.
+// Selectable returns the names of the fields for field selectors.
 func (r *Resource[T]) Selectable() []string {
 	return append([]string{"metadata.name", "metadata.namespace"}, slices.Sorted(maps.Keys(r.Fields))...)
 }
 
-// AddFieldLabels makes a scheme, to which the types have been added, take the fields
-// for selectable, and refuse all others.
+// AddFieldLabels registers the selectable fields in a scheme that has the types; all others are
+// refused.
 func (r *Resource[T]) AddFieldLabels(scheme *runtime.Scheme) error {
 	kinds, _, err := scheme.ObjectKinds(r.Object)
 	if err != nil {
@@ -78,7 +73,6 @@ func (r *Resource[T]) AddFieldLabels(scheme *runtime.Scheme) error {
 	})
 }
 
-// attrs returns an object's labels and selectable fields.
 func (r *Resource[T]) attrs(obj runtime.Object) (labels.Set, fields.Set, error) {
 	typed, ok := obj.(T)
 	if !ok {
@@ -109,8 +103,8 @@ var _ interface {
 	rest.Watcher
 } = &ReadOnly{}
 
-// ReadOnly returns a face of s, whose keys begin with
-// logstore.Prefix(r.GroupResource). The error says what is missing in r.
+// ReadOnly returns the REST storage on s, whose keys begin with logstore.Prefix(r.GroupResource).
+// It fails if r is incomplete.
 func (r *Resource[T]) ReadOnly(s storage.Interface) (*ReadOnly, error) {
 	store, err := r.store(s)
 	if err != nil {
@@ -119,8 +113,7 @@ func (r *Resource[T]) ReadOnly(s storage.Interface) (*ReadOnly, error) {
 	return &ReadOnly{ListOnly: r.listOnly(store), Watcher: store}, nil
 }
 
-// ListOnly serves a resource with the verbs get and list. It hides the watch that
-// genericregistry.Store always has.
+// ListOnly serves a resource with the verbs get and list. It hides genericregistry.Store's watch.
 type ListOnly struct {
 	rest.Storage
 	rest.Scoper
@@ -130,7 +123,7 @@ type ListOnly struct {
 	shortNames, categories []string
 }
 
-// ListOnly returns a face of s, like ReadOnly.
+// ListOnly returns the REST storage on s, like ReadOnly.
 func (r *Resource[T]) ListOnly(s storage.Interface) (*ListOnly, error) {
 	store, err := r.store(s)
 	if err != nil {
@@ -160,15 +153,14 @@ func (r *Resource[T]) store(s storage.Interface) (*genericregistry.Store, error)
 	return r.Store(s, readStrategy{namespaced: r.Namespaced})
 }
 
-// Strategy says what a Store of a resource with all verbs does.
+// Strategy has the optional methods of a strategy for Store.
 type Strategy interface {
 	rest.RESTCreateStrategy
 	rest.RESTUpdateStrategy
 	rest.RESTDeleteStrategy
 }
 
-// Store returns a face of s with all verbs that a strategy has, of which s has to carry
-// out those that write.
+// Store returns the REST storage on s with all verbs of a strategy. s must carry out the writes.
 func (r *Resource[T]) Store(s storage.Interface, strategy rest.RESTCreateStrategy) (*genericregistry.Store, error) {
 	if len(r.Columns) == 0 {
 		return nil, fmt.Errorf("the %s have no Columns", r.GroupResource)
@@ -198,9 +190,8 @@ func (r *Resource[T]) Store(s storage.Interface, strategy rest.RESTCreateStrateg
 	})
 }
 
-// readStrategy tells a genericregistry.Store whether its resource is namespaced,
-// which it asks of its strategy. The other methods belong to verbs that a face
-// does not have.
+// readStrategy tells a genericregistry.Store whether its resource is namespaced. Its other methods
+// are never called.
 type readStrategy struct {
 	rest.RESTCreateStrategy
 	namespaced bool

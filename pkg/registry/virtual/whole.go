@@ -20,7 +20,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
 )
 
-// maxWhole is how many rows a table has at most that is not asked for without a limit.
+// maxWhole bounds the rows of a table that is answered despite a smaller limit.
 const maxWhole = 10_000
 
 type tableKey struct{}
@@ -28,10 +28,10 @@ type tableKey struct{}
 // AsTable marks a request whose answer is a table.
 func AsTable(ctx context.Context) context.Context { return context.WithValue(ctx, tableKey{}, true) }
 
-// IsTable reports whether that was done.
+// IsTable reports whether AsTable has marked the request.
 func IsTable(ctx context.Context) bool { return ctx.Value(tableKey{}) != nil }
 
-// MarkTables marks the requests for tables. Without, the lists in them come in pages, by names.
+// MarkTables marks the requests for tables. Without it, their lists come in pages, by names.
 func MarkTables(handler http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.Contains(strings.Join(r.Header.Values("Accept"), ","), "as=Table") {
@@ -41,10 +41,9 @@ func MarkTables(handler http.Handler) http.Handler {
 	})
 }
 
-// ordered lists what becomes a table in the order of its rows, if all of them are in it. kubectl
-// asks for pages of 500, and could not order the rows of several. A server may ignore a limit, so
-// a table of up to maxWhole rows is answered as one. Longer tables come in pages, by names, unless
-// the request has no limit. Other lists have the pages that were asked for.
+// ordered lists tables in the order of their rows. kubectl asks for pages of 500, and could not
+// order the rows of several. A server may ignore a limit, so a table of up to maxWhole rows is one
+// answer. Longer tables come in pages, by names, unless the request has no limit.
 type ordered[T logstore.Object] struct {
 	rest.Lister
 	compare func(a, b T) int

@@ -26,24 +26,24 @@ import (
 )
 
 const (
-	// MaxItems is how many a list without a limit may have, and a page at most.
+	// MaxItems bounds a page, and a list without a limit.
 	MaxItems = 10000
-	// countBound is how many of the rest of a list are counted.
+	// countBound bounds the count of a list's remaining items.
 	countBound = 1 << 20
 
-	// What somebody pages through is kept for him so long after his last page, as long as
-	// there are so many versions at most, for which the catalogue has copied so much. However
-	// often he comes, it ends: what is gone is not to be seen for ever, nor to take memory.
+	// A paged version is kept until keptAge after its last page, up to these numbers of versions
+	// and copied bytes. Paging ends in any case: deleted entries must not be visible, nor use
+	// memory, for ever.
 	keptAge      = 5 * time.Minute
 	keptMost     = 15 * time.Minute
 	keptVersions = 64
 	keptBytes    = 64 << 20
 
-	// The client's context is looked at once in so many rows and volumes.
+	// The client's context is checked once in so many rows and volumes.
 	rowsPerLook = 1024
 )
 
-// Histories are what a catalogue has.
+// Histories are a catalogue's versions.
 type Histories interface {
 	Snapshot() *catalog.History
 	Version() uint64
@@ -58,21 +58,18 @@ type Options struct {
 	Clock   clock.WithDelayedExecution
 }
 
-// Storage serves the volume backups of a catalogue, of which there may be a million: an
-// object is made when a page has it. It answers get and list, and nothing else, as a
-// logstore.Log would:
+// Storage serves a catalogue's volume backups, up to a million: it makes objects only for a page.
+// It implements get and list, like a logstore.Log:
 //
-//  1. A resourceVersion grows with every change of the catalogue, and is begun by terms as a
-//     log's is. An object's is the one at which its backup was listed.
-//  2. All pages of a list are of one version, which is kept for 5 minutes after the last page
-//     that was asked for, 15 minutes in all, and not beyond the moment from which something in
-//     it is not to be seen any more where it is. A page of a version that is not kept any more,
-//     or never was, is 410 with a token that goes on at the present one; so is a list of
-//     exactly such a version, without a token.
-//  3. Before everything was read, it is as guarantee 4 of package logstore says.
-//  4. A page costs what it holds, and what has to be looked at for it: rows, not objects. The
-//     end of the client's context ends that. A list without a limit has MaxItems at most, or
-//     is an error that says so; a page has MaxItems at most, whatever its limit is.
+//  1. A resourceVersion grows with every change of the catalogue, in terms as a log's. An object's
+//     is the version at which its backup was listed.
+//  2. All pages of a list show one version. It is kept for 5 minutes after its last page, at most
+//     15 minutes, and not after something in it was withdrawn. A page of any other version is 410
+//     with a token that continues at the present one. A list of exactly such a version is 410
+//     without a token.
+//  3. Before everything was read, guarantee 4 of package logstore holds.
+//  4. A page costs the rows that it reads; the end of the client's context ends it. A list without
+//     a limit has at most MaxItems, or is an error. A page has at most MaxItems.
 type Storage struct {
 	storage.Interface // none: no verb needs the rest of it
 
@@ -90,7 +87,7 @@ type Storage struct {
 
 type kept struct {
 	*catalog.History
-	// since is when it was last the present one, as far as somebody has looked.
+	// since is when it was last the present one, by the last check.
 	since, used time.Time
 }
 
@@ -98,7 +95,7 @@ func (k *kept) expired(now time.Time) bool {
 	return now.Sub(k.used) >= keptAge || now.Sub(k.since) >= keptMost
 }
 
-// NewStorage returns a Storage that lets nobody in before Open.
+// NewStorage returns a Storage that is not open.
 func NewStorage(rows Histories, options Options) *Storage {
 	s := &Storage{
 		rows: rows, options: options, prefix: logstore.Prefix(Resource.GroupResource),
@@ -108,7 +105,7 @@ func NewStorage(rows Histories, options Options) *Storage {
 	return s
 }
 
-// Open is as that of a log.
+// Open is like a log's Open.
 func (s *Storage) Open() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -121,7 +118,7 @@ func (s *Storage) openLocked() {
 	}
 }
 
-// SetReady is as that of a log.
+// SetReady is like a log's SetReady.
 func (s *Storage) SetReady() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -129,7 +126,7 @@ func (s *Storage) SetReady() {
 	s.ready = true
 }
 
-// Begin is as that of a log.
+// Begin is like a log's Begin.
 func (s *Storage) Begin(version uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -138,7 +135,7 @@ func (s *Storage) Begin(version uint64) {
 	clear(s.kept)
 }
 
-// Version is the present one.
+// Version returns the present version.
 func (s *Storage) Version() uint64 { return s.rows.Version() }
 
 // Versioner implements storage.Interface.
@@ -169,7 +166,7 @@ func (s *Storage) Get(ctx context.Context, key string, opts storage.GetOptions, 
 	if err := s.ReadinessCheck(); err != nil {
 		return err
 	}
-	ready := s.isReady() // before what is there is looked at
+	ready := s.isReady() // before the present rows are read
 	history, err := s.notOlder(opts.ResourceVersion)
 	if err != nil {
 		return err
@@ -201,8 +198,7 @@ func (s *Storage) GetList(ctx context.Context, key string, opts storage.ListOpti
 	if opts.Recursive && !strings.HasSuffix(key, "/") {
 		key += "/"
 	}
-	// A token has the namespace in it: not every page of a list selected by one is asked for
-	// with the same key.
+	// A token contains the namespace: not every page of a list selected by one has the same key.
 	exactly, continueKey, err := storage.ValidateListOptions(s.prefix, s.Versioner(), opts)
 	if err != nil {
 		return err
@@ -283,8 +279,8 @@ func page(ctx context.Context, history *catalog.History, namespace string, from 
 	return rows, false, nil
 }
 
-// historyFor returns what a list is to be answered from: what is there now, or, if exactly
-// is not zero, at that version, and whether that is past.
+// historyFor returns the version for a list: the present one, or exactly's unless that is zero, and
+// whether it is past.
 func (s *Storage) historyFor(opts storage.ListOptions, exactly uint64, continueKey string) (history *catalog.History, past bool, err error) {
 	s.mu.Lock()
 	ready, first := s.ready, s.first
@@ -295,7 +291,7 @@ func (s *Storage) historyFor(opts storage.ListOptions, exactly uint64, continueK
 			return now, false, nil
 		}
 		if atLeast, err := s.version(opts.ResourceVersion); err == nil && opts.ResourceVersion != "" && atLeast < first && !ready {
-			return nil, false, s.tooEarly() // whoever asks so may know more than there is yet
+			return nil, false, s.tooEarly() // such a client may know more than is loaded yet
 		}
 		history, err = s.notOlder(opts.ResourceVersion)
 		return history, false, err
@@ -313,7 +309,7 @@ func (s *Storage) historyFor(opts storage.ListOptions, exactly uint64, continueK
 		"The resourceVersion for the provided list is too old. Version %d is not remembered; list without a resourceVersion.", exactly))
 }
 
-// notOlder gives what is there now, if that is not older than a version.
+// notOlder returns the present version, if it is not older than version.
 func (s *Storage) notOlder(version string) (*catalog.History, error) {
 	atLeast, err := s.version(version)
 	if err != nil {
@@ -340,7 +336,7 @@ func (s *Storage) onRead(ctx context.Context) {
 	}
 }
 
-// keep keeps what somebody will go on with, and what was the present one a moment ago.
+// keep keeps a version for its next page, and the present one that it replaces.
 func (s *Storage) keep(history *catalog.History) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -353,7 +349,6 @@ func (s *Storage) keep(history *catalog.History) {
 	s.timeLocked()
 }
 
-// timeLocked has forget called as long as there is something.
 func (s *Storage) timeLocked() {
 	if len(s.kept) > 0 && !s.timed {
 		s.timed = true
@@ -361,7 +356,7 @@ func (s *Storage) timeLocked() {
 	}
 }
 
-// of gives a version that is kept, or nil. So much has been withdrawn up to now.
+// of returns a kept version, or nil. withdrawn is the present count.
 func (s *Storage) of(version, withdrawn uint64) *catalog.History {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -373,7 +368,7 @@ func (s *Storage) of(version, withdrawn uint64) *catalog.History {
 	return k.History
 }
 
-// forget lets go of what nobody has used for long.
+// forget drops versions that were not used for long.
 func (s *Storage) forget() {
 	copied := s.rows.Snapshot().Copied
 	s.mu.Lock()
@@ -423,19 +418,19 @@ func parsePosition(text, namespace string) (p catalog.Position, err error) {
 
 // matcher selects rows, without making objects of them.
 type matcher struct {
-	// ofVolume are what is required of the volume, ofRow of the row, and ofAlike, with labels,
-	// of what is the same in rows that are alike.
+	// ofVolume are the requirements on the volume, ofRow on the row, and ofAlike, with labels, on
+	// the equal part of similar rows.
 	ofVolume []requirement[catalog.VolumeRows]
 	ofRow    []requirement[catalog.Row]
 	ofAlike  []requirement[catalog.Likeness]
 	labels   labels.Selector
-	// unknown is true if a field is required that there is not: nothing matches.
+	// unknown is true if an unknown field is required: nothing matches.
 	unknown bool
-	// phase, if not empty, is the one that is wanted.
+	// phase is the wanted one, if not empty.
 	phase string
-	// volumes, if not nil, are those that a row of the wanted name may be of.
+	// volumes, if not nil, are the possible volumes of a row with the wanted name.
 	volumes func(volume string) bool
-	// latest is what was last asked about that is the same in rows that are alike.
+	// latest is the last checked part of similar rows.
 	latest        catalog.Likeness
 	latestMatches bool
 }
@@ -446,7 +441,7 @@ type requirement[T any] struct {
 	differs bool
 }
 
-// add adds a requirement of a field, if it is one of these.
+// add adds a requirement of a field, if it is in of.
 func add[T any](to *[]requirement[T], of map[string]func(T) string, r fields.Requirement) bool {
 	get := of[r.Field]
 	if get != nil {
@@ -455,7 +450,6 @@ func add[T any](to *[]requirement[T], of map[string]func(T) string, r fields.Req
 	return get != nil
 }
 
-// rowFields are Resource.Fields, of rows.
 var rowFields = map[string]func(catalog.Row) string{
 	"metadata.name":         catalog.Row.Name,
 	"spec.backup.name":      func(r catalog.Row) string { return r.Backup().Name },
@@ -466,7 +460,6 @@ var rowFields = map[string]func(catalog.Row) string{
 	"status.phase":          catalog.Row.Phase,
 }
 
-// alikeFields are those that are the same in rows that are alike.
 var alikeFields = map[string]func(catalog.Likeness) string{
 	"spec.podName":  catalog.Likeness.PodName,
 	"status.node":   catalog.Likeness.Node,
@@ -503,8 +496,8 @@ func newMatcher(label labels.Selector, field fields.Selector) *matcher {
 	return m
 }
 
-// volume reports whether a volume may have rows that match. Most of what selects few rows is told
-// here, without a look at them.
+// volume reports whether a volume may have rows that match. It decides most narrow selections
+// without reading rows.
 func (m *matcher) volume(of catalog.VolumeRows) bool {
 	return !m.unknown && meet(m.ofVolume, of) && (m.volumes == nil || m.volumes(of.Name())) &&
 		(m.phase == "" || of.HasPhase(m.phase)) && (!m.looksAlike() || of.MayBeAlike(m.alike))
@@ -517,7 +510,7 @@ func (m *matcher) matches(row catalog.Row) bool {
 func (m *matcher) looksAlike() bool { return len(m.ofAlike) > 0 || m.labels != nil }
 
 func (m *matcher) alike(of catalog.Likeness) bool {
-	if of != m.latest { // those of one volume mostly are
+	if of != m.latest { // a volume's rows mostly are
 		m.latest, m.latestMatches = of, meet(m.ofAlike, of) && (m.labels == nil || m.labels.Matches(labels.Set(of.Labels())))
 	}
 	return m.latestMatches

@@ -1,8 +1,8 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package volumebackup defines the history of every volume: one entry for each
-// volume in each stored backup.
+// Package volumebackup defines each volume's history: an entry for each volume in each stored
+// backup.
 package volumebackup
 
 import (
@@ -14,7 +14,7 @@ import (
 
 type backup = *v1alpha1.VolumeBackup
 
-// Resource is volumebackups.
+// Resource defines volumebackups.
 var Resource = virtual.Resource[backup]{
 	GroupResource: v1alpha1.Resource("volumebackups"),
 	Singular:      "volumebackup",
@@ -59,7 +59,7 @@ func phase(b backup) string           { return b.Status.Phase }
 func node(b backup) string            { return b.Status.Node }
 func method(b backup) string          { return b.Status.Method }
 
-// holder names the backup, with the namespace when it is another one.
+// holder returns the backup's name, with its namespace if it is another one.
 func holder(b backup) string {
 	switch ref := b.Spec.Backup; {
 	case ref.Namespace == b.Namespace && ref.Name != "":
