@@ -20,32 +20,30 @@ import (
 )
 
 const (
-	// serviceName is the name of the Service, of its EndpointSlice, and of the Lease of
-	// the replica that serves.
+	// serviceName names the Service, its EndpointSlice, and the Lease of the serving replica.
 	serviceName = "holdfast-apiserver"
-	// portName is that of the Service's port.
+	// portName is the name of the Service's port.
 	portName = "https"
 
-	// advertiseInterval is how often the EndpointSlice is looked at.
+	// advertiseInterval is the interval of checks of the EndpointSlice.
 	advertiseInterval = 5 * time.Second
 	// advertiseRetry is the pause after a failure.
 	advertiseRetry = 500 * time.Millisecond
 )
 
-// address is where one replica is reached.
+// address is the address of one replica.
 type address struct {
 	slices discoveryclient.EndpointSliceInterface
 	ip     net.IP
 	port   int
 }
 
-// advertise keeps this replica the Service's only address until ctx ends. It leaves
-// the address in place, for the next one to replace: there are never two, and a
-// replica that does not serve says better than nobody that the client is to come again.
+// advertise keeps this replica the Service's only address until ctx ends. It leaves the address for
+// the next replica to replace: there are never two, and a replica that does not serve tells clients
+// to retry.
 //
-// A replica that was paused in the middle does not replace its successor's address: it
-// reads the EndpointSlice, asks whether it holds the Lease still, which then nobody had
-// taken before the reading, and writes only what has not changed since.
+// A replica that was paused does not replace its successor's address. It reads the EndpointSlice,
+// then checks that it still holds the Lease, and writes only the read version.
 func (a address) advertise(ctx context.Context, holds func() bool) {
 	for {
 		pause := advertiseInterval
@@ -89,9 +87,8 @@ func (a address) write(ctx context.Context, holds func() bool) error {
 	return nil
 }
 
-// slice is the EndpointSlice that makes this replica the only address of the Service.
-// The type of its addresses can't be changed, so that each type has one of its own; all
-// replicas are of one type.
+// slice returns the EndpointSlice with this replica as the Service's only address. Its address type
+// is immutable, so each type has its own slice.
 func (a address) slice() *discoveryv1.EndpointSlice {
 	name, family := serviceName, discoveryv1.AddressTypeIPv4
 	if a.ip.To4() == nil {

@@ -1,8 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package apiserver joins the aggregated API server: its configuration, and the
-// resources of holdfast.io that it serves.
+// Package apiserver assembles the aggregated API server of holdfast.io.
 package apiserver
 
 import (
@@ -52,23 +51,23 @@ import (
 )
 
 var (
-	// Scheme knows the types that the server speaks.
+	// Scheme knows the server's types.
 	Scheme = runtime.NewScheme()
 	// Codecs encode them.
 	Codecs = serializer.NewCodecFactory(Scheme)
 )
 
-// definitions are those of the resources that are served.
+// definitions of the served resources.
 var definitions = []interface {
 	AddFieldLabels(*runtime.Scheme) error
 }{&backup.Resource, &backupqueue.Resource, &backupvolume.Resource, &volumebackup.Resource, &backup.ObjectResource, &nodeagent.Resource, &schedule.Resource, &restore.Resource}
 
-// streams are the subresources whose answers may take long: see package streamed, and the
-// watches of the nodes' agents.
+// streams are the subresources with long answers: see package streamed, and the watches of the node
+// agents.
 var streams = []string{"log", "manifest", "plan", "proxy", "results"}
 
-// withoutProtobuf offers what a serializer offers, except protobuf: the types
-// have no such form, and a client that prefers it would be refused.
+// withoutProtobuf offers a serializer's media types except protobuf: the types have no such form,
+// and a client that prefers it would be refused.
 type withoutProtobuf struct{ runtime.NegotiatedSerializer }
 
 func (s withoutProtobuf) SupportedMediaTypes() []runtime.SerializerInfo {
@@ -83,8 +82,7 @@ func init() {
 	for _, resource := range definitions {
 		utilruntime.Must(resource.AddFieldLabels(Scheme))
 	}
-	// A patch is applied to what is stored, which the library takes to have a version that
-	// is nobody's. It is the one that is served.
+	// The library applies a patch to the internal version, which is the served one here.
 	Scheme.AddKnownTypes(schema.GroupVersion{Group: v1alpha1.GroupName, Version: runtime.APIVersionInternal},
 		&v1alpha1.Schedule{}, &v1alpha1.ScheduleList{}, &v1alpha1.Backup{}, &v1alpha1.BackupList{}, &v1alpha1.Restore{}, &v1alpha1.RestoreList{})
 	unversioned := schema.GroupVersion{Version: "v1"}
@@ -99,37 +97,36 @@ type Config struct {
 	Extra   ExtraConfig
 }
 
-// ExtraConfig is what is Holdfast's own.
+// ExtraConfig is Holdfast's own configuration.
 type ExtraConfig struct {
-	// SystemNamespace is where the records live.
 	SystemNamespace string
-	// PollInterval is how often the stores are listed for backups of other makers.
-	// Zero lists them once.
+	// PollInterval is the interval between listings of the stores for other makers' backups. Zero
+	// lists them once.
 	PollInterval time.Duration
-	// CacheDir is where what is read of the stores is kept; empty if it is not.
+	// CacheDir is a folder that keeps the read contents of stores; empty for none.
 	CacheDir string
-	// ForeignBytes is as catalog.SetForeignBytes has it.
+	// ForeignBytes is as in catalog.SetForeignBytes.
 	ForeignBytes int64
-	// Limits are how many backups may wait.
+	// Limits bound the waiting backups.
 	Limits backup.Limits
-	// RestoreLimits are how many restores may wait or run.
+	// RestoreLimits bound the waiting and running restores.
 	RestoreLimits restore.Limits
-	// BackupTTL is how long a backup is kept that does not say so.
+	// BackupTTL is the default time that a backup is kept.
 	BackupTTL time.Duration
-	// MaxBackupTTL is how long a backup may be kept at most; zero is no limit.
+	// MaxBackupTTL is the maximum time that a backup is kept; zero is no limit.
 	MaxBackupTTL time.Duration
-	// SchedulesPerNamespace is how many a namespace may have; zero is no limit.
+	// SchedulesPerNamespace bounds a namespace's schedules; zero is no limit.
 	SchedulesPerNamespace int
-	// VolumeDeletionsPerNamespace is how many may be under way at once; zero is no limit.
+	// VolumeDeletionsPerNamespace bounds a namespace's unfinished deletions; zero is no limit.
 	VolumeDeletionsPerNamespace int
-	// NodeAgentConfigMap is the name of the ConfigMap in the system namespace that says how
-	// much the node agents move at once; empty if there is to be none.
+	// NodeAgentConfigMap names the ConfigMap in the system namespace with the limits of the node
+	// agents; empty for none.
 	NodeAgentConfigMap string
-	// AdvertiseAddress and Port are where kube-apiserver reaches this replica. Without
-	// an address, the EndpointSlice of the Service is left to others.
+	// AdvertiseAddress and Port are this replica's address for kube-apiserver. Without an address,
+	// the server leaves the Service's EndpointSlice alone.
 	AdvertiseAddress net.IP
 	Port             int
-	// Certificate is what is served with if it is made here, or nil.
+	// Certificate is the self-made serving certificate, or nil.
 	Certificate *servingcert.Certificate
 }
 
@@ -153,13 +150,12 @@ type Server struct {
 	generic   *genericapiserver.GenericAPIServer
 	projector *projection.Projector
 	leader    *lease.Election
-	// starts start the informers, and what follows from them.
-	starts []func(context.Context)
-	// broadcaster writes events.
+	// starts start the informers, and the parts that depend on them.
+	starts      []func(context.Context)
 	broadcaster events.EventBroadcaster
 }
 
-// Complete fills in what follows from the rest.
+// Complete sets the defaults.
 func (c *Config) Complete() (CompletedConfig, error) {
 	kube, err := kubernetes.NewForConfig(c.Generic.ClientConfig)
 	if err != nil {
@@ -220,14 +216,13 @@ func (c CompletedConfig) New() (*Server, error) {
 	return server, server.generic.InstallAPIGroup(&group)
 }
 
-// precedence is how long a replica that has read the records, but not yet the stores,
-// lets others go first in the election: longer than these need to take over what is
-// given back to them.
+// precedence is how long a replica that has not read the stores lets others go first in the
+// election. It suffices for them to take over a Lease that was given back.
 const precedence = 4 * lease.RetryPeriod
 
-// awaitCandidacy waits until this replica should take part in the election, and reports
-// false if ctx ended before that. One that is Ready does; and one that could serve live
-// work does if the others don't make use of their precedence.
+// awaitCandidacy waits until this replica should take part in the election, and reports false if
+// ctx ends first. A Ready replica does. One that can only serve live work does if no other uses its
+// precedence.
 func (s *Server) awaitCandidacy(ctx context.Context) bool {
 	await := func(ctx context.Context, check func() error) bool {
 		return wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(context.Context) (bool, error) {
@@ -243,7 +238,7 @@ func (s *Server) awaitCandidacy(ctx context.Context) bool {
 	return ctx.Err() == nil
 }
 
-// identity names this process, and no other one that ever ran.
+// identity returns a name that no other process has ever had.
 func identity() string {
 	host, err := os.Hostname()
 	if err != nil {
@@ -257,9 +252,9 @@ func (s *Server) enter() (*lease.Term, bool) {
 	return s.leader.Enter()
 }
 
-// Run serves until ctx ends. Discovery answers at once; a resource answers 503 while
-// another replica serves, or none does yet, since the records have not been read. /readyz
-// says yes when the stores have been read, too, and kube-apiserver trusts the certificate.
+// Run serves until ctx ends. Discovery answers at once. A resource answers 503 while this replica
+// does not serve, or has not read the records. /readyz also needs the stores to be read, and
+// kube-apiserver to trust the certificate.
 func (s *Server) Run(ctx context.Context) error {
 	var projecting sync.WaitGroup
 	s.generic.AddPostStartHookOrDie("holdfast-projection", func(hook genericapiserver.PostStartHookContext) error {
@@ -285,9 +280,9 @@ func (s *Server) Run(ctx context.Context) error {
 	return err
 }
 
-// namespaceUIDs finds out which namespace has a name now. That costs a request for each
-// creation, and an informer may not have heard yet that the namespace was removed and made anew:
-// what its new owner creates would be its predecessor's for good.
+// namespaceUIDs returns the reader of a namespace's present uid. It makes a request for each
+// creation: an informer may not know yet that a namespace was recreated, and would give the new
+// owner's objects to the old namespace for good.
 func namespaceUIDs(namespaces corev1client.NamespaceInterface) func(context.Context, string) (types.UID, error) {
 	return func(ctx context.Context, name string) (types.UID, error) {
 		namespace, err := namespaces.Get(ctx, name, metav1.GetOptions{})
@@ -298,10 +293,10 @@ func namespaceUIDs(namespaces corev1client.NamespaceInterface) func(context.Cont
 	}
 }
 
-// lastWrite is how long what was read may take to be written at the end.
+// lastWrite bounds the last writes of read contents.
 const lastWrite = 10 * time.Second
 
-// awaitLast lets what runs write at its end what it has read, unless a disk that hangs keeps it.
+// awaitLast waits for the last writes, unless a disk hangs.
 func awaitLast(running *sync.WaitGroup) {
 	ended := make(chan struct{})
 	go func() {

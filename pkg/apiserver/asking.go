@@ -22,9 +22,9 @@ import (
 	domain "github.com/holdfast-io/holdfast/pkg/schedule"
 )
 
-// asking asks this very process for something as somebody else: it takes the way of any
-// request, through authorization, audit, admission and all that is checked of it, and needs
-// no right to impersonate anybody in the cluster. The credentials never leave the process.
+// asking makes requests to this process as another user, through authorization, audit and
+// admission. So it needs no right to impersonate in the cluster. The credentials never leave the
+// process.
 type asking struct {
 	loopback  *rest.Config
 	schedules *schedule.Publisher
@@ -37,9 +37,9 @@ func (a asking) config() *rest.Config {
 	return config
 }
 
-// client is that of a requester as recorded. The schedule's uid and name mark what is asked for by it.
+// client returns a client as a recorded requester. The schedule's uid and name mark its requests.
 func (a asking) client(requester enginev1alpha1.Requester, of *v1alpha1.Schedule) (holdfastclientset.Interface, error) {
-	if requester.Username == "" { // nobody would be impersonated
+	if requester.Username == "" { // no user would be impersonated
 		return nil, apierrors.NewForbidden(v1alpha1.Resource("backups"), "", errors.New("the record does not say as whom to ask"))
 	}
 	config := a.config()
@@ -56,7 +56,7 @@ func (a asking) client(requester enginev1alpha1.Requester, of *v1alpha1.Schedule
 	return client, nil
 }
 
-// Create asks for a backup by a schedule.
+// Create requests a backup for a schedule.
 func (a asking) Create(ctx context.Context, requester enginev1alpha1.Requester, of *v1alpha1.Schedule, backup *v1alpha1.Backup) error {
 	client, err := a.client(requester, of)
 	if err != nil {
@@ -66,7 +66,7 @@ func (a asking) Create(ctx context.Context, requester enginev1alpha1.Requester, 
 	return err
 }
 
-// Delete asks for a backup of a schedule to be removed from its store.
+// Delete requests the deletion of a schedule's backup.
 func (a asking) Delete(ctx context.Context, requester enginev1alpha1.Requester, of *v1alpha1.Schedule, name string, uid types.UID) error {
 	client, err := a.client(requester, of)
 	if err != nil {
@@ -76,7 +76,7 @@ func (a asking) Delete(ctx context.Context, requester enginev1alpha1.Requester, 
 		Body(&v1alpha1.BackupDeletion{Preconditions: &v1alpha1.BackupDeletionPreconditions{UID: uid, Superseded: true}}).Do(ctx).Error()
 }
 
-// MadeBy is the uid of the schedule that made a backup, as this server itself sees it.
+// MadeBy returns the uid of a backup's schedule, by this server's own knowledge.
 func (a asking) MadeBy(ctx context.Context, namespace, name string) (types.UID, error) {
 	client, err := holdfastclientset.NewForConfig(a.config())
 	if err != nil {
@@ -89,9 +89,9 @@ func (a asking) MadeBy(ctx context.Context, namespace, name string) (types.UID, 
 	return schedule.MadeBy(backup), nil
 }
 
-// trigger asks for a schedule's backup of an instant, since somebody asked for that.
+// trigger requests a schedule's backup for an instant, at a user's request.
 func (a asking) trigger(ctx context.Context, of *v1alpha1.Schedule, due metav1.Time, triggeredBy string) (string, error) {
-	// What is asked for, and as whom, go together.
+	// The spec and its requester must be of one version.
 	s, entry, _ := a.schedules.Schedule(types.NamespacedName{Namespace: of.Namespace, Name: of.Name})
 	if entry == nil {
 		return "", apierrors.NewNotFound(schedule.Resource.GroupResource, of.Name)

@@ -17,15 +17,15 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// toldDeletes tells whoever deletes what is stored, or a restore, what to do instead. There is no
-// such verb on purpose: the deletion of a namespace would use it.
+// toldDeletes answers deletions of stored objects and restores with the request to make instead.
+// There is no such verb on purpose: the deletion of a namespace would use it.
 type toldDeletes struct {
 	handler    http.Handler
 	serializer runtime.NegotiatedSerializer
 }
 
-// instead are the requests that do what a deletion is meant to, by resource: the subresource, the
-// kind of its body, and why nothing is deleted.
+// instead has the replacing requests by resource: the subresource, the kind of its body, and why
+// there is no deletion.
 var instead = map[string]struct{ subresource, kind, why string }{
 	"backups":       {"deletion", "BackupDeletion", "nothing that is stored goes by a delete, so that no deleted namespace takes it along; ask for it"},
 	"volumebackups": {"deletion", "VolumeDeletion", "nothing that is stored goes by a delete, so that no deleted namespace takes it along; ask for it"},

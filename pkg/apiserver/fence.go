@@ -18,8 +18,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/lease"
 )
 
-// fence lets requests for resources through to a handler only while this replica is
-// the one that serves. Discovery and health are answered always.
+// fence passes requests for resources to a handler only while this replica serves. Discovery and
+// health always pass.
 type fence struct {
 	handler     http.Handler
 	enter       func() (*lease.Term, bool)
@@ -27,8 +27,8 @@ type fence struct {
 	serializer  runtime.NegotiatedSerializer
 }
 
-// ServeHTTP implements http.Handler. Whoever is refused is to come again over another
-// connection: kube-apiserver keeps the one that it has for as long as it lasts.
+// ServeHTTP implements http.Handler. A refused client must retry over another connection:
+// kube-apiserver keeps the present one as long as it can.
 func (f *fence) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	info, ok := genericapirequest.RequestInfoFrom(r.Context())
 	if !ok || !info.IsResourceRequest || info.APIGroup != v1alpha1.GroupName {
@@ -59,15 +59,14 @@ func (f *fence) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f.handler.ServeHTTP(responsewriter.WrapForHTTP1Or2(&fencedWriter{ResponseWriter: w, term: term}), r)
 }
 
-// notServing is what a replica answers that does not serve.
 func notServing() error {
 	err := apierrors.NewServiceUnavailable("another replica of Holdfast's API server serves at the moment, or is about to; try again")
 	err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: 1}
 	return err
 }
 
-// fencedWriter writes an answer only while this replica serves, and otherwise breaks
-// the connection off. An answer that is half written must not look whole.
+// fencedWriter writes an answer only while this replica serves, and otherwise breaks off the
+// connection: a partial answer must not look whole.
 type fencedWriter struct {
 	http.ResponseWriter
 	term *lease.Term

@@ -22,11 +22,10 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// strictFields has fields refused that nobody knows, unless the client says itself what is
-// to become of them. Kubernetes' own default drops them with a warning, which few clients
-// show: a backup whose includedNamespaces is misspelt would include all namespaces. It also
-// takes the status out of patches, which nobody decodes by input's rules: apply sends it
-// again with each manifest that has one.
+// strictFields refuses unknown fields unless the client chooses otherwise. Kubernetes' default
+// drops them with a warning that few clients show, and a backup with a misspelt includedNamespaces
+// would include all namespaces. It also removes the status from patches, which input does not
+// decode: apply resends it with each manifest that has one.
 type strictFields struct{ handler http.Handler }
 
 const fieldValidation = "fieldValidation"
@@ -49,11 +48,11 @@ func (s strictFields) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.handler.ServeHTTP(w, r)
 }
 
-// maxPatch is how much of a patch is looked at: what the server takes at most.
+// maxPatch is the server's maximum size of a patch.
 const maxPatch = 3 << 20
 
-// patchWithoutStatus returns a request whose patch says nothing of the status. A patch that
-// can't be read stays as it is, for the server to refuse.
+// patchWithoutStatus returns a request whose patch has no status. The server refuses a patch that
+// can't be read.
 func patchWithoutStatus(r *http.Request) *http.Request {
 	body, err := io.ReadAll(io.LimitReader(r.Body, maxPatch+1))
 	rest := r.Body
@@ -73,9 +72,8 @@ func writes(method string) bool {
 	return method == http.MethodPost || method == http.MethodPut || method == http.MethodPatch
 }
 
-// input is how the group's objects are read and written: without protobuf, and whatever a
-// request says of a status. That is computed, and nobody looks at it; but it is in every
-// object that was exported, and Velero's has fields that ours does not.
+// input reads and writes the group's objects, without protobuf, and accepts any status. A status is
+// computed and ignored, but each exported object has one, and Velero's has other fields.
 type input struct{ withoutProtobuf }
 
 // DecoderToVersion implements runtime.NegotiatedSerializer.
@@ -83,7 +81,7 @@ func (s input) DecoderToVersion(decoder runtime.Decoder, version runtime.GroupVe
 	return anyStatus{s.withoutProtobuf.DecoderToVersion(decoder, version)}
 }
 
-// anyStatus decodes without complaint of a status.
+// anyStatus decodes with any status.
 type anyStatus struct{ runtime.Decoder }
 
 // Decode implements runtime.Decoder.
@@ -94,7 +92,7 @@ func (d anyStatus) Decode(data []byte, defaults *schema.GroupVersionKind, into r
 	}
 	strict, ok := runtime.AsStrictDecodingError(err)
 	if !ok || object == nil {
-		// A field of the status may be of another type.
+		// A field of the status may have another type.
 		if without, ok := withoutStatus(data); ok {
 			if object, kind, err := d.Decoder.Decode(without, defaults, into); object != nil {
 				return object, kind, err
@@ -116,8 +114,8 @@ func (d anyStatus) Decode(data []byte, defaults *schema.GroupVersionKind, into r
 	return object, kind, runtime.NewStrictDecodingError(rest)
 }
 
-// withoutStatus returns an object, a merge patch or a JSON patch without its status, and
-// whether it had one.
+// withoutStatus returns an object, merge patch or JSON patch without its status, and whether it had
+// one.
 func withoutStatus(data []byte) ([]byte, bool) {
 	plain, err := yaml.YAMLToJSONStrict(data)
 	if err != nil {
@@ -145,8 +143,8 @@ func withoutStatus(data []byte) ([]byte, bool) {
 	return without, err == nil && len(rest) < len(operations)
 }
 
-// unreadable returns the path of the first field of an object whose own decoder refuses it, such
-// as a duration's, which does not know where it is.
+// unreadable returns the path of an object's first field whose own decoder refuses it. Such a
+// decoder, as a duration's, does not know the path.
 func unreadable(data []byte, kind schema.GroupVersionKind) string {
 	plain, err := yaml.YAMLToJSON(data)
 	if err != nil {

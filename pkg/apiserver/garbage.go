@@ -10,21 +10,21 @@ import (
 	"sync"
 )
 
-// GCPercent is how much garbage there may be before it is collected, in percent of what is
-// looked at then. By default it could be as much as all that lives.
+// GCPercent is the size of garbage that starts a collection, in percent of the scanned heap. Go's
+// default would allow as much as all live memory.
 const GCPercent = 40
 
-// leastGCPercent bounds how often memory is collected when hardly anything has to be looked at.
+// leastGCPercent bounds how often memory is collected if little is scanned.
 const leastGCPercent = 10
 
-// garbage keeps the room for garbage as the catalogue grows.
+// garbage adapts the collector as the catalogue grows.
 type garbage struct {
 	mu      sync.Mutex
-	percent int // as it was set last; guarded by mu
+	percent int // as last set; guarded by mu
 }
 
-// allow takes note of how many bytes live on the heap that a collection does not look at. Go
-// counts its percents of all that lives. Whoever has set GOGC has the last word.
+// allow sets how many live bytes on the heap a collection does not scan. Go counts its percents of
+// all live memory. A user's GOGC takes precedence.
 func (g *garbage) allow(resting int64) {
 	if os.Getenv("GOGC") != "" {
 		return
@@ -37,13 +37,13 @@ func (g *garbage) allow(resting int64) {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.percent != percent { // to set it stops the world for a moment
+	if g.percent != percent { // setting it stops the world for a moment
 		g.percent = percent
 		debug.SetGCPercent(percent)
 	}
 }
 
-// percentOf is how many percent of what lives are GCPercent of what of that is not resting.
+// percentOf returns GCPercent of the scanned memory as a percentage of all live memory.
 func percentOf(live, resting int64) int {
 	if live <= 0 {
 		return GCPercent

@@ -16,12 +16,12 @@ import (
 var certificateExpiration = metrics.NewDesc("holdfast_apiserver_certificate_expiration_timestamp_seconds",
 	"When the certificate expires that this replica of the API server serves with.", nil, nil, metrics.ALPHA, "")
 
-// certificates is the serving certificate, which may be another one each time.
+// certificates is the serving certificate, which may change.
 type certificates interface {
 	CurrentCertKeyContent() (certificate, key []byte)
 }
 
-// certificateCollector reads the certificate when it is asked.
+// certificateCollector reads the certificate when it is scraped.
 type certificateCollector struct {
 	metrics.BaseStableCollector
 	serving atomic.Pointer[certificates]
@@ -32,7 +32,6 @@ var (
 	registerOnce       sync.Once
 )
 
-// registerMetrics shows when a certificate expires.
 func registerMetrics(serving certificates) {
 	servingCertificate.serving.Store(&serving)
 	registerOnce.Do(func() { legacyregistry.CustomMustRegister(&servingCertificate) })

@@ -14,16 +14,14 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// describeRefusedPatch adds the operation PATCH to the description of each object
-// that can be created, although the server answers it with 405. Before kubectl
-// creates an object, it looks there, and only there, for the parameter
-// fieldValidation; where it is not found, kubectl lists the cluster's CRDs, which
-// most users may not.
+// describeRefusedPatch adds the operation PATCH to the description of each object that can be
+// created, although the server answers 405. Before kubectl creates an object, it looks only there
+// for the parameter fieldValidation. Without it, kubectl lists the cluster's CRDs, which most users
+// may not.
 //
-// There is no other way: kubectl (QueryParamVerifierV3 of k8s.io/cli-runtime, up to
-// v0.34 at least) takes a PATCH with the object's kind for an answer, of whatever path,
-// and nothing else. So that generated clients don't lead anybody here, the operation
-// is deprecated, has no body, and has no answer but 405.
+// kubectl (QueryParamVerifierV3 of k8s.io/cli-runtime, up to v0.34 at least) accepts a PATCH with
+// the object's kind on any path. The operation is deprecated, has no body, and only the answer 405,
+// for generated clients.
 func describeRefusedPatch(api *spec3.OpenAPI) (*spec3.OpenAPI, error) {
 	if api.Paths == nil {
 		return api, nil

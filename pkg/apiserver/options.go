@@ -33,8 +33,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/restore"
 )
 
-// watchTerminationGracePeriod is how long the end of the watches may take when the
-// server stops.
+// watchTerminationGracePeriod bounds the end of the watches when the server stops.
 const watchTerminationGracePeriod = 10 * time.Second
 
 // Options are the flags of the API server.
@@ -69,9 +68,9 @@ func NewOptions() *Options {
 		volumeDeletions: 1000,
 		foreignMemory:   resource.QuantityValue{Quantity: *resource.NewQuantity(catalog.DefaultForeignBytes, resource.BinarySI)},
 	}
-	o.recommended.Etcd = nil // nothing that is served here is stored in etcd
+	o.recommended.Etcd = nil // the server stores nothing in etcd
 	o.recommended.SecureServing.BindPort = 8443
-	o.recommended.SecureServing.ServerCert.CertDirectory = "" // what is made here stays in memory
+	o.recommended.SecureServing.ServerCert.CertDirectory = "" // a self-made certificate stays in memory
 	return o
 }
 
@@ -102,7 +101,7 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.DurationVar(&o.pollInterval, "backupstore-poll-interval", o.pollInterval, "How often each storage location is looked at for backups that others stored there, unless its spec.pollInterval says otherwise. 0 is never: it is listed at the start, and when a syncrequest asks for it.")
 }
 
-// Validate returns what is wrong with the options.
+// Validate returns the errors of the options.
 func (o *Options) Validate() error {
 	errs := o.recommended.Validate()
 	if o.systemNamespace == "" {
@@ -152,15 +151,15 @@ func (o *Options) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Config is the configuration that the options make.
+// Config returns the configuration of the options.
 func (o *Options) Config() (*Config, error) {
 	generic := genericapiserver.NewRecommendedConfig(Codecs)
 	generic.EffectiveVersion = utilcompatibility.DefaultBuildEffectiveVersion()
 	if err := o.recommended.CoreAPI.ApplyTo(generic); err != nil {
 		return nil, err
 	}
-	// The cluster's priority and fairness bounds this client's requests. With a limit
-	// of its own, users would wait for each other.
+	// The cluster's priority and fairness bounds this client's requests. With its own limit, users
+	// would wait for each other.
 	generic.ClientConfig.QPS = -1
 	generic.ClientConfig.UserAgent = "holdfast-apiserver"
 	if err := o.disableUnservedAdmission(generic.ClientConfig); err != nil {
@@ -171,8 +170,8 @@ func (o *Options) Config() (*Config, error) {
 		return nil, err
 	}
 	generic.ShutdownDelayDuration = o.shutdownDelay
-	// Watches are ended, so that their clients watch another replica. Otherwise they
-	// would stay open without another event until the process is killed.
+	// Ends watches, so that their clients watch another replica. Otherwise they would stay open
+	// without events until the process ends.
 	generic.ShutdownWatchTerminationGracePeriod = watchTerminationGracePeriod
 	remaining := *o.recommended
 	remaining.CoreAPI = nil // applied above
@@ -192,8 +191,7 @@ func (o *Options) Config() (*Config, error) {
 	}, nil
 }
 
-// selfMade makes the certificate that the server serves with if the flags name no files. It is nil
-// if they do.
+// selfMade returns the self-made serving certificate; nil if the flags name files.
 func (o *Options) selfMade(config *rest.Config) (*servingcert.Certificate, error) {
 	given := &o.recommended.SecureServing.ServerCert
 	if given.CertKey.CertFile != "" || given.CertKey.KeyFile != "" {
@@ -211,7 +209,7 @@ func (o *Options) selfMade(config *rest.Config) (*servingcert.Certificate, error
 		Client:     client,
 		APIService: v1alpha1.SchemeGroupVersion.Version + "." + v1alpha1.GroupName,
 		DNSName:    serviceName + "." + o.systemNamespace + ".svc",
-		// A pod has a host name of its own, and a process its port.
+		// A pod has its own host name, and a process its port.
 		Replica: net.JoinHostPort(host, strconv.Itoa(o.recommended.SecureServing.BindPort)),
 		Clock:   clock.RealClock{},
 	})
@@ -222,8 +220,8 @@ func (o *Options) selfMade(config *rest.Config) (*servingcert.Certificate, error
 	return certificate, nil
 }
 
-// disableUnservedAdmission leaves out the admission plugin whose policies the
-// cluster is too old to have: it would wait for them for ever.
+// disableUnservedAdmission disables the admission plugin whose policies an old cluster lacks: it
+// would wait for them for ever.
 func (o *Options) disableUnservedAdmission(config *rest.Config) error {
 	client, err := discovery.NewDiscoveryClientForConfig(config)
 	if err != nil {

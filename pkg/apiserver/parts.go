@@ -63,7 +63,6 @@ var parts = []struct {
 	{"leader", newLeader},
 }
 
-// serverContext is what the parts of the server share.
 type serverContext struct {
 	*Server
 	extra  ExtraConfig
@@ -74,7 +73,7 @@ type serverContext struct {
 	authorizer authorizer.Authorizer
 	recorder   events.EventRecorder
 	locations  location.Known
-	// namespaceUID finds out which namespace has a name now.
+	// namespaceUID reads a namespace's present uid.
 	namespaceUID func(ctx context.Context, name string) (types.UID, error)
 	streams      *streamed.Streams
 	runlogs      *remote.Client
@@ -84,15 +83,15 @@ type serverContext struct {
 	// logs share a term.
 	logs []termLog
 
-	// These are set when they are made.
+	// Set when they are made.
 	backups   *backup.REST
 	schedules *schedule.Publisher
 	statuses  *locationstatus.Writer
-	// scheduling is the configuration of the controller, which lives as long as a term.
+	// scheduling is the configuration of the controller, which runs for a term.
 	scheduling schedulecontroller.Config
 }
 
-// termLog is a log of events whose versions grow from term to term.
+// termLog is a log whose versions grow from term to term.
 type termLog interface {
 	Version() uint64
 	Begin(version uint64)
@@ -115,17 +114,16 @@ func (c CompletedConfig) newContext(server *Server) (*serverContext, error) {
 		Lister: s.records.StorageLocations().Lister().StorageLocations(s.system()),
 		Live:   s.engine.StorageLocations(s.system()),
 	}
-	// The rest of a namespace is for admission.
+	// Admission needs the rest of a namespace.
 	return s, c.client.informers.Core().V1().Namespaces().Informer().SetTransform(clustercache.Trimmed)
 }
 
-// system is the system namespace.
 func (s *serverContext) system() string { return s.extra.SystemNamespace }
 
-// start has a function called when the server runs.
+// start registers a function that is called when the server runs.
 func (s *serverContext) start(f func(context.Context)) { s.starts = append(s.starts, f) }
 
-// newCertificate keeps the server's own certificate trusted, unless it is served with files.
+// newCertificate keeps the self-made certificate trusted, if there is one.
 func newCertificate(s *serverContext) error {
 	certificate := s.extra.Certificate
 	if certificate == nil {
@@ -135,14 +133,14 @@ func newCertificate(s *serverContext) error {
 	return s.generic.AddReadyzChecks(healthz.NamedCheck("holdfast-certificate", func(*http.Request) error { return certificate.Ready() }))
 }
 
-// configMap is an informer of one ConfigMap of the system namespace.
+// configMap returns an informer of one ConfigMap of the system namespace.
 func (s *serverContext) configMap(name string) cache.SharedIndexInformer {
 	factory := clustercache.ConfigMap(s.client.kube, s.system(), name)
 	s.start(factory.StartWithContext)
 	return factory.Core().V1().ConfigMaps().Informer()
 }
 
-// seenNamespaceUID returns the uid of a namespace as the informer has it.
+// seenNamespaceUID returns the uid of a namespace by the informer.
 func (s *serverContext) seenNamespaceUID(_ context.Context, name string) (types.UID, error) {
 	namespace, err := s.client.informers.Core().V1().Namespaces().Lister().Get(name)
 	if err != nil {
@@ -160,7 +158,7 @@ func (s *serverContext) mayUse(ctx context.Context, name, namespace string) erro
 	return location.Allowed(ctx, record, namespace, location.LabelsOf(s.client.kube.CoreV1()))
 }
 
-// newProjection makes the catalogue of all backups, to which the other parts subscribe.
+// newProjection makes the projection and its catalogue, to which the other parts subscribe.
 func newProjection(s *serverContext) error {
 	leads := clustercache.Lease(s.client.kube, s.system(), lease.LeaderLease)
 	s.start(leads.StartWithContext)
@@ -360,7 +358,7 @@ func newNodeAgents(s *serverContext) error {
 		informers.WithNamespace(enginev1alpha1.AgentsNamespace(s.system())), informers.WithTransform(clustercache.Trimmed),
 		informers.WithTweakListOptions(func(options *metav1.ListOptions) { options.LabelSelector = lease.AgentLabels }))
 	s.start(leases.StartWithContext)
-	// Of nodes only names and labels matter, and the rest is large and changes all the time.
+	// Only names and labels of nodes matter; the rest is large and changes all the time.
 	nodes := metadatainformer.NewSharedInformerFactoryWithOptions(s.client.metadata, 0, metadatainformer.WithTransform(clustercache.Named))
 	s.start(func(ctx context.Context) { nodes.Start(ctx.Done()) })
 	var limits cache.SharedIndexInformer
@@ -387,7 +385,7 @@ func newRequests(s *serverContext) error {
 	return nil
 }
 
-// newLeader makes the election, and what the leader alone does.
+// newLeader makes the election, and the leader's work.
 func newLeader(s *serverContext) error {
 	s.leader = lease.NewElection(lease.ElectionConfig{
 		Leases:   s.client.kube.CoordinationV1().Leases(s.system()),
@@ -411,7 +409,7 @@ func newLeader(s *serverContext) error {
 	return nil
 }
 
-// lead does what the leader alone does, until its term ends.
+// lead does the leader's work until its term ends.
 func (s *serverContext) lead(ctx context.Context, term *lease.Term) {
 	var running sync.WaitGroup
 	defer running.Wait()

@@ -18,23 +18,23 @@ import (
 )
 
 const (
-	// lifetime is how long a certificate is valid. The alert HoldfastCertificateExpires fires
-	// three weeks before its end, which is after it should have been renewed.
+	// lifetime is how long a certificate is valid. The alert HoldfastCertificateExpires fires three
+	// weeks before its end, after its renewal should have happened.
 	lifetime = 90 * 24 * time.Hour
 	// renewal is the age at which a certificate is renewed.
 	renewal = lifetime / 3 * 2
-	// backdate is how much the clock of kube-apiserver may be behind.
+	// backdate is how far kube-apiserver's clock may be behind.
 	backdate = time.Hour
 	// overlap is how long each step of a renewal waits for all replicas of kube-apiserver.
 	overlap = 30 * time.Second
-	// bound is how many certificates of replicas a bundle keeps.
+	// bound is the number of replicas' certificates in a bundle.
 	bound = 16
 
-	// organization marks the certificates that replicas make.
+	// organization marks the replicas' certificates.
 	organization = "holdfast.io apiserver, self-made"
 )
 
-// pair is a certificate that signs itself, with its key.
+// pair is a self-signed certificate with its key.
 type pair struct {
 	der      []byte
 	pem, key []byte
@@ -59,7 +59,7 @@ func newPair(dnsName, replica string, now time.Time) (*pair, error) {
 		NotAfter:     now.Add(lifetime),
 		KeyUsage:     x509.KeyUsageDigitalSignature,
 		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		// It vouches for itself and for nothing else.
+		// It vouches only for itself.
 		BasicConstraintsValid: true,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
@@ -78,20 +78,19 @@ func newPair(dnsName, replica string, now time.Time) (*pair, error) {
 	}, nil
 }
 
-// rotation decides which certificate a replica serves with, and which ones the bundle should
-// hold. It depends on the time and on the bundles that it is shown.
+// rotation decides which certificate a replica serves with, and which the bundle should have, by
+// the time and the bundles that it sees.
 type rotation struct {
 	dnsName, replica string
 
-	// serving is shown to kube-apiserver now; next is added before it replaces serving; former
-	// is kept for replicas of kube-apiserver that hear late.
+	// serving is the present one; next is added before it replaces serving; former is kept for
+	// replicas of kube-apiserver that learn late.
 	serving, next, former *pair
-	// nextSince is since when the bundle holds next, and formerUntil is when former goes.
+	// nextSince is when the bundle got next, and formerUntil is when former is removed.
 	nextSince, formerUntil time.Time
 }
 
-// step returns the bundle as it should be, given the one that is there; whether they differ; and
-// when to look again if nothing else happens.
+// step returns the wanted bundle, whether it differs, and when to check again without a change.
 func (r *rotation) step(now time.Time, bundle []byte) (want []byte, changed bool, again time.Time, err error) {
 	have := blocks(bundle)
 	if r.serving == nil {
@@ -124,7 +123,7 @@ func (r *rotation) step(now time.Time, bundle []byte) (want []byte, changed bool
 
 	wanted := r.keep(now, have)
 	again = r.serving.made.Add(renewal)
-	if r.next != nil { // which the bundle has, or will have when that is heard
+	if r.next != nil { // which the bundle has, or will have
 		again = now.Add(overlap)
 		if !r.nextSince.IsZero() {
 			again = r.nextSince.Add(overlap)
@@ -136,10 +135,10 @@ func (r *rotation) step(now time.Time, bundle []byte) (want []byte, changed bool
 	return bytes.Join(encode(wanted), nil), !slices.EqualFunc(have, wanted, bytes.Equal), again, nil
 }
 
-// keep returns the certificates of a bundle that are to stay, and this replica's own behind them.
-// Certificates that no replica has made always stay. Expired ones of replicas go, and so do the
-// ones that a former process of this replica has left. The last ones of other replicas stay. A
-// replica whose certificate was dropped adds it again, at the end.
+// keep returns the certificates of a bundle that are to stay, then this replica's own. It drops
+// replicas' certificates that are expired, from former processes of this replica, or the oldest
+// beyond the bound. A replica whose certificate was dropped adds it again. Other certificates
+// always stay.
 func (r *rotation) keep(now time.Time, have [][]byte) [][]byte {
 	own := []*pair{r.former, r.serving, r.next}
 	var wanted [][]byte
@@ -186,7 +185,6 @@ func isOne(der []byte, of []*pair) bool {
 	return slices.ContainsFunc(of, func(p *pair) bool { return p != nil && bytes.Equal(p.der, der) })
 }
 
-// blocks are the certificates of a bundle.
 func blocks(bundle []byte) [][]byte {
 	var found [][]byte
 	for {

@@ -1,9 +1,9 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package servingcert gives an aggregated API server a certificate that it makes itself. It is
-// kept in memory, and kube-apiserver trusts it because the server adds it to spec.caBundle of
-// its own APIService. There is no Secret, and a restarted process makes another one.
+// Package servingcert gives an aggregated API server a self-made certificate. It is kept in memory,
+// without a Secret. kube-apiserver trusts it because the server adds it to spec.caBundle of its own
+// APIService. A restarted process makes another one.
 package servingcert
 
 import (
@@ -29,36 +29,34 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// APIServices is the resource whose objects hold the bundles.
+// APIServices is the resource with the bundles.
 var APIServices = schema.GroupVersionResource{Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices"}
 
 const (
-	// fieldManager owns what is written.
 	fieldManager = "holdfast-apiserver"
-	// pause is the least time between two writes, in case another program undoes each of them.
+	// pause is the least time between two writes, in case another program undoes each.
 	pause = time.Second
 	// retry is the pause after a failure.
 	retry = 5 * time.Second
 )
 
-// Config says whose certificate it is.
+// Config names the owner of a certificate.
 type Config struct {
 	Client dynamic.Interface
-	// APIService is the name of the one that leads here.
+	// APIService is the name of the server's APIService.
 	APIService string
-	// DNSName is how kube-apiserver calls the server: NAME.NAMESPACE.svc of its Service.
+	// DNSName is kube-apiserver's name for the server: NAME.NAMESPACE.svc of its Service.
 	DNSName string
-	// Replica names this process among those that run, and its successors after a restart.
+	// Replica is this process's name among the running ones, kept over restarts.
 	Replica string
 	Clock   clock.Clock
 }
 
-// Certificate is a certificate that is renewed while Run runs. It implements
+// Certificate is a certificate that Run renews. It implements
 // dynamiccertificates.CertKeyContentProvider and dynamiccertificates.Notifier.
 type Certificate struct {
 	Config
 	changed chan struct{}
-	// written is when Run has last written.
 	written time.Time
 
 	mu        sync.Mutex
@@ -110,8 +108,8 @@ func (c *Certificate) Ready() error {
 	return c.problem
 }
 
-// Run keeps the certificate in the bundle, and renews it, until ctx ends. The bundle keeps it
-// afterwards: another replica may be looking at it, and it has an end.
+// Run keeps the certificate in the bundle, and renews it, until ctx ends. It leaves the certificate
+// there: another replica may be reading the bundle.
 func (c *Certificate) Run(ctx context.Context) {
 	client := c.Client.Resource(APIServices)
 	one := fields.OneTermEqualSelector(metav1.ObjectNameField, c.APIService).String()
@@ -164,7 +162,7 @@ func (c *Certificate) Run(ctx context.Context) {
 
 var errMissing = errors.New("the cluster has no such APIService: apply Holdfast's manifests again")
 
-// reconcile does the next step, and says when to do another one if nothing happens.
+// reconcile does the next step, and returns when the next is due without a change.
 func (c *Certificate) reconcile(ctx context.Context, client dynamic.ResourceInterface, store cache.Store) (again time.Time, err error) {
 	found, exists, err := store.GetByKey(c.APIService)
 	if err == nil && !exists {
@@ -203,7 +201,7 @@ func (c *Certificate) reconcile(ctx context.Context, client dynamic.ResourceInte
 	return again, err
 }
 
-// write replaces the bundle, unless another replica has changed it meanwhile.
+// write replaces the bundle, unless another replica has changed it.
 func (c *Certificate) write(ctx context.Context, client dynamic.ResourceInterface, seen *unstructured.Unstructured, bundle []byte) error {
 	object := seen.DeepCopy()
 	if err := unstructured.SetNestedField(object.Object, base64.StdEncoding.EncodeToString(bundle), "spec", "caBundle"); err != nil {
@@ -215,7 +213,7 @@ func (c *Certificate) write(ctx context.Context, client dynamic.ResourceInterfac
 	return nil
 }
 
-// step advances the rotation, and tells the server of another certificate.
+// step advances the rotation, and tells the server of a new certificate.
 func (c *Certificate) step(bundle []byte) (want []byte, changed bool, again time.Time, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -241,7 +239,6 @@ func (c *Certificate) report(problem error) {
 	c.problem = problem
 }
 
-// notice says that the APIService has changed.
 func (c *Certificate) notice() {
 	select {
 	case c.changed <- struct{}{}:

@@ -39,9 +39,9 @@ import (
 )
 
 const (
-	// reachTimeout is how long a store may take to answer before a run waits for it.
+	// reachTimeout is how long a store may take to answer. After it, a run waits for the store.
 	reachTimeout = 10 * time.Second
-	// prepareTimeout is how long what a run needs may be away before the run fails.
+	// prepareTimeout is how long a run waits for what it needs before it fails.
 	prepareTimeout = 30 * time.Minute
 )
 
@@ -49,33 +49,32 @@ var errNoLocation = errors.New("does not exist any more")
 
 // Executor executes runs with pkg/restore.
 type Executor struct {
-	// Config is that of the controller, which impersonates with it. Its transport is to send
-	// nothing once another process may have the work: see lease.Fence.
+	// Config is the controller's, for impersonation. Its transport must send nothing once another
+	// process may have the work; see lease.Fence.
 	Config *rest.Config
 	// Kube acts as the controller.
 	Kube      kubernetes.Interface
 	Client    rest.Interface
 	Discovery restore.Discovery
-	// Secrets with the credentials of the locations.
+	// with the credentials of the locations
 	Secrets   location.Secrets
 	Locations enginelisters.StorageLocationNamespaceLister
 	Runs      engineclient.RestoreRunsGetter
 	// Namespace is the system namespace.
 	Namespace string
-	// Cluster is this one, and Keys are the public keys with which this
-	// cluster signs its backups, and has signed.
+	// Cluster is this cluster. Keys are its present and earlier public signing keys.
 	Cluster format.Cluster
 	Keys    []string
 	Clock   clock.PassiveClock
-	// HookTime is how long the hooks of a restore may take in all.
+	// HookTime bounds the hooks of a restore in all.
 	HookTime time.Duration
 	// Workers is how many objects of a restore are written at once.
 	Workers int
-	// Volumes brings data back; nil if that is not to be.
+	// Volumes restores data; nil for none.
 	Volumes *volumes.Volumes
-	// Successions keeps which namespaces continue others; nil if none is to.
+	// Successions records which namespaces continue others; nil for none.
 	Successions *clusteridentity.Successions
-	// Logs has the logs of the runs while they are executed. Optional.
+	// Logs has the logs of executed runs. Optional.
 	Logs *runlog.Logs
 }
 
@@ -147,7 +146,7 @@ func (e *Executor) Store(ctx context.Context, run *enginev1alpha1.RestoreRun, en
 	return ended.Store(ctx, bucket, asked, e.Cluster, e.Keys)
 }
 
-// prepareAtLast tries for a while: a store, or the cluster, may be away just now.
+// prepareAtLast retries: a store, or the cluster, may be unreachable for a while.
 func (e *Executor) prepareAtLast(ctx context.Context, run *enginev1alpha1.RestoreRun) (deps restore.Dependencies, closeBucket func(), err error) {
 	waiting := waits.ForAnyone(ctx, "its storage location, and the cluster, to give what it begins with")
 	defer waiting.End()
@@ -166,7 +165,7 @@ func (e *Executor) prepareAtLast(ctx context.Context, run *enginev1alpha1.Restor
 	}
 }
 
-// isFinal reports whether trying again is in vain.
+// isFinal reports whether a retry is in vain.
 func isFinal(err error) bool {
 	var refused *restore.Refused
 	return errors.As(err, &refused) || errors.Is(err, source.ErrRefused) || errors.Is(err, source.ErrNoBackup) ||
@@ -253,8 +252,8 @@ func (e *Executor) prepare(ctx context.Context, run *enginev1alpha1.RestoreRun) 
 	return deps, func() { data.Close(); _ = bucket.Close() }, nil
 }
 
-// leaveOutDeleted marks the volumes of a backup that were deleted from it since, whose data is
-// not restored, nor an empty claim in its stead.
+// leaveOutDeleted marks the volumes that were deleted from a backup. Neither their data nor an
+// empty claim is restored.
 func (e *Executor) leaveOutDeleted(ctx context.Context, bucket store.Reader, place format.Place, backup *source.Backup) error {
 	of := folder.Folder{Place: place, Clock: e.Clock, UID: backup.Metadata.UID, Store: bucket,
 		Try: func(ctx context.Context, request func(context.Context) error) error { return request(ctx) }}
@@ -268,10 +267,10 @@ func (e *Executor) leaveOutDeleted(ctx context.Context, bucket store.Reader, pla
 	return nil
 }
 
-// actingFor is the configuration of clients with the rights of a restore.
+// actingFor returns the client configuration with the rights of a restore.
 func (e *Executor) actingFor(run *enginev1alpha1.RestoreRun) *rest.Config {
 	config := rest.CopyConfig(e.Config)
-	config.WarningHandler = rest.NoWarnings{} // the restore reads them from the answers; here they would be the log of the controller
+	config.WarningHandler = rest.NoWarnings{} // the restore reads them from the answers; here they would go to the controller's log
 	if run.Spec.RestoreRef.Namespace == e.Namespace {
 		config.Impersonate = rest.ImpersonationConfig{UserName: enginev1alpha1.RestoreUser(e.Namespace)}
 		return config
@@ -281,7 +280,7 @@ func (e *Executor) actingFor(run *enginev1alpha1.RestoreRun) *rest.Config {
 	return config
 }
 
-// allowed asks the cluster what the requester of a restore may do.
+// allowed reviews a right of a restore's requester.
 func (e *Executor) allowed(ctx context.Context, run *enginev1alpha1.RestoreRun, right restore.Right) (bool, error) {
 	requester := run.Spec.Requester
 	extra := map[string]authorizationv1.ExtraValue{}
@@ -303,9 +302,9 @@ func (e *Executor) allowed(ctx context.Context, run *enginev1alpha1.RestoreRun, 
 	return review.Status.Allowed, nil
 }
 
-// trust refuses a backup that is not what it says. One whose signature does not fit nobody
-// restores; what is not signed by this cluster, or by one that the location trusts, only
-// the administrators do.
+// trust refuses a backup that is not what it says. One with a wrong signature is never restored.
+// Only administrators restore one that neither this cluster nor one that the location trusts has
+// signed.
 func (e *Executor) trust(run *enginev1alpha1.RestoreRun, backup *v1alpha1.Backup) error {
 	origin := backup.Status.Origin
 	switch {
@@ -328,8 +327,7 @@ func (e *Executor) trust(run *enginev1alpha1.RestoreRun, backup *v1alpha1.Backup
 	return &restore.Refused{Reasons: []string{fmt.Sprintf("the backup %s was not made by this cluster, nor by one that its storage location trusts: only a restore in the namespace %s takes it", run.Spec.Backup.StoreName, e.Namespace)}}
 }
 
-// doubts are what was to be known of the backup before it was restored, for the results: the answer
-// to the request said it once.
+// doubts returns a backup's doubts, for the results: the answer to the request told them only once.
 func (e *Executor) doubts(run *enginev1alpha1.RestoreRun, backup *v1alpha1.Backup) ([]string, error) {
 	vouched, err := e.vouched(run, backup.Status.Origin)
 	if err != nil {
@@ -338,8 +336,8 @@ func (e *Executor) doubts(run *enginev1alpha1.RestoreRun, backup *v1alpha1.Backu
 	return format.Doubts(run.Spec.Backup.Name, &backup.Status, vouched), nil
 }
 
-// vouched reports whether this cluster has signed a backup, or one that its storage location
-// trusts with the namespace of the restore: an administrator's may take any namespace.
+// vouched reports whether this cluster has signed a backup, or one that its location trusts with
+// the restore's namespace. For an administrator's restore, trust with any namespace suffices.
 func (e *Executor) vouched(run *enginev1alpha1.RestoreRun, origin *v1alpha1.BackupOrigin) (bool, error) {
 	switch {
 	case origin.Trust != "":
@@ -355,8 +353,9 @@ func (e *Executor) vouched(run *enginev1alpha1.RestoreRun, origin *v1alpha1.Back
 	return grants(record, origin, namespace, namespace == e.Namespace), nil
 }
 
-// continues reports whether a namespace of a backup is the one that has its name now, or one that
-// this continues, or whether the location trusts the backup's cluster with it.
+// continues reports whether a backup's namespace has the history of the present one of its name.
+// That is so if they are the same, if this one continues it, or if the location trusts the backup's
+// cluster with it.
 func (e *Executor) continues(ctx context.Context, run *enginev1alpha1.RestoreRun, origin *v1alpha1.BackupOrigin, namespace string, uid types.UID) (bool, error) {
 	record, err := e.location(run)
 	if err != nil {
@@ -371,7 +370,7 @@ func (e *Executor) continues(ctx context.Context, run *enginev1alpha1.RestoreRun
 	live, err := e.Kube.CoreV1().Namespaces().Get(ctx, namespace, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		return true, nil // nobody else has rights in it
+		return true, nil // no user has rights in it
 	case err != nil:
 		return false, err
 	case live.UID == uid:
@@ -384,21 +383,19 @@ func (e *Executor) continues(ctx context.Context, run *enginev1alpha1.RestoreRun
 	return clusterid.SuccessionsOf(published).Same(namespace, uid, live.UID), nil
 }
 
-// grants reports whether a location trusts the cluster that has signed a backup with a namespace, or
-// with any.
+// grants reports whether a location trusts a backup's signer with a namespace, or with any.
 func grants(location *enginev1alpha1.StorageLocation, origin *v1alpha1.BackupOrigin, namespace string, orAny bool) bool {
 	return slices.ContainsFunc(location.Spec.TrustedClusters, func(trusted enginev1alpha1.TrustedCluster) bool {
 		return trusted.PublicKey == origin.PublicKey && trusted.UID == origin.ClusterUID && (orAny || len(trusted.Namespaces) == 0 || slices.Contains(trusted.Namespaces, namespace))
 	})
 }
 
-// own reports whether this cluster has signed a backup.
 func (e *Executor) own(origin *v1alpha1.BackupOrigin) bool {
 	return origin.Trust == "" && origin.ClusterUID == e.Cluster.UID && slices.Contains(e.Keys, origin.PublicKey)
 }
 
-// handsOver reports whether a namespace that a restore makes gets the history of the one in the
-// backup. That takes an administrator's restore, and this cluster's word for which one it was.
+// handsOver reports whether a new namespace gets the history of the backup's. That takes an
+// administrator's restore, and this cluster's signature.
 func (e *Executor) handsOver(run *enginev1alpha1.RestoreRun, origin *v1alpha1.BackupOrigin) bool {
 	return e.Successions != nil && run.Spec.RestoreRef.Namespace == e.Namespace && e.own(origin)
 }
@@ -412,8 +409,8 @@ func (e *Executor) open(ctx context.Context, run *enginev1alpha1.RestoreRun) (*s
 	return location.Open(ctx, e.Secrets, record)
 }
 
-// mayUse fails if the location is not for the run's namespace any more: it has waited since that
-// was asked.
+// mayUse fails if the run's namespace may no longer use the location: the run has waited since the
+// last check.
 func (e *Executor) mayUse(ctx context.Context, run *enginev1alpha1.RestoreRun) error {
 	record, err := e.location(run)
 	if err != nil {

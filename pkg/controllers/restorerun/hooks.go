@@ -24,19 +24,18 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restore"
 )
 
-// maxHooked is in how many pods a restore runs commands: each is noted in its record.
+// maxHooked bounds the pods in which a restore runs commands: each is in its record.
 const maxHooked = 1000
 
-// runHooks runs the commands of a run in pods, and notes in its record where they were begun.
-// Only the process that the record names notes anything, so that of two that execute the run
-// one begins them.
+// runHooks runs a run's commands in pods, and notes in its record where they began. Only the
+// process that the record names may note, so only one of two executing processes begins them.
 type runHooks struct {
 	hooks.Client
 	runs engineclient.RestoreRunInterface
 	// run is the run as it was claimed.
 	run *enginev1alpha1.RestoreRun
 
-	// mu keeps the writes of this process apart.
+	// mu serializes this process's writes.
 	mu sync.Mutex
 }
 
@@ -46,7 +45,7 @@ var errOthers = errors.New("another process has taken the restore over")
 
 // Begin implements restore.Hooks.
 func (h *runHooks) Begin(ctx context.Context, pod types.UID) (earlier *enginev1alpha1.HookedPod, err error) {
-	mine := false // an answer that was lost is none of an earlier process
+	mine := false // a lost answer is this process's own
 	err = h.note(ctx, func(status *enginev1alpha1.RestoreRunStatus) error {
 		i := slices.IndexFunc(status.Hooked, func(h enginev1alpha1.HookedPod) bool { return h.UID == pod })
 		if i >= 0 {
@@ -65,8 +64,8 @@ func (h *runHooks) Begin(ctx context.Context, pod types.UID) (earlier *enginev1a
 	return earlier, err
 }
 
-// Exec implements restore.Hooks. A process that was paused since Begin runs no command a second
-// time that another one, or a person, has seen to meanwhile.
+// Exec implements restore.Hooks. A process that was paused since Begin must not repeat a command
+// that another process, or a user, has handled meanwhile.
 func (h *runHooks) Exec(ctx context.Context, pod enginev1alpha1.PodReference, container string, command []string) (output string, err error) {
 	if !lease.Holds(ctx) {
 		return "", lease.ErrLost
@@ -74,8 +73,8 @@ func (h *runHooks) Exec(ctx context.Context, pod enginev1alpha1.PodReference, co
 	return h.Client.Exec(ctx, pod, container, command)
 }
 
-// End implements restore.Hooks. Where the record has no room for the texts, it is noted all the
-// same that the commands have ended.
+// End implements restore.Hooks. If the record has no room for the texts, it still says that the
+// commands have ended.
 func (h *runHooks) End(ctx context.Context, pod enginev1alpha1.HookedPod) error {
 	err := h.end(ctx, pod)
 	if isTooMuch(err) {
@@ -95,18 +94,16 @@ func (h *runHooks) end(ctx context.Context, pod enginev1alpha1.HookedPod) error 
 	})
 }
 
-// errNothing says that there is nothing to write.
 var errNothing = errors.New("nothing")
 
-// isTooMuch reports whether a record would be larger than the API server, or its etcd, takes, or
-// is not valid. Trying again does not help.
+// isTooMuch reports whether a record is invalid, or too large for the API server or etcd. A retry
+// does not help.
 func isTooMuch(err error) bool {
 	return apierrors.IsRequestEntityTooLargeError(err) || apierrors.IsInvalid(err) ||
 		err != nil && (strings.Contains(err.Error(), "too large") || strings.Contains(err.Error(), "larger than max"))
 }
 
-// note changes the record. It tries for as long as ctx lasts, unless that is too much for the
-// record.
+// note changes the record, with retries until ctx ends, unless that is too much for the record.
 func (h *runHooks) note(ctx context.Context, change func(*enginev1alpha1.RestoreRunStatus) error) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -1,18 +1,17 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package restorerun executes the restores that the queue has let start, and goes on with
-// those that a process before this one left behind.
+// Package restorerun executes the restores that the queue has started, and continues those that an
+// earlier process left behind.
 //
-// A run is claimed by a compare-and-swap of its record, after a look at the ledger by which
-// this process leads; so two processes that know of each other never execute it at once.
-// Where one that was paused has not noticed yet that it leads no more, both do, and nothing
-// is doubled: see pkg/restore. Of such two only one writes the end, since both their writes
-// name the executor, in the version that they have read.
+// A run is claimed by a compare-and-swap of its record, after a look at the ledger. So two
+// processes execute it at once only if a paused one has not noticed that it no longer leads. Then
+// nothing is doubled; see pkg/restore. Only one of them writes the end, since both name the
+// executor and the version that they have read.
 //
-// A run's end is stored before it is written into the record. While its store does not
-// answer, the end is written all the same, and what is to be stored is kept in memory and
-// tried again for as long as this process leads.
+// A run's end is stored before it is written into the record. If its store does not answer, the end
+// is written all the same. It is kept in memory, and its storage is retried while this process
+// leads.
 package restorerun
 
 import (
@@ -47,37 +46,37 @@ import (
 )
 
 const (
-	// storeTimeout is how long a store may take to be told of the end of a run before that is
-	// written all the same, and cancelTimeout of a cancelled one.
+	// storeTimeout bounds the storage of a run's end before it is written without, and
+	// cancelTimeout a cancelled run's.
 	storeTimeout, cancelTimeout = 30 * time.Second, 5 * time.Second
-	// storeRetry is how often a store is tried that did not answer.
+	// storeRetry is the interval of these retries.
 	storeRetry = 30 * time.Second
-	// maxAttempts is how many processes may have begun with a run: then it is likely that it
-	// ends them. Those do not count that were told to stop.
+	// maxAttempts is how many processes may begin a run before it fails, since it probably ends
+	// them. Those that were told to stop don't count.
 	maxAttempts = 10
-	// maxUnstored is how many ends are kept in memory.
+	// maxUnstored bounds the ends in memory.
 	maxUnstored = 16
 )
 
-// Config is what a Controller needs.
+// Config is the configuration of a Controller.
 type Config struct {
 	// Namespace is the system namespace.
 	Namespace string
 	// Workers is how many runs are executed at once: the queue's limit.
 	Workers int
-	// Identity is this process, and no other, not even one of the same pod.
+	// Identity is the identity of this process alone, different in each container of a pod.
 	Identity string
 	// Leads asks the cluster whether this process leads: nil if so.
 	Leads func(ctx context.Context) error
-	// Queue is the one of this process.
+	// Queue is this process's queue.
 	Queue  runs.Queue
 	Engine engineclient.EngineV1alpha1Interface
-	// ConfigMaps are those of the system namespace, to read the ledger.
+	// ConfigMaps reads the ledger in the system namespace.
 	ConfigMaps corev1client.ConfigMapInterface
-	// Executor does the work: an Executor, but in tests.
+	// Executor does the work.
 	Executor executor
-	// HoldLocation makes a storage location unavailable for a while, since its store did not
-	// answer a run that was to start, and returns its record as it is then; nil if there is none.
+	// HoldLocation makes a storage location unavailable for a while, since its store did not answer
+	// a run's start. It returns the resulting record; nil if there is none.
 	HoldLocation func(ctx context.Context, name string, reason error) (*enginev1alpha1.StorageLocation, error)
 	Events       events.EventRecorder
 	Clock        clock.WithTicker
@@ -85,17 +84,16 @@ type Config struct {
 	RunInformer engineinformers.RestoreRunInformer
 }
 
-// executor does a run's work in the cluster and the store.
 type executor interface {
-	// Reach reports why the store of a run does not answer; nil if it does.
+	// Reach returns why the store of a run does not answer; nil if it does.
 	Reach(ctx context.Context, run *enginev1alpha1.RestoreRun) error
 	// Execute works on a run until it has ended or ctx ends.
 	Execute(ctx context.Context, run *enginev1alpha1.RestoreRun, progress *Progress) *restore.Ended
-	// Stop returns when nothing is written for a run any more that Execute has returned from.
+	// Stop returns when no write is in progress for a run that Execute has returned from.
 	Stop(ctx context.Context, run *enginev1alpha1.RestoreRun) error
-	// Forget removes what a process that goes on with a run needs, once its end is recorded.
+	// Forget removes the state for continuing a run, once its end is recorded.
 	Forget(ctx context.Context, run *enginev1alpha1.RestoreRun) error
-	// Store tells the store how a run has ended; see restore.Ended.
+	// Store stores a run's end; see restore.Ended.
 	Store(ctx context.Context, run *enginev1alpha1.RestoreRun, ended *restore.Ended) error
 }
 
@@ -108,17 +106,16 @@ type Controller struct {
 	loop   *loop.Loop[string]
 
 	mu sync.Mutex
-	// unstored are the ends of runs that are to be stored, by the names of the runs.
+	// unstored are the ends to be stored, by the names of the runs.
 	unstored map[string]unstored
 }
 
-// unstored is the end of a run, which has a uid.
+// unstored is the end of a run.
 type unstored struct {
 	run   types.UID
 	ended *restore.Ended
 }
 
-// attemptsOf points into the status of a run.
 func attemptsOf(run *enginev1alpha1.RestoreRun) runs.Attempts {
 	s := &run.Status
 	return runs.Attempts{Executor: &s.Executor, Attempts: &s.Attempts, GivenBack: &s.GivenBack}
@@ -147,8 +144,8 @@ func (c *Controller) Run(ctx context.Context) { c.loop.Run(ctx, c.sync) }
 // Start implements backupqueue.Executor.
 func (c *Controller) Start(name string) { c.loop.Add(name) }
 
-// changed has a run worked on that is in progress, and stops the execution of one that is
-// cancelled or whose record is gone.
+// changed queues a run in progress, and stops the execution if it is cancelled or its record is
+// deleted.
 func (c *Controller) changed(before, run *enginev1alpha1.RestoreRun) {
 	if before != nil && (run == nil || run.UID != before.UID) {
 		c.Stop(before)
@@ -182,7 +179,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	case run.Status.Phase.Ended():
 		return c.storeLate(ctx, run)
 	case e.Working.Err() != nil:
-		c.loop.Add(name) // something became of it, or of one before it, while it was read
+		c.loop.Add(name) // it, or an earlier one, was finished while it was read
 		return nil
 	case run.Status.Phase != v1alpha1.RestorePhaseInProgress && run.Spec.Cancellation != nil:
 		return nil // the queue ends it
@@ -204,10 +201,9 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	return c.acquire(ctx, run, e)
 }
 
-// acquire makes a run that waits, or that another process has left behind, this process's own.
-// A run whose store does not answer goes back to its place in the queue instead, unless it
-// has begun: then it waits in its slot. One that can have nothing of its location ends
-// when it is executed.
+// acquire claims a run that waits, or that another process left behind. If its store does not
+// answer, a run that has begun waits in its slot; another one returns to its place in the queue. A
+// run that may not use its location ends when it is executed.
 func (c *Controller) acquire(ctx context.Context, run *enginev1alpha1.RestoreRun, e *runs.Execution[*enginev1alpha1.RestoreRun]) error {
 	begun := run.Status.Phase == v1alpha1.RestorePhaseInProgress
 	if begun {
@@ -231,7 +227,7 @@ func (c *Controller) acquire(ctx context.Context, run *enginev1alpha1.RestoreRun
 	case err != nil:
 		return err
 	}
-	// Its start may have been taken back while the claim was under way.
+	// Its start may have been taken back during the claim.
 	defer c.GiveBack(ctx, claimed, nil)
 	started, err := c.IsStarted(ctx, claimed)
 	switch {
@@ -247,7 +243,6 @@ func (c *Controller) acquire(ctx context.Context, run *enginev1alpha1.RestoreRun
 	return c.execute(ctx, claimed, e)
 }
 
-// execute runs a claimed run to its end.
 func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.RestoreRun, e *runs.Execution[*enginev1alpha1.RestoreRun]) error {
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "restoreRun", klog.KObj(run))
 	ctx, working := klog.NewContext(ctx, logger), klog.NewContext(e.Working, logger)
@@ -282,19 +277,19 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.RestoreRun
 	reporting.Wait()
 	latest := record.Latest()
 	if ctx.Err() != nil {
-		// The process stops. The next one goes on.
+		// The process stops. The next one continues.
 		return ctx.Err()
 	}
 	if !lease.Holds(ctx) {
-		// It stops at once: what failed for that is no end of the run.
+		// A cancelled run stops at once; errors from that are no end of the run.
 		select {
 		case <-ctx.Done():
 		case <-time.After(time.Second):
 		}
 		return lease.ErrLost
 	}
-	// The run holds its slot and its namespaces while they are written to. What another process
-	// writes that has taken it over is not this one's to stop.
+	// The run holds its slot and its namespaces until its writes have ended. If another process has
+	// taken it over, its writes continue.
 	others := false
 	if err := runs.RetryUntilDone(ctx, func(ctx context.Context) (bool, error) {
 		live, err := c.runs.Get(ctx, run.Name, metav1.GetOptions{})
@@ -336,7 +331,7 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.RestoreRun
 	return c.finish(ctx, latest, ended, stored == nil)
 }
 
-// giveUp ends a run that has ended every process which executed it.
+// giveUp ends a run that has ended every process that executed it.
 func (c *Controller) giveUp(ctx context.Context, run *enginev1alpha1.RestoreRun) *restore.Ended {
 	before, given := run.Status.Attempts-1, run.Status.GivenBack
 	why := fmt.Errorf("the controller stopped %d times while it executed the restore: what was restored by then stays; see the logs of its pods", before-given)
@@ -346,8 +341,8 @@ func (c *Controller) giveUp(ctx context.Context, run *enginev1alpha1.RestoreRun)
 	return restore.Fail(ctx, restore.Request{Run: run, SystemNamespace: c.Namespace}, c.Clock, why)
 }
 
-// finish writes the end of a run. It tries until it succeeds: a run that has ended must not
-// look as if it went on.
+// finish writes the end of a run. It tries until it succeeds: an ended run must not look as if it
+// went on.
 func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.RestoreRun, ended *restore.Ended, stored bool) error {
 	run, others, err := c.WriteEnd(ctx, run, func(written *enginev1alpha1.RestoreRun) {
 		recordEnd(&written.Status, ended, stored)
@@ -358,7 +353,7 @@ func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.RestoreRun,
 	if !stored {
 		c.keep(run, ended)
 	}
-	if err := c.Executor.Forget(ctx, run); err != nil { // the sweep does it, or who removes the run
+	if err := c.Executor.Forget(ctx, run); err != nil { // the sweep does it, or the removal of the run
 		klog.FromContext(ctx).Info("What is left of the restore will be removed later", "err", err)
 	}
 	c.announce(ctx, run, ended, stored)
@@ -375,7 +370,7 @@ func (c *Controller) keep(run *enginev1alpha1.RestoreRun, ended *restore.Ended) 
 	}
 }
 
-// storeLate stores the end of a run whose store did not answer when it ended.
+// storeLate stores an end that is kept.
 func (c *Controller) storeLate(ctx context.Context, run *enginev1alpha1.RestoreRun) error {
 	c.mu.Lock()
 	late, ok := c.unstored[run.Name]
@@ -396,7 +391,7 @@ func (c *Controller) storeLate(ctx context.Context, run *enginev1alpha1.RestoreR
 	}
 	c.tellReplaced(ctx, run, late.ended)
 	stored := run.DeepCopy()
-	recordEnd(&stored.Status, late.ended, true) // what another process has stored before stands
+	recordEnd(&stored.Status, late.ended, true) // the end that another process stored stays
 	if _, err := c.runs.UpdateStatus(ctx, stored, metav1.UpdateOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("writing that the end of RestoreRun %s is stored: %w", run.Name, err)
 	}
@@ -406,7 +401,7 @@ func (c *Controller) storeLate(ctx context.Context, run *enginev1alpha1.RestoreR
 	return nil
 }
 
-// tellReplaced says that the store had something else in the place of the end of a run.
+// tellReplaced emits the event that the store had another object in the place of a run's end.
 func (c *Controller) tellReplaced(ctx context.Context, run *enginev1alpha1.RestoreRun, ended *restore.Ended) {
 	if ended.Replaced == "" {
 		return
@@ -416,7 +411,7 @@ func (c *Controller) tellReplaced(ctx context.Context, run *enginev1alpha1.Resto
 	ended.Replaced = ""
 }
 
-// announce tells people how a run ended.
+// announce emits the event about a run's end.
 func (c *Controller) announce(ctx context.Context, run *enginev1alpha1.RestoreRun, ended *restore.Ended, stored bool) {
 	status := &ended.Status
 	c.RecordEnd(ctx, run, runs.End{

@@ -16,11 +16,10 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
-// Progress is how far the execution of a run is. It is safe for concurrent use.
+// Progress is the progress of an executed run. It is safe for concurrent use.
 type Progress struct {
 	restore.Progress
-	// waits are what the run waits for; namespace is that of its Restore, and system the system
-	// namespace.
+	// waits of the run; namespace is its Restore's, system the system namespace.
 	waits             *waits.Waits
 	namespace, system string
 
@@ -28,14 +27,14 @@ type Progress struct {
 	volumes func() v1alpha1.RestoreVolumesProgress
 }
 
-// Volumes has the counts of volumes asked for.
+// Volumes sets the function that counts the volumes.
 func (p *Progress) Volumes(counts func() v1alpha1.RestoreVolumesProgress) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.volumes = counts
 }
 
-// set writes the progress, and what the run waits for, into a status, and reports whether that is news.
+// set writes the progress and the waits into a status, and reports whether they changed.
 func (p *Progress) set(status *enginev1alpha1.RestoreRunStatus) bool {
 	before := status.DeepCopy()
 	status.Message = p.waits.Line(p.namespace, p.system)
@@ -52,7 +51,6 @@ func (p *Progress) set(status *enginev1alpha1.RestoreRunStatus) bool {
 	return !equality.Semantic.DeepEqual(before, status)
 }
 
-// recordEnd writes the end of a run into its status.
 func recordEnd(status *enginev1alpha1.RestoreRunStatus, ended *restore.Ended, stored bool) {
 	end := &ended.Status
 	status.Phase, status.Stored, status.Digests = end.Phase, stored, ended.Digests
