@@ -45,3 +45,6 @@ rm -f artifacts/crds/*.yaml
 
 echo "Generating the chart's templates"
 go run -C hack/chart .
+
+echo "Generating the reference of kubectl holdfast"
+go run -C hack/clidocs . -page "${root}/docs/cli-reference.md"
