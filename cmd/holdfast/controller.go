@@ -29,7 +29,6 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
-	"github.com/holdfast-io/holdfast/pkg/backupplans"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backuprun"
 	"github.com/holdfast-io/holdfast/pkg/controllers/clusteridentity"
 	"github.com/holdfast-io/holdfast/pkg/controllers/expiry"
@@ -39,6 +38,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/maintenance"
+	"github.com/holdfast-io/holdfast/pkg/plans"
 	"github.com/holdfast-io/holdfast/pkg/queue"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/restore"
@@ -228,8 +228,8 @@ func (o *controllerOptions) run(ctx context.Context) error {
 		return err
 	}
 	o.serving.AddRoute(serving.Route{Prefix: remote.Prefix, Certificate: shown.Certificate, Key: shown.Key, Handler: shown})
-	plans := backupplans.NewServer(shown.MayAsk)
-	o.serving.AddRoute(serving.Route{Prefix: backupplans.Path, Certificate: shown.Certificate, Key: shown.Key, Handler: plans})
+	planned := plans.NewServer(shown.MayAsk)
+	o.serving.AddRoute(serving.Route{Prefix: plans.Prefix, Certificate: shown.Certificate, Key: shown.Key, Handler: planned})
 	stopped, err := o.serving.Start(ctx, o.client.kubeconfig)
 	if err != nil {
 		return err
@@ -253,16 +253,16 @@ func (o *controllerOptions) run(ctx context.Context) error {
 			address := net.JoinHostPort(o.advertise.String(), strconv.Itoa(o.serving.Port()))
 			publishing.Go(func() { shown.Publish(ctx, kube.CoreV1().Secrets(o.client.namespace), address, leads) })
 		}
-		return o.work(ctx, config, identity, leads, logs, plans)
+		return o.work(ctx, config, identity, leads, logs, planned)
 	})
 }
 
 // work runs the controllers until ctx ends, and returns when all have stopped. lease.Fence stops
 // requests of a process that wakes up after another took over.
-func (o *controllerOptions) work(ctx context.Context, config *rest.Config, identity string, leads func(context.Context) error, logs *runlog.Logs, plans *backupplans.Server) error {
+func (o *controllerOptions) work(ctx context.Context, config *rest.Config, identity string, leads func(context.Context) error, logs *runlog.Logs, planned *plans.Server) error {
 	config = rest.CopyConfig(config)
 	config.Wrap(lease.Fence)
-	c, err := o.newControllerContext(ctx, config, identity, leads, logs, plans)
+	c, err := o.newControllerContext(ctx, config, identity, leads, logs, planned)
 	if err != nil {
 		return err
 	}

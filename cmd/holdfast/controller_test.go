@@ -17,8 +17,8 @@ import (
 	"k8s.io/client-go/rest"
 	clocktesting "k8s.io/utils/clock/testing"
 
-	"github.com/holdfast-io/holdfast/pkg/backupplans"
 	"github.com/holdfast-io/holdfast/pkg/lease"
+	"github.com/holdfast-io/holdfast/pkg/plans"
 	"github.com/holdfast-io/holdfast/pkg/runlog"
 )
 
@@ -57,7 +57,7 @@ func TestAPausedControllerSendsNothing(t *testing.T) {
 	err := lease.Lead(t.Context(), leases, "this process", clock, func(ctx context.Context) error {
 		work := func() (requests int, err error) {
 			network := &sent{}
-			err = options.work(ctx, &rest.Config{Host: "https://cluster.invalid", Transport: network}, "this process", nil, &runlog.Logs{}, backupplans.NewServer(nil))
+			err = options.work(ctx, &rest.Config{Host: "https://cluster.invalid", Transport: network}, "this process", nil, &runlog.Logs{}, plans.NewServer(nil))
 			return network.requests, err
 		}
 		if requests, err := work(); err == nil || requests == 0 {

@@ -21,7 +21,6 @@ import (
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/backupplans"
 	"github.com/holdfast-io/holdfast/pkg/clustercache"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backupdeletion"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backupexpiration"
@@ -42,6 +41,7 @@ import (
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/location"
+	"github.com/holdfast-io/holdfast/pkg/plans"
 	"github.com/holdfast-io/holdfast/pkg/queue"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/restore/volumes"
@@ -77,7 +77,7 @@ type controllerContext struct {
 	identity string
 	leads    func(context.Context) error
 	logs     *runlog.Logs
-	plans    *backupplans.Server
+	plans    *plans.Server
 
 	kube   kubernetes.Interface
 	engine engineclient.EngineV1alpha1Interface
@@ -119,7 +119,7 @@ type metadataInformers struct {
 func (f metadataInformers) StartWithContext(ctx context.Context) { f.Start(ctx.Done()) }
 
 // newControllerContext connects to the cluster. The caller ends the events.
-func (o *controllerOptions) newControllerContext(ctx context.Context, config *rest.Config, identity string, leads func(context.Context) error, logs *runlog.Logs, plans *backupplans.Server) (*controllerContext, error) {
+func (o *controllerOptions) newControllerContext(ctx context.Context, config *rest.Config, identity string, leads func(context.Context) error, logs *runlog.Logs, planned *plans.Server) (*controllerContext, error) {
 	kube, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, err
@@ -139,7 +139,7 @@ func (o *controllerOptions) newControllerContext(ctx context.Context, config *re
 		return nil, err
 	}
 	c := &controllerContext{
-		controllerOptions: o, config: config, identity: identity, leads: leads, logs: logs, plans: plans,
+		controllerOptions: o, config: config, identity: identity, leads: leads, logs: logs, plans: planned,
 		kube: kube, engine: engine.EngineV1alpha1(), client: client, served: served,
 		configMaps:  kube.CoreV1().ConfigMaps(o.client.namespace),
 		credentials: kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(o.client.namespace)),
@@ -248,7 +248,7 @@ func newBackupRun(ctx context.Context, c *controllerContext) (run func(context.C
 		Leads:         c.leads,
 		Logs:          c.logs,
 	}
-	c.plans.Lead(ctx, executor.Plan)
+	c.plans.LeadBackups(ctx, executor.Plan)
 	c.runs, err = backuprun.New(backuprun.Config{
 		Namespace:        c.system(),
 		ClusterUID:       c.cluster.UID,

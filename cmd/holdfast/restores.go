@@ -14,34 +14,36 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/queue"
 )
 
-func newRestoreRun(_ context.Context, c *controllerContext) (run func(context.Context), err error) {
-	c.restores, err = restorerun.New(restorerun.Config{
-		Namespace:  c.system(),
-		Workers:    c.limits[queue.Restore] + queue.PlanSlots,
-		Identity:   c.identity,
-		Leads:      c.leads,
-		Queue:      c.queue,
-		Engine:     c.engine,
-		ConfigMaps: c.configMaps,
-		Executor: &restorerun.Executor{
-			Config:    c.config,
-			Kube:      c.kube,
-			Client:    c.client,
-			Discovery: discovery.ToDiscoveryInterfaceWithContext(c.kube.Discovery()),
-			Secrets:   c.credentials,
-			Locations: c.records.StorageLocations().Lister().StorageLocations(c.system()),
-			Runs:      c.engine,
-			Namespace: c.system(),
-			Cluster:   c.cluster,
-			Keys:      c.keys,
-			Clock:     clock.RealClock{},
-			HookTime:  c.hookTime,
-			Workers:   c.restoreWorkers,
-			Volumes:   c.volumes,
-			Logs:      c.logs,
+func newRestoreRun(ctx context.Context, c *controllerContext) (run func(context.Context), err error) {
+	executor := &restorerun.Executor{
+		Config:    c.config,
+		Kube:      c.kube,
+		Client:    c.client,
+		Discovery: discovery.ToDiscoveryInterfaceWithContext(c.kube.Discovery()),
+		Secrets:   c.credentials,
+		Locations: c.records.StorageLocations().Lister().StorageLocations(c.system()),
+		Runs:      c.engine,
+		Namespace: c.system(),
+		Cluster:   c.cluster,
+		Keys:      c.keys,
+		Clock:     clock.RealClock{},
+		HookTime:  c.hookTime,
+		Workers:   c.restoreWorkers,
+		Volumes:   c.volumes,
+		Logs:      c.logs,
 
-			Successions: clusteridentity.NewSuccessions(c.configMaps),
-		},
+		Successions: clusteridentity.NewSuccessions(c.configMaps),
+	}
+	c.plans.LeadRestores(ctx, executor.Plan)
+	c.restores, err = restorerun.New(restorerun.Config{
+		Namespace:    c.system(),
+		Workers:      c.limits[queue.Restore] + queue.PlanSlots,
+		Identity:     c.identity,
+		Leads:        c.leads,
+		Queue:        c.queue,
+		Engine:       c.engine,
+		ConfigMaps:   c.configMaps,
+		Executor:     executor,
 		HoldLocation: c.holdLocation,
 		Events:       c.events,
 		Clock:        clock.RealClock{},

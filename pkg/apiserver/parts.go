@@ -21,7 +21,6 @@ import (
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/backupplans"
 	"github.com/holdfast-io/holdfast/pkg/clustercache"
 	schedulecontroller "github.com/holdfast-io/holdfast/pkg/controllers/schedule"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
@@ -30,6 +29,7 @@ import (
 	clusteridentity "github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/location"
+	"github.com/holdfast-io/holdfast/pkg/plans"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/registry/backup"
 	"github.com/holdfast-io/holdfast/pkg/registry/backupqueue"
@@ -222,7 +222,7 @@ func newBackups(s *serverContext) (err error) {
 	}
 	contents := backup.Contents{Backups: s.backups, Streams: s.streams, Stored: s.projector.Stored, Judge: s.projector.Judge, Running: s.runlogs}
 	s.storage["backups"] = &backup.PlanningREST{
-		REST: s.backups, Plan: (&backupplans.Client{Remote: s.runlogs}).Plan, Place: s.projector.PlannedPlace,
+		REST: s.backups, Plan: (&plans.Client{Remote: s.runlogs}).Backup, Place: s.projector.PlannedPlace,
 	}
 	s.storage["backups/cancel"] = backup.NewCancelREST(s.backups, clock.RealClock{})
 	s.storage["backups/deletion"] = backup.NewDeletionREST(s.backups, clock.RealClock{})
@@ -289,6 +289,7 @@ func newRestores(s *serverContext) error {
 		MayUse:          s.mayUse,
 		Authorizer:      s.authorizer,
 		Limits:          s.extra.RestoreLimits,
+		Plan:            (&plans.Client{Remote: s.runlogs}).Restore,
 	})
 	if err != nil {
 		return err

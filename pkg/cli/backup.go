@@ -141,7 +141,7 @@ type createFlags struct {
 func (f *createFlags) addTo(flags *pflag.FlagSet, waits bool) {
 	flags.StringVarP(&f.file, "filename", "f", "", "File with the object, or - for the input. Flags change it.")
 	flags.StringVarP(&f.format, "output", "o", "", "Output format: name, json or yaml.")
-	flags.StringVar(&f.dryRun, "dry-run", "none", "Create nothing: client prints the object; server has it checked, and shows the plan of a backup.")
+	flags.StringVar(&f.dryRun, "dry-run", "none", "Create nothing: client prints the object; server has it checked, and shows the plan.")
 	flags.StringToStringVar(&f.labels, "labels", nil, "Labels of the object.")
 	flags.StringToStringVar(&f.annotations, "annotations", nil, "Annotations of the object.")
 	if waits {

@@ -216,8 +216,8 @@ func create[T object, L runtime.Object](ctx context.Context, t *tool, k kind[T, 
 			return err
 		}
 	}
-	if backup, ok := any(object).(*v1alpha1.Backup); ok && flags.format == "" && backup.Status.Plan != nil {
-		if err := printBackupPlan(t.Out, backup.Status.Plan); err != nil {
+	if flags.format == "" {
+		if err := printPlanned(t.Out, object); err != nil {
 			return err
 		}
 	}

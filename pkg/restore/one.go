@@ -108,6 +108,7 @@ func (e *execution) decided(node int32, a action, about subject, reason string, 
 	if item.APIGroup == "" && item.KindName == "Secret" || e.request.tenant() && about.namespace != e.request.Run.Spec.RestoreRef.Namespace {
 		diff = nil // readers of the plan may not read it; the reason names the fields
 	}
+	e.planned.decided(e, item, about, a, reason)
 	e.report.planned(format.PlannedObject{
 		APIVersion: strings.TrimSuffix(item.GroupKind(), "/"+item.KindName), Kind: item.KindName,
 		Namespace: about.namespace, Name: about.name, Action: actionNames[a], Reason: reason, Diff: diff, Bytes: e.bytesOf(item),

@@ -42,6 +42,8 @@ type report struct {
 	// namespace.
 	toldErrors, toldWarnings format.Told
 	home                     string
+	// told is given each error and warning. Optional.
+	told func(about subject, isError bool, text string)
 }
 
 type document struct {
@@ -106,6 +108,9 @@ func (r *report) record(messages *format.Messages, count *int32, told *format.To
 		text = strings.ToValidUTF8(text[:maxTextBytes], "") + "..."
 	}
 	r.write(level, about, text)
+	if r.told != nil {
+		r.told(about, level == slog.LevelError, text)
+	}
 	full := text
 	if about != (subject{}) {
 		full = about.String() + ": " + text

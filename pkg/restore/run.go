@@ -148,6 +148,7 @@ type execution struct {
 	Dependencies
 	request   Request
 	spec      *v1alpha1.RestoreSpec
+	planned   *planned
 	logger    klog.Logger
 	report    *report
 	writer    *cluster

@@ -6,15 +6,18 @@ package integration
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/cli"
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
 )
 
@@ -85,5 +88,97 @@ func TestPlanOfABackup(t *testing.T) {
 	}
 	if len(counts) > 0 {
 		t.Errorf("the plan lacks %v", counts)
+	}
+}
+
+// TestPlanOfARestore: a developer's dry run shows what a restore with planOnly tells, by the real kubectl
+// and the plugin, and what the restore then does. Nothing is written. Who may not create the restore is
+// refused as at its creation.
+func TestPlanOfARestore(t *testing.T) {
+	ann, sam, namespace := labtest.Name("ann"), labtest.Name("sam"), lab.Namespace(t, "restoreplanned")
+	lab.Grant(t, ann, "edit", namespace)
+	lab.Grant(t, sam, "edit", lab.Namespace(t, "elsewhere"))
+	in := func(args ...string) []string { return append(args, "-n", namespace) }
+	for _, name := range []string{"equal", "changed", "lost"} {
+		lab.Kubectl(t, in("create", "configmap", name, "--from-literal=a=1")...)
+	}
+	lab.Kubectl(t, in("create", "secret", "generic", "key", "--from-literal=a=1")...)
+	lab.Kubectl(t, in("create", "quota", "lost")...)
+	must(t, ann, in("backup", "create", "b", "--wait"), "Completed")
+	lab.Kubectl(t, in("patch", "configmap", "changed", "-p", `{"data":{"a":"2"}}`)...)
+	lab.Kubectl(t, in("delete", "configmap/lost", "quota/lost")...)
+
+	file := filepath.Join(t.TempDir(), "restore.yaml")
+	text := "apiVersion: holdfast.io/v1alpha1\nkind: Restore\nmetadata:\n  name: r\n  namespace: " + namespace + "\nspec:\n  backupName: b\n  existingResourcePolicy: update\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	mark := lab.AuditMark(t)
+	answer := lab.Kubectl(t, "create", "--dry-run=server", "-f", file, "-o", "json", "--as="+ann)
+	var planned v1alpha1.Restore
+	if err := json.Unmarshal([]byte(answer), &planned); err != nil {
+		t.Fatal(err)
+	}
+	plan := planned.Status.Plan
+	if plan == nil || !plan.Complete {
+		t.Fatalf("the plan is %+v: %s", plan, answer)
+	}
+	for _, write := range lab.WritesSince(t, mark) {
+		// A dry run of a creation, and questions about rights, are no writes.
+		about := write.Verb + " " + write.ObjectRef.Resource
+		if !strings.Contains(write.RequestURI, "dryRun=All") && !strings.HasSuffix(write.ObjectRef.Resource, "accessreviews") && (write.ObjectRef.Namespace == namespace || strings.HasPrefix(write.ObjectRef.Resource, "restore")) {
+			t.Errorf("the dry run made a write: %s of %s by %s", about, write.ObjectRef.Name, write.User.Username)
+		}
+	}
+	must(t, ann, in("restore", "create", "r", "--from", "b", "--existing-resource-policy", "update", "--dry-run=server"), "configmaps", "update", "created (server dry run)")
+
+	_, refused, _ := lab.TryKubectl(t, "", "create", "-f", file, "--as="+sam)
+	_, dry, err := lab.TryKubectl(t, "", "create", "--dry-run=server", "-f", file, "--as="+sam)
+	if err == nil || dry != refused || !strings.Contains(dry, "forbidden") {
+		t.Errorf("a stranger's dry run says %q, and their creation %q", dry, refused)
+	}
+
+	told := func(name string, more ...string) (map[v1alpha1.PlannedActions]int64, *v1alpha1.Restore) {
+		t.Helper()
+		if _, problem, code := plugin(t, ann, in(append([]string{"restore", "create", name, "--from", "b", "--existing-resource-policy", "update", "--yes", "--wait"}, more...)...)...); code != cli.ExitOK {
+			t.Fatalf("the restore %s: %d, %s", name, code, problem)
+		}
+		var of struct {
+			Items []struct{ Kind, Namespace, Action string }
+		}
+		if err := json.Unmarshal([]byte(lab.Kubectl(t, "get", "--raw", restorePath(namespace, name, "plan"), "--as="+ann)), &of); err != nil {
+			t.Fatal(err)
+		}
+		counts := map[v1alpha1.PlannedActions]int64{}
+		for _, item := range of.Items {
+			resource, _ := meta.UnsafeGuessKindToResource(schema.GroupVersionKind{Kind: item.Kind})
+			counts[v1alpha1.PlannedActions{Resource: resource.Resource, Namespace: item.Namespace, Action: item.Action}]++
+		}
+		restore, err := lab.Holdfast.HoldfastV1alpha1().Restores(namespace).Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return counts, restore
+	}
+	got := map[v1alpha1.PlannedActions]int64{}
+	for _, of := range plan.Objects {
+		resource, _, _ := strings.Cut(of.Resource, ".")
+		got[v1alpha1.PlannedActions{Resource: resource, Namespace: of.Namespace, Action: of.Action}] += of.Count
+	}
+	for _, name := range []string{"planned", "done"} {
+		var more []string
+		if name == "planned" {
+			more = []string{"--plan-only"}
+		}
+		want, restore := told(name, more...)
+		if !maps.Equal(got, want) {
+			t.Errorf("the dry run has %v, and the restore %s %v", got, name, want)
+		}
+		if plan.Errors != restore.Status.Errors || plan.Warnings != restore.Status.Warnings {
+			t.Errorf("the dry run has %d errors and %d warnings, and the restore %s %+v", plan.Errors, plan.Warnings, name, restore.Status)
+		}
+	}
+	if got[v1alpha1.PlannedActions{Resource: "configmaps", Namespace: namespace, Action: "update"}] != 1 || len(plan.Problems) != 1 || !strings.Contains(plan.Problems[0].Message, "resourcequotas") {
+		t.Errorf("the plan is %+v", plan)
 	}
 }

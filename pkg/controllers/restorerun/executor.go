@@ -112,6 +112,17 @@ func (e *Executor) Execute(ctx context.Context, run *enginev1alpha1.RestoreRun, 
 	return restore.Run(ctx, request, deps)
 }
 
+// Plan computes what a run would do, with the rights that it would have. There is no record of the
+// run.
+func (e *Executor) Plan(ctx context.Context, run *enginev1alpha1.RestoreRun) *v1alpha1.RestorePlan {
+	deps, closeBucket, err := e.prepare(ctx, run)
+	if err != nil {
+		return restore.Unplanned(ctx, err)
+	}
+	defer closeBucket()
+	return restore.Plan(ctx, restore.Request{Run: run, SystemNamespace: e.Namespace}, deps)
+}
+
 // Stop implements executor.
 func (e *Executor) Stop(ctx context.Context, run *enginev1alpha1.RestoreRun) error {
 	if e.Volumes == nil {

@@ -118,11 +118,14 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.NodeAgentList{}.OpenAPIModelName():                                       schema_pkg_apis_holdfast_v1alpha1_NodeAgentList(ref),
 		v1alpha1.NodeAgentStatus{}.OpenAPIModelName():                                     schema_pkg_apis_holdfast_v1alpha1_NodeAgentStatus(ref),
 		v1alpha1.PlanOmissions{}.OpenAPIModelName():                                       schema_pkg_apis_holdfast_v1alpha1_PlanOmissions(ref),
+		v1alpha1.PlannedActions{}.OpenAPIModelName():                                      schema_pkg_apis_holdfast_v1alpha1_PlannedActions(ref),
 		v1alpha1.PlannedHooks{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_PlannedHooks(ref),
 		v1alpha1.PlannedLeftOut{}.OpenAPIModelName():                                      schema_pkg_apis_holdfast_v1alpha1_PlannedLeftOut(ref),
 		v1alpha1.PlannedObjects{}.OpenAPIModelName():                                      schema_pkg_apis_holdfast_v1alpha1_PlannedObjects(ref),
 		v1alpha1.PlannedPlace{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_PlannedPlace(ref),
+		v1alpha1.PlannedProblem{}.OpenAPIModelName():                                      schema_pkg_apis_holdfast_v1alpha1_PlannedProblem(ref),
 		v1alpha1.PlannedRelated{}.OpenAPIModelName():                                      schema_pkg_apis_holdfast_v1alpha1_PlannedRelated(ref),
+		v1alpha1.PlannedRestoreVolume{}.OpenAPIModelName():                                schema_pkg_apis_holdfast_v1alpha1_PlannedRestoreVolume(ref),
 		v1alpha1.PlannedVolume{}.OpenAPIModelName():                                       schema_pkg_apis_holdfast_v1alpha1_PlannedVolume(ref),
 		v1alpha1.QueueBlocker{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_QueueBlocker(ref),
 		v1alpha1.ResourcePolicyReference{}.OpenAPIModelName():                             schema_pkg_apis_holdfast_v1alpha1_ResourcePolicyReference(ref),
@@ -132,6 +135,8 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.RestoreList{}.OpenAPIModelName():                                         schema_pkg_apis_holdfast_v1alpha1_RestoreList(ref),
 		v1alpha1.RestoreModifier{}.OpenAPIModelName():                                     schema_pkg_apis_holdfast_v1alpha1_RestoreModifier(ref),
 		v1alpha1.RestoreObject{}.OpenAPIModelName():                                       schema_pkg_apis_holdfast_v1alpha1_RestoreObject(ref),
+		v1alpha1.RestorePlan{}.OpenAPIModelName():                                         schema_pkg_apis_holdfast_v1alpha1_RestorePlan(ref),
+		v1alpha1.RestorePlanOmissions{}.OpenAPIModelName():                                schema_pkg_apis_holdfast_v1alpha1_RestorePlanOmissions(ref),
 		v1alpha1.RestoreProgress{}.OpenAPIModelName():                                     schema_pkg_apis_holdfast_v1alpha1_RestoreProgress(ref),
 		v1alpha1.RestoreResourceHook{}.OpenAPIModelName():                                 schema_pkg_apis_holdfast_v1alpha1_RestoreResourceHook(ref),
 		v1alpha1.RestoreResourceHookSpec{}.OpenAPIModelName():                             schema_pkg_apis_holdfast_v1alpha1_RestoreResourceHookSpec(ref),
@@ -6408,6 +6413,51 @@ func schema_pkg_apis_holdfast_v1alpha1_PlanOmissions(ref common.ReferenceCallbac
 	}
 }
 
+func schema_pkg_apis_holdfast_v1alpha1_PlannedActions(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PlannedActions counts the objects of a resource in a namespace to which the same would be done.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"resource": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The resource with its group, such as deployments.apps.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"namespace": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespace to restore into. Empty for cluster-scoped objects.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"action": {
+						SchemaProps: spec.SchemaProps{
+							Description: "create, update, recreate, skip, conflict, refused or error, as in restores/NAME/plan.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"count": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Number of objects.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+				},
+				Required: []string{"resource", "action", "count"},
+			},
+		},
+	}
+}
+
 func schema_pkg_apis_holdfast_v1alpha1_PlannedHooks(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -6585,6 +6635,57 @@ func schema_pkg_apis_holdfast_v1alpha1_PlannedPlace(ref common.ReferenceCallback
 	}
 }
 
+func schema_pkg_apis_holdfast_v1alpha1_PlannedProblem(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PlannedProblem is an error or a warning.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"severity": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Error or Warning.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"resource": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The resource of the object with its group. Empty if the whole restore is meant.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"namespace": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespace of the object.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the object.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"message": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The text that the results of the restore would have.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"severity", "message"},
+			},
+		},
+	}
+}
+
 func schema_pkg_apis_holdfast_v1alpha1_PlannedRelated(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -6623,6 +6724,71 @@ func schema_pkg_apis_holdfast_v1alpha1_PlannedRelated(ref common.ReferenceCallba
 					},
 				},
 				Required: []string{"resource"},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_PlannedRestoreVolume(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PlannedRestoreVolume is a volume of the backup, and what becomes of its data.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"namespace": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespace to restore into.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"claim": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the claim. Empty for a volume without one.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"pod": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the pod of a volume without a claim.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"volume": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the volume in that pod.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"bytes": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Bytes of the data in the backup.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"data": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Written, Overwritten, Replaced, Kept or None.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"reason": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Why.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"namespace", "data"},
 			},
 		},
 	}
@@ -7004,6 +7170,172 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreObject(ref common.ReferenceCallbac
 					},
 				},
 				Required: []string{"resource", "name"},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_RestorePlan(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RestorePlan is what a restore would do if it ran now. A dry run of its creation answers with it, and it is stored nowhere.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"complete": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether everything was decided. If not, the message says why, and all numbers are lower bounds.",
+							Default:     false,
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"message": {
+						SchemaProps: spec.SchemaProps{
+							Description: "In one line: why the plan is not complete, why the restore would be refused, or the number of its errors and warnings with the first of them.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"refused": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Why the restore would be refused before anything is written. Empty if it would not.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+					"errors": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Number of errors that the restore would have.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"warnings": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Number of warnings that the restore would have.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"totalItems": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Number of objects.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"objects": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "The objects, by resource, namespace and what would be done.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.PlannedActions{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"volumes": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "The volumes whose data the backup has, and what would become of it.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.PlannedRestoreVolume{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"problems": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "The errors and warnings that the restore would have.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.PlannedProblem{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"omitted": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How many entries the lists above lack, since they are too long.",
+							Ref:         ref(v1alpha1.RestorePlanOmissions{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"complete", "totalItems"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.PlannedActions{}.OpenAPIModelName(), v1alpha1.PlannedProblem{}.OpenAPIModelName(), v1alpha1.PlannedRestoreVolume{}.OpenAPIModelName(), v1alpha1.RestorePlanOmissions{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_RestorePlanOmissions(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RestorePlanOmissions counts the entries that the lists of a restore's plan lack.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"objects": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Entries of objects.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"volumes": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Entries of volumes.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"problems": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Entries of problems.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+				},
 			},
 		},
 	}
@@ -7671,11 +8003,17 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreStatus(ref common.ReferenceCallbac
 							Ref:         ref(v1alpha1.BackupOrigin{}.OpenAPIModelName()),
 						},
 					},
+					"plan": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The effects that the restore would have. Only the answer to a dry run of its creation has it.",
+							Ref:         ref(v1alpha1.RestorePlan{}.OpenAPIModelName()),
+						},
+					},
 				},
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.BackupOrigin{}.OpenAPIModelName(), v1alpha1.HookStatus{}.OpenAPIModelName(), v1alpha1.RestoreProgress{}.OpenAPIModelName(), v1alpha1.RestoreVolumesProgress{}.OpenAPIModelName(), v1alpha1.RestoredBackup{}.OpenAPIModelName(), v1.Condition{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
+			v1alpha1.BackupOrigin{}.OpenAPIModelName(), v1alpha1.HookStatus{}.OpenAPIModelName(), v1alpha1.RestorePlan{}.OpenAPIModelName(), v1alpha1.RestoreProgress{}.OpenAPIModelName(), v1alpha1.RestoreVolumesProgress{}.OpenAPIModelName(), v1alpha1.RestoredBackup{}.OpenAPIModelName(), v1.Condition{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
 	}
 }
 

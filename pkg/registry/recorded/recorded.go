@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -79,6 +80,8 @@ type Config[T, R logstore.Object] struct {
 	Records  Records[R]
 	// Observe puts a record that was just written or read into the log.
 	Observe func(R)
+	// Planned completes the answer to the dry run of a creation. Optional.
+	Planned func(ctx context.Context, obj T, record R) (T, error)
 }
 
 // REST creates, gets, lists and watches objects, and compares them with those that clients apply.
@@ -166,6 +169,7 @@ func (r *REST[T, R]) create(ctx context.Context, obj T, validate rest.ValidateOb
 	if err != nil {
 		return nil, err
 	}
+	done = sync.OnceFunc(done)
 	defer done()
 	asking := record
 	record, err = r.Records.Create(ctx, asking, metav1.CreateOptions{DryRun: options.DryRun})
@@ -179,7 +183,8 @@ func (r *REST[T, R]) create(ctx context.Context, obj T, validate rest.ValidateOb
 		return nil, NotRecorded(r.Resource.GroupResource, r.Resource.Singular, obj.GetName(), err)
 	}
 	if len(options.DryRun) > 0 {
-		return r.Kind.Object(record), nil
+		done()
+		return r.dry(ctx, record)
 	}
 	r.Observe(record)
 	created, ok := r.Log.GetObject(obj.GetNamespace(), obj.GetName())
@@ -187,6 +192,19 @@ func (r *REST[T, R]) create(ctx context.Context, obj T, validate rest.ValidateOb
 		return nil, apierrors.NewInternalError(fmt.Errorf("the %s was recorded as %T %q, but can't be shown", r.Resource.Singular, record, record.GetName()))
 	}
 	return created, nil
+}
+
+// dry is the answer to a dry run.
+func (r *REST[T, R]) dry(ctx context.Context, record R) (runtime.Object, error) {
+	obj := r.Kind.Object(record)
+	if r.Planned == nil {
+		return obj, nil
+	}
+	planned, err := r.Planned(ctx, obj, record)
+	if err != nil {
+		return nil, err
+	}
+	return planned, nil
 }
 
 // replace creates a record in the place of one that yields. taken is the error that says that

@@ -52,10 +52,17 @@ type Config struct {
 	// Authorizer decides on every namespace that a request touches.
 	Authorizer authorizer.Authorizer
 	Limits     Limits
+	// Plan has a restore planned by a process that may read the cluster. There is no record of it.
+	// Nil plans none.
+	Plan func(ctx context.Context, run *enginev1alpha1.RestoreRun) (*v1alpha1.RestorePlan, error)
 }
 
 // NewREST returns the storage of the restores resource.
 func NewREST(config Config) (*REST, error) {
+	var planned func(context.Context, *v1alpha1.Restore, *enginev1alpha1.RestoreRun) (*v1alpha1.Restore, error)
+	if config.Plan != nil {
+		planned = (&planner{plan: config.Plan, backups: config.Backups, authorizer: config.Authorizer}).planned
+	}
 	return recorded.NewREST(recorded.Config[*v1alpha1.Restore, *enginev1alpha1.RestoreRun]{
 		Resource: &Resource,
 		Kind: &kind{
@@ -74,5 +81,6 @@ func NewREST(config Config) (*REST, error) {
 		Log:     config.Publisher.Log,
 		Records: config.Runs,
 		Observe: config.Publisher.Observe,
+		Planned: planned,
 	})
 }

@@ -59,6 +59,9 @@ type harness struct {
 	// asked are the rights that were asked about.
 	asked    []string
 	warnings []string
+	// planned are the runs that were planned, and unplannable fails that.
+	planned     []*enginev1alpha1.RestoreRun
+	unplannable error
 }
 
 // AddWarning implements warning.Recorder.
@@ -132,7 +135,7 @@ func newHarness(t *testing.T, may ...string) *harness {
 			return nil
 		},
 		Authorizer: authorizer.AuthorizerFunc(func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
-			right := strings.TrimSpace(a.GetVerb() + " " + a.GetResource() + " " + a.GetNamespace())
+			right := strings.TrimSpace(a.GetVerb() + " " + strings.TrimSuffix(a.GetResource()+"/"+a.GetSubresource(), "/") + " " + a.GetNamespace())
 			h.asked = append(h.asked, right)
 			if a.GetUser().GetName() == "jane" && a.IsResourceRequest() && h.may[right] {
 				return authorizer.DecisionAllow, "", nil
@@ -140,6 +143,10 @@ func newHarness(t *testing.T, may ...string) *harness {
 			return authorizer.DecisionNoOpinion, "no role allows it", nil
 		}),
 		Limits: Limits{Unfinished: 3, UnfinishedInSystem: 50},
+		Plan: func(_ context.Context, run *enginev1alpha1.RestoreRun) (*v1alpha1.RestorePlan, error) {
+			h.planned = append(h.planned, run)
+			return &v1alpha1.RestorePlan{Complete: true, TotalItems: 7}, h.unplannable
+		},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -168,3 +168,135 @@ type PlanOmissions struct {
 	// +optional
 	LeftOut int64 `json:"leftOut,omitempty"`
 }
+
+// RestorePlan is what a restore would do if it ran now. A dry run of its creation
+// answers with it, and it is stored nowhere.
+type RestorePlan struct {
+	// Whether everything was decided. If not, the message says why, and all numbers are
+	// lower bounds.
+	Complete bool `json:"complete"`
+	// In one line: why the plan is not complete, why the restore would be refused, or the
+	// number of its errors and warnings with the first of them.
+	// +optional
+	Message string `json:"message,omitempty"`
+	// Why the restore would be refused before anything is written. Empty if it would not.
+	// +optional
+	// +listType=atomic
+	Refused []string `json:"refused,omitempty"`
+	// Number of errors that the restore would have.
+	// +optional
+	Errors int32 `json:"errors,omitempty"`
+	// Number of warnings that the restore would have.
+	// +optional
+	Warnings int32 `json:"warnings,omitempty"`
+	// Number of objects.
+	TotalItems int64 `json:"totalItems"`
+	// The objects, by resource, namespace and what would be done.
+	// +optional
+	// +listType=atomic
+	Objects []PlannedActions `json:"objects,omitempty"`
+	// The volumes whose data the backup has, and what would become of it.
+	// +optional
+	// +listType=atomic
+	Volumes []PlannedRestoreVolume `json:"volumes,omitempty"`
+	// The errors and warnings that the restore would have.
+	// +optional
+	// +listType=atomic
+	Problems []PlannedProblem `json:"problems,omitempty"`
+	// How many entries the lists above lack, since they are too long.
+	// +optional
+	Omitted *RestorePlanOmissions `json:"omitted,omitempty"`
+}
+
+// PlannedActions counts the objects of a resource in a namespace to which the same would
+// be done.
+type PlannedActions struct {
+	// The resource with its group, such as deployments.apps.
+	Resource string `json:"resource"`
+	// Namespace to restore into. Empty for cluster-scoped objects.
+	// +optional
+	Namespace string `json:"namespace,omitempty"`
+	// create, update, recreate, skip, conflict, refused or error, as in restores/NAME/plan.
+	Action string `json:"action"`
+	// Number of objects.
+	Count int64 `json:"count"`
+}
+
+// RestoredData is what becomes of the data of a volume.
+type RestoredData string
+
+const (
+	// RestoredDataWritten: the data is written into a volume without data.
+	RestoredDataWritten RestoredData = "Written"
+	// RestoredDataOverwritten: files of the same name are replaced, and others stay.
+	RestoredDataOverwritten RestoredData = "Overwritten"
+	// RestoredDataReplaced: the volume becomes as in the backup.
+	RestoredDataReplaced RestoredData = "Replaced"
+	// RestoredDataKept: the present data stays.
+	RestoredDataKept RestoredData = "Kept"
+	// RestoredDataNone: the data is not restored.
+	RestoredDataNone RestoredData = "None"
+)
+
+// PlannedRestoreVolume is a volume of the backup, and what becomes of its data.
+type PlannedRestoreVolume struct {
+	// Namespace to restore into.
+	Namespace string `json:"namespace"`
+	// Name of the claim. Empty for a volume without one.
+	// +optional
+	Claim string `json:"claim,omitempty"`
+	// Name of the pod of a volume without a claim.
+	// +optional
+	Pod string `json:"pod,omitempty"`
+	// Name of the volume in that pod.
+	// +optional
+	Volume string `json:"volume,omitempty"`
+	// Bytes of the data in the backup.
+	// +optional
+	Bytes int64 `json:"bytes,omitempty"`
+	// Written, Overwritten, Replaced, Kept or None.
+	Data RestoredData `json:"data"`
+	// Why.
+	// +optional
+	Reason string `json:"reason,omitempty"`
+}
+
+// ProblemSeverity says whether something requested would be missing.
+type ProblemSeverity string
+
+const (
+	// ProblemError: something requested would be missing.
+	ProblemError ProblemSeverity = "Error"
+	// ProblemWarning: something would exist and differ.
+	ProblemWarning ProblemSeverity = "Warning"
+)
+
+// PlannedProblem is an error or a warning.
+type PlannedProblem struct {
+	// Error or Warning.
+	Severity ProblemSeverity `json:"severity"`
+	// The resource of the object with its group. Empty if the whole restore is meant.
+	// +optional
+	Resource string `json:"resource,omitempty"`
+	// Namespace of the object.
+	// +optional
+	Namespace string `json:"namespace,omitempty"`
+	// Name of the object.
+	// +optional
+	Name string `json:"name,omitempty"`
+	// The text that the results of the restore would have.
+	Message string `json:"message"`
+}
+
+// RestorePlanOmissions counts the entries that the lists of a restore's plan lack.
+type RestorePlanOmissions struct {
+	// Entries of objects.
+	// +optional
+	Objects int64 `json:"objects,omitempty"`
+	// Entries of volumes.
+	// +optional
+	Volumes int64 `json:"volumes,omitempty"`
+	// Entries of problems.
+	// +optional
+	Problems int64 `json:"problems,omitempty"`
+}

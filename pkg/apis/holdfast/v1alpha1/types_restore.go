@@ -473,6 +473,9 @@ type RestoreStatus struct {
 	// empty as long as this cluster has a record of the restore.
 	// +optional
 	Origin *BackupOrigin `json:"origin,omitempty"`
+	// The effects that the restore would have. Only the answer to a dry run of its creation has it.
+	// +optional
+	Plan *RestorePlan `json:"plan,omitempty"`
 }
 
 // RestoredBackup identifies the backup that a Restore restores.

@@ -219,6 +219,11 @@ func (in PlanOmissions) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PlannedActions) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.PlannedActions"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in PlannedHooks) OpenAPIModelName() string {
 	return "io.holdfast.v1alpha1.PlannedHooks"
 }
@@ -239,8 +244,18 @@ func (in PlannedPlace) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PlannedProblem) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.PlannedProblem"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in PlannedRelated) OpenAPIModelName() string {
 	return "io.holdfast.v1alpha1.PlannedRelated"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in PlannedRestoreVolume) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.PlannedRestoreVolume"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
@@ -286,6 +301,16 @@ func (in RestoreModifier) OpenAPIModelName() string {
 // OpenAPIModelName returns the OpenAPI model name for this type.
 func (in RestoreObject) OpenAPIModelName() string {
 	return "io.holdfast.v1alpha1.RestoreObject"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in RestorePlan) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.RestorePlan"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in RestorePlanOmissions) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.RestorePlanOmissions"
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.

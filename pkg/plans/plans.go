@@ -1,11 +1,11 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package backupplans lets the API server have a backup planned by the controller that leads. The
-// API server may not read the cluster's objects, and the controller may: it runs backups. They talk
-// as for the logs of what runs, see package remote: only the API server can ask, and nothing is
-// written. The API server decides how much of a plan its reader sees.
-package backupplans
+// Package plans lets the API server have backups and restores planned by the controller that leads.
+// The API server may not read the cluster's objects, and the controller may: it runs backups and
+// restores. They talk as for the logs of what runs, see package remote: only the API server can ask,
+// and nothing is written. The API server decides how much of a plan its reader sees.
+package plans
 
 import (
 	"bytes"
@@ -26,10 +26,13 @@ import (
 )
 
 const (
-	// Path is where plans are asked for.
-	Path = "/backup-plans/"
+	// Prefix is where plans are asked for.
+	Prefix = "/plans/"
 	// Timeout is how long a plan may take: less than a request to kube-apiserver.
 	Timeout = 25 * time.Second
+
+	backupsPath  = Prefix + "backups"
+	restoresPath = Prefix + "restores"
 
 	// maxAtOnce bounds what plans cost the cluster and the controller.
 	maxAtOnce = 2
@@ -44,31 +47,47 @@ const (
 // ErrBusy says that as many plans are computed as may be at once.
 var ErrBusy = errors.New("other plans are computed: try again in a moment")
 
-// Plan plans the backup that a run stands for.
-type Plan func(ctx context.Context, run *enginev1alpha1.BackupRun) *v1alpha1.BackupPlan
-
-// Server is an http.Handler for Path. It answers while this process leads.
+// Server is an http.Handler for Prefix. It answers while this process leads.
 type Server struct {
 	// MayAsk reports whether a request is of the API server.
 	MayAsk func(*http.Request) bool
 
-	mu   sync.Mutex
-	plan Plan
+	mu       sync.Mutex
+	planners map[string]planner
+	places   chan struct{}
+}
+
+// planner plans what a request describes.
+type planner struct {
 	// leading is the context of the process's term.
 	leading context.Context
-	places  chan struct{}
+	// read fails if the request can't be read.
+	read func(request io.Reader) (plan func(context.Context) any, err error)
 }
 
 // NewServer returns a Server that does not lead.
 func NewServer(mayAsk func(*http.Request) bool) *Server {
-	return &Server{MayAsk: mayAsk, places: make(chan struct{}, maxAtOnce)}
+	return &Server{MayAsk: mayAsk, planners: map[string]planner{}, places: make(chan struct{}, maxAtOnce)}
 }
 
-// Lead has the server answer with what plan computes until ctx ends.
-func (s *Server) Lead(ctx context.Context, plan Plan) {
+// LeadBackups has the server answer with the plans of backups until ctx ends.
+func (s *Server) LeadBackups(ctx context.Context, plan func(context.Context, *enginev1alpha1.BackupRun) *v1alpha1.BackupPlan) {
+	lead(ctx, s, backupsPath, plan)
+}
+
+// LeadRestores has the server answer with the plans of restores until ctx ends.
+func (s *Server) LeadRestores(ctx context.Context, plan func(context.Context, *enginev1alpha1.RestoreRun) *v1alpha1.RestorePlan) {
+	lead(ctx, s, restoresPath, plan)
+}
+
+func lead[Run, Plan any](ctx context.Context, s *Server, path string, plan func(context.Context, *Run) *Plan) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.leading, s.plan = ctx, plan
+	s.planners[path] = planner{leading: ctx, read: func(request io.Reader) (func(context.Context) any, error) {
+		run := new(Run)
+		err := json.NewDecoder(request).Decode(run)
+		return func(ctx context.Context) any { return plan(ctx, run) }, err
+	}}
 }
 
 // ServeHTTP implements http.Handler.
@@ -78,14 +97,14 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 		return
 	}
 	s.mu.Lock()
-	leading, plan := s.leading, s.plan
+	planner, known := s.planners[request.URL.Path]
 	s.mu.Unlock()
-	if plan == nil || leading.Err() != nil {
+	if !known || planner.leading.Err() != nil {
 		http.Error(w, "this process does not lead", http.StatusNotFound)
 		return
 	}
-	var run enginev1alpha1.BackupRun
-	if err := json.NewDecoder(io.LimitReader(request.Body, maxRequest)).Decode(&run); err != nil {
+	plan, err := planner.read(io.LimitReader(request.Body, maxRequest))
+	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
@@ -101,11 +120,11 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 		return
 	}
 	// Its requests are the leader's, and end with the one that asked.
-	ctx, cancel := context.WithTimeout(leading, Timeout)
+	ctx, cancel := context.WithTimeout(planner.leading, Timeout)
 	defer cancel()
 	defer context.AfterFunc(request.Context(), cancel)()
 	w.Header().Set("Content-Type", "application/json")
-	if err := json.NewEncoder(w).Encode(plan(ctx, &run)); err != nil {
+	if err := json.NewEncoder(w).Encode(plan(ctx)); err != nil {
 		klog.FromContext(ctx).V(2).Info("A plan could not be sent", "err", err)
 	}
 }
@@ -113,16 +132,25 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 // Client asks the controller that leads.
 type Client struct{ Remote *remote.Client }
 
-// Plan has a backup planned that has no record. It fails with remote.ErrUnreachable or ErrBusy if that
-// can't be now.
-func (c *Client) Plan(ctx context.Context, run *enginev1alpha1.BackupRun) (*v1alpha1.BackupPlan, error) {
+// Backup has a backup planned that has no record. It fails with remote.ErrUnreachable or ErrBusy if
+// that can't be now.
+func (c *Client) Backup(ctx context.Context, run *enginev1alpha1.BackupRun) (*v1alpha1.BackupPlan, error) {
+	return ask[v1alpha1.BackupPlan](ctx, c, backupsPath, run)
+}
+
+// Restore has a restore planned that has no record. It fails as Backup does.
+func (c *Client) Restore(ctx context.Context, run *enginev1alpha1.RestoreRun) (*v1alpha1.RestorePlan, error) {
+	return ask[v1alpha1.RestorePlan](ctx, c, restoresPath, run)
+}
+
+func ask[Plan any](ctx context.Context, c *Client, path string, run any) (*Plan, error) {
 	body, err := json.Marshal(run)
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, Timeout+patience)
 	defer cancel()
-	response, err := c.Remote.Do(ctx, http.MethodPost, Path, bytes.NewReader(body), Timeout+patience)
+	response, err := c.Remote.Do(ctx, http.MethodPost, path, bytes.NewReader(body), Timeout+patience)
 	if err != nil {
 		return nil, err
 	}
@@ -136,7 +164,7 @@ func (c *Client) Plan(ctx context.Context, run *enginev1alpha1.BackupRun) (*v1al
 	default:
 		return nil, fmt.Errorf("%w: it answers %s", remote.ErrUnreachable, response.Status)
 	}
-	plan := &v1alpha1.BackupPlan{}
+	plan := new(Plan)
 	if err := json.NewDecoder(io.LimitReader(response.Body, maxAnswer)).Decode(plan); err != nil {
 		return nil, fmt.Errorf("%w: its plan breaks off: %w", remote.ErrUnreachable, err)
 	}

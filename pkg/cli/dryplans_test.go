@@ -10,6 +10,32 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
+// TestRestorePlanIsPrinted: so is the plan of a restore.
+func TestRestorePlanIsPrinted(t *testing.T) {
+	var text strings.Builder
+	plan := &v1alpha1.RestorePlan{
+		TotalItems: 3, Message: "too slow",
+		Objects: []v1alpha1.PlannedActions{{Resource: "configmaps", Namespace: "shop", Action: "create", Count: 2}},
+		Volumes: []v1alpha1.PlannedRestoreVolume{
+			{Namespace: "shop", Claim: "data", Bytes: 1 << 30, Data: v1alpha1.RestoredDataKept, Reason: "it exists"},
+			{Namespace: "shop", Pod: "web", Volume: "tmp", Data: v1alpha1.RestoredDataWritten},
+		},
+		Problems: []v1alpha1.PlannedProblem{{Severity: v1alpha1.ProblemError, Message: "all of it"}, {Severity: v1alpha1.ProblemWarning, Resource: "secrets", Namespace: "shop", Name: "key", Message: "differs"}},
+		Omitted:  &v1alpha1.RestorePlanOmissions{Problems: 9},
+	}
+	if err := printRestorePlan(&text, plan); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"not complete, 3 objects at least", "too slow", "shop        configmaps   create   2", "1.0 GiB", "pod:web:tmp", "secrets/key", "and 9 more"} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("the text lacks %q:\n%s", want, text.String())
+		}
+	}
+	if strings.Contains(text.String(), "REFUSED") {
+		t.Errorf("an empty list has a table:\n%s", text.String())
+	}
+}
+
 // TestBackupPlanIsPrinted: a plan is a table for each of its lists that has entries.
 func TestBackupPlanIsPrinted(t *testing.T) {
 	var text strings.Builder

@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package backupplans
+package plans
 
 import (
 	"context"
@@ -42,7 +42,7 @@ func TestPlanOfTheLeader(t *testing.T) {
 	run := &enginev1alpha1.BackupRun{ObjectMeta: metav1.ObjectMeta{Name: "b"}, Spec: enginev1alpha1.BackupRunSpec{Requester: enginev1alpha1.Requester{Username: "ann"}}}
 	unreachable := func(when string) {
 		t.Helper()
-		if _, err := client.Plan(t.Context(), run); !errors.Is(err, remote.ErrUnreachable) {
+		if _, err := client.Backup(t.Context(), run); !errors.Is(err, remote.ErrUnreachable) {
 			t.Errorf("%s the answer is %v", when, err)
 		}
 	}
@@ -58,14 +58,24 @@ func TestPlanOfTheLeader(t *testing.T) {
 	unreachable("before its term,")
 
 	term, end := context.WithCancel(t.Context())
-	server.Lead(term, func(_ context.Context, run *enginev1alpha1.BackupRun) *v1alpha1.BackupPlan {
+	server.LeadBackups(term, func(_ context.Context, run *enginev1alpha1.BackupRun) *v1alpha1.BackupPlan {
 		return &v1alpha1.BackupPlan{Complete: true, Message: run.Spec.Requester.Username, TotalItems: 7}
 	})
-	plan, err := client.Plan(t.Context(), run)
+	plan, err := client.Backup(t.Context(), run)
 	if err != nil || plan.TotalItems != 7 || plan.Message != "ann" {
 		t.Errorf("the plan is %+v, %v", plan, err)
 	}
-	response, err := serving.Client().Post(serving.URL+Path, "application/json", http.NoBody)
+	if _, err := client.Restore(t.Context(), &enginev1alpha1.RestoreRun{}); !errors.Is(err, remote.ErrUnreachable) {
+		t.Errorf("before it plans restores, the answer is %v", err)
+	}
+	server.LeadRestores(term, func(_ context.Context, run *enginev1alpha1.RestoreRun) *v1alpha1.RestorePlan {
+		return &v1alpha1.RestorePlan{Message: run.Spec.Requester.Username, TotalItems: 8}
+	})
+	restore := &enginev1alpha1.RestoreRun{Spec: enginev1alpha1.RestoreRunSpec{Requester: enginev1alpha1.Requester{Username: "bob"}}}
+	if plan, err := client.Restore(t.Context(), restore); err != nil || plan.TotalItems != 8 || plan.Message != "bob" {
+		t.Errorf("the plan of a restore is %+v, %v", plan, err)
+	}
+	response, err := serving.Client().Post(serving.URL+backupsPath, "application/json", http.NoBody)
 	if err == nil {
 		_ = response.Body.Close()
 		if response.StatusCode != http.StatusUnauthorized {
@@ -74,7 +84,7 @@ func TestPlanOfTheLeader(t *testing.T) {
 	}
 
 	begun, ended := make(chan struct{}), make(chan struct{})
-	server.Lead(term, func(ctx context.Context, _ *enginev1alpha1.BackupRun) *v1alpha1.BackupPlan {
+	server.LeadBackups(term, func(ctx context.Context, _ *enginev1alpha1.BackupRun) *v1alpha1.BackupPlan {
 		close(begun)
 		<-ctx.Done()
 		close(ended)
@@ -85,7 +95,7 @@ func TestPlanOfTheLeader(t *testing.T) {
 		<-begun
 		leave()
 	}()
-	if _, err := client.Plan(asking, run); err == nil {
+	if _, err := client.Backup(asking, run); err == nil {
 		t.Error("who left got an answer")
 	}
 	<-ended
