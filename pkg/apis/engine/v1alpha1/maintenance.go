@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// MaintenanceJob is the name of the Job that maintains a repository for some reason: who
-// means the same maintenance gives it the same name.
+// MaintenanceJob returns the name of the Job that maintains a repository for a reason. The same
+// maintenance has the same name.
 func (r *VolumeRepository) MaintenanceJob(reason string) string {
 	sum := sha256.Sum256([]byte(string(r.UID) + " " + reason))
 	const most = 63 - 1 - 10
@@ -20,8 +20,7 @@ func (r *VolumeRepository) MaintenanceJob(reason string) string {
 	return strings.TrimRight(name[:min(len(name), most)], "-") + "-" + hex.EncodeToString(sum[:5])
 }
 
-// RequestedJob is the name of the Job that somebody has asked for, and whether it has not
-// ended yet.
+// RequestedJob returns the name of the requested Job, and whether it has not ended yet.
 func (r *VolumeRepository) RequestedJob() (name string, waits bool) {
 	ask := r.Spec.MaintenanceRequest
 	if ask == nil {
@@ -35,9 +34,8 @@ func (r *VolumeRepository) RequestedJob() (name string, waits bool) {
 	return name, !slices.ContainsFunc(recent, func(run MaintenanceRun) bool { return run.Job == name })
 }
 
-// Affects reports whether a snapshot needs data that the store of the repository has lost, as
-// of the last check. Later uploads store anew what was lost by then. The time at which the
-// snapshot began may be zero if it is not known.
+// Affects reports whether a snapshot needs data that the store has lost, as of the last check.
+// Later uploads store lost data anew. began is zero if unknown.
 func (d *RepositoryDamage) Affects(snapshot string, began time.Time) bool {
 	switch {
 	case d == nil || snapshot == "":
@@ -48,7 +46,7 @@ func (d *RepositoryDamage) Affects(snapshot string, began time.Time) bool {
 	return slices.Contains(d.Snapshots, snapshot)
 }
 
-// KnownPacks are the names of packs that hold something else than what was written.
+// KnownPacks returns the names of the damaged packs.
 func (d *RepositoryDamage) KnownPacks() []string {
 	if d == nil {
 		return nil

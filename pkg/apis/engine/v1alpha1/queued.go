@@ -11,24 +11,24 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// QueuedRun is a record that stands in the queue: a BackupRun or a RestoreRun.
+// QueuedRun is a record in the queue: a BackupRun or a RestoreRun.
 type QueuedRun interface {
 	metav1.Object
 	runtime.Object
-	// Asked is what was asked for.
+	// Asked returns the request.
 	Asked() Asked
-	// Standing is how far the run is, and WithStanding a copy that is elsewhere.
+	// Standing returns the run's state, and WithStanding a copy with another state.
 	Standing() Standing
 	WithStanding(standing Standing) QueuedRun
 	// Deleting reports whether the run is no work any more.
 	Deleting() bool
 }
 
-// Asked is what the queue needs to know of a run's spec.
+// Asked is the part of a run's spec that the queue needs.
 // +k8s:deepcopy-gen=false
 // +k8s:openapi-gen=false
 type Asked struct {
-	// Kind and Ref say what people know the run by: a Backup or a Restore.
+	// Kind and Ref name the run for users: a Backup or a Restore.
 	Kind         string
 	Ref          v1alpha1.BackupReference
 	NamespaceUID types.UID
@@ -38,8 +38,8 @@ type Asked struct {
 	Cancellation *Ask
 }
 
-// Standing is what the queue reads and writes of a run's status. The phases that concern
-// it have the same names for both kinds.
+// Standing is the part of a run's status that the queue reads and writes. Its phases have the same
+// names for both kinds.
 // +k8s:deepcopy-gen=false
 // +k8s:openapi-gen=false
 type Standing struct {
@@ -94,5 +94,5 @@ func (r *RestoreRun) WithStanding(standing Standing) QueuedRun {
 	return r
 }
 
-// Deleting implements QueuedRun: nothing is asked of a restore that has ended.
+// Deleting implements QueuedRun: an ended restore has no requests.
 func (*RestoreRun) Deleting() bool { return false }

@@ -12,8 +12,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// AsRestore is the Restore that the run stands for, without the conditions and the place
-// in the queue, which are computed. It shares nothing with the run.
+// AsRestore returns the run's Restore, without the computed conditions and place in the queue. It
+// shares nothing with the run.
 func (r *RestoreRun) AsRestore() *v1alpha1.Restore {
 	status := &r.Status
 	return &v1alpha1.Restore{
@@ -45,7 +45,7 @@ func (r *RestoreRun) AsRestore() *v1alpha1.Restore {
 	}
 }
 
-// Phase is the restore's phase: what the status says, unless a cancellation says more.
+// Phase returns the status's phase, unless a cancellation says more.
 func (r *RestoreRun) Phase() v1alpha1.RestorePhase {
 	switch {
 	case r.Status.Phase.Ended():

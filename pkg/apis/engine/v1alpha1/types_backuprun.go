@@ -19,16 +19,16 @@ import (
 // +kubebuilder:printcolumn:name="Ticket",type=integer,JSONPath=`.status.ticket`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 
-// BackupRun is the record of a live backup. Its name is the backup's name in
-// the store, and its uid and creationTimestamp are the Backup's. It is removed a
-// stated time after the backup's result is durable in the store.
+// BackupRun is the record of a live backup. Its name is the backup's name in the store; its uid and
+// creationTimestamp are the Backup's. It is removed a while after the backup's result is durable in
+// the store.
 type BackupRun struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// What was asked for, and by whom.
+	// The request.
 	Spec BackupRunSpec `json:"spec"`
-	// How far it is.
+	// The state of the run.
 	// +optional
 	Status BackupRunStatus `json:"status,omitempty"`
 }
@@ -43,17 +43,15 @@ type BackupRunList struct {
 	Items           []BackupRun `json:"items"`
 }
 
-// BackupRunSpec is the request. It does not change, except that it can be
-// cancelled once and that its backup's deletion can be asked for once.
+// BackupRunSpec is the request. It does not change, except by one cancellation and one deletion.
 // +kubebuilder:validation:XValidation:rule="self.backupRef == oldSelf.backupRef && has(self.namespaceUID) == has(oldSelf.namespaceUID) && (!has(self.namespaceUID) || self.namespaceUID == oldSelf.namespaceUID) && self.backup == oldSelf.backup && self.requester == oldSelf.requester && has(self.scheduleUID) == has(oldSelf.scheduleUID) && (!has(self.scheduleUID) || self.scheduleUID == oldSelf.scheduleUID)",message="the spec of a BackupRun does not change, except by a cancellation or deletion"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.cancellation) || has(self.cancellation) && self.cancellation == oldSelf.cancellation",message="a cancellation is not taken back"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.deletion) || has(self.deletion) && self.deletion == oldSelf.deletion",message="a deletion is not taken back"
 type BackupRunSpec struct {
-	// The Backup that the run belongs to.
+	// The Backup of the run.
 	BackupRef v1alpha1.BackupReference `json:"backupRef"`
-	// Uid of the Backup's namespace when the Backup was asked for. Another namespace of
-	// that name has nothing to do with the run. Empty in a run that was created for
-	// the deletion of a stored backup.
+	// Uid of the Backup's namespace when the Backup was requested. Another namespace of that name
+	// has nothing to do with the run. Empty in a run that was created to delete a stored backup.
 	// +optional
 	NamespaceUID types.UID `json:"namespaceUID,omitempty"`
 	// Labels of the Backup.
@@ -65,44 +63,43 @@ type BackupRunSpec struct {
 	// +kubebuilder:validation:MaxProperties=64
 	// +kubebuilder:validation:XValidation:rule="self.all(key, size(self[key]) <= 49152)",message="an annotation has at most 48 KiB"
 	Annotations map[string]string `json:"annotations,omitempty"`
-	// Who asked for the backup.
+	// The user that requested the backup.
 	// +optional
 	Requester Requester `json:"requester,omitempty"`
 	// Uid of the Schedule that made the Backup.
 	// +optional
 	ScheduleUID types.UID `json:"scheduleUID,omitempty"`
-	// The Backup's spec, with its defaults filled in.
+	// The Backup's spec, with its defaults.
 	Backup v1alpha1.BackupSpec `json:"backup"`
-	// Who asked for the run to be stopped, and when. It counts until the run has ended.
+	// The request to stop the run. It counts until the run has ended.
 	// +optional
 	Cancellation *Ask `json:"cancellation,omitempty"`
-	// Who asked for the ended backup to be removed from its store, and when. A run
-	// that is created with it stands for a stored backup whose own run is gone.
+	// The request to remove the ended backup from its store. A run that is created with it stands
+	// for a stored backup without a run.
 	// +optional
 	Deletion *Deletion `json:"deletion,omitempty"`
 }
 
 // Ask is a request about a run.
 type Ask struct {
-	// Who asked.
+	// The user.
 	// +optional
 	Requester Requester `json:"requester,omitempty"`
 	// The schedule that caused it, as NAMESPACE/NAME. Empty if none did.
 	// +optional
 	Schedule string `json:"schedule,omitempty"`
-	// When.
+	// The time of the request.
 	Timestamp metav1.Time `json:"timestamp"`
 }
 
 // Deletion is the request to remove a backup from its store.
 type Deletion struct {
 	Ask `json:",inline"`
-	// The stored backup, when the run was created for its deletion: its uid and
-	// creation, and its phase.
+	// The stored backup, if the run was created to delete it.
 	// +optional
 	Stored *StoredBackup `json:"stored,omitempty"`
-	// Whether it was asked for since the backup has expired, so that it waits if the
-	// backup turns out to be kept for longer.
+	// Whether the backup had expired. Then the deletion waits if the backup turns out to be kept
+	// for longer.
 	// +optional
 	Expired bool `json:"expired,omitempty"`
 }
@@ -111,11 +108,11 @@ type Deletion struct {
 type StoredBackup struct {
 	// Uid of the Backup.
 	UID types.UID `json:"uid"`
-	// When the Backup was created.
+	// Creation of the Backup.
 	CreationTimestamp metav1.Time `json:"creationTimestamp"`
 }
 
-// Requester is the user who made a request, as the API server authenticated them.
+// Requester is the user of a request, as the API server authenticated them.
 type Requester struct {
 	// Name of the user.
 	// +optional
@@ -127,8 +124,7 @@ type Requester struct {
 	// +optional
 	// +listType=atomic
 	Groups []string `json:"groups,omitempty"`
-	// What else the authenticator says of the user. Kept only where work is done later
-	// with the user's rights.
+	// Further attributes from the authenticator. Kept only if later work has the user's rights.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=64
 	Extra map[string][]string `json:"extra,omitempty"`
@@ -145,16 +141,15 @@ type BackupRunStatus struct {
 	// When the run was queued.
 	// +optional
 	QueuedTimestamp *metav1.Time `json:"queuedTimestamp,omitempty"`
-	// The controller process that executes the run. A run that is InProgress by a
-	// process that is gone is taken over by the next one.
+	// The controller process that executes the run. If it ends, the next one takes the run over.
 	// +optional
 	Executor string `json:"executor,omitempty"`
-	// How many processes have claimed the run, the one that executes it included.
+	// Number of processes that have claimed the run.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Attempts int32 `json:"attempts,omitempty"`
-	// How many of these gave the run back, since they were told to stop, or since it turned out
-	// that they were not to execute it. Those do not count against the limit of attempts.
+	// Number of these that gave the run back: they were told to stop, or should not have executed
+	// it. They do not count against the limit of attempts.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	GivenBack int32 `json:"givenBack,omitempty"`
@@ -164,7 +159,7 @@ type BackupRunStatus struct {
 	// When the run ended.
 	// +optional
 	CompletionTimestamp *metav1.Time `json:"completionTimestamp,omitempty"`
-	// Until when the backup is to be kept.
+	// The time until which the backup is kept.
 	// +optional
 	Expiration *metav1.Time `json:"expiration,omitempty"`
 	// Objects found and backed up.
@@ -173,16 +168,16 @@ type BackupRunStatus struct {
 	// Volumes found and backed up.
 	// +optional
 	Volumes *v1alpha1.BackupVolumesProgress `json:"volumes,omitempty"`
-	// Hooks that were run.
+	// Hooks run.
 	// +optional
 	HookStatus *v1alpha1.HookStatus `json:"hookStatus,omitempty"`
-	// Pods that a hook may have been run in, and whose post hooks are still to be run.
-	// Whoever takes over from the executor runs them first.
+	// Pods in which a hook may have run, and post hooks are pending. The next executor runs them
+	// first.
 	// +optional
 	// +listType=atomic
 	PendingHooks []PodReference `json:"pendingHooks,omitempty"`
-	// Nodes, the first ten, whose agents the run waits for though nothing was seen of them
-	// for a while.
+	// The first ten nodes whose agents the run waits for, and that have shown no sign of life for a
+	// while.
 	// +optional
 	// +listType=set
 	AbsentAgents []string `json:"absentAgents,omitempty"`
@@ -192,24 +187,23 @@ type BackupRunStatus struct {
 	// Number of errors.
 	// +optional
 	Errors int32 `json:"errors,omitempty"`
-	// What the run waits for while it is in progress, or in short what came of it, in one
-	// line.
+	// The reason why the run waits, or its result in short, in one line.
 	// +optional
 	// +kubebuilder:validation:MaxLength=2048
 	Message string `json:"message,omitempty"`
 	// Why the run failed, or why a deletion has to wait, in one sentence.
 	// +optional
 	FailureReason string `json:"failureReason,omitempty"`
-	// Errors of the spec, for FailedValidation.
+	// Errors of the spec, if FailedValidation.
 	// +optional
 	// +listType=atomic
 	ValidationErrors []string `json:"validationErrors,omitempty"`
-	// Namespaces of volumes whose snapshots are still to be removed from the store,
-	// since no stored backup lists them: the run was cancelled or has failed.
+	// Namespaces of volumes whose snapshots are still to be removed from the store, since no stored
+	// backup lists them. The run was cancelled or has failed.
 	// +optional
 	// +listType=set
 	LeftoverSnapshots []string `json:"leftoverSnapshots,omitempty"`
-	// Whether the result is durable in the store, so that the record may go.
+	// Whether the result is durable in the store, so that the record may be removed.
 	// +optional
 	Stored bool `json:"stored,omitempty"`
 }

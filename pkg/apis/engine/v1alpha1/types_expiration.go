@@ -20,15 +20,14 @@ import (
 // +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.message`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 
-// ExpirationChange is the record of a request to keep a stored backup for longer, or for
-// less long, or to hold it. Its name is the backup's name in the store. The controller
-// writes the change into the store, where it counts from then on; until that has been read,
-// the record does. It is removed some time after that.
+// ExpirationChange is the record of a request to change a stored backup's expiration or hold. Its
+// name is the backup's name in the store. The controller writes the change into the store; the
+// record counts until that is read. It is removed some time later.
 type ExpirationChange struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// What was asked for last, and what was asked for before and is not in the store yet.
+	// The last request, and earlier ones that are not in the store yet.
 	Spec ExpirationChangeSpec `json:"spec"`
 	// Whether it is in the store.
 	// +optional
@@ -49,33 +48,33 @@ type ExpirationChangeList struct {
 type ExpirationChangeSpec struct {
 	// The Backup.
 	BackupRef v1alpha1.BackupReference `json:"backupRef"`
-	// Uid of the Backup: another one of its name is not meant.
+	// Uid of the Backup. Another one of its name is not meant.
 	UID types.UID `json:"uid"`
-	// Where the backup lies.
+	// The backup's storage location.
 	StorageLocation string `json:"storageLocation"`
-	// Who asked last, and when.
+	// The user and time of the last request.
 	Ask Ask `json:"ask"`
-	// Why.
+	// The reason.
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024
 	Reason string `json:"reason,omitempty"`
-	// When the backup is to expire. Absent if that does not change.
+	// The new expiration. Absent if it does not change.
 	// +optional
 	Expiration *metav1.Time `json:"expiration,omitempty"`
-	// Whether the backup is held from now on. Absent if that does not change.
+	// Whether the backup is held. Absent if that does not change.
 	// +optional
 	Hold *bool `json:"hold,omitempty"`
 }
 
-// ExpirationChangeStatus says what came of the request.
+// ExpirationChangeStatus is the result of the request.
 type ExpirationChangeStatus struct {
-	// The generation of the record that is done.
+	// The finished generation of the record.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 	// Number of the change in the store; 0 if it could not be made.
 	// +optional
 	Number int64 `json:"number,omitempty"`
-	// When it was done.
+	// When it was finished.
 	// +optional
 	Timestamp *metav1.Time `json:"timestamp,omitempty"`
 	// Why it was not made, or waits.
@@ -86,8 +85,8 @@ type ExpirationChangeStatus struct {
 // Done reports whether the change was made, or can't be.
 func (c *ExpirationChange) Done() bool { return c.Status.ObservedGeneration == c.Generation }
 
-// Counts reports whether the change counts for a backup of which so many changes are known
-// from its store.
+// Counts reports whether the change counts for a backup, given the number of its changes known from
+// the store.
 func (c *ExpirationChange) Counts(backup types.UID, known int64) bool {
 	return c.Spec.UID == backup && (!c.Done() || c.Status.Number > known)
 }

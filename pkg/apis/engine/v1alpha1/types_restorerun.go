@@ -11,11 +11,10 @@ import (
 )
 
 const (
-	// LabelRestore names, on a VolumeRestore and on a pod that holds a claim, the RestoreRun that
-	// it belongs to, by uid.
+	// LabelRestore has the uid of the RestoreRun, on a VolumeRestore and on a pod that holds a
+	// claim.
 	LabelRestore = "engine.holdfast.io/restore-uid"
-	// LabelWaits names, on a restored pod, the RestoreRun for whose volumes it waits, or has
-	// waited, by uid.
+	// LabelWaits has the uid of the RestoreRun that a restored pod waits or waited for.
 	LabelWaits = "engine.holdfast.io/waits-for-restore"
 )
 
@@ -28,17 +27,17 @@ const (
 // +kubebuilder:printcolumn:name="Backup",type=string,JSONPath=`.spec.backup.name`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 
-// RestoreRun is the record of a restore that waits, runs, or has ended lately. Its name is
-// the Restore's for the system namespace, and NAMESPACE.NAME for any other; its uid and
-// creationTimestamp are the Restore's. It is in the system namespace, where only Holdfast
-// writes: it says with whose rights objects are written.
+// RestoreRun is the record of a restore that waits, runs, or has just ended. Its name is the
+// Restore's in the system namespace, else NAMESPACE.NAME; its uid and creationTimestamp are the
+// Restore's. It says with whose rights objects are written, so it is in the system namespace, where
+// only Holdfast writes.
 type RestoreRun struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// What was asked for, and by whom.
+	// The request.
 	Spec RestoreRunSpec `json:"spec"`
-	// How far it is.
+	// The state of the run.
 	// +optional
 	Status RestoreRunStatus `json:"status,omitempty"`
 }
@@ -53,14 +52,14 @@ type RestoreRunList struct {
 	Items           []RestoreRun `json:"items"`
 }
 
-// RestoreRunSpec is the request. It does not change, except that it can be cancelled once.
+// RestoreRunSpec is the request. It does not change, except by one cancellation.
 // +kubebuilder:validation:XValidation:rule="self.restoreRef == oldSelf.restoreRef && has(self.namespaceUID) == has(oldSelf.namespaceUID) && (!has(self.namespaceUID) || self.namespaceUID == oldSelf.namespaceUID) && self.backup == oldSelf.backup && self.restore == oldSelf.restore && self.requester == oldSelf.requester",message="the spec of a RestoreRun does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.cancellation) || has(self.cancellation) && self.cancellation == oldSelf.cancellation",message="a cancellation is not taken back"
 type RestoreRunSpec struct {
-	// The Restore that the run belongs to.
+	// The Restore of the run.
 	RestoreRef v1alpha1.BackupReference `json:"restoreRef"`
-	// Uid of the Restore's namespace when the Restore was asked for. Another namespace of
-	// that name has nothing to do with the run.
+	// Uid of the Restore's namespace when the Restore was requested. Another namespace of that name
+	// has nothing to do with the run.
 	// +optional
 	NamespaceUID types.UID `json:"namespaceUID,omitempty"`
 	// Labels of the Restore.
@@ -72,16 +71,16 @@ type RestoreRunSpec struct {
 	// +kubebuilder:validation:MaxProperties=64
 	// +kubebuilder:validation:XValidation:rule="self.all(key, size(self[key]) <= 49152)",message="an annotation has at most 48 KiB"
 	Annotations map[string]string `json:"annotations,omitempty"`
-	// Who asked for the restore, with whose rights it writes, unless it is in the system
+	// The user that requested the restore. It writes with their rights, unless it is in the system
 	// namespace.
 	// +optional
 	Requester Requester `json:"requester,omitempty"`
-	// The backup, as it was found when the Restore was asked for.
+	// The backup, as found when the Restore was requested.
 	Backup RestoreSource `json:"backup"`
-	// The Restore's spec, with its defaults filled in.
+	// The Restore's spec, with its defaults.
 	Restore v1alpha1.RestoreSpec `json:"restore"`
-	// Namespaces that the restore writes to, sorted, as far as they were known when it was
-	// asked for: the words of the queue's rule. Empty means any.
+	// Namespaces that the restore writes to, sorted, as far as known when it was requested. The
+	// queue uses them. Empty means any.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=10000
@@ -90,7 +89,7 @@ type RestoreRunSpec struct {
 	// Whether the restore writes cluster-scoped objects.
 	// +optional
 	ClusterScoped bool `json:"clusterScoped,omitempty"`
-	// Who asked for the run to be stopped, and when. It counts until the run has ended.
+	// The request to stop the run. It counts until the run has ended.
 	// +optional
 	Cancellation *Ask `json:"cancellation,omitempty"`
 }
@@ -100,9 +99,8 @@ type RestoreSource struct {
 	v1alpha1.RestoredBackup `json:",inline"`
 	// Name of the backup in the store.
 	StoreName string `json:"storeName"`
-	// Public key with which the backup was signed when the Restore was asked for, by this
-	// cluster or one that the location trusts: Ed25519, in base64. Empty if nobody vouched
-	// for it.
+	// Public key that had signed the backup when the Restore was requested, of this cluster or one
+	// that the location trusts: Ed25519, in base64. Empty without a trusted signature.
 	// +optional
 	PublicKey string `json:"publicKey,omitempty"`
 }
@@ -118,18 +116,18 @@ type RestoreRunStatus struct {
 	// When the run was queued.
 	// +optional
 	QueuedTimestamp *metav1.Time `json:"queuedTimestamp,omitempty"`
-	// The controller process that executes the run. Another one that leads goes on with it.
+	// The controller process that executes the run. The next leader continues it.
 	// +optional
 	Executor string `json:"executor,omitempty"`
-	// How often a process has begun to execute the run.
+	// Number of processes that have begun the run.
 	// +optional
 	Attempts int32 `json:"attempts,omitempty"`
-	// How many of these were given back, since their process was told to stop. Those do not count
+	// Number of these that gave the run back, since they were told to stop. They do not count
 	// against the limit of attempts.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	GivenBack int32 `json:"givenBack,omitempty"`
-	// When it began, the first time.
+	// When it first began.
 	// +optional
 	StartTimestamp *metav1.Time `json:"startTimestamp,omitempty"`
 	// When the run ended.
@@ -141,7 +139,7 @@ type RestoreRunStatus struct {
 	// Volumes to restore, and restored.
 	// +optional
 	Volumes *v1alpha1.RestoreVolumesProgress `json:"volumes,omitempty"`
-	// Commands that were to run in restored pods, and failed.
+	// Commands to run in restored pods, and failed ones.
 	// +optional
 	HookStatus *v1alpha1.HookStatus `json:"hookStatus,omitempty"`
 	// The pods in which commands were begun. None is begun twice.
@@ -156,37 +154,36 @@ type RestoreRunStatus struct {
 	// Number of errors.
 	// +optional
 	Errors int32 `json:"errors,omitempty"`
-	// What the run waits for while it is in progress, or in short what came of it, in one
-	// line.
+	// The reason why the run waits, or its result in short, in one line.
 	// +optional
 	// +kubebuilder:validation:MaxLength=2048
 	Message string `json:"message,omitempty"`
 	// Why the run failed or was cancelled, in one sentence.
 	// +optional
 	FailureReason string `json:"failureReason,omitempty"`
-	// Errors of the spec, for FailedValidation.
+	// Errors of the spec, if FailedValidation.
 	// +optional
 	// +listType=atomic
 	ValidationErrors []string `json:"validationErrors,omitempty"`
 	// Whether the results are durable in the store, below restores/STORE-NAME/.
 	// +optional
 	Stored bool `json:"stored,omitempty"`
-	// The digests of what is stored, by file: SHA-256 in hexadecimal.
+	// SHA-256 digests of the stored files, in hexadecimal.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=16
 	Digests map[string]string `json:"digests,omitempty"`
 }
 
-// HookedPod is a restored pod in which the commands of hooks were begun.
+// HookedPod is a restored pod in which commands of hooks were begun.
 type HookedPod struct {
 	// The pod's uid.
 	UID types.UID `json:"uid"`
-	// Whether they have ended, and which of them failed.
+	// Whether the commands have ended, and how many failed.
 	// +optional
 	Ended bool `json:"ended,omitempty"`
 	// +optional
 	Failed int32 `json:"failed,omitempty"`
-	// What was told of those that failed: errors, and warnings.
+	// Messages about failed commands: errors, and warnings.
 	// +optional
 	// +listType=atomic
 	Errors []string `json:"errors,omitempty"`

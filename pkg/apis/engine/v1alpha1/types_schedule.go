@@ -19,16 +19,15 @@ import (
 // +kubebuilder:printcolumn:name="Last Due",type=date,JSONPath=`.status.lastDueTimestamp`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 
-// ScheduleEntry is the record of a Schedule. It is in the system namespace, where only
-// Holdfast writes: it says as whom backups are asked for, and whoever could write that
-// could ask as anybody.
+// ScheduleEntry is the record of a Schedule. It names the user that backups are requested as, so it
+// is in the system namespace, where only Holdfast writes.
 type ScheduleEntry struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// What the schedule is, and whose.
+	// The schedule and its owner.
 	Spec ScheduleEntrySpec `json:"spec"`
-	// The run that was due.
+	// The last due run.
 	// +optional
 	Status ScheduleEntryStatus `json:"status,omitempty"`
 }
@@ -45,44 +44,42 @@ type ScheduleEntryList struct {
 
 // ScheduleEntrySpec is a schedule as its users wrote it.
 type ScheduleEntrySpec struct {
-	// The Schedule that the record is of.
+	// The Schedule of the record.
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a record keeps its schedule"
 	ScheduleRef v1alpha1.BackupReference `json:"scheduleRef"`
 	// Uid of the Schedule's namespace. Another namespace of that name has nothing to do
 	// with it.
 	NamespaceUID types.UID `json:"namespaceUID"`
-	// Who changed the schedule's spec last, as whom its backups are asked for.
+	// The user that last changed the schedule's spec. Its backups are requested as this user.
 	Requester Requester `json:"requester"`
-	// From when on something can be due: when the schedule was made, or when a change
-	// of it moved the times.
+	// When due times begin: at the schedule's creation, or the last change of its times.
 	Since metav1.Time `json:"since"`
-	// What had been due before a change moved the times, and was not dealt with by then.
+	// Earlier due times that were unhandled when a change moved the times.
 	// +optional
 	Unsettled *UnsettledTimes `json:"unsettled,omitempty"`
-	// The Schedule's metadata, in JSON, with who manages which field: it is another
-	// object's than the record's own.
+	// The Schedule's metadata, in JSON, with its field managers. The record has its own metadata.
 	// +kubebuilder:validation:MaxLength=524288
 	Metadata string `json:"metadata"`
 	// The Schedule's spec.
 	Schedule v1alpha1.ScheduleSpec `json:"schedule"`
 }
 
-// UnsettledTimes are times at which backups were due, by what a schedule said before.
+// UnsettledTimes are due times of an earlier version of a schedule.
 type UnsettledTimes struct {
-	// All of them are after this one.
+	// All of them are later.
 	After metav1.Time `json:"after"`
 	// The last of them.
 	Last metav1.Time `json:"last"`
-	// How many they are.
+	// How many there are.
 	Count int64 `json:"count"`
 }
 
-// ScheduleEntryStatus says what was due.
+// ScheduleEntryStatus has the due runs.
 type ScheduleEntryStatus struct {
-	// The last time when a backup was due for which there is a backup, or a reason for none.
+	// The last due time with a backup, or with a reason for none.
 	// +optional
 	LastDueTimestamp *metav1.Time `json:"lastDueTimestamp,omitempty"`
-	// How many backups were due and not made.
+	// Number of due backups that were not made.
 	// +optional
 	Missed int64 `json:"missed,omitempty"`
 	// Conditions: Scheduled, Pruned.

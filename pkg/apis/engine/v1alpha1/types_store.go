@@ -24,14 +24,14 @@ import (
 // +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.conditions[?(@.type=="Available")].message`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 
-// StorageLocation is a store: where backups are kept.
+// StorageLocation is a store of backups.
 type StorageLocation struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
 	// Where the store is.
 	Spec StorageLocationSpec `json:"spec"`
-	// Whether it can be reached.
+	// Whether the store answers, and what it holds.
 	// +optional
 	Status StorageLocationStatus `json:"status,omitempty"`
 }
@@ -57,14 +57,14 @@ const (
 	StorageProviderS3 StorageProvider = "s3"
 )
 
-// StorageFormat is how backups lie in a store.
+// StorageFormat is the layout of a store.
 // +kubebuilder:validation:Enum=holdfast;longhorn
 type StorageFormat string
 
 const (
-	// StorageFormatHoldfast is Holdfast's own, which is Velero's. It is the default.
+	// StorageFormatHoldfast is Holdfast's own layout, which is Velero's. It is the default.
 	StorageFormatHoldfast StorageFormat = "holdfast"
-	// StorageFormatLonghorn is that of Longhorn's backup store. Its backups are listed, and
+	// StorageFormatLonghorn is the layout of Longhorn's backup store. Its backups are listed, and
 	// nothing is written to it.
 	StorageFormatLonghorn StorageFormat = "longhorn"
 )
@@ -79,16 +79,16 @@ const (
 type StorageLocationSpec struct {
 	// Kind of the store: filesystem or s3.
 	Provider StorageProvider `json:"provider"`
-	// How backups lie in the store: holdfast, or longhorn for one that Longhorn writes,
-	// whose backups are listed beside Holdfast's own. It does not change.
+	// Layout of the store: holdfast, or longhorn for a store that Longhorn writes. Longhorn's
+	// backups are listed beside Holdfast's own. It does not change.
 	// +optional
 	// +kubebuilder:default=holdfast
 	Format StorageFormat `json:"format,omitempty"`
 	// For the format longhorn.
 	// +optional
 	Longhorn *LonghornLocation `json:"longhorn,omitempty"`
-	// Whether backups that name no location are stored here. At most one location
-	// should say so; of several, the first by name is taken.
+	// Whether backups that name no location are stored here. At most one location should be the
+	// default; of several, the first by name counts.
 	// +optional
 	Default bool `json:"default,omitempty"`
 	// Namespaces whose backups, schedules and restores may use this store, beside the system
@@ -106,17 +106,17 @@ type StorageLocationSpec struct {
 	// For the provider s3.
 	// +optional
 	S3 *S3Location `json:"s3,omitempty"`
-	// Clusters whose backups in this store are listed in the namespaces of the same
-	// names, and so belong to whoever has rights there. Those of any other cluster are
-	// listed in the system namespace. This cluster need not be named, except to give
-	// a namespace that was made anew what its predecessor had stored.
+	// Clusters whose backups in this store are listed in the namespaces of the same names, and
+	// belong to the users with rights there. Other clusters' backups are listed in the system
+	// namespace. Name this cluster only to give a recreated namespace the backups of its
+	// predecessor.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	TrustedClusters []TrustedCluster `json:"trustedClusters,omitempty"`
-	// Public keys of age, as age-keygen prints them. The key of each repository is written into
-	// the store, encrypted for all of them. So whoever has one of the private keys, which must
-	// be in no cluster, gets the data of all volumes back when this cluster is lost.
+	// Public keys of age, as age-keygen prints them. The key of each repository is written into the
+	// store, encrypted for all of them. With one of the private keys, which must be in no cluster,
+	// all volumes' data can be restored when this cluster is lost.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=16
@@ -124,19 +124,18 @@ type StorageLocationSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(key, !key.upperAscii().startsWith('AGE-SECRET-KEY-'))",message="this is a private key, which must not be in the cluster: make another pair with age-keygen, and name its public key, which begins with age1"
 	// +kubebuilder:validation:XValidation:rule="self.all(key, key.upperAscii().startsWith('AGE-SECRET-KEY-') || key.matches('^age1[02-9ac-hj-np-z]{58}$'))",message="each must be a public key of age, as age-keygen prints it: 62 characters, which begin with age1"
 	RecoveryKeys []string `json:"recoveryKeys,omitempty"`
-	// How often this store is looked at for what others have stored there, instead of
-	// --backupstore-poll-interval of the API server. 0s is never: what this cluster stores,
-	// and what a syncrequest asks for, is seen all the same.
+	// Interval of listings of this store for other writers' backups, instead of the API server's
+	// --backupstore-poll-interval. 0s is never. This cluster's backups, and syncrequests, are seen
+	// in any case.
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self) == duration('0s') || duration(self) >= duration('1s')",message="it must be 0s, or 1s at least"
 	PollInterval *metav1.Duration `json:"pollInterval,omitempty"`
-	// Who has asked last for all of the store to be listed, and when. Create a syncrequest to
-	// ask.
+	// The last request to list all of the store. Create a syncrequest to make one.
 	// +optional
 	SyncRequest *Ask `json:"syncRequest,omitempty"`
 }
 
-// AllowedNamespaces are those that Names has or Selector matches.
+// AllowedNamespaces are the namespaces in Names or matched by Selector.
 type AllowedNamespaces struct {
 	// Names of namespaces. * means all.
 	// +optional
@@ -150,55 +149,53 @@ type AllowedNamespaces struct {
 	Selector *metav1.LabelSelector `json:"selector,omitempty"`
 }
 
-// LonghornLocation says how far a store that Longhorn writes is believed, and what may be
-// done to it.
+// LonghornLocation has the trust in a store that Longhorn writes, and the permitted changes to it.
 type LonghornLocation struct {
-	// Whether volumes are listed in the namespaces that they name, and so belong to whoever
-	// has rights there. Nothing in such a store is signed: whoever may write to it can have
-	// anything listed in any namespace but the system namespace. By default all are listed
-	// in the system namespace.
+	// Whether volumes are listed in the namespaces that they name, and belong to the users with
+	// rights there. Nothing in such a store is signed: a writer of the store can have anything
+	// listed in any namespace except the system namespace. By default all are listed in the system
+	// namespace.
 	// +optional
 	TrustNamespaces bool `json:"trustNamespaces,omitempty"`
-	// Whether volumes and their backups may be deleted from the store. By default nothing
-	// in it is changed.
+	// Whether volumes and their backups may be deleted from the store. By default nothing in it
+	// changes.
 	// +optional
 	AllowDeletion bool `json:"allowDeletion,omitempty"`
 }
 
-// IsLonghorn reports whether the store is one that Longhorn writes.
+// IsLonghorn reports whether Longhorn writes the store.
 func (s *StorageLocationSpec) IsLonghorn() bool { return s.Format == StorageFormatLonghorn }
 
 const (
-	// AnnotationSync of a StorageLocation has all of the store listed when it changes, for
-	// those who write manifests only. status.catalogue.syncRequest has it when that is done.
+	// AnnotationSync of a StorageLocation requests a listing of all of the store by each change. It
+	// is for users that only write manifests. status.catalogue.syncRequest then has its value.
 	AnnotationSync = "holdfast.io/sync-request"
-	// AnnotationGiveUpStore of a StorageLocation is the id of a store that is given up: the
-	// store that is found at the location takes its place. It has no effect on any other id.
+	// AnnotationGiveUpStore of a StorageLocation is the id of a store that is given up: the store
+	// now at the location takes its place. It has no effect on any other id.
 	AnnotationGiveUpStore = "holdfast.io/give-up-store"
-	// AnnotationTakeOver of a StorageLocation is an instant in RFC 3339: if ConditionClonedCluster
-	// was True by then, this cluster goes on with the store, whatever another one claims. It is
-	// not for the future.
+	// AnnotationTakeOver of a StorageLocation is an instant in RFC 3339, not in the future. If
+	// ConditionClonedCluster was True by then, this cluster continues with the store, despite the
+	// other cluster's claim.
 	AnnotationTakeOver = "holdfast.io/take-over-until"
-	// UnknownStore stands for the id of a store whose id was never read.
+	// UnknownStore stands for an id that was never read.
 	UnknownStore = "unknown"
-	// AnnotationAcceptLoss of a StorageLocation is an instant in RFC 3339: backups that were
-	// missing from the store then leave the lists, however many they are. It is not for the
-	// future.
+	// AnnotationAcceptLoss of a StorageLocation is an instant in RFC 3339, not in the future. All
+	// backups that were missing then leave the lists.
 	AnnotationAcceptLoss = "holdfast.io/accept-loss-until"
 )
 
-// AllowsDeletion reports whether the store is Longhorn's, and may be deleted from.
+// AllowsDeletion reports whether the store is Longhorn's and its contents may be deleted.
 func (s *StorageLocationSpec) AllowsDeletion() bool {
 	return s.IsLonghorn() && s.Longhorn != nil && s.Longhorn.AllowDeletion
 }
 
-// AnnotationAcceptExpiry of a StorageLocation is an instant in RFC 3339: its backups that
-// have expired until then may go, however many they are.
+// AnnotationAcceptExpiry of a StorageLocation is an instant in RFC 3339. All its backups that have
+// expired until then may be deleted.
 const AnnotationAcceptExpiry = "holdfast.io/accept-expiry-until"
 
-// TrustedCluster is a cluster whose signature is believed.
+// TrustedCluster is a cluster with a trusted signature.
 type TrustedCluster struct {
-	// What to call it.
+	// A name for it.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	Name string `json:"name"`
@@ -218,7 +215,7 @@ type TrustedCluster struct {
 	Namespaces []string `json:"namespaces,omitempty"`
 }
 
-// FilesystemLocation is a folder that every role of Holdfast sees under the same path.
+// FilesystemLocation is a folder that every role of Holdfast sees at the same path.
 type FilesystemLocation struct {
 	// Absolute path of the folder. It must exist.
 	// +kubebuilder:validation:Pattern=`^/`
@@ -226,14 +223,14 @@ type FilesystemLocation struct {
 	Path string `json:"path"`
 }
 
-// ChecksumAlgorithm is the kind of checksum that goes with a write.
+// ChecksumAlgorithm is the checksum sent with a write.
 // +kubebuilder:validation:Enum=CRC32;None
 type ChecksumAlgorithm string
 
 const (
-	// ChecksumCRC32 lets the store verify what it is sent.
+	// ChecksumCRC32 lets the store verify the received data.
 	ChecksumCRC32 ChecksumAlgorithm = "CRC32"
-	// ChecksumNone leaves that to the connection and the signature.
+	// ChecksumNone relies on the connection and the signature.
 	ChecksumNone ChecksumAlgorithm = "None"
 )
 
@@ -253,19 +250,16 @@ type S3Location struct {
 	// Whether the bucket is part of the path instead of the host's name.
 	// +optional
 	ForcePathStyle bool `json:"forcePathStyle,omitempty"`
-	// Checksum that goes with every write of a backup's objects: CRC32, or None for a
-	// store that refuses requests with one. A bucket whose objects are locked by
-	// default refuses requests without. Default CRC32.
+	// Checksum sent with every write of a backup's objects: CRC32, or None for a store that refuses
+	// such requests. A bucket that locks objects by default needs one. Default CRC32.
 	// +optional
 	ChecksumAlgorithm ChecksumAlgorithm `json:"checksumAlgorithm,omitempty"`
-	// PEM certificates of the authorities that the endpoint's certificate is
-	// verified against, instead of the system's.
+	// PEM certificates of the authorities for the endpoint's certificate, instead of the system's.
 	// +optional
 	CABundle []byte `json:"caBundle,omitempty"`
-	// Name of a Secret with the keys accessKeyID and secretAccessKey, and optionally
-	// sessionToken. It lies in the namespace of the credentials, which is called as
-	// the system namespace with the suffix -locations. Empty means the environment's
-	// own credentials.
+	// Name of a Secret with the keys accessKeyID and secretAccessKey, and optionally sessionToken.
+	// It is in the namespace of the credentials: the system namespace's name with the suffix
+	// -locations. Empty means the environment's own credentials.
 	// +optional
 	CredentialsSecret string `json:"credentialsSecret,omitempty"`
 }
@@ -277,7 +271,7 @@ const (
 	ReasonReachable = "Reachable"
 	// ReasonUnreachable: the store did not answer, or not as a store does.
 	ReasonUnreachable = "Unreachable"
-	// ReasonOtherStore: the store is not the one that the location has had until now.
+	// ReasonOtherStore: the store is not the location's earlier one.
 	ReasonOtherStore = "OtherStore"
 	// ReasonAccessDenied: the store refused the credentials, or the access.
 	ReasonAccessDenied = "AccessDenied"
@@ -288,86 +282,87 @@ const (
 	// ReasonInvalid: the location's spec, or its Secret, can't be used.
 	ReasonInvalid = "Invalid"
 	// ConditionClonedCluster is True while another cluster with this one's uid may write to the
-	// store. No backup starts there then, and nothing is deleted.
+	// store. Then no backup starts there, and nothing is deleted.
 	ConditionClonedCluster = "ClonedCluster"
 	// ReasonStateIsOlder: a controller that the cluster's records do not know has written to the
-	// store. It is watched whether it lives.
+	// store. It is being watched for signs of life.
 	ReasonStateIsOlder = "StateIsOlder"
-	// ReasonClaimedElsewhere: it lives. Somebody must say which cluster is to go on.
+	// ReasonClaimedElsewhere: it lives. An administrator must say which cluster continues.
 	ReasonClaimedElsewhere = "ClaimedElsewhere"
-	// ReasonClaimedHere: this cluster goes on.
+	// ReasonClaimedHere: this cluster continues.
 	ReasonClaimedHere = "ClaimedHere"
-	// ConditionExpiryFrozen is True while no backup expires; its message says why, and what to do.
+	// ConditionExpiryFrozen is True while no backup expires. Its message says why, and what to do.
 	ConditionExpiryFrozen = "ExpiryFrozen"
-	// ReasonTooManyExpired: more have than may within an hour, and nobody has accepted that.
+	// ReasonTooManyExpired: more have expired than may within an hour, and no administrator has
+	// accepted that.
 	ReasonTooManyExpired = "TooMany"
-	// ReasonClockDiffers: the clock of the controller is not that of the store.
+	// ReasonClockDiffers: the controller's clock differs from the store's.
 	ReasonClockDiffers = "ClockDiffers"
 	// ReasonWithinBound: backups expire.
 	ReasonWithinBound = "WithinBound"
 
-	// ConditionSynced is True while the catalogue has what the store holds, as of the last
-	// poll. Its observedGeneration is that of the location when all was listed last.
+	// ConditionSynced is True while the catalogue has the store's contents, as of the last poll.
+	// Its observedGeneration is the location's at the last complete listing.
 	ConditionSynced = "Synced"
-	// ReasonListed: the store was listed, and what is new was read.
+	// ReasonListed: the store was listed, and new contents were read.
 	ReasonListed = "Listed"
 	// ReasonLoading: the store is being read for the first time.
 	ReasonLoading = "Loading"
-	// ReasonUnreadable: it could not be read; what is known is shown.
+	// ReasonUnreadable: the store could not be read; the known contents are shown.
 	ReasonUnreadable = "Unreadable"
 	// ConditionBackupsMissing is True while the store lacks so many backups that none leaves the
-	// lists; its message says how many.
+	// lists. Its message has their number.
 	ConditionBackupsMissing = "BackupsMissing"
 	// ReasonBackupsMissing: the store lacks backups that are known.
 	ReasonBackupsMissing = "BackupsMissing"
-	// ReasonBackupsFound: it lacks none, or no more than may go.
+	// ReasonBackupsFound: the store lacks none, or few enough to leave the lists.
 	ReasonBackupsFound = "BackupsFound"
-	// ConditionMetadataReplaced is True while the store has backups whose metadata another
-	// writer has replaced; its message says how many.
+	// ConditionMetadataReplaced is True while another writer's metadata replaces some of the
+	// store's backups. Its message has their number.
 	ConditionMetadataReplaced = "MetadataReplaced"
 	// ReasonReplacedInStore: there are such backups.
 	ReasonReplacedInStore = "ReplacedInStore"
-	// ReasonNoneReplaced: they have gone, or are as they were.
+	// ReasonNoneReplaced: they were deleted, or are as they were.
 	ReasonNoneReplaced = "NoneReplaced"
-	// ConditionBackupsLeftOut is True while the store has more backups without a trusted signature
-	// than are listed; its message says how many are not.
+	// ConditionBackupsLeftOut is True while not all backups without a trusted signature are listed.
+	// Its message has the number of the others.
 	ConditionBackupsLeftOut = "BackupsLeftOut"
-	// ReasonTooManyForeign: what is kept of such backups is bounded.
+	// ReasonTooManyForeign: the memory for such backups is bounded.
 	ReasonTooManyForeign = "TooManyForeign"
-	// ReasonAllListed: all backups of the store are listed by now.
+	// ReasonAllListed: all backups of the store are listed.
 	ReasonAllListed = "AllListed"
 )
 
-// CatalogueStatus is what is known of what a store holds. It is written with a change of the
-// conditions, and otherwise no more often than every minute.
+// CatalogueStatus is the catalogue's knowledge of a store. It is written with a change of the
+// conditions, else at most once a minute.
 type CatalogueStatus struct {
-	// How many backups are known. While its condition BackupsMissing is True, how many were known before.
+	// Number of known backups. While the condition BackupsMissing is True, the earlier number.
 	// +optional
 	Backups int32 `json:"backups,omitempty"`
-	// When the latest listing of all was begun, as of this writing.
+	// Start of the last complete listing, as of this writing.
 	// +optional
 	LastListTimestamp *metav1.Time `json:"lastListTimestamp,omitempty"`
-	// The annotation holdfast.io/sync-request as that listing has followed it.
+	// Value of the annotation holdfast.io/sync-request that this listing has followed.
 	// +optional
 	SyncRequest string `json:"syncRequest,omitempty"`
 }
 
 // StorageLocationStatus is the state of a store.
 type StorageLocationStatus struct {
-	// Conditions: Available, Synced, BackupsMissing, MetadataReplaced once another writer has
-	// replaced the metadata of a backup, ClonedCluster once another cluster with this one's uid
-	// may have written to the store, and ExpiryFrozen once no backup was to expire, since
-	// too many had at once, or the clock is not that of the store.
+	// Conditions: Available, Synced, BackupsMissing. MetadataReplaced, once another writer has
+	// replaced a backup's metadata. ClonedCluster, once another cluster with this one's uid may
+	// have written to the store. ExpiryFrozen, once expiry has stopped since too many had expired
+	// at once, or the clock differed from the store's.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
-	// What is known of what the store holds.
+	// The catalogue's knowledge of the store.
 	// +optional
 	Catalogue *CatalogueStatus `json:"catalogue,omitempty"`
-	// Id of the store, which lies in the store as metadata/holdfast/store.json. A store with
-	// another id, or with none, is not used. Empty if the store has none, since it takes no
-	// writes, or is Longhorn's.
+	// Id of the store, from its object metadata/holdfast/store.json. A store with another id, or
+	// without, is not used. Empty if the store has none, since it takes no writes, or is
+	// Longhorn's.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	StoreID string `json:"storeID,omitempty"`
@@ -394,18 +389,17 @@ type StorageLocationStatus struct {
 // +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Maintained")].message`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 
-// VolumeRepository is a Kopia repository: the data of one namespace's volumes in
-// one storage location. Its name is NAMESPACE.LOCATION. Its key is in the Secret
-// of the same name with the suffix .key, in the namespace that is called as the
-// system namespace with the suffix -repositories; whoever loses that Secret loses
-// the data.
+// VolumeRepository is a Kopia repository with the data of one namespace's volumes in one storage
+// location. Its name is NAMESPACE.LOCATION. Its key is in a Secret of the same name with the suffix
+// .key, in the system namespace's name with the suffix -repositories. Without that Secret, the data
+// is lost.
 type VolumeRepository struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// Which repository.
+	// The identity of the repository.
 	Spec VolumeRepositorySpec `json:"spec"`
-	// Whether it can be used.
+	// Whether the repository can be used, and its maintenance.
 	// +optional
 	Status VolumeRepositoryStatus `json:"status,omitempty"`
 }
@@ -420,18 +414,17 @@ type VolumeRepositoryList struct {
 	Items           []VolumeRepository `json:"items"`
 }
 
-// VolumeRepositorySpec identifies a repository. Only when it is maintained changes.
+// VolumeRepositorySpec identifies a repository. Only its times of maintenance change.
 // +kubebuilder:validation:XValidation:rule="self.volumeNamespace == oldSelf.volumeNamespace && self.backupStorageLocation == oldSelf.backupStorageLocation",message="a VolumeRepository stays the one that it is: only when it is maintained changes"
 type VolumeRepositorySpec struct {
 	// The namespace whose volumes the repository holds.
 	VolumeNamespace string `json:"volumeNamespace"`
 	// Name of the storage location.
 	BackupStorageLocation string `json:"backupStorageLocation"`
-	// How often it is maintained. Default: as the controller's --maintenance-frequency says.
+	// Interval of maintenance. Default: the controller's --maintenance-frequency.
 	// +optional
 	MaintenanceFrequency *metav1.Duration `json:"maintenanceFrequency,omitempty"`
-	// That it is to be maintained now, and not only when it is due. It stays when that was
-	// done.
+	// A request to maintain it now, not only when it is due. It stays after that.
 	// +optional
 	MaintenanceRequest *MaintenanceAsk `json:"maintenanceRequest,omitempty"`
 }
@@ -439,7 +432,7 @@ type VolumeRepositorySpec struct {
 // MaintenanceAsk is a request to maintain a repository now.
 type MaintenanceAsk struct {
 	Ask `json:",inline"`
-	// That every pack is to be read, too.
+	// Whether to read every pack, too.
 	// +optional
 	Verify bool `json:"verify,omitempty"`
 }
@@ -452,106 +445,103 @@ const (
 	ReasonReady = "Ready"
 	// ReasonKeyMismatch: the repository exists and its key does not open it.
 	ReasonKeyMismatch = "KeyMismatch"
-	// ReasonKeyMissing: the repository exists and its key's Secret is gone.
+	// ReasonKeyMissing: the repository exists and its key's Secret is missing.
 	ReasonKeyMissing = "KeyMissing"
-	// ReasonDamaged: the store has data of the repository, but not what opens it; or it had
-	// the repository, and has nothing of it any more.
+	// ReasonDamaged: the store lacks the objects that open the repository but has its data, or has
+	// lost all of it.
 	ReasonDamaged = "Damaged"
 
-	// ConditionKeyBackedUp is True if the repository's key is elsewhere too, so that the data
-	// outlives this cluster. It is missing until the key was looked for first.
+	// ConditionKeyBackedUp is True if the repository's key is kept outside this cluster too. It is
+	// missing until the first check.
 	ConditionKeyBackedUp = "KeyBackedUp"
-	// ReasonKeyWrapped: it is in the store, encrypted for the location's recovery keys.
+	// ReasonKeyWrapped: the key is in the store, encrypted for the location's recovery keys.
 	ReasonKeyWrapped = "Wrapped"
-	// ReasonKeyNotWrapped: it should be, and could not be written.
+	// ReasonKeyNotWrapped: the encrypted key could not be written to the store.
 	ReasonKeyNotWrapped = "NotWrapped"
-	// ReasonKeyExported: it was exported. The cluster does not know where the copy is kept.
+	// ReasonKeyExported: the key was exported. The cluster does not know where the copy is.
 	ReasonKeyExported = "Exported"
-	// ReasonKeyNotExported: the location has no recovery keys, and nobody has exported the key
-	// since it was made.
+	// ReasonKeyNotExported: the location has no recovery keys, and the key was not exported since
+	// it was made.
 	ReasonKeyNotExported = "NotExported"
 
-	// ConditionMaintained is True if the last maintenance succeeded, and the next one is not
-	// late. It is missing until the first one has ended. Its observedGeneration is behind while
-	// a maintenance that somebody has asked for has not ended.
+	// ConditionMaintained is True if the last maintenance succeeded, and the next one is not late.
+	// It is missing until the first one has ended. Its observedGeneration is behind until a
+	// requested maintenance has ended.
 	ConditionMaintained = "Maintained"
 	// ConditionDamaged is True if the store has lost data of the repository. It is missing until
-	// the first check, which a full maintenance makes.
+	// the first full maintenance, which checks that.
 	ConditionDamaged = "Damaged"
-	// ReasonDataLost: packs are missing, or hold something else than what was written.
+	// ReasonDataLost: packs are missing, or have other contents than were written.
 	ReasonDataLost = "DataLost"
-	// ReasonNothingLost: the last check has found that nothing is missing.
+	// ReasonNothingLost: the last check found nothing missing.
 	ReasonNothingLost = "NothingLost"
 
-	// ReasonWaiting: it has been due for a period, or asked for, and the message says what it
-	// waits for. Else the reason is the last MaintenanceResult.
+	// ReasonWaiting: maintenance was requested, or has been due for a period. The message says what
+	// it waits for. Otherwise the reason is the last MaintenanceResult.
 	ReasonWaiting = "Waiting"
 )
 
-// Secrets lie beside the system namespace, each kind in a namespace of its own,
-// since a right to read Secrets is one to all of a namespace, save for names that are
-// known beforehand. So whoever needs one kind reads no other, nor what serves TLS in the
-// system namespace.
+// Each kind of Secret is in a namespace of its own beside the system namespace. A right to read
+// Secrets is for a whole namespace, except for names known beforehand. So the reader of one kind
+// reads neither another nor the TLS Secrets in the system namespace.
 
-// AgentsNamespace is where the node agents run and hold their Leases, so that none can
-// touch those of the controllers.
+// AgentsNamespace returns the namespace of the node agents and their Leases. It is apart so that
+// agents can't change the controllers' Leases.
 func AgentsNamespace(system string) string { return system + "-agents" }
 
-// CredentialsNamespace is where the credentials of the storage locations are.
+// CredentialsNamespace returns the namespace of the storage locations' credentials.
 func CredentialsNamespace(system string) string { return system + "-locations" }
 
-// KeysNamespace is where the keys of the repositories are.
+// KeysNamespace returns the namespace of the repositories' keys.
 func KeysNamespace(system string) string { return system + "-repositories" }
 
-// MaintenanceNamespace is where repositories are maintained: where the Jobs run, and hold the
-// Leases of the repositories.
+// MaintenanceNamespace returns the namespace of the maintenance Jobs and the repositories' Leases.
 func MaintenanceNamespace(system string) string { return system + "-maintenance" }
 
-// OwnNamespaces are those of Holdfast itself: what lies there says with whose rights is
+// OwnNamespaces returns Holdfast's own namespaces. Their objects decide with whose rights is
 // written, and where backups are.
 func OwnNamespaces(system string) []string {
 	return []string{system, AgentsNamespace(system), CredentialsNamespace(system), KeysNamespace(system), MaintenanceNamespace(system)}
 }
 
-// KeySecretName is the name of the Secret with the key of a repository.
+// KeySecretName returns the name of the Secret with a repository's key.
 func KeySecretName(repository string) string { return repository + ".key" }
 
 // KeySecretKey is the key of the repository's password in its Secret.
 const KeySecretKey = "repository-password"
 
 const (
-	// NextKeySecretKey is, in the same Secret, the password that the repository is about to
-	// get, or has got a moment ago.
+	// NextKeySecretKey is, in the same Secret, the password that the repository is about to get, or
+	// has just got.
 	NextKeySecretKey = "next-repository-password"
-	// FormerKeysSecretKey are, likewise, the last passwords that it had, one a line.
+	// FormerKeysSecretKey has the last passwords before it, one a line.
 	FormerKeysSecretKey = "former-repository-passwords"
 )
 
-// AnnotationKeyExported of a VolumeRepository is the fingerprint of the key that somebody has
-// exported last.
+// AnnotationKeyExported of a VolumeRepository is the fingerprint of the last exported key.
 const AnnotationKeyExported = "holdfast.io/key-exported"
 
 // RepositoryTypeKopia is the only type of a repository.
 const RepositoryTypeKopia = "kopia"
 
-// RepositoryName is the name of the repository of a namespace in a location.
-// Namespaces have no dots, so two pairs never share a name.
+// RepositoryName returns the name of a namespace's repository in a location. Namespaces have no
+// dots, so two pairs never share a name.
 func RepositoryName(volumeNamespace, location string) string {
 	return volumeNamespace + "." + location
 }
 
-// MaintenanceResult is what came of a maintenance.
+// MaintenanceResult is the result of a maintenance.
 // +kubebuilder:validation:Enum=Succeeded;Failed
 type MaintenanceResult string
 
 const (
-	// MaintenanceSucceeded: it was done.
+	// MaintenanceSucceeded: it was complete.
 	MaintenanceSucceeded MaintenanceResult = "Succeeded"
-	// MaintenanceFailed: it was not, or not in full.
+	// MaintenanceFailed: it was not done, or not in full.
 	MaintenanceFailed MaintenanceResult = "Failed"
 )
 
-// MaintenanceRun is a maintenance that has ended.
+// MaintenanceRun is an ended maintenance.
 type MaintenanceRun struct {
 	// Succeeded or Failed.
 	Result MaintenanceResult `json:"result"`
@@ -565,36 +555,35 @@ type MaintenanceRun struct {
 	// Summary of the work, or the reason of the failure.
 	// +optional
 	Message string `json:"message,omitempty"`
-	// Bytes that it removed from the store.
+	// Bytes removed from the store.
 	// +optional
 	ReclaimedBytes int64 `json:"reclaimedBytes,omitempty"`
 }
 
-// MaxDamagedPacks and MaxAffectedSnapshots are how many names a RepositoryDamage has.
+// MaxDamagedPacks and MaxAffectedSnapshots bound the names in a RepositoryDamage.
 const (
 	MaxDamagedPacks      = 20
 	MaxAffectedSnapshots = 40
 )
 
-// MaxRecentMaintenance is how many maintenances a VolumeRepository tells of.
+// MaxRecentMaintenance bounds the maintenances in a VolumeRepository.
 const MaxRecentMaintenance = 25
 
 // VolumeRepositoryStatus is the state of a repository.
 type VolumeRepositoryStatus struct {
-	// When it was last maintained with success.
+	// Time of the last successful maintenance.
 	// +optional
 	LastMaintenanceTime *metav1.Time `json:"lastMaintenanceTime,omitempty"`
-	// Why the last maintenance failed. Empty if it did not.
+	// Why the last maintenance failed. Empty if it succeeded.
 	// +optional
 	Message string `json:"message,omitempty"`
-	// What it takes in its store, rounded up, as of its last full maintenance.
+	// Size in the store, rounded up, as of the last full maintenance.
 	// +optional
 	Size *resource.Quantity `json:"size,omitempty"`
-	// Files in the newest snapshots of its volumes, as of its last full maintenance.
+	// Files in the newest snapshots of the volumes, as of the last full maintenance.
 	// +optional
 	Files int64 `json:"files,omitempty"`
-	// What the maintenances that recentMaintenance tells of have removed from the store,
-	// rounded up.
+	// Bytes that the maintenances in recentMaintenance have removed from the store, rounded up.
 	// +optional
 	Reclaimed *resource.Quantity `json:"reclaimed,omitempty"`
 	// The last maintenances, the newest first.
@@ -602,22 +591,22 @@ type VolumeRepositoryStatus struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=25
 	RecentMaintenance []MaintenanceRun `json:"recentMaintenance,omitempty"`
-	// How many backups with snapshots were missing from the store, or did not list them, as of the
-	// last full maintenance: too many to be believed, so that these snapshots stay.
+	// Number of backups with snapshots that the store lacked, or that did not list them, at the
+	// last full maintenance. They were too many to be believed, so these snapshots stay.
 	// +optional
 	MissingBackups int32 `json:"missingBackups,omitempty"`
-	// When its packs were last compared with what its index names: by a full maintenance, or
-	// when somebody asked for it.
+	// Time of the last comparison of the packs with the index: by a full maintenance, or on
+	// request.
 	// +optional
 	LastCheckTime *metav1.Time `json:"lastCheckTime,omitempty"`
-	// When every pack was last read.
+	// Time of the last reading of every pack.
 	// +optional
 	LastVerificationTime *metav1.Time `json:"lastVerificationTime,omitempty"`
-	// The data that its store has lost, as of the last check. Missing if it has lost none.
+	// The data that the store has lost, as of the last check. Missing if it has lost none.
 	// +optional
 	Damage *RepositoryDamage `json:"damage,omitempty"`
-	// The fingerprint of its key: the first 32 hexadecimal digits of the SHA-256 of one that
-	// Holdfast made. It tells keys apart, and does not tell the key.
+	// Fingerprint of the key: the first 32 hexadecimal digits of the SHA-256 of a key that Holdfast
+	// made. It does not reveal the key.
 	// +optional
 	KeyFingerprint string `json:"keyFingerprint,omitempty"`
 	// Conditions: Ready, KeyBackedUp, Maintained, Damaged.
@@ -627,45 +616,45 @@ type VolumeRepositoryStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// RepositoryDamage says which data of a repository its store has lost.
+// RepositoryDamage is the lost data of a repository.
 type RepositoryDamage struct {
-	// When it was noticed first.
+	// When it was first noticed.
 	Since metav1.Time `json:"since"`
-	// Packs that the store lacks, or has only a part of.
+	// Packs that the store lacks, or has only in part.
 	// +optional
 	MissingPacks int32 `json:"missingPacks,omitempty"`
-	// Packs that hold something else than what was written.
+	// Packs with other contents than were written.
 	// +optional
 	DamagedPacks int32 `json:"damagedPacks,omitempty"`
-	// Their names, up to 20. They are read again by each check, and what they held is stored
-	// anew by the next uploads that have it.
+	// Names of the packs, up to 20. Each check reads them again. The next uploads with their
+	// contents store those anew.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=20
 	Packs []string `json:"packs,omitempty"`
-	// Indexes that the store lacks, and had at the last maintenance. What only they name is unknown,
+	// Indexes that the store had at the last maintenance and now lacks. Their contents are unknown,
 	// snapshots included, so nothing is removed from the repository meanwhile.
 	// +optional
 	MissingIndexes int32 `json:"missingIndexes,omitempty"`
-	// Contents of files, or of listings of folders, that can't be read.
+	// Unreadable contents of files, or of listings of folders.
 	// +optional
 	Contents int64 `json:"contents,omitempty"`
-	// How many snapshots need them.
+	// Number of snapshots that need them.
 	// +optional
 	AffectedSnapshots int32 `json:"affectedSnapshots,omitempty"`
-	// Their ids, if they are no more than 40.
+	// Ids of these snapshots, if they are at most 40.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=40
 	Snapshots []string `json:"snapshots,omitempty"`
-	// Set if there are more, or if not all could be looked through: each snapshot that began
-	// until then counts as one of them.
+	// Set if there are more, or not all could be checked: each snapshot that began until then
+	// counts as one of them.
 	// +optional
 	AffectedUntil *metav1.Time `json:"affectedUntil,omitempty"`
 }
 
-// RestoreAccount is the ServiceAccount of the system namespace with whose rights the restores of
-// that namespace write.
+// RestoreAccount is the ServiceAccount in the system namespace that the system namespace's restores
+// write as.
 const RestoreAccount = "holdfast-restore"
 
 // RestoreUser is the user of RestoreAccount.

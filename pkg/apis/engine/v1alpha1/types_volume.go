@@ -13,18 +13,17 @@ import (
 )
 
 const (
-	// LabelRun names, on a VolumeUpload, the BackupRun that it belongs to, by uid.
+	// LabelRun has the uid of a VolumeUpload's BackupRun.
 	LabelRun = "engine.holdfast.io/run-uid"
-	// LabelNode names, on volume work, the node that is to do it, as NodeLabel gives
-	// it.
+	// LabelNode has the node of volume work, as NodeLabel returns it.
 	LabelNode = "engine.holdfast.io/node"
-	// LabelHooked marks a VolumeUpload whose data hooks of pods are about: whoever runs them
-	// again while it goes on has to have it begin anew.
+	// LabelHooked marks a VolumeUpload of a pod with hooks. If the hooks run again during the
+	// upload, it must begin anew.
 	LabelHooked = "engine.holdfast.io/hooked"
 )
 
-// NodeLabel is the value of LabelNode for a node: its name, or a digest of a name
-// that is too long for a label.
+// NodeLabel returns a node's value of LabelNode: its name, or a digest of a name that is too long
+// for a label.
 func NodeLabel(node string) string {
 	if len(node) <= validation.LabelValueMaxLength {
 		return node
@@ -38,11 +37,11 @@ func NodeLabel(node string) string {
 type VolumePhase string
 
 const (
-	// VolumePhaseNew: waiting for the node's agent. The empty phase means the same.
+	// VolumePhaseNew: waiting for the node's agent. An empty phase means the same.
 	VolumePhaseNew VolumePhase = "New"
 	// VolumePhaseInProgress: the agent moves the data.
 	VolumePhaseInProgress VolumePhase = "InProgress"
-	// VolumePhaseCompleted: all of the data was moved.
+	// VolumePhaseCompleted: all data was moved.
 	VolumePhaseCompleted VolumePhase = "Completed"
 	// VolumePhaseFailed: the work ended without a usable result.
 	VolumePhaseFailed VolumePhase = "Failed"
@@ -65,13 +64,13 @@ type PodReference struct {
 
 // VolumeProgress counts bytes and files.
 type VolumeProgress struct {
-	// Bytes to move, as far as is known.
+	// Bytes to move, as far as known.
 	// +optional
 	TotalBytes int64 `json:"totalBytes,omitempty"`
 	// Bytes moved so far.
 	// +optional
 	BytesDone int64 `json:"bytesDone,omitempty"`
-	// Files to move, as far as is known.
+	// Files to move, as far as known.
 	// +optional
 	TotalFiles int64 `json:"totalFiles,omitempty"`
 	// Files moved so far.
@@ -93,16 +92,15 @@ type VolumeProgress struct {
 // +kubebuilder:printcolumn:name="Files",type=integer,JSONPath=`.status.progress.filesDone`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 
-// VolumeUpload asks the agent of one node to upload one volume of a pod. It
-// is owned by its BackupRun; deleting it stops the upload, and so does cancelling it,
-// after which the agent says when the upload has stopped.
+// VolumeUpload asks a node's agent to upload a volume of a pod. Its BackupRun owns it. Deleting it
+// stops the upload. Cancelling it does so too, and then the agent says when the upload has stopped.
 type VolumeUpload struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// Which volume.
+	// The volume.
 	Spec VolumeUploadSpec `json:"spec"`
-	// How far it is.
+	// The state of the upload.
 	// +optional
 	Status VolumeUploadStatus `json:"status,omitempty"`
 }
@@ -117,8 +115,7 @@ type VolumeUploadList struct {
 	Items           []VolumeUpload `json:"items"`
 }
 
-// VolumeUploadSpec says which volume to upload. It does not change, except that it
-// can be cancelled once.
+// VolumeUploadSpec is the volume to upload. It does not change, except by one cancellation.
 // +kubebuilder:validation:XValidation:rule="self.node == oldSelf.node && self.pod == oldSelf.pod && self.volume == oldSelf.volume && self.backupStorageLocation == oldSelf.backupStorageLocation && self.repository == oldSelf.repository",message="the spec of a VolumeUpload does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="has(self.claimName) == has(oldSelf.claimName) && (!has(self.claimName) || self.claimName == oldSelf.claimName)",message="the spec of a VolumeUpload does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="has(self.claimUID) == has(oldSelf.claimUID) && (!has(self.claimUID) || self.claimUID == oldSelf.claimUID)",message="the spec of a VolumeUpload does not change, except by a cancellation"
@@ -138,12 +135,12 @@ type VolumeUploadSpec struct {
 	// Uid of the volume's claim.
 	// +optional
 	ClaimUID types.UID `json:"claimUID,omitempty"`
-	// Name of the PersistentVolume that the claim is bound to: the volume's folder
-	// on the node. Empty for a volume without a claim, whose folder has its own name.
+	// Name of the PersistentVolume that the claim is bound to: the volume's folder on the node.
+	// Empty for a volume without a claim, whose folder has the volume's name.
 	// +optional
 	PersistentVolume string `json:"persistentVolume,omitempty"`
-	// Path on the node of a PersistentVolume of type hostPath. The kubelet makes no folder
-	// for such a one, and the agent works below its --host-path-roots only.
+	// Path on the node of a hostPath PersistentVolume. The kubelet makes no folder for it, and the
+	// agent uses only paths below its --host-path-roots.
 	// +kubebuilder:validation:MaxLength=4096
 	// +optional
 	HostPath string `json:"hostPath,omitempty"`
@@ -151,13 +148,13 @@ type VolumeUploadSpec struct {
 	BackupStorageLocation string `json:"backupStorageLocation"`
 	// Name of the VolumeRepository: the repository of the pod's namespace.
 	Repository string `json:"repository"`
-	// Name of the backup in the store, and uid of its cluster: that of the namespace
-	// kube-system. The snapshot bears both.
+	// Name of the backup in the store, and uid of its cluster's namespace kube-system. The snapshot
+	// has both as tags.
 	// +optional
 	StoreName string `json:"storeName,omitempty"`
 	// +optional
 	ClusterUID string `json:"clusterUID,omitempty"`
-	// Whether the upload is to stop. The agent makes it Failed when it has.
+	// Whether to stop the upload. The agent makes it Failed when it has stopped.
 	// +optional
 	Cancel bool `json:"cancel,omitempty"`
 }
@@ -173,32 +170,32 @@ type VolumeUploadStatus struct {
 	// Kopia's id of the snapshot.
 	// +optional
 	SnapshotID string `json:"snapshotID,omitempty"`
-	// Path of the volume on the node that was read.
+	// Path on the node that was read.
 	// +optional
 	Path string `json:"path,omitempty"`
 	// Bytes read.
 	// +optional
 	Progress VolumeProgress `json:"progress,omitempty"`
-	// Bytes of files that were new since the previous snapshot of the volume, or may have changed.
+	// Bytes of files that are new since the volume's previous snapshot, or may have changed.
 	// +optional
 	IncrementalBytes int64 `json:"incrementalBytes,omitempty"`
-	// Files that vanished or changed while they were read, special files, which are left out, and
-	// what else the upload warns about. The message names the first of them.
+	// Number of warnings, as files that vanished or changed while they were read, and omitted
+	// special files. The message names the first ones.
 	// +optional
 	Warnings int32 `json:"warnings,omitempty"`
-	// How often an agent has begun. One that stops in the middle of it begins anew when it
-	// is back, a few times.
+	// How often an agent has begun. If one stops during the upload, it begins anew later, a few
+	// times.
 	// +optional
 	Attempts int32 `json:"attempts,omitempty"`
-	// How many of these were given back, since their agent was told to stop. Those do not count
+	// Number of these that were given back, since their agent was told to stop. They do not count
 	// against the limit of attempts.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	GivenBack int32 `json:"givenBack,omitempty"`
-	// The process that began the last time.
+	// The last agent process that began.
 	// +optional
 	Agent string `json:"agent,omitempty"`
-	// When the upload began, the last time.
+	// When the upload last began.
 	// +optional
 	StartTimestamp *metav1.Time `json:"startTimestamp,omitempty"`
 	// When it ended.
@@ -220,16 +217,15 @@ type VolumeUploadStatus struct {
 // +kubebuilder:printcolumn:name="Files",type=integer,JSONPath=`.status.progress.filesDone`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 
-// VolumeRestore asks the agent of one node to write a snapshot back into one
-// volume of a pod. Files of the same name are replaced, others are kept.
-// Deleting it stops the restore.
+// VolumeRestore asks a node's agent to write a snapshot into a volume of a pod. Files of the same
+// name are replaced, others kept. Deleting it stops the restore.
 type VolumeRestore struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// Which snapshot, into which volume.
+	// The snapshot and the volume.
 	Spec VolumeRestoreSpec `json:"spec"`
-	// How far it is.
+	// The state of the restore.
 	// +optional
 	Status VolumeRestoreStatus `json:"status,omitempty"`
 }
@@ -244,8 +240,8 @@ type VolumeRestoreList struct {
 	Items           []VolumeRestore `json:"items"`
 }
 
-// VolumeRestoreSpec says what to restore, and where to. It does not change, except that
-// it can be cancelled once.
+// VolumeRestoreSpec is the snapshot to restore, and its target. It does not change, except by one
+// cancellation.
 // +kubebuilder:validation:XValidation:rule="self.node == oldSelf.node && self.pod == oldSelf.pod && self.volume == oldSelf.volume && self.backupStorageLocation == oldSelf.backupStorageLocation && self.repository == oldSelf.repository && self.snapshotID == oldSelf.snapshotID",message="the spec of a VolumeRestore does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="has(self.persistentVolume) == has(oldSelf.persistentVolume) && (!has(self.persistentVolume) || self.persistentVolume == oldSelf.persistentVolume)",message="the spec of a VolumeRestore does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="has(self.hostPath) == has(oldSelf.hostPath) && (!has(self.hostPath) || self.hostPath == oldSelf.hostPath)",message="the spec of a VolumeRestore does not change, except by a cancellation"
@@ -259,12 +255,12 @@ type VolumeRestoreSpec struct {
 	Pod PodReference `json:"pod"`
 	// Name of the volume in the pod's spec.
 	Volume string `json:"volume"`
-	// Name of the PersistentVolume that the volume's claim is bound to: the volume's
-	// folder on the node. Empty for a volume without a claim.
+	// Name of the PersistentVolume that the volume's claim is bound to: the volume's folder on the
+	// node. Empty for a volume without a claim.
 	// +optional
 	PersistentVolume string `json:"persistentVolume,omitempty"`
-	// Path on the node of a PersistentVolume of type hostPath. The kubelet makes no folder
-	// for such a one, and the agent works below its --host-path-roots only.
+	// Path on the node of a hostPath PersistentVolume. The kubelet makes no folder for it, and the
+	// agent uses only paths below its --host-path-roots.
 	// +kubebuilder:validation:MaxLength=4096
 	// +optional
 	HostPath string `json:"hostPath,omitempty"`
@@ -274,21 +270,21 @@ type VolumeRestoreSpec struct {
 	Repository string `json:"repository"`
 	// Kopia's id of the snapshot.
 	SnapshotID string `json:"snapshotID"`
-	// Whether the restore is to stop. The agent makes it Failed when it has; what it has
-	// written until then stays.
+	// Whether to stop the restore. The agent makes it Failed when it has stopped. Files written
+	// until then stay.
 	// +optional
 	Cancel bool `json:"cancel,omitempty"`
-	// Name of the emptyDir in which the pod waits to be told what became of the volume,
-	// before its containers start. Empty for a pod that does not wait.
+	// Name of the emptyDir in which the pod waits, before its containers start, for the volume's
+	// result. Empty for a pod that does not wait.
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	// +optional
 	WaitVolume string `json:"waitVolume,omitempty"`
-	// Whether files of the volume that the snapshot does not have are removed. Without it they
-	// stay, and the message counts them.
+	// Whether to remove files of the volume that the snapshot lacks. Otherwise they stay, and the
+	// message counts them.
 	// +optional
 	Replace bool `json:"replace,omitempty"`
-	// Paths in the volume of the files and folders to restore. Empty means all.
+	// Paths of the files and folders in the volume to restore. Empty means all.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=1000
@@ -307,19 +303,19 @@ type VolumeRestoreStatus struct {
 	// Bytes written.
 	// +optional
 	Progress VolumeProgress `json:"progress,omitempty"`
-	// How often an agent has begun. One that stops in the middle of it begins anew when it
-	// is back, a few times.
+	// How often an agent has begun. If one stops during the restore, it begins anew later, a few
+	// times.
 	// +optional
 	Attempts int32 `json:"attempts,omitempty"`
-	// How many of these were given back, since their agent was told to stop. Those do not count
+	// Number of these that were given back, since their agent was told to stop. They do not count
 	// against the limit of attempts.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	GivenBack int32 `json:"givenBack,omitempty"`
-	// The process that began the last time.
+	// The last agent process that began.
 	// +optional
 	Agent string `json:"agent,omitempty"`
-	// When writing began, the last time.
+	// When writing last began.
 	// +optional
 	StartTimestamp *metav1.Time `json:"startTimestamp,omitempty"`
 	// When it ended.

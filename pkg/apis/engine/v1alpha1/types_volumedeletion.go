@@ -8,8 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// MaxVolumeDeletionTargets is how many volume backups one record may name, so that etcd takes
-// it.
+// MaxVolumeDeletionTargets bounds the volume backups in one record, to fit into etcd.
 const MaxVolumeDeletionTargets = 5000
 
 // +genclient
@@ -23,17 +22,16 @@ const MaxVolumeDeletionTargets = 5000
 // +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.message`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 
-// VolumeDeletion is the record of a request to delete backups of one volume: its whole
-// history, or one. From when it is recorded they are not listed any more. The controller
-// writes that into the store, beside each of the backups, and has the snapshots removed. The
-// record is removed some time after that.
+// VolumeDeletion is the record of a request to delete one or all backups of a volume. They are not
+// listed from then on. The controller records that in the store, beside each backup, and has the
+// snapshots removed. The record is removed some time later.
 type VolumeDeletion struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// What was asked for. It does not change.
+	// The request. It does not change.
 	Spec VolumeDeletionSpec `json:"spec"`
-	// How far it is.
+	// The state of the deletion.
 	// +optional
 	Status VolumeDeletionStatus `json:"status,omitempty"`
 }
@@ -50,19 +48,19 @@ type VolumeDeletionList struct {
 
 // VolumeDeletionSpec is the request.
 type VolumeDeletionSpec struct {
-	// Who asked, and when.
+	// The user and time of the request.
 	Ask Ask `json:"ask"`
-	// Namespace that the volume was in when it was backed up.
+	// Namespace of the volume when it was backed up.
 	Namespace string `json:"namespace"`
-	// What the volume is called there: the claim's name, or pod:POD:VOLUME.
+	// Name of the volume there: the claim's name, or pod:POD:VOLUME.
 	Volume string `json:"volume"`
-	// Where the volume is listed, for events.
+	// Namespace in which the volume is listed, for events.
 	// +optional
 	ListedIn string `json:"listedIn,omitempty"`
-	// Whether it is the whole history.
+	// Whether the whole history is deleted.
 	// +optional
 	History bool `json:"history,omitempty"`
-	// The backups that it is deleted from.
+	// The backups to delete the volume from.
 	// +listType=atomic
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=5000
@@ -71,31 +69,31 @@ type VolumeDeletionSpec struct {
 
 // VolumeDeletionTarget is the volume in one backup.
 type VolumeDeletionTarget struct {
-	// Where the backup lies.
+	// The backup's storage location.
 	StorageLocation string `json:"storageLocation"`
 	// Name of the backup in the store.
 	StoreName string `json:"storeName"`
-	// Uid of the backup: another one of its name is not meant.
+	// Uid of the backup. Another one of its name is not meant.
 	UID types.UID `json:"uid"`
-	// Longhorn's name of the backup, in a store of its format: storeName is that of the
-	// volume there, and there is no uid.
+	// Longhorn's name of the backup, in a store of its format. There storeName is the volume's
+	// name, and uid is empty.
 	// +optional
 	BackupName string `json:"backupName,omitempty"`
-	// How many volumes of this name come before it in the backup's list.
+	// Number of earlier volumes of this name in the backup's list.
 	// +optional
 	Repeat int32 `json:"repeat,omitempty"`
 }
 
-// VolumeDeletionStatus says how far a deletion is.
+// VolumeDeletionStatus is the state of a deletion.
 type VolumeDeletionStatus struct {
-	// How many of the targets, from the first, are written into the store, or can't be.
+	// How many targets, from the first, are recorded in the store, or can't be.
 	// +optional
 	Processed int32 `json:"processed,omitempty"`
-	// Those that can't be deleted, which are listed again.
+	// Targets that can't be deleted. They are listed again.
 	// +optional
 	// +listType=atomic
 	Refused []VolumeDeletionRefusal `json:"refused,omitempty"`
-	// When all was written into the store, and the removal of the snapshots asked for there.
+	// When all was recorded in the store, and the removal of the snapshots requested.
 	// +optional
 	CompletionTimestamp *metav1.Time `json:"completionTimestamp,omitempty"`
 	// What it waits for.
@@ -103,13 +101,13 @@ type VolumeDeletionStatus struct {
 	Message string `json:"message,omitempty"`
 }
 
-// VolumeDeletionRefusal says why a target can't be deleted.
+// VolumeDeletionRefusal is a target that can't be deleted.
 type VolumeDeletionRefusal struct {
-	// Which one it is in spec.targets, from 0.
+	// Index in spec.targets.
 	Target int32 `json:"target"`
-	// Why.
+	// The reason.
 	Message string `json:"message"`
 }
 
-// Done reports whether nothing is left to do but to remove the record.
+// Done reports whether only the record is left to remove.
 func (d *VolumeDeletion) Done() bool { return d.Status.CompletionTimestamp != nil }
