@@ -10,16 +10,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// maxDurationText bounds the text that a Duration keeps. A longer one is written anew.
+// maxDurationText bounds the kept text of a Duration. A longer one is rewritten.
 const maxDurationText = 64
 
-// Duration is a duration that is written as it was read: 720h stays 720h, and does not become
-// 720h0m0s. Compare the time.Duration in it. The text is stored and shown.
+// Duration is a duration that keeps its text: 720h does not become 720h0m0s. Compare the
+// time.Duration in it.
 // +kubebuilder:validation:Type=string
 type Duration struct {
 	time.Duration `json:"-"`
-	// Text is the text that was read, if time.Duration would write another one. It counts as
-	// long as it means the duration.
+	// Text is the read text, if time.Duration would write another one. It counts while it means the
+	// duration.
 	Text string `json:"-"`
 }
 
@@ -53,12 +53,11 @@ func (d *Duration) UnmarshalJSON(data []byte) error {
 // MarshalJSON implements json.Marshaler.
 func (d Duration) MarshalJSON() ([]byte, error) { return json.Marshal(d.String()) }
 
-// ToUnstructured implements value.UnstructuredConverter, by which managers of fields and patches
-// read it.
+// ToUnstructured implements value.UnstructuredConverter, for field managers and patches.
 func (d Duration) ToUnstructured() any { return d.String() }
 
-// OpenAPISchemaType is the type in the OpenAPI document.
+// OpenAPISchemaType returns the type in the OpenAPI document.
 func (Duration) OpenAPISchemaType() []string { return []string{"string"} }
 
-// OpenAPISchemaFormat is the format in the OpenAPI document.
+// OpenAPISchemaFormat returns the format in the OpenAPI document.
 func (Duration) OpenAPISchemaFormat() string { return "" }

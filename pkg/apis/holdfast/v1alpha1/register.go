@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// GroupName is the API group that users meet.
+// GroupName is the API group for users.
 const GroupName = "holdfast.io"
 
 // SchemeGroupVersion is the group and version of this package's types.

@@ -13,21 +13,20 @@ import (
 // +genclient:onlyVerbs=create,get,list,watch
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
-// Backup is one backup of Kubernetes objects and of the data in their volumes:
-// waiting, running, or stored in a storage location. A Backup in the system
-// namespace may include any namespace; in any other namespace it includes that
-// namespace, and further ones only if its creator may create backups there too.
-// Backups have no delete verb, so that deleting a namespace keeps its backups.
+// Backup is one backup of Kubernetes objects and of the data in their volumes: waiting, running, or
+// stored in a storage location. A Backup in the system namespace may include any namespace. In any
+// other namespace it includes that namespace, and further ones only if its creator may create
+// backups there too. Backups have no delete verb, so that deleting a namespace keeps its backups.
 type Backup struct {
 	metav1.TypeMeta `json:",inline"`
 	// Standard object's metadata. The name must be a DNS label.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// What to back up, and where to store it. It does not change after creation.
+	// The contents of the backup, and where to store it. It does not change after creation.
 	// +optional
 	Spec BackupSpec `json:"spec,omitempty"`
-	// How far the backup is, and what came of it. Computed on read.
+	// State and result of the backup. Computed on read.
 	// +optional
 	Status BackupStatus `json:"status,omitempty"`
 }
@@ -44,18 +43,17 @@ type BackupList struct {
 	Items []Backup `json:"items"`
 }
 
-// BackupSpec says what to back up. Its fields have the names and meanings of those
-// of Velero's Backup; those that are not here are refused. A list may have 1000
-// words, 32 of them with a wildcard, and the whole spec 32 KiB.
+// BackupSpec says what to back up. Its fields have the names and meanings of Velero's Backup; other
+// fields are refused. A list may have 1000 words, 32 of them with a wildcard, and the whole spec 32
+// KiB.
 type BackupSpec struct {
-	// Metadata of the backups that a schedule makes. In the spec of a Backup, as Velero
-	// writes it, it has no effect, and is not kept.
+	// Metadata of a schedule's backups. In the spec of a Backup, as Velero writes it, it has no
+	// effect, and is not kept.
 	// +optional
 	Metadata BackupSpecMetadata `json:"metadata,omitzero"`
-	// Namespaces to include, by name or pattern (*, ?, [ab]). Empty means all of them
-	// for a backup in the system namespace, and the backup's own namespace elsewhere.
-	// There, another namespace needs the right to create backups in it, and a
-	// pattern the right to create backups in all namespaces.
+	// Namespaces to include, by name or pattern (*, ?, [ab]). Empty means all of them for a backup
+	// in the system namespace, and the backup's own namespace elsewhere. There, another namespace
+	// needs the right to create backups in it, and a pattern needs it in all namespaces.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=1000
@@ -67,24 +65,24 @@ type BackupSpec struct {
 	// +kubebuilder:validation:MaxItems=1000
 	// +kubebuilder:validation:items:MaxLength=253
 	ExcludedNamespaces []string `json:"excludedNamespaces,omitempty"`
-	// Resources to include, by plural, singular, kind or short name, with or without .group,
-	// in any case, or by pattern. Empty means all.
-	// Not to be combined with the cluster-scoped and namespace-scoped lists.
+	// Resources to include, by plural, singular, kind or short name, with or without .group, in any
+	// case, or by pattern. Empty means all. Not to be combined with the cluster-scoped and
+	// namespace-scoped lists.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=1000
 	// +kubebuilder:validation:items:MaxLength=253
 	IncludedResources []string `json:"includedResources,omitempty"`
-	// Resources to leave out, by the same words. Exclusion wins.
-	// Not to be combined with the cluster-scoped and namespace-scoped lists.
+	// Resources to leave out, by the same words. Exclusion wins. Not to be combined with the
+	// cluster-scoped and namespace-scoped lists.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=1000
 	// +kubebuilder:validation:items:MaxLength=253
 	ExcludedResources []string `json:"excludedResources,omitempty"`
-	// Whether to include all cluster-scoped resources (true), none (false), or only
-	// those that an included object refers to (unset, when namespaces are named).
-	// Not to be combined with the cluster-scoped and namespace-scoped lists.
+	// Whether to include all cluster-scoped resources (true), or none (false). Unset means all, or
+	// if namespaces are named, those that an included object refers to. Not to be combined with the
+	// cluster-scoped and namespace-scoped lists.
 	// +optional
 	IncludeClusterResources *bool `json:"includeClusterResources,omitempty"`
 	// Cluster-scoped resources to include, by words as in includedResources. Empty
@@ -112,74 +110,69 @@ type BackupSpec struct {
 	// +kubebuilder:validation:MaxItems=1000
 	// +kubebuilder:validation:items:MaxLength=253
 	ExcludedNamespaceScopedResources []string `json:"excludedNamespaceScopedResources,omitempty"`
-	// Only objects with these labels are backed up. Unset means all objects.
+	// Labels of the objects to back up. Unset means all objects.
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="(!has(self.matchLabels) || size(self.matchLabels) <= 32) && (!has(self.matchExpressions) || size(self.matchExpressions) <= 32 && self.matchExpressions.all(e, !has(e.values) || size(e.values) <= 100))",message="a selector has at most 32 labels and 32 expressions, of 100 values each"
 	LabelSelector *metav1.LabelSelector `json:"labelSelector,omitempty"`
-	// Only objects that match at least one of these selectors are backed up. Not to
-	// be combined with labelSelector.
+	// Selectors of the objects to back up: one must match. Not to be combined with labelSelector.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=32
 	// +kubebuilder:validation:items:XValidation:rule="(!has(self.matchLabels) || size(self.matchLabels) <= 32) && (!has(self.matchExpressions) || size(self.matchExpressions) <= 32)",message="a selector has at most 32 labels and 32 expressions"
 	OrLabelSelectors []*metav1.LabelSelector `json:"orLabelSelectors,omitempty"`
-	// Whether what the objects with these labels name in their namespaces is backed up, too,
-	// whatever its labels: their ServiceAccounts with the RoleBindings of these, Secrets and
-	// ConfigMaps. Only resources that the backup includes come along. Claims of pods and
-	// cluster-scoped objects always do. Default true; false is Velero's rule.
+	// Whether to include, regardless of labels, objects in the same namespaces that the selected
+	// objects refer to: ServiceAccounts with their RoleBindings, Secrets and ConfigMaps. Their
+	// resources must be included. Claims of pods and cluster-scoped objects are always included.
+	// Default true; false is Velero's rule.
 	// +optional
 	IncludeReferenced *bool `json:"includeReferenced,omitempty"`
-	// Whether to snapshot volumes through the cloud's API. Holdfast takes no such
-	// snapshots: only false, or unset, is accepted.
+	// Whether to snapshot volumes through the cloud's API. Holdfast takes no such snapshots: only
+	// false, or unset, is accepted.
 	// +optional
 	SnapshotVolumes *bool `json:"snapshotVolumes,omitempty"`
-	// Whether to move the data of volumes out of snapshots. Holdfast takes no such
-	// snapshots: only false, or unset, is accepted.
+	// Whether to move the data of volumes out of snapshots. Holdfast takes no such snapshots: only
+	// false, or unset, is accepted.
 	// +optional
 	SnapshotMoveData *bool `json:"snapshotMoveData,omitempty"`
-	// Which volumes to back up the files of, beside the ones that a pod names in its
-	// annotation backup.holdfast.io/backup-volumes. Unset (default): all volumes with a
-	// claim. true: all volumes of pods, also emptyDirs. false: no others. true and false are
-	// Velero's, and false is Velero's default. The annotation
-	// backup.holdfast.io/backup-volumes-excludes leaves volumes out in any case.
+	// Volumes whose files are backed up, beside those in a pod's annotation
+	// backup.holdfast.io/backup-volumes. Unset (default): all volumes with a claim. true: all
+	// volumes of pods, also emptyDirs. false: no others, Velero's default. The annotation
+	// backup.holdfast.io/backup-volumes-excludes always leaves volumes out.
 	// backup.velero.io/backup-volumes counts unless this is true, and
 	// backup.velero.io/backup-volumes-excludes unless it is false.
 	// +optional
 	DefaultVolumesToFsBackup *bool `json:"defaultVolumesToFsBackup,omitempty"`
-	// A ConfigMap with Velero's volume policies, in the backup's own namespace: they say
-	// of which volumes the files are backed up, and of which not, before the annotations
-	// of pods and defaultVolumesToFsBackup do. Whoever asks for the backup must have the
-	// right to get it.
+	// A ConfigMap with Velero's volume policies, in the backup's own namespace. They decide first
+	// which volumes' files are backed up, before the annotations of pods and
+	// defaultVolumesToFsBackup. The backup's creator must have the right to get it.
 	// +optional
 	ResourcePolicy *ResourcePolicyReference `json:"resourcePolicy,omitempty"`
-	// Objects to take before others of their resource, in this order: resources, by words as
-	// in includedResources, each with a list of names, or namespace/name, separated by
-	// commas. Pods that are named are one block: the hooks before of all of them run
-	// before the data of their volumes is read, in this order.
+	// Objects to back up before others of their resource, in this order. The keys are resources, by
+	// words as in includedResources. The values are names, or namespace/name, separated by commas.
+	// Named pods are one block: the pre hooks of all of them run, in this order, before the data of
+	// their volumes is read.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=100
 	// +kubebuilder:validation:XValidation:rule="self.all(key, size(self[key]) <= 32768)",message="a list has at most 32 KiB"
 	OrderedResources map[string]string `json:"orderedResources,omitempty"`
-	// Commands to run in pods of the backup, before and after the data of their volumes
-	// is read. A pod can have annotations for that, which count instead. Both need the
-	// right of the user who asks for the backup to create pods/exec in the pod's namespace.
+	// Commands to run in pods of the backup, before and after the data of their volumes is read. A
+	// pod's annotations count instead. Both need the creator's right to create pods/exec in the
+	// pod's namespace.
 	// +optional
 	Hooks BackupHooks `json:"hooks,omitzero"`
-	// How long the backup is kept, counted from its start. Default 720h, unless the
-	// cluster has another one. Then it expires: it is deleted, but for the last good one
-	// of a namespace.
+	// How long the backup is kept, counted from its start. Default 720h, unless the cluster has
+	// another default. Then it is deleted, unless it is the last good one of a namespace.
 	// +optional
 	TTL Duration `json:"ttl,omitempty"`
-	// Name of the StorageLocation that stores the backup. Default: the
-	// location that is marked as default.
+	// Name of the StorageLocation that stores the backup. Default: the default location.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	StorageLocation string `json:"storageLocation,omitempty"`
-	// Fields of Velero's that are not kept here.
+	// Velero's fields that are not kept.
 	VeleroFields `json:",inline"`
 }
 
-// BackupSpecMetadata is metadata in the spec of a backup.
+// BackupSpecMetadata is metadata in a backup's spec.
 type BackupSpecMetadata struct {
 	// Labels of a schedule's backups, besides velero.io/schedule-name.
 	// +optional
@@ -187,15 +180,15 @@ type BackupSpecMetadata struct {
 	Labels map[string]string `json:"labels,omitempty"`
 }
 
-// VeleroFields are fields of Velero's Backup that are accepted and are not kept. Most are in
-// every manifest that Velero gives out. A value that Velero does not fill in by itself, and
-// that has no effect, is answered with a warning.
+// VeleroFields are fields of Velero's Backup that are accepted but not kept. Most are in every
+// manifest that Velero writes. A value that is not Velero's own default, and has no effect, causes
+// a warning.
 type VeleroFields struct {
 	// Has no effect: Holdfast takes no snapshots.
 	// +optional
 	CSISnapshotTimeout Duration `json:"csiSnapshotTimeout,omitzero"`
-	// Has no effect: Holdfast has no plugins to wait for. How long a volume may take is
-	// the administrator's to say.
+	// Has no effect: Holdfast has no plugins to wait for. The administrator sets the time limit of
+	// a volume.
 	// +optional
 	ItemOperationTimeout Duration `json:"itemOperationTimeout,omitzero"`
 	// Has no effect: Holdfast takes no snapshots.
@@ -208,22 +201,22 @@ type VeleroFields struct {
 	// +kubebuilder:validation:MaxItems=32
 	// +kubebuilder:validation:items:MaxLength=253
 	VolumeSnapshotLocations []string `json:"volumeSnapshotLocations,omitempty"`
-	// Has no effect: Holdfast takes no snapshots whose data it could move.
+	// Has no effect: Holdfast takes no snapshots.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	DataMover string `json:"datamover,omitempty"`
-	// Has no effect: the node's agent says how many files it reads at once.
+	// Has no effect: the node's agent decides how many files it reads at once.
 	// +optional
 	UploaderConfig *UploaderConfigForBackup `json:"uploaderConfig,omitempty"`
-	// The old name of defaultVolumesToFsBackup. As in Velero, true has that set to true, and
-	// false has no effect.
+	// The old name of defaultVolumesToFsBackup. As in Velero, true sets it to true, and false has
+	// no effect.
 	// +optional
 	DefaultVolumesToRestic *bool `json:"defaultVolumesToRestic,omitempty"`
 }
 
-// UploaderConfigForBackup is what Velero lets a Backup say of its uploader.
+// UploaderConfigForBackup is Velero's configuration of its uploader.
 type UploaderConfigForBackup struct {
-	// How many files of a volume to read at once. Has no effect.
+	// Number of files of a volume to read at once. Has no effect.
 	// +optional
 	ParallelFilesUpload int `json:"parallelFilesUpload,omitempty"`
 }
@@ -244,7 +237,7 @@ type ResourcePolicyReference struct {
 
 // BackupHooks are commands to run in pods while they are backed up.
 type BackupHooks struct {
-	// Which pods have which hooks. A pod has those of all that it matches.
+	// Hooks of pods. A pod has the hooks of all entries that match it.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
@@ -268,19 +261,19 @@ type BackupResourceHookSpec struct {
 	// +kubebuilder:validation:MaxItems=100
 	// +kubebuilder:validation:items:MaxLength=253
 	ExcludedNamespaces []string `json:"excludedNamespaces,omitempty"`
-	// Resources that have the hooks. Only pods can; empty means those.
+	// Resources with the hooks. Only pods can have some; empty means pods.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=100
 	// +kubebuilder:validation:items:MaxLength=253
 	IncludedResources []string `json:"includedResources,omitempty"`
-	// Resources that do not have the hooks.
+	// Resources without the hooks.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=100
 	// +kubebuilder:validation:items:MaxLength=253
 	ExcludedResources []string `json:"excludedResources,omitempty"`
-	// Only pods with these labels have the hooks. Unset means all.
+	// Labels of the pods. Unset means all.
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="(!has(self.matchLabels) || size(self.matchLabels) <= 32) && (!has(self.matchExpressions) || size(self.matchExpressions) <= 32)",message="a selector has at most 32 labels and 32 expressions"
 	LabelSelector *metav1.LabelSelector `json:"labelSelector,omitempty"`
@@ -289,8 +282,8 @@ type BackupResourceHookSpec struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
 	Pre []BackupResourceHook `json:"pre,omitempty"`
-	// Hooks to run after the data of the pod's volumes is read, in this order. They run
-	// also when a hook before them failed, and when the backup fails or is cancelled.
+	// Hooks to run after the data of the pod's volumes is read, in this order. They run also if an
+	// earlier hook failed, and if the backup fails or is cancelled.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
@@ -315,18 +308,17 @@ type ExecHook struct {
 	// +kubebuilder:validation:MaxItems=100
 	// +kubebuilder:validation:items:MaxLength=32768
 	Command []string `json:"command"`
-	// What to do when the command fails: Fail (default) does not read the data of the
-	// pod's volumes, runs none of its further pre hooks, and makes an error of it;
-	// Continue goes on, with a warning.
+	// If the command fails: Fail (default) does not read the data of the pod's volumes, runs no
+	// further pre hooks of it, and counts an error. Continue goes on, with a warning.
 	// +optional
 	// +kubebuilder:validation:Enum=Continue;Fail
 	OnError HookErrorMode `json:"onError,omitempty"`
-	// How long the command may take. Default 30s, at most 4h.
+	// Time limit of the command. Default 30s, at most 4h.
 	// +optional
 	Timeout Duration `json:"timeout,omitempty"`
 }
 
-// HookErrorMode is what to do when a hook fails.
+// HookErrorMode is the reaction to a failed hook.
 type HookErrorMode string
 
 const (
@@ -338,10 +330,10 @@ const (
 
 // HookStatus counts the hooks of a backup or restore.
 type HookStatus struct {
-	// Hooks that were to run.
+	// Number of hooks.
 	// +optional
 	HooksAttempted int32 `json:"hooksAttempted,omitempty"`
-	// Those of them that failed.
+	// Number of failed hooks.
 	// +optional
 	HooksFailed int32 `json:"hooksFailed,omitempty"`
 }
@@ -357,25 +349,23 @@ const (
 	BackupPhaseFailedValidation BackupPhase = "FailedValidation"
 	// BackupPhaseQueued: waiting, with a ticket.
 	BackupPhaseQueued BackupPhase = "Queued"
-	// BackupPhaseReadyToStart: has left the queue and holds a slot.
+	// BackupPhaseReadyToStart: left the queue and holds a slot.
 	BackupPhaseReadyToStart BackupPhase = "ReadyToStart"
 	// BackupPhaseInProgress: objects and volumes are being read.
 	BackupPhaseInProgress BackupPhase = "InProgress"
-	// BackupPhaseCompleted: everything asked for is stored.
+	// BackupPhaseCompleted: everything requested is stored.
 	BackupPhaseCompleted BackupPhase = "Completed"
 	// BackupPhasePartiallyFailed: stored, without the items that status.errors counts.
 	BackupPhasePartiallyFailed BackupPhase = "PartiallyFailed"
 	// BackupPhaseFailed: ended without a result that can be restored.
 	BackupPhaseFailed BackupPhase = "Failed"
-	// BackupPhaseCancelling: asked to stop while it was running, and not stopped yet.
+	// BackupPhaseCancelling: asked to stop while running, and not stopped yet.
 	BackupPhaseCancelling BackupPhase = "Cancelling"
-	// BackupPhaseCancelled: stopped before its end because somebody asked for it;
-	// nothing of it is stored.
+	// BackupPhaseCancelled: stopped on request; nothing of it is stored.
 	BackupPhaseCancelled BackupPhase = "Cancelled"
-	// BackupPhaseDeleting: being removed from the store because somebody asked for it.
+	// BackupPhaseDeleting: being removed from the store on request.
 	BackupPhaseDeleting BackupPhase = "Deleting"
-	// BackupPhaseUnreadable: in the store, with metadata that can't be read. Nothing
-	// else is known of it.
+	// BackupPhaseUnreadable: stored, with unreadable metadata. Nothing else is known of it.
 	BackupPhaseUnreadable BackupPhase = "Unreadable"
 )
 
@@ -390,45 +380,45 @@ func (p BackupPhase) Ended() bool {
 
 // Condition types of a Backup.
 const (
-	// ConditionComplete is True when the backup has ended, well or not; its reason
-	// is the final phase.
+	// ConditionComplete is True when the backup has ended, well or not; its reason is the final
+	// phase.
 	ConditionComplete = "Complete"
-	// ConditionQueued is True while the backup waits; its reason says for what.
+	// ConditionQueued is True while the backup waits; its reason says why.
 	ConditionQueued = "Queued"
 	// ReasonNoController is the reason of the condition Queued while no controller is heard of.
 	ReasonNoController = "NoController"
-	// ConditionSucceeded is True when everything asked for is stored, and False
-	// when the backup ended any other way.
+	// ConditionSucceeded is True when everything requested is stored, and False after any other
+	// end.
 	ConditionSucceeded = "Succeeded"
-	// ConditionSecretsLeftOut is True on a backup that selected Secrets of Holdfast's
-	// own namespaces, which no backup holds; its message says how many and why.
+	// ConditionSecretsLeftOut is True on a backup that selected Secrets of Holdfast's own
+	// namespaces, which are never backed up. Its message says how many and why.
 	ConditionSecretsLeftOut = "SecretsLeftOut"
-	// ConditionDeleting is True while the backup is being removed from its store; its
-	// message says what the removal waits for, if anything.
+	// ConditionDeleting is True while the backup is being removed from its store. Its message says
+	// what the removal waits for.
 	ConditionDeleting = "Deleting"
-	// ConditionMetadataReplaced is True on a backup in whose folder somebody, such as
-	// Velero, has replaced the metadata of one of ours.
+	// ConditionMetadataReplaced is True on one of our backups if another writer, as Velero, has
+	// replaced the metadata in its folder.
 	ConditionMetadataReplaced = "MetadataReplaced"
-	// ConditionAbridged is True on a backup of unknown origin whose metadata is larger than what
-	// lists keep of such: labels, annotations and most of the spec are not shown.
+	// ConditionAbridged is True on a backup of unknown origin whose metadata is too large for
+	// lists: labels, annotations and most of the spec are not shown.
 	ConditionAbridged = "Abridged"
-	// ConditionVolumesDamaged is True on a backup with volumes that can't be restored in full,
-	// since its store has lost data of them: see the VolumeBackups that are Damaged.
+	// ConditionVolumesDamaged is True on a backup whose store has lost data of its volumes, which
+	// can't be restored in full. Their VolumeBackups are Damaged.
 	ConditionVolumesDamaged = "VolumesDamaged"
-	// ConditionVolumesListed is False on a backup whose list of volumes can't be read,
-	// and absent otherwise.
+	// ConditionVolumesListed is False on a backup with an unreadable list of volumes, and absent
+	// otherwise.
 	ConditionVolumesListed = "VolumesListed"
 )
 
 // BackupStatus is the state of a backup.
 type BackupStatus struct {
-	// The state in one word: New, Queued, ReadyToStart, InProgress, Cancelling,
-	// Completed, PartiallyFailed, Failed, FailedValidation, Cancelled, Deleting, or
-	// Unreadable for a backup in the store whose metadata cannot be read.
+	// State in one word: New, Queued, ReadyToStart, InProgress, Cancelling, Completed,
+	// PartiallyFailed, Failed, FailedValidation, Cancelled, Deleting, or Unreadable for a stored
+	// backup with unreadable metadata.
 	// +optional
 	Phase BackupPhase `json:"phase,omitempty"`
-	// Place in the queue, from 1. Absent when the backup does not wait. It is
-	// published with a short delay; backupqueues says why the backup waits.
+	// Place in the queue, from 1. Absent if the backup does not wait. It is published with a short
+	// delay; backupqueues says why the backup waits.
 	// +optional
 	QueuePosition int32 `json:"queuePosition,omitempty"`
 	// Conditions: Queued, Complete, Succeeded, Deleting.
@@ -439,7 +429,7 @@ type BackupStatus struct {
 	// Version of the backup's format in the store.
 	// +optional
 	FormatVersion string `json:"formatVersion,omitempty"`
-	// When the backup took its place in the queue.
+	// When the backup got its place in the queue.
 	// +optional
 	QueuedTimestamp *metav1.Time `json:"queuedTimestamp,omitempty"`
 	// When reading began.
@@ -448,22 +438,22 @@ type BackupStatus struct {
 	// When the backup ended.
 	// +optional
 	CompletionTimestamp *metav1.Time `json:"completionTimestamp,omitempty"`
-	// When the backup expires, as was last asked for. Absent if it never does.
+	// When the backup expires, by the last request. Absent if it never does.
 	// +optional
 	Expiration *metav1.Time `json:"expiration,omitempty"`
-	// Why the backup neither expires nor can be deleted. Absent if nobody holds it.
+	// The hold that keeps the backup from expiring and from being deleted. Absent without one.
 	// +optional
 	Hold *BackupHold `json:"hold,omitempty"`
-	// How often it was changed until when the backup is kept.
+	// Number of changes of the backup's expiration or hold.
 	// +optional
 	ExpirationChanges int64 `json:"expirationChanges,omitempty"`
-	// How many objects are found and backed up.
+	// Number of objects found and backed up.
 	// +optional
 	Progress *BackupProgress `json:"progress,omitempty"`
-	// How many volumes are found and backed up, and their bytes.
+	// Number of volumes found and backed up, and their bytes.
 	// +optional
 	Volumes *BackupVolumesProgress `json:"volumes,omitempty"`
-	// How many hooks were run, and how many of them failed.
+	// Number of hooks run, and failed ones.
 	// +optional
 	HookStatus *HookStatus `json:"hookStatus,omitempty"`
 	// Number of warnings; backups/NAME/results has the texts.
@@ -472,44 +462,43 @@ type BackupStatus struct {
 	// Number of errors; backups/NAME/results has the texts.
 	// +optional
 	Errors int32 `json:"errors,omitempty"`
-	// In one line: what the backup waits for while it is in progress, and at its end how
-	// many errors and warnings it has, with the first three of the errors, or of the
-	// warnings if it has no error. A backup outside the system namespace names only what is
-	// in its own namespace. backups/NAME/results has all texts.
+	// In one line: the reason for waiting, and at the end the numbers of errors and warnings. The
+	// first three errors follow, or warnings if there is no error. A backup outside the system
+	// namespace names only its own namespace's objects. backups/NAME/results has all texts.
 	// +optional
 	Message string `json:"message,omitempty"`
 	// Why the backup failed, was cancelled, or is not deleted yet, in one sentence.
 	// +optional
 	FailureReason string `json:"failureReason,omitempty"`
-	// Errors of the spec, for FailedValidation.
+	// Errors of the spec, if FailedValidation.
 	// +optional
 	// +listType=atomic
 	ValidationErrors []string `json:"validationErrors,omitempty"`
-	// Who asked for the backup, as a cluster authenticated them that this one trusts.
+	// The user that requested the backup, as authenticated by a cluster that this one trusts.
 	// +optional
 	Requester string `json:"requester,omitempty"`
-	// Where the backup comes from, and whether that is borne out.
+	// The backup's origin, and whether it is proved.
 	// +optional
 	Origin *BackupOrigin `json:"origin,omitempty"`
-	// Objects and volumes that the backup would hold. Only the answer to a dry run of its
-	// creation has it.
+	// Objects and volumes that the backup would hold. Only the answer to a dry run of its creation
+	// has it.
 	// +optional
 	Plan *BackupPlan `json:"plan,omitempty"`
 }
 
-// BackupHold says who holds a backup.
+// BackupHold is the hold of a backup.
 type BackupHold struct {
-	// Who asked for it.
+	// The user that requested it.
 	// +optional
 	Requester string `json:"requester,omitempty"`
-	// When.
+	// The time of the request.
 	Timestamp metav1.Time `json:"timestamp"`
-	// Why, in the words of who asked.
+	// The reason, in the user's words.
 	// +optional
 	Reason string `json:"reason,omitempty"`
 }
 
-// BackupTrust says how far what a stored backup says of itself can be believed.
+// BackupTrust is the trust in a stored backup's statements about itself.
 type BackupTrust string
 
 const (
@@ -518,33 +507,33 @@ const (
 	// BackupTrustTrusted: made by a cluster that the storage location trusts, as its
 	// signature shows.
 	BackupTrustTrusted BackupTrust = "Trusted"
-	// BackupTrustForeign: not signed, or by a cluster that nobody here knows.
+	// BackupTrustForeign: not signed, or by an unknown cluster.
 	BackupTrustForeign BackupTrust = "Foreign"
-	// BackupTrustUnknownKey: signed in the name of a known cluster, with a key that nobody here
-	// knows: a former key of that cluster, as after an installation anew, or somebody else's.
+	// BackupTrustUnknownKey: signed in the name of a known cluster, with an unknown key. It may be
+	// a former key of that cluster, as before a new installation, or an impostor's.
 	BackupTrustUnknownKey BackupTrust = "UnknownKey"
-	// BackupTrustForged: changed after it was signed, or in the name of a known cluster
-	// with the key of another one.
+	// BackupTrustForged: changed after it was signed, or in the name of a known cluster with the
+	// key of another one.
 	BackupTrustForged BackupTrust = "Forged"
 )
 
-// BackupOrigin is where a backup comes from. Of a stored backup that is Foreign,
-// UnknownKey or Forged, everything here is no more than what the store says.
+// BackupOrigin is the origin of a backup. If it is Foreign, UnknownKey or Forged, everything here
+// is only the store's claim.
 type BackupOrigin struct {
 	// Own, Trusted, Foreign, UnknownKey or Forged. A backup that is neither Own nor Trusted is
 	// listed in the system namespace only.
 	// +optional
 	Trust BackupTrust `json:"trust,omitempty"`
-	// Why the backup is not believed, or not listed in its own namespace, in one sentence.
+	// Why the backup is not trusted, or not listed in its own namespace, in one sentence.
 	// +optional
 	Message string `json:"message,omitempty"`
-	// Name by which the storage location trusts the cluster that made the backup.
+	// Name by which the storage location trusts the backup's cluster.
 	// +optional
 	Cluster string `json:"cluster,omitempty"`
-	// Uid of the namespace kube-system of the cluster that made the backup.
+	// Uid of the namespace kube-system of the backup's cluster.
 	// +optional
 	ClusterUID string `json:"clusterUID,omitempty"`
-	// Public key that the backup is signed with: Ed25519, in base64.
+	// Public key of the backup's signature: Ed25519, in base64.
 	// +optional
 	PublicKey string `json:"publicKey,omitempty"`
 	// Namespace of the Backup in that cluster.
@@ -559,19 +548,19 @@ type BackupOrigin struct {
 	// Uid of the Schedule that made the backup.
 	// +optional
 	ScheduleUID types.UID `json:"scheduleUID,omitempty"`
-	// Who asked for the backup, as the store says. It is in status.requester too if it
-	// is borne out.
+	// The user that requested the backup, by the store's claim. status.requester has it only if it
+	// is proved.
 	// +optional
 	ClaimedRequester string `json:"claimedRequester,omitempty"`
 }
 
 // BackupProgress counts objects.
 type BackupProgress struct {
-	// Objects found so far. Of a backup that has ended, those beyond itemsBackedUp are
-	// missing: a list that failed counts as one at least.
+	// Objects found so far. When the backup has ended, those beyond itemsBackedUp are missing: a
+	// failed list counts as at least one.
 	// +optional
 	TotalItems int64 `json:"totalItems,omitempty"`
-	// Objects that are in the backup so far.
+	// Objects in the backup so far.
 	// +optional
 	ItemsBackedUp int64 `json:"itemsBackedUp,omitempty"`
 }
@@ -587,11 +576,11 @@ type BackupVolumesProgress struct {
 	// Volumes that failed.
 	// +optional
 	Failed int32 `json:"failed,omitempty"`
-	// Claims whose data was wanted and is not in the backup, which count nowhere else: no
-	// running pod gave access to it. The results name each.
+	// Claims whose selected data is not in the backup, since no running pod gave access to it. They
+	// count nowhere else. The results name each.
 	// +optional
 	LeftOut int32 `json:"leftOut,omitempty"`
-	// Volumes that were deleted from the backup since, which count nowhere else.
+	// Volumes deleted from the backup later, which count nowhere else.
 	// +optional
 	Deleted int32 `json:"deleted,omitempty"`
 	// Size of the files in the volumes, in bytes.
@@ -604,8 +593,8 @@ type BackupVolumesProgress struct {
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
-// BackupCancellation is the body of a POST to backups/NAME/cancel: it asks for a
-// backup that waits or runs to be stopped. What it has stored is removed.
+// BackupCancellation is the body of a POST to backups/NAME/cancel, a request to stop a waiting or
+// running backup. Stored parts are removed.
 type BackupCancellation struct {
 	metav1.TypeMeta `json:",inline"`
 	// Standard object's metadata. The name, if set, must be the backup's.
@@ -615,46 +604,42 @@ type BackupCancellation struct {
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
-// BackupDeletion is the body of a POST to backups/NAME/deletion: it asks for a
-// backup that has ended to be removed from its store, with the data of its
-// volumes. It can't be undone.
+// BackupDeletion is the body of a POST to backups/NAME/deletion, a request to remove an ended
+// backup from its store, with the data of its volumes. It can't be undone.
 type BackupDeletion struct {
 	metav1.TypeMeta `json:",inline"`
 	// Standard object's metadata. The name, if set, must be the backup's.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
-	// What must be true of the backup, or it is not deleted.
+	// Conditions of the deletion.
 	// +optional
 	Preconditions *BackupDeletionPreconditions `json:"preconditions,omitempty"`
 }
 
-// StatusReasonBackupState is the reason of the refusal of a request that does not fit the
-// state of the backup.
+// StatusReasonBackupState is the reason of a refusal because of the backup's state.
 const StatusReasonBackupState metav1.StatusReason = "BackupState"
 
-// CauseHoldsLastData is the cause of the refusal to delete a backup that must be superseded,
-// and holds the newest data of a claim. Its field names the claim, as namespace/name.
+// CauseHoldsLastData is the cause of the refusal to delete a backup that must be superseded, and
+// holds the newest data of a claim. Its field names the claim, as namespace/name.
 const CauseHoldsLastData metav1.CauseType = "HoldsLastData"
 
-// BackupDeletionPreconditions are what must be true of a backup that is to be deleted.
+// BackupDeletionPreconditions are the conditions of a deletion.
 type BackupDeletionPreconditions struct {
 	// Uid of the backup, so that no later one of its name is deleted.
 	// +optional
 	UID types.UID `json:"uid,omitempty"`
-	// Whether the backup must be one of this cluster's own that has expired, by the
-	// clock of the API server.
+	// Whether the backup must be this cluster's own and expired, by the clock of the API server.
 	// +optional
 	Expired bool `json:"expired,omitempty"`
-	// Whether the backup must hold the newest data of no volume claim that exists: each
-	// claim that it holds is gone, or another good backup holds newer data of it.
+	// Whether another good backup must hold newer data of each existing claim in the backup.
 	// +optional
 	Superseded bool `json:"superseded,omitempty"`
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
-// BackupExpiration is the body of a POST to backups/NAME/expiration: it changes until when
-// a stored backup of this cluster is kept. What it leaves out stays as it is.
+// BackupExpiration is the body of a POST to backups/NAME/expiration. It changes how long a stored
+// backup of this cluster is kept. Absent fields change nothing.
 type BackupExpiration struct {
 	metav1.TypeMeta `json:",inline"`
 	// Standard object's metadata. The name, if set, must be the backup's.
@@ -663,14 +648,14 @@ type BackupExpiration struct {
 	// Uid of the backup, so that no later one of its name is changed.
 	// +optional
 	UID types.UID `json:"uid,omitempty"`
-	// When the backup is to expire: later than it would, or earlier.
+	// The new expiration, later or earlier.
 	// +optional
 	Expiration *metav1.Time `json:"expiration,omitempty"`
-	// Whether the backup is held: true keeps it from expiring and from being deleted until
-	// false releases it.
+	// Whether the backup is held: true keeps it from expiring and from being deleted until false
+	// releases it.
 	// +optional
 	Hold *bool `json:"hold,omitempty"`
-	// Why, for whoever reads the backup's status.
+	// The reason, for readers of the backup's status.
 	// +optional
 	Reason string `json:"reason,omitempty"`
 }

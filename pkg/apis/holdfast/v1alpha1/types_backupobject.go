@@ -13,9 +13,9 @@ import (
 // +genclient:onlyVerbs=list
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
-// BackupObject is one object in one stored backup, as the backup's manifest has it. It
-// is in the namespace of the backup, and has the labels that the object had. A list
-// needs the field selector kind, and begins with the newest backup.
+// BackupObject is one object in one stored backup, by the backup's manifest. It is in the backup's
+// namespace, and has the object's labels. A list needs the field selector kind, and begins with the
+// newest backup.
 type BackupObject struct {
 	metav1.TypeMeta `json:",inline"`
 	// Standard object metadata.
@@ -26,7 +26,7 @@ type BackupObject struct {
 	Spec BackupObjectSpec `json:"spec"`
 }
 
-// BackupObjectSpec says which object it is, and which backup holds it.
+// BackupObjectSpec identifies an object and its backup.
 type BackupObjectSpec struct {
 	// API version of the object, such as apps/v1.
 	APIVersion string `json:"apiVersion"`
@@ -43,10 +43,10 @@ type BackupObjectSpec struct {
 	// Size of the object's JSON in bytes.
 	// +optional
 	Size int64 `json:"size,omitempty"`
-	// SHA-256 of the object's JSON, in hexadecimal. Two versions are equal if it is.
+	// SHA-256 of the object's JSON, in hexadecimal. It is equal for equal versions.
 	// +optional
 	SHA256 string `json:"sha256,omitempty"`
-	// Why the backup took the object. Empty if its spec selects it.
+	// Why the backup has the object. Empty if its spec selects it.
 	// +optional
 	Reason string `json:"reason,omitempty"`
 	// Name of the backup.

@@ -12,16 +12,16 @@ import (
 // +genclient:onlyVerbs=create
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
-// MaintenanceRequest asks for a repository to be maintained now. It is no object that is
-// kept: the answer to its creation says what was started.
+// MaintenanceRequest requests the maintenance of a repository now. It is not stored: the answer
+// says what was started.
 type MaintenanceRequest struct {
 	metav1.TypeMeta `json:",inline"`
-	// Standard object's metadata. It has the name of the VolumeRepository,
-	// NAMESPACE.LOCATION, and the namespace that of the system.
+	// Standard object's metadata. The name is the VolumeRepository's, NAMESPACE.LOCATION, and the
+	// namespace is the system namespace.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// Wishes beside the maintenance itself.
+	// Options of the maintenance.
 	// +optional
 	Spec MaintenanceRequestSpec `json:"spec,omitempty"`
 	// The answer.
@@ -29,24 +29,24 @@ type MaintenanceRequest struct {
 	Status MaintenanceRequestStatus `json:"status,omitempty"`
 }
 
-// MaintenanceRequestSpec says what is asked for.
+// MaintenanceRequestSpec has the options of a maintenance.
 type MaintenanceRequestSpec struct {
-	// That every pack of the repository is to be read, and compared with what was written.
-	// Without it a full maintenance reads a share of them.
+	// Whether to read every pack of the repository, and compare it with what was written. A full
+	// maintenance otherwise reads a share of them.
 	// +optional
 	Verify bool `json:"verify,omitempty"`
 }
 
-// MaintenanceRequestStatus says what was started.
+// MaintenanceRequestStatus has the started Job.
 type MaintenanceRequestStatus struct {
 	// Namespace of the Job.
 	// +optional
 	JobNamespace string `json:"jobNamespace,omitempty"`
-	// Name of the Job that maintains the repository. It is made as soon as no other Job
-	// maintains this repository and one more may run.
+	// Name of the Job that maintains the repository. It is created when no other Job maintains this
+	// repository and one more may run.
 	// +optional
 	Job string `json:"job,omitempty"`
-	// The same for people.
+	// The same for users.
 	// +optional
 	Message string `json:"message,omitempty"`
 }

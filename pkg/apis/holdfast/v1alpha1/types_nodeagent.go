@@ -10,8 +10,8 @@ import (
 const (
 	// ConditionAgentReady of a NodeAgent is true while the agent gives signs of life.
 	ConditionAgentReady = "Ready"
-	// ConditionAgentConfigured of a NodeAgent is false when the ConfigMap that says how
-	// much it moves at once has mistakes. The message names them.
+	// ConditionAgentConfigured of a NodeAgent is false if the ConfigMap with its limits has
+	// mistakes. The message names them.
 	ConditionAgentConfigured = "Configured"
 )
 
@@ -21,15 +21,15 @@ const (
 // +genclient:onlyVerbs=get,list,watch
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
-// NodeAgent is the agent that moves the data of the volumes of a node, whose name it
-// has. A node without an agent has one that is not Ready.
+// NodeAgent is the agent that moves the data of a node's volumes. It has the node's name. A node
+// without an agent has one that is not Ready.
 type NodeAgent struct {
 	metav1.TypeMeta `json:",inline"`
 	// Standard object's metadata.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// What the agent does, as it said last, and how much it may.
+	// The agent's last report, and its limit.
 	// +optional
 	Status NodeAgentStatus `json:"status,omitempty"`
 }
@@ -46,33 +46,31 @@ type NodeAgentList struct {
 	Items []NodeAgent `json:"items"`
 }
 
-// NodeAgentStatus is what an agent does.
+// NodeAgentStatus is the state of an agent.
 type NodeAgentStatus struct {
-	// Whether the agent is there, and whether its ConfigMap is right.
+	// Whether the agent is alive, and whether its ConfigMap is valid.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
-	// How many volumes are moved at once at most: the number in force, as a Ready agent says.
-	// While none says so, no volume is moved, and this is the number with which an agent
-	// would start.
+	// How many volumes may be moved at once, as a Ready agent reports. Without a report, no volume
+	// is moved, and this is the limit of a new agent.
 	// +optional
 	Limit int32 `json:"limit,omitempty"`
-	// What set the limit: globalConfig, perNodeConfig[INDEX], default, or memory where the
-	// agent has too little for what they say.
+	// Source of the limit: globalConfig, perNodeConfig[INDEX], default, or memory if the agent has
+	// too little for the configured limit.
 	// +optional
 	LimitSource string `json:"limitSource,omitempty"`
-	// Volumes that are being moved.
+	// Volumes being moved.
 	// +optional
 	Running VolumeCounts `json:"running,omitempty"`
 	// Volumes that wait for their turn.
 	// +optional
 	Waiting VolumeCounts `json:"waiting,omitempty"`
-	// Since when the volume waits that has waited for the longest time.
+	// Since when the oldest waiting volume waits.
 	// +optional
 	WaitingSince *metav1.Time `json:"waitingSince,omitempty"`
-	// Bytes that were read or written in each second, unchanged files included: the mean
-	// of 10 s.
+	// Bytes read or written per second, unchanged files included: the mean of 10 s.
 	// +optional
 	BytesPerSecond int64 `json:"bytesPerSecond,omitempty"`
 	// Version of the agent.
@@ -80,18 +78,18 @@ type NodeAgentStatus struct {
 	Version string `json:"version,omitempty"`
 }
 
-// VolumeCounts counts volumes by what is done with them.
+// VolumeCounts counts volumes by the kind of work.
 type VolumeCounts struct {
-	// Volumes that are restored.
+	// Volumes being restored.
 	// +optional
 	Restores int32 `json:"restores,omitempty"`
-	// Volumes that are backed up.
+	// Volumes being backed up.
 	// +optional
 	Backups int32 `json:"backups,omitempty"`
 }
 
-// NodeAgentProxyPath is the path of the subresource proxy, where the agent of a node reads what
-// is for it.
+// NodeAgentProxyPath returns the path of the subresource proxy, where a node's agent reads its
+// records.
 func NodeAgentProxyPath(node string) string {
 	return "/apis/" + SchemeGroupVersion.String() + "/nodeagents/" + node + "/proxy"
 }

@@ -3,20 +3,19 @@
 
 package v1alpha1
 
-// BackupPlan is what a backup would hold if it ran now. A dry run of its creation
-// answers with it, and it is stored nowhere.
+// BackupPlan has the contents of a backup if it ran now. It is the answer to a dry run of its
+// creation, and is not stored.
 type BackupPlan struct {
-	// Whether everything was read. If not, the message says why, and all numbers are
-	// lower bounds.
+	// Whether everything was read. If not, the message says why, and all numbers are lower bounds.
 	Complete bool `json:"complete"`
-	// In one line: why the plan is not complete, or how many errors and warnings the
-	// backup would have, with the first of them.
+	// In one line: why the plan is not complete, or the numbers of errors and warnings, with the
+	// first ones.
 	// +optional
 	Message string `json:"message,omitempty"`
-	// Number of errors that the backup would have.
+	// Number of errors.
 	// +optional
 	Errors int32 `json:"errors,omitempty"`
-	// Number of warnings that the backup would have.
+	// Number of warnings.
 	// +optional
 	Warnings int32 `json:"warnings,omitempty"`
 	// Number of objects.
@@ -33,7 +32,7 @@ type BackupPlan struct {
 	// +optional
 	// +listType=atomic
 	Along []PlannedRelated `json:"along,omitempty"`
-	// Objects that a label leaves out, that are being deleted, or that no backup holds.
+	// Objects that are excluded by a label, are being deleted, or are never backed up.
 	// +optional
 	// +listType=atomic
 	LeftOut []PlannedLeftOut `json:"leftOut,omitempty"`
@@ -41,10 +40,10 @@ type BackupPlan struct {
 	// +optional
 	// +listType=atomic
 	Hooks []PlannedHooks `json:"hooks,omitempty"`
-	// Place in the queue, were the backup created now.
+	// Place in the queue if the backup were created now.
 	// +optional
 	Queue *PlannedPlace `json:"queue,omitempty"`
-	// How many entries the lists above lack, since they are too long.
+	// Number of entries that the lists above lack, since they are too long.
 	// +optional
 	Omitted *PlanOmissions `json:"omitted,omitempty"`
 }
@@ -60,7 +59,7 @@ type PlannedObjects struct {
 	Count int64 `json:"count"`
 }
 
-// VolumeMethod is how the data of a volume is read.
+// VolumeMethod is the way to read a volume's data.
 type VolumeMethod string
 
 const (
@@ -70,30 +69,30 @@ const (
 	VolumeMethodNone VolumeMethod = "None"
 )
 
-// PlannedVolume is a volume, and what becomes of its data.
+// PlannedVolume is a volume, and how its data would be read.
 type PlannedVolume struct {
 	// Namespace of the claim or the pod.
 	Namespace string `json:"namespace"`
 	// Name of the claim. Empty for a volume without one.
 	// +optional
 	Claim string `json:"claim,omitempty"`
-	// Name of the pod through which the data is read.
+	// Name of the pod that gives access to the data.
 	// +optional
 	Pod string `json:"pod,omitempty"`
 	// Name of the volume in the pod.
 	// +optional
 	Volume string `json:"volume,omitempty"`
-	// Capacity in bytes. Absent if it is not known.
+	// Capacity in bytes. Absent if unknown.
 	// +optional
 	Bytes int64 `json:"bytes,omitempty"`
 	// Files or None.
 	Method VolumeMethod `json:"method"`
-	// Why.
+	// The reason.
 	// +optional
 	Reason string `json:"reason,omitempty"`
 }
 
-// PlannedRelated is an object that comes along with others.
+// PlannedRelated is an object that other objects need.
 type PlannedRelated struct {
 	// The resource with its group, such as clusterroles.rbac.authorization.k8s.io.
 	Resource string `json:"resource"`
@@ -103,13 +102,12 @@ type PlannedRelated struct {
 	// Name of the object. Empty if the requester may not know it.
 	// +optional
 	Name string `json:"name,omitempty"`
-	// Why it comes along.
+	// Why it is included.
 	// +optional
 	Reason string `json:"reason,omitempty"`
 }
 
-// PlannedLeftOut counts objects of a resource in a namespace that are left out for a
-// reason.
+// PlannedLeftOut counts objects of a resource in a namespace that are left out for a reason.
 type PlannedLeftOut struct {
 	// The resource with its group.
 	Resource string `json:"resource"`
@@ -128,10 +126,10 @@ type PlannedHooks struct {
 	Namespace string `json:"namespace"`
 	// Number of pods with hooks.
 	Pods int32 `json:"pods"`
-	// Number of hooks that run before the data is read.
+	// Number of hooks before the data is read.
 	// +optional
 	Pre int32 `json:"pre,omitempty"`
-	// Number of hooks that run after the data is read.
+	// Number of hooks after the data is read.
 	// +optional
 	Post int32 `json:"post,omitempty"`
 	// Whether the requester may run commands in these pods.
@@ -141,9 +139,9 @@ type PlannedHooks struct {
 	Message string `json:"message,omitempty"`
 }
 
-// PlannedPlace is the place in the queue that a backup would have.
+// PlannedPlace is the place of a backup in the queue.
 type PlannedPlace struct {
-	// Place among those that wait, from 1.
+	// Place among the waiting ones, from 1.
 	Position int32 `json:"position"`
 	// Why the backup would wait; NextToStart if it would start at once.
 	// +optional
@@ -153,7 +151,7 @@ type PlannedPlace struct {
 	Message string `json:"message,omitempty"`
 }
 
-// PlanOmissions counts the entries that the lists of a plan lack.
+// PlanOmissions counts the entries that a plan's lists lack.
 type PlanOmissions struct {
 	// Entries of objects.
 	// +optional

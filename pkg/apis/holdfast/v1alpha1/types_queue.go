@@ -13,19 +13,19 @@ import (
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 // +resourceName=backupqueues
 
-// BackupQueueEntry is one backup or restore that waits, is about to start, or runs. It
-// has the name, namespace and uid of its Backup, and is gone when the backup ends. That of
-// a Restore is called restore:NAME, since a Backup may have the same name.
+// BackupQueueEntry is one backup or restore that waits, is about to start, or runs. It has the
+// name, namespace and uid of its Backup, and is removed when the backup ends. The entry of a
+// Restore is named restore:NAME, since a Backup may have the same name.
 type BackupQueueEntry struct {
 	metav1.TypeMeta `json:",inline"`
 	// Standard object's metadata: the Backup's or the Restore's.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// What was asked for.
+	// The request.
 	// +optional
 	Spec BackupQueueEntrySpec `json:"spec,omitempty"`
-	// Where it stands, and what it waits for.
+	// Its place, and why it waits.
 	// +optional
 	Status BackupQueueEntryStatus `json:"status,omitempty"`
 }
@@ -42,29 +42,29 @@ type BackupQueueEntryList struct {
 	Items []BackupQueueEntry `json:"items"`
 }
 
-// BackupQueueEntrySpec says what was asked for.
+// BackupQueueEntrySpec is the request.
 type BackupQueueEntrySpec struct {
 	// Backup or Restore.
 	// +optional
 	Kind string `json:"kind,omitempty"`
-	// Namespaces that the backup includes, in its own words, or that the restore writes to.
-	// Empty means all.
+	// Namespaces that the backup includes, as in its spec, or that the restore writes to. Empty
+	// means all.
 	// +optional
 	// +listType=atomic
 	IncludedNamespaces []string `json:"includedNamespaces,omitempty"`
-	// Namespaces that the backup leaves out, in its own words.
+	// Namespaces that the backup excludes, as in its spec.
 	// +optional
 	// +listType=atomic
 	ExcludedNamespaces []string `json:"excludedNamespaces,omitempty"`
 	// Name of the storage location.
 	// +optional
 	StorageLocation string `json:"storageLocation,omitempty"`
-	// Who asked for it.
+	// The user that requested it.
 	// +optional
 	Requester string `json:"requester,omitempty"`
 }
 
-// QueueState is where in the queue a backup or restore stands.
+// QueueState is the state of a backup or restore in the queue.
 type QueueState string
 
 const (
@@ -76,27 +76,26 @@ const (
 	QueueStateQueued QueueState = "Queued"
 )
 
-// QueueReason says why a backup or restore waits.
+// QueueReason is the reason why a backup or restore waits.
 type QueueReason string
 
 const (
-	// QueueReasonConcurrencyLimit: as many of its kind run as may run at once.
+	// QueueReasonConcurrencyLimit: the maximum number of its kind runs.
 	QueueReasonConcurrencyLimit QueueReason = "ConcurrencyLimit"
-	// QueueReasonNamespaceOverlap: one that runs reads or writes one of its namespaces.
+	// QueueReasonNamespaceOverlap: a running one reads or writes one of its namespaces.
 	QueueReasonNamespaceOverlap QueueReason = "NamespaceOverlap"
-	// QueueReasonClusterScopeOverlap: one that runs reads or writes cluster-scoped
-	// resources, as this one does.
+	// QueueReasonClusterScopeOverlap: a running one reads or writes cluster-scoped resources, as
+	// this one does.
 	QueueReasonClusterScopeOverlap QueueReason = "ClusterScopeOverlap"
-	// QueueReasonBehindOverlapping: one ahead of it in the queue overlaps it, and must
-	// run first.
+	// QueueReasonBehindOverlapping: one ahead of it in the queue overlaps it, and must run first.
 	QueueReasonBehindOverlapping QueueReason = "BehindOverlapping"
-	// QueueReasonStorageUnavailable: its storage location can't be reached. It
-	// starts by itself when the location is available again.
+	// QueueReasonStorageUnavailable: its storage location can't be reached. It starts by itself
+	// when the location is available again.
 	QueueReasonStorageUnavailable QueueReason = "StorageUnavailable"
-	// QueueReasonNextToStart: nothing stands in its way; it is about to start.
+	// QueueReasonNextToStart: it is about to start.
 	QueueReasonNextToStart QueueReason = "NextToStart"
-	// QueueReasonAgentAbsent: it runs, and its volumes wait for the agents of nodes, of
-	// which nothing was seen for a while.
+	// QueueReasonAgentAbsent: it runs, and its volumes wait for agents of nodes that have shown no
+	// sign of life for a while.
 	QueueReasonAgentAbsent QueueReason = "AgentAbsent"
 )
 
@@ -105,13 +104,13 @@ type BackupQueueEntryStatus struct {
 	// Running, Ready or Queued.
 	// +optional
 	State QueueState `json:"state,omitempty"`
-	// Place among the queued of the whole cluster, from 1, restores first. Absent for one
-	// that runs. Published with a short delay.
+	// Place among the waiting ones of the whole cluster, from 1, restores first. Absent for a
+	// running one. Published with a short delay.
 	// +optional
 	Position int32 `json:"position,omitempty"`
-	// Why it waits: ConcurrencyLimit, NamespaceOverlap,
-	// ClusterScopeOverlap, BehindOverlapping, StorageUnavailable or NextToStart; for
-	// one that runs, AgentAbsent if its volumes wait for the agents of nodes.
+	// Why it waits: ConcurrencyLimit, NamespaceOverlap, ClusterScopeOverlap, BehindOverlapping,
+	// StorageUnavailable or NextToStart. For a running one: AgentAbsent if its volumes wait for the
+	// agents of nodes.
 	// +optional
 	Reason QueueReason `json:"reason,omitempty"`
 	// The reason in one sentence.
@@ -122,30 +121,31 @@ type BackupQueueEntryStatus struct {
 	// +optional
 	// +listType=atomic
 	Blockers []QueueBlocker `json:"blockers,omitempty"`
-	// How many further ones, elsewhere, it waits for.
+	// Number of further ones, in other namespaces, that it waits for.
 	// +optional
 	OtherBlockers int32 `json:"otherBlockers,omitempty"`
 	// The namespaces that it and its blockers share.
 	// +optional
 	// +listType=atomic
 	ConflictNamespaces []string `json:"conflictNamespaces,omitempty"`
-	// The nodes whose agents it waits for, though nothing was seen of them for a while: ten
-	// at most.
+	// The first ten nodes whose agents it waits for, and that have shown no sign of life for a
+	// while.
 	// +optional
 	// +listType=atomic
 	AbsentAgents []string `json:"absentAgents,omitempty"`
-	// How many of its kind run or are about to start, in the whole cluster. Only entries that do so themselves say that.
+	// Number of its kind that run or are about to start, in the whole cluster. Only such entries
+	// have it.
 	// +optional
 	SlotsInUse int32 `json:"slotsInUse,omitempty"`
-	// How many may run at once; like slotsInUse.
+	// Maximum of slotsInUse. Only entries with slotsInUse have it.
 	// +optional
 	SlotLimit int32 `json:"slotLimit,omitempty"`
-	// Since when it waits; for a running one, since when it runs.
+	// Since when it waits or runs.
 	// +optional
 	Since *metav1.Time `json:"since,omitempty"`
 }
 
-// QueueBlocker names a backup or restore that another one waits for.
+// QueueBlocker is a backup or restore that another one waits for.
 type QueueBlocker struct {
 	// Backup or Restore.
 	// +optional

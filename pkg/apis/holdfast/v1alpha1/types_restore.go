@@ -14,20 +14,20 @@ import (
 // +genclient:onlyVerbs=create,get,list,watch
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
-// Restore brings objects and the data of volumes back from a backup. A Restore in the
-// system namespace may write anywhere; in any other namespace it writes to that
-// namespace, and to further ones if its creator may create restores there too, all of it
-// with the creator's own rights. Restores have no delete verb, as backups have none.
+// Restore restores objects and the data of volumes from a backup. A Restore in the system namespace
+// may write anywhere. In any other namespace it writes, with its creator's own rights, to that
+// namespace. It writes to further ones if its creator may create restores there too. Like backups,
+// restores have no delete verb.
 type Restore struct {
 	metav1.TypeMeta `json:",inline"`
 	// Standard object's metadata. The name must be a DNS label.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// What to restore, and where to. It does not change after creation.
+	// The objects to restore, and where to. It does not change after creation.
 	// +optional
 	Spec RestoreSpec `json:"spec,omitempty"`
-	// How far the restore is, and what came of it. Computed on read.
+	// State and result of the restore. Computed on read.
 	// +optional
 	Status RestoreStatus `json:"status,omitempty"`
 }
@@ -44,28 +44,28 @@ type RestoreList struct {
 	Items []Restore `json:"items"`
 }
 
-// ExistingResourcePolicy says what becomes of an object that exists and differs.
+// ExistingResourcePolicy says what happens to an object that exists and differs.
 // +kubebuilder:validation:Enum="";none;update;recreate
 type ExistingResourcePolicy string
 
 const (
 	// ExistingResourceNone: it stays as it is, with a warning.
 	ExistingResourceNone ExistingResourcePolicy = "none"
-	// ExistingResourceUpdate: it becomes as in the backup, save what controllers manage.
+	// ExistingResourceUpdate: it becomes as in the backup, except fields that controllers manage.
 	ExistingResourceUpdate ExistingResourcePolicy = "update"
-	// ExistingResourceRecreate: as update, and what can't be updated is deleted and
-	// created anew.
+	// ExistingResourceRecreate: as update; an object that can't be updated is deleted and created
+	// anew.
 	ExistingResourceRecreate ExistingResourcePolicy = "recreate"
 )
 
-// ExistingVolumePolicy says what becomes of the data of a volume whose claim exists.
+// ExistingVolumePolicy says what happens to the data of a volume whose claim exists.
 // +kubebuilder:validation:Enum="";none;keep;overwrite;replace
 type ExistingVolumePolicy string
 
 const (
 	// ExistingVolumeNone: the restore is refused before anything is written.
 	ExistingVolumeNone ExistingVolumePolicy = "none"
-	// ExistingVolumeKeep: the data of such a volume stays as it is, and all else is restored.
+	// ExistingVolumeKeep: the volume's data stays, and all else is restored.
 	ExistingVolumeKeep ExistingVolumePolicy = "keep"
 	// ExistingVolumeOverwrite: files of the same name are replaced. Others stay, and a warning
 	// counts them.
@@ -75,27 +75,25 @@ const (
 	ExistingVolumeReplace ExistingVolumePolicy = "replace"
 )
 
-// RestoreSpec says what to restore. Its fields have the names and meanings of those of
-// Velero's Restore, and some that it does not have; unknown ones are refused. A list may
-// have 1000 words, 32 of them with a wildcard, and the whole spec 32 KiB.
+// RestoreSpec says what to restore. Its fields have the names and meanings of Velero's Restore, and
+// there are some more; unknown ones are refused. A list may have 1000 words, 32 of them with a
+// wildcard, and the whole spec 32 KiB.
 type RestoreSpec struct {
-	// Name of the Backup, of the Restore's namespace unless backupNamespace says another.
-	// Empty means the newest one that has not failed and holds what is asked for.
+	// Name of the Backup, in the Restore's namespace unless backupNamespace has another. Empty
+	// means the newest one that has not failed and holds everything requested.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	BackupName string `json:"backupName,omitempty"`
-	// Namespace of the Backup. Only a Restore in the system namespace may name another one
-	// than its own.
+	// Namespace of the Backup. Only a Restore in the system namespace may name another namespace.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	BackupNamespace string `json:"backupNamespace,omitempty"`
-	// Name of a Schedule whose newest good backup is restored. Not to be combined with
-	// backupName.
+	// Name of a Schedule whose newest good backup is restored. Not to be combined with backupName.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	ScheduleName string `json:"scheduleName,omitempty"`
-	// Namespaces of the backup to include, by name or pattern (*, ?, [ab]). Empty means
-	// all that the backup holds.
+	// Namespaces of the backup to include, by name or pattern (*, ?, [ab]). Empty means all in the
+	// backup.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=1000
@@ -120,29 +118,27 @@ type RestoreSpec struct {
 	// +kubebuilder:validation:MaxItems=1000
 	// +kubebuilder:validation:items:MaxLength=253
 	ExcludedResources []string `json:"excludedResources,omitempty"`
-	// Only these objects of the backup, with what they need.
+	// Only these objects of the backup, with the objects that they need.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=1000
 	Objects []RestoreObject `json:"objects,omitempty"`
-	// Whether to include all cluster-scoped objects that the backup holds (true), none
-	// (false), or, unset, those that an included object needs, and all if no namespaces
-	// are named. Elsewhere than in the system namespace, only those that an included
-	// object needs and that its creator may create.
+	// Whether to include all cluster-scoped objects of the backup (true), or none (false). Unset
+	// means those that an included object needs, and all if no namespaces are named. Outside the
+	// system namespace, always only those that an included object needs and that its creator may
+	// create.
 	// +optional
 	IncludeClusterResources *bool `json:"includeClusterResources,omitempty"`
-	// Only objects with these labels are restored. Unset means all objects.
+	// Labels of the objects to restore. Unset means all objects.
 	// +optional
 	LabelSelector *metav1.LabelSelector `json:"labelSelector,omitempty"`
-	// Only objects that match at least one of these selectors are restored. Not to be
-	// combined with labelSelector.
+	// Selectors of the objects to restore: one must match. Not to be combined with labelSelector.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=32
 	OrLabelSelectors []*metav1.LabelSelector `json:"orLabelSelectors,omitempty"`
-	// Whether what the objects with these labels need from their namespaces is restored, too,
-	// whatever its labels, as with objects. Only resources that the restore includes come
-	// along. Default true; false is only what the labels choose.
+	// Whether to include, regardless of labels, objects of the same namespaces that the selected
+	// objects need, as with objects. Their resources must be included. Default true.
 	// +optional
 	IncludeReferenced *bool `json:"includeReferenced,omitempty"`
 	// Namespaces to restore into, by the namespace in the backup. Others keep their name.
@@ -153,83 +149,78 @@ type RestoreSpec struct {
 	// +optional
 	// +kubebuilder:validation:MaxProperties=100
 	StorageClassMapping map[string]string `json:"storageClassMapping,omitempty"`
-	// Images of the restored containers, by the image in the backup, or by what it begins
-	// with: docker.io/library maps docker.io/library/nginx:1 too. The longest one counts.
+	// Images of the restored containers, by the image in the backup, or its beginning:
+	// docker.io/library maps docker.io/library/nginx:1 too. The longest match counts.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=100
 	ImageMapping map[string]string `json:"imageMapping,omitempty"`
-	// Init containers that restored pods get, and commands that run in their containers when
-	// those run. A pod can have annotations for that, which count instead. Commands need the
-	// right of the user who asks for the restore to create pods/exec in the pod's namespace.
+	// Init containers for restored pods, and commands that run in their containers when those run.
+	// A pod's annotations count instead. Commands need the creator's right to create pods/exec in
+	// the pod's namespace.
 	// +optional
 	Hooks RestoreHooks `json:"hooks,omitzero"`
-	// What becomes of an object that exists and differs: none (default) keeps it with a
-	// warning, update sets values and removes what was added since, save what controllers
-	// manage, recreate deletes and creates what can't be updated.
+	// Treatment of an object that exists and differs. none (default) keeps it with a warning.
+	// update sets values and removes later additions, except fields that controllers manage.
+	// recreate deletes and creates objects that can't be updated.
 	// +optional
 	ExistingResourcePolicy ExistingResourcePolicy `json:"existingResourcePolicy,omitempty"`
-	// What becomes of the data of a volume whose claim exists: with none (default) the
-	// restore is refused before anything is written; keep leaves the data as it is and
-	// restores the rest; overwrite replaces files of the same name, and counts those that
-	// stay; replace makes the volume as it was, and removes other files. Volumes of pods
-	// without a claim that outlive the pod, such as nfs, are written only with overwrite or
-	// replace.
+	// Treatment of the data of a volume whose claim exists. none (default) refuses the restore
+	// before anything is written. keep leaves the data, and restores the rest. overwrite replaces
+	// files of the same name, and counts the others. replace also removes other files. Volumes
+	// without a claim that outlive their pod, as nfs, are written only with overwrite or replace.
 	// +optional
 	ExistingVolumePolicy ExistingVolumePolicy `json:"existingVolumePolicy,omitempty"`
 	// Resources whose status is restored too. Unset means none.
 	// +optional
 	RestoreStatus *RestoreStatusSpec `json:"restoreStatus,omitempty"`
-	// Whether Services get the node ports that they had. Default false, which keeps those
-	// that their owner asked for.
+	// Whether Services get their former node ports. Default false, which keeps only those that
+	// their owner set.
 	// +optional
 	PreserveNodePorts *bool `json:"preserveNodePorts,omitempty"`
-	// Whether claims and the data of volumes are restored. Unset means yes, but for
-	// PersistentVolumes of another cluster's backup, which point at storage that may be in
-	// use there; true creates these too.
+	// Whether claims and the data of volumes are restored. Unset means yes, except
+	// PersistentVolumes of another cluster's backup, whose storage may be in use there; true
+	// creates these too.
 	// +optional
 	RestorePVs *bool `json:"restorePVs,omitempty"`
-	// Whether nothing but the data of volumes is restored, into claims that exist.
+	// Whether only the data of volumes is restored, into existing claims.
 	// +optional
 	VolumesOnly bool `json:"volumesOnly,omitempty"`
-	// Only these files and folders of the volume of the one claim that objects names, by
-	// their paths in the volume. They are written through a pod that uses the claim, if there
-	// is one, and replace files of the same name.
+	// Paths of files and folders to restore, in the volume of the one claim in objects. A pod that
+	// uses the claim, if there is one, gives access. Files of the same name are replaced.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=1000
 	// +kubebuilder:validation:items:MaxLength=4096
 	Paths []string `json:"paths,omitempty"`
-	// ConfigMap of the Restore's namespace with rules that change objects before they are
-	// created, in Velero's format: JSON, merge or strategic merge patches.
+	// ConfigMap of the Restore's namespace with rules that change objects before they are created,
+	// in Velero's format: JSON, merge or strategic merge patches.
 	// +optional
 	ResourceModifier *RestoreModifier `json:"resourceModifier,omitempty"`
-	// Whether nothing is written: the restore ends with its plan, which restores/NAME/plan
-	// shows.
+	// Whether to write nothing: the restore ends with its plan, which restores/NAME/plan shows.
 	// +optional
 	PlanOnly bool `json:"planOnly,omitempty"`
-	// Has no effect, and is not kept: Velero fills it in, and Holdfast has no plugins to
-	// wait for.
+	// Has no effect, and is not kept: Holdfast has no plugins to wait for.
 	// +optional
 	ItemOperationTimeout Duration `json:"itemOperationTimeout,omitzero"`
-	// What Velero lets a Restore say of its uploader. It is accepted with a warning where it has
-	// no effect, and is not kept.
+	// Velero's configuration of its uploader. It is not kept, and causes a warning where it has no
+	// effect.
 	// +optional
 	UploaderConfig *UploaderConfigForRestore `json:"uploaderConfig,omitempty"`
 }
 
-// UploaderConfigForRestore is what Velero lets a Restore say of its uploader.
+// UploaderConfigForRestore is Velero's configuration of its uploader.
 type UploaderConfigForRestore struct {
 	// Whether blocks of zeros become holes of files. They always do: false has no effect.
 	// +optional
 	WriteSparseFiles *bool `json:"writeSparseFiles,omitempty"`
-	// How many files of a volume to write at once. Has no effect: the node's agent says that.
+	// Number of files of a volume to write at once. Has no effect: the node's agent decides.
 	// +optional
 	ParallelFilesDownload int `json:"parallelFilesDownload,omitempty"`
 }
 
-// RestoreHooks are what is done in pods after they were restored.
+// RestoreHooks are hooks in restored pods.
 type RestoreHooks struct {
-	// Which pods have which hooks. A pod has those of all that it matches.
+	// Hooks of pods. A pod has the hooks of all entries that match it.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
@@ -253,13 +244,13 @@ type RestoreResourceHookSpec struct {
 	// +kubebuilder:validation:MaxItems=100
 	// +kubebuilder:validation:items:MaxLength=253
 	ExcludedNamespaces []string `json:"excludedNamespaces,omitempty"`
-	// Resources that have the hooks. Only pods can; empty means those.
+	// Resources with the hooks. Only pods can have some; empty means pods.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=100
 	// +kubebuilder:validation:items:MaxLength=253
 	IncludedResources []string `json:"includedResources,omitempty"`
-	// Resources that do not have the hooks.
+	// Resources without the hooks.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=100
@@ -280,7 +271,7 @@ type RestoreResourceHook struct {
 	// A command to run in a container.
 	// +optional
 	Exec *ExecRestoreHook `json:"exec,omitempty"`
-	// Init containers to put before those of the pod.
+	// Init containers, placed before the pod's own.
 	// +optional
 	Init *InitRestoreHook `json:"init,omitempty"`
 }
@@ -297,31 +288,31 @@ type ExecRestoreHook struct {
 	// +kubebuilder:validation:MaxItems=100
 	// +kubebuilder:validation:items:MaxLength=32768
 	Command []string `json:"command"`
-	// What to do when the command fails: Fail (default) runs none of the pod's further
-	// commands, and makes an error of it; Continue goes on, with a warning.
+	// If the command fails: Fail (default) runs no further commands of the pod, and counts an
+	// error. Continue goes on, with a warning.
 	// +optional
 	// +kubebuilder:validation:Enum=Continue;Fail
 	OnError HookErrorMode `json:"onError,omitempty"`
-	// How long the command may take. Default 30s, at most 4h.
+	// Time limit of the command. Default 30s, at most 4h.
 	// +optional
 	ExecTimeout Duration `json:"execTimeout,omitempty"`
-	// How long the container may take until it runs, counted from when all objects are
-	// there. Default 10m, at most 4h.
+	// Time limit until the container runs, counted from when all objects are restored. Default 10m,
+	// at most 4h.
 	// +optional
 	WaitTimeout Duration `json:"waitTimeout,omitempty"`
-	// Whether the container has to be ready, too.
+	// Whether the container must be ready, too.
 	// +optional
 	WaitForReady *bool `json:"waitForReady,omitempty"`
 }
 
 // InitRestoreHook are init containers for restored pods.
 type InitRestoreHook struct {
-	// The containers, as in the spec of a pod. They come before those of the pod.
+	// The containers, as in the spec of a pod, placed before the pod's own.
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
 	// +kubebuilder:pruning:PreserveUnknownFields
 	InitContainers []runtime.RawExtension `json:"initContainers"`
-	// Is not looked at, as in Velero: the containers may take as long as they need.
+	// Is ignored, as in Velero: the containers may take as long as they need.
 	// +optional
 	Timeout Duration `json:"timeout,omitempty"`
 }
@@ -340,7 +331,7 @@ type RestoreObject struct {
 	Name string `json:"name"`
 }
 
-// RestoreStatusSpec says which resources' status is restored.
+// RestoreStatusSpec has the resources whose status is restored.
 type RestoreStatusSpec struct {
 	// Resources to include, by plural, singular, kind or short name, with or without .group,
 	// in any case, or by pattern. Empty means all.
@@ -383,21 +374,20 @@ const (
 	RestorePhaseFailedValidation RestorePhase = "FailedValidation"
 	// RestorePhaseQueued: waiting, with a ticket.
 	RestorePhaseQueued RestorePhase = "Queued"
-	// RestorePhaseReadyToStart: has left the queue and holds a slot.
+	// RestorePhaseReadyToStart: left the queue and holds a slot.
 	RestorePhaseReadyToStart RestorePhase = "ReadyToStart"
 	// RestorePhaseInProgress: objects and volumes are being written.
 	RestorePhaseInProgress RestorePhase = "InProgress"
-	// RestorePhaseCompleted: everything asked for is there.
+	// RestorePhaseCompleted: everything requested is restored.
 	RestorePhaseCompleted RestorePhase = "Completed"
-	// RestorePhasePartiallyFailed: some of what was asked for is not there, as
-	// status.errors counts.
+	// RestorePhasePartiallyFailed: not everything requested is restored; status.errors counts the
+	// rest.
 	RestorePhasePartiallyFailed RestorePhase = "PartiallyFailed"
 	// RestorePhaseFailed: ended before everything was tried.
 	RestorePhaseFailed RestorePhase = "Failed"
-	// RestorePhaseCancelling: asked to stop while it was running, and not stopped yet.
+	// RestorePhaseCancelling: asked to stop while running, and not stopped yet.
 	RestorePhaseCancelling RestorePhase = "Cancelling"
-	// RestorePhaseCancelled: stopped before its end because somebody asked for it; what it
-	// had written stays, and its results list that.
+	// RestorePhaseCancelled: stopped on request. Written objects stay, and its results list them.
 	RestorePhaseCancelled RestorePhase = "Cancelled"
 )
 
@@ -412,11 +402,11 @@ func (p RestorePhase) Ended() bool {
 
 // RestoreStatus is the state of a restore.
 type RestoreStatus struct {
-	// The state in one word: New, Queued, ReadyToStart, InProgress, Cancelling, Completed,
+	// State in one word: New, Queued, ReadyToStart, InProgress, Cancelling, Completed,
 	// PartiallyFailed, Failed, FailedValidation or Cancelled.
 	// +optional
 	Phase RestorePhase `json:"phase,omitempty"`
-	// Place in the queue, from 1. Absent when the restore does not wait.
+	// Place in the queue, from 1. Absent if the restore does not wait.
 	// +optional
 	QueuePosition int32 `json:"queuePosition,omitempty"`
 	// Conditions: Queued, Complete, Succeeded.
@@ -427,7 +417,7 @@ type RestoreStatus struct {
 	// The backup that is restored.
 	// +optional
 	Backup *RestoredBackup `json:"backup,omitempty"`
-	// When the restore took its place in the queue.
+	// When the restore got its place in the queue.
 	// +optional
 	QueuedTimestamp *metav1.Time `json:"queuedTimestamp,omitempty"`
 	// When the restore began.
@@ -436,41 +426,39 @@ type RestoreStatus struct {
 	// When the restore ended.
 	// +optional
 	CompletionTimestamp *metav1.Time `json:"completionTimestamp,omitempty"`
-	// How many objects are to be restored, and are.
+	// Number of objects to restore, and restored.
 	// +optional
 	Progress *RestoreProgress `json:"progress,omitempty"`
-	// How many volumes are to be restored, and are, and their bytes.
+	// Number of volumes to restore, and restored, and their bytes.
 	// +optional
 	Volumes *RestoreVolumesProgress `json:"volumes,omitempty"`
-	// Commands that were to run in restored pods, and failed.
+	// Commands to run in restored pods, and failed ones.
 	// +optional
 	HookStatus *HookStatus `json:"hookStatus,omitempty"`
-	// Number of warnings: about what is there, but differs. restores/NAME/results has the
-	// texts.
+	// Number of warnings, about restored objects that differ. restores/NAME/results has the texts.
 	// +optional
 	Warnings int32 `json:"warnings,omitempty"`
-	// Number of errors: about what was asked for and is not there. restores/NAME/results
-	// has the texts.
+	// Number of errors, about requested objects that are missing. restores/NAME/results has the
+	// texts.
 	// +optional
 	Errors int32 `json:"errors,omitempty"`
-	// In one line: what the restore waits for while it is in progress, and at its end how
-	// many errors and warnings it has, with the first three of the errors, or of the
-	// warnings if it has no error. A restore outside the system namespace names only what is
-	// in its own namespace. restores/NAME/results has all texts.
+	// In one line: the reason for waiting, and at the end the numbers of errors and warnings. The
+	// first three errors follow, or warnings if there is no error. A restore outside the system
+	// namespace names only its own namespace's objects. restores/NAME/results has all texts.
 	// +optional
 	Message string `json:"message,omitempty"`
 	// Why the restore failed or was cancelled, in one sentence.
 	// +optional
 	FailureReason string `json:"failureReason,omitempty"`
-	// Errors of the spec, for FailedValidation.
+	// Errors of the spec, if FailedValidation.
 	// +optional
 	// +listType=atomic
 	ValidationErrors []string `json:"validationErrors,omitempty"`
-	// Who asked for the restore, as a cluster authenticated them that this one trusts.
+	// The user that requested the restore, as authenticated by a cluster that this one trusts.
 	// +optional
 	Requester string `json:"requester,omitempty"`
-	// Where a restore comes from that its store remembers, and whether that is borne out;
-	// empty as long as this cluster has a record of the restore.
+	// Origin of a stored restore, and whether it is proved. Empty while this cluster has a record
+	// of the restore.
 	// +optional
 	Origin *BackupOrigin `json:"origin,omitempty"`
 	// The effects that the restore would have. Only the answer to a dry run of its creation has it.
@@ -496,22 +484,22 @@ type RestoreProgress struct {
 	// Objects to restore.
 	// +optional
 	TotalItems int64 `json:"totalItems,omitempty"`
-	// Objects that are there as in the backup: created, changed, or unchanged.
+	// Objects that are as in the backup: created, changed, or unchanged.
 	// +optional
 	ItemsRestored int64 `json:"itemsRestored,omitempty"`
-	// Those of them that the restore created, or deleted and created anew.
+	// Those that the restore created, or deleted and created anew.
 	// +optional
 	ItemsCreated int64 `json:"itemsCreated,omitempty"`
-	// Those of them that the restore changed.
+	// Those that the restore changed.
 	// +optional
 	ItemsUpdated int64 `json:"itemsUpdated,omitempty"`
-	// Those of them that were there, and equal.
+	// Those that existed and were equal.
 	// +optional
 	ItemsUnchanged int64 `json:"itemsUnchanged,omitempty"`
-	// Objects that are there and differ, and stay as they are: each is a warning.
+	// Objects that exist and differ, and stay: each is a warning.
 	// +optional
 	ItemsDiffering int64 `json:"itemsDiffering,omitempty"`
-	// Objects that are not there, or not as they should be: each is an error.
+	// Objects that are missing, or wrong: each is an error.
 	// +optional
 	ItemsFailed int64 `json:"itemsFailed,omitempty"`
 }
@@ -537,8 +525,8 @@ type RestoreVolumesProgress struct {
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
-// RestoreCancellation is the body of a POST to restores/NAME/cancel: it asks for a
-// restore that waits or runs to be stopped. What it has written stays.
+// RestoreCancellation is the body of a POST to restores/NAME/cancel, a request to stop a waiting or
+// running restore. Written objects stay.
 type RestoreCancellation struct {
 	metav1.TypeMeta `json:",inline"`
 	// Standard object's metadata. The name, if set, must be the restore's.

@@ -12,12 +12,12 @@ import (
 // +genclient:onlyVerbs=create
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
-// SyncRequest asks for all of a store to be listed now. It is no object that is kept: the
-// answer to its creation says what to wait for.
+// SyncRequest requests a listing of all of a store now. It is not stored: the answer says what to
+// wait for.
 type SyncRequest struct {
 	metav1.TypeMeta `json:",inline"`
-	// Standard object's metadata. The name is that of the StorageLocation, and the namespace
-	// that of the system.
+	// Standard object's metadata. The name is the StorageLocation's, and the namespace is the
+	// system namespace.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
@@ -26,13 +26,13 @@ type SyncRequest struct {
 	Status SyncRequestStatus `json:"status,omitempty"`
 }
 
-// SyncRequestStatus says what to wait for.
+// SyncRequestStatus says how to wait for the listing.
 type SyncRequestStatus struct {
-	// Generation of the StorageLocation: it is done when the condition Synced is True, and its
-	// observedGeneration is this one, or a later one.
+	// Generation of the StorageLocation. The listing is complete when the condition Synced is True,
+	// and its observedGeneration is at least this.
 	// +optional
 	Generation int64 `json:"generation,omitempty"`
-	// The same for people.
+	// The same for users.
 	// +optional
 	Message string `json:"message,omitempty"`
 }

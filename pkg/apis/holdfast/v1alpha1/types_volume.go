@@ -13,20 +13,19 @@ import (
 // +genclient:onlyVerbs=get,list,watch
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
-// BackupVolume is a volume that at least one stored backup holds. It lives in
-// the namespace of the volume claim and has the claim's name; one of which only
-// its own name is known is named volume:NAME. A volume without a claim, such as an
-// emptyDir, has VolumeBackups only.
+// BackupVolume is a volume in at least one stored backup. It is in the claim's namespace, with the
+// claim's name. If only the volume's own name is known, it is named volume:NAME. A volume without a
+// claim, such as an emptyDir, has VolumeBackups only.
 type BackupVolume struct {
 	metav1.TypeMeta `json:",inline"`
 	// Standard object's metadata.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// Which volume it is.
+	// The identity of the volume.
 	// +optional
 	Spec BackupVolumeSpec `json:"spec,omitempty"`
-	// Its latest backup, and how many there are.
+	// Its latest backup, and the number of backups.
 	// +optional
 	Status BackupVolumeStatus `json:"status,omitempty"`
 }
@@ -48,15 +47,15 @@ type BackupVolumeSpec struct {
 	// Name of the PersistentVolumeClaim.
 	// +optional
 	ClaimName string `json:"claimName,omitempty"`
-	// Name of the volume itself, if that is all that is known of it.
+	// Name of the volume itself, if nothing else is known of it.
 	// +optional
 	VolumeName string `json:"volumeName,omitempty"`
 }
 
 // BackupVolumeStatus sums up the volume's backups.
 type BackupVolumeStatus struct {
-	// The latest completed backup of the volume, if it is of the same namespace. Backups of
-	// other namespaces are named in the system namespace, and in requests over all namespaces.
+	// The latest completed backup of the volume, if it is of the same namespace. Only the system
+	// namespace, and requests over all namespaces, show backups of other namespaces.
 	// +optional
 	LastBackup *BackupReference `json:"lastBackup,omitempty"`
 	// Name of the VolumeBackup of the latest completed backup.
@@ -71,21 +70,20 @@ type BackupVolumeStatus struct {
 	// Bytes that all completed backups together have stored anew.
 	// +optional
 	DataStoredBytes int64 `json:"dataStoredBytes,omitempty"`
-	// The volume itself, as the latest backup that tells of it knew it.
+	// The volume itself, by the latest backup with information about it.
 	// +optional
 	Volume *BackedUpVolume `json:"volume,omitempty"`
 	// Labels that the store keeps with the latest completed backup.
 	// +optional
 	Labels map[string]string `json:"labels,omitempty"`
-	// How many completed backups of the volume are stored.
+	// Number of completed backups of the volume.
 	// +optional
 	Backups int32 `json:"backups,omitempty"`
-	// How many other backups of the volume there are: they failed, can't be read,
-	// or are not known to have ended.
+	// Number of other backups of the volume: failed, unreadable, or without a known end.
 	// +optional
 	Failures int32 `json:"failures,omitempty"`
-	// What is wrong: with each backup since the latest completed one, the newest
-	// first, and with those that can't be read.
+	// Errors of the backups since the latest completed one, the newest first, and of unreadable
+	// ones.
 	// +optional
 	// +listType=atomic
 	Messages []string `json:"messages,omitempty"`
@@ -95,15 +93,15 @@ type BackupVolumeStatus struct {
 	StorageLocations []string `json:"storageLocations,omitempty"`
 }
 
-// BackedUpVolume is what a store knows of a volume itself.
+// BackedUpVolume is a store's information about a volume itself.
 type BackedUpVolume struct {
 	// Name of the persistent volume, or of the volume in its storage system.
 	// +optional
 	Name string `json:"name,omitempty"`
-	// Size of the volume, in bytes, however much of it is in use.
+	// Size of the volume, in bytes, used or not.
 	// +optional
 	SizeBytes int64 `json:"sizeBytes,omitempty"`
-	// When the volume was made, or was first backed up.
+	// When the volume was created, or first backed up.
 	// +optional
 	CreationTimestamp *metav1.Time `json:"creationTimestamp,omitempty"`
 }
@@ -121,18 +119,18 @@ type BackupReference struct {
 // +genclient:onlyVerbs=get,list
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
-// VolumeBackup is one volume in one stored backup: an entry of the volume's
-// history. It lives in the namespace of the volume claim.
+// VolumeBackup is one volume in one stored backup: an entry of the volume's history. It is in the
+// claim's namespace.
 type VolumeBackup struct {
 	metav1.TypeMeta `json:",inline"`
 	// Standard object's metadata.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// Which volume, in which backup.
+	// The volume and the backup.
 	// +optional
 	Spec VolumeBackupSpec `json:"spec,omitempty"`
-	// What was stored.
+	// The result.
 	// +optional
 	Status VolumeBackupStatus `json:"status,omitempty"`
 }
@@ -154,18 +152,18 @@ type VolumeBackupSpec struct {
 	// Name of the BackupVolume: the claim's name, or pod:POD:VOLUME, or volume:NAME.
 	// +optional
 	VolumeName string `json:"volumeName,omitempty"`
-	// Name that it has in a store which has a backup for each volume, such as
-	// Longhorn's. It is in no Backup then.
+	// Its own name in a store with a backup for each volume, such as Longhorn's. Then it is in no
+	// Backup.
 	// +optional
 	BackupName string `json:"backupName,omitempty"`
-	// The backup that holds the volume, if it is of the same namespace. Backups of other
-	// namespaces are named in the system namespace, and in requests over all namespaces.
+	// The backup that holds the volume, if it is of the same namespace. Only the system namespace,
+	// and requests over all namespaces, show backups of other namespaces.
 	// +optional
 	Backup BackupReference `json:"backup,omitzero"`
 	// Uid of the backup that holds the volume.
 	// +optional
 	BackupUID types.UID `json:"backupUID,omitempty"`
-	// Name of the pod through which the volume was read.
+	// Name of the pod that gave access to the volume.
 	// +optional
 	PodName string `json:"podName,omitempty"`
 	// Name of the volume in that pod.
@@ -178,29 +176,28 @@ type VolumeBackupSpec struct {
 
 // VolumeBackupStatus is the result for one volume.
 type VolumeBackupStatus struct {
-	// Completed, Failed, InProgress (it is not known to have ended), Unreadable, or Damaged: its
-	// store has lost data of it since it was Completed.
+	// Completed, Failed, InProgress (its end is unknown), Unreadable, or Damaged: after it was
+	// Completed, its store has lost data of it.
 	// +optional
 	Phase string `json:"phase,omitempty"`
 	// How its data was stored: kopia, restic by an old Velero, or longhorn.
 	// +optional
 	Method string `json:"method,omitempty"`
-	// Where it lies: store://LOCATION/kopia/NAMESPACE?snapshot=ID, or, in a store
-	// of Longhorn's, store://LOCATION/?backup=NAME&volume=NAME.
+	// Its place: store://LOCATION/kopia/NAMESPACE?snapshot=ID, or, in a Longhorn store,
+	// store://LOCATION/?backup=NAME&volume=NAME.
 	// +optional
 	URL string `json:"url,omitempty"`
-	// Name of the snapshot that it was made of; of one that Kopia has stored, which reads the volume
-	// as it is, Kopia's id of it.
+	// Name of its source snapshot. Kopia reads the volume without one: then it is the id of Kopia's
+	// snapshot.
 	// +optional
 	SnapshotName string `json:"snapshotName,omitempty"`
-	// When that snapshot was made, or Kopia began to read.
+	// When the source snapshot was made, or Kopia began to read.
 	// +optional
 	SnapshotTimestamp *metav1.Time `json:"snapshotTimestamp,omitempty"`
 	// The volume itself.
 	// +optional
 	Volume *BackedUpVolume `json:"volume,omitempty"`
-	// Labels that the store keeps with it. Those that are labels in Kubernetes, too,
-	// are among the metadata's.
+	// Labels that the store keeps with it. Valid labels of Kubernetes are also in the metadata.
 	// +optional
 	Labels map[string]string `json:"labels,omitempty"`
 	// Kopia's id of the snapshot in the repository of the volume's namespace.
@@ -209,7 +206,7 @@ type VolumeBackupStatus struct {
 	// Size of the volume's files, in bytes.
 	// +optional
 	SizeBytes int64 `json:"sizeBytes,omitempty"`
-	// Bytes that were new since the previous backup and had to be uploaded.
+	// Bytes that were new since the previous backup and were uploaded.
 	// +optional
 	IncrementalBytes int64 `json:"incrementalBytes,omitempty"`
 	// Name of the node that read the volume.
@@ -230,32 +227,30 @@ type VolumeBackupStatus struct {
 const (
 	VolumeBackupCompleted = "Completed"
 	VolumeBackupFailed    = "Failed"
-	// VolumeBackupInProgress is one that runs, or has failed without a word: stores such
-	// as Longhorn's don't tell these apart.
+	// VolumeBackupInProgress is one that runs, or has failed without a message: stores such as
+	// Longhorn's don't distinguish them.
 	VolumeBackupInProgress = "InProgress"
 	VolumeBackupUnreadable = "Unreadable"
-	// VolumeBackupDamaged is one that was stored, and that needs data which its store has lost
-	// since.
+	// VolumeBackupDamaged is one whose store has lost data of it.
 	VolumeBackupDamaged = "Damaged"
 )
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
-// VolumeDeletion is the body of a POST to backupvolumes/NAME/deletion, which deletes the whole
-// history of a volume, and of one to volumebackups/NAME/deletion, which deletes one volume
-// backup. The backups stay, without the volume. It can't be undone.
+// VolumeDeletion is the body of a POST to backupvolumes/NAME/deletion, which deletes a volume's
+// whole history, or to volumebackups/NAME/deletion, which deletes one volume backup. The backups
+// stay, without the volume. It can't be undone.
 type VolumeDeletion struct {
 	metav1.TypeMeta `json:",inline"`
-	// Standard object's metadata. The name, if set, must be that of the volume, or of the
-	// volume backup.
+	// Standard object's metadata. The name, if set, must be the volume's or the volume backup's.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
-	// What must be true, or nothing is deleted.
+	// Conditions of the deletion.
 	// +optional
 	Preconditions *VolumeDeletionPreconditions `json:"preconditions,omitempty"`
 }
 
-// VolumeDeletionPreconditions are what must be true of what is to be deleted.
+// VolumeDeletionPreconditions are the conditions of a deletion.
 type VolumeDeletionPreconditions struct {
 	// Uid of the volume, or of the volume backup.
 	// +optional
