@@ -18,8 +18,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 )
 
-// along collects the objects that chosen objects name in their own namespaces, such as accounts,
-// Secrets and ConfigMaps. They come along. The sink's mu guards it.
+// along collects the objects that chosen objects name in their own namespaces, as accounts, Secrets
+// and ConfigMaps. The sink's mu guards it.
 type along struct {
 	written sets.Set[manifest.Reference]
 	// reasons says why an object is wanted; it is "" once the object was asked for.
@@ -152,7 +152,6 @@ func (c *collector) readBindings(ctx context.Context, accounts sets.Set[string])
 	return nil
 }
 
-// readReasoned adds the listed objects that have a reason and are not in the backup yet.
 func (c *collector) readReasoned(ctx context.Context, q query, reasonOf func(*head, []byte) string) error {
 	gr := q.resource.GroupResource()
 	if !c.wanted.Included(gr, true) || !c.inScope(q.namespace) {

@@ -21,12 +21,12 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// maxPending bounds the pods in one note of pending hooks: a note is a write of a record, which
-// must not grow with the backup.
+// maxPending bounds the pods in one note of pending hooks: it is a write of a record, which must
+// not grow with the backup.
 const maxPending = 100
 
 // maxHeldBytes bounds the stored size of pods, and their claims, that are written after hooks.
-// Memory is about twice as much. Users that annotate pods decide how many there are.
+// Memory is about twice as much. Users that annotate pods decide their number.
 var maxHeldBytes = 32 << 20
 
 // readAgainTimeout bounds the second read of a block's pods and claims: they may be frozen.
@@ -34,14 +34,14 @@ var readAgainTimeout = 15 * time.Second
 
 var errNotReadInTime = errors.New("the server took too long for the pods that share claims, which may not stay frozen")
 
-// heldPod is a pod that is kept until all pods are known: it has volumes, hooks, or comes after
-// pods that have.
+// heldPod is a pod that is kept until all pods are known: it has volumes or hooks, or comes after
+// such pods.
 type heldPod struct {
 	ref        enginev1alpha1.PodReference
 	node       string
 	notRunning string
 	volumes    []heldVolume
-	// claims are all claims of the pod, also those that it does not give access to.
+	// claims are all claims of the pod, also those without access.
 	claims    []string
 	pre, post []hook
 	ran       bool
@@ -109,9 +109,9 @@ func (p *podVolumes) newHeldPod(pod *corev1.Pod) *heldPod {
 	return held
 }
 
-// comesLater reports whether a pod is written after hooks: its own, or hooks of a pod which the
-// spec orders before it. Hooks of other pods that share a claim don't count: they are known only
-// when all pods are, and until then all pods with claims would be in memory.
+// comesLater reports whether a pod is written after hooks: its own, or those of a pod ordered
+// before it. Hooks of other pods that share a claim don't count: they are known only when all pods
+// are, and until then all pods with claims would be in memory.
 func (p *podVolumes) comesLater(pod *heldPod) bool {
 	_, ordered := p.ordered[types.NamespacedName{Namespace: pod.ref.Namespace, Name: pod.ref.Name}]
 	later := len(pod.pre) > 0 || ordered && p.behind
@@ -236,7 +236,7 @@ func (p *podVolumes) handOverAll(ctx context.Context, blocks []block) error {
 }
 
 // takeAllHooked takes the blocks with hooks in portions, first those that wait for volumes. If all
-// went well, it clears the note of pending post hooks. Otherwise a later process would take pods
+// succeeded, it clears the note of pending post hooks. Otherwise a later process would take pods
 // for frozen.
 func (p *podVolumes) takeAllHooked(ctx context.Context, hooked []block) error {
 	slices.SortStableFunc(hooked, func(a, b block) int {
@@ -267,8 +267,8 @@ func (p *podVolumes) takeAllHooked(ctx context.Context, hooked []block) error {
 		portion := hooked[:n:n]
 		hooked = hooked[n:]
 		if len(pending) > 0 {
-			// The note comes before any hook, so that another process runs the post hooks if this
-			// one dies.
+			// The note precedes any hook, so that another process runs the post hooks if this one
+			// dies.
 			if err := p.hooks.runner.Pending(ctx, pending); err != nil && ctx.Err() == nil {
 				p.dropUnnoted(portion, fmt.Errorf("note which post hooks are to be run: %w", err))
 				hooked = append(hooked, portion...)
@@ -288,8 +288,8 @@ func (p *podVolumes) takeAllHooked(ctx context.Context, hooked []block) error {
 	return ctx.Err()
 }
 
-// dropForbidden drops the hooks that may not run. It comes before the note of post hooks: a process
-// that finds the note asks for no right.
+// dropForbidden drops the hooks that may not run. It precedes the note of post hooks: a process
+// that finds the note reviews no right.
 func (p *podVolumes) dropForbidden(ctx context.Context, block block, asked map[string]error) {
 	for _, pod := range block {
 		if len(pod.pre)+len(pod.post) == 0 {
@@ -350,7 +350,7 @@ func (p *podVolumes) takeHooked(ctx context.Context, blocks []block) error {
 }
 
 // next returns the index of the first block that may be taken now, or -1. A block waits while
-// frozen pods, or blocks before it, wait for its nodes: each volume more would keep others frozen
+// frozen pods, or blocks before it, wait for its nodes: further volumes would keep others frozen
 // for longer.
 func next(left []block, frozen sets.Set[string]) int {
 	frozen = frozen.Clone()
@@ -376,7 +376,7 @@ func (p *podVolumes) take(ctx context.Context, block block) error {
 }
 
 // takeBetweenHooks runs a block's pre hooks, reads its pods again, hands over its volumes and runs
-// the post hooks. The post hooks run in any case once a pre hook may have run.
+// the post hooks. The post hooks always run once a pre hook may have run.
 func (p *podVolumes) takeBetweenHooks(ctx context.Context, block block) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -408,8 +408,8 @@ func (p *podVolumes) takeBetweenHooks(ctx context.Context, block block) error {
 	return ctx.Err()
 }
 
-// readBlockAgain reads the pods of a block, and what belongs to them, as their pre hooks have left
-// them. In a plan, none has run.
+// readBlockAgain reads a block's pods and their objects, as the pre hooks have left them. In a
+// plan, none has run.
 func (p *podVolumes) readBlockAgain(ctx context.Context, block block) error {
 	if p.planned != nil {
 		return nil
@@ -472,7 +472,6 @@ func (p *podVolumes) readAgain(ctx context.Context, pod *heldPod) {
 
 const asListed = "what the backup has of it is from before its pre hooks: "
 
-// keep holds an object in place of an earlier version, and reports false if too much would be held.
 func (p *podVolumes) keep(at **object, as *object) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -33,8 +33,7 @@ type claim struct {
 	asked  *claimTraits
 	// skipped says why one pod gives no access to the data; another pod still may.
 	skipped string
-	// taken is true once the data was handed over. mounted is true once a pod of the backup uses
-	// the claim.
+	// taken is true once the data was handed over, mounted once a pod of the backup uses the claim.
 	taken, mounted bool
 	// missed is true once the user was told that the data is missing, unless another pod gives
 	// access later. lost is true if the handover failed.
@@ -105,8 +104,8 @@ func (p *podVolumes) keepPersistentVolume(h *head, raw []byte) (*persistentVolum
 	return kept, nil
 }
 
-// persistentVolume returns a persistent volume by name, or nil if it can't be read. It is added to
-// the backup with the reason, unless the backup excludes it.
+// persistentVolume returns a persistent volume by name, or nil if it can't be read. It adds the
+// volume to the backup with the reason, unless the backup excludes it.
 func (p *podVolumes) persistentVolume(ctx context.Context, name, reason string) (*persistentVolume, error) {
 	if kept, known := p.persistentVolumes[name]; known {
 		return kept, nil
@@ -183,8 +182,7 @@ func (p *podVolumes) settleClaims(ctx context.Context) error {
 }
 
 // takeNamed takes the persistent volume that an unbound claim names, if the volume is reserved for
-// that claim. The name alone is the text of the claim's owner, and the volume may be another
-// tenant's.
+// that claim. The claim's owner writes the name, and the volume may be another tenant's.
 func (p *podVolumes) takeNamed(ctx context.Context, key types.NamespacedName) error {
 	of := p.claims[key]
 	r, found := p.discovered.find(persistentVolumesResource)
@@ -233,8 +231,8 @@ func (p *podVolumes) takeClaimsOfVolumes(ctx context.Context) error {
 	return p.settleClaims(ctx)
 }
 
-// takeClaims takes claims, each with a reason, unless accept refuses them. It looks for many in
-// lists. Missing ones stay in missing; the user is told of them if they were expected or can't be
+// takeClaims takes claims, each with a reason, unless accept refuses them. It searches lists for
+// many. Missing ones stay in missing; the user is told of them if they were expected or can't be
 // read.
 func (p *podVolumes) takeClaims(ctx context.Context, r resource, missing map[types.NamespacedName]string, expected bool, accept func(types.NamespacedName, *head) bool) error {
 	take := func(h *head, raw []byte) error {

@@ -50,8 +50,8 @@ type collector struct {
 
 	// own are Holdfast's namespaces. Their Secrets are in no backup.
 	own sets.Set[string]
-	// readNamespaces sets these: existing has all namespaces with their uids, labelled those that
-	// are excluded by label, chosen those that are read, listed those to list; "" is all.
+	// readNamespaces sets these: existing has all namespaces with their uids, labelled those
+	// excluded by label, chosen those that are read, listed those to list; "" is all.
 	existing map[string]types.UID
 	labelled sets.Set[string]
 	chosen   []string
@@ -62,8 +62,7 @@ type collector struct {
 	// ofLabelled has the claims of pods that are excluded by label, each with such a pod.
 	ofLabelled map[types.NamespacedName]string
 	services   services
-	// planned gathers a plan; nil while a backup runs.
-	planned *planned
+	planned    *planned
 }
 
 // secretsLeftOut is the reason for leaving out Secrets of Holdfast's own namespaces: readers of the
@@ -78,8 +77,8 @@ func ownNamespaces(system string) sets.Set[string] {
 // visit takes an object. Its error ends the backup.
 type visit func(ctx context.Context, r resource, h *head, raw []byte) error
 
-// collect reads everything. It returns an error only for the backup as a whole; a failed resource
-// or object is a finding.
+// collect reads everything. It fails only for the backup as a whole; a failed resource or object is
+// a finding.
 func (c *collector) collect(ctx context.Context) (*podVolumes, error) {
 	if err := c.readNamespaces(ctx); err != nil {
 		return nil, err
@@ -315,8 +314,7 @@ func (c *collector) mostlyOthers(remaining, limit int64) bool {
 	return 2*chosen <= int64(len(c.existing)) && remaining > 2*chosen*limit
 }
 
-// told turns the error of a list into a finding. It returns an error only for the backup as a
-// whole.
+// told turns a list's error into a finding. It fails only for the backup as a whole.
 func (c *collector) told(ctx context.Context, q query, err error) error {
 	about := subject{q.resource.GroupResource(), q.namespace, q.name}
 	var fatal visitError
@@ -350,8 +348,6 @@ type counting struct {
 	announced int64
 }
 
-// counted returns a visitor that filters and counts. Objects that a server announces count as
-// found.
 func (c *collector) counted(ctx context.Context, q query, take visit) *counting {
 	filtered := q.resource.namespaced && q.namespace == ""
 	counted := &counting{}
@@ -514,8 +510,8 @@ func (c *collector) comesAlong(r resource, h *head) bool {
 	return true
 }
 
-// readDefinitions takes the definitions of all custom resources in the backup: without them it
-// can't be restored elsewhere. A missing one is reported.
+// readDefinitions takes the definitions of all custom resources in the backup, which a restore
+// elsewhere needs. It reports a missing one.
 func (c *collector) readDefinitions(ctx context.Context, selected []resource) error {
 	definitions, found := c.discovered.find(crdsResource)
 	if !found || !c.wanted.IncludedRelated(crdsResource, false) {
@@ -587,8 +583,8 @@ const (
 
 const notThere = "another object refers to it, but it does not exist"
 
-// fetch reads an object that another one refers to. It returns nil, with a finding, when it can't
-// be read; the error is for the backup as a whole.
+// fetch reads a referenced object. It returns nil, with a finding, if it can't be read; the error
+// is for the backup as a whole.
 func (c *collector) fetch(ctx context.Context, r resource, namespace, name string, expected bool) (*head, []byte, error) {
 	h, raw, exists, err := c.get(ctx, r, namespace, name)
 	if err == nil && !exists && expected {

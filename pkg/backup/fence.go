@@ -31,7 +31,7 @@ var errInTheWay = errors.New("holds what this process has not written")
 
 const maxInTheWay = 5
 
-// ErrUnreadable says that the backup with this name can't be identified.
+// ErrUnreadable says that the backup of this name can't be identified.
 var ErrUnreadable = folder.ErrUnreadable
 
 func (e *execution) begin(ctx context.Context) (Outcome, error) {
@@ -150,8 +150,8 @@ func (e *execution) mayRemove(ctx context.Context) error {
 	return fmt.Errorf("%w: %s says so", ErrTakenOver, key)
 }
 
-// created returns the error of a conditional write. There is none if the existing object has the
-// content to write: then an answer was lost.
+// created returns the error of a conditional write; nil if the existing object has the content to
+// write: then an answer was lost.
 func (e *execution) created(ctx context.Context, key string, content format.Content, err error) error {
 	if errors.Is(err, store.ErrExists) {
 		var found format.Content
@@ -196,8 +196,8 @@ func (e *execution) verify(ctx context.Context) error {
 	return nil
 }
 
-// takeOver revokes the attempts before this one, and removes their objects. If the copy of the
-// metadata of one exists, that attempt has decided, and the outcome is its decision.
+// takeOver revokes the earlier attempts, and removes their objects. If the copy of one's metadata
+// exists, that attempt has decided the outcome.
 func (e *execution) takeOver(ctx context.Context) (Outcome, error) {
 	for attempt := 1; attempt < e.request.Attempt; attempt++ {
 		decided, err := e.revoke(ctx, attempt)
@@ -259,8 +259,8 @@ func (e *execution) revoke(ctx context.Context, attempt int) (decided []byte, er
 	return decided, nil
 }
 
-// removeUnfinished removes the unfinished uploads of dead writers. It runs before this attempt
-// writes anything except the metadata that was found decided.
+// removeUnfinished removes the unfinished uploads of dead writers. It precedes this attempt's
+// writes, except of metadata that was found decided.
 func (e *execution) removeUnfinished(ctx context.Context) error {
 	objects, err := e.folder.List(ctx)
 	if err != nil {
@@ -335,7 +335,7 @@ func (e *execution) encode(status v1alpha1.BackupStatus) ([]byte, error) {
 }
 
 // storeMetadata creates the metadata, and returns the status in the store. If this backup's
-// metadata exists already, its status stands: an answer was lost, or another process has ended the
+// metadata exists already, its status stays: an answer was lost, or another process has ended the
 // backup.
 func (e *execution) storeMetadata(ctx context.Context, status v1alpha1.BackupStatus, metadata []byte) (v1alpha1.BackupStatus, error) {
 	err := e.retry(ctx, func() error { return e.Store.Create(ctx, format.MetadataKey(e.storeName), metadata) })
@@ -401,9 +401,8 @@ func (e *execution) abandon(ctx context.Context, phase v1alpha1.BackupPhase, rea
 	return Outcome{Status: status, Stored: err == nil}, err
 }
 
-// clean removes all objects of a backup that can't be restored, except those that its metadata
-// names, and the metadata. It lists the folder before it checks the owner, as removeEarlier. It
-// returns the named objects.
+// clean removes a failed backup's objects, except the metadata and the objects that it names, which
+// it returns. It lists the folder before it checks the owner, as removeEarlier.
 func (e *execution) clean(ctx context.Context, remover store.Remover) (format.Contents, error) {
 	found, err := e.metadata(ctx)
 	if err != nil || found == nil {
@@ -457,7 +456,7 @@ func (e *execution) release(ctx context.Context, remover store.Remover) error {
 }
 
 // Find returns a stored backup. The outcome is empty if it is not stored, or another backup has its
-// name; an error says that this is unknown. Of the dependencies it needs store and clock.
+// name. An error says that this is unknown. Of the dependencies it needs store and clock.
 func Find(ctx context.Context, request Request, deps Dependencies) (Outcome, error) {
 	outcome, err := newExecution(ctx, request, deps).stored(ctx)
 	if errors.Is(err, ErrNameTaken) && !errors.Is(err, ErrUnreadable) {

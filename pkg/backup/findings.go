@@ -24,7 +24,6 @@ const maxTexts = 10_000
 // maxText bounds one text, which may repeat other programs' output.
 const maxText = 2 << 10
 
-// subject is the object of a finding. The zero value is the whole backup.
 type subject struct {
 	resource  schema.GroupResource
 	namespace string

@@ -68,8 +68,8 @@ func (p *podVolumes) hold(r resource, h *head, raw []byte, reason string) error 
 	return nil
 }
 
-// releaseIndex runs when all pods are known. It leaves objects of pods with pre hooks to these, and
-// writes the rest.
+// releaseIndex runs when all pods are known. It leaves the objects of pods with pre hooks to these,
+// and writes the rest.
 func (p *podVolumes) releaseIndex() error {
 	of := map[heldKey]*heldPod{}
 	for _, pod := range p.held {

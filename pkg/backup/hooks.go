@@ -43,8 +43,8 @@ const (
 	lastHooksWorkers = 16
 )
 
-// lastHooksTimeout bounds the post hooks of a block once the backup has stopped, and post hooks of
-// a dead process.
+// lastHooksTimeout bounds a block's post hooks once the backup has stopped, and the post hooks of a
+// dead process.
 var lastHooksTimeout = 2 * time.Minute
 
 // hookDomains are the domains of hook annotations. The first with a command counts. Velero's have
@@ -53,15 +53,15 @@ var hookDomains = []string{"hook.backup.holdfast.io/", "hook.backup.velero.io/"}
 
 // Hooks runs commands in pods for one backup.
 type Hooks interface {
-	// Allowed returns nil if the user that asked for the backup may run commands in the pods of a
-	// namespace, and a NotAllowedError if not. Other errors say that the answer is unknown.
+	// Allowed returns nil if the backup's requester may run commands in the pods of a namespace,
+	// and a NotAllowedError if not. Other errors say that the answer is unknown.
 	Allowed(ctx context.Context, namespace string) error
 	// Pending durably notes the pods whose hooks may run from now on, and whose post hooks must run
-	// later. It replaces the note before. No pods: all hooks have ended.
+	// later. It replaces the earlier note. No pods: all hooks have ended.
 	Pending(ctx context.Context, pods []enginev1alpha1.PodReference) error
 	// Exec runs a command in a container and returns a part of its output. It returns when ctx
 	// ends, even if the command runs on. A podhooks.NotRunError says that the command has certainly
-	// not run and may be tried again.
+	// not run and may be retried.
 	Exec(ctx context.Context, pod enginev1alpha1.PodReference, container string, command []string) (output string, err error)
 }
 
@@ -86,7 +86,6 @@ type hookRule struct {
 	pre, post []v1alpha1.BackupResourceHook
 }
 
-// hooks finds and runs the hooks of a backup's pods. It is safe for concurrent use.
 type hooks struct {
 	rules    []hookRule
 	runner   Hooks
@@ -344,7 +343,7 @@ func (h *hooks) failedPostHooks() string {
 	return told(h.notThawed)
 }
 
-// PostHooks is the result of the post hooks that another process has left pending.
+// PostHooks is the result of the post hooks that another process left pending.
 type PostHooks struct {
 	Log []byte
 	// Status counts them on top of the Backup's earlier status; nil is none.
@@ -373,8 +372,8 @@ func (e *execution) tellPostHooks() {
 	}
 }
 
-// RunPostHooks runs the post hooks that another process has left pending. Of the dependencies it
-// needs Client, Hooks and Clock. It continues from the result of an earlier call in the request.
+// RunPostHooks runs the post hooks that another process left pending. Of the dependencies it needs
+// Client, Hooks and Clock. It continues from the result of an earlier call in the request.
 func RunPostHooks(ctx context.Context, request Request, deps Dependencies, pods []enginev1alpha1.PodReference) PostHooks {
 	e := newExecution(ctx, request, deps)
 	e.log.write(slog.LevelInfo, "the process that executed the backup is gone, and the post hooks that it may have left are run", slog.Int("pods", len(pods)))

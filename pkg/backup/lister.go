@@ -28,18 +28,18 @@ import (
 var pageBytes int64 = 4 << 20
 
 const (
-	// pageSize is the most objects of a page. The first page is sized by earlier lists of the kind,
-	// or is unknownPage; later pages are sized by the list so far.
+	// pageSize bounds the objects of a page. Earlier lists of the kind determine the first page's
+	// size, or it is unknownPage; the list so far determines later pages.
 	pageSize = 500
 	// sampled is the number of seen objects from which on the next page is requested early, and
 	// other lists learn the size.
 	sampled = 50
-	// unknownPage bounds the memory of an API server for the first page of an unknown kind: etcd
-	// limits an object to 1.5 MiB. leastPage keeps one list of large objects from making later
-	// lists of small ones slow.
+	// unknownPage bounds an API server's memory for the first page of an unknown kind: etcd limits
+	// an object to 1.5 MiB. leastPage keeps one list of large objects from making later lists of
+	// small ones slow.
 	unknownPage, leastPage = 100, 20
-	// maxRestarts bounds how often a list starts again after its continue token expired without a
-	// replacement. It also bounds the expired replacements in a row.
+	// maxRestarts bounds a list's restarts after its continue token expired without a replacement.
+	// It also bounds the expired replacements in a row.
 	maxRestarts = 3
 	maxIdle     = 1000
 )
@@ -62,12 +62,10 @@ type lister struct {
 	metadataOnly func(resource) bool
 }
 
-// acceptMetadata asks for lists of metadata.
 const acceptMetadata = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 func (l *lister) isMetadata(r resource) bool { return l.metadataOnly != nil && l.metadataOnly(r) }
 
-// learn remembers how large the objects of a resource are.
 func (l *lister) learn(r resource, objects, bytes int64) {
 	if !l.isMetadata(r) {
 		l.sizes.learn(r.GroupResource(), objects, bytes)
@@ -122,7 +120,7 @@ type asked struct {
 }
 
 // limit returns the limit of the next page. If the kind also has large objects, small ones at the
-// begin say little about the rest.
+// beginning say little about the rest.
 func (r *reading) limit(before int64) int64 {
 	if r.isMetadata(r.resource) {
 		return pageSize
@@ -250,8 +248,8 @@ func (l *lister) list(ctx context.Context, q query, visit visitor) error {
 	}
 }
 
-// further fails if a page gets the list no further: too many in a row are empty, or it begins as an
-// earlier page did. The mark moves from time to time, so it finds a cycle of any length.
+// further fails if a page does not advance the list: too many in a row are empty, or it begins as
+// an earlier page did. The mark moves from time to time, so it finds a cycle of any length.
 func (r *reading) further(visited int) error {
 	if visited == 0 {
 		if r.idle++; r.idle == maxIdle {
@@ -345,7 +343,7 @@ func (r *reading) page(ctx context.Context, token string, visit visitor) (info p
 }
 
 // decodePage hands over the objects of a list as they arrive, with the list's fields in any order.
-// An answer without items is an error: read as an empty list, it would hide missing objects.
+// An answer without items is an error: as an empty list, it would hide missing objects.
 func decodePage(r io.Reader, info *pageInfo, object func(raw []byte) error) error {
 	s := newScanner(r)
 	kind, hasItems := "", false

@@ -10,8 +10,8 @@ import (
 )
 
 // PageSizes remembers the size of objects by resource, so that the first page of a list does not
-// overload an API server. The zero value knows nothing. It is safe for concurrent use: all backups
-// of a process share one.
+// overload an API server. The zero value is ready. It is safe for concurrent use: all backups of a
+// process share one.
 type PageSizes struct {
 	mu    sync.Mutex
 	means map[schema.GroupResource]int64

@@ -25,26 +25,26 @@ import (
 
 // PlanLimits bound a plan.
 type PlanLimits struct {
-	// Objects is how many a plan counts.
+	// Objects bounds the counted objects.
 	Objects int64
-	// Rows is how many entries each list of it has.
+	// Rows bounds the entries of each list.
 	Rows int
 }
 
-// DefaultPlanLimits bound a plan that a person asks for. Its rows take some 200 KB.
+// DefaultPlanLimits bound a user's plan. Its rows take some 200 KB.
 var DefaultPlanLimits = PlanLimits{Objects: 200_000, Rows: 500}
 
-// maxLeftOutNames bounds what a plan keeps to count each object that is left out once.
+// maxLeftOutNames bounds the memory for counting each omitted object once.
 const maxLeftOutNames = 50_000
 
 var errTooManyPlanned = errors.New("the backup has more objects than a plan counts")
 
-// Plan computes what a backup would hold if it ran now: by the code of Run, with the same rights. It
-// writes nothing. No volume is handed over and no hook runs; whether hooks may run is asked. Of
+// Plan computes the contents of a backup that runs now, by the code of Run, with the same rights.
+// It writes nothing, hands over no volume and runs no hook; it reviews whether hooks may run. Of
 // deps it needs no Store, Volumes and Remover, and of Hooks only Allowed.
 //
-// Of kinds whose content decides nothing, Secrets among them, it lists the metadata only. A plan of a
-// backup that would fail, is too large or takes longer than ctx is not Complete, and says why.
+// It lists only the metadata of kinds whose content decides nothing, as Secrets. A plan of a backup
+// that would fail, is too large or takes longer than ctx is not Complete, and says why.
 func Plan(ctx context.Context, request Request, deps Dependencies, limits PlanLimits) *v1alpha1.BackupPlan {
 	request.Backup = request.Backup.DeepCopy()
 	request.Backup.Status.StartTimestamp = &metav1.Time{Time: deps.Clock.Now()}
@@ -54,7 +54,7 @@ func Plan(ctx context.Context, request Request, deps Dependencies, limits PlanLi
 	}
 	deps.Volumes, deps.Hooks, deps.Progress = plannedVolumes{}, plannedHooks{deps.Hooks, planned}, nil
 	e := newExecution(ctx, request, deps)
-	e.log.Log, e.findings.logger = nil, klog.Logger{} // what a plan finds is in the plan
+	e.log.Log, e.findings.logger = nil, klog.Logger{} // a plan's findings are in the plan
 	var volumes *podVolumes
 	failure := e.contain(func() error {
 		collector, err := e.newCollector(ctx)
@@ -84,14 +84,14 @@ func whyIncomplete(ctx context.Context, failure error, limits PlanLimits) string
 	return "the backup would fail: " + failure.Error()
 }
 
-// decidesNothing reports whether the content of a resource's objects decides neither whether they are
-// taken nor what comes along.
+// decidesNothing reports whether a resource's content decides neither whether its objects are taken
+// nor what others are.
 func decidesNothing(r resource) bool {
 	gr := r.GroupResource()
 	switch gr {
 	case nodesResource, apiServicesResource:
 		return false
-	case crdsResource: // the Services that they name come along with nobody
+	case crdsResource: // the Services that they name are not taken along
 		return true
 	}
 	return !(subject{resource: gr}).isEvent() && !manifest.HasReferences(schema.GroupKind{Group: r.Group, Kind: r.kind})
@@ -99,7 +99,7 @@ func decidesNothing(r resource) bool {
 
 type plannedKey struct{ resource, namespace string }
 
-// planned gathers what a plan says. A nil one, of a backup that runs, gathers nothing.
+// planned gathers a plan. A nil one, of a running backup, gathers nothing.
 type planned struct {
 	limits PlanLimits
 
@@ -108,7 +108,7 @@ type planned struct {
 	counts  map[plannedKey]int64
 	along   []v1alpha1.PlannedRelated
 	related int64
-	// left are the reasons of what is left out, and hooks and refused are by namespace.
+	// left has the reasons of omitted objects; hooks and refused are by namespace.
 	left    map[subject]string
 	hooks   map[string]*v1alpha1.PlannedHooks
 	refused map[string]string
@@ -125,7 +125,7 @@ func (p *planned) leaveOut(about subject, why string) {
 	}
 }
 
-// hooked takes note of the pods that have hooks.
+// hooked records the pods with hooks.
 func (p *planned) hooked(held []*heldPod) {
 	if p == nil {
 		return
@@ -147,7 +147,7 @@ func (p *planned) hooked(held []*heldPod) {
 	}
 }
 
-// plannedTarball accepts what archive.Writer does, and keeps nothing.
+// plannedTarball accepts the same as archive.Writer, and keeps nothing.
 type plannedTarball struct{ *planned }
 
 // Add implements tarball.
@@ -188,7 +188,7 @@ func (p plannedGraph) Add(item *manifest.Item) error {
 	return nil
 }
 
-// plannedVolumes takes volumes, and hands none over.
+// plannedVolumes accepts volumes, and hands none over.
 type plannedVolumes struct{}
 
 // Submit implements Volumes.
@@ -202,7 +202,7 @@ func (plannedVolumes) Wait(_ context.Context, volumes []*format.Volume) error {
 	return nil
 }
 
-// plannedHooks asks for the right to run hooks, and runs none.
+// plannedHooks reviews the right to run hooks, and runs none.
 type plannedHooks struct {
 	asked Hooks
 	*planned
@@ -227,7 +227,7 @@ func (plannedHooks) Exec(context.Context, enginev1alpha1.PodReference, string, [
 	return "", nil
 }
 
-// plan is what was gathered. The volumes are nil unless the plan is complete.
+// plan returns the gathered plan. The volumes are nil unless the plan is complete.
 func (p *planned) plan(e *execution, volumes *podVolumes, incomplete string) *v1alpha1.BackupPlan {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -287,7 +287,7 @@ func (p *planned) leftOut(findings *findings) []v1alpha1.PlannedLeftOut {
 	return rows
 }
 
-// plannedVolumes are the volumes whose data would be read, and all claims whose data would not.
+// plannedVolumes returns the volumes whose data would be read, and all claims without.
 func (p *podVolumes) plannedVolumes() []v1alpha1.PlannedVolume {
 	var rows []v1alpha1.PlannedVolume
 	for _, volume := range p.conclude() {

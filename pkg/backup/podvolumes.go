@@ -36,8 +36,8 @@ type podVolumes struct {
 	undecidedBytes int
 	held           []*heldPod
 	ordered        map[types.NamespacedName]int
-	// index has the claims and persistent volumes that are written when all pods are known, of
-	// indexBytes as stored. It is full once others were written before.
+	// index has the claims and persistent volumes to write when all pods are known, of indexBytes
+	// as stored. It is full once others were written before.
 	index      []*object
 	indexBytes int
 	indexFull  bool
@@ -151,7 +151,7 @@ func (p *podVolumes) decide(ctx context.Context, pod *corev1.Pod, held *heldPod)
 
 // notHere says why a claim must not be read on the pod's node, or returns "". The kubelet refuses
 // to mount a volume of another node, but it does not mount hostPath volumes. If a running pod's
-// claim was made anew on another node, the path on the pod's node belongs to another tenant.
+// claim was recreated on another node, the path on the pod's node belongs to another tenant.
 func (p *podVolumes) notHere(ctx context.Context, of *claim, name string) (string, error) {
 	if of == nil || name == "" {
 		return "", nil
@@ -257,7 +257,7 @@ func (p *podVolumes) handOverVolume(ctx context.Context, pod *heldPod, volume he
 	return to
 }
 
-// submit hands over a volume, and waits for a server that restarts. After a failure it tries each
+// submit hands over a volume, and waits for a restarting server. After a failure it tries each
 // further volume once, until one is accepted.
 func (p *podVolumes) submit(ctx context.Context, volume *format.Volume) error {
 	retry := p.lister.retry
@@ -269,8 +269,8 @@ func (p *podVolumes) submit(ctx context.Context, volume *format.Volume) error {
 	return err
 }
 
-// podsDone reports the held-back warnings of claims that no running pod uses. It also reports claims
-// without a pod in the backup, unless the user wants no files of them.
+// podsDone reports the held-back warnings of claims that no running pod uses. It also reports
+// claims without a pod in the backup, unless the user wants no files of them.
 func (p *podVolumes) podsDone() {
 	for _, volume := range p.leaving {
 		if of := p.claims[volume.claim]; of != nil {

@@ -20,8 +20,8 @@ import (
 
 // Policies reads the ConfigMap that a backup's spec.resourcePolicy names.
 type Policies interface {
-	// Policy returns the ConfigMap's data with the rights of the user that asked for the backup, or
-	// a NotAllowedError.
+	// Policy returns the ConfigMap's data with the rights of the backup's requester, or a
+	// NotAllowedError.
 	Policy(ctx context.Context, namespace, name string) (map[string]string, error)
 }
 

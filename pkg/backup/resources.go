@@ -23,7 +23,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// Discovery is what this package needs of a discovery client.
+// Discovery is the needed part of a discovery client.
 type Discovery interface {
 	ServerPreferredResourcesWithContext(ctx context.Context) ([]*metav1.APIResourceList, error)
 }
@@ -68,8 +68,8 @@ var ownGroups = sets.New(v1alpha1.GroupName, enginev1alpha1.GroupName)
 // intent are the resources of ownGroups that users write.
 var intent = sets.New(v1alpha1.Resource("schedules"))
 
-// onlyByName are backed up only when the backup names them: a volume snapshot is tied to its
-// storage system.
+// onlyByName are backed up only if the backup names them: a volume snapshot is tied to its storage
+// system.
 var onlyByName = sets.New(
 	schema.GroupResource{Group: "snapshot.storage.k8s.io", Resource: "volumesnapshots"},
 	schema.GroupResource{Group: "snapshot.storage.k8s.io", Resource: "volumesnapshotcontents"},
@@ -93,9 +93,8 @@ type discovered struct {
 	failed map[string]error
 }
 
-// discover asks for the resources that can be listed, read, created and deleted. It leaves out a
-// group that fails, such as one of an aggregated API whose server is down. The error is for
-// discovery as a whole.
+// discover asks for the resources that can be listed, read, created and deleted. It omits a group
+// that fails, as of a stopped aggregated API server. The error is for discovery as a whole.
 func discover(ctx context.Context, client Discovery) (*discovered, error) {
 	lists, err := client.ServerPreferredResourcesWithContext(ctx)
 	d := &discovered{words: selection.Called{}, others: sets.New[string](), failed: map[string]error{}}
@@ -195,7 +194,7 @@ type list struct {
 
 // report warns of words that match nothing and of groups that discovery could not read.
 //
-// If all included words of a list match nothing, it is an error, since everything asked for is
+// If all included words of a list match nothing, it is an error, since everything requested is
 // missing. Cluster-scoped words are only a warning, since they come beside others. A failed group
 // is a warning, as in Velero, so that a broken aggregated API does not fail every backup. It is an
 // error if the backup names it.

@@ -52,25 +52,25 @@ type Request struct {
 	Backup *v1alpha1.Backup
 	// Cluster is recorded in the store; its system namespace decides the backup's name there.
 	Cluster format.Cluster
-	// Attempt counts the processes that have executed the backup, this one included; zero is one.
-	// Each has its own number.
+	// Attempt is the number of processes that have executed the backup, this one included; zero is
+	// one.
 	Attempt int
 	// PostHooks is the result of RunPostHooks, whose counts are in the Backup's status. Optional.
 	PostHooks PostHooks
 }
 
-// StoreName is the backup's name in the store.
+// StoreName returns the backup's name in the store.
 func (r Request) StoreName() string {
 	return format.StoreName(r.Backup.Namespace, r.Backup.Name, r.Cluster.SystemNamespace)
 }
 
-// Store is what this package needs of the backup's storage location.
+// Store is the needed part of the backup's storage location.
 type Store interface {
 	store.Reader
 	store.Writer
 }
 
-// Dependencies are the clients that a backup works with.
+// Dependencies are the clients of a backup.
 type Dependencies struct {
 	Discovery Discovery
 	// Client makes requests to the root of the API server, as rest.UnversionedRESTClientFor. It
@@ -106,13 +106,13 @@ type Dependencies struct {
 	Retry wait.Backoff
 }
 
-// Outcome is how a backup ended.
+// Outcome is a backup's end.
 type Outcome struct {
 	// Status is the run's final status: phase, counts, times and reason of a failure.
 	Status v1alpha1.BackupStatus
 	Stored bool
-	// FailedPostHooks lists the failed post hooks in one line, after which pods may be frozen; else
-	// empty. The stored backup has them, too.
+	// FailedPostHooks lists the failed post hooks in one line, after which pods may be frozen. The
+	// stored backup has them, too.
 	FailedPostHooks string
 }
 
@@ -349,7 +349,7 @@ func (e *execution) newCollector(ctx context.Context) (*collector, error) {
 	}, nil
 }
 
-// writeTo has objects go into a tarball and a manifest.
+// writeTo directs objects into a tarball and a manifest.
 func (c *collector) writeTo(archive tarball, items graph) {
 	c.sink = newSink(archive, items, c.log, c.progress)
 	if len(c.selectors) > 0 && ptr.Deref(c.spec.IncludeReferenced, true) {
@@ -357,7 +357,7 @@ func (c *collector) writeTo(archive tarball, items graph) {
 	}
 }
 
-// parseSelectors returns the selectors; an object must match one of them, or none are given.
+// parseSelectors returns the selectors: an object must match one of them, if there are any.
 func parseSelectors(spec *v1alpha1.BackupSpec) ([]labels.Selector, error) {
 	from := spec.OrLabelSelectors
 	if spec.LabelSelector != nil {

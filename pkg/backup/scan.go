@@ -190,8 +190,8 @@ func (s *scanner) empty(bracket byte) (ended bool, err error) {
 	return false, nil
 }
 
-// next reads after a value within brackets: the closing one, or a comma and the begin of the next
-// value.
+// next reads after a value within brackets: the closing one, or a comma and the beginning of the
+// next value.
 func (s *scanner) next() (ended bool, err error) {
 	bracket := s.open[len(s.open)-1]
 	c, err := s.token()

@@ -72,7 +72,7 @@ func (c *collector) readServices(ctx context.Context, selected []resource) error
 	return nil
 }
 
-// vanished reports a resource that the server no longer serves since the backup began. If its
+// vanished reports a resource that the server has stopped serving during the backup. If its
 // definition was deleted, so were its objects. Otherwise they may exist, and the backup lacks them.
 func (c *collector) vanished(ctx context.Context, about subject, r resource, cause error) error {
 	text := fmt.Sprintf("the cluster served it when the backup began, and no longer does: the backup has none of its objects: %v", cause)
@@ -93,7 +93,7 @@ func (c *collector) vanished(ctx context.Context, about subject, r resource, cau
 	return nil
 }
 
-// warnOfExcluded warns of excluding words that match no namespace: a misspelt one leaves in a
+// warnOfExcluded warns of excluding words that match no namespace: a misspelt one includes a
 // namespace that was to stay out. All namespaces have been read.
 func (c *collector) warnOfExcluded() {
 	for _, word := range c.spec.ExcludedNamespaces {

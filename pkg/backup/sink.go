@@ -26,7 +26,7 @@ type Progress struct {
 }
 
 // Objects returns the objects found and written so far. The first is an estimate, which may fall
-// when announced objects are left out.
+// when announced objects are omitted.
 func (p *Progress) Objects() v1alpha1.BackupProgress {
 	written := p.written.Load()
 	return v1alpha1.BackupProgress{TotalItems: max(p.found.Load(), written), ItemsBackedUp: written}
@@ -51,13 +51,11 @@ type sink struct {
 	failed error
 }
 
-// tarball takes objects as archive.Writer does.
 type tarball interface {
 	Add(item archive.Item, content []byte, placed func(archive.Position)) error
 	Close() error
 }
 
-// graph takes the items of a manifest as manifest.Writer does.
 type graph interface {
 	Add(item *manifest.Item) error
 }
@@ -203,7 +201,7 @@ func describe(r resource, h *head, stored []byte, reason string) *manifest.Item 
 		References: manifest.ReferencesOf(schema.GroupKind{Group: r.Group, Kind: r.kind}, h.Metadata.Namespace, stored),
 		Size:       content.Size, SHA256: content.SHA256, Reason: reason, Original: h.original,
 	}
-	// The annotation holds a copy of the object. Other tools have their own, so a Secret keeps no
+	// The annotation has a copy of the object. Other tools have their own, so a Secret keeps no
 	// annotations.
 	delete(item.Annotations, corev1.LastAppliedConfigAnnotation)
 	if r.GroupResource() == secretsResource {

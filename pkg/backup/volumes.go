@@ -33,7 +33,7 @@ const (
 // Volumes moves the data of volumes. The implementer stops uploads that have not ended when Run
 // returns.
 type Volumes interface {
-	// Submit hands over a volume once, and returns without waiting for its upload.
+	// Submit hands over a volume once, without waiting for its upload.
 	Submit(ctx context.Context, volume *format.Volume) error
 	// Wait returns when the submitted volumes have ended and have their status.
 	Wait(ctx context.Context, volumes []*format.Volume) error

@@ -16,20 +16,18 @@ import (
 )
 
 const (
-	// maxForeign is the most bytes of a backup's metadata that are kept without a trusted
-	// signature.
+	// maxForeign bounds the kept metadata of a backup without a trusted signature, in bytes.
 	maxForeign = 16 << 10
 	// maxAbridged bounds each part that is kept of larger metadata.
 	maxAbridged = 4 << 10
 	// maxText bounds its other texts, and the texts of volumes.
 	maxText = 1 << 10
-	// maxName is Kubernetes's limit of names.
 	maxName = 253
 )
 
 // Abridge shortens large metadata without a trusted signature, and sets the condition Abridged. It
-// keeps how the backup ended, when it expires and its namespaces: lists and restores by name need
-// them. A selection that is too long becomes one of everything, never of less.
+// keeps the backup's end, expiration and namespaces: lists and restores by name need them. A
+// selection that is too long becomes one of everything, never of less.
 func Abridge(backup *v1alpha1.Backup) {
 	size := footprint.Of(backup)
 	if size <= maxForeign {
@@ -74,7 +72,7 @@ func Abridge(backup *v1alpha1.Backup) {
 	})
 }
 
-// IsAbridged reports whether Abridge has left something out of a backup.
+// IsAbridged reports whether Abridge has shortened a backup.
 func IsAbridged(backup *v1alpha1.Backup) bool {
 	return meta.IsStatusConditionTrue(backup.Status.Conditions, v1alpha1.ConditionAbridged)
 }

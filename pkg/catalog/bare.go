@@ -14,16 +14,16 @@ import (
 // missedVersions differ from all present versions, so the next listing reads the entry.
 var missedVersions = map[string]string{"backups": "missed"}
 
-// keepLocked returns the rows that were read of an entry that is no Backup, and the known rows that
-// are missing and were not deleted here, as a listing may be partial. A row leaves when a second
-// listing lacks it, too. None leaves while nothing at all is read, unless the loss is accepted.
+// keepLocked returns the read rows of an entry that is no Backup, and the known rows that are
+// missing and were not deleted here: a listing may be partial. A row leaves when a second listing
+// lacks it, too. None leaves while nothing is read, unless the loss is accepted.
 func (c *Catalog) keepLocked(e *entry, rows *packedRows, now time.Time) *packedRows {
 	there := map[string]bool{}
 	for i := range rows.len() {
 		there[rows.at(i).backupName()] = true
 	}
 	for _, d := range c.deletions[BackupID{Location: e.location, StoreName: e.storeName}] {
-		there[d.backupName] = true // deleted here, present or not
+		there[d.backupName] = true // deleted here
 	}
 	lost := slices.DeleteFunc(e.read.unpack(), func(r row) bool { return there[r.backupName()] })
 	// A single unfinished row leaves when it has failed.
@@ -60,7 +60,6 @@ func (c *Catalog) keepLocked(e *entry, rows *packedRows, now time.Time) *packedR
 	return pack(slices.Concat(rows.unpack(), lost))
 }
 
-// acceptsLoss reports whether a listing accepts that all rows of the entry are missing.
 func (e *entry) acceptsLoss(listing *Listing, now time.Time) bool {
 	return !e.emptied.IsZero() && !e.emptied.After(listing.Accepted) && !listing.Accepted.After(now)
 }

@@ -17,11 +17,10 @@ import (
 
 // Writers to a bucket may store any number of backups. So each location has a bound for backups
 // that neither this cluster nor a trusted one has signed. They are kept in an order, up to the
-// first that does not fit. Order and sizes depend only on the store's content, not on the order of
-// reading.
+// first that does not fit. Order and sizes depend only on the store's content.
 //
-// A backup that is left out is not listed, but counts as present, and is no loss. It is read again
-// when there is room, or when the trusted clusters change.
+// An omitted backup counts as present, and is no loss. It is read again when there is room, or when
+// the trusted clusters change.
 
 // DefaultForeignBytes bounds the backups of a location without a trusted signature.
 const DefaultForeignBytes = 64 << 20
@@ -43,12 +42,10 @@ const (
 )
 
 type foreign struct {
-	// kept has the listed entries in order.
 	kept  *btree.BTree[*entry]
 	bytes int64
 	// first is a copy, with name and weight, of the first entry that does not fit; nil if all do.
-	first *entry
-	// leftOut counts the entries that are not listed.
+	first   *entry
 	leftOut int
 	// freed is set when room may have been freed since the last check.
 	freed bool
@@ -67,7 +64,7 @@ func isBefore(a, b *entry) bool { return compareForeign(a, b) < 0 }
 // the first Put.
 func (c *Catalog) SetForeignBytes(bytes int64) { c.foreignBytes = bytes }
 
-// LeftOut returns how many backups of a location are left out, and the name of the newest.
+// LeftOut returns the number of a location's omitted backups, and the newest one's name.
 func (c *Catalog) LeftOut(location string) (count int, newest string) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -85,7 +82,7 @@ func isVouchedFor(backup *v1alpha1.Backup) bool {
 	return origin != nil && (origin.Trust == v1alpha1.BackupTrustOwn || origin.Trust == v1alpha1.BackupTrustTrusted)
 }
 
-// weigh gives the place of a backup, or without one of a folder of a volume, which is never signed.
+// weigh returns the place of a backup, or of a volume's folder, which is never signed.
 func (e *entry) weigh(backup *v1alpha1.Backup, rows *packedRows) weight {
 	if backup == nil {
 		w := weight{class: weightForeign, bytes: entryBytes + rows.footprint()}
@@ -129,7 +126,7 @@ func (c *Catalog) foreignLocked(location string) *foreign {
 	return f
 }
 
-// fitsLocked reports whether an entry with this content may be listed. Otherwise it is left out.
+// fitsLocked reports whether an entry may be listed with this content. Otherwise it is left out.
 func (c *Catalog) fitsLocked(e *entry, backup *v1alpha1.Backup, rows *packedRows, changed *recorder) bool {
 	c.takeLocked(e)
 	if backup != nil && isVouchedFor(backup) {
@@ -147,7 +144,7 @@ func (c *Catalog) fitsLocked(e *entry, backup *v1alpha1.Backup, rows *packedRows
 // leaveOutLocked unlists an entry, and keeps only its weight.
 func (c *Catalog) leaveOutLocked(e *entry, of weight, changed *recorder) {
 	f := c.foreignLocked(e.location)
-	if e.read == nil { // else its listing tells by them when it is to be read again
+	if e.read == nil { // else its listing needs them to tell when to read it again
 		e.versions = nil
 	}
 	c.setLocked(e, nil, nil, nil, false, changed)
@@ -160,7 +157,6 @@ func (c *Catalog) leaveOutLocked(e *entry, of weight, changed *recorder) {
 	}
 }
 
-// takeLocked ends that an entry is left out.
 func (c *Catalog) takeLocked(e *entry) {
 	if !e.leftOut {
 		return
@@ -203,7 +199,7 @@ func (c *Catalog) shedLocked(changed *recorder) {
 	}
 }
 
-// readmitLocked marks entries that fit by now to be read again.
+// readmitLocked marks entries that fit now, to be read again.
 func (c *Catalog) readmitLocked(location string) {
 	f := c.foreign[location]
 	if f == nil || !f.freed {
@@ -231,8 +227,8 @@ func (c *Catalog) readmitLocked(location string) {
 	}
 }
 
-// readLeftOut marks all entries that are left out to be read again, and abridged backups that are
-// trusted by now.
+// readLeftOut marks all omitted entries, and abridged backups that are trusted now, to be read
+// again.
 func (c *Catalog) readLeftOut(concerned func(location string) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

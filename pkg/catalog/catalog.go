@@ -1,16 +1,17 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package catalog is the in-memory cache of all stores: their backups, and the volumes in these. It
-// is pure state: package refresh puts in what it lists and reads; objects and changes come out.
+// Package catalog is the in-memory cache of all stores' backups and their volumes. It is pure
+// state: package refresh puts in what it reads; objects and changes come out.
 //
 // An entry is one backup in one location. A row is a volume backup. A volume is a claim, or a pod's
 // volume without one. An entry that is no Backup ("bare") is the folder of one volume, as Longhorn
 // has them. An unreadable backup is one row, and is tried again. docs/catalogue.md says when
-// missing backups leave, and how much is kept of foreign ones. Names and uids depend only on the
-// stores and on trust: a backup is listed in a tenant's namespace if a cluster that is trusted for
-// that namespace has signed it, else in the system namespace. Changes of trust move rows without
-// reading. What is listed in a namespace names only backups of that namespace; others have a
+// missing backups leave, and how much is kept of foreign ones.
+//
+// Names and uids depend only on the stores and on trust. A backup is listed in a tenant's namespace
+// if a cluster trusted for it has signed the backup, else in the system namespace. Changes of trust
+// move rows without reading. A namespace's objects name only its own backups; others have a
 // pseudonym. The system namespace, and lists over all namespaces, name all.
 package catalog
 
@@ -49,7 +50,7 @@ type Catalog struct {
 	foreignBytes int64
 	trust        trust  // guarded by mu
 	sought       volume // search key for volumes; guarded by mu
-	// deletions has the recorded deletions of volumes; recorded has the backups of each record.
+	// deletions has the recorded deletions of volumes; recorded has each record's backups.
 	deletions map[BackupID][]deletion         // guarded by mu
 	recorded  map[types.UID]map[BackupID]bool // guarded by mu
 
@@ -59,12 +60,12 @@ type Catalog struct {
 	taken                         *History
 	// guarded by mu
 	resting int64
-	// withdrawn counts rows that left a namespace whose readers may not see them any more; guarded
-	// by mu.
+	// withdrawn counts rows that left a namespace, whose readers may no longer see them; guarded by
+	// mu.
 	withdrawn uint64
 }
 
-// entry is read as one: a backup, or, in a store of another layout, all backups of one volume.
+// entry is read as one: a backup, or all backups of one volume in another layout.
 type entry struct {
 	location, storeName string
 
@@ -72,16 +73,15 @@ type entry struct {
 	// It is nil for an unfinished backup and a bare entry.
 	backup *v1alpha1.Backup
 	rows   *packedRows
-	// deleted marks rows that were deleted from the backup, and are not listed; nil if none.
+	// deleted marks the deleted rows, which are not listed; nil if none.
 	deleted []bool
-	// bare is true for the folder of one volume, which is no Backup.
-	bare bool
+	bare    bool
 	// read has all rows of a bare entry, including deleted ones.
 	read *packedRows
-	// missed is since when rows of read were missing, by the backups' names.
+	// missed has since when rows of read are missing, by the backups' names.
 	missed map[string]time.Time
-	// emptied is since when a bare entry lacks all rows; lossAccepted allows them to leave if that
-	// is found again.
+	// emptied is since when a bare entry lacks all rows. lossAccepted lets them leave if that is
+	// found again.
 	emptied      time.Time
 	lossAccepted bool
 	// claims is the origin by the metadata; nil for a stand-in or bare entry.
@@ -96,10 +96,10 @@ type entry struct {
 	versions map[string]string
 	digests  Digests
 
-	// shadowed is true if an entry of another location with this store name comes first; the name
-	// then has the location as a suffix.
+	// shadowed is true if an entry of another location has this store name and precedes it. Then
+	// the location is a suffix of its name.
 	shadowed bool
-	// held is the entry as listed; nil while it is not.
+	// held is the entry as listed; nil if it is not.
 	held *held
 
 	// weight is its place among the foreign entries, where it counts while counted. leftOut entries
@@ -114,7 +114,7 @@ type entry struct {
 	// did.
 	missingSince time.Time
 	suspect      bool
-	// askedAt is the start of the latest read that found no finished backup.
+	// askedAt is the start of the latest read without a finished backup.
 	askedAt time.Time
 	// retryAt is the next read; zero means none.
 	retryAt  time.Time
@@ -123,7 +123,7 @@ type entry struct {
 
 func (e *entry) known() bool { return e.backup != nil || e.bare }
 
-// Content is what was read of an entry.
+// Content is the read content of an entry.
 type Content struct {
 	// Backup is the metadata. Its origin decides where it is listed. Nil for a folder of one
 	// volume.
@@ -132,15 +132,15 @@ type Content struct {
 	Volumes []Volume
 	Packed  Rows `json:"-"`
 	// Trusted lists the volume backups of a bare entry in their namespaces, except the system
-	// namespace; otherwise all are listed there.
+	// namespace. Otherwise all are listed there.
 	Trusted     bool
 	Changes     []format.Expiration
 	ChangesRead []string
-	// Replaced says that our backup's metadata was replaced, and what is left of it; or is empty.
+	// Replaced says that our backup's metadata was replaced, and what remains; or is empty.
 	Replaced     string
 	VolumesError string
-	// Versions are the versions of the objects that were read, by the layout's names; nil if the
-	// layout detects changes otherwise.
+	// Versions are the versions of the read objects, by the layout's names; nil if the layout
+	// detects changes otherwise.
 	Versions map[string]string
 	Digests  Digests `json:",omitzero"`
 }
@@ -152,11 +152,11 @@ type Digests struct {
 	Manifest string `json:",omitempty"`
 }
 
-// Rows is how many volumes there are.
+// Rows returns the number of volumes.
 func (c *Content) Rows() int { return max(len(c.Volumes), c.Packed.Len()) }
 
 // New returns an empty catalogue. notify, if not nil, is called after each change, one call at a
-// time and in order; it may read the catalogue, but not change it.
+// time and in order. It may read the catalogue, but not change it.
 func New(systemNamespace string, notify func(Changes)) *Catalog {
 	if notify == nil {
 		notify = func(Changes) {}
@@ -180,13 +180,13 @@ func (c *Catalog) Put(location, storeName string, content Content, now time.Time
 	c.PutAll(location, []Item{{storeName, content}}, now)
 }
 
-// Item is what was read of one entry.
+// Item is the read content of one entry.
 type Item struct {
 	StoreName string
 	Content   Content
 }
 
-// PutAll puts several entries as one change, so that their consequences are computed once.
+// PutAll puts several entries as one change, to compute their consequences once.
 func (c *Catalog) PutAll(location string, items []Item, now time.Time) {
 	rows := make([]*packedRows, len(items)) // made without a lock
 	for i := range items {
@@ -234,8 +234,8 @@ func (c *Catalog) putLocked(e *entry, content *Content, rows *packedRows, now ti
 	}
 }
 
-// PutUnreadable records that a backup's metadata can't be used, with the reason. It keeps the content
-// that was read before.
+// PutUnreadable records that a backup's metadata can't be used, with the reason. It keeps earlier
+// content.
 func (c *Catalog) PutUnreadable(location, storeName, reason string, now time.Time) {
 	c.change(func(changed *recorder) {
 		e := c.entryLocked(location, storeName)
@@ -274,7 +274,7 @@ func (c *Catalog) Forget(location string) {
 	c.mu.RLock()
 	storeNames := slices.Sorted(maps.Keys(c.locations[location]))
 	c.mu.RUnlock()
-	// One by one, to hold the lock for a short time.
+	// One by one, for short locks.
 	for _, storeName := range storeNames {
 		c.Remove(location, storeName)
 	}
@@ -297,7 +297,7 @@ func (c *Catalog) Remove(location, storeName string) {
 	})
 }
 
-// Len returns the number of known backups of a location, including those that are left out.
+// Len returns the number of known backups of a location, including omitted ones.
 func (c *Catalog) Len(location string) int {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -310,7 +310,7 @@ func (c *Catalog) Len(location string) int {
 	return count
 }
 
-// CountIn is the number of backups that are listed in a namespace.
+// CountIn returns the number of backups listed in a namespace.
 func (c *Catalog) CountIn(namespace string) int {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -346,8 +346,8 @@ func (c *Catalog) Replaced(location string) int {
 	return count
 }
 
-// Knows reports whether the catalogue has read, or since the given time looked for, a backup whose
-// record says that it is stored.
+// Knows reports whether the catalogue has read, or has looked for since the given time, a backup
+// that is stored by its record.
 func (c *Catalog) Knows(location, storeName string, uid types.UID, since time.Time) bool {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -372,7 +372,7 @@ func (c *Catalog) IsMissing(location, storeName string) bool {
 	return e != nil && !e.missingSince.IsZero()
 }
 
-// Readable returns the store name of some backup of a location that could be read last time, or "".
+// Readable returns the store name of some readable backup of a location, or "".
 func (c *Catalog) Readable(location string) string {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -384,7 +384,7 @@ func (c *Catalog) Readable(location string) string {
 	return ""
 }
 
-// Backup is the backup that is listed under a name, or nil.
+// Backup returns the backup listed under a name, or nil.
 func (c *Catalog) Backup(namespace, name string) *v1alpha1.Backup {
 	backup, _, _, _ := c.Find(namespace, name)
 	return backup
@@ -445,8 +445,8 @@ type group struct {
 
 func (e *entry) group() group { return group{e.storeName, e.bare} }
 
-// setLocked changes the content of an entry; backup is nil for none or a bare one. All changed rows
-// are unlisted before any is listed, since they may exchange names.
+// setLocked changes an entry's content; backup is nil for none or a bare one. All changed rows are
+// unlisted before any is listed, since they may exchange names.
 func (c *Catalog) setLocked(e *entry, backup *v1alpha1.Backup, rows *packedRows, deleted []bool, bare bool, changed *recorder) {
 	same := e.bare == bare && e.rows.equal(rows)
 	if same && slices.Equal(e.deleted, deleted) && equality.Semantic.DeepEqual(e.backup, backup) {

@@ -14,13 +14,13 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// Changes are the effects of one change on the lists. An object with a new uid for its name is
-// another object. Volume backups are too many: see History.
+// Changes are the effects of one change on the lists. An object with a new uid is another object.
+// Volume backups are too many; see History.
 type Changes struct {
 	Backups Delta[*v1alpha1.Backup]
 	Volumes Delta[*v1alpha1.BackupVolume]
-	// Named has the set volumes that lists over all namespaces show differently: with the name of a
-	// last backup in another namespace.
+	// Named has the set volumes with the name of a last backup in another namespace, for lists over
+	// all namespaces.
 	Named []*v1alpha1.BackupVolume
 }
 
@@ -59,8 +59,8 @@ func newRecorder() *recorder {
 	}
 }
 
-// ofAPod reports whether a name is of a volume without a claim, which lives with its pod. Lists of
-// volumes omit it; lists of volume backups do not.
+// ofAPod reports whether a name is of a volume without a claim. Only lists of volume backups have
+// it.
 func ofAPod(name string) bool { return strings.HasPrefix(name, "pod:") }
 
 func (r *recorder) changesLocked(c *Catalog) Changes {

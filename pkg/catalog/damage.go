@@ -19,8 +19,8 @@ import (
 
 const reasonDataLost = "DataLost"
 
-// SetDamage sets what a location's store has lost of a namespace's repository; nil for nothing.
-// Volume backups that need it are Damaged until the store has it again.
+// SetDamage sets the lost data of a namespace's repository in a location; nil for none. Volume
+// backups that need it are Damaged until the store has it again.
 func (c *Catalog) SetDamage(location, namespace string, damage *enginev1alpha1.RepositoryDamage) {
 	name := enginev1alpha1.RepositoryName(namespace, location)
 	if !c.setTrust(func(t *trust) bool {
@@ -58,7 +58,7 @@ func (p *packedRows) namespaces() (all []string) {
 }
 
 // damagedLocked sets the state Damaged of rows that need lost data, and a condition of the backup.
-// Rows whose data is back become Completed.
+// Rows with restored data become Completed.
 func (c *Catalog) damagedLocked(e *entry, placed *v1alpha1.Backup, rows *packedRows, deleted []bool) *packedRows {
 	placed.Status.Conditions = slices.DeleteFunc(slices.Clone(placed.Status.Conditions), func(is metav1.Condition) bool {
 		return is.Type == v1alpha1.ConditionVolumesDamaged
@@ -105,7 +105,7 @@ func (c *Catalog) damagedLocked(e *entry, placed *v1alpha1.Backup, rows *packedR
 	return &packedRows{cells: cells, shapes: rows.shapes, odd: rows.odd}
 }
 
-// began returns when the reading of the volume began; zero if unknown.
+// began returns the start of the volume's reading; zero if unknown.
 func (r row) began() time.Time {
 	switch {
 	case r.started != 0:

@@ -23,7 +23,7 @@ type BackupID struct {
 type VolumeInBackup struct {
 	Backup BackupID
 	Volume format.VolumeID
-	// BackupName is the volume backup's in a bare entry.
+	// BackupName is the volume backup's name in a bare entry.
 	BackupName string
 }
 
@@ -31,12 +31,12 @@ type deletion struct {
 	record     types.UID
 	volume     format.VolumeID
 	backupName string
-	// stored is true once the store has it: it then counts until the store was read again.
+	// stored is true once the store has it. It counts until the store was read again.
 	stored bool
 }
 
-// SetVolumeDeletion hides volumes of backups whose deletion is recorded, all of a record at once;
-// nil for a missing record.
+// SetVolumeDeletion hides volumes of backups with a recorded deletion, all of a record at once; nil
+// for a deleted record.
 func (c *Catalog) SetVolumeDeletion(record types.UID, deleted []VolumeInBackup) {
 	c.relist(c.changeDeletions(func() map[BackupID]bool {
 		concerned := map[BackupID]bool{}
@@ -62,7 +62,7 @@ func (c *Catalog) SetVolumeDeletion(record types.UID, deleted []VolumeInBackup) 
 	}))
 }
 
-// EndVolumeDeletion says that the store has the deletion: the store decides after the next read.
+// EndVolumeDeletion says that the store has the deletion: the next read decides.
 func (c *Catalog) EndVolumeDeletion(record types.UID) {
 	c.relist(c.changeDeletions(func() map[BackupID]bool {
 		concerned := c.recorded[record]
@@ -93,8 +93,8 @@ func (c *Catalog) changeDeletions(change func() map[BackupID]bool) []*entry {
 	return entries
 }
 
-// deletedLocked returns which rows of an entry are deleted, by the trusted change of the store or
-// by a record; nil if none. It updates the backup's counts.
+// deletedLocked returns an entry's deleted rows, by the store's trusted change or by a record; nil
+// if none. It updates the backup's counts.
 func (c *Catalog) deletedLocked(e *entry, backup *v1alpha1.Backup, rows *packedRows, newest *format.Expiration) []bool {
 	deleted := map[format.VolumeID]bool{}
 	if newest != nil {
@@ -125,7 +125,7 @@ func (c *Catalog) deletedLocked(e *entry, backup *v1alpha1.Backup, rows *packedR
 	return gone
 }
 
-// leftLocked returns the rows of a bare entry without those whose deletion is recorded.
+// leftLocked returns a bare entry's rows without a recorded deletion.
 func (c *Catalog) leftLocked(e *entry) *packedRows {
 	of := BackupID{Location: e.location, StoreName: e.storeName}
 	if len(c.deletions[of]) == 0 {
@@ -152,7 +152,6 @@ func (c *Catalog) leftLocked(e *entry) *packedRows {
 
 func isDeleted(deleted []bool, i int) bool { return deleted != nil && deleted[i] }
 
-// staysInPlace reports whether another backup of the entry would be listed in the same place.
 func (e *entry) staysInPlace(backup *v1alpha1.Backup) bool {
 	if e.bare || backup == nil || e.backup == nil || e.held == nil {
 		return false
@@ -186,7 +185,7 @@ func (r row) id() format.VolumeID {
 	return format.VolumeID{Namespace: of.namespace, Name: of.bareName(), Repeat: int32(r.repeat)}
 }
 
-// sum counts the volumes of a backup; nil without any. before has the number of omitted volumes.
+// sum counts the volumes of a backup; nil if none. before has the number of omitted volumes.
 func sum(rows *packedRows, deleted []bool, before *v1alpha1.BackupVolumesProgress) *v1alpha1.BackupVolumesProgress {
 	sum := &v1alpha1.BackupVolumesProgress{}
 	if before != nil {
@@ -216,7 +215,7 @@ func sum(rows *packedRows, deleted []bool, before *v1alpha1.BackupVolumesProgres
 // HistoryItem is one volume backup of a volume.
 type HistoryItem struct {
 	VolumeInBackup
-	// Listed is its name as a VolumeBackup, UID its uid.
+	// Listed is its name as a VolumeBackup.
 	Listed types.NamespacedName
 	UID    types.UID
 	// Of is the listed backup; nil for a bare entry.

@@ -14,9 +14,9 @@ import (
 
 const maxChanges = 100
 
-// ObserveChanges takes the listed keys of all changes of expirations, after ObserveListing, of the
-// entries that holds names (nil: all). It returns the store names of backups with new ones. A
-// change is never rewritten, so its key identifies it.
+// ObserveChanges takes the listed keys of all changes of expirations, of the entries that holds
+// names (nil: all). It is called after ObserveListing. It returns the store names of backups with
+// new ones. A change is never rewritten, so its key identifies it.
 func (c *Catalog) ObserveChanges(location string, holds func(name string) bool, keys []string) []string {
 	byBackup := map[string][]string{}
 	for _, key := range keys {
@@ -59,9 +59,8 @@ func changesOf(keys []string, backup types.UID) []string {
 	return newest[:min(len(newest), maxChanges)]
 }
 
-// applyChangesLocked applies the newest valid change of the expiration, and returns it, or nil. A
-// change is valid if the cluster that made the backup has signed it, with the same key or another
-// known one.
+// applyChangesLocked applies and returns the newest valid change of the expiration, or nil. A
+// change is valid if the backup's cluster has signed it, with the same key or another known one.
 func (c *Catalog) applyChangesLocked(e *entry, backup *v1alpha1.Backup) *format.Expiration {
 	status := &backup.Status
 	status.Expiration, status.Hold, status.ExpirationChanges = e.expiration, nil, 0

@@ -21,17 +21,17 @@ import (
 // immutable, and free to take: the catalogue copies on later changes.
 type History struct {
 	Version uint64
-	// Copied is the total of bytes copied for Histories: a difference estimates what the older one
-	// holds.
+	// Copied is the total of bytes copied for Histories. A difference estimates the older one's
+	// memory.
 	Copied uint64
-	// Withdrawn changes when a row leaves a namespace that an older History still lists, because
-	// the namespace was recreated or the signer lost trust.
+	// Withdrawn changes when a row leaves a namespace that an older History still lists: the
+	// namespace was recreated, or the signer lost trust.
 	Withdrawn uint64
 	floor     uint64
 	tree      *btree.BTree[*volume]
 }
 
-// Snapshot gives all volume backups as they are.
+// Snapshot returns all present volume backups.
 func (c *Catalog) Snapshot() *History {
 	c.mu.RLock()
 	taken := c.taken
@@ -55,7 +55,7 @@ func (c *Catalog) Version() uint64 {
 	return c.version
 }
 
-// Begin raises the version of all later Histories, and of their objects, to at least version.
+// Begin raises the version of all later Histories and objects to at least version.
 func (c *Catalog) Begin(version uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -67,8 +67,7 @@ func (c *Catalog) Begin(version uint64) {
 // Position is a place between two rows of a History. It reveals nothing of other namespaces.
 type Position struct {
 	Namespace, Volume string
-	// At is the time of the row before; Skip counts the volume's rows of that time before the
-	// position.
+	// At is the time of the row before; Skip counts the volume's earlier rows of that time.
 	At   uint32
 	Skip int
 }
@@ -78,41 +77,40 @@ type Row struct {
 	volume *volume
 	index  int
 	floor  uint64
-	// named rows, in lists over all namespaces, may name any backup.
+	// named rows may name any backup, in lists over all namespaces.
 	named bool
 }
 
 // VolumeRows are all rows of one volume.
 type VolumeRows struct{ volume *volume }
 
-// Namespace is where they are listed.
+// Namespace returns the namespace that lists them.
 func (v VolumeRows) Namespace() string { return v.volume.name.Namespace }
 
 // Name returns the name of the BackupVolume.
 func (v VolumeRows) Name() string { return v.volume.name.Name }
 
-// HasPhase reports whether one of them is in a phase.
+// HasPhase reports whether one of them has a phase.
 func (v VolumeRows) HasPhase(phase string) bool {
 	i := slices.Index(states, phase)
 	return v.volume.states>>oddState&1 == 1 || i >= 0 && v.volume.states>>i&1 == 1
 }
 
-// MayBeAlike reports whether a row may have a wanted Likeness. It checks the distinct ones, which
-// are few.
+// MayBeAlike reports whether a row may have a wanted Likeness. It checks the few distinct ones.
 func (v VolumeRows) MayBeAlike(wanted func(Likeness) bool) bool {
 	return v.volume.varied || slices.ContainsFunc(v.volume.shapes, func(s unique.Handle[shape]) bool { return wanted(Likeness{s}) })
 }
 
-// Likeness is common to many rows, mostly to all of one volume. It is comparable.
+// Likeness is the common part of many rows, mostly of all of a volume. It is comparable.
 type Likeness struct{ shape unique.Handle[shape] }
 
-// PodName is the pod's through which they were read.
+// PodName returns the name of the pod that gave access.
 func (l Likeness) PodName() string { return l.shape.Value().podName }
 
-// Node is the one that read them.
+// Node returns the node that read them.
 func (l Likeness) Node() string { return l.shape.Value().node }
 
-// Method is how their data was stored.
+// Method returns how their data was stored.
 func (l Likeness) Method() string { return l.shape.Value().method }
 
 // Labels returns the labels of the objects.
@@ -158,7 +156,7 @@ func (h *History) Count(namespace string, from Position, bound int) int {
 	return min(count, bound)
 }
 
-// VolumesOf returns the names of the volumes to which a row's name may belong.
+// VolumesOf returns the names of the possible volumes of a row's name.
 func VolumesOf(name string) []string {
 	_, of, _ := strings.Cut(name, ":") // backups' names have no colon
 	candidates := []string{of}
@@ -168,7 +166,7 @@ func VolumesOf(name string) []string {
 	return candidates
 }
 
-// Find is the row with a name.
+// Find returns the row of a name.
 func (h *History) Find(namespace, name string) (Row, bool) {
 	for _, candidate := range VolumesOf(name) {
 		v, ok := h.tree.Get(&volume{name: types.NamespacedName{Namespace: namespace, Name: candidate}})
@@ -199,7 +197,7 @@ func (r Row) member() *member { return &r.volume.members[r.index] }
 func (r Row) held() *held     { return r.member().held }
 func (r Row) row() row        { return r.member().row() }
 
-// After is the position behind the row.
+// After returns the position behind the row.
 func (r Row) After() Position {
 	p := Position{Namespace: r.Namespace(), Volume: r.VolumeName(), At: r.member().at, Skip: 1}
 	for i := r.index - 1; i >= 0 && r.volume.members[i].at == p.At; i-- {
@@ -208,7 +206,7 @@ func (r Row) After() Position {
 	return p
 }
 
-// Namespace is where it is listed.
+// Namespace returns the namespace that lists it.
 func (r Row) Namespace() string { return r.volume.name.Namespace }
 
 // VolumeName returns the name of the BackupVolume.
@@ -231,22 +229,22 @@ func (r Row) BackupUID() string {
 // BackupName returns the volume backup's own name in a bare entry.
 func (r Row) BackupName() string { return r.row().backupName() }
 
-// StorageLocation is where it lies.
+// StorageLocation returns the name of its location.
 func (r Row) StorageLocation() string { return r.held().location }
 
-// Phase is its state.
+// Phase returns its state.
 func (r Row) Phase() string { return r.row().stateName() }
 
-// Likeness is what it has in common with others.
+// Likeness returns the common part.
 func (r Row) Likeness() Likeness { return Likeness{r.held().rows.shape(int(r.member().index))} }
 
-// OfVolume are all rows of its volume.
+// OfVolume returns all rows of its volume.
 func (r Row) OfVolume() VolumeRows { return VolumeRows{r.volume} }
 
-// Version is the one at which it was listed.
+// Version returns the version at which it was listed.
 func (r Row) Version() uint64 { return max(r.held().version, r.floor) }
 
-// Object makes the object.
+// Object returns the VolumeBackup.
 func (r Row) Object() *v1alpha1.VolumeBackup {
 	return r.held().volumeBackup(r.row(), r.volume.name, r.named)
 }
@@ -256,12 +254,12 @@ type volume struct {
 	// members are in order; shared with a History if shared.
 	members []member
 	shared  bool
-	// epoch is the catalogue's at creation: if that is later, a History has this volume.
+	// epoch is the catalogue's at creation. If the catalogue's is later, a History has this volume.
 	epoch uint64
 	// loose is the index of the first unsorted member, during a change; zero if all are sorted.
 	loose int
 
-	// The rest is computed from members. After a removal it is stale until recount.
+	// Computed from members. After a removal it is stale until recount.
 	stale     bool
 	locations []string
 	completed int32
@@ -309,7 +307,7 @@ func compareMembers(a, b member) int {
 	return cmp.Or(strings.Compare(a.held.storeName, b.held.storeName), strings.Compare(a.held.location, b.held.location), cmp.Compare(a.index, b.index))
 }
 
-// volumeLocked returns the volume of a name to change it; a new one if missing.
+// volumeLocked returns the volume of a name for a change; a new one if missing.
 func (c *Catalog) volumeLocked(name types.NamespacedName) *volume {
 	c.sought.name = name
 	v, ok := c.volumes.Get(&c.sought)
@@ -332,7 +330,7 @@ func (c *Catalog) addLocked(v *volume, m member) {
 	if last := len(v.members) - 1; last >= 0 && v.loose == 0 && compareMembers(v.members[last], m) > 0 {
 		v.loose = len(v.members)
 	}
-	// Appending does not change the part that others share.
+	// Appending does not change the shared part.
 	v.members = append(v.members, m)
 	if !v.stale { // else last may be removed
 		v.count(m)

@@ -14,7 +14,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// Claim names a volume claim in a namespace of that name, whether recreated or not.
+// Claim names a volume claim in a namespace of that name, recreated or not.
 type Claim = types.NamespacedName
 
 // HeldClaims returns the sorted claims whose data the named backup holds. Failed and deleted
@@ -27,7 +27,7 @@ func (c *Catalog) HeldClaims(namespace, name string) []Claim {
 
 // LastData returns the sorted claims whose newest data the named backup holds: no other good backup
 // of this cluster has newer data. Only existing namespaces count; a recreated one continues the
-// former. Backups that going reports as being deleted don't count.
+// former. Backups being deleted, as going reports, don't count.
 func (c *Catalog) LastData(namespace, name string, going func(v1alpha1.BackupReference) bool) []Claim {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
@@ -97,7 +97,7 @@ func holds(r row) bool {
 	return r.state == stateCompleted && s.claimName != "" && s.method != format.UploaderRestic
 }
 
-// canBring reports whether this cluster vouches for a backup and its data may be restored. Doubts
+// canBring reports whether this cluster vouches for a backup whose data may be restored. Doubts
 // about a whole backup belong here; doubts about a volume are the state of its row.
 func canBring(h *held) bool {
 	if h.row == nil {

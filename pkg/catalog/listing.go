@@ -40,16 +40,16 @@ type Listing struct {
 	Names []string
 	// Holds reports whether the listing covers a name; nil covers all.
 	Holds func(name string) bool
-	// Begun is its start: it may lack later writes.
+	// Begun is its start. It may lack later writes.
 	Begun time.Time
 	// Suspicion says why missing entries are not believed; empty if they are.
 	Suspicion string
-	// Accepted is an instant: any entries missing then may leave. A future instant accepts nothing
+	// Accepted is an instant. Any entries missing then may leave. A future instant accepts nothing
 	// yet.
 	Accepted time.Time
 }
 
-// Findings are what a listing calls for.
+// Findings are the consequences of a listing.
 type Findings struct {
 	Read []string
 	Gone []string
@@ -121,8 +121,7 @@ func (e *entry) toRead(now time.Time) bool {
 
 // losses are the missing entries of a location, over all shards.
 type losses struct {
-	// known counts the entries without accepted and explained losses, missing the missing ones
-	// among them.
+	// known counts the entries without accepted and explained losses; missing is the missing part.
 	known, missing int
 	// accepted, explained and confirmed have been missing for two listings; confirmed are not too
 	// many.
@@ -188,7 +187,7 @@ func (l *losses) gone(doubted bool) []*entry {
 	return slices.Concat(l.accepted, l.explained, l.confirmed)
 }
 
-// expired reports whether a backup was to be removed from its store by then, by any cluster.
+// expired reports whether any cluster was to remove a backup by then.
 func (e *entry) expired(by time.Time) bool {
 	if e.backup == nil {
 		return false

@@ -12,7 +12,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// ChangesOf returns the keys of the changes of expirations that are to be read with a backup.
+// ChangesOf returns the keys of the changes of expirations to read with a backup.
 func ChangesOf(keys []string, backup types.UID) []string { return changesOf(keys, backup) }
 
 // KnowsCluster reports whether a cluster is this one, or trusted by the location.
@@ -32,7 +32,7 @@ func (c *Catalog) KnowsKey(location, clusterUID, publicKey string) (own, trusted
 	return verdict.own, len(verdict.grants) > 0
 }
 
-// ClusterUID is the uid of this cluster; empty if it is not known.
+// ClusterUID returns the uid of this cluster; empty if unknown.
 func (c *Catalog) ClusterUID() string {
 	c.mu.RLock()
 	defer c.mu.RUnlock()

@@ -34,7 +34,7 @@ type row struct {
 	displaced bool
 }
 
-// shape is common to many volume backups, and interned.
+// shape is the interned common part of many volume backups.
 type shape struct {
 	namespace, namespaceUID, claimName, podName, podVolume, node, volumeName, method, message string
 	labels                                                                                    Labels
@@ -182,7 +182,7 @@ func (p *packedRows) equal(other *packedRows) bool {
 	return p.len() == other.len() && slices.Equal(p.cells, other.cells) && slices.Equal(p.shapes, other.shapes) && slices.Equal(p.odd, other.odd)
 }
 
-// knownShapes interns lists of shapes, by their first: mostly, each backup of a schedule has the
+// knownShapes interns lists of shapes, by their first: the backups of a schedule mostly have the
 // same volumes.
 var knownShapes struct {
 	mu    sync.Mutex
@@ -385,13 +385,13 @@ func unpackTime(seconds uint32) metav1.Time {
 
 func clamp(t time.Time) uint32 { return uint32(min(max(t.Unix(), 0), math.MaxUint32)) }
 
-// Rows are volume backups at rest. They never change.
+// Rows are packed, immutable volume backups.
 type Rows struct{ rows *packedRows }
 
-// Len is how many there are.
+// Len returns their number.
 func (r Rows) Len() int { return r.rows.len() }
 
-// Volumes are a copy of them as they were packed.
+// Volumes returns a copy of them as they were packed.
 func (r Rows) Volumes() []Volume { return r.rows.volumes() }
 
 // Packer packs the volumes of entries, fastest after an entry of the same volumes. It is not safe

@@ -25,7 +25,7 @@ type trust struct {
 	namespaces  map[string]types.UID
 	successions identity.Successions
 	clusters    map[string][]enginev1alpha1.TrustedCluster
-	// damage is what stores have lost, by the repository's name.
+	// damage is the lost data of stores, by the repository's name.
 	damage map[string]*enginev1alpha1.RepositoryDamage
 }
 
@@ -65,7 +65,7 @@ func (c *Catalog) SetTrustedClusters(clusters map[string][]enginev1alpha1.Truste
 	return changed
 }
 
-// SetNamespaces says which namespaces exist, all of them.
+// SetNamespaces sets all existing namespaces.
 func (c *Catalog) SetNamespaces(namespaces map[string]types.UID) {
 	c.setTrust(func(t *trust) bool {
 		t.namespaces = maps.Clone(namespaces)
@@ -94,7 +94,7 @@ func (c *Catalog) SetNamespace(name string, uid types.UID) {
 	}
 }
 
-// SetSuccessions says which namespaces continue others of their names, all of them.
+// SetSuccessions sets which namespaces continue others of their names.
 func (c *Catalog) SetSuccessions(successions identity.Successions) {
 	changed := map[string]bool{}
 	c.setTrust(func(t *trust) bool {
@@ -118,8 +118,8 @@ func (c *Catalog) setTrust(set func(*trust) bool) bool {
 	return set(&c.trust)
 }
 
-// replace lists entries where they belong now, one by one to hold the lock for a short time. An
-// entry that is Put meanwhile is in place already.
+// replace lists entries where they belong now, one by one for short locks. An entry that is Put
+// meanwhile is in place already.
 func (c *Catalog) replace(concerned func(*entry) bool) {
 	c.mu.RLock()
 	var entries []*entry
@@ -257,8 +257,8 @@ func (t *trust) judge(location string, claims *v1alpha1.BackupOrigin) verdict {
 	return v
 }
 
-// reachesLocked reports whether a backup of a namespace is listed in the present namespace of its
-// name. Our own is, if that is the same namespace, or continues it, or does not exist.
+// reachesLocked reports whether a backup is listed in the present namespace of its name. Our own
+// is, if that is the same namespace, or continues it, or does not exist.
 func (c *Catalog) reachesLocked(v *verdict, namespace string, uid types.UID) bool {
 	if v.own && c.trust.namespaces != nil {
 		if present, exists := c.trust.namespaces[namespace]; !exists || uid != "" && c.trust.successions.Same(namespace, present, uid) {

@@ -38,7 +38,7 @@ type Volume struct {
 	// the system namespace.
 	Namespace, NamespaceUID string
 	ClaimName               string
-	// PodName and PodVolume are the pod through which it was read.
+	// PodName and PodVolume are the pod and volume that gave access to it.
 	PodName, PodVolume string
 	Node               string
 	// VolumeName is the persistent volume's, or the storage system's. It names only a volume
@@ -53,7 +53,7 @@ type Volume struct {
 	Method       string
 	Labels       Labels
 	State        string
-	// Message says why the upload failed, or why it can't be restored or read.
+	// Message is why the upload failed, or why it can't be restored or read.
 	Message string
 	// In bytes. VolumeSize is the volume's capacity.
 	SizeBytes, BytesDone, IncrementalBytes, VolumeSize int64
@@ -66,7 +66,7 @@ func (v *Volume) completed() bool { return v.State == v1alpha1.VolumeBackupCompl
 // Labels is a set of labels as canonical JSON, comparable; empty without labels.
 type Labels string
 
-// NewLabels returns the set of the given ones.
+// NewLabels returns a set of labels.
 func NewLabels(of map[string]string) Labels {
 	if len(of) == 0 {
 		return ""
@@ -165,7 +165,6 @@ const maxKnownTexts = 8 << 20
 
 const maxMessage = 4 << 10
 
-// know decodes what is stored about the volume itself.
 func (v *Volume) know(text string) {
 	if text == "" {
 		return
@@ -412,8 +411,7 @@ func (h *held) volumeBackup(r row, volume types.NamespacedName, all bool) *v1alp
 	return object
 }
 
-// url returns where a volume backup is stored. It has the location's name, which is public, and not
-// the bucket's.
+// url returns where a volume backup is stored. It has the location's public name, not the bucket's.
 func (h *held) url(v *Volume) string {
 	u := url.URL{Scheme: "store", Host: h.location}
 	switch {
@@ -453,7 +451,7 @@ func optional(t metav1.Time) *metav1.Time {
 const maxMessages = 5
 
 // messages returns up to maxMessages: of failures after the last completed backup, the newest
-// first, then of those that can't be read.
+// first, then of unreadable ones.
 func (v *volume) messages() []string {
 	var messages []string
 	add := func(concerned func(m member) bool) {

@@ -10,14 +10,14 @@ import (
 	"io"
 )
 
-// MaxObjectBytes bounds an object that is read by itself. No API server takes one as large.
+// MaxObjectBytes bounds an object that is read by itself. No API server accepts one as large.
 const MaxObjectBytes = 16 << 20
 
 // ErrPlace says that an object is not where the manifest says.
 var ErrPlace = errors.New("the object does not lie where the manifest says")
 
-// PartBytes returns how many bytes of a tarball, from a gzip member on, suffice to read an object of a
-// size at the offset of its Position. It fails with ErrPlace for a place that no Writer gives.
+// PartBytes returns how many bytes of a tarball, from a gzip member on, suffice to read an object
+// of a size at a Position's offset. It fails with ErrPlace for a place that no Writer gives.
 func PartBytes(offset, size int64) (int64, error) {
 	if offset < 0 || size < 0 || offset > 4*MaxObjectBytes || size > MaxObjectBytes {
 		return 0, fmt.Errorf("%w: %d bytes from %d", ErrPlace, size, offset)

@@ -23,15 +23,15 @@ const MaxItems = 1_000_000
 // ErrTooMany says that a backup has more objects than MaxItems.
 var ErrTooMany = fmt.Errorf("there are more objects than a restore reads, which are %d: make several backups, each of some namespaces", MaxItems)
 
-// ErrTooLarge says that the objects of a backup take more memory than a restore has.
+// ErrTooLarge says that a backup's objects take more memory than a restore has.
 var ErrTooLarge = errors.New("the objects take more than a restore reads, with both copies of each: make several backups, each of some namespaces")
 
 // ErrBomb says that a tarball decompresses to far more than its size allows.
 var ErrBomb = errors.New("it decompresses to far more than a backup does: refusing to read it")
 
 const (
-	// maxRatio bounds the ratio of compression beyond ratioFrom. Objects that are much alike have
-	// a ratio of 50.
+	// maxRatio bounds the ratio of compression beyond ratioFrom. Very similar objects have a ratio
+	// of 50.
 	maxRatio  = 250
 	ratioFrom = 256 << 20
 )
@@ -57,8 +57,7 @@ type Reader struct {
 	next int64
 }
 
-// NewReaderAt returns a Reader from a gzip member on; a tar header follows after offset
-// decompressed bytes.
+// NewReader returns a Reader of a whole tarball.
 func NewReader(r io.Reader) (*Reader, error) { return NewReaderAt(r, 0) }
 
 // NewReaderAt returns a Reader from a gzip member on; a tar header follows after offset
@@ -76,8 +75,8 @@ func NewReaderAt(r io.Reader, offset int64) (*Reader, error) {
 	return &Reader{tar: tar.NewReader(plain), plain: plain, next: offset}, nil
 }
 
-// Next goes on to the next copy of an object, and skips other files. It returns io.EOF at the end, and
-// an error for a path that leaves the tarball.
+// Next moves to the next copy of an object, and skips other files. It returns io.EOF at the end,
+// and an error for a path that leaves the tarball.
 func (r *Reader) Next() (Entry, error) {
 	for {
 		header, err := r.tar.Next()
@@ -92,7 +91,7 @@ func (r *Reader) Next() (Entry, error) {
 		}
 		offset := r.next
 		r.next = r.plain.read
-		if header.Typeflag < tar.TypeLink || header.Typeflag > tar.TypeFifo { // allSegments reports whether all segments are valid. An item without its namespace would pass for a cluster-scoped one.
+		if header.Typeflag < tar.TypeLink || header.Typeflag > tar.TypeFifo { // others have no content
 			r.next += (header.Size + blockBytes - 1) / blockBytes * blockBytes
 		}
 		if header.Typeflag != tar.TypeReg {
@@ -146,8 +145,8 @@ func parsePath(path string) (Entry, bool) {
 	return entry, isItem && isSegment(entry.Name)
 }
 
-// allSegments reports whether all segments are valid. Without its namespace an item would pass for a
-// cluster-scoped one.
+// allSegments reports whether all segments are valid. Without its namespace an item would pass for
+// a cluster-scoped one.
 func allSegments(segments []string) bool {
 	for _, segment := range segments {
 		if !isSegment(segment) {

@@ -38,8 +38,7 @@ const (
 // Item identifies an object in a tarball.
 type Item struct {
 	Resource schema.GroupResource
-	// Version is the version in which the object was read.
-	Version string
+	Version  string
 	// Namespace is empty for a cluster-scoped object.
 	Namespace string
 	Name      string
@@ -51,8 +50,8 @@ var ErrItem = errors.New("the object can't be in the tarball")
 // Writer writes one tarball. It is not safe for concurrent use. After an error other than ErrItem
 // every further call fails.
 //
-// Its gzip members are compressed in parallel and written in order by the caller. One member for
-// each processor is in memory.
+// Its gzip members are compressed in parallel, one for each processor, and written in order by the
+// caller.
 type Writer struct {
 	tar        *tar.Writer
 	plain, out *meter
@@ -85,20 +84,19 @@ type added struct {
 // from the gzip member at Member on.
 type Position struct{ Member, Offset int64 }
 
-// maxParallel bounds the members that are compressed at once.
 const maxParallel = 4
 
-// modestRatio is the ratio from which a member is compressed less: readers refuse a higher one, and a
-// tenant may have written the objects.
+// modestRatio is the ratio above which a member is compressed less: readers refuse too high a
+// ratio, and a tenant may have written the objects.
 const modestRatio = maxRatio / 2
 
 // compressors are kept, since they allocate more than they compress. The modest ones reach a ratio of
 // eight.
 var compressors, modestCompressors sync.Pool
 
-// NewWriter begins a tarball on w, as several gzip members, which readers take for one. Every entry has
-// the given time, so that equal items give equal bytes. The name of the backup makes the tarballs of two
-// backups differ.
+// NewWriter begins a tarball on w, as several gzip members, which readers take for one. Every entry
+// has the given time, so that equal items give equal bytes. The backup's name makes the tarballs of
+// two backups differ.
 func NewWriter(w io.Writer, at time.Time, backup string) (*Writer, error) {
 	writer := &Writer{
 		out:     &meter{w: w, left: math.MaxInt64},
@@ -157,8 +155,8 @@ func (w *Writer) Add(item Item, content []byte, placed func(Position)) error {
 	return nil
 }
 
-// nextMember begins another gzip member after a full one. It is called between the header of an entry
-// and its content, so that a tarball that is cut there lacks content, and does not seem to end.
+// nextMember begins another gzip member after a full one. It is called between an entry's header
+// and its content, so that a tarball cut there lacks content, and does not seem to end.
 func (w *Writer) nextMember() error {
 	if w.plain.written-w.current.begins < memberBytes {
 		return nil
@@ -252,7 +250,7 @@ func (w *Writer) writeEntry(path string, content []byte, mayEnd bool) error {
 	return nil
 }
 
-// Check fails with ErrItem for an object of so many bytes that can't be in a tarball. It refuses names
+// Check fails with ErrItem for an object of a size that can't be in a tarball. It refuses names
 // that would leave their folder.
 func (i Item) Check(bytes int) error {
 	if bytes > MaxObjectBytes {
@@ -266,7 +264,8 @@ func (i Item) Check(bytes int) error {
 	return nil
 }
 
-// isName reports whether an API server allows a name. A restore refuses a whole backup with another one.
+// isName reports whether an API server allows a name. A restore refuses a whole backup with another
+// one.
 func isName(s string) bool { return isSegment(s) && !strings.Contains(s, "%") }
 
 func isSegment(s string) bool {

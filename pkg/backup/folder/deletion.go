@@ -38,13 +38,13 @@ func refused(cause error, text string, args ...any) error {
 	return &Refusal{fmt.Sprintf(text, args...), cause}
 }
 
-// Deletion removes a backup from its folder, also what an earlier deletion has left. Look comes
+// Deletion removes a backup from its folder, also the rest of an earlier deletion. Look comes
 // first, then RemoveMetadata, so that no reader begins, then RemoveRest. Each object was listed
 // before its owner was checked.
 type Deletion struct {
 	Folder
 	Remover store.Remover
-	// Present fails if the deletion is over, so that the name may be another backup's. It is asked
+	// Present fails if the deletion is over, so that the name may be another backup's. It is called
 	// before each removal, since anything may take long.
 	Present func() error
 
@@ -53,17 +53,16 @@ type Deletion struct {
 	Snapshots map[string][]string
 
 	// Stored is the backup by its metadata, or by its copy if another writer has replaced the
-	// metadata; nil if neither is left. Look sets it.
+	// metadata; nil if both are missing. Look sets it.
 	Stored *v1alpha1.Backup
 
 	metadata *store.Object
-	// named are the only objects that are removed if another writer has replaced the metadata; else
-	// nil.
+	// named are the only objects to remove if another writer has replaced the metadata; else nil.
 	named format.Contents
 }
 
-// Look reads the owner of the folder and the snapshots. It removes nothing. The error is ErrOther
-// if the folder is another backup's.
+// Look reads the owner of the folder and the snapshots. The error is ErrOther if the folder is
+// another backup's.
 func (d *Deletion) Look(ctx context.Context) error {
 	var err error
 	d.metadata, err = d.describe(ctx)
@@ -111,8 +110,9 @@ func (d *Deletion) other(key string, uid types.UID) error {
 	return refused(ErrOther, "%s belongs to another backup of this name, with the uid %s instead of %s, so nothing is removed; give the deletion up by removing the BackupRun %s", key, uid, d.UID, d.StoreName)
 }
 
-// describe returns the metadata object, or nil. It fails if the metadata is another backup's. The
-// object is described before it is read, so an object that was replaced in between is not removed.
+// describe returns the metadata object, or nil. It fails if the metadata is another backup's. It
+// describes the object before it reads it, so an object that was replaced in between is not
+// removed.
 func (d *Deletion) describe(ctx context.Context) (*store.Object, error) {
 	var described store.Object
 	err := d.Try(ctx, func(ctx context.Context) (err error) {
@@ -277,7 +277,6 @@ func (d *Deletion) RemoveRest(ctx context.Context) error {
 	return refused(nil, "what was removed from %s comes back again and again", format.BackupPrefix(d.StoreName))
 }
 
-// rank is the order of removal; zero is first.
 func (d *Deletion) rank(key string) int {
 	switch {
 	case key == format.PodVolumeBackupsKey(d.StoreName):

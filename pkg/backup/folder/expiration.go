@@ -16,7 +16,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Expirations lists the changes of the backup's expiration, which are beside its folder.
+// Expirations lists the changes of the backup's expiration, beside its folder.
 func (f *Folder) Expirations(ctx context.Context) (objects []store.Object, err error) {
 	err = f.Try(ctx, func(ctx context.Context) error {
 		objects = nil
@@ -39,7 +39,7 @@ func (f *Folder) Expirations(ctx context.Context) (objects []store.Object, err e
 // for this cluster's backup, with one of keys.
 //
 // A failed read is an error. A readable change that does not count is skipped: any writer to the
-// store could have put it there, and it neither makes nor takes away a hold.
+// store could have put it there, and it neither makes nor ends a hold.
 func (f *Folder) NewestExpiration(ctx context.Context, of *v1alpha1.Backup, clusterUID string, keys []string) (newest *format.Expiration, last int64, err error) {
 	objects, err := f.Expirations(ctx)
 	if err != nil {
@@ -86,8 +86,8 @@ var (
 const changeAttempts = 5
 
 // Change signs and writes another change beside the backup's folder, and returns the one that
-// counts then. next makes it from the current state; false means that nothing is to be written.
-// When another writer was first, next is called again for the new state.
+// counts then. next makes it from the current state; false means to write nothing. If another
+// writer was first, next is called again for the new state.
 func (f *Folder) Change(ctx context.Context, creator Creator, by format.Cluster, keys []string, next func(backup *v1alpha1.Backup, stands *format.Expiration) (bool, error)) (*format.Expiration, error) {
 	for range changeAttempts {
 		backup, err := f.Find(ctx)

@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package folder reads and removes the folder of a backup in its store: its owner, its metadata and
-// its objects. Every process that executes, ends or deletes a backup uses it. docs/design/fences.md
-// has the reasons for the order of its steps.
+// its objects. docs/design/fences.md has the reasons for the order of its steps.
 package folder
 
 import (
@@ -69,8 +68,8 @@ func (f *Folder) Metadata(ctx context.Context) (*v1alpha1.Backup, error) {
 	return f.backup(ctx, format.MetadataKey(f.StoreName))
 }
 
-// Copy returns the copy of our own metadata, of any uid, or nil: the last attempt's, since those
-// before it are revoked. It fails with an UnreadableError.
+// Copy returns the last attempt's copy of our own metadata, of any uid, or nil; earlier attempts
+// are revoked. It fails with an UnreadableError.
 func (f *Folder) Copy(ctx context.Context) (backup *v1alpha1.Backup, err error) {
 	for attempt := 1; attempt <= format.MaxAttemptKeys; attempt++ {
 		backup, err = f.backup(ctx, format.AttemptKey(f.StoreName, attempt))
@@ -98,7 +97,7 @@ func (f *Folder) backup(ctx context.Context, key string) (*v1alpha1.Backup, erro
 	return found, nil
 }
 
-// List describes all that lies in the folder, with what writers that died have left.
+// List describes all objects in the folder, and the remains of dead writers.
 func (f *Folder) List(ctx context.Context) (objects []store.Object, err error) {
 	err = f.Try(ctx, func(ctx context.Context) error {
 		objects = nil

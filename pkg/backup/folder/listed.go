@@ -11,11 +11,12 @@ import (
 )
 
 // Needs reports whether the backup's snapshots are needed, or may be: it is stored and can be
-// restored, or has not ended. It reads the folder's objects and no listing.
+// restored, or has not ended. It reads the folder's objects and no listing. An unreadable object is
+// an error.
 //
-// A backup that ended as Failed or Cancelled, or was deleted, never needs them again. A running one
-// owns its folder until it is deleted. So the owner is read after the metadata: if a backup ends
-// and is deleted in between, the answer is still right. An object that can't be read is an error.
+// A Failed, Cancelled or deleted backup never needs them again. A running one owns its folder until
+// it is deleted. So the owner is read after the metadata: if a backup ends and is deleted in
+// between, the answer is still right.
 func (f *Folder) Needs(ctx context.Context) (bool, error) {
 	metadata, err := f.Metadata(ctx)
 	if err != nil {

@@ -15,11 +15,11 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// ErrNoList says that the list of volumes which the metadata names is missing.
+// ErrNoList says that the list of volumes named in the metadata is missing.
 var ErrNoList = errors.New("the list of its volumes is not the one that was stored with it")
 
 // Volumes returns the snapshot ids of a backup's volumes. The list counts if its digest is in the
-// given metadata, which is not changed.
+// given metadata.
 func (f *Folder) Volumes(ctx context.Context, backup *v1alpha1.Backup) (map[format.VolumeID]string, error) {
 	contents, err := format.TakeContents(backup.DeepCopy())
 	if err != nil {

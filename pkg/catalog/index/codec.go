@@ -45,7 +45,7 @@ var (
 	errTooLarge = errors.New("it is more than a segment of an index may hold")
 )
 
-// Entry is what was read of one folder of backups.
+// Entry is the read content of one folder of backups.
 type Entry struct {
 	StoreName string
 	// Stamp identifies the objects beside the folder when it was read; the writer of the index uses
@@ -327,7 +327,6 @@ func (c *cursor) take(n uint64) ([]byte, error) {
 	return taken, nil
 }
 
-// count reads the number of following items, each of at least a byte.
 func (c *cursor) count(most uint64) (int, error) {
 	n, err := c.uvarint()
 	if err != nil || n > min(most, uint64(len(c.left))) {
@@ -470,7 +469,7 @@ func (s *Segment) Entries(want func(storeName string) bool) iter.Seq2[Entry, err
 	}
 }
 
-// entriesInto is Entries, but reuses volumes for the next entry.
+// entriesInto is Entries, but reuses volumes for each entry.
 func (s *Segment) entriesInto(volumes *[]catalog.Volume, want func(storeName string) bool) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		cursors := append([]cursor(nil), s.columns...)

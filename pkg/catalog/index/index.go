@@ -1,9 +1,10 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package index keeps what was read of a location's backups in a few objects, so that a new process
-// need not read each backup: in the store, where the leading controller publishes it, and in a
-// local folder of the API server. Package format defines the objects' names and signatures.
+// Package index keeps the read contents of a location's backups in a few objects, so that a new
+// process need not read each backup. They are in the store, where the leading controller publishes
+// them, and in a local folder of the API server. Package format defines the objects' names and
+// signatures.
 //
 //   - An entry counts if the same key has signed the backup, or if the index is this cluster's own.
 //   - Entries count only for names that a listing has.
@@ -11,8 +12,6 @@
 //     writing is independent, so a killed writer leaves an older index.
 //   - No object is written twice, so buckets may have object lock. Two writers for one cluster lose
 //     entries at most.
-//
-// An entry is as old as its index, until its backup is read again.
 package index
 
 import (
@@ -33,7 +32,7 @@ import (
 )
 
 const (
-	// attempts bounds the heads of a cluster that are read, from the newest to the first valid one.
+	// attempts bounds the read heads of a cluster, from the newest to the first valid one.
 	attempts = 3
 	fetches  = 16
 	// maxObjects bounds the listed objects, against malicious writers.
@@ -51,7 +50,7 @@ const (
 	Own
 )
 
-// Index is what is in a store. Open finds it.
+// Index is a store's index.
 type Index struct {
 	from  store.Reader
 	heads []opened
@@ -138,7 +137,7 @@ type fetched struct {
 	read chan struct{}
 }
 
-// Fetch starts reading all segments, several at once. Missing and damaged segments are left out.
+// Fetch starts reading all segments, several at once. It omits missing and damaged ones.
 func (i *Index) Fetch(ctx context.Context) Fetched {
 	f := Fetched{reading: &sync.WaitGroup{}}
 	var segments []func()
@@ -179,8 +178,8 @@ func (i *Index) Fetch(ctx context.Context) Fetched {
 // Wait returns when no segment is being read, soon after the end of Fetch's context.
 func (f Fetched) Wait() { f.reading.Wait() }
 
-// Entries decodes the wanted entries that count, the newest of each name, with packed volumes.
-// Errors are left out. It decodes in parallel, so want is called concurrently.
+// Entries decodes the wanted entries that count, the newest of each name, with packed volumes. It
+// omits errors. want is called concurrently.
 func (f Fetched) Entries(want func(storeName string) bool) iter.Seq[Entry] {
 	return func(yield func(Entry) bool) {
 		var decoding sync.WaitGroup

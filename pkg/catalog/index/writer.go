@@ -18,7 +18,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Store is what a Writer needs of a store.
+// Store is a Writer's part of a store.
 type Store interface {
 	store.Reader
 	store.Writer
@@ -32,20 +32,20 @@ const (
 	segmentRows, segmentEntries = 100_000, 5000
 	// The oldest segments beyond this number are dropped.
 	maxSegments = format.MaxIndexSegments
-	// defaultGrace exceeds the time of any reader from a head to its segments.
+	// defaultGrace exceeds any reader's time from a head to its segments.
 	defaultGrace = time.Hour
-	// pageNames is the distance of boundaries: less than a page, since there are other objects
-	// between names.
+	// pageNames is the distance of boundaries: less than a page, since other objects are between
+	// names.
 	pageNames = 800
 )
 
 // Writer writes the index of one cluster in one store. It begins with Load, and is not safe for
-// concurrent use. Its changes are visible after Commit.
+// concurrent use. Changes are visible after Commit.
 type Writer struct {
 	// Grace is how long unnamed objects are kept. Default 1 h.
 	Grace time.Duration
-	// Exact removes swept entries from every segment. Otherwise a segment that is mostly kept
-	// stays: readers show only what the store lists.
+	// Exact removes swept entries from every segment. Otherwise a mostly kept segment stays:
+	// readers show only what the store lists.
 	Exact bool
 
 	store   Store
@@ -55,13 +55,13 @@ type Writer struct {
 
 	head   format.IndexHead
 	number int64
-	// newest has the entries that are in no segment, or newer than there.
+	// newest has the entries that are in no segment, or are newer.
 	newest  map[string]*Entry
 	stamps  map[string]string
 	changed bool
 }
 
-// NewWriter makes a Writer of the index of a cluster.
+// NewWriter returns a Writer of a cluster's index.
 func NewWriter(to Store, cluster format.Cluster, keys []string, clock clock.PassiveClock) *Writer {
 	return &Writer{Grace: defaultGrace, store: to, cluster: cluster, keys: keys, clock: clock, newest: map[string]*Entry{}, stamps: map[string]string{}}
 }
@@ -135,7 +135,7 @@ func (w *Writer) has(storeName string) bool {
 	return known
 }
 
-// Len is how many entries there are.
+// Len returns the number of entries.
 func (w *Writer) Len() int { return len(w.stamps) }
 
 // Add adds or replaces an entry. It may write a segment.
@@ -151,7 +151,7 @@ func (w *Writer) Add(ctx context.Context, entry Entry) error {
 	return w.spill(ctx)
 }
 
-// spill writes the newest entries as a segment, merged with the last one if that is small.
+// spill writes the newest entries as a segment, merged with a small last one.
 func (w *Writer) spill(ctx context.Context) error {
 	entries := sorted(w.newest)
 	kept := w.head.Segments
@@ -252,7 +252,7 @@ func (w *Writer) Commit(ctx context.Context) error {
 		return err
 	}
 	for range attempts {
-		// Heads are in the order of their numbers, whatever the writers' clocks.
+		// Heads are ordered by their numbers, not by the writers' clocks.
 		w.number = max(w.number+1, w.clock.Now().UnixMilli())
 		err = w.store.Create(ctx, format.IndexHeadKey(w.cluster.UID, w.number), data)
 		if !errors.Is(err, store.ErrExists) {

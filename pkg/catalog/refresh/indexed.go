@@ -26,7 +26,7 @@ import (
 // confirmPause is the time between confirmations: a thousand take a quarter of an hour.
 const confirmPause = time.Second
 
-// batchRows is about how many rows are put at once: others wait for the lock for milliseconds.
+// batchRows is about how many rows are put at once: others wait milliseconds for the lock.
 const batchRows = 20_000
 
 type indexed struct {
@@ -67,7 +67,7 @@ func (w *worker) readIndex(ctx context.Context, from store.Ranger) (_ func() *in
 	return sync.OnceValue(func() *indexed { return <-found }), func() { cancel(); reading.Wait() }
 }
 
-// putIndexed records the entries that an index has, and returns the other names.
+// putIndexed records the entries of an index, and returns the other names.
 func (w *worker) putIndexed(known *indexed, read []string, listings []listing) ([]string, error) {
 	wanted := make(map[string]bool, len(read))
 	for _, name := range read {
@@ -148,7 +148,7 @@ func (w *worker) localise(entry *index.Entry) bool {
 	return true
 }
 
-// unconfirmed has the entries that came from an index. It outlives reopening a location.
+// unconfirmed has the entries from an index. It outlives reopening a location.
 type unconfirmed struct {
 	mu    sync.Mutex
 	names []string // guarded by mu
@@ -308,7 +308,7 @@ func (w *worker) cache(ctx context.Context, name string, content catalog.Content
 	if w.location.Cache == nil {
 		return
 	}
-	if content.Backup == nil { // more may be listed of it than was read last
+	if content.Backup == nil { // more may be listed of it than was last read
 		shown := w.catalog.EntryRows(w.location.Name, name)
 		if shown.Len() > content.Rows() {
 			content.Versions = nil // the next process reads it again

@@ -11,11 +11,11 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// limiter adapts the number of concurrent requests to the store: the limit grows with each answer
+// limiter adapts the number of concurrent requests to the store. The limit grows with each answer
 // while at least half of it is used, and is halved when the store is overloaded. Before the first
-// overload it doubles each round; after that it grows by one.
+// overload it doubles each round; then it grows by one.
 //
-// It bounds readers of entries likewise, so that no reading is begun whose requests would wait.
+// It bounds readers of entries likewise, so no reading begins whose requests would wait.
 type limiter struct {
 	clock clock.PassiveClock
 	most  float64
@@ -108,7 +108,7 @@ func (l *limiter) answered() {
 	l.wakeLocked()
 }
 
-// overloaded lowers the limit after a request that began at begun.
+// overloaded lowers the limit, after a request that began at begun.
 func (l *limiter) overloaded(begun time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -65,7 +65,7 @@ func (w *worker) readDenied(ctx context.Context, from store.Ranger, names []stri
 }
 
 // readSlow reads entries that timed out again. If another entry can be read meanwhile, they are
-// recorded as unreadable; otherwise the store has failed. It returns the names that remain unread.
+// recorded as unreadable; otherwise the store has failed. It returns the unread names.
 func (w *worker) readSlow(ctx context.Context, from store.Ranger, names []string) ([]string, error) {
 	if len(names) == 0 || !w.showsOthers(ctx, from) {
 		return names, nil

@@ -1,16 +1,16 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package refresh keeps the catalogue up to date with the stores, each location by itself. A
-// layout.Layout knows the objects. The package only reads (store.Ranger).
+// Package refresh updates the catalogue from the stores, each location by itself. A layout.Layout
+// knows the objects. The package only reads (store.Ranger).
 //
 //  1. A backup that this cluster stores is read when it ends.
-//  2. A poll lists one shard of a location with one request; the next poll goes on from there.
-//     With a second request it lists a part of what was read, to find replaced metadata.
+//  2. A poll lists one shard of a location with one request; the next poll continues there. A
+//     second request lists a part of the read objects, to find replaced metadata.
 //  3. A full listing lists everything: at first, every hour, and on request.
 //
-// New entries are read. The store determines the number of concurrent requests (limiter). What
-// can't be parsed is a backup's fault; a failed request is the store's, and changes nothing that is
+// New entries are read. The store determines the number of concurrent requests (limiter).
+// Unparsable content is a backup's fault. A failed request is the store's, and changes nothing
 // known. A refusal is the backup's fault if a known backup can still be read.
 package refresh
 
@@ -38,26 +38,25 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Store is what is needed of a store.
+// Store is the needed part of a store.
 type Store interface {
 	store.Reader
 	Close() error
 }
 
-// Location is a storage location to be read.
+// Location is a storage location to read.
 type Location struct {
 	Name string
-	// Store identifies the store, such as by provider, bucket and prefix. A change forgets the
-	// location.
+	// Store identifies the store, as by provider, bucket and prefix. A change forgets the location.
 	Store string
-	// Settings represents all that Open depends on. A change reopens the store.
+	// Settings represents the dependencies of Open. A change reopens the store.
 	Settings string
 	// Open opens the store, and is repeated until it succeeds. The Refresher closes the store.
 	Open func(ctx context.Context) (Store, error)
 	// Layout defaults to Velero's.
 	Layout  layout.Layout
 	Indexed bool
-	// Cache, if not nil, keeps what is read for the next process.
+	// Cache, if not nil, keeps the read contents for the next process.
 	Cache Cache
 	// Beside, if not nil, reads other objects of the store after full listings, each FullInterval
 	// and on request.
@@ -66,13 +65,12 @@ type Location struct {
 	Interval *time.Duration
 	// Asked identifies requests. A change causes a full listing.
 	Asked Asked
-	// Accepted is an instant: backups missing then may leave, however many. A change causes a full
-	// listing.
+	// Accepted is an instant: any backups missing then may leave. A change causes a full listing.
 	Accepted time.Time
 	Known    Known
 }
 
-// Cache keeps what is read of one location (package local). It is opened once, and closed.
+// Cache keeps the read contents of one location (package local). It is opened once, and closed.
 type Cache interface {
 	Open(ctx context.Context) (iter.Seq[index.Entry], error)
 	Add(ctx context.Context, storeName string, content catalog.Content) error
@@ -83,13 +81,13 @@ type Cache interface {
 	Close(ctx context.Context, keep func(storeName string) bool) error
 }
 
-// Asked identifies requests for a location; State.Synced says which are done.
+// Asked identifies requests for a location; State.Synced has the finished ones.
 type Asked struct {
 	Generation int64
 	Request    string
 }
 
-// Known is what a former process knew.
+// Known is a former process's knowledge.
 type Known struct {
 	// Backups is their number; zero if unknown.
 	Backups int
@@ -97,18 +95,18 @@ type Known struct {
 	Suspicious time.Time
 }
 
-// Options are settings of a Refresher. Zero values mean the defaults.
+// Options of a Refresher. Zero values mean the defaults.
 type Options struct {
-	// SystemNamespace has the backups that belong to no namespace here.
+	// SystemNamespace gets the backups that belong to no namespace here.
 	SystemNamespace string
-	// Interval is the time between polls of a location, within a tenth. Zero means listings at the
-	// start and on request only.
+	// Interval is the time between polls of a location, within a tenth. Zero means listings only at
+	// the start and on request.
 	Interval time.Duration
-	// FullInterval is the time between full listings, if they take more than a poll. Default 1 h.
+	// FullInterval is the time between full listings that take more than a poll. Default 1 h.
 	FullInterval time.Duration
 	// Reads is the first number of concurrent requests to a location. Default 16.
 	Reads int
-	// MostReads is their maximum. Default 128, or Reads if that is set.
+	// MostReads is its maximum. Default 128, or Reads if that is set.
 	MostReads int
 	// RequestTimeout bounds each request. Default 30 s.
 	RequestTimeout time.Duration
@@ -128,12 +126,12 @@ const (
 	firstRetry    = 5 * time.Second
 	mostRetry     = 5 * time.Minute
 	singleReaders = 4
-	// In stores that are not consistent, an ended backup may appear late. After singleAttempts the
-	// next refresh finds it.
+	// In stores without consistency, an ended backup may appear late. After singleAttempts the next
+	// refresh finds it.
 	singleAttempts = 8
 )
 
-// State is how well the catalogue knows a location.
+// State is the catalogue's knowledge of a location.
 type State struct {
 	// Loaded is true after the first refresh, even a failed one.
 	Loaded bool
@@ -145,19 +143,18 @@ type State struct {
 	Synced Asked
 	// Backups is the number of known backups, Replaced of those with replaced metadata.
 	Backups, Replaced int
-	// LeftOut is how many untrusted backups don't fit into the lists, NewestLeftOut the newest
-	// name.
+	// LeftOut is the number of omitted untrusted backups, NewestLeftOut the newest one's name.
 	LeftOut       int
 	NewestLeftOut string
 	// Cached is true while a former process's entries are shown, before the first listing.
 	Cached bool
-	// LastError says in stable words why the last refresh failed; empty if it did not.
+	// LastError is, in stable words, why the last refresh failed; empty if it succeeded.
 	LastError string
-	// Suspicion says why missing backups are still shown; empty if none are.
+	// Suspicion is why missing backups are still shown; empty if none are.
 	Suspicion string
 
 	// recovered is true once there are as many backups as a former process knew, or the loss was
-	// accepted; noticed is when there were fewer first.
+	// accepted. noticed is when there were first fewer.
 	recovered bool
 	noticed   time.Time
 	// position is the next poll's start, watched its start for replaced metadata.
@@ -180,7 +177,7 @@ type Refresher struct {
 
 type single struct{ location, storeName string }
 
-// New makes a Refresher of a catalogue. Nothing happens before Run.
+// New returns a Refresher of a catalogue. Nothing happens before Run.
 func New(c *catalog.Catalog, options Options) *Refresher {
 	if options.Reads <= 0 {
 		options.Reads = defaultReads
@@ -326,8 +323,7 @@ func (r *Refresher) Removed(location, storeName string) {
 	}
 }
 
-// Awaits reports whether a requested full listing has not begun, and so will see the present
-// content.
+// Awaits reports whether a requested full listing has not begun.
 func (r *Refresher) Awaits(location string, asked Asked) bool {
 	w := r.worker(location)
 	return w != nil && w.awaits(asked)
@@ -392,8 +388,8 @@ func (r *Refresher) worker(location string) *worker {
 	return r.workers[location]
 }
 
-// Loaded reports whether all locations were read or tried once, or were silent for the time of a
-// request. A new location makes it false.
+// Loaded reports whether all locations were read or tried once, or were silent for a request's
+// time. A new location makes it false.
 func (r *Refresher) Loaded() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -421,7 +417,7 @@ func (r *Refresher) states() map[string]State {
 	return states
 }
 
-// Warnings says what the catalogue may lack: a sentence for each location that could not be read,
+// Warnings returns the gaps of the catalogue: a sentence for each location that could not be read,
 // was not read yet, or lacks backups.
 func (r *Refresher) Warnings() []string {
 	var warnings []string
@@ -447,8 +443,8 @@ func (r *Refresher) Warnings() []string {
 	return warnings
 }
 
-// Replacements has a sentence for each location whose metadata was replaced. The present metadata
-// is not in doubt.
+// Replacements has a sentence for each location with replaced metadata. The present metadata is not
+// in doubt.
 func (r *Refresher) Replacements() []string {
 	var texts []string
 	for _, name := range slices.Sorted(maps.Keys(r.states())) {
@@ -459,8 +455,8 @@ func (r *Refresher) Replacements() []string {
 	return texts
 }
 
-// LeftOuts tell of each location with more backups without a trusted signature than are listed.
-// That raises no doubt about any other backup.
+// LeftOuts has a sentence for each location with omitted untrusted backups. That raises no doubt
+// about other backups.
 func (r *Refresher) LeftOuts() []string {
 	var texts []string
 	for _, name := range slices.Sorted(maps.Keys(r.states())) {
@@ -471,13 +467,13 @@ func (r *Refresher) LeftOuts() []string {
 	return texts
 }
 
-// LeftOut says that so many backups in a location are not listed, and names the newest.
+// LeftOut says how many backups of a location are not listed, and names the newest.
 func LeftOut(backups int, newest string) string {
 	return fmt.Sprintf("%d backups are not listed (%s), the newest of them %q: nobody whom the location trusts has signed them, and lists have room for the newest of such; they are in the store, and nothing removes them: trust their cluster in spec.trustedClusters, or raise --foreign-backups-memory of the API server",
 		backups, enginev1alpha1.ConditionBackupsLeftOut, newest)
 }
 
-// Replacement says that the metadata of so many backups in a location was replaced.
+// Replacement says how many backups of a location have replaced metadata.
 func Replacement(backups int) string {
 	return fmt.Sprintf("another writer, such as Velero, has replaced the metadata of %d backups, which have the condition %s: let it use another prefix or other names", backups, catalog.ConditionMetadataReplaced)
 }

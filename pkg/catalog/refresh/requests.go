@@ -13,8 +13,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// requests is a store for layouts: every request is counted, has a timeout, and waits for the
-// limiter.
+// requests is a layout's store: every request is counted, has a timeout, and waits for the limiter.
 type requests struct {
 	store.Reader
 	w *worker

@@ -59,7 +59,7 @@ type worker struct {
 
 	unconfirmed *unconfirmed
 
-	// asked has, by entry, the listed versions for which it was read last; only refresh uses it.
+	// asked has, by entry, the listed versions of the last read; only refresh uses it.
 	asked map[string]map[string]string
 
 	freed time.Time
@@ -74,7 +74,7 @@ const manyRows = 100_000
 
 var errStopped = errors.New("the storage location was changed or removed meanwhile")
 
-// stop ends the worker soon; it changes the catalogue no more.
+// stop ends the worker soon; then it changes the catalogue no more.
 func (w *worker) stop() {
 	w.recording.Lock()
 	w.stopped = true
@@ -96,7 +96,7 @@ func (w *worker) record(change func(now time.Time)) error {
 
 func (w *worker) isAlive() { w.alive.Store(w.options.Clock.Now().UnixNano()) }
 
-// isSilent reports whether the store has not answered for the time of a request, as a hung mount.
+// isSilent reports whether the store has not answered for a request's time, as a hung mount.
 func (w *worker) isSilent() bool {
 	return w.options.Clock.Now().UnixNano()-w.alive.Load() >= int64(w.options.RequestTimeout)
 }
@@ -437,7 +437,7 @@ func (w *worker) refreshFrom(ctx context.Context, l level) (found outcome, err e
 	return found, cmp.Or(err, unwatched)
 }
 
-// replaced returns entries whose version in the store differs from the one we read. Each version is
+// replaced returns entries whose version in the store differs from the read one. Each version is
 // tried once: a store's listing may differ from its reads.
 func (w *worker) replaced(versions map[string]map[string]string) []string {
 	var names []string
@@ -500,7 +500,7 @@ func (w *worker) listings(shards []layout.Shard, all bool, l level) []listing {
 
 // readAll reads backups, as many at once as the limiter allows. Unreadable ones are recorded. After
 // a failure of the store, the unread ones are tried again while others can be read and none timed
-// out; a row of failures ends the attempt. Refusals and timeouts don't count while others can be
+// out. A row of failures ends the attempt; refusals and timeouts don't count while others can be
 // read.
 func (w *worker) readAll(ctx context.Context, from store.Ranger, names []string) error {
 	const passes = 10

@@ -1,12 +1,12 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package local keeps on disk what a process has read of a storage location, for the next process:
+// Package local keeps a process's read contents of a storage location on disk for the next process:
 // an index in a private folder, named by store and cluster. Its entries are judged again when
 // shown, and the store decides. A full, damaged or missing folder only costs time.
 //
-// The index is written now and then. Removals in between are listed in a file at once, so that the
-// next process shows nothing that this one had removed.
+// The index is written now and then. Removals in between are written to a file at once, so that the
+// next process does not show removed backups.
 package local
 
 import (
@@ -55,7 +55,7 @@ type Cache struct {
 	removed map[string]bool
 }
 
-// New returns the cache of a cluster for a store, which any text identifies.
+// New returns a cluster's cache for a store, which any text identifies.
 func New(folder, ofStore, clusterUID string, clock clock.PassiveClock) *Cache {
 	sum := sha256.Sum256([]byte(clusterUID + "\x00" + ofStore))
 	return &Cache{folder: filepath.Join(folder, hex.EncodeToString(sum[:16])), clusterUID: clusterUID, clock: clock}
@@ -112,7 +112,7 @@ func (c *Cache) openLocked(ctx context.Context) (iter.Seq[index.Entry], error) {
 	}, nil
 }
 
-// key reads or creates the folder's key, which marks what was written here.
+// key reads or creates the folder's key, which marks this cluster's writes.
 func (c *Cache) key() (*format.SigningKey, error) {
 	name := filepath.Join(c.folder, "key")
 	seed, err := os.ReadFile(name)
@@ -130,7 +130,7 @@ func (c *Cache) key() (*format.SigningKey, error) {
 	return key, os.WriteFile(name, key.Seed(), 0o600)
 }
 
-// Add keeps what was read of an entry.
+// Add keeps the read content of an entry.
 func (c *Cache) Add(ctx context.Context, storeName string, content catalog.Content) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

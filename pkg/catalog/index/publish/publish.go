@@ -4,7 +4,7 @@
 // Package publish keeps the cluster's index in each storage location. It runs in the leading
 // controller; two at once only waste time.
 //
-// Backups that end within a moment are read and indexed together, soon. A periodic search lists the
+// Backups that end at about the same time are indexed together, soon. A periodic search lists the
 // location, reads backups that the index lacks, drops entries of missing ones, and removes unused
 // objects of its own index.
 package publish
@@ -32,7 +32,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Store is what is needed of a store.
+// Store is the needed part of a store.
 type Store interface {
 	store.Ranger
 	store.Writer
@@ -40,16 +40,16 @@ type Store interface {
 	Close() error
 }
 
-// Location is a storage location that has an index.
+// Location is a storage location with an index.
 type Location struct {
 	Name string
-	// Settings represents all that Open depends on. A change restarts the worker.
+	// Settings represents the dependencies of Open. A change restarts the worker.
 	Settings string
 	Open     func(ctx context.Context) (Store, error)
 	Layout   layout.Layout
 }
 
-// Options are settings of a Publisher. Zero values mean the defaults.
+// Options of a Publisher. Zero values mean the defaults.
 type Options struct {
 	Cluster format.Cluster
 	Keys    []string
@@ -95,7 +95,7 @@ func New(options Options) *Publisher {
 	return &Publisher{options: options, changed: make(chan struct{}, 1), workers: map[string]*worker{}}
 }
 
-// SetLocations says which locations there are, all of them each time.
+// SetLocations sets all locations.
 func (p *Publisher) SetLocations(locations []Location) {
 	p.mu.Lock()
 	p.wanted = slices.Clone(locations)
@@ -249,8 +249,8 @@ func (w *worker) close() {
 	w.opened, w.writer = nil, nil
 }
 
-// search brings the index up to date. It reads ended backups even if they are indexed: a name may
-// have a new backup.
+// search updates the index. It reads ended backups even if they are indexed: a name may have a new
+// backup.
 func (w *worker) search(ctx context.Context, ended []string) (err error) {
 	if w.opened == nil {
 		if w.opened, err = w.Open(ctx); err != nil {
@@ -280,7 +280,7 @@ func (w *worker) search(ctx context.Context, ended []string) (err error) {
 		}
 	}
 	if err := w.read(ctx, missing, w.mayRead(ctx, known, missing)); err != nil {
-		// Keeps what was read, even when ctx has ended.
+		// Keeps the read contents, even if ctx has ended.
 		finish, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTimeout)
 		defer cancel()
 		return errors.Join(err, w.commit(finish))
@@ -297,8 +297,8 @@ func (w *worker) search(ctx context.Context, ended []string) (err error) {
 	return w.clean(ctx)
 }
 
-// mayRead reports whether the store allows reading an indexed backup, or else a missing one: a
-// refusal is then not the store's failure.
+// mayRead reports whether the store allows reading an indexed backup, or else a missing one. Then a
+// refusal is not the store's failure.
 func (w *worker) mayRead(ctx context.Context, known []string, missing []layout.Entry) bool {
 	if len(missing) == 0 {
 		return false
@@ -344,8 +344,7 @@ func (w *worker) clean(ctx context.Context) error {
 	return err
 }
 
-// read reads backups, and adds those that are final. A refused backup is left out if mayRead,
-// otherwise the store has failed.
+// read adds final backups. It omits a refused backup if mayRead; otherwise the store has failed.
 func (w *worker) read(ctx context.Context, entries []layout.Entry, mayRead bool) error {
 	var mu sync.Mutex // guards the following variables and the writer
 	var failed int

@@ -1,12 +1,12 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package layout is the interface of package refresh to a way of storing backups: it lists entries
+// Package layout is the interface of package refresh to a way of storing backups. It lists entries
 // shard by shard, and reads one. An entry is the folder of a backup, or of a volume in Longhorn's
 // store.
 //
-// The given store.Ranger counts requests, bounds their time and limits them, so a layout may start
-// as many as it likes. It can't write.
+// The given store.Ranger bounds requests and their time, so a layout may start any number. It can't
+// write.
 package layout
 
 import (
@@ -23,7 +23,7 @@ import (
 // Layout is stateless, and safe for concurrent use.
 type Layout interface {
 	// List lists the entries after a position (empty: all), shard by shard. The caller may stop
-	// after any shard, and go on from its position later, in another process even.
+	// after any shard, and continue from its position later, even in another process.
 	List(ctx context.Context, from store.Ranger, after string) iter.Seq[Shard]
 	// Read reads an entry. The error is ErrUnfinished for a missing or unfinished one, an
 	// *UnreadableError for a permanent fault of the entry, or any other for a failure of the store.
@@ -32,14 +32,14 @@ type Layout interface {
 	Probe(ctx context.Context, from store.Ranger, name string) error
 }
 
-// Parted is a Layout whose positions follow from names, so that ranges can be listed in parallel.
+// Parted is a Layout whose positions follow from names, to list ranges in parallel.
 type Parted interface {
 	Layout
 	// Position returns the position after a name, existing or not. Positions compare by bytes.
 	Position(name string) string
 }
 
-// Watched is a Layout whose lists of entries don't show replaced objects, but another list does.
+// Watched is a Layout with another list that shows replaced objects.
 type Watched interface {
 	Layout
 	// Watch lists, in about one request, present versions of entries after a position, as in
@@ -55,33 +55,32 @@ type Shard struct {
 	Entries []Entry
 	// Beside has keys beside entries of other shards.
 	Beside []string
-	// Err says why the shard is incomplete; its missing entries don't count as missing.
+	// Err is why the shard is incomplete. Then missing entries don't count as missing.
 	Err error
-	// Suspicion says, in stable words, why missing entries of a complete shard are doubted; or is
-	// empty.
+	// Suspicion is, in stable words, why missing entries of a complete shard are doubted; or empty.
 	Suspicion string
 	// Position is the next shard's start; empty for the last.
 	Position string
 }
 
-// Entry is an entry as it is listed.
+// Entry is a listed entry.
 type Entry struct {
 	Name string
 	// Versions are the versions of its objects, as in Content.Versions; nil if the listing does not
-	// tell. A difference to what was read causes a read.
+	// tell. A difference to the last read causes a read.
 	Versions map[string]string
 	// Beside has keys beside the entry, such as changes of its expiration.
 	Beside []string
 }
 
-// Known is what is known of an entry that is to be read.
+// Known is the knowledge of an entry to read.
 type Known struct {
 	// Versions are Content.Versions of the last read.
 	Versions map[string]string
 	Volumes  func() []catalog.Volume
 	// Beside returns the listed keys beside the entry for the backup of this uid.
 	Beside func(backup types.UID) []string
-	// MayRead is true if other entries can be read: a refusal is then the entry's fault, and may be
+	// MayRead is true if other entries can be read. Then a refusal is the entry's fault, and may be
 	// an *UnreadableError.
 	MayRead bool
 }
@@ -89,7 +88,7 @@ type Known struct {
 // ErrUnfinished says that a folder holds no finished backup.
 var ErrUnfinished = errors.New("there is no finished backup")
 
-// UnreadableError says what is wrong with an entry.
+// UnreadableError is a fault of an entry.
 type UnreadableError struct {
 	// Reason is in stable words.
 	Reason string

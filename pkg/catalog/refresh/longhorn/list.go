@@ -8,9 +8,9 @@
 // requests, and one for each volume; finding one volume takes one.
 //
 // Names show changes. A finished backup is final, so its file is read once, up to its list of
-// blocks. The volume's file is read after each change of names, and again an hour later, since it
-// is written after them. A fault affects one row. Nothing is signed, so volumes are listed in the
-// namespaces that they name only if the location trusts these.
+// blocks. The volume's file is written after them, so it is read after each change of names, and an
+// hour later. A fault affects one row. Nothing is signed, so volumes are listed in their namespaces
+// only if the location trusts these.
 package longhorn
 
 import (
@@ -41,7 +41,7 @@ const (
 	maxPassed = 1000
 	// maxBackups bounds the backups of one volume, in the order of names.
 	maxBackups = 100_000
-	// settled after the last backup the volume's file is final, with a margin for clocks.
+	// settled after the last backup, the volume's file is final, with a margin for clocks.
 	settled = time.Hour
 )
 
@@ -54,8 +54,8 @@ type Layout struct {
 
 var _ layout.Layout = &Layout{}
 
-// List implements layout.Layout. The first shard, which polls use, is one volume, with a request
-// for each 1,000 backups. The other shards are the folders of the first level, listed in parallel.
+// List implements layout.Layout. The first shard, for polls, is one volume, with a request for each
+// 1,000 backups. The other shards are the folders of the first level, listed in parallel.
 func (l *Layout) List(ctx context.Context, from store.Ranger, after string) iter.Seq[layout.Shard] {
 	return func(yield func(layout.Shard) bool) {
 		lister := lister{from: from, tokens: make(chan struct{}, atOnce)}
@@ -125,8 +125,8 @@ func holds(after, last string) func(name string) bool {
 }
 
 // next lists the volume after a position: in its folder, backups come before blocks. Without one it
-// is the last shard. Other objects are skipped, and a request full of them is an empty shard. A
-// folder without files is found only by its level.
+// is the last shard. It skips other objects; a request full of them is an empty shard. A folder
+// without files is found only by its level.
 func (l *Layout) next(ctx context.Context, from store.Reader, after string) (layout.Shard, error) {
 	options := store.ListOptions{Recursive: true}
 	if after != "" {

@@ -23,8 +23,8 @@ import (
 )
 
 const (
-	// frontBytes is the first part that is read of a file. The text before the blocks has about
-	// 1,000 bytes.
+	// frontBytes is the first read part of a file. The text before the blocks has about 1,000
+	// bytes.
 	frontBytes    = 16 << 10
 	maxLabelBytes = 16 << 10
 )
@@ -132,7 +132,7 @@ type reading struct {
 	err error
 }
 
-// do reads the backup, with a second attempt if the store does not answer.
+// do reads the backup, twice if the store does not answer.
 func (r *reading) do(ctx context.Context, from store.Ranger) {
 	var backup *format.Backup
 	for range 2 {
@@ -189,7 +189,7 @@ func labels(of map[string]string) catalog.Labels {
 	return catalog.NewLabels(of)
 }
 
-// judge makes the rows. If nothing could be read, the store has failed; otherwise each failed
+// judge makes the rows. If nothing could be read, the store has failed. Otherwise each failed
 // backup is unreadable until the next read.
 func judge(read []*reading, known *layout.Known, content *catalog.Content) error {
 	shown := known.MayRead || slices.ContainsFunc(read, func(r *reading) bool { return r.row != nil })

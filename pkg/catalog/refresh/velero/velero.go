@@ -1,9 +1,9 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package velero reads stores in Velero's and Holdfast's layout: an entry is the folder of a
-// backup, with changes of its expiration beside it. A backup takes a read of its metadata and one
-// of its list of volumes; Velero's take up to three more for snapshots. Velero may rewrite
+// Package velero reads stores in Velero's and Holdfast's layout. An entry is the folder of a
+// backup, with changes of its expiration beside it. It takes a read of its metadata and one of its
+// list of volumes; Velero's backups take up to three more for snapshots. Velero may rewrite
 // metadata: polls also list all objects part by part, and compare versions. Known lists of volumes
 // are not read again.
 package velero
@@ -34,7 +34,7 @@ import (
 // Layout reads one location with backups of Velero or Holdfast.
 type Layout struct {
 	Location string
-	// SystemNamespace has the backups that belong to no namespace here.
+	// SystemNamespace gets the backups that belong to no namespace here.
 	SystemNamespace string
 	Clock           clock.PassiveClock
 	// Vouches reports whether a trusted cluster has signed a backup; nil trusts all. Other backups
@@ -43,8 +43,8 @@ type Layout struct {
 }
 
 const (
-	// Metadata above largeMetadata, and large untrusted lists, are rare: largeAtOnce are in memory
-	// at once.
+	// Metadata above largeMetadata, and large untrusted lists, are rare. At most largeAtOnce are in
+	// memory.
 	largeMetadata = 64 << 10
 	largeAtOnce   = 4
 )
@@ -249,7 +249,7 @@ func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known
 	return content, nil
 }
 
-// readSnapshots reads which volumes Velero stored by snapshots: from one list since 1.13, before
+// readSnapshots reads which volumes Velero stored by snapshots: since 1.13 from one list, before
 // from one for each method.
 func (l *Layout) readSnapshots(ctx context.Context, from store.Ranger, storeName string, bounded func(list io.Reader, read func(io.Reader) error) error) (volumes []catalog.Volume, err error) {
 	type list struct {
@@ -378,7 +378,7 @@ const maxSigners = 8
 
 // readChanges reads the newest change of each signer of the backup's cluster, since each repeats
 // earlier deletions. Keys are the newest first, so reading ends at the backup's own signer. Changes
-// without a valid signature are ignored. One that can't be read fails, since it may have a hold.
+// without a valid signature are ignored. It fails for an unreadable one, which may have a hold.
 func (l *Layout) readChanges(ctx context.Context, from store.Reader, storeName string, backup *v1alpha1.Backup, keys []string) (changes []format.Expiration, err error) {
 	if !isSigned(backup) {
 		return nil, nil
