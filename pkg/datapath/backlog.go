@@ -27,13 +27,13 @@ const restoresInRow = 3
 
 // Work is what a Manager runs.
 type Work struct {
-	// Key identifies the work. A manager has one work of a key at a time.
+	// Key identifies the work: a manager has one of a key.
 	Key   string
 	Class Class
 	// Run groups work: runs take turns.
 	Run string
-	// Asked is when the work was requested: the earliest is the first of its run. Records have
-	// whole seconds, so Name breaks ties.
+	// Asked is when the work was requested; the run's earliest work is first. Records have whole
+	// seconds, so Name breaks ties.
 	Asked time.Time
 	Name  string
 	// Do must end soon after its context.
@@ -46,8 +46,7 @@ type job struct {
 }
 
 // backlog orders waiting work: restores before backups, and a backup after restoresInRow restores
-// that passed it. Within a class the runs take turns; within a run work starts in the order of
-// requests.
+// that passed it. Within a class the runs take turns; within a run, requests are in order.
 type backlog struct {
 	turns  [classes][]*run
 	passed int // restores since a backup had its turn, or since none waited
@@ -122,7 +121,6 @@ func (b *backlog) lengths() (n [classes]int) {
 	return n
 }
 
-// oldest returns when the oldest work was requested; zero without work.
 func (b *backlog) oldest() (oldest time.Time) {
 	for _, turns := range b.turns {
 		for _, r := range turns {

@@ -14,10 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// calls counts the kernel's calls for the files of a volume. On a disk or server that hangs they
-// never return and cannot be ended, only noticed. A disk's file system answers statfs from memory,
-// so that proves nothing. A network file system asks its server: the answer shows that a long call
-// is still served.
+// calls counts the kernel's calls for the files of a volume. On a hanging disk or server they never
+// return, and can only be noticed. A disk's file system answers statfs from memory, so that proves
+// nothing. A network file system asks its server: the answer shows that a long call is still
+// served.
 type calls struct {
 	begun, returned atomic.Int64
 	// syncing is the device that syncfs is writing to; 0 for none.
@@ -36,15 +36,15 @@ func (c *calls) begin() *calls {
 
 func (c *calls) end() { c.returned.Add(1) }
 
-// Call counts do among the calls of the kernel about the files of the volume.
+// Call counts do among the kernel's calls for the volume's files.
 func (p *Progress) Call(do func()) {
 	defer p.calls.begin().end()
 	do()
 }
 
 // Calls reports whether a call is pending, and returns a counter of returned calls and answers. If
-// the counter is unchanged while a call is pending, none has returned. While one is pending, Calls
-// also asks the server of the files.
+// it is unchanged while a call is pending, none has returned. While one is pending, Calls also asks
+// the files' server.
 func (p *Progress) Calls() (waiting bool, answers int64) {
 	answers = p.calls.returned.Load()
 	waiting = p.calls.begun.Load() > answers
@@ -58,8 +58,7 @@ func (p *Progress) Calls() (waiting bool, answers int64) {
 	return waiting, answers
 }
 
-// ask asks the server of the files, unless its last answer is outstanding. The question counts as a
-// call.
+// ask asks the files' server, unless its last answer is outstanding. The question counts as a call.
 func (c *calls) ask() {
 	folder := c.served.Load()
 	if folder == nil || !c.asking.CompareAndSwap(false, true) {

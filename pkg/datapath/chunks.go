@@ -21,8 +21,8 @@ import (
 // inPlaceSplitter cuts files that are written in place every MiB. Other files are cut by content,
 // so moved data, as in a dump or a log, is found again. In images of disks and files of databases
 // nothing moves: a fixed size takes half of the CPU time and memory, and a changed block costs 1
-// MiB instead of 4 or more. The file's name decides, so the choice is stable. A file that changes
-// its splitter is stored anew once.
+// MiB instead of 4 or more. The name decides, so the choice is stable. A file that changes its
+// splitter is stored anew once.
 const inPlaceSplitter = "FIXED-1M"
 
 // inPlaceExtensions are sorted, in lower and upper case.
@@ -39,7 +39,6 @@ var inPlaceExtensions = func() []string {
 	return extensions
 }()
 
-// isInPlace reports whether a file of this name is written in place.
 func isInPlace(name string) bool {
 	_, found := slices.BinarySearch(inPlaceExtensions, path.Ext(name))
 	return found
@@ -47,8 +46,8 @@ func isInPlace(name string) bool {
 
 // chunker cuts files that are changed in place into chunks of one size. Kopia's policies choose a
 // splitter by folder, but compression by kind of file. So uploadPolicy turns compression off for
-// these files; that marks them here, and they are compressed like others. Files that are too small
-// for compression are marked too, and stay uncompressed.
+// these files; that marks them here, and they are compressed like others. Files too small for
+// compression are marked too, and stay uncompressed.
 type chunker struct {
 	repo.RepositoryWriter
 	byContent bool // the repository uses the splitter of package buzhash
@@ -96,13 +95,13 @@ const smallFile = 64 << 10
 
 var beginnings = sync.Pool{New: func() any { return new([smallFile]byte) }}
 
-// fileWriter keeps the beginning of a file until it is larger than a small file. A small file is
-// then stored by its writer: starting goroutines for a large file's pieces costs as much as the
-// file. The stored objects are the same.
+// fileWriter keeps the beginning of a file until it exceeds a small file. It stores a small file
+// itself: starting goroutines for a large file's pieces costs as much as the file. The stored
+// objects are the same.
 type fileWriter struct {
 	begin   func(object.WriterOptions) object.Writer
 	options object.WriterOptions
-	stored  func() error // counts a stored file
+	stored  func() error
 
 	mu     sync.Mutex // checkpoints come from another goroutine
 	kept   *[smallFile]byte

@@ -116,7 +116,7 @@ func (c *confined) Chtimes(path string, accessed, modified time.Time) error {
 }
 
 // handle opens a file or folder with one call, where the kernel can confine it. Otherwise, or with
-// links on the way, it walks by os.Root. A new file is readable by its owner alone.
+// links on the way, it walks by os.Root. Only the owner may read a new file.
 func (c *confined) handle(path string, flags int) (handle, error) {
 	defer c.calls.begin().end()
 	how := unix.OpenHow{Flags: uint64(flags) | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS}
@@ -214,7 +214,7 @@ func (h handle) chmod(mode fs.FileMode) error {
 }
 
 // setTime sets the times of the open file or folder. File systems that set times by the open file
-// have written all earlier data then; cp and tar rely on it, too.
+// have then written all earlier data; cp and tar rely on it, too.
 func (h handle) setTime(t time.Time) error {
 	at := unix.NsecToTimespec(t.UnixNano())
 	times := [2]unix.Timespec{at, at}

@@ -27,8 +27,7 @@ type Snapshot struct {
 	Volume string
 	// Saved is when it was stored, by the writer's clock.
 	Saved time.Time
-	// Extras is the id of the snapshot with its extras; empty without. No backup lists that
-	// snapshot.
+	// Extras is the id of the snapshot with its extras, which no backup lists; empty without.
 	Extras string
 }
 
@@ -51,8 +50,8 @@ func Snapshots(ctx context.Context, r *repository.Repository) (all []Snapshot, e
 }
 
 // DeleteSnapshots deletes snapshots by Kopia's ids, with their extras unless a remaining snapshot
-// shares them. Missing ids count as deleted, so a repetition is safe; manifests of other types
-// stay. Maintenance frees the space later, so a running restore is not disturbed.
+// shares them. Missing ids count as deleted; manifests of other types stay. Maintenance frees the
+// space later, so a running restore is not disturbed.
 func DeleteSnapshots(ctx context.Context, r *repository.Repository, ids []string) (err error) {
 	defer func() { err = causeOf(ctx, err) }()
 	all, err := Snapshots(ctx, r)
@@ -60,7 +59,7 @@ func DeleteSnapshots(ctx context.Context, r *repository.Repository, ids []string
 		return err
 	}
 	there := make(map[string]Snapshot, len(all))
-	neededBy := map[string]int{} // how many remaining snapshots need it, by the id of the extras
+	neededBy := map[string]int{} // how many remaining snapshots need extras, by their id
 	for _, snapshot := range all {
 		there[snapshot.ID] = snapshot
 		neededBy[snapshot.Extras]++

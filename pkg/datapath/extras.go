@@ -51,9 +51,7 @@ type extraLine struct {
 }
 
 const (
-	// tagExtras has the id of the snapshot with the extras.
-	tagExtras = "holdfast.io/extras"
-	// extrasSource begins the source paths of such snapshots.
+	tagExtras    = "holdfast.io/extras"
 	extrasSource = "holdfast-extras"
 )
 
@@ -70,7 +68,6 @@ type extras struct {
 
 	mu     sync.Mutex
 	device uint64
-	// open has the unpacked lines, starts their offsets.
 	open   []byte
 	starts []int
 	runs   []*packed
@@ -78,7 +75,6 @@ type extras struct {
 }
 
 const (
-	// runBytes is how many bytes of lines are sorted and packed at once.
 	runBytes = 4 << 20
 	// looseExtras bounds the unpacked lines: a run while a volume is walked, a batch in a restore.
 	looseExtras = 2 * runBytes
@@ -94,8 +90,8 @@ func newExtras(notes *notes) *extras {
 // folderPath returns a path of an open folder that stays valid when the folder moves.
 func folderPath(folder int) string { return "/proc/self/fd/" + strconv.Itoa(folder) }
 
-// observe collects the extras of a file or folder, by its name in an open folder; in is the
-// folder's path in the volume. space is a buffer for names of attributes.
+// observe collects the extras of a file or folder, by its name in an open folder, whose path in the
+// volume is in. space is a buffer for names of attributes.
 func (x *extras) observe(folder int, name, in string, space []byte, stat *unix.Stat_t) error {
 	kind := stat.Mode & unix.S_IFMT
 	if x == nil || kind != unix.S_IFREG && kind != unix.S_IFDIR {
@@ -134,8 +130,8 @@ func (x *extras) observe(folder int, name, in string, space []byte, stat *unix.S
 	return x.add(rel, found)
 }
 
-// number returns the same number for all names of a file, and in each backup of a volume. So it
-// does not use the device of the root, whose number may change with a mount.
+// number returns the same number for all names of a file, in each backup of a volume. It does not
+// use the root's device, whose number may change with a mount.
 func (x *extras) number(stat *unix.Stat_t) int {
 	if uint64(stat.Dev) == x.device {
 		return int(stat.Ino)
@@ -191,7 +187,6 @@ func (x *extras) packLocked() error {
 // noListAt is set where listxattrat is missing or forbidden.
 var noListAt atomic.Bool
 
-// listAttributes writes the names of the attributes of a file, folder or link into b.
 func listAttributes(folder int, name string, b []byte) (int, error) {
 	if !noListAt.Load() {
 		// Paths in /proc take several times as long.
@@ -216,7 +211,7 @@ func listAttributes(folder int, name string, b []byte) (int, error) {
 const namesSpace = 1024
 
 // readAttributes returns the kept attributes of a file, folder or link; none if the file system has
-// no attributes. space is a buffer for names.
+// none. space is a buffer for names.
 func readAttributes(folder int, name string, space []byte) (map[string][]byte, error) {
 	names, err := grown(space, func(b []byte) (int, error) { return listAttributes(folder, name, b) })
 	if errors.Is(err, unix.ENOTSUP) {
@@ -253,7 +248,6 @@ func (h handle) attributes() (map[string][]byte, error) {
 // attributeSize is Linux's limit for the list of names, and for a value.
 const attributeSize = 64 << 10
 
-// grown calls read, again with the maximum space if needed.
 func grown(space []byte, read func([]byte) (int, error)) ([]byte, error) {
 	n := 0
 	once := func() (err error) { n, err = read(space); return err }
@@ -268,7 +262,6 @@ func grown(space []byte, read func([]byte) (int, error)) ([]byte, error) {
 	return space[:n], nil
 }
 
-// lines calls do for each collected line, in the order of paths.
 func (x *extras) lines(do func(path, known []byte) error) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -280,7 +273,6 @@ func (x *extras) lines(do func(path, known []byte) error) error {
 	return merge(x.runs, do)
 }
 
-// save stores the extras and tags the volume's snapshot with their id.
 func (x *extras) save(ctx context.Context, w repo.RepositoryWriter, of *snapshot.Manifest, tags map[string]string) error {
 	if len(x.runs) == 0 && len(x.starts) == 0 {
 		return nil

@@ -56,7 +56,6 @@ func IsMount(folder *os.File) (bool, error) {
 	return leavesMount(folder) // before Linux 5.8
 }
 
-// leavesMount reports whether the parent folder is on another mount.
 func leavesMount(folder *os.File) (bool, error) {
 	above := -1
 	err := again(func() (err error) {
@@ -75,7 +74,6 @@ func leavesMount(folder *os.File) (bool, error) {
 	return mount != mountAbove, err
 }
 
-// mountID returns the kernel's number of a descriptor's mount.
 func mountID(fd int) (string, error) {
 	path := "/proc/self/fdinfo/" + strconv.Itoa(fd)
 	info, err := os.ReadFile(path)
@@ -90,11 +88,11 @@ func mountID(fd int) (string, error) {
 	return "", fmt.Errorf("%s has no mnt_id", path)
 }
 
-// Folder is where a volume lies on this node.
+// Folder is the place of a volume on this node.
 type Folder struct {
 	Path string
 	// Root is the folder itself or one above it. No link is followed below it: a user that may
-	// write below a root of hostPath volumes could lead elsewhere. Empty for a folder of the
+	// write below a root of hostPath volumes could lead elsewhere. It is empty for a folder of the
 	// kubelet, where only the node's administrator writes.
 	Root string
 	// IsMount checks that the volume is mounted; nil for a volume that need not be.
@@ -144,7 +142,6 @@ func (f Folder) open() (*os.File, error) {
 	return os.NewFile(uintptr(fd), f.Path), nil
 }
 
-// segment fails for a name that can't be one element of a path.
 func segment(what, name string) error {
 	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
 		return fmt.Errorf("the %s %q can't be the name of a folder", what, name)
@@ -152,7 +149,7 @@ func segment(what, name string) error {
 	return nil
 }
 
-// PodFolder returns the folder of a pod's volumes on this node and its entries, one for each
+// PodFolder returns the folder of a pod's volumes on this node, and its entries, one for each
 // plugin. It fails if the pod has left the node.
 func PodFolder(podsDir string, pod types.UID) (path string, plugins []os.DirEntry, err error) {
 	if err := segment("uid of the pod", string(pod)); err != nil {

@@ -12,8 +12,8 @@ import (
 )
 
 // Manager runs the volume work of a node within its limit, in an order that is fair to runs
-// (docs/node-agent.md). Waiting work starts when a slot becomes free, without polling. It is safe
-// for concurrent use.
+// (docs/node-agent.md). Waiting work starts when a slot becomes free. It is safe for concurrent
+// use.
 type Manager struct {
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -36,8 +36,7 @@ func NewManager(ctx context.Context, limit int) *Manager {
 	return &Manager{ctx: ctx, cancel: cancel, limit: limit, memory: MemoryOf(ctx), jobs: map[string]*job{}}
 }
 
-// Submit queues work. It returns false, and does nothing, if work of the key exists or the manager
-// is stopped.
+// Submit queues work. It returns false if work of the key exists or the manager is stopped.
 func (m *Manager) Submit(work Work) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -27,7 +27,7 @@ const (
 // volumes and for the packs of restores.
 //
 // A file has a turn while it is open. Each volume of a Manager has one turn of its own, so that a
-// volume whose files hang stops no other. The other turns are shared, first come, first served.
+// volume with hanging files stops no other. The other turns are shared, first come, first served.
 type Memory struct {
 	// Volumes is how many volumes may be in work at once.
 	Volumes int
@@ -38,21 +38,18 @@ type Memory struct {
 	mu sync.Mutex
 	// reserved counts the volumes' own turns. After it grows there may be too many turns until
 	// shared ones are returned.
-	reserved int64
-	// taken counts the shared turns in use, indexed those among them for indexes.
+	reserved       int64
 	taken, indexed int64
-	// unmanaged is the share of all work without a manager.
-	unmanaged share
-	waiting   list.List // of *turns, in the order of requests
+	unmanaged      share
+	waiting        list.List // of *turns, in the order of requests
 }
 
 // share counts the turns of a volume; the first is its own.
 type share struct{ held int64 }
 
-// turns is a request: one turn for a file, or several for indexes.
 type turns struct {
-	of      *share // the file's volume; nil for indexes
-	indexes int64  // the wanted turns; 0 for a file
+	of      *share
+	indexes int64 // the wanted turns; 0 for a file
 	granted chan struct{}
 	count   int64
 }
@@ -96,8 +93,8 @@ func (m *Memory) reserve(volumes int) {
 	m.grantLocked()
 }
 
-// file waits for a turn of a file, and returns a function that ends it. The end of ctx ends it too:
-// a read that hangs must not keep the turn.
+// file waits for a turn of a file. done or the end of ctx returns it: a hanging read must not keep
+// the turn.
 func (m *Memory) file(ctx context.Context) (done func(), err error) {
 	if m == nil {
 		return func() {}, nil
@@ -164,7 +161,7 @@ func (m *Memory) giveBack(t *turns) {
 	m.giveBackLocked(t)
 }
 
-// giveBackLocked ends turns. The last one of a volume is its own.
+// giveBackLocked returns turns. The last one of a volume is its own.
 func (m *Memory) giveBackLocked(t *turns) {
 	if t.of != nil {
 		t.of.held--
@@ -213,7 +210,6 @@ func (m *Memory) fitLocked(t *turns, taken int64) bool {
 	return m.wantedLocked(t) <= max(0, m.files-m.reserved-taken)
 }
 
-// wantedLocked returns the wanted turns, at most all shared ones.
 func (m *Memory) wantedLocked(t *turns) int64 {
 	if t.indexes > 0 {
 		return min(t.indexes, max(0, m.files-m.reserved))

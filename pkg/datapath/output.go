@@ -39,7 +39,7 @@ import (
 type output struct {
 	root *confined
 	// beside writes a file beside its place, and moves it when complete. Running programs keep the
-	// old one until then, or if the restore stops.
+	// old one until then.
 	beside   bool
 	snapshot string
 	progress *Progress
@@ -52,8 +52,8 @@ type output struct {
 
 	mu sync.Mutex
 	// written has the first name of each file with several, by its number. Names that were read
-	// with different contents are not one file any more: others has their first names by content.
-	// links are the other names, created at the end.
+	// with different contents are separate files: others has their first names by content. links
+	// are the other names, created at the end.
 	written map[int]firstName
 	others  map[firstOther]int
 	links   []link
@@ -88,8 +88,6 @@ func name(rel string) string {
 	return rel
 }
 
-// BeginDirectory creates a folder and reports whether it existed. FinishDirectory sets its
-// attributes.
 func (o *output) BeginDirectory(ctx context.Context, rel string) (existed bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
@@ -224,7 +222,7 @@ func (o *output) WriteFile(ctx context.Context, rel string, file fs.File, had ex
 	return err
 }
 
-// besideName is stable, so that a repetition replaces what an attempt has left. It differs by
+// besideName is stable, so that a repetition replaces the rest of an attempt. It differs by
 // snapshot: a later snapshot may contain such a rest as a file.
 func (o *output) besideName(rel string) string {
 	sum := sha256.Sum256([]byte(o.snapshot + "/" + rel))

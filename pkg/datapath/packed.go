@@ -15,10 +15,8 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// blockBytes is about how many bytes of lines a block holds: one is unpacked to find a line.
 const blockBytes = 64 << 10
 
-// blockMemory is the size of a block without its data and first path.
 const blockMemory = 64
 
 var (
@@ -50,7 +48,6 @@ func appendLine(b []byte, path string, known []byte) []byte {
 	return append(append(append(append(b, path...), 0), known...), 0)
 }
 
-// cutLine cuts off the first line.
 func cutLine(lines []byte) (path, known, rest []byte) {
 	path, rest, _ = bytes.Cut(lines, []byte{0})
 	known, rest, _ = bytes.Cut(rest, []byte{0})
@@ -151,7 +148,6 @@ func (r *packedReader) find(path string) (known []byte, line int, err error) {
 	return nil, 0, nil
 }
 
-// path returns the path of an existing line.
 func (r *packedReader) path(line int) (string, error) {
 	block := sort.Search(len(r.of.blocks), func(i int) bool { return r.of.blocks[i].line > line }) - 1
 	if block != r.block-1 || line < r.line {
@@ -167,8 +163,8 @@ func (r *packedReader) path(line int) (string, error) {
 	return r.asked, nil
 }
 
-// merge calls do with the lines of all runs in the order of paths; for equal paths with the line of
-// the last run. It needs blockBytes for each run.
+// merge calls do with the lines of all runs in the order of paths; for equal paths with the last
+// run's line. It needs blockBytes for each run.
 func merge(runs []*packed, do func(path, known []byte) error) error {
 	var heads heads
 	for i, run := range runs {

@@ -138,7 +138,7 @@ func claimOf(labels map[string]string) (uid types.UID, known bool) {
 }
 
 // newest returns the newest snapshot that matches a search of the first group with matches, or nil.
-// Snapshots of another claim that had the same name don't count; those of unknown claims do.
+// Snapshots of another claim of the same name don't count; those without a known claim do.
 func newest(ctx context.Context, r repo.Repository, claim types.UID, groups ...[]map[string]string) (*snapshot.Manifest, error) {
 	for _, searches := range groups {
 		var entries []*manifest.EntryMetadata

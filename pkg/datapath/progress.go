@@ -19,8 +19,7 @@ type Progress struct {
 	done, total           atomic.Int64
 	filesDone, totalFiles atomic.Int64
 	calls                 calls
-	// all counts for the manager; may be nil.
-	all *atomic.Int64
+	all                   *atomic.Int64
 }
 
 // Done returns the moved bytes, including those that needed no moving.
@@ -81,9 +80,8 @@ const (
 	warningsLogged = 1000
 )
 
-// notes collects warnings, each file and problem once.
 type notes struct {
-	logger klog.Logger // logs each warning; may be zero
+	logger klog.Logger
 
 	mu    sync.Mutex
 	count int
@@ -93,7 +91,7 @@ type notes struct {
 
 func (n *notes) add(path, problem string) { n.insert(warningsKept, path, problem) }
 
-// addFirst adds a warning about many files or none, before those about single files.
+// addFirst adds a warning about many files or none, before warnings about single files.
 func (n *notes) addFirst(path, problem string) { n.insert(0, path, problem) }
 
 func (n *notes) insert(at int, path, problem string) {

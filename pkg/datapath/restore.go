@@ -39,8 +39,7 @@ type RestoreRequest struct {
 	// Path, Root and IsMount are as in Folder, which must exist. Root and IsMount are optional.
 	Path, Root string
 	IsMount    MountProbe
-	// Only has the paths to restore; all if empty. Other files stay. An existing file stays until
-	// the complete one replaces it.
+	// Only has the paths to restore; all if empty. Other files stay.
 	Only []string
 	// Replace removes files that the snapshot lacks. Otherwise a warning counts them. It has no
 	// effect with Only.
@@ -51,8 +50,7 @@ type RestoreRequest struct {
 type RestoreResult struct {
 	TotalBytes, Files int64
 	Removed           int64
-	// Warnings name files whose owner or mode could not be restored, and the first files that the
-	// snapshot lacks.
+	// Warnings name files without their owner or mode, and the first files that the snapshot lacks.
 	Warnings Warnings
 }
 
@@ -131,7 +129,7 @@ type restoration struct {
 	held   int
 }
 
-// leaf is an entry of the snapshot. Its path is relative to the volume's root, "".
+// leaf is an entry of the snapshot, with its path in the volume.
 type leaf struct {
 	path   string
 	stored *snapshot.DirEntry
@@ -437,8 +435,8 @@ func (e *storedEntry) decode(to *snapshot.DirEntry) (err error) {
 	return nil
 }
 
-// readFolder reads the entries of a folder. Kopia's own view sets the times of subfolders to those
-// of their newest files.
+// readFolder reads the entries of a folder. Kopia's own view sets the times of subfolders to their
+// newest files' times.
 func readFolder(ctx context.Context, r repo.Repository, stored *snapshot.DirEntry) ([]*snapshot.DirEntry, error) {
 	content, err := r.OpenObject(ctx, stored.ObjectID)
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 // log beside older tables may damage a database.
 type surplus struct {
 	remove bool
-	// device is the volume's file system. Other file systems mounted below are not touched.
+	// device is the volume's file system. Others mounted below are not touched.
 	device          uint64
 	first, why      string
 	stayed, removed int64
@@ -44,7 +44,6 @@ func (s *surplus) begin(root *confined, remove bool) error {
 	return nil
 }
 
-// stays counts a file that stays, with the reason if it was to be removed.
 func (s *surplus) stays(rel, why string) {
 	if s.stayed++; s.stayed == 1 {
 		s.first, s.why = rel, why
@@ -135,7 +134,6 @@ func (o *output) listSurplus(ctx context.Context, rel string, isSurplus func(nam
 	}
 }
 
-// unlisted turns a folder that can't be listed into a warning, unless it was removed.
 func (o *output) unlisted(rel string, err error) error {
 	if errors.Is(err, errVanished) {
 		return nil
@@ -174,7 +172,6 @@ func (o *output) settleFile(ctx context.Context, rel string, isFolder, isMount b
 	return nil
 }
 
-// errnoOf returns the cause of an error without its path.
 func errnoOf(err error) error {
 	var failed *os.PathError
 	if errors.As(err, &failed) {

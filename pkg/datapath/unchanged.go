@@ -25,7 +25,7 @@ import (
 // as long as listing their files. So a folder without subfolders is compared before Kopia's
 // uploader visits it. If its listing would equal the last one byte for byte, that object is used
 // again. The listing has the name, type, mode, size, time and owner of each file, as the uploader
-// compares. Otherwise the uploader goes on with the entries listed so far, and decides file by
+// compares. Otherwise the uploader continues with the entries listed so far, and decides file by
 // file.
 
 type lastSnapshot struct {
@@ -141,8 +141,8 @@ func listingEnd(summary *fs.DirectorySummary) string {
 // are decided one by one.
 var mostFolders = 100_000
 
-// foldersOf returns the objects of the folders in a listing, by name, as far as it can be read;
-// none if there are more than mostFolders.
+// foldersOf returns the objects of the folders in a listing, by name, as far as readable; none if
+// there are more than mostFolders.
 func foldersOf(ctx context.Context, listing io.Reader) map[string]object.ID {
 	decoder := json.NewDecoder(listing)
 	for _, want := range []json.Token{json.Delim('{'), "stream", "kopia:directory", "entries", json.Delim('[')} {

@@ -55,8 +55,7 @@ const (
 	tagCluster   = "holdfast.io/cluster-uid"
 	tagClaim     = "holdfast.io/claim-uid"
 	tagRecord    = "holdfast.io/upload-uid"
-	// tagFullRead has the start of the volume's last upload that read every file.
-	tagFullRead = "holdfast.io/full-read"
+	tagFullRead  = "holdfast.io/full-read"
 	// tagCheckpoint marks a checkpoint of a long upload, which its next attempt uses.
 	tagCheckpoint = "holdfast.io/checkpoint"
 )
@@ -80,15 +79,14 @@ type UploadRequest struct {
 	// FullReadEvery is the maximum time between uploads that read every file. Zero means never.
 	FullReadEvery time.Duration
 	Backup        types.UID
-	// Record is the uid of the VolumeUpload, optional. Earlier unreported snapshots for it are
-	// replaced.
+	// Record is the uid of the VolumeUpload, optional. It replaces earlier unreported snapshots for
+	// it.
 	Record types.UID
 	// StoreName is the backup's name in the store, ClusterUID as in package identity. They identify
 	// a snapshot whose backup is lost.
 	StoreName, ClusterUID string
 }
 
-// tags returns our tags for all snapshots of an upload, including checkpoints.
 func (r *UploadRequest) tags() map[string]string {
 	tags := map[string]string{}
 	if r.Backup != "" {
@@ -106,7 +104,7 @@ func (r *UploadRequest) tags() map[string]string {
 	return tags
 }
 
-// UploadResult says what was uploaded.
+// UploadResult is the result of an upload.
 type UploadResult struct {
 	SnapshotID        string
 	TotalBytes, Files int64
@@ -208,7 +206,6 @@ func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p 
 	}, nil
 }
 
-// uploadFolder stores a whole folder, or fails.
 func uploadFolder(ctx context.Context, w repo.RepositoryWriter, folder fs.Directory, policies *policy.Tree, source snapshot.SourceInfo, tags map[string]string, previous []*snapshot.Manifest, observer *uploadObserver) (*snapshot.Manifest, error) {
 	u := newUploader(w, observer, tags)
 	observer.cancel = u.Cancel
@@ -230,7 +227,6 @@ func uploadFolder(ctx context.Context, w repo.RepositoryWriter, folder fs.Direct
 	return man, nil
 }
 
-// causeOf replaces an error by the cause of the context's end, if it has ended.
 func causeOf(ctx context.Context, err error) error {
 	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -257,9 +253,8 @@ const (
 
 func parallelism(least int) int { return max(least, 2*runtime.GOMAXPROCS(0)) }
 
-// partsAbove is the size of the parts in which a larger file is uploaded in parallel, since each
-// part waits for the store after each pack of some 20 MB. Parallel uploads bound the packs in
-// memory.
+// partsAbove is the size of the parts in which a larger file is uploaded in parallel. Each part
+// waits for the store after each pack of some 20 MB. Parallel uploads bound the packs in memory.
 const partsAbove = 128 << 20
 
 func uploadPolicy() *policy.Tree {
@@ -304,10 +299,9 @@ func save(ctx context.Context, w repo.RepositoryWriter, man *snapshot.Manifest, 
 	return nil
 }
 
-// earlierAttempts returns the record's snapshots from before this upload, of an agent that stopped
-// before it reported them. Later ones are another agent's, and stay: this agent may have been
-// paused. Other records of the same path and backup stay, since a pod may have a volume and a claim
-// of one name.
+// earlierAttempts returns the record's earlier snapshots, of an agent that stopped before it
+// reported them. Later ones are another agent's, and stay: this agent may have been paused. Other
+// records of the same path and backup stay, since a pod may have a volume and a claim of one name.
 func earlierAttempts(ctx context.Context, r repo.Repository, record types.UID) (ids []manifest.ID, err error) {
 	if record == "" {
 		return nil, nil
@@ -324,7 +318,6 @@ func earlierAttempts(ctx context.Context, r repo.Repository, record types.UID) (
 	return ids, nil
 }
 
-// measureLater sets the total of p to the volume's size after measureAfter, until stop.
 func measureLater(ctx context.Context, vol *volume, p *Progress) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var group sync.WaitGroup

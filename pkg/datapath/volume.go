@@ -72,7 +72,6 @@ func openVolume(folder Folder, notes *notes, p *Progress) (*volume, error) {
 	return &volume{root: root, notes: notes, extras: newExtras(notes), since: math.MaxInt64}, nil
 }
 
-// close ends the reading of a volume after all its files are closed.
 func (v *volume) close() { _ = v.root.Close() }
 
 func (v *volume) folder() (*volumeDir, error) {
@@ -104,7 +103,6 @@ func (v *volume) stillThere() error {
 	return nil
 }
 
-// size returns the size and number of the readable files of a folder and below.
 func (v *volume) size(ctx context.Context, path string) (bytes, files int64) {
 	it, err := (&volumeDir{volumeEntry: volumeEntry{volume: v}, path: path}).open()
 	if err != nil {
@@ -149,7 +147,6 @@ func newVolumeEntry(v *volume, in *volumeDir, name string, stat *unix.Stat_t) vo
 	return volumeEntry{v, in, name, modeOf(stat.Mode), fs.OwnerInfo{UserID: stat.Uid, GroupID: stat.Gid}, recent, stat.Size, stat.Mtim}
 }
 
-// A snapshot can hold times from earliest to latest.
 var earliest, latest = time.Unix(0, math.MinInt64), time.Unix(0, math.MaxInt64)
 
 // timeOf returns the time of a file, or the nearest that a snapshot can hold.
@@ -325,7 +322,7 @@ type listing struct {
 
 var listings = sync.Pool{New: func() any { return new(listing) }}
 
-// volumeIterator lists a folder in pieces, so its size does not matter for the memory.
+// volumeIterator lists a folder in pieces, to bound the memory.
 type volumeIterator struct {
 	handle
 	dir   *volumeDir
@@ -373,7 +370,6 @@ func (it *volumeIterator) ended() error {
 	return err
 }
 
-// listed returns the next entry of a folder; no name at the end.
 func (it *volumeIterator) listed() (name string, stat unix.Stat_t, err error) {
 	if it.failure != nil {
 		return "", stat, it.failure

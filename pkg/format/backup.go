@@ -29,8 +29,8 @@ const (
 	// reads versioned folders from "1.1.0" on; its design of the manifest gives "1.2.0" to backups
 	// with one.
 	FormatVersion = "1.2.0"
-	// MaxMetadataBytes is the largest velero-backup.json that is read. etcd's limit of 1.5 MiB
-	// keeps ours and Velero's smaller.
+	// MaxMetadataBytes bounds a velero-backup.json that is read. etcd's limit of 1.5 MiB keeps ours
+	// and Velero's smaller.
 	MaxMetadataBytes = 2 << 20
 
 	veleroAPIVersion = "velero.io/v1"
@@ -66,8 +66,8 @@ const (
 	// AnnotationContents has the sizes and digests of the backup's other objects, as Contents in
 	// JSON.
 	AnnotationContents = "holdfast.io/contents"
-	// AnnotationSecretsLeftOut is the message of the condition SecretsLeftOut. It is no warning,
-	// which every backup of all namespaces would have.
+	// AnnotationSecretsLeftOut is the message of the condition SecretsLeftOut. As a warning, every
+	// backup of all namespaces would have it.
 	AnnotationSecretsLeftOut = "holdfast.io/secrets-left-out"
 	// AnnotationVolumesLeftOut is status.volumes.leftOut, unless 0.
 	AnnotationVolumesLeftOut = "holdfast.io/volumes-left-out"
@@ -89,21 +89,20 @@ var ErrUnfinished = errors.New("the backup is not finished")
 // Cluster identifies the cluster of a backup.
 type Cluster struct {
 	SystemNamespace string
-	// UID is the uid of the namespace kube-system, optional.
-	UID string
+	UID             string
 	// GitVersion, Major and Minor are from the API server's /version, optional.
 	GitVersion, Major, Minor string
 	// Key signs the metadata. Readers don't trust unsigned metadata.
 	Key *SigningKey
 }
 
-// Place is where metadata was found, and by whom it is read.
+// Place is the place of metadata, and its reader.
 type Place struct {
 	StoreName string
 	Location  string
-	// SystemNamespace has the backups of other makers.
+	// SystemNamespace gets the backups of other makers.
 	SystemNamespace string
-	// Now is the time of reading: an unfinished backup that has expired counts as ended.
+	// Now is the time of reading: an expired unfinished backup counts as ended.
 	Now time.Time
 }
 
@@ -137,7 +136,7 @@ type storedStatus struct {
 
 // EncodeBackup encodes velero-backup.json of an ended backup: its phase must be Completed,
 // PartiallyFailed, Failed or Cancelled, and its uid, creation, start and completion set. Readers
-// derive volume counts and conditions; of these only SecretsLeftOut is stored.
+// derive volume counts and conditions, except SecretsLeftOut.
 func EncodeBackup(backup *v1alpha1.Backup, contents Contents, cluster Cluster) ([]byte, error) {
 	storeName := StoreName(backup.Namespace, backup.Name, cluster.SystemNamespace)
 	if err := ValidateStoreName(storeName); err != nil {
@@ -257,8 +256,8 @@ func encodeAnnotations(backup *v1alpha1.Backup, contents Contents, cluster Clust
 	return annotations, nil
 }
 
-// EncodeRevocation returns metadata of an unfinished backup, which replaces the copy of an earlier
-// attempt.
+// EncodeRevocation returns metadata of an unfinished backup, which replaces an earlier attempt's
+// copy.
 func EncodeRevocation(storeName string, uid types.UID) ([]byte, error) {
 	data, err := json.Marshal(storedBackup{
 		TypeMeta:   metav1.TypeMeta{APIVersion: veleroAPIVersion, Kind: "Backup"},

@@ -11,15 +11,15 @@ import (
 	"time"
 )
 
-// MaxClaimBytes is the largest Claim that is read.
+// MaxClaimBytes bounds a Claim that is read.
 const MaxClaimBytes = 4 << 10
 
 const maxHolderBytes = 512
 
-// ClaimKey is the key of the Claim of a cluster's leading controller. It is replaced.
+// ClaimKey returns the key of the Claim of a cluster's leading controller. It is replaced.
 func ClaimKey(clusterUID string) string { return HoldfastPrefix + "claims/" + clusterUID + ".json" }
 
-// Claim is of the one process of its cluster that writes to the store.
+// Claim is the claim of the one process of its cluster that writes to the store.
 type Claim struct {
 	// Nonce is random for each process.
 	Nonce string `json:"nonce"`
@@ -31,7 +31,7 @@ type Claim struct {
 	Written time.Time `json:"written"`
 }
 
-// EncodeClaim gives the content of ClaimKey.
+// EncodeClaim returns the content of ClaimKey.
 func EncodeClaim(claim Claim) ([]byte, error) { return json.Marshal(claim) }
 
 // DecodeClaim reads the content of ClaimKey.

@@ -17,7 +17,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// MaxOwnerBytes is the largest OwnerKey that is read.
+// MaxOwnerBytes bounds an OwnerKey that is read.
 const MaxOwnerBytes = 4 << 10
 
 // Owner is the content of OwnerKey: the backup of the folder.
@@ -26,7 +26,7 @@ type Owner struct {
 	ClusterUID string    `json:"clusterUID,omitempty"`
 }
 
-// EncodeOwner gives the content of OwnerKey.
+// EncodeOwner returns the content of OwnerKey.
 func EncodeOwner(owner Owner) ([]byte, error) { return json.Marshal(owner) }
 
 // DecodeOwner reads the content of OwnerKey.
@@ -41,15 +41,14 @@ func DecodeOwner(data []byte) (Owner, error) {
 	return owner, nil
 }
 
-// Content is what one object of a backup holds.
+// Content has the size and digest of one object of a backup.
 type Content struct {
-	// Size in bytes.
 	Size int64 `json:"size"`
 	// SHA256 in hexadecimal.
 	SHA256 string `json:"sha256"`
 }
 
-// ContentOf describes bytes that sum has seen.
+// ContentOf describes the bytes that sum has seen.
 func ContentOf(size int64, sum hash.Hash) Content {
 	return Content{Size: size, SHA256: hex.EncodeToString(sum.Sum(nil))}
 }

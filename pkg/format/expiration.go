@@ -24,7 +24,7 @@ import (
 // including all deletions so far, so only the trusted change with the greatest number counts.
 
 const (
-	// MaxExpirationBytes is the largest change that is read: it may name each volume.
+	// MaxExpirationBytes bounds a change that is read: it may name each volume.
 	MaxExpirationBytes = 4 << 20
 	// MaxExpirations bounds the changes of a backup.
 	MaxExpirations      = 1000
@@ -46,8 +46,7 @@ type Expiration struct {
 	Hold *Hold
 	// Deleted are all deleted volumes of the backup. They are not shown or restored, and their
 	// snapshots are removed.
-	Deleted []DeletedVolume
-	// Requester and time of the change.
+	Deleted   []DeletedVolume
 	Requester string
 	Timestamp metav1.Time
 	// Request identifies the request, so that it is not applied twice.
@@ -56,7 +55,7 @@ type Expiration struct {
 	ClusterUID, PublicKey string
 }
 
-// Hold has the user who holds a backup, the time and the reason.
+// Hold has the user, time and reason of a hold.
 type Hold struct {
 	Requester string      `json:"requester,omitempty"`
 	Timestamp metav1.Time `json:"timestamp"`
@@ -77,13 +76,11 @@ type VolumeID struct {
 type DeletedVolume struct {
 	VolumeID `json:",inline"`
 	// SnapshotID is the snapshot to remove; empty if there is none, or another volume needs it.
-	SnapshotID string `json:"snapshotID,omitempty"`
-	// Requester and time of the deletion.
-	Requester string      `json:"requester,omitempty"`
-	Timestamp metav1.Time `json:"timestamp"`
+	SnapshotID string      `json:"snapshotID,omitempty"`
+	Requester  string      `json:"requester,omitempty"`
+	Timestamp  metav1.Time `json:"timestamp"`
 }
 
-// storedExpiration is the object's content.
 type storedExpiration struct {
 	metav1.TypeMeta `json:",inline"`
 	Metadata        storedExpirationMetadata `json:"metadata"`
@@ -111,8 +108,8 @@ func ExpirationsBeginning(storeName string, backup types.UID) string {
 	return storeName + ".expiration-" + string(backup) + "-"
 }
 
-// ExpirationKey is the key of a change, beside the folders: listings of these show it, and Velero,
-// which uses folders only, ignores it.
+// ExpirationKey returns the key of a change, beside the folders: their listings show it, and
+// Velero, which uses folders only, ignores it.
 func ExpirationKey(storeName string, backup types.UID, number int64) string {
 	return BackupsPrefix + ExpirationsBeginning(storeName, backup) + strconv.FormatInt(number, 10) + ".json"
 }

@@ -13,19 +13,18 @@ import (
 // StoreIdentityKey has the store's identity. It is created once, by a conditional write.
 const StoreIdentityKey = HoldfastPrefix + "store.json"
 
-// MaxStoreIdentityBytes is the largest StoreIdentity that is read.
+// MaxStoreIdentityBytes bounds a StoreIdentity that is read.
 const MaxStoreIdentityBytes = 4 << 10
 
 const maxStoreIDBytes = 63
 
 // StoreIdentity is the content of StoreIdentityKey.
 type StoreIdentity struct {
-	// ID is random.
 	ID      string    `json:"id"`
 	Created time.Time `json:"created"`
 }
 
-// EncodeStoreIdentity gives the content of StoreIdentityKey.
+// EncodeStoreIdentity returns the content of StoreIdentityKey.
 func EncodeStoreIdentity(identity StoreIdentity) ([]byte, error) { return json.Marshal(identity) }
 
 // DecodeStoreIdentity reads the content of StoreIdentityKey.

@@ -17,7 +17,7 @@ import (
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 )
 
-// A cluster's index has in a few objects what it has read of all backups of a location. It is
+// A cluster's index has the read contents of all backups of a location in a few objects. It is
 // derived: a reader without a valid index reads the backups.
 //
 // No object is written twice. Segments are named by their digest, heads by increasing numbers; the
@@ -25,7 +25,7 @@ import (
 // signed document with the digest of the rest.
 
 const (
-	// MaxIndexHeadBytes and MaxIndexSegmentBytes are the largest sizes that are read.
+	// MaxIndexHeadBytes and MaxIndexSegmentBytes bound objects that are read.
 	MaxIndexHeadBytes    = 16 << 20
 	MaxIndexSegmentBytes = 32 << 20
 	// MaxIndexSegments bounds the segments of a head.
@@ -51,8 +51,7 @@ type IndexHead struct {
 type IndexSegment struct {
 	// SHA256 is the digest and name of the object.
 	SHA256 string `json:"sha256"`
-	// Size in bytes.
-	Size int64 `json:"size"`
+	Size   int64  `json:"size"`
 	// Entries and Rows count its backups and volumes.
 	Entries int64 `json:"entries"`
 	Rows    int64 `json:"rows"`
@@ -83,15 +82,15 @@ func IndexHeadKey(clusterUID string, number int64) string {
 	return fmt.Sprintf("%shead-%016x", IndexPrefix(clusterUID), number)
 }
 
-// IndexSegmentKey is a segment of a cluster's index.
+// IndexSegmentKey returns the key of a segment.
 func IndexSegmentKey(clusterUID, digest string) string {
 	return IndexPrefix(clusterUID) + "segment-" + digest
 }
 
 var indexName = regexp.MustCompile(`^([0-9A-Za-z-]{1,64})/(?:head-([0-7][0-9a-f]{15})|segment-([0-9a-f]{64}))$`)
 
-// ParseIndexKey reverses IndexHeadKey and IndexSegmentKey; the digest is of segments only. It is
-// false for other keys.
+// ParseIndexKey reverses IndexHeadKey and IndexSegmentKey; only segments have a digest. It is false
+// for other keys.
 func ParseIndexKey(key string) (clusterUID string, number int64, digest string, ok bool) {
 	name, inside := strings.CutPrefix(key, IndexesPrefix)
 	parts := indexName.FindStringSubmatch(name)

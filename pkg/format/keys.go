@@ -20,26 +20,26 @@ const (
 	BackupsPrefix = "backups/"
 	// RepositoriesPrefix has the Kopia repositories.
 	RepositoriesPrefix = "kopia/"
-	// HoldfastPrefix has what belongs to no backup.
+	// HoldfastPrefix has the objects that belong to no backup.
 	HoldfastPrefix = "metadata/holdfast/"
 )
 
-// BackupPrefix is the folder of one backup.
+// BackupPrefix returns the folder of a backup.
 func BackupPrefix(storeName string) string { return BackupsPrefix + storeName + "/" }
 
-// MetadataKey is the object whose presence makes the backup exist.
+// MetadataKey returns the key of the object that makes the backup exist.
 func MetadataKey(storeName string) string { return BackupPrefix(storeName) + "velero-backup.json" }
 
-// OwnerKey has the folder's Owner. It is written first, by a conditional write, and removed last.
-// Velero ignores it.
+// OwnerKey returns the key of the folder's Owner. It is written first, by a conditional write, and
+// removed last. Velero ignores it.
 func OwnerKey(storeName string) string { return BackupPrefix(storeName) + "holdfast-owner.json" }
 
-// CopyKey is a copy of the metadata, written before it, since Velero replaces metadata
-// unconditionally.
+// CopyKey returns the key of a copy of the metadata, written before it, since Velero replaces
+// metadata unconditionally.
 func CopyKey(storeName string) string { return AttemptKey(storeName, 1) }
 
-// AttemptKey is the copy of the metadata, which an attempt creates before the metadata. A later
-// attempt first creates an EncodeRevocation at each earlier attempt's key.
+// AttemptKey returns the key of an attempt's copy of the metadata, created before the metadata. A
+// later attempt first creates an EncodeRevocation at each earlier attempt's key.
 func AttemptKey(storeName string, attempt int) string {
 	if attempt <= 1 {
 		return BackupPrefix(storeName) + "holdfast-backup.json"
@@ -56,57 +56,60 @@ func IsAttemptKey(storeName, key string) bool {
 // MaxAttemptKeys bounds the search.
 const MaxAttemptKeys = 100
 
-// TarballKey is the gzipped tar of the objects.
+// TarballKey returns the key of the objects' gzipped tar.
 func TarballKey(storeName string) string { return sideKey(storeName, ".tar.gz") }
 
-// LogKey is the backup's own log, gzipped lines of text.
+// LogKey returns the key of the backup's log, gzipped lines of text.
 func LogKey(storeName string) string { return sideKey(storeName, "-logs.gz") }
 
-// ResultsKey has the errors and warnings, as Results.
+// ResultsKey returns the key of the errors and warnings, as Results.
 func ResultsKey(storeName string) string { return sideKey(storeName, "-results.gz") }
 
-// ResourceListKey names every object, as ResourceList.
+// ResourceListKey returns the key of the list of all objects, as ResourceList.
 func ResourceListKey(storeName string) string { return sideKey(storeName, "-resource-list.json.gz") }
 
-// ManifestKey is the graph of the objects (package manifest). Velero ignores it.
+// ManifestKey returns the key of the graph of the objects (package manifest). Velero ignores it.
 func ManifestKey(storeName string) string { return BackupPrefix(storeName) + "manifest.json.gz" }
 
-// VolumeInfoKey describes each volume, as []VolumeInfo.
+// VolumeInfoKey returns the key of the volumes' descriptions, as []VolumeInfo.
 func VolumeInfoKey(storeName string) string { return sideKey(storeName, "-volumeinfo.json.gz") }
 
-// PodVolumeBackupsKey lists the uploaded volumes, as []PodVolumeBackup.
+// PodVolumeBackupsKey returns the key of the uploaded volumes, as []PodVolumeBackup.
 func PodVolumeBackupsKey(storeName string) string {
 	return sideKey(storeName, "-podvolumebackups.json.gz")
 }
 
-// VolumeSnapshotsKey lists snapshots of a cloud's API; Holdfast stores an empty list.
+// VolumeSnapshotsKey returns the key of snapshots of a cloud's API; Holdfast stores an empty list.
 func VolumeSnapshotsKey(storeName string) string {
 	return sideKey(storeName, "-volumesnapshots.json.gz")
 }
 
-// ItemOperationsKey lists asynchronous operations of plugins; Holdfast stores an empty list.
+// ItemOperationsKey returns the key of asynchronous operations of plugins; Holdfast stores an empty
+// list.
 func ItemOperationsKey(storeName string) string {
 	return sideKey(storeName, "-itemoperations.json.gz")
 }
 
-// RepositoryPrefix is the Kopia repository of a namespace.
+// RepositoryPrefix returns the folder of a namespace's Kopia repository.
 func RepositoryPrefix(volumeNamespace string) string {
 	return RepositoriesPrefix + volumeNamespace + "/"
 }
 
-// RemovalsPrefix has a cluster's requests to remove snapshots from a namespace's repository.
+// RemovalsPrefix returns the folder of a cluster's requests to remove snapshots from a namespace's
+// repository.
 func RemovalsPrefix(clusterUID, volumeNamespace string) string {
 	return HoldfastPrefix + "removals/" + clusterUID + "/" + volumeNamespace + "/"
 }
 
-// RemovalKey requests the removal of a backup's snapshots, as Removal. The uid is hashed, since it
-// may be any text.
+// RemovalKey returns the key of the request to remove a backup's snapshots, as Removal. The uid is
+// hashed, since it may be any text.
 func RemovalKey(clusterUID, volumeNamespace string, backup types.UID) string {
 	sum := sha256.Sum256([]byte(backup))
 	return RemovalsPrefix(clusterUID, volumeNamespace) + hex.EncodeToString(sum[:16]) + ".json"
 }
 
-// VolumeRemovalKey requests the removal of deleted volumes' snapshots, as VolumeRemoval.
+// VolumeRemovalKey returns the key of the request to remove deleted volumes' snapshots, as
+// VolumeRemoval.
 func VolumeRemovalKey(clusterUID, volumeNamespace string, request types.UID) string {
 	sum := sha256.Sum256([]byte(request))
 	return RemovalsPrefix(clusterUID, volumeNamespace) + "volumes-" + hex.EncodeToString(sum[:16]) + ".json"
@@ -144,7 +147,7 @@ func ValidateStoreName(storeName string) error {
 }
 
 // Home reverses StoreName for claimed names, which the store name must confirm: so a store name has
-// one home at most. It is false for a backup of the system namespace.
+// at most one home. It is false for a backup of the system namespace.
 func Home(storeName, systemNamespace, namespace, name string) (types.NamespacedName, bool) {
 	if namespace == systemNamespace || storeName != namespace+"."+name ||
 		len(validation.IsDNS1123Label(namespace)) > 0 || len(validation.IsDNS1123Label(name)) > 0 {

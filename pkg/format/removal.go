@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// MaxRemovalBytes is the largest Removal that is read.
+// MaxRemovalBytes bounds a Removal that is read.
 const MaxRemovalBytes = 16 << 20
 
 // Removal requests the removal of a backup's snapshots from a repository. It proves nothing: the
@@ -20,13 +20,14 @@ const MaxRemovalBytes = 16 << 20
 type Removal struct {
 	UID       types.UID `json:"uid"`
 	StoreName string    `json:"storeName"`
-	// Snapshots are Kopia's ids of the backup's snapshots here. Snapshots with its uid go unnamed.
+	// Snapshots are Kopia's ids of the backup's snapshots here. Snapshots with its uid need no
+	// name.
 	Snapshots []string `json:"snapshots,omitempty"`
 	// RequestedAt distinguishes requests for the same backup.
 	RequestedAt time.Time `json:"requestedAt"`
 }
 
-// EncodeRemoval gives the content of RemovalKey.
+// EncodeRemoval returns the content of RemovalKey.
 func EncodeRemoval(removal Removal) ([]byte, error) { return json.Marshal(removal) }
 
 // DecodeRemoval reads the content of RemovalKey.
@@ -47,7 +48,6 @@ func DecodeRemoval(data []byte) (Removal, error) {
 // VolumeRemoval requests the removal of deleted volumes' snapshots, which the changes beside the
 // backups name. It proves nothing.
 type VolumeRemoval struct {
-	// Request is the uid of the deletion's record.
 	Request types.UID   `json:"request"`
 	Backups []RemovalOf `json:"backups"`
 }
@@ -58,7 +58,7 @@ type RemovalOf struct {
 	StoreName string    `json:"storeName"`
 }
 
-// EncodeVolumeRemoval gives the content of VolumeRemovalKey.
+// EncodeVolumeRemoval returns the content of VolumeRemovalKey.
 func EncodeVolumeRemoval(removal VolumeRemoval) ([]byte, error) { return json.Marshal(removal) }
 
 // DecodeVolumeRemoval reads the content of VolumeRemovalKey.

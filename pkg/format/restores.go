@@ -46,21 +46,22 @@ func IsRestoreStoreName(storeName string, restore *v1alpha1.Restore) bool {
 			storeName == RestoreStoreName(restore.Namespace, restore.Name, restore.Namespace, restore.UID))
 }
 
-// RestoreResultsKey has the errors and warnings, as Results.
+// RestoreResultsKey returns the key of the errors and warnings, as Results.
 func RestoreResultsKey(storeName string) string { return restoreKey(storeName, "-results.gz") }
 
-// RestoreLogKey is the restore's log, gzipped text.
+// RestoreLogKey returns the key of the restore's log, gzipped text.
 func RestoreLogKey(storeName string) string { return restoreKey(storeName, "-logs.gz") }
 
-// RestoreResourceListKey names every object and its result, as ResourceList of RestoredName.
+// RestoreResourceListKey returns the key of the list of all objects and their results, as
+// ResourceList of RestoredName.
 func RestoreResourceListKey(storeName string) string {
 	return restoreKey(storeName, "-resource-list.json.gz")
 }
 
-// RestorePlanKey has the decision about each object, as RestorePlan.
+// RestorePlanKey returns the key of the decisions about the objects, as RestorePlan.
 func RestorePlanKey(storeName string) string { return restoreKey(storeName, "-plan.json.gz") }
 
-// RestoreMetadataKey is the ended Restore, written last.
+// RestoreMetadataKey returns the key of the ended Restore, written last.
 func RestoreMetadataKey(storeName string) string {
 	return RestoresPrefix + storeName + "/holdfast-restore.json"
 }
@@ -69,7 +70,7 @@ func restoreKey(storeName, suffix string) string {
 	return RestoresPrefix + storeName + "/restore-" + storeName + suffix
 }
 
-// PlannedObject is what was decided about one object of a restore.
+// PlannedObject is the decision about one object of a restore.
 type PlannedObject struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
@@ -81,9 +82,8 @@ type PlannedObject struct {
 	// Reason is empty if the action says all.
 	Reason string `json:"reason,omitempty"`
 	// Diff is the merge patch of an update.
-	Diff json.RawMessage `json:"diff,omitempty"`
-	// Bytes of a claim's data.
-	Bytes int64 `json:"bytes,omitempty"`
+	Diff  json.RawMessage `json:"diff,omitempty"`
+	Bytes int64           `json:"bytes,omitempty"`
 }
 
 // RestorePlan is in the order of execution.

@@ -23,7 +23,6 @@ const (
 	MaxForeignListBytes = 4 << 20
 )
 
-// largeList is more than an untrusted backup's list usually has.
 const largeList = 256 << 10
 
 // Foreign reads a file of an untrusted backup, at most MaxForeignListBytes. Large is called once it
@@ -36,7 +35,7 @@ type Foreign struct {
 // ErrTooLarge says that a side file has more than its limit.
 var ErrTooLarge = errors.New("the file is too large: make several backups, each of some namespaces")
 
-// Messages are texts by where they arose.
+// Messages are texts by their origin.
 type Messages struct {
 	// Velero has texts about the whole backup. The name is the format's.
 	Velero     []string            `json:"velero,omitempty"`
@@ -44,7 +43,7 @@ type Messages struct {
 	Namespaces map[string][]string `json:"namespaces,omitempty"`
 }
 
-// Count is the number of texts.
+// Count returns the number of texts.
 func (m *Messages) Count() int {
 	count := len(m.Velero) + len(m.Cluster)
 	for _, texts := range m.Namespaces {
@@ -53,7 +52,7 @@ func (m *Messages) Count() int {
 	return count
 }
 
-// Results is the content of ResultsKey: what went wrong.
+// Results is the content of ResultsKey: errors and warnings.
 type Results struct {
 	Errors   Messages `json:"errors"`
 	Warnings Messages `json:"warnings"`
@@ -102,14 +101,12 @@ func writeJSON(w io.Writer, limit int64, value any) error {
 // compressors are reused: one takes 0.8 MB, and a backup has six files, mostly tiny.
 var compressors = sync.Pool{New: func() any { return gzip.NewWriter(io.Discard) }}
 
-// readJSON reads one value; null is the zero value.
 func readJSON[T any](r io.Reader) (T, error) {
 	var value T
 	err := readCompressed(r, MaxSideFileBytes, func(decoder *json.Decoder) error { return decoder.Decode(&value) })
 	return value, err
 }
 
-// readList reads an array element by element; null is empty.
 func readList[T any](r io.Reader, limit int64, each func(T) error) error {
 	return readCompressed(r, limit, func(decoder *json.Decoder) error {
 		start, err := decoder.Token()
@@ -156,7 +153,6 @@ func readCompressed(r io.Reader, limit int64, decode func(*json.Decoder) error) 
 	return nil
 }
 
-// limitedWriter fails where limitedReader does.
 type limitedWriter struct {
 	w    io.Writer
 	left int64

@@ -19,10 +19,10 @@ import (
 
 // AnnotationSignature has an Ed25519 signature (RFC 8032, base64) of the metadata's canonical form
 // without that annotation. The public key is an annotation, too: the metadata alone proves that it
-// is unchanged. Whether the signer is trusted is decided by the reader, and may change.
+// is unchanged. The reader decides whether the signer is trusted.
 //
-// The canonical form is that of RFC 8785, for documents whose numbers are exact integers. It begins
-// with apiVersion and kind, so a signature fits no other kind of document.
+// The canonical form is RFC 8785's, for documents whose numbers are exact integers. It begins with
+// apiVersion and kind, so a signature fits no other kind of document.
 
 // maxInteger is the largest absolute number in a canonical document.
 const maxInteger = 1<<53 - 1
@@ -41,7 +41,7 @@ func NewSigningKey(random io.Reader) (*SigningKey, error) {
 	return ParseSigningKey(seed)
 }
 
-// ParseSigningKey gives the key that Seed came from.
+// ParseSigningKey returns the key of a Seed.
 func ParseSigningKey(seed []byte) (*SigningKey, error) {
 	if len(seed) != ed25519.SeedSize {
 		return nil, fmt.Errorf("a signing key has %d bytes, not %d", ed25519.SeedSize, len(seed))

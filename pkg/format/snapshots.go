@@ -19,19 +19,16 @@ const (
 	MethodNativeSnapshot = "NativeSnapshot"
 )
 
-// CSISnapshotInfo is what a VolumeInfo says of a snapshot by the volume's driver.
+// CSISnapshotInfo describes a snapshot by the volume's driver.
 type CSISnapshotInfo struct {
 	SnapshotHandle string `json:"snapshotHandle,omitempty"`
-	// Size of the volume in bytes.
-	Size int64 `json:"size,omitempty"`
-	// VSCName is the name of the VolumeSnapshotContent.
-	VSCName string `json:"vscName,omitempty"`
+	Size           int64  `json:"size,omitempty"`
+	VSCName        string `json:"vscName,omitempty"`
 }
 
 // DataMovementInfo describes the upload of a snapshot's data.
 type DataMovementInfo struct {
-	UploaderType string `json:"uploaderType,omitempty"`
-	// SnapshotHandle is the uploader's id.
+	UploaderType   string `json:"uploaderType,omitempty"`
 	SnapshotHandle string `json:"snapshotHandle,omitempty"`
 	// In bytes.
 	Size            int64 `json:"size,omitempty"`
@@ -40,7 +37,7 @@ type DataMovementInfo struct {
 	Phase string `json:"Phase,omitempty"`
 }
 
-// NativeSnapshotInfo is what a VolumeInfo says of a snapshot through a cloud's API.
+// NativeSnapshotInfo describes a snapshot through a cloud's API.
 type NativeSnapshotInfo struct {
 	SnapshotHandle string `json:"snapshotHandle,omitempty"`
 	// Phase has no JSON name in the format.
@@ -59,7 +56,7 @@ const (
 	phaseFailed    = "Failed"
 )
 
-// NativeSnapshot is one of VolumeSnapshotsKey.
+// NativeSnapshot is an element of VolumeSnapshotsKey.
 type NativeSnapshot struct {
 	Spec struct {
 		PersistentVolumeName string `json:"persistentVolumeName"`
@@ -90,7 +87,7 @@ type CSISnapshot struct {
 	} `json:"status"`
 }
 
-// CSISnapshotsKey lists VolumeSnapshots, of Velero up to 1.15.
+// CSISnapshotsKey returns the key of the VolumeSnapshots of Velero up to 1.15.
 func CSISnapshotsKey(storeName string) string {
 	return sideKey(storeName, "-csi-volumesnapshots.json.gz")
 }

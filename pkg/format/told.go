@@ -37,7 +37,7 @@ func (t *Told) Add(namespace, text string) {
 	t.AddAny(text, t.only == "" || namespace == t.only)
 }
 
-// AddAny takes a text, which is named or only counted.
+// AddAny adds a text, which is named or only counted.
 func (t *Told) AddAny(text string, named bool) {
 	if t.count++; !named || len(t.first) >= maxNamed {
 		return
@@ -49,7 +49,7 @@ func (t *Told) AddAny(text string, named bool) {
 	t.first = append(t.first, text)
 }
 
-// Len is how many texts there are.
+// Len returns the number of texts.
 func (t *Told) Len() int { return t.count }
 
 // String returns the first three texts in one line, and the number of others.
@@ -75,7 +75,7 @@ func Note(text string) string {
 	return strings.ToValidUTF8(text[:maxNoteBytes-len("...")], "") + "..."
 }
 
-// Counted is a number of things, such as "1 error" and "2 errors".
+// Counted returns a number of things, such as "1 error" and "2 errors".
 func Counted[N ~int | ~int32](count N, thing string) string {
 	if count == 1 {
 		return "1 " + thing

@@ -41,7 +41,7 @@ const (
 	volumeHashLength             = 10
 )
 
-// Volume is what became of one volume of a backup.
+// Volume is the result of one volume of a backup.
 type Volume struct {
 	Pod          enginev1alpha1.PodReference
 	NamespaceUID types.UID
@@ -51,7 +51,7 @@ type Volume struct {
 	ClaimName        string
 	ClaimUID         types.UID
 	PersistentVolume string
-	// HostPath is the path on the node of a persistent volume of that type.
+	// HostPath is the node's path of a hostPath persistent volume.
 	HostPath    string
 	ClaimLabels map[string]string
 	// ReclaimPolicy, Labels, Capacity in bytes and Created are the persistent volume's.
@@ -76,7 +76,7 @@ type PodVolumeBackup struct {
 	Status            PodVolumeBackupStatus `json:"status"`
 }
 
-// PodVolumeBackupSpec says which volume it is.
+// PodVolumeBackupSpec identifies the volume.
 type PodVolumeBackupSpec struct {
 	Node                  string                 `json:"node"`
 	Pod                   corev1.ObjectReference `json:"pod"`
@@ -88,7 +88,7 @@ type PodVolumeBackupSpec struct {
 	Tags           map[string]string `json:"tags,omitempty"`
 }
 
-// PodVolumeBackupStatus is what was stored of it.
+// PodVolumeBackupStatus is the result.
 type PodVolumeBackupStatus struct {
 	Phase               enginev1alpha1.VolumePhase    `json:"phase,omitempty"`
 	Path                string                        `json:"path,omitempty"`
@@ -100,11 +100,10 @@ type PodVolumeBackupStatus struct {
 	IncrementalBytes    int64                         `json:"incrementalBytes,omitempty"`
 }
 
-// ClaimName is the name of the volume's claim, empty for a volume without one.
+// ClaimName returns the name of the volume's claim, empty for a volume without one.
 func (p *PodVolumeBackup) ClaimName() string { return p.Annotations[annotationClaim] }
 
-// VolumeName is what a volume is called in its namespace: by its claim or, without one, by its
-// pod.
+// VolumeName returns the volume's name in its namespace: by its claim or, without one, by its pod.
 func (p *PodVolumeBackup) VolumeName() string {
 	return VolumeName(p.ClaimName(), p.Spec.Pod.Name, p.Spec.Volume)
 }
@@ -271,7 +270,7 @@ type PodVolumeInfo struct {
 	Phase enginev1alpha1.VolumePhase `json:"Phase"`
 }
 
-// PersistentVolInfo has what a restore needs of the persistent volume.
+// PersistentVolInfo is the part of a persistent volume that a restore needs.
 type PersistentVolInfo struct {
 	ReclaimPolicy string            `json:"reclaimPolicy,omitempty"`
 	Labels        map[string]string `json:"labels,omitempty"`

@@ -21,7 +21,7 @@ import (
 const (
 	// WrappedKeysPrefix has the wrapped keys of all repositories and clusters.
 	WrappedKeysPrefix = HoldfastPrefix + "keys/"
-	// MaxWrappedKeyBytes is the largest WrappedKey that is read.
+	// MaxWrappedKeyBytes bounds a WrappedKey that is read.
 	MaxWrappedKeyBytes = 64 << 10
 
 	wrappedKeyKind       = "WrappedRepositoryKey"
@@ -36,8 +36,7 @@ type WrappedKey struct {
 	// Location is the storage location's name in that cluster, VolumeNamespace the repository's
 	// namespace.
 	Location, VolumeNamespace string
-	// Fingerprint identifies the repository's key.
-	Fingerprint string
+	Fingerprint               string
 	// RecoveryKeys are the public keys of the encryption.
 	RecoveryKeys []string
 	// Encrypted is an armored file of age.

@@ -4,11 +4,11 @@
 // Package buzhash cuts a stream exactly where Kopia's splitter Name does, in a sixth of its time.
 //
 // A cut follows the first byte, from half of the average size on, at which the hash of the last 64
-// bytes ends in as many zero bits as make the average; at twice the average at the latest. The hash
-// is a cyclic polynomial (https://en.wikipedia.org/wiki/Rolling_hash): a word is rotated by a bit
-// for each byte, and combined with the words of the entering and the leaving byte. With 32 bits and
-// a window of 64 bytes, the leaving byte's word has come round, so the hash depends on the window
-// alone. So two stretches are hashed at once, which hides the latency of each step.
+// bytes ends in enough zero bits for the average; at twice the average at the latest. The hash is a
+// cyclic polynomial (https://en.wikipedia.org/wiki/Rolling_hash): a word is rotated by a bit for
+// each byte, and combined with the words of the entering and the leaving byte. With 32 bits and a
+// window of 64 bytes, the hash depends on the window alone. So two stretches are hashed at once,
+// which hides latencies.
 package buzhash
 
 import (
@@ -105,7 +105,6 @@ func find(b []byte, from, to int) int {
 	return -1
 }
 
-// hash returns the hash of a whole window.
 func hash(b []byte) (h uint32) {
 	for _, c := range b {
 		h = bits.RotateLeft32(h, 1) ^ words[c]
