@@ -227,7 +227,7 @@ func schema_pkg_apis_engine_v1alpha1_AllowedNamespaces(ref common.ReferenceCallb
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "AllowedNamespaces are those that Names has or Selector matches.",
+				Description: "AllowedNamespaces are the namespaces in Names or matched by Selector.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"names": {
@@ -272,7 +272,7 @@ func schema_pkg_apis_engine_v1alpha1_Ask(ref common.ReferenceCallback) common.Op
 				Properties: map[string]spec.Schema{
 					"requester": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Who asked.",
+							Description: "The user.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester"),
 						},
@@ -286,7 +286,7 @@ func schema_pkg_apis_engine_v1alpha1_Ask(ref common.ReferenceCallback) common.Op
 					},
 					"timestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When.",
+							Description: "The time of the request.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -303,7 +303,7 @@ func schema_pkg_apis_engine_v1alpha1_BackupRun(ref common.ReferenceCallback) com
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupRun is the record of a live backup. Its name is the backup's name in the store, and its uid and creationTimestamp are the Backup's. It is removed a stated time after the backup's result is durable in the store.",
+				Description: "BackupRun is the record of a live backup. Its name is the backup's name in the store; its uid and creationTimestamp are the Backup's. It is removed a while after the backup's result is durable in the store.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -328,14 +328,14 @@ func schema_pkg_apis_engine_v1alpha1_BackupRun(ref common.ReferenceCallback) com
 					},
 					"spec": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What was asked for, and by whom.",
+							Description: "The request.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupRunSpec"),
 						},
 					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How far it is.",
+							Description: "The state of the run.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupRunStatus"),
 						},
@@ -401,19 +401,19 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunSpec(ref common.ReferenceCallback)
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupRunSpec is the request. It does not change, except that it can be cancelled once and that its backup's deletion can be asked for once.",
+				Description: "BackupRunSpec is the request. It does not change, except by one cancellation and one deletion.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"backupRef": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The Backup that the run belongs to.",
+							Description: "The Backup of the run.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.BackupReference{}.OpenAPIModelName()),
 						},
 					},
 					"namespaceUID": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Uid of the Backup's namespace when the Backup was asked for. Another namespace of that name has nothing to do with the run. Empty in a run that was created for the deletion of a stored backup.",
+							Description: "Uid of the Backup's namespace when the Backup was requested. Another namespace of that name has nothing to do with the run. Empty in a run that was created to delete a stored backup.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -450,7 +450,7 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunSpec(ref common.ReferenceCallback)
 					},
 					"requester": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Who asked for the backup.",
+							Description: "The user that requested the backup.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester"),
 						},
@@ -464,20 +464,20 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunSpec(ref common.ReferenceCallback)
 					},
 					"backup": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The Backup's spec, with its defaults filled in.",
+							Description: "The Backup's spec, with its defaults.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.BackupSpec{}.OpenAPIModelName()),
 						},
 					},
 					"cancellation": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Who asked for the run to be stopped, and when. It counts until the run has ended.",
+							Description: "The request to stop the run. It counts until the run has ended.",
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask"),
 						},
 					},
 					"deletion": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Who asked for the ended backup to be removed from its store, and when. A run that is created with it stands for a stored backup whose own run is gone.",
+							Description: "The request to remove the ended backup from its store. A run that is created with it stands for a stored backup without a run.",
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Deletion"),
 						},
 					},
@@ -519,21 +519,21 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 					},
 					"executor": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The controller process that executes the run. A run that is InProgress by a process that is gone is taken over by the next one.",
+							Description: "The controller process that executes the run. If it ends, the next one takes the run over.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"attempts": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many processes have claimed the run, the one that executes it included.",
+							Description: "Number of processes that have claimed the run.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"givenBack": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many of these gave the run back, since they were told to stop, or since it turned out that they were not to execute it. Those do not count against the limit of attempts.",
+							Description: "Number of these that gave the run back: they were told to stop, or should not have executed it. They do not count against the limit of attempts.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -552,7 +552,7 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 					},
 					"expiration": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Until when the backup is to be kept.",
+							Description: "The time until which the backup is kept.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -570,7 +570,7 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 					},
 					"hookStatus": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Hooks that were run.",
+							Description: "Hooks run.",
 							Ref:         ref(v1alpha1.HookStatus{}.OpenAPIModelName()),
 						},
 					},
@@ -581,7 +581,7 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Pods that a hook may have been run in, and whose post hooks are still to be run. Whoever takes over from the executor runs them first.",
+							Description: "Pods in which a hook may have run, and post hooks are pending. The next executor runs them first.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -599,7 +599,7 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Nodes, the first ten, whose agents the run waits for though nothing was seen of them for a while.",
+							Description: "The first ten nodes whose agents the run waits for, and that have shown no sign of life for a while.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -627,7 +627,7 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 					},
 					"message": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What the run waits for while it is in progress, or in short what came of it, in one line.",
+							Description: "The reason why the run waits, or its result in short, in one line.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -646,7 +646,7 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Errors of the spec, for FailedValidation.",
+							Description: "Errors of the spec, if FailedValidation.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -665,7 +665,7 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespaces of volumes whose snapshots are still to be removed from the store, since no stored backup lists them: the run was cancelled or has failed.",
+							Description: "Namespaces of volumes whose snapshots are still to be removed from the store, since no stored backup lists them. The run was cancelled or has failed.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -679,7 +679,7 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 					},
 					"stored": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether the result is durable in the store, so that the record may go.",
+							Description: "Whether the result is durable in the store, so that the record may be removed.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -696,25 +696,25 @@ func schema_pkg_apis_engine_v1alpha1_CatalogueStatus(ref common.ReferenceCallbac
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "CatalogueStatus is what is known of what a store holds. It is written with a change of the conditions, and otherwise no more often than every minute.",
+				Description: "CatalogueStatus is the catalogue's knowledge of a store. It is written with a change of the conditions, else at most once a minute.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"backups": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many backups are known. While its condition BackupsMissing is True, how many were known before.",
+							Description: "Number of known backups. While the condition BackupsMissing is True, the earlier number.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"lastListTimestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When the latest listing of all was begun, as of this writing.",
+							Description: "Start of the last complete listing, as of this writing.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
 					"syncRequest": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The annotation holdfast.io/sync-request as that listing has followed it.",
+							Description: "Value of the annotation holdfast.io/sync-request that this listing has followed.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -736,7 +736,7 @@ func schema_pkg_apis_engine_v1alpha1_Deletion(ref common.ReferenceCallback) comm
 				Properties: map[string]spec.Schema{
 					"requester": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Who asked.",
+							Description: "The user.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester"),
 						},
@@ -750,19 +750,19 @@ func schema_pkg_apis_engine_v1alpha1_Deletion(ref common.ReferenceCallback) comm
 					},
 					"timestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When.",
+							Description: "The time of the request.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
 					"stored": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The stored backup, when the run was created for its deletion: its uid and creation, and its phase.",
+							Description: "The stored backup, if the run was created to delete it.",
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StoredBackup"),
 						},
 					},
 					"expired": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether it was asked for since the backup has expired, so that it waits if the backup turns out to be kept for longer.",
+							Description: "Whether the backup had expired. Then the deletion waits if the backup turns out to be kept for longer.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -780,7 +780,7 @@ func schema_pkg_apis_engine_v1alpha1_ExpirationChange(ref common.ReferenceCallba
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "ExpirationChange is the record of a request to keep a stored backup for longer, or for less long, or to hold it. Its name is the backup's name in the store. The controller writes the change into the store, where it counts from then on; until that has been read, the record does. It is removed some time after that.",
+				Description: "ExpirationChange is the record of a request to change a stored backup's expiration or hold. Its name is the backup's name in the store. The controller writes the change into the store; the record counts until that is read. It is removed some time later.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -805,7 +805,7 @@ func schema_pkg_apis_engine_v1alpha1_ExpirationChange(ref common.ReferenceCallba
 					},
 					"spec": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What was asked for last, and what was asked for before and is not in the store yet.",
+							Description: "The last request, and earlier ones that are not in the store yet.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ExpirationChangeSpec"),
 						},
@@ -890,7 +890,7 @@ func schema_pkg_apis_engine_v1alpha1_ExpirationChangeSpec(ref common.ReferenceCa
 					},
 					"uid": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Uid of the Backup: another one of its name is not meant.",
+							Description: "Uid of the Backup. Another one of its name is not meant.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -898,7 +898,7 @@ func schema_pkg_apis_engine_v1alpha1_ExpirationChangeSpec(ref common.ReferenceCa
 					},
 					"storageLocation": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Where the backup lies.",
+							Description: "The backup's storage location.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -906,27 +906,27 @@ func schema_pkg_apis_engine_v1alpha1_ExpirationChangeSpec(ref common.ReferenceCa
 					},
 					"ask": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Who asked last, and when.",
+							Description: "The user and time of the last request.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask"),
 						},
 					},
 					"reason": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Why.",
+							Description: "The reason.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"expiration": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When the backup is to expire. Absent if that does not change.",
+							Description: "The new expiration. Absent if it does not change.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
 					"hold": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether the backup is held from now on. Absent if that does not change.",
+							Description: "Whether the backup is held. Absent if that does not change.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -944,12 +944,12 @@ func schema_pkg_apis_engine_v1alpha1_ExpirationChangeStatus(ref common.Reference
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "ExpirationChangeStatus says what came of the request.",
+				Description: "ExpirationChangeStatus is the result of the request.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"observedGeneration": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The generation of the record that is done.",
+							Description: "The finished generation of the record.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
@@ -963,7 +963,7 @@ func schema_pkg_apis_engine_v1alpha1_ExpirationChangeStatus(ref common.Reference
 					},
 					"timestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When it was done.",
+							Description: "When it was finished.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -986,7 +986,7 @@ func schema_pkg_apis_engine_v1alpha1_FilesystemLocation(ref common.ReferenceCall
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "FilesystemLocation is a folder that every role of Holdfast sees under the same path.",
+				Description: "FilesystemLocation is a folder that every role of Holdfast sees at the same path.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"path": {
@@ -1008,7 +1008,7 @@ func schema_pkg_apis_engine_v1alpha1_HookedPod(ref common.ReferenceCallback) com
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "HookedPod is a restored pod in which the commands of hooks were begun.",
+				Description: "HookedPod is a restored pod in which commands of hooks were begun.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"uid": {
@@ -1021,7 +1021,7 @@ func schema_pkg_apis_engine_v1alpha1_HookedPod(ref common.ReferenceCallback) com
 					},
 					"ended": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether they have ended, and which of them failed.",
+							Description: "Whether the commands have ended, and how many failed.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -1039,7 +1039,7 @@ func schema_pkg_apis_engine_v1alpha1_HookedPod(ref common.ReferenceCallback) com
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "What was told of those that failed: errors, and warnings.",
+							Description: "Messages about failed commands: errors, and warnings.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1080,19 +1080,19 @@ func schema_pkg_apis_engine_v1alpha1_LonghornLocation(ref common.ReferenceCallba
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "LonghornLocation says how far a store that Longhorn writes is believed, and what may be done to it.",
+				Description: "LonghornLocation has the trust in a store that Longhorn writes, and the permitted changes to it.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"trustNamespaces": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether volumes are listed in the namespaces that they name, and so belong to whoever has rights there. Nothing in such a store is signed: whoever may write to it can have anything listed in any namespace but the system namespace. By default all are listed in the system namespace.",
+							Description: "Whether volumes are listed in the namespaces that they name, and belong to the users with rights there. Nothing in such a store is signed: a writer of the store can have anything listed in any namespace except the system namespace. By default all are listed in the system namespace.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"allowDeletion": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether volumes and their backups may be deleted from the store. By default nothing in it is changed.",
+							Description: "Whether volumes and their backups may be deleted from the store. By default nothing in it changes.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -1112,7 +1112,7 @@ func schema_pkg_apis_engine_v1alpha1_MaintenanceAsk(ref common.ReferenceCallback
 				Properties: map[string]spec.Schema{
 					"requester": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Who asked.",
+							Description: "The user.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester"),
 						},
@@ -1126,13 +1126,13 @@ func schema_pkg_apis_engine_v1alpha1_MaintenanceAsk(ref common.ReferenceCallback
 					},
 					"timestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When.",
+							Description: "The time of the request.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
 					"verify": {
 						SchemaProps: spec.SchemaProps{
-							Description: "That every pack is to be read, too.",
+							Description: "Whether to read every pack, too.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -1150,7 +1150,7 @@ func schema_pkg_apis_engine_v1alpha1_MaintenanceRun(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "MaintenanceRun is a maintenance that has ended.",
+				Description: "MaintenanceRun is an ended maintenance.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"result": {
@@ -1189,7 +1189,7 @@ func schema_pkg_apis_engine_v1alpha1_MaintenanceRun(ref common.ReferenceCallback
 					},
 					"reclaimedBytes": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Bytes that it removed from the store.",
+							Description: "Bytes removed from the store.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
@@ -1245,25 +1245,25 @@ func schema_pkg_apis_engine_v1alpha1_RepositoryDamage(ref common.ReferenceCallba
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "RepositoryDamage says which data of a repository its store has lost.",
+				Description: "RepositoryDamage is the lost data of a repository.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"since": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When it was noticed first.",
+							Description: "When it was first noticed.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
 					"missingPacks": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Packs that the store lacks, or has only a part of.",
+							Description: "Packs that the store lacks, or has only in part.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"damagedPacks": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Packs that hold something else than what was written.",
+							Description: "Packs with other contents than were written.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -1275,7 +1275,7 @@ func schema_pkg_apis_engine_v1alpha1_RepositoryDamage(ref common.ReferenceCallba
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Their names, up to 20. They are read again by each check, and what they held is stored anew by the next uploads that have it.",
+							Description: "Names of the packs, up to 20. Each check reads them again. The next uploads with their contents store those anew.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1289,21 +1289,21 @@ func schema_pkg_apis_engine_v1alpha1_RepositoryDamage(ref common.ReferenceCallba
 					},
 					"missingIndexes": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Indexes that the store lacks, and had at the last maintenance. What only they name is unknown, snapshots included, so nothing is removed from the repository meanwhile.",
+							Description: "Indexes that the store had at the last maintenance and now lacks. Their contents are unknown, snapshots included, so nothing is removed from the repository meanwhile.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"contents": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Contents of files, or of listings of folders, that can't be read.",
+							Description: "Unreadable contents of files, or of listings of folders.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
 					},
 					"affectedSnapshots": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many snapshots need them.",
+							Description: "Number of snapshots that need them.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -1315,7 +1315,7 @@ func schema_pkg_apis_engine_v1alpha1_RepositoryDamage(ref common.ReferenceCallba
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Their ids, if they are no more than 40.",
+							Description: "Ids of these snapshots, if they are at most 40.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1329,7 +1329,7 @@ func schema_pkg_apis_engine_v1alpha1_RepositoryDamage(ref common.ReferenceCallba
 					},
 					"affectedUntil": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Set if there are more, or if not all could be looked through: each snapshot that began until then counts as one of them.",
+							Description: "Set if there are more, or not all could be checked: each snapshot that began until then counts as one of them.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -1346,7 +1346,7 @@ func schema_pkg_apis_engine_v1alpha1_Requester(ref common.ReferenceCallback) com
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "Requester is the user who made a request, as the API server authenticated them.",
+				Description: "Requester is the user of a request, as the API server authenticated them.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"username": {
@@ -1384,7 +1384,7 @@ func schema_pkg_apis_engine_v1alpha1_Requester(ref common.ReferenceCallback) com
 					},
 					"extra": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What else the authenticator says of the user. Kept only where work is done later with the user's rights.",
+							Description: "Further attributes from the authenticator. Kept only if later work has the user's rights.",
 							Type:        []string{"object"},
 							AdditionalProperties: &spec.SchemaOrBool{
 								Allows: true,
@@ -1414,7 +1414,7 @@ func schema_pkg_apis_engine_v1alpha1_RestoreRun(ref common.ReferenceCallback) co
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "RestoreRun is the record of a restore that waits, runs, or has ended lately. Its name is the Restore's for the system namespace, and NAMESPACE.NAME for any other; its uid and creationTimestamp are the Restore's. It is in the system namespace, where only Holdfast writes: it says with whose rights objects are written.",
+				Description: "RestoreRun is the record of a restore that waits, runs, or has just ended. Its name is the Restore's in the system namespace, else NAMESPACE.NAME; its uid and creationTimestamp are the Restore's. It says with whose rights objects are written, so it is in the system namespace, where only Holdfast writes.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -1439,14 +1439,14 @@ func schema_pkg_apis_engine_v1alpha1_RestoreRun(ref common.ReferenceCallback) co
 					},
 					"spec": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What was asked for, and by whom.",
+							Description: "The request.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.RestoreRunSpec"),
 						},
 					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How far it is.",
+							Description: "The state of the run.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.RestoreRunStatus"),
 						},
@@ -1512,19 +1512,19 @@ func schema_pkg_apis_engine_v1alpha1_RestoreRunSpec(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "RestoreRunSpec is the request. It does not change, except that it can be cancelled once.",
+				Description: "RestoreRunSpec is the request. It does not change, except by one cancellation.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"restoreRef": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The Restore that the run belongs to.",
+							Description: "The Restore of the run.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.BackupReference{}.OpenAPIModelName()),
 						},
 					},
 					"namespaceUID": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Uid of the Restore's namespace when the Restore was asked for. Another namespace of that name has nothing to do with the run.",
+							Description: "Uid of the Restore's namespace when the Restore was requested. Another namespace of that name has nothing to do with the run.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -1561,21 +1561,21 @@ func schema_pkg_apis_engine_v1alpha1_RestoreRunSpec(ref common.ReferenceCallback
 					},
 					"requester": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Who asked for the restore, with whose rights it writes, unless it is in the system namespace.",
+							Description: "The user that requested the restore. It writes with their rights, unless it is in the system namespace.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester"),
 						},
 					},
 					"backup": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The backup, as it was found when the Restore was asked for.",
+							Description: "The backup, as found when the Restore was requested.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.RestoreSource"),
 						},
 					},
 					"restore": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The Restore's spec, with its defaults filled in.",
+							Description: "The Restore's spec, with its defaults.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.RestoreSpec{}.OpenAPIModelName()),
 						},
@@ -1587,7 +1587,7 @@ func schema_pkg_apis_engine_v1alpha1_RestoreRunSpec(ref common.ReferenceCallback
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespaces that the restore writes to, sorted, as far as they were known when it was asked for: the words of the queue's rule. Empty means any.",
+							Description: "Namespaces that the restore writes to, sorted, as far as known when it was requested. The queue uses them. Empty means any.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1608,7 +1608,7 @@ func schema_pkg_apis_engine_v1alpha1_RestoreRunSpec(ref common.ReferenceCallback
 					},
 					"cancellation": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Who asked for the run to be stopped, and when. It counts until the run has ended.",
+							Description: "The request to stop the run. It counts until the run has ended.",
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask"),
 						},
 					},
@@ -1650,28 +1650,28 @@ func schema_pkg_apis_engine_v1alpha1_RestoreRunStatus(ref common.ReferenceCallba
 					},
 					"executor": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The controller process that executes the run. Another one that leads goes on with it.",
+							Description: "The controller process that executes the run. The next leader continues it.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"attempts": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How often a process has begun to execute the run.",
+							Description: "Number of processes that have begun the run.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"givenBack": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many of these were given back, since their process was told to stop. Those do not count against the limit of attempts.",
+							Description: "Number of these that gave the run back, since they were told to stop. They do not count against the limit of attempts.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"startTimestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When it began, the first time.",
+							Description: "When it first began.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -1695,7 +1695,7 @@ func schema_pkg_apis_engine_v1alpha1_RestoreRunStatus(ref common.ReferenceCallba
 					},
 					"hookStatus": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Commands that were to run in restored pods, and failed.",
+							Description: "Commands to run in restored pods, and failed ones.",
 							Ref:         ref(v1alpha1.HookStatus{}.OpenAPIModelName()),
 						},
 					},
@@ -1736,7 +1736,7 @@ func schema_pkg_apis_engine_v1alpha1_RestoreRunStatus(ref common.ReferenceCallba
 					},
 					"message": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What the run waits for while it is in progress, or in short what came of it, in one line.",
+							Description: "The reason why the run waits, or its result in short, in one line.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -1755,7 +1755,7 @@ func schema_pkg_apis_engine_v1alpha1_RestoreRunStatus(ref common.ReferenceCallba
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Errors of the spec, for FailedValidation.",
+							Description: "Errors of the spec, if FailedValidation.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -1776,7 +1776,7 @@ func schema_pkg_apis_engine_v1alpha1_RestoreRunStatus(ref common.ReferenceCallba
 					},
 					"digests": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The digests of what is stored, by file: SHA-256 in hexadecimal.",
+							Description: "SHA-256 digests of the stored files, in hexadecimal.",
 							Type:        []string{"object"},
 							AdditionalProperties: &spec.SchemaOrBool{
 								Allows: true,
@@ -1845,7 +1845,7 @@ func schema_pkg_apis_engine_v1alpha1_RestoreSource(ref common.ReferenceCallback)
 					},
 					"publicKey": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Public key with which the backup was signed when the Restore was asked for, by this cluster or one that the location trusts: Ed25519, in base64. Empty if nobody vouched for it.",
+							Description: "Public key that had signed the backup when the Restore was requested, of this cluster or one that the location trusts: Ed25519, in base64. Empty without a trusted signature.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -1895,21 +1895,21 @@ func schema_pkg_apis_engine_v1alpha1_S3Location(ref common.ReferenceCallback) co
 					},
 					"checksumAlgorithm": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Checksum that goes with every write of a backup's objects: CRC32, or None for a store that refuses requests with one. A bucket whose objects are locked by default refuses requests without. Default CRC32.",
+							Description: "Checksum sent with every write of a backup's objects: CRC32, or None for a store that refuses such requests. A bucket that locks objects by default needs one. Default CRC32.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"caBundle": {
 						SchemaProps: spec.SchemaProps{
-							Description: "PEM certificates of the authorities that the endpoint's certificate is verified against, instead of the system's.",
+							Description: "PEM certificates of the authorities for the endpoint's certificate, instead of the system's.",
 							Type:        []string{"string"},
 							Format:      "byte",
 						},
 					},
 					"credentialsSecret": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of a Secret with the keys accessKeyID and secretAccessKey, and optionally sessionToken. It lies in the namespace of the credentials, which is called as the system namespace with the suffix -locations. Empty means the environment's own credentials.",
+							Description: "Name of a Secret with the keys accessKeyID and secretAccessKey, and optionally sessionToken. It is in the namespace of the credentials: the system namespace's name with the suffix -locations. Empty means the environment's own credentials.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -1925,7 +1925,7 @@ func schema_pkg_apis_engine_v1alpha1_ScheduleEntry(ref common.ReferenceCallback)
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "ScheduleEntry is the record of a Schedule. It is in the system namespace, where only Holdfast writes: it says as whom backups are asked for, and whoever could write that could ask as anybody.",
+				Description: "ScheduleEntry is the record of a Schedule. It names the user that backups are requested as, so it is in the system namespace, where only Holdfast writes.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -1950,14 +1950,14 @@ func schema_pkg_apis_engine_v1alpha1_ScheduleEntry(ref common.ReferenceCallback)
 					},
 					"spec": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What the schedule is, and whose.",
+							Description: "The schedule and its owner.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ScheduleEntrySpec"),
 						},
 					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The run that was due.",
+							Description: "The last due run.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ScheduleEntryStatus"),
 						},
@@ -2028,7 +2028,7 @@ func schema_pkg_apis_engine_v1alpha1_ScheduleEntrySpec(ref common.ReferenceCallb
 				Properties: map[string]spec.Schema{
 					"scheduleRef": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The Schedule that the record is of.",
+							Description: "The Schedule of the record.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.BackupReference{}.OpenAPIModelName()),
 						},
@@ -2043,26 +2043,26 @@ func schema_pkg_apis_engine_v1alpha1_ScheduleEntrySpec(ref common.ReferenceCallb
 					},
 					"requester": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Who changed the schedule's spec last, as whom its backups are asked for.",
+							Description: "The user that last changed the schedule's spec. Its backups are requested as this user.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester"),
 						},
 					},
 					"since": {
 						SchemaProps: spec.SchemaProps{
-							Description: "From when on something can be due: when the schedule was made, or when a change of it moved the times.",
+							Description: "When due times begin: at the schedule's creation, or the last change of its times.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
 					"unsettled": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What had been due before a change moved the times, and was not dealt with by then.",
+							Description: "Earlier due times that were unhandled when a change moved the times.",
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.UnsettledTimes"),
 						},
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The Schedule's metadata, in JSON, with who manages which field: it is another object's than the record's own.",
+							Description: "The Schedule's metadata, in JSON, with its field managers. The record has its own metadata.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -2088,18 +2088,18 @@ func schema_pkg_apis_engine_v1alpha1_ScheduleEntryStatus(ref common.ReferenceCal
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "ScheduleEntryStatus says what was due.",
+				Description: "ScheduleEntryStatus has the due runs.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"lastDueTimestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The last time when a backup was due for which there is a backup, or a reason for none.",
+							Description: "The last due time with a backup, or with a reason for none.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
 					"missed": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many backups were due and not made.",
+							Description: "Number of due backups that were not made.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
@@ -2137,7 +2137,7 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocation(ref common.ReferenceCallbac
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "StorageLocation is a store: where backups are kept.",
+				Description: "StorageLocation is a store of backups.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -2169,7 +2169,7 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocation(ref common.ReferenceCallbac
 					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether it can be reached.",
+							Description: "Whether the store answers, and what it holds.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageLocationStatus"),
 						},
@@ -2248,7 +2248,7 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationSpec(ref common.ReferenceCal
 					},
 					"format": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How backups lie in the store: holdfast, or longhorn for one that Longhorn writes, whose backups are listed beside Holdfast's own. It does not change.",
+							Description: "Layout of the store: holdfast, or longhorn for a store that Longhorn writes. Longhorn's backups are listed beside Holdfast's own. It does not change.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -2261,7 +2261,7 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationSpec(ref common.ReferenceCal
 					},
 					"default": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether backups that name no location are stored here. At most one location should say so; of several, the first by name is taken.",
+							Description: "Whether backups that name no location are stored here. At most one location should be the default; of several, the first by name counts.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -2298,7 +2298,7 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationSpec(ref common.ReferenceCal
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Clusters whose backups in this store are listed in the namespaces of the same names, and so belong to whoever has rights there. Those of any other cluster are listed in the system namespace. This cluster need not be named, except to give a namespace that was made anew what its predecessor had stored.",
+							Description: "Clusters whose backups in this store are listed in the namespaces of the same names, and belong to the users with rights there. Other clusters' backups are listed in the system namespace. Name this cluster only to give a recreated namespace the backups of its predecessor.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -2316,7 +2316,7 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationSpec(ref common.ReferenceCal
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Public keys of age, as age-keygen prints them. The key of each repository is written into the store, encrypted for all of them. So whoever has one of the private keys, which must be in no cluster, gets the data of all volumes back when this cluster is lost.",
+							Description: "Public keys of age, as age-keygen prints them. The key of each repository is written into the store, encrypted for all of them. With one of the private keys, which must be in no cluster, all volumes' data can be restored when this cluster is lost.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -2330,13 +2330,13 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationSpec(ref common.ReferenceCal
 					},
 					"pollInterval": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How often this store is looked at for what others have stored there, instead of --backupstore-poll-interval of the API server. 0s is never: what this cluster stores, and what a syncrequest asks for, is seen all the same.",
+							Description: "Interval of listings of this store for other writers' backups, instead of the API server's --backupstore-poll-interval. 0s is never. This cluster's backups, and syncrequests, are seen in any case.",
 							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
 						},
 					},
 					"syncRequest": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Who has asked last for all of the store to be listed, and when. Create a syncrequest to ask.",
+							Description: "The last request to list all of the store. Create a syncrequest to make one.",
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask"),
 						},
 					},
@@ -2366,7 +2366,7 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationStatus(ref common.ReferenceC
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Conditions: Available, Synced, BackupsMissing, MetadataReplaced once another writer has replaced the metadata of a backup, ClonedCluster once another cluster with this one's uid may have written to the store, and ExpiryFrozen once no backup was to expire, since too many had at once, or the clock is not that of the store.",
+							Description: "Conditions: Available, Synced, BackupsMissing. MetadataReplaced, once another writer has replaced a backup's metadata. ClonedCluster, once another cluster with this one's uid may have written to the store. ExpiryFrozen, once expiry has stopped since too many had expired at once, or the clock differed from the store's.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -2379,13 +2379,13 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationStatus(ref common.ReferenceC
 					},
 					"catalogue": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What is known of what the store holds.",
+							Description: "The catalogue's knowledge of the store.",
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.CatalogueStatus"),
 						},
 					},
 					"storeID": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Id of the store, which lies in the store as metadata/holdfast/store.json. A store with another id, or with none, is not used. Empty if the store has none, since it takes no writes, or is Longhorn's.",
+							Description: "Id of the store, from its object metadata/holdfast/store.json. A store with another id, or without, is not used. Empty if the store has none, since it takes no writes, or is Longhorn's.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -2415,7 +2415,7 @@ func schema_pkg_apis_engine_v1alpha1_StoredBackup(ref common.ReferenceCallback) 
 					},
 					"creationTimestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When the Backup was created.",
+							Description: "Creation of the Backup.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -2432,12 +2432,12 @@ func schema_pkg_apis_engine_v1alpha1_TrustedCluster(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "TrustedCluster is a cluster whose signature is believed.",
+				Description: "TrustedCluster is a cluster with a trusted signature.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"name": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What to call it.",
+							Description: "A name for it.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -2489,12 +2489,12 @@ func schema_pkg_apis_engine_v1alpha1_UnsettledTimes(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "UnsettledTimes are times at which backups were due, by what a schedule said before.",
+				Description: "UnsettledTimes are due times of an earlier version of a schedule.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"after": {
 						SchemaProps: spec.SchemaProps{
-							Description: "All of them are after this one.",
+							Description: "All of them are later.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -2506,7 +2506,7 @@ func schema_pkg_apis_engine_v1alpha1_UnsettledTimes(ref common.ReferenceCallback
 					},
 					"count": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many they are.",
+							Description: "How many there are.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int64",
@@ -2525,7 +2525,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeDeletion(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "VolumeDeletion is the record of a request to delete backups of one volume: its whole history, or one. From when it is recorded they are not listed any more. The controller writes that into the store, beside each of the backups, and has the snapshots removed. The record is removed some time after that.",
+				Description: "VolumeDeletion is the record of a request to delete one or all backups of a volume. They are not listed from then on. The controller records that in the store, beside each backup, and has the snapshots removed. The record is removed some time later.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -2550,14 +2550,14 @@ func schema_pkg_apis_engine_v1alpha1_VolumeDeletion(ref common.ReferenceCallback
 					},
 					"spec": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What was asked for. It does not change.",
+							Description: "The request. It does not change.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletionSpec"),
 						},
 					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How far it is.",
+							Description: "The state of the deletion.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletionStatus"),
 						},
@@ -2623,12 +2623,12 @@ func schema_pkg_apis_engine_v1alpha1_VolumeDeletionRefusal(ref common.ReferenceC
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "VolumeDeletionRefusal says why a target can't be deleted.",
+				Description: "VolumeDeletionRefusal is a target that can't be deleted.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"target": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Which one it is in spec.targets, from 0.",
+							Description: "Index in spec.targets.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -2636,7 +2636,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeDeletionRefusal(ref common.ReferenceC
 					},
 					"message": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Why.",
+							Description: "The reason.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -2658,14 +2658,14 @@ func schema_pkg_apis_engine_v1alpha1_VolumeDeletionSpec(ref common.ReferenceCall
 				Properties: map[string]spec.Schema{
 					"ask": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Who asked, and when.",
+							Description: "The user and time of the request.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask"),
 						},
 					},
 					"namespace": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespace that the volume was in when it was backed up.",
+							Description: "Namespace of the volume when it was backed up.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -2673,7 +2673,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeDeletionSpec(ref common.ReferenceCall
 					},
 					"volume": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What the volume is called there: the claim's name, or pod:POD:VOLUME.",
+							Description: "Name of the volume there: the claim's name, or pod:POD:VOLUME.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -2681,14 +2681,14 @@ func schema_pkg_apis_engine_v1alpha1_VolumeDeletionSpec(ref common.ReferenceCall
 					},
 					"listedIn": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Where the volume is listed, for events.",
+							Description: "Namespace in which the volume is listed, for events.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"history": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether it is the whole history.",
+							Description: "Whether the whole history is deleted.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -2700,7 +2700,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeDeletionSpec(ref common.ReferenceCall
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "The backups that it is deleted from.",
+							Description: "The backups to delete the volume from.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -2724,12 +2724,12 @@ func schema_pkg_apis_engine_v1alpha1_VolumeDeletionStatus(ref common.ReferenceCa
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "VolumeDeletionStatus says how far a deletion is.",
+				Description: "VolumeDeletionStatus is the state of a deletion.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"processed": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many of the targets, from the first, are written into the store, or can't be.",
+							Description: "How many targets, from the first, are recorded in the store, or can't be.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -2741,7 +2741,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeDeletionStatus(ref common.ReferenceCa
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Those that can't be deleted, which are listed again.",
+							Description: "Targets that can't be deleted. They are listed again.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -2754,7 +2754,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeDeletionStatus(ref common.ReferenceCa
 					},
 					"completionTimestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When all was written into the store, and the removal of the snapshots asked for there.",
+							Description: "When all was recorded in the store, and the removal of the snapshots requested.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -2782,7 +2782,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeDeletionTarget(ref common.ReferenceCa
 				Properties: map[string]spec.Schema{
 					"storageLocation": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Where the backup lies.",
+							Description: "The backup's storage location.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -2798,7 +2798,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeDeletionTarget(ref common.ReferenceCa
 					},
 					"uid": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Uid of the backup: another one of its name is not meant.",
+							Description: "Uid of the backup. Another one of its name is not meant.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -2806,14 +2806,14 @@ func schema_pkg_apis_engine_v1alpha1_VolumeDeletionTarget(ref common.ReferenceCa
 					},
 					"backupName": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Longhorn's name of the backup, in a store of its format: storeName is that of the volume there, and there is no uid.",
+							Description: "Longhorn's name of the backup, in a store of its format. There storeName is the volume's name, and uid is empty.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"repeat": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many volumes of this name come before it in the backup's list.",
+							Description: "Number of earlier volumes of this name in the backup's list.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -2834,7 +2834,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeProgress(ref common.ReferenceCallback
 				Properties: map[string]spec.Schema{
 					"totalBytes": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Bytes to move, as far as is known.",
+							Description: "Bytes to move, as far as known.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
@@ -2848,7 +2848,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeProgress(ref common.ReferenceCallback
 					},
 					"totalFiles": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Files to move, as far as is known.",
+							Description: "Files to move, as far as known.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
@@ -2870,7 +2870,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRepository(ref common.ReferenceCallba
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "VolumeRepository is a Kopia repository: the data of one namespace's volumes in one storage location. Its name is NAMESPACE.LOCATION. Its key is in the Secret of the same name with the suffix .key, in the namespace that is called as the system namespace with the suffix -repositories; whoever loses that Secret loses the data.",
+				Description: "VolumeRepository is a Kopia repository with the data of one namespace's volumes in one storage location. Its name is NAMESPACE.LOCATION. Its key is in a Secret of the same name with the suffix .key, in the system namespace's name with the suffix -repositories. Without that Secret, the data is lost.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -2895,14 +2895,14 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRepository(ref common.ReferenceCallba
 					},
 					"spec": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Which repository.",
+							Description: "The identity of the repository.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeRepositorySpec"),
 						},
 					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether it can be used.",
+							Description: "Whether the repository can be used, and its maintenance.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeRepositoryStatus"),
 						},
@@ -2968,7 +2968,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRepositorySpec(ref common.ReferenceCa
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "VolumeRepositorySpec identifies a repository. Only when it is maintained changes.",
+				Description: "VolumeRepositorySpec identifies a repository. Only its times of maintenance change.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"volumeNamespace": {
@@ -2989,13 +2989,13 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRepositorySpec(ref common.ReferenceCa
 					},
 					"maintenanceFrequency": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How often it is maintained. Default: as the controller's --maintenance-frequency says.",
+							Description: "Interval of maintenance. Default: the controller's --maintenance-frequency.",
 							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
 						},
 					},
 					"maintenanceRequest": {
 						SchemaProps: spec.SchemaProps{
-							Description: "That it is to be maintained now, and not only when it is due. It stays when that was done.",
+							Description: "A request to maintain it now, not only when it is due. It stays after that.",
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.MaintenanceAsk"),
 						},
 					},
@@ -3017,33 +3017,33 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRepositoryStatus(ref common.Reference
 				Properties: map[string]spec.Schema{
 					"lastMaintenanceTime": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When it was last maintained with success.",
+							Description: "Time of the last successful maintenance.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
 					"message": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Why the last maintenance failed. Empty if it did not.",
+							Description: "Why the last maintenance failed. Empty if it succeeded.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"size": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What it takes in its store, rounded up, as of its last full maintenance.",
+							Description: "Size in the store, rounded up, as of the last full maintenance.",
 							Ref:         ref(resource.Quantity{}.OpenAPIModelName()),
 						},
 					},
 					"files": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Files in the newest snapshots of its volumes, as of its last full maintenance.",
+							Description: "Files in the newest snapshots of the volumes, as of the last full maintenance.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
 					},
 					"reclaimed": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What the maintenances that recentMaintenance tells of have removed from the store, rounded up.",
+							Description: "Bytes that the maintenances in recentMaintenance have removed from the store, rounded up.",
 							Ref:         ref(resource.Quantity{}.OpenAPIModelName()),
 						},
 					},
@@ -3067,32 +3067,32 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRepositoryStatus(ref common.Reference
 					},
 					"missingBackups": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many backups with snapshots were missing from the store, or did not list them, as of the last full maintenance: too many to be believed, so that these snapshots stay.",
+							Description: "Number of backups with snapshots that the store lacked, or that did not list them, at the last full maintenance. They were too many to be believed, so these snapshots stay.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"lastCheckTime": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When its packs were last compared with what its index names: by a full maintenance, or when somebody asked for it.",
+							Description: "Time of the last comparison of the packs with the index: by a full maintenance, or on request.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
 					"lastVerificationTime": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When every pack was last read.",
+							Description: "Time of the last reading of every pack.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
 					"damage": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The data that its store has lost, as of the last check. Missing if it has lost none.",
+							Description: "The data that the store has lost, as of the last check. Missing if it has lost none.",
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.RepositoryDamage"),
 						},
 					},
 					"keyFingerprint": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The fingerprint of its key: the first 32 hexadecimal digits of the SHA-256 of one that Holdfast made. It tells keys apart, and does not tell the key.",
+							Description: "Fingerprint of the key: the first 32 hexadecimal digits of the SHA-256 of a key that Holdfast made. It does not reveal the key.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -3130,7 +3130,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRestore(ref common.ReferenceCallback)
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "VolumeRestore asks the agent of one node to write a snapshot back into one volume of a pod. Files of the same name are replaced, others are kept. Deleting it stops the restore.",
+				Description: "VolumeRestore asks a node's agent to write a snapshot into a volume of a pod. Files of the same name are replaced, others kept. Deleting it stops the restore.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -3155,14 +3155,14 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRestore(ref common.ReferenceCallback)
 					},
 					"spec": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Which snapshot, into which volume.",
+							Description: "The snapshot and the volume.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeRestoreSpec"),
 						},
 					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How far it is.",
+							Description: "The state of the restore.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeRestoreStatus"),
 						},
@@ -3228,7 +3228,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRestoreSpec(ref common.ReferenceCallb
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "VolumeRestoreSpec says what to restore, and where to. It does not change, except that it can be cancelled once.",
+				Description: "VolumeRestoreSpec is the snapshot to restore, and its target. It does not change, except by one cancellation.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"node": {
@@ -3263,7 +3263,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRestoreSpec(ref common.ReferenceCallb
 					},
 					"hostPath": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Path on the node of a PersistentVolume of type hostPath. The kubelet makes no folder for such a one, and the agent works below its --host-path-roots only.",
+							Description: "Path on the node of a hostPath PersistentVolume. The kubelet makes no folder for it, and the agent uses only paths below its --host-path-roots.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -3294,21 +3294,21 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRestoreSpec(ref common.ReferenceCallb
 					},
 					"cancel": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether the restore is to stop. The agent makes it Failed when it has; what it has written until then stays.",
+							Description: "Whether to stop the restore. The agent makes it Failed when it has stopped. Files written until then stay.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"waitVolume": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the emptyDir in which the pod waits to be told what became of the volume, before its containers start. Empty for a pod that does not wait.",
+							Description: "Name of the emptyDir in which the pod waits, before its containers start, for the volume's result. Empty for a pod that does not wait.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"replace": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether files of the volume that the snapshot does not have are removed. Without it they stay, and the message counts them.",
+							Description: "Whether to remove files of the volume that the snapshot lacks. Otherwise they stay, and the message counts them.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -3320,7 +3320,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRestoreSpec(ref common.ReferenceCallb
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Paths in the volume of the files and folders to restore. Empty means all.",
+							Description: "Paths of the files and folders in the volume to restore. Empty means all.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -3371,28 +3371,28 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRestoreStatus(ref common.ReferenceCal
 					},
 					"attempts": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How often an agent has begun. One that stops in the middle of it begins anew when it is back, a few times.",
+							Description: "How often an agent has begun. If one stops during the restore, it begins anew later, a few times.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"givenBack": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many of these were given back, since their agent was told to stop. Those do not count against the limit of attempts.",
+							Description: "Number of these that were given back, since their agent was told to stop. They do not count against the limit of attempts.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"agent": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The process that began the last time.",
+							Description: "The last agent process that began.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"startTimestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When writing began, the last time.",
+							Description: "When writing last began.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -3414,7 +3414,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeUpload(ref common.ReferenceCallback) 
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "VolumeUpload asks the agent of one node to upload one volume of a pod. It is owned by its BackupRun; deleting it stops the upload, and so does cancelling it, after which the agent says when the upload has stopped.",
+				Description: "VolumeUpload asks a node's agent to upload a volume of a pod. Its BackupRun owns it. Deleting it stops the upload. Cancelling it does so too, and then the agent says when the upload has stopped.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -3439,14 +3439,14 @@ func schema_pkg_apis_engine_v1alpha1_VolumeUpload(ref common.ReferenceCallback) 
 					},
 					"spec": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Which volume.",
+							Description: "The volume.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeUploadSpec"),
 						},
 					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How far it is.",
+							Description: "The state of the upload.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeUploadStatus"),
 						},
@@ -3512,7 +3512,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeUploadSpec(ref common.ReferenceCallba
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "VolumeUploadSpec says which volume to upload. It does not change, except that it can be cancelled once.",
+				Description: "VolumeUploadSpec is the volume to upload. It does not change, except by one cancellation.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"node": {
@@ -3554,14 +3554,14 @@ func schema_pkg_apis_engine_v1alpha1_VolumeUploadSpec(ref common.ReferenceCallba
 					},
 					"persistentVolume": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the PersistentVolume that the claim is bound to: the volume's folder on the node. Empty for a volume without a claim, whose folder has its own name.",
+							Description: "Name of the PersistentVolume that the claim is bound to: the volume's folder on the node. Empty for a volume without a claim, whose folder has the volume's name.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"hostPath": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Path on the node of a PersistentVolume of type hostPath. The kubelet makes no folder for such a one, and the agent works below its --host-path-roots only.",
+							Description: "Path on the node of a hostPath PersistentVolume. The kubelet makes no folder for it, and the agent uses only paths below its --host-path-roots.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -3584,7 +3584,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeUploadSpec(ref common.ReferenceCallba
 					},
 					"storeName": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the backup in the store, and uid of its cluster: that of the namespace kube-system. The snapshot bears both.",
+							Description: "Name of the backup in the store, and uid of its cluster's namespace kube-system. The snapshot has both as tags.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -3597,7 +3597,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeUploadSpec(ref common.ReferenceCallba
 					},
 					"cancel": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether the upload is to stop. The agent makes it Failed when it has.",
+							Description: "Whether to stop the upload. The agent makes it Failed when it has stopped.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -3641,7 +3641,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeUploadStatus(ref common.ReferenceCall
 					},
 					"path": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Path of the volume on the node that was read.",
+							Description: "Path on the node that was read.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -3655,42 +3655,42 @@ func schema_pkg_apis_engine_v1alpha1_VolumeUploadStatus(ref common.ReferenceCall
 					},
 					"incrementalBytes": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Bytes of files that were new since the previous snapshot of the volume, or may have changed.",
+							Description: "Bytes of files that are new since the volume's previous snapshot, or may have changed.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
 					},
 					"warnings": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Files that vanished or changed while they were read, special files, which are left out, and what else the upload warns about. The message names the first of them.",
+							Description: "Number of warnings, as files that vanished or changed while they were read, and omitted special files. The message names the first ones.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"attempts": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How often an agent has begun. One that stops in the middle of it begins anew when it is back, a few times.",
+							Description: "How often an agent has begun. If one stops during the upload, it begins anew later, a few times.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"givenBack": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many of these were given back, since their agent was told to stop. Those do not count against the limit of attempts.",
+							Description: "Number of these that were given back, since their agent was told to stop. They do not count against the limit of attempts.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"agent": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The process that began the last time.",
+							Description: "The last agent process that began.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"startTimestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When the upload began, the last time.",
+							Description: "When the upload last began.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -3712,7 +3712,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackedUpVolume(ref common.ReferenceCallba
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackedUpVolume is what a store knows of a volume itself.",
+				Description: "BackedUpVolume is a store's information about a volume itself.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"name": {
@@ -3724,14 +3724,14 @@ func schema_pkg_apis_holdfast_v1alpha1_BackedUpVolume(ref common.ReferenceCallba
 					},
 					"sizeBytes": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Size of the volume, in bytes, however much of it is in use.",
+							Description: "Size of the volume, in bytes, used or not.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
 					},
 					"creationTimestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When the volume was made, or was first backed up.",
+							Description: "When the volume was created, or first backed up.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -3747,7 +3747,7 @@ func schema_pkg_apis_holdfast_v1alpha1_Backup(ref common.ReferenceCallback) comm
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "Backup is one backup of Kubernetes objects and of the data in their volumes: waiting, running, or stored in a storage location. A Backup in the system namespace may include any namespace; in any other namespace it includes that namespace, and further ones only if its creator may create backups there too. Backups have no delete verb, so that deleting a namespace keeps its backups.",
+				Description: "Backup is one backup of Kubernetes objects and of the data in their volumes: waiting, running, or stored in a storage location. A Backup in the system namespace may include any namespace. In any other namespace it includes that namespace, and further ones only if its creator may create backups there too. Backups have no delete verb, so that deleting a namespace keeps its backups.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -3773,14 +3773,14 @@ func schema_pkg_apis_holdfast_v1alpha1_Backup(ref common.ReferenceCallback) comm
 					},
 					"spec": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What to back up, and where to store it. It does not change after creation.",
+							Description: "The contents of the backup, and where to store it. It does not change after creation.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.BackupSpec{}.OpenAPIModelName()),
 						},
 					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How far the backup is, and what came of it. Computed on read.",
+							Description: "State and result of the backup. Computed on read.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.BackupStatus{}.OpenAPIModelName()),
 						},
@@ -3797,7 +3797,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupCancellation(ref common.ReferenceCa
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupCancellation is the body of a POST to backups/NAME/cancel: it asks for a backup that waits or runs to be stopped. What it has stored is removed.",
+				Description: "BackupCancellation is the body of a POST to backups/NAME/cancel, a request to stop a waiting or running backup. Stored parts are removed.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -3833,7 +3833,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupDeletion(ref common.ReferenceCallba
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupDeletion is the body of a POST to backups/NAME/deletion: it asks for a backup that has ended to be removed from its store, with the data of its volumes. It can't be undone.",
+				Description: "BackupDeletion is the body of a POST to backups/NAME/deletion, a request to remove an ended backup from its store, with the data of its volumes. It can't be undone.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -3859,7 +3859,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupDeletion(ref common.ReferenceCallba
 					},
 					"preconditions": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What must be true of the backup, or it is not deleted.",
+							Description: "Conditions of the deletion.",
 							Ref:         ref(v1alpha1.BackupDeletionPreconditions{}.OpenAPIModelName()),
 						},
 					},
@@ -3875,7 +3875,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupDeletionPreconditions(ref common.Re
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupDeletionPreconditions are what must be true of a backup that is to be deleted.",
+				Description: "BackupDeletionPreconditions are the conditions of a deletion.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"uid": {
@@ -3887,14 +3887,14 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupDeletionPreconditions(ref common.Re
 					},
 					"expired": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether the backup must be one of this cluster's own that has expired, by the clock of the API server.",
+							Description: "Whether the backup must be this cluster's own and expired, by the clock of the API server.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"superseded": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether the backup must hold the newest data of no volume claim that exists: each claim that it holds is gone, or another good backup holds newer data of it.",
+							Description: "Whether another good backup must hold newer data of each existing claim in the backup.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -3909,7 +3909,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupExpiration(ref common.ReferenceCall
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupExpiration is the body of a POST to backups/NAME/expiration: it changes until when a stored backup of this cluster is kept. What it leaves out stays as it is.",
+				Description: "BackupExpiration is the body of a POST to backups/NAME/expiration. It changes how long a stored backup of this cluster is kept. Absent fields change nothing.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -3942,7 +3942,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupExpiration(ref common.ReferenceCall
 					},
 					"expiration": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When the backup is to expire: later than it would, or earlier.",
+							Description: "The new expiration, later or earlier.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -3955,7 +3955,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupExpiration(ref common.ReferenceCall
 					},
 					"reason": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Why, for whoever reads the backup's status.",
+							Description: "The reason, for readers of the backup's status.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -3972,25 +3972,25 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupHold(ref common.ReferenceCallback) 
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupHold says who holds a backup.",
+				Description: "BackupHold is the hold of a backup.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"requester": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Who asked for it.",
+							Description: "The user that requested it.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"timestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When.",
+							Description: "The time of the request.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
 					"reason": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Why, in the words of who asked.",
+							Description: "The reason, in the user's words.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -4018,7 +4018,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupHooks(ref common.ReferenceCallback)
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Which pods have which hooks. A pod has those of all that it matches.",
+							Description: "Hooks of pods. A pod has the hooks of all entries that match it.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -4091,7 +4091,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupObject(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupObject is one object in one stored backup, as the backup's manifest has it. It is in the namespace of the backup, and has the labels that the object had. A list needs the field selector kind, and begins with the newest backup.",
+				Description: "BackupObject is one object in one stored backup, by the backup's manifest. It is in the backup's namespace, and has the object's labels. A list needs the field selector kind, and begins with the newest backup.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -4185,7 +4185,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupObjectSpec(ref common.ReferenceCall
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupObjectSpec says which object it is, and which backup holds it.",
+				Description: "BackupObjectSpec identifies an object and its backup.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"apiVersion": {
@@ -4235,14 +4235,14 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupObjectSpec(ref common.ReferenceCall
 					},
 					"sha256": {
 						SchemaProps: spec.SchemaProps{
-							Description: "SHA-256 of the object's JSON, in hexadecimal. Two versions are equal if it is.",
+							Description: "SHA-256 of the object's JSON, in hexadecimal. It is equal for equal versions.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"reason": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Why the backup took the object. Empty if its spec selects it.",
+							Description: "Why the backup has the object. Empty if its spec selects it.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -4288,7 +4288,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupOrigin(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupOrigin is where a backup comes from. Of a stored backup that is Foreign, UnknownKey or Forged, everything here is no more than what the store says.",
+				Description: "BackupOrigin is the origin of a backup. If it is Foreign, UnknownKey or Forged, everything here is only the store's claim.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"trust": {
@@ -4300,28 +4300,28 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupOrigin(ref common.ReferenceCallback
 					},
 					"message": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Why the backup is not believed, or not listed in its own namespace, in one sentence.",
+							Description: "Why the backup is not trusted, or not listed in its own namespace, in one sentence.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"cluster": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name by which the storage location trusts the cluster that made the backup.",
+							Description: "Name by which the storage location trusts the backup's cluster.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"clusterUID": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Uid of the namespace kube-system of the cluster that made the backup.",
+							Description: "Uid of the namespace kube-system of the backup's cluster.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"publicKey": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Public key that the backup is signed with: Ed25519, in base64.",
+							Description: "Public key of the backup's signature: Ed25519, in base64.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -4356,7 +4356,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupOrigin(ref common.ReferenceCallback
 					},
 					"claimedRequester": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Who asked for the backup, as the store says. It is in status.requester too if it is borne out.",
+							Description: "The user that requested the backup, by the store's claim. status.requester has it only if it is proved.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -4371,7 +4371,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupPlan(ref common.ReferenceCallback) 
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupPlan is what a backup would hold if it ran now. A dry run of its creation answers with it, and it is stored nowhere.",
+				Description: "BackupPlan has the contents of a backup if it ran now. It is the answer to a dry run of its creation, and is not stored.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"complete": {
@@ -4384,21 +4384,21 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupPlan(ref common.ReferenceCallback) 
 					},
 					"message": {
 						SchemaProps: spec.SchemaProps{
-							Description: "In one line: why the plan is not complete, or how many errors and warnings the backup would have, with the first of them.",
+							Description: "In one line: why the plan is not complete, or the numbers of errors and warnings, with the first ones.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"errors": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of errors that the backup would have.",
+							Description: "Number of errors.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"warnings": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of warnings that the backup would have.",
+							Description: "Number of warnings.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -4472,7 +4472,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupPlan(ref common.ReferenceCallback) 
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Objects that a label leaves out, that are being deleted, or that no backup holds.",
+							Description: "Objects that are excluded by a label, are being deleted, or are never backed up.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -4503,13 +4503,13 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupPlan(ref common.ReferenceCallback) 
 					},
 					"queue": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Place in the queue, were the backup created now.",
+							Description: "Place in the queue if the backup were created now.",
 							Ref:         ref(v1alpha1.PlannedPlace{}.OpenAPIModelName()),
 						},
 					},
 					"omitted": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many entries the lists above lack, since they are too long.",
+							Description: "Number of entries that the lists above lack, since they are too long.",
 							Ref:         ref(v1alpha1.PlanOmissions{}.OpenAPIModelName()),
 						},
 					},
@@ -4531,14 +4531,14 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupProgress(ref common.ReferenceCallba
 				Properties: map[string]spec.Schema{
 					"totalItems": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Objects found so far. Of a backup that has ended, those beyond itemsBackedUp are missing: a list that failed counts as one at least.",
+							Description: "Objects found so far. When the backup has ended, those beyond itemsBackedUp are missing: a failed list counts as at least one.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
 					},
 					"itemsBackedUp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Objects that are in the backup so far.",
+							Description: "Objects in the backup so far.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
@@ -4553,7 +4553,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntry(ref common.ReferenceCall
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupQueueEntry is one backup or restore that waits, is about to start, or runs. It has the name, namespace and uid of its Backup, and is gone when the backup ends. That of a Restore is called restore:NAME, since a Backup may have the same name.",
+				Description: "BackupQueueEntry is one backup or restore that waits, is about to start, or runs. It has the name, namespace and uid of its Backup, and is removed when the backup ends. The entry of a Restore is named restore:NAME, since a Backup may have the same name.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -4579,14 +4579,14 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntry(ref common.ReferenceCall
 					},
 					"spec": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What was asked for.",
+							Description: "The request.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.BackupQueueEntrySpec{}.OpenAPIModelName()),
 						},
 					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Where it stands, and what it waits for.",
+							Description: "Its place, and why it waits.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.BackupQueueEntryStatus{}.OpenAPIModelName()),
 						},
@@ -4653,7 +4653,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntrySpec(ref common.Reference
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupQueueEntrySpec says what was asked for.",
+				Description: "BackupQueueEntrySpec is the request.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -4670,7 +4670,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntrySpec(ref common.Reference
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespaces that the backup includes, in its own words, or that the restore writes to. Empty means all.",
+							Description: "Namespaces that the backup includes, as in its spec, or that the restore writes to. Empty means all.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -4689,7 +4689,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntrySpec(ref common.Reference
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespaces that the backup leaves out, in its own words.",
+							Description: "Namespaces that the backup excludes, as in its spec.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -4710,7 +4710,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntrySpec(ref common.Reference
 					},
 					"requester": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Who asked for it.",
+							Description: "The user that requested it.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -4737,14 +4737,14 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntryStatus(ref common.Referen
 					},
 					"position": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Place among the queued of the whole cluster, from 1, restores first. Absent for one that runs. Published with a short delay.",
+							Description: "Place among the waiting ones of the whole cluster, from 1, restores first. Absent for a running one. Published with a short delay.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"reason": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Why it waits: ConcurrencyLimit, NamespaceOverlap, ClusterScopeOverlap, BehindOverlapping, StorageUnavailable or NextToStart; for one that runs, AgentAbsent if its volumes wait for the agents of nodes.",
+							Description: "Why it waits: ConcurrencyLimit, NamespaceOverlap, ClusterScopeOverlap, BehindOverlapping, StorageUnavailable or NextToStart. For a running one: AgentAbsent if its volumes wait for the agents of nodes.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -4776,7 +4776,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntryStatus(ref common.Referen
 					},
 					"otherBlockers": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many further ones, elsewhere, it waits for.",
+							Description: "Number of further ones, in other namespaces, that it waits for.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -4807,7 +4807,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntryStatus(ref common.Referen
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "The nodes whose agents it waits for, though nothing was seen of them for a while: ten at most.",
+							Description: "The first ten nodes whose agents it waits for, and that have shown no sign of life for a while.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -4821,21 +4821,21 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupQueueEntryStatus(ref common.Referen
 					},
 					"slotsInUse": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many of its kind run or are about to start, in the whole cluster. Only entries that do so themselves say that.",
+							Description: "Number of its kind that run or are about to start, in the whole cluster. Only such entries have it.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"slotLimit": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many may run at once; like slotsInUse.",
+							Description: "Maximum of slotsInUse. Only entries with slotsInUse have it.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"since": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Since when it waits; for a running one, since when it runs.",
+							Description: "Since when it waits or runs.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -4959,7 +4959,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupResourceHookSpec(ref common.Referen
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Resources that have the hooks. Only pods can; empty means those.",
+							Description: "Resources with the hooks. Only pods can have some; empty means pods.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -4978,7 +4978,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupResourceHookSpec(ref common.Referen
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Resources that do not have the hooks.",
+							Description: "Resources without the hooks.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -4992,7 +4992,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupResourceHookSpec(ref common.Referen
 					},
 					"labelSelector": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Only pods with these labels have the hooks. Unset means all.",
+							Description: "Labels of the pods. Unset means all.",
 							Ref:         ref(v1.LabelSelector{}.OpenAPIModelName()),
 						},
 					},
@@ -5021,7 +5021,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupResourceHookSpec(ref common.Referen
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Hooks to run after the data of the pod's volumes is read, in this order. They run also when a hook before them failed, and when the backup fails or is cancelled.",
+							Description: "Hooks to run after the data of the pod's volumes is read, in this order. They run also if an earlier hook failed, and if the backup fails or is cancelled.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -5045,12 +5045,12 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupSpec says what to back up. Its fields have the names and meanings of those of Velero's Backup; those that are not here are refused. A list may have 1000 words, 32 of them with a wildcard, and the whole spec 32 KiB.",
+				Description: "BackupSpec says what to back up. Its fields have the names and meanings of Velero's Backup; other fields are refused. A list may have 1000 words, 32 of them with a wildcard, and the whole spec 32 KiB.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Metadata of the backups that a schedule makes. In the spec of a Backup, as Velero writes it, it has no effect, and is not kept.",
+							Description: "Metadata of a schedule's backups. In the spec of a Backup, as Velero writes it, it has no effect, and is not kept.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.BackupSpecMetadata{}.OpenAPIModelName()),
 						},
@@ -5062,7 +5062,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespaces to include, by name or pattern (*, ?, [ab]). Empty means all of them for a backup in the system namespace, and the backup's own namespace elsewhere. There, another namespace needs the right to create backups in it, and a pattern the right to create backups in all namespaces.",
+							Description: "Namespaces to include, by name or pattern (*, ?, [ab]). Empty means all of them for a backup in the system namespace, and the backup's own namespace elsewhere. There, another namespace needs the right to create backups in it, and a pattern needs it in all namespaces.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -5133,7 +5133,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 					},
 					"includeClusterResources": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether to include all cluster-scoped resources (true), none (false), or only those that an included object refers to (unset, when namespaces are named). Not to be combined with the cluster-scoped and namespace-scoped lists.",
+							Description: "Whether to include all cluster-scoped resources (true), or none (false). Unset means all, or if namespaces are named, those that an included object refers to. Not to be combined with the cluster-scoped and namespace-scoped lists.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -5216,7 +5216,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 					},
 					"labelSelector": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Only objects with these labels are backed up. Unset means all objects.",
+							Description: "Labels of the objects to back up. Unset means all objects.",
 							Ref:         ref(v1.LabelSelector{}.OpenAPIModelName()),
 						},
 					},
@@ -5227,7 +5227,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Only objects that match at least one of these selectors are backed up. Not to be combined with labelSelector.",
+							Description: "Selectors of the objects to back up: one must match. Not to be combined with labelSelector.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -5240,7 +5240,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 					},
 					"includeReferenced": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether what the objects with these labels name in their namespaces is backed up, too, whatever its labels: their ServiceAccounts with the RoleBindings of these, Secrets and ConfigMaps. Only resources that the backup includes come along. Claims of pods and cluster-scoped objects always do. Default true; false is Velero's rule.",
+							Description: "Whether to include, regardless of labels, objects in the same namespaces that the selected objects refer to: ServiceAccounts with their RoleBindings, Secrets and ConfigMaps. Their resources must be included. Claims of pods and cluster-scoped objects are always included. Default true; false is Velero's rule.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -5261,20 +5261,20 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 					},
 					"defaultVolumesToFsBackup": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Which volumes to back up the files of, beside the ones that a pod names in its annotation backup.holdfast.io/backup-volumes. Unset (default): all volumes with a claim. true: all volumes of pods, also emptyDirs. false: no others. true and false are Velero's, and false is Velero's default. The annotation backup.holdfast.io/backup-volumes-excludes leaves volumes out in any case. backup.velero.io/backup-volumes counts unless this is true, and backup.velero.io/backup-volumes-excludes unless it is false.",
+							Description: "Volumes whose files are backed up, beside those in a pod's annotation backup.holdfast.io/backup-volumes. Unset (default): all volumes with a claim. true: all volumes of pods, also emptyDirs. false: no others, Velero's default. The annotation backup.holdfast.io/backup-volumes-excludes always leaves volumes out. backup.velero.io/backup-volumes counts unless this is true, and backup.velero.io/backup-volumes-excludes unless it is false.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"resourcePolicy": {
 						SchemaProps: spec.SchemaProps{
-							Description: "A ConfigMap with Velero's volume policies, in the backup's own namespace: they say of which volumes the files are backed up, and of which not, before the annotations of pods and defaultVolumesToFsBackup do. Whoever asks for the backup must have the right to get it.",
+							Description: "A ConfigMap with Velero's volume policies, in the backup's own namespace. They decide first which volumes' files are backed up, before the annotations of pods and defaultVolumesToFsBackup. The backup's creator must have the right to get it.",
 							Ref:         ref(v1alpha1.ResourcePolicyReference{}.OpenAPIModelName()),
 						},
 					},
 					"orderedResources": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Objects to take before others of their resource, in this order: resources, by words as in includedResources, each with a list of names, or namespace/name, separated by commas. Pods that are named are one block: the hooks before of all of them run before the data of their volumes is read, in this order.",
+							Description: "Objects to back up before others of their resource, in this order. The keys are resources, by words as in includedResources. The values are names, or namespace/name, separated by commas. Named pods are one block: the pre hooks of all of them run, in this order, before the data of their volumes is read.",
 							Type:        []string{"object"},
 							AdditionalProperties: &spec.SchemaOrBool{
 								Allows: true,
@@ -5289,20 +5289,20 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 					},
 					"hooks": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Commands to run in pods of the backup, before and after the data of their volumes is read. A pod can have annotations for that, which count instead. Both need the right of the user who asks for the backup to create pods/exec in the pod's namespace.",
+							Description: "Commands to run in pods of the backup, before and after the data of their volumes is read. A pod's annotations count instead. Both need the creator's right to create pods/exec in the pod's namespace.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.BackupHooks{}.OpenAPIModelName()),
 						},
 					},
 					"ttl": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How long the backup is kept, counted from its start. Default 720h, unless the cluster has another one. Then it expires: it is deleted, but for the last good one of a namespace.",
+							Description: "How long the backup is kept, counted from its start. Default 720h, unless the cluster has another default. Then it is deleted, unless it is the last good one of a namespace.",
 							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
 					"storageLocation": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the StorageLocation that stores the backup. Default: the location that is marked as default.",
+							Description: "Name of the StorageLocation that stores the backup. Default: the default location.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -5315,7 +5315,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 					},
 					"itemOperationTimeout": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect: Holdfast has no plugins to wait for. How long a volume may take is the administrator's to say.",
+							Description: "Has no effect: Holdfast has no plugins to wait for. The administrator sets the time limit of a volume.",
 							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
@@ -5347,20 +5347,20 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 					},
 					"datamover": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect: Holdfast takes no snapshots whose data it could move.",
+							Description: "Has no effect: Holdfast takes no snapshots.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"uploaderConfig": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect: the node's agent says how many files it reads at once.",
+							Description: "Has no effect: the node's agent decides how many files it reads at once.",
 							Ref:         ref(v1alpha1.UploaderConfigForBackup{}.OpenAPIModelName()),
 						},
 					},
 					"defaultVolumesToRestic": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The old name of defaultVolumesToFsBackup. As in Velero, true has that set to true, and false has no effect.",
+							Description: "The old name of defaultVolumesToFsBackup. As in Velero, true sets it to true, and false has no effect.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -5377,7 +5377,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpecMetadata(ref common.ReferenceCa
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupSpecMetadata is metadata in the spec of a backup.",
+				Description: "BackupSpecMetadata is metadata in a backup's spec.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"labels": {
@@ -5410,14 +5410,14 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupStatus(ref common.ReferenceCallback
 				Properties: map[string]spec.Schema{
 					"phase": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The state in one word: New, Queued, ReadyToStart, InProgress, Cancelling, Completed, PartiallyFailed, Failed, FailedValidation, Cancelled, Deleting, or Unreadable for a backup in the store whose metadata cannot be read.",
+							Description: "State in one word: New, Queued, ReadyToStart, InProgress, Cancelling, Completed, PartiallyFailed, Failed, FailedValidation, Cancelled, Deleting, or Unreadable for a stored backup with unreadable metadata.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"queuePosition": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Place in the queue, from 1. Absent when the backup does not wait. It is published with a short delay; backupqueues says why the backup waits.",
+							Description: "Place in the queue, from 1. Absent if the backup does not wait. It is published with a short delay; backupqueues says why the backup waits.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -5452,7 +5452,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupStatus(ref common.ReferenceCallback
 					},
 					"queuedTimestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When the backup took its place in the queue.",
+							Description: "When the backup got its place in the queue.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -5470,38 +5470,38 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupStatus(ref common.ReferenceCallback
 					},
 					"expiration": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When the backup expires, as was last asked for. Absent if it never does.",
+							Description: "When the backup expires, by the last request. Absent if it never does.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
 					"hold": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Why the backup neither expires nor can be deleted. Absent if nobody holds it.",
+							Description: "The hold that keeps the backup from expiring and from being deleted. Absent without one.",
 							Ref:         ref(v1alpha1.BackupHold{}.OpenAPIModelName()),
 						},
 					},
 					"expirationChanges": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How often it was changed until when the backup is kept.",
+							Description: "Number of changes of the backup's expiration or hold.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
 					},
 					"progress": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many objects are found and backed up.",
+							Description: "Number of objects found and backed up.",
 							Ref:         ref(v1alpha1.BackupProgress{}.OpenAPIModelName()),
 						},
 					},
 					"volumes": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many volumes are found and backed up, and their bytes.",
+							Description: "Number of volumes found and backed up, and their bytes.",
 							Ref:         ref(v1alpha1.BackupVolumesProgress{}.OpenAPIModelName()),
 						},
 					},
 					"hookStatus": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many hooks were run, and how many of them failed.",
+							Description: "Number of hooks run, and failed ones.",
 							Ref:         ref(v1alpha1.HookStatus{}.OpenAPIModelName()),
 						},
 					},
@@ -5521,7 +5521,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupStatus(ref common.ReferenceCallback
 					},
 					"message": {
 						SchemaProps: spec.SchemaProps{
-							Description: "In one line: what the backup waits for while it is in progress, and at its end how many errors and warnings it has, with the first three of the errors, or of the warnings if it has no error. A backup outside the system namespace names only what is in its own namespace. backups/NAME/results has all texts.",
+							Description: "In one line: the reason for waiting, and at the end the numbers of errors and warnings. The first three errors follow, or warnings if there is no error. A backup outside the system namespace names only its own namespace's objects. backups/NAME/results has all texts.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -5540,7 +5540,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupStatus(ref common.ReferenceCallback
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Errors of the spec, for FailedValidation.",
+							Description: "Errors of the spec, if FailedValidation.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -5554,14 +5554,14 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupStatus(ref common.ReferenceCallback
 					},
 					"requester": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Who asked for the backup, as a cluster authenticated them that this one trusts.",
+							Description: "The user that requested the backup, as authenticated by a cluster that this one trusts.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"origin": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Where the backup comes from, and whether that is borne out.",
+							Description: "The backup's origin, and whether it is proved.",
 							Ref:         ref(v1alpha1.BackupOrigin{}.OpenAPIModelName()),
 						},
 					},
@@ -5583,7 +5583,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupVolume(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "BackupVolume is a volume that at least one stored backup holds. It lives in the namespace of the volume claim and has the claim's name; one of which only its own name is known is named volume:NAME. A volume without a claim, such as an emptyDir, has VolumeBackups only.",
+				Description: "BackupVolume is a volume in at least one stored backup. It is in the claim's namespace, with the claim's name. If only the volume's own name is known, it is named volume:NAME. A volume without a claim, such as an emptyDir, has VolumeBackups only.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -5609,14 +5609,14 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupVolume(ref common.ReferenceCallback
 					},
 					"spec": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Which volume it is.",
+							Description: "The identity of the volume.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.BackupVolumeSpec{}.OpenAPIModelName()),
 						},
 					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Its latest backup, and how many there are.",
+							Description: "Its latest backup, and the number of backups.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.BackupVolumeStatus{}.OpenAPIModelName()),
 						},
@@ -5695,7 +5695,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupVolumeSpec(ref common.ReferenceCall
 					},
 					"volumeName": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the volume itself, if that is all that is known of it.",
+							Description: "Name of the volume itself, if nothing else is known of it.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -5715,7 +5715,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupVolumeStatus(ref common.ReferenceCa
 				Properties: map[string]spec.Schema{
 					"lastBackup": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The latest completed backup of the volume, if it is of the same namespace. Backups of other namespaces are named in the system namespace, and in requests over all namespaces.",
+							Description: "The latest completed backup of the volume, if it is of the same namespace. Only the system namespace, and requests over all namespaces, show backups of other namespaces.",
 							Ref:         ref(v1alpha1.BackupReference{}.OpenAPIModelName()),
 						},
 					},
@@ -5748,7 +5748,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupVolumeStatus(ref common.ReferenceCa
 					},
 					"volume": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The volume itself, as the latest backup that tells of it knew it.",
+							Description: "The volume itself, by the latest backup with information about it.",
 							Ref:         ref(v1alpha1.BackedUpVolume{}.OpenAPIModelName()),
 						},
 					},
@@ -5769,14 +5769,14 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupVolumeStatus(ref common.ReferenceCa
 					},
 					"backups": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many completed backups of the volume are stored.",
+							Description: "Number of completed backups of the volume.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"failures": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many other backups of the volume there are: they failed, can't be read, or are not known to have ended.",
+							Description: "Number of other backups of the volume: failed, unreadable, or without a known end.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -5788,7 +5788,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupVolumeStatus(ref common.ReferenceCa
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "What is wrong: with each backup since the latest completed one, the newest first, and with those that can't be read.",
+							Description: "Errors of the backups since the latest completed one, the newest first, and of unreadable ones.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -5857,14 +5857,14 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupVolumesProgress(ref common.Referenc
 					},
 					"leftOut": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Claims whose data was wanted and is not in the backup, which count nowhere else: no running pod gave access to it. The results name each.",
+							Description: "Claims whose selected data is not in the backup, since no running pod gave access to it. They count nowhere else. The results name each.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"deleted": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Volumes that were deleted from the backup since, which count nowhere else.",
+							Description: "Volumes deleted from the backup later, which count nowhere else.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -5893,7 +5893,7 @@ func schema_pkg_apis_holdfast_v1alpha1_Duration(ref common.ReferenceCallback) co
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "Duration is a duration that is written as it was read: 720h stays 720h, and does not become 720h0m0s. Compare the time.Duration in it. The text is stored and shown.",
+				Description: "Duration is a duration that keeps its text: 720h does not become 720h0m0s. Compare the time.Duration in it.",
 				Type:        v1alpha1.Duration{}.OpenAPISchemaType(),
 				Format:      v1alpha1.Duration{}.OpenAPISchemaFormat(),
 			},
@@ -5936,14 +5936,14 @@ func schema_pkg_apis_holdfast_v1alpha1_ExecHook(ref common.ReferenceCallback) co
 					},
 					"onError": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What to do when the command fails: Fail (default) does not read the data of the pod's volumes, runs none of its further pre hooks, and makes an error of it; Continue goes on, with a warning.",
+							Description: "If the command fails: Fail (default) does not read the data of the pod's volumes, runs no further pre hooks of it, and counts an error. Continue goes on, with a warning.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"timeout": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How long the command may take. Default 30s, at most 4h.",
+							Description: "Time limit of the command. Default 30s, at most 4h.",
 							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
@@ -5991,26 +5991,26 @@ func schema_pkg_apis_holdfast_v1alpha1_ExecRestoreHook(ref common.ReferenceCallb
 					},
 					"onError": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What to do when the command fails: Fail (default) runs none of the pod's further commands, and makes an error of it; Continue goes on, with a warning.",
+							Description: "If the command fails: Fail (default) runs no further commands of the pod, and counts an error. Continue goes on, with a warning.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"execTimeout": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How long the command may take. Default 30s, at most 4h.",
+							Description: "Time limit of the command. Default 30s, at most 4h.",
 							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
 					"waitTimeout": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How long the container may take until it runs, counted from when all objects are there. Default 10m, at most 4h.",
+							Description: "Time limit until the container runs, counted from when all objects are restored. Default 10m, at most 4h.",
 							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
 					"waitForReady": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether the container has to be ready, too.",
+							Description: "Whether the container must be ready, too.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -6033,14 +6033,14 @@ func schema_pkg_apis_holdfast_v1alpha1_HookStatus(ref common.ReferenceCallback) 
 				Properties: map[string]spec.Schema{
 					"hooksAttempted": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Hooks that were to run.",
+							Description: "Number of hooks.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"hooksFailed": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Those of them that failed.",
+							Description: "Number of failed hooks.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -6065,7 +6065,7 @@ func schema_pkg_apis_holdfast_v1alpha1_InitRestoreHook(ref common.ReferenceCallb
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "The containers, as in the spec of a pod. They come before those of the pod.",
+							Description: "The containers, as in the spec of a pod, placed before the pod's own.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -6078,7 +6078,7 @@ func schema_pkg_apis_holdfast_v1alpha1_InitRestoreHook(ref common.ReferenceCallb
 					},
 					"timeout": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Is not looked at, as in Velero: the containers may take as long as they need.",
+							Description: "Is ignored, as in Velero: the containers may take as long as they need.",
 							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
@@ -6095,7 +6095,7 @@ func schema_pkg_apis_holdfast_v1alpha1_MaintenanceRequest(ref common.ReferenceCa
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "MaintenanceRequest asks for a repository to be maintained now. It is no object that is kept: the answer to its creation says what was started.",
+				Description: "MaintenanceRequest requests the maintenance of a repository now. It is not stored: the answer says what was started.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -6114,14 +6114,14 @@ func schema_pkg_apis_holdfast_v1alpha1_MaintenanceRequest(ref common.ReferenceCa
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Standard object's metadata. It has the name of the VolumeRepository, NAMESPACE.LOCATION, and the namespace that of the system.",
+							Description: "Standard object's metadata. The name is the VolumeRepository's, NAMESPACE.LOCATION, and the namespace is the system namespace.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
 						},
 					},
 					"spec": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Wishes beside the maintenance itself.",
+							Description: "Options of the maintenance.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.MaintenanceRequestSpec{}.OpenAPIModelName()),
 						},
@@ -6145,12 +6145,12 @@ func schema_pkg_apis_holdfast_v1alpha1_MaintenanceRequestSpec(ref common.Referen
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "MaintenanceRequestSpec says what is asked for.",
+				Description: "MaintenanceRequestSpec has the options of a maintenance.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"verify": {
 						SchemaProps: spec.SchemaProps{
-							Description: "That every pack of the repository is to be read, and compared with what was written. Without it a full maintenance reads a share of them.",
+							Description: "Whether to read every pack of the repository, and compare it with what was written. A full maintenance otherwise reads a share of them.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -6165,7 +6165,7 @@ func schema_pkg_apis_holdfast_v1alpha1_MaintenanceRequestStatus(ref common.Refer
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "MaintenanceRequestStatus says what was started.",
+				Description: "MaintenanceRequestStatus has the started Job.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"jobNamespace": {
@@ -6177,14 +6177,14 @@ func schema_pkg_apis_holdfast_v1alpha1_MaintenanceRequestStatus(ref common.Refer
 					},
 					"job": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the Job that maintains the repository. It is made as soon as no other Job maintains this repository and one more may run.",
+							Description: "Name of the Job that maintains the repository. It is created when no other Job maintains this repository and one more may run.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"message": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The same for people.",
+							Description: "The same for users.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -6199,7 +6199,7 @@ func schema_pkg_apis_holdfast_v1alpha1_NodeAgent(ref common.ReferenceCallback) c
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NodeAgent is the agent that moves the data of the volumes of a node, whose name it has. A node without an agent has one that is not Ready.",
+				Description: "NodeAgent is the agent that moves the data of a node's volumes. It has the node's name. A node without an agent has one that is not Ready.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -6225,7 +6225,7 @@ func schema_pkg_apis_holdfast_v1alpha1_NodeAgent(ref common.ReferenceCallback) c
 					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What the agent does, as it said last, and how much it may.",
+							Description: "The agent's last report, and its limit.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.NodeAgentStatus{}.OpenAPIModelName()),
 						},
@@ -6292,7 +6292,7 @@ func schema_pkg_apis_holdfast_v1alpha1_NodeAgentStatus(ref common.ReferenceCallb
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NodeAgentStatus is what an agent does.",
+				Description: "NodeAgentStatus is the state of an agent.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"conditions": {
@@ -6305,7 +6305,7 @@ func schema_pkg_apis_holdfast_v1alpha1_NodeAgentStatus(ref common.ReferenceCallb
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether the agent is there, and whether its ConfigMap is right.",
+							Description: "Whether the agent is alive, and whether its ConfigMap is valid.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -6318,21 +6318,21 @@ func schema_pkg_apis_holdfast_v1alpha1_NodeAgentStatus(ref common.ReferenceCallb
 					},
 					"limit": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many volumes are moved at once at most: the number in force, as a Ready agent says. While none says so, no volume is moved, and this is the number with which an agent would start.",
+							Description: "How many volumes may be moved at once, as a Ready agent reports. Without a report, no volume is moved, and this is the limit of a new agent.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"limitSource": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What set the limit: globalConfig, perNodeConfig[INDEX], default, or memory where the agent has too little for what they say.",
+							Description: "Source of the limit: globalConfig, perNodeConfig[INDEX], default, or memory if the agent has too little for the configured limit.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"running": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Volumes that are being moved.",
+							Description: "Volumes being moved.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.VolumeCounts{}.OpenAPIModelName()),
 						},
@@ -6346,13 +6346,13 @@ func schema_pkg_apis_holdfast_v1alpha1_NodeAgentStatus(ref common.ReferenceCallb
 					},
 					"waitingSince": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Since when the volume waits that has waited for the longest time.",
+							Description: "Since when the oldest waiting volume waits.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
 					"bytesPerSecond": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Bytes that were read or written in each second, unchanged files included: the mean of 10 s.",
+							Description: "Bytes read or written per second, unchanged files included: the mean of 10 s.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
@@ -6376,7 +6376,7 @@ func schema_pkg_apis_holdfast_v1alpha1_PlanOmissions(ref common.ReferenceCallbac
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "PlanOmissions counts the entries that the lists of a plan lack.",
+				Description: "PlanOmissions counts the entries that a plan's lists lack.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"objects": {
@@ -6483,14 +6483,14 @@ func schema_pkg_apis_holdfast_v1alpha1_PlannedHooks(ref common.ReferenceCallback
 					},
 					"pre": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of hooks that run before the data is read.",
+							Description: "Number of hooks before the data is read.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"post": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of hooks that run after the data is read.",
+							Description: "Number of hooks after the data is read.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -6603,12 +6603,12 @@ func schema_pkg_apis_holdfast_v1alpha1_PlannedPlace(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "PlannedPlace is the place in the queue that a backup would have.",
+				Description: "PlannedPlace is the place of a backup in the queue.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"position": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Place among those that wait, from 1.",
+							Description: "Place among the waiting ones, from 1.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -6690,7 +6690,7 @@ func schema_pkg_apis_holdfast_v1alpha1_PlannedRelated(ref common.ReferenceCallba
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "PlannedRelated is an object that comes along with others.",
+				Description: "PlannedRelated is an object that other objects need.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"resource": {
@@ -6717,7 +6717,7 @@ func schema_pkg_apis_holdfast_v1alpha1_PlannedRelated(ref common.ReferenceCallba
 					},
 					"reason": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Why it comes along.",
+							Description: "Why it is included.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -6798,7 +6798,7 @@ func schema_pkg_apis_holdfast_v1alpha1_PlannedVolume(ref common.ReferenceCallbac
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "PlannedVolume is a volume, and what becomes of its data.",
+				Description: "PlannedVolume is a volume, and how its data would be read.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"namespace": {
@@ -6818,7 +6818,7 @@ func schema_pkg_apis_holdfast_v1alpha1_PlannedVolume(ref common.ReferenceCallbac
 					},
 					"pod": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the pod through which the data is read.",
+							Description: "Name of the pod that gives access to the data.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -6832,7 +6832,7 @@ func schema_pkg_apis_holdfast_v1alpha1_PlannedVolume(ref common.ReferenceCallbac
 					},
 					"bytes": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Capacity in bytes. Absent if it is not known.",
+							Description: "Capacity in bytes. Absent if unknown.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
@@ -6847,7 +6847,7 @@ func schema_pkg_apis_holdfast_v1alpha1_PlannedVolume(ref common.ReferenceCallbac
 					},
 					"reason": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Why.",
+							Description: "The reason.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -6863,7 +6863,7 @@ func schema_pkg_apis_holdfast_v1alpha1_QueueBlocker(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "QueueBlocker names a backup or restore that another one waits for.",
+				Description: "QueueBlocker is a backup or restore that another one waits for.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -6937,7 +6937,7 @@ func schema_pkg_apis_holdfast_v1alpha1_Restore(ref common.ReferenceCallback) com
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "Restore brings objects and the data of volumes back from a backup. A Restore in the system namespace may write anywhere; in any other namespace it writes to that namespace, and to further ones if its creator may create restores there too, all of it with the creator's own rights. Restores have no delete verb, as backups have none.",
+				Description: "Restore restores objects and the data of volumes from a backup. A Restore in the system namespace may write anywhere. In any other namespace it writes, with its creator's own rights, to that namespace. It writes to further ones if its creator may create restores there too. Like backups, restores have no delete verb.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -6963,14 +6963,14 @@ func schema_pkg_apis_holdfast_v1alpha1_Restore(ref common.ReferenceCallback) com
 					},
 					"spec": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What to restore, and where to. It does not change after creation.",
+							Description: "The objects to restore, and where to. It does not change after creation.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.RestoreSpec{}.OpenAPIModelName()),
 						},
 					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How far the restore is, and what came of it. Computed on read.",
+							Description: "State and result of the restore. Computed on read.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.RestoreStatus{}.OpenAPIModelName()),
 						},
@@ -6987,7 +6987,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreCancellation(ref common.ReferenceC
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "RestoreCancellation is the body of a POST to restores/NAME/cancel: it asks for a restore that waits or runs to be stopped. What it has written stays.",
+				Description: "RestoreCancellation is the body of a POST to restores/NAME/cancel, a request to stop a waiting or running restore. Written objects stay.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -7023,7 +7023,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreHooks(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "RestoreHooks are what is done in pods after they were restored.",
+				Description: "RestoreHooks are hooks in restored pods.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"resources": {
@@ -7033,7 +7033,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreHooks(ref common.ReferenceCallback
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Which pods have which hooks. A pod has those of all that it matches.",
+							Description: "Hooks of pods. A pod has the hooks of all entries that match it.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -7357,42 +7357,42 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreProgress(ref common.ReferenceCallb
 					},
 					"itemsRestored": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Objects that are there as in the backup: created, changed, or unchanged.",
+							Description: "Objects that are as in the backup: created, changed, or unchanged.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
 					},
 					"itemsCreated": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Those of them that the restore created, or deleted and created anew.",
+							Description: "Those that the restore created, or deleted and created anew.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
 					},
 					"itemsUpdated": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Those of them that the restore changed.",
+							Description: "Those that the restore changed.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
 					},
 					"itemsUnchanged": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Those of them that were there, and equal.",
+							Description: "Those that existed and were equal.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
 					},
 					"itemsDiffering": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Objects that are there and differ, and stay as they are: each is a warning.",
+							Description: "Objects that exist and differ, and stay: each is a warning.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
 					},
 					"itemsFailed": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Objects that are not there, or not as they should be: each is an error.",
+							Description: "Objects that are missing, or wrong: each is an error.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
@@ -7418,7 +7418,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreResourceHook(ref common.ReferenceC
 					},
 					"init": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Init containers to put before those of the pod.",
+							Description: "Init containers, placed before the pod's own.",
 							Ref:         ref(v1alpha1.InitRestoreHook{}.OpenAPIModelName()),
 						},
 					},
@@ -7490,7 +7490,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreResourceHookSpec(ref common.Refere
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Resources that have the hooks. Only pods can; empty means those.",
+							Description: "Resources with the hooks. Only pods can have some; empty means pods.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -7509,7 +7509,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreResourceHookSpec(ref common.Refere
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Resources that do not have the hooks.",
+							Description: "Resources without the hooks.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -7558,19 +7558,19 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "RestoreSpec says what to restore. Its fields have the names and meanings of those of Velero's Restore, and some that it does not have; unknown ones are refused. A list may have 1000 words, 32 of them with a wildcard, and the whole spec 32 KiB.",
+				Description: "RestoreSpec says what to restore. Its fields have the names and meanings of Velero's Restore, and there are some more; unknown ones are refused. A list may have 1000 words, 32 of them with a wildcard, and the whole spec 32 KiB.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"backupName": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the Backup, of the Restore's namespace unless backupNamespace says another. Empty means the newest one that has not failed and holds what is asked for.",
+							Description: "Name of the Backup, in the Restore's namespace unless backupNamespace has another. Empty means the newest one that has not failed and holds everything requested.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"backupNamespace": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespace of the Backup. Only a Restore in the system namespace may name another one than its own.",
+							Description: "Namespace of the Backup. Only a Restore in the system namespace may name another namespace.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -7589,7 +7589,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespaces of the backup to include, by name or pattern (*, ?, [ab]). Empty means all that the backup holds.",
+							Description: "Namespaces of the backup to include, by name or pattern (*, ?, [ab]). Empty means all in the backup.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -7665,7 +7665,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Only these objects of the backup, with what they need.",
+							Description: "Only these objects of the backup, with the objects that they need.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -7678,14 +7678,14 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 					},
 					"includeClusterResources": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether to include all cluster-scoped objects that the backup holds (true), none (false), or, unset, those that an included object needs, and all if no namespaces are named. Elsewhere than in the system namespace, only those that an included object needs and that its creator may create.",
+							Description: "Whether to include all cluster-scoped objects of the backup (true), or none (false). Unset means those that an included object needs, and all if no namespaces are named. Outside the system namespace, always only those that an included object needs and that its creator may create.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"labelSelector": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Only objects with these labels are restored. Unset means all objects.",
+							Description: "Labels of the objects to restore. Unset means all objects.",
 							Ref:         ref(v1.LabelSelector{}.OpenAPIModelName()),
 						},
 					},
@@ -7696,7 +7696,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Only objects that match at least one of these selectors are restored. Not to be combined with labelSelector.",
+							Description: "Selectors of the objects to restore: one must match. Not to be combined with labelSelector.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -7709,7 +7709,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 					},
 					"includeReferenced": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether what the objects with these labels need from their namespaces is restored, too, whatever its labels, as with objects. Only resources that the restore includes come along. Default true; false is only what the labels choose.",
+							Description: "Whether to include, regardless of labels, objects of the same namespaces that the selected objects need, as with objects. Their resources must be included. Default true.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -7746,7 +7746,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 					},
 					"imageMapping": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Images of the restored containers, by the image in the backup, or by what it begins with: docker.io/library maps docker.io/library/nginx:1 too. The longest one counts.",
+							Description: "Images of the restored containers, by the image in the backup, or its beginning: docker.io/library maps docker.io/library/nginx:1 too. The longest match counts.",
 							Type:        []string{"object"},
 							AdditionalProperties: &spec.SchemaOrBool{
 								Allows: true,
@@ -7761,21 +7761,21 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 					},
 					"hooks": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Init containers that restored pods get, and commands that run in their containers when those run. A pod can have annotations for that, which count instead. Commands need the right of the user who asks for the restore to create pods/exec in the pod's namespace.",
+							Description: "Init containers for restored pods, and commands that run in their containers when those run. A pod's annotations count instead. Commands need the creator's right to create pods/exec in the pod's namespace.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.RestoreHooks{}.OpenAPIModelName()),
 						},
 					},
 					"existingResourcePolicy": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What becomes of an object that exists and differs: none (default) keeps it with a warning, update sets values and removes what was added since, save what controllers manage, recreate deletes and creates what can't be updated.",
+							Description: "Treatment of an object that exists and differs. none (default) keeps it with a warning. update sets values and removes later additions, except fields that controllers manage. recreate deletes and creates objects that can't be updated.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"existingVolumePolicy": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What becomes of the data of a volume whose claim exists: with none (default) the restore is refused before anything is written; keep leaves the data as it is and restores the rest; overwrite replaces files of the same name, and counts those that stay; replace makes the volume as it was, and removes other files. Volumes of pods without a claim that outlive the pod, such as nfs, are written only with overwrite or replace.",
+							Description: "Treatment of the data of a volume whose claim exists. none (default) refuses the restore before anything is written. keep leaves the data, and restores the rest. overwrite replaces files of the same name, and counts the others. replace also removes other files. Volumes without a claim that outlive their pod, as nfs, are written only with overwrite or replace.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -7788,21 +7788,21 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 					},
 					"preserveNodePorts": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether Services get the node ports that they had. Default false, which keeps those that their owner asked for.",
+							Description: "Whether Services get their former node ports. Default false, which keeps only those that their owner set.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"restorePVs": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether claims and the data of volumes are restored. Unset means yes, but for PersistentVolumes of another cluster's backup, which point at storage that may be in use there; true creates these too.",
+							Description: "Whether claims and the data of volumes are restored. Unset means yes, except PersistentVolumes of another cluster's backup, whose storage may be in use there; true creates these too.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"volumesOnly": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether nothing but the data of volumes is restored, into claims that exist.",
+							Description: "Whether only the data of volumes is restored, into existing claims.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -7814,7 +7814,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Only these files and folders of the volume of the one claim that objects names, by their paths in the volume. They are written through a pod that uses the claim, if there is one, and replace files of the same name.",
+							Description: "Paths of files and folders to restore, in the volume of the one claim in objects. A pod that uses the claim, if there is one, gives access. Files of the same name are replaced.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -7834,20 +7834,20 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreSpec(ref common.ReferenceCallback)
 					},
 					"planOnly": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether nothing is written: the restore ends with its plan, which restores/NAME/plan shows.",
+							Description: "Whether to write nothing: the restore ends with its plan, which restores/NAME/plan shows.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"itemOperationTimeout": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect, and is not kept: Velero fills it in, and Holdfast has no plugins to wait for.",
+							Description: "Has no effect, and is not kept: Holdfast has no plugins to wait for.",
 							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
 					"uploaderConfig": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What Velero lets a Restore say of its uploader. It is accepted with a warning where it has no effect, and is not kept.",
+							Description: "Velero's configuration of its uploader. It is not kept, and causes a warning where it has no effect.",
 							Ref:         ref(v1alpha1.UploaderConfigForRestore{}.OpenAPIModelName()),
 						},
 					},
@@ -7868,14 +7868,14 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreStatus(ref common.ReferenceCallbac
 				Properties: map[string]spec.Schema{
 					"phase": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The state in one word: New, Queued, ReadyToStart, InProgress, Cancelling, Completed, PartiallyFailed, Failed, FailedValidation or Cancelled.",
+							Description: "State in one word: New, Queued, ReadyToStart, InProgress, Cancelling, Completed, PartiallyFailed, Failed, FailedValidation or Cancelled.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"queuePosition": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Place in the queue, from 1. Absent when the restore does not wait.",
+							Description: "Place in the queue, from 1. Absent if the restore does not wait.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -7909,7 +7909,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreStatus(ref common.ReferenceCallbac
 					},
 					"queuedTimestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When the restore took its place in the queue.",
+							Description: "When the restore got its place in the queue.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -7927,39 +7927,39 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreStatus(ref common.ReferenceCallbac
 					},
 					"progress": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many objects are to be restored, and are.",
+							Description: "Number of objects to restore, and restored.",
 							Ref:         ref(v1alpha1.RestoreProgress{}.OpenAPIModelName()),
 						},
 					},
 					"volumes": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many volumes are to be restored, and are, and their bytes.",
+							Description: "Number of volumes to restore, and restored, and their bytes.",
 							Ref:         ref(v1alpha1.RestoreVolumesProgress{}.OpenAPIModelName()),
 						},
 					},
 					"hookStatus": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Commands that were to run in restored pods, and failed.",
+							Description: "Commands to run in restored pods, and failed ones.",
 							Ref:         ref(v1alpha1.HookStatus{}.OpenAPIModelName()),
 						},
 					},
 					"warnings": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of warnings: about what is there, but differs. restores/NAME/results has the texts.",
+							Description: "Number of warnings, about restored objects that differ. restores/NAME/results has the texts.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"errors": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Number of errors: about what was asked for and is not there. restores/NAME/results has the texts.",
+							Description: "Number of errors, about requested objects that are missing. restores/NAME/results has the texts.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"message": {
 						SchemaProps: spec.SchemaProps{
-							Description: "In one line: what the restore waits for while it is in progress, and at its end how many errors and warnings it has, with the first three of the errors, or of the warnings if it has no error. A restore outside the system namespace names only what is in its own namespace. restores/NAME/results has all texts.",
+							Description: "In one line: the reason for waiting, and at the end the numbers of errors and warnings. The first three errors follow, or warnings if there is no error. A restore outside the system namespace names only its own namespace's objects. restores/NAME/results has all texts.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -7978,7 +7978,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreStatus(ref common.ReferenceCallbac
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Errors of the spec, for FailedValidation.",
+							Description: "Errors of the spec, if FailedValidation.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -7992,14 +7992,14 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreStatus(ref common.ReferenceCallbac
 					},
 					"requester": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Who asked for the restore, as a cluster authenticated them that this one trusts.",
+							Description: "The user that requested the restore, as authenticated by a cluster that this one trusts.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"origin": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Where a restore comes from that its store remembers, and whether that is borne out; empty as long as this cluster has a record of the restore.",
+							Description: "Origin of a stored restore, and whether it is proved. Empty while this cluster has a record of the restore.",
 							Ref:         ref(v1alpha1.BackupOrigin{}.OpenAPIModelName()),
 						},
 					},
@@ -8021,7 +8021,7 @@ func schema_pkg_apis_holdfast_v1alpha1_RestoreStatusSpec(ref common.ReferenceCal
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "RestoreStatusSpec says which resources' status is restored.",
+				Description: "RestoreStatusSpec has the resources whose status is restored.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"includedResources": {
@@ -8165,7 +8165,7 @@ func schema_pkg_apis_holdfast_v1alpha1_Schedule(ref common.ReferenceCallback) co
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "Schedule makes backups when they are due. It is intent and holds no data, so it has all verbs: deleting it, or its namespace, ends it and no backup. Each of its backups is asked for as whoever changed its spec last, and authorised anew as theirs.",
+				Description: "Schedule makes backups when they are due. It is intent and holds no data, so it has all verbs: deleting it, or its namespace, deletes no backup. Its backups are requested as the user that last changed its spec, and each is authorised anew.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -8198,7 +8198,7 @@ func schema_pkg_apis_holdfast_v1alpha1_Schedule(ref common.ReferenceCallback) co
 					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What came of it. Computed on read.",
+							Description: "Results of the schedule. Computed on read.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.ScheduleStatus{}.OpenAPIModelName()),
 						},
@@ -8215,40 +8215,40 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleKeep(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "ScheduleKeep says which of a schedule's backups to keep. Completed backups count; one that is kept by several rules counts for each. Days, weeks, months and years are those of the schedule's time zone, weeks begin on Monday, and of each the last backup stays. One that ended in another way stays until a newer one is Completed.",
+				Description: "ScheduleKeep says which of a schedule's backups to keep. Completed backups count; one that is kept by several rules counts for each. Days, weeks, months and years are in the schedule's time zone, weeks begin on Monday, and of each the last backup stays. A backup with another result stays until a newer one is Completed.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"last": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many of the last backups to keep.",
+							Description: "Number of last backups to keep.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"daily": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Of how many days that have a backup to keep one.",
+							Description: "Number of days with a backup to keep one of.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"weekly": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Of how many weeks that have a backup to keep one.",
+							Description: "Number of weeks with a backup to keep one of.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"monthly": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Of how many months that have a backup to keep one.",
+							Description: "Number of months with a backup to keep one of.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"yearly": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Of how many years that have a backup to keep one.",
+							Description: "Number of years with a backup to keep one of.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -8318,7 +8318,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleSpec(ref common.ReferenceCallback
 				Properties: map[string]spec.Schema{
 					"schedule": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When a backup is due: five fields as in cron (minute, hour, day of the month, month, day of the week), or one of @hourly, @daily, @weekly, @monthly, @yearly, or one of these with -random, as in @daily-random: at a time that stays the same, and is another one for each schedule.",
+							Description: "When a backup is due: five fields as in cron (minute, hour, day of the month, month, day of the week), or one of @hourly, @daily, @weekly, @monthly, @yearly. With the suffix -random, as in @daily-random, each schedule gets its own time, which stays the same.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -8333,14 +8333,14 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleSpec(ref common.ReferenceCallback
 					},
 					"template": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The backups that it makes.",
+							Description: "The schedule's backups.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.ScheduleTemplate{}.OpenAPIModelName()),
 						},
 					},
 					"paused": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether nothing is due for now. Backups that were due meanwhile are not made up for.",
+							Description: "Whether no backup is due for now. Backups that were due meanwhile are not made later.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -8354,21 +8354,21 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleSpec(ref common.ReferenceCallback
 					},
 					"useOwnerReferencesInBackup": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether the backups are to be deleted with the schedule. They never are: only false, or unset, is accepted.",
+							Description: "Whether the backups are deleted with the schedule. They never are: only false, or unset, is accepted.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"startingDeadlineSeconds": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many seconds late a backup may be asked for. One that is later than that is missed. Unset means as late as may be; of several, only the last one is made up.",
+							Description: "How many seconds late a backup may be requested. After that it is missed. Unset means no limit; of several late ones, only the last is made.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
 					},
 					"keep": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many of its backups to keep. What none of the rules keeps is deleted, if whoever changed the spec last may delete backups here. Unset means that each stays for its ttl.",
+							Description: "How many of its backups to keep. Backups that no rule keeps are deleted, if the user that last changed the spec may delete backups here. Unset means that each stays for its ttl.",
 							Ref:         ref(v1alpha1.ScheduleKeep{}.OpenAPIModelName()),
 						},
 					},
@@ -8385,43 +8385,43 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleStatus(ref common.ReferenceCallba
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "ScheduleStatus is what came of a schedule.",
+				Description: "ScheduleStatus is the state of a schedule.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"lastBackup": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Its last backup, of those that are there.",
+							Description: "Its last existing backup.",
 							Ref:         ref(v1alpha1.ScheduledBackup{}.OpenAPIModelName()),
 						},
 					},
 					"lastSuccessTimestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When a backup of it that is Completed ended last, of those that are there.",
+							Description: "When the last existing Completed backup ended.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
 					"lastDueTimestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The last time when a backup was due for which there is a backup, or a reason for none.",
+							Description: "The last due time with a backup, or with a reason for none.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
 					"nextDueTimestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When a backup is due next. Absent while it is paused.",
+							Description: "The next due time. Absent while it is paused.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
 					"missed": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many backups were due and not made.",
+							Description: "Number of due backups that were not made.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
 					},
 					"requester": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Who changed the spec last, as whom its backups are asked for.",
+							Description: "The user that last changed the spec. Its backups are requested as this user.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -8464,7 +8464,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 				Properties: map[string]spec.Schema{
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Metadata of the backups that a schedule makes. In the spec of a Backup, as Velero writes it, it has no effect, and is not kept.",
+							Description: "Metadata of a schedule's backups. In the spec of a Backup, as Velero writes it, it has no effect, and is not kept.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.BackupSpecMetadata{}.OpenAPIModelName()),
 						},
@@ -8476,7 +8476,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Namespaces to include, by name or pattern (*, ?, [ab]). Empty means all of them for a backup in the system namespace, and the backup's own namespace elsewhere. There, another namespace needs the right to create backups in it, and a pattern the right to create backups in all namespaces.",
+							Description: "Namespaces to include, by name or pattern (*, ?, [ab]). Empty means all of them for a backup in the system namespace, and the backup's own namespace elsewhere. There, another namespace needs the right to create backups in it, and a pattern needs it in all namespaces.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -8547,7 +8547,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 					},
 					"includeClusterResources": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether to include all cluster-scoped resources (true), none (false), or only those that an included object refers to (unset, when namespaces are named). Not to be combined with the cluster-scoped and namespace-scoped lists.",
+							Description: "Whether to include all cluster-scoped resources (true), or none (false). Unset means all, or if namespaces are named, those that an included object refers to. Not to be combined with the cluster-scoped and namespace-scoped lists.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -8630,7 +8630,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 					},
 					"labelSelector": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Only objects with these labels are backed up. Unset means all objects.",
+							Description: "Labels of the objects to back up. Unset means all objects.",
 							Ref:         ref(v1.LabelSelector{}.OpenAPIModelName()),
 						},
 					},
@@ -8641,7 +8641,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Only objects that match at least one of these selectors are backed up. Not to be combined with labelSelector.",
+							Description: "Selectors of the objects to back up: one must match. Not to be combined with labelSelector.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -8654,7 +8654,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 					},
 					"includeReferenced": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether what the objects with these labels name in their namespaces is backed up, too, whatever its labels: their ServiceAccounts with the RoleBindings of these, Secrets and ConfigMaps. Only resources that the backup includes come along. Claims of pods and cluster-scoped objects always do. Default true; false is Velero's rule.",
+							Description: "Whether to include, regardless of labels, objects in the same namespaces that the selected objects refer to: ServiceAccounts with their RoleBindings, Secrets and ConfigMaps. Their resources must be included. Claims of pods and cluster-scoped objects are always included. Default true; false is Velero's rule.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -8675,20 +8675,20 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 					},
 					"defaultVolumesToFsBackup": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Which volumes to back up the files of, beside the ones that a pod names in its annotation backup.holdfast.io/backup-volumes. Unset (default): all volumes with a claim. true: all volumes of pods, also emptyDirs. false: no others. true and false are Velero's, and false is Velero's default. The annotation backup.holdfast.io/backup-volumes-excludes leaves volumes out in any case. backup.velero.io/backup-volumes counts unless this is true, and backup.velero.io/backup-volumes-excludes unless it is false.",
+							Description: "Volumes whose files are backed up, beside those in a pod's annotation backup.holdfast.io/backup-volumes. Unset (default): all volumes with a claim. true: all volumes of pods, also emptyDirs. false: no others, Velero's default. The annotation backup.holdfast.io/backup-volumes-excludes always leaves volumes out. backup.velero.io/backup-volumes counts unless this is true, and backup.velero.io/backup-volumes-excludes unless it is false.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"resourcePolicy": {
 						SchemaProps: spec.SchemaProps{
-							Description: "A ConfigMap with Velero's volume policies, in the backup's own namespace: they say of which volumes the files are backed up, and of which not, before the annotations of pods and defaultVolumesToFsBackup do. Whoever asks for the backup must have the right to get it.",
+							Description: "A ConfigMap with Velero's volume policies, in the backup's own namespace. They decide first which volumes' files are backed up, before the annotations of pods and defaultVolumesToFsBackup. The backup's creator must have the right to get it.",
 							Ref:         ref(v1alpha1.ResourcePolicyReference{}.OpenAPIModelName()),
 						},
 					},
 					"orderedResources": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Objects to take before others of their resource, in this order: resources, by words as in includedResources, each with a list of names, or namespace/name, separated by commas. Pods that are named are one block: the hooks before of all of them run before the data of their volumes is read, in this order.",
+							Description: "Objects to back up before others of their resource, in this order. The keys are resources, by words as in includedResources. The values are names, or namespace/name, separated by commas. Named pods are one block: the pre hooks of all of them run, in this order, before the data of their volumes is read.",
 							Type:        []string{"object"},
 							AdditionalProperties: &spec.SchemaOrBool{
 								Allows: true,
@@ -8703,20 +8703,20 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 					},
 					"hooks": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Commands to run in pods of the backup, before and after the data of their volumes is read. A pod can have annotations for that, which count instead. Both need the right of the user who asks for the backup to create pods/exec in the pod's namespace.",
+							Description: "Commands to run in pods of the backup, before and after the data of their volumes is read. A pod's annotations count instead. Both need the creator's right to create pods/exec in the pod's namespace.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.BackupHooks{}.OpenAPIModelName()),
 						},
 					},
 					"ttl": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How long the backup is kept, counted from its start. Default 720h, unless the cluster has another one. Then it expires: it is deleted, but for the last good one of a namespace.",
+							Description: "How long the backup is kept, counted from its start. Default 720h, unless the cluster has another default. Then it is deleted, unless it is the last good one of a namespace.",
 							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
 					"storageLocation": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the StorageLocation that stores the backup. Default: the location that is marked as default.",
+							Description: "Name of the StorageLocation that stores the backup. Default: the default location.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -8729,7 +8729,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 					},
 					"itemOperationTimeout": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect: Holdfast has no plugins to wait for. How long a volume may take is the administrator's to say.",
+							Description: "Has no effect: Holdfast has no plugins to wait for. The administrator sets the time limit of a volume.",
 							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
@@ -8761,20 +8761,20 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 					},
 					"datamover": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect: Holdfast takes no snapshots whose data it could move.",
+							Description: "Has no effect: Holdfast takes no snapshots.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"uploaderConfig": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect: the node's agent says how many files it reads at once.",
+							Description: "Has no effect: the node's agent decides how many files it reads at once.",
 							Ref:         ref(v1alpha1.UploaderConfigForBackup{}.OpenAPIModelName()),
 						},
 					},
 					"defaultVolumesToRestic": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The old name of defaultVolumesToFsBackup. As in Velero, true has that set to true, and false has no effect.",
+							Description: "The old name of defaultVolumesToFsBackup. As in Velero, true sets it to true, and false has no effect.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -8791,7 +8791,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTrigger(ref common.ReferenceCallb
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "ScheduleTrigger is the body of a POST to schedules/NAME/trigger: it asks for a backup now, whatever the time, and even if the schedule is paused. The answer names it.",
+				Description: "ScheduleTrigger is the body of a POST to schedules/NAME/trigger, a request for a backup now, even if the schedule is paused. The answer names it.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -8827,7 +8827,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduledBackup(ref common.ReferenceCallb
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "ScheduledBackup is a backup that a schedule made.",
+				Description: "ScheduledBackup is a backup of a schedule.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"name": {
@@ -8847,7 +8847,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduledBackup(ref common.ReferenceCallb
 					},
 					"creationTimestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When it was asked for.",
+							Description: "When it was requested.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -8864,7 +8864,7 @@ func schema_pkg_apis_holdfast_v1alpha1_SyncRequest(ref common.ReferenceCallback)
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "SyncRequest asks for all of a store to be listed now. It is no object that is kept: the answer to its creation says what to wait for.",
+				Description: "SyncRequest requests a listing of all of a store now. It is not stored: the answer says what to wait for.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -8883,7 +8883,7 @@ func schema_pkg_apis_holdfast_v1alpha1_SyncRequest(ref common.ReferenceCallback)
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Standard object's metadata. The name is that of the StorageLocation, and the namespace that of the system.",
+							Description: "Standard object's metadata. The name is the StorageLocation's, and the namespace is the system namespace.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
 						},
@@ -8907,19 +8907,19 @@ func schema_pkg_apis_holdfast_v1alpha1_SyncRequestStatus(ref common.ReferenceCal
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "SyncRequestStatus says what to wait for.",
+				Description: "SyncRequestStatus says how to wait for the listing.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"generation": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Generation of the StorageLocation: it is done when the condition Synced is True, and its observedGeneration is this one, or a later one.",
+							Description: "Generation of the StorageLocation. The listing is complete when the condition Synced is True, and its observedGeneration is at least this.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
 					},
 					"message": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The same for people.",
+							Description: "The same for users.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -8934,12 +8934,12 @@ func schema_pkg_apis_holdfast_v1alpha1_UploaderConfigForBackup(ref common.Refere
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "UploaderConfigForBackup is what Velero lets a Backup say of its uploader.",
+				Description: "UploaderConfigForBackup is Velero's configuration of its uploader.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"parallelFilesUpload": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many files of a volume to read at once. Has no effect.",
+							Description: "Number of files of a volume to read at once. Has no effect.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -8954,7 +8954,7 @@ func schema_pkg_apis_holdfast_v1alpha1_UploaderConfigForRestore(ref common.Refer
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "UploaderConfigForRestore is what Velero lets a Restore say of its uploader.",
+				Description: "UploaderConfigForRestore is Velero's configuration of its uploader.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"writeSparseFiles": {
@@ -8966,7 +8966,7 @@ func schema_pkg_apis_holdfast_v1alpha1_UploaderConfigForRestore(ref common.Refer
 					},
 					"parallelFilesDownload": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How many files of a volume to write at once. Has no effect: the node's agent says that.",
+							Description: "Number of files of a volume to write at once. Has no effect: the node's agent decides.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -8981,7 +8981,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VeleroFields(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "VeleroFields are fields of Velero's Backup that are accepted and are not kept. Most are in every manifest that Velero gives out. A value that Velero does not fill in by itself, and that has no effect, is answered with a warning.",
+				Description: "VeleroFields are fields of Velero's Backup that are accepted but not kept. Most are in every manifest that Velero writes. A value that is not Velero's own default, and has no effect, causes a warning.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"csiSnapshotTimeout": {
@@ -8992,7 +8992,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VeleroFields(ref common.ReferenceCallback
 					},
 					"itemOperationTimeout": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect: Holdfast has no plugins to wait for. How long a volume may take is the administrator's to say.",
+							Description: "Has no effect: Holdfast has no plugins to wait for. The administrator sets the time limit of a volume.",
 							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
@@ -9024,20 +9024,20 @@ func schema_pkg_apis_holdfast_v1alpha1_VeleroFields(ref common.ReferenceCallback
 					},
 					"datamover": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect: Holdfast takes no snapshots whose data it could move.",
+							Description: "Has no effect: Holdfast takes no snapshots.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"uploaderConfig": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect: the node's agent says how many files it reads at once.",
+							Description: "Has no effect: the node's agent decides how many files it reads at once.",
 							Ref:         ref(v1alpha1.UploaderConfigForBackup{}.OpenAPIModelName()),
 						},
 					},
 					"defaultVolumesToRestic": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The old name of defaultVolumesToFsBackup. As in Velero, true has that set to true, and false has no effect.",
+							Description: "The old name of defaultVolumesToFsBackup. As in Velero, true sets it to true, and false has no effect.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -9054,7 +9054,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeBackup(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "VolumeBackup is one volume in one stored backup: an entry of the volume's history. It lives in the namespace of the volume claim.",
+				Description: "VolumeBackup is one volume in one stored backup: an entry of the volume's history. It is in the claim's namespace.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -9080,14 +9080,14 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeBackup(ref common.ReferenceCallback
 					},
 					"spec": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Which volume, in which backup.",
+							Description: "The volume and the backup.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.VolumeBackupSpec{}.OpenAPIModelName()),
 						},
 					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What was stored.",
+							Description: "The result.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.VolumeBackupStatus{}.OpenAPIModelName()),
 						},
@@ -9166,14 +9166,14 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeBackupSpec(ref common.ReferenceCall
 					},
 					"backupName": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name that it has in a store which has a backup for each volume, such as Longhorn's. It is in no Backup then.",
+							Description: "Its own name in a store with a backup for each volume, such as Longhorn's. Then it is in no Backup.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"backup": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The backup that holds the volume, if it is of the same namespace. Backups of other namespaces are named in the system namespace, and in requests over all namespaces.",
+							Description: "The backup that holds the volume, if it is of the same namespace. Only the system namespace, and requests over all namespaces, show backups of other namespaces.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1alpha1.BackupReference{}.OpenAPIModelName()),
 						},
@@ -9187,7 +9187,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeBackupSpec(ref common.ReferenceCall
 					},
 					"podName": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the pod through which the volume was read.",
+							Description: "Name of the pod that gave access to the volume.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -9223,7 +9223,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeBackupStatus(ref common.ReferenceCa
 				Properties: map[string]spec.Schema{
 					"phase": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Completed, Failed, InProgress (it is not known to have ended), Unreadable, or Damaged: its store has lost data of it since it was Completed.",
+							Description: "Completed, Failed, InProgress (its end is unknown), Unreadable, or Damaged: after it was Completed, its store has lost data of it.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -9237,21 +9237,21 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeBackupStatus(ref common.ReferenceCa
 					},
 					"url": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Where it lies: store://LOCATION/kopia/NAMESPACE?snapshot=ID, or, in a store of Longhorn's, store://LOCATION/?backup=NAME&volume=NAME.",
+							Description: "Its place: store://LOCATION/kopia/NAMESPACE?snapshot=ID, or, in a Longhorn store, store://LOCATION/?backup=NAME&volume=NAME.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"snapshotName": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the snapshot that it was made of; of one that Kopia has stored, which reads the volume as it is, Kopia's id of it.",
+							Description: "Name of its source snapshot. Kopia reads the volume without one: then it is the id of Kopia's snapshot.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"snapshotTimestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "When that snapshot was made, or Kopia began to read.",
+							Description: "When the source snapshot was made, or Kopia began to read.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -9263,7 +9263,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeBackupStatus(ref common.ReferenceCa
 					},
 					"labels": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Labels that the store keeps with it. Those that are labels in Kubernetes, too, are among the metadata's.",
+							Description: "Labels that the store keeps with it. Valid labels of Kubernetes are also in the metadata.",
 							Type:        []string{"object"},
 							AdditionalProperties: &spec.SchemaOrBool{
 								Allows: true,
@@ -9292,7 +9292,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeBackupStatus(ref common.ReferenceCa
 					},
 					"incrementalBytes": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Bytes that were new since the previous backup and had to be uploaded.",
+							Description: "Bytes that were new since the previous backup and were uploaded.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
@@ -9335,19 +9335,19 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeCounts(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "VolumeCounts counts volumes by what is done with them.",
+				Description: "VolumeCounts counts volumes by the kind of work.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"restores": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Volumes that are restored.",
+							Description: "Volumes being restored.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"backups": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Volumes that are backed up.",
+							Description: "Volumes being backed up.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -9362,7 +9362,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeDeletion(ref common.ReferenceCallba
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "VolumeDeletion is the body of a POST to backupvolumes/NAME/deletion, which deletes the whole history of a volume, and of one to volumebackups/NAME/deletion, which deletes one volume backup. The backups stay, without the volume. It can't be undone.",
+				Description: "VolumeDeletion is the body of a POST to backupvolumes/NAME/deletion, which deletes a volume's whole history, or to volumebackups/NAME/deletion, which deletes one volume backup. The backups stay, without the volume. It can't be undone.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -9381,14 +9381,14 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeDeletion(ref common.ReferenceCallba
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Standard object's metadata. The name, if set, must be that of the volume, or of the volume backup.",
+							Description: "Standard object's metadata. The name, if set, must be the volume's or the volume backup's.",
 							Default:     map[string]interface{}{},
 							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
 						},
 					},
 					"preconditions": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What must be true, or nothing is deleted.",
+							Description: "Conditions of the deletion.",
 							Ref:         ref(v1alpha1.VolumeDeletionPreconditions{}.OpenAPIModelName()),
 						},
 					},
@@ -9404,7 +9404,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeDeletionPreconditions(ref common.Re
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "VolumeDeletionPreconditions are what must be true of what is to be deleted.",
+				Description: "VolumeDeletionPreconditions are the conditions of a deletion.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"uid": {
