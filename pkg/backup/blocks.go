@@ -109,7 +109,7 @@ func (p *podVolumes) newHeldPod(pod *corev1.Pod) *heldPod {
 	return held
 }
 
-// comesLater reports whether a pod is written after hooks: its own, or those of a pod ordered
+// comesLater reports whether a pod is written after hooks: its own, or hooks of a pod ordered
 // before it. Hooks of other pods that share a claim don't count: they are known only when all pods
 // are, and until then all pods with claims would be in memory.
 func (p *podVolumes) comesLater(pod *heldPod) bool {
