@@ -56,6 +56,7 @@ func (t *tool) backupCommand() *cobra.Command {
 		t.extendCommand(),
 		t.treeCommand(),
 		t.diffCommand(),
+		t.downloadCommand(),
 	)
 	command.Aliases = []string{"backups"}
 	return command

@@ -6,6 +6,7 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -85,14 +86,70 @@ const of = "/apis/holdfast.io/v1alpha1/namespaces/shop/"
 func TestDeletionNamesTheBackupThatWasShown(t *testing.T) {
 	backup := &v1alpha1.Backup{TypeMeta: typed("Backup"), ObjectMeta: metav1.ObjectMeta{Name: "b", Namespace: "shop", UID: "u1"}}
 	s := &server{answers: map[string]any{
-		"GET " + of + "backups/b":           backup,
-		"POST " + of + "backups/b/deletion": metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusSuccess, Message: "the backup is deleted"},
+		"GET " + of + "backups/b": backup,
+		"POST " + of + "backups/b/deletion": func(r *http.Request) any {
+			if body, err := io.ReadAll(r.Body); err != nil || !strings.Contains(string(body), `"uid":"u1"`) {
+				t.Errorf("sent %s, %v", body, err)
+			}
+			return metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusSuccess, Message: "the backup is deleted"}
+		},
 	}}
 	if _, stderr, code := run(t, s, "backup", "delete", "b"); code != ExitUsage || !strings.Contains(stderr, "--yes") || len(s.requests) != 1 {
 		t.Errorf("without an answer: exit code %d, %q, %q", code, stderr, s.requests)
 	}
 	if stdout, stderr, code := run(t, s, "backup", "delete", "b", "--yes"); code != ExitOK || !strings.Contains(stdout, "the backup is deleted") {
 		t.Errorf("with --yes: exit code %d, %q, %q", code, stdout, stderr)
+	}
+}
+
+// TestDeletionOfVolumes: the requests have the uid of what was shown, and the volume's name is typed.
+func TestDeletionOfVolumes(t *testing.T) {
+	deleted := metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusSuccess, Message: "deleted"}
+	for command, test := range map[string]struct {
+		path, name string
+		shown      any
+	}{
+		"delete":        {"backupvolumes/data", "data", &v1alpha1.BackupVolume{TypeMeta: typed("BackupVolume"), ObjectMeta: metav1.ObjectMeta{Name: "data", UID: "u1"}}},
+		"delete-backup": {"volumebackups/b:data", "b:data", &v1alpha1.VolumeBackup{TypeMeta: typed("VolumeBackup"), ObjectMeta: metav1.ObjectMeta{Name: "b:data", UID: "u1"}}},
+	} {
+		s := &server{answers: map[string]any{"GET " + of + test.path: test.shown, "POST " + of + test.path + "/deletion": func(r *http.Request) any {
+			if body, err := io.ReadAll(r.Body); err != nil || !strings.Contains(string(body), `"uid":"u1"`) {
+				t.Errorf("%s sent %s, %v", command, body, err)
+			}
+			return deleted
+		}}}
+		if _, stderr, code := run(t, s, "volumes", command, test.name); code != ExitUsage || !strings.Contains(stderr, "--yes") || len(s.requests) != 1 {
+			t.Errorf("%s without an answer: exit code %d, %q, %q", command, code, stderr, s.requests)
+		}
+		if stdout, stderr, code := run(t, s, "volumes", command, test.name, "--yes"); code != ExitOK || !strings.Contains(stdout, "deleted") {
+			t.Errorf("%s with --yes: exit code %d, %q, %q, %q", command, code, stdout, stderr, s.requests)
+		}
+	}
+}
+
+// TestDownload: objects are printed one after the other; a missing one is named, and is no success.
+func TestDownload(t *testing.T) {
+	s := &server{answers: map[string]any{
+		"GET " + of + "backups/b/manifest": `{"group":"apps","version":"v1","kind":"Deployment","resource":"deployments","namespace":"shop","name":"web"}
+{"group":"apps","version":"v1","kind":"Deployment","resource":"deployments","namespace":"blog","name":"web"}
+`,
+		"GET " + of + "backups/b/objects": func(r *http.Request) any {
+			q := r.URL.Query()
+			return map[string]string{"kind": q.Get("kind"), "name": q.Get("name"), "namespace": q.Get("namespace")}
+		},
+	}}
+	const shop = "---\nkind: Deployment.apps\nname: web\nnamespace: shop\n"
+	if stdout, stderr, code := run(t, s, "backup", "download", "b", "deployment/web", "--object-namespace=shop"); code != ExitOK || stdout != shop {
+		t.Errorf("one: exit code %d, %q, %q", code, stdout, stderr)
+	}
+	if stdout, stderr, code := run(t, s, "backup", "download", "b", "deployment"); code != ExitOK || stdout != shop+strings.ReplaceAll(shop, "shop", "blog") {
+		t.Errorf("all: exit code %d, %q, %q", code, stdout, stderr)
+	}
+	if stdout, stderr, code := run(t, s, "backup", "download", "b", "deployment/other"); code != ExitFailed || stdout != "" || !strings.Contains(stderr, "deployment/other") {
+		t.Errorf("a missing one: exit code %d, %q, %q", code, stdout, stderr)
+	}
+	if _, _, code := run(t, s, "backup", "download", "b"); code != ExitUsage {
+		t.Errorf("without a kind: exit code %d", code)
 	}
 }
 

@@ -102,29 +102,6 @@ func (t *tool) picture(ctx context.Context, inPlace bool, o output) error {
 	return nil
 }
 
-func (t *tool) volumesCommand() *cobra.Command {
-	var o output
-	command := &cobra.Command{
-		Use: "volumes [NAME]", Short: "List the volumes that have backups, or the history of one",
-		ValidArgsFunction: t.completeNames("backupvolumes"),
-		Args: func(command *cobra.Command, args []string) error {
-			if len(args) > 1 {
-				return usage("got %d names, want one at most", len(args))
-			}
-			return nil
-		},
-		RunE: func(command *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return t.get(command.Context(), "backupvolumes", nil, o)
-			}
-			o.fields = strings.TrimPrefix(o.fields+",spec.volumeName="+args[0], ",")
-			return t.get(command.Context(), volumeBackups, nil, o)
-		},
-	}
-	o.addTo(command, true)
-	return command
-}
-
 func (t *tool) topCommand() *cobra.Command {
 	var o output
 	command := &cobra.Command{
