@@ -619,6 +619,10 @@ func TestHungMount(t *testing.T) {
 				return h.get("waits").Status.Phase == enginev1alpha1.VolumePhaseCompleted
 			}, func() string { return "the slot was not given back" })
 			if name == "cancelled" {
+				h.eventually(func() bool { // a write that is repeated waits by this clock
+					fake.Step(10 * time.Second)
+					return h.get("hangs").Status.Phase.Done()
+				}, func() string { return "it is not done" })
 				if got := h.expect("hangs", enginev1alpha1.VolumePhaseFailed).Status.Message; !strings.Contains(got, "does the mount on node node-1 hang?") {
 					t.Errorf("the message is %q", got)
 				}
