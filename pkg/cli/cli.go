@@ -104,7 +104,7 @@ func New(version string, streams genericiooptions.IOStreams) *cobra.Command {
 	command.SetErr(streams.ErrOut)
 	command.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitError{ExitUsage, err} })
 	t.flags.AddFlags(command.PersistentFlags())
-	command.AddCommand(t.backupCommand(), t.restoreCommand(), t.scheduleCommand(), t.queueCommand(), t.findCommand(), t.historyCommand(), t.volumesCommand(), t.topCommand(), t.statusCommand(), t.versionCommand())
+	command.AddCommand(t.backupCommand(), t.restoreCommand(), t.scheduleCommand(), t.queueCommand(), t.findCommand(), t.historyCommand(), t.volumesCommand(), t.topCommand(), t.statusCommand(), t.doctorCommand(), t.versionCommand())
 	_ = command.RegisterFlagCompletionFunc("namespace", cobra.NoFileCompletions)
 	return command
 }
@@ -116,12 +116,10 @@ type tool struct {
 }
 
 func (t *tool) client() (holdfastclientset.Interface, string, error) {
-	config, err := t.flags.ToRESTConfig()
+	config, err := t.config()
 	if err != nil {
 		return nil, "", err
 	}
-	config.UserAgent = "kubectl-holdfast/" + t.version
-	config.WarningHandler = rest.NewWarningWriter(t.ErrOut, rest.WarningWriterOptions{Deduplicate: true})
 	client, err := holdfastclientset.NewForConfig(config)
 	if err != nil {
 		return nil, "", err

@@ -24,6 +24,9 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 )
 
+// refusal is an answer with its own code.
+type refusal struct{ metav1.Status }
+
 // server answers each path with an object, or a text, and keeps the requests.
 type server struct {
 	answers map[string]any
@@ -57,8 +60,12 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case string:
 		_, _ = w.Write([]byte(answer))
 	case func(*http.Request) any:
+		given := answer(r)
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(answer(r))
+		if refused, ok := given.(refusal); ok {
+			w.WriteHeader(int(refused.Code))
+		}
+		_ = json.NewEncoder(w).Encode(given)
 	default:
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(answer)

@@ -22,14 +22,30 @@ import (
 // plugin runs kubectl holdfast, found by the real kubectl, and returns its exit code.
 func plugin(t *testing.T, user string, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
+	return pluginIn(t, lab, user, args...)
+}
+
+// pluginIn runs kubectl holdfast in a lab.
+func pluginIn(t *testing.T, lab *labtest.Lab, user string, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
 	if user != "" {
 		args = append(args, "--as="+user)
 	}
-	command := lab.Command(t.Context(), append([]string{"holdfast"}, args...)...)
-	command.Env = append(command.Environ(), "PATH="+lab.Bin()+":"+os.Getenv("PATH"))
+	return kubectlIn(t, lab, append([]string{"holdfast"}, args...)...)
+}
+
+// kubectlIn runs the real kubectl, which finds the plugin and its completion.
+func kubectlIn(t *testing.T, lab *labtest.Lab, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	command := lab.Command(t.Context(), args...)
+	completion, err := filepath.Abs("../../cmd/kubectl-holdfast")
+	if err != nil {
+		t.Fatal(err)
+	}
+	command.Env = append(command.Environ(), "PATH="+lab.Bin()+":"+completion+":"+os.Getenv("PATH"))
 	var out, problems strings.Builder
 	command.Stdout, command.Stderr = &out, &problems
-	err := command.Run()
+	err = command.Run()
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
 		t.Fatalf("running the plugin: %v", err)
@@ -83,6 +99,9 @@ func TestPlugin(t *testing.T) {
 	must(t, user, in("volumes"))
 	must(t, user, []string{"version", "--client"}, "Client:")
 	must(t, "", []string{"__complete", "-n", namespace, "backup", "describe", "f"}, "first")
+	if stdout, stderr, code := kubectlIn(t, lab, "__complete", "holdfast", "-n", namespace, "backup", "describe", "f"); code != 0 || !strings.Contains(stdout, "first") {
+		t.Errorf("kubectl completes the name of a backup as %q, with %q and the exit code %d", stdout, stderr, code)
+	}
 
 	lab.Kubectl(t, "patch", "configmap", "conf", "-n", namespace, "-p", `{"data":{"a":"2"}}`)
 	must(t, user, in("backup", "create", "second", "--wait"))
