@@ -18,8 +18,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 )
 
-// along collects the objects that chosen objects name in their own namespaces, as accounts, Secrets
-// and ConfigMaps. The sink's mu guards it.
+// along collects the objects that chosen objects name in their own namespaces, as accounts and
+// Secrets. The sink's mu guards it.
 type along struct {
 	written sets.Set[manifest.Reference]
 	// reasons says why an object is wanted; it is "" once the object was asked for.
@@ -72,8 +72,7 @@ func (s *sink) hasAlong(r manifest.Reference) bool {
 	return s.along.written.Has(r)
 }
 
-// readAlong reads the objects that chosen objects name, and the bindings of their accounts, until
-// nothing new is named.
+// readAlong reads these objects, and the bindings of their accounts, until nothing new is named.
 func (c *collector) readAlong(ctx context.Context) error {
 	if c.sink.along == nil {
 		return nil

@@ -21,12 +21,11 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// maxPending bounds the pods in one note of pending hooks: it is a write of a record, which must
-// not grow with the backup.
+// maxPending bounds the pods in one note of pending hooks, which is a write of a record.
 const maxPending = 100
 
-// maxHeldBytes bounds the stored size of pods, and their claims, that are written after hooks.
-// Memory is about twice as much. Users that annotate pods decide their number.
+// maxHeldBytes bounds the stored size of pods and claims that are written after hooks, since users
+// annotate pods. Memory is about twice as much.
 var maxHeldBytes = 32 << 20
 
 // readAgainTimeout bounds the second read of a block's pods and claims: they may be frozen.
@@ -185,8 +184,8 @@ func (p *podVolumes) blocks() []block {
 }
 
 // takeBlocks hands over the volumes of pods without hooks. The returned rest takes the blocks with
-// hooks, and runs beside all other reading. On a node where a post hook waits for the agent,
-// volumes without hooks come later.
+// hooks, beside all other reading. On a node where a post hook waits for the agent, volumes without
+// hooks come later.
 func (p *podVolumes) takeBlocks(ctx context.Context) (rest func(context.Context) error, _ error) {
 	if err := p.releaseIndex(); err != nil {
 		return nil, err
@@ -236,8 +235,7 @@ func (p *podVolumes) handOverAll(ctx context.Context, blocks []block) error {
 }
 
 // takeAllHooked takes the blocks with hooks in portions, first those that wait for volumes. If all
-// succeeded, it clears the note of pending post hooks. Otherwise a later process would take pods
-// for frozen.
+// succeeded, it clears the note of pending post hooks: a later process would take pods for frozen.
 func (p *podVolumes) takeAllHooked(ctx context.Context, hooked []block) error {
 	slices.SortStableFunc(hooked, func(a, b block) int {
 		return cmp.Compare(min(len(b.waiting()), 1), min(len(a.waiting()), 1))
@@ -350,8 +348,7 @@ func (p *podVolumes) takeHooked(ctx context.Context, blocks []block) error {
 }
 
 // next returns the index of the first block that may be taken now, or -1. A block waits while
-// frozen pods, or blocks before it, wait for its nodes: further volumes would keep others frozen
-// for longer.
+// frozen pods, or blocks before it, wait for its nodes.
 func next(left []block, frozen sets.Set[string]) int {
 	frozen = frozen.Clone()
 	for i, block := range left {
@@ -376,7 +373,7 @@ func (p *podVolumes) take(ctx context.Context, block block) error {
 }
 
 // takeBetweenHooks runs a block's pre hooks, reads its pods again, hands over its volumes and runs
-// the post hooks. The post hooks always run once a pre hook may have run.
+// the post hooks. These always run once a pre hook may have run.
 func (p *podVolumes) takeBetweenHooks(ctx context.Context, block block) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -408,8 +405,7 @@ func (p *podVolumes) takeBetweenHooks(ctx context.Context, block block) error {
 	return ctx.Err()
 }
 
-// readBlockAgain reads a block's pods and their objects, as the pre hooks have left them. In a
-// plan, none has run.
+// readBlockAgain reads a block's pods and their objects, as the pre hooks have left them.
 func (p *podVolumes) readBlockAgain(ctx context.Context, block block) error {
 	if p.planned != nil {
 		return nil
@@ -424,8 +420,8 @@ func (p *podVolumes) readBlockAgain(ctx context.Context, block block) error {
 	return p.readBelongingsAgain(ctx, block)
 }
 
-// readAgain reads a pod again after its pre hooks, by a list, since get is another right. If the
-// pod is missing or excluded by then, the backup has the object from the first list.
+// readAgain reads a pod again after its pre hooks, by a list, since get is another right. If it is
+// missing or excluded by then, the backup has the earlier object.
 func (p *podVolumes) readAgain(ctx context.Context, pod *heldPod) {
 	about := subject{podsResource, pod.ref.Namespace, pod.ref.Name}
 	var again *object

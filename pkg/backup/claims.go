@@ -23,8 +23,8 @@ type claim struct {
 	// volume is the bound persistent volume, or ""; named is the volume that an unbound claim
 	// names.
 	volume, named string
-	// unusable says why the data can't be backed up, or is empty. The user is warned unless the
-	// reason is known, as their own wish.
+	// unusable says why the data can't be backed up, or is empty. The user is warned unless that is
+	// their own wish.
 	unusable string
 	known    bool
 	// action is the decision of the volume policies; asked has their inputs until they have
@@ -35,8 +35,8 @@ type claim struct {
 	skipped string
 	// taken is true once the data was handed over, mounted once a pod of the backup uses the claim.
 	taken, mounted bool
-	// missed is true once the user was told that the data is missing, unless another pod gives
-	// access later. lost is true if the handover failed.
+	// missed is true once the user was told that the data is missing. lost is true if the handover
+	// failed.
 	missed, lost bool
 	// refused is true once a hook has failed: then no pod gives access.
 	refused bool
@@ -104,8 +104,8 @@ func (p *podVolumes) keepPersistentVolume(h *head, raw []byte) (*persistentVolum
 	return kept, nil
 }
 
-// persistentVolume returns a persistent volume by name, or nil if it can't be read. It adds the
-// volume to the backup with the reason, unless the backup excludes it.
+// persistentVolume returns a persistent volume by name, or nil if it can't be read. Unless the
+// backup excludes it, it is added with the reason.
 func (p *podVolumes) persistentVolume(ctx context.Context, name, reason string) (*persistentVolume, error) {
 	if kept, known := p.persistentVolumes[name]; known {
 		return kept, nil
@@ -182,7 +182,7 @@ func (p *podVolumes) settleClaims(ctx context.Context) error {
 }
 
 // takeNamed takes the persistent volume that an unbound claim names, if the volume is reserved for
-// that claim. The claim's owner writes the name, and the volume may be another tenant's.
+// that claim. Otherwise it may be another tenant's.
 func (p *podVolumes) takeNamed(ctx context.Context, key types.NamespacedName) error {
 	of := p.claims[key]
 	r, found := p.discovered.find(persistentVolumesResource)
@@ -231,9 +231,8 @@ func (p *podVolumes) takeClaimsOfVolumes(ctx context.Context) error {
 	return p.settleClaims(ctx)
 }
 
-// takeClaims takes claims, each with a reason, unless accept refuses them. It searches lists for
-// many. Missing ones stay in missing; the user is told of them if they were expected or can't be
-// read.
+// takeClaims takes claims, each with a reason, unless accept refuses them. Missing ones stay in
+// missing; the user is told of expected and unreadable ones.
 func (p *podVolumes) takeClaims(ctx context.Context, r resource, missing map[types.NamespacedName]string, expected bool, accept func(types.NamespacedName, *head) bool) error {
 	take := func(h *head, raw []byte) error {
 		key := types.NamespacedName{Namespace: h.Metadata.Namespace, Name: h.Metadata.Name}

@@ -24,8 +24,7 @@ var staleLabels = []string{"velero.io/restore-name", "velero.io/backup-name", "v
 const veleroPrefix = "velero.io/"
 
 // storedClaim returns a claim as it is stored: without its source and binding, which hold only in
-// this cluster. Velero's backup removes the same except the annotations, which its restore removes.
-// The removed fields are kept in the head.
+// this cluster, as Velero. The removed fields are kept in the head.
 func storedClaim(h *head, raw []byte) ([]byte, error) {
 	var object map[string]any
 	if err := decode(raw, &object); err != nil {

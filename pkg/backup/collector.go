@@ -24,7 +24,7 @@ import (
 )
 
 // maxNamespaceLists is the number of selected namespaces up to which each is listed by itself. With
-// more, one list of the cluster is filtered here: fewer requests for more bytes.
+// more, one list of the cluster is filtered here.
 const maxNamespaceLists = 10
 
 type collector struct {
@@ -65,9 +65,8 @@ type collector struct {
 	planned    *planned
 }
 
-// secretsLeftOut is the reason for leaving out Secrets of Holdfast's own namespaces: readers of the
-// store would get everything that they protect. The namespace decides, so no label or name can
-// mislead it.
+// secretsLeftOut is the reason for leaving out Secrets of Holdfast's own namespaces, which would
+// open the store. The namespace decides, so no label or name can mislead it.
 const secretsLeftOut = "left out: Secrets of Holdfast's own namespaces open the store and the repositories, so no backup holds them: keep copies elsewhere"
 
 func ownNamespaces(system string) sets.Set[string] {
@@ -236,8 +235,8 @@ func (c *collector) readNamespaces(ctx context.Context) error {
 	return nil
 }
 
-// namespaceLists returns the lists that find the backup's namespaces: one for each if they are few
-// and named, so that a small backup is cheap in a large cluster.
+// namespaceLists returns the lists for the backup's namespaces: one for each if they are few and
+// named, so that a small backup is cheap in a large cluster.
 func (c *collector) namespaceLists(r resource) []query {
 	names := c.namespaces.Explicit()
 	if !c.namespaces.Exact() || len(names) > maxNamespaceLists {
@@ -304,8 +303,8 @@ func (c *collector) readIn(ctx context.Context, r resource, namespaces, selector
 }
 
 // mostlyOthers reports whether a list of the cluster costs more than one of each chosen namespace.
-// This holds if at most half of all namespaces are chosen, and at least twice as many pages as
-// chosen namespaces are to come.
+// At most half of all namespaces are chosen, and at least twice as many pages as chosen namespaces
+// remain.
 func (c *collector) mostlyOthers(remaining, limit int64) bool {
 	chosen := int64(len(c.chosen))
 	if limit == unknownPage {
@@ -398,14 +397,14 @@ func (c *collector) counted(ctx context.Context, q query, take visit) *counting 
 	return counted
 }
 
-// leaveOut tells of an object that is not taken, since it says so itself or is being deleted.
+// leaveOut tells of an object that opts out or is being deleted.
 func (c *collector) leaveOut(about subject, why string) {
 	c.log.write(slog.LevelInfo, why, about.attrs()...)
 	c.planned.leaveOut(about, why)
 }
 
 // inScope reports whether the objects of a namespace are read. If the list of namespaces broke off,
-// an unlisted namespace is out of scope: it may have the excluding label.
+// an unlisted one is out of scope: it may have the excluding label.
 func (c *collector) inScope(namespace string) bool {
 	_, exists := c.existing[namespace]
 	return c.namespaces.Match(namespace) && !c.labelled.Has(namespace) && (exists || !c.partly)
@@ -431,15 +430,15 @@ type batch struct {
 const (
 	batchBytes   = 128 << 10
 	batchObjects = pageSize
-	// fewBytes bounds a batch that waits until all resources are read, so that it is written in
-	// their order.
+	// fewBytes bounds a batch that waits until all resources are read, to be written in their
+	// order.
 	fewBytes = 32 << 10
 )
 
 func (b *batch) full() bool { return len(b.stored) >= batchBytes || len(b.objects) >= batchObjects }
 
 // readTogether lists the selected objects of one resource, in parallel with other resources, and
-// writes them in batches. A few at the end stay in the batch.
+// writes them in batches.
 func (c *collector) readTogether(ctx context.Context, r resource, together *batch) error {
 	err := c.read(ctx, r, func(_ context.Context, r resource, h *head, raw []byte) error {
 		if err := c.addTo(together, r, h, raw, itself); err != nil || !together.full() {
@@ -511,7 +510,7 @@ func (c *collector) comesAlong(r resource, h *head) bool {
 }
 
 // readDefinitions takes the definitions of all custom resources in the backup, which a restore
-// elsewhere needs. It reports a missing one.
+// elsewhere needs.
 func (c *collector) readDefinitions(ctx context.Context, selected []resource) error {
 	definitions, found := c.discovered.find(crdsResource)
 	if !found || !c.wanted.IncludedRelated(crdsResource, false) {

@@ -7,9 +7,9 @@
 //
 // Objects are read page by page and written to the tarball at once. Memory grows with the largest
 // object, the names of all objects and about 77 bytes of manifest for each. Only pods with pre
-// hooks are held back, up to about 32 MiB. The volumes of pods are handed over when all pods are
-// known, so that their upload runs beside the reading. An unreadable object is an error in the
-// results; the rest continues.
+// hooks are held back, up to about 32 MiB. When all pods are known, their volumes are handed over,
+// and upload beside the reading. An unreadable object is an error in the results; the rest
+// continues.
 //
 // A process may be paused between any two requests, and other clusters may share the location.
 // Conditional creates in the store decide the owner, the attempt and the end of a backup:

@@ -49,7 +49,7 @@ func (e *execution) begin(ctx context.Context) (Outcome, error) {
 }
 
 // takeFolder creates the folder's owner, and reports whether there was none. It fails with
-// ErrNameTaken if the owner is another backup.
+// ErrNameTaken for another owner.
 func (e *execution) takeFolder(ctx context.Context) (first bool, err error) {
 	owner, err := format.EncodeOwner(format.Owner{UID: e.request.Backup.UID, ClusterUID: e.request.Cluster.UID})
 	if err != nil {
@@ -78,8 +78,8 @@ func (e *execution) owns(ctx context.Context) error {
 	return nil
 }
 
-// stored returns the outcome of the backup if it has ended. It fails with ErrNameTaken if the
-// stored backup has another uid.
+// stored returns the outcome of an ended backup. It fails with ErrNameTaken if the stored backup
+// has another uid.
 func (e *execution) stored(ctx context.Context) (Outcome, error) {
 	found, err := e.metadata(ctx)
 	if err != nil {
@@ -150,8 +150,8 @@ func (e *execution) mayRemove(ctx context.Context) error {
 	return fmt.Errorf("%w: %s says so", ErrTakenOver, key)
 }
 
-// created returns the error of a conditional write; nil if the existing object has the content to
-// write: then an answer was lost.
+// created returns the error of a conditional write; nil if the existing object has the same
+// content: an answer was lost.
 func (e *execution) created(ctx context.Context, key string, content format.Content, err error) error {
 	if errors.Is(err, store.ErrExists) {
 		var found format.Content
@@ -307,8 +307,7 @@ func (e *execution) removeEarlier(ctx context.Context, unfinished bool) error {
 }
 
 // commit ends the backup, unless a later attempt has taken over: the copy of the metadata decides
-// that. The copy also keeps the backup when Velero replaces the metadata of a backup with the same
-// name.
+// that. The copy also keeps the backup when Velero replaces the metadata.
 func (e *execution) commit(ctx context.Context, status v1alpha1.BackupStatus) (v1alpha1.BackupStatus, error) {
 	key := format.AttemptKey(e.storeName, e.request.Attempt)
 	metadata, err := e.encode(status)
@@ -334,9 +333,8 @@ func (e *execution) encode(status v1alpha1.BackupStatus) ([]byte, error) {
 	return format.EncodeBackup(backup, e.contents, e.request.Cluster)
 }
 
-// storeMetadata creates the metadata, and returns the status in the store. If this backup's
-// metadata exists already, its status stays: an answer was lost, or another process has ended the
-// backup.
+// storeMetadata creates the metadata, and returns the status in the store. Existing metadata of
+// this backup stays: an answer was lost, or another process has ended the backup.
 func (e *execution) storeMetadata(ctx context.Context, status v1alpha1.BackupStatus, metadata []byte) (v1alpha1.BackupStatus, error) {
 	err := e.retry(ctx, func() error { return e.Store.Create(ctx, format.MetadataKey(e.storeName), metadata) })
 	if !errors.Is(err, store.ErrExists) {
@@ -353,10 +351,10 @@ func restorable(phase v1alpha1.BackupPhase) bool {
 	return phase == v1alpha1.BackupPhaseCompleted || phase == v1alpha1.BackupPhasePartiallyFailed
 }
 
-// Abandon ends a backup that no process executes any more as Failed or Cancelled, with a reason. If
-// it has ended already, it returns that outcome. Then it removes the objects that the backup does
-// not need. Any process may call it again, also while the executor still writes. Of the
-// dependencies it needs store and clock. The error is one of Run's, or says that objects remain.
+// Abandon ends a backup that no process executes any more as Failed or Cancelled, with a reason, or
+// returns the outcome if it has ended. Then it removes the objects that the backup does not need.
+// Any process may repeat it, also while the executor still writes. Of the dependencies it needs
+// store and clock. The error is one of Run's, or says that objects remain.
 func Abandon(ctx context.Context, request Request, deps Dependencies, remover store.Remover, phase v1alpha1.BackupPhase, reason string) (Outcome, error) {
 	e := newExecution(ctx, request, deps)
 	outcome, err := e.abandon(ctx, phase, reason)
@@ -435,8 +433,8 @@ func (e *execution) clean(ctx context.Context, remover store.Remover) (format.Co
 	return contents, nil
 }
 
-// Release gives up the folder of a backup whose name was refused at its end, because a backup
-// without an owner object has it. Of the dependencies it needs store and clock.
+// Release gives up the folder of a backup whose name a backup without an owner object has. Of the
+// dependencies it needs store and clock.
 func Release(ctx context.Context, request Request, deps Dependencies, remover store.Remover) error {
 	return newExecution(ctx, request, deps).release(ctx, remover)
 }
@@ -456,7 +454,7 @@ func (e *execution) release(ctx context.Context, remover store.Remover) error {
 }
 
 // Find returns a stored backup. The outcome is empty if it is not stored, or another backup has its
-// name. An error says that this is unknown. Of the dependencies it needs store and clock.
+// name; an error says that this is unknown. Of the dependencies it needs store and clock.
 func Find(ctx context.Context, request Request, deps Dependencies) (Outcome, error) {
 	outcome, err := newExecution(ctx, request, deps).stored(ctx)
 	if errors.Is(err, ErrNameTaken) && !errors.Is(err, ErrUnreadable) {

@@ -42,7 +42,7 @@ func (s subject) String() string {
 }
 
 // toldIn returns the namespace whose readers may see findings about the subject, for a backup in
-// home. They may read findings about the backup itself and about that namespace.
+// home: of that namespace, or of the backup itself.
 func (s subject) toldIn(home string) string {
 	if s == (subject{}) || s.resource == namespacesResource && s.name == home {
 		return home

@@ -27,8 +27,8 @@ var maxIndexBytes = 16 << 20
 var listAgainTimeout = readAgainTimeout / 2
 
 const (
-	// manyFrozenGets is the number of persistent volumes from which on a list of the cluster is
-	// used while pods may be frozen.
+	// manyFrozenGets is the number of persistent volumes from which on a list is used while pods
+	// may be frozen.
 	manyFrozenGets = 100
 	frozenGets     = 4
 )
@@ -48,8 +48,8 @@ func (o *object) size() int { return len(o.stored) + len(o.item.Original) }
 
 func (k heldKey) subject() subject { return subject{k.resource, k.name.Namespace, k.name.Name} }
 
-// hold keeps a claim or a persistent volume until it is known whether its pod has pre hooks. It
-// writes the object now if the spec orders it or too much is kept.
+// hold keeps a claim or a persistent volume until it is known whether its pod has pre hooks. If the
+// spec orders it or too much is kept, it writes the object now.
 func (p *podVolumes) hold(r resource, h *head, raw []byte, reason string) error {
 	if slices.Contains(p.order[r.GroupResource()], itemName(h.Metadata.Namespace, h.Metadata.Name)) {
 		return p.add(r, h, raw, reason)
@@ -105,7 +105,7 @@ func (p *podVolumes) releaseIndex() error {
 }
 
 // readBelongingsAgain reads the claims and persistent volumes of pods with pre hooks again, claims
-// first: a few one by one, many by a list. If that fails, the backup has them from the first list.
+// first. If that fails, the backup has the earlier ones.
 func (p *podVolumes) readBelongingsAgain(ctx context.Context, block block) error {
 	lists := map[query]map[string]**object{}
 	for _, pod := range block {
@@ -180,8 +180,7 @@ func (p *podVolumes) readBelongingAgain(ctx context.Context, q query, name strin
 	}
 }
 
-// replace takes the object that was read again, unless it has another uid or would be left out now:
-// the choice was made before.
+// replace takes the object that was read again, unless it has another uid or would be left out now.
 func (p *podVolumes) replace(at **object, h *head, raw []byte) {
 	before := *at
 	about := before.key().subject()

@@ -35,7 +35,7 @@ const (
 	// maxHookTimeout bounds a hook, and all pre hooks and all post hooks of a block.
 	maxHookTimeout = validation.MaxHookTimeout
 	// maxAnnotatedTimeout bounds the hook of an annotation: users that annotate pods must not hold
-	// a shared worker for hours. The author of a spec waits for it.
+	// a shared worker for hours.
 	maxAnnotatedTimeout = 10 * time.Minute
 	// DefaultHookTime bounds the hooks of one namespace in one backup. Backups of other namespaces
 	// may wait for that long.
@@ -364,8 +364,8 @@ func (e *execution) newHooks(rules []hookRule) *hooks {
 	return h
 }
 
-// tellPostHooks warns of post hooks that failed before this attempt. This is no error: this attempt
-// runs them again, and undoing an action that was not done may fail.
+// tellPostHooks warns of post hooks that failed before this attempt. This is no error, since this
+// attempt runs them again.
 func (e *execution) tellPostHooks() {
 	if failed := e.request.PostHooks.Failed; failed != "" {
 		e.findings.warn(subject{}, "since the process that executed the backup was gone, its post hooks were run, and of these failed: "+failed)
@@ -373,7 +373,7 @@ func (e *execution) tellPostHooks() {
 }
 
 // RunPostHooks runs the post hooks that another process left pending. Of the dependencies it needs
-// Client, Hooks and Clock. It continues from the result of an earlier call in the request.
+// Client, Hooks and Clock. It continues from an earlier call's result in the request.
 func RunPostHooks(ctx context.Context, request Request, deps Dependencies, pods []enginev1alpha1.PodReference) PostHooks {
 	e := newExecution(ctx, request, deps)
 	e.log.write(slog.LevelInfo, "the process that executed the backup is gone, and the post hooks that it may have left are run", slog.Int("pods", len(pods)))

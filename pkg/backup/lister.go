@@ -28,18 +28,17 @@ import (
 var pageBytes int64 = 4 << 20
 
 const (
-	// pageSize bounds the objects of a page. Earlier lists of the kind determine the first page's
-	// size, or it is unknownPage; the list so far determines later pages.
+	// pageSize bounds the objects of a page. The first page's size follows from earlier lists of
+	// the kind, later ones from the list so far.
 	pageSize = 500
 	// sampled is the number of seen objects from which on the next page is requested early, and
 	// other lists learn the size.
 	sampled = 50
 	// unknownPage bounds an API server's memory for the first page of an unknown kind: etcd limits
-	// an object to 1.5 MiB. leastPage keeps one list of large objects from making later lists of
-	// small ones slow.
+	// an object to 1.5 MiB. leastPage keeps one list of large objects from making later lists slow.
 	unknownPage, leastPage = 100, 20
-	// maxRestarts bounds a list's restarts after its continue token expired without a replacement.
-	// It also bounds the expired replacements in a row.
+	// maxRestarts bounds a list's restarts after its continue token expired without a replacement,
+	// and the expired replacements in a row.
 	maxRestarts = 3
 	maxIdle     = 1000
 )
@@ -88,8 +87,7 @@ type visitor struct {
 	// object gets each object's valid JSON, which it must not keep. An object may come twice, when
 	// a page was read again. An error ends the list.
 	object func(raw []byte) error
-	// page is called at the end of each page with the number of objects to come, if the server
-	// tells.
+	// page is called after each page with the number of objects to come, if the server tells.
 	page func(remaining int64)
 	// tooLong, if set, is asked before the first object whether to stop: remaining objects follow a
 	// page of limit. It isn't asked if the server sends the number at the end. The list then fails
@@ -120,7 +118,7 @@ type asked struct {
 }
 
 // limit returns the limit of the next page. If the kind also has large objects, small ones at the
-// beginning say little about the rest.
+// beginning say little.
 func (r *reading) limit(before int64) int64 {
 	if r.isMetadata(r.resource) {
 		return pageSize
@@ -174,9 +172,8 @@ func (a *asked) drop() {
 type visitError struct{ error }
 
 // list visits all objects of a query. It replaces an expired continue token with the server's
-// offer, or starts again. It retries temporary errors as long as pages get further than before. So
-// it ends, unless the server invents objects without end. The error is a visitError or the
-// server's.
+// offer, or starts again. It retries temporary errors as long as pages get further than before. The
+// error is a visitError or the server's.
 func (l *lister) list(ctx context.Context, q query, visit visitor) error {
 	token := ""
 	restarts, offers := 0, 0
@@ -295,7 +292,7 @@ func (l *lister) request(r resource, namespace string) *rest.Request {
 }
 
 // page reads one page. It requests the next one as soon as its token and limit are known; some
-// servers, as for custom resources, send the token last.
+// servers send the token last.
 func (r *reading) page(ctx context.Context, token string, visit visitor) (info pageInfo, visited int, err error) {
 	page := r.next
 	if r.next = nil; page == nil || page.token != token {
@@ -343,7 +340,7 @@ func (r *reading) page(ctx context.Context, token string, visit visitor) (info p
 }
 
 // decodePage hands over the objects of a list as they arrive, with the list's fields in any order.
-// An answer without items is an error: as an empty list, it would hide missing objects.
+// An answer without items is an error: it would hide missing objects.
 func decodePage(r io.Reader, info *pageInfo, object func(raw []byte) error) error {
 	s := newScanner(r)
 	kind, hasItems := "", false

@@ -22,8 +22,8 @@ var (
 	clusterRolesResource        = schema.GroupResource{Group: rbacv1.GroupName, Resource: "clusterroles"}
 )
 
-// neededKinds are the cluster-scoped kinds whose single objects come along with objects that refer
-// to them, in reading order.
+// neededKinds are the cluster-scoped kinds whose objects are included with objects that refer to
+// them, in reading order.
 var neededKinds = []struct {
 	schema.GroupKind
 	schema.GroupResource
@@ -147,9 +147,9 @@ func (c *collector) readNeeded(ctx context.Context) error {
 	return nil
 }
 
-// accountOf describes the account that a subject of a binding means, or returns "". A subject is an
-// account, a user, or the group of a namespace's accounts. The groups of all accounts and of all
-// users do not count.
+// accountOf describes the account that a subject of a binding means, or returns "". The subject may
+// be a user, or the group of a namespace's accounts. The groups of all accounts and of all users
+// don't count.
 func accountOf(who rbacv1.Subject, accounts sets.Set[string]) string {
 	switch who.Kind {
 	case rbacv1.ServiceAccountKind:

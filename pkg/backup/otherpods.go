@@ -15,8 +15,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// maxTries bounds the pods through which one claim is read. A common cause, such as a full store,
-// must not be waited for once per pod.
+// maxTries bounds the pods through which one claim is read, in case of a common cause, as a full
+// store.
 const maxTries = 3
 
 type access struct {
@@ -47,7 +47,7 @@ func (p *podVolumes) await(ctx context.Context, volumes []*format.Volume) error 
 }
 
 // readThroughAnother submits a failed volume through another pod of its claim. It returns nil if
-// the volume has not failed or no pod is left.
+// there is none, or nothing failed.
 func (p *podVolumes) readThroughAnother(ctx context.Context, failed *format.Volume) *format.Volume {
 	if failed.Status.Phase != enginev1alpha1.VolumePhaseFailed || failed.ClaimName == "" {
 		return nil

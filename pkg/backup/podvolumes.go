@@ -21,8 +21,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/hostpath"
 )
 
-// podVolumes has the claims and persistent volumes so far, and hands over the volumes of pods.
-// Claims, persistent volumes and pods are read in this order. After that the maps don't change, and
+// podVolumes has the claims and persistent volumes so far, and hands over the volumes of pods. They
+// are read in this order: claims, persistent volumes, pods. After that the maps don't change, and
 // the pods of one claim are in one block, which one goroutine takes.
 type podVolumes struct {
 	*collector
@@ -149,9 +149,9 @@ func (p *podVolumes) decide(ctx context.Context, pod *corev1.Pod, held *heldPod)
 	return ctx.Err()
 }
 
-// notHere says why a claim must not be read on the pod's node, or returns "". The kubelet refuses
-// to mount a volume of another node, but it does not mount hostPath volumes. If a running pod's
-// claim was recreated on another node, the path on the pod's node belongs to another tenant.
+// notHere says why a claim must not be read on the pod's node, or returns "". The kubelet does not
+// mount hostPath volumes, and so does not refuse one of another node. If a running pod's claim was
+// recreated on another node, the path on the pod's node belongs to another tenant.
 func (p *podVolumes) notHere(ctx context.Context, of *claim, name string) (string, error) {
 	if of == nil || name == "" {
 		return "", nil
@@ -269,8 +269,8 @@ func (p *podVolumes) submit(ctx context.Context, volume *format.Volume) error {
 	return err
 }
 
-// podsDone reports the held-back warnings of claims that no running pod uses. It also reports
-// claims without a pod in the backup, unless the user wants no files of them.
+// podsDone reports the held-back warnings of claims that no running pod uses, and claims without a
+// pod in the backup.
 func (p *podVolumes) podsDone() {
 	for _, volume := range p.leaving {
 		if of := p.claims[volume.claim]; of != nil {

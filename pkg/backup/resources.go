@@ -58,7 +58,7 @@ var (
 )
 
 // readingOrder puts objects before those that refer to them: persistent volumes, claims, pods. Pods
-// precede all else, so that their volumes upload while the rest is read.
+// precede all else, so that their volumes upload meanwhile.
 var readingOrder = []schema.GroupResource{namespacesResource, persistentVolumesResource, claimsResource, podsResource}
 
 // ownGroups are never backed up, except intent. Holdfast's other API objects are computed, and a
@@ -194,10 +194,9 @@ type list struct {
 
 // report warns of words that match nothing and of groups that discovery could not read.
 //
-// If all included words of a list match nothing, it is an error, since everything requested is
-// missing. Cluster-scoped words are only a warning, since they come beside others. A failed group
-// is a warning, as in Velero, so that a broken aggregated API does not fail every backup. It is an
-// error if the backup names it.
+// It is an error if all included words of a list match nothing, except cluster-scoped words, which
+// come beside others. A failed group is an error only if the backup names it, so that a broken
+// aggregated API does not fail every backup.
 func (d *discovered) report(spec *v1alpha1.BackupSpec, findings *findings) {
 	missed := sets.New[string]()
 	for i, of := range []list{

@@ -37,8 +37,8 @@ import (
 
 const (
 	defaultWorkers = 4
-	// DefaultBlockWorkers is more than Velero's one: a worker holds a block until its volumes are
-	// read, and one alone would leave all nodes but one idle.
+	// DefaultBlockWorkers exceeds Velero's one: a worker holds a block until its volumes are read,
+	// and one alone would leave all nodes but one idle.
 	DefaultBlockWorkers = 4
 )
 
@@ -117,8 +117,8 @@ type Outcome struct {
 }
 
 // Run executes a backup and returns when it has ended. Unreadable objects are in the outcome's
-// counts. A backup that can't be restored is Failed, and stored if the store allows it. A backup
-// that another call or process has ended is returned.
+// counts. A backup that can't be restored is Failed, and stored if the store allows it. If another
+// call or process has ended the backup, Run returns that outcome.
 //
 // An error says that the outcome is not stored: the store refuses it, another uid has the name, a
 // later attempt has taken over (ErrTakenOver), or ctx ended. Once everything was read, deps.Ending

@@ -18,12 +18,12 @@ var (
 	errTooLong = errors.New("most of it is other objects")
 )
 
-// worthAGet is how many further objects of a list are read for each missing one: a page of some
-// hundred costs the server as much as a few dozen single reads.
+// worthAGet is how many further objects of a list are read for each missing one: a page costs the
+// server as much as a few dozen single reads.
 const worthAGet = 50
 
 // search visits a list that contains needed objects, and reports whether it saw all or nothing is
-// missing. The caller reads the rest one by one. The error is for the backup as a whole.
+// missing. The error is for the backup as a whole.
 func (c *collector) search(ctx context.Context, q query, missing func() int, visit func(*head, []byte) error) (whole bool, _ error) {
 	unread := false
 	listCtx, stop := context.WithCancelCause(ctx)

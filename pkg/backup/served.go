@@ -73,7 +73,7 @@ func (c *collector) readServices(ctx context.Context, selected []resource) error
 }
 
 // vanished reports a resource that the server has stopped serving during the backup. If its
-// definition was deleted, so were its objects. Otherwise they may exist, and the backup lacks them.
+// definition was deleted, so were its objects. Otherwise the backup may lack them.
 func (c *collector) vanished(ctx context.Context, about subject, r resource, cause error) error {
 	text := fmt.Sprintf("the cluster served it when the backup began, and no longer does: the backup has none of its objects: %v", cause)
 	definitions, found := c.discovered.find(crdsResource)
@@ -94,7 +94,7 @@ func (c *collector) vanished(ctx context.Context, about subject, r resource, cau
 }
 
 // warnOfExcluded warns of excluding words that match no namespace: a misspelt one includes a
-// namespace that was to stay out. All namespaces have been read.
+// namespace that was to stay out.
 func (c *collector) warnOfExcluded() {
 	for _, word := range c.spec.ExcludedNamespaces {
 		pattern, err := selection.ParsePattern(word)

@@ -25,8 +25,7 @@ type Progress struct {
 	found, written atomic.Int64
 }
 
-// Objects returns the objects found and written so far. The first is an estimate, which may fall
-// when announced objects are omitted.
+// Objects returns the objects found and written so far. The first is an estimate, which may fall.
 func (p *Progress) Objects() v1alpha1.BackupProgress {
 	written := p.written.Load()
 	return v1alpha1.BackupProgress{TotalItems: max(p.found.Load(), written), ItemsBackedUp: written}

@@ -195,7 +195,7 @@ func isMirror(pod *corev1.Pod) bool {
 
 // whyNotRunning says why a pod's volumes can't be read and its hooks not run, or returns "". The
 // node of a read pod gets the key of its namespace's repository. With a mirror pod, a node could
-// ask for the key of a namespace that has no pod there.
+// get the key of a namespace that has no pod there.
 func whyNotRunning(pod *corev1.Pod) string {
 	switch {
 	case isMirror(pod):

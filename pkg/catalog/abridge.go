@@ -26,7 +26,7 @@ const (
 )
 
 // Abridge shortens large metadata without a trusted signature, and sets the condition Abridged. It
-// keeps the backup's end, expiration and namespaces: lists and restores by name need them. A
+// keeps the backup's end, expiration and namespaces, which lists and restores by name need. A
 // selection that is too long becomes one of everything, never of less.
 func Abridge(backup *v1alpha1.Backup) {
 	size := footprint.Of(backup)

@@ -15,8 +15,8 @@ import (
 var missedVersions = map[string]string{"backups": "missed"}
 
 // keepLocked returns the read rows of an entry that is no Backup, and the known rows that are
-// missing and were not deleted here: a listing may be partial. A row leaves when a second listing
-// lacks it, too. None leaves while nothing is read, unless the loss is accepted.
+// missing and were not deleted here. A row leaves when a second listing lacks it, too. None leaves
+// while nothing is read, unless the loss is accepted.
 func (c *Catalog) keepLocked(e *entry, rows *packedRows, now time.Time) *packedRows {
 	there := map[string]bool{}
 	for i := range rows.len() {

@@ -17,7 +17,7 @@ import (
 
 // Writers to a bucket may store any number of backups. So each location has a bound for backups
 // that neither this cluster nor a trusted one has signed. They are kept in an order, up to the
-// first that does not fit. Order and sizes depend only on the store's content.
+// first that does not fit. It depends only on the store's content.
 //
 // An omitted backup counts as present, and is no loss. It is read again when there is room, or when
 // the trusted clusters change.

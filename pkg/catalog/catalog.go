@@ -10,9 +10,9 @@
 // missing backups leave, and how much is kept of foreign ones.
 //
 // Names and uids depend only on the stores and on trust. A backup is listed in a tenant's namespace
-// if a cluster trusted for it has signed the backup, else in the system namespace. Changes of trust
-// move rows without reading. A namespace's objects name only its own backups; others have a
-// pseudonym. The system namespace, and lists over all namespaces, name all.
+// if a cluster trusted for it has signed the backup, else in the system namespace. A namespace's
+// objects name only its own backups; others have a pseudonym. The system namespace, and lists over
+// all namespaces, name all.
 package catalog
 
 import (
@@ -69,8 +69,8 @@ type Catalog struct {
 type entry struct {
 	location, storeName string
 
-	// backup is as stored, with its namespace and name here, or a stand-in for an unreadable one.
-	// It is nil for an unfinished backup and a bare entry.
+	// backup is as stored, with its namespace and name here, or a stand-in for an unreadable one;
+	// nil for an unfinished backup and a bare entry.
 	backup *v1alpha1.Backup
 	rows   *packedRows
 	// deleted marks the deleted rows, which are not listed; nil if none.
@@ -132,7 +132,7 @@ type Content struct {
 	Volumes []Volume
 	Packed  Rows `json:"-"`
 	// Trusted lists the volume backups of a bare entry in their namespaces, except the system
-	// namespace. Otherwise all are listed there.
+	// namespace, where all others are listed.
 	Trusted     bool
 	Changes     []format.Expiration
 	ChangesRead []string
@@ -255,8 +255,8 @@ func (c *Catalog) PutUnreadable(location, storeName, reason string, now time.Tim
 	})
 }
 
-// PutUnfinished records that a folder has no finished backup, by a read that started at begun. It
-// is not listed. Earlier content is kept.
+// PutUnfinished records that a folder has no finished backup, by a read that started at begun.
+// Earlier content is kept.
 func (c *Catalog) PutUnfinished(location, storeName string, begun, now time.Time) {
 	c.change(func(changed *recorder) {
 		e := c.entryLocked(location, storeName)
@@ -483,8 +483,8 @@ func (c *Catalog) setLocked(e *entry, backup *v1alpha1.Backup, rows *packedRows,
 	}
 }
 
-// shadowLocked gives the first entry of a group the plain name. It unlists the entries that this
-// changes, and adds them to relist.
+// shadowLocked gives the first entry of a group the plain name. It unlists the changed entries, and
+// adds them to relist.
 func (c *Catalog) shadowLocked(of group, relist map[*entry]bool, changed *recorder) {
 	if len(c.rows[of]) == 0 {
 		delete(c.rows, of)

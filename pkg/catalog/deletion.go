@@ -162,7 +162,6 @@ func (e *entry) staysInPlace(backup *v1alpha1.Backup) bool {
 }
 
 // setDeletedLocked is setLocked for an entry whose place and rows stay, and only deleted changes.
-// The other rows, maybe many, need no change.
 func (c *Catalog) setDeletedLocked(e *entry, backup *v1alpha1.Backup, deleted []bool, changed *recorder) {
 	before := e.deleted
 	for i := range e.rows.len() {

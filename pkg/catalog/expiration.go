@@ -16,7 +16,7 @@ const maxChanges = 100
 
 // ObserveChanges takes the listed keys of all changes of expirations, of the entries that holds
 // names (nil: all). It is called after ObserveListing. It returns the store names of backups with
-// new ones. A change is never rewritten, so its key identifies it.
+// new ones. A change is never rewritten.
 func (c *Catalog) ObserveChanges(location string, holds func(name string) bool, keys []string) []string {
 	byBackup := map[string][]string{}
 	for _, key := range keys {

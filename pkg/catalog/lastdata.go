@@ -98,7 +98,7 @@ func holds(r row) bool {
 }
 
 // canBring reports whether this cluster vouches for a backup whose data may be restored. Doubts
-// about a whole backup belong here; doubts about a volume are the state of its row.
+// about a volume are the state of its row.
 func canBring(h *held) bool {
 	if h.row == nil {
 		return false

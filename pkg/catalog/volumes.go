@@ -316,8 +316,8 @@ type held struct {
 	version     uint64
 }
 
-// mayName reports whether objects in a namespace may name the entry's backup: readers of one
-// namespace need not know backups of another. A bare entry belongs to its volume only.
+// mayName reports whether objects in a namespace may name the entry's backup: not backups of
+// another namespace. A bare entry belongs to its volume only.
 func (h *held) mayName(namespace string) bool {
 	return h.bare || namespace == h.backup.Namespace || namespace == h.systemNamespace
 }

@@ -75,8 +75,8 @@ func NewReaderAt(r io.Reader, offset int64) (*Reader, error) {
 	return &Reader{tar: tar.NewReader(plain), plain: plain, next: offset}, nil
 }
 
-// Next moves to the next copy of an object, and skips other files. It returns io.EOF at the end,
-// and an error for a path that leaves the tarball.
+// Next moves to the next copy of an object. It returns io.EOF at the end, and an error for a path
+// that leaves the tarball.
 func (r *Reader) Next() (Entry, error) {
 	for {
 		header, err := r.tar.Next()

@@ -30,8 +30,8 @@ const (
 	itemSuffix        = ".json"
 	entryMode         = 0o755
 	typicalPathLength = 160
-	// memberBytes is the minimum of a gzip member, which is read to read one object. A member costs
-	// some hundred bytes; with smaller ones a tarball would exceed Velero's.
+	// memberBytes is the minimum of a gzip member, which is read to read one object. With smaller
+	// ones a tarball would exceed Velero's.
 	memberBytes = 1 << 20
 )
 
@@ -80,23 +80,22 @@ type added struct {
 	placed func(Position)
 }
 
-// Position is the place of an object: its first copy's header is at Offset in the decompressed bytes
-// from the gzip member at Member on.
+// Position is the place of an object: its first copy's header is at Offset in the decompressed
+// bytes from the gzip member at Member on.
 type Position struct{ Member, Offset int64 }
 
 const maxParallel = 4
 
 // modestRatio is the ratio above which a member is compressed less: readers refuse too high a
-// ratio, and a tenant may have written the objects.
+// ratio.
 const modestRatio = maxRatio / 2
 
-// compressors are kept, since they allocate more than they compress. The modest ones reach a ratio of
-// eight.
+// compressors are kept, since they allocate more than they compress. The modest ones reach a ratio
+// of eight.
 var compressors, modestCompressors sync.Pool
 
-// NewWriter begins a tarball on w, as several gzip members, which readers take for one. Every entry
-// has the given time, so that equal items give equal bytes. The backup's name makes the tarballs of
-// two backups differ.
+// NewWriter begins a tarball on w, as several gzip members. Every entry has the given time, so that
+// equal items give equal bytes. The backup's name makes the tarballs of two backups differ.
 func NewWriter(w io.Writer, at time.Time, backup string) (*Writer, error) {
 	writer := &Writer{
 		out:     &meter{w: w, left: math.MaxInt64},
@@ -130,7 +129,7 @@ func (w *Writer) WriteItem(item Item, content []byte) (Position, error) {
 	return position, w.Add(item, content, func(Position) {})
 }
 
-// Add adds the JSON of one object, once. A later call, or Close, calls placed, in the order of the
+// Add adds the JSON of one object. A later call, or Close, calls placed, in the order of the
 // objects.
 func (w *Writer) Add(item Item, content []byte, placed func(Position)) error {
 	if err := item.Check(len(content)); err != nil {
@@ -156,7 +155,7 @@ func (w *Writer) Add(item Item, content []byte, placed func(Position)) error {
 }
 
 // nextMember begins another gzip member after a full one. It is called between an entry's header
-// and its content, so that a tarball cut there lacks content, and does not seem to end.
+// and its content, so that a tarball cut there does not seem to end.
 func (w *Writer) nextMember() error {
 	if w.plain.written-w.current.begins < memberBytes {
 		return nil
@@ -177,8 +176,8 @@ func (w *Writer) seal() {
 	w.current.begins = w.plain.written
 }
 
-// compress uses the standard library's compressor, as Velero. The faster one needs some percent more
-// room for objects of mixed kinds.
+// compress uses the standard library's compressor, as Velero: a faster one needs some percent more
+// room.
 func (m *member) compress() {
 	defer close(m.done)
 	m.compressWith(&compressors, gzip.DefaultCompression)
@@ -250,8 +249,8 @@ func (w *Writer) writeEntry(path string, content []byte, mayEnd bool) error {
 	return nil
 }
 
-// Check fails with ErrItem for an object of a size that can't be in a tarball. It refuses names
-// that would leave their folder.
+// Check fails with ErrItem for an object, or a size, that can't be in a tarball, as a name that
+// would leave its folder.
 func (i Item) Check(bytes int) error {
 	if bytes > MaxObjectBytes {
 		return fmt.Errorf("%w: it has %d bytes, and no restore reads more than %d", ErrItem, bytes, MaxObjectBytes)

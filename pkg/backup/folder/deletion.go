@@ -53,7 +53,7 @@ type Deletion struct {
 	Snapshots map[string][]string
 
 	// Stored is the backup by its metadata, or by its copy if another writer has replaced the
-	// metadata; nil if both are missing. Look sets it.
+	// metadata; nil without both. Look sets it.
 	Stored *v1alpha1.Backup
 
 	metadata *store.Object
@@ -110,9 +110,8 @@ func (d *Deletion) other(key string, uid types.UID) error {
 	return refused(ErrOther, "%s belongs to another backup of this name, with the uid %s instead of %s, so nothing is removed; give the deletion up by removing the BackupRun %s", key, uid, d.UID, d.StoreName)
 }
 
-// describe returns the metadata object, or nil. It fails if the metadata is another backup's. It
-// describes the object before it reads it, so an object that was replaced in between is not
-// removed.
+// describe returns the metadata object, or nil. It fails for another backup's. It describes the
+// object before it reads it, so an object that was replaced in between is not removed.
 func (d *Deletion) describe(ctx context.Context) (*store.Object, error) {
 	var described store.Object
 	err := d.Try(ctx, func(ctx context.Context) (err error) {

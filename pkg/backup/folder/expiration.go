@@ -36,10 +36,8 @@ func (f *Folder) Expirations(ctx context.Context) (objects []store.Object, err e
 
 // NewestExpiration returns the change that counts for the given metadata, or nil, and the last used
 // number. A change counts if the backup's own cluster signed it: with the key of the metadata, or,
-// for this cluster's backup, with one of keys.
-//
-// A failed read is an error. A readable change that does not count is skipped: any writer to the
-// store could have put it there, and it neither makes nor ends a hold.
+// for this cluster's backup, with one of keys. A failed read is an error. Other changes are
+// skipped: any writer to the store could have made them.
 func (f *Folder) NewestExpiration(ctx context.Context, of *v1alpha1.Backup, clusterUID string, keys []string) (newest *format.Expiration, last int64, err error) {
 	objects, err := f.Expirations(ctx)
 	if err != nil {
@@ -87,7 +85,7 @@ const changeAttempts = 5
 
 // Change signs and writes another change beside the backup's folder, and returns the one that
 // counts then. next makes it from the current state; false means to write nothing. If another
-// writer was first, next is called again for the new state.
+// writer was first, next is called again.
 func (f *Folder) Change(ctx context.Context, creator Creator, by format.Cluster, keys []string, next func(backup *v1alpha1.Backup, stands *format.Expiration) (bool, error)) (*format.Expiration, error) {
 	for range changeAttempts {
 		backup, err := f.Find(ctx)

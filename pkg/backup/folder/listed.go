@@ -14,9 +14,9 @@ import (
 // restored, or has not ended. It reads the folder's objects and no listing. An unreadable object is
 // an error.
 //
-// A Failed, Cancelled or deleted backup never needs them again. A running one owns its folder until
-// it is deleted. So the owner is read after the metadata: if a backup ends and is deleted in
-// between, the answer is still right.
+// A Failed, Cancelled or deleted backup never needs them again, and a running one owns its folder.
+// So the owner is read after the metadata: if a backup ends and is deleted in between, the answer
+// is still right.
 func (f *Folder) Needs(ctx context.Context) (bool, error) {
 	metadata, err := f.Metadata(ctx)
 	if err != nil {

@@ -28,8 +28,8 @@ import (
 //	columns = count { number length { value } }
 //
 // Numbers are unsigned varints (encoding/binary). The JSON is an entry's content without volumes.
-// Those are the rows, of all entries in a row; each column has a value for each row. Repeated
-// strings are numbers into strings.
+// The rows have the volumes of all entries; each column has a value for each row. Repeated strings
+// are numbers into strings.
 
 const (
 	header = "HFCI\x01"

@@ -8,8 +8,8 @@
 //
 //   - An entry counts if the same key has signed the backup, or if the index is this cluster's own.
 //   - Entries count only for names that a listing has.
-//   - A missing, old, damaged or hostile index only costs time: what it lacks is read. Each step of
-//     writing is independent, so a killed writer leaves an older index.
+//   - A missing, old, damaged or hostile index only costs time: what it lacks is read. A killed
+//     writer leaves an older index.
 //   - No object is written twice, so buckets may have object lock. Two writers for one cluster lose
 //     entries at most.
 package index
@@ -178,7 +178,7 @@ func (i *Index) Fetch(ctx context.Context) Fetched {
 // Wait returns when no segment is being read, soon after the end of Fetch's context.
 func (f Fetched) Wait() { f.reading.Wait() }
 
-// Entries decodes the wanted entries that count, the newest of each name, with packed volumes. It
+// Entries decodes the wanted entries that count, the newest of each name, with packed volumes, and
 // omits errors. want is called concurrently.
 func (f Fetched) Entries(want func(storeName string) bool) iter.Seq[Entry] {
 	return func(yield func(Entry) bool) {

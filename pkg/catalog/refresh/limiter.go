@@ -13,9 +13,7 @@ import (
 
 // limiter adapts the number of concurrent requests to the store. The limit grows with each answer
 // while at least half of it is used, and is halved when the store is overloaded. Before the first
-// overload it doubles each round; then it grows by one.
-//
-// It bounds readers of entries likewise, so no reading begins whose requests would wait.
+// overload it doubles each round; then it grows by one. It bounds readers of entries likewise.
 type limiter struct {
 	clock clock.PassiveClock
 	most  float64

@@ -417,8 +417,8 @@ func (r *Refresher) states() map[string]State {
 	return states
 }
 
-// Warnings returns the gaps of the catalogue: a sentence for each location that could not be read,
-// was not read yet, or lacks backups.
+// Warnings returns a sentence for each location that could not be read, was not read yet, or lacks
+// backups.
 func (r *Refresher) Warnings() []string {
 	var warnings []string
 	states := r.states()
@@ -455,8 +455,8 @@ func (r *Refresher) Replacements() []string {
 	return texts
 }
 
-// LeftOuts has a sentence for each location with omitted untrusted backups. That raises no doubt
-// about other backups.
+// LeftOuts has a sentence for each location with omitted untrusted backups. Other backups are not
+// in doubt.
 func (r *Refresher) LeftOuts() []string {
 	var texts []string
 	for _, name := range slices.Sorted(maps.Keys(r.states())) {

@@ -500,8 +500,7 @@ func (w *worker) listings(shards []layout.Shard, all bool, l level) []listing {
 
 // readAll reads backups, as many at once as the limiter allows. Unreadable ones are recorded. After
 // a failure of the store, the unread ones are tried again while others can be read and none timed
-// out. A row of failures ends the attempt; refusals and timeouts don't count while others can be
-// read.
+// out. A row of failures ends the attempt, except refusals and timeouts while others can be read.
 func (w *worker) readAll(ctx context.Context, from store.Ranger, names []string) error {
 	const passes = 10
 	all := len(names)

@@ -3,10 +3,8 @@
 
 // Package local keeps a process's read contents of a storage location on disk for the next process:
 // an index in a private folder, named by store and cluster. Its entries are judged again when
-// shown, and the store decides. A full, damaged or missing folder only costs time.
-//
-// The index is written now and then. Removals in between are written to a file at once, so that the
-// next process does not show removed backups.
+// shown, and the store decides. A full, damaged or missing folder only costs time. Removals are
+// written to a file at once, so that the next process does not show removed backups.
 package local
 
 import (

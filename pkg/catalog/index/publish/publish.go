@@ -4,9 +4,8 @@
 // Package publish keeps the cluster's index in each storage location. It runs in the leading
 // controller; two at once only waste time.
 //
-// Backups that end at about the same time are indexed together, soon. A periodic search lists the
-// location, reads backups that the index lacks, drops entries of missing ones, and removes unused
-// objects of its own index.
+// Ended backups are indexed together, soon. A periodic search lists the location, reads backups
+// that the index lacks, drops entries of missing ones, and removes unused objects of its own index.
 package publish
 
 import (

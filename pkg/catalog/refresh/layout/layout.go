@@ -3,10 +3,7 @@
 
 // Package layout is the interface of package refresh to a way of storing backups. It lists entries
 // shard by shard, and reads one. An entry is the folder of a backup, or of a volume in Longhorn's
-// store.
-//
-// The given store.Ranger bounds requests and their time, so a layout may start any number. It can't
-// write.
+// store. The given store.Ranger bounds requests and their time, so a layout may start any number.
 package layout
 
 import (
@@ -25,8 +22,8 @@ type Layout interface {
 	// List lists the entries after a position (empty: all), shard by shard. The caller may stop
 	// after any shard, and continue from its position later, even in another process.
 	List(ctx context.Context, from store.Ranger, after string) iter.Seq[Shard]
-	// Read reads an entry. The error is ErrUnfinished for a missing or unfinished one, an
-	// *UnreadableError for a permanent fault of the entry, or any other for a failure of the store.
+	// Read reads an entry. The error is ErrUnfinished for a missing or unfinished entry, an
+	// *UnreadableError for its permanent fault, or any other for a failure of the store.
 	Read(ctx context.Context, from store.Ranger, name string, known Known) (catalog.Content, error)
 	// Probe checks with the smallest request whether an entry can be read.
 	Probe(ctx context.Context, from store.Ranger, name string) error

@@ -9,8 +9,8 @@
 //
 // Names show changes. A finished backup is final, so its file is read once, up to its list of
 // blocks. The volume's file is written after them, so it is read after each change of names, and an
-// hour later. A fault affects one row. Nothing is signed, so volumes are listed in their namespaces
-// only if the location trusts these.
+// hour later. Nothing is signed, so volumes are listed in their namespaces only if the location
+// trusts these.
 package longhorn
 
 import (
@@ -125,8 +125,7 @@ func holds(after, last string) func(name string) bool {
 }
 
 // next lists the volume after a position: in its folder, backups come before blocks. Without one it
-// is the last shard. It skips other objects; a request full of them is an empty shard. A folder
-// without files is found only by its level.
+// is the last shard. It skips other objects; a request full of them is an empty shard.
 func (l *Layout) next(ctx context.Context, from store.Reader, after string) (layout.Shard, error) {
 	options := store.ListOptions{Recursive: true}
 	if after != "" {
