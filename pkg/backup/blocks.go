@@ -520,8 +520,7 @@ func timedHooks(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, maxHookTimeout, fmt.Errorf("it and those before it, of pods that share claims, did not end within %s", maxHookTimeout))
 }
 
-// runPostHooks runs the post hooks of a block. If ctx ends, they have lastHooksTimeout from then
-// on.
+// runPostHooks gives the hooks lastHooksTimeout from the end of ctx on.
 func (p *podVolumes) runPostHooks(ctx context.Context, block block) {
 	detached, stop := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer stop(nil)

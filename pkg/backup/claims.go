@@ -52,8 +52,7 @@ type pendingWarning struct {
 }
 
 type persistentVolume struct {
-	hostPath string
-	// bound is the bound claim, and claim its uid.
+	hostPath      string
 	bound         types.NamespacedName
 	claim         types.UID
 	nodes         *corev1.VolumeNodeAffinity

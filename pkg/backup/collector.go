@@ -397,7 +397,6 @@ func (c *collector) counted(ctx context.Context, q query, take visit) *counting 
 	return counted
 }
 
-// leaveOut tells of an object that opts out or is being deleted.
 func (c *collector) leaveOut(about subject, why string) {
 	c.log.write(slog.LevelInfo, why, about.attrs()...)
 	c.planned.leaveOut(about, why)
@@ -574,7 +573,6 @@ func (c *collector) readTouchedNamespaces(ctx context.Context) error {
 	return nil
 }
 
-// expected and optional say whether a missing object is worth a warning.
 const (
 	expected = true
 	optional = false

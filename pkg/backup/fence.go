@@ -26,7 +26,6 @@ var ErrNameTaken = errors.New("another backup has this name in the store")
 // ErrTakenOver says that a later attempt makes the backup.
 var ErrTakenOver = errors.New("another process has taken over the backup")
 
-// errInTheWay says that another object exists at the key.
 var errInTheWay = errors.New("holds what this process has not written")
 
 const maxInTheWay = 5
@@ -102,7 +101,6 @@ func (e *execution) metadata(ctx context.Context) (*v1alpha1.Backup, error) {
 	return found, err
 }
 
-// create stores an object, and fails if another object is at the key.
 func (e *execution) create(ctx context.Context, key string, data []byte) error {
 	for tries := 1; ; tries++ {
 		err := e.retry(ctx, func() error { return e.Store.Create(ctx, key, data) })

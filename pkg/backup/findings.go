@@ -64,8 +64,6 @@ func (s subject) attrs() []slog.Attr {
 	return attrs
 }
 
-// findings collects errors and warnings into the results and the log. It is safe for concurrent
-// use.
 type findings struct {
 	log    *logbook
 	logger klog.Logger
@@ -156,7 +154,6 @@ func (f *findings) counts() (errors, warnings int32) {
 
 const maxTold = 800
 
-// told joins texts into one line, as many as fit, and counts the rest.
 func told(all []string) string {
 	told := ""
 	for i, text := range all {

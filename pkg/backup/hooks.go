@@ -74,10 +74,9 @@ type hook struct {
 	from      string
 	container string
 	command   []string
-	// goOn is true if the pod's volumes are read although the hook failed.
-	goOn    bool
-	timeout time.Duration
-	problem string
+	goOn      bool
+	timeout   time.Duration
+	problem   string
 }
 
 type hookRule struct {
@@ -326,7 +325,6 @@ func unreached(err error) bool {
 	return err != nil && !ended && passing(err)
 }
 
-// counts returns the counts of this and earlier attempts, or nil if no hook ran.
 func (h *hooks) counts() *v1alpha1.HookStatus {
 	if h == nil || h.attempted.Load() == 0 {
 		return nil

@@ -101,8 +101,7 @@ type reading struct {
 	// objects and bytes count the list so far, or since a page was given up.
 	objects, bytes int64
 	whole          int64
-	// next is the page requested early, or nil.
-	next *asked
+	next           *asked
 	// begins is the first object of the current page, and mark of one page before.
 	begins, mark string
 	pages, idle  uint
@@ -168,7 +167,6 @@ func (a *asked) drop() {
 	}
 }
 
-// visitError is an error of the visitor, which ends the backup.
 type visitError struct{ error }
 
 // list visits all objects of a query. It replaces an expired continue token with the server's

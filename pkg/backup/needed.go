@@ -36,8 +36,7 @@ var neededKinds = []struct {
 }
 
 type needs struct {
-	reasons map[schema.GroupResource]map[string]string
-	// accounts are the service accounts in the backup, definitions the custom resource definitions.
+	reasons               map[schema.GroupResource]map[string]string
 	accounts, definitions sets.Set[string]
 }
 
@@ -62,7 +61,6 @@ func (n needs) note(r resource, item *manifest.Item) {
 	}
 }
 
-// add records a needed object. The first reason stays.
 func (n needs) add(gr schema.GroupResource, name, reason string) {
 	if n.reasons[gr] == nil {
 		n.reasons[gr] = map[string]string{}

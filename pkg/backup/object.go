@@ -108,7 +108,6 @@ func (h *head) whyLeftOut() string {
 	return ""
 }
 
-// decode reads parts of an object, case-sensitively.
 func decode(raw []byte, into any) error {
 	if err := utiljson.UnmarshalCaseSensitivePreserveInts(raw, into); err != nil {
 		return fmt.Errorf("read an object: %w", err)

@@ -9,7 +9,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// ownComponents begins the names of Holdfast's components in events.
 const ownComponents = "holdfast-"
 
 func (s subject) isEvent() bool {

@@ -25,10 +25,8 @@ import (
 
 // PlanLimits bound a plan.
 type PlanLimits struct {
-	// Objects bounds the counted objects.
 	Objects int64
-	// Rows bounds the entries of each list.
-	Rows int
+	Rows    int
 }
 
 // DefaultPlanLimits bound a user's plan. Its rows take some 200 KB.
@@ -125,7 +123,6 @@ func (p *planned) leaveOut(about subject, why string) {
 	}
 }
 
-// hooked records the pods with hooks.
 func (p *planned) hooked(held []*heldPod) {
 	if p == nil {
 		return
@@ -188,7 +185,6 @@ func (p plannedGraph) Add(item *manifest.Item) error {
 	return nil
 }
 
-// plannedVolumes accepts volumes, and hands none over.
 type plannedVolumes struct{}
 
 // Submit implements Volumes.
@@ -227,7 +223,6 @@ func (plannedHooks) Exec(context.Context, enginev1alpha1.PodReference, string, [
 	return "", nil
 }
 
-// plan returns the gathered plan. The volumes are nil unless the plan is complete.
 func (p *planned) plan(e *execution, volumes *podVolumes, incomplete string) *v1alpha1.BackupPlan {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -365,7 +365,6 @@ func (c *collector) wantsClaims() bool {
 	return defaultsOf(c.spec.DefaultVolumesToFsBackup) != takeNone
 }
 
-// leftOut counts the bound claims whose wanted data is not in the backup.
 func (p *podVolumes) leftOut() (count int32) {
 	for _, of := range p.claims {
 		if of.volume != "" && (of.lost || of.missed && !of.taken) {
@@ -375,7 +374,6 @@ func (p *podVolumes) leftOut() (count int32) {
 	return count
 }
 
-// conclude turns failures into findings, and returns the volumes in the order of their pods.
 func (p *podVolumes) conclude() []*format.Volume {
 	slices.SortStableFunc(p.submitted, func(a, b *format.Volume) int {
 		return cmp.Or(cmp.Compare(a.Pod.Namespace, b.Pod.Namespace), cmp.Compare(a.Pod.Name, b.Pod.Name))

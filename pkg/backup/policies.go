@@ -109,7 +109,6 @@ type claimTraits struct {
 	} `json:"status"`
 }
 
-// parsePolicies reads the data of a ConfigMap, and refuses unknown fields.
 func parsePolicies(data map[string]string) (policies, error) {
 	if len(data) != 1 {
 		return nil, fmt.Errorf("it has %d keys: it must have one, with the policies", len(data))

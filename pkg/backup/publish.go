@@ -102,7 +102,6 @@ func (e *execution) uploads() []format.PodVolumeBackup {
 	return uploads
 }
 
-// storeReport stores the results and the log, and closes both.
 func (e *execution) storeReport(ctx context.Context, phase v1alpha1.BackupPhase) error {
 	errorCount, warnings := e.findings.counts()
 	e.log.write(slog.LevelInfo, "the backup ends", slog.String("phase", string(phase)), slog.Int("errors", int(errorCount)), slog.Int("warnings", int(warnings)))

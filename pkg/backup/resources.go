@@ -30,9 +30,8 @@ type Discovery interface {
 
 type resource struct {
 	schema.GroupVersionResource
-	kind       string
-	namespaced bool
-	// apiVersion is the group and version; listKey is the key in the resource list.
+	kind                string
+	namespaced          bool
 	apiVersion, listKey string
 }
 

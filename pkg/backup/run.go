@@ -108,7 +108,6 @@ type Dependencies struct {
 
 // Outcome is a backup's end.
 type Outcome struct {
-	// Status is the run's final status: phase, counts, times and reason of a failure.
 	Status v1alpha1.BackupStatus
 	Stored bool
 	// FailedPostHooks lists the failed post hooks in one line, after which pods may be frozen. The
@@ -156,8 +155,7 @@ type execution struct {
 	logger    klog.Logger
 	log       *logbook
 	findings  *findings
-	// contents are the digests of the stored objects.
-	contents format.Contents
+	contents  format.Contents
 
 	hooks *hooks
 
@@ -349,7 +347,6 @@ func (e *execution) newCollector(ctx context.Context) (*collector, error) {
 	}, nil
 }
 
-// writeTo directs objects into a tarball and a manifest.
 func (c *collector) writeTo(archive tarball, items graph) {
 	c.sink = newSink(archive, items, c.log, c.progress)
 	if len(c.selectors) > 0 && ptr.Deref(c.spec.IncludeReferenced, true) {

@@ -134,7 +134,6 @@ func unexpected(c byte) error {
 	return fmt.Errorf("%w: it is no JSON, because of %q", errMalformed, c)
 }
 
-// value skips a value of any depth.
 func (s *scanner) value() error {
 	s.open = s.open[:0]
 	for {
@@ -244,7 +243,6 @@ func (s *scanner) text() error {
 	}
 }
 
-// plain marks the bytes that need no escape in a string.
 var plain = func() (plain [256]bool) {
 	for c := range plain {
 		plain[c] = c >= ' ' && c != '"' && c != '\\'
@@ -337,7 +335,6 @@ func afterSpace(raw []byte, i int) int {
 	return i
 }
 
-// afterValue returns the index behind the value at i.
 func afterValue(raw []byte, i int) int {
 	for depth := 0; ; {
 		switch raw[i] {
@@ -380,7 +377,6 @@ func unquoted(quoted []byte) string {
 	return text
 }
 
-// readText reads a string of valid JSON, or nothing for null.
 func readText(quoted []byte, into *string) error {
 	if quoted[0] != '"' || bytes.IndexByte(quoted, '\\') >= 0 || !utf8.Valid(quoted) {
 		return decode(quoted, into)

@@ -25,7 +25,6 @@ type services struct {
 
 func service(r resource) string { return r.Version + "." + r.Group }
 
-// undefined reports whether a resource is known to have no CustomResourceDefinition.
 func (s *services) undefined(r resource) bool {
 	return s.aggregated[service(r)] || s.registered[service(r)]
 }
@@ -108,7 +107,6 @@ func (c *collector) warnOfExcluded() {
 	}
 }
 
-// warnOfNothing warns of a backup without objects, unless errors say it already.
 func (c *collector) warnOfNothing() {
 	if errors, _ := c.findings.counts(); errors == 0 && c.progress.Objects().ItemsBackedUp == 0 {
 		c.findings.warn(subject{}, "the backup is empty: no object of the cluster is in the namespaces, of the resources and with the labels that it asks for")

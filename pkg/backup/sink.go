@@ -102,7 +102,6 @@ type object struct {
 	item   *manifest.Item
 }
 
-// newObject encodes an object behind the given bytes; reason says why it was taken.
 func newObject(to []byte, r resource, h *head, raw []byte, reason string) (*object, []byte, error) {
 	begin := len(to)
 	to, err := appendContent(to, raw, h, r)
@@ -190,7 +189,6 @@ func itemName(namespace, name string) string {
 	return namespace + "/" + name
 }
 
-// describe returns the manifest's item of a stored object, except its position.
 func describe(r resource, h *head, stored []byte, reason string) *manifest.Item {
 	content := format.NewContent(stored)
 	item := &manifest.Item{

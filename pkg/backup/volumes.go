@@ -55,7 +55,6 @@ type wish struct {
 type defaults uint8
 
 const (
-	// takeClaims takes the volumes with a claim.
 	takeClaims defaults = iota
 	takeAll
 	takeNone
@@ -145,7 +144,6 @@ func pickVolumes(pod *corev1.Pod, byDefault defaults, actionOf func(*corev1.Volu
 	return picked, skipped
 }
 
-// unsupported says why volumes of this type are never read, or returns "".
 func unsupported(volume *corev1.Volume) string {
 	switch source := &volume.VolumeSource; {
 	case source.HostPath != nil:

@@ -17,8 +17,7 @@ import (
 
 const (
 	// maxForeign bounds the kept metadata of a backup without a trusted signature, in bytes.
-	maxForeign = 16 << 10
-	// maxAbridged bounds each part that is kept of larger metadata.
+	maxForeign  = 16 << 10
 	maxAbridged = 4 << 10
 	// maxText bounds its other texts, and the texts of volumes.
 	maxText = 1 << 10
@@ -77,7 +76,6 @@ func IsAbridged(backup *v1alpha1.Backup) bool {
 	return meta.IsStatusConditionTrue(backup.Status.Conditions, v1alpha1.ConditionAbridged)
 }
 
-// bounded returns the beginning of a text, without keeping the rest in memory.
 func bounded(text string, most int) string {
 	if len(text) <= most {
 		return text

@@ -25,7 +25,6 @@ import (
 // DefaultForeignBytes bounds the backups of a location without a trusted signature.
 const DefaultForeignBytes = 64 << 20
 
-// entryBytes estimates an entry and its list items without content.
 const entryBytes = 1 << 10
 
 type weight struct {
@@ -126,7 +125,6 @@ func (c *Catalog) foreignLocked(location string) *foreign {
 	return f
 }
 
-// fitsLocked reports whether an entry may be listed with this content. Otherwise it is left out.
 func (c *Catalog) fitsLocked(e *entry, backup *v1alpha1.Backup, rows *packedRows, changed *recorder) bool {
 	c.takeLocked(e)
 	if backup != nil && isVouchedFor(backup) {
@@ -141,7 +139,6 @@ func (c *Catalog) fitsLocked(e *entry, backup *v1alpha1.Backup, rows *packedRows
 	return false
 }
 
-// leaveOutLocked unlists an entry, and keeps only its weight.
 func (c *Catalog) leaveOutLocked(e *entry, of weight, changed *recorder) {
 	f := c.foreignLocked(e.location)
 	if e.read == nil { // else its listing needs them to tell when to read it again
@@ -199,7 +196,6 @@ func (c *Catalog) shedLocked(changed *recorder) {
 	}
 }
 
-// readmitLocked marks entries that fit now, to be read again.
 func (c *Catalog) readmitLocked(location string) {
 	f := c.foreign[location]
 	if f == nil || !f.freed {

@@ -65,7 +65,7 @@ type Catalog struct {
 	withdrawn uint64
 }
 
-// entry is read as one: a backup, or all backups of one volume in another layout.
+// entry is a backup, or all backups of one volume in another layout.
 type entry struct {
 	location, storeName string
 
@@ -91,16 +91,14 @@ type entry struct {
 	// are the keys beside the folder.
 	changes                    []format.Expiration
 	changesRead, changesListed []string
-	// replaced is true if another writer has replaced our backup's metadata.
-	replaced bool
-	versions map[string]string
-	digests  Digests
+	replaced                   bool
+	versions                   map[string]string
+	digests                    Digests
 
 	// shadowed is true if an entry of another location has this store name and precedes it. Then
 	// the location is a suffix of its name.
 	shadowed bool
-	// held is the entry as listed; nil if it is not.
-	held *held
+	held     *held
 
 	// weight is its place among the foreign entries, where it counts while counted. leftOut entries
 	// are not listed; again requests a read.
@@ -404,7 +402,6 @@ func (c *Catalog) Find(namespace, name string) (backup *v1alpha1.Backup, locatio
 	return nil, "", "", Digests{}
 }
 
-// change runs do under the locks, and notifies of the changes.
 func (c *Catalog) change(do func(*recorder)) {
 	c.changing.Lock()
 	defer c.changing.Unlock()

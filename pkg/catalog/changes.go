@@ -45,7 +45,6 @@ type recorder struct {
 	added   map[kind]*volume
 }
 
-// kind is common to rows of one volume.
 type kind struct {
 	shape     unique.Handle[shape]
 	displaced bool

@@ -105,7 +105,6 @@ func (c *Catalog) damagedLocked(e *entry, placed *v1alpha1.Backup, rows *packedR
 	return &packedRows{cells: cells, shapes: rows.shapes, odd: rows.odd}
 }
 
-// began returns the start of the volume's reading; zero if unknown.
 func (r row) began() time.Time {
 	switch {
 	case r.started != 0:

@@ -125,7 +125,6 @@ func (c *Catalog) deletedLocked(e *entry, backup *v1alpha1.Backup, rows *packedR
 	return gone
 }
 
-// leftLocked returns a bare entry's rows without a recorded deletion.
 func (c *Catalog) leftLocked(e *entry) *packedRows {
 	of := BackupID{Location: e.location, StoreName: e.storeName}
 	if len(c.deletions[of]) == 0 {
@@ -184,7 +183,7 @@ func (r row) id() format.VolumeID {
 	return format.VolumeID{Namespace: of.namespace, Name: of.bareName(), Repeat: int32(r.repeat)}
 }
 
-// sum counts the volumes of a backup; nil if none. before has the number of omitted volumes.
+// sum counts the volumes of a backup. before has the number of omitted volumes.
 func sum(rows *packedRows, deleted []bool, before *v1alpha1.BackupVolumesProgress) *v1alpha1.BackupVolumesProgress {
 	sum := &v1alpha1.BackupVolumesProgress{}
 	if before != nil {

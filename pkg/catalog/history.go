@@ -263,7 +263,7 @@ type volume struct {
 	stale     bool
 	locations []string
 	completed int32
-	stored    int64  // bytes that completed rows added
+	stored    int64
 	last      member // the latest completed one; held is nil if there is none
 	created   metav1.Time
 	// states has a bit for each index of states that a row has, or oddState.
@@ -307,7 +307,6 @@ func compareMembers(a, b member) int {
 	return cmp.Or(strings.Compare(a.held.storeName, b.held.storeName), strings.Compare(a.held.location, b.held.location), cmp.Compare(a.index, b.index))
 }
 
-// volumeLocked returns the volume of a name for a change; a new one if missing.
 func (c *Catalog) volumeLocked(name types.NamespacedName) *volume {
 	c.sought.name = name
 	v, ok := c.volumes.Get(&c.sought)
@@ -330,7 +329,6 @@ func (c *Catalog) addLocked(v *volume, m member) {
 	if last := len(v.members) - 1; last >= 0 && v.loose == 0 && compareMembers(v.members[last], m) > 0 {
 		v.loose = len(v.members)
 	}
-	// Appending does not change the shared part.
 	v.members = append(v.members, m)
 	if !v.stale { // else last may be removed
 		v.count(m)
@@ -371,7 +369,6 @@ func (c *Catalog) removeLocked(m member, name types.NamespacedName) {
 	}
 }
 
-// ownLocked unshares a volume's members.
 func (c *Catalog) ownLocked(v *volume) {
 	if v.shared {
 		v.members, v.shared = slices.Clone(v.members), false

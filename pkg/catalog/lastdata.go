@@ -72,7 +72,6 @@ func (c *Catalog) entryAtLocked(namespace, name string) *entry {
 	return nil
 }
 
-// claimsOf returns the claims of an entry's wanted rows with data.
 func claimsOf(e *entry, wanted func(claim Claim, row int) bool) []Claim {
 	if e == nil || !canBring(e.held) {
 		return nil

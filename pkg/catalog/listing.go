@@ -42,7 +42,7 @@ type Listing struct {
 	Holds func(name string) bool
 	// Begun is its start. It may lack later writes.
 	Begun time.Time
-	// Suspicion says why missing entries are not believed; empty if they are.
+	// Suspicion says why missing entries are not believed, or is empty.
 	Suspicion string
 	// Accepted is an instant. Any entries missing then may leave. A future instant accepts nothing
 	// yet.
@@ -53,7 +53,7 @@ type Listing struct {
 type Findings struct {
 	Read []string
 	Gone []string
-	// Suspicion says why missing entries are still shown; empty if none are.
+	// Suspicion says why missing entries are still shown, or is empty.
 	Suspicion string
 }
 
@@ -119,7 +119,6 @@ func (e *entry) toRead(now time.Time) bool {
 	return !now.Before(e.retryAt)
 }
 
-// losses are the missing entries of a location, over all shards.
 type losses struct {
 	// known counts the entries without accepted and explained losses; missing is the missing part.
 	known, missing int

@@ -26,8 +26,7 @@ type row struct {
 	size, incremental int64
 	// started and ended are Unix seconds; zero if unknown, or in the oddity.
 	started, ended uint32
-	// repeat counts earlier rows of the same volume in the entry.
-	repeat uint32
+	repeat         uint32
 	// state is an index of states.
 	state uint8
 	// displaced rows are listed in the system namespace instead of their own.
@@ -47,9 +46,8 @@ type oddity struct {
 	backupName, snapshotName, snapshotID, state string
 	bytesDone                                   int64
 	created, snapshotCreated, started, ended    time.Time
-	// Values that a cell can't hold.
-	size, incremental int64
-	repeat            uint32
+	size, incremental                           int64
+	repeat                                      uint32
 }
 
 // packedRows are the immutable rows of an entry; nil for none. There may be a million, so cells
@@ -58,8 +56,7 @@ type packedRows struct {
 	cells []cell
 	// shapes has a shape for each row, or one for all. Lists of the same volumes share them.
 	shapes []unique.Handle[shape]
-	// odd has the rows with an oddity, in order.
-	odd []oddRow
+	odd    []oddRow
 }
 
 // cell has a row's own values. Sizes and repetitions that don't fit are in the oddity.
@@ -360,7 +357,6 @@ func packID(s string) (id [16]byte, ok bool) {
 	return id, true
 }
 
-// plain normalises an instant for comparison.
 func plain(t metav1.Time) time.Time {
 	if t.IsZero() {
 		return time.Time{}

@@ -29,7 +29,6 @@ type trust struct {
 	damage map[string]*enginev1alpha1.RepositoryDamage
 }
 
-// verdict is the value of a backup's signature.
 type verdict struct {
 	trust   v1alpha1.BackupTrust
 	message string
@@ -273,7 +272,6 @@ func (c *Catalog) reachesLocked(v *verdict, namespace string, uid types.UID) boo
 
 var unsigned = &v1alpha1.BackupOrigin{Trust: v1alpha1.BackupTrustForeign, Message: "nothing says where it comes from"}
 
-// rank orders entries that want one name: our own come first.
 func (e *entry) rank() int {
 	if e.bare || e.backup.Status.Origin == nil {
 		return 2

@@ -45,16 +45,13 @@ type Volume struct {
 	// without a known claim or pod.
 	VolumeName string
 	// BackupName is its own name in a bare entry, unique there.
-	BackupName string
-	// SnapshotID is Kopia's; empty if the upload failed.
-	SnapshotID string
-	// SnapshotName is the source snapshot's.
+	BackupName   string
+	SnapshotID   string
 	SnapshotName string
 	Method       string
 	Labels       Labels
 	State        string
-	// Message is why the upload failed, or why it can't be restored or read.
-	Message string
+	Message      string
 	// In bytes. VolumeSize is the volume's capacity.
 	SizeBytes, BytesDone, IncrementalBytes, VolumeSize int64
 	// Zero if unknown. Created is the time of the request, for bare entries.
@@ -133,7 +130,6 @@ func (v *Volume) IsOfABackup() bool {
 
 func validVolumeName(name string) bool { return len(validation.IsDNS1123Subdomain(name)) == 0 }
 
-// known is the plausible part of what is stored about a volume itself.
 type known struct {
 	name    string
 	size    int64
@@ -228,7 +224,6 @@ func newVolume(pvb *format.PodVolumeBackup) (Volume, error) {
 
 func intern(s string) string { return unique.Make(s).Value() }
 
-// bareName returns the BackupVolume's name in the volume's own namespace.
 func (v *Volume) bareName() string {
 	return bareName(v.ClaimName, v.PodName, v.PodVolume, v.VolumeName)
 }
@@ -474,7 +469,6 @@ func (v *volume) messages() []string {
 	return messages
 }
 
-// object returns the BackupVolume of a volume with a claim.
 func (v *volume) object() *v1alpha1.BackupVolume {
 	object := &v1alpha1.BackupVolume{
 		ObjectMeta: metav1.ObjectMeta{

@@ -11,6 +11,6 @@
 //     name are replaced, others kept. It returns when the data is on the disk.
 //   - Extras keep what Kopia does not: hard links, extended attributes, access control lists,
 //     capabilities.
-//   - Both stay inside their folder, whatever pods do, and end within a second of their context.
+//   - Both stay inside their folder despite changes by pods, and end within a second of their context.
 //   - A Manager runs the work of a node within its limit, without polling, each class in order.
 package datapath

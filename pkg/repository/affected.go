@@ -22,7 +22,6 @@ const mostWalked = 10_000_000
 
 var errTooMany = errors.New("there is too much to look through")
 
-// affected finds the snapshots that need an unreadable content.
 func (r *Repository) affected(ctx context.Context, bad func(content.Info) bool, done *Check) error {
 	ids, err := snapshot.ListSnapshotManifests(ctx, r.direct, nil, nil)
 	if err != nil {
@@ -83,7 +82,6 @@ type walk struct {
 	left       int
 }
 
-// touches reports whether an entry needs an unreadable content.
 func (w *walk) touches(ctx context.Context, entry *snapshot.DirEntry) (bool, error) {
 	if w.left--; w.left < 0 {
 		return false, errTooMany

@@ -25,10 +25,8 @@ import (
 )
 
 const (
-	oldAfter = 30 * 24 * time.Hour
-	// leftAfter is the age at which an unfinished file belongs to a stopped process.
+	oldAfter  = 30 * 24 * time.Hour
 	leftAfter = time.Hour
-	// newBlob begins the names of unfinished files.
 	newBlob   = ".new-"
 	diskBlock = 4 << 10
 )
@@ -37,8 +35,7 @@ const (
 // listings. All repositories of a node, and the next process, share it.
 //
 //   - Its files take at most its limit, including unfinished ones. The blob unread for longest
-//     makes room. Two processes in one folder take at most twice the limit, until one opens another
-//     repository.
+//     makes room. Two processes in one folder take at most twice the limit.
 //   - Blobs are encrypted as in the store, and no file contents are kept.
 //   - A blob's checksum is verified before an opened repository uses it. A damaged one is read from
 //     the store. Later damage fails a read, since Kopia authenticates what it decrypts.
@@ -152,7 +149,7 @@ func (c *Cache) grow(bytes int64) bool {
 	return true
 }
 
-// finished frees the room of an unfinished blob. Its path is empty if it was not kept.
+// finished frees the room of an unfinished blob. path is empty if it was not kept.
 func (c *Cache) finished(path string, bytes int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -196,7 +193,6 @@ func isCached(id blob.ID) bool {
 	return len(id) > 1 && (id[:1] == content.PackBlobIDPrefixSpecial || id[0] == 'x' || id[0] == 'n')
 }
 
-// of returns the cache of a repository; nil without a Cache.
 func (c *Cache) of(repository string) *blobCache {
 	if c == nil {
 		return nil
@@ -226,8 +222,8 @@ const maxFetched = 2
 
 var errNoRoom = errors.New("there is no room for it in the cache")
 
-// get reads a part of a blob, and caches the blob, which read reads. It returns false if the store
-// is to be read.
+// get reads a part of a blob, and caches the blob by read. It returns false if the store is to be
+// read.
 func (b *blobCache) get(ctx context.Context, id blob.ID, offset, length int64, output blob.OutputBuffer, read func(context.Context, blob.OutputBuffer) error) bool {
 	if b == nil || !isCached(id) {
 		return false
@@ -300,7 +296,6 @@ func (b *blobCache) part(path string, offset, length int64, output blob.OutputBu
 	return err
 }
 
-// sum starts the checksum of a blob, which covers its name.
 func sum(id blob.ID) hashing.Hash {
 	h := sha256.New()
 	fmt.Fprintf(h, "%s\n", id)
@@ -332,7 +327,6 @@ func (b *blobCache) sound(path string, id blob.ID) int64 {
 	return -1
 }
 
-// keep reads a blob from the store into the cache, and returns its size.
 func (b *blobCache) keep(ctx context.Context, path string, id blob.ID, read func(context.Context, blob.OutputBuffer) error) (size int64, err error) {
 	folder := filepath.Join(b.dir, b.repository)
 	if err := os.MkdirAll(folder, 0o700); err != nil {

@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// A daily check reads a share of the packs, all of them in checkDays days. A share has at most
+// A daily check reads a share of the packs, all of them in checkDays days. A share is bounded by
 // mostRead bytes and mostContents contents; a larger repository takes longer.
 const (
 	checkDays    = 28
@@ -47,12 +47,12 @@ type Check struct {
 	Missing     int
 	// Damaged names the packs with other bytes than were written.
 	Damaged []string
-	// Indexes names the indexes of the last maintenance that the store lacks. Contents and
-	// snapshots that only they name are unknown.
+	// Indexes names the lost indexes of the last maintenance. Contents and snapshots that only they
+	// name are unknown.
 	Indexes  []string
 	Contents int
-	// Snapshots has the ids of snapshots that need such a content, AffectedUntil the start of the
-	// newest. If Incomplete, any that began until then may need one.
+	// Snapshots has the ids of affected snapshots, AffectedUntil the start of the newest. If
+	// Incomplete, any that began until then may be affected.
 	Snapshots     []string
 	AffectedUntil time.Time
 	Incomplete    bool
@@ -114,7 +114,7 @@ func (s *share) add(id blob.ID, length int64, pack namedPack) {
 }
 
 // choose keeps the due packs. A pack's share depends on its name, and the due share on the day,
-// without state. A day without a check leaves its share to the next round.
+// without state. A missed day leaves its share to the next round.
 func (s *share) choose(options CheckOptions, again map[blob.ID]struct{}, now time.Time) {
 	if options.All {
 		return

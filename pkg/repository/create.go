@@ -68,8 +68,8 @@ func blobs(ctx context.Context, st store.Reader, folder string, provider enginev
 }
 
 // Create ensures that the repository of a namespace exists, is set up, and opens with the key. It
-// is idempotent, and completes an earlier call. It fails with ErrWrongKey for a repository with
-// another key, and with ErrDamaged for data that no key can open.
+// is idempotent. It fails with ErrWrongKey for a repository with another key, and with ErrDamaged
+// for data that no key can open.
 func Create(ctx context.Context, loc Location, namespace string, key Key) error {
 	if key == "" {
 		return errors.New("the key of the repository is empty")
@@ -153,8 +153,8 @@ func initialize(ctx context.Context, st creatable, provider enginev1alpha1.Stora
 	return nil
 }
 
-// newFormat returns the blob kopia.repository. Kopia's other blob, kopia.blobcfg, sets a retention;
-// without it there is none.
+// newFormat returns the blob kopia.repository. Kopia's other blob, kopia.blobcfg, sets a retention,
+// and is not needed.
 func newFormat(ctx context.Context, namespace string, key Key) ([]byte, error) {
 	opts, err := newRepositoryOptions(namespace, key)
 	if err != nil {

@@ -34,7 +34,6 @@ const (
 	longestNote         = 16 << 20
 )
 
-// indexPrefixes begin the names of indexes: of an upload, of an epoch, and of several epochs.
 var indexPrefixes = []blob.ID{"xn", "xs", "xr"}
 
 type epochs struct{ kind, first, last int }
@@ -74,7 +73,6 @@ func (r *Repository) indexes(ctx context.Context) (names []blob.ID, err error) {
 	return names, nil
 }
 
-// noted returns the indexes of the last maintenance; none without one.
 func (r *Repository) noted(ctx context.Context) (names []blob.ID, err error) {
 	var text []byte
 	err = r.storage.persist(ctx, func() error {
@@ -100,8 +98,8 @@ func (r *Repository) noted(ctx context.Context) (names []blob.ID, err error) {
 	return names, nil
 }
 
-// lostIndexes returns the noted indexes that are missing unreplaced. One that the listing lacks is
-// asked for by its name.
+// lostIndexes returns the noted indexes that are missing unreplaced. It asks by name for those that
+// the listing lacks.
 func (r *Repository) lostIndexes(ctx context.Context) (lost []string, err error) {
 	noted, err := r.noted(ctx)
 	if err != nil || len(noted) == 0 {

@@ -36,8 +36,7 @@ func NewKey() Key {
 	return Key(base64.RawURLEncoding.EncodeToString(raw))
 }
 
-// generated returns the bytes of a key from NewKey, and false for one that a person may have
-// chosen.
+// generated returns the bytes of a key from NewKey, and false for a user's.
 func (k Key) generated() ([]byte, bool) {
 	raw, err := base64.RawURLEncoding.DecodeString(string(k))
 	return raw, err == nil && len(raw) == keyBytes
@@ -49,8 +48,8 @@ const (
 )
 
 // Fingerprint identifies the key publicly, as 32 hexadecimal digits: the beginning of a generated
-// key's SHA-256. A chosen key could be guessed by that, so its fingerprint costs as much as an
-// attempt to open the repository.
+// key's SHA-256. A chosen key could be guessed by that, so its fingerprint costs as much as opening
+// the repository.
 func (k Key) Fingerprint(namespace string) (string, error) {
 	if _, generated := k.generated(); generated {
 		sum := sha256.Sum256([]byte(k))
@@ -69,8 +68,8 @@ const (
 	// Kopia's default. Chunks of a fixed size cost less time, but an inserted byte, as in dumps and
 	// rotated logs, would store the rest anew.
 	splitter = "DYNAMIC-4M-BUZHASH"
-	// A random key of 256 bits needs no slow derivation; the default scrypt needs 128 MB of memory
-	// at each opening.
+	// A random key needs no slow derivation; the default scrypt needs 128 MB of memory at each
+	// opening.
 	keyDerivation = "pbkdf2-sha256-600000"
 )
 
@@ -79,12 +78,11 @@ const (
 	hmacSecretBytes = 32
 )
 
-// newRepositoryOptions returns how the repository of a namespace is initialised.
+// newRepositoryOptions returns the options of a namespace's new repository.
 //
 // A store may ignore the condition of a write. Of two concurrent initialisations the later would
 // win, and with random inner keys make earlier data unreadable. So a generated key determines the
-// inner keys, and all initialisations are equal. A chosen key is too weak for that, and keeps
-// random inner keys.
+// inner keys. A chosen key is too weak for that, and keeps random ones.
 func newRepositoryOptions(namespace string, key Key) (*repo.NewRepositoryOptions, error) {
 	opts := &repo.NewRepositoryOptions{
 		BlockFormat:                       format.ContentFormat{Hash: hash, Encryption: encryption},
@@ -118,7 +116,7 @@ func newRepositoryOptions(namespace string, key Key) (*repo.NewRepositoryOptions
 // derivations serialises key derivations: for Velero's repositories one takes 64 MB of memory.
 var derivations = make(chan struct{}, 1)
 
-// inTurn is a storage for an opening that waits for its turn to derive the key, which Kopia does
+// inTurn is a storage for an opening that waits for its turn to derive the key. Kopia does that
 // between reading the format and the next read.
 type inTurn struct {
 	blob.Storage

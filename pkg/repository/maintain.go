@@ -49,8 +49,8 @@ type Maintenance struct {
 	Rewritten int64
 	// Skew is how far the store's clock is ahead.
 	Skew time.Duration
-	// Size is the repository's size in the store, Files the number in the newest snapshots of its
-	// volumes; only after a full maintenance.
+	// Size is the repository's size in the store, Files the number in the newest snapshots; only
+	// after a full maintenance.
 	Size, Files int64
 }
 
@@ -183,7 +183,7 @@ func (r *Repository) DueMaintenance(ctx context.Context) (MaintenanceKind, error
 	return MaintenanceQuick, nil
 }
 
-// minFullInterval is the minimum time between full maintenances, whatever the repository's settings
+// minFullInterval is the minimum time between full maintenances, for any settings
 // (docs/design/maintenance.md).
 const minFullInterval = 23 * time.Hour
 
@@ -231,7 +231,6 @@ func (r *Repository) account(ctx context.Context, since time.Time, done *Mainten
 	return nil
 }
 
-// accountOf returns the removed and written bytes of a task, and Kopia's text.
 func accountOf(extra maintenancestats.Extra) (removed, rewritten int64, summary string) {
 	var sizes struct{ DeletedTotalSize, DeletedBlobSize, RewrittenContentSize int64 }
 	stats, err := maintenancestats.BuildFromExtra(extra)

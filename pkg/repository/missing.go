@@ -65,7 +65,7 @@ type comparison struct {
 }
 
 // Missing compares the packs of the index with the store's listing, with a request for a thousand
-// packs, at most every two minutes. A pack that the listing lacks is asked for by name, since a
+// packs, at most every two minutes. It asks by name for packs that the listing lacks, since a
 // listing may lag. The index is read first, and packs precede their index, so a new pack is never
 // missing.
 func (r *Repository) Missing(ctx context.Context) (*Missing, error) {
@@ -88,7 +88,6 @@ type namedPack struct {
 	contents int
 }
 
-// named returns the index's packs with live contents, and with deleted also the others.
 func (r *Repository) named(ctx context.Context, deleted bool) (map[blob.ID]namedPack, error) {
 	packs := map[blob.ID]namedPack{}
 	err := r.direct.ContentReader().IterateContents(ctx, content.IterateOptions{IncludeDeleted: deleted}, func(info content.Info) error {
@@ -106,7 +105,6 @@ func (r *Repository) named(ctx context.Context, deleted bool) (map[blob.ID]named
 	return packs, nil
 }
 
-// compare finds the missing packs, and calls listed for the others.
 func (r *Repository) compare(ctx context.Context, deleted bool, listed func(id blob.ID, length int64, pack namedPack)) (*Missing, error) {
 	ctx, stop := r.While(ctx)
 	defer stop()

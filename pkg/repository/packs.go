@@ -29,8 +29,8 @@ const (
 )
 
 // Packs keeps whole packs in memory while many small pieces of them are read, as by a restore of
-// small files, instead of a request for each piece. An evicted pack is read whole again only if
-// more of it is expected.
+// small files. It saves a request for each piece. An evicted pack is read whole again only if more
+// of it is expected.
 type Packs struct {
 	// limit bounds the kept bytes, besides packs in reading.
 	limit   int64
@@ -121,7 +121,6 @@ func (p *Packs) whole(ctx context.Context, id blob.ID) []byte {
 	return this.data
 }
 
-// keep keeps a pack. The least recently used ones make room.
 func (p *Packs) keep(this *keptPack, data []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -24,7 +24,7 @@ var ErrRetention = errors.New("the repository has an object kopia.blobcfg, which
 const maxFormatBytes = 1 << 20
 
 // ChangeKey changes the key of a namespace's repository. It fails with ErrWrongKey if neither key
-// opens it; if the new one does, nothing is done. It does not check for uploads.
+// opens it, and does nothing if the new one does. It does not check for uploads.
 //
 // It writes one object, kopia.repository, so exactly one key opens it at any time. The inner keys,
 // which encrypt and name all contents, stay.
@@ -129,7 +129,7 @@ func relock(ctx context.Context, data []byte, from, to Key) ([]byte, error) {
 	return st.blobs[format.KopiaRepositoryBlobID], nil
 }
 
-// formatOnly is an in-memory storage with a repository's format, which keeps writes.
+// formatOnly is an in-memory storage of a format.
 type formatOnly struct {
 	staging
 	data []byte

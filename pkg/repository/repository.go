@@ -39,7 +39,7 @@ const (
 	clientHost = "default"
 )
 
-// Options says what an opened repository may use of the local disk.
+// Options are an opened repository's use of the local disk, and its keys.
 type Options struct {
 	// WorkDir has a small configuration without secrets while the repository is open. Default: the
 	// system's folder for temporary files.
@@ -49,8 +49,7 @@ type Options struct {
 	// Cache keeps blobs for the next opening; nil keeps none, which is best for reading files.
 	// Filesystem locations use none.
 	Cache *Cache
-	// Damaged are packs with other bytes than were written: the index's contents there are not
-	// used.
+	// Damaged are packs with other bytes than were written: their contents are not used.
 	Damaged []string
 }
 

@@ -26,7 +26,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Location is a storage location and what is needed to get into it.
+// Location is a storage location with its access.
 type Location struct {
 	Spec enginev1alpha1.StorageLocationSpec
 	// Secret is the data of the spec's Secret: accessKeyID, secretAccessKey and optionally
@@ -55,7 +55,6 @@ func Folder(prefix, namespace string) string {
 	return path.Join(prefix, "kopia", namespace) + "/"
 }
 
-// folderOf returns the folder of a namespace's repository below the location's prefix.
 func folderOf(namespace string) (string, error) {
 	if problems := validation.IsDNS1123Label(namespace); len(problems) > 0 {
 		return "", fmt.Errorf("%q is not the name of a namespace: %s", namespace, strings.Join(problems, ", "))
@@ -255,7 +254,7 @@ func (s *storage) ListBlobs(ctx context.Context, prefix blob.ID, callback func(b
 	return s.list(ctx, "", "", string(prefix), callback)
 }
 
-// list lists the blobs of a folder, name being the folders' part of their names. A repetition
+// list lists the blobs of a folder; name is the folders' part of their names. A repetition
 // continues after the last blob.
 func (s *storage) list(ctx context.Context, folder, name, prefix string, callback func(blob.Metadata) error) error {
 	var options store.ListOptions
@@ -282,7 +281,7 @@ func (s *storage) list(ctx context.Context, folder, name, prefix string, callbac
 	return cmp.Or(stopped, err)
 }
 
-// visit calls callback for an object, or for those of a folder.
+// visit calls callback for an object, or for the objects of a folder.
 func (s *storage) visit(ctx context.Context, object store.Object, name, prefix string, callback func(blob.Metadata) error) error {
 	isBlob := name != storageConfig
 	switch {

@@ -11,7 +11,7 @@ import (
 )
 
 // Called maps the names of resources in lower case: plural, singular, kind and short names, each
-// also with its group after a dot. Every list of a spec uses it.
+// also with its group after a dot.
 type Called map[string]schema.GroupResource
 
 // Add adds a resource's names besides its plural. A taken word stays, as in kubectl.

@@ -14,8 +14,6 @@ import (
 // Namespaces is a compiled selection of namespaces. A name is selected when an included word
 // matches it and no excluded word does. An empty included list, or one with `*`, matches every
 // name.
-//
-// A nil *Namespaces is unreadable: it selects nothing and overlaps everything.
 type Namespaces struct {
 	// names are the included names that are not excluded; sorted, unique.
 	names []string
@@ -39,8 +37,7 @@ const maxCompared = 4
 //
 // It accepts Velero's lists, and `*` beside other included words, as Velero's documentation. It
 // refuses `*` as an excluded word, a word in both lists, and, unlike Velero, the empty word; to
-// back up only cluster-scoped objects, exclude `*` from the namespace-scoped resources. Lists
-// beyond the limits are refused first.
+// back up only cluster-scoped objects, exclude `*` from the namespace-scoped resources.
 func ParseNamespaces(included, excluded []string, at *field.Path) (*Namespaces, field.ErrorList) {
 	includedAt, excludedAt := at.Child("includedNamespaces"), at.Child("excludedNamespaces")
 	if errs := append(CheckList(included, includedAt), CheckList(excluded, excludedAt)...); len(errs) > 0 {
@@ -121,7 +118,7 @@ func (n *Namespaces) includesAll() bool {
 	return len(n.patterns) > 0 && n.patterns[0].text == "*"
 }
 
-// Match reports whether the namespace, which need not exist, is selected. The empty name of
+// Match reports whether the namespace, existing or not, is selected. The empty name of
 // cluster-scoped objects never is.
 func (n *Namespaces) Match(namespace string) bool {
 	_, ok := n.Word(namespace)
@@ -129,7 +126,7 @@ func (n *Namespaces) Match(namespace string) bool {
 }
 
 // Word returns the included word that selects the namespace: its own name, else the first matching
-// pattern (`*` for an empty list). It returns false when the namespace is not selected.
+// pattern (`*` for an empty list). It returns false for an unselected namespace.
 func (n *Namespaces) Word(namespace string) (string, bool) {
 	if n == nil {
 		return "", false
@@ -155,8 +152,7 @@ func (n *Namespaces) named(namespace string) bool {
 func (n *Namespaces) All() bool { return n != nil && n.all }
 
 // Loose reports whether its patterns are not compared with other patterns, for the cost: one has
-// several wildcards, or there are more than four, or more than four excluded ones. Only the words
-// decide.
+// several wildcards, or there are more than four, or more than four excluded ones.
 func (n *Namespaces) Loose() bool { return n != nil && n.loose }
 
 // Explicit returns the selected names without wildcards, existing or not; sorted, unique. The

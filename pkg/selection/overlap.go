@@ -13,6 +13,7 @@ import (
 // words decide, so a new namespace never changes the answer.
 //
 // They overlap if
+//
 //   - one is unreadable (nil), or selects all namespaces without an exclude;
 //   - one names a namespace that the other selects;
 //   - both have patterns, and one is Loose;
@@ -20,7 +21,7 @@ import (
 //     them wholly.
 //
 // The last two may say yes for names that several excludes together cover. Two selections of an
-// existing namespace always overlap: by its name, or by two patterns.
+// existing namespace always overlap.
 func Overlaps(a, b *Namespaces) bool {
 	if a == nil || b == nil || a.all || b.all {
 		return true
@@ -49,7 +50,7 @@ func namesMatch(a, b *Namespaces) bool {
 	return slices.ContainsFunc(a.names, b.Match)
 }
 
-// conflictingPatterns yields the pairs of patterns for which the last rule of Overlaps holds.
+// conflictingPatterns yields the pairs of patterns of the last rule of Overlaps.
 func conflictingPatterns(a, b *Namespaces) iter.Seq2[Pattern, Pattern] {
 	return func(yield func(Pattern, Pattern) bool) {
 		for _, p := range a.patterns {
@@ -63,10 +64,10 @@ func conflictingPatterns(a, b *Namespaces) iter.Seq2[Pattern, Pattern] {
 	}
 }
 
-// Shared yields the conflict of two overlapping selections, sorted and lazily: the existing and
-// named namespaces that both select. existing is sorted. If there are none, it yields patterns that
-// can match the same name, or else the words of the selection of all. If one can't be read,
-// everything in the other is in conflict.
+// Shared yields the conflict of two overlapping selections, sorted and lazily: the existing
+// (sorted) and named namespaces that both select. If there are none, it yields patterns that can
+// match the same name, or else the words of the selection of all. If one can't be read, everything
+// in the other is in conflict.
 func Shared(a, b *Namespaces, existing []string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		found := false
@@ -115,7 +116,6 @@ func bothSelect(a, b *Namespaces, existing []string) iter.Seq[string] {
 // maxSharedWords bounds the shown patterns: 32 may meet 32 others.
 const maxSharedWords = 64
 
-// sharedWords returns the words to show when no namespace is in conflict by name.
 func sharedWords(a, b *Namespaces) []string {
 	var words []string
 	if a == nil || b == nil {

@@ -16,6 +16,7 @@ import (
 // and negation. `*` stands for any characters, `?` for one, `[ab]` and `[a-z0-9]` for one of a set.
 //
 // Invariants of ParsePattern:
+//
 //  1. Each element is a non-empty set of characters, or anyRun; no two anyRun are neighbours.
 //  2. At least one valid namespace name matches.
 type Pattern struct {
@@ -165,7 +166,7 @@ func parseChar(s string) (element, error) {
 	return 0, nil
 }
 
-// String is the word as it was written.
+// String returns the word as written.
 func (p Pattern) String() string { return p.text }
 
 // Match reports whether the name matches. An invalid length or character matches nothing.

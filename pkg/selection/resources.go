@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// ResourceLists are the resource filters of a backup's spec. The first three are the old style, the
-// other four the new style; they exclude each other.
+// ResourceLists are the resource filters of a backup's spec: the first three are the old style, the
+// others the new style, which excludes the old.
 type ResourceLists struct {
 	// IncludedResources and ExcludedResources apply to both scopes. An empty included list, or one
 	// with `*`, means all.
@@ -60,9 +60,10 @@ var namespacesResource = schema.GroupResource{Resource: "namespaces"}
 // ParseResources compiles the lists of a backup that selects the given namespaces. An error names
 // its field below the path `at`, which may be nil.
 //
-// Like Velero it refuses both styles together, a word in both lists of a pair, `*` among the old
-// style's excluded resources, and an excluded `*` of the new style beside another word of the pair.
-// It accepts `*` beside other included words, as Velero's documentation and unlike its code.
+// Like Velero it refuses both styles together, and a word in both lists of a pair. It refuses `*`
+// among the old style's excluded resources, and an excluded `*` of the new style beside another
+// word of the pair. It accepts `*` beside other included words, as Velero's documentation and
+// unlike its code.
 func ParseResources(lists ResourceLists, namespaces *Namespaces, at *field.Path) (*Resources, field.ErrorList) {
 	oldStyle := lists.IncludeClusterResources != nil || len(lists.IncludedResources) > 0 || len(lists.ExcludedResources) > 0
 	var errs field.ErrorList
@@ -215,11 +216,11 @@ func (r *Resources) fullBackup() bool {
 		r.namespaced.includesAll()
 }
 
-// IncludedRelated reports whether an object that another needs may come along, such as a claim's
+// IncludedRelated reports whether an object that another needs may be included, such as a claim's
 // volume, although its resource is not collected.
 //
 // A namespaced one must be included; the caller checks its namespace. A namespace always may.
-// Another cluster-scoped one may unless excluded by name, or, in the old style, unless
+// Another cluster-scoped one may unless it is excluded by name. In the old style it also may not if
 // includeClusterResources is false, or is nil and a list of included resources omits it.
 func (r *Resources) IncludedRelated(gr schema.GroupResource, namespaced bool) bool {
 	switch {
@@ -239,10 +240,8 @@ func (r *Resources) IncludedRelated(gr schema.GroupResource, namespaced bool) bo
 
 // TouchesClusterScope reports whether the backup may collect cluster-scoped resources; two such
 // backups overlap in the queue. Objects of selected namespaces, as the namespaces and their claims'
-// volumes, don't count: namespaces cover them.
-//
-// Only the words decide, so that every process computes the same queue. It may say yes for words
-// that match nothing.
+// volumes, don't count. Only the words decide, so that every process computes the same queue. It
+// may say yes for words that match nothing.
 func (r *Resources) TouchesClusterScope() bool {
 	if r.oldStyle {
 		// Any resource but namespaces: the lists may allow it or not.

@@ -45,16 +45,14 @@ type Entry struct {
 	// Preferred is true for a versioned copy of the group's preferred version.
 	Preferred bool
 	Size      int64
-	// Offset is the place of the tar header in the decompressed tarball.
-	Offset int64
+	Offset    int64
 }
 
 // Reader reads a tarball of any writer.
 type Reader struct {
 	tar   *tar.Reader
 	plain *limitedReader
-	// next is the place of the next header.
-	next int64
+	next  int64
 }
 
 // NewReader returns a Reader of a whole tarball.

@@ -37,9 +37,8 @@ const (
 
 // Item identifies an object in a tarball.
 type Item struct {
-	Resource schema.GroupResource
-	Version  string
-	// Namespace is empty for a cluster-scoped object.
+	Resource  schema.GroupResource
+	Version   string
 	Namespace string
 	Name      string
 }
@@ -59,10 +58,9 @@ type Writer struct {
 	current *member
 	sealed  []*member
 	free    []*member
-	// left counts the objects that may still be added.
-	left   int
-	header tar.Header
-	path   []byte
+	left    int
+	header  tar.Header
+	path    []byte
 }
 
 type member struct {
@@ -201,7 +199,6 @@ func (m *member) compressWith(kept *sync.Pool, level int) {
 	kept.Put(compressor)
 }
 
-// write writes sealed members until at most left remain.
 func (w *Writer) write(left int) error {
 	for len(w.sealed) > left {
 		first := w.sealed[0]

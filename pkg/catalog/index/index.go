@@ -46,7 +46,6 @@ const (
 	Ignored Standing = iota
 	// Others are other clusters' indexes: they count for backups signed by the same key.
 	Others
-	// Own is this cluster's index: it counts.
 	Own
 )
 
@@ -249,7 +248,6 @@ func (f *fetched) entries(want func(storeName string) bool) (entries []Entry) {
 	return entries
 }
 
-// bears reports whether the head's signer counts for an entry.
 func (o *opened) bears(entry *Entry) bool {
 	backup := entry.Content.Backup
 	// An entry without a Backup, of another layout, has other names.

@@ -151,7 +151,6 @@ func (w *Writer) Add(ctx context.Context, entry Entry) error {
 	return w.spill(ctx)
 }
 
-// spill writes the newest entries as a segment, merged with a small last one.
 func (w *Writer) spill(ctx context.Context) error {
 	entries := sorted(w.newest)
 	kept := w.head.Segments

@@ -82,7 +82,6 @@ func (w *worker) readSlow(ctx context.Context, from store.Ranger, names []string
 	})
 }
 
-// showsOthers reports whether a known entry can be read now.
 func (w *worker) showsOthers(ctx context.Context, from store.Ranger) bool {
 	name := w.catalog.Readable(w.location.Name)
 	return name != "" && w.location.Layout.Probe(ctx, from, name) == nil

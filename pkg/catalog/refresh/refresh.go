@@ -60,12 +60,11 @@ type Location struct {
 	Cache Cache
 	// Beside, if not nil, reads other objects of the store after full listings, each FullInterval
 	// and on request.
-	Beside func(ctx context.Context, from store.Reader) error
-	// Interval, if not nil, replaces Options.Interval.
+	Beside   func(ctx context.Context, from store.Reader) error
 	Interval *time.Duration
 	// Asked identifies requests. A change causes a full listing.
 	Asked Asked
-	// Accepted is an instant: any backups missing then may leave. A change causes a full listing.
+	// Accepted is as in catalog.Listing. A change causes a full listing.
 	Accepted time.Time
 	Known    Known
 }
@@ -89,7 +88,6 @@ type Asked struct {
 
 // Known is a former process's knowledge.
 type Known struct {
-	// Backups is their number; zero if unknown.
 	Backups int
 	// Suspicious is since when backups were missing; zero if none were.
 	Suspicious time.Time
@@ -134,14 +132,11 @@ const (
 // State is the catalogue's knowledge of a location.
 type State struct {
 	// Loaded is true after the first refresh, even a failed one.
-	Loaded bool
-	// LastSuccess is the start of the last successful refresh; zero without one.
+	Loaded      bool
 	LastSuccess time.Time
-	// LastFull is the start of the last successful full listing.
-	LastFull time.Time
+	LastFull    time.Time
 	// Synced has the requests before LastFull.
-	Synced Asked
-	// Backups is the number of known backups, Replaced of those with replaced metadata.
+	Synced            Asked
 	Backups, Replaced int
 	// LeftOut is the number of omitted untrusted backups, NewestLeftOut the newest one's name.
 	LeftOut       int
@@ -150,7 +145,6 @@ type State struct {
 	Cached bool
 	// LastError is, in stable words, why the last refresh failed; empty if it succeeded.
 	LastError string
-	// Suspicion is why missing backups are still shown; empty if none are.
 	Suspicion string
 
 	// recovered is true once there are as many backups as a former process knew, or the loss was

@@ -139,7 +139,6 @@ func (r requests) get(ctx context.Context, open func(context.Context) (io.ReadCl
 	})}, nil
 }
 
-// opened is an object in reading; Close ends its request.
 type opened struct {
 	io.ReadCloser
 	end func()

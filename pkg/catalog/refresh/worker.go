@@ -48,12 +48,10 @@ type worker struct {
 
 	rows atomic.Int64
 
-	mu    sync.Mutex
-	state State // guarded by mu
-	// wanted has the latest settings of the location; guarded by mu.
+	mu     sync.Mutex
+	state  State // guarded by mu
 	wanted Location
-	// full requests a full listing; guarded by mu.
-	full bool
+	full   bool
 	// doing has the requests before the latest full listing; guarded by mu.
 	doing Asked
 
@@ -74,7 +72,6 @@ const manyRows = 100_000
 
 var errStopped = errors.New("the storage location was changed or removed meanwhile")
 
-// stop ends the worker soon; then it changes the catalogue no more.
 func (w *worker) stop() {
 	w.recording.Lock()
 	w.stopped = true
@@ -342,7 +339,6 @@ func (w *worker) refresh(ctx context.Context) error {
 	return err
 }
 
-// recallLocked compares the number of backups with a former process's.
 func (w *worker) recallLocked(l level) {
 	known, s := w.location.Known, &w.state
 	if s.noticed.IsZero() {
@@ -354,7 +350,6 @@ func (w *worker) recallLocked(l level) {
 	s.recovered = s.recovered || !accepted.Before(s.noticed) && !accepted.After(l.begin) || !catalog.IsSuspicious(known.Backups, s.Backups)
 }
 
-// fewer says that there are fewer backups than a former process knew.
 func (s *State) fewer(count int, known *Known) string {
 	return fmt.Sprintf("the store holds %d backups, of %d that were known before this server began, which does not show the others: they are shown when they are found again; if their loss is accepted, this is not said any more", count, known.Backups)
 }
@@ -464,7 +459,6 @@ type listing struct {
 	beside, changed []string
 }
 
-// listings returns the complete shards, as one if all are.
 func (w *worker) listings(shards []layout.Shard, all bool, l level) []listing {
 	each := make([]listing, 0, len(shards))
 	var ofOthers []string

@@ -163,8 +163,8 @@ func (c *Controller) endBefore(run record) *enginev1alpha1.Standing {
 	return &end
 }
 
-// validate checks a run as the API server checks the Backup or Restore, and that its name is the
-// one in the store, which two runs must not share.
+// validate checks a run as the API server checks the Backup or Restore. Its name must be the one in
+// the store, which two runs must not share.
 func (c *Controller) validate(run record) (errs field.ErrorList) {
 	switch run := run.(type) {
 	case *enginev1alpha1.BackupRun:

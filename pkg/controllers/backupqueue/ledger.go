@@ -199,9 +199,9 @@ func (c *Controller) isMine(ledger *corev1.ConfigMap) bool {
 // takeLedger makes this process the ledger's leader. It reads the ledger before it asks whether it
 // leads, so no later leader has written in between.
 //
-// A missing ledger is made from the runs in progress, read after the empty version that it
-// replaces, and those that this process executes without a record. Other started runs return to the
-// queue. A pending claim of one is detected, since claims read the ledger again.
+// A missing ledger is made from the runs that this process executes without a record, and the runs
+// in progress. These are read after the empty version that it replaces. Other started runs return
+// to the queue. Claims read the ledger again, so a pending claim of such a run is detected.
 func (c *Controller) takeLedger(ctx context.Context) (*corev1.ConfigMap, error) {
 	ledger, err := c.ConfigMaps.Get(ctx, records.LedgerName, metav1.GetOptions{})
 	if err == nil && c.isMine(ledger) {

@@ -8,7 +8,7 @@
 //     or read by a restore. The last good backup of an existing namespace stays, unless disabled
 //     (lastGood).
 //   - Locations that the API server is unsure of are left alone.
-//   - Clocks may be wrong. If more of a location's backups have expired than may within an hour,
+//   - Clocks may be wrong. If more of a location's backups have expired than an hour allows,
 //     none is deleted until an administrator accepts that up to an instant
 //     (AnnotationAcceptExpiry). The hour is measured monotonically. None is deleted while the clock
 //     differs from the store's.
@@ -54,8 +54,8 @@ const (
 
 	soon     = time.Minute
 	pageSize = 500
-	// perLook bounds the deletions requested in one look, inFlight those of a location: each has a
-	// record.
+	// perLook bounds the deletions requested in one look, inFlight a location's deletions: each has
+	// a record.
 	perLook  = 100
 	inFlight = 500
 	// mostWarnings is the length up to which an answer has all warnings.
@@ -413,8 +413,8 @@ func tally(listed []backup, location string, now time.Time) (all *counts, in map
 	return all, in, deleting
 }
 
-// counts has the present backups of a namespace or location, the good ones made within about a day,
-// the accepted deletions, and the others within an hour.
+// counts has the present backups of a namespace or location, and the good ones made within about a
+// day. going are the accepted deletions, gone the others within an hour.
 type counts struct{ present, made, going, gone int }
 
 type departure struct {

@@ -3,12 +3,12 @@
 
 // Package buzhash cuts a stream exactly where Kopia's splitter Name does, in a sixth of its time.
 //
-// A cut follows the first byte, from half of the average size on, at which the hash of the last 64
-// bytes ends in enough zero bits for the average; at twice the average at the latest. The hash is a
-// cyclic polynomial (https://en.wikipedia.org/wiki/Rolling_hash): a word is rotated by a bit for
-// each byte, and combined with the words of the entering and the leaving byte. With 32 bits and a
-// window of 64 bytes, the hash depends on the window alone. So two stretches are hashed at once,
-// which hides latencies.
+// From half of the average size on, a cut follows the first 64 bytes whose hash ends in enough zero
+// bits. At twice the average there is a cut at the latest. The hash is a cyclic polynomial
+// (https://en.wikipedia.org/wiki/Rolling_hash): a word is rotated by a bit for each byte, and
+// combined with the words of the entering and the leaving byte. With 32 bits and a window of 64
+// bytes, the hash depends on the window alone. So two stretches are hashed at once, which hides
+// latencies.
 package buzhash
 
 import (

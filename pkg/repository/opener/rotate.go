@@ -22,7 +22,7 @@ import (
 
 const mostFormer = 10
 
-// KeySecrets are the Secrets of the repositories' keys, to be changed.
+// KeySecrets changes the Secrets of the repositories' keys.
 type KeySecrets interface {
 	location.Secrets
 	Update(ctx context.Context, secret *corev1.Secret, options metav1.UpdateOptions) (*corev1.Secret, error)
@@ -33,10 +33,8 @@ type KeySecrets interface {
 //
 // At any time a key of the Secret opens the repository, and Keys returns them all: the Secret has
 // the new key first, and makes it the key when the repository has it. A repetition continues with
-// the same new key. Former keys stay, since a paused process may write the old format again.
-//
-// If the location names recovery keys, the store has the new key, encrypted for them and signed,
-// before the repository has it.
+// the same new key. Former keys stay, since a paused process may write the old format again. If the
+// location names recovery keys, the store first has the new key, encrypted for them and signed.
 func Rotate(ctx context.Context, secrets location.Secrets, keys KeySecrets, stored *enginev1alpha1.StorageLocation, namespace string, cluster format.Cluster) error {
 	where, err := Where(ctx, secrets, stored)
 	if err != nil {

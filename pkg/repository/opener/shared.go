@@ -45,14 +45,14 @@ var errNoAnswer = fmt.Errorf("the store has not answered within %s", openTimeout
 //   - After a failed use, the next one opens the repository anew: errors don't outlive their work.
 //   - Concurrent users open it once. A failed opening is not kept, and one without waiting users is
 //     cancelled.
-//   - It is closed after the last use when idle, to make room, or at the end of Run; at once if its
-//     indexes take memory that others need.
+//   - It is closed after the last use when idle, to make room, or at the end of Run; at once if
+//     others need its indexes' memory.
 type Shared struct {
 	Repositories enginelisters.VolumeRepositoryNamespaceLister
 	Locations    enginelisters.StorageLocationNamespaceLister
 	Options      repository.Options
-	// Indexes waits until the indexes of a repository may take so many bytes, and returns a
-	// function that ends it. Nil: no limit.
+	// Indexes waits until a repository's indexes may take so many bytes, and returns a function
+	// that ends it. Nil: no limit.
 	Indexes func(ctx context.Context, bytes int64) (done func(), err error)
 	Clock   clock.WithTicker
 
@@ -70,7 +70,7 @@ type source struct {
 	// Damage is what the store has lost; an opening is not reused after it changes.
 	Damage *enginev1alpha1.RepositoryDamage
 
-	// credentials selects the location's among Secrets. They may change while it is open.
+	// credentials selects the location's among Secrets, which may change while it is open.
 	credentials func(ctx context.Context, secrets []corev1.Secret) (map[string][]byte, error)
 }
 
@@ -202,8 +202,7 @@ func (s *Shared) source(ctx context.Context, name string, secrets Secrets) (sour
 	}, nil
 }
 
-// join adds a user to the opening of what. If there was none, it is a new one, which is the
-// caller's.
+// join adds a user to the opening of what. mine is true for a new one, which the caller opens.
 func (s *Shared) join(ctx context.Context, name string, secrets *Secrets, what source) (o *opening, mine bool, err error) {
 	encoded, err := json.Marshal(what)
 	if err != nil {
@@ -333,14 +332,12 @@ func (s *Shared) leave(ctx context.Context, o *opening, secrets *Secrets, good b
 	}
 }
 
-// dropLocked prevents further uses of an opening.
 func (s *Shared) dropLocked(o *opening) {
 	if s.open[o.name] == o {
 		delete(s.open, o.name)
 	}
 }
 
-// unusedLocked drops and returns the openings that were idle for long enough.
 func (s *Shared) unusedLocked() (unused []*opening) {
 	var idle []*opening
 	for _, o := range s.open {

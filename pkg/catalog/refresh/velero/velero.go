@@ -284,7 +284,6 @@ func isStoreFailure(err error) bool {
 	return errors.Is(err, store.ErrUnavailable) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// isSigned reports whether the metadata has a valid signature, of any cluster.
 func isSigned(backup *v1alpha1.Backup) bool {
 	return backup.Status.Origin.Trust == ""
 }
@@ -373,7 +372,6 @@ func (l *Layout) readMetadata(ctx context.Context, from store.Ranger, storeName,
 	return backup, version, err
 }
 
-// maxSigners bounds the signers of a backup's changes, beside its own.
 const maxSigners = 8
 
 // readChanges reads the newest change of each signer of the backup's cluster, since each repeats
@@ -416,7 +414,6 @@ func (l *Layout) readChanges(ctx context.Context, from store.Reader, storeName s
 	return changes, nil
 }
 
-// errNotWhole means that the store lacks what the metadata names.
 var errNotWhole = errors.New("the backup is not whole")
 
 // readVolumes reads the list of volumes. It fails with errNotWhole if the metadata names another
