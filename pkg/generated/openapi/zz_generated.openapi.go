@@ -2760,7 +2760,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeDeletionStatus(ref common.ReferenceCa
 					},
 					"message": {
 						SchemaProps: spec.SchemaProps{
-							Description: "What it waits for.",
+							Description: "The reason for waiting.",
 							Type:        []string{"string"},
 							Format:      "",
 						},

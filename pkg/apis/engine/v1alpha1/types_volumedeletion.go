@@ -96,7 +96,7 @@ type VolumeDeletionStatus struct {
 	// When all was recorded in the store, and the removal of the snapshots requested.
 	// +optional
 	CompletionTimestamp *metav1.Time `json:"completionTimestamp,omitempty"`
-	// What it waits for.
+	// The reason for waiting.
 	// +optional
 	Message string `json:"message,omitempty"`
 }
