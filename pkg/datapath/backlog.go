@@ -30,8 +30,7 @@ type Work struct {
 	// Key identifies the work: a manager has one of a key.
 	Key   string
 	Class Class
-	// Run groups work: runs take turns.
-	Run string
+	Run   string
 	// Asked is when the work was requested; the run's earliest work is first. Records have whole
 	// seconds, so Name breaks ties.
 	Asked time.Time
@@ -49,7 +48,7 @@ type job struct {
 // that passed it. Within a class the runs take turns; within a run, requests are in order.
 type backlog struct {
 	turns  [classes][]*run
-	passed int // restores since a backup had its turn, or since none waited
+	passed int
 }
 
 type run struct {

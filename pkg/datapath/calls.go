@@ -20,8 +20,7 @@ import (
 // served.
 type calls struct {
 	begun, returned atomic.Int64
-	// syncing is the device that syncfs is writing to; 0 for none.
-	syncing atomic.Uint64
+	syncing         atomic.Uint64
 	// served is the volume's folder if its file system has a server; asking is true during a
 	// question.
 	served atomic.Pointer[os.File]

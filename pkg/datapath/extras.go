@@ -35,13 +35,12 @@ import (
 // some. The tag tagExtras of the volume's snapshot has its id. Kopia's tools and Velero restore the
 // volume without it.
 
-// extra is the content of a line, without its path.
 type extra struct {
 	Attributes map[string][]byte `json:"attributes,omitempty"`
 	// Link is the same number for all names of a file.
 	Link int `json:"link,omitempty"`
 
-	line int // number of its line, if known
+	line int
 }
 
 type extraLine struct {
@@ -61,7 +60,6 @@ func isKept(attribute string) bool {
 	return strings.HasPrefix(attribute, "user.") || strings.HasPrefix(attribute, "system.") || attribute == "security.capability"
 }
 
-// extras collects the extras while a volume is walked, packed, within most bytes.
 type extras struct {
 	notes *notes
 	most  int64
@@ -281,7 +279,7 @@ func (x *extras) save(ctx context.Context, w repo.RepositoryWriter, of *snapshot
 	defer writer.Close()
 	buffered := bufio.NewWriter(writer)
 	var line []byte
-	err := x.lines(func(path, known []byte) error { // as extraLine is encoded
+	err := x.lines(func(path, known []byte) error {
 		line = appendName(append(line[:0], `{"path":`...), string(path))
 		line = append(append(line, ','), known[1:]...)
 		_, err := buffered.Write(append(line, '\n'))

@@ -85,8 +85,7 @@ type Load struct {
 	Running, Waiting [classes]int
 	// WaitingSince is the time of the oldest waiting request; zero without one.
 	WaitingSince time.Time
-	// Moved counts the bytes of all work so far.
-	Moved int64
+	Moved        int64
 }
 
 // Progress returns a Progress that also counts for the manager.

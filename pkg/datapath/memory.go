@@ -41,7 +41,7 @@ type Memory struct {
 	reserved       int64
 	taken, indexed int64
 	unmanaged      share
-	waiting        list.List // of *turns, in the order of requests
+	waiting        list.List
 }
 
 // share counts the turns of a volume; the first is its own.
@@ -136,7 +136,7 @@ func (m *Memory) take(ctx context.Context, t *turns) error {
 	}
 	t.granted = make(chan struct{})
 	waiting := m.waiting.PushBack(t)
-	m.grantLocked() // waiting indexes may not block files
+	m.grantLocked()
 	m.mu.Unlock()
 	select {
 	case <-t.granted:
@@ -150,7 +150,7 @@ func (m *Memory) take(ctx context.Context, t *turns) error {
 		m.giveBackLocked(t)
 	default:
 		m.waiting.Remove(waiting)
-		m.grantLocked() // it may have been the first
+		m.grantLocked()
 	}
 	return ctx.Err()
 }

@@ -60,7 +60,6 @@ type output struct {
 	full    bool // no memory for more links
 }
 
-// firstName has the hash of the content, and the line in extras.
 type firstName struct {
 	content uint64
 	line    int
@@ -310,7 +309,7 @@ func (o *output) setExtended(f handle, rel string, attributes map[string][]byte,
 		}
 		err := f.again(func() error { return unix.Fsetxattr(f.fd, attribute, attributes[attribute], 0) })
 		if errors.Is(err, unix.ENOTSUP) || errors.Is(err, unix.EINVAL) {
-			err = os.ErrPermission // the file system lacks such attributes
+			err = os.ErrPermission
 		}
 		if err := o.permitted(err, rel, "did not get its attribute "+attribute); err != nil {
 			return fmt.Errorf("set the attribute %s of %q: %w", attribute, rel, err)
@@ -516,7 +515,7 @@ func copySparse(ctx context.Context, to target, from io.Reader, offset, end, siz
 		case offset != end:
 			return fmt.Errorf("the snapshot has %d of %d bytes", offset, end)
 		case end == size && written < end:
-			return to.Truncate(size) // it ends in a hole
+			return to.Truncate(size)
 		default:
 			return nil
 		}

@@ -40,7 +40,7 @@ type packed struct {
 
 type packedBlock struct {
 	first string
-	line  int // number of its first line
+	line  int
 	data  []byte
 }
 
@@ -90,7 +90,7 @@ type packedReader struct {
 	block int    // its number plus one
 	left  []byte // unread lines of the block
 	line  int
-	asked string // the last requested path
+	asked string
 }
 
 func (r *packedReader) begin(block int) error {
@@ -159,7 +159,7 @@ func (r *packedReader) path(line int) (string, error) {
 		_, _, r.left = cutLine(r.left)
 	}
 	path, _, _ := cutLine(r.left)
-	r.asked = string(path) // find goes on from here
+	r.asked = string(path)
 	return r.asked, nil
 }
 

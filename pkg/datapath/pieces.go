@@ -29,7 +29,7 @@ type pieces struct {
 	options object.WriterOptions
 
 	splitter buzhash.Splitter
-	piece    object.Writer // piece since the last cut, or nil
+	piece    object.Writer
 	length   int64
 	ended    []*object.IndirectObjectEntry
 	end      int64

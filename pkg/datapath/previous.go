@@ -24,7 +24,6 @@ import (
 // invisible.
 var racy = 2 * time.Second
 
-// basis has the earlier snapshots that an upload uses.
 type basis struct {
 	complete *snapshot.Manifest
 	// spare has the snapshots that spare reading unchanged files; none for a full read.

@@ -73,10 +73,8 @@ func (w Warnings) String() string {
 }
 
 const (
-	warningsKept = 5
-	// warningsTold bounds the memory for telling repeated warnings apart.
-	warningsTold = 10_000
-	// warningsLogged bounds the log of a volume.
+	warningsKept   = 5
+	warningsTold   = 10_000
 	warningsLogged = 1000
 )
 

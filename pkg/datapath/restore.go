@@ -129,7 +129,6 @@ type restoration struct {
 	held   int
 }
 
-// leaf is an entry of the snapshot, with its path in the volume.
 type leaf struct {
 	path   string
 	stored *snapshot.DirEntry
@@ -164,7 +163,7 @@ type part struct {
 	in []leaf
 }
 
-// find returns the requested parts. It fails before any write if the snapshot lacks one.
+// find fails before any write if the snapshot lacks a requested part.
 func (w *restoration) find(ctx context.Context, root *snapshot.DirEntry, only []string) (parts []part, err error) {
 	if len(only) == 0 {
 		return []part{{leaf: leaf{stored: root}}}, nil

@@ -29,7 +29,6 @@ type surplus struct {
 }
 
 const (
-	// surplusAtOnce is the default of surplus.most.
 	surplusAtOnce = 100_000
 	// lostAndFound is made by the file system in each new volume.
 	lostAndFound = "lost+found"
@@ -163,7 +162,6 @@ func (o *output) settleFile(ctx context.Context, rel string, isFolder, isMount b
 		o.surplus.removed++
 	case errors.Is(err, os.ErrNotExist):
 	case isFolder && (errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST)):
-		// Something in it has stayed.
 	case errors.Is(err, os.ErrPermission), errors.Is(err, unix.EROFS), errors.Is(err, unix.EBUSY):
 		o.surplus.stays(rel, errnoOf(err).Error())
 	default:

@@ -95,7 +95,6 @@ func (v *volume) observe(folder handle, name, in string, space []byte, stat *uni
 	return v.extras.observe(folder.fd, name, in, space, stat)
 }
 
-// stillThere fails if the volume was removed: its files may have been read during the removal.
 func (v *volume) stillThere() error {
 	if err := v.root.stillThere(); err != nil {
 		return fmt.Errorf("the volume went away while it was read: %w", err)
@@ -235,7 +234,7 @@ func (e *volumeEntry) Close()                      {}
 
 type volumeDir struct {
 	volumeEntry
-	path string // from the volume's root, which is "."
+	path string
 	// stored is its listing in the last snapshot, folders the listings of its subfolders.
 	// DirEntryOrNil sets them.
 	stored  object.ID
@@ -327,7 +326,7 @@ type volumeIterator struct {
 	handle
 	dir   *volumeDir
 	space *listing
-	rest  []byte // of the kernel's listing
+	rest  []byte
 	// Next returns seen first, then ahead, then failure.
 	seen      []volumeEntry
 	ahead     string

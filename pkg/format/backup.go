@@ -106,7 +106,6 @@ type Place struct {
 	Now time.Time
 }
 
-// storedBackup is the used part of Velero's Backup.
 type storedBackup struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
@@ -285,7 +284,7 @@ func DecodeBackup(data []byte, place Place) (*v1alpha1.Backup, error) {
 		return nil, err
 	}
 	origin, canonical := originOf(data, stored.Annotations)
-	if canonical != nil { // only what was verified counts
+	if canonical != nil {
 		if stored, err = decodeStored(canonical); err != nil {
 			return nil, err
 		}
@@ -354,7 +353,6 @@ func DecodeBackup(data []byte, place Place) (*v1alpha1.Backup, error) {
 	return backup, nil
 }
 
-// originOf judges the signature, and returns the canonical form if it is valid.
 func originOf(data []byte, annotations map[string]string) (origin *v1alpha1.BackupOrigin, canonical []byte) {
 	if _, signed := annotations[AnnotationSignature]; !signed {
 		return &v1alpha1.BackupOrigin{Trust: v1alpha1.BackupTrustForeign, Message: "its metadata is not signed"}, nil

@@ -24,9 +24,8 @@ type Claim struct {
 	// Nonce is random for each process.
 	Nonce string `json:"nonce"`
 	// Holder is the process's identity in its Lease.
-	Holder string `json:"holder"`
-	// Renewals counts the writes.
-	Renewals int64 `json:"renewals"`
+	Holder   string `json:"holder"`
+	Renewals int64  `json:"renewals"`
 	// Written is the time by the process's clock.
 	Written time.Time `json:"written"`
 }

@@ -42,8 +42,7 @@ type Expiration struct {
 	Number    int64
 	// Expiration is when the backup expires; nil for never.
 	Expiration *metav1.Time
-	// Hold is nil without a hold.
-	Hold *Hold
+	Hold       *Hold
 	// Deleted are all deleted volumes of the backup. They are not shown or restored, and their
 	// snapshots are removed.
 	Deleted   []DeletedVolume
@@ -64,7 +63,6 @@ type Hold struct {
 
 // VolumeID identifies a volume within a backup.
 type VolumeID struct {
-	// Namespace of the pod and the claim.
 	Namespace string `json:"namespace"`
 	// Name is as PodVolumeBackup.VolumeName.
 	Name string `json:"name"`

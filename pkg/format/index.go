@@ -50,11 +50,10 @@ type IndexHead struct {
 // IndexSegment is a segment as its head names it.
 type IndexSegment struct {
 	// SHA256 is the digest and name of the object.
-	SHA256 string `json:"sha256"`
-	Size   int64  `json:"size"`
-	// Entries and Rows count its backups and volumes.
-	Entries int64 `json:"entries"`
-	Rows    int64 `json:"rows"`
+	SHA256  string `json:"sha256"`
+	Size    int64  `json:"size"`
+	Entries int64  `json:"entries"`
+	Rows    int64  `json:"rows"`
 }
 
 type storedIndexHead struct {

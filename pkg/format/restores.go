@@ -79,7 +79,6 @@ type PlannedObject struct {
 	Name      string `json:"name"`
 	// Action is create, update, recreate, skip, conflict, refused or error.
 	Action string `json:"action"`
-	// Reason is empty if the action says all.
 	Reason string `json:"reason,omitempty"`
 	// Diff is the merge patch of an update.
 	Diff  json.RawMessage `json:"diff,omitempty"`
@@ -151,7 +150,7 @@ func DecodeRestore(data []byte) (*v1alpha1.Restore, Contents, *v1alpha1.BackupOr
 		return nil, nil, nil, fmt.Errorf("the metadata is not the JSON of a restore: %w", err)
 	}
 	origin, canonical := originOf(data, restore.Annotations)
-	if canonical != nil { // only what was verified counts
+	if canonical != nil {
 		restore = &v1alpha1.Restore{}
 		if err := json.Unmarshal(canonical, restore); err != nil {
 			return nil, nil, nil, err

@@ -18,7 +18,6 @@ const (
 // line, so a tenant's names only objects of its own namespace, and counts the others. The zero
 // value names all.
 type Told struct {
-	// only is the namespace whose texts are named; empty for all.
 	only  string
 	first []string
 	count int

@@ -59,8 +59,7 @@ type Volume struct {
 	Labels        map[string]string
 	Capacity      int64
 	Created       metav1.Time
-	// Hooked is true if pods' hooks concern the data.
-	Hooked bool
+	Hooked        bool
 	// Instead is the claim's volume in another pod that was tried before, and could not be read; or
 	// nil.
 	Instead *Volume
@@ -317,7 +316,6 @@ func WriteVolumeInfo(w io.Writer, volumes []VolumeInfo) error {
 // ReadVolumeInfo reads the content of VolumeInfoKey.
 func ReadVolumeInfo(r io.Reader) ([]VolumeInfo, error) { return readJSON[[]VolumeInfo](r) }
 
-// volumeHash identifies a volume within a backup, stably.
 func volumeHash(volume *Volume) string {
 	// None of the three has a slash.
 	identity := strings.Join([]string{volume.Pod.Namespace, volume.Pod.Name, volume.Name}, "/")
@@ -325,7 +323,6 @@ func volumeHash(volume *Volume) string {
 	return hex.EncodeToString(hash[:])[:volumeHashLength]
 }
 
-// labelValue shortens a store name as Velero does.
 func labelValue(storeName string) string {
 	if len(storeName) <= maxLabelValue {
 		return storeName

@@ -37,8 +37,7 @@ type WrappedKey struct {
 	// namespace.
 	Location, VolumeNamespace string
 	Fingerprint               string
-	// RecoveryKeys are the public keys of the encryption.
-	RecoveryKeys []string
+	RecoveryKeys              []string
 	// Encrypted is an armored file of age.
 	Encrypted string
 }

@@ -60,7 +60,7 @@ func (r *Repository) affected(ctx context.Context, bad func(content.Info) bool, 
 	}
 	for _, man := range all {
 		for _, value := range man.Tags {
-			if hit[value] { // the extras beside a snapshot
+			if hit[value] {
 				hit[string(man.ID)] = true
 				if at := man.StartTime.ToTime(); done.AffectedUntil.Before(at) {
 					done.AffectedUntil = at

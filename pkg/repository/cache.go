@@ -72,7 +72,6 @@ func NewCache(dir string, limit int64) (*Cache, error) {
 	return c, nil
 }
 
-// scan reads the folder, and removes old and unknown files.
 func (c *Cache) scan() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -133,7 +132,7 @@ func (c *Cache) makeRoomLocked(bytes int64) bool {
 }
 
 func (c *Cache) removeLocked(path string) {
-	_ = os.Remove(filepath.Join(c.dir, path)) // readers have it open
+	_ = os.Remove(filepath.Join(c.dir, path))
 	c.bytes -= c.kept[path].bytes
 	delete(c.kept, path)
 }
@@ -176,7 +175,6 @@ func (c *Cache) remove(path string) {
 	c.removeLocked(path)
 }
 
-// isCacheName reports whether cacheName names such a folder.
 func isCacheName(name string) bool {
 	decoded, err := hex.DecodeString(name)
 	return err == nil && len(decoded) == cacheNameLength
@@ -211,9 +209,8 @@ type blobCache struct {
 
 type cachedBlob struct {
 	// turn is full during a lookup, and guards size: the size of the verified content, or -1.
-	turn chan struct{}
-	size int64
-	// fetched counts the reads of the whole blob from the store.
+	turn    chan struct{}
+	size    int64
 	fetched int
 }
 
@@ -264,7 +261,7 @@ func (b *blobCache) get(ctx context.Context, id blob.ID, offset, length int64, o
 		output.Reset()
 		select {
 		case this.turn <- struct{}{}:
-			this.size = -1 // it may have made room
+			this.size = -1
 			<-this.turn
 		default:
 		}

@@ -45,8 +45,7 @@ type Check struct {
 	Packs, Read int
 	ReadBytes   int64
 	Missing     int
-	// Damaged names the packs with other bytes than were written.
-	Damaged []string
+	Damaged     []string
 	// Indexes names the lost indexes of the last maintenance. Contents and snapshots that only they
 	// name are unknown.
 	Indexes  []string

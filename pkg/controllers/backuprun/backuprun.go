@@ -5,10 +5,9 @@
 // process left behind.
 //
 // One process at a time executes a run: the leader, after a compare-and-swap of the run and a later
-// look at the ledger. docs/design/queue.md and pkg/controllers/backupqueue say why that holds with
-// two leaders. A run in progress that another process claimed was left behind if the cluster says,
-// after the run was read, that this process leads. Then this process claims it and executes it
-// anew.
+// look at the ledger. docs/design/fences.md says why that holds with two leaders. A run in progress
+// that another process claimed was left behind if the cluster says, after the run was read, that
+// this process leads. Then this process claims it and executes it anew.
 //
 // Each claim is a numbered attempt, and the results of earlier attempts don't count; see package
 // backup. After MaxAttempts the run has failed. A process that is told to stop gives its runs back,
@@ -71,9 +70,8 @@ type Config struct {
 	Namespace string
 	// ClusterUID is the uid of package identity.
 	ClusterUID string
-	// Workers is how many runs are executed at once: the queue's limit.
-	Workers int
-	// Identity is the identity of this process alone, different in each container of a pod.
+	Workers    int
+	// Identity names this process, and no other of the same pod.
 	Identity string
 	// VolumeTimeout bounds a volume's upload from its start. It also bounds how long a node's agent
 	// may begin and end nothing while volumes wait for it. With something in progress, an agent has
@@ -113,12 +111,11 @@ type Config struct {
 
 type agents interface {
 	HasSynced() bool
-	// OnNodeRemoved registers a function that is called when a node is deleted.
 	OnNodeRemoved(func())
 	// Absence returns how long a node's agent has given no sign of life, counted from since at the
 	// earliest. An agent that is absent for the limit has stopped.
 	Absence(node string, since time.Time) time.Duration
-	// NodeGone reports whether the node does not exist, though since is long enough ago to know.
+	// NodeGone reports whether the node does not exist, given when it was last mentioned.
 	NodeGone(node string, since time.Time) bool
 	// Saw and Idle are the methods of lease.Activity.
 	Saw(node string, record types.UID, inProgress, changed bool, now time.Time)
@@ -137,8 +134,7 @@ type Controller struct {
 	// two.
 	queue, leftBehind, leftoverSnapshots *loop.Loop[string]
 
-	mu sync.Mutex
-	// volumes has the volumes of each executed run, by the uid of the run.
+	mu      sync.Mutex
 	volumes map[types.UID]*volumes
 	// postHooks has the results of post hooks that this process ran for an earlier one, by the
 	// run's uid, until they are stored.

@@ -29,7 +29,6 @@ type PendingHooks interface {
 
 // Pods runs commands in pods, and reviews access to them.
 type Pods interface {
-	// MayExec returns nil if the requester may run commands in the pods of a namespace.
 	MayExec(ctx context.Context, who enginev1alpha1.Requester, namespace string) error
 	// Exec is as in backup.Hooks.
 	Exec(ctx context.Context, pod enginev1alpha1.PodReference, container string, command []string) (output string, err error)

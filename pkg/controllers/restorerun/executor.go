@@ -68,8 +68,7 @@ type Executor struct {
 	Clock   clock.PassiveClock
 	// HookTime bounds the hooks of a restore in all.
 	HookTime time.Duration
-	// Workers is how many objects of a restore are written at once.
-	Workers int
+	Workers  int
 	// Volumes restores data; nil for none.
 	Volumes *volumes.Volumes
 	// Successions records which namespaces continue others; nil for none.

@@ -62,9 +62,8 @@ const (
 type Config struct {
 	// Namespace is the system namespace.
 	Namespace string
-	// Workers is how many runs are executed at once: the queue's limit.
-	Workers int
-	// Identity is the identity of this process alone, different in each container of a pod.
+	Workers   int
+	// Identity names this process, and no other of the same pod.
 	Identity string
 	// Leads asks the cluster whether this process leads: nil if so.
 	Leads func(ctx context.Context) error
@@ -85,9 +84,7 @@ type Config struct {
 }
 
 type executor interface {
-	// Reach returns why the store of a run does not answer; nil if it does.
 	Reach(ctx context.Context, run *enginev1alpha1.RestoreRun) error
-	// Execute works on a run until it has ended or ctx ends.
 	Execute(ctx context.Context, run *enginev1alpha1.RestoreRun, progress *Progress) *restore.Ended
 	// Stop returns when no write is in progress for a run that Execute has returned from.
 	Stop(ctx context.Context, run *enginev1alpha1.RestoreRun) error
@@ -105,8 +102,7 @@ type Controller struct {
 	lister enginelisters.RestoreRunNamespaceLister
 	loop   *loop.Loop[string]
 
-	mu sync.Mutex
-	// unstored are the ends to be stored, by the names of the runs.
+	mu       sync.Mutex
 	unstored map[string]unstored
 }
 

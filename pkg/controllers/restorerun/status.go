@@ -34,7 +34,7 @@ func (p *Progress) Volumes(counts func() v1alpha1.RestoreVolumesProgress) {
 	p.volumes = counts
 }
 
-// set writes the progress and the waits into a status, and reports whether they changed.
+// set reports whether the progress or the waits have changed.
 func (p *Progress) set(status *enginev1alpha1.RestoreRunStatus) bool {
 	before := status.DeepCopy()
 	status.Message = p.waits.Line(p.namespace, p.system)

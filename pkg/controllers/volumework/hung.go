@@ -59,7 +59,6 @@ func (h *Hung) count(v volume, now time.Time, works int) {
 	h.volumes[v] = of
 }
 
-// since reports whether, and since when, work on a volume does not return.
 func (h *Hung) since(v volume) (since time.Time, hangs bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

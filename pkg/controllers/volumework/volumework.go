@@ -72,7 +72,6 @@ type Lister[T any] interface {
 
 // Kind has the differences between uploads and restores.
 type Kind[T Record[T]] struct {
-	// Name of the workqueue, and prefix of the keys of the work.
 	Name string
 	// Resource of the records.
 	Resource string
@@ -127,7 +126,7 @@ type Result[T any] struct {
 // Config is the configuration of a Controller.
 type Config struct {
 	Node string
-	// Identity is the identity of this process alone.
+	// Identity names this process, and no other.
 	Identity string
 	// Namespace is the system namespace.
 	Namespace string
@@ -142,8 +141,7 @@ type Config struct {
 	HostPathRoots hostpath.Roots
 	// Manager of the node's work. Its owner stops it.
 	Manager *datapath.Manager
-	// Hung are the volumes whose work does not return, of both kinds.
-	Hung *Hung
+	Hung    *Hung
 	// Secrets reads the Secrets for a record's work; see Secrets.
 	Secrets func(ctx context.Context, resource, record string) ([]corev1.Secret, error)
 	// Options for repositories. Restores use no cache: they read everything once.

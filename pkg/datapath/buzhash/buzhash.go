@@ -36,7 +36,7 @@ var words = buzhash32.GenerateHashes(1)
 
 // Splitter cuts one stream. The zero value is at its beginning.
 type Splitter struct {
-	length int          // of the piece so far
+	length int
 	tail   [window]byte // last bytes of the piece, if it has as many
 }
 

@@ -34,7 +34,6 @@ import (
 const (
 	// quiet is the least time between writes of numbers alone.
 	quiet = time.Minute
-	// again is the pause after a failure.
 	again = 5 * time.Second
 )
 
@@ -133,7 +132,6 @@ func (w *Writer) writeAll(ctx context.Context) (due time.Duration) {
 	return due
 }
 
-// isNumbersOnly reports whether two statuses have equal conditions and requests.
 func isNumbersOnly(a, b *enginev1alpha1.StorageLocationStatus) bool {
 	return equality.Semantic.DeepEqual(a.Conditions, b.Conditions) && b.Catalogue != nil && a.Catalogue.SyncRequest == b.Catalogue.SyncRequest
 }
@@ -143,7 +141,6 @@ func isLoss(want, written *enginev1alpha1.StorageLocationStatus) bool {
 	return catalog.IsSuspicious(int(written.Catalogue.Backups), int(want.Catalogue.Backups))
 }
 
-// write updates the status of the live record.
 func (w *Writer) write(ctx context.Context, name string, state *refresh.State) error {
 	record, err := w.Records.Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {

@@ -9,7 +9,6 @@ import (
 	"k8s.io/apimachinery/pkg/conversion"
 )
 
-// change stores an object at key, or removes it.
 type change[T Object] struct {
 	key string
 	// The log owns within and over from here on. A view without a version is new.
@@ -17,7 +16,6 @@ type change[T Object] struct {
 	remove       bool
 }
 
-// alike stores an object that all requests see.
 func alike[T Object](key string, obj T) change[T] {
 	return change[T]{key: key, within: view[T]{obj: obj}, over: view[T]{obj: obj}}
 }

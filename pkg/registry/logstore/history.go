@@ -32,7 +32,7 @@ type history[T Object] struct {
 	maxEvents int
 	maxBytes  int
 
-	ring   []event[T] // grows by doubling up to maxEvents
+	ring   []event[T]
 	head   int
 	len    int
 	bytes  int // of all events

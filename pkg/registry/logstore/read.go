@@ -161,7 +161,7 @@ func selectPage[T Object](s state[T], sc scope, from string, selector *storage.S
 		if selector.Limit > 0 && int64(len(p.views)) == selector.Limit {
 			p.more = true
 			if unfiltered {
-				continue // only the count is wanted
+				continue
 			}
 			break
 		}
@@ -184,7 +184,6 @@ func (l *Log[T]) onRead(ctx context.Context) {
 	}
 }
 
-// parseVersion reads a client's resourceVersion; an empty one is 0.
 func (l *Log[T]) parseVersion(s string) (uint64, error) {
 	rv, err := l.versioner.ParseResourceVersion(s)
 	if err != nil {

@@ -34,7 +34,6 @@ func (e *entry[T]) in(sc scope) view[T] {
 	return e.within
 }
 
-// state holds the objects by key, in the order of their keys.
 type state[T Object] struct {
 	tree *btree.BTree[*entry[T]]
 }

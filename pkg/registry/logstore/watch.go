@@ -21,8 +21,8 @@ const (
 	// client resumes from a fresh version.
 	bookmarkLead = 2 * time.Second
 
-	watchBatch  = 64 // events that a watcher takes from the history at a time
-	watchBuffer = 16 // events that wait for the client
+	watchBatch  = 64
+	watchBuffer = 16
 )
 
 // watcher delivers the events of one scope to one client. run ends when the client stops it, its
@@ -36,8 +36,8 @@ type watcher[T Object] struct {
 	result chan watch.Event
 
 	cursor   uint64 // every event up to this version was delivered
-	progress uint64 // the last answered request for progress
-	endDue   bool   // whether the bookmark that ends the initial events is still due
+	progress uint64
+	endDue   bool // whether the bookmark that ends the initial events is still due
 	batch    []event[T]
 }
 

@@ -210,7 +210,6 @@ func (p *Proxy) list(node, resource string, w http.ResponseWriter, r *http.Reque
 	proxy.ServeHTTP(w, r)
 }
 
-// work is the common part of both kinds' work.
 type work struct {
 	Spec struct {
 		Node       string `json:"node"`

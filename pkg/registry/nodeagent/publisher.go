@@ -23,10 +23,8 @@ import (
 )
 
 const (
-	// publishInterval is the least time between two publications.
 	publishInterval = 500 * time.Millisecond
-	// lookInterval is the interval of checks for silent agents.
-	lookInterval = 5 * time.Second
+	lookInterval    = 5 * time.Second
 	// silence is how long an agent may give no sign of life before it is not Ready. An agent renews
 	// its Lease every 20 s, and may fail once.
 	silence = 50 * time.Second
@@ -38,12 +36,10 @@ const (
 // ConfigMap.
 const unreadable = "Unreadable"
 
-// unreadProblem is the problem after that wait.
 const unreadProblem = "the ConfigMap of the node agents can't be read, and has no effect here until it can: may the API server list and watch it?"
 
 // Publisher fills a log with the agents of all nodes.
 type Publisher struct {
-	// Log of the agents.
 	Log *logstore.Log[*v1alpha1.NodeAgent]
 
 	leases, nodes cache.Store
@@ -101,7 +97,7 @@ func (p *Publisher) Run(ctx context.Context) {
 	if !cache.WaitForNamedCacheSyncWithContext(ctx, p.synced...) {
 		return
 	}
-	if p.configMaps != nil { // without it the agents are shown all the same
+	if p.configMaps != nil {
 		waiting, cancel := context.WithTimeout(ctx, configWait)
 		cache.WaitForCacheSync(waiting.Done(), p.configMaps.HasSynced)
 		cancel()
@@ -204,7 +200,7 @@ func nodeAgent(shown *v1alpha1.NodeAgent, node metav1.Object, held *coordination
 		agent.Status = said(held)
 	}
 	if was := meta.FindStatusCondition(shown.Status.Conditions, ready.Type); was != nil && was.Status == ready.Status {
-		ready.LastTransitionTime = was.LastTransitionTime // since when it is ready, or not
+		ready.LastTransitionTime = was.LastTransitionTime
 	}
 	if ready.Status == metav1.ConditionFalse || agent.Status.Limit == 0 {
 		own := meta.FindStatusCondition(agent.Status.Conditions, v1alpha1.ConditionAgentConfigured)
@@ -223,7 +219,6 @@ func nodeAgent(shown *v1alpha1.NodeAgent, node metav1.Object, held *coordination
 	return agent
 }
 
-// said returns an agent's last status. One that has just begun has none.
 func said(held *coordinationv1.Lease) (status v1alpha1.NodeAgentStatus) {
 	text := held.Annotations[lease.StatusAnnotation]
 	if text == "" {

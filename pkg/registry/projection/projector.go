@@ -55,8 +55,7 @@ type Config struct {
 	// catalog.DefaultForeignBytes.
 	ForeignBytes int64
 	Clock        clock.WithTickerAndDelayedExecution
-	// Secrets hold the credentials of the stores.
-	Secrets location.Secrets
+	Secrets      location.Secrets
 	// Authorizer decides which users may list all backups, and so learn of the stores.
 	Authorizer authorizer.Authorizer
 
@@ -128,7 +127,6 @@ type Leader interface {
 
 // Projector fills the logs.
 type Projector struct {
-	// The logs, one for each resource.
 	Backups *logstore.Log[*v1alpha1.Backup]
 	Queue   *logstore.Log[*v1alpha1.BackupQueueEntry]
 	Volumes *logstore.Log[*v1alpha1.BackupVolume]
@@ -209,7 +207,7 @@ func (p *Projector) watch() error {
 	relocate := func(any) {
 		p.queue.wake()
 		if !p.started.Load() {
-			return // not all are known
+			return
 		}
 		if err := p.setLocations(); err != nil {
 			utilruntime.HandleError(err)

@@ -58,10 +58,8 @@ type publishedQueue struct {
 	log *logstore.Log[*v1alpha1.BackupQueueEntry]
 	// planner knows the runs, and the rest that the queue was computed from.
 	planner *records.Planner
-	// places has each backup's place in the queue, by the record's uid.
-	places map[types.UID]Place
-	// stale wakes the publication.
-	stale chan struct{}
+	places  map[types.UID]Place
+	stale   chan struct{}
 }
 
 func newPublishedQueue(log *logstore.Log[*v1alpha1.BackupQueueEntry]) (publishedQueue, error) {

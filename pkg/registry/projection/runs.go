@@ -19,8 +19,7 @@ type runs struct {
 	systemNamespace string
 	byBackup        *recorded.Set[backupKey, *enginev1alpha1.BackupRun]
 	namespaces      map[string]types.UID
-	// successions say which namespaces continue others.
-	successions clusteridentity.Successions
+	successions     clusteridentity.Successions
 	// unread are the backups that are stored by their records, but that the store has not answered
 	// about. Until then they are shown as recorded, with or without their record.
 	unread map[backupKey]unread
@@ -29,8 +28,7 @@ type runs struct {
 type backupKey = types.NamespacedName
 
 type unread struct {
-	run *enginev1alpha1.BackupRun
-	// since is the time from which on the store's answer counts.
+	run   *enginev1alpha1.BackupRun
 	since time.Time
 }
 

@@ -38,8 +38,7 @@ type stores struct {
 	refresher *refresh.Refresher
 	secrets   location.Secrets
 	// cacheDir is a folder for the read contents; empty for none.
-	cacheDir string
-	// authorizer decides which users may learn of them.
+	cacheDir   string
 	authorizer authorizer.Authorizer
 	// past are the restores in them; nil if they are not shown.
 	past PastRestores
@@ -91,7 +90,6 @@ func (s *stores) set(records []*enginev1alpha1.StorageLocation) error {
 	return nil
 }
 
-// cache keeps a location's read contents on disk; nil without a folder.
 func (s *stores) cache(record *enginev1alpha1.StorageLocation) refresh.Cache {
 	cluster := s.catalog.ClusterUID()
 	if s.cacheDir == "" || cluster == "" {
@@ -100,7 +98,6 @@ func (s *stores) cache(record *enginev1alpha1.StorageLocation) refresh.Cache {
 	return local.New(s.cacheDir, record.Name+" "+identity(&record.Spec), cluster, clock.RealClock{})
 }
 
-// restores returns the reader of a location's restores; nil if it has none.
 func (s *stores) restores(record *enginev1alpha1.StorageLocation) func(context.Context, store.Reader) error {
 	if s.past == nil || record.Spec.IsLonghorn() {
 		return nil
@@ -137,7 +134,6 @@ func acceptedLoss(record *enginev1alpha1.StorageLocation) time.Time {
 	return accepted
 }
 
-// known returns the knowledge that a former process has recorded of a location.
 func known(record *enginev1alpha1.StorageLocation) (known refresh.Known) {
 	if record.Status.Catalogue != nil {
 		known.Backups = int(record.Status.Catalogue.Backups)
@@ -170,7 +166,6 @@ func (p *Projector) Awaits(record *enginev1alpha1.StorageLocation) bool {
 	return p.stores.refresher.Awaits(record.Name, Asked(record))
 }
 
-// awaitStores waits until the stores have been read as far as possible.
 func (p *Projector) awaitStores(ctx context.Context) {
 	for !p.stores.refresher.Loaded() {
 		select {

@@ -21,13 +21,12 @@ func (p *Projector) identify() {
 	p.setSuccessions(clusteridentity.SuccessionsOf(published))
 }
 
-// setSuccessions sets which namespaces continue earlier ones of their names.
 func (p *Projector) setSuccessions(successions clusteridentity.Successions) {
 	p.placing.Lock()
 	defer p.placing.Unlock()
 	p.stores.catalog.SetSuccessions(successions)
 	if p.stores.past != nil {
-		p.stores.past.SetSuccessions(successions) // which judges all of them again
+		p.stores.past.SetSuccessions(successions)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -74,7 +73,7 @@ func (p *Projector) namespaceGone(namespace *corev1.Namespace) { p.setNamespace(
 func (p *Projector) setNamespace(name string, uid types.UID) {
 	p.placing.Lock()
 	defer p.placing.Unlock()
-	p.stores.catalog.SetNamespace(name, uid) // which passes on what it changes
+	p.stores.catalog.SetNamespace(name, uid)
 	p.judgeAgain(name)
 	p.mu.Lock()
 	defer p.mu.Unlock()

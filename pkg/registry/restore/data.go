@@ -18,7 +18,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// mostClaims is how many claims a refusal names.
 const mostClaims = 3
 
 // withVolumes are the resources whose restore includes volumes.
@@ -80,7 +79,6 @@ func stamp(backup *v1alpha1.Backup) string {
 	return takenAt(backup).UTC().Format("2006-01-02T15:04:05Z")
 }
 
-// asksFor reports whether a restore may include a claim.
 func asksFor(restore *v1alpha1.RestoreSpec, asked *selection.Namespaces, claim types.NamespacedName) bool {
 	if len(restore.Objects) == 0 {
 		return asked.Match(claim.Namespace)
@@ -99,10 +97,9 @@ func asksFor(restore *v1alpha1.RestoreSpec, asked *selection.Namespaces, claim t
 	})
 }
 
-// asksForVolumes reports whether a restore may include volumes.
 func asksForVolumes(restore *v1alpha1.RestoreSpec) bool {
 	switch {
-	case restore.VolumesOnly || len(restore.Objects) > 0: // asksFor checks the objects
+	case restore.VolumesOnly || len(restore.Objects) > 0:
 		return true
 	case restore.RestorePVs != nil && !*restore.RestorePVs:
 		return false

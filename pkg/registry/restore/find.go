@@ -166,7 +166,6 @@ func (k *kind) newest(ctx context.Context, restore *v1alpha1.Restore) (*v1alpha1
 	return newest, nil, nil
 }
 
-// takenAt returns when a backup began to read.
 func takenAt(backup *v1alpha1.Backup) *metav1.Time {
 	if backup.Status.StartTimestamp != nil {
 		return backup.Status.StartTimestamp
@@ -211,7 +210,7 @@ func holdsAll(backup *v1alpha1.BackupSpec, status *v1alpha1.BackupStatus, restor
 	named := len(words) > 0
 	for _, word := range words {
 		if strings.ContainsAny(word, "*?[") {
-			named = false // any resource, to be careful
+			named = false
 			continue
 		}
 		gr := groupResourceOf(word)

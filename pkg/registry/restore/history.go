@@ -45,7 +45,6 @@ const (
 	pastsAtOnce = 1000
 )
 
-// past is a stored restore.
 type past struct {
 	// restore is nil if the object is no restore, or older than the shown ones.
 	restore *v1alpha1.Restore
@@ -55,7 +54,6 @@ type past struct {
 	// digests of its other objects, by the last segments of their keys; none in old metadata.
 	digests map[string]string
 	bytes   int64
-	// missing is true if the latest listing lacked it.
 	missing bool
 }
 
@@ -179,7 +177,6 @@ func readPasts(ctx context.Context, from store.Reader, names []string, row *atom
 	return found, group.Wait()
 }
 
-// addPast adds the found restores that are not nil.
 func (p *Publisher) addPast(ctx context.Context, location, of string, names []string, found []*past) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -209,7 +206,6 @@ func (p *Publisher) addPast(ctx context.Context, location, of string, names []st
 	return nil
 }
 
-// tooOld returns the names of all restores beyond the newest, by the two bounds.
 func tooOld(known map[string]*past, most int, mostBytes int64) []string {
 	var names []string
 	for name, e := range known {
@@ -330,7 +326,6 @@ func (p *Publisher) showPastLocked(storeName string) {
 	}
 }
 
-// pastOf returns a location's Restore, in its place.
 func (p *Publisher) pastOf(location, storeName string, e *past) *v1alpha1.Restore {
 	from := e.restore
 	origin, home := *e.claims, false
@@ -380,7 +375,6 @@ func (p *Publisher) Digest(restore *v1alpha1.Restore, key string) string {
 	return ""
 }
 
-// storeNameOf returns the store name of a shown restore.
 func storeNameOf(restore *v1alpha1.Restore, systemNamespace string) string {
 	if restore.Status.Origin != nil { // it is shown by that name
 		return format.StoreName(restore.Namespace, restore.Name, systemNamespace)

@@ -32,16 +32,14 @@ import (
 // is shown in its namespace. If a new namespace has that name and does not continue it, it is shown
 // in the system namespace, like backups. One without a record is shown as stored; see history.go.
 type Publisher struct {
-	// Log of the restores.
 	Log             *logstore.Log[object]
 	systemNamespace string
 	synced          []cache.InformerSynced
 
 	// mu is held from a change of the fields below to the commit that follows from it.
-	mu         sync.Mutex
-	records    *recorded.Set[types.UID, *enginev1alpha1.RestoreRun]
-	namespaces map[string]types.UID
-	// successions say which namespaces continue others.
+	mu          sync.Mutex
+	records     *recorded.Set[types.UID, *enginev1alpha1.RestoreRun]
+	namespaces  map[string]types.UID
 	successions identity.Successions
 	// places in the queue, as they may be shown.
 	places map[types.UID]projection.Place
@@ -288,7 +286,6 @@ func restoreOf(run *enginev1alpha1.RestoreRun, entry *queue.Entry) *v1alpha1.Res
 	return restore
 }
 
-// endConditions returns the conditions of an ended restore.
 func endConditions(restore *v1alpha1.Restore) []metav1.Condition {
 	status, at := &restore.Status, restore.CreationTimestamp
 	message := cmp.Or(status.FailureReason, strings.Join(status.ValidationErrors, "; "), status.Message, format.Unnamed(status.Errors, status.Warnings))

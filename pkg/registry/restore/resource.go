@@ -100,7 +100,6 @@ func progressed(name, description string, count func(*v1alpha1.RestoreProgress) 
 func phase(r object) string     { return string(r.Status.Phase) }
 func requester(r object) string { return r.Status.Requester }
 
-// backupName returns the name of the found backup.
 func backupName(r object) string {
 	if r.Status.Backup == nil {
 		return ""
@@ -129,7 +128,6 @@ func took(r object, now time.Time) string {
 	return duration.HumanDuration(end.Sub(start.Time))
 }
 
-// reason returns what a restore waits for, why it failed, or what it lacks.
 func reason(r object) string {
 	if queued := meta.FindStatusCondition(r.Status.Conditions, v1alpha1.ConditionQueued); queued != nil && queued.Status == metav1.ConditionTrue {
 		return queued.Reason

@@ -44,8 +44,7 @@ type Config struct {
 	// BackupsReady fails while not all backups are known.
 	BackupsReady func() error
 	// HeldClaims returns the claims whose data a backup holds. Nil knows of none.
-	HeldClaims func(namespace, name string) []types.NamespacedName
-	// NamespaceUID returns the uid of a namespace.
+	HeldClaims   func(namespace, name string) []types.NamespacedName
 	NamespaceUID func(ctx context.Context, name string) (types.UID, error)
 	// MayUse fails with location.ErrNotAllowed if a namespace may not use a storage location.
 	MayUse func(ctx context.Context, location, namespace string) error

@@ -76,7 +76,6 @@ func show(s *v1alpha1.Schedule, since metav1.Time, backups []domain.Backup, now 
 	}
 }
 
-// summary returns the part of a backup that concerns its schedule.
 func summary(backup *v1alpha1.Backup) domain.Backup {
 	_, byHand := backup.Annotations[domain.AnnotationTriggeredBy]            // which no template can set
 	kept := backup.Status.Hold != nil || backup.Status.ExpirationChanges > 0 // a user has decided on this very one

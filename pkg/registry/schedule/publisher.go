@@ -27,7 +27,6 @@ import (
 // Publisher fills a log with the schedules: their records, with the fields that follow from their
 // backups.
 type Publisher struct {
-	// Log of the schedules.
 	Log    *logstore.Log[object]
 	clock  clock.PassiveClock
 	synced cache.InformerSynced
@@ -46,8 +45,7 @@ type Publisher struct {
 	wake     chan struct{}
 	// backups of the schedules, by namespace and uid of the schedule.
 	backups map[made]map[string]domain.Backup
-	// by has the schedule of each backup.
-	by map[types.NamespacedName]made
+	by      map[types.NamespacedName]made
 }
 
 // made identifies the schedule of a backup, and where the backup is shown.

@@ -39,12 +39,10 @@ type Config struct {
 	SystemNamespace string
 	Publisher       *Publisher
 	Entries         engineclient.ScheduleEntryInterface
-	// NamespaceUID returns the uid of a namespace.
-	NamespaceUID func(ctx context.Context, name string) (types.UID, error)
-	// Backups check the schedule's backups.
-	Backups    *backup.REST
-	Authorizer authorizer.Authorizer
-	Clock      clock.PassiveClock
+	NamespaceUID    func(ctx context.Context, name string) (types.UID, error)
+	Backups         *backup.REST
+	Authorizer      authorizer.Authorizer
+	Clock           clock.PassiveClock
 	// Limit bounds the schedules of each namespace except the system namespace; zero is no limit.
 	Limit int
 }
@@ -136,7 +134,6 @@ func invalid(name string, errs field.ErrorList) error {
 	return apierrors.NewInvalid(v1alpha1.SchemeGroupVersion.WithKind("Schedule").GroupKind(), name, errs)
 }
 
-// ofTemplate turns an error about a backup's spec into one about a schedule's template.
 func ofTemplate(err error, name string) error {
 	var status *apierrors.StatusError
 	if !errors.As(err, &status) {
@@ -166,11 +163,9 @@ func ofTemplate(err error, name string) error {
 	return &apierrors.StatusError{ErrStatus: *about}
 }
 
-// strategy validates and defaults written Schedules.
 type strategy struct {
 	runtime.ObjectTyper
 	names.NameGenerator
-	// restoreUser is the user of restores.
 	restoreUser string
 }
 

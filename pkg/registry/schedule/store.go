@@ -134,7 +134,6 @@ func (w *written) create(ctx context.Context, key string, s *v1alpha1.Schedule, 
 	return w.Log.Get(ctx, key, storage.GetOptions{}, out)
 }
 
-// recording turns an error about a record into one about its schedule.
 func recording(name string, err error) error {
 	return recorded.NotRecorded(Resource.GroupResource, Resource.Singular, name, err)
 }
@@ -215,7 +214,6 @@ func asksOtherwise(restoreUser string, was *v1alpha1.Schedule, after v1alpha1.Sc
 	return !recorded.ByMeaning.DeepEqual(before, after)
 }
 
-// moved reports whether a change moves the due times.
 func moved(before, after *v1alpha1.ScheduleSpec) bool {
 	return before.Schedule != after.Schedule || before.TimeZone != after.TimeZone || before.Paused != after.Paused
 }
@@ -252,7 +250,6 @@ func (w *written) Delete(ctx context.Context, key string, out runtime.Object, pr
 	}
 }
 
-// requester returns the user of a request.
 func requester(ctx context.Context) (enginev1alpha1.Requester, error) {
 	user, err := recorded.RequesterFrom(ctx)
 	if err != nil {

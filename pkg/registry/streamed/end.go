@@ -28,9 +28,7 @@ type Ending[T logstore.Object] struct {
 		rest.Getter
 		rest.Watcher
 	}
-	// Noun is an object's name in messages.
-	Noun string
-	// Phase returns an object's phase, and whether it has ended.
+	Noun  string
 	Phase func(T) (phase string, ended bool)
 	// Begun reports whether there is something to show before the end. Optional.
 	Begun func(T) bool

@@ -78,8 +78,7 @@ type Stores interface {
 // Answer says how to answer a request.
 type Answer struct {
 	// The name of the answered file in messages: the log of the backup "b".
-	What string
-	// Location is the name of its storage location.
+	What        string
 	Location    string
 	ContentType string
 	// Missing is the message if the store has no such object. Default: that it has none.
@@ -105,7 +104,6 @@ type Streams struct {
 // REST serves a subresource.
 type REST struct {
 	*Streams
-	// Object is an empty object of the parent kind.
 	Object runtime.Object
 	// Parameters are the allowed parameters, once each.
 	Parameters []string

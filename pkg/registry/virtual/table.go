@@ -20,8 +20,7 @@ import (
 // Column is a column of a table, with its cells.
 type Column[T logstore.Object] struct {
 	Definition metav1.TableColumnDefinition
-	// Cell returns an object's cell at an instant.
-	Cell func(obj T, now time.Time) any
+	Cell       func(obj T, now time.Time) any
 }
 
 // Name returns the column of the object's name.
