@@ -67,7 +67,7 @@ type Options struct {
 //     15 minutes, and not after something in it was withdrawn. A page of any other version is 410
 //     with a token that continues at the present one. A list of exactly such a version is 410
 //     without a token.
-//  3. Before everything was read, guarantee 4 of package logstore holds.
+//  3. Before everything was read, guarantee 4 of logstore.Log holds.
 //  4. A page costs the rows that it reads; the end of the client's context ends it. A list without
 //     a limit has at most MaxItems, or is an error. A page has at most MaxItems.
 type Storage struct {
