@@ -43,7 +43,7 @@ echo "Generating CRDs"
 rm -f artifacts/crds/*.yaml
 "${GOBIN}/controller-gen" crd paths=./pkg/apis/engine/... output:crd:dir=artifacts/crds
 
-echo "Generating the chart's templates"
+echo "Generating the chart's templates and README"
 go run -C hack/chart .
 
 echo "Generating the reference of kubectl holdfast"

@@ -15,7 +15,7 @@ git ls-files --cached --others --exclude-standard -z | while IFS= read -r -d '' 
 done | xargs -0 cp --parents -t "${copy}"
 (cd "${copy}" && git init --quiet && hack/update-codegen.sh >/dev/null)
 
-for generated in pkg/apis pkg/generated artifacts/crds charts/holdfast/templates docs/cli-reference.md hack/openapi-violations.list; do
+for generated in pkg/apis pkg/generated artifacts/crds artifacts/monitoring charts/holdfast docs/cli-reference.md hack/openapi-violations.list; do
   if ! diff --recursive --brief --new-file "${generated}" "${copy}/${generated}"; then
     echo "verify: ${generated} is stale: run make generate, and commit the result"
     exit 1

@@ -39,7 +39,7 @@ func newCommand() *cobra.Command {
 		SilenceErrors: true,
 		Version:       version,
 	}
-	command.AddCommand(newAPIServerCommand(), newControllerCommand(), newNodeAgentCommand(), newRepoMaintenanceCommand(), newRepoKeyCommand(), newRepoCommand(), newLeftoversCommand(), newRestoreWaitCommand())
+	command.AddCommand(newAPIServerCommand(), newControllerCommand(), newNodeAgentCommand(), newRepoMaintenanceCommand(), newRepoKeyCommand(), newRepoCommand(), newLeftoversCommand(), newRestoreWaitCommand(), newCheckCommand())
 	return command
 }
 

@@ -6,6 +6,7 @@
 package alerts
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"os"
@@ -30,16 +31,18 @@ const (
 )
 
 // expositions are tests that have, line by line, what the controller serves, and the API
-// server of schedules and of the catalogue.
+// server of schedules and of the catalogue, and what kube-apiserver serves of our APIService.
 var expositions = []string{"../../pkg/controllers/backupqueue/metrics_test.go", "../../pkg/controllers/maintenance/metrics_test.go",
 	"../../pkg/controllers/schedule/metrics_test.go", "../../pkg/controllers/expiry/metrics_test.go", "../../pkg/controllers/repository/repository_test.go",
 	"../../pkg/controllers/repository/keybackup_test.go",
 	"../../pkg/catalog/refresh/metrics_test.go", "../../pkg/controllers/storagelocation/identify_test.go",
-	"../../pkg/apiserver/metrics_test.go"}
+	"../../pkg/apiserver/metrics_test.go", "../../pkg/controllers/backuprun/metrics_test.go", "../../pkg/controllers/restorerun/metrics_test.go",
+	"../../pkg/liveness/agent_test.go", "testdata/kube-apiserver.txt"}
 
 // scrape is what a target serves, minute by minute, in the notation of promtool. Keys
 // are a state, a reason, or what follows holdfast_queue_; what is not named is 0. The
-// series end when the target is gone. A whole name stands for all its series.
+// series end when the target is gone. A whole name stands for all its series, and NAME/VALUE
+// for the one with this value of a label.
 type scrape map[string]string
 
 // always is a value that does not change.
@@ -224,6 +227,38 @@ func TestAlerts(t *testing.T) {
 			targets: []scrape{{"slots": always(2), "holdfast_catalog_left_out_backups": "0x9 2x30"}},
 			fires:   map[string]string{"HoldfastBackupsLeftOut": "15-40"},
 		},
+		"a backup has failed": {
+			targets: []scrape{{"slots": always(2), "holdfast_backups_total/Failed": "0x9 1x30"}},
+			fires:   map[string]string{"HoldfastBackupFailed": "10-40"},
+		},
+		"a backup lacks a volume, and the controller restarts": {
+			targets: restarted(scrape{"slots": "2", "holdfast_backups_total/PartiallyFailed": "3"}),
+		},
+		"backups are completed and cancelled": {
+			targets: []scrape{{"slots": always(2), "holdfast_backups_total/Completed": "0+1x40", "holdfast_backups_total/Cancelled": "0+1x40"}},
+		},
+		"a restore lacks something": {
+			targets: []scrape{{"slots": always(2), "holdfast_restores_total/PartiallyFailed": "0x9 1x30"}},
+			fires:   map[string]string{"HoldfastRestoreFailed": "10-40"},
+		},
+		"a node has no agent": {
+			targets: []scrape{{"slots": always(2), "holdfast_node_agents/false": "0x9 1x30"}},
+			fires:   map[string]string{"HoldfastAgentMissing": "25-40"},
+		},
+		"an agent is replaced": {
+			targets: []scrape{{"slots": always(2), "holdfast_node_agents/false": "0x9 1x5 0x24"}},
+		},
+		"a store refuses the credentials": {
+			targets: []scrape{{"slots": always(2), "AccessDenied": "0x9 1x30"}},
+			fires:   map[string]string{"HoldfastLocationUnavailable": "25-40"},
+		},
+		"a store does not answer for a moment": {
+			targets: []scrape{{"slots": always(2), "holdfast_locations_stopped/Unreachable": "0x9 1x10 0x19"}},
+		},
+		"kube-apiserver does not reach the API server": {
+			targets: []scrape{{"slots": always(2), "aggregator_unavailable_apiservice": "0x9 1x30"}},
+			fires:   map[string]string{"HoldfastAPIServiceUnavailable": "15-40"},
+		},
 		"a store is down for a moment": {
 			targets: []scrape{{"slots": always(2), "StorageUnavailable": "1x14 0x25"}},
 		},
@@ -273,6 +308,8 @@ func (s scrape) load(t *testing.T, series []labels.Labels, instance string) stri
 		})
 		if name := one.Get(labels.MetricName); s[name] != "" {
 			key = name
+		} else if s[name+"/"+key] != "" {
+			key = name + "/" + key
 		}
 		values, ok := s[key]
 		if !ok {
@@ -349,37 +386,46 @@ func firing(t *testing.T, load string) map[string]string {
 func TestTheControllerServesWhatIsSelected(t *testing.T) {
 	series := exposed(t)
 	for _, rule := range alertingRules(t) {
-		parser.Inspect(rule.Query(), func(node parser.Node, _ []parser.Node) error {
-			selector, ok := node.(*parser.VectorSelector)
-			if !ok {
-				return nil
-			}
-			for _, matcher := range selector.LabelMatchers {
-				values := []string{matcher.Value}
-				if matcher.Type == labels.MatchRegexp {
-					values = matcher.SetMatches()
-				}
-				for _, value := range values {
-					if !slices.ContainsFunc(series, func(one labels.Labels) bool {
-						return one.Get(labels.MetricName) == selector.Name && one.Get(matcher.Name) == value
-					}) {
-						t.Errorf("%s selects %s with %s=%q, which is not in %v", rule.Name(), selector.Name, matcher.Name, value, expositions)
-					}
-				}
-			}
-			return nil
-		})
+		checkSelectors(t, rule.Name(), rule.Query(), series)
 	}
 }
 
-func TestAlertsSayWhatToDo(t *testing.T) {
-	var pages string
-	for _, path := range []string{"../../docs/queue.md", "../../docs/maintenance.md", "../../docs/schedules.md", "../../docs/using.md", "../../docs/catalogue.md"} {
-		page, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
+// checkSelectors looks for what a query selects in what is served.
+func checkSelectors(t *testing.T, name string, query parser.Expr, series []labels.Labels) {
+	t.Helper()
+	parser.Inspect(query, func(node parser.Node, _ []parser.Node) error {
+		selector, ok := node.(*parser.VectorSelector)
+		if !ok {
+			return nil
 		}
-		pages += string(page)
+		for _, matcher := range selector.LabelMatchers {
+			values := []string{matcher.Value}
+			if matcher.Type == labels.MatchRegexp {
+				values = matcher.SetMatches()
+			}
+			for _, value := range values {
+				if !slices.ContainsFunc(series, func(one labels.Labels) bool {
+					return one.Get(labels.MetricName) == selector.Name && one.Get(matcher.Name) == value
+				}) {
+					t.Errorf("%s selects %s with %s=%q, which is not in %v", name, selector.Name, matcher.Name, value, expositions)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// TestAlertsSayWhatToDo: each alert has its section in the runbooks, which says what it means, what
+// suffers, where to look, and what to do; and no section is about an alert that is not there.
+func TestAlertsSayWhatToDo(t *testing.T) {
+	page, err := os.ReadFile("../../docs/runbooks.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sections := map[string]string{}
+	for _, section := range strings.Split(string(page), "\n## ")[1:] {
+		name, text, _ := strings.Cut(section, "\n")
+		sections[name] = text
 	}
 	for _, rule := range alertingRules(t) {
 		for _, annotation := range []string{"summary", "description"} {
@@ -390,9 +436,62 @@ func TestAlertsSayWhatToDo(t *testing.T) {
 		if severity := rule.Labels().Get("severity"); severity != "critical" && severity != "warning" {
 			t.Errorf("%s has the severity %q, want critical or warning", rule.Name(), severity)
 		}
-		if !strings.Contains(pages, "`"+rule.Name()+"`") {
-			t.Errorf("neither docs/queue.md nor docs/maintenance.md nor docs/schedules.md nor docs/using.md nor docs/catalogue.md names %s", rule.Name())
+		want := "https://github.com/holdfast-io/holdfast/blob/main/docs/runbooks.md#" + strings.ToLower(rule.Name())
+		if got := rule.Annotations().Get("runbook_url"); got != want {
+			t.Errorf("%s has the runbook %q, want %q", rule.Name(), got, want)
 		}
+		for _, part := range []string{"**Meaning.**", "**Impact.**", "**Diagnosis.**", "**Remedy.**"} {
+			if !strings.Contains(sections[rule.Name()], part) {
+				t.Errorf("docs/runbooks.md has no %s of %s", part, rule.Name())
+			}
+		}
+		delete(sections, rule.Name())
+	}
+	for name := range sections {
+		t.Errorf("docs/runbooks.md has a section %s, which is no alert", name)
+	}
+}
+
+// TestDashboard: Prometheus understands each query of the dashboard, and Holdfast serves each
+// metric that it selects, with these labels.
+func TestDashboard(t *testing.T) {
+	content, err := os.ReadFile("../../artifacts/monitoring/dashboard.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var dashboard struct {
+		Panels []struct {
+			Title   string
+			Targets []struct{ Expr string }
+		}
+	}
+	if err := json.Unmarshal(content, &dashboard); err != nil {
+		t.Fatal(err)
+	}
+	series, queries := exposed(t), 0
+	for _, panel := range dashboard.Panels {
+		for _, target := range panel.Targets {
+			queries++
+			query, err := parser.ParseExpr(target.Expr)
+			if err != nil {
+				t.Errorf("%s: %s: %v", panel.Title, target.Expr, err)
+				continue
+			}
+			checkSelectors(t, panel.Title, query, series)
+			parser.Inspect(query, func(node parser.Node, _ []parser.Node) error {
+				if aggregate, ok := node.(*parser.AggregateExpr); ok {
+					for _, label := range aggregate.Grouping {
+						if !slices.ContainsFunc(series, func(one labels.Labels) bool { return one.Has(label) }) {
+							t.Errorf("%s groups by %s, which no series has", panel.Title, label)
+						}
+					}
+				}
+				return nil
+			})
+		}
+	}
+	if queries < 10 {
+		t.Errorf("the dashboard has %d queries", queries)
 	}
 }
 
@@ -447,13 +546,15 @@ func exposed(t *testing.T) (series []labels.Labels) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		lines := regexp.MustCompile(`(?m)^(holdfast_(?:(?:queue|repo_maintenance|repositories|schedule|expiry|locations|apiserver)_|schedules|catalog_(?:suspicious|replaced_backups|left_out_backups))\S+) [0-9]+$`).FindAllStringSubmatch(string(text), -1)
+		lines := regexp.MustCompile(`(?m)^((?:holdfast|aggregator)_\S+) [0-9.]+$`).FindAllStringSubmatch(string(text), -1)
 		for _, line := range lines {
 			one, err := parser.ParseMetric(line[1])
 			if err != nil {
 				t.Fatal(err)
 			}
-			series = append(series, one)
+			if !slices.ContainsFunc(series, func(other labels.Labels) bool { return labels.Equal(one, other) }) {
+				series = append(series, one)
+			}
 		}
 		if len(lines) == 0 {
 			t.Fatalf("%s has no series: name the test that has what the controller serves", path)

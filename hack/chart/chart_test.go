@@ -24,25 +24,24 @@ import (
 	"helm.sh/helm/v3/pkg/engine"
 	"helm.sh/helm/v3/pkg/lint"
 	"helm.sh/helm/v3/pkg/lint/support"
-	"sigs.k8s.io/kustomize/api/krusty"
-	"sigs.k8s.io/kustomize/kyaml/filesys"
 	"sigs.k8s.io/yaml"
 )
 
 const (
+	tree      = "../.."
 	artifacts = "../../artifacts"
 	folder    = "../../charts/holdfast"
 )
 
-// TestTemplatesFollowFromTheManifests compares the templates with what the generator writes.
+// TestTemplatesFollowFromTheManifests compares the written files with the generator's.
 func TestTemplatesFollowFromTheManifests(t *testing.T) {
-	files, err := generate(artifacts)
+	files, err := generate(tree)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for name, want := range files {
-		if got, err := os.ReadFile(filepath.Join(folder, "templates", name)); err != nil || string(got) != want {
-			t.Errorf("templates/%s is stale: run make generate, and commit the result (%v)", name, err)
+		if got, err := os.ReadFile(filepath.Join(tree, name)); err != nil || string(got) != want {
+			t.Errorf("%s is stale: run make generate, and commit the result (%v)", name, err)
 		}
 	}
 }
@@ -86,11 +85,6 @@ func render(t *testing.T, values map[string]any) (map[string]object, error) {
 	return objects, nil
 }
 
-func key(o object) string {
-	namespace, _ := o["metadata"].(map[string]any)["namespace"].(string)
-	return o.kind() + " " + namespace + "/" + o.name()
-}
-
 // TestDefaultsAreTheManifests renders the chart with its own values: what comes out are the
 // manifests, apart from the tag of the image and from what Helm is told to keep.
 func TestDefaultsAreTheManifests(t *testing.T) {
@@ -98,20 +92,12 @@ func TestDefaultsAreTheManifests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), artifacts)
+	base, err := build(artifacts)
 	if err != nil {
 		t.Fatal(err)
 	}
 	kept := 0
-	for _, resource := range all.Resources() {
-		content, err := resource.AsYAML()
-		if err != nil {
-			t.Fatal(err)
-		}
-		var want object
-		if err := yaml.Unmarshal(content, &want); err != nil {
-			t.Fatal(err)
-		}
+	for _, want := range base {
 		name := key(want)
 		if name == "Namespace /holdfast" {
 			continue
@@ -136,11 +122,105 @@ func TestDefaultsAreTheManifests(t *testing.T) {
 			t.Errorf("%s differs; the chart has\n%s\nand the manifests\n%s", name, a, b)
 		}
 	}
-	for name := range got {
-		t.Errorf("the manifests have no %s", name)
+	for name, o := range got {
+		if hook, _ := o.at("metadata", "annotations")["helm.sh/hook"].(string); hook != "test" {
+			t.Errorf("the manifests have no %s", name)
+		}
 	}
 	if kept != 9+2+2 {
 		t.Errorf("%d objects are kept, want 9 CRDs, 2 namespaces, and the policy that protects them with its binding", kept)
+	}
+}
+
+// TestComponents builds each component with the manifests. Where the chart has a value for it, the
+// chart with this value has the same objects.
+func TestComponents(t *testing.T) {
+	tls := map[string]any{"extraArgs": []any{"--tls-min-version=VersionTLS13"}}
+	values := map[string]map[string]any{
+		"constrained-impersonation": {"constrainedImpersonation": map[string]any{"enabled": true}},
+		"deletion-by-admins":        {"deletionByAdmins": map[string]any{"enabled": true}},
+		"host-path-volumes":         {"nodeAgent": map[string]any{"hostPathRoots": []any{"/opt/local-path-provisioner"}}},
+		"monitoring": {
+			"podMonitor": map[string]any{"enabled": true}, "prometheusRule": map[string]any{"enabled": true}, "dashboard": map[string]any{"enabled": true},
+		},
+		"high-security": {
+			"constrainedImpersonation": map[string]any{"enabled": true},
+			"apiserver":                tls, "controller": tls, "nodeAgent": tls,
+		},
+		"cert-manager": nil, // its certificates are compared by TestValues
+		"tls-secret":   nil,
+	}
+	components, err := os.ReadDir(filepath.Join(artifacts, "components"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	base, err := build(artifacts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, component := range components {
+		t.Run(component.Name(), func(t *testing.T) {
+			changed, err := build(artifacts, filepath.Join("components", component.Name()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if reflect.DeepEqual(changed, base) {
+				t.Error("it changes nothing")
+			}
+			with, found := values[component.Name()]
+			if !found {
+				t.Error("say in this test which values of the chart do the same, or that none do")
+			}
+			if with == nil {
+				return
+			}
+			with["image"] = map[string]any{"tag": "dev"}
+			objects, err := render(t, with)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, want := range changed {
+				o, found := objects[key(want)]
+				if !found {
+					if key(want) != "Namespace /holdfast" {
+						t.Errorf("the chart has no %s", key(want))
+					}
+					continue
+				}
+				if annotations := o.at("metadata", "annotations"); annotations["helm.sh/resource-policy"] == "keep" {
+					delete(annotations, "helm.sh/resource-policy")
+				}
+				if len(o.at("metadata", "annotations")) == 0 {
+					delete(o.at("metadata"), "annotations")
+				}
+				a, _ := yaml.Marshal(normal(o))
+				b, _ := yaml.Marshal(normal(want))
+				if string(a) != string(b) {
+					t.Errorf("%s differs; the chart has\n%s\nand the manifests\n%s", key(want), a, b)
+				}
+			}
+		})
+	}
+}
+
+// normal gives the volumes of host paths the same names.
+func normal(o object) object {
+	content, _ := yaml.Marshal(o)
+	var same object
+	_ = yaml.Unmarshal([]byte(strings.NewReplacer("host-path-0", "host-path-volumes").Replace(string(content))), &same)
+	return same
+}
+
+// TestReadme: each value is described.
+func TestReadme(t *testing.T) {
+	content, err := os.ReadFile(filepath.Join(folder, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(content)) {
+		if cells := strings.Split(strings.TrimSpace(line), "|"); strings.HasPrefix(line, "| `") && strings.TrimSpace(cells[3]) == "" {
+			t.Errorf("values.yaml has no comment on %s", cells[1])
+		}
 	}
 }
 
@@ -167,6 +247,15 @@ func TestValues(t *testing.T) {
 		"its arguments":          {`certificate: {source: secret}`, "Deployment holdfast/holdfast-apiserver", []string{`"--tls-cert-file=/etc/holdfast/tls/tls.crt"`, `"secretName":"holdfast-apiserver-tls"`, `"mountPath":"/etc/holdfast/tls"`}},
 		"cert-manager":           {`certificate: {source: certManager}`, "APIService /v1alpha1.holdfast.io", []string{`"cert-manager.io/inject-ca-from":"holdfast/holdfast-apiserver"`}},
 		"its certificate":        {`certificate: {source: certManager}`, "Certificate holdfast/holdfast-apiserver", []string{`"holdfast-apiserver.holdfast.svc"`}},
+		"pod labels":             {`controller: {podLabels: {azure.workload.identity/use: "true"}}`, "Deployment holdfast/holdfast-controller", []string{`"azure.workload.identity/use":"true"`, `"app.kubernetes.io/name":"holdfast"`}},
+		"environment":            {`nodeAgent: {extraEnv: [{name: HTTPS_PROXY, value: "http://proxy"}]}`, "DaemonSet holdfast-agents/holdfast-node-agent", []string{`{"name":"HTTPS_PROXY","value":"http://proxy"}`, `"name":"NODE_NAME"`}},
+		"host paths":             {`nodeAgent: {hostPathRoots: [/a, /b]}`, "DaemonSet holdfast-agents/holdfast-node-agent", []string{`"--host-path-roots=/a,/b"`, `"mountPath":"/b"`, `{"hostPath":{"path":"/b","type":"DirectoryOrCreate"},"name":"host-path-1"}`}},
+		"their controller":       {`nodeAgent: {hostPathRoots: [/a, /b]}`, "Deployment holdfast/holdfast-controller", []string{`"--host-path-roots=/a,/b"`}},
+		"deletion by admins":     {`deletionByAdmins: {enabled: true}`, "ClusterRole /holdfast-admin", []string{`"rbac.authorization.k8s.io/aggregate-to-admin":"true"`}},
+		"impersonation":          {`constrainedImpersonation: {enabled: true}`, "ClusterRole /holdfast-impersonator", []string{`"impersonate:user-info"`}},
+		"metrics":                {`podMonitor: {enabled: true, interval: 30s, labels: {release: p}}`, "PodMonitor holdfast/holdfast", []string{`"interval":"30s"`, `"labels":{"release":"p"}`, `["holdfast","holdfast-agents"]`}},
+		"dashboard":              {`dashboard: {enabled: true, labels: {sidecar: x}, annotations: {grafana_folder: Backups}}`, "ConfigMap holdfast/holdfast-dashboard", []string{`"grafana_dashboard":"1"`, `"sidecar":"x"`, `"grafana_folder":"Backups"`, `holdfast_queue_backups`}},
+		"the test's image":       {`image: {tag: v3}`, "Pod holdfast/holdfast-test", []string{`"image":"ghcr.io/holdfast-io/holdfast:v3"`, `"check"`, `"helm.sh/hook":"test"`}},
 		"alerts":                 {`prometheusRule: {enabled: true, labels: {release: p}}`, "PrometheusRule holdfast/holdfast", []string{`"labels":{"release":"p"}`, `{{ $value | humanizeDuration }}`}},
 		"a location":             {`location: {spec: {provider: s3, default: true, s3: {bucket: b, credentialsSecret: c}}, credentials: {accessKeyID: k, secretAccessKey: s}}`, "StorageLocation holdfast/default", []string{`"bucket":"b"`}},
 		"its credentials":        {`location: {spec: {provider: s3, s3: {bucket: b, credentialsSecret: c}}, credentials: {accessKeyID: k, secretAccessKey: s}}`, "Secret holdfast-locations/c", []string{`"accessKeyID":"k"`}},

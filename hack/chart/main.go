@@ -2,16 +2,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command chart writes the templates of the Helm chart that follow from artifacts/, so that the
-// manifests have one source. What is in values.yaml, and what has no object in artifacts/, is
-// written by hand beside them.
+// manifests have one source, and the chart's README from the comments of values.yaml. Other
+// templates are written by hand beside them.
 package main
 
 import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -22,12 +24,11 @@ import (
 )
 
 func main() {
-	artifacts := flag.String("artifacts", "../../artifacts", "folder of the kustomization")
-	out := flag.String("out", "../../charts/holdfast/templates", "folder of the templates")
+	tree := flag.String("tree", "../..", "folder of the source tree")
 	flag.Parse()
-	files, err := generate(*artifacts)
+	files, err := generate(*tree)
 	for name, content := range files {
-		err = errors.Join(err, os.WriteFile(filepath.Join(*out, name), []byte(content), 0o644))
+		err = errors.Join(err, os.WriteFile(filepath.Join(*tree, name), []byte(content), 0o644))
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "chart:", err)
@@ -62,13 +63,94 @@ func (o object) at(path ...any) object {
 
 const header = "{{- /* Written by hack/chart from artifacts/: change it there, and run make generate. */ -}}\n"
 
-// generate returns the templates by their file names.
-func generate(artifacts string) (map[string]string, error) {
-	all, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), artifacts)
+// variants are components of the manifests that change objects, by the value that asks for them.
+var variants = map[string]string{
+	"deletionByAdmins":         "deletion-by-admins",
+	"constrainedImpersonation": "constrained-impersonation",
+}
+
+// generate returns the written files by their paths in the tree.
+func generate(tree string) (map[string]string, error) {
+	artifacts := filepath.Join(tree, "artifacts")
+	objects, err := build(artifacts)
 	if err != nil {
 		return nil, err
 	}
+	changed := map[string]map[string]object{} // by value, and by the object's key
+	for value, component := range variants {
+		others, err := build(artifacts, filepath.Join("components", component))
+		if err != nil {
+			return nil, err
+		}
+		changed[value] = map[string]object{}
+		for i, other := range others {
+			if key(other) != key(objects[i]) {
+				return nil, fmt.Errorf("the component %s adds or moves %s, which no template can follow", component, key(other))
+			}
+			if !reflect.DeepEqual(other, objects[i]) {
+				changed[value][key(other)] = other
+			}
+		}
+	}
 	text := map[string]*strings.Builder{}
+	for _, o := range objects {
+		file, condition := place(o)
+		if file == "" {
+			continue
+		}
+		written, err := template(o)
+		if err != nil {
+			return nil, err
+		}
+		for _, value := range slices.Sorted(maps.Keys(changed)) {
+			if other, found := changed[value][key(o)]; found {
+				instead, err := template(other)
+				if err != nil {
+					return nil, err
+				}
+				written = "{{- if .Values." + value + ".enabled }}\n" + instead + "{{- else }}\n" + written + "{{- end }}\n"
+			}
+		}
+		if condition != "" {
+			written = "{{- if " + condition + " }}\n" + written + "{{- end }}\n"
+		}
+		if text[file] == nil {
+			text[file] = &strings.Builder{}
+			text[file].WriteString(header)
+		}
+		text[file].WriteString("---\n" + written)
+	}
+	files := map[string]string{}
+	for name, content := range text {
+		files["charts/holdfast/templates/"+name] = content.String()
+	}
+	if files["artifacts/monitoring/prometheusrule.yaml"], files["charts/holdfast/templates/monitoring.yaml"], err = monitoring(filepath.Join(artifacts, "monitoring")); err != nil {
+		return nil, err
+	}
+	for name, content := range files {
+		if left := placeholder.FindString(content); left != "" {
+			return nil, fmt.Errorf("%s: nothing is known of the placeholder %s", name, left)
+		}
+	}
+	files["charts/holdfast/README.md"], err = readme(filepath.Join(tree, "charts/holdfast/values.yaml"))
+	return files, err
+}
+
+// build returns the objects of the kustomization in a folder, with its components.
+func build(folder string, components ...string) ([]object, error) {
+	if len(components) > 0 {
+		overlay, err := overlay(folder, components)
+		if err != nil {
+			return nil, err
+		}
+		defer os.RemoveAll(overlay)
+		folder = overlay
+	}
+	all, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), folder)
+	if err != nil {
+		return nil, err
+	}
+	var objects []object
 	for _, resource := range all.Resources() {
 		content, err := resource.AsYAML()
 		if err != nil {
@@ -78,35 +160,45 @@ func generate(artifacts string) (map[string]string, error) {
 		if err := yaml.Unmarshal(content, &o); err != nil {
 			return nil, err
 		}
-		file, condition := place(o)
-		if file == "" {
-			continue
-		}
-		change(o)
-		content, err = yaml.Marshal(o)
-		if err != nil {
-			return nil, err
-		}
-		template := fill(string(content))
-		if condition != "" {
-			template = "{{- if " + condition + " }}\n" + template + "{{- end }}\n"
-		}
-		if text[file] == nil {
-			text[file] = &strings.Builder{}
-			text[file].WriteString(header)
-		}
-		text[file].WriteString("---\n" + template)
+		objects = append(objects, o)
 	}
-	files := map[string]string{}
-	for name, content := range text {
-		if left := placeholder.FindString(content.String()); left != "" {
-			return nil, fmt.Errorf("%s: nothing is known of the placeholder %s", name, left)
-		}
-		files[name] = content.String()
+	return objects, nil
+}
+
+// overlay writes a kustomization that adds components to a folder, and returns its own folder.
+func overlay(folder string, components []string) (string, error) {
+	base, err := filepath.Abs(folder)
+	if err != nil {
+		return "", err
 	}
-	alerts, err := rules(filepath.Join(artifacts, "monitoring", "alerts.yaml"))
-	files["prometheusrule.yaml"] = alerts
-	return files, err
+	temporary, err := os.MkdirTemp("", "chart-")
+	if err != nil {
+		return "", err
+	}
+	// Kustomize takes relative paths only, without symbolic links.
+	dir, err := filepath.EvalSymlinks(temporary)
+	if err == nil {
+		base, err = filepath.Rel(dir, base)
+	}
+	kustomization := object{"resources": []any{base}}
+	for i, component := range components {
+		components[i] = filepath.Join(base, component)
+	}
+	kustomization["components"] = components
+	content, failed := yaml.Marshal(kustomization)
+	return dir, errors.Join(err, failed, os.WriteFile(filepath.Join(dir, "kustomization.yaml"), content, 0o600))
+}
+
+// template writes an object with what Helm fills in.
+func template(o object) (string, error) {
+	change(o)
+	content, err := yaml.Marshal(o)
+	return fill(string(content)), err
+}
+
+func key(o object) string {
+	namespace, _ := o["metadata"].(map[string]any)["namespace"].(string)
+	return o.kind() + " " + namespace + "/" + o.name()
 }
 
 // place says in which file an object goes, and on which condition it is there.
@@ -169,6 +261,7 @@ func change(o object) {
 		}
 		template := o.at("spec", "template")
 		o.at("spec", "template", "metadata")["annotations"] = "@@" + key + ".podAnnotations@@"
+		o.at("spec", "template", "metadata", "labels")["more"] = "@@MORE-" + key + ".podLabels@@"
 		pod := template["spec"].(map[string]any)
 		for _, field := range []string{"nodeSelector", "tolerations"} {
 			pod[field] = "@@" + key + "." + field + "@@"
@@ -177,17 +270,22 @@ func change(o object) {
 		pod["priorityClassName"] = "@@" + key + ".priorityClassName@@"
 		if key == "apiserver" {
 			pod["hostNetwork"] = "@@HOST-NETWORK@@"
-		} else if key == "controller" {
-			pod["affinity"] = "@@controller.affinity@@"
+		} else {
+			pod["affinity"] = "@@" + key + ".affinity@@"
 		}
 		container := o.at("spec", "template", "spec", "containers", 0)
 		container["image"] = "@@IMAGE@@"
 		container["imagePullPolicy"] = "@@image.pullPolicy@@"
 		container["resources"] = "@@" + key + ".resources@@"
 		container["args"] = append(container["args"].([]any), "@@ARGS-"+key+"@@")
+		container["env"] = append(container["env"].([]any), "@@MORE-"+key+".extraEnv@@")
 		if key == "apiserver" {
 			container["volumeMounts"] = append(container["volumeMounts"].([]any), "@@TLS-MOUNT@@")
 			pod["volumes"] = append(pod["volumes"].([]any), "@@TLS-VOLUME@@")
+		}
+		if key == "nodeAgent" {
+			container["volumeMounts"] = append(container["volumeMounts"].([]any), "@@HOST-PATH-MOUNTS@@")
+			pod["volumes"] = append(pod["volumes"].([]any), "@@HOST-PATH-VOLUMES@@")
 		}
 		for _, volume := range pod["volumes"].([]any) {
 			v, isMap := volume.(map[string]any)
@@ -238,6 +336,14 @@ func fill(text string) string {
 			return indent + "{{- if ne .Values.certificate.source \"self\" }}\n" + indent + "- mountPath: /etc/holdfast/tls\n" + indent + "  name: tls\n" + indent + "  readOnly: true\n" + indent + "{{- end }}\n"
 		case name == "TLS-VOLUME":
 			return indent + "{{- if ne .Values.certificate.source \"self\" }}\n" + indent + "- name: tls\n" + indent + "  secret:\n" + indent + "    secretName: holdfast-apiserver-tls\n" + indent + "{{- end }}\n"
+		case name == "HOST-PATH-MOUNTS":
+			return indent + "{{- range $i, $path := .Values.nodeAgent.hostPathRoots }}\n" + indent + "- mountPath: {{ $path }}\n" + indent + "  mountPropagation: HostToContainer\n" + indent + "  name: host-path-{{ $i }}\n" + indent + "{{- end }}\n"
+		case name == "HOST-PATH-VOLUMES":
+			return indent + "{{- range $i, $path := .Values.nodeAgent.hostPathRoots }}\n" + indent + "- hostPath:\n" + indent + "    path: {{ $path }}\n" + indent + "    type: DirectoryOrCreate\n" + indent + "  name: host-path-{{ $i }}\n" + indent + "{{- end }}\n"
+		case strings.HasPrefix(name, "MORE-"):
+			return fmt.Sprintf("%[1]s{{- with .Values.%[2]s }}\n%[1]s{{- toYaml . | nindent %[3]d }}\n%[1]s{{- end }}\n", indent, strings.TrimPrefix(name, "MORE-"), len(indent))
+		case name == "INTERVAL":
+			return indent + "{{- with .Values.podMonitor.interval }}\n" + indent + field + "{{ . }}\n" + indent + "{{- end }}\n"
 		case strings.HasPrefix(name, "ARGS-"):
 			key := strings.TrimPrefix(name, "ARGS-")
 			return indent + "{{- include \"holdfast.args." + key + "\" . | nindent " + fmt.Sprint(len(indent)) + " }}\n" +
@@ -254,25 +360,78 @@ func fill(text string) string {
 	})
 }
 
-// rules returns the template of the alerts as an object of the Prometheus operator.
-func rules(path string) (string, error) {
-	content, err := os.ReadFile(path)
+// monitored are the switches of the objects of artifacts/monitoring.
+var monitored = map[string]string{
+	"PodMonitor": "podMonitor", "ServiceAccount": "podMonitor", "Secret": "podMonitor", "ClusterRoleBinding": "podMonitor",
+	"PrometheusRule": "prometheusRule", "ConfigMap": "dashboard",
+}
+
+// monitoring returns the alerts as an object of the Prometheus operator, and the template of all
+// objects in a folder.
+func monitoring(folder string) (rule, templates string, err error) {
+	content, err := os.ReadFile(filepath.Join(folder, "alerts.yaml"))
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	var file struct {
 		Groups []any `json:"groups"`
 	}
 	if err := yaml.Unmarshal(content, &file); err != nil {
-		return "", fmt.Errorf("%s: %w", path, err)
+		return "", "", fmt.Errorf("alerts.yaml: %w", err)
 	}
 	if len(file.Groups) == 0 {
-		return "", fmt.Errorf("%s has no groups", path)
+		return "", "", errors.New("alerts.yaml has no groups")
 	}
-	text, err := yaml.Marshal(object{
+	alerts := object{
 		"apiVersion": "monitoring.coreos.com/v1", "kind": "PrometheusRule",
-		"metadata": map[string]any{"name": "holdfast", "namespace": "holdfast", "labels": "@@prometheusRule.labels@@"},
+		"metadata": map[string]any{"name": "holdfast", "namespace": "holdfast"},
 		"spec":     map[string]any{"groups": file.Groups},
-	})
-	return header + "{{- if .Values.prometheusRule.enabled }}\n---\n" + fill(string(text)) + "{{- end }}\n", err
+	}
+	written, err := yaml.Marshal(alerts)
+	if err != nil {
+		return "", "", err
+	}
+	dashboard, err := os.ReadFile(filepath.Join(folder, "dashboard.json"))
+	if err != nil {
+		return "", "", err
+	}
+	objects := []object{alerts, {
+		"apiVersion": "v1", "kind": "ConfigMap",
+		"metadata": map[string]any{"name": "holdfast-dashboard", "namespace": "holdfast"},
+		"data":     map[string]any{"dashboard.json": string(dashboard)},
+	}}
+	scraped, err := os.ReadFile(filepath.Join(folder, "podmonitor.yaml"))
+	if err != nil {
+		return "", "", err
+	}
+	for _, document := range strings.Split(string(scraped), "\n---\n") {
+		var o object
+		if err := yaml.Unmarshal([]byte(document), &o); err != nil {
+			return "", "", fmt.Errorf("podmonitor.yaml: %w", err)
+		}
+		objects = append(objects, o)
+	}
+	templates = header
+	for _, o := range objects {
+		value, found := monitored[o.kind()]
+		if !found {
+			return "", "", fmt.Errorf("no value switches a %s on", o.kind())
+		}
+		switch o.kind() {
+		case "PodMonitor":
+			o.at("metadata")["labels"] = "@@podMonitor.labels@@"
+			o.at("spec", "podMetricsEndpoints", 0)["interval"] = "@@INTERVAL@@"
+		case "PrometheusRule":
+			o.at("metadata")["labels"] = "@@prometheusRule.labels@@"
+		case "ConfigMap":
+			o.at("metadata")["labels"] = "@@dashboard.labels@@"
+			o.at("metadata")["annotations"] = "@@dashboard.annotations@@"
+		}
+		text, err := yaml.Marshal(o)
+		if err != nil {
+			return "", "", err
+		}
+		templates += "{{- if .Values." + value + ".enabled }}\n---\n" + fill(string(text)) + "{{- end }}\n"
+	}
+	return "# Written by hack/chart from alerts.yaml: change it there, and run make generate.\n" + string(written), templates, nil
 }

@@ -17,8 +17,14 @@
 {{ end -}}
 {{- with .Values.restore.pullSecrets -}}
 - --restore-image-pull-secrets={{ join "," . }}
+{{ end -}}
+{{- with .Values.nodeAgent.hostPathRoots -}}
+- --host-path-roots={{ join "," . }}
 {{- end -}}
 {{- end -}}
 
 {{- define "holdfast.args.nodeAgent" -}}
+{{- with .Values.nodeAgent.hostPathRoots -}}
+- --host-path-roots={{ join "," . }}
+{{- end -}}
 {{- end -}}

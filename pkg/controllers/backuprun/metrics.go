@@ -38,7 +38,17 @@ var (
 )
 
 func registerMetrics() {
-	register.Do(func() { legacyregistry.MustRegister(backupsTotal, backupDuration, volumesGivenUp) })
+	register.Do(func() {
+		legacyregistry.MustRegister(backupsTotal, backupDuration, volumesGivenUp)
+		begin()
+	})
+}
+
+// begin sets all counters to zero, so that the first failure is an increase.
+func begin() {
+	for _, phase := range []v1alpha1.BackupPhase{v1alpha1.BackupPhaseCompleted, v1alpha1.BackupPhasePartiallyFailed, v1alpha1.BackupPhaseFailed, v1alpha1.BackupPhaseFailedValidation, v1alpha1.BackupPhaseCancelled} {
+		backupsTotal.WithLabelValues(string(phase))
+	}
 }
 
 func observeEnd(run *enginev1alpha1.BackupRun, status *v1alpha1.BackupStatus) {

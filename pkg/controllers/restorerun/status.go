@@ -85,7 +85,17 @@ var (
 )
 
 func registerMetrics() {
-	register.Do(func() { legacyregistry.MustRegister(restoresTotal, restoreDuration) })
+	register.Do(func() {
+		legacyregistry.MustRegister(restoresTotal, restoreDuration)
+		begin()
+	})
+}
+
+// begin sets all counters to zero, so that the first failure is an increase.
+func begin() {
+	for _, phase := range []v1alpha1.RestorePhase{v1alpha1.RestorePhaseCompleted, v1alpha1.RestorePhasePartiallyFailed, v1alpha1.RestorePhaseFailed, v1alpha1.RestorePhaseFailedValidation, v1alpha1.RestorePhaseCancelled} {
+		restoresTotal.WithLabelValues(string(phase))
+	}
 }
 
 func observeEnd(run *enginev1alpha1.RestoreRun, status *v1alpha1.RestoreStatus) {
