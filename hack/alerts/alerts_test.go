@@ -37,7 +37,7 @@ var expositions = []string{"../../pkg/controllers/backupqueue/metrics_test.go", 
 	"../../pkg/controllers/repository/keybackup_test.go",
 	"../../pkg/catalog/refresh/metrics_test.go", "../../pkg/controllers/storagelocation/identify_test.go",
 	"../../pkg/apiserver/metrics_test.go", "../../pkg/controllers/backuprun/metrics_test.go", "../../pkg/controllers/restorerun/metrics_test.go",
-	"../../pkg/liveness/agent_test.go", "testdata/kube-apiserver.txt"}
+	"../../pkg/lease/agent_test.go", "../../pkg/registry/protection/metrics_test.go", "testdata/kube-apiserver.txt"}
 
 // scrape is what a target serves, minute by minute, in the notation of promtool. Keys
 // are a state, a reason, or what follows holdfast_queue_; what is not named is 0. The
@@ -175,6 +175,10 @@ func TestAlerts(t *testing.T) {
 		"a schedule has no good backup": {
 			targets: []scrape{{"slots": always(2), "late": "0x9 1x30"}},
 			fires:   map[string]string{"HoldfastScheduleLate": "15-40"},
+		},
+		"claims are not protected": {
+			targets: []scrape{{"slots": always(2), "holdfast_unprotected_claims": "0x9 2x30"}},
+			fires:   map[string]string{"HoldfastClaimsUnprotected": "25-40"},
 		},
 		"expiry is frozen": {
 			targets: []scrape{{"slots": always(2), "Frozen": "0x9 3x30"}},

@@ -44,6 +44,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/backupvolume"
 	"github.com/holdfast-io/holdfast/pkg/registry/nodeagent"
 	"github.com/holdfast-io/holdfast/pkg/registry/projection"
+	"github.com/holdfast-io/holdfast/pkg/registry/protection"
 	"github.com/holdfast-io/holdfast/pkg/registry/restore"
 	"github.com/holdfast-io/holdfast/pkg/registry/schedule"
 	"github.com/holdfast-io/holdfast/pkg/registry/virtual"
@@ -60,7 +61,7 @@ var (
 // definitions of the served resources.
 var definitions = []interface {
 	AddFieldLabels(*runtime.Scheme) error
-}{&backup.Resource, &backupqueue.Resource, &backupvolume.Resource, &volumebackup.Resource, &backup.ObjectResource, &nodeagent.Resource, &schedule.Resource, &restore.Resource}
+}{&backup.Resource, &backupqueue.Resource, &backupvolume.Resource, &volumebackup.Resource, &backup.ObjectResource, &protection.Resource, &nodeagent.Resource, &schedule.Resource, &restore.Resource}
 
 // streams are the subresources with long answers: see package streamed, and the watches of the node
 // agents.

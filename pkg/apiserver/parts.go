@@ -37,6 +37,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/locationstatus"
 	"github.com/holdfast-io/holdfast/pkg/registry/nodeagent"
 	"github.com/holdfast-io/holdfast/pkg/registry/projection"
+	"github.com/holdfast-io/holdfast/pkg/registry/protection"
 	"github.com/holdfast-io/holdfast/pkg/registry/requests"
 	"github.com/holdfast-io/holdfast/pkg/registry/restore"
 	"github.com/holdfast-io/holdfast/pkg/registry/schedule"
@@ -57,6 +58,7 @@ var parts = []struct {
 	{"volumes", newVolumes},
 	{"restores", newRestores},
 	{"schedules", newSchedules},
+	{"protections", newProtections},
 	{"locationstatus", newLocationStatus},
 	{"nodeagents", newNodeAgents},
 	{"requests", newRequests},
@@ -339,6 +341,25 @@ func newSchedules(s *serverContext) (err error) {
 		Events:           s.recorder,
 		Clock:            clock.RealClock{},
 	}
+	return nil
+}
+
+// newProtections shows what of the cluster is backed up. The server is ready without it.
+func newProtections(s *serverContext) error {
+	publisher := protection.New(protection.Config{
+		SystemNamespace: s.system(),
+		Metadata:        s.client.metadata,
+		Namespaces:      s.client.informers.Core().V1().Namespaces().Lister(),
+		Stores:          s.projector,
+		Ready:           s.projector.Ready,
+		IsGood:          s.projector.IsGood,
+		Holders:         s.projector.Holders,
+		Schedules:       s.schedules,
+		Clock:           clock.RealClock{},
+	})
+	s.projector.Subscribe(projection.Subscriber{Backup: publisher.OnBackup})
+	s.start(func(ctx context.Context) { go publisher.Run(ctx) })
+	s.storage["protections"] = protection.NewREST(publisher)
 	return nil
 }
 

@@ -38,6 +38,40 @@ func (c *Catalog) LastData(namespace, name string, going func(v1alpha1.BackupRef
 	})
 }
 
+// IsGood reports whether a listed backup is this cluster's own, can be restored as far as is known,
+// and its store has it.
+func (c *Catalog) IsGood(namespace, name string, uid types.UID) bool {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	e := c.entryAtLocked(namespace, name)
+	return e != nil && e.held.row.UID == uid && c.isGoodLocked(e.held)
+}
+
+func (c *Catalog) isGoodLocked(h *held) bool {
+	return canBring(h) && h.row.Status.Origin.Trust == v1alpha1.BackupTrustOwn && !c.isLostLocked(h)
+}
+
+// Holders returns the uids of good backups of this cluster that hold data of a claim, up to most,
+// the newest data first. Data of a former namespace of the name do not count.
+func (c *Catalog) Holders(claim Claim, most int) []types.UID {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	v, ok := c.volumes.Get(&volume{name: claim})
+	if !ok {
+		return nil
+	}
+	var of []types.UID
+	for _, m := range slices.Backward(v.members) {
+		if len(of) == most {
+			break
+		}
+		if r := m.row(); holds(r) && r.shape.Value().claimName == claim.Name && c.isGoodLocked(m.held) && !slices.Contains(of, m.held.row.UID) {
+			of = append(of, m.held.row.UID)
+		}
+	}
+	return of
+}
+
 // supersededLocked reports whether another good backup has newer data of a claim than a row.
 func (c *Catalog) supersededLocked(own member, claim Claim, going func(v1alpha1.BackupReference) bool) bool {
 	for _, name := range []types.NamespacedName{claim, {Namespace: c.systemNamespace, Name: claim.Name + "@" + claim.Namespace}} {

@@ -56,6 +56,7 @@ func (t *tool) status(ctx context.Context, all bool) error {
 	if err := t.scheduleStatus(ctx, client, namespace, &wrong); err != nil {
 		return err
 	}
+	fmt.Fprintf(t.Out, "Protections: %s\n", protectionText(ctx, client, namespace))
 	newest, err := lastOf(ctx, client, namespace)
 	if err != nil {
 		return err

@@ -62,6 +62,7 @@ func TestDiscovery(t *testing.T) {
 		"maintenancerequests maintenancerequest MaintenanceRequest [] namespaced=true [create] []",
 		"nodeagents nodeagent NodeAgent [hfn] namespaced=false [get list watch] [holdfast-admin]",
 		"nodeagents/proxy nodeagent NodeAgent [] namespaced=false [get] []",
+		"protections protection Protection [hfp] namespaced=true [get list] [holdfast]",
 		"restores restore Restore [hfr] namespaced=true [create get list patch update watch] [holdfast]",
 		"restores/cancel restore RestoreCancellation [] namespaced=true [create] []",
 		"restores/log restore Restore [] namespaced=true [get] []",
@@ -76,7 +77,7 @@ func TestDiscovery(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("discovery (-want +got):\n%s", diff)
 	}
-	for _, name := range []string{"hfb", "backups", "hfq", "bq", "backupqueue", "hfv", "hfvb", "hfn", "hfs", "hfr"} {
+	for _, name := range []string{"hfb", "backups", "hfq", "bq", "backupqueue", "hfv", "hfvb", "hfn", "hfs", "hfr", "hfp"} {
 		lab.Kubectl(t, "get", name, "-A")
 	}
 	// What an administrator may look at beside has a category of its own: kubectl fails for
@@ -103,6 +104,7 @@ func TestEmptyListHasColumns(t *testing.T) {
 		"backups":       {"Name", "Status", "Items", "Volumes", "Data", "Warnings", "Errors", "Expires", "Age", "Position*", "Took*", "Location*", "Requester*", "Origin*", "Reason*"},
 		"backupvolumes": {"Name", "Last-Backup", "Age", "Size", "Backups", "Failures", "Locations*"},
 		"nodeagents":    {"Name", "Ready", "Limit", "Rule", "Running", "Waiting", "Throughput", "Age", "Version*", "Waiting-Classes*", "Oldest-Wait*", "Problem*"},
+		"protections":   {"Name", "Protected", "Objects", "Data", "Schedule", "Expected*", "Message*"},
 		"restores":      {"Name", "Status", "Backup", "Items", "Volumes", "Warnings", "Errors", "Queue", "Age", "Created*", "Unchanged*", "Failed*", "Data*", "Took*", "Location*", "Requester*", "Origin*", "Reason*"},
 		"schedules":     {"Name", "Schedule", "Zone", "Last-Backup", "Status", "Next", "Paused", "Why-Not", "Age", "Last-Success*", "Missed*", "Location*", "Requester*"},
 		"volumebackups": {"Name", "Volume", "Backup", "Status", "Size", "New", "Age", "Pod*", "Node*", "Location*", "Method*", "Snapshot*"},
@@ -179,6 +181,7 @@ func TestExplain(t *testing.T) {
 		"backups.status.progress", "backups.status.volumes", "backupqueues", "backupqueues.spec", "backupqueues.status",
 		"backupqueues.status.blockers", "backupvolumes.spec", "backupvolumes.status", "backupvolumes.status.lastBackup",
 		"volumebackups.spec", "volumebackups.spec.backup", "volumebackups.status", "nodeagents.status", "nodeagents.status.running",
+		"protections.spec", "protections.status", "protections.status.objects", "protections.status.data.backup", "protections.status.schedule",
 	} {
 		text := lab.Kubectl(t, "explain", "--api-version=holdfast.io/v1alpha1", path)
 		for _, missing := range []string{"<empty>", "<no description>"} {

@@ -23,6 +23,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/backupqueue"
 	"github.com/holdfast-io/holdfast/pkg/registry/backupvolume"
 	"github.com/holdfast-io/holdfast/pkg/registry/nodeagent"
+	"github.com/holdfast-io/holdfast/pkg/registry/protection"
 	"github.com/holdfast-io/holdfast/pkg/registry/volumebackup"
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
 )
@@ -153,6 +154,7 @@ func TestFieldSelectors(t *testing.T) {
 		"backupvolumes": {"BackupVolume", backupvolume.Resource.Selectable()},
 		"volumebackups": {"VolumeBackup", volumebackup.Resource.Selectable()},
 		"nodeagents":    {"NodeAgent", nodeagent.Resource.Selectable()},
+		"protections":   {"Protection", protection.Resource.Selectable()},
 	} {
 		lab.Refused(t, "", []string{"get", resource, "-A", "--field-selector", "spec.bad=1"}, "BadRequest", `"spec.bad"`, of.kind)
 		response := lab.Request(t, http.MethodGet, api+"/"+resource+"?fieldSelector=spec.bad%3D1", "")

@@ -127,6 +127,12 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.PlannedRelated{}.OpenAPIModelName():                                      schema_pkg_apis_holdfast_v1alpha1_PlannedRelated(ref),
 		v1alpha1.PlannedRestoreVolume{}.OpenAPIModelName():                                schema_pkg_apis_holdfast_v1alpha1_PlannedRestoreVolume(ref),
 		v1alpha1.PlannedVolume{}.OpenAPIModelName():                                       schema_pkg_apis_holdfast_v1alpha1_PlannedVolume(ref),
+		v1alpha1.ProtectedBy{}.OpenAPIModelName():                                         schema_pkg_apis_holdfast_v1alpha1_ProtectedBy(ref),
+		v1alpha1.ProtectingSchedule{}.OpenAPIModelName():                                  schema_pkg_apis_holdfast_v1alpha1_ProtectingSchedule(ref),
+		v1alpha1.Protection{}.OpenAPIModelName():                                          schema_pkg_apis_holdfast_v1alpha1_Protection(ref),
+		v1alpha1.ProtectionList{}.OpenAPIModelName():                                      schema_pkg_apis_holdfast_v1alpha1_ProtectionList(ref),
+		v1alpha1.ProtectionSpec{}.OpenAPIModelName():                                      schema_pkg_apis_holdfast_v1alpha1_ProtectionSpec(ref),
+		v1alpha1.ProtectionStatus{}.OpenAPIModelName():                                    schema_pkg_apis_holdfast_v1alpha1_ProtectionStatus(ref),
 		v1alpha1.QueueBlocker{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_QueueBlocker(ref),
 		v1alpha1.ResourcePolicyReference{}.OpenAPIModelName():                             schema_pkg_apis_holdfast_v1alpha1_ResourcePolicyReference(ref),
 		v1alpha1.Restore{}.OpenAPIModelName():                                             schema_pkg_apis_holdfast_v1alpha1_Restore(ref),
@@ -6856,6 +6862,269 @@ func schema_pkg_apis_holdfast_v1alpha1_PlannedVolume(ref common.ReferenceCallbac
 				Required: []string{"namespace", "method"},
 			},
 		},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_ProtectedBy(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ProtectedBy is a backup that holds an object, or the data of a claim.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"backup": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The backup, if it is of the same namespace. Backups of other namespaces are named in the system namespace, and in requests over all namespaces.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.BackupReference{}.OpenAPIModelName()),
+						},
+					},
+					"timestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When the backup began to read.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"timestamp"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.BackupReference{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_ProtectingSchedule(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ProtectingSchedule is a schedule that selects an object.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"namespace": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespace of the schedule.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the schedule.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_Protection(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "Protection says whether a workload or a claim of the cluster has a good backup that is new enough. It lives in the namespace of the object, and is named by the object's kind and name, such as deployment.web. Its labels are the object's.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard object's metadata.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"spec": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The workload or claim.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.ProtectionSpec{}.OpenAPIModelName()),
+						},
+					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The backups that protect it. Computed on read.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.ProtectionStatus{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"spec"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.ProtectionSpec{}.OpenAPIModelName(), v1alpha1.ProtectionStatus{}.OpenAPIModelName(), v1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_ProtectionList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ProtectionList is a list of Protections.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Standard list metadata.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1.ListMeta{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The protections.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.Protection{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"items"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.Protection{}.OpenAPIModelName(), v1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_ProtectionSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ProtectionSpec names a workload or a claim.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "API version of the object, such as apps/v1.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind of the object: Deployment, StatefulSet, DaemonSet, CronJob, Pod or PersistentVolumeClaim. Only pods without an owner are listed.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the object.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"uid": {
+						SchemaProps: spec.SchemaProps{
+							Description: "UID of the object. A backup of a former object of the same name does not protect it.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"apiVersion", "kind", "name", "uid"},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_ProtectionStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ProtectionStatus says which backups protect an object.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"protected": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Yes, Late, UNPROTECTED or Unknown.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"objects": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The last good backup that holds the object.",
+							Ref:         ref(v1alpha1.ProtectedBy{}.OpenAPIModelName()),
+						},
+					},
+					"data": {
+						SchemaProps: spec.SchemaProps{
+							Description: "For a claim, the last good backup that holds the object and its data.",
+							Ref:         ref(v1alpha1.ProtectedBy{}.OpenAPIModelName()),
+						},
+					},
+					"schedule": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Of the schedules that select the object, the one with the shortest interval. The name is absent if it is in another namespace, except in requests over all namespaces.",
+							Ref:         ref(v1alpha1.ProtectingSchedule{}.OpenAPIModelName()),
+						},
+					},
+					"expectation": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How old the last good backup may be.",
+							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
+						},
+					},
+					"expectedBy": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Where the expectation comes from: Annotation, NamespaceAnnotation, Schedule or Default.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"message": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Why it is not Yes, or why an annotation is not followed.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.Duration{}.OpenAPIModelName(), v1alpha1.ProtectedBy{}.OpenAPIModelName(), v1alpha1.ProtectingSchedule{}.OpenAPIModelName()},
 	}
 }
 

@@ -24,3 +24,13 @@ func (p *Projector) LastData(namespace, name string) []types.NamespacedName {
 		return run != nil && run.Deleting()
 	})
 }
+
+// IsGood reports whether a backup, as it was shown, is this cluster's own, stored and restorable.
+func (p *Projector) IsGood(namespace, name string, uid types.UID) bool {
+	return p.stores.catalog.IsGood(namespace, name, uid)
+}
+
+// Holders are the uids of good backups that hold data of a claim, see catalog.Holders.
+func (p *Projector) Holders(claim types.NamespacedName, most int) []types.UID {
+	return p.stores.catalog.Holders(claim, most)
+}

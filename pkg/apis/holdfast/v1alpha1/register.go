@@ -34,6 +34,7 @@ func addKnownTypes(scheme *runtime.Scheme) error {
 		&BackupVolume{}, &BackupVolumeList{},
 		&VolumeBackup{}, &VolumeBackupList{},
 		&BackupObject{}, &BackupObjectList{},
+		&Protection{}, &ProtectionList{},
 		&NodeAgent{}, &NodeAgentList{},
 		&MaintenanceRequest{},
 		&SyncRequest{},

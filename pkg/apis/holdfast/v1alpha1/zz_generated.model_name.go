@@ -264,6 +264,36 @@ func (in PlannedVolume) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ProtectedBy) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.ProtectedBy"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ProtectingSchedule) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.ProtectingSchedule"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in Protection) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.Protection"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ProtectionList) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.ProtectionList"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ProtectionSpec) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.ProtectionSpec"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in ProtectionStatus) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.ProtectionStatus"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in QueueBlocker) OpenAPIModelName() string {
 	return "io.holdfast.v1alpha1.QueueBlocker"
 }

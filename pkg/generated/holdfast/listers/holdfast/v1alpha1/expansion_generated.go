@@ -33,6 +33,14 @@ type BackupVolumeNamespaceListerExpansion interface{}
 // NodeAgentLister.
 type NodeAgentListerExpansion interface{}
 
+// ProtectionListerExpansion allows custom methods to be added to
+// ProtectionLister.
+type ProtectionListerExpansion interface{}
+
+// ProtectionNamespaceListerExpansion allows custom methods to be added to
+// ProtectionNamespaceLister.
+type ProtectionNamespaceListerExpansion interface{}
+
 // RestoreListerExpansion allows custom methods to be added to
 // RestoreLister.
 type RestoreListerExpansion interface{}

@@ -17,6 +17,8 @@ type MaintenanceRequestExpansion interface{}
 
 type NodeAgentExpansion interface{}
 
+type ProtectionExpansion interface{}
+
 type RestoreExpansion interface{}
 
 type ScheduleExpansion interface{}

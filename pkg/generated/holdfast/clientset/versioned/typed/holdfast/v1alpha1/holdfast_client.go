@@ -21,6 +21,7 @@ type HoldfastV1alpha1Interface interface {
 	BackupVolumesGetter
 	MaintenanceRequestsGetter
 	NodeAgentsGetter
+	ProtectionsGetter
 	RestoresGetter
 	SchedulesGetter
 	SyncRequestsGetter
@@ -54,6 +55,10 @@ func (c *HoldfastV1alpha1Client) MaintenanceRequests(namespace string) Maintenan
 
 func (c *HoldfastV1alpha1Client) NodeAgents() NodeAgentInterface {
 	return newNodeAgents(c)
+}
+
+func (c *HoldfastV1alpha1Client) Protections(namespace string) ProtectionInterface {
+	return newProtections(c, namespace)
 }
 
 func (c *HoldfastV1alpha1Client) Restores(namespace string) RestoreInterface {

@@ -39,6 +39,10 @@ func (c *FakeHoldfastV1alpha1) NodeAgents() v1alpha1.NodeAgentInterface {
 	return newFakeNodeAgents(c)
 }
 
+func (c *FakeHoldfastV1alpha1) Protections(namespace string) v1alpha1.ProtectionInterface {
+	return newFakeProtections(c, namespace)
+}
+
 func (c *FakeHoldfastV1alpha1) Restores(namespace string) v1alpha1.RestoreInterface {
 	return newFakeRestores(c, namespace)
 }

@@ -1,0 +1,127 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// AnnotationRPO of a workload, a claim or a namespace is how old its last good backup may be: a
+// duration such as 24h. The annotation of the object overrides the namespace's.
+const AnnotationRPO = "holdfast.io/rpo"
+
+// +genclient
+// +genclient:noStatus
+// +genclient:onlyVerbs=get,list
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+
+// Protection says whether a workload or a claim of the cluster has a good backup that is new
+// enough. It lives in the namespace of the object, and is named by the object's kind and name, such
+// as deployment.web. Its labels are the object's.
+type Protection struct {
+	metav1.TypeMeta `json:",inline"`
+	// Standard object's metadata.
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// The workload or claim.
+	Spec ProtectionSpec `json:"spec"`
+	// The backups that protect it. Computed on read.
+	// +optional
+	Status ProtectionStatus `json:"status,omitempty"`
+}
+
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+
+// ProtectionList is a list of Protections.
+type ProtectionList struct {
+	metav1.TypeMeta `json:",inline"`
+	// Standard list metadata.
+	// +optional
+	metav1.ListMeta `json:"metadata,omitempty"`
+	// The protections.
+	Items []Protection `json:"items"`
+}
+
+// ProtectionSpec names a workload or a claim.
+type ProtectionSpec struct {
+	// API version of the object, such as apps/v1.
+	APIVersion string `json:"apiVersion"`
+	// Kind of the object: Deployment, StatefulSet, DaemonSet, CronJob, Pod or
+	// PersistentVolumeClaim. Only pods without an owner are listed.
+	Kind string `json:"kind"`
+	// Name of the object.
+	Name string `json:"name"`
+	// UID of the object. A backup of a former object of the same name does not protect it.
+	UID types.UID `json:"uid"`
+}
+
+// ProtectionState says in one word whether an object is protected.
+type ProtectionState string
+
+const (
+	// ProtectionYes: a good backup holds it and, for a claim, its data, and is new enough.
+	ProtectionYes ProtectionState = "Yes"
+	// ProtectionLate: the last good backup is older than expected.
+	ProtectionLate ProtectionState = "Late"
+	// ProtectionNone: no good backup is known to hold it or, for a claim, its data.
+	ProtectionNone ProtectionState = "UNPROTECTED"
+	// ProtectionUnknown: a backup may hold it, and its manifest could not be read yet.
+	ProtectionUnknown ProtectionState = "Unknown"
+)
+
+// ProtectionStatus says which backups protect an object.
+type ProtectionStatus struct {
+	// Yes, Late, UNPROTECTED or Unknown.
+	// +optional
+	Protected ProtectionState `json:"protected,omitempty"`
+	// The last good backup that holds the object.
+	// +optional
+	Objects *ProtectedBy `json:"objects,omitempty"`
+	// For a claim, the last good backup that holds the object and its data.
+	// +optional
+	Data *ProtectedBy `json:"data,omitempty"`
+	// Of the schedules that select the object, the one with the shortest interval. The name is
+	// absent if it is in another namespace, except in requests over all namespaces.
+	// +optional
+	Schedule *ProtectingSchedule `json:"schedule,omitempty"`
+	// How old the last good backup may be.
+	// +optional
+	Expectation Duration `json:"expectation,omitempty"`
+	// Where the expectation comes from: Annotation, NamespaceAnnotation, Schedule or Default.
+	// +optional
+	ExpectedBy string `json:"expectedBy,omitempty"`
+	// Why it is not Yes, or why an annotation is not followed.
+	// +optional
+	Message string `json:"message,omitempty"`
+}
+
+// Values of ProtectionStatus.ExpectedBy.
+const (
+	ExpectedByAnnotation          = "Annotation"
+	ExpectedByNamespaceAnnotation = "NamespaceAnnotation"
+	ExpectedBySchedule            = "Schedule"
+	ExpectedByDefault             = "Default"
+)
+
+// ProtectedBy is a backup that holds an object, or the data of a claim.
+type ProtectedBy struct {
+	// The backup, if it is of the same namespace. Backups of other namespaces are named in the
+	// system namespace, and in requests over all namespaces.
+	// +optional
+	Backup BackupReference `json:"backup,omitzero"`
+	// When the backup began to read.
+	Timestamp metav1.Time `json:"timestamp"`
+}
+
+// ProtectingSchedule is a schedule that selects an object.
+type ProtectingSchedule struct {
+	// Namespace of the schedule.
+	// +optional
+	Namespace string `json:"namespace,omitempty"`
+	// Name of the schedule.
+	// +optional
+	Name string `json:"name,omitempty"`
+}
