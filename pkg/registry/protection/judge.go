@@ -240,8 +240,8 @@ func planOf(of *v1alpha1.Schedule, systemNamespace string, now time.Time) *plan 
 	return p
 }
 
-// selects reports whether its backups take an object by its own words. What comes along with other
-// objects is not known.
+// selects reports whether its backups take an object by its own words. Objects that come along with
+// others are not known.
 func (p *plan) selects(o *object) bool {
 	if o.claims && !p.data || o.labels[format.LabelExclude] == "true" || !p.resources.Included(o.resource.GroupResource(), true) {
 		return false

@@ -320,7 +320,8 @@ func TestCoveredOnlyIfTheManifestAgrees(t *testing.T) {
 			rpos[name] = rapid.SampledFrom([]string{"", "", "30h", "nonsense"}).Draw(rt, "rpo of "+name)
 			w.namespace(name, rpos[name])
 		}
-		if rapid.IntRange(0, 9).Draw(rt, "anew") == 0 {
+		anew := rapid.IntRange(0, 9).Draw(rt, "anew") == 0
+		if anew { // whose objects would be others, too: there only what is called protected is compared
 			w.catalog.SetNamespaces(map[string]types.UID{"shop": "anew", "blog": "uid-of-blog", system: "uid-of-holdfast"})
 		}
 		if rapid.Bool().Draw(rt, "scheduled") {
@@ -404,7 +405,7 @@ func TestCoveredOnlyIfTheManifestAgrees(t *testing.T) {
 			}
 			break
 		}
-		check(rt, w, things, backups, rpos, len(backups) <= newest)
+		check(rt, w, things, backups, rpos, len(backups) <= newest && !anew)
 	})
 }
 
