@@ -191,12 +191,13 @@ func itemName(namespace, name string) string {
 
 func describe(r resource, h *head, stored []byte, reason string) *manifest.Item {
 	content := format.NewContent(stored)
+	references, images := manifest.NeedsOf(schema.GroupKind{Group: r.Group, Kind: r.kind}, h.Metadata.Namespace, stored)
 	item := &manifest.Item{
 		APIGroup: r.Group, APIVersion: r.Version, KindName: r.kind, Resource: r.Resource,
 		Namespace: h.Metadata.Namespace, Name: h.Metadata.Name, UID: string(h.Metadata.UID),
 		Labels: h.Metadata.Labels, Annotations: h.Metadata.Annotations, OwnerUIDs: h.Metadata.Owners,
-		References: manifest.ReferencesOf(schema.GroupKind{Group: r.Group, Kind: r.kind}, h.Metadata.Namespace, stored),
-		Size:       content.Size, SHA256: content.SHA256, Reason: reason, Original: h.original,
+		References: references, Images: images,
+		Size: content.Size, SHA256: content.SHA256, Reason: reason, Original: h.original,
 	}
 	// The annotation has a copy of the object. Other tools have their own, so a Secret keeps no
 	// annotations.

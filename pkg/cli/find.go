@@ -23,15 +23,16 @@ import (
 
 // findFlags choose objects of stored backups.
 type findFlags struct {
-	selector, objectNamespace, backup string
-	clusterScoped, allNamespaces      bool
-	limit                             int
-	format                            string
+	selector, objectNamespace, backup, image string
+	clusterScoped, allNamespaces             bool
+	limit                                    int
+	format                                   string
 }
 
 func (f *findFlags) addTo(flags *pflag.FlagSet) {
 	flags.StringVarP(&f.selector, "selector", "l", "", "Only objects that had these labels.")
 	flags.StringVar(&f.objectNamespace, "object-namespace", "", "Namespace of the object. Default: the namespace of the backups.")
+	flags.StringVar(&f.image, "image", "", "Only pods and workloads with a container of this image, such as nginx:1.27 or nginx.")
 	flags.BoolVar(&f.clusterScoped, "cluster-scoped", false, "The object is in no namespace.")
 	flags.BoolVarP(&f.allNamespaces, "all-namespaces", "A", false, "Search the backups of all namespaces.")
 	flags.IntVar(&f.limit, "limit", 500, "Maximum number of entries, newest first.")
@@ -48,7 +49,7 @@ func (t *tool) find(ctx context.Context, object string, f *findFlags) (*v1alpha1
 		namespace = metav1.NamespaceAll
 	}
 	kind, name, named := strings.Cut(object, "/")
-	if kind == "" || named && name == "" {
+	if kind == "" && (f.image == "" || named) || named && name == "" {
 		return nil, usage("%q: want KIND/NAME, such as deployment/web, or KIND", object)
 	}
 	switch f.format {
@@ -56,7 +57,13 @@ func (t *tool) find(ctx context.Context, object string, f *findFlags) (*v1alpha1
 	default:
 		return nil, usage("output %q is unknown: use wide, json or yaml", f.format)
 	}
-	selected := fields.Set{"kind": kind}
+	selected := fields.Set{}
+	if kind != "" {
+		selected["kind"] = kind
+	}
+	if f.image != "" {
+		selected["image"] = f.image
+	}
 	if named {
 		selected["name"] = name
 	}
@@ -90,14 +97,21 @@ func (t *tool) find(ctx context.Context, object string, f *findFlags) (*v1alpha1
 func (t *tool) findCommand() *cobra.Command {
 	var f findFlags
 	command := &cobra.Command{
-		Use: "find KIND[/NAME]", Short: "List the backups that hold an object, newest first",
+		Use: "find [KIND[/NAME]]", Short: "List the backups that hold an object, newest first",
 		Example: `  # The backups of the namespace shop that hold the Secret key
   kubectl holdfast find secret/key -n shop
+  # The backups that hold a workload with an image
+  kubectl holdfast find --image nginx:1.27 -n shop
   # An administrator's backups
   kubectl holdfast find deployment/web -n holdfast --object-namespace shop`,
-		Args: oneObject,
+		Args: func(command *cobra.Command, args []string) error {
+			if len(args) == 0 && f.image != "" {
+				return nil
+			}
+			return oneObject(command, args)
+		},
 		RunE: func(command *cobra.Command, args []string) error {
-			list, err := t.find(command.Context(), args[0], &f)
+			list, err := t.find(command.Context(), strings.Join(args, ""), &f)
 			if err != nil {
 				return err
 			}
@@ -111,14 +125,14 @@ func (t *tool) findCommand() *cobra.Command {
 			writer := printers.GetNewTabWriter(t.Out)
 			header := "BACKUP\tSTATUS\tOBJECT\tVERSION\tAGE"
 			if f.format == "wide" {
-				header += "\tUID\tREASON"
+				header += "\tUID\tREASON\tIMAGES"
 			}
 			fmt.Fprintln(writer, header)
 			for i := range list.Items {
 				item := &list.Items[i]
 				row := fmt.Sprintf("%s\t%s\t%s\t%s\t%s", t.backupOf(item, f.allNamespaces), item.Spec.BackupPhase, objectOf(item), version(item), age(item))
 				if f.format == "wide" {
-					row += fmt.Sprintf("\t%s\t%s", item.Spec.UID, cmp.Or(item.Spec.Reason, "-"))
+					row += fmt.Sprintf("\t%s\t%s\t%s", item.Spec.UID, cmp.Or(item.Spec.Reason, "-"), cmp.Or(strings.Join(item.Spec.Images, ","), "-"))
 				}
 				fmt.Fprintln(writer, row)
 			}

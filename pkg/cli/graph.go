@@ -176,16 +176,26 @@ func drawMermaid(to io.Writer, all []*manifest.Item) {
 
 func (t *tool) diffCommand() *cobra.Command {
 	var kind string
+	var object objectDiff
 	command := &cobra.Command{
-		Use: "diff OLD NEW", Short: "Compare the objects of two backups: added, removed, changed",
+		Use: "diff OLD [NEW] [KIND/NAME]", Short: "Compare two backups, or one object in two backups or the cluster",
+		Long: `Compare two backups: which objects were added, removed and changed. With KIND/NAME compare one object,
+field by field. Values of Secrets are masked.`,
+		Example: `  # The objects that differ
+  kubectl holdfast backup diff monday tuesday -n shop
+  # The fields of one object that differ
+  kubectl holdfast backup diff monday tuesday deployment/web -n shop
+  # The same, between a backup and the cluster
+  kubectl holdfast backup diff monday deployment/web --live -n shop`,
 		ValidArgsFunction: t.completeNames(backups),
-		Args: func(command *cobra.Command, args []string) error {
-			if len(args) != 2 {
-				return usage("got %d names, want two: %s", len(args), command.UseLine())
-			}
-			return nil
-		},
 		RunE: func(command *cobra.Command, args []string) error {
+			args, of, err := object.split(args)
+			if err != nil {
+				return err
+			}
+			if of != "" {
+				return object.run(command.Context(), t, args, of)
+			}
 			read := func(backup string) (manifest.Sequence, error) {
 				var all []*manifest.Item
 				if err := t.items(command.Context(), backup, kind, func(item *manifest.Item) { all = append(all, item) }); err != nil {
@@ -230,5 +240,6 @@ func (t *tool) diffCommand() *cobra.Command {
 		},
 	}
 	command.Flags().StringVar(&kind, "kind", "", "Only objects of this kind, such as Deployment.")
+	object.addTo(command.Flags())
 	return command
 }

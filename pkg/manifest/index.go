@@ -125,7 +125,11 @@ func (x *Index) Find(ctx context.Context, groupKind, namespace, name string) (*I
 	return nil, nil
 }
 
-// Read yields the items of some kinds, with one in memory, in one read if the kinds are adjacent.
+// maxGap is how many bytes of other kinds are read to save a read.
+const maxGap = 256 << 10
+
+// Read yields the items of some kinds, with one in memory, in one read if less than 256 KiB is between
+// the kinds.
 func (x *Index) Read(ctx context.Context, kinds ...string) Sequence {
 	return func(yield func(*Item, error) bool) {
 		for i := 0; i < len(x.members); {
@@ -134,10 +138,15 @@ func (x *Index) Read(ctx context.Context, kinds ...string) Sequence {
 				continue
 			}
 			end := i + 1
-			for end < len(x.members) && slices.Contains(kinds, x.members[end].Kind) {
-				end++
+			for next := end; next < len(x.members) && x.members[next].At-(x.members[end-1].At+x.members[end-1].Size) <= maxGap; next++ {
+				if slices.Contains(kinds, x.members[next].Kind) {
+					end = next + 1
+				}
 			}
 			for item, err := range ordered(x.read(ctx, x.members[i:end])) {
+				if err == nil && !slices.Contains(kinds, item.GroupKind()) {
+					continue
+				}
 				if !yield(item, err) || err != nil {
 					return
 				}

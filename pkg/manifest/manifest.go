@@ -47,6 +47,8 @@ type Item struct {
 	OwnerUIDs   []string          `json:"owners,omitempty"`
 	// References are objects that it needs or is about, without owning them.
 	References []Reference `json:"references,omitempty"`
+	// Images are the images of a workload's containers. Older manifests have none, see HasImages.
+	Images Images `json:"images,omitempty"`
 
 	// Size in bytes and SHA256 in hexadecimal are of the object's JSON.
 	Size   int64  `json:"size"`
@@ -58,8 +60,8 @@ type Item struct {
 	Original json.RawMessage `json:"original,omitempty"`
 	// Unannotated is true when annotations are omitted for their size.
 	Unannotated bool `json:"unannotated,omitempty"`
-	// Shortened is true when labels, owners and references are omitted too, and perhaps the
-	// original.
+	// Shortened is true when labels, owners, references and images are omitted too, and perhaps
+	// the original.
 	Shortened bool `json:"shortened,omitempty"`
 
 	Manifest *Manifest `json:"-"`

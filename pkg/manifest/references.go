@@ -23,14 +23,22 @@ import (
 // sorted and unique. Other kinds, and objects that don't decode, have none. All versions of a kind
 // are read as the known one.
 func ReferencesOf(gk schema.GroupKind, namespace string, raw []byte) []Reference {
+	references, _ := NeedsOf(gk, namespace, raw)
+	return references
+}
+
+// NeedsOf returns the object's references as ReferencesOf does, and the images of its containers,
+// sorted and unique.
+func NeedsOf(gk schema.GroupKind, namespace string, raw []byte) ([]Reference, Images) {
 	find := finders[gk]
 	if find == nil {
-		return nil
+		return nil, ""
 	}
 	refs := &references{namespace: namespace}
 	find(refs, raw)
 	slices.SortFunc(refs.found, compareReferences)
-	return slices.Compact(refs.found)
+	slices.Sort(refs.images)
+	return slices.Compact(refs.found), ImagesOf(slices.Compact(refs.images))
 }
 
 // HasReferences reports whether ReferencesOf finds anything in objects of a kind. Of other kinds
@@ -45,6 +53,14 @@ func compareReferences(a, b Reference) int {
 type references struct {
 	namespace string
 	found     []Reference
+	images    []string
+}
+
+// image adds an image of a container or a volume.
+func (r *references) image(name string) {
+	if name != "" {
+		r.images = append(r.images, name)
+	}
 }
 
 func (r *references) add(group, kind, namespace, name string) {
@@ -197,14 +213,19 @@ func (r *references) pod(spec *corev1.PodSpec) {
 	for _, containers := range [][]corev1.Container{spec.InitContainers, spec.Containers} {
 		for i := range containers {
 			r.environment(containers[i].EnvFrom, containers[i].Env)
+			r.image(containers[i].Image)
 		}
 	}
 	for i := range spec.EphemeralContainers {
 		r.environment(spec.EphemeralContainers[i].EnvFrom, spec.EphemeralContainers[i].Env)
+		r.image(spec.EphemeralContainers[i].Image)
 	}
 }
 
 func (r *references) volume(volume *corev1.Volume) {
+	if source := volume.Image; source != nil {
+		r.image(source.Reference)
+	}
 	if source := volume.PersistentVolumeClaim; source != nil {
 		r.local("PersistentVolumeClaim", source.ClaimName)
 	}

@@ -75,7 +75,7 @@ var compressors = sync.Pool{New: func() any {
 }}
 
 // Add adds an item with a new identity. If its JSON is larger than 32 KiB, it is shortened until it
-// fits: first annotations (Unannotated), then labels, owners and references (Shortened), last the
+// fits: first annotations (Unannotated), then labels, owners, references and images (Shortened), last the
 // original, which exists nowhere else. When three quarters of a budget are used, the limit is 1
 // KiB; beyond the budget, every item is shortened.
 func (w *Writer) Add(item *Item) error {
@@ -125,8 +125,8 @@ func (w *Writer) shorten(item *Item, limit int) ([]byte, error) {
 	if err != nil || len(line) <= limit {
 		return line, err
 	}
-	short.Shortened = len(item.Labels)+len(item.OwnerUIDs)+len(item.References) > 0
-	short.Labels, short.OwnerUIDs, short.References = nil, nil, nil
+	short.Shortened = len(item.Labels)+len(item.OwnerUIDs)+len(item.References)+len(item.Images) > 0
+	short.Labels, short.OwnerUIDs, short.References, short.Images = nil, nil, nil, ""
 	line, err = w.encode(&short)
 	if err != nil || len(line) <= limit || item.Original == nil {
 		return line, err

@@ -48,7 +48,27 @@ func TestFindAndHistory(t *testing.T) {
 	if _, problem, code := plugin(t, sam, in("find", "configmap/conf")...); code != cli.ExitFailed || !strings.Contains(problem, "forbidden") {
 		t.Errorf("a stranger: %d, %s", code, problem)
 	}
-	table := lab.Kubectl(t, "get", "backupobjects", "-n", namespace, "--field-selector", "kind=ConfigMap,name=conf,backup=first", "--as="+ann)
+	lab.Kubectl(t, "create", "deployment", "web", "-n", namespace, "--image=registry.example.com/shop/web:1.27", "--replicas=0")
+	must(t, ann, in("backup", "create", "fourth", "--wait"))
+	if got := must(t, ann, in("find", "--image", "web:1.27"), "fourth", namespace+"/Deployment/web"); strings.Contains(got, "third") {
+		t.Errorf("found by image is %s", got)
+	}
+	table := lab.Kubectl(t, "get", "backupobjects", "-n", namespace, "--field-selector", "image=shop/web", "--as="+ann)
+	if !strings.Contains(table, "Deployment/web") {
+		t.Errorf("kubectl prints %s", table)
+	}
+
+	// The fields of one object that differ.
+	must(t, ann, in("backup", "diff", "first", "third", "configmap/conf"), `~ data.a: "1" -> "2"`)
+	lab.Kubectl(t, "patch", "configmap", "conf", "-n", namespace, "-p", `{"data":{"b":"3"}}`)
+	must(t, ann, in("backup", "diff", "third", "configmap/conf", "--live"), `+ data.b: "3"`)
+	lab.Kubectl(t, "patch", "secret", "key", "-n", namespace, "-p", `{"stringData":{"a":"2"}}`)
+	got = must(t, ann, in("backup", "diff", "third", "secret/key", "--live"), "~ data.a: (masked) -> (masked)")
+	mustNotContain(t, "the difference of a Secret", got, []string{"Mg==", "MQ=="})
+	if out, problem, code := plugin(t, vic, in("backup", "diff", "first", "third", "secret/key")...); code != cli.ExitFailed || !strings.Contains(problem, "forbidden") {
+		t.Errorf("a viewer compares the Secret: %d, %s%s", code, out, problem)
+	}
+	table = lab.Kubectl(t, "get", "backupobjects", "-n", namespace, "--field-selector", "kind=ConfigMap,name=conf,backup=first", "--as="+ann)
 	if !strings.Contains(table, "first") || strings.Contains(table, "second") {
 		t.Errorf("kubectl prints %s", table)
 	}

@@ -4253,6 +4253,25 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupObjectSpec(ref common.ReferenceCall
 							Format:      "",
 						},
 					},
+					"images": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Images of the containers of a pod or a workload. Empty if the backup does not say them.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
 					"backup": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Name of the backup.",

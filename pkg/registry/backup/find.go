@@ -21,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/apimachinery/pkg/types"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
@@ -49,6 +50,7 @@ var ObjectResource = virtual.Resource[*v1alpha1.BackupObject]{
 		"namespace": func(o *v1alpha1.BackupObject) string { return o.Spec.Namespace },
 		"backup":    func(o *v1alpha1.BackupObject) string { return o.Spec.Backup },
 		"phase":     func(o *v1alpha1.BackupObject) string { return string(o.Spec.BackupPhase) },
+		"image":     func(o *v1alpha1.BackupObject) string { return strings.Join(o.Spec.Images, ",") },
 	},
 	Columns: []virtual.Column[*v1alpha1.BackupObject]{
 		virtual.Text("Backup", "The backup.", func(o *v1alpha1.BackupObject) string { return o.Spec.Backup }),
@@ -65,6 +67,7 @@ var ObjectResource = virtual.Resource[*v1alpha1.BackupObject]{
 		}),
 		virtual.Wide(virtual.Text("Uid", "The UID of the object.", func(o *v1alpha1.BackupObject) string { return string(o.Spec.UID) })),
 		virtual.Wide(virtual.Text("Reason", "Why the backup took it.", func(o *v1alpha1.BackupObject) string { return o.Spec.Reason })),
+		virtual.Wide(virtual.Text("Images", "The images of its containers.", func(o *v1alpha1.BackupObject) string { return strings.Join(o.Spec.Images, ",") })),
 	},
 }
 
@@ -80,8 +83,9 @@ const (
 )
 
 // FindREST lists the objects of stored backups by their manifests, newest backups first. It shows of
-// a backup what backups/manifest shows to the same reader. A backup costs three reads. It costs one
-// more for each further API group of the kind, and one to a tenant for namespaces other than its own.
+// a backup what backups/manifest shows to the same reader. A backup costs three reads, and one more to
+// a tenant for namespaces other than its own. Kinds that are far apart in a large manifest cost one
+// more each.
 // A list ends with a continue token after findRows objects or findTime.
 type FindREST struct {
 	rest.TableConvertor
@@ -124,9 +128,9 @@ func (r *FindREST) ShortNames() []string { return ObjectResource.ShortNames }
 // search is what a list asks for.
 type search struct {
 	filter
-	backup, phase string
-	limit         int
-	from          *position
+	backup, phase, image string
+	limit                int
+	from                 *position
 	// query identifies the search in continue tokens.
 	query string
 }
@@ -168,13 +172,15 @@ func (r *FindREST) parse(namespace string, options *internalversion.ListOptions)
 				s.backup = of.Value
 			case "phase":
 				s.phase = of.Value
+			case "image":
+				s.image = of.Value
 			default:
-				return nil, apierrors.NewBadRequest(fmt.Sprintf("the field selector %s: use kind, name, namespace, backup or phase", of.Field))
+				return nil, apierrors.NewBadRequest(fmt.Sprintf("the field selector %s: use kind, name, namespace, backup, phase or image", of.Field))
 			}
 		}
 	}
-	if s.kind == "" {
-		return nil, apierrors.NewBadRequest("the field selector kind is missing: name the kind of the objects, as in --field-selector kind=Secret,name=key")
+	if s.kind == "" && s.image == "" {
+		return nil, apierrors.NewBadRequest("the field selector kind is missing: name the kind of the objects, as in --field-selector kind=Secret,name=key, or an image, as in image=nginx:1.27")
 	}
 	sum := sha256.Sum256([]byte(strings.Join(texts, "\x00")))
 	s.query = base64.RawURLEncoding.EncodeToString(sum[:9])
@@ -242,9 +248,11 @@ type found struct {
 	// keys are the rows' places in the manifest, and more is true if there are further ones.
 	keys [][]string
 	more bool
-	// without is true if the backup has no manifest.
-	without bool
-	err     error
+	// without is true if the backup has no manifest, and imageless if its manifest lacks images of
+	// workloads.
+	without, imageless bool
+
+	err error
 }
 
 // List implements rest.Lister.
@@ -267,10 +275,13 @@ func (r *FindREST) List(ctx context.Context, options *internalversion.ListOption
 	}
 	result := &v1alpha1.BackupObjectList{Items: []v1alpha1.BackupObject{}}
 	ends := r.clock.Now().Add(findTime)
-	without, unread := 0, []error(nil)
+	without, imageless, unread := 0, 0, []error(nil)
 	defer func() {
 		if without > 0 {
 			warning.AddWarning(ctx, "", fmt.Sprintf("%d backups have no manifest, as those of Velero, and were not searched", without))
+		}
+		if imageless > 0 {
+			warning.AddWarning(ctx, "", fmt.Sprintf("%d backups do not say the images of all workloads, since an earlier version made them or the workloads are too large, and could not be searched completely", imageless))
 		}
 		if len(unread) > 0 {
 			warning.AddWarning(ctx, "", fmt.Sprintf("%d backups could not be searched: %v", len(unread), unread[0]))
@@ -284,6 +295,9 @@ func (r *FindREST) List(ctx context.Context, options *internalversion.ListOption
 			}
 			if of.without {
 				without++
+			}
+			if of.imageless {
+				imageless++
 			}
 			if of.err != nil {
 				unread = append(unread, of.err)
@@ -378,6 +392,13 @@ func (r *FindREST) read(ctx context.Context, s *search, backup *v1alpha1.Backup)
 		if err != nil {
 			return answer(err)
 		}
+		if s.image != "" && len(item.Images) == 0 {
+			result.imageless = result.imageless || manifest.HasImages(schema.GroupKind{Group: item.APIGroup, Kind: item.KindName})
+			continue
+		}
+		if s.image != "" && !slices.ContainsFunc(item.Images.List(), func(image string) bool { return manifest.MatchesImage(image, s.image) }) {
+			continue
+		}
 		key := []string{item.GroupKind(), item.Namespace + "/" + item.Name}
 		if len(after) == 2 && slices.Compare(key, after) <= 0 {
 			continue
@@ -391,9 +412,13 @@ func (r *FindREST) read(ctx context.Context, s *search, backup *v1alpha1.Backup)
 	return result
 }
 
-// items are the items of the kind, or the one item that is named in full.
+// items are the items of the kind, by default of all kinds with images, or the one item that is named
+// in full.
 func (s *search) items(ctx context.Context, index *manifest.Index) manifest.Sequence {
-	kinds := kindsOf(index, s.kind)
+	kinds := index.KindsWithImages()
+	if s.kind != "" {
+		kinds = kindsOf(index, s.kind)
+	}
 	if s.name == "" || s.namespace == nil {
 		return index.Read(ctx, kinds...)
 	}
@@ -417,7 +442,7 @@ func rowOf(backup *v1alpha1.Backup, item *manifest.Item) v1alpha1.BackupObject {
 		},
 		Spec: v1alpha1.BackupObjectSpec{
 			APIVersion: apiVersion, Kind: item.KindName, Namespace: item.Namespace, Name: item.Name, UID: types.UID(item.UID),
-			Size: item.Size, SHA256: item.SHA256, Reason: item.Reason,
+			Size: item.Size, SHA256: item.SHA256, Reason: item.Reason, Images: item.Images.List(),
 			Backup: backup.Name, BackupUID: backup.UID, BackupPhase: backup.Status.Phase, BackupTimestamp: *taken(backup),
 		},
 	}

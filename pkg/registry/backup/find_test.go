@@ -153,6 +153,62 @@ func TestFindShowsWhatMayBeRead(t *testing.T) {
 	}
 }
 
+// TestFindByImage: a search by image finds the workloads of all kinds with it, within what the reader may
+// see, by at most three requests a backup. A backup that does not say the images is counted in a warning.
+func TestFindByImage(t *testing.T) {
+	c, rest := searched(t)
+	c.rights = []string{"* backups/manifest"}
+	pod := func(image string) []byte {
+		return fmt.Appendf(nil, `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p","namespace":"shop"},"spec":{"containers":[{"name":"c","image":%q}]}}`, image)
+	}
+	deployment := []byte(`{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"web","namespace":"shop"},"spec":{"template":{"spec":{"containers":[{"name":"c","image":"docker.io/library/nginx:1.27"}]}}}}`)
+	for i, image := range []string{"nginx:1.26", "nginx:1.27"} {
+		name := fmt.Sprintf("b%d", i)
+		storedtest.Write(t, c.bucket, name,
+			storedtest.Object{Kind: "apps/v1/Deployment", Resource: "deployments", Namespace: "shop", Name: "web", Content: deployment, Labels: map[string]string{"app": "web"}},
+			storedtest.Object{Kind: "v1/ConfigMap", Resource: "configmaps", Namespace: "shop", Name: "nginx"},
+			storedtest.Object{Kind: "v1/Pod", Resource: "pods", Namespace: "shop", Name: "p", Content: pod(image)})
+		backup := newBackup(system, name)
+		backup.UID = "uid-of-backup"
+		backup.Status.Phase = v1alpha1.BackupPhaseCompleted
+		backup.Status.StartTimestamp = &metav1.Time{Time: time.Unix(int64(1000+i), 0)}
+		if _, err := c.log.Apply(backup); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, test := range []struct {
+		selectors []string
+		want      []string
+	}{
+		{[]string{"image=nginx:1.27"}, []string{"b1 Deployment/shop/web", "b1 Pod/shop/p", "b0 Deployment/shop/web"}},
+		{[]string{"image=nginx:1.27,kind=Pod"}, []string{"b1 Pod/shop/p"}},
+		{[]string{"image=nginx,namespace=shop,name=p,kind=Pod"}, []string{"b1 Pod/shop/p", "b0 Pod/shop/p"}},
+		{[]string{"image=nginx", "app=web"}, []string{"b1 Deployment/shop/web", "b0 Deployment/shop/web"}},
+		{[]string{"image=nginx,kind=ConfigMap"}, nil},
+		{[]string{"image=redis"}, nil},
+	} {
+		clear(c.counts)
+		rows, token, warnings, err := c.list(rest, system, 0, "", test.selectors...)
+		if err != nil || token != "" || !slices.Equal(rows, test.want) {
+			t.Errorf("%s: %v, %q, %v\nnot %v", test.selectors, rows, token, err, test.want)
+		}
+		// The workloads of the backup "all" have no containers, as those of a manifest from before.
+		told := slices.ContainsFunc(warnings, func(text string) bool { return strings.HasPrefix(text, "1 backups do not say the images") })
+		if workloads := len(test.selectors) == 1 && !strings.Contains(test.selectors[0], "kind="); workloads && !told || strings.Contains(test.selectors[0], "ConfigMap") && told {
+			t.Errorf("%s: the warnings are %q", test.selectors, warnings)
+		}
+		for name, count := range c.counts {
+			if count > 3 {
+				t.Errorf("%s: %s costs %d requests", test.selectors, name, count)
+			}
+		}
+	}
+	c.rights = []string{"holdfast backups/manifest"}
+	if rows, _, _, err := c.list(rest, system, 0, "", "image=nginx"); err != nil || len(rows) > 0 {
+		t.Errorf("without a right in the namespace: %v, %v", rows, err)
+	}
+}
+
 // TestFindInPages: pages of any size have every object once, newest backups first, and a backup
 // costs three requests. A token is of one search.
 func TestFindInPages(t *testing.T) {

@@ -154,7 +154,7 @@ func (c *collector) add(item *manifest.Item) error {
 	for _, word := range []*string{&item.APIGroup, &item.APIVersion, &item.KindName, &item.Resource, &item.Namespace, &item.Reason} {
 		*word = c.word(*word)
 	}
-	item.Annotations = nil
+	item.Annotations, item.Images = nil, ""
 	c.items = append(c.items, item)
 	return nil
 }

@@ -57,9 +57,10 @@ func Items(t testing.TB, tarball io.Writer, objects []Object) []*manifest.Item {
 			t.Fatal(err)
 		}
 		content := format.NewContent(o.Content)
+		_, images := manifest.NeedsOf(schema.GroupKind{Group: group, Kind: kind}, o.Namespace, o.Content)
 		items = append(items, &manifest.Item{
 			APIGroup: group, APIVersion: version, KindName: kind, Resource: o.Resource, Namespace: o.Namespace, Name: o.Name,
-			UID: fmt.Sprint("uid-", len(items)), Labels: o.Labels, Size: content.Size, SHA256: content.SHA256, Place: manifest.Place(place),
+			UID: fmt.Sprint("uid-", len(items)), Labels: o.Labels, Images: images, Size: content.Size, SHA256: content.SHA256, Place: manifest.Place(place),
 		})
 	}
 	if err := w.Close(); err != nil {

@@ -49,6 +49,10 @@ type BackupObjectSpec struct {
 	// Why the backup has the object. Empty if its spec selects it.
 	// +optional
 	Reason string `json:"reason,omitempty"`
+	// Images of the containers of a pod or a workload. Empty if the backup does not say them.
+	// +optional
+	// +listType=atomic
+	Images []string `json:"images,omitempty"`
 	// Name of the backup.
 	Backup string `json:"backup"`
 	// UID of the backup.

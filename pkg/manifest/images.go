@@ -1,0 +1,77 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package manifest
+
+import (
+	"encoding/json"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+var withImages = map[schema.GroupKind]bool{
+	{Kind: "Pod"}: true, {Kind: "PodTemplate"}: true, {Kind: "ReplicationController"}: true,
+	{Group: "apps", Kind: "Deployment"}: true, {Group: "apps", Kind: "ReplicaSet"}: true, {Group: "apps", Kind: "DaemonSet"}: true,
+	{Group: "apps", Kind: "StatefulSet"}: true, {Group: "batch", Kind: "Job"}: true, {Group: "batch", Kind: "CronJob"}: true,
+}
+
+// Images are names of images. They are one text, since a restore has all items in memory. In JSON they
+// are a list.
+type Images string
+
+// ImagesOf returns Images with these names.
+func ImagesOf(names []string) Images { return Images(strings.Join(names, "\n")) }
+
+// List returns the names.
+func (i Images) List() []string {
+	if i == "" {
+		return nil
+	}
+	return strings.Split(string(i), "\n")
+}
+
+// MarshalJSON implements json.Marshaler.
+func (i Images) MarshalJSON() ([]byte, error) { return json.Marshal(i.List()) }
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (i *Images) UnmarshalJSON(encoded []byte) error {
+	var names []string
+	if err := json.Unmarshal(encoded, &names); err != nil {
+		return err
+	}
+	*i = ImagesOf(names)
+	return nil
+}
+
+// HasImages reports whether objects of a kind have containers. An item of such a kind without images is
+// shortened, or its manifest was written before images were.
+func HasImages(gk schema.GroupKind) bool { return withImages[gk] }
+
+// KindsWithImages returns the GroupKinds of an index whose objects have containers, in order.
+func (x *Index) KindsWithImages() (kinds []string) {
+	for _, kind := range x.Kinds() {
+		parts := strings.Split(kind, "/")
+		gk := schema.GroupKind{Kind: parts[len(parts)-1]}
+		if len(parts) == 3 {
+			gk.Group = parts[0]
+		}
+		if HasImages(gk) {
+			kinds = append(kinds, kind)
+		}
+	}
+	return kinds
+}
+
+// MatchesImage reports whether a word means an image: the image as written, without its tag and digest,
+// without its digest, or without the registry and folders before its name.
+func MatchesImage(image, word string) bool {
+	for rest, more := image, word != ""; more; {
+		end, matches := strings.CutPrefix(rest, word)
+		if matches && (end == "" || (end[0] == ':' || end[0] == '@') && !strings.Contains(end, "/")) {
+			return true
+		}
+		_, rest, more = strings.Cut(rest, "/")
+	}
+	return false
+}
