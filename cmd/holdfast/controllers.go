@@ -22,8 +22,8 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/clustercache"
+	"github.com/holdfast-io/holdfast/pkg/controllers/backupchange"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backupdeletion"
-	"github.com/holdfast-io/holdfast/pkg/controllers/backupexpiration"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backupqueue"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backuprun"
 	"github.com/holdfast-io/holdfast/pkg/controllers/clusteridentity"
@@ -33,7 +33,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/restorerun"
 	"github.com/holdfast-io/holdfast/pkg/controllers/runretention"
 	"github.com/holdfast-io/holdfast/pkg/controllers/storagelocation"
-	"github.com/holdfast-io/holdfast/pkg/controllers/volumedeletion"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	engineclientset "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
@@ -59,11 +58,10 @@ var controllers = []struct {
 	{"runretention", newRunRetention},
 	{"restoreretention", newRestoreRetention},
 	{"repository", newRepository},
-	{"backupexpiration", newBackupExpiration},
+	{"backupchange", newBackupChange},
 	{"restorevolumes", newRestoreVolumes},
 	{"restorerun", newRestoreRun},
 	{"backupdeletion", newBackupDeletion},
-	{"volumedeletion", newVolumeDeletion},
 	{"leftovers", newLeftovers},
 	{"expiry", newExpiry},
 	{"clusteridentity", newClusterIdentity},
@@ -299,17 +297,20 @@ func newRepository(_ context.Context, c *controllerContext) (run func(context.Co
 	return c.repositories.Run, err
 }
 
-func newBackupExpiration(_ context.Context, c *controllerContext) (run func(context.Context), err error) {
-	controller, err := backupexpiration.New(backupexpiration.Config{
-		Namespace:        c.system(),
-		Cluster:          c.cluster,
-		Keys:             c.keys,
-		Changes:          c.engine.ExpirationChanges(c.system()),
-		Secrets:          c.credentials,
-		Events:           c.events,
-		Clock:            clock.RealClock{},
-		ChangeInformer:   c.records.ExpirationChanges(),
-		LocationInformer: c.records.StorageLocations(),
+func newBackupChange(_ context.Context, c *controllerContext) (run func(context.Context), err error) {
+	controller, err := backupchange.New(backupchange.Config{
+		Namespace:         c.system(),
+		Cluster:           c.cluster,
+		Keys:              c.keys,
+		Engine:            c.engine,
+		Secrets:           c.credentials,
+		EnsureRepository:  c.ensureRepository,
+		Events:            c.events,
+		Clock:             clock.RealClock{},
+		ChangeInformer:    c.records.BackupChanges(),
+		LocationInformer:  c.records.StorageLocations(),
+		FormerExpirations: c.records.ExpirationChanges(),
+		FormerDeletions:   c.records.VolumeDeletions(),
 	})
 	return controller.Run, err
 }
@@ -335,25 +336,8 @@ func newBackupDeletion(_ context.Context, c *controllerContext) (run func(contex
 		RunInformer:        c.records.BackupRuns(),
 		LocationInformer:   c.records.StorageLocations(),
 		RepositoryInformer: c.records.VolumeRepositories(),
-		ChangeInformer:     c.records.ExpirationChanges(),
-	})
-	return controller.Run, err
-}
-
-func newVolumeDeletion(_ context.Context, c *controllerContext) (run func(context.Context), err error) {
-	controller, err := volumedeletion.New(volumedeletion.Config{
-		Namespace:        c.system(),
-		Cluster:          c.cluster,
-		Keys:             c.keys,
-		Deletions:        c.engine.VolumeDeletions(c.system()),
-		Changes:          c.engine.ExpirationChanges(c.system()),
-		Restores:         c.engine.RestoreRuns(c.system()),
-		Secrets:          c.credentials,
-		EnsureRepository: c.ensureRepository,
-		Events:           c.events,
-		Clock:            clock.RealClock{},
-		DeletionInformer: c.records.VolumeDeletions(),
-		LocationInformer: c.records.StorageLocations(),
+		ChangeInformer:     c.records.BackupChanges(),
+		FormerInformer:     c.records.ExpirationChanges(),
 	})
 	return controller.Run, err
 }

@@ -178,14 +178,16 @@ func newProjection(s *serverContext) error {
 		Clock:           clock.RealClock{},
 		Runs:            s.records.BackupRuns(),
 		Restores:        s.records.RestoreRuns(),
-		Changes:         s.records.ExpirationChanges(),
-		Deletions:       s.records.VolumeDeletions(),
+		Changes:         s.records.BackupChanges(),
 		Locations:       s.records.StorageLocations(),
 		Repositories:    s.records.VolumeRepositories(),
 		Namespaces:      s.client.informers.Core().V1().Namespaces(),
 		Ledger:          s.configMap(records.LedgerName),
 		Identity:        s.configMap(clusteridentity.Name),
 		Leader:          working,
+
+		FormerExpirations: s.records.ExpirationChanges(),
+		FormerDeletions:   s.records.VolumeDeletions(),
 	})
 	if err != nil {
 		return err
@@ -229,8 +231,8 @@ func newBackups(s *serverContext) (err error) {
 	s.storage["backups/cancel"] = backup.NewCancelREST(s.backups, clock.RealClock{})
 	s.storage["backups/deletion"] = backup.NewDeletionREST(s.backups, clock.RealClock{})
 	s.storage["backups/expiration"] = backup.NewExpirationREST(backup.ExpirationConfig{
-		Backups: s.backups, Changes: s.engine.ExpirationChanges(s.system()), Observe: s.projector.ObserveChange, Clock: clock.RealClock{},
-		SystemNamespace: s.system(), MaxTTL: s.extra.MaxBackupTTL,
+		Backups: s.backups, Changes: s.engine.BackupChanges(s.system()), Former: s.engine.ExpirationChanges(s.system()), Observe: s.projector.ObserveChange,
+		Clock: clock.RealClock{}, SystemNamespace: s.system(), MaxTTL: s.extra.MaxBackupTTL,
 	})
 	s.storage["backups/log"] = contents.Log()
 	s.storage["backups/manifest"] = contents.Manifest()
@@ -256,8 +258,8 @@ func newVolumes(s *serverContext) (err error) {
 			record, err := s.locations.Lister.Get(location)
 			return err == nil && record.Spec.AllowsDeletion()
 		},
-		Deletions:       s.engine.VolumeDeletions(s.system()),
-		Observe:         s.projector.ObserveVolumeDeletion,
+		Changes:         s.engine.BackupChanges(s.system()),
+		Observe:         s.projector.ObserveChange,
 		Authorizer:      s.authorizer,
 		Clock:           clock.RealClock{},
 		SystemNamespace: s.system(),

@@ -174,7 +174,7 @@ func TestCatalogueFarAway(t *testing.T) {
 	inStore := func(what string, want int) {
 		t.Helper()
 		await(what+" to be in the store", func() error {
-			records, err := lab.Engine.EngineV1alpha1().VolumeDeletions(labtest.System).List(t.Context(), metav1.ListOptions{})
+			records, err := lab.Engine.EngineV1alpha1().BackupChanges(labtest.System).List(t.Context(), metav1.ListOptions{})
 			if err != nil {
 				return err
 			}

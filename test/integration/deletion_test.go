@@ -101,7 +101,7 @@ func TestDeletionOfVolumes(t *testing.T) {
 	}
 	has("after what the tenant may not", 1)
 
-	deletions := lab.Engine.EngineV1alpha1().VolumeDeletions(labtest.System)
+	deletions := lab.Engine.EngineV1alpha1().BackupChanges(labtest.System)
 	awaitDone := func() {
 		t.Helper()
 		labtest.Eventually(t, "the deletions to be in the store", func() error {

@@ -156,7 +156,7 @@ func TestHold(t *testing.T) {
 	awaitEvent(t, name, "ExpirationChanged", "lets the backup expire")
 
 	// All that the cluster knows of it goes.
-	changes := lab.Engine.EngineV1alpha1().ExpirationChanges(labtest.System)
+	changes := lab.Engine.EngineV1alpha1().BackupChanges(labtest.System)
 	if err := changes.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}

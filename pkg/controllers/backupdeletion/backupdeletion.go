@@ -33,6 +33,7 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/folder"
+	"github.com/holdfast-io/holdfast/pkg/controllers/backupchange"
 	"github.com/holdfast-io/holdfast/pkg/controllers/loop"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
@@ -57,7 +58,7 @@ type Config struct {
 	Restores engineclient.RestoreRunsGetter
 	Secrets  location.Secrets
 	// Changes has changes of expirations that may not be in the store yet.
-	Changes engineclient.ExpirationChangesGetter
+	Changes backupchange.Getter
 	// ClusterUID and Keys are as in package identity.
 	ClusterUID string
 	Keys       []string
@@ -70,7 +71,8 @@ type Config struct {
 	RunInformer        engineinformers.BackupRunInformer
 	LocationInformer   engineinformers.StorageLocationInformer
 	RepositoryInformer engineinformers.VolumeRepositoryInformer
-	ChangeInformer     engineinformers.ExpirationChangeInformer
+	ChangeInformer     engineinformers.BackupChangeInformer
+	FormerInformer     engineinformers.ExpirationChangeInformer
 }
 
 // Controller removes backups.
@@ -103,15 +105,19 @@ func New(config Config) (*Controller, error) {
 			return location.Open(ctx, config.Secrets, record)
 		},
 	}
+	changed := func(before, after *enginev1alpha1.BackupChange) {
+		if before != nil && after != nil && before.Generation == after.Generation {
+			return
+		}
+		// A deletion may wait for this; otherwise nothing happens.
+		if run, err := c.runLister.Get(cmp.Or(after, before).Name); err == nil && removable(run) {
+			c.queue.Soon(run.Name)
+		}
+	}
 	return c, errors.Join(
-		c.queue.Watch(config.ChangeInformer.Informer(), loop.OnChange(func(before, after *enginev1alpha1.ExpirationChange) {
-			if before != nil && after != nil && before.Generation == after.Generation {
-				return
-			}
-			// A deletion may wait for this; otherwise nothing happens.
-			if run, err := c.runLister.Get(cmp.Or(after, before).Name); err == nil && removable(run) {
-				c.queue.Soon(run.Name)
-			}
+		c.queue.Watch(config.ChangeInformer.Informer(), loop.OnChange(changed)),
+		c.queue.Watch(config.FormerInformer.Informer(), loop.OnChange(func(before, after *enginev1alpha1.ExpirationChange) {
+			changed((*enginev1alpha1.BackupChange)(before), (*enginev1alpha1.BackupChange)(after))
 		})),
 		c.queue.Watch(config.RunInformer.Informer(), loop.OnChange(func(before, after *enginev1alpha1.BackupRun) {
 			// Ignores our own writes.

@@ -404,13 +404,20 @@ func heldRun(expired bool) *enginev1alpha1.BackupRun {
 func TestKept(t *testing.T) {
 	hold, release := true, false
 	later := metav1.NewTime(time.Now().Add(time.Hour))
-	recorded := func(w *world, change func(*enginev1alpha1.ExpirationChange)) {
-		record := &enginev1alpha1.ExpirationChange{
+	record := func(change func(*enginev1alpha1.BackupChange)) *enginev1alpha1.BackupChange {
+		record := &enginev1alpha1.BackupChange{
 			ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "held", Generation: 1},
-			Spec:       enginev1alpha1.ExpirationChangeSpec{UID: heldUID, StorageLocation: "default"},
+			Spec:       enginev1alpha1.BackupChangeSpec{UID: heldUID, StorageLocation: "default", Ask: enginev1alpha1.Ask{Timestamp: instant}},
 		}
 		change(record)
-		_, err := w.EngineV1alpha1().ExpirationChanges(system).Create(w.Context(), record, metav1.CreateOptions{})
+		return record
+	}
+	recorded := func(w *world, change func(*enginev1alpha1.BackupChange)) {
+		_, err := w.EngineV1alpha1().BackupChanges(system).Create(w.Context(), record(change), metav1.CreateOptions{})
+		must(w, err)
+	}
+	formerly := func(w *world, change func(*enginev1alpha1.BackupChange)) {
+		_, err := w.EngineV1alpha1().ExpirationChanges(system).Create(w.Context(), (*enginev1alpha1.ExpirationChange)(record(change)), metav1.CreateOptions{})
 		must(w, err)
 	}
 	for name, test := range map[string]struct {
@@ -423,33 +430,44 @@ func TestKept(t *testing.T) {
 			change(2, true, instant.Time)
 		}, want: "jane asked for that at 2023-11-14T22:13:20Z, saying: evidence"},
 		"a hold that is only recorded": {prepare: func(w *world, _ func(int64, bool, time.Time)) {
-			recorded(w, func(c *enginev1alpha1.ExpirationChange) {
+			recorded(w, func(c *enginev1alpha1.BackupChange) {
 				c.Spec.Hold, c.Spec.Ask = &hold, enginev1alpha1.Ask{Requester: enginev1alpha1.Requester{Username: "joe"}, Timestamp: instant}
 			})
 		}, want: "joe asked"},
+		"a hold that the previous version recorded": {prepare: func(w *world, _ func(int64, bool, time.Time)) {
+			formerly(w, func(c *enginev1alpha1.BackupChange) { c.Spec.Hold = &hold })
+		}, want: "the backup is held"},
+		"a hold that the previous version recorded, extended now": {expired: true, prepare: func(w *world, _ func(int64, bool, time.Time)) {
+			formerly(w, func(c *enginev1alpha1.BackupChange) { c.Spec.Hold = &hold })
+			recorded(w, func(c *enginev1alpha1.BackupChange) { c.Spec.Expiration = &later })
+		}, want: "the backup is held"},
+		"a hold that the previous version recorded, and that was released": {prepare: func(w *world, _ func(int64, bool, time.Time)) {
+			formerly(w, func(c *enginev1alpha1.BackupChange) { c.Spec.Hold = &hold })
+			recorded(w, func(c *enginev1alpha1.BackupChange) { c.Spec.Hold = &release })
+		}},
 		"released in the store": {prepare: func(_ *world, change func(int64, bool, time.Time)) {
 			change(1, true, instant.Time)
 			change(2, false, instant.Time)
 		}},
 		"a release that is only recorded": {prepare: func(w *world, change func(int64, bool, time.Time)) {
 			change(1, true, instant.Time)
-			recorded(w, func(c *enginev1alpha1.ExpirationChange) { c.Spec.Hold = &release })
+			recorded(w, func(c *enginev1alpha1.BackupChange) { c.Spec.Hold = &release })
 		}},
 		"a record that is done and older than the store": {prepare: func(w *world, change func(int64, bool, time.Time)) {
 			change(1, false, instant.Time)
 			change(2, true, instant.Time)
-			recorded(w, func(c *enginev1alpha1.ExpirationChange) {
-				c.Spec.Hold, c.Status = &release, enginev1alpha1.ExpirationChangeStatus{ObservedGeneration: 1, Number: 1}
+			recorded(w, func(c *enginev1alpha1.BackupChange) {
+				c.Spec.Hold, c.Status = &release, enginev1alpha1.BackupChangeStatus{ObservedGeneration: 1, Number: 1}
 			})
 		}, want: "jane asked"},
 		"a hold of another backup of this name": {prepare: func(w *world, _ func(int64, bool, time.Time)) {
-			recorded(w, func(c *enginev1alpha1.ExpirationChange) { c.Spec.Hold, c.Spec.UID = &hold, "1"+heldUID[1:] })
+			recorded(w, func(c *enginev1alpha1.BackupChange) { c.Spec.Hold, c.Spec.UID = &hold, "1"+heldUID[1:] })
 		}},
 		"extended, and asked for since it had expired": {expired: true, prepare: func(_ *world, change func(int64, bool, time.Time)) {
 			change(1, false, later.Time)
 		}, want: "it is kept for longer now"},
 		"extended in a record": {expired: true, prepare: func(w *world, _ func(int64, bool, time.Time)) {
-			recorded(w, func(c *enginev1alpha1.ExpirationChange) { c.Spec.Expiration = &later })
+			recorded(w, func(c *enginev1alpha1.BackupChange) { c.Spec.Expiration = &later })
 		}, want: "it is kept for longer now"},
 		"extended, and asked for by somebody": {prepare: func(_ *world, change func(int64, bool, time.Time)) {
 			change(1, false, later.Time)

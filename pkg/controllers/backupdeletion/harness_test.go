@@ -146,7 +146,8 @@ func (w *world) startWith(target bucket) (stop func()) {
 		LocationInformer: engine.StorageLocations(),
 
 		RepositoryInformer: engine.VolumeRepositories(),
-		ChangeInformer:     engine.ExpirationChanges(),
+		ChangeInformer:     engine.BackupChanges(),
+		FormerInformer:     engine.ExpirationChanges(),
 	})
 	must(w, err)
 	controller.open = func(ctx context.Context, record *enginev1alpha1.StorageLocation) (bucket, error) {

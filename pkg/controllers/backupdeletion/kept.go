@@ -8,19 +8,17 @@ import (
 	"fmt"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/folder"
+	"github.com/holdfast-io/holdfast/pkg/controllers/backupchange"
 )
 
 // kept fails for a complete backup that is held, or that has not expired though expiry is the
 // cause. The cluster is read before the store: a recorded change is there until it is in the store.
 func (c *Controller) kept(ctx context.Context, deletion *folder.Deletion, run *enginev1alpha1.BackupRun) error {
-	recorded, err := c.Changes.ExpirationChanges(c.Namespace).Get(ctx, run.Name, metav1.GetOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("reading ExpirationChange %s: %w", run.Name, err)
+	recorded, err := backupchange.Recorded(ctx, c.Changes, c.Namespace, run.Name)
+	if err != nil {
+		return err
 	}
 	backup := deletion.Stored
 	if backup == nil {
@@ -37,13 +35,16 @@ func (c *Controller) kept(ctx context.Context, deletion *folder.Deletion, run *e
 			hold = describe(newest.Hold.Requester, newest.Hold.Timestamp.Time, newest.Hold.Reason)
 		}
 	}
-	if recorded.Spec.UID == deletion.UID && !recorded.Done() {
-		if recorded.Spec.Expiration != nil {
-			expiration = recorded.Spec.Expiration
+	for _, change := range recorded {
+		if change.Spec.UID != deletion.UID || change.Done() {
+			continue
 		}
-		if recorded.Spec.Hold != nil {
-			if hold = ""; *recorded.Spec.Hold {
-				hold = describe(recorded.Spec.Ask.Requester.Username, recorded.Spec.Ask.Timestamp.Time, recorded.Spec.Reason)
+		if change.Spec.Expiration != nil {
+			expiration = change.Spec.Expiration
+		}
+		if change.Spec.Hold != nil {
+			if hold = ""; *change.Spec.Hold {
+				hold = describe(change.Spec.Ask.Requester.Username, change.Spec.Ask.Timestamp.Time, change.Spec.Reason)
 			}
 		}
 	}

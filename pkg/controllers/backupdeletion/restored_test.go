@@ -64,7 +64,7 @@ func TestWhileItIsRestored(t *testing.T) {
 // TestWhatIsNotKnown: while the cluster does not say whether somebody holds a backup or reads it,
 // nothing of it goes.
 func TestWhatIsNotKnown(t *testing.T) {
-	for verb, resource := range map[string]string{"get": "expirationchanges", "list": "restoreruns"} {
+	for resource, verb := range map[string]string{"backupchanges": "get", "expirationchanges": "get", "restoreruns": "list"} {
 		t.Run(resource, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, t.TempDir())

@@ -335,6 +335,8 @@ func withStatus(current, changed runtime.Object) runtime.Object {
 		current.Status = changed.(*enginev1alpha1.BackupRun).Status
 	case *enginev1alpha1.RestoreRun:
 		current.Status = changed.(*enginev1alpha1.RestoreRun).Status
+	case *enginev1alpha1.BackupChange:
+		current.Status = changed.(*enginev1alpha1.BackupChange).Status
 	case *enginev1alpha1.ExpirationChange:
 		current.Status = changed.(*enginev1alpha1.ExpirationChange).Status
 	case *enginev1alpha1.VolumeDeletion:

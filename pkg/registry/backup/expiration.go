@@ -26,16 +26,18 @@ const maxReason = 1024
 // ExpirationConfig is what NewExpirationREST needs.
 type ExpirationConfig struct {
 	Backups *REST
-	Changes engineclient.ExpirationChangeInterface
+	Changes engineclient.BackupChangeInterface
+	// Former are the records of the previous version.
+	Former engineclient.ExpirationChangeInterface
 	// Observe puts a change that was just recorded into the log.
-	Observe func(*enginev1alpha1.ExpirationChange)
+	Observe func(*enginev1alpha1.BackupChange)
 	Clock   clock.PassiveClock
 	// SystemNamespace and MaxTTL are as Config has them.
 	SystemNamespace string
 	MaxTTL          time.Duration
 }
 
-// NewExpirationREST serves backups/expiration: the POST is recorded as an ExpirationChange, and
+// NewExpirationREST serves backups/expiration: the POST is recorded as a BackupChange, and
 // counts from then on. The controller writes it into the store.
 //
 // A hold and a deletion may be requested at once. Each is recorded before its requester, or the
@@ -80,12 +82,20 @@ func (r *ExpirationConfig) record(ctx context.Context, request *recorded.Request
 	if err := format.ValidateStoreName(storeName); err != nil {
 		return "", conflict(backup.Name, "another storage location has a backup of the same name")
 	}
-	wanted := &enginev1alpha1.ExpirationChange{
+	wanted := &enginev1alpha1.BackupChange{
 		ObjectMeta: metav1.ObjectMeta{Name: storeName},
-		Spec: enginev1alpha1.ExpirationChangeSpec{
+		Spec: enginev1alpha1.BackupChangeSpec{
 			BackupRef: v1alpha1.BackupReference{Namespace: backup.Namespace, Name: backup.Name}, UID: backup.UID,
 			StorageLocation: backup.Spec.StorageLocation, Ask: request.Ask, Reason: body.Reason, Expiration: body.Expiration, Hold: body.Hold,
 		},
+	}
+	// No replica's clock makes this request the earlier one: see InOrder.
+	former, err := r.Former.Get(ctx, storeName, metav1.GetOptions{})
+	switch {
+	case err == nil && former.Spec.Ask.Timestamp.After(wanted.Spec.Ask.Timestamp.Time):
+		wanted.Spec.Ask.Timestamp = former.Spec.Ask.Timestamp
+	case err != nil && !apierrors.IsNotFound(err):
+		return "", err
 	}
 	record, err := r.Changes.Get(ctx, storeName, metav1.GetOptions{})
 	switch {
@@ -94,6 +104,8 @@ func (r *ExpirationConfig) record(ctx context.Context, request *recorded.Request
 		if apierrors.IsAlreadyExists(err) {
 			return "", apierrors.NewConflict(resource, name, err) // another request came first
 		}
+	case err == nil && record.Deletes():
+		return "", conflict(backup.Name, "a deletion of volumes has the record %s", storeName)
 	case err == nil:
 		changed := record.DeepCopy()
 		changed.Spec = wanted.Spec

@@ -37,8 +37,8 @@ func storedBackup(name string, change func(*v1alpha1.Backup)) *v1alpha1.Backup {
 func (h *harness) change(name string, body *v1alpha1.BackupExpiration, options metav1.CreateOptions) (string, error) {
 	h.Helper()
 	storage := NewExpirationREST(ExpirationConfig{
-		Backups: h.REST, Changes: h.records.EngineV1alpha1().ExpirationChanges(system), Clock: clocktesting.NewFakePassiveClock(now),
-		Observe: func(*enginev1alpha1.ExpirationChange) { h.observed = append(h.observed, "a change") },
+		Backups: h.REST, Changes: h.records.EngineV1alpha1().BackupChanges(system), Former: h.records.EngineV1alpha1().ExpirationChanges(system), Clock: clocktesting.NewFakePassiveClock(now),
+		Observe: func(*enginev1alpha1.BackupChange) { h.observed = append(h.observed, "a change") },
 	})
 	answer, err := storage.Create(h.ctx("shop"), name, body, nil, &options)
 	if err != nil {
@@ -47,9 +47,9 @@ func (h *harness) change(name string, body *v1alpha1.BackupExpiration, options m
 	return answer.(*metav1.Status).Message, nil
 }
 
-func (h *harness) recordedChange() *enginev1alpha1.ExpirationChange {
+func (h *harness) recordedChange() *enginev1alpha1.BackupChange {
 	h.Helper()
-	change, err := h.records.EngineV1alpha1().ExpirationChanges(system).Get(h.Context(), "shop.a", metav1.GetOptions{})
+	change, err := h.records.EngineV1alpha1().BackupChanges(system).Get(h.Context(), "shop.a", metav1.GetOptions{})
 	if err != nil {
 		h.Fatal(err)
 	}
@@ -75,7 +75,7 @@ func TestExpirationIsRecorded(t *testing.T) {
 		t.Error("it is not shown")
 	}
 	change.Generation = 1 // which the fake does not count
-	if _, err := h.records.EngineV1alpha1().ExpirationChanges(system).Update(t.Context(), change, metav1.UpdateOptions{}); err != nil {
+	if _, err := h.records.EngineV1alpha1().BackupChanges(system).Update(t.Context(), change, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := h.change("a", &v1alpha1.BackupExpiration{Expiration: &later}, metav1.CreateOptions{}); err != nil {
@@ -85,7 +85,7 @@ func TestExpirationIsRecorded(t *testing.T) {
 		t.Errorf("the second request made %+v of it", change.Spec)
 	}
 	change.Status.ObservedGeneration = change.Generation
-	if _, err := h.records.EngineV1alpha1().ExpirationChanges(system).Update(t.Context(), change, metav1.UpdateOptions{}); err != nil {
+	if _, err := h.records.EngineV1alpha1().BackupChanges(system).Update(t.Context(), change, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := h.change("a", &v1alpha1.BackupExpiration{Hold: &release}, metav1.CreateOptions{}); err != nil {
@@ -136,7 +136,7 @@ func TestHoldMeetsDeletion(t *testing.T) {
 	h.recorded("a", v1alpha1.BackupPhaseCompleted)
 	h.storedOnly(storedBackup("a", nil))
 	run := h.run("shop.a")
-	h.records.PrependReactor("create", "expirationchanges", func(clienttesting.Action) (bool, runtime.Object, error) {
+	h.records.PrependReactor("create", "backupchanges", func(clienttesting.Action) (bool, runtime.Object, error) {
 		run.Spec.Deletion = &enginev1alpha1.Deletion{}
 		return false, nil, h.records.Tracker().Update(enginev1alpha1.SchemeGroupVersion.WithResource("backupruns"), run, system)
 	})
@@ -161,8 +161,8 @@ func TestExpirationIsLimited(t *testing.T) {
 	h := newHarness(t, nil)
 	h.storedOnly(storedBackup("a", func(b *v1alpha1.Backup) { b.CreationTimestamp = metav1.NewTime(now) }))
 	storage := NewExpirationREST(ExpirationConfig{
-		Backups: h.REST, Changes: h.records.EngineV1alpha1().ExpirationChanges(system), Clock: clocktesting.NewFakePassiveClock(now),
-		Observe: func(*enginev1alpha1.ExpirationChange) {}, SystemNamespace: system, MaxTTL: time.Hour,
+		Backups: h.REST, Changes: h.records.EngineV1alpha1().BackupChanges(system), Former: h.records.EngineV1alpha1().ExpirationChanges(system), Clock: clocktesting.NewFakePassiveClock(now),
+		Observe: func(*enginev1alpha1.BackupChange) {}, SystemNamespace: system, MaxTTL: time.Hour,
 	})
 	ask := func(after time.Duration) error {
 		expiration := metav1.NewTime(now.Add(after))
@@ -174,5 +174,28 @@ func TestExpirationIsLimited(t *testing.T) {
 	}
 	if err := ask(time.Hour); err != nil {
 		t.Errorf("an hour: %v", err)
+	}
+}
+
+// A request is never recorded as the earlier one of two, whatever the clock of the replica that
+// recorded the former one: what is recorded later applies.
+func TestExpirationFollowsAFormerOne(t *testing.T) {
+	h := newHarness(t, nil)
+	h.storedOnly(storedBackup("a", nil))
+	hold, release := true, false
+	ahead := metav1.NewTime(now.Add(time.Minute))
+	former := &enginev1alpha1.ExpirationChange{
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "shop.a", Generation: 1},
+		Spec:       enginev1alpha1.BackupChangeSpec{UID: "uid-of-shop.a", Hold: &release, Ask: enginev1alpha1.Ask{Timestamp: ahead}},
+	}
+	if _, err := h.records.EngineV1alpha1().ExpirationChanges(system).Create(t.Context(), former, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.change("a", &v1alpha1.BackupExpiration{Hold: &hold}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	inOrder := enginev1alpha1.InOrder(h.recordedChange(), (*enginev1alpha1.BackupChange)(former))
+	if last := inOrder[1]; last.Spec.Hold == nil || !*last.Spec.Hold || inOrder[0].Spec.Hold != nil {
+		t.Errorf("they apply in the order %+v, %+v", inOrder[0].Spec, inOrder[1].Spec)
 	}
 }

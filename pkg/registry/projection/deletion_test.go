@@ -16,9 +16,9 @@ import (
 
 // TestLoadOfVolumeDeletions: the records of a namespace are those of what is listed there.
 func TestLoadOfVolumeDeletions(t *testing.T) {
-	p := &Projector{deletions: recorded.NewSet((*enginev1alpha1.VolumeDeletion).GetUID)}
+	p := &Projector{deletions: recorded.NewSet((*enginev1alpha1.BackupChange).GetUID)}
 	record := func(uid types.UID, listedIn string, done bool) {
-		deletion := &enginev1alpha1.VolumeDeletion{ObjectMeta: metav1.ObjectMeta{UID: uid}, Spec: enginev1alpha1.VolumeDeletionSpec{Namespace: "shop", ListedIn: listedIn}}
+		deletion := &enginev1alpha1.BackupChange{ObjectMeta: metav1.ObjectMeta{UID: uid}, Spec: enginev1alpha1.BackupChangeSpec{Namespace: "shop", ListedIn: listedIn, Targets: []enginev1alpha1.BackupChangeTarget{{StoreName: "shop.a"}}}}
 		if done {
 			deletion.Status.CompletionTimestamp = &metav1.Time{}
 		}

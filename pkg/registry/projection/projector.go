@@ -61,11 +61,12 @@ type Config struct {
 
 	Runs     engineinformers.BackupRunInformer
 	Restores engineinformers.RestoreRunInformer
-	// Changes are the changes of expirations that may not be in the store yet.
-	Changes engineinformers.ExpirationChangeInformer
-	// Deletions are the deletions of volume backups that may not be in the store yet.
-	Deletions engineinformers.VolumeDeletionInformer
-	Locations engineinformers.StorageLocationInformer
+	// Changes are changes of stored backups that may not be in the store.
+	Changes engineinformers.BackupChangeInformer
+	// FormerExpirations and FormerDeletions are the same, as the previous version recorded them.
+	FormerExpirations engineinformers.ExpirationChangeInformer
+	FormerDeletions   engineinformers.VolumeDeletionInformer
+	Locations         engineinformers.StorageLocationInformer
 	// Repositories report lost contents; nil if that is not shown.
 	Repositories engineinformers.VolumeRepositoryInformer
 	Namespaces   coreinformers.NamespaceInformer
@@ -145,7 +146,7 @@ type Projector struct {
 	// deleting guards deletions, the records of deletions of volume backups by uid. It is held
 	// until the catalogue knows of them.
 	deleting  sync.Mutex
-	deletions *recorded.Set[types.UID, *enginev1alpha1.VolumeDeletion]
+	deletions *recorded.Set[types.UID, *enginev1alpha1.BackupChange]
 
 	// placing is held from the reading of the namespaces until everything is placed by them.
 	placing sync.Mutex
@@ -157,7 +158,8 @@ type Projector struct {
 	queue publishedQueue
 	// unheard says that no controller is heard of; empty while one is.
 	unheard string
-	changes *recorded.Set[string, *enginev1alpha1.ExpirationChange]
+	// changes has the records of changes of expirations by name, and former the previous version's.
+	changes, former *changes
 }
 
 // New returns a Projector.
@@ -167,8 +169,9 @@ func New(config Config) (*Projector, error) {
 		stores: stores{secrets: config.Secrets, cacheDir: config.CacheDir, authorizer: config.Authorizer},
 		runs:   newRuns(config.SystemNamespace),
 
-		changes:   recorded.NewSet((*enginev1alpha1.ExpirationChange).GetName),
-		deletions: recorded.NewSet((*enginev1alpha1.VolumeDeletion).GetUID),
+		changes:   recorded.NewSet((*enginev1alpha1.BackupChange).GetName),
+		former:    recorded.NewSet((*enginev1alpha1.BackupChange).GetName),
+		deletions: recorded.NewSet((*enginev1alpha1.BackupChange).GetUID),
 	}
 	p.stores.catalog = catalog.New(config.SystemNamespace, p.storedChanged)
 	p.stores.catalog.SetForeignBytes(cmp.Or(config.ForeignBytes, catalog.DefaultForeignBytes))
@@ -233,7 +236,16 @@ func (p *Projector) watch() error {
 		{p.Identity, cache.ResourceEventHandlerFuncs{AddFunc: identify, UpdateFunc: func(_, obj any) { identify(obj) }, DeleteFunc: identify}},
 		{p.Ledger, cache.ResourceEventHandlerFuncs{AddFunc: wake, UpdateFunc: func(_, obj any) { wake(obj) }, DeleteFunc: wake}},
 		{p.Changes.Informer(), recorded.Handler(p.ObserveChange, p.changeGone)},
-		{p.Deletions.Informer(), recorded.Handler(p.ObserveVolumeDeletion, p.volumeDeletionGone)},
+		{p.FormerExpirations.Informer(), recorded.Handler(
+			func(former *enginev1alpha1.ExpirationChange) {
+				p.observeExpiration(p.former, enginev1alpha1.AsBackupChange(former))
+			},
+			func(former *enginev1alpha1.ExpirationChange) {
+				p.expirationGone(p.former, enginev1alpha1.AsBackupChange(former))
+			})},
+		{p.FormerDeletions.Informer(), recorded.Handler(
+			func(former *enginev1alpha1.VolumeDeletion) { p.observeDeletion(enginev1alpha1.AsBackupChange(former)) },
+			func(former *enginev1alpha1.VolumeDeletion) { p.deletionGone(enginev1alpha1.AsBackupChange(former)) })},
 	}
 	if p.Repositories != nil {
 		handlers = append(handlers, handler{p.Repositories.Informer(), p.onDamage()})

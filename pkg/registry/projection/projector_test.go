@@ -55,12 +55,14 @@ func newFixture(t testing.TB, namespaces ...string) *fixture {
 		Clock:           clock.RealClock{},
 		Runs:            engine.Engine().V1alpha1().BackupRuns(),
 		Restores:        engine.Engine().V1alpha1().RestoreRuns(),
-		Changes:         engine.Engine().V1alpha1().ExpirationChanges(),
-		Deletions:       engine.Engine().V1alpha1().VolumeDeletions(),
-		Locations:       engine.Engine().V1alpha1().StorageLocations(),
-		Namespaces:      kube.Core().V1().Namespaces(),
-		Ledger:          kube.Core().V1().ConfigMaps().Informer(),
-		Identity:        informers.NewSharedInformerFactory(kubefake.NewClientset(), 0).Core().V1().ConfigMaps().Informer(),
+		Changes:         engine.Engine().V1alpha1().BackupChanges(),
+
+		FormerExpirations: engine.Engine().V1alpha1().ExpirationChanges(),
+		FormerDeletions:   engine.Engine().V1alpha1().VolumeDeletions(),
+		Locations:         engine.Engine().V1alpha1().StorageLocations(),
+		Namespaces:        kube.Core().V1().Namespaces(),
+		Ledger:            kube.Core().V1().ConfigMaps().Informer(),
+		Identity:          informers.NewSharedInformerFactory(kubefake.NewClientset(), 0).Core().V1().ConfigMaps().Informer(),
 	})
 	if err != nil {
 		t.Fatal(err)

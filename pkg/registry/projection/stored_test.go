@@ -79,12 +79,14 @@ func bootOn(t *testing.T, clientset *enginefake.Clientset, poll time.Duration, s
 		Clock:           clock.RealClock{},
 		Runs:            engine.Engine().V1alpha1().BackupRuns(),
 		Restores:        engine.Engine().V1alpha1().RestoreRuns(),
-		Changes:         engine.Engine().V1alpha1().ExpirationChanges(),
-		Deletions:       engine.Engine().V1alpha1().VolumeDeletions(),
-		Locations:       engine.Engine().V1alpha1().StorageLocations(),
-		Namespaces:      kube.Core().V1().Namespaces(),
-		Ledger:          kube.Core().V1().ConfigMaps().Informer(),
-		Identity:        own.Core().V1().ConfigMaps().Informer(),
+		Changes:         engine.Engine().V1alpha1().BackupChanges(),
+
+		FormerExpirations: engine.Engine().V1alpha1().ExpirationChanges(),
+		FormerDeletions:   engine.Engine().V1alpha1().VolumeDeletions(),
+		Locations:         engine.Engine().V1alpha1().StorageLocations(),
+		Namespaces:        kube.Core().V1().Namespaces(),
+		Ledger:            kube.Core().V1().ConfigMaps().Informer(),
+		Identity:          own.Core().V1().ConfigMaps().Informer(),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -376,15 +378,15 @@ func TestChangesOfExpirationsAreShown(t *testing.T) {
 	put()
 	expect("at first", 2030, false)
 	hold := true
-	record := &enginev1alpha1.ExpirationChange{
+	record := &enginev1alpha1.BackupChange{
 		ObjectMeta: metav1.ObjectMeta{Name: "shop.daily", UID: "1", ResourceVersion: "1", Generation: 1},
-		Spec: enginev1alpha1.ExpirationChangeSpec{BackupRef: v1alpha1.BackupReference{Namespace: "shop", Name: "daily"}, UID: run.UID,
+		Spec: enginev1alpha1.BackupChangeSpec{BackupRef: v1alpha1.BackupReference{Namespace: "shop", Name: "daily"}, UID: run.UID,
 			StorageLocation: "default", Hold: &hold, Expiration: at(2040)},
 	}
 	f.ObserveChange(record)
 	expect("when it is recorded", 2040, true)
 	done := record.DeepCopy()
-	done.ResourceVersion, done.Status = "2", enginev1alpha1.ExpirationChangeStatus{ObservedGeneration: 1, Number: 3}
+	done.ResourceVersion, done.Status = "2", enginev1alpha1.BackupChangeStatus{ObservedGeneration: 1, Number: 3}
 	f.ObserveChange(done)
 	f.ObserveChange(record) // late
 	expect("when it is in the store, unread", 2040, true)
@@ -399,4 +401,45 @@ func TestChangesOfExpirationsAreShown(t *testing.T) {
 	other.Spec.UID, other.UID = "another", "2"
 	f.ObserveChange(other)
 	expect("with a record of another backup of its name", 2050, false)
+}
+
+// A record of the previous version counts like a BackupChange, and with one in the order of the
+// requests.
+func TestFormerChangesOfExpirationsAreShown(t *testing.T) {
+	f := newFixture(t, "shop")
+	run := f.run("shop", "daily", enginev1alpha1.BackupRunStatus{Phase: v1alpha1.BackupPhaseCompleted, Stored: true})
+	at := func(year int) *metav1.Time { return &metav1.Time{Time: time.Date(year, 1, 1, 0, 0, 0, 0, time.UTC)} }
+	backup := storedOf(run)
+	backup.Status.Expiration = at(2030)
+	f.stores.catalog.Put("default", "shop.daily", catalog.Content{Backup: backup}, time.Unix(1, 0))
+	expect := func(when string, year int, held bool) {
+		t.Helper()
+		backup, ok := f.Backups.GetObject("shop", "daily")
+		if !ok || backup.Status.Expiration.UTC().Year() != year || (backup.Status.Hold != nil) != held {
+			t.Errorf("%s it is shown as %+v", when, backup)
+		}
+	}
+	record := func(asked int, change func(*enginev1alpha1.BackupChangeSpec)) *enginev1alpha1.BackupChange {
+		record := &enginev1alpha1.BackupChange{
+			ObjectMeta: metav1.ObjectMeta{Name: "shop.daily", UID: "1", ResourceVersion: "1", Generation: 1},
+			Spec: enginev1alpha1.BackupChangeSpec{BackupRef: v1alpha1.BackupReference{Namespace: "shop", Name: "daily"}, UID: run.UID,
+				StorageLocation: "default", Ask: enginev1alpha1.Ask{Timestamp: *at(asked)}},
+		}
+		change(&record.Spec)
+		return record
+	}
+	hold, release := true, false
+	former := record(2001, func(spec *enginev1alpha1.BackupChangeSpec) { spec.Hold, spec.Expiration = &hold, at(2040) })
+	f.observeExpiration(f.former, former)
+	expect("with the former record", 2040, true)
+	change := record(2002, func(spec *enginev1alpha1.BackupChangeSpec) { spec.Hold = &release })
+	change.UID = "2"
+	f.ObserveChange(change)
+	expect("with a later one", 2040, false)
+	f.changeGone(change)
+	expect("without the later one", 2040, true)
+	done := former.DeepCopy()
+	done.ResourceVersion, done.Status = "2", enginev1alpha1.BackupChangeStatus{ObservedGeneration: 1, Message: "it is not in the store"}
+	f.observeExpiration(f.former, done)
+	expect("when it was refused", 2030, false)
 }

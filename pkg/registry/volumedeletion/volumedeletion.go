@@ -4,7 +4,7 @@
 // Package volumedeletion serves backupvolumes/deletion and volumebackups/deletion: a POST
 // deletes the whole history of a volume, or one volume backup. One record for each storage
 // location holds the request, with each backup that is meant; from then on they are not listed,
-// by any replica. The controller of that name carries it out.
+// by any replica. The controller backupchange carries it out.
 //
 // Who may do it: whoever has the right to this subresource in the namespace where the volume
 // is listed. A backup that is listed in another namespace, as an administrator's that holds the
@@ -53,10 +53,10 @@ type Config struct {
 	Backup func(namespace, name string) (*v1alpha1.Backup, bool)
 	// AllowsDeletion reports whether a storage location of another format allows deletion.
 	AllowsDeletion func(location string) bool
-	// Deletions are the records.
-	Deletions engineclient.VolumeDeletionInterface
+	// Changes are the records.
+	Changes engineclient.BackupChangeInterface
 	// Observe has what was just recorded not listed any more.
-	Observe    func(*enginev1alpha1.VolumeDeletion)
+	Observe    func(*enginev1alpha1.BackupChange)
 	Authorizer authorizer.Authorizer
 	Clock      clock.PassiveClock
 	// SystemNamespace is where the records live. It has no limit: it is the administrator's.
@@ -156,12 +156,12 @@ func (d *deletion) record(ctx context.Context, request *recorded.Request) (strin
 		}
 		return "", d.conflict(name, strings.Join(chosen.stays(), "; "))
 	}
-	var records []*enginev1alpha1.VolumeDeletion
+	var records []*enginev1alpha1.BackupChange
 	var names []string
 	for _, targets := range chosen.byLocation() {
-		record := &enginev1alpha1.VolumeDeletion{
-			ObjectMeta: metav1.ObjectMeta{Name: string(uuid.NewUUID())},
-			Spec: enginev1alpha1.VolumeDeletionSpec{
+		record := &enginev1alpha1.BackupChange{
+			ObjectMeta: metav1.ObjectMeta{Name: string(uuid.NewUUID()), Labels: map[string]string{enginev1alpha1.LabelDeletesVolumes: "true"}},
+			Spec: enginev1alpha1.BackupChangeSpec{
 				Ask: request.Ask, Namespace: items[0].Volume.Namespace, Volume: items[0].Volume.Name, ListedIn: namespace, History: d.history, Targets: targets,
 			},
 		}
@@ -173,7 +173,7 @@ func (d *deletion) record(ctx context.Context, request *recorded.Request) (strin
 	}
 	defer done()
 	for _, record := range records {
-		record, err = d.Deletions.Create(ctx, record, metav1.CreateOptions{DryRun: request.DryRun})
+		record, err = d.Changes.Create(ctx, record, metav1.CreateOptions{DryRun: request.DryRun})
 		switch {
 		case err != nil:
 			return "", recorded.NotRecorded(d.resource, "deletion", name, err) // for what is still listed
@@ -193,7 +193,7 @@ func (d *deletion) record(ctx context.Context, request *recorded.Request) (strin
 
 // choice is what of a history is deleted, and what not.
 type choice struct {
-	targets []enginev1alpha1.VolumeDeletionTarget
+	targets []enginev1alpha1.BackupChangeTarget
 	size    int
 	// forbidden are those in backups of others, and later those that one record can't hold.
 	forbidden, later int
@@ -226,24 +226,24 @@ func (c *choice) refuse(why string) {
 // add has a volume backup deleted, unless one record can't hold it.
 func (c *choice) add(item *catalog.HistoryItem) {
 	size := 100 + len(item.Backup.Location) + len(item.Backup.StoreName) + len(item.Backup.UID) + len(item.BackupName)
-	if len(c.targets) >= enginev1alpha1.MaxVolumeDeletionTargets || c.size+size > maxBytes {
+	if len(c.targets) >= enginev1alpha1.MaxBackupChangeTargets || c.size+size > maxBytes {
 		c.later++
 		return
 	}
 	c.size += size
-	c.targets = append(c.targets, enginev1alpha1.VolumeDeletionTarget{
+	c.targets = append(c.targets, enginev1alpha1.BackupChangeTarget{
 		StorageLocation: item.Backup.Location, StoreName: item.Backup.StoreName, UID: item.Backup.UID, BackupName: item.BackupName, Repeat: item.Volume.Repeat,
 	})
 }
 
 // byLocation are the targets of each storage location, by its name: a store that does not answer
 // holds up only what lies there.
-func (c *choice) byLocation() [][]enginev1alpha1.VolumeDeletionTarget {
-	of := map[string][]enginev1alpha1.VolumeDeletionTarget{}
+func (c *choice) byLocation() [][]enginev1alpha1.BackupChangeTarget {
+	of := map[string][]enginev1alpha1.BackupChangeTarget{}
 	for _, target := range c.targets {
 		of[target.StorageLocation] = append(of[target.StorageLocation], target)
 	}
-	var targets [][]enginev1alpha1.VolumeDeletionTarget
+	var targets [][]enginev1alpha1.BackupChangeTarget
 	for _, location := range slices.Sorted(maps.Keys(of)) {
 		targets = append(targets, of[location])
 	}

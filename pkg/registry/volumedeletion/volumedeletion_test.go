@@ -46,7 +46,7 @@ type world struct {
 	shown    map[types.NamespacedName]*v1alpha1.Backup
 	allowed  []string // namespaces where backups may be deleted
 	asked    []string
-	observed []*enginev1alpha1.VolumeDeletion
+	observed []*enginev1alpha1.BackupChange
 	notReady error
 }
 
@@ -64,8 +64,8 @@ func newWorld(t *testing.T) *world {
 			backup := w.shown[types.NamespacedName{Namespace: namespace, Name: name}]
 			return backup, backup != nil
 		},
-		Deletions: enginetest.New().EngineV1alpha1().VolumeDeletions(system),
-		Observe:   func(d *enginev1alpha1.VolumeDeletion) { w.observed = append(w.observed, d) },
+		Changes: enginetest.New().EngineV1alpha1().BackupChanges(system),
+		Observe: func(d *enginev1alpha1.BackupChange) { w.observed = append(w.observed, d) },
 		Authorizer: authorizer.AuthorizerFunc(func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 			w.asked = append(w.asked, fmt.Sprintf("%s %s %s/%s in %s", a.GetUser().GetName(), a.GetVerb(), a.GetResource(), a.GetSubresource(), a.GetNamespace()))
 			if slices.Contains(w.allowed, a.GetNamespace()) {
@@ -105,7 +105,7 @@ func (w *world) ask(storage *recorded.Subresource, name string, body *v1alpha1.V
 	return answer.(*metav1.Status).Message, nil
 }
 
-func targets(d *enginev1alpha1.VolumeDeletion) (names []string) {
+func targets(d *enginev1alpha1.BackupChange) (names []string) {
 	for _, target := range d.Spec.Targets {
 		names = append(names, target.StoreName)
 	}
@@ -240,11 +240,11 @@ func TestOneVolumeBackup(t *testing.T) {
 // TestLongHistory: one record takes as much as etcd does, and the answer says that there is more.
 func TestLongHistory(t *testing.T) {
 	w := newWorld(t)
-	for i := range enginev1alpha1.MaxVolumeDeletionTargets + 7 {
+	for i := range enginev1alpha1.MaxBackupChangeTargets + 7 {
 		w.add("shop", fmt.Sprintf("nightly-%d", i), nil)
 	}
 	message, err := w.ask(NewHistoryREST(w.Config), "data", &v1alpha1.VolumeDeletion{})
-	if err != nil || !strings.Contains(message, "ask again for 7 more") || len(w.observed[0].Spec.Targets) != enginev1alpha1.MaxVolumeDeletionTargets {
+	if err != nil || !strings.Contains(message, "ask again for 7 more") || len(w.observed[0].Spec.Targets) != enginev1alpha1.MaxBackupChangeTargets {
 		t.Errorf("it is answered with %q, %v", message, err)
 	}
 }

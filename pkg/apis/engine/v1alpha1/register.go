@@ -30,6 +30,7 @@ func Resource(resource string) schema.GroupResource {
 func addKnownTypes(scheme *runtime.Scheme) error {
 	scheme.AddKnownTypes(SchemeGroupVersion,
 		&BackupRun{}, &BackupRunList{},
+		&BackupChange{}, &BackupChangeList{},
 		&ExpirationChange{}, &ExpirationChangeList{},
 		&VolumeDeletion{}, &VolumeDeletionList{},
 		&VolumeUpload{}, &VolumeUploadList{},

@@ -40,6 +40,8 @@ func (f *genericInformer) Lister() cache.GenericLister {
 func (f *sharedInformerFactory) ForResource(resource schema.GroupVersionResource) (GenericInformer, error) {
 	switch resource {
 	// Group=engine.holdfast.io, Version=v1alpha1
+	case v1alpha1.SchemeGroupVersion.WithResource("backupchanges"):
+		return &genericInformer{resource: resource.GroupResource(), informer: f.Engine().V1alpha1().BackupChanges().Informer()}, nil
 	case v1alpha1.SchemeGroupVersion.WithResource("backupruns"):
 		return &genericInformer{resource: resource.GroupResource(), informer: f.Engine().V1alpha1().BackupRuns().Informer()}, nil
 	case v1alpha1.SchemeGroupVersion.WithResource("expirationchanges"):

@@ -5,6 +5,14 @@
 
 package v1alpha1
 
+// BackupChangeListerExpansion allows custom methods to be added to
+// BackupChangeLister.
+type BackupChangeListerExpansion interface{}
+
+// BackupChangeNamespaceListerExpansion allows custom methods to be added to
+// BackupChangeNamespaceLister.
+type BackupChangeNamespaceListerExpansion interface{}
+
 // BackupRunListerExpansion allows custom methods to be added to
 // BackupRunLister.
 type BackupRunListerExpansion interface{}

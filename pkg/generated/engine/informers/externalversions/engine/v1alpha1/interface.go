@@ -11,6 +11,8 @@ import (
 
 // Interface provides access to all the informers in this group version.
 type Interface interface {
+	// BackupChanges returns a BackupChangeInformer.
+	BackupChanges() TypedBackupChangeInformer
 	// BackupRuns returns a BackupRunInformer.
 	BackupRuns() TypedBackupRunInformer
 	// ExpirationChanges returns a ExpirationChangeInformer.
@@ -40,6 +42,11 @@ type version struct {
 // New returns a new Interface.
 func New(f internalinterfaces.SharedInformerFactory, namespace string, tweakListOptions internalinterfaces.TweakListOptionsFunc) Interface {
 	return &version{factory: f, namespace: namespace, tweakListOptions: tweakListOptions}
+}
+
+// BackupChanges returns a TypedBackupChangeInformer.
+func (v *version) BackupChanges() TypedBackupChangeInformer {
+	return &backupChangeInformer{factory: v.factory, namespace: v.namespace, tweakListOptions: v.tweakListOptions}
 }
 
 // BackupRuns returns a TypedBackupRunInformer.

@@ -15,6 +15,7 @@ import (
 
 type EngineV1alpha1Interface interface {
 	RESTClient() rest.Interface
+	BackupChangesGetter
 	BackupRunsGetter
 	ExpirationChangesGetter
 	RestoreRunsGetter
@@ -29,6 +30,10 @@ type EngineV1alpha1Interface interface {
 // EngineV1alpha1Client is used to interact with features provided by the engine.holdfast.io group.
 type EngineV1alpha1Client struct {
 	restClient rest.Interface
+}
+
+func (c *EngineV1alpha1Client) BackupChanges(namespace string) BackupChangeInterface {
+	return newBackupChanges(c, namespace)
 }
 
 func (c *EngineV1alpha1Client) BackupRuns(namespace string) BackupRunInterface {

@@ -5,6 +5,8 @@
 
 package v1alpha1
 
+type BackupChangeExpansion interface{}
+
 type BackupRunExpansion interface{}
 
 type ExpirationChangeExpansion interface{}

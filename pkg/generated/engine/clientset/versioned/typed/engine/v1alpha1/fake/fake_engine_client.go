@@ -15,6 +15,10 @@ type FakeEngineV1alpha1 struct {
 	*testing.Fake
 }
 
+func (c *FakeEngineV1alpha1) BackupChanges(namespace string) v1alpha1.BackupChangeInterface {
+	return newFakeBackupChanges(c, namespace)
+}
+
 func (c *FakeEngineV1alpha1) BackupRuns(namespace string) v1alpha1.BackupRunInterface {
 	return newFakeBackupRuns(c, namespace)
 }

@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package volumedeletion
+package backupchange
 
 import (
 	"context"
@@ -89,12 +89,12 @@ func TestLonghornsHalfway(t *testing.T) {
 				}
 			}
 			for _, name := range names {
-				asked.Spec.Targets = append(asked.Spec.Targets, enginev1alpha1.VolumeDeletionTarget{StorageLocation: "longhorns", StoreName: volume, BackupName: name})
+				asked.Spec.Targets = append(asked.Spec.Targets, enginev1alpha1.BackupChangeTarget{StorageLocation: "longhorns", StoreName: volume, BackupName: name})
 			}
 			asked.Spec.History = history
-			_, err := w.Deletions.Update(t.Context(), asked, metav1.UpdateOptions{})
+			_, err := w.Engine.BackupChanges(system).Update(t.Context(), asked, metav1.UpdateOptions{})
 			must(t, err)
-			err = w.sync(t.Context(), asked.Name)
+			err = w.deletions.sync(t.Context(), asked.Name)
 			if wasLost = h.left <= 0; wasLost {
 				// The lock is the last thing to be removed, and expires by itself.
 				if done := w.record(asked.Name).Done(); (err == nil) != done || err != nil && !errors.Is(err, errHalfway) {
@@ -102,7 +102,7 @@ func TestLonghornsHalfway(t *testing.T) {
 				}
 				h.left = 1 << 30
 				if err != nil {
-					err = w.sync(t.Context(), asked.Name)
+					err = w.deletions.sync(t.Context(), asked.Name)
 				}
 			}
 			must(t, err)

@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package volumedeletion
+package backupchange
 
 import (
 	"context"
@@ -20,11 +20,11 @@ type longhornStore interface {
 	io.Closer
 }
 
-func (w *work) refuseLonghorn(target *enginev1alpha1.VolumeDeletionTarget) (why string, err error) {
+func (w *work) refuseLonghorn(target *enginev1alpha1.BackupChangeTarget) (why string, err error) {
 	record, err := w.locations.Get(target.StorageLocation)
 	switch {
 	case apierrors.IsNotFound(err):
-		return string(noLocation(target.StorageLocation)), nil
+		return noLocation(target.StorageLocation).Error(), nil
 	case err != nil:
 		return "", err
 	case !record.Spec.AllowsDeletion():
@@ -39,7 +39,7 @@ func (w *work) deleteLonghorns(ctx context.Context) error {
 	type volume struct{ location, name string }
 	backups := map[volume][]string{}
 	deleted := w.deleted()
-	for i, target := range w.deletion.Spec.Targets {
+	for i, target := range w.change.Spec.Targets {
 		if !deleted[i] || target.BackupName == "" {
 			continue
 		}
@@ -48,7 +48,7 @@ func (w *work) deleteLonghorns(ctx context.Context) error {
 			return err
 		}
 		if why != "" {
-			w.deletion.Status.Refused = append(w.deletion.Status.Refused, enginev1alpha1.VolumeDeletionRefusal{Target: int32(i), Message: why})
+			w.change.Status.Refused = append(w.change.Status.Refused, enginev1alpha1.BackupChangeRefusal{Target: int32(i), Message: why})
 			continue
 		}
 		of := volume{target.StorageLocation, target.StoreName}
@@ -66,13 +66,13 @@ func (w *work) deleteLonghorns(ctx context.Context) error {
 			}
 			defer opened.Close()
 			deleter := deletion.Deleter{Store: opened, Clock: w.Clock}
-			return deleter.Backups(ctx, of.name, names, w.deletion.Spec.History)
+			return deleter.Backups(ctx, of.name, names, w.change.Spec.History)
 		}()
 		if err != nil {
 			return fmt.Errorf("deleting %d of Longhorn's backups of the volume %s in the storage location %s: %w", len(names), of.name, of.location, err)
 		}
 		if result.Kept != "" {
-			w.Events.Eventf(reference(w.deletion), nil, corev1.EventTypeWarning, "DataKept", "Delete", "The data of deleted backups stays in Longhorn's store for now: %.500s", result.Kept)
+			w.event(corev1.EventTypeWarning, "DataKept", "The data of deleted backups stays in Longhorn's store for now: %.500s", result.Kept)
 		}
 	}
 	return nil

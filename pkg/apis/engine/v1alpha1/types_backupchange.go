@@ -1,0 +1,188 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import (
+	"cmp"
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+)
+
+// MaxBackupChangeTargets bounds the volume backups in one record, to fit into etcd.
+const MaxBackupChangeTargets = 5000
+
+// LabelDeletesVolumes is on the records that delete volumes, which may be large: lists of holds
+// leave them out.
+const LabelDeletesVolumes = "engine.holdfast.io/deletes-volumes"
+
+// +genclient
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:path=backupchanges,singular=backupchange,scope=Namespaced
+// +kubebuilder:printcolumn:name="Expiration",type=string,JSONPath=`.spec.expiration`
+// +kubebuilder:printcolumn:name="Hold",type=boolean,JSONPath=`.spec.hold`
+// +kubebuilder:printcolumn:name="Namespace",type=string,JSONPath=`.spec.namespace`
+// +kubebuilder:printcolumn:name="Volume",type=string,JSONPath=`.spec.volume`
+// +kubebuilder:printcolumn:name="Processed",type=integer,JSONPath=`.status.processed`
+// +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.message`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+
+// BackupChange is the record of a request to change stored backups. It counts from when it is
+// recorded. The controller writes the change into the store, beside each backup, and deletes
+// the record some time after that. There are two requests:
+//
+//   - to keep a backup for longer or for less long, or to hold it. The record's name is the
+//     backup's name in the store, and the next request for the backup changes the record.
+//   - to delete backups of one volume. The record has targets, and its spec does not change.
+type BackupChange struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// The request, with earlier ones for the same backup that are not in the store yet.
+	Spec BackupChangeSpec `json:"spec"`
+	// The state of the request.
+	// +optional
+	Status BackupChangeStatus `json:"status,omitempty"`
+}
+
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+// +kubebuilder:object:root=true
+
+// BackupChangeList is a list of BackupChanges.
+type BackupChangeList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []BackupChange `json:"items"`
+}
+
+// BackupChangeSpec is the request.
+type BackupChangeSpec struct {
+	// The user and time of the last request.
+	Ask Ask `json:"ask"`
+
+	// The Backup whose expiration changes.
+	// +optional
+	BackupRef v1alpha1.BackupReference `json:"backupRef,omitzero"`
+	// Uid of the Backup. Another one of its name is not meant.
+	// +optional
+	UID types.UID `json:"uid,omitempty"`
+	// Storage location of the Backup.
+	// +optional
+	StorageLocation string `json:"storageLocation,omitempty"`
+	// The reason.
+	// +optional
+	// +kubebuilder:validation:MaxLength=1024
+	Reason string `json:"reason,omitempty"`
+	// The new expiration. Absent if it does not change.
+	// +optional
+	Expiration *metav1.Time `json:"expiration,omitempty"`
+	// Whether the backup is held. Absent if that does not change.
+	// +optional
+	Hold *bool `json:"hold,omitempty"`
+
+	// Namespace of the deleted volume when it was backed up.
+	// +optional
+	Namespace string `json:"namespace,omitempty"`
+	// Name of the deleted volume there: the claim's name, or pod:POD:VOLUME.
+	// +optional
+	Volume string `json:"volume,omitempty"`
+	// Namespace in which the volume is listed, for events.
+	// +optional
+	ListedIn string `json:"listedIn,omitempty"`
+	// Whether the whole history is deleted.
+	// +optional
+	History bool `json:"history,omitempty"`
+	// The backups to delete the volume from.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=5000
+	Targets []BackupChangeTarget `json:"targets,omitempty"`
+}
+
+// BackupChangeTarget is the volume in one backup.
+type BackupChangeTarget struct {
+	// The backup's storage location.
+	StorageLocation string `json:"storageLocation"`
+	// Name of the backup in the store.
+	StoreName string `json:"storeName"`
+	// Uid of the backup. Another one of its name is not meant.
+	UID types.UID `json:"uid"`
+	// Longhorn's name of the backup, in a store of its format. There storeName is the volume's
+	// name, and uid is empty.
+	// +optional
+	BackupName string `json:"backupName,omitempty"`
+	// Number of earlier volumes of this name in the backup's list.
+	// +optional
+	Repeat int32 `json:"repeat,omitempty"`
+}
+
+// BackupChangeStatus is the state of a request.
+type BackupChangeStatus struct {
+	// The finished generation of the record.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// Number of the change of the expiration in the store; 0 if it could not be made.
+	// +optional
+	Number int64 `json:"number,omitempty"`
+	// How many targets, from the first, are recorded in the store, or can't be.
+	// +optional
+	Processed int32 `json:"processed,omitempty"`
+	// Targets that can't be deleted. They are listed again.
+	// +optional
+	// +listType=atomic
+	Refused []BackupChangeRefusal `json:"refused,omitempty"`
+	// When it was finished, and the removal of the snapshots of deleted volumes requested.
+	// +optional
+	CompletionTimestamp *metav1.Time `json:"completionTimestamp,omitempty"`
+	// Why it was not made, or waits.
+	// +optional
+	Message string `json:"message,omitempty"`
+	// When an ExpirationChange was done, as the previous version wrote it.
+	// +optional
+	Timestamp *metav1.Time `json:"timestamp,omitempty"`
+}
+
+// BackupChangeRefusal is a target that can't be deleted.
+type BackupChangeRefusal struct {
+	// Index in spec.targets.
+	Target int32 `json:"target"`
+	// The reason.
+	Message string `json:"message"`
+}
+
+// Deletes reports whether volumes are deleted. Otherwise the expiration of a backup changes.
+func (c *BackupChange) Deletes() bool { return len(c.Spec.Targets) > 0 }
+
+// Done reports whether the change was made, or can't be.
+func (c *BackupChange) Done() bool {
+	if c.Deletes() {
+		return c.Status.CompletionTimestamp != nil
+	}
+	return c.Status.ObservedGeneration == c.Generation
+}
+
+// Changes reports whether an expiration or a hold changes.
+func (c *BackupChange) Changes() bool { return c.Spec.Expiration != nil || c.Spec.Hold != nil }
+
+// Counts reports whether the change counts for a backup, given the number of its changes known from
+// the store.
+func (c *BackupChange) Counts(backup types.UID, known int64) bool {
+	return c.Changes() && c.Spec.UID == backup && (!c.Done() || c.Status.Number > known)
+}
+
+// DoneAt returns when the change was done; nil if that is unknown.
+func (c *BackupChange) DoneAt() *metav1.Time {
+	return cmp.Or(c.Status.CompletionTimestamp, c.Status.Timestamp)
+}
+
+// At reports whether the change is one of backups in a storage location.
+func (c *BackupChange) At(location string) bool {
+	return c.Spec.StorageLocation == location ||
+		slices.ContainsFunc(c.Spec.Targets, func(target BackupChangeTarget) bool { return target.StorageLocation == location })
+}
