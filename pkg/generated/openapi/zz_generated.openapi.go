@@ -22,6 +22,12 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 	return map[string]common.OpenAPIDefinition{
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.AllowedNamespaces":      schema_pkg_apis_engine_v1alpha1_AllowedNamespaces(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask":                    schema_pkg_apis_engine_v1alpha1_Ask(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupChange":           schema_pkg_apis_engine_v1alpha1_BackupChange(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupChangeList":       schema_pkg_apis_engine_v1alpha1_BackupChangeList(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupChangeRefusal":    schema_pkg_apis_engine_v1alpha1_BackupChangeRefusal(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupChangeSpec":       schema_pkg_apis_engine_v1alpha1_BackupChangeSpec(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupChangeStatus":     schema_pkg_apis_engine_v1alpha1_BackupChangeStatus(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupChangeTarget":     schema_pkg_apis_engine_v1alpha1_BackupChangeTarget(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupRun":              schema_pkg_apis_engine_v1alpha1_BackupRun(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupRunList":          schema_pkg_apis_engine_v1alpha1_BackupRunList(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupRunSpec":          schema_pkg_apis_engine_v1alpha1_BackupRunSpec(ref),
@@ -30,8 +36,6 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Deletion":               schema_pkg_apis_engine_v1alpha1_Deletion(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ExpirationChange":       schema_pkg_apis_engine_v1alpha1_ExpirationChange(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ExpirationChangeList":   schema_pkg_apis_engine_v1alpha1_ExpirationChangeList(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ExpirationChangeSpec":   schema_pkg_apis_engine_v1alpha1_ExpirationChangeSpec(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ExpirationChangeStatus": schema_pkg_apis_engine_v1alpha1_ExpirationChangeStatus(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.FilesystemLocation":     schema_pkg_apis_engine_v1alpha1_FilesystemLocation(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.HookedPod":              schema_pkg_apis_engine_v1alpha1_HookedPod(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.LonghornLocation":       schema_pkg_apis_engine_v1alpha1_LonghornLocation(ref),
@@ -59,10 +63,6 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.UnsettledTimes":         schema_pkg_apis_engine_v1alpha1_UnsettledTimes(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletion":         schema_pkg_apis_engine_v1alpha1_VolumeDeletion(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletionList":     schema_pkg_apis_engine_v1alpha1_VolumeDeletionList(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletionRefusal":  schema_pkg_apis_engine_v1alpha1_VolumeDeletionRefusal(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletionSpec":     schema_pkg_apis_engine_v1alpha1_VolumeDeletionSpec(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletionStatus":   schema_pkg_apis_engine_v1alpha1_VolumeDeletionStatus(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletionTarget":   schema_pkg_apis_engine_v1alpha1_VolumeDeletionTarget(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeProgress":         schema_pkg_apis_engine_v1alpha1_VolumeProgress(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeRepository":       schema_pkg_apis_engine_v1alpha1_VolumeRepository(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeRepositoryList":   schema_pkg_apis_engine_v1alpha1_VolumeRepositoryList(ref),
@@ -302,6 +302,369 @@ func schema_pkg_apis_engine_v1alpha1_Ask(ref common.ReferenceCallback) common.Op
 		},
 		Dependencies: []string{
 			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester", v1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_BackupChange(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BackupChange is the record of a request to change stored backups. It counts from when it is recorded. The controller writes the change into the store, beside each backup, and deletes the record some time after that. There are two requests:\n\n  - to keep a backup for longer or for less long, or to hold it. The record's name is the\n    backup's name in the store, and the next request for the backup changes the record.\n  - to delete backups of one volume. The record has targets, and its spec does not change.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(v1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"spec": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The request, with earlier ones for the same backup that are not in the store yet.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupChangeSpec"),
+						},
+					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The state of the request.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupChangeStatus"),
+						},
+					},
+				},
+				Required: []string{"spec"},
+			},
+		},
+		Dependencies: []string{
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupChangeSpec", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupChangeStatus", v1.ObjectMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_BackupChangeList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BackupChangeList is a list of BackupChanges.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(v1.ListMeta{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						SchemaProps: spec.SchemaProps{
+							Type: []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupChange"),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"items"},
+			},
+		},
+		Dependencies: []string{
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupChange", v1.ListMeta{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_BackupChangeRefusal(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BackupChangeRefusal is a target that can't be deleted.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"target": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Index in spec.targets.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"message": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The reason.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"target", "message"},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_BackupChangeSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BackupChangeSpec is the request.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"ask": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The user and time of the last request.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask"),
+						},
+					},
+					"backupRef": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The Backup whose expiration changes.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.BackupReference{}.OpenAPIModelName()),
+						},
+					},
+					"uid": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Uid of the Backup. Another one of its name is not meant.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"storageLocation": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Storage location of the Backup.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"reason": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The reason.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"expiration": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The new expiration. Absent if it does not change.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"hold": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether the backup is held. Absent if that does not change.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"namespace": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespace of the deleted volume when it was backed up.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"volume": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the deleted volume there: the claim's name, or pod:POD:VOLUME.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"listedIn": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Namespace in which the volume is listed, for events.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"history": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether the whole history is deleted.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"targets": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "The backups to delete the volume from.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupChangeTarget"),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"ask"},
+			},
+		},
+		Dependencies: []string{
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupChangeTarget", v1alpha1.BackupReference{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_BackupChangeStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BackupChangeStatus is the state of a request.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"observedGeneration": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The finished generation of the record.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"number": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Number of the change of the expiration in the store; 0 if it could not be made.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"processed": {
+						SchemaProps: spec.SchemaProps{
+							Description: "How many targets, from the first, are recorded in the store, or can't be.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"refused": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "Targets that can't be deleted. They are listed again.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupChangeRefusal"),
+									},
+								},
+							},
+						},
+					},
+					"completionTimestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When it was finished, and the removal of the snapshots of deleted volumes requested.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"message": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Why it was not made, or waits.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"timestamp": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When an ExpirationChange was done, as the previous version wrote it.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupChangeRefusal", v1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_BackupChangeTarget(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BackupChangeTarget is the volume in one backup.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"storageLocation": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The backup's storage location.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"storeName": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the backup in the store.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"uid": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Uid of the backup. Another one of its name is not meant.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"backupName": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Longhorn's name of the backup, in a store of its format. There storeName is the volume's name, and uid is empty.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"repeat": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Number of earlier volumes of this name in the backup's list.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+				Required: []string{"storageLocation", "storeName", "uid"},
+			},
+		},
 	}
 }
 
@@ -786,7 +1149,7 @@ func schema_pkg_apis_engine_v1alpha1_ExpirationChange(ref common.ReferenceCallba
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "ExpirationChange is the record of a request to change a stored backup's expiration or hold. Its name is the backup's name in the store. The controller writes the change into the store; the record counts until that is read. It is removed some time later.",
+				Description: "ExpirationChange is a BackupChange of an expiration, as the previous version recorded it.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -811,16 +1174,16 @@ func schema_pkg_apis_engine_v1alpha1_ExpirationChange(ref common.ReferenceCallba
 					},
 					"spec": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The last request, and earlier ones that are not in the store yet.",
+							Description: "The request.",
 							Default:     map[string]interface{}{},
-							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ExpirationChangeSpec"),
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupChangeSpec"),
 						},
 					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether it is in the store.",
+							Description: "The state of the request.",
 							Default:     map[string]interface{}{},
-							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ExpirationChangeStatus"),
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupChangeStatus"),
 						},
 					},
 				},
@@ -828,7 +1191,7 @@ func schema_pkg_apis_engine_v1alpha1_ExpirationChange(ref common.ReferenceCallba
 			},
 		},
 		Dependencies: []string{
-			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ExpirationChangeSpec", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ExpirationChangeStatus", v1.ObjectMeta{}.OpenAPIModelName()},
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupChangeSpec", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupChangeStatus", v1.ObjectMeta{}.OpenAPIModelName()},
 	}
 }
 
@@ -877,114 +1240,6 @@ func schema_pkg_apis_engine_v1alpha1_ExpirationChangeList(ref common.ReferenceCa
 		},
 		Dependencies: []string{
 			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ExpirationChange", v1.ListMeta{}.OpenAPIModelName()},
-	}
-}
-
-func schema_pkg_apis_engine_v1alpha1_ExpirationChangeSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
-	return common.OpenAPIDefinition{
-		Schema: spec.Schema{
-			SchemaProps: spec.SchemaProps{
-				Description: "ExpirationChangeSpec is the request.",
-				Type:        []string{"object"},
-				Properties: map[string]spec.Schema{
-					"backupRef": {
-						SchemaProps: spec.SchemaProps{
-							Description: "The Backup.",
-							Default:     map[string]interface{}{},
-							Ref:         ref(v1alpha1.BackupReference{}.OpenAPIModelName()),
-						},
-					},
-					"uid": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Uid of the Backup. Another one of its name is not meant.",
-							Default:     "",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"storageLocation": {
-						SchemaProps: spec.SchemaProps{
-							Description: "The backup's storage location.",
-							Default:     "",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"ask": {
-						SchemaProps: spec.SchemaProps{
-							Description: "The user and time of the last request.",
-							Default:     map[string]interface{}{},
-							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask"),
-						},
-					},
-					"reason": {
-						SchemaProps: spec.SchemaProps{
-							Description: "The reason.",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"expiration": {
-						SchemaProps: spec.SchemaProps{
-							Description: "The new expiration. Absent if it does not change.",
-							Ref:         ref(v1.Time{}.OpenAPIModelName()),
-						},
-					},
-					"hold": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Whether the backup is held. Absent if that does not change.",
-							Type:        []string{"boolean"},
-							Format:      "",
-						},
-					},
-				},
-				Required: []string{"backupRef", "uid", "storageLocation", "ask"},
-			},
-		},
-		Dependencies: []string{
-			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask", v1alpha1.BackupReference{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
-	}
-}
-
-func schema_pkg_apis_engine_v1alpha1_ExpirationChangeStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
-	return common.OpenAPIDefinition{
-		Schema: spec.Schema{
-			SchemaProps: spec.SchemaProps{
-				Description: "ExpirationChangeStatus is the result of the request.",
-				Type:        []string{"object"},
-				Properties: map[string]spec.Schema{
-					"observedGeneration": {
-						SchemaProps: spec.SchemaProps{
-							Description: "The finished generation of the record.",
-							Type:        []string{"integer"},
-							Format:      "int64",
-						},
-					},
-					"number": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Number of the change in the store; 0 if it could not be made.",
-							Type:        []string{"integer"},
-							Format:      "int64",
-						},
-					},
-					"timestamp": {
-						SchemaProps: spec.SchemaProps{
-							Description: "When it was finished.",
-							Ref:         ref(v1.Time{}.OpenAPIModelName()),
-						},
-					},
-					"message": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Why it was not made, or waits.",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-				},
-			},
-		},
-		Dependencies: []string{
-			v1.Time{}.OpenAPIModelName()},
 	}
 }
 
@@ -2531,7 +2786,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeDeletion(ref common.ReferenceCallback
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "VolumeDeletion is the record of a request to delete one or all backups of a volume. They are not listed from then on. The controller records that in the store, beside each backup, and has the snapshots removed. The record is removed some time later.",
+				Description: "VolumeDeletion is a BackupChange that deletes volumes, as the previous version recorded it.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -2556,16 +2811,16 @@ func schema_pkg_apis_engine_v1alpha1_VolumeDeletion(ref common.ReferenceCallback
 					},
 					"spec": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The request. It does not change.",
+							Description: "The request.",
 							Default:     map[string]interface{}{},
-							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletionSpec"),
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupChangeSpec"),
 						},
 					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The state of the deletion.",
+							Description: "The state of the request.",
 							Default:     map[string]interface{}{},
-							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletionStatus"),
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupChangeStatus"),
 						},
 					},
 				},
@@ -2573,7 +2828,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeDeletion(ref common.ReferenceCallback
 			},
 		},
 		Dependencies: []string{
-			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletionSpec", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletionStatus", v1.ObjectMeta{}.OpenAPIModelName()},
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupChangeSpec", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupChangeStatus", v1.ObjectMeta{}.OpenAPIModelName()},
 	}
 }
 
@@ -2622,212 +2877,6 @@ func schema_pkg_apis_engine_v1alpha1_VolumeDeletionList(ref common.ReferenceCall
 		},
 		Dependencies: []string{
 			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletion", v1.ListMeta{}.OpenAPIModelName()},
-	}
-}
-
-func schema_pkg_apis_engine_v1alpha1_VolumeDeletionRefusal(ref common.ReferenceCallback) common.OpenAPIDefinition {
-	return common.OpenAPIDefinition{
-		Schema: spec.Schema{
-			SchemaProps: spec.SchemaProps{
-				Description: "VolumeDeletionRefusal is a target that can't be deleted.",
-				Type:        []string{"object"},
-				Properties: map[string]spec.Schema{
-					"target": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Index in spec.targets.",
-							Default:     0,
-							Type:        []string{"integer"},
-							Format:      "int32",
-						},
-					},
-					"message": {
-						SchemaProps: spec.SchemaProps{
-							Description: "The reason.",
-							Default:     "",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-				},
-				Required: []string{"target", "message"},
-			},
-		},
-	}
-}
-
-func schema_pkg_apis_engine_v1alpha1_VolumeDeletionSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
-	return common.OpenAPIDefinition{
-		Schema: spec.Schema{
-			SchemaProps: spec.SchemaProps{
-				Description: "VolumeDeletionSpec is the request.",
-				Type:        []string{"object"},
-				Properties: map[string]spec.Schema{
-					"ask": {
-						SchemaProps: spec.SchemaProps{
-							Description: "The user and time of the request.",
-							Default:     map[string]interface{}{},
-							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask"),
-						},
-					},
-					"namespace": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Namespace of the volume when it was backed up.",
-							Default:     "",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"volume": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Name of the volume there: the claim's name, or pod:POD:VOLUME.",
-							Default:     "",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"listedIn": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Namespace in which the volume is listed, for events.",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"history": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Whether the whole history is deleted.",
-							Type:        []string{"boolean"},
-							Format:      "",
-						},
-					},
-					"targets": {
-						VendorExtensible: spec.VendorExtensible{
-							Extensions: spec.Extensions{
-								"x-kubernetes-list-type": "atomic",
-							},
-						},
-						SchemaProps: spec.SchemaProps{
-							Description: "The backups to delete the volume from.",
-							Type:        []string{"array"},
-							Items: &spec.SchemaOrArray{
-								Schema: &spec.Schema{
-									SchemaProps: spec.SchemaProps{
-										Ref: ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletionTarget"),
-									},
-								},
-							},
-						},
-					},
-				},
-				Required: []string{"ask", "namespace", "volume", "targets"},
-			},
-		},
-		Dependencies: []string{
-			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletionTarget"},
-	}
-}
-
-func schema_pkg_apis_engine_v1alpha1_VolumeDeletionStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
-	return common.OpenAPIDefinition{
-		Schema: spec.Schema{
-			SchemaProps: spec.SchemaProps{
-				Description: "VolumeDeletionStatus is the state of a deletion.",
-				Type:        []string{"object"},
-				Properties: map[string]spec.Schema{
-					"processed": {
-						SchemaProps: spec.SchemaProps{
-							Description: "How many targets, from the first, are recorded in the store, or can't be.",
-							Type:        []string{"integer"},
-							Format:      "int32",
-						},
-					},
-					"refused": {
-						VendorExtensible: spec.VendorExtensible{
-							Extensions: spec.Extensions{
-								"x-kubernetes-list-type": "atomic",
-							},
-						},
-						SchemaProps: spec.SchemaProps{
-							Description: "Targets that can't be deleted. They are listed again.",
-							Type:        []string{"array"},
-							Items: &spec.SchemaOrArray{
-								Schema: &spec.Schema{
-									SchemaProps: spec.SchemaProps{
-										Ref: ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletionRefusal"),
-									},
-								},
-							},
-						},
-					},
-					"completionTimestamp": {
-						SchemaProps: spec.SchemaProps{
-							Description: "When all was recorded in the store, and the removal of the snapshots requested.",
-							Ref:         ref(v1.Time{}.OpenAPIModelName()),
-						},
-					},
-					"message": {
-						SchemaProps: spec.SchemaProps{
-							Description: "The reason for waiting.",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-				},
-			},
-		},
-		Dependencies: []string{
-			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletionRefusal", v1.Time{}.OpenAPIModelName()},
-	}
-}
-
-func schema_pkg_apis_engine_v1alpha1_VolumeDeletionTarget(ref common.ReferenceCallback) common.OpenAPIDefinition {
-	return common.OpenAPIDefinition{
-		Schema: spec.Schema{
-			SchemaProps: spec.SchemaProps{
-				Description: "VolumeDeletionTarget is the volume in one backup.",
-				Type:        []string{"object"},
-				Properties: map[string]spec.Schema{
-					"storageLocation": {
-						SchemaProps: spec.SchemaProps{
-							Description: "The backup's storage location.",
-							Default:     "",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"storeName": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Name of the backup in the store.",
-							Default:     "",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"uid": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Uid of the backup. Another one of its name is not meant.",
-							Default:     "",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"backupName": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Longhorn's name of the backup, in a store of its format. There storeName is the volume's name, and uid is empty.",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"repeat": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Number of earlier volumes of this name in the backup's list.",
-							Type:        []string{"integer"},
-							Format:      "int32",
-						},
-					},
-				},
-				Required: []string{"storageLocation", "storeName", "uid"},
-			},
-		},
 	}
 }
 
