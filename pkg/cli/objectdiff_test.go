@@ -5,7 +5,6 @@ package cli
 
 import (
 	"bytes"
-	"flag"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,8 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 )
-
-var update = flag.Bool("update", false, "rewrite the golden files in testdata")
 
 // TestObjectDiff compares the differences of pairs of objects with golden files. No value of a Secret is
 // printed, not even the copy in an annotation.

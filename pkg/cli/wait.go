@@ -21,7 +21,7 @@ import (
 	watchtools "k8s.io/client-go/tools/watch"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	v1alpha1client "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned/typed/holdfast/v1alpha1"
+	holdfastclient "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned/typed/holdfast/v1alpha1"
 )
 
 const plainInterval = 10 * time.Second
@@ -181,22 +181,22 @@ type object interface {
 type kind[T object, L runtime.Object] struct {
 	name, singular string
 	empty          T
-	client         func(of v1alpha1client.HoldfastV1alpha1Interface, namespace string) client[T, L]
+	client         func(of holdfastclient.HoldfastV1alpha1Interface, namespace string) client[T, L]
 	// progress is nil if such objects are not awaited.
 	progress func(T) progress
 }
 
 var (
 	ofBackup = kind[*v1alpha1.Backup, *v1alpha1.BackupList]{"Backup", "backup", &v1alpha1.Backup{},
-		func(of v1alpha1client.HoldfastV1alpha1Interface, namespace string) client[*v1alpha1.Backup, *v1alpha1.BackupList] {
+		func(of holdfastclient.HoldfastV1alpha1Interface, namespace string) client[*v1alpha1.Backup, *v1alpha1.BackupList] {
 			return of.Backups(namespace)
 		}, backupProgress}
 	ofRestore = kind[*v1alpha1.Restore, *v1alpha1.RestoreList]{"Restore", "restore", &v1alpha1.Restore{},
-		func(of v1alpha1client.HoldfastV1alpha1Interface, namespace string) client[*v1alpha1.Restore, *v1alpha1.RestoreList] {
+		func(of holdfastclient.HoldfastV1alpha1Interface, namespace string) client[*v1alpha1.Restore, *v1alpha1.RestoreList] {
 			return of.Restores(namespace)
 		}, restoreProgress}
 	ofSchedule = kind[*v1alpha1.Schedule, *v1alpha1.ScheduleList]{"Schedule", "schedule", &v1alpha1.Schedule{},
-		func(of v1alpha1client.HoldfastV1alpha1Interface, namespace string) client[*v1alpha1.Schedule, *v1alpha1.ScheduleList] {
+		func(of holdfastclient.HoldfastV1alpha1Interface, namespace string) client[*v1alpha1.Schedule, *v1alpha1.ScheduleList] {
 			return of.Schedules(namespace)
 		}, nil}
 )
