@@ -148,6 +148,7 @@ var peopleRoles = []struct {
 		{v1alpha1.GroupName, []string{"get", "list", "watch"}, []string{"backups", "backupqueues", "backupvolumes", "restores", "schedules"}},
 		{v1alpha1.GroupName, []string{"get", "list"}, []string{"volumebackups"}},
 		{v1alpha1.GroupName, []string{"list"}, []string{"backupobjects"}},
+		{v1alpha1.GroupName, []string{"get", "list"}, []string{"protections"}},
 		{v1alpha1.GroupName, []string{"get"}, []string{"backups/log", "backups/results", "backups/manifest", "backups/objects", "restores/log", "restores/results"}},
 	}},
 	{"holdfast-edit", "edit", []rule{
