@@ -71,7 +71,7 @@ func paragraphs(comment string) []string {
 		case start != "":
 			end()
 			current = line[len(start):]
-		case strings.HasPrefix(line, "\t"), strings.HasPrefix(line, "#"):
+		case strings.HasPrefix(line, "\t"), strings.HasPrefix(line, "#"), strings.HasPrefix(line, "+"): // code, or a marker
 			end()
 		default:
 			current = strings.TrimSpace(current + " " + strings.TrimSpace(line))
