@@ -37,7 +37,7 @@ var expositions = []string{"../../pkg/controllers/backupqueue/metrics_test.go", 
 	"../../pkg/controllers/repository/keybackup_test.go",
 	"../../pkg/catalog/refresh/metrics_test.go", "../../pkg/controllers/storagelocation/identify_test.go",
 	"../../pkg/apiserver/metrics_test.go", "../../pkg/controllers/backuprun/metrics_test.go", "../../pkg/controllers/restorerun/metrics_test.go",
-	"../../pkg/lease/agent_test.go", "../../pkg/registry/protection/metrics_test.go", "testdata/kube-apiserver.txt"}
+	"../../pkg/lease/metrics_test.go", "../../pkg/registry/protection/metrics_test.go", "testdata/kube-apiserver.txt"}
 
 // scrape is what a target serves, minute by minute, in the notation of promtool. Keys
 // are a state, a reason, or what follows holdfast_queue_; what is not named is 0. The
