@@ -45,6 +45,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/runlog"
 	"github.com/holdfast-io/holdfast/pkg/runlog/remote"
 	"github.com/holdfast-io/holdfast/pkg/serving"
+	"github.com/holdfast-io/holdfast/pkg/volumefiles"
+	"github.com/holdfast-io/holdfast/pkg/volumefiles/reader"
 )
 
 type clientOptions struct {
@@ -151,7 +153,7 @@ func newControllerCommand() *cobra.Command {
 	options.maintenance.addFlags(flags)
 	options.expiry.addFlags(flags)
 	options.serving.AddFlags(flags)
-	flags.IPVar(&options.advertise, "advertise-address", nil, "Address at which the API server reads the logs of running backups and restores from this process: the pod's own. If empty, only stored logs are shown.")
+	flags.IPVar(&options.advertise, "advertise-address", nil, "Address at which the API server reads the logs of running backups and restores, and the files of volume backups, from this process: the pod's own. If empty, only stored logs are shown, and no files.")
 	flags.IntVar(&options.limits[queue.Backup], "concurrent-backups", options.limits[queue.Backup], "Maximum number of concurrent backups. Overlapping backups never run at once.")
 	flags.IntVar(&options.limits[queue.Restore], "concurrent-restores", options.limits[queue.Restore], "Maximum number of concurrent restores, besides backups. A restore never runs with a backup or another restore of the namespaces that it writes to.")
 	flags.DurationVar(&options.runRetention, "run-retention", options.runRetention, "Time that the record of a backup is kept after its result is stored.")
@@ -230,6 +232,8 @@ func (o *controllerOptions) run(ctx context.Context) error {
 	o.serving.AddRoute(serving.Route{Prefix: remote.Prefix, Certificate: shown.Certificate, Key: shown.Key, Handler: shown})
 	planned := plans.NewServer(shown.MayAsk)
 	o.serving.AddRoute(serving.Route{Prefix: plans.Prefix, Certificate: shown.Certificate, Key: shown.Key, Handler: planned})
+	files := &reader.Server{MayAsk: shown.MayAsk, SystemNamespace: o.client.namespace}
+	o.serving.AddRoute(serving.Route{Prefix: volumefiles.Path, Certificate: shown.Certificate, Key: shown.Key, Handler: files})
 	stopped, err := o.serving.Start(ctx, o.client.kubeconfig)
 	if err != nil {
 		return err
@@ -253,16 +257,16 @@ func (o *controllerOptions) run(ctx context.Context) error {
 			address := net.JoinHostPort(o.advertise.String(), strconv.Itoa(o.serving.Port()))
 			publishing.Go(func() { shown.Publish(ctx, kube.CoreV1().Secrets(o.client.namespace), address, leads) })
 		}
-		return o.work(ctx, config, identity, leads, logs, planned)
+		return o.work(ctx, config, identity, leads, logs, planned, files)
 	})
 }
 
 // work runs the controllers until ctx ends, and returns when all have stopped. lease.Fence stops
 // requests of a process that wakes up after another took over.
-func (o *controllerOptions) work(ctx context.Context, config *rest.Config, identity string, leads func(context.Context) error, logs *runlog.Logs, planned *plans.Server) error {
+func (o *controllerOptions) work(ctx context.Context, config *rest.Config, identity string, leads func(context.Context) error, logs *runlog.Logs, planned *plans.Server, files *reader.Server) error {
 	config = rest.CopyConfig(config)
 	config.Wrap(lease.Fence)
-	c, err := o.newControllerContext(ctx, config, identity, leads, logs, planned)
+	c, err := o.newControllerContext(ctx, config, identity, leads, logs, planned, files)
 	if err != nil {
 		return err
 	}

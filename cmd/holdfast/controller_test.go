@@ -20,6 +20,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/plans"
 	"github.com/holdfast-io/holdfast/pkg/runlog"
+	"github.com/holdfast-io/holdfast/pkg/volumefiles/reader"
 )
 
 // sleeper is the clock of a process that may have been paused, and has not noticed: no timer
@@ -57,7 +58,7 @@ func TestAPausedControllerSendsNothing(t *testing.T) {
 	err := lease.Lead(t.Context(), leases, "this process", clock, func(ctx context.Context) error {
 		work := func() (requests int, err error) {
 			network := &sent{}
-			err = options.work(ctx, &rest.Config{Host: "https://cluster.invalid", Transport: network}, "this process", nil, &runlog.Logs{}, plans.NewServer(nil))
+			err = options.work(ctx, &rest.Config{Host: "https://cluster.invalid", Transport: network}, "this process", nil, &runlog.Logs{}, plans.NewServer(nil), &reader.Server{})
 			return network.requests, err
 		}
 		if requests, err := work(); err == nil || requests == 0 {

@@ -45,6 +45,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/restore/volumes"
 	"github.com/holdfast-io/holdfast/pkg/runlog"
+	"github.com/holdfast-io/holdfast/pkg/volumefiles/reader"
 )
 
 // controllers are made in this order: later ones may use earlier ones. All run at once.
@@ -61,6 +62,7 @@ var controllers = []struct {
 	{"backupchange", newBackupChange},
 	{"restorevolumes", newRestoreVolumes},
 	{"restorerun", newRestoreRun},
+	{"volumefiles", newVolumeFiles},
 	{"backupdeletion", newBackupDeletion},
 	{"leftovers", newLeftovers},
 	{"expiry", newExpiry},
@@ -76,6 +78,7 @@ type controllerContext struct {
 	leads    func(context.Context) error
 	logs     *runlog.Logs
 	plans    *plans.Server
+	files    *reader.Server
 
 	kube   kubernetes.Interface
 	engine engineclient.EngineV1alpha1Interface
@@ -102,6 +105,7 @@ type controllerContext struct {
 	repositories *repository.Controller
 	runs         *backuprun.Controller
 	restores     *restorerun.Controller
+	restoring    *restorerun.Executor
 	volumes      *volumes.Volumes
 }
 
@@ -117,7 +121,7 @@ type metadataInformers struct {
 func (f metadataInformers) StartWithContext(ctx context.Context) { f.Start(ctx.Done()) }
 
 // newControllerContext connects to the cluster. The caller ends the events.
-func (o *controllerOptions) newControllerContext(ctx context.Context, config *rest.Config, identity string, leads func(context.Context) error, logs *runlog.Logs, planned *plans.Server) (*controllerContext, error) {
+func (o *controllerOptions) newControllerContext(ctx context.Context, config *rest.Config, identity string, leads func(context.Context) error, logs *runlog.Logs, planned *plans.Server, files *reader.Server) (*controllerContext, error) {
 	kube, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, err
@@ -137,7 +141,7 @@ func (o *controllerOptions) newControllerContext(ctx context.Context, config *re
 		return nil, err
 	}
 	c := &controllerContext{
-		controllerOptions: o, config: config, identity: identity, leads: leads, logs: logs, plans: planned,
+		controllerOptions: o, config: config, identity: identity, leads: leads, logs: logs, plans: planned, files: files,
 		kube: kube, engine: engine.EngineV1alpha1(), client: client, served: served,
 		configMaps:  kube.CoreV1().ConfigMaps(o.client.namespace),
 		credentials: kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(o.client.namespace)),

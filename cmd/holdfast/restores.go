@@ -15,7 +15,7 @@ import (
 )
 
 func newRestoreRun(ctx context.Context, c *controllerContext) (run func(context.Context), err error) {
-	executor := &restorerun.Executor{
+	c.restoring = &restorerun.Executor{
 		Config:    c.config,
 		Kube:      c.kube,
 		Client:    c.client,
@@ -34,7 +34,7 @@ func newRestoreRun(ctx context.Context, c *controllerContext) (run func(context.
 
 		Successions: clusteridentity.NewSuccessions(c.configMaps),
 	}
-	c.plans.LeadRestores(ctx, executor.Plan)
+	c.plans.LeadRestores(ctx, c.restoring.Plan)
 	c.restores, err = restorerun.New(restorerun.Config{
 		Namespace:    c.system(),
 		Workers:      c.limits[queue.Restore] + queue.PlanSlots,
@@ -43,7 +43,7 @@ func newRestoreRun(ctx context.Context, c *controllerContext) (run func(context.
 		Queue:        c.queue,
 		Engine:       c.engine,
 		ConfigMaps:   c.configMaps,
-		Executor:     executor,
+		Executor:     c.restoring,
 		HoldLocation: c.holdLocation,
 		Events:       c.events,
 		Clock:        clock.RealClock{},

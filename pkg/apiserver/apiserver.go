@@ -65,7 +65,7 @@ var definitions = []interface {
 
 // streams are the subresources with long answers: see package streamed, and the watches of the node
 // agents.
-var streams = []string{"log", "manifest", "plan", "proxy", "results"}
+var streams = []string{"content", "files", "log", "manifest", "plan", "proxy", "results"}
 
 // withoutProtobuf offers a serializer's media types except protobuf: the types have no such form,
 // and a client that prefers it would be refused.

@@ -45,6 +45,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/volumebackup"
 	"github.com/holdfast-io/holdfast/pkg/registry/volumedeletion"
 	"github.com/holdfast-io/holdfast/pkg/runlog/remote"
+	"github.com/holdfast-io/holdfast/pkg/volumefiles"
 )
 
 // parts are made in this order: a later one may use an earlier one.
@@ -269,6 +270,12 @@ func newVolumes(s *serverContext) (err error) {
 	s.storage["backupvolumes/deletion"] = volumedeletion.NewHistoryREST(deletions)
 	s.storage["volumebackups"] = volumeBackups
 	s.storage["volumebackups/deletion"] = volumedeletion.NewREST(deletions, volumeBackups)
+	files := volumebackup.Files{
+		Streams: s.streams, VolumeBackups: volumeBackups, Reader: &volumefiles.Client{Remote: s.runlogs},
+		Row: s.projector.VolumeBackups.Row,
+	}
+	s.storage["volumebackups/content"] = files.Content()
+	s.storage["volumebackups/files"] = files.List()
 	return nil
 }
 

@@ -244,6 +244,16 @@ func (r Row) OfVolume() VolumeRows { return VolumeRows{r.volume} }
 // Version returns the version at which it was listed.
 func (r Row) Version() uint64 { return max(r.held().version, r.floor) }
 
+// InBackup identifies the stored backup, and the volume in it.
+func (r Row) InBackup() VolumeInBackup {
+	h := r.held()
+	of := BackupID{Location: h.location, StoreName: h.storeName}
+	if h.backup != nil {
+		of.UID = h.backup.UID
+	}
+	return VolumeInBackup{Backup: of, Volume: r.row().id(), BackupName: r.row().backupName()}
+}
+
 // Object returns the VolumeBackup.
 func (r Row) Object() *v1alpha1.VolumeBackup {
 	return r.held().volumeBackup(r.row(), r.volume.name, r.named)

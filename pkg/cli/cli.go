@@ -104,7 +104,7 @@ func New(version string, streams genericiooptions.IOStreams) *cobra.Command {
 	command.SetErr(streams.ErrOut)
 	command.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitError{ExitUsage, err} })
 	t.flags.AddFlags(command.PersistentFlags())
-	command.AddCommand(t.backupCommand(), t.restoreCommand(), t.scheduleCommand(), t.queueCommand(), t.findCommand(), t.historyCommand(), t.protectionCommand(), t.volumesCommand(), t.topCommand(), t.statusCommand(), t.doctorCommand(), t.versionCommand())
+	command.AddCommand(t.backupCommand(), t.restoreCommand(), t.scheduleCommand(), t.filesCommand(), t.queueCommand(), t.findCommand(), t.historyCommand(), t.protectionCommand(), t.volumesCommand(), t.topCommand(), t.statusCommand(), t.doctorCommand(), t.versionCommand())
 	_ = command.RegisterFlagCompletionFunc("namespace", cobra.NoFileCompletions)
 	return command
 }
@@ -120,6 +120,7 @@ func (t *tool) client() (holdfastclientset.Interface, string, error) {
 	if err != nil {
 		return nil, "", err
 	}
+	config.QPS = -1 // the server's priority and fairness limits requests
 	client, err := holdfastclientset.NewForConfig(config)
 	if err != nil {
 		return nil, "", err

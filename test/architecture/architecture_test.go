@@ -94,7 +94,7 @@ var rules = []rule{
 		of:        []string{"pkg/controllers"},
 		except:    []string{"pkg/controllers/repository", "pkg/controllers/volumework"},
 		forbidden: []string{"pkg/repository", "pkg/datapath"},
-		why:       "repositories are opened by who creates them, the agents, and the Jobs that maintain them, so that whoever runs backups and deletes them needs no memory for their indexes",
+		why:       "repositories are opened by who creates them, the agents, the Jobs that maintain them, and pkg/volumefiles/reader within its own bounds, so that whoever runs backups and deletes them needs no memory for their indexes",
 	},
 	{
 		of:        []string{"pkg/catalog/refresh", "pkg/catalog/index"},

@@ -72,7 +72,9 @@ func TestDiscovery(t *testing.T) {
 		"schedules/trigger schedule ScheduleTrigger [] namespaced=true [create] []",
 		"syncrequests syncrequest SyncRequest [] namespaced=true [create] []",
 		"volumebackups volumebackup VolumeBackup [hfvb] namespaced=true [get list] [holdfast]",
+		"volumebackups/content volumebackup VolumeBackup [] namespaced=true [get] []",
 		"volumebackups/deletion volumebackup VolumeDeletion [] namespaced=true [create] []",
+		"volumebackups/files volumebackup VolumeBackup [] namespaced=true [get] []",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("discovery (-want +got):\n%s", diff)

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -46,7 +47,10 @@ func TestTenantsAreToldNothingForeign(t *testing.T) {
 	streams := map[string][]*labtest.Stream{}
 	for user, namespace := range namespaces {
 		lab.Grant(t, user, "edit", namespace)
-		lab.PodWithClaim(t, namespace, labtest.Node)
+		_, folder := lab.PodWithClaim(t, namespace, labtest.Node)
+		if err := os.WriteFile(filepath.Join(folder, "notes"), []byte("the notes of "+user), 0o600); err != nil {
+			t.Fatal(err)
+		}
 		for _, resource := range group.APIResources {
 			if resource.Namespaced && slices.Contains(resource.Verbs, "watch") {
 				for _, accept := range []string{"", asTable} {
@@ -162,9 +166,44 @@ func TestTenantsAreToldNothingForeign(t *testing.T) {
 	}
 	lab.AwaitRunGone(t, ruin+"."+spoilt)
 
+	filesOf := func(user, namespace string) {
+		t.Helper()
+		list, err := as(t, user).HoldfastV1alpha1().VolumeBackups(namespace).List(t.Context(), metav1.ListOptions{})
+		if err != nil || len(list.Items) != 2 {
+			t.Errorf("%s sees %d volume backups, %v", user, len(list.Items), err)
+			return
+		}
+		for _, item := range list.Items {
+			for path, code := range map[string]int{
+				filePath(namespace, item.Name, "files", "/"):             http.StatusOK,
+				filePath(namespace, item.Name, "files", "/absent"):       http.StatusNotFound,
+				filePath(namespace, item.Name, "content", "/notes"):      http.StatusOK,
+				filePath(namespace, item.Name, "content", "/"):           http.StatusBadRequest,
+				filePath(labtest.System, item.Name, "content", "/notes"): http.StatusForbidden,
+			} {
+				answer := lab.RequestAs(t, user, http.MethodGet, path, "")
+				if answer.Code != code {
+					t.Errorf("%s as %s: %d: %s", path, user, answer.Code, answer.Body)
+				}
+				clean(user, "the answer to "+path, fmt.Sprintf("%v %s", answer.Header, answer.Body))
+			}
+			for other, of := range namespaces {
+				if other == user {
+					continue
+				}
+				for _, subresource := range []string{"files", "content"} {
+					path := filePath(of, item.Name, subresource, "/notes")
+					if answer := lab.RequestAs(t, user, http.MethodGet, path, ""); answer.Code != http.StatusForbidden {
+						t.Errorf("%s as %s: %d: %s", path, user, answer.Code, answer.Body)
+					}
+				}
+			}
+		}
+	}
 	everything := func() {
 		t.Helper()
 		for user, namespace := range namespaces {
+			filesOf(user, namespace)
 			in := api + "/namespaces/" + namespace + "/"
 			for _, resource := range group.APIResources {
 				of, subresource, _ := strings.Cut(resource.Name, "/")

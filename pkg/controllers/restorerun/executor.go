@@ -237,7 +237,11 @@ func (e *Executor) prepare(ctx context.Context, run *enginev1alpha1.RestoreRun) 
 	}
 	if run.Spec.RestoreRef.Namespace != e.Namespace {
 		deps.Continues = func(ctx context.Context, namespace string, uid types.UID) (bool, error) {
-			return e.continues(ctx, run, backup.Metadata.Status.Origin, namespace, uid)
+			record, err := e.location(run)
+			if err != nil {
+				return false, err
+			}
+			return e.Continues(ctx, record, backup.Metadata.Status.Origin, namespace, uid)
 		}
 	}
 	if e.handsOver(run, backup.Metadata.Status.Origin) {
@@ -363,14 +367,10 @@ func (e *Executor) vouched(run *enginev1alpha1.RestoreRun, origin *v1alpha1.Back
 	return grants(record, origin, namespace, namespace == e.Namespace), nil
 }
 
-// continues reports whether a backup's namespace has the history of the present one of its name.
+// Continues reports whether a backup's namespace has the history of the present one of its name.
 // That is so if they are the same, if this one continues it, or if the location trusts the backup's
 // cluster with it.
-func (e *Executor) continues(ctx context.Context, run *enginev1alpha1.RestoreRun, origin *v1alpha1.BackupOrigin, namespace string, uid types.UID) (bool, error) {
-	record, err := e.location(run)
-	if err != nil {
-		return false, err
-	}
+func (e *Executor) Continues(ctx context.Context, record *enginev1alpha1.StorageLocation, origin *v1alpha1.BackupOrigin, namespace string, uid types.UID) (bool, error) {
 	if grants(record, origin, namespace, false) {
 		return true, nil
 	}

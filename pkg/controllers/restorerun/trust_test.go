@@ -137,27 +137,20 @@ func TestTrust(t *testing.T) {
 // TestNamespacesOfTheBackup: a right in a namespace that was made anew is none to what the one before
 // it held, unless it continues that, or the location trusts the backup's cluster with it.
 func TestNamespacesOfTheBackup(t *testing.T) {
-	locations := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
-	if err := locations.Add(&enginev1alpha1.StorageLocation{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast", Name: "default"},
+	record := &enginev1alpha1.StorageLocation{
 		Spec: enginev1alpha1.StorageLocationSpec{TrustedClusters: []enginev1alpha1.TrustedCluster{
 			{UID: "other", PublicKey: "trusted", Namespaces: []string{"shop"}}, {UID: "us", PublicKey: "ours", Namespaces: []string{"given"}},
 		}},
-	}); err != nil {
-		t.Fatal(err)
 	}
 	namespace := func(name string, uid types.UID) *corev1.Namespace {
 		return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, UID: uid}}
 	}
 	e := &Executor{
 		Namespace: "holdfast", Cluster: format.Cluster{UID: "us"}, Keys: []string{"ours"},
-		Locations: enginelisters.NewStorageLocationLister(locations).StorageLocations("holdfast"),
 		Kube: kubefake.NewClientset(namespace("shop", "shop-2"), namespace("blog", "blog-2"), namespace("given", "given-2"), &corev1.ConfigMap{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast", Name: clusterid.Name}, Data: map[string]string{clusterid.SuccessionsKey: "blog blog-1 blog-2\n"},
 		}),
 	}
-	run := &enginev1alpha1.RestoreRun{}
-	run.Spec.Backup.StorageLocation = "default"
 	for _, c := range []struct {
 		key, cluster, namespace string
 		uid                     types.UID
@@ -173,7 +166,7 @@ func TestNamespacesOfTheBackup(t *testing.T) {
 		{"trusted", "other", "shop", "of-theirs", true},
 		{"trusted", "other", "blog", "blog-2", false},
 	} {
-		got, err := e.continues(t.Context(), run, &v1alpha1.BackupOrigin{PublicKey: c.key, ClusterUID: c.cluster}, c.namespace, c.uid)
+		got, err := e.Continues(t.Context(), record, &v1alpha1.BackupOrigin{PublicKey: c.key, ClusterUID: c.cluster}, c.namespace, c.uid)
 		if err != nil || got != c.want {
 			t.Errorf("%+v: %t, %v", c, got, err)
 		}

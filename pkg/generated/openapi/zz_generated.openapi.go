@@ -171,6 +171,8 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.VolumeCounts{}.OpenAPIModelName():                                        schema_pkg_apis_holdfast_v1alpha1_VolumeCounts(ref),
 		v1alpha1.VolumeDeletion{}.OpenAPIModelName():                                      schema_pkg_apis_holdfast_v1alpha1_VolumeDeletion(ref),
 		v1alpha1.VolumeDeletionPreconditions{}.OpenAPIModelName():                         schema_pkg_apis_holdfast_v1alpha1_VolumeDeletionPreconditions(ref),
+		v1alpha1.VolumeFile{}.OpenAPIModelName():                                          schema_pkg_apis_holdfast_v1alpha1_VolumeFile(ref),
+		v1alpha1.VolumeFileList{}.OpenAPIModelName():                                      schema_pkg_apis_holdfast_v1alpha1_VolumeFileList(ref),
 		resource.Quantity{}.OpenAPIModelName():                                            schema_apimachinery_pkg_api_resource_Quantity(ref),
 		v1.APIGroup{}.OpenAPIModelName():                                                  schema_pkg_apis_meta_v1_APIGroup(ref),
 		v1.APIGroupList{}.OpenAPIModelName():                                              schema_pkg_apis_meta_v1_APIGroupList(ref),
@@ -9754,6 +9756,153 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeDeletionPreconditions(ref common.Re
 				},
 			},
 		},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_VolumeFile(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "VolumeFile is a file, folder or link in a volume backup.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name in its folder. It is / for the root of the volume.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"type": {
+						SchemaProps: spec.SchemaProps{
+							Description: "File, Folder, Link or Other.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"sizeBytes": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Size in bytes. For a folder, the size of all files below it.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"files": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Number of files below the folder.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"mode": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Mode in octal, with the bits for setuid, setgid and sticky, as 0644 or 2775.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"modificationTime": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Time of the last modification, with all of its nanoseconds.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"userID": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Number of the owner.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"groupID": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Number of the owning group.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+				},
+				Required: []string{"name", "type", "sizeBytes", "mode", "modificationTime", "userID", "groupID"},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_holdfast_v1alpha1_VolumeFileList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "VolumeFileList is the answer of volumebackups/files: a file of a volume backup and, if it is a folder, a page of what is in it.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"path": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Path from the root of the volume.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"file": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The file at the path.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1alpha1.VolumeFile{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "What is in the folder: folders first, each by name.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.VolumeFile{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"continue": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Parameter continue of the request for the next page. It is empty for the last page.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"path", "file"},
+			},
+		},
+		Dependencies: []string{
+			v1alpha1.VolumeFile{}.OpenAPIModelName()},
 	}
 }
 

@@ -7,8 +7,9 @@
 // An answer that ends well is complete. An error before the first byte is a Status, as a 503 for an
 // unreachable store. After that, a failing answer breaks off the client's connection.
 //
-// A run's log comes from the controller that writes it. It ends well also when it breaks off, and
-// says so in its last line; see sendRunning.
+// The files of volume backups come from the controller, which has the keys of their repositories:
+// see Answer.Relay. A run's log comes from the controller that writes it. It ends well also when it
+// breaks off, and says so in its last line; see sendRunning.
 //
 // Answers are long-running requests (LongRunning) without a seat in priority and fairness. So they
 // have bounds of their own: by location, by user, on the store's first answer, and on the time that
@@ -86,6 +87,9 @@ type Answer struct {
 	// Write reads from the store and writes the answer. Before the first byte is written, its
 	// errors go to the client, API errors unchanged.
 	Write func(ctx context.Context, from store.Ranger, to io.Writer) error
+	// Relay writes the answer in place of Write, from another process that reads the location. It may
+	// set headers before it writes. Its errors are told in the same way.
+	Relay func(ctx context.Context, to http.ResponseWriter) error
 	// Running is the run whose log is sent, in place of Location, Missing and Write: the store has
 	// nothing yet.
 	Running *Running
@@ -197,15 +201,19 @@ func (s *Streams) send(ctx context.Context, w http.ResponseWriter, answer *Answe
 		return
 	}
 	defer leave()
-	from, done, err := s.Stores.Use(ctx, answer.Location)
-	if err != nil {
-		responder.Error(s.explain(ctx, answer, fmt.Errorf("%w: %w", store.ErrUnavailable, err)))
-		return
-	}
-	defer done()
 	to := newBody(w, answer)
 	defer to.close()
-	err = answer.Write(ctx, prompt{from}, to)
+	if answer.Relay != nil {
+		err = answer.Relay(ctx, to)
+	} else {
+		from, done, useErr := s.Stores.Use(ctx, answer.Location)
+		if useErr != nil {
+			responder.Error(s.explain(ctx, answer, fmt.Errorf("%w: %w", store.ErrUnavailable, useErr)))
+			return
+		}
+		defer done()
+		err = answer.Write(ctx, prompt{from}, to)
+	}
 	switch {
 	case err == nil:
 		to.begin()

@@ -138,6 +138,11 @@ func (s *Storage) Begin(version uint64) {
 // Version returns the present version.
 func (s *Storage) Version() uint64 { return s.rows.Version() }
 
+// Row is the present row of a volume backup.
+func (s *Storage) Row(namespace, name string) (catalog.Row, bool) {
+	return s.rows.Snapshot().Find(namespace, name)
+}
+
 // Versioner implements storage.Interface.
 func (s *Storage) Versioner() storage.Versioner { return storage.APIObjectVersioner{} }
 

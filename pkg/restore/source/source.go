@@ -86,6 +86,19 @@ func Open(ctx context.Context, bucket Store, place format.Place, uid types.UID) 
 	return b, b.readItems(ctx, place.StoreName)
 }
 
+// OpenVolumes is Open of what is said about volumes alone: it reads neither the tarball nor the
+// manifest.
+func OpenVolumes(ctx context.Context, bucket Store, place format.Place, uid types.UID) (*Backup, error) {
+	if err := format.ValidateStoreName(place.StoreName); err != nil {
+		return nil, err
+	}
+	b := &Backup{store: bucket}
+	if err := b.readMetadata(ctx, place, uid); err != nil {
+		return nil, err
+	}
+	return b, b.readVolumes(ctx, place.StoreName)
+}
+
 func (b *Backup) readMetadata(ctx context.Context, place format.Place, uid types.UID) error {
 	var found error
 	keys := []string{format.MetadataKey(place.StoreName), format.CopyKey(place.StoreName)}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"strings"
 	"time"
 
@@ -80,17 +81,38 @@ func (b *Backup) Delete(volumes []format.DeletedVolume) {
 	for i := range volumes {
 		deleted[volumes[i].VolumeID] = &volumes[i]
 	}
-	repeats := map[format.VolumeID]int32{}
-	for i := range b.Volumes {
-		v := &b.Volumes[i]
-		id := format.VolumeID{Namespace: v.Pod.Namespace, Name: format.VolumeName(v.ClaimName, v.Pod.Name, v.Name)}
-		repeat := repeats[id]
-		repeats[id]++
-		id.Repeat = repeat
+	for id, v := range b.identified() {
 		if by := deleted[id]; by != nil {
 			v.Problem = fmt.Sprintf("its data was deleted from the backup: %s asked for that at %s", by.Requester, by.Timestamp.UTC().Format(time.RFC3339))
 		}
 	}
+}
+
+// identified iterates over the volumes with their identities.
+func (b *Backup) identified() iter.Seq2[format.VolumeID, *Volume] {
+	return func(yield func(format.VolumeID, *Volume) bool) {
+		repeats := map[format.VolumeID]int32{}
+		for i := range b.Volumes {
+			v := &b.Volumes[i]
+			id := format.VolumeID{Namespace: v.Pod.Namespace, Name: format.VolumeName(v.ClaimName, v.Pod.Name, v.Name)}
+			repeat := repeats[id]
+			repeats[id]++
+			id.Repeat = repeat
+			if !yield(id, v) {
+				return
+			}
+		}
+	}
+}
+
+// Volume returns the volume with an identity, or nil.
+func (b *Backup) Volume(id format.VolumeID) *Volume {
+	for is, v := range b.identified() {
+		if is == id {
+			return v
+		}
+	}
+	return nil
 }
 
 func newVolume(pvb *format.PodVolumeBackup) (Volume, error) {

@@ -482,3 +482,13 @@ func (in VolumeDeletion) OpenAPIModelName() string {
 func (in VolumeDeletionPreconditions) OpenAPIModelName() string {
 	return "io.holdfast.v1alpha1.VolumeDeletionPreconditions"
 }
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in VolumeFile) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.VolumeFile"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
+func (in VolumeFileList) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.VolumeFileList"
+}
