@@ -104,7 +104,12 @@ func New(version string, streams genericiooptions.IOStreams) *cobra.Command {
 	command.SetErr(streams.ErrOut)
 	command.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitError{ExitUsage, err} })
 	t.flags.AddFlags(command.PersistentFlags())
-	command.AddCommand(t.backupCommand(), t.restoreCommand(), t.scheduleCommand(), t.filesCommand(), t.queueCommand(), t.findCommand(), t.historyCommand(), t.protectionCommand(), t.volumesCommand(), t.topCommand(), t.statusCommand(), t.doctorCommand(), t.versionCommand())
+	command.AddCommand(
+		t.backupCommand(), t.restoreCommand(), t.scheduleCommand(), t.queueCommand(),
+		t.findCommand(), t.historyCommand(), t.protectionCommand(), t.volumesCommand(), t.filesCommand(),
+		t.topCommand(), t.statusCommand(), t.doctorCommand(), t.locationCommand(), t.keysCommand(),
+		t.migrateCommand(), t.bundleCommand(), t.versionCommand(),
+	)
 	_ = command.RegisterFlagCompletionFunc("namespace", cobra.NoFileCompletions)
 	return command
 }
@@ -247,6 +252,11 @@ func (t *tool) get(ctx context.Context, resource string, names []string, o outpu
 	if err != nil {
 		return err
 	}
+	return t.getFrom(ctx, client.HoldfastV1alpha1().RESTClient(), namespace, resource, names, o)
+}
+
+// getFrom prints objects of a namespace that a client reads.
+func (t *tool) getFrom(ctx context.Context, client rest.Interface, namespace, resource string, names []string, o output) error {
 	if o.allNamespaces {
 		if len(names) > 0 {
 			return usage("a name and --all-namespaces exclude each other")
@@ -259,7 +269,7 @@ func (t *tool) get(ctx context.Context, resource string, names []string, o outpu
 		return usage("output %q is unknown: use wide, name, json or yaml", o.format)
 	}
 	read := func(name string) error {
-		request := client.HoldfastV1alpha1().RESTClient().Get().Namespace(namespace).Resource(resource)
+		request := client.Get().Namespace(namespace).Resource(resource)
 		if name != "" {
 			request = request.Name(name)
 		} else {
@@ -329,13 +339,15 @@ func (t *tool) printRaw(raw []byte, resource, format string) error {
 		return err
 	case "name":
 		list := struct {
-			Items    []metav1.PartialObjectMetadata `json:"items"`
-			Metadata metav1.ObjectMeta              `json:"metadata"`
+			APIVersion string                         `json:"apiVersion"`
+			Items      []metav1.PartialObjectMetadata `json:"items"`
+			Metadata   metav1.ObjectMeta              `json:"metadata"`
 		}{}
 		if err := json.Unmarshal(raw, &list); err != nil {
 			return err
 		}
-		kind := schema.GroupResource{Group: v1alpha1.GroupName, Resource: strings.TrimSuffix(resource, "s")}
+		group, _, _ := strings.Cut(list.APIVersion, "/")
+		kind := schema.GroupResource{Group: group, Resource: strings.TrimSuffix(resource, "s")}
 		if list.Metadata.Name != "" {
 			fmt.Fprintf(t.Out, "%s/%s\n", kind, list.Metadata.Name)
 		}
@@ -380,14 +392,25 @@ func (t *tool) getCommand(resource, short string, namespaced bool) *cobra.Comman
 }
 
 func (t *tool) completeNames(resource string) func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-	return func(command *cobra.Command, _ []string, prefix string) ([]string, cobra.ShellCompDirective) {
+	return completeFrom(resource, func(context.Context) (rest.Interface, string, error) {
 		client, namespace, err := t.client()
+		if err != nil {
+			return nil, "", err
+		}
+		return client.HoldfastV1alpha1().RESTClient(), namespace, nil
+	})
+}
+
+// completeFrom completes names of objects in a namespace that a client reads.
+func completeFrom(resource string, of func(context.Context) (rest.Interface, string, error)) func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	return func(command *cobra.Command, _ []string, prefix string) ([]string, cobra.ShellCompDirective) {
+		ctx, cancel := context.WithTimeout(command.Context(), 5*time.Second)
+		defer cancel()
+		client, namespace, err := of(ctx)
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveError
 		}
-		ctx, cancel := context.WithTimeout(command.Context(), 5*time.Second)
-		defer cancel()
-		raw, err := answer(ctx, client.HoldfastV1alpha1().RESTClient().Get().Namespace(namespace).Resource(resource).
+		raw, err := answer(ctx, client.Get().Namespace(namespace).Resource(resource).
 			SetHeader("Accept", "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"))
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveError

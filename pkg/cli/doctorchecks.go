@@ -357,7 +357,7 @@ func (d *doctor) checkLocations(ctx context.Context, s *reportPart) {
 		return
 	}
 	if len(list.Items) == 0 {
-		s.add(severe, "storagelocations", "there is none, so no backup can be stored", "Create one, as docs/install.md says.", "")
+		s.add(severe, "storagelocations", "there is none, so no backup can be stored", "Create one.", "kubectl holdfast location create NAME --help")
 		return
 	}
 	var defaults, available []string
@@ -392,7 +392,7 @@ func (d *doctor) checkLocation(s *reportPart, of *enginev1alpha1.StorageLocation
 		return false
 	case state.Status != metav1.ConditionTrue:
 		s.add(severe, about, fmt.Sprintf("it is not available, %s: %s", state.Reason, state.Message), cmp.Or(locationRemedies[state.Reason], "Read the message."),
-			describe)
+			fmt.Sprintf("kubectl holdfast location check %s", of.Name))
 	case of.Status.StoreID == "" && !of.Spec.IsLonghorn():
 		s.add(notable, about, "its store has no id: "+state.Message, "Another store in its place would not be noticed. Let the credentials write, unless it is only read.", "")
 	}
@@ -417,7 +417,7 @@ func (d *doctor) checkLocation(s *reportPart, of *enginev1alpha1.StorageLocation
 			level = notable
 		}
 		s.add(level, about, fmt.Sprintf("the lists may be old, %s: %s", condition.Reason, condition.Message), "Wait for the next poll, or ask for one.",
-			describe)
+			fmt.Sprintf("kubectl holdfast location check %s", of.Name))
 	}
 	slices.SortStableFunc(s.Findings, func(a, b finding) int {
 		return cmp.Or(cmp.Compare(a.About, b.About), cmp.Compare(a.Problem, b.Problem))
@@ -450,7 +450,7 @@ func (d *doctor) checkRepositories(ctx context.Context, s *reportPart) {
 		case metav1.ConditionTrue:
 			safe++
 		case metav1.ConditionFalse:
-			s.add(doubtful, about, fmt.Sprintf("its key is not backed up, %s: %s", key.Reason, key.Message), "Name recovery keys in the storage location, or export the keys.", "holdfast repo-key export --all >keys.yaml")
+			s.add(doubtful, about, fmt.Sprintf("its key is not backed up, %s: %s", key.Reason, key.Message), "Name recovery keys in the storage location, or export the keys.", "kubectl holdfast keys export --output-file keys.yaml")
 		default:
 			s.add(notable, about, "whether its key is backed up is not known yet", "Wait for the controller to look at it.", describe)
 		}
@@ -554,7 +554,7 @@ func (d *doctor) checkQueue(ctx context.Context, s *reportPart) {
 		}
 		switch reason := of.Status.Reason; {
 		case reason == v1alpha1.QueueReasonStorageUnavailable:
-			s.add(severe, about, "it waits for its storage location: "+of.Status.Message, "It starts by itself when the location is available.", fmt.Sprintf("kubectl describe storagelocation %s -n %s", cmp.Or(of.Spec.StorageLocation, "NAME"), d.system))
+			s.add(severe, about, "it waits for its storage location: "+of.Status.Message, "It starts by itself when the location is available.", fmt.Sprintf("kubectl holdfast location check %s", cmp.Or(of.Spec.StorageLocation, "NAME")))
 		case reason == v1alpha1.QueueReasonAgentAbsent:
 			s.add(severe, about, "its volumes wait for agents: "+of.Status.Message, "Look at the agents' pods on these nodes.", fmt.Sprintf("kubectl get pods -n %s -o wide", enginev1alpha1.AgentsNamespace(d.system)))
 		case of.Status.State == v1alpha1.QueueStateReady && waits > queueIsStuck, of.Status.State == v1alpha1.QueueStateQueued && reason == v1alpha1.QueueReasonNextToStart && waits > queueIsStuck:

@@ -6,16 +6,16 @@ package repository
 import (
 	"context"
 	"crypto/hkdf"
-	"crypto/pbkdf2"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
-	"encoding/hex"
 	"sync/atomic"
 
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/blob"
 	"github.com/kopia/kopia/repo/format"
+
+	holdfastformat "github.com/holdfast-io/holdfast/pkg/format"
 )
 
 // Key is the password of a repository. It prints as a placeholder.
@@ -27,36 +27,21 @@ func (Key) String() string { return "(repository key)" }
 // GoString implements fmt.GoStringer without telling the key.
 func (Key) GoString() string { return "(repository key)" }
 
-const keyBytes = 32
-
 // NewKey returns a random key of 256 bits, as 43 characters of base64url.
 func NewKey() Key {
-	raw := make([]byte, keyBytes)
+	raw := make([]byte, holdfastformat.GeneratedKeyBytes)
 	rand.Read(raw)
 	return Key(base64.RawURLEncoding.EncodeToString(raw))
 }
 
 // generated returns the bytes of a key from NewKey, and false for a user's.
 func (k Key) generated() ([]byte, bool) {
-	raw, err := base64.RawURLEncoding.DecodeString(string(k))
-	return raw, err == nil && len(raw) == keyBytes
+	return holdfastformat.GeneratedKey(string(k))
 }
 
-const (
-	fingerprintBytes      = 16
-	fingerprintIterations = 600_000
-)
-
-// Fingerprint identifies the key publicly, as 32 hexadecimal digits: the beginning of a generated
-// key's SHA-256. A chosen key could be guessed by that, so its fingerprint costs as much as opening
-// the repository.
+// Fingerprint identifies the key publicly, as 32 hexadecimal digits.
 func (k Key) Fingerprint(namespace string) (string, error) {
-	if _, generated := k.generated(); generated {
-		sum := sha256.Sum256([]byte(k))
-		return hex.EncodeToString(sum[:fingerprintBytes]), nil
-	}
-	sum, err := pbkdf2.Key(sha256.New, string(k), []byte("holdfast.io/repository/"+namespace), fingerprintIterations, fingerprintBytes)
-	return hex.EncodeToString(sum), err
+	return holdfastformat.KeyFingerprint(string(k), namespace)
 }
 
 // The format of a new repository, which the repository records for all readers.

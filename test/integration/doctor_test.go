@@ -30,6 +30,11 @@ func unsafeRepository(t *testing.T, lab *labtest.Lab, namespace string) string {
 	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if err := records.Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
 	awaitKey(t, lab, name, enginev1alpha1.ReasonKeyNotExported)
 	return name
 }
@@ -82,7 +87,4 @@ func TestDoctor(t *testing.T) {
 		t.Error(stderr)
 	}
 	doctor("", cli.ExitFailed, nil, "error: storagelocation/"+location, "it is not available", "warning: volumerepository/"+name, "its key is not backed up, NotExported", "note: schedule/nightly in "+namespace)
-	if err := lab.Engine.EngineV1alpha1().VolumeRepositories(labtest.System).Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{}); err != nil {
-		t.Error(err)
-	}
 }

@@ -1,0 +1,372 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+)
+
+const storageLocations = "storagelocations"
+
+// keys of a Secret with credentials.
+const (
+	accessKeyID     = "accessKeyID"
+	secretAccessKey = "secretAccessKey"
+	sessionToken    = "sessionToken"
+)
+
+func (t *tool) locationCommand() *cobra.Command {
+	command := group("location", "Create, read and check storage locations", t.createLocationCommand(), t.getLocationCommand(), t.checkLocationCommand())
+	command.Aliases = []string{"locations"}
+	return command
+}
+
+// ofEngine returns the client of the records, and the namespace that they are in.
+func (t *tool) ofEngine(ctx context.Context, system string) (rest.Interface, string, error) {
+	all, err := t.clients()
+	if err != nil {
+		return nil, "", err
+	}
+	_, _ = all.findSystem(ctx, &system) // without the right to read it, the default is used
+	return all.engine.EngineV1alpha1().RESTClient(), system, nil
+}
+
+func (t *tool) completeLocations(system *string) func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	return completeFrom(storageLocations, func(ctx context.Context) (rest.Interface, string, error) { return t.ofEngine(ctx, *system) })
+}
+
+func (t *tool) getLocationCommand() *cobra.Command {
+	var o output
+	var system string
+	command := &cobra.Command{
+		Use: "get [NAME...]", Aliases: []string{"list"}, Short: "List storage locations",
+		RunE: func(command *cobra.Command, args []string) error {
+			client, namespace, err := t.ofEngine(command.Context(), system)
+			if err != nil {
+				return err
+			}
+			return t.getFrom(command.Context(), client, namespace, storageLocations, args, o)
+		},
+	}
+	command.ValidArgsFunction = t.completeLocations(&system)
+	o.addTo(command, false)
+	systemFlag(command, &system)
+	return command
+}
+
+type locationFlags struct {
+	createFlags
+	system, provider, prefix, path, bucket, region, endpoint, checksum, caFile string
+	secret, credentials, profile                                               string
+	pathStyle, isDefault                                                       bool
+	allowed, recoveryKeys                                                      []string
+	poll                                                                       time.Duration
+}
+
+func (f *locationFlags) apply(spec *enginev1alpha1.StorageLocationSpec) error {
+	if f.provider == "" && spec.Provider == "" {
+		switch {
+		case f.bucket != "":
+			f.provider = string(enginev1alpha1.StorageProviderS3)
+		case f.path != "":
+			f.provider = string(enginev1alpha1.StorageProviderFilesystem)
+		default:
+			return usage("set --bucket for a bucket, or --path for a folder")
+		}
+	}
+	if f.provider != "" {
+		spec.Provider = enginev1alpha1.StorageProvider(f.provider)
+	}
+	switch spec.Provider {
+	case enginev1alpha1.StorageProviderS3:
+		if spec.S3 == nil {
+			spec.S3 = &enginev1alpha1.S3Location{}
+		}
+		for to, from := range map[*string]string{&spec.S3.Bucket: f.bucket, &spec.S3.Region: f.region, &spec.S3.Endpoint: f.endpoint, (*string)(&spec.S3.ChecksumAlgorithm): f.checksum, &spec.S3.CredentialsSecret: f.secret} {
+			if from != "" {
+				*to = from
+			}
+		}
+		if f.pathStyle {
+			spec.S3.ForcePathStyle = true
+		}
+		if f.caFile != "" {
+			bundle, err := os.ReadFile(f.caFile)
+			if err != nil {
+				return err
+			}
+			spec.S3.CABundle = bundle
+		}
+		if spec.S3.Bucket == "" {
+			return usage("set --bucket")
+		}
+	case enginev1alpha1.StorageProviderFilesystem:
+		if f.bucket+f.region+f.endpoint+f.checksum+f.caFile+f.secret+f.credentials != "" || f.pathStyle {
+			return usage("a folder has no bucket, region, endpoint or credentials: leave out the flags for s3")
+		}
+		if f.path != "" {
+			spec.Filesystem = &enginev1alpha1.FilesystemLocation{Path: f.path}
+		}
+		if spec.Filesystem == nil {
+			return usage("set --path")
+		}
+	default:
+		return usage("--provider %q: want s3 or filesystem", f.provider)
+	}
+	if spec.Provider == enginev1alpha1.StorageProviderS3 && f.path != "" {
+		return usage("a bucket has no --path: use --prefix")
+	}
+	if f.prefix != "" {
+		spec.Prefix = f.prefix
+	}
+	if f.isDefault {
+		spec.Default = true
+	}
+	if len(f.allowed) > 0 {
+		spec.AllowedNamespaces = &enginev1alpha1.AllowedNamespaces{Names: f.allowed}
+	}
+	set(&spec.RecoveryKeys, f.recoveryKeys)
+	if f.poll > 0 {
+		spec.PollInterval = &metav1.Duration{Duration: f.poll}
+	}
+	return nil
+}
+
+// readCredentials reads a profile of a credentials file of AWS.
+func readCredentials(path, profile string) (map[string][]byte, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	data := map[string][]byte{}
+	names := map[string]string{"aws_access_key_id": accessKeyID, "aws_secret_access_key": secretAccessKey, "aws_session_token": sessionToken}
+	in := ""
+	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {
+		line := strings.TrimSpace(lines.Text())
+		if strings.HasPrefix(line, "[") && strings.HasSuffix(line, "]") {
+			in = strings.TrimPrefix(strings.TrimSpace(line[1:len(line)-1]), "profile ")
+			continue
+		}
+		name, value, found := strings.Cut(line, "=")
+		if key := names[strings.ToLower(strings.TrimSpace(name))]; found && in == profile && key != "" {
+			data[key] = []byte(strings.TrimSpace(value))
+		}
+	}
+	if len(data[accessKeyID]) == 0 || len(data[secretAccessKey]) == 0 {
+		// No message quotes the file.
+		return nil, fmt.Errorf("%s: the profile [%s] lacks aws_access_key_id or aws_secret_access_key: want the credentials file of AWS, or choose a profile with --profile", path, profile)
+	}
+	return data, nil
+}
+
+func (t *tool) createLocationCommand() *cobra.Command {
+	var f locationFlags
+	command := &cobra.Command{
+		Use: "create NAME", Short: "Create a storage location",
+		Long: `Create a storage location in the namespace of Holdfast. With --credentials-file, a
+Secret for it is created too. Without credentials the pods' own identity is used.`,
+		Example: `  # A bucket of AWS, with the credentials in a file
+  kubectl holdfast location create offsite --bucket backups --region eu-central-1 --credentials-file ~/.aws/credentials
+  # Another store with the S3 protocol, with an existing Secret in holdfast-locations
+  kubectl holdfast location create minio --bucket backups --endpoint https://minio:9000 --force-path-style --credentials-secret minio
+  # A folder
+  kubectl holdfast location create nfs --path /backups --default`,
+		Args: func(command *cobra.Command, args []string) error {
+			if len(args) > 1 || len(args) == 0 && f.file == "" {
+				return usage("got %d names, want one: %s", len(args), command.UseLine())
+			}
+			return nil
+		},
+		RunE: func(command *cobra.Command, args []string) error {
+			return t.createLocation(command.Context(), &f, args)
+		},
+	}
+	flags := command.Flags()
+	f.addTo(flags, false)
+	flags.StringVar(&f.provider, "provider", "", "Kind of the store: s3 or filesystem. Default: s3 with --bucket, filesystem with --path.")
+	flags.StringVar(&f.bucket, "bucket", "", "Name of the bucket.")
+	flags.StringVar(&f.region, "region", "", "Region of the bucket. Default: us-east-1.")
+	flags.StringVar(&f.endpoint, "endpoint", "", "URL of a store other than AWS.")
+	flags.BoolVar(&f.pathStyle, "force-path-style", false, "The bucket is a part of the path, and not of the host.")
+	flags.StringVar(&f.checksum, "checksum-algorithm", "", "Checksum of each write: CRC32 or None. Default: CRC32.")
+	flags.StringVar(&f.caFile, "ca-file", "", "File with the certificates of the endpoint's authorities.")
+	flags.StringVar(&f.secret, "credentials-secret", "", "Name of the Secret with the credentials. It is created with --credentials-file, and else must exist.")
+	flags.StringVar(&f.credentials, "credentials-file", "", "Credentials file of AWS, from which the Secret is created.")
+	flags.StringVar(&f.profile, "profile", "default", "Profile of the credentials file.")
+	flags.StringVar(&f.path, "path", "", "Absolute path of a folder that all pods of Holdfast have.")
+	flags.StringVar(&f.prefix, "prefix", "", "Folder of all keys in the store.")
+	flags.BoolVar(&f.isDefault, "default", false, "Backups that name no location are stored here.")
+	flags.StringSliceVar(&f.allowed, "allowed-namespaces", nil, "Namespaces that may use it, or *. Default: all for the default location, else the namespace of Holdfast.")
+	flags.StringSliceVar(&f.recoveryKeys, "recovery-key", nil, "Public key of age, for which the repositories' keys are encrypted. Repeat the flag for more.")
+	flags.DurationVar(&f.poll, "poll-interval", 0, "How often the store is listed for backups of others. Default: the cluster's.")
+	systemFlag(command, &f.system)
+	return command
+}
+
+func (t *tool) createLocation(ctx context.Context, f *locationFlags, args []string) error {
+	if err := f.check(); err != nil {
+		return err
+	}
+	all, err := t.clients()
+	if err != nil {
+		return err
+	}
+	if f.dryRun != "client" {
+		_, _ = all.findSystem(ctx, &f.system) // without the right to read it, the default is used
+	} else if f.system == "" {
+		f.system = defaultSystem
+	}
+	of := &enginev1alpha1.StorageLocation{}
+	if err := f.read(t.In, of); err != nil {
+		return err
+	}
+	of.TypeMeta = metav1.TypeMeta{APIVersion: enginev1alpha1.SchemeGroupVersion.String(), Kind: "StorageLocation"}
+	f.meta(&of.ObjectMeta, args, f.system, "location")
+	var secret *corev1.Secret
+	if f.credentials != "" {
+		data, err := readCredentials(f.credentials, f.profile)
+		if err != nil {
+			return err
+		}
+		if f.secret == "" {
+			f.secret = of.Name
+		}
+		secret = &corev1.Secret{
+			ObjectMeta: metav1.ObjectMeta{Name: f.secret, Namespace: enginev1alpha1.CredentialsNamespace(of.Namespace), Labels: map[string]string{format.LabelExclude: "true"}},
+			Type:       corev1.SecretTypeOpaque, Data: data,
+		}
+	}
+	if err := f.apply(&of.Spec); err != nil {
+		return err
+	}
+	if f.dryRun == "client" {
+		return t.printLocation(of, f.format, "created (dry run)")
+	}
+	locations := all.engine.EngineV1alpha1().StorageLocations(of.Namespace)
+	// The API server checks the location before anything is written.
+	checked, err := locations.Create(ctx, of, metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict, DryRun: []string{metav1.DryRunAll}})
+	if err != nil {
+		return err
+	}
+	if secret != nil {
+		if _, err := all.kube.CoreV1().Secrets(secret.Namespace).Create(ctx, secret, f.options()); apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("%w\nTo use it as it is, leave out --credentials-file and set --credentials-secret %s", err, secret.Name)
+		} else if err != nil {
+			return err
+		}
+	}
+	if f.dryRun == "server" {
+		return t.printLocation(checked, f.format, "created (server dry run)")
+	}
+	made, err := locations.Create(ctx, of, f.options())
+	if err != nil {
+		if secret != nil {
+			err = fmt.Errorf("%w\nThe Secret %s in %s was created, and stays", err, secret.Name, secret.Namespace)
+		}
+		return err
+	}
+	if err := t.printLocation(made, f.format, "created"); err != nil {
+		return err
+	}
+	fmt.Fprintf(t.ErrOut, "Check that it can be reached: kubectl holdfast location check %s\n", made.Name)
+	return nil
+}
+
+func (t *tool) printLocation(of *enginev1alpha1.StorageLocation, format, did string) error {
+	of.TypeMeta = metav1.TypeMeta{APIVersion: enginev1alpha1.SchemeGroupVersion.String(), Kind: "StorageLocation"}
+	if format == "" {
+		fmt.Fprintf(t.Out, "storagelocation.%s/%s %s\n", enginev1alpha1.GroupName, of.Name, did)
+		return nil
+	}
+	raw, err := json.Marshal(of)
+	if err != nil {
+		return err
+	}
+	return t.printRaw(raw, storageLocations, format)
+}
+
+func (t *tool) checkLocationCommand() *cobra.Command {
+	var system string
+	var timeout time.Duration
+	command := &cobra.Command{
+		Use: "check NAME", Short: "Have a storage location checked now, and show the result",
+		Long: `Have the controller open the store, list it and read its id, and have the API
+server list all of it. The result is in the conditions of the location. The exit
+code is 1 if the location is not available.`,
+		Args: oneName,
+		RunE: func(command *cobra.Command, args []string) error {
+			return t.checkLocation(command.Context(), system, args[0], timeout)
+		},
+	}
+	command.ValidArgsFunction = t.completeLocations(&system)
+	command.Flags().DurationVar(&timeout, "timeout", 30*time.Second, "Maximum time to wait for the result.")
+	systemFlag(command, &system)
+	return command
+}
+
+func (t *tool) checkLocation(ctx context.Context, system, name string, timeout time.Duration) error {
+	all, err := t.clients()
+	if err != nil {
+		return err
+	}
+	_, _ = all.findSystem(ctx, &system) // without the right to read it, the default is used
+	locations := all.engine.EngineV1alpha1().StorageLocations(system)
+	of, err := locations.Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	available := func() metav1.Condition { return conditionOf(of.Status.Conditions, enginev1alpha1.ConditionAvailable) }
+	asked, err := all.holdfast.HoldfastV1alpha1().SyncRequests(system).Create(ctx, &v1alpha1.SyncRequest{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	if err != nil {
+		fmt.Fprintf(t.ErrOut, "It can't be checked now, so this is the result of the last check: %v\n", err)
+	} else if err := wait.PollUntilContextTimeout(ctx, queuePause, timeout, true, func(ctx context.Context) (bool, error) {
+		of, err = locations.Get(ctx, name, metav1.GetOptions{})
+		return err == nil && available().ObservedGeneration >= asked.Status.Generation, err
+	}); err != nil {
+		if ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
+			return &exitError{ExitTimeout, fmt.Errorf("after %s the controller has not checked it: look at it by kubectl holdfast doctor", timeout)}
+		}
+		return err
+	}
+	synced := conditionOf(of.Status.Conditions, enginev1alpha1.ConditionSynced)
+	state := func(condition metav1.Condition) string {
+		return strings.TrimSpace(fmt.Sprintf("%s %s: %s", condition.Status, condition.Reason, condition.Message))
+	}
+	fields := []field{{"Name", of.Name}, {"Available", state(available())}, {"Store", of.Status.StoreID}, {"Synced", state(synced)}}
+	if of.Status.Catalogue != nil {
+		fields = append(fields, field{"Backups", fmt.Sprint(of.Status.Catalogue.Backups)}, field{"Listed", at(of.Status.Catalogue.LastListTimestamp)})
+	}
+	s := &reportPart{}
+	d := &doctor{t: t, now: time.Now, clients: all, system: system}
+	d.checkLocation(s, of)
+	for _, f := range s.Findings {
+		fields = append(fields, field{string(f.Severity), f.Problem}, field{"remedy", f.Remedy})
+	}
+	if err := printFields(t.Out, fields...); err != nil {
+		return err
+	}
+	if available().Status != metav1.ConditionTrue {
+		return fmt.Errorf("the storage location %s is not available", name)
+	}
+	return nil
+}

@@ -1,0 +1,424 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	apifield "k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/client-go/dynamic"
+	kjson "sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
+)
+
+var velero = schema.GroupVersion{Group: "velero.io", Version: "v1"}
+
+type migrateFlags struct {
+	system, from, to, dryRun, format string
+	resume, yes                      bool
+}
+
+func (t *tool) migrateCommand() *cobra.Command {
+	f := migrateFlags{}
+	command := &cobra.Command{
+		Use: "velero", Short: "Take over Velero's storage locations, schedules and volume policies",
+		Long: `Read the BackupStorageLocations, Schedules and volume policies of Velero, and
+create Holdfast's. Each field without a counterpart is named. Velero's objects stay
+as they are. Schedules come paused. Stored backups of Velero are listed by the
+storage location as they are, so no Backup is created.`,
+		Example: `  kubectl holdfast migrate velero --dry-run=server
+  kubectl holdfast migrate velero -o yaml >holdfast.yaml`,
+		Args: cobra.NoArgs,
+		RunE: func(command *cobra.Command, _ []string) error { return t.migrate(command.Context(), &f) },
+	}
+	flags := command.Flags()
+	flags.StringVar(&f.from, "from-namespace", "velero", "Namespace of Velero.")
+	flags.StringVar(&f.to, "to-namespace", "", "Namespace of the schedules. Default: the namespace of Holdfast, where they mean the same.")
+	flags.StringVar(&f.dryRun, "dry-run", "none", "Create nothing: client shows the result; server has it checked.")
+	flags.StringVarP(&f.format, "output", "o", "", "Output format: yaml prints the objects, and creates nothing.")
+	flags.BoolVar(&f.resume, "resume", false, "Create schedules that make backups at once, unless Velero's are paused.")
+	flags.BoolVarP(&f.yes, "yes", "y", false, "Do not ask.")
+	systemFlag(command, &f.system)
+	return group("migrate", "Take over the objects of another backup system", command)
+}
+
+// migration is the objects to create, and what is said about them.
+type migration struct {
+	system, from, to string
+	resume           bool
+
+	policies  []corev1.ConfigMap
+	locations []enginev1alpha1.StorageLocation
+	schedules []v1alpha1.Schedule
+	// notes are by the object of Velero's, in its order.
+	notes []note
+	// refused is the number of objects that can't be taken over.
+	refused int
+}
+
+type note struct{ about, text string }
+
+func (m *migration) say(kind, name, text string, args ...any) {
+	m.notes = append(m.notes, note{kind + "/" + name, fmt.Sprintf(text, args...)})
+}
+
+func (t *tool) migrate(ctx context.Context, f *migrateFlags) error {
+	switch {
+	case f.format != "" && f.format != "yaml":
+		return usage("--output %q: want yaml", f.format)
+	case !slices.Contains([]string{"none", "client", "server"}, f.dryRun):
+		return usage("--dry-run %q: want none, client or server", f.dryRun)
+	}
+	all, err := t.clients()
+	if err != nil {
+		return err
+	}
+	_, _ = all.findSystem(ctx, &f.system) // without the right to read it, the default is used
+	if f.to == "" {
+		f.to = f.system
+	}
+	m := &migration{system: f.system, from: f.from, to: f.to, resume: f.resume}
+	if err := m.read(ctx, &all); err != nil {
+		return err
+	}
+	for _, n := range m.notes {
+		fmt.Fprintf(t.ErrOut, "%s:\n", n.about)
+		wrapped(t.ErrOut, "  ", n.text)
+	}
+	if f.format == "yaml" {
+		if err := m.print(t.Out); err != nil {
+			return err
+		}
+		return m.end()
+	}
+	fmt.Fprintf(t.Out, "%s, %s and %s, of which the schedules are in %s\n", counted(len(m.locations), "storage location"), counted(len(m.policies), "volume policy ConfigMap"), counted(len(m.schedules), "schedule"), m.to)
+	if f.dryRun == "client" {
+		return m.end()
+	}
+	if f.dryRun == "none" {
+		if err := t.confirm(f.yes, "Create them?"); err != nil {
+			return err
+		}
+	}
+	if err := m.create(ctx, t, &all, f.dryRun == "server"); err != nil {
+		return err
+	}
+	return m.end()
+}
+
+func (m *migration) end() error {
+	if m.refused > 0 {
+		return fmt.Errorf("%s of Velero's can't be taken over: the reasons are above", counted(m.refused, "object"))
+	}
+	return nil
+}
+
+// read reads Velero's objects, and converts them.
+func (m *migration) read(ctx context.Context, all *clients) error {
+	client, err := dynamic.NewForConfig(all.config)
+	if err != nil {
+		return err
+	}
+	list := func(resource string) ([]unstructured.Unstructured, error) {
+		found, err := client.Resource(velero.WithResource(resource)).Namespace(m.from).List(ctx, metav1.ListOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil, fmt.Errorf("this cluster has no %s of Velero: %w", resource, err)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return found.Items, nil
+	}
+	stores, err := list("backupstoragelocations")
+	if err != nil {
+		return err
+	}
+	schedules, err := list("schedules")
+	if err != nil {
+		return err
+	}
+	backups, err := list("backups")
+	if err != nil {
+		return err
+	}
+	if len(stores)+len(schedules)+len(backups) == 0 {
+		return fmt.Errorf("the namespace %s has no objects of Velero: name another one with --from-namespace", m.from)
+	}
+	for i := range stores {
+		m.location(&stores[i])
+	}
+	for i := range schedules {
+		m.schedule(&schedules[i])
+	}
+	if len(backups) > 0 {
+		m.notes = append(m.notes, note{"backups", fmt.Sprintf("%s in %s: none is created, since the storage location lists what its store holds (docs/catalogue.md)", counted(len(backups), "backup"), m.from)})
+	}
+	return m.readPolicies(ctx, all)
+}
+
+// readPolicies reads the ConfigMaps that schedules name.
+func (m *migration) readPolicies(ctx context.Context, all *clients) error {
+	for _, schedule := range m.schedules {
+		policy := schedule.Spec.Template.ResourcePolicy
+		if policy == nil || slices.ContainsFunc(m.policies, func(of corev1.ConfigMap) bool { return of.Name == policy.Name }) {
+			continue
+		}
+		found, err := all.kube.CoreV1().ConfigMaps(m.from).Get(ctx, policy.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			m.say("configmap", policy.Name, "it is missing in %s, so backups of the schedule %s will fail until it is in %s", m.from, schedule.Name, m.to)
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		m.policies = append(m.policies, corev1.ConfigMap{
+			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
+			ObjectMeta: metav1.ObjectMeta{Name: found.Name, Namespace: m.to, Labels: found.Labels}, Data: found.Data,
+		})
+	}
+	return nil
+}
+
+// s3Fields are the keys of a location's config that have a field of spec.s3.
+var s3Fields = map[string]func(*enginev1alpha1.S3Location, string){
+	"region":            func(s3 *enginev1alpha1.S3Location, value string) { s3.Region = value },
+	"s3Url":             func(s3 *enginev1alpha1.S3Location, value string) { s3.Endpoint = strings.TrimSuffix(value, "/") },
+	"s3ForcePathStyle":  func(s3 *enginev1alpha1.S3Location, value string) { s3.ForcePathStyle = value == "true" },
+	"checksumAlgorithm": func(s3 *enginev1alpha1.S3Location, value string) { s3.ChecksumAlgorithm = checksumOf(value) },
+}
+
+// checksumOf returns Holdfast's word: Velero's empty algorithm is none.
+func checksumOf(value string) enginev1alpha1.ChecksumAlgorithm {
+	if value == "" {
+		return enginev1alpha1.ChecksumNone
+	}
+	return enginev1alpha1.ChecksumCRC32
+}
+
+// location converts a BackupStorageLocation. docs/velero.md has the table.
+func (m *migration) location(of *unstructured.Unstructured) {
+	const kind = "backupstoragelocation"
+	name := of.GetName()
+	provider, _, _ := unstructured.NestedString(of.Object, "spec", "provider")
+	if plain := strings.TrimPrefix(provider, "velero.io/"); plain != "aws" {
+		m.refused++
+		m.say(kind, name, "spec.provider %s has no counterpart: only stores with the S3 protocol have. It is left out, and so its backups can't be listed", provider)
+		return
+	}
+	s3 := &enginev1alpha1.S3Location{}
+	made := enginev1alpha1.StorageLocation{
+		TypeMeta:   metav1.TypeMeta{APIVersion: enginev1alpha1.SchemeGroupVersion.String(), Kind: "StorageLocation"},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: m.system},
+		Spec:       enginev1alpha1.StorageLocationSpec{Provider: enginev1alpha1.StorageProviderS3, S3: s3},
+	}
+	config, _, _ := unstructured.NestedStringMap(of.Object, "spec", "config")
+	for _, key := range slices.Sorted(maps.Keys(config)) {
+		if apply := s3Fields[key]; apply != nil {
+			apply(s3, config[key])
+		} else {
+			m.say(kind, name, "spec.config.%s has no counterpart: configure it in the bucket, if it is a property of the bucket", key)
+		}
+	}
+	s3.Bucket, _, _ = unstructured.NestedString(of.Object, "spec", "objectStorage", "bucket")
+	made.Spec.Prefix, _, _ = unstructured.NestedString(of.Object, "spec", "objectStorage", "prefix")
+	made.Spec.Prefix = strings.Trim(made.Spec.Prefix, "/")
+	made.Spec.Default, _, _ = unstructured.NestedBool(of.Object, "spec", "default")
+	if text, found, _ := unstructured.NestedString(of.Object, "spec", "objectStorage", "caCert"); found && text != "" {
+		// It is in base64 in both.
+		encoded, err := json.Marshal(text)
+		if err == nil {
+			err = json.Unmarshal(encoded, &s3.CABundle)
+		}
+		if err != nil {
+			m.say(kind, name, "spec.objectStorage.caCert can't be read: set spec.s3.caBundle")
+		}
+	}
+	if ref, found, _ := unstructured.NestedString(of.Object, "spec", "objectStorage", "caCertRef", "name"); found {
+		m.say(kind, name, "spec.objectStorage.caCertRef names the Secret %s: set spec.s3.caBundle to the certificates themselves", ref)
+	}
+	if period, found, _ := unstructured.NestedString(of.Object, "spec", "backupSyncPeriod"); found {
+		interval := &metav1.Duration{}
+		if err := json.Unmarshal([]byte(fmt.Sprintf("%q", period)), interval); err != nil {
+			m.say(kind, name, "spec.backupSyncPeriod %q is no duration: set spec.pollInterval", period)
+		} else {
+			made.Spec.PollInterval = interval
+		}
+	}
+	if mode, _, _ := unstructured.NestedString(of.Object, "spec", "accessMode"); mode == "ReadOnly" {
+		m.say(kind, name, "spec.accessMode ReadOnly has no counterpart: give the location credentials that may only read")
+	}
+	if _, found, _ := unstructured.NestedString(of.Object, "spec", "validationFrequency"); found {
+		m.say(kind, name, "spec.validationFrequency has no counterpart: a location is checked each minute")
+	}
+	if secret, found, _ := unstructured.NestedString(of.Object, "spec", "credential", "name"); found {
+		s3.CredentialsSecret = name
+		m.say(kind, name, "spec.credential is a file in the Secret %s. Secrets are not read: create the Secret %s with the keys accessKeyID and secretAccessKey in %s", secret, name, enginev1alpha1.CredentialsNamespace(m.system))
+	} else {
+		m.say(kind, name, "it has no spec.credential of its own: unless the pods of Holdfast have a cloud identity, create a Secret in %s and name it in spec.s3.credentialsSecret", enginev1alpha1.CredentialsNamespace(m.system))
+	}
+	m.say(kind, name, "Velero and Holdfast would share the store: set accessMode ReadOnly in Velero before the first backup, or give one of them another prefix (docs/format.md, Together with Velero)")
+	m.locations = append(m.locations, made)
+}
+
+// leftOut are the fields whose values the API refuses, and which may be left out.
+var leftOut = map[string][]string{
+	"spec.useOwnerReferencesInBackup": {"spec", "useOwnerReferencesInBackup"},
+	"spec.template.snapshotVolumes":   {"spec", "template", "snapshotVolumes"},
+	"spec.template.snapshotMoveData":  {"spec", "template", "snapshotMoveData"},
+}
+
+// schedule converts a Schedule. The words are those of the API's own validation.
+func (m *migration) schedule(of *unstructured.Unstructured) {
+	const kind = "schedule"
+	name := of.GetName()
+	content := map[string]any{"apiVersion": v1alpha1.SchemeGroupVersion.String(), "kind": "Schedule", "spec": runtime.DeepCopyJSONValue(of.Object["spec"])}
+	made, unknown, err := scheduleOf(content)
+	if err != nil {
+		m.refused++
+		m.say(kind, name, "it can't be read: %v", err)
+		return
+	}
+	for _, text := range unknown {
+		m.say(kind, name, "%s: the field is left out", text)
+	}
+	check := func() apifield.ErrorList {
+		made.Name, made.Namespace, made.Labels = name, m.to, of.GetLabels()
+		return append(validation.ValidateSchedule(made), validation.ValidateBackupSpec(&made.Spec.Template.BackupSpec, apifield.NewPath("spec", "template"))...)
+	}
+	var refused apifield.ErrorList
+	for _, problem := range check() {
+		path := leftOut[problem.Field]
+		if path == nil {
+			refused = append(refused, problem)
+			continue
+		}
+		unstructured.RemoveNestedField(content, path...)
+		m.say(kind, name, "%s is left out: %s", problem.Field, problem.Detail)
+	}
+	if len(refused) > 0 {
+		m.refused++
+		m.say(kind, name, "it is refused: %v", refused.ToAggregate())
+		return
+	}
+	if made, _, err = scheduleOf(content); err == nil {
+		err = check().ToAggregate()
+	}
+	if err != nil {
+		m.refused++
+		m.say(kind, name, "it is refused: %v", err)
+		return
+	}
+	for _, warning := range validation.BackupWarnings(&made.Spec.Template.BackupSpec, apifield.NewPath("spec", "template")) {
+		m.say(kind, name, "%s", warning)
+	}
+	if !made.Spec.Paused && !m.resume {
+		made.Spec.Paused = true
+		m.say(kind, name, "it comes paused. Pause Velero's, and run kubectl holdfast schedule resume %s -n %s", name, m.to)
+	}
+	m.schedules = append(m.schedules, *made)
+}
+
+// scheduleOf decodes a Schedule, and returns the fields that it does not have.
+func scheduleOf(content map[string]any) (made *v1alpha1.Schedule, unknown []string, err error) {
+	raw, err := json.Marshal(content)
+	if err != nil {
+		return nil, nil, err
+	}
+	made = &v1alpha1.Schedule{}
+	strict, err := kjson.UnmarshalStrict(raw, made)
+	for _, problem := range strict {
+		unknown = append(unknown, problem.Error())
+	}
+	return made, unknown, err
+}
+
+// manifests returns all objects, in the order of their creation.
+func (m *migration) manifests() (all []any) {
+	for i := range m.policies {
+		all = append(all, &m.policies[i])
+	}
+	for i := range m.locations {
+		all = append(all, &m.locations[i])
+	}
+	for i := range m.schedules {
+		all = append(all, &m.schedules[i])
+	}
+	return all
+}
+
+func (m *migration) print(to io.Writer) error {
+	for _, object := range m.manifests() {
+		raw, err := json.Marshal(object)
+		if err != nil {
+			return err
+		}
+		var fields map[string]any
+		if err := json.Unmarshal(raw, &fields); err != nil {
+			return err
+		}
+		delete(fields, "status")
+		unstructured.RemoveNestedField(fields, "metadata", "creationTimestamp")
+		text, err := yaml.Marshal(fields)
+		if err != nil {
+			return err
+		}
+		if _, err := fmt.Fprintf(to, "---\n%s", bytes.TrimSpace(text)); err != nil {
+			return err
+		}
+		fmt.Fprintln(to)
+	}
+	return nil
+}
+
+// create creates all objects. One that exists stays as it is.
+func (m *migration) create(ctx context.Context, t *tool, all *clients, dryRun bool) error {
+	options := metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict}
+	did := "created"
+	if dryRun {
+		options.DryRun, did = []string{metav1.DryRunAll}, "created (server dry run)"
+	}
+	var errs []error
+	done := func(what string, err error) {
+		switch {
+		case apierrors.IsAlreadyExists(err):
+			fmt.Fprintf(t.Out, "%s exists, and stays as it is\n", what)
+		case err != nil:
+			errs = append(errs, fmt.Errorf("%s: %w", what, err))
+		default:
+			fmt.Fprintf(t.Out, "%s %s\n", what, did)
+		}
+	}
+	for i := range m.policies {
+		_, err := all.kube.CoreV1().ConfigMaps(m.to).Create(ctx, &m.policies[i], options)
+		done("configmap/"+m.policies[i].Name, err)
+	}
+	for i := range m.locations {
+		_, err := all.engine.EngineV1alpha1().StorageLocations(m.system).Create(ctx, &m.locations[i], options)
+		done("storagelocation."+enginev1alpha1.GroupName+"/"+m.locations[i].Name, err)
+	}
+	for i := range m.schedules {
+		_, err := all.holdfast.HoldfastV1alpha1().Schedules(m.to).Create(ctx, &m.schedules[i], options)
+		done("schedule."+v1alpha1.GroupName+"/"+m.schedules[i].Name, err)
+	}
+	return errors.Join(errs...)
+}

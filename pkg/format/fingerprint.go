@@ -1,0 +1,38 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package format
+
+import (
+	"crypto/pbkdf2"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+)
+
+// GeneratedKeyBytes is the length of a repository's key that Holdfast made.
+const GeneratedKeyBytes = 32
+
+const (
+	fingerprintBytes      = 16
+	fingerprintIterations = 600_000
+)
+
+// GeneratedKey returns the bytes of a repository's key that Holdfast made, and false for one that a
+// person may have chosen.
+func GeneratedKey(key string) ([]byte, bool) {
+	raw, err := base64.RawURLEncoding.DecodeString(key)
+	return raw, err == nil && len(raw) == GeneratedKeyBytes
+}
+
+// KeyFingerprint identifies a repository's key publicly, as 32 hexadecimal digits: the beginning of a
+// generated key's SHA-256. A chosen key could be guessed by that, so its fingerprint costs as much
+// as an attempt to open the repository.
+func KeyFingerprint(key, namespace string) (string, error) {
+	if _, generated := GeneratedKey(key); generated {
+		sum := sha256.Sum256([]byte(key))
+		return hex.EncodeToString(sum[:fingerprintBytes]), nil
+	}
+	sum, err := pbkdf2.Key(sha256.New, key, []byte("holdfast.io/repository/"+namespace), fingerprintIterations, fingerprintBytes)
+	return hex.EncodeToString(sum), err
+}
