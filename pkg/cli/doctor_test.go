@@ -235,7 +235,7 @@ func TestDoctorOfATenant(t *testing.T) {
 	}
 	answers["GET /apis/holdfast.io/v1alpha1"] = metav1.APIResourceList{GroupVersion: "holdfast.io/v1alpha1"}
 	answers[reviewsPath] = reviews(func(of authorizationv1.ResourceAttributes) bool {
-		return of.Namespace == "shop" && slices.Contains([]string{"get", "list", "watch"}, of.Verb) && of.Subresource != "plan"
+		return of.Namespace == "shop" && slices.Contains([]string{"get", "list", "watch"}, of.Verb) && !slices.Contains([]string{"plan", "files", "content"}, of.Subresource)
 	})
 	stdout, stderr, code := run(t, &server{answers: answers}, "doctor")
 	if code != ExitOK {

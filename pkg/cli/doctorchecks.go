@@ -154,7 +154,7 @@ var peopleRoles = []struct {
 	{"holdfast-edit", "edit", []rule{
 		{v1alpha1.GroupName, []string{"create"}, []string{"backups", "backups/cancel", "restores", "restores/cancel", "schedules/trigger"}},
 		{v1alpha1.GroupName, []string{"update", "patch"}, []string{"backups", "restores"}},
-		{v1alpha1.GroupName, []string{"get"}, []string{"restores/plan"}},
+		{v1alpha1.GroupName, []string{"get"}, []string{"restores/plan", "volumebackups/files", "volumebackups/content"}},
 		{v1alpha1.GroupName, []string{"create", "update", "patch", "delete", "deletecollection"}, []string{"schedules"}},
 	}},
 	{"holdfast-admin", "holdfast-admin", []rule{
