@@ -341,6 +341,10 @@ func (t *tool) checkLocation(ctx context.Context, system, name string, timeout t
 		fmt.Fprintf(t.ErrOut, "It can't be checked now, so this is the result of the last check: %v\n", err)
 	} else if err := wait.PollUntilContextTimeout(ctx, queuePause, timeout, true, func(ctx context.Context) (bool, error) {
 		of, err = locations.Get(ctx, name, metav1.GetOptions{})
+		// The client refuses a request by itself that its rate limiter would send after the deadline.
+		if end, _ := ctx.Deadline(); err != nil && time.Until(end) < time.Second {
+			return false, nil
+		}
 		return err == nil && available().ObservedGeneration >= asked.Status.Generation, err
 	}); err != nil {
 		if ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
