@@ -364,6 +364,7 @@ func newProtections(s *serverContext) error {
 		IsGood:          s.projector.IsGood,
 		Holders:         s.projector.Holders,
 		Schedules:       s.schedules,
+		Warn:            func(ctx context.Context) { s.projector.Warn(ctx, "protections") },
 		Clock:           clock.RealClock{},
 	})
 	s.projector.Subscribe(projection.Subscriber{Backup: publisher.OnBackup})

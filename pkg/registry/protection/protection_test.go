@@ -89,7 +89,7 @@ func newWorld(t testing.TB, bucket *store.Bucket) *world {
 	w.namespaces = cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
 	w.Publisher = New(Config{
 		SystemNamespace: system, Namespaces: corelisters.NewNamespaceLister(w.namespaces), Stores: w, Ready: func() error { return nil },
-		IsGood: w.catalog.IsGood, Holders: w.catalog.Holders, Schedules: w, Clock: w.clock,
+		IsGood: w.catalog.IsGood, Holders: w.catalog.Holders, Schedules: w, Warn: func(context.Context) {}, Clock: w.clock,
 	})
 	w.catalog.SetIdentity(identity.Identity{UID: "cluster", Keys: []string{"key"}})
 	w.catalog.SetNamespaces(map[string]types.UID{"shop": "uid-of-shop", "blog": "uid-of-blog", system: "uid-of-holdfast"})

@@ -36,7 +36,9 @@ type Config struct {
 	// Holders are the uids of good backups that hold data of a claim, the newest first.
 	Holders   func(claim types.NamespacedName, most int) []types.UID
 	Schedules Schedules
-	Clock     clock.WithTicker
+	// Warn adds a warning to an answer for each store that could not be read.
+	Warn  func(ctx context.Context)
+	Clock clock.WithTicker
 }
 
 // Schedules are all schedules, as they are shown.

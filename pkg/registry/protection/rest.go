@@ -79,6 +79,7 @@ func (r *REST) Get(ctx context.Context, name string, _ *metav1.GetOptions) (runt
 	if err := r.ready(); err != nil {
 		return nil, err
 	}
+	r.publisher.Warn(ctx)
 	for _, o := range r.publisher.live.list(genericapirequest.NamespaceValue(ctx)) {
 		if o.rowName() == name {
 			return &r.publisher.rows([]*object{o}, false)[0], nil
@@ -92,6 +93,7 @@ func (r *REST) List(ctx context.Context, options *internalversion.ListOptions) (
 	if err := r.ready(); err != nil {
 		return nil, err
 	}
+	r.publisher.Warn(ctx)
 	if options == nil {
 		options = &internalversion.ListOptions{}
 	}
