@@ -65,9 +65,18 @@ func helm(ctx context.Context, args []string) error {
 		return err
 	}
 	fmt.Println(release.Info.Notes)
-	start := exec.CommandContext(ctx, "lab", "holdfast", "up", "--dir", os.Getenv("LAB"), "--holdfast", os.Getenv("HOLDFAST"), "--artifacts", "artifacts")
-	start.Stdout, start.Stderr = os.Stdout, os.Stderr
-	return start.Run()
+	for _, words := range [][]string{
+		// The lab has its own, at another port.
+		{"kubectl", "delete", "service", "holdfast-apiserver", "-n", i.Namespace},
+		{"lab", "holdfast", "up", "--dir", os.Getenv("LAB"), "--holdfast", os.Getenv("HOLDFAST"), "--artifacts", "artifacts"},
+	} {
+		command := exec.CommandContext(ctx, words[0], words[1:]...)
+		command.Stdout, command.Stderr = os.Stdout, os.Stderr
+		if err := command.Run(); err != nil {
+			return fmt.Errorf("%v: %w", words, err)
+		}
+	}
+	return nil
 }
 
 // TestQuickstart runs the commands of docs/quickstart.md, word for word, with the bucket of an S3
