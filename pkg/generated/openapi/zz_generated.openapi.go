@@ -9840,7 +9840,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeFileList(ref common.ReferenceCallba
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "VolumeFileList is the answer of volumebackups/files: a file of a volume backup and, if it is a folder, a page of what is in it.",
+				Description: "VolumeFileList is the answer of volumebackups/files: a file of a volume backup and, for a folder, a page of its entries.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -9879,7 +9879,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeFileList(ref common.ReferenceCallba
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "What is in the folder: folders first, each by name.",
+							Description: "Entries of the folder: folders first, each by name.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
