@@ -269,8 +269,10 @@ func (o *object) complete(h *History) ([]version, error) {
 		case !ok:
 			candidates := o.unanswered[before]
 			if i+1 < len(sorted) && o.versions[sorted[i+1]].inProgress() {
-				// The version behind it is of another attempt, and a run that has ended gets none.
-				candidates = slices.DeleteFunc(slices.Clone(candidates), func(v version) bool { return !v.inProgress() })
+				// A run that has ended is never in progress again.
+				candidates = slices.DeleteFunc(slices.Clone(candidates), func(v version) bool {
+					return v.run != nil && v.run.Status.Phase.Ended()
+				})
 			}
 			if len(candidates) != 1 {
 				return nil, fmt.Errorf("version %d is not in the log, and %d requests may have written it", number, len(candidates))

@@ -387,6 +387,26 @@ func TestTwoUnansweredWrites(t *testing.T) {
 	}
 }
 
+// TestUnansweredBeforeItsClaim: a run that waits in the queue, by a write without an answer, is claimed.
+func TestUnansweredBeforeItsClaim(t *testing.T) {
+	f := newForge(t)
+	f.two("x", "x")
+	f.change("a", func(run *enginev1alpha1.BackupRun) { run.Status.Phase = v1alpha1.BackupPhaseQueued })
+	f.answer(504)
+	f.start("a")
+	f.claim("a", "one")
+	f.phase("a", completed)
+	f.remove("a")
+	f.execute("b")
+	h, err := f.read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h.Unanswered != 1 {
+		t.Errorf("%d writes without an answer were made, want 1", h.Unanswered)
+	}
+}
+
 func TestIncompleteLog(t *testing.T) {
 	for name, c := range map[string]struct {
 		lose func(f *forge)
