@@ -226,9 +226,10 @@ func newBackups(s *serverContext) (err error) {
 		return err
 	}
 	contents := backup.Contents{Backups: s.backups, Streams: s.streams, Stored: s.projector.Stored, Judge: s.projector.Judge, Running: s.runlogs}
-	s.storage["backups"] = &backup.PlanningREST{
-		REST: s.backups, Plan: (&plans.Client{Remote: s.runlogs}).Backup, Place: s.projector.PlannedPlace,
-	}
+	planner := &plans.Client{Remote: s.runlogs}
+	planning := &backup.PlanningREST{REST: s.backups, Plan: planner.Backup, Place: s.projector.PlannedPlace}
+	s.storage["backups"] = planning
+	s.storage["backups/plan"] = &backup.PlanObjectsREST{Planning: planning, Plan: planner.BackupObjects}
 	s.storage["backups/cancel"] = backup.NewCancelREST(s.backups, clock.RealClock{})
 	s.storage["backups/deletion"] = backup.NewDeletionREST(s.backups, clock.RealClock{})
 	s.storage["backups/expiration"] = backup.NewExpirationREST(backup.ExpirationConfig{

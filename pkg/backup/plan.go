@@ -43,11 +43,13 @@ var errTooManyPlanned = errors.New("the backup has more objects than a plan coun
 //
 // It lists only the metadata of kinds whose content decides nothing, as Secrets. A plan of a backup
 // that would fail, is too large or takes longer than ctx is not Complete, and says why.
-func Plan(ctx context.Context, request Request, deps Dependencies, limits PlanLimits) *v1alpha1.BackupPlan {
+//
+// Each object is given to each as it is found, unless that is nil. If each fails, the plan ends.
+func Plan(ctx context.Context, request Request, deps Dependencies, limits PlanLimits, each func(v1alpha1.PlannedRelated) error) *v1alpha1.BackupPlan {
 	request.Backup = request.Backup.DeepCopy()
 	request.Backup.Status.StartTimestamp = &metav1.Time{Time: deps.Clock.Now()}
 	planned := &planned{
-		limits: limits, counts: map[plannedKey]int64{}, left: map[subject]string{},
+		limits: limits, each: each, counts: map[plannedKey]int64{}, left: map[subject]string{},
 		hooks: map[string]*v1alpha1.PlannedHooks{}, refused: map[string]string{},
 	}
 	deps.Volumes, deps.Hooks, deps.Progress = plannedVolumes{}, plannedHooks{deps.Hooks, planned}, nil
@@ -100,6 +102,7 @@ type plannedKey struct{ resource, namespace string }
 // planned gathers a plan. A nil one, of a running backup, gathers nothing.
 type planned struct {
 	limits PlanLimits
+	each   func(v1alpha1.PlannedRelated) error
 
 	mu      sync.Mutex
 	total   int64
@@ -176,13 +179,16 @@ func (p plannedGraph) Add(item *manifest.Item) error {
 	defer p.mu.Unlock()
 	resource := schema.GroupResource{Group: item.APIGroup, Resource: item.Resource}.String()
 	p.counts[plannedKey{resource, item.Namespace}]++
-	if item.Reason == itself {
+	object := v1alpha1.PlannedRelated{Resource: resource, Namespace: item.Namespace, Name: item.Name, Reason: item.Reason}
+	if item.Reason != itself {
+		if p.related++; len(p.along) < p.limits.Rows {
+			p.along = append(p.along, object)
+		}
+	}
+	if p.each == nil {
 		return nil
 	}
-	if p.related++; len(p.along) < p.limits.Rows {
-		p.along = append(p.along, v1alpha1.PlannedRelated{Resource: resource, Namespace: item.Namespace, Name: item.Name, Reason: item.Reason})
-	}
-	return nil
+	return p.each(object)
 }
 
 type plannedVolumes struct{}

@@ -5,6 +5,7 @@ package backup
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -28,7 +29,40 @@ import (
 func (f *fixture) plan(ctx context.Context, limits PlanLimits) *v1alpha1.BackupPlan {
 	deps := f.deps
 	deps.Store, deps.Remover, deps.Volumes = nil, nil, nil
-	return Plan(ctx, f.request, deps, limits)
+	return Plan(ctx, f.request, deps, limits, nil)
+}
+
+// planObjects returns a plan and all its objects.
+func (f *fixture) planObjects(ctx context.Context) (*v1alpha1.BackupPlan, []v1alpha1.PlannedRelated) {
+	deps := f.deps
+	deps.Store, deps.Remover, deps.Volumes = nil, nil, nil
+	var objects []v1alpha1.PlannedRelated
+	plan := Plan(ctx, f.request, deps, DefaultPlanLimits, func(object v1alpha1.PlannedRelated) error {
+		objects = append(objects, object)
+		return nil
+	})
+	return plan, objects
+}
+
+// compareObjects orders the objects of a plan.
+func compareObjects(a, b v1alpha1.PlannedRelated) int {
+	return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+}
+
+// objects are those of a stored backup, as a plan has them.
+func (f *fixture) objects(t testing.TB) []v1alpha1.PlannedRelated {
+	t.Helper()
+	var objects []v1alpha1.PlannedRelated
+	for item, err := range manifest.Read(bytes.NewReader(f.read(t, format.ManifestKey("b")))) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		objects = append(objects, v1alpha1.PlannedRelated{
+			Resource: schema.GroupResource{Group: item.APIGroup, Resource: item.Resource}.String(), Namespace: item.Namespace, Name: item.Name, Reason: item.Reason,
+		})
+	}
+	slices.SortFunc(objects, compareObjects)
+	return objects
 }
 
 // held counts what a stored backup has of each resource in each namespace.
@@ -144,7 +178,8 @@ func draw(t *rapid.T, f *fixture) v1alpha1.BackupSpec {
 }
 
 // TestPlanIsWhatTheBackupHolds: of random clusters and selections, a plan has the objects, volumes,
-// errors and warnings that the backup has then, and it writes nothing.
+// errors and warnings that the backup has then, and it writes nothing. Its list of all objects is the
+// backup's manifest.
 func TestPlanIsWhatTheBackupHolds(t *testing.T) {
 	rapid.Check(t, func(random *rapid.T) {
 		f := needing(t, v1alpha1.BackupSpec{})
@@ -158,7 +193,7 @@ func TestPlanIsWhatTheBackupHolds(t *testing.T) {
 			}
 			return nil
 		}
-		plan := f.plan(t.Context(), DefaultPlanLimits)
+		plan, objects := f.planObjects(t.Context())
 		if events, keys := f.hooks.events, f.keys(t); len(events)+len(keys) > 0 {
 			random.Fatalf("the plan ran %v and wrote %v", events, keys)
 		}
@@ -177,6 +212,10 @@ func TestPlanIsWhatTheBackupHolds(t *testing.T) {
 		}
 		if diff := gocmp.Diff(f.held(t), counts); diff != "" {
 			random.Errorf("what the backup holds (-), and the plan (+):\n%s", diff)
+		}
+		slices.SortFunc(objects, compareObjects)
+		if diff := gocmp.Diff(f.objects(t), objects); diff != "" {
+			random.Errorf("the objects of the backup (-), and of the plan (+):\n%s", diff)
 		}
 		if total != plan.TotalItems || outcome.Status.Progress.ItemsBackedUp != total {
 			random.Errorf("the plan counts %d in its rows and %d in all, and the backup has %d", total, plan.TotalItems, outcome.Status.Progress.ItemsBackedUp)
@@ -250,6 +289,15 @@ func TestPlansEnd(t *testing.T) {
 	f := newFixture(t, v1alpha1.BackupSpec{})
 	f.add("namespaces", namespace("shop", ""))
 	f.add("configmaps", named("shop", "a", "b", "c", "d")...)
+	given := 0
+	deps := f.deps
+	deps.Store, deps.Remover, deps.Volumes = nil, nil, nil
+	if plan := Plan(t.Context(), f.request, deps, DefaultPlanLimits, func(v1alpha1.PlannedRelated) error {
+		given++
+		return errors.New("the reader has left")
+	}); plan.Complete || given != 1 {
+		t.Errorf("after %d objects of a reader that left: %+v", given, plan)
+	}
 	if plan := f.plan(t.Context(), PlanLimits{Objects: 2, Rows: 1}); plan.Complete || plan.TotalItems != 2 || !strings.Contains(plan.Message, "more than 2 objects") {
 		t.Errorf("of too many objects: %+v", plan)
 	}

@@ -338,6 +338,7 @@ func (t *tool) createBackupCommand() *cobra.Command {
 	var flags createFlags
 	var spec backupFlags
 	var schedule string
+	var showObjects bool
 	command := &cobra.Command{
 		Use:   "create [NAME]",
 		Short: "Create a backup",
@@ -345,6 +346,8 @@ func (t *tool) createBackupCommand() *cobra.Command {
   kubectl holdfast backup create before-upgrade -n shop --wait
   # What the backup would hold, and what would become of its volumes
   kubectl holdfast backup create before-upgrade -n shop --dry-run=server
+  # All objects that the backup would hold
+  kubectl holdfast backup create before-upgrade -n shop --dry-run=server --show-objects
   # What a schedule would make now
   kubectl holdfast backup create --from-schedule nightly -n shop`,
 		Args: func(command *cobra.Command, args []string) error {
@@ -376,11 +379,18 @@ func (t *tool) createBackupCommand() *cobra.Command {
 				return err
 			}
 			flags.meta(&backup.ObjectMeta, args, namespace, "backup")
+			if showObjects {
+				if flags.dryRun != "server" || flags.format != "" {
+					return usage("--show-objects needs --dry-run=server, and no --output")
+				}
+				return t.showPlannedObjects(ctx, backup)
+			}
 			return create(ctx, t, ofBackup, &flags, backup)
 		},
 	}
 	flags.addTo(command.Flags(), true)
 	spec.addTo(command.Flags())
+	command.Flags().BoolVar(&showObjects, "show-objects", false, "With --dry-run=server, print all objects that the backup would hold.")
 	command.Flags().StringVar(&schedule, "from-schedule", "", "Schedule whose next backup is made now.")
 	_ = command.RegisterFlagCompletionFunc("from-schedule", t.completeNames(schedules))
 	return command

@@ -8,6 +8,7 @@
 package plans
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -32,6 +33,7 @@ const (
 	Timeout = 25 * time.Second
 
 	backupsPath  = Prefix + "backups"
+	objectsPath  = Prefix + "backups/objects"
 	restoresPath = Prefix + "restores"
 
 	// maxAtOnce bounds what plans cost the cluster and the controller.
@@ -42,6 +44,8 @@ const (
 	maxRequest = 2 << 20
 	// maxAnswer is far more than the rows of a plan take.
 	maxAnswer = 4 << 20
+	// pieceBytes is how much of an answer is sent at once.
+	pieceBytes = 32 << 10
 )
 
 // ErrBusy says that as many plans are computed as may be at once.
@@ -61,8 +65,9 @@ type Server struct {
 type planner struct {
 	// leading is the context of the process's term.
 	leading context.Context
-	// read fails if the request can't be read.
-	read func(request io.Reader) (plan func(context.Context) any, err error)
+	// read fails if the request can't be read. plan writes the answer, and fails if that can't be
+	// written.
+	read func(request io.Reader) (plan func(ctx context.Context, to io.Writer) error, err error)
 }
 
 // NewServer returns a Server that does not lead.
@@ -70,23 +75,37 @@ func NewServer(mayAsk func(*http.Request) bool) *Server {
 	return &Server{MayAsk: mayAsk, planners: map[string]planner{}, places: make(chan struct{}, maxAtOnce)}
 }
 
-// LeadBackups has the server answer with the plans of backups until ctx ends.
-func (s *Server) LeadBackups(ctx context.Context, plan func(context.Context, *enginev1alpha1.BackupRun) *v1alpha1.BackupPlan) {
-	lead(ctx, s, backupsPath, plan)
+// planObject is a line of the plan with all objects. The last line has the plan itself.
+type planObject struct {
+	Object *v1alpha1.PlannedRelated `json:"object,omitempty"`
+	Plan   *v1alpha1.BackupPlan     `json:"plan,omitempty"`
+}
+
+// LeadBackups has the server answer with the plans of backups until ctx ends. plan gives each object to
+// each, unless that is nil.
+func (s *Server) LeadBackups(ctx context.Context, plan func(ctx context.Context, run *enginev1alpha1.BackupRun, each func(v1alpha1.PlannedRelated) error) *v1alpha1.BackupPlan) {
+	lead(ctx, s, backupsPath, func(ctx context.Context, run *enginev1alpha1.BackupRun, to *json.Encoder) error {
+		return to.Encode(plan(ctx, run, nil))
+	})
+	lead(ctx, s, objectsPath, func(ctx context.Context, run *enginev1alpha1.BackupRun, to *json.Encoder) error {
+		return to.Encode(planObject{Plan: plan(ctx, run, func(object v1alpha1.PlannedRelated) error { return to.Encode(planObject{Object: &object}) })})
+	})
 }
 
 // LeadRestores has the server answer with the plans of restores until ctx ends.
 func (s *Server) LeadRestores(ctx context.Context, plan func(context.Context, *enginev1alpha1.RestoreRun) *v1alpha1.RestorePlan) {
-	lead(ctx, s, restoresPath, plan)
+	lead(ctx, s, restoresPath, func(ctx context.Context, run *enginev1alpha1.RestoreRun, to *json.Encoder) error {
+		return to.Encode(plan(ctx, run))
+	})
 }
 
-func lead[Run, Plan any](ctx context.Context, s *Server, path string, plan func(context.Context, *Run) *Plan) {
+func lead[Run any](ctx context.Context, s *Server, path string, plan func(context.Context, *Run, *json.Encoder) error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.planners[path] = planner{leading: ctx, read: func(request io.Reader) (func(context.Context) any, error) {
+	s.planners[path] = planner{leading: ctx, read: func(request io.Reader) (func(context.Context, io.Writer) error, error) {
 		run := new(Run)
 		err := json.NewDecoder(request).Decode(run)
-		return func(ctx context.Context) any { return plan(ctx, run) }, err
+		return func(ctx context.Context, to io.Writer) error { return plan(ctx, run, json.NewEncoder(to)) }, err
 	}}
 }
 
@@ -124,7 +143,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	defer cancel()
 	defer context.AfterFunc(request.Context(), cancel)()
 	w.Header().Set("Content-Type", "application/json")
-	if err := json.NewEncoder(w).Encode(plan(ctx)); err != nil {
+	out := bufio.NewWriterSize(w, pieceBytes)
+	if err := errors.Join(plan(ctx, out), out.Flush()); err != nil {
 		klog.FromContext(ctx).V(2).Info("A plan could not be sent", "err", err)
 	}
 }
@@ -143,30 +163,67 @@ func (c *Client) Restore(ctx context.Context, run *enginev1alpha1.RestoreRun) (*
 	return ask[v1alpha1.RestorePlan](ctx, c, restoresPath, run)
 }
 
+// BackupObjects is Backup, and gives each object of the plan to each as it comes.
+func (c *Client) BackupObjects(ctx context.Context, run *enginev1alpha1.BackupRun, each func(v1alpha1.PlannedRelated) error) (*v1alpha1.BackupPlan, error) {
+	ctx, cancel := context.WithTimeout(ctx, Timeout+patience)
+	defer cancel()
+	answer, err := c.answer(ctx, objectsPath, run)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = answer.Close() }()
+	for lines := json.NewDecoder(answer); ; {
+		var line planObject
+		if err := lines.Decode(&line); err != nil {
+			return nil, fmt.Errorf("%w: its plan breaks off: %w", remote.ErrUnreachable, err)
+		}
+		if line.Plan != nil {
+			return line.Plan, nil
+		}
+		if line.Object == nil {
+			continue
+		}
+		if err := each(*line.Object); err != nil {
+			return nil, err
+		}
+	}
+}
+
 func ask[Plan any](ctx context.Context, c *Client, path string, run any) (*Plan, error) {
+	ctx, cancel := context.WithTimeout(ctx, Timeout+patience)
+	defer cancel()
+	answer, err := c.answer(ctx, path, run)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = answer.Close() }()
+	plan := new(Plan)
+	if err := json.NewDecoder(io.LimitReader(answer, maxAnswer)).Decode(plan); err != nil {
+		return nil, fmt.Errorf("%w: its plan breaks off: %w", remote.ErrUnreachable, err)
+	}
+	return plan, nil
+}
+
+// answer asks, and returns the body of the answer, which ends with ctx.
+func (c *Client) answer(ctx context.Context, path string, run any) (io.ReadCloser, error) {
 	body, err := json.Marshal(run)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, Timeout+patience)
-	defer cancel()
 	response, err := c.Remote.Do(ctx, http.MethodPost, path, bytes.NewReader(body), Timeout+patience)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = response.Body.Close() }()
 	switch response.StatusCode {
 	case http.StatusOK:
+		return response.Body, nil
 	case http.StatusTooManyRequests:
-		return nil, ErrBusy
+		err = ErrBusy
 	case http.StatusNotFound:
-		return nil, fmt.Errorf("%w: another controller begins to lead, or has no plans yet", remote.ErrUnreachable)
+		err = fmt.Errorf("%w: another controller begins to lead, or has no plans yet", remote.ErrUnreachable)
 	default:
-		return nil, fmt.Errorf("%w: it answers %s", remote.ErrUnreachable, response.Status)
+		err = fmt.Errorf("%w: it answers %s", remote.ErrUnreachable, response.Status)
 	}
-	plan := new(Plan)
-	if err := json.NewDecoder(io.LimitReader(response.Body, maxAnswer)).Decode(plan); err != nil {
-		return nil, fmt.Errorf("%w: its plan breaks off: %w", remote.ErrUnreachable, err)
-	}
-	return plan, nil
+	_ = response.Body.Close()
+	return nil, err
 }

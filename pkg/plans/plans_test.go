@@ -9,6 +9,7 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"testing"
 	"time"
 
@@ -58,12 +59,33 @@ func TestPlanOfTheLeader(t *testing.T) {
 	unreachable("before its term,")
 
 	term, end := context.WithCancel(t.Context())
-	server.LeadBackups(term, func(_ context.Context, run *enginev1alpha1.BackupRun) *v1alpha1.BackupPlan {
+	const objects = 20_000
+	server.LeadBackups(term, func(_ context.Context, run *enginev1alpha1.BackupRun, each func(v1alpha1.PlannedRelated) error) *v1alpha1.BackupPlan {
+		for i := 0; each != nil && i < objects; i++ {
+			if err := each(v1alpha1.PlannedRelated{Resource: "configmaps", Name: strconv.Itoa(i)}); err != nil {
+				return &v1alpha1.BackupPlan{Message: err.Error()}
+			}
+		}
 		return &v1alpha1.BackupPlan{Complete: true, Message: run.Spec.Requester.Username, TotalItems: 7}
 	})
 	plan, err := client.Backup(t.Context(), run)
 	if err != nil || plan.TotalItems != 7 || plan.Message != "ann" {
 		t.Errorf("the plan is %+v, %v", plan, err)
+	}
+	seen := 0
+	plan, err = client.BackupObjects(t.Context(), run, func(object v1alpha1.PlannedRelated) error {
+		if object.Resource != "configmaps" || object.Name != strconv.Itoa(seen) {
+			t.Errorf("object %d is %+v", seen, object)
+		}
+		seen++
+		return nil
+	})
+	if err != nil || plan.TotalItems != 7 || seen != objects {
+		t.Errorf("the plan is %+v with %d objects, %v", plan, seen, err)
+	}
+	left := errors.New("left")
+	if _, err := client.BackupObjects(t.Context(), run, func(v1alpha1.PlannedRelated) error { return left }); !errors.Is(err, left) {
+		t.Errorf("a reader that leaves gets %v", err)
 	}
 	if _, err := client.Restore(t.Context(), &enginev1alpha1.RestoreRun{}); !errors.Is(err, remote.ErrUnreachable) {
 		t.Errorf("before it plans restores, the answer is %v", err)
@@ -84,7 +106,7 @@ func TestPlanOfTheLeader(t *testing.T) {
 	}
 
 	begun, ended := make(chan struct{}), make(chan struct{})
-	server.LeadBackups(term, func(ctx context.Context, _ *enginev1alpha1.BackupRun) *v1alpha1.BackupPlan {
+	server.LeadBackups(term, func(ctx context.Context, _ *enginev1alpha1.BackupRun, _ func(v1alpha1.PlannedRelated) error) *v1alpha1.BackupPlan {
 		close(begun)
 		<-ctx.Done()
 		close(ended)

@@ -56,6 +56,7 @@ func TestDiscovery(t *testing.T) {
 		"backups/log backup Backup [] namespaced=true [get] []",
 		"backups/manifest backup Backup [] namespaced=true [get] []",
 		"backups/objects backup Backup [] namespaced=true [get] []",
+		"backups/plan backup Backup [] namespaced=true [create] []",
 		"backups/results backup Backup [] namespaced=true [get] []",
 		"backupvolumes backupvolume BackupVolume [hfv] namespaced=true [get list watch] [holdfast]",
 		"backupvolumes/deletion backupvolume VolumeDeletion [] namespaced=true [create] []",

@@ -67,9 +67,34 @@ func TestPlanOfABackup(t *testing.T) {
 		t.Errorf("a stranger's dry run: %d, %s", code, problem)
 	}
 
+	all := must(t, ann, []string{"backup", "create", "b", "-n", namespace, "--dry-run=server", "--show-objects"}, namespace+"/configmaps/conf\n", namespace+"/secrets/key\n")
+	mustNotContain(t, "the list of objects", all, []string{role, other})
+	if _, problem, code := plugin(t, sam, "backup", "create", "b", "-n", namespace, "--dry-run=server", "--show-objects"); code == 0 || !strings.Contains(problem, "forbidden") {
+		t.Errorf("a stranger's list of objects: %d, %s", code, problem)
+	}
+	// Of an administrator it has every name of the manifest.
+	mine := v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Name: "b", Namespace: namespace}}
+	mine.APIVersion, mine.Kind = v1alpha1.SchemeGroupVersion.String(), "Backup"
+	body, err := json.Marshal(mine)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var listed struct{ Items []v1alpha1.PlannedRelated }
+	posted, problem, err := lab.TryKubectl(t, string(body), "create", "--raw", api+"/namespaces/"+namespace+"/backups/b/plan", "-f", "-")
+	if err == nil {
+		err = json.Unmarshal([]byte(posted), &listed)
+	}
+	if err != nil {
+		t.Fatalf("the list of objects: %v: %s", err, problem)
+	}
+	names := map[string]bool{}
+	for _, of := range listed.Items {
+		names[of.Resource+" "+of.Namespace+"/"+of.Name] = true
+	}
+
 	must(t, ann, []string{"backup", "create", "b", "-n", namespace, "--wait"}, "Completed")
 	var held struct {
-		Items []struct{ Group, Resource, Namespace string }
+		Items []struct{ Group, Resource, Namespace, Name string }
 	}
 	if err := json.Unmarshal(lab.Request(t, "GET", api+"/namespaces/"+namespace+"/backups/b/manifest", "application/json").Body, &held); err != nil {
 		t.Fatal(err)
@@ -78,6 +103,14 @@ func TestPlanOfABackup(t *testing.T) {
 	for _, item := range held.Items {
 		resource := schema.GroupResource{Group: item.Group, Resource: item.Resource}.String()
 		counts[v1alpha1.PlannedObjects{Resource: resource, Namespace: item.Namespace}]++
+		key := resource + " " + item.Namespace + "/" + item.Name
+		if !names[key] {
+			t.Errorf("the list of objects lacks %s", key)
+		}
+		delete(names, key)
+	}
+	if len(names) > 0 {
+		t.Errorf("the backup lacks %v of the list of objects", names)
 	}
 	for _, of := range plan.Objects {
 		key := v1alpha1.PlannedObjects{Resource: of.Resource, Namespace: of.Namespace}

@@ -11,8 +11,9 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/backup"
 )
 
-// Plan computes the contents of a run's backup, with the rights of the run, which has no record.
-func (e *Executor) Plan(ctx context.Context, run *enginev1alpha1.BackupRun) *v1alpha1.BackupPlan {
+// Plan computes the contents of a run's backup, with the rights of the run, which has no record. Each
+// object is given to each, unless that is nil.
+func (e *Executor) Plan(ctx context.Context, run *enginev1alpha1.BackupRun, each func(v1alpha1.PlannedRelated) error) *v1alpha1.BackupPlan {
 	return backup.Plan(ctx, e.request(run, backup.PostHooks{}), backup.Dependencies{
 		Discovery:     e.Discovery,
 		Client:        e.Client,
@@ -24,5 +25,5 @@ func (e *Executor) Plan(ctx context.Context, run *enginev1alpha1.BackupRun) *v1a
 		HookTime:      e.HookTime,
 		Timeout:       e.Timeout,
 		HostPathRoots: e.HostPathRoots,
-	}, backup.DefaultPlanLimits)
+	}, backup.DefaultPlanLimits, each)
 }

@@ -236,8 +236,16 @@ func (r *reader) readable(ctx context.Context, items manifest.Sequence) manifest
 
 func (r *reader) mayKnow(ctx context.Context, item *manifest.Item) (bool, error) {
 	may, err := r.mayReadOf(ctx, item.Namespace)
-	if err != nil || !may || item.APIGroup != secretsResource.Group || item.Resource != secretsResource.Resource && item.KindName != "Secret" {
+	if err != nil || !may {
 		return may, err
+	}
+	return r.mayKnowOf(ctx, item)
+}
+
+// mayKnowOf reports whether a reader of the item's namespace may know of the item.
+func (r *reader) mayKnowOf(ctx context.Context, item *manifest.Item) (bool, error) {
+	if item.APIGroup != secretsResource.Group || item.Resource != secretsResource.Resource && item.KindName != "Secret" {
+		return true, nil
 	}
 	return r.once(ctx, secretsResource, authorizer.AttributesRecord{
 		User: r.Info, Verb: "get", ResourceRequest: true, Namespace: item.Namespace,

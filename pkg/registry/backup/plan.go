@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/authentication/user"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/warning"
@@ -44,31 +45,53 @@ func (r *PlanningREST) Create(ctx context.Context, obj runtime.Object, validate 
 	if !ok {
 		return created, nil
 	}
+	run := plannedRun(backup, requester)
+	plan, err := r.Plan(ctx, run)
+	if err != nil {
+		warning.AddWarning(ctx, "", fmt.Sprintf("the dry run has no plan, since the controller did not compute it: %v: the backup is valid all the same; try again to see its plan", err))
+		return backup, nil
+	}
+	if err := r.complete(ctx, plan, run, r.planReader(requester)); err != nil {
+		return nil, err
+	}
+	backup.Status.Plan = plan
+	return backup, nil
+}
+
+// plannedRun is the record that a backup would have.
+func plannedRun(backup *v1alpha1.Backup, requester user.Info) *enginev1alpha1.BackupRun {
 	by := recorded.Requester(requester)
 	by.Extra = requester.GetExtra()
-	run := &enginev1alpha1.BackupRun{
+	return &enginev1alpha1.BackupRun{
 		ObjectMeta: metav1.ObjectMeta{Name: backup.Name, UID: backup.UID, CreationTimestamp: backup.CreationTimestamp},
 		Spec: enginev1alpha1.BackupRunSpec{
 			BackupRef: v1alpha1.BackupReference{Namespace: backup.Namespace, Name: backup.Name},
 			Labels:    backup.Labels, Annotations: backup.Annotations, Requester: by, Backup: backup.Spec,
 		},
 	}
-	plan, err := r.Plan(ctx, run)
-	if err != nil {
-		warning.AddWarning(ctx, "", fmt.Sprintf("the dry run has no plan, since the controller did not compute it: %v: the backup is valid all the same; try again to see its plan", err))
-		return backup, nil
+}
+
+// planReader returns the reader of a plan, with the rights of a reader of manifests.
+func (r *PlanningREST) planReader(requester user.Info) *reader {
+	kind := r.Kind.(*kind)
+	return &reader{
+		Info: requester, authorizer: kind.authorizer, subresource: "manifest", system: kind.systemNamespace,
+		own: "-", // no namespace has this name: the right is asked for in each
+		may: map[schema.GroupVersionResource]map[string]bool{},
 	}
-	of := &reader{Info: requester, authorizer: r.Kind.(*kind).authorizer, subresource: "manifest", may: map[schema.GroupVersionResource]map[string]bool{}}
-	all, err := of.mayReadAll(ctx)
+}
+
+// complete adds the place in the queue to a plan, and removes names that its reader may not know.
+func (r *PlanningREST) complete(ctx context.Context, plan *v1alpha1.BackupPlan, run *enginev1alpha1.BackupRun, by *reader) error {
+	all, err := by.mayReadAll(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if !all {
 		hideClusterScoped(plan)
 	}
 	plan.Queue = r.Place(run)
-	backup.Status.Plan = plan
-	return backup, nil
+	return nil
 }
 
 // hideClusterScoped leaves of cluster-scoped objects that come along their counts.
