@@ -246,9 +246,15 @@ func (c *Controller) isLeftBehind(run *enginev1alpha1.BackupRun) bool {
 	case v1alpha1.BackupPhaseInProgress:
 		return run.Status.Executor != c.Identity
 	case v1alpha1.BackupPhaseFailed, v1alpha1.BackupPhaseCancelled:
-		return !run.Status.Stored && run.Status.StartTimestamp != nil
+		return !run.Status.Stored && !isNeverStored(&run.Status) && run.Status.StartTimestamp != nil
 	}
 	return false
+}
+
+// isNeverStored reports whether a run has ended in a way that its store can't hold: it was refused, or
+// another backup has its name there.
+func isNeverStored(status *enginev1alpha1.BackupRunStatus) bool {
+	return status.Phase == v1alpha1.BackupPhaseFailedValidation || status.Phase.Ended() && !status.Stored && len(status.ValidationErrors) > 0
 }
 
 func (c *Controller) sync(ctx context.Context, name string) error {

@@ -352,13 +352,25 @@ func TestANameThatIsTakenInTheStore(t *testing.T) {
 				return failed(taken), taken
 			},
 		}, run)
-		h.faultFirst(1, enginetest.Fault{Err: errBroken}, refused)
+		end := refused
+		if c.before == broken {
+			end = broken // as users have seen it
+		}
+		h.faultFirst(1, enginetest.Fault{Err: errBroken}, end)
 		h.start(1)
 		if c.cancel {
 			h.Cancel("a")
 		}
 		time.Sleep(time.Hour)
-		h.expect("a", refused, false)
+		h.expect("a", end, false)
+		if got := h.Run("a").Status.ValidationErrors; c.before == broken && (len(got) != 1 || !strings.Contains(got[0], "backups/a")) {
+			t.Errorf("why it is not stored is %q", got)
+		}
+		writes := h.writes("a")
+		time.Sleep(time.Hour)
+		if h.writes("a") != writes {
+			t.Errorf("%d more writes", h.writes("a")-writes)
+		}
 	})
 }
 

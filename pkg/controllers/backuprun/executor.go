@@ -235,6 +235,7 @@ func recordOutcome(status *enginev1alpha1.BackupRunStatus, outcome backup.Outcom
 	status.AbsentAgents = nil
 	status.Errors, status.Warnings = ended.Errors, ended.Warnings
 	status.FailureReason, status.Message = ended.FailureReason, ended.Message
+	status.ValidationErrors = ended.ValidationErrors
 	status.CompletionTimestamp = ended.CompletionTimestamp.DeepCopy()
 	if status.CompletionTimestamp == nil {
 		status.CompletionTimestamp = &now

@@ -36,7 +36,7 @@ func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, 
 		}
 	}, func(live *enginev1alpha1.BackupRun) bool {
 		switch {
-		case live.Status.Stored, live.Status.Phase == outcome.Status.Phase && !outcome.Stored:
+		case live.Status.Stored, live.Status.Phase == outcome.Status.Phase && !outcome.Stored && len(live.Status.ValidationErrors) == len(outcome.Status.ValidationErrors):
 			return true // written, but the answer was lost; and a durable end stays
 		case before == v1alpha1.BackupPhaseInProgress && live.Status.Phase.Ended():
 			others = true
@@ -54,7 +54,7 @@ func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, 
 	if before != outcome.Status.Phase && !others {
 		c.announce(ctx, run, outcome)
 	}
-	if outcome.Stored || outcome.Status.Phase == v1alpha1.BackupPhaseFailedValidation { // such a run is never stored
+	if outcome.Stored || outcome.Status.Phase == v1alpha1.BackupPhaseFailedValidation || len(outcome.Status.ValidationErrors) > 0 {
 		c.forgetPostHooks(run)
 	}
 	c.removeUploads(ctx, run, namespaces)
@@ -87,6 +87,10 @@ func (c *Controller) settle(ctx context.Context, run *enginev1alpha1.BackupRun, 
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
+	case errors.Is(err, backup.ErrNameTaken) && run.Status.Phase.Ended():
+		// It stays as users have seen it.
+		outcome.Status.Phase, outcome.Status.FailureReason = phase, reason
+		outcome.Status.ValidationErrors = []string{"the end can't be stored: " + err.Error()}
 	case errors.Is(err, backup.ErrNameTaken):
 		outcome.Status.Phase = v1alpha1.BackupPhaseFailedValidation
 	case err != nil && run.Status.Phase.Ended():

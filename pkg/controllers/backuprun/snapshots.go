@@ -31,10 +31,8 @@ func hasLeftoverSnapshots(run *enginev1alpha1.BackupRun) bool {
 		return false // the deletion of the backup removes them
 	}
 	switch run.Status.Phase {
-	case v1alpha1.BackupPhaseFailed, v1alpha1.BackupPhaseCancelled:
-		return run.Status.Stored // so that nothing else will be
-	case v1alpha1.BackupPhaseFailedValidation:
-		return true
+	case v1alpha1.BackupPhaseFailed, v1alpha1.BackupPhaseCancelled, v1alpha1.BackupPhaseFailedValidation:
+		return run.Status.Stored || isNeverStored(&run.Status) // so that nothing else will be
 	}
 	return false
 }

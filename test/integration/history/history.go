@@ -57,7 +57,8 @@ type object struct {
 	// the ledger, or a run whose creation is in there.
 	known bool
 	// last is the latest version that is known from elsewhere: it was deleted, or exists.
-	last uint64
+	last    uint64
+	deleted bool
 }
 
 // Read reads the audited requests since a moment at which all runs had ended, given
@@ -176,6 +177,7 @@ func (l log) read(event *auditv1.Event) error {
 		}
 		// Without such a precondition it is not known which version was deleted.
 		if p := options.Preconditions; p != nil && p.UID != nil && p.ResourceVersion != nil {
+			l.object(*p.UID).deleted = true
 			return l.seen(*p.UID, *p.ResourceVersion)
 		}
 	case event.Verb == "create" && succeeded:
@@ -243,6 +245,9 @@ func (v version) inProgress() bool {
 	return v.run != nil && v.run.Status.Phase == v1alpha1.BackupPhaseInProgress
 }
 
+// ended reports whether it is a version of a run that has ended.
+func (v version) ended() bool { return v.run != nil && v.run.Status.Phase.Ended() }
+
 // complete returns the versions of an object. Those that were written without an
 // answer are known by what came behind them.
 func (o *object) complete(h *History) ([]version, error) {
@@ -268,11 +273,13 @@ func (o *object) complete(h *History) ([]version, error) {
 			return nil, fmt.Errorf("version %d replaced %d, but there was %d", number, o.bases[number], before)
 		case !ok:
 			candidates := o.unanswered[before]
-			if i+1 < len(sorted) && o.versions[sorted[i+1]].inProgress() {
-				// A run that has ended is never in progress again.
-				candidates = slices.DeleteFunc(slices.Clone(candidates), func(v version) bool {
-					return v.run != nil && v.run.Status.Phase.Ended()
-				})
+			// A run that has ended is never in progress again, and only the record of such a run is deleted.
+			switch isLast := i+1 == len(sorted); {
+			case len(candidates) < 2:
+			case isLast && o.deleted:
+				candidates = slices.DeleteFunc(slices.Clone(candidates), func(v version) bool { return !v.ended() })
+			case !isLast && o.versions[sorted[i+1]].inProgress():
+				candidates = slices.DeleteFunc(slices.Clone(candidates), version.ended)
 			}
 			if len(candidates) != 1 {
 				return nil, fmt.Errorf("version %d is not in the log, and %d requests may have written it", number, len(candidates))

@@ -407,6 +407,31 @@ func TestUnansweredBeforeItsClaim(t *testing.T) {
 	}
 }
 
+// TestTwoUnansweredWritesBeforeTheDeletion: of a report of progress and an end that had no answer, the
+// end was written if the record is deleted.
+func TestTwoUnansweredWritesBeforeTheDeletion(t *testing.T) {
+	f := newForge(t)
+	f.two("x", "x")
+	f.start("a")
+	f.claim("a", "one")
+	run := *f.runs["a"]
+	f.change("a", func(run *enginev1alpha1.BackupRun) { run.Status.Progress = &v1alpha1.BackupProgress{TotalItems: 1} })
+	f.answer(504)
+	f.version--
+	f.runs["a"] = &run
+	f.phase("a", completed)
+	f.answer(504)
+	f.remove("a")
+	f.execute("b")
+	h, err := f.read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if runs := h.Runs(); h.Unanswered != 1 || runs[0].Status.Phase != completed {
+		t.Errorf("%d writes without an answer were made, and a is %q, want 1 and %q", h.Unanswered, runs[0].Status.Phase, completed)
+	}
+}
+
 func TestIncompleteLog(t *testing.T) {
 	for name, c := range map[string]struct {
 		lose func(f *forge)

@@ -194,7 +194,8 @@ type BackupRunStatus struct {
 	// Why the run failed, or why a deletion has to wait, in one sentence.
 	// +optional
 	FailureReason string `json:"failureReason,omitempty"`
-	// Errors of the spec, if FailedValidation.
+	// Errors of the spec, if FailedValidation. Otherwise the reason why the end of the backup can't be
+	// stored.
 	// +optional
 	// +listType=atomic
 	ValidationErrors []string `json:"validationErrors,omitempty"`

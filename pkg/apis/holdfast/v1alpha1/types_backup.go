@@ -470,7 +470,8 @@ type BackupStatus struct {
 	// Why the backup failed, was cancelled, or is not deleted yet, in one sentence.
 	// +optional
 	FailureReason string `json:"failureReason,omitempty"`
-	// Errors of the spec, if FailedValidation.
+	// Errors of the spec, if FailedValidation. Otherwise the reason why the end of the backup can't be
+	// stored.
 	// +optional
 	// +listType=atomic
 	ValidationErrors []string `json:"validationErrors,omitempty"`
