@@ -50,7 +50,7 @@ func compareObjects(a, b v1alpha1.PlannedRelated) int {
 }
 
 // objects are those of a stored backup, as a plan has them.
-func (f *fixture) objects(t testing.TB) []v1alpha1.PlannedRelated {
+func (f *fixture) plannedObjects(t testing.TB) []v1alpha1.PlannedRelated {
 	t.Helper()
 	var objects []v1alpha1.PlannedRelated
 	for item, err := range manifest.Read(bytes.NewReader(f.read(t, format.ManifestKey("b")))) {
@@ -214,7 +214,7 @@ func TestPlanIsWhatTheBackupHolds(t *testing.T) {
 			random.Errorf("what the backup holds (-), and the plan (+):\n%s", diff)
 		}
 		slices.SortFunc(objects, compareObjects)
-		if diff := gocmp.Diff(f.objects(t), objects); diff != "" {
+		if diff := gocmp.Diff(f.plannedObjects(t), objects); diff != "" {
 			random.Errorf("the objects of the backup (-), and of the plan (+):\n%s", diff)
 		}
 		if total != plan.TotalItems || outcome.Status.Progress.ItemsBackedUp != total {

@@ -152,7 +152,7 @@ var peopleRoles = []struct {
 		{v1alpha1.GroupName, []string{"get"}, []string{"backups/log", "backups/results", "backups/manifest", "backups/objects", "restores/log", "restores/results"}},
 	}},
 	{"holdfast-edit", "edit", []rule{
-		{v1alpha1.GroupName, []string{"create"}, []string{"backups", "backups/cancel", "restores", "restores/cancel", "schedules/trigger"}},
+		{v1alpha1.GroupName, []string{"create"}, []string{"backups", "backups/cancel", "backups/plan", "restores", "restores/cancel", "schedules/trigger"}},
 		{v1alpha1.GroupName, []string{"update", "patch"}, []string{"backups", "restores"}},
 		{v1alpha1.GroupName, []string{"get"}, []string{"restores/plan", "volumebackups/files", "volumebackups/content"}},
 		{v1alpha1.GroupName, []string{"create", "update", "patch", "delete", "deletecollection"}, []string{"schedules"}},

@@ -287,7 +287,7 @@ var leftOut = map[string][]string{
 	"spec.template.snapshotMoveData":  {"spec", "template", "snapshotMoveData"},
 }
 
-// schedule converts a Schedule. The words are those of the API's own validation.
+// schedule converts a Schedule. The words are the API's own, of its validation.
 func (m *migration) schedule(of *unstructured.Unstructured) {
 	const kind = "schedule"
 	name := of.GetName()

@@ -1017,7 +1017,7 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Errors of the spec, if FailedValidation.",
+							Description: "Errors of the spec, if FailedValidation. Otherwise the reason why the end of the backup can't be stored.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -5616,7 +5616,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupStatus(ref common.ReferenceCallback
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Errors of the spec, if FailedValidation.",
+							Description: "Errors of the spec, if FailedValidation. Otherwise the reason why the end of the backup can't be stored.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
