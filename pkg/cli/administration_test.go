@@ -128,12 +128,13 @@ func TestKeysAreExportedIntoAFile(t *testing.T) {
 	secret := func(name string, data map[string][]byte) corev1.Secret {
 		return corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "holdfast-repositories"}, Data: data}
 	}
-	var patches []string
+	var updates []string
 	s := &server{answers: map[string]any{
 		"GET /api/v1/namespaces/holdfast-repositories/secrets": corev1.SecretList{Items: []corev1.Secret{
 			secret("shop.default.key", map[string][]byte{enginev1alpha1.KeySecretKey: []byte(key)}), secret("other", map[string][]byte{"a": []byte("b")}),
 		}},
-		"PATCH " + engineOf + "volumerepositories/shop.default": created(&patches),
+		"GET " + engineOf + "volumerepositories/shop.default": enginev1alpha1.VolumeRepository{ObjectMeta: metav1.ObjectMeta{Name: "shop.default", Namespace: "holdfast", ResourceVersion: "7"}},
+		"PUT " + engineOf + "volumerepositories/shop.default": created(&updates),
 	}}
 	if _, stderr, code := run(t, s, "keys", "export"); code != ExitUsage || !strings.Contains(stderr, "--output-file") {
 		t.Errorf("without a place: exit code %d, %s", code, stderr)
@@ -156,11 +157,11 @@ func TestKeysAreExportedIntoAFile(t *testing.T) {
 		t.Errorf("%v: %s", err, text)
 	}
 	sum := sha256.Sum256([]byte(key))
-	if want := hex.EncodeToString(sum[:16]); len(patches) != 1 || !strings.Contains(patches[0], want) {
-		t.Errorf("noted %q, want the fingerprint %s", patches, want)
+	if want := hex.EncodeToString(sum[:16]); len(updates) != 1 || !strings.Contains(updates[0], want) {
+		t.Errorf("noted %q, want the fingerprint %s", updates, want)
 	}
-	if _, stderr, code := run(t, s, "keys", "export", "--output-file="+file); code != ExitFailed || len(patches) != 1 {
-		t.Errorf("an existing file: exit code %d, %s, %q", code, stderr, patches)
+	if _, stderr, code := run(t, s, "keys", "export", "--output-file="+file); code != ExitFailed || len(updates) != 1 {
+		t.Errorf("an existing file: exit code %d, %s, %q", code, stderr, updates)
 	}
 	if stdout, _, code := run(t, s, "keys", "export", "--stdout"); code != ExitOK || !strings.Contains(stdout, "shop.default.key") {
 		t.Errorf("to the output: exit code %d, %s", code, stdout)

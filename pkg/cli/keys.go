@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -18,8 +17,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/cli-runtime/pkg/printers"
+	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/yaml"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -89,7 +88,7 @@ read, as kubectl create takes them in another cluster. Each exported key is note
 in its VolumeRepository.
 
 You need the right to get and list Secrets in the namespace of the keys, and to
-patch VolumeRepositories.`,
+get and update VolumeRepositories.`,
 		Example: `  kubectl holdfast keys export --output-file keys.yaml
   kubectl holdfast keys export shop.default --stdout | age -r age1... >shop.age`,
 		RunE: func(command *cobra.Command, args []string) error { return t.keysExport(command.Context(), &f, args) },
@@ -189,14 +188,19 @@ func (c *clients) noteExport(ctx context.Context, system string, secret *corev1.
 	if err != nil {
 		return err
 	}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{enginev1alpha1.AnnotationKeyExported: fingerprint}}})
-	if err != nil {
+	records := c.engine.EngineV1alpha1().VolumeRepositories(system)
+	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		record, err := records.Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		if err != nil || record.Annotations[enginev1alpha1.AnnotationKeyExported] == fingerprint {
+			return err
+		}
+		metav1.SetMetaDataAnnotation(&record.ObjectMeta, enginev1alpha1.AnnotationKeyExported, fingerprint)
+		_, err = records.Update(ctx, record, metav1.UpdateOptions{})
 		return err
-	}
-	if _, err = c.engine.EngineV1alpha1().VolumeRepositories(system).Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}); apierrors.IsNotFound(err) {
-		return nil
-	}
-	return err
+	})
 }
 
 // writeNew writes a new file that only its owner may read.

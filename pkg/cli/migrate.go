@@ -287,7 +287,7 @@ var leftOut = map[string][]string{
 	"spec.template.snapshotMoveData":  {"spec", "template", "snapshotMoveData"},
 }
 
-// schedule converts a Schedule. The words are the API's own, of its validation.
+// schedule converts a Schedule. The API's own validation chooses the words.
 func (m *migration) schedule(of *unstructured.Unstructured) {
 	const kind = "schedule"
 	name := of.GetName()
