@@ -5,8 +5,8 @@ package repository
 
 import (
 	"context"
-	"errors"
 	"crypto/rand"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
