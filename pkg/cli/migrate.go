@@ -142,7 +142,7 @@ func (m *migration) read(ctx context.Context, all *clients) error {
 	list := func(resource string) ([]unstructured.Unstructured, error) {
 		found, err := client.Resource(velero.WithResource(resource)).Namespace(m.from).List(ctx, metav1.ListOptions{})
 		if apierrors.IsNotFound(err) {
-			return nil, fmt.Errorf("this cluster has no %s of Velero: %w", resource, err)
+			return nil, fmt.Errorf("this cluster has no %s of velero.io/v1: is Velero installed here? --context chooses another cluster", resource)
 		}
 		if err != nil {
 			return nil, err
