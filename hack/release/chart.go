@@ -36,7 +36,7 @@ func (r release) chart(version string) ([]byte, error) {
 		if name == "Chart.yaml" {
 			for field, line := range map[*regexp.Regexp]string{chartVersion: "version: " + version, appVersion: "appVersion: " + r.version} {
 				if found := len(field.FindAll(content, -1)); found != 1 {
-					return fmt.Errorf("Chart.yaml has %d lines like %s, want one", found, field)
+					return fmt.Errorf("the file Chart.yaml has %d lines like %s, want one", found, field)
 				}
 				content = field.ReplaceAll(content, []byte(line))
 			}

@@ -32,6 +32,7 @@ import (
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
 )
 
 const (
@@ -94,7 +95,12 @@ func (l *lease) take(ctx context.Context, current *coordinationv1.Lease, now tim
 		l.annotate(changed)
 	}
 	at, seconds := metav1.NewMicroTime(now), int32(l.duration/time.Second)
-	changed.Spec = coordinationv1.LeaseSpec{HolderIdentity: &l.identity, LeaseDurationSeconds: &seconds, AcquireTime: &at, RenewTime: &at}
+	// As client-go counts them, so that people and tools see how often the holder changes.
+	transitions := ptr.Deref(changed.Spec.LeaseTransitions, 0)
+	if current != nil && !isHolder(current, l.identity) {
+		transitions++
+	}
+	changed.Spec = coordinationv1.LeaseSpec{HolderIdentity: &l.identity, LeaseDurationSeconds: &seconds, AcquireTime: &at, RenewTime: &at, LeaseTransitions: &transitions}
 	var err error
 	if current == nil {
 		changed, err = l.client.Create(ctx, changed, metav1.CreateOptions{})

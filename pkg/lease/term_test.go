@@ -348,6 +348,11 @@ func TestHandOver(t *testing.T) {
 			t.Errorf("the second one serves after %s", took)
 		}
 		<-a.done
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if got := c.lease.Spec.LeaseTransitions; got == nil || *got != 1 {
+			t.Errorf("the Lease counts %v transitions, want 1", got)
+		}
 	})
 }
 
