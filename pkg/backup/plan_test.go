@@ -49,7 +49,7 @@ func compareObjects(a, b v1alpha1.PlannedRelated) int {
 	return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 }
 
-// objects are those of a stored backup, as a plan has them.
+// objects returns the objects of a stored backup, as a plan has them.
 func (f *fixture) plannedObjects(t testing.TB) []v1alpha1.PlannedRelated {
 	t.Helper()
 	var objects []v1alpha1.PlannedRelated

@@ -208,7 +208,7 @@ func (t *tool) filesListCommand() *cobra.Command {
 			return t.printFile(of, slash.Clean(at), format)
 		},
 	}
-	command.Flags().StringVarP(&format, "output", "o", "", "Output format: name for paths, json for an object in each line. Default: lines as those of ls -l.")
+	command.Flags().StringVarP(&format, "output", "o", "", "Output format: name for paths, json for an object in each line. Default: lines as ls -l prints them.")
 	return command
 }
 

@@ -192,7 +192,7 @@ func TestFindByImage(t *testing.T) {
 		if err != nil || token != "" || !slices.Equal(rows, test.want) {
 			t.Errorf("%s: %v, %q, %v\nnot %v", test.selectors, rows, token, err, test.want)
 		}
-		// The workloads of the backup "all" have no containers, as those of a manifest from before.
+		// The workloads of the backup "all" have no containers, as in a manifest of an earlier version.
 		told := slices.ContainsFunc(warnings, func(text string) bool { return strings.HasPrefix(text, "1 backups do not say the images") })
 		if workloads := len(test.selectors) == 1 && !strings.Contains(test.selectors[0], "kind="); workloads && !told || strings.Contains(test.selectors[0], "ConfigMap") && told {
 			t.Errorf("%s: the warnings are %q", test.selectors, warnings)

@@ -32,7 +32,7 @@ holdfast_protections{kind="workload",protected="Yes"} 0
 holdfast_unprotected_claims 2
 `
 
-// Of the claims without a good backup those count for which somebody expects one by now.
+// A claim without a good backup counts once one is expected.
 func TestUnprotectedClaims(t *testing.T) {
 	w := newWorld(t, storetest.Memory(t))
 	w.namespace("shop", "")

@@ -162,7 +162,7 @@ func (w *world) lives(of *thing) {
 	}
 }
 
-// made is a stored backup, as whoever judges slowly knows it.
+// made is a stored backup, as the slow judge knows it.
 type made struct {
 	storeName, namespace string
 	start                int
@@ -484,7 +484,7 @@ func TestWhatIsShown(t *testing.T) {
 		var rows []string
 		for i, row := range shown.Rows {
 			p := &list.(*v1alpha1.ProtectionList).Items[i]
-			// The ages are those of today.
+			// The ages are today's.
 			rows = append(rows, fmt.Sprint(p.Namespace, " ", row.Cells[0], " ", row.Cells[1], " ", backupCell(row.Cells[2]), " ", backupCell(row.Cells[3]), " ", row.Cells[4], " ", row.Cells[5]))
 		}
 		return strings.Join(rows, "\n")

@@ -10,6 +10,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/metadata/fake"
 	"k8s.io/utils/clock"
 
@@ -51,17 +52,20 @@ func TestKeepsUp(t *testing.T) {
 	await := func(want v1alpha1.ProtectionState) {
 		t.Helper()
 		var last string
-		for range 3000 {
-			if list, err := NewREST(w.Publisher).List(t.Context(), nil); err != nil {
+		if err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+			list, err := NewREST(w.Publisher).List(ctx, nil)
+			if err != nil {
 				last = err.Error()
-			} else if items := list.(*v1alpha1.ProtectionList).Items; len(items) == 0 && want == "" || len(items) == 1 && items[0].Status.Protected == want {
-				return
-			} else if len(items) > 0 {
+				return false, nil
+			}
+			items := list.(*v1alpha1.ProtectionList).Items
+			if len(items) > 0 {
 				last = string(items[0].Status.Protected)
 			}
-			time.Sleep(10 * time.Millisecond)
+			return len(items) == 0 && want == "" || len(items) == 1 && items[0].Status.Protected == want, nil
+		}); err != nil {
+			t.Fatalf("it is %s, not %q", last, want)
 		}
-		t.Fatalf("it is %s, not %q", last, want)
 	}
 	await(v1alpha1.ProtectionNone)
 	w.put(&made{storeName: "all", namespace: system, start: -5, phase: v1alpha1.BackupPhaseCompleted, own: true, volumes: []catalog.Volume{volumeOf(data, v1alpha1.VolumeBackupCompleted, -5)}},

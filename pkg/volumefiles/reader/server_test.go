@@ -19,6 +19,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/runlog"
@@ -225,14 +226,13 @@ func TestPlacesOfTheReader(t *testing.T) {
 	if failed != atOnce-perNamespace {
 		t.Errorf("%d answers have failed, and %d clients went away", failed, atOnce-perNamespace)
 	}
-	for range 100 { // the last answers end behind their clients
+	var left string
+	if err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
 		server.mu.Lock()
-		left := fmt.Sprint(server.places)
-		server.mu.Unlock()
-		if left == "map[]" {
-			return
-		}
-		time.Sleep(20 * time.Millisecond)
+		defer server.mu.Unlock()
+		left = fmt.Sprint(server.places)
+		return left == "map[]", nil // the last answers end behind their clients
+	}); err != nil {
+		t.Errorf("places are still taken: %s", left)
 	}
-	t.Errorf("places are still taken: %v", server.places)
 }
