@@ -32,19 +32,17 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/backuprun"
 	"github.com/holdfast-io/holdfast/pkg/controllers/clusteridentity"
 	"github.com/holdfast-io/holdfast/pkg/controllers/expiry"
-	"github.com/holdfast-io/holdfast/pkg/controllers/runretention"
+	"github.com/holdfast-io/holdfast/pkg/controllers/run"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/hostpath"
 	"github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/maintenance"
-	"github.com/holdfast-io/holdfast/pkg/plans"
 	"github.com/holdfast-io/holdfast/pkg/queue"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/restore"
 	"github.com/holdfast-io/holdfast/pkg/runlog"
 	"github.com/holdfast-io/holdfast/pkg/runlog/remote"
-	"github.com/holdfast-io/holdfast/pkg/serving"
 	"github.com/holdfast-io/holdfast/pkg/volumefiles"
 	"github.com/holdfast-io/holdfast/pkg/volumefiles/reader"
 )
@@ -81,7 +79,7 @@ func (o *clientOptions) config(role string) (*rest.Config, error) {
 
 type controllerOptions struct {
 	client           clientOptions
-	serving          *serving.Options
+	serving          *servingOptions
 	advertise        net.IP
 	limits           queue.Slots
 	runRetention     time.Duration
@@ -127,10 +125,10 @@ func (o *expiryOptions) validate() error {
 
 func newControllerCommand() *cobra.Command {
 	options := &controllerOptions{
-		serving:          serving.NewOptions(8444),
+		serving:          newServingOptions(8444),
 		limits:           records.DefaultLimits,
-		runRetention:     runretention.DefaultRetention,
-		restoreRetention: runretention.DefaultRestoreRetention,
+		runRetention:     run.DefaultRetention,
+		restoreRetention: run.DefaultRestoreRetention,
 		restoreWorkers:   restore.DefaultWorkers,
 		volumeTimeout:    backuprun.DefaultVolumeTimeout,
 		backupTimeout:    backuprun.DefaultTimeout,
@@ -229,11 +227,11 @@ func (o *controllerOptions) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	o.serving.AddRoute(serving.Route{Prefix: remote.Prefix, Certificate: shown.Certificate, Key: shown.Key, Handler: shown})
-	planned := plans.NewServer(shown.MayAsk)
-	o.serving.AddRoute(serving.Route{Prefix: plans.Prefix, Certificate: shown.Certificate, Key: shown.Key, Handler: planned})
+	o.serving.AddRoute(servedRoute{Prefix: remote.Prefix, Certificate: shown.Certificate, Key: shown.Key, Handler: shown})
+	planned := remote.NewPlanServer(shown.MayAsk)
+	o.serving.AddRoute(servedRoute{Prefix: remote.PlanPrefix, Certificate: shown.Certificate, Key: shown.Key, Handler: planned})
 	files := &reader.Server{MayAsk: shown.MayAsk, SystemNamespace: o.client.namespace}
-	o.serving.AddRoute(serving.Route{Prefix: volumefiles.Path, Certificate: shown.Certificate, Key: shown.Key, Handler: files})
+	o.serving.AddRoute(servedRoute{Prefix: volumefiles.Path, Certificate: shown.Certificate, Key: shown.Key, Handler: files})
 	stopped, err := o.serving.Start(ctx, o.client.kubeconfig)
 	if err != nil {
 		return err
@@ -263,7 +261,7 @@ func (o *controllerOptions) run(ctx context.Context) error {
 
 // work runs the controllers until ctx ends, and returns when all have stopped. lease.Fence stops
 // requests of a process that wakes up after another took over.
-func (o *controllerOptions) work(ctx context.Context, config *rest.Config, identity string, leads func(context.Context) error, logs *runlog.Logs, planned *plans.Server, files *reader.Server) error {
+func (o *controllerOptions) work(ctx context.Context, config *rest.Config, identity string, leads func(context.Context) error, logs *runlog.Logs, planned *remote.PlanServer, files *reader.Server) error {
 	config = rest.CopyConfig(config)
 	config.Wrap(lease.Fence)
 	c, err := o.newControllerContext(ctx, config, identity, leads, logs, planned, files)

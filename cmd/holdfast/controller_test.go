@@ -18,8 +18,8 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/holdfast-io/holdfast/pkg/lease"
-	"github.com/holdfast-io/holdfast/pkg/plans"
 	"github.com/holdfast-io/holdfast/pkg/runlog"
+	"github.com/holdfast-io/holdfast/pkg/runlog/remote"
 	"github.com/holdfast-io/holdfast/pkg/volumefiles/reader"
 )
 
@@ -58,7 +58,7 @@ func TestAPausedControllerSendsNothing(t *testing.T) {
 	err := lease.Lead(t.Context(), leases, "this process", clock, func(ctx context.Context) error {
 		work := func() (requests int, err error) {
 			network := &sent{}
-			err = options.work(ctx, &rest.Config{Host: "https://cluster.invalid", Transport: network}, "this process", nil, &runlog.Logs{}, plans.NewServer(nil), &reader.Server{})
+			err = options.work(ctx, &rest.Config{Host: "https://cluster.invalid", Transport: network}, "this process", nil, &runlog.Logs{}, remote.NewPlanServer(nil), &reader.Server{})
 			return network.requests, err
 		}
 		if requests, err := work(); err == nil || requests == 0 {

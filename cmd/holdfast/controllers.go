@@ -31,7 +31,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/leftovers"
 	"github.com/holdfast-io/holdfast/pkg/controllers/repository"
 	"github.com/holdfast-io/holdfast/pkg/controllers/restorerun"
-	"github.com/holdfast-io/holdfast/pkg/controllers/runretention"
+	"github.com/holdfast-io/holdfast/pkg/controllers/run"
 	"github.com/holdfast-io/holdfast/pkg/controllers/storagelocation"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	engineclientset "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
@@ -40,11 +40,11 @@ import (
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/location"
-	"github.com/holdfast-io/holdfast/pkg/plans"
 	"github.com/holdfast-io/holdfast/pkg/queue"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/restore/volumes"
 	"github.com/holdfast-io/holdfast/pkg/runlog"
+	"github.com/holdfast-io/holdfast/pkg/runlog/remote"
 	"github.com/holdfast-io/holdfast/pkg/volumefiles/reader"
 )
 
@@ -77,7 +77,7 @@ type controllerContext struct {
 	identity string
 	leads    func(context.Context) error
 	logs     *runlog.Logs
-	plans    *plans.Server
+	plans    *remote.PlanServer
 	files    *reader.Server
 
 	kube   kubernetes.Interface
@@ -121,7 +121,7 @@ type metadataInformers struct {
 func (f metadataInformers) StartWithContext(ctx context.Context) { f.Start(ctx.Done()) }
 
 // newControllerContext connects to the cluster. The caller ends the events.
-func (o *controllerOptions) newControllerContext(ctx context.Context, config *rest.Config, identity string, leads func(context.Context) error, logs *runlog.Logs, planned *plans.Server, files *reader.Server) (*controllerContext, error) {
+func (o *controllerOptions) newControllerContext(ctx context.Context, config *rest.Config, identity string, leads func(context.Context) error, logs *runlog.Logs, planned *remote.PlanServer, files *reader.Server) (*controllerContext, error) {
 	kube, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, err
@@ -276,13 +276,13 @@ func newBackupRun(ctx context.Context, c *controllerContext) (run func(context.C
 	return c.runs.Run, err
 }
 
-func newRunRetention(_ context.Context, c *controllerContext) (run func(context.Context), err error) {
-	controller, err := runretention.New(c.engine, c.records.BackupRuns(), clock.RealClock{}, c.runRetention)
+func newRunRetention(_ context.Context, c *controllerContext) (func(context.Context), error) {
+	controller, err := run.NewBackupRetention(c.engine, c.records.BackupRuns(), clock.RealClock{}, c.runRetention)
 	return controller.Run, err
 }
 
-func newRestoreRetention(_ context.Context, c *controllerContext) (run func(context.Context), err error) {
-	controller, err := runretention.NewRestores(c.engine, c.records.RestoreRuns(), clock.RealClock{}, c.restoreRetention)
+func newRestoreRetention(_ context.Context, c *controllerContext) (func(context.Context), error) {
+	controller, err := run.NewRestoreRetention(c.engine, c.records.RestoreRuns(), clock.RealClock{}, c.restoreRetention)
 	return controller.Run, err
 }
 

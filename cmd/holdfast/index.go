@@ -15,7 +15,7 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog/index/publish"
-	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/velero"
+	"github.com/holdfast-io/holdfast/pkg/catalog/refresh"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/location"
@@ -71,7 +71,7 @@ func (i *indexes) relocate() {
 		locations = append(locations, publish.Location{
 			Name: record.Name, Settings: settings,
 			Open: func(ctx context.Context) (publish.Store, error) { return location.Open(ctx, i.secrets, record) },
-			Layout: &velero.Layout{
+			Layout: &refresh.VeleroLayout{
 				Location: record.Name, SystemNamespace: i.namespace, Clock: clock.RealClock{},
 				Vouches: func(origin *v1alpha1.BackupOrigin) bool { return i.vouches(record, origin) },
 			},

@@ -41,12 +41,11 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/hostpath"
 	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/repository"
-	"github.com/holdfast-io/holdfast/pkg/serving"
 )
 
 type nodeAgentOptions struct {
 	client      clientOptions
-	serving     *serving.Options
+	serving     *servingOptions
 	node        string
 	hostPodsDir string
 	// hostPathRoots are mounted at the node's paths.
@@ -63,7 +62,7 @@ const leastCache = 64 << 20
 
 func newNodeAgentCommand() *cobra.Command {
 	options := &nodeAgentOptions{
-		serving:     serving.NewOptions(8445),
+		serving:     newServingOptions(8445),
 		node:        os.Getenv("NODE_NAME"),
 		hostPodsDir: "/host_pods",
 		cacheLimit:  "1Gi",

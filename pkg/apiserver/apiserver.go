@@ -40,8 +40,6 @@ import (
 	generatedopenapi "github.com/holdfast-io/holdfast/pkg/generated/openapi"
 	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/registry/backup"
-	"github.com/holdfast-io/holdfast/pkg/registry/backupqueue"
-	"github.com/holdfast-io/holdfast/pkg/registry/backupvolume"
 	"github.com/holdfast-io/holdfast/pkg/registry/nodeagent"
 	"github.com/holdfast-io/holdfast/pkg/registry/projection"
 	"github.com/holdfast-io/holdfast/pkg/registry/protection"
@@ -61,7 +59,7 @@ var (
 // definitions of the served resources.
 var definitions = []interface {
 	AddFieldLabels(*runtime.Scheme) error
-}{&backup.Resource, &backupqueue.Resource, &backupvolume.Resource, &volumebackup.Resource, &backup.ObjectResource, &protection.Resource, &nodeagent.Resource, &schedule.Resource, &restore.Resource}
+}{&backup.Resource, &backup.QueueResource, &volumebackup.VolumeResource, &volumebackup.Resource, &backup.ObjectResource, &protection.Resource, &nodeagent.Resource, &schedule.Resource, &restore.Resource}
 
 // streams are the subresources with long answers: see package streamed, and the watches of the node
 // agents.

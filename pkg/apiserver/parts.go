@@ -29,12 +29,8 @@ import (
 	clusteridentity "github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/location"
-	"github.com/holdfast-io/holdfast/pkg/plans"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/registry/backup"
-	"github.com/holdfast-io/holdfast/pkg/registry/backupqueue"
-	"github.com/holdfast-io/holdfast/pkg/registry/backupvolume"
-	"github.com/holdfast-io/holdfast/pkg/registry/locationstatus"
 	"github.com/holdfast-io/holdfast/pkg/registry/nodeagent"
 	"github.com/holdfast-io/holdfast/pkg/registry/projection"
 	"github.com/holdfast-io/holdfast/pkg/registry/protection"
@@ -43,7 +39,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/schedule"
 	"github.com/holdfast-io/holdfast/pkg/registry/streamed"
 	"github.com/holdfast-io/holdfast/pkg/registry/volumebackup"
-	"github.com/holdfast-io/holdfast/pkg/registry/volumedeletion"
 	"github.com/holdfast-io/holdfast/pkg/runlog/remote"
 	"github.com/holdfast-io/holdfast/pkg/volumefiles"
 )
@@ -89,7 +84,7 @@ type serverContext struct {
 	// Set when they are made.
 	backups   *backup.REST
 	schedules *schedule.Publisher
-	statuses  *locationstatus.Writer
+	statuses  *projection.StatusWriter
 	// scheduling is the configuration of the controller, which runs for a term.
 	scheduling schedulecontroller.Config
 }
@@ -197,7 +192,7 @@ func newProjection(s *serverContext) error {
 	s.projector.Subscribe(projection.Subscriber{Refreshed: func() { room.allow(s.projector.Resting()) }})
 	s.streams = &streamed.Streams{Stores: s.projector, SystemNamespace: s.system()}
 	s.logs = append(s.logs, s.projector.Backups, s.projector.Queue, s.projector.Volumes, s.projector.VolumeBackups)
-	s.storage["backupqueues"], err = backupqueue.Resource.ReadOnly(s.projector.Queue)
+	s.storage["backupqueues"], err = backup.QueueResource.ReadOnly(s.projector.Queue)
 	if err != nil {
 		return err
 	}
@@ -226,7 +221,7 @@ func newBackups(s *serverContext) (err error) {
 		return err
 	}
 	contents := backup.Contents{Backups: s.backups, Streams: s.streams, Stored: s.projector.Stored, Judge: s.projector.Judge, Running: s.runlogs}
-	planner := &plans.Client{Remote: s.runlogs}
+	planner := &remote.PlanClient{Remote: s.runlogs}
 	planning := &backup.PlanningREST{REST: s.backups, Plan: planner.Backup, Place: s.projector.PlannedPlace}
 	s.storage["backups"] = planning
 	s.storage["backups/plan"] = &backup.PlanObjectsREST{Planning: planning, Plan: planner.BackupObjects}
@@ -245,14 +240,14 @@ func newBackups(s *serverContext) (err error) {
 }
 
 func newVolumes(s *serverContext) (err error) {
-	if s.storage["backupvolumes"], err = backupvolume.Resource.ReadOnly(s.projector.Volumes); err != nil {
+	if s.storage["backupvolumes"], err = volumebackup.VolumeResource.ReadOnly(s.projector.Volumes); err != nil {
 		return err
 	}
 	volumeBackups, err := volumebackup.Resource.ListOnly(s.projector.VolumeBackups)
 	if err != nil {
 		return err
 	}
-	deletions := volumedeletion.Config{
+	deletions := requests.VolumeDeletionConfig{
 		Ready:   s.projector.Ready,
 		History: s.projector.VolumeHistory,
 		Backup:  s.projector.Backups.GetObject,
@@ -268,9 +263,9 @@ func newVolumes(s *serverContext) (err error) {
 		Limit:           s.extra.VolumeDeletionsPerNamespace,
 		Load:            s.projector.LoadOfVolumeDeletions,
 	}
-	s.storage["backupvolumes/deletion"] = volumedeletion.NewHistoryREST(deletions)
+	s.storage["backupvolumes/deletion"] = requests.NewHistoryDeletion(deletions)
 	s.storage["volumebackups"] = volumeBackups
-	s.storage["volumebackups/deletion"] = volumedeletion.NewREST(deletions, volumeBackups)
+	s.storage["volumebackups/deletion"] = requests.NewVolumeDeletion(deletions, volumeBackups)
 	files := volumebackup.Files{
 		Streams: s.streams, VolumeBackups: volumeBackups, Reader: &volumefiles.Client{Remote: s.runlogs},
 		Row: s.projector.VolumeBackups.Row,
@@ -301,7 +296,7 @@ func newRestores(s *serverContext) error {
 		MayUse:          s.mayUse,
 		Authorizer:      s.authorizer,
 		Limits:          s.extra.RestoreLimits,
-		Plan:            (&plans.Client{Remote: s.runlogs}).Restore,
+		Plan:            (&remote.PlanClient{Remote: s.runlogs}).Restore,
 	})
 	if err != nil {
 		return err
@@ -375,7 +370,7 @@ func newProtections(s *serverContext) error {
 }
 
 func newLocationStatus(s *serverContext) error {
-	s.statuses = locationstatus.New(locationstatus.Config{
+	s.statuses = projection.NewStatusWriter(projection.StatusConfig{
 		Records: s.engine.StorageLocations(s.system()),
 		Lister:  s.locations.Lister,
 		State:   s.projector.State,

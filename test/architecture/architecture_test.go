@@ -55,7 +55,7 @@ var rules = []rule{
 		of:        []string{"pkg/restore/source", "pkg/stored"},
 		forbidden: []string{"k8s.io/client-go", "k8s.io/apiserver", "pkg/controllers", "pkg/generated"},
 		deep:      true,
-		why:       "what reads a backup, which may be hostile, has no client to do what it says",
+		why:       "a backup may be hostile: its reader has no client, so it can do nothing for it",
 	},
 	{
 		of:        []string{"cmd", "pkg", "test"},
@@ -77,8 +77,8 @@ var rules = []rule{
 	},
 	{
 		of:        []string{"pkg/backup", "pkg/catalog", "pkg/datapath", "pkg/format", "pkg/location", "pkg/manifest", "pkg/queue", "pkg/recovery", "pkg/repository", "pkg/restore", "pkg/schedule", "pkg/selection", "pkg/store", "pkg/stored"},
-		forbidden: []string{"pkg/apiserver", "pkg/controllers", "pkg/registry", "pkg/serving"},
-		why:       "imports run downwards: the engine and the domain know nothing of who drives or shows them",
+		forbidden: []string{"pkg/apiserver", "pkg/controllers", "pkg/registry"},
+		why:       "imports run downwards: the engine and the domain do not know the controllers and the API",
 	},
 	{
 		of:        []string{"pkg/registry"},
@@ -88,13 +88,13 @@ var rules = []rule{
 	{
 		of:        []string{"pkg/controllers"},
 		forbidden: []string{"pkg/apiserver", "pkg/registry"},
-		why:       "the API server and the controllers share no memory, and work without each other, but for the agents: what is theirs to read it gives them",
+		why:       "the API server and the controllers share no memory, and work without each other",
 	},
 	{
 		of:        []string{"pkg/controllers"},
 		except:    []string{"pkg/controllers/repository", "pkg/controllers/volumework"},
 		forbidden: []string{"pkg/repository", "pkg/datapath"},
-		why:       "repositories are opened by who creates them, the agents, the Jobs that maintain them, and pkg/volumefiles/reader within its own bounds, so that whoever runs backups and deletes them needs no memory for their indexes",
+		why:       "the controllers that run and delete backups have no memory for the indexes of repositories; pkg/volumefiles/reader opens them within its own bounds",
 	},
 	{
 		of:        []string{"pkg/catalog/refresh", "pkg/catalog/index"},
@@ -105,13 +105,13 @@ var rules = []rule{
 		of:        []string{"pkg/catalog/refresh", "pkg/catalog/index"},
 		forbidden: []string{"k8s.io/client-go/kubernetes", "k8s.io/client-go/rest", "pkg/generated"},
 		deep:      true,
-		why:       "what lies in a store never becomes work: who reads it has no client to write a record with",
+		why:       "a store's content never becomes work: its reader has no client to write a record",
 	},
 	{
 		of:        []string{"pkg/controllers"},
 		forbidden: []string{"pkg/catalog"},
 		deep:      true,
-		why:       "what lies in a store never becomes work: the controllers act on records alone",
+		why:       "a store's content never becomes work: the controllers act on records alone",
 	},
 	{
 		of:        []string{"cmd", "pkg"},
@@ -129,7 +129,7 @@ var rules = []rule{
 		of:        []string{"cmd"},
 		forbidden: []string{"testing"},
 		deep:      true,
-		why:       "what is shipped holds no test helpers",
+		why:       "shipped programs hold no test helpers",
 	},
 }
 
@@ -174,7 +174,7 @@ func below(path string, roots []string) bool {
 	})
 }
 
-// Pitfall 9: what reads the stores can't write records, and what works reads no
+// Pitfall 9: readers of the stores can't write records, and the controllers read no
 // catalogue.
 func TestImportsRunDownwards(t *testing.T) {
 	used := make([]bool, len(rules))

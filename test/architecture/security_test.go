@@ -190,7 +190,7 @@ func TestAgentCapabilities(t *testing.T) {
 // nothing is written to another store in its place. The check of a location alone opens any.
 func TestStoresAreOpenedAsExpected(t *testing.T) {
 	allowed := map[string][]string{ // names by which a store is opened, or told where it is, and where they may occur
-		"store.Open":              {"pkg/catalog/index/local/", "pkg/store/storetest/"}, // a folder of the process's own
+		"store.Open":              {"pkg/catalog/index/local.go", "pkg/store/storetest/"}, // a folder of the process's own
 		"store.OpenFollowing":     {"pkg/location/", "pkg/repository/storage.go"},
 		"location.OpenUnverified": {"pkg/controllers/storagelocation/"},
 		"repository.Location":     {"pkg/repository/opener/"},

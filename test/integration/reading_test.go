@@ -20,8 +20,6 @@ import (
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/registry/backup"
-	"github.com/holdfast-io/holdfast/pkg/registry/backupqueue"
-	"github.com/holdfast-io/holdfast/pkg/registry/backupvolume"
 	"github.com/holdfast-io/holdfast/pkg/registry/nodeagent"
 	"github.com/holdfast-io/holdfast/pkg/registry/protection"
 	"github.com/holdfast-io/holdfast/pkg/registry/volumebackup"
@@ -150,8 +148,8 @@ func TestFieldSelectors(t *testing.T) {
 		selectable []string
 	}{
 		"backups":       {"Backup", backup.Resource.Selectable()},
-		"backupqueues":  {"BackupQueueEntry", backupqueue.Resource.Selectable()},
-		"backupvolumes": {"BackupVolume", backupvolume.Resource.Selectable()},
+		"backupqueues":  {"BackupQueueEntry", backup.QueueResource.Selectable()},
+		"backupvolumes": {"BackupVolume", volumebackup.VolumeResource.Selectable()},
 		"volumebackups": {"VolumeBackup", volumebackup.Resource.Selectable()},
 		"nodeagents":    {"NodeAgent", nodeagent.Resource.Selectable()},
 		"protections":   {"Protection", protection.Resource.Selectable()},

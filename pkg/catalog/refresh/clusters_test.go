@@ -25,7 +25,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog/index/publish"
 	"github.com/holdfast-io/holdfast/pkg/catalog/refresh"
-	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/velero"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
@@ -121,7 +120,7 @@ func TestTwoClusters(t *testing.T) {
 				m.publisher = publish.New(publish.Options{Cluster: m.cluster, Keys: []string{m.cluster.Key.PublicKey()}, Clock: m.clock})
 				m.publisher.SetLocations([]publish.Location{{
 					Name: "default", Open: func(context.Context) (publish.Store, error) { return published{faulty}, nil },
-					Layout: &velero.Layout{Location: "default", SystemNamespace: system, Clock: m.clock},
+					Layout: &refresh.VeleroLayout{Location: "default", SystemNamespace: system, Clock: m.clock},
 				}})
 				ctx, cancel := context.WithCancel(t.Context())
 				var running sync.WaitGroup

@@ -15,7 +15,6 @@ import (
 
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/catalog/index"
-	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/layout"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
@@ -229,9 +228,9 @@ func (w *worker) confirmOne(ctx context.Context, name string) bool {
 }
 
 // listRest lists everything after a position, in parallel ranges.
-func (w *worker) listRest(ctx context.Context, from store.Ranger, position string, boundaries []string) []layout.Shard {
+func (w *worker) listRest(ctx context.Context, from store.Ranger, position string, boundaries []string) []Shard {
 	starts := []string{position}
-	if parted, ok := w.location.Layout.(layout.Parted); ok {
+	if parted, ok := w.location.Layout.(Parted); ok {
 		for _, name := range boundaries {
 			if start := parted.Position(name); start > position {
 				starts = append(starts, start)
@@ -240,7 +239,7 @@ func (w *worker) listRest(ctx context.Context, from store.Ranger, position strin
 	}
 	slices.Sort(starts)
 	starts = slices.Compact(starts)
-	ranges := make([][]layout.Shard, len(starts))
+	ranges := make([][]Shard, len(starts))
 	var running sync.WaitGroup
 	for i, start := range starts {
 		running.Go(func() {
@@ -259,9 +258,9 @@ func (w *worker) listRest(ctx context.Context, from store.Ranger, position strin
 }
 
 // cut removes the entries after a position from a shard. Keys before the position beside them stay.
-func (w *worker) cut(shard layout.Shard, last string) layout.Shard {
-	position, holds := w.location.Layout.(layout.Parted).Position, shard.Holds
-	shard.Entries = slices.DeleteFunc(shard.Entries, func(entry layout.Entry) bool {
+func (w *worker) cut(shard Shard, last string) Shard {
+	position, holds := w.location.Layout.(Parted).Position, shard.Holds
+	shard.Entries = slices.DeleteFunc(shard.Entries, func(entry Entry) bool {
 		behind := position(entry.Name) > last
 		for _, key := range entry.Beside {
 			if behind && key <= last {

@@ -19,10 +19,7 @@ import (
 
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/catalog/index"
-	"github.com/holdfast-io/holdfast/pkg/catalog/index/local"
 	"github.com/holdfast-io/holdfast/pkg/catalog/refresh"
-	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/layout"
-	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/velero"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/store"
@@ -67,7 +64,7 @@ func newDistantIndexed(b *testing.B, backups, volumes int) (distantIndexed, form
 
 // each gives what is read of each backup, with snapshots of its own.
 func (s distantIndexed) each(b *testing.B, do func(name string, content catalog.Content) error) {
-	first, err := (&velero.Layout{Location: "far", SystemNamespace: system, Clock: clock.RealClock{}}).Read(b.Context(), ranged{s}, "b00000", layout.Known{Beside: noneBeside})
+	first, err := (&refresh.VeleroLayout{Location: "far", SystemNamespace: system, Clock: clock.RealClock{}}).Read(b.Context(), ranged{s}, "b00000", refresh.KnownEntry{Beside: noneBeside})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -89,7 +86,7 @@ func (s distantIndexed) each(b *testing.B, do func(name string, content catalog.
 func BenchmarkWarmRestart(b *testing.B) {
 	s, own := newDistantIndexed(b, 1000, 1000)
 	folder := b.TempDir()
-	cache := func() *local.Cache { return local.New(folder, "far", own.UID, clock.RealClock{}) }
+	cache := func() *index.LocalCache { return index.NewLocalCache(folder, "far", own.UID, clock.RealClock{}) }
 	all := func(string) bool { return true }
 	former := cache()
 	if _, err := former.Open(b.Context()); err != nil {

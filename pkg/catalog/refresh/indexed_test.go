@@ -21,10 +21,7 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/catalog/index"
-	"github.com/holdfast-io/holdfast/pkg/catalog/index/local"
 	"github.com/holdfast-io/holdfast/pkg/catalog/refresh"
-	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/layout"
-	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/velero"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/store"
@@ -45,9 +42,9 @@ func (f *fixture) forge(cluster format.Cluster, change func(*catalog.Content), n
 	if err := w.Load(f.t.Context()); err != nil {
 		f.t.Fatal(err)
 	}
-	from := &velero.Layout{Location: "by another name", SystemNamespace: "theirs", Clock: clock.RealClock{}}
+	from := &refresh.VeleroLayout{Location: "by another name", SystemNamespace: "theirs", Clock: clock.RealClock{}}
 	for _, name := range names {
-		content, err := from.Read(f.t.Context(), ranged{f.stores["default"]}, name, layout.Known{
+		content, err := from.Read(f.t.Context(), ranged{f.stores["default"]}, name, refresh.KnownEntry{
 			Volumes: func() []catalog.Volume { return nil },
 			Beside:  noneBeside,
 		})
@@ -219,7 +216,7 @@ func TestManyAreListedAtOnce(t *testing.T) {
 		f.run()
 		here := madeBy(t, "here")
 		f.store("default", "a")
-		content, err := (&velero.Layout{Location: "default", SystemNamespace: system, Clock: clock.RealClock{}}).Read(t.Context(), ranged{f.stores["default"]}, "a", layout.Known{Beside: noneBeside})
+		content, err := (&refresh.VeleroLayout{Location: "default", SystemNamespace: system, Clock: clock.RealClock{}}).Read(t.Context(), ranged{f.stores["default"]}, "a", refresh.KnownEntry{Beside: noneBeside})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -257,7 +254,7 @@ func TestAChangeInAnotherRange(t *testing.T) {
 		f := newFixture(t, refresh.Options{})
 		f.run()
 		f.store("default", "a")
-		content, err := (&velero.Layout{Location: "default", SystemNamespace: system, Clock: clock.RealClock{}}).Read(t.Context(), ranged{f.stores["default"]}, "a", layout.Known{Beside: noneBeside})
+		content, err := (&refresh.VeleroLayout{Location: "default", SystemNamespace: system, Clock: clock.RealClock{}}).Read(t.Context(), ranged{f.stores["default"]}, "a", refresh.KnownEntry{Beside: noneBeside})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -312,7 +309,7 @@ func TestAWarmRestart(t *testing.T) {
 			next := newFixture(t, refresh.Options{Interval: time.Hour})
 			next.stores = f.stores
 			location := next.location("default")
-			location.Indexed, location.Cache = true, local.New(folder, "default", "here", clock.RealClock{})
+			location.Indexed, location.Cache = true, index.NewLocalCache(folder, "default", "here", clock.RealClock{})
 			next.refresher.SetLocations([]refresh.Location{location})
 			next.run()
 			settle()
@@ -378,7 +375,7 @@ func TestAWarmRestartWithoutTheStore(t *testing.T) {
 			next := newFixture(t, refresh.Options{Interval: interval})
 			next.stores = f.stores
 			location := next.location("default")
-			location.Indexed, location.Cache = true, local.New(folder, "default", "here", clock.RealClock{})
+			location.Indexed, location.Cache = true, index.NewLocalCache(folder, "default", "here", clock.RealClock{})
 			next.refresher.SetLocations([]refresh.Location{location})
 			next.run()
 			settle()

@@ -15,7 +15,7 @@ import (
 
 	"k8s.io/utils/clock"
 
-	"github.com/holdfast-io/holdfast/pkg/catalog/index/local"
+	"github.com/holdfast-io/holdfast/pkg/catalog/index"
 	"github.com/holdfast-io/holdfast/pkg/catalog/refresh"
 	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/longhorn"
 	format "github.com/holdfast-io/holdfast/pkg/longhorn"
@@ -36,7 +36,7 @@ func TestAWarmRestartOfLonghorns(t *testing.T) {
 			f.stores = stores
 			location = f.location("lh")
 			location.Layout = &longhorn.Layout{TrustNamespaces: true, Clock: clock.RealClock{}}
-			location.Cache = local.New(folder, "lh", "here", clock.RealClock{})
+			location.Cache = index.NewLocalCache(folder, "lh", "here", clock.RealClock{})
 			f.refresher.SetLocations([]refresh.Location{location})
 			f.run()
 			settle()

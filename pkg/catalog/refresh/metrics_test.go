@@ -15,7 +15,6 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/holdfast-io/holdfast/pkg/catalog"
-	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/velero"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
@@ -118,7 +117,7 @@ func TestAWorkerOpensAndCloses(t *testing.T) {
 		options: &Options{Clock: clock.RealClock{}, RequestTimeout: time.Minute, Reads: 1, Asked: func(string) {}},
 		cancel:  func() {},
 		limiter: newLimiter(1, 1, clock.RealClock{}),
-		location: Location{Name: "measured", Layout: &velero.Layout{Location: "measured", SystemNamespace: "holdfast", Clock: clock.RealClock{}}, Open: func(context.Context) (Store, error) {
+		location: Location{Name: "measured", Layout: &VeleroLayout{Location: "measured", SystemNamespace: "holdfast", Clock: clock.RealClock{}}, Open: func(context.Context) (Store, error) {
 			opens++
 			return closing{bucket, &closed}, failure
 		}},

@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/holdfast-io/holdfast/pkg/catalog"
-	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/layout"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
@@ -22,19 +21,19 @@ import (
 func (w *worker) read(ctx context.Context, from store.Ranger, name string, readable bool) error {
 	location := w.location.Name
 	begun := w.options.Clock.Now()
-	content, err := w.location.Layout.Read(ctx, from, name, layout.Known{
+	content, err := w.location.Layout.Read(ctx, from, name, KnownEntry{
 		Versions: w.catalog.Versions(location, name),
 		Volumes:  func() []catalog.Volume { return w.catalog.EntryVolumes(location, name) },
 		Beside:   func(backup types.UID) []string { return w.catalog.Changes(location, name, backup) },
 		MayRead:  readable,
 	})
-	if errors.Is(err, layout.ErrUnfinished) {
+	if errors.Is(err, ErrUnfinished) {
 		if err := w.record(func(now time.Time) { w.catalog.PutUnfinished(location, name, begun, now) }); err != nil {
 			return err
 		}
 		return fmt.Errorf("there is no finished backup %s in the store: %w", name, store.ErrNotFound)
 	}
-	if unreadable, ok := errors.AsType[*layout.UnreadableError](err); ok {
+	if unreadable, ok := errors.AsType[*UnreadableError](err); ok {
 		return w.record(func(now time.Time) { w.catalog.PutUnreadable(location, name, unreadable.Reason, now) })
 	}
 	if err != nil {

@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package refresh updates the catalogue from the stores, each location by itself. A layout.Layout
+// Package refresh updates the catalogue from the stores, each location by itself. A Layout
 // knows the objects. The package only reads (store.Ranger).
 //
 //  1. A backup that this cluster stores is read when it ends.
@@ -33,8 +33,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/catalog/index"
-	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/layout"
-	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/velero"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
@@ -54,7 +52,7 @@ type Location struct {
 	// Open opens the store, and is repeated until it succeeds. The Refresher closes the store.
 	Open func(ctx context.Context) (Store, error)
 	// Layout defaults to Velero's.
-	Layout  layout.Layout
+	Layout  Layout
 	Indexed bool
 	// Cache, if not nil, keeps the read contents for the next process.
 	Cache Cache
@@ -235,7 +233,7 @@ func (r *Refresher) apply(ctx context.Context, running *sync.WaitGroup) {
 	wanted := map[string]Location{}
 	for _, location := range r.wanted {
 		if location.Layout == nil {
-			location.Layout = &velero.Layout{
+			location.Layout = &VeleroLayout{
 				Location: location.Name, SystemNamespace: r.options.SystemNamespace, Clock: r.options.Clock,
 				Vouches: func(origin *v1alpha1.BackupOrigin) bool {
 					own, trusted := r.catalog.KnowsKey(location.Name, origin.ClusterUID, origin.PublicKey)

@@ -21,7 +21,6 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/holdfast-io/holdfast/pkg/catalog"
-	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/layout"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
@@ -367,7 +366,7 @@ func (w *worker) refreshFrom(ctx context.Context, l level) (found outcome, err e
 		index, stop = w.readIndex(ctx, from)
 		defer stop()
 	}
-	var shards []layout.Shard
+	var shards []Shard
 	for shard := range w.location.Layout.List(ctx, from, l.position) {
 		shards = append(shards, shard)
 		if found.position = shard.Position; !l.full {
@@ -408,7 +407,7 @@ func (w *worker) refreshFrom(ctx context.Context, l level) (found outcome, err e
 	found.watched = l.watched
 	var unwatched error
 	var replaced []string
-	if watched, ok := w.location.Layout.(layout.Watched); ok && !l.full && w.catalog.HasVersions(w.location.Name) {
+	if watched, ok := w.location.Layout.(Watched); ok && !l.full && w.catalog.HasVersions(w.location.Name) {
 		var versions map[string]map[string]string
 		versions, found.watched, unwatched = watched.Watch(ctx, from, l.watched)
 		if errors.Is(unwatched, store.ErrDenied) { // one folder may be denied
@@ -459,7 +458,7 @@ type listing struct {
 	beside, changed []string
 }
 
-func (w *worker) listings(shards []layout.Shard, all bool, l level) []listing {
+func (w *worker) listings(shards []Shard, all bool, l level) []listing {
 	each := make([]listing, 0, len(shards))
 	var ofOthers []string
 	for _, shard := range shards {

@@ -25,7 +25,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/backupqueue"
 	"github.com/holdfast-io/holdfast/pkg/controllers/backuprun"
 	"github.com/holdfast-io/holdfast/pkg/controllers/restorerun"
-	"github.com/holdfast-io/holdfast/pkg/controllers/runretention"
+	"github.com/holdfast-io/holdfast/pkg/controllers/run"
 	"github.com/holdfast-io/holdfast/pkg/controllers/storagelocation"
 	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/lease"
@@ -125,11 +125,11 @@ func (w *world) launch() *process {
 	if err != nil {
 		w.Fatal(err)
 	}
-	retention, err := runretention.New(linkedEngine{w.EngineV1alpha1(), link{p, "retention"}}, records.BackupRuns(), clock.RealClock{}, kept)
+	retention, err := run.NewBackupRetention(linkedEngine{w.EngineV1alpha1(), link{p, "retention"}}, records.BackupRuns(), clock.RealClock{}, kept)
 	if err != nil {
 		w.Fatal(err)
 	}
-	restoreRetention, err := runretention.NewRestores(linkedEngine{w.EngineV1alpha1(), link{p, "retention"}}, records.RestoreRuns(), clock.RealClock{}, kept)
+	restoreRetention, err := run.NewRestoreRetention(linkedEngine{w.EngineV1alpha1(), link{p, "retention"}}, records.RestoreRuns(), clock.RealClock{}, kept)
 	if err != nil {
 		w.Fatal(err)
 	}

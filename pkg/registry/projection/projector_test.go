@@ -32,7 +32,7 @@ import (
 	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	clusteridentity "github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
-	"github.com/holdfast-io/holdfast/pkg/registry/backupqueue"
+	"github.com/holdfast-io/holdfast/pkg/registry/backup"
 	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 	"github.com/holdfast-io/holdfast/pkg/registry/virtual"
 )
@@ -549,8 +549,8 @@ func TestAdministratorsSeeNames(t *testing.T) {
 		t.Helper()
 		all, own := entries("/holdfast.io/backupqueues/"), entries("/holdfast.io/backupqueues/red/")
 		column := func(entry *v1alpha1.BackupQueueEntry) any {
-			i := slices.IndexFunc(backupqueue.Resource.Columns, func(c virtual.Column[*v1alpha1.BackupQueueEntry]) bool { return c.Definition.Name == "Blocked-By" })
-			return backupqueue.Resource.Columns[i].Cell(entry, time.Unix(2000, 0))
+			i := slices.IndexFunc(backup.QueueResource.Columns, func(c virtual.Column[*v1alpha1.BackupQueueEntry]) bool { return c.Definition.Name == "Blocked-By" })
+			return backup.QueueResource.Columns[i].Cell(entry, time.Unix(2000, 0))
 		}
 		if s := all["red/mine"].Status; s.Message != over || s.OtherBlockers != 0 || column(all["red/mine"]) != blocked {
 			t.Errorf("%s, over all namespaces: %+v, blocked by %v", what, s, column(all["red/mine"]))

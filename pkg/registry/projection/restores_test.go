@@ -15,7 +15,7 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
-	"github.com/holdfast-io/holdfast/pkg/registry/backupqueue"
+	"github.com/holdfast-io/holdfast/pkg/registry/backup"
 )
 
 // restore is the next version of a restore's record.
@@ -71,10 +71,10 @@ func TestRestoresInTheQueue(t *testing.T) {
 	if s := waits.Status; s.Position != 2 || s.Message != "overlaps restore same (running) in red" || len(s.Blockers) != 1 || s.Blockers[0].Kind != "Restore" {
 		t.Errorf("the one that waits: %+v", waits)
 	}
-	backup := entry("red", "same")
+	waiting := entry("red", "same")
 	// The record that somebody made by hand has a place, and is not shown.
-	if s := backup.Status; backup.Spec.Kind != "Backup" || backup.UID != "uid-red.same" || s.Position != 4 || s.Message != "overlaps restore same (running) in red" {
-		t.Errorf("the backup: %+v", backup)
+	if s := waiting.Status; waiting.Spec.Kind != "Backup" || waiting.UID != "uid-red.same" || s.Position != 4 || s.Message != "overlaps restore same (running) in red" {
+		t.Errorf("the backup: %+v", waiting)
 	}
 	if got := f.backup("red", "same").Status.QueuePosition; got != 4 {
 		t.Errorf("the backup says that its position is %d", got)
@@ -82,8 +82,8 @@ func TestRestoresInTheQueue(t *testing.T) {
 	if s := entry("blue", "restore:secret-of-blue").Status; s.Message != "overlaps another restore in red" || len(s.Blockers) != 0 || s.OtherBlockers != 1 {
 		t.Errorf("blue sees %+v", s)
 	}
-	for name, want := range map[*v1alpha1.BackupQueueEntry]string{backup: "restore:same", entry("blue", "restore:secret-of-blue"): "another"} {
-		for _, column := range backupqueue.Resource.Columns {
+	for name, want := range map[*v1alpha1.BackupQueueEntry]string{waiting: "restore:same", entry("blue", "restore:secret-of-blue"): "another"} {
+		for _, column := range backup.QueueResource.Columns {
 			if column.Definition.Name == "Blocked-By" && column.Cell(name, time.Unix(2000, 0)) != want {
 				t.Errorf("%s is blocked by %v, want %s", name.Name, column.Cell(name, time.Unix(2000, 0)), want)
 			}

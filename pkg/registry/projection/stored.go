@@ -22,9 +22,8 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
-	"github.com/holdfast-io/holdfast/pkg/catalog/index/local"
+	"github.com/holdfast-io/holdfast/pkg/catalog/index"
 	"github.com/holdfast-io/holdfast/pkg/catalog/refresh"
-	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/layout"
 	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/longhorn"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
@@ -95,7 +94,7 @@ func (s *stores) cache(record *enginev1alpha1.StorageLocation) refresh.Cache {
 	if s.cacheDir == "" || cluster == "" {
 		return nil
 	}
-	return local.New(s.cacheDir, record.Name+" "+identity(&record.Spec), cluster, clock.RealClock{})
+	return index.NewLocalCache(s.cacheDir, record.Name+" "+identity(&record.Spec), cluster, clock.RealClock{})
 }
 
 func (s *stores) restores(record *enginev1alpha1.StorageLocation) func(context.Context, store.Reader) error {
@@ -108,7 +107,7 @@ func (s *stores) restores(record *enginev1alpha1.StorageLocation) func(context.C
 }
 
 // layoutOf returns the layout of a store, nil for Holdfast's own.
-func layoutOf(spec *enginev1alpha1.StorageLocationSpec) layout.Layout {
+func layoutOf(spec *enginev1alpha1.StorageLocationSpec) refresh.Layout {
 	if !spec.IsLonghorn() {
 		return nil
 	}

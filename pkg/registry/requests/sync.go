@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package requests serves the resources that can only be created, each of which asks for
-// something to be done now: syncrequests for the listing of a store, maintenancerequests for the
-// maintenance of a repository. A request is written into the record of its name, whose
-// controller carries it out. A request that waits already is answered again, without a write.
+// something to be done: syncrequests for the listing of a store, maintenancerequests for the
+// maintenance of a repository, and the deletion of volumes. A request becomes a record, or a part of
+// one, whose controller carries it out. One that waits already is answered again, without a write.
 package requests
 
 import (

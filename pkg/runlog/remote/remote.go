@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package remote lets the API server read logs of running backups and restores from the leading
-// controller's memory.
+// controller's memory, and have it plan others.
 //
 // The controller publishes its address, a certificate and a token, new for each process, in a
 // Secret that only the API server reads. So a reader talks to that process or none, and no other

@@ -26,7 +26,7 @@ import (
 
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/catalog/index"
-	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/layout"
+	"github.com/holdfast-io/holdfast/pkg/catalog/refresh"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
@@ -45,7 +45,7 @@ type Location struct {
 	// Settings represents the dependencies of Open. A change restarts the worker.
 	Settings string
 	Open     func(ctx context.Context) (Store, error)
-	Layout   layout.Layout
+	Layout   refresh.Layout
 }
 
 // Options of a Publisher. Zero values mean the defaults.
@@ -263,7 +263,7 @@ func (w *worker) search(ctx context.Context, ended []string) (err error) {
 	}
 	listed, trusted := map[string]bool{}, true
 	var known []string
-	var missing []layout.Entry
+	var missing []refresh.Entry
 	for shard := range w.Layout.List(ctx, w.opened, "") {
 		if shard.Err != nil {
 			return shard.Err
@@ -298,7 +298,7 @@ func (w *worker) search(ctx context.Context, ended []string) (err error) {
 
 // mayRead reports whether the store allows reading an indexed backup, or else a missing one. Then a
 // refusal is not the store's failure.
-func (w *worker) mayRead(ctx context.Context, known []string, missing []layout.Entry) bool {
+func (w *worker) mayRead(ctx context.Context, known []string, missing []refresh.Entry) bool {
 	if len(missing) == 0 {
 		return false
 	}
@@ -312,7 +312,7 @@ func (w *worker) mayRead(ctx context.Context, known []string, missing []layout.E
 }
 
 func (w *worker) add(ctx context.Context, storeNames []string) error {
-	entries := make([]layout.Entry, len(storeNames))
+	entries := make([]refresh.Entry, len(storeNames))
 	for i, storeName := range storeNames {
 		entries[i].Name = storeName
 	}
@@ -344,7 +344,7 @@ func (w *worker) clean(ctx context.Context) error {
 }
 
 // read adds final backups. It omits a refused backup if mayRead; otherwise the store has failed.
-func (w *worker) read(ctx context.Context, entries []layout.Entry, mayRead bool) error {
+func (w *worker) read(ctx context.Context, entries []refresh.Entry, mayRead bool) error {
 	var mu sync.Mutex // guards the following variables and the writer
 	var failed int
 	var first error
@@ -354,12 +354,12 @@ func (w *worker) read(ctx context.Context, entries []layout.Entry, mayRead bool)
 		group.Go(func() error {
 			readCtx, cancel := context.WithTimeout(groupCtx, requestTimeout)
 			defer cancel()
-			content, err := w.Layout.Read(readCtx, w.opened, entry.Name, layout.Known{
+			content, err := w.Layout.Read(readCtx, w.opened, entry.Name, refresh.KnownEntry{
 				Volumes: func() []catalog.Volume { return nil },
 				Beside:  func(backup types.UID) []string { return catalog.ChangesOf(entry.Beside, backup) },
 				MayRead: mayRead,
 			})
-			if _, unreadable := errors.AsType[*layout.UnreadableError](err); unreadable || errors.Is(err, layout.ErrUnfinished) {
+			if _, unreadable := errors.AsType[*refresh.UnreadableError](err); unreadable || errors.Is(err, refresh.ErrUnfinished) {
 				return nil
 			}
 			mu.Lock()

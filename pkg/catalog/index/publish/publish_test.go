@@ -24,7 +24,7 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog/index"
-	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/velero"
+	"github.com/holdfast-io/holdfast/pkg/catalog/refresh"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
@@ -50,7 +50,7 @@ func begin(t *testing.T, of *storetest.Faulty) *fixture {
 	f.publisher = New(Options{Cluster: f.cluster, Clock: clock.RealClock{}})
 	f.publisher.SetLocations([]Location{{
 		Name: "default", Open: func(context.Context) (Store, error) { return kept{of}, nil },
-		Layout: &velero.Layout{Location: "default", SystemNamespace: system, Clock: clock.RealClock{}},
+		Layout: &refresh.VeleroLayout{Location: "default", SystemNamespace: system, Clock: clock.RealClock{}},
 	}})
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup

@@ -30,7 +30,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/utils/clock"
 
-	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/layout"
+	"github.com/holdfast-io/holdfast/pkg/catalog/refresh"
 	format "github.com/holdfast-io/holdfast/pkg/longhorn"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
@@ -52,12 +52,12 @@ type Layout struct {
 	Clock           clock.PassiveClock
 }
 
-var _ layout.Layout = &Layout{}
+var _ refresh.Layout = &Layout{}
 
 // List implements layout.Layout. The first shard, for polls, is one volume, with a request for each
 // 1,000 backups. The other shards are the folders of the first level, listed in parallel.
-func (l *Layout) List(ctx context.Context, from store.Ranger, after string) iter.Seq[layout.Shard] {
-	return func(yield func(layout.Shard) bool) {
+func (l *Layout) List(ctx context.Context, from store.Ranger, after string) iter.Seq[refresh.Shard] {
+	return func(yield func(refresh.Shard) bool) {
 		lister := lister{from: from, tokens: make(chan struct{}, atOnce)}
 		// It may meet folders of blocks, whose errors don't matter.
 		if first, err := l.next(ctx, from, after); err == nil {
@@ -68,7 +68,7 @@ func (l *Layout) List(ctx context.Context, from store.Ranger, after string) iter
 		}
 		found, err := lister.list(ctx, format.VolumesPrefix, store.ListOptions{})
 		if err != nil {
-			yield(layout.Shard{Holds: holds(after, ""), Err: err})
+			yield(refresh.Shard{Holds: holds(after, ""), Err: err})
 			return
 		}
 		var firsts []string
@@ -79,16 +79,16 @@ func (l *Layout) List(ctx context.Context, from store.Ranger, after string) iter
 			}
 		}
 		if len(firsts) == 0 {
-			yield(layout.Shard{Holds: holds(after, "")})
+			yield(refresh.Shard{Holds: holds(after, "")})
 			return
 		}
-		yieldAs := func(shard layout.Shard, i int) bool {
+		yieldAs := func(shard refresh.Shard, i int) bool {
 			position := ""
 			if i < len(firsts)-1 {
 				position = past(firsts[i])
 			}
 			shard.Holds, shard.Position = holds(after, position), position
-			shard.Entries = slices.DeleteFunc(shard.Entries, func(entry layout.Entry) bool { return !shard.Holds(entry.Name) })
+			shard.Entries = slices.DeleteFunc(shard.Entries, func(entry refresh.Entry) bool { return !shard.Holds(entry.Name) })
 			after = position
 			return yield(shard)
 		}
@@ -100,9 +100,9 @@ func (l *Layout) List(ctx context.Context, from store.Ranger, after string) iter
 		defer running.Wait()
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		shards := make([]chan layout.Shard, len(firsts))
+		shards := make([]chan refresh.Shard, len(firsts))
 		for i := 1; i < len(firsts); i++ {
-			shards[i] = make(chan layout.Shard, 1)
+			shards[i] = make(chan refresh.Shard, 1)
 			running.Go(func() { shards[i] <- l.shard(ctx, &lister, firsts[i]) })
 		}
 		for i := 1; i < len(firsts); i++ {
@@ -126,7 +126,7 @@ func holds(after, last string) func(name string) bool {
 
 // next lists the volume after a position: in its folder, backups come before blocks. Without one it
 // is the last shard. It skips other objects; a request full of them is an empty shard.
-func (l *Layout) next(ctx context.Context, from store.Reader, after string) (layout.Shard, error) {
+func (l *Layout) next(ctx context.Context, from store.Reader, after string) (refresh.Shard, error) {
 	options := store.ListOptions{Recursive: true}
 	if after != "" {
 		options.StartAfter = format.VolumesPrefix + after
@@ -135,7 +135,7 @@ func (l *Layout) next(ctx context.Context, from store.Reader, after string) (lay
 	var backups []store.Object
 	for object, err := range from.List(ctx, format.VolumesPrefix, options) {
 		if err != nil {
-			return layout.Shard{}, err
+			return refresh.Shard{}, err
 		}
 		key := strings.TrimPrefix(object.Key, format.VolumesPrefix)
 		parts := strings.SplitN(key, "/", 4)
@@ -164,9 +164,9 @@ func (l *Layout) next(ctx context.Context, from store.Reader, after string) (lay
 			backups = append(backups, object)
 		}
 	}
-	shard := layout.Shard{Holds: func(name string) bool { return name == volume }, Position: position}
+	shard := refresh.Shard{Holds: func(name string) bool { return name == volume }, Position: position}
 	if volume != "" {
-		shard.Entries = []layout.Entry{{Name: volume, Versions: l.versions(backups)}}
+		shard.Entries = []refresh.Entry{{Name: volume, Versions: l.versions(backups)}}
 	}
 	return shard, nil
 }
@@ -176,13 +176,13 @@ func isSpread(name string) bool {
 	return len(name) == 2 && strings.Trim(name, "0123456789abcdef") == ""
 }
 
-func (l *Layout) shard(ctx context.Context, lister *lister, first string) layout.Shard {
+func (l *Layout) shard(ctx context.Context, lister *lister, first string) refresh.Shard {
 	seconds, err := lister.list(ctx, format.VolumesPrefix+first, store.ListOptions{})
 	if err != nil {
-		return layout.Shard{Err: err}
+		return refresh.Shard{Err: err}
 	}
 	var mu sync.Mutex
-	var shard layout.Shard // guarded by mu
+	var shard refresh.Shard // guarded by mu
 	var group errgroup.Group
 	group.SetLimit(atOnce)
 	for _, second := range seconds {
@@ -198,14 +198,14 @@ func (l *Layout) shard(ctx context.Context, lister *lister, first string) layout
 		})
 	}
 	shard.Err = group.Wait()
-	slices.SortFunc(shard.Entries, func(a, b layout.Entry) int {
+	slices.SortFunc(shard.Entries, func(a, b refresh.Entry) int {
 		return cmp.Compare(format.VolumePrefix(a.Name), format.VolumePrefix(b.Name))
 	})
 	return shard
 }
 
 // entries lists the volumes in a folder of the second level; with an error, some of them.
-func (l *Layout) entries(ctx context.Context, lister *lister, folder string) (entries []layout.Entry, failed error) {
+func (l *Layout) entries(ctx context.Context, lister *lister, folder string) (entries []refresh.Entry, failed error) {
 	objects, err := lister.list(ctx, folder, store.ListOptions{})
 	if err != nil {
 		return nil, err
@@ -218,9 +218,9 @@ func (l *Layout) entries(ctx context.Context, lister *lister, folder string) (en
 		backups, err := lister.backups(ctx, name)
 		switch {
 		case err == nil:
-			entries = append(entries, layout.Entry{Name: name, Versions: l.versions(backups)})
+			entries = append(entries, refresh.Entry{Name: name, Versions: l.versions(backups)})
 		case errors.Is(err, store.ErrDenied): // its reader decides about the refusal
-			entries = append(entries, layout.Entry{Name: name})
+			entries = append(entries, refresh.Entry{Name: name})
 		default:
 			failed = err
 		}

@@ -19,7 +19,7 @@ import (
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
-	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/layout"
+	"github.com/holdfast-io/holdfast/pkg/catalog/refresh"
 	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/longhorn"
 	format "github.com/holdfast-io/holdfast/pkg/longhorn"
 	"github.com/holdfast-io/holdfast/pkg/longhorn/longhorntest"
@@ -79,7 +79,7 @@ func (r ranged) GetRange(ctx context.Context, key string, offset, length int64) 
 func (l *lab) from() store.Ranger { return ranged{l.store, l.inner} }
 
 // list gives the entries of all shards.
-func (l *lab) list() (entries []layout.Entry) {
+func (l *lab) list() (entries []refresh.Entry) {
 	l.t.Helper()
 	for shard := range l.layout.List(l.t.Context(), l.from(), "") {
 		if shard.Err != nil {
@@ -110,7 +110,7 @@ func (l *lab) refresh() (read []string) {
 
 func (l *lab) read(name string, mayRead bool) {
 	l.t.Helper()
-	content, err := l.layout.Read(l.t.Context(), l.from(), name, layout.Known{
+	content, err := l.layout.Read(l.t.Context(), l.from(), name, refresh.KnownEntry{
 		Versions: l.catalog.Versions("lh", name),
 		Volumes:  func() []catalog.Volume { return l.catalog.EntryVolumes("lh", name) },
 		MayRead:  mayRead,
@@ -410,7 +410,7 @@ func TestStoreFailures(t *testing.T) {
 	}
 	for _, err := range []error{store.ErrDenied, store.ErrUnavailable} {
 		l.store.Inject(storetest.Fault{Operation: storetest.Get, Err: err})
-		if _, got := l.layout.Read(t.Context(), l.from(), longhorntest.VolumeName(5), layout.Known{}); got == nil {
+		if _, got := l.layout.Read(t.Context(), l.from(), longhorntest.VolumeName(5), refresh.KnownEntry{}); got == nil {
 			t.Errorf("the store refuses everything (%v), and the entry is read", err)
 		}
 	}
@@ -439,7 +439,7 @@ func listsFromAPosition(t *testing.T, inner *store.Bucket) {
 		}
 	}
 	all := l.list()
-	var pieces []layout.Entry
+	var pieces []refresh.Entry
 	for after := ""; ; {
 		l.store.Reset()
 		for shard := range l.layout.List(t.Context(), l.from(), after) {

@@ -17,7 +17,7 @@ import (
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
-	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/layout"
+	"github.com/holdfast-io/holdfast/pkg/catalog/refresh"
 	format "github.com/holdfast-io/holdfast/pkg/longhorn"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
@@ -43,7 +43,7 @@ func (l *Layout) Probe(ctx context.Context, from store.Ranger, name string) erro
 }
 
 // Read implements layout.Layout.
-func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known layout.Known) (catalog.Content, error) {
+func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known refresh.KnownEntry) (catalog.Content, error) {
 	var content catalog.Content
 	var objects []store.Object
 	var volume *format.Volume
@@ -60,7 +60,7 @@ func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known
 	})
 	if err := group.Wait(); err != nil {
 		if known.MayRead && errors.Is(err, store.ErrDenied) {
-			err = &layout.UnreadableError{Reason: "its backups can't be listed: " + store.Reason(err)}
+			err = &refresh.UnreadableError{Reason: "its backups can't be listed: " + store.Reason(err)}
 		}
 		return content, err
 	}
@@ -191,7 +191,7 @@ func labels(of map[string]string) catalog.Labels {
 
 // judge makes the rows. If nothing could be read, the store has failed. Otherwise each failed
 // backup is unreadable until the next read.
-func judge(read []*reading, known *layout.Known, content *catalog.Content) error {
+func judge(read []*reading, known *refresh.KnownEntry, content *catalog.Content) error {
 	shown := known.MayRead || slices.ContainsFunc(read, func(r *reading) bool { return r.row != nil })
 	for _, r := range read {
 		if r.row == nil && !errors.Is(r.err, store.ErrNotFound) {

@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package velero
+package refresh
 
 import (
 	"bytes"
@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
 
-	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/layout"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
@@ -104,8 +103,8 @@ func TestSnapshotsOfVelero(t *testing.T) {
 			put(format.VolumeInfoKey("v"), test.infos)
 			put(format.VolumeSnapshotsKey("v"), test.native)
 			put(format.CSISnapshotsKey("v"), test.csi)
-			l := &Layout{Location: "default", SystemNamespace: "holdfast", Clock: clocktesting.NewFakeClock(now)}
-			content, err := l.Read(t.Context(), whole{from}, "v", layout.Known{Beside: func(types.UID) []string { return nil }})
+			l := &VeleroLayout{Location: "default", SystemNamespace: "holdfast", Clock: clocktesting.NewFakeClock(now)}
+			content, err := l.Read(t.Context(), whole{from}, "v", KnownEntry{Beside: func(types.UID) []string { return nil }})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -1,8 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package serving serves the health and metrics of a role that is no API server.
-package serving
+package main
 
 import (
 	"context"
@@ -28,28 +27,28 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 )
 
-// Options say where a role serves, and which users may read its metrics.
-type Options struct {
+// servingOptions say where a role that is no API server serves its health and metrics.
+type servingOptions struct {
 	secure         *options.SecureServingOptionsWithLoopback
 	authentication *options.DelegatingAuthenticationOptions
 	authorization  *options.DelegatingAuthorizationOptions
-	routes         []Route
+	routes         []servedRoute
 }
 
-// Route is a path whose handler authorises callers itself. It has its own name and certificate.
-type Route struct {
+// servedRoute is a path whose handler authorises callers itself. It has its own name and certificate.
+type servedRoute struct {
 	Prefix           string
 	Certificate, Key []byte
 	Handler          http.Handler
 }
 
-// NewOptions returns Options for a port; 0 serves nothing.
-func NewOptions(port int) *Options {
+// newServingOptions returns Options for a port; 0 serves nothing.
+func newServingOptions(port int) *servingOptions {
 	secure := options.NewSecureServingOptions()
 	secure.BindPort = port
 	secure.ServerCert.CertDirectory = ""
 	secure.ServerCert.PairName = "holdfast"
-	o := &Options{
+	o := &servingOptions{
 		secure:         secure.WithLoopback(),
 		authentication: options.NewDelegatingAuthenticationOptions(),
 		authorization:  options.NewDelegatingAuthorizationOptions(),
@@ -60,27 +59,27 @@ func NewOptions(port int) *Options {
 }
 
 // AddFlags adds the options' flags.
-func (o *Options) AddFlags(flags *pflag.FlagSet) {
+func (o *servingOptions) AddFlags(flags *pflag.FlagSet) {
 	o.secure.AddFlags(flags)
 	o.authentication.AddFlags(flags)
 	o.authorization.AddFlags(flags)
 }
 
 // AddRoute has Start serve a Route too.
-func (o *Options) AddRoute(route Route) { o.routes = append(o.routes, route) }
+func (o *servingOptions) AddRoute(route servedRoute) { o.routes = append(o.routes, route) }
 
 // Port is where it is served; 0 is nowhere.
-func (o *Options) Port() int { return o.secure.BindPort }
+func (o *servingOptions) Port() int { return o.secure.BindPort }
 
 // Validate returns what is wrong with the options.
-func (o *Options) Validate() []error {
+func (o *servingOptions) Validate() []error {
 	return append(append(o.secure.Validate(), o.authentication.Validate()...), o.authorization.Validate()...)
 }
 
 // Start serves /healthz, /livez, /readyz and /metrics until ctx ends; the returned channel is
 // closed then. Callers are checked by kubeconfig, unless a flag names another; empty means the
 // pod's own account.
-func (o *Options) Start(ctx context.Context, kubeconfig string, ready ...healthz.HealthChecker) (<-chan struct{}, error) {
+func (o *servingOptions) Start(ctx context.Context, kubeconfig string, ready ...healthz.HealthChecker) (<-chan struct{}, error) {
 	if o.secure.BindPort == 0 {
 		stopped := make(chan struct{})
 		close(stopped)

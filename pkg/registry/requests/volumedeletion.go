@@ -1,17 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package volumedeletion serves backupvolumes/deletion and volumebackups/deletion: a POST
-// deletes the whole history of a volume, or one volume backup. One record for each storage
-// location holds the request, with each backup that is meant; from then on they are not listed,
-// by any replica. The controller backupchange carries it out.
-//
-// Who may do it: whoever has the right to this subresource in the namespace where the volume
-// is listed. A backup that is listed in another namespace, as an administrator's that holds the
-// volume of a tenant, is somebody else's: to take data from it needs the right to delete that
-// backup, which is create on backups/deletion in its namespace. Of a volume's history goes what
-// the requester may delete; the rest stays, and the answer counts it.
-package volumedeletion
+package requests
 
 import (
 	"context"
@@ -43,8 +33,8 @@ import (
 // maxBytes is about how large the list of backups in a record may be, which etcd has to take.
 const maxBytes = 1 << 20
 
-// Config is what a REST needs.
-type Config struct {
+// VolumeDeletionConfig is what a REST needs.
+type VolumeDeletionConfig struct {
 	// Ready fails while it is not known what the stores hold.
 	Ready func() error
 	// History is what is listed of a volume, by its name as a BackupVolume, with its uid.
@@ -75,9 +65,15 @@ const recordsPerUnfinished = 10
 // CauseTooManyDeletions is the cause in the answer to a request that is beyond the limit.
 const CauseTooManyDeletions metav1.CauseType = "TooManyVolumeDeletions"
 
-// deletion is the subresource of one resource.
+// deletion is the subresource of one resource. A POST deletes a volume's whole history, or one volume
+// backup. One record for each storage location names each backup that is meant, and no replica lists
+// those any more. The controller backupchange carries it out.
+//
+// A requester needs the right to this subresource in the namespace that lists the volume. A backup of
+// another namespace needs the right to create backups/deletion there, too. Other backups of a history
+// stay, and the answer counts them.
 type deletion struct {
-	Config
+	VolumeDeletionConfig
 	quota    recorded.Quota
 	resource schema.GroupResource
 	// history is true if a volume's whole history is meant.
@@ -86,9 +82,9 @@ type deletion struct {
 	items func(ctx context.Context, namespace, name string) ([]catalog.HistoryItem, types.UID, error)
 }
 
-// NewHistoryREST serves backupvolumes/deletion.
-func NewHistoryREST(config Config) *recorded.Subresource {
-	d := &deletion{Config: config, resource: v1alpha1.Resource("backupvolumes"), history: true}
+// NewHistoryDeletion serves backupvolumes/deletion.
+func NewHistoryDeletion(config VolumeDeletionConfig) *recorded.Subresource {
+	d := &deletion{VolumeDeletionConfig: config, resource: v1alpha1.Resource("backupvolumes"), history: true}
 	d.items = func(_ context.Context, namespace, name string) ([]catalog.HistoryItem, types.UID, error) {
 		items, uid := config.History(namespace, name)
 		if len(items) == 0 {
@@ -99,9 +95,9 @@ func NewHistoryREST(config Config) *recorded.Subresource {
 	return d.subresource("backupvolume")
 }
 
-// NewREST serves volumebackups/deletion. The volume backups are got from where they are listed.
-func NewREST(config Config, volumeBackups rest.Getter) *recorded.Subresource {
-	d := &deletion{Config: config, resource: v1alpha1.Resource("volumebackups")}
+// NewVolumeDeletion serves volumebackups/deletion. The volume backups are got from where they are listed.
+func NewVolumeDeletion(config VolumeDeletionConfig, volumeBackups rest.Getter) *recorded.Subresource {
+	d := &deletion{VolumeDeletionConfig: config, resource: v1alpha1.Resource("volumebackups")}
 	d.items = func(ctx context.Context, namespace, name string) ([]catalog.HistoryItem, types.UID, error) {
 		found, err := volumeBackups.Get(ctx, name, &metav1.GetOptions{})
 		if err != nil {
@@ -125,7 +121,7 @@ func (d *deletion) subresource(singular string) *recorded.Subresource {
 			if namespace == d.SystemNamespace {
 				return 0, ""
 			}
-			return d.Config.Limit, "--volume-deletions-per-namespace"
+			return d.VolumeDeletionConfig.Limit, "--volume-deletions-per-namespace"
 		},
 		Load:       d.Load,
 		Unfinished: "%[1]d deletions of volumes of the namespace %[2]q are under way, this one would be %[3]d more, and at most %[4]d may be (%[5]s of the API server): wait until some are carried out",

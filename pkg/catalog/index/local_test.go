@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package local
+package index
 
 import (
 	"fmt"
@@ -17,13 +17,11 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/catalog"
 )
 
-var begin = time.Unix(1_800_000_000, 0)
-
 // open gives a cache, and the names that it has.
-func open(t *testing.T, folder, ofStore, clusterUID string, now time.Time) (*Cache, *clocktesting.FakePassiveClock, string) {
+func open(t *testing.T, folder, ofStore, clusterUID string, now time.Time) (*LocalCache, *clocktesting.FakePassiveClock, string) {
 	t.Helper()
 	clock := clocktesting.NewFakePassiveClock(now)
-	c := New(folder, ofStore, clusterUID, clock)
+	c := NewLocalCache(folder, ofStore, clusterUID, clock)
 	entries, err := c.Open(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -133,13 +131,13 @@ func TestRemoved(t *testing.T) {
 		}
 		// A list that was cut short, and one that is asked for before it is opened.
 		must(t, os.WriteFile(next.removedFile(), []byte("\n\"b00"), 0o600))
-		must(t, New(folder, "s3 a", "here", clock).Remove("b0008"))
+		must(t, NewLocalCache(folder, "s3 a", "here", clock).Remove("b0008"))
 		if _, _, found := open(t, folder, "s3 a", "here", begin.Add(3*time.Hour)); len(strings.Fields(found)) != 1000 || !strings.Contains(found, "b0007(2)") || strings.Contains(found, "b0008(") {
 			t.Errorf("killed %t: %d are shown then", killed, len(strings.Fields(found)))
 		}
 	}
 	// Without a folder nothing is shown, and what can't be written is shown by nobody.
-	must(t, New(filepath.Join(t.TempDir(), "none"), "s3 a", "here", clocktesting.NewFakePassiveClock(begin)).Remove("a"))
+	must(t, NewLocalCache(filepath.Join(t.TempDir(), "none"), "s3 a", "here", clocktesting.NewFakePassiveClock(begin)).Remove("a"))
 	folder := t.TempDir()
 	c, clock, _ := open(t, folder, "s3 a", "here", begin)
 	must(t, c.Add(t.Context(), "a", content(1)))
@@ -154,7 +152,7 @@ func TestRemoved(t *testing.T) {
 	}
 }
 
-func TestSpoilt(t *testing.T) {
+func TestSpoiltFolder(t *testing.T) {
 	folder := t.TempDir()
 	c, _, _ := open(t, folder, "s3 a", "here", begin)
 	must(t, c.Add(t.Context(), "a", content(1)))
@@ -178,7 +176,7 @@ func TestSpoilt(t *testing.T) {
 	// One that can't be written does nothing.
 	file := filepath.Join(t.TempDir(), "file")
 	must(t, os.WriteFile(file, nil, 0o600))
-	none := New(file, "s3 a", "here", clocktesting.NewFakePassiveClock(begin))
+	none := NewLocalCache(file, "s3 a", "here", clocktesting.NewFakePassiveClock(begin))
 	if _, err := none.Open(t.Context()); err == nil {
 		t.Error("a file was opened as a folder")
 	}

@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package locationstatus
+package projection
 
 import (
 	"context"
@@ -43,7 +43,7 @@ func TestWrites(t *testing.T) {
 	clock := clocktesting.NewFakeClock(time.Unix(1_800_000_000, 0))
 	var state refresh.State
 	recorder := events.NewFakeRecorder(10)
-	w := New(Config{
+	w := NewStatusWriter(StatusConfig{
 		Records: cluster.EngineV1alpha1().StorageLocations("holdfast"), Lister: live{cluster},
 		State:  func(string) (refresh.State, bool) { return state, true },
 		Events: recorder, Clock: clock,

@@ -1,11 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package local keeps a process's read contents of a storage location on disk for the next process:
-// an index in a private folder, named by store and cluster. Its entries are judged again when
-// shown, and the store decides. A full, damaged or missing folder only costs time. Removals are
-// written to a file at once, so that the next process does not show removed backups.
-package local
+package index
 
 import (
 	"context"
@@ -28,7 +24,6 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
-	"github.com/holdfast-io/holdfast/pkg/catalog/index"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
@@ -36,14 +31,17 @@ import (
 // interval is the minimum time between writes, except the last.
 const interval = 5 * time.Minute
 
-// Cache is the cache of one location. After a failure it does nothing.
-type Cache struct {
+// LocalCache keeps what a process has read of one location on disk for the next process. Its entries are
+// judged again when shown, and the store decides. A full, damaged or missing folder only costs time.
+// Removals are written at once, so that the next process does not show removed backups. After a
+// failure it does nothing.
+type LocalCache struct {
 	folder, clusterUID string
 	clock              clock.PassiveClock
 
 	mu      sync.Mutex
 	bucket  *store.Bucket // nil if closed; guarded by mu
-	writer  *index.Writer // guarded by mu
+	writer  *Writer       // guarded by mu
 	written time.Time     // guarded by mu
 
 	// removing guards removed and its file. It is locked after mu, and not held while the index is
@@ -53,14 +51,14 @@ type Cache struct {
 	removed map[string]bool
 }
 
-// New returns a cluster's cache for a store, which any text identifies.
-func New(folder, ofStore, clusterUID string, clock clock.PassiveClock) *Cache {
+// NewLocalCache returns a cluster's cache for a store, which any text identifies.
+func NewLocalCache(folder, ofStore, clusterUID string, clock clock.PassiveClock) *LocalCache {
 	sum := sha256.Sum256([]byte(clusterUID + "\x00" + ofStore))
-	return &Cache{folder: filepath.Join(folder, hex.EncodeToString(sum[:16])), clusterUID: clusterUID, clock: clock}
+	return &LocalCache{folder: filepath.Join(folder, hex.EncodeToString(sum[:16])), clusterUID: clusterUID, clock: clock}
 }
 
 // Open reads the former entries. It must precede Add.
-func (c *Cache) Open(ctx context.Context) (iter.Seq[index.Entry], error) {
+func (c *LocalCache) Open(ctx context.Context) (iter.Seq[Entry], error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	entries, err := c.openLocked(ctx)
@@ -71,7 +69,7 @@ func (c *Cache) Open(ctx context.Context) (iter.Seq[index.Entry], error) {
 	return entries, nil
 }
 
-func (c *Cache) openLocked(ctx context.Context) (iter.Seq[index.Entry], error) {
+func (c *LocalCache) openLocked(ctx context.Context) (iter.Seq[Entry], error) {
 	if err := os.MkdirAll(c.folder, 0o700); err != nil {
 		return nil, err
 	}
@@ -90,28 +88,28 @@ func (c *Cache) openLocked(ctx context.Context) (iter.Seq[index.Entry], error) {
 	}, nil); err != nil {
 		return nil, err
 	}
-	c.writer = index.NewWriter(c.bucket, format.Cluster{UID: c.clusterUID, Key: key}, nil, c.clock)
+	c.writer = NewWriter(c.bucket, format.Cluster{UID: c.clusterUID, Key: key}, nil, c.clock)
 	c.writer.Grace, c.writer.Exact = 0, true // there is no other reader, and all is shown
 	if err := c.writer.Load(ctx); err != nil {
 		return nil, err
 	}
 	c.written = c.clock.Now()
-	found, err := index.Open(ctx, c.bucket, func(clusterUID string) bool { return clusterUID == c.clusterUID }, func(_, publicKey string) index.Standing {
+	found, err := Open(ctx, c.bucket, func(clusterUID string) bool { return clusterUID == c.clusterUID }, func(_, publicKey string) Standing {
 		if publicKey == key.PublicKey() {
-			return index.Own
+			return Own
 		}
-		return index.Ignored
+		return Ignored
 	})
 	if err != nil {
 		return nil, err
 	}
-	return func(yield func(index.Entry) bool) {
+	return func(yield func(Entry) bool) {
 		found.Fetch(ctx).Entries(func(name string) bool { return !c.isRemoved(name) })(yield)
 	}, nil
 }
 
 // key reads or creates the folder's key, which marks this cluster's writes.
-func (c *Cache) key() (*format.SigningKey, error) {
+func (c *LocalCache) key() (*format.SigningKey, error) {
 	name := filepath.Join(c.folder, "key")
 	seed, err := os.ReadFile(name)
 	if err == nil {
@@ -129,20 +127,20 @@ func (c *Cache) key() (*format.SigningKey, error) {
 }
 
 // Add keeps the read content of an entry.
-func (c *Cache) Add(ctx context.Context, storeName string, content catalog.Content) error {
+func (c *LocalCache) Add(ctx context.Context, storeName string, content catalog.Content) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.writer == nil || !index.Indexable(&content) {
+	if c.writer == nil || !Indexable(&content) {
 		return nil
 	}
 	c.removing.Lock()
 	delete(c.removed, storeName) // the file keeps the name until the entry is on disk
 	c.removing.Unlock()
-	return c.failLocked(c.writer.Add(ctx, index.Entry{StoreName: storeName, Content: content}))
+	return c.failLocked(c.writer.Add(ctx, Entry{StoreName: storeName, Content: content}))
 }
 
 // Write writes the entries that keep accepts, unless it did so recently.
-func (c *Cache) Write(ctx context.Context, keep func(storeName string) bool) error {
+func (c *LocalCache) Write(ctx context.Context, keep func(storeName string) bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.writer == nil || c.clock.Since(c.written) < interval {
@@ -151,7 +149,7 @@ func (c *Cache) Write(ctx context.Context, keep func(storeName string) bool) err
 	return c.writeLocked(ctx, keep)
 }
 
-func (c *Cache) writeLocked(ctx context.Context, keep func(storeName string) bool) error {
+func (c *LocalCache) writeLocked(ctx context.Context, keep func(storeName string) bool) error {
 	c.written = c.clock.Now()
 	for _, step := range []func(context.Context) error{
 		func(ctx context.Context) error { return c.writer.Sweep(ctx, keep) }, c.writer.Commit, c.writer.Clean,
@@ -168,7 +166,7 @@ func (c *Cache) writeLocked(ctx context.Context, keep func(storeName string) boo
 
 // Remove hides names from the next process, however this one ends, unless they are added again. If
 // that can't be written, the folder is removed.
-func (c *Cache) Remove(storeNames ...string) error {
+func (c *LocalCache) Remove(storeNames ...string) error {
 	c.removing.Lock()
 	defer c.removing.Unlock()
 	var lines []byte
@@ -195,15 +193,15 @@ func (c *Cache) Remove(storeNames ...string) error {
 	return nil
 }
 
-func (c *Cache) removedFile() string { return filepath.Join(c.folder, "removed") }
+func (c *LocalCache) removedFile() string { return filepath.Join(c.folder, "removed") }
 
-func (c *Cache) isRemoved(storeName string) bool {
+func (c *LocalCache) isRemoved(storeName string) bool {
 	c.removing.Lock()
 	defer c.removing.Unlock()
 	return c.removed[storeName]
 }
 
-func (c *Cache) readRemovedLocked() error {
+func (c *LocalCache) readRemovedLocked() error {
 	data, err := os.ReadFile(c.removedFile())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -217,7 +215,7 @@ func (c *Cache) readRemovedLocked() error {
 	return nil
 }
 
-func (c *Cache) writeRemovedLocked() error {
+func (c *LocalCache) writeRemovedLocked() error {
 	if len(c.removed) == 0 {
 		if err := os.Remove(c.removedFile()); !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -245,7 +243,7 @@ func writeSynced(name string, how int, data []byte) error {
 }
 
 // Close writes the entries that keep accepts, and closes the cache.
-func (c *Cache) Close(ctx context.Context, keep func(storeName string) bool) error {
+func (c *LocalCache) Close(ctx context.Context, keep func(storeName string) bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.writer == nil {
@@ -256,7 +254,7 @@ func (c *Cache) Close(ctx context.Context, keep func(storeName string) bool) err
 	return err
 }
 
-func (c *Cache) failLocked(err error) error {
+func (c *LocalCache) failLocked(err error) error {
 	if err != nil {
 		c.closeLocked()
 		err = fmt.Errorf("the cache of the catalogue in %s: %w", c.folder, err)
@@ -264,7 +262,7 @@ func (c *Cache) failLocked(err error) error {
 	return err
 }
 
-func (c *Cache) closeLocked() {
+func (c *LocalCache) closeLocked() {
 	if c.bucket != nil {
 		_ = c.bucket.Close()
 	}

@@ -1,9 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package backupqueue defines the queue: one entry for each backup or restore that waits,
-// is about to start, or runs.
-package backupqueue
+package backup
 
 import (
 	"cmp"
@@ -19,8 +17,9 @@ import (
 
 type entry = *v1alpha1.BackupQueueEntry
 
-// Resource is backupqueues.
-var Resource = virtual.Resource[entry]{
+// QueueResource is backupqueues: one entry for each backup or restore that waits, is about to start,
+// or runs.
+var QueueResource = virtual.Resource[entry]{
 	GroupResource: v1alpha1.Resource("backupqueues"),
 	Singular:      "backupqueue",
 	ShortNames:    []string{"hfq", "bq"},
@@ -29,11 +28,11 @@ var Resource = virtual.Resource[entry]{
 	Object:        &v1alpha1.BackupQueueEntry{},
 	List:          &v1alpha1.BackupQueueEntryList{},
 	Fields: map[string]func(entry) string{
-		"spec.kind":            kind,
-		"spec.storageLocation": storageLocation,
-		"spec.requester":       requester,
-		"status.state":         state,
-		"status.reason":        reason,
+		"spec.kind":            entryKind,
+		"spec.storageLocation": entryLocation,
+		"spec.requester":       entryRequester,
+		"status.state":         entryState,
+		"status.reason":        entryReason,
 	},
 	Columns: []virtual.Column[entry]{
 		virtual.Text("Pos", "Place among those that wait, in the whole cluster: restores first.", func(e entry) string {
@@ -43,14 +42,14 @@ var Resource = virtual.Resource[entry]{
 			return fmt.Sprint(e.Status.Position)
 		}),
 		virtual.Name[entry](),
-		virtual.Text("Kind", "Backup or Restore.", kind),
-		virtual.Text("State", "Running, Ready or Queued.", state),
-		virtual.Text("Reason", "Why it waits, or its volumes do.", reason),
-		virtual.Text("Blocked-By", "What it waits for.", blockers),
+		virtual.Text("Kind", "Backup or Restore.", entryKind),
+		virtual.Text("State", "Running, Ready or Queued.", entryState),
+		virtual.Text("Reason", "Why it waits, or its volumes do.", entryReason),
+		virtual.Text("Blocked-By", "What it waits for.", entryBlockers),
 		virtual.Timed("Since", "How long it has been waiting, or running.", func(e entry, now time.Time) string {
 			return virtual.Since(e.Status.Since, now)
 		}),
-		virtual.Wide(virtual.Text("Namespaces", "The namespaces that a backup includes, or a restore writes to.", namespaces)),
+		virtual.Wide(virtual.Text("Namespaces", "The namespaces that a backup includes, or a restore writes to.", entryNamespaces)),
 		virtual.Wide(virtual.Text("Conflict", "The namespaces that it shares with those it waits for.", func(e entry) string {
 			return strings.Join(e.Status.ConflictNamespaces, ",")
 		})),
@@ -63,19 +62,19 @@ var Resource = virtual.Resource[entry]{
 		virtual.Wide(virtual.Text("Absent-Agents", "The nodes whose agents it waits for, though nothing is seen of them.", func(e entry) string {
 			return strings.Join(e.Status.AbsentAgents, ",")
 		})),
-		virtual.Wide(virtual.Text("Location", "The storage location.", storageLocation)),
-		virtual.Wide(virtual.Text("Requester", "Who asked for it.", requester)),
+		virtual.Wide(virtual.Text("Location", "The storage location.", entryLocation)),
+		virtual.Wide(virtual.Text("Requester", "Who asked for it.", entryRequester)),
 	},
-	Compare: compare,
+	Compare: compareEntries,
 }
 
-func kind(e entry) string            { return e.Spec.Kind }
-func storageLocation(e entry) string { return e.Spec.StorageLocation }
-func requester(e entry) string       { return e.Spec.Requester }
-func state(e entry) string           { return string(e.Status.State) }
-func reason(e entry) string          { return string(e.Status.Reason) }
+func entryKind(e entry) string      { return e.Spec.Kind }
+func entryLocation(e entry) string  { return e.Spec.StorageLocation }
+func entryRequester(e entry) string { return e.Spec.Requester }
+func entryState(e entry) string     { return string(e.Status.State) }
+func entryReason(e entry) string    { return string(e.Status.Reason) }
 
-func namespaces(e entry) string {
+func entryNamespaces(e entry) string {
 	spec := &e.Spec
 	included := "*"
 	if len(spec.IncludedNamespaces) > 0 {
@@ -87,9 +86,9 @@ func namespaces(e entry) string {
 	return included
 }
 
-// blockers names the blockers by name, with the namespace when it is another
+// entryBlockers names the blockers, with the namespace when it is another
 // one, and counts those that may not be named.
-func blockers(e entry) string {
+func entryBlockers(e entry) string {
 	var names []string
 	for _, blocker := range e.Status.Blockers {
 		name := blocker.Name
@@ -110,10 +109,10 @@ func blockers(e entry) string {
 	return strings.Join(names, ",")
 }
 
-// compare puts the running above the ready above the queued, and those in order.
-func compare(a, b entry) int {
+// compareEntries puts the running above the ready above the queued, and those in order.
+func compareEntries(a, b entry) int {
 	return cmp.Or(
-		cmp.Compare(rank(a), rank(b)),
+		cmp.Compare(entryRank(a), entryRank(b)),
 		cmp.Compare(a.Status.Position, b.Status.Position),
 		compareTimes(a.Status.Since, b.Status.Since),
 		cmp.Compare(a.Namespace, b.Namespace),
@@ -121,7 +120,7 @@ func compare(a, b entry) int {
 	)
 }
 
-func rank(e entry) int {
+func entryRank(e entry) int {
 	switch e.Status.State {
 	case v1alpha1.QueueStateRunning:
 		return 0

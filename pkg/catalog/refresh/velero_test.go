@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package velero
+package refresh
 
 import (
 	"bytes"
@@ -15,7 +15,6 @@ import (
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
-	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/layout"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
@@ -69,7 +68,7 @@ func TestFewChangesAreRead(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			layout := &Layout{Location: "default", SystemNamespace: "holdfast", Clock: clock}
+			layout := &VeleroLayout{Location: "default", SystemNamespace: "holdfast", Clock: clock}
 			changes, err := layout.readChanges(t.Context(), faulty, "shop.daily", backup, format.NewestFirst(keys))
 			if err != nil {
 				t.Fatal(err)
@@ -127,8 +126,8 @@ func TestDigestsOfWhatIsSigned(t *testing.T) {
 		if err := from.Put(t.Context(), format.MetadataKey("b"), metadata); err != nil {
 			t.Fatal(err)
 		}
-		l := &Layout{Location: "default", SystemNamespace: "holdfast", Clock: clocktesting.NewFakeClock(at.Time)}
-		got, err := l.Read(t.Context(), from, "b", layout.Known{Beside: func(types.UID) []string { return nil }})
+		l := &VeleroLayout{Location: "default", SystemNamespace: "holdfast", Clock: clocktesting.NewFakeClock(at.Time)}
+		got, err := l.Read(t.Context(), from, "b", KnownEntry{Beside: func(types.UID) []string { return nil }})
 		if err != nil || got.Digests != test.want {
 			t.Errorf("%s: got %+v, %v", name, got.Digests, err)
 		}

@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package runretention
+package run
 
 import (
 	"errors"
@@ -87,7 +87,7 @@ func start(t *testing.T, retention time.Duration, objects ...runtime.Object) *en
 	t.Helper()
 	cluster := enginetest.New(objects...)
 	records := enginefactory.NewSharedInformerFactory(cluster, 0)
-	controller, err := New(cluster.EngineV1alpha1(), records.Engine().V1alpha1().BackupRuns(), clock.RealClock{}, retention)
+	controller, err := NewBackupRetention(cluster.EngineV1alpha1(), records.Engine().V1alpha1().BackupRuns(), clock.RealClock{}, retention)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -235,7 +235,7 @@ func TestMostRestores(t *testing.T) {
 		objects = append(objects, restore("shop", 0, v1alpha1.RestorePhaseInProgress), restore("other", 0, v1alpha1.RestorePhaseFailed))
 		cluster := enginetest.New(objects...)
 		records := enginefactory.NewSharedInformerFactory(cluster, 0)
-		controller, err := NewRestores(cluster.EngineV1alpha1(), records.Engine().V1alpha1().RestoreRuns(), clock.RealClock{}, DefaultRestoreRetention)
+		controller, err := NewRestoreRetention(cluster.EngineV1alpha1(), records.Engine().V1alpha1().RestoreRuns(), clock.RealClock{}, DefaultRestoreRetention)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,10 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package runretention deletes the records of ended backups and restores, so that etcd has live
-// work only. Stored backups stay. A restore that is not stored has only its record, which is kept
-// long.
-package runretention
+package run
 
 import (
 	"cmp"
@@ -37,8 +34,9 @@ const (
 	byNamespace            = "byNamespace"
 )
 
-// Controller removes ended runs.
-type Controller struct {
+// Retention deletes the records of ended runs, so that etcd has live work only. Stored backups stay. A
+// restore that is not stored has only its record, which is kept long.
+type Retention struct {
 	queue  *loop.Loop[cache.ObjectName]
 	clock  clock.PassiveClock
 	get    func(key cache.ObjectName) (metav1.Object, error)
@@ -46,10 +44,10 @@ type Controller struct {
 	remove func(ctx context.Context, key cache.ObjectName, options metav1.DeleteOptions) error
 }
 
-// New returns a Controller that keeps the record of a stored backup for retention.
-func New(runs engineclient.BackupRunsGetter, informer engineinformers.BackupRunInformer, clock clock.WithTicker, retention time.Duration) (*Controller, error) {
+// NewBackupRetention returns a Retention that keeps the record of a stored backup for retention.
+func NewBackupRetention(runs engineclient.BackupRunsGetter, informer engineinformers.BackupRunInformer, clock clock.WithTicker, retention time.Duration) (*Retention, error) {
 	lister := informer.Lister()
-	c := &Controller{
+	c := &Retention{
 		queue: loop.New[cache.ObjectName](loop.Config{Controller: "runretention", Clock: clock}),
 		clock: clock,
 		get: func(key cache.ObjectName) (metav1.Object, error) {
@@ -69,9 +67,9 @@ func New(runs engineclient.BackupRunsGetter, informer engineinformers.BackupRunI
 	}))
 }
 
-// NewRestores returns a Controller that keeps records of restores for retention, at most
+// NewRestoreRetention returns a Retention that keeps records of restores for retention, at most
 // MostRestores of a namespace.
-func NewRestores(runs engineclient.RestoreRunsGetter, informer engineinformers.RestoreRunInformer, clock clock.WithTicker, retention time.Duration) (*Controller, error) {
+func NewRestoreRetention(runs engineclient.RestoreRunsGetter, informer engineinformers.RestoreRunInformer, clock clock.WithTicker, retention time.Duration) (*Retention, error) {
 	lister := informer.Lister()
 	err := informer.Informer().AddIndexers(cache.Indexers{byNamespace: func(run any) ([]string, error) {
 		return []string{run.(*enginev1alpha1.RestoreRun).Spec.RestoreRef.Namespace}, nil
@@ -83,7 +81,7 @@ func NewRestores(runs engineclient.RestoreRunsGetter, informer engineinformers.R
 		found, _ := informer.Informer().GetIndexer().ByIndex(byNamespace, namespace)
 		return beyond(found, MostRestores)
 	}
-	c := &Controller{
+	c := &Retention{
 		queue: loop.New[cache.ObjectName](loop.Config{Controller: "restoreretention", Clock: clock}),
 		clock: clock,
 		get: func(key cache.ObjectName) (metav1.Object, error) {
@@ -135,9 +133,9 @@ func endOf(run *enginev1alpha1.RestoreRun) time.Time {
 }
 
 // Run works until ctx ends.
-func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.sync) }
+func (c *Retention) Run(ctx context.Context) { c.queue.Run(ctx, c.sync) }
 
-func (c *Controller) sync(ctx context.Context, key cache.ObjectName) error {
+func (c *Retention) sync(ctx context.Context, key cache.ObjectName) error {
 	run, err := c.get(key)
 	if apierrors.IsNotFound(err) {
 		return nil

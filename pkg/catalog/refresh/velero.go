@@ -1,12 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package velero reads stores in Velero's and Holdfast's layout. An entry is the folder of a
-// backup, with changes of its expiration beside it. It takes a read of its metadata and one of its
-// list of volumes; Velero's backups take up to three more for snapshots. Velero may rewrite
-// metadata: polls also list all objects part by part, and compare versions. Known lists of volumes
-// are not read again.
-package velero
+package refresh
 
 import (
 	"cmp"
@@ -26,13 +21,15 @@ import (
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
-	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/layout"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Layout reads one location with backups of Velero or Holdfast.
-type Layout struct {
+// VeleroLayout reads one location with backups of Velero or Holdfast. An entry is the folder of a backup,
+// with changes of its expiration beside it. It takes a read of its metadata and one of its list of
+// volumes, unless that is known; Velero's backups take up to three more for snapshots. Velero may
+// rewrite metadata: polls also list all objects part by part, and compare versions.
+type VeleroLayout struct {
 	Location string
 	// SystemNamespace gets the backups that belong to no namespace here.
 	SystemNamespace string
@@ -52,8 +49,8 @@ const (
 var large = semaphore.NewWeighted(largeAtOnce)
 
 var (
-	_ layout.Parted  = &Layout{}
-	_ layout.Watched = &Layout{}
+	_ Parted  = &VeleroLayout{}
+	_ Watched = &VeleroLayout{}
 )
 
 // Keys of Content.Versions: the metadata's version, and the digest of its list of volumes.
@@ -69,11 +66,11 @@ const pageSize = 1000
 
 // List implements layout.Layout. A shard is a page, its position the last folder. It never ends
 // between a change and the folder of its backup.
-func (l *Layout) List(ctx context.Context, from store.Ranger, after string) iter.Seq[layout.Shard] {
-	return func(yield func(layout.Shard) bool) {
+func (l *VeleroLayout) List(ctx context.Context, from store.Ranger, after string) iter.Seq[Shard] {
+	return func(yield func(Shard) bool) {
 		beside := map[string][]string{} // changes precede their entries' folders
 		begin, last := after, ""
-		var shard layout.Shard
+		var shard Shard
 		count, parts := 0, false // ending here would separate a change from its folder
 		for object, err := range from.List(ctx, format.BackupsPrefix, store.ListOptions{StartAfter: behind(after)}) {
 			if err != nil {
@@ -83,7 +80,7 @@ func (l *Layout) List(ctx context.Context, from store.Ranger, after string) iter
 			}
 			count++
 			if storeName, ok := format.StoreNameOf(object.Key); ok {
-				shard.Entries = append(shard.Entries, layout.Entry{Name: storeName, Beside: beside[storeName]})
+				shard.Entries = append(shard.Entries, Entry{Name: storeName, Beside: beside[storeName]})
 				delete(beside, storeName)
 				last, parts = object.Key, isBehindChange(storeName, beside)
 			} else if storeName, _, _, ok := format.ParseExpirationKey(object.Key); ok && !object.IsFolder {
@@ -94,7 +91,7 @@ func (l *Layout) List(ctx context.Context, from store.Ranger, after string) iter
 				if !yield(shard) {
 					return
 				}
-				shard, count, begin, last = layout.Shard{}, 0, last, ""
+				shard, count, begin, last = Shard{}, 0, last, ""
 			}
 		}
 		shard.Holds = holds(begin, "")
@@ -114,10 +111,10 @@ func isBehindChange(name string, beside map[string][]string) bool {
 }
 
 // Position implements layout.Parted.
-func (l *Layout) Position(name string) string { return format.BackupPrefix(name) }
+func (l *VeleroLayout) Position(name string) string { return format.BackupPrefix(name) }
 
 // Watch implements layout.Watched.
-func (l *Layout) Watch(ctx context.Context, from store.Ranger, after string) (versions map[string]map[string]string, position string, err error) {
+func (l *VeleroLayout) Watch(ctx context.Context, from store.Ranger, after string) (versions map[string]map[string]string, position string, err error) {
 	versions = map[string]map[string]string{}
 	count := 0
 	for object, err := range from.List(ctx, format.BackupsPrefix, store.ListOptions{Recursive: true, StartAfter: after}) {
@@ -155,13 +152,13 @@ func behind(folder string) string {
 }
 
 // Probe implements layout.Layout.
-func (l *Layout) Probe(ctx context.Context, from store.Ranger, name string) error {
+func (l *VeleroLayout) Probe(ctx context.Context, from store.Ranger, name string) error {
 	_, _, err := l.readMetadata(ctx, from, name, format.MetadataKey(name))
 	return err
 }
 
 // Read implements layout.Layout.
-func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known layout.Known) (content catalog.Content, err error) {
+func (l *VeleroLayout) Read(ctx context.Context, from store.Ranger, name string, known KnownEntry) (content catalog.Content, err error) {
 	isStoreFailure := func(err error) bool {
 		return isStoreFailure(err) || !known.MayRead && errors.Is(err, store.ErrDenied)
 	}
@@ -183,16 +180,16 @@ func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known
 	switch {
 	case errors.Is(err, store.ErrNotFound) || errors.Is(err, format.ErrUnfinished):
 		// A write is running, or was given up.
-		return content, layout.ErrUnfinished
+		return content, ErrUnfinished
 	case isStoreFailure(err):
 		return content, err
 	case err != nil:
-		return content, &layout.UnreadableError{Reason: "velero-backup.json can't be read: " + store.Reason(err)}
+		return content, &UnreadableError{Reason: "velero-backup.json can't be read: " + store.Reason(err)}
 	}
 	content.Backup, content.ChangesRead = backup, known.Beside(backup.UID)
 	if content.Changes, err = l.readChanges(ctx, from, name, backup, content.ChangesRead); err != nil {
 		if known.MayRead && errors.Is(err, store.ErrDenied) { // it may have a hold, so the backup must not expire
-			err = &layout.UnreadableError{Reason: "a change of its expiration can't be read: " + store.Reason(err)}
+			err = &UnreadableError{Reason: "a change of its expiration can't be read: " + store.Reason(err)}
 		}
 		return content, err
 	}
@@ -251,7 +248,7 @@ func (l *Layout) Read(ctx context.Context, from store.Ranger, name string, known
 
 // readSnapshots reads which volumes Velero stored by snapshots: since 1.13 from one list, before
 // from one for each method.
-func (l *Layout) readSnapshots(ctx context.Context, from store.Ranger, storeName string, bounded func(list io.Reader, read func(io.Reader) error) error) (volumes []catalog.Volume, err error) {
+func (l *VeleroLayout) readSnapshots(ctx context.Context, from store.Ranger, storeName string, bounded func(list io.Reader, read func(io.Reader) error) error) (volumes []catalog.Volume, err error) {
 	type list struct {
 		key  string
 		read func(io.Reader) ([]catalog.Volume, error)
@@ -288,12 +285,12 @@ func isSigned(backup *v1alpha1.Backup) bool {
 	return backup.Status.Origin.Trust == ""
 }
 
-func (l *Layout) vouches(backup *v1alpha1.Backup) bool {
+func (l *VeleroLayout) vouches(backup *v1alpha1.Backup) bool {
 	return isSigned(backup) && (l.Vouches == nil || l.Vouches(backup.Status.Origin))
 }
 
 // bounded returns a function that reads a list, within bounds for untrusted backups.
-func (l *Layout) bounded(ctx context.Context, backup *v1alpha1.Backup) func(list io.Reader, read func(io.Reader) error) error {
+func (l *VeleroLayout) bounded(ctx context.Context, backup *v1alpha1.Backup) func(list io.Reader, read func(io.Reader) error) error {
 	if l.vouches(backup) {
 		return func(list io.Reader, read func(io.Reader) error) error { return read(list) }
 	}
@@ -314,7 +311,7 @@ func (l *Layout) bounded(ctx context.Context, backup *v1alpha1.Backup) func(list
 
 // readCopy reads our copy of replaced metadata, nil if unusable, and reports whether its objects
 // have their sizes.
-func (l *Layout) readCopy(ctx context.Context, from store.Ranger, storeName string) (ours *v1alpha1.Backup, whole bool, err error) {
+func (l *VeleroLayout) readCopy(ctx context.Context, from store.Ranger, storeName string) (ours *v1alpha1.Backup, whole bool, err error) {
 	err = format.ErrUnfinished
 	for attempt := 1; attempt <= format.MaxAttemptKeys && errors.Is(err, format.ErrUnfinished); attempt++ {
 		ours, _, err = l.readMetadata(ctx, from, storeName, format.AttemptKey(storeName, attempt))
@@ -342,7 +339,7 @@ func (l *Layout) readCopy(ctx context.Context, from store.Ranger, storeName stri
 }
 
 // readMetadata also returns the version; empty if unknown.
-func (l *Layout) readMetadata(ctx context.Context, from store.Ranger, storeName, key string) (backup *v1alpha1.Backup, version string, err error) {
+func (l *VeleroLayout) readMetadata(ctx context.Context, from store.Ranger, storeName, key string) (backup *v1alpha1.Backup, version string, err error) {
 	err = get(ctx, from, key, func(content io.Reader) error {
 		version = store.VersionOf(content)
 		data, err := io.ReadAll(io.LimitReader(content, largeMetadata))
@@ -377,7 +374,7 @@ const maxSigners = 8
 // readChanges reads the newest change of each signer of the backup's cluster, since each repeats
 // earlier deletions. Keys are the newest first, so reading ends at the backup's own signer. Changes
 // without a valid signature are ignored. It fails for an unreadable one, which may have a hold.
-func (l *Layout) readChanges(ctx context.Context, from store.Reader, storeName string, backup *v1alpha1.Backup, keys []string) (changes []format.Expiration, err error) {
+func (l *VeleroLayout) readChanges(ctx context.Context, from store.Reader, storeName string, backup *v1alpha1.Backup, keys []string) (changes []format.Expiration, err error) {
 	if !isSigned(backup) {
 		return nil, nil
 	}
@@ -418,7 +415,7 @@ var errNotWhole = errors.New("the backup is not whole")
 
 // readVolumes reads the list of volumes. It fails with errNotWhole if the metadata names another
 // one.
-func (l *Layout) readVolumes(ctx context.Context, from store.Ranger, storeName string, contents format.Contents, bounded func(list io.Reader, read func(io.Reader) error) error) ([]catalog.Volume, error) {
+func (l *VeleroLayout) readVolumes(ctx context.Context, from store.Ranger, storeName string, contents format.Contents, bounded func(list io.Reader, read func(io.Reader) error) error) ([]catalog.Volume, error) {
 	key := format.PodVolumeBackupsKey(storeName)
 	want, named := contents.Of(key)
 	var volumes []catalog.Volume

@@ -1,8 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package backupvolume defines the volumes that stored backups hold.
-package backupvolume
+package volumebackup
 
 import (
 	"strings"
@@ -14,8 +13,8 @@ import (
 
 type volume = *v1alpha1.BackupVolume
 
-// Resource is backupvolumes.
-var Resource = virtual.Resource[volume]{
+// VolumeResource is backupvolumes, the volumes that stored backups hold.
+var VolumeResource = virtual.Resource[volume]{
 	GroupResource: v1alpha1.Resource("backupvolumes"),
 	Singular:      "backupvolume",
 	ShortNames:    []string{"hfv"},

@@ -1,11 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plans lets the API server have backups and restores planned by the controller that leads.
-// The API server may not read the cluster's objects, and the controller may: it runs backups and
-// restores. They talk as for the logs of what runs, see package remote: only the API server can ask,
-// and nothing is written. The API server decides how much of a plan its reader sees.
-package plans
+package remote
 
 import (
 	"bufio"
@@ -23,18 +19,17 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/runlog/remote"
 )
 
 const (
 	// Prefix is where plans are asked for.
-	Prefix = "/plans/"
+	PlanPrefix = "/plans/"
 	// Timeout is how long a plan may take: less than a request to kube-apiserver.
-	Timeout = 25 * time.Second
+	PlanTimeout = 25 * time.Second
 
-	backupsPath  = Prefix + "backups"
-	objectsPath  = Prefix + "backups/objects"
-	restoresPath = Prefix + "restores"
+	backupsPath  = PlanPrefix + "backups"
+	objectsPath  = PlanPrefix + "backups/objects"
+	restoresPath = PlanPrefix + "restores"
 
 	// maxAtOnce bounds what plans cost the cluster and the controller.
 	maxAtOnce = 2
@@ -51,8 +46,9 @@ const (
 // ErrBusy says that as many plans are computed as may be at once.
 var ErrBusy = errors.New("other plans are computed: try again in a moment")
 
-// Server is an http.Handler for Prefix. It answers while this process leads.
-type Server struct {
+// PlanServer is an http.Handler for PlanPrefix. It has backups and restores planned by the controller
+// that leads, which may read the cluster's objects. It answers while this process leads.
+type PlanServer struct {
 	// MayAsk reports whether a request is of the API server.
 	MayAsk func(*http.Request) bool
 
@@ -70,9 +66,9 @@ type planner struct {
 	read func(request io.Reader) (plan func(ctx context.Context, to io.Writer) error, err error)
 }
 
-// NewServer returns a Server that does not lead.
-func NewServer(mayAsk func(*http.Request) bool) *Server {
-	return &Server{MayAsk: mayAsk, planners: map[string]planner{}, places: make(chan struct{}, maxAtOnce)}
+// NewPlanServer returns a Server that does not lead.
+func NewPlanServer(mayAsk func(*http.Request) bool) *PlanServer {
+	return &PlanServer{MayAsk: mayAsk, planners: map[string]planner{}, places: make(chan struct{}, maxAtOnce)}
 }
 
 // planObject is a line of the plan with all objects. The last line has the plan itself.
@@ -83,7 +79,7 @@ type planObject struct {
 
 // LeadBackups has the server answer with the plans of backups until ctx ends. plan gives each object to
 // each, unless that is nil.
-func (s *Server) LeadBackups(ctx context.Context, plan func(ctx context.Context, run *enginev1alpha1.BackupRun, each func(v1alpha1.PlannedRelated) error) *v1alpha1.BackupPlan) {
+func (s *PlanServer) LeadBackups(ctx context.Context, plan func(ctx context.Context, run *enginev1alpha1.BackupRun, each func(v1alpha1.PlannedRelated) error) *v1alpha1.BackupPlan) {
 	lead(ctx, s, backupsPath, func(ctx context.Context, run *enginev1alpha1.BackupRun, to *json.Encoder) error {
 		return to.Encode(plan(ctx, run, nil))
 	})
@@ -93,13 +89,13 @@ func (s *Server) LeadBackups(ctx context.Context, plan func(ctx context.Context,
 }
 
 // LeadRestores has the server answer with the plans of restores until ctx ends.
-func (s *Server) LeadRestores(ctx context.Context, plan func(context.Context, *enginev1alpha1.RestoreRun) *v1alpha1.RestorePlan) {
+func (s *PlanServer) LeadRestores(ctx context.Context, plan func(context.Context, *enginev1alpha1.RestoreRun) *v1alpha1.RestorePlan) {
 	lead(ctx, s, restoresPath, func(ctx context.Context, run *enginev1alpha1.RestoreRun, to *json.Encoder) error {
 		return to.Encode(plan(ctx, run))
 	})
 }
 
-func lead[Run any](ctx context.Context, s *Server, path string, plan func(context.Context, *Run, *json.Encoder) error) {
+func lead[Run any](ctx context.Context, s *PlanServer, path string, plan func(context.Context, *Run, *json.Encoder) error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.planners[path] = planner{leading: ctx, read: func(request io.Reader) (func(context.Context, io.Writer) error, error) {
@@ -110,7 +106,7 @@ func lead[Run any](ctx context.Context, s *Server, path string, plan func(contex
 }
 
 // ServeHTTP implements http.Handler.
-func (s *Server) ServeHTTP(w http.ResponseWriter, request *http.Request) {
+func (s *PlanServer) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	if !s.MayAsk(request) {
 		http.Error(w, "only the API server may ask", http.StatusUnauthorized)
 		return
@@ -139,7 +135,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 		return
 	}
 	// Its requests are the leader's, and end with the one that asked.
-	ctx, cancel := context.WithTimeout(planner.leading, Timeout)
+	ctx, cancel := context.WithTimeout(planner.leading, PlanTimeout)
 	defer cancel()
 	defer context.AfterFunc(request.Context(), cancel)()
 	w.Header().Set("Content-Type", "application/json")
@@ -149,23 +145,23 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	}
 }
 
-// Client asks the controller that leads.
-type Client struct{ Remote *remote.Client }
+// PlanClient asks the controller that leads. The API server decides how much its reader sees.
+type PlanClient struct{ Remote *Client }
 
 // Backup has a backup planned that has no record. It fails with remote.ErrUnreachable or ErrBusy if
 // that can't be now.
-func (c *Client) Backup(ctx context.Context, run *enginev1alpha1.BackupRun) (*v1alpha1.BackupPlan, error) {
+func (c *PlanClient) Backup(ctx context.Context, run *enginev1alpha1.BackupRun) (*v1alpha1.BackupPlan, error) {
 	return ask[v1alpha1.BackupPlan](ctx, c, backupsPath, run)
 }
 
 // Restore has a restore planned that has no record. It fails as Backup does.
-func (c *Client) Restore(ctx context.Context, run *enginev1alpha1.RestoreRun) (*v1alpha1.RestorePlan, error) {
+func (c *PlanClient) Restore(ctx context.Context, run *enginev1alpha1.RestoreRun) (*v1alpha1.RestorePlan, error) {
 	return ask[v1alpha1.RestorePlan](ctx, c, restoresPath, run)
 }
 
 // BackupObjects is Backup, and gives each object of the plan to each as it comes.
-func (c *Client) BackupObjects(ctx context.Context, run *enginev1alpha1.BackupRun, each func(v1alpha1.PlannedRelated) error) (*v1alpha1.BackupPlan, error) {
-	ctx, cancel := context.WithTimeout(ctx, Timeout+patience)
+func (c *PlanClient) BackupObjects(ctx context.Context, run *enginev1alpha1.BackupRun, each func(v1alpha1.PlannedRelated) error) (*v1alpha1.BackupPlan, error) {
+	ctx, cancel := context.WithTimeout(ctx, PlanTimeout+patience)
 	defer cancel()
 	answer, err := c.answer(ctx, objectsPath, run)
 	if err != nil {
@@ -175,7 +171,7 @@ func (c *Client) BackupObjects(ctx context.Context, run *enginev1alpha1.BackupRu
 	for lines := json.NewDecoder(answer); ; {
 		var line planObject
 		if err := lines.Decode(&line); err != nil {
-			return nil, fmt.Errorf("%w: its plan breaks off: %w", remote.ErrUnreachable, err)
+			return nil, fmt.Errorf("%w: its plan breaks off: %w", ErrUnreachable, err)
 		}
 		if line.Plan != nil {
 			return line.Plan, nil
@@ -189,8 +185,8 @@ func (c *Client) BackupObjects(ctx context.Context, run *enginev1alpha1.BackupRu
 	}
 }
 
-func ask[Plan any](ctx context.Context, c *Client, path string, run any) (*Plan, error) {
-	ctx, cancel := context.WithTimeout(ctx, Timeout+patience)
+func ask[Plan any](ctx context.Context, c *PlanClient, path string, run any) (*Plan, error) {
+	ctx, cancel := context.WithTimeout(ctx, PlanTimeout+patience)
 	defer cancel()
 	answer, err := c.answer(ctx, path, run)
 	if err != nil {
@@ -199,18 +195,18 @@ func ask[Plan any](ctx context.Context, c *Client, path string, run any) (*Plan,
 	defer func() { _ = answer.Close() }()
 	plan := new(Plan)
 	if err := json.NewDecoder(io.LimitReader(answer, maxAnswer)).Decode(plan); err != nil {
-		return nil, fmt.Errorf("%w: its plan breaks off: %w", remote.ErrUnreachable, err)
+		return nil, fmt.Errorf("%w: its plan breaks off: %w", ErrUnreachable, err)
 	}
 	return plan, nil
 }
 
 // answer asks, and returns the body of the answer, which ends with ctx.
-func (c *Client) answer(ctx context.Context, path string, run any) (io.ReadCloser, error) {
+func (c *PlanClient) answer(ctx context.Context, path string, run any) (io.ReadCloser, error) {
 	body, err := json.Marshal(run)
 	if err != nil {
 		return nil, err
 	}
-	response, err := c.Remote.Do(ctx, http.MethodPost, path, bytes.NewReader(body), Timeout+patience)
+	response, err := c.Remote.Do(ctx, http.MethodPost, path, bytes.NewReader(body), PlanTimeout+patience)
 	if err != nil {
 		return nil, err
 	}
@@ -220,9 +216,9 @@ func (c *Client) answer(ctx context.Context, path string, run any) (io.ReadClose
 	case http.StatusTooManyRequests:
 		err = ErrBusy
 	case http.StatusNotFound:
-		err = fmt.Errorf("%w: another controller begins to lead, or has no plans yet", remote.ErrUnreachable)
+		err = fmt.Errorf("%w: another controller begins to lead, or has no plans yet", ErrUnreachable)
 	default:
-		err = fmt.Errorf("%w: it answers %s", remote.ErrUnreachable, response.Status)
+		err = fmt.Errorf("%w: it answers %s", ErrUnreachable, response.Status)
 	}
 	_ = response.Body.Close()
 	return nil, err

@@ -1,14 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package locationstatus writes the catalogue's knowledge into the status of storage locations: the
-// number of backups, and the conditions Synced, BackupsMissing, MetadataReplaced and
-// BackupsLeftOut. It writes at once if a condition changes, or so many backups are missing that the
-// next process would doubt it. Other changes wait a minute since the last write. Without a change
-// it writes nothing.
-//
-// The written number of backups is what the next process expects.
-package locationstatus
+package projection
 
 import (
 	"context"
@@ -37,43 +30,46 @@ const (
 	again = 5 * time.Second
 )
 
-// Records is the client of the locations.
-type Records interface {
+// StatusRecords is the client of the locations.
+type StatusRecords interface {
 	Get(ctx context.Context, name string, options metav1.GetOptions) (*enginev1alpha1.StorageLocation, error)
 	UpdateStatus(ctx context.Context, record *enginev1alpha1.StorageLocation, options metav1.UpdateOptions) (*enginev1alpha1.StorageLocation, error)
 }
 
-// Lister lists the locations.
-type Lister interface {
+// LocationLister lists the locations.
+type LocationLister interface {
 	List(selector labels.Selector) ([]*enginev1alpha1.StorageLocation, error)
 }
 
-// Config is the configuration of a Writer.
-type Config struct {
-	Records Records
-	Lister  Lister
+// StatusConfig is the configuration of a StatusWriter.
+type StatusConfig struct {
+	Records StatusRecords
+	Lister  LocationLister
 	// State returns the catalogue's knowledge of a location; false if there is none.
 	State  func(location string) (refresh.State, bool)
 	Events events.EventRecorder
 	Clock  clock.WithTicker
 }
 
-// Writer writes the status of the locations.
-type Writer struct {
-	Config
+// StatusWriter writes the catalogue's knowledge into the status of the locations: the number of backups,
+// which is what the next process expects, and the conditions Synced, BackupsMissing,
+// MetadataReplaced and BackupsLeftOut. It writes at once if a condition changes, or so many backups
+// are missing that the next process would doubt it. Other changes wait a minute.
+type StatusWriter struct {
+	StatusConfig
 	changed chan struct{}
 
 	mu      sync.Mutex
 	written map[string]time.Time // by location, when; guarded by mu
 }
 
-// New returns a Writer.
-func New(config Config) *Writer {
-	return &Writer{Config: config, changed: make(chan struct{}, 1), written: map[string]time.Time{}}
+// NewStatusWriter returns a Writer.
+func NewStatusWriter(config StatusConfig) *StatusWriter {
+	return &StatusWriter{StatusConfig: config, changed: make(chan struct{}, 1), written: map[string]time.Time{}}
 }
 
 // Changed says that something may have changed.
-func (w *Writer) Changed() {
+func (w *StatusWriter) Changed() {
 	select {
 	case w.changed <- struct{}{}:
 	default:
@@ -81,7 +77,7 @@ func (w *Writer) Changed() {
 }
 
 // Run writes until ctx ends. Only one process at a time should.
-func (w *Writer) Run(ctx context.Context) {
+func (w *StatusWriter) Run(ctx context.Context) {
 	for {
 		due := w.writeAll(ctx)
 		var after <-chan time.Time
@@ -98,7 +94,7 @@ func (w *Writer) Run(ctx context.Context) {
 }
 
 // writeAll writes what is due, and returns when to come again; zero for at the next change.
-func (w *Writer) writeAll(ctx context.Context) (due time.Duration) {
+func (w *StatusWriter) writeAll(ctx context.Context) (due time.Duration) {
 	records, err := w.Lister.List(labels.Everything())
 	if err != nil {
 		return again
@@ -113,7 +109,7 @@ func (w *Writer) writeAll(ctx context.Context) (due time.Duration) {
 		if !known {
 			continue
 		}
-		want := Status(record, &state, w.Clock.Now())
+		want := LocationStatus(record, &state, w.Clock.Now())
 		if equality.Semantic.DeepEqual(want, &record.Status) {
 			continue
 		}
@@ -141,7 +137,7 @@ func isLoss(want, written *enginev1alpha1.StorageLocationStatus) bool {
 	return catalog.IsSuspicious(int(written.Catalogue.Backups), int(want.Catalogue.Backups))
 }
 
-func (w *Writer) write(ctx context.Context, name string, state *refresh.State) error {
+func (w *StatusWriter) write(ctx context.Context, name string, state *refresh.State) error {
 	record, err := w.Records.Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
@@ -149,7 +145,7 @@ func (w *Writer) write(ctx context.Context, name string, state *refresh.State) e
 	if err != nil {
 		return fmt.Errorf("reading StorageLocation %s: %w", name, err)
 	}
-	want := Status(record, state, w.Clock.Now())
+	want := LocationStatus(record, state, w.Clock.Now())
 	before := record.Status.Conditions
 	if !equality.Semantic.DeepEqual(want, &record.Status) {
 		record.Status = *want
@@ -175,8 +171,8 @@ func (w *Writer) write(ctx context.Context, name string, state *refresh.State) e
 	return nil
 }
 
-// Status returns the new status of a location.
-func Status(record *enginev1alpha1.StorageLocation, state *refresh.State, now time.Time) *enginev1alpha1.StorageLocationStatus {
+// LocationStatus returns the new status of a location.
+func LocationStatus(record *enginev1alpha1.StorageLocation, state *refresh.State, now time.Time) *enginev1alpha1.StorageLocationStatus {
 	status := record.Status.DeepCopy()
 	set := func(condition metav1.Condition) {
 		condition.ObservedGeneration = state.Synced.Generation

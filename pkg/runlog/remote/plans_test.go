@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package plans
+package remote
 
 import (
 	"context"
@@ -19,17 +19,16 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/runlog"
-	"github.com/holdfast-io/holdfast/pkg/runlog/remote"
 )
 
 // TestPlanOfTheLeader: the controller that leads answers the API server only, and only while it
 // leads. A plan ends with the request for it.
 func TestPlanOfTheLeader(t *testing.T) {
-	shown, err := remote.NewServer(&runlog.Logs{}, time.Now())
+	shown, err := NewServer(&runlog.Logs{}, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := NewServer(shown.MayAsk)
+	server := NewPlanServer(shown.MayAsk)
 	certificate, err := tls.X509KeyPair(shown.Certificate, shown.Key)
 	if err != nil {
 		t.Fatal(err)
@@ -39,11 +38,11 @@ func TestPlanOfTheLeader(t *testing.T) {
 	serving.StartTLS()
 	defer serving.Close()
 	secrets := kubefake.NewClientset().CoreV1().Secrets("holdfast")
-	client := &Client{Remote: &remote.Client{Secrets: secrets}}
+	client := &PlanClient{Remote: &Client{Secrets: secrets}}
 	run := &enginev1alpha1.BackupRun{ObjectMeta: metav1.ObjectMeta{Name: "b"}, Spec: enginev1alpha1.BackupRunSpec{Requester: enginev1alpha1.Requester{Username: "ann"}}}
 	unreachable := func(when string) {
 		t.Helper()
-		if _, err := client.Backup(t.Context(), run); !errors.Is(err, remote.ErrUnreachable) {
+		if _, err := client.Backup(t.Context(), run); !errors.Is(err, ErrUnreachable) {
 			t.Errorf("%s the answer is %v", when, err)
 		}
 	}
@@ -52,7 +51,7 @@ func TestPlanOfTheLeader(t *testing.T) {
 	defer stop()
 	go shown.Publish(publishing, secrets, serving.Listener.Addr().String(), func(context.Context) error { return nil })
 	for {
-		if _, err := secrets.Get(t.Context(), remote.SecretName, metav1.GetOptions{}); err == nil {
+		if _, err := secrets.Get(t.Context(), SecretName, metav1.GetOptions{}); err == nil {
 			break
 		}
 	}
@@ -87,7 +86,7 @@ func TestPlanOfTheLeader(t *testing.T) {
 	if _, err := client.BackupObjects(t.Context(), run, func(v1alpha1.PlannedRelated) error { return left }); !errors.Is(err, left) {
 		t.Errorf("a reader that leaves gets %v", err)
 	}
-	if _, err := client.Restore(t.Context(), &enginev1alpha1.RestoreRun{}); !errors.Is(err, remote.ErrUnreachable) {
+	if _, err := client.Restore(t.Context(), &enginev1alpha1.RestoreRun{}); !errors.Is(err, ErrUnreachable) {
 		t.Errorf("before it plans restores, the answer is %v", err)
 	}
 	server.LeadRestores(term, func(_ context.Context, run *enginev1alpha1.RestoreRun) *v1alpha1.RestorePlan {

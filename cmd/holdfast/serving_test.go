@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package serving
+package main
 
 import (
 	"context"
@@ -86,7 +86,7 @@ func TestWhoMayReadWhat(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := NewOptions(listener.Addr().(*net.TCPAddr).Port)
+	o := newServingOptions(listener.Addr().(*net.TCPAddr).Port)
 	o.secure.Listener = listener
 	var ready atomic.Bool
 	ctx, cancel := context.WithCancel(t.Context())
@@ -155,7 +155,7 @@ func TestWhoMayReadWhat(t *testing.T) {
 }
 
 func TestNothingIsServedAtPortZero(t *testing.T) {
-	stopped, err := NewOptions(0).Start(t.Context(), "/no/such/kubeconfig")
+	stopped, err := newServingOptions(0).Start(t.Context(), "/no/such/kubeconfig")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,7 +163,7 @@ func TestNothingIsServedAtPortZero(t *testing.T) {
 }
 
 func TestAClusterThatIsNotThere(t *testing.T) {
-	o := NewOptions(8444)
+	o := newServingOptions(8444)
 	if errs := o.Validate(); len(errs) != 0 {
 		t.Errorf("Validate: %v", errs)
 	}

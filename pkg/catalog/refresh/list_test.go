@@ -1,30 +1,19 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package velero_test
+package refresh_test
 
 import (
-	"context"
 	"fmt"
-	"io"
 	"slices"
 	"testing"
 
 	"k8s.io/utils/clock"
 
-	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/layout"
-	"github.com/holdfast-io/holdfast/pkg/catalog/refresh/velero"
+	"github.com/holdfast-io/holdfast/pkg/catalog/refresh"
 	"github.com/holdfast-io/holdfast/pkg/format"
-	"github.com/holdfast-io/holdfast/pkg/store"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
-
-// ranged is a store whose parts can be read, which is not needed here.
-type ranged struct{ store.Reader }
-
-func (ranged) GetRange(context.Context, string, int64, int64) (io.ReadCloser, error) {
-	panic("not needed")
-}
 
 // A change is listed with the folder of its backup, however many folders lie between them.
 func TestAChangeIsNotPartedFromItsFolder(t *testing.T) {
@@ -45,10 +34,10 @@ func TestAChangeIsNotPartedFromItsFolder(t *testing.T) {
 	// Nobody knows whether there is a folder yet.
 	put(format.ExpirationKey("none", "01234567-89ab-cdef-0123-456789abcdef", 1))
 
-	l := &velero.Layout{Location: "default", SystemNamespace: "holdfast", Clock: clock.RealClock{}}
+	l := &refresh.VeleroLayout{Location: "default", SystemNamespace: "holdfast", Clock: clock.RealClock{}}
 	found, position := 0, ""
 	for {
-		var shard layout.Shard
+		var shard refresh.Shard
 		for shard = range l.List(t.Context(), ranged{s}, position) {
 			break // a poll lists one
 		}

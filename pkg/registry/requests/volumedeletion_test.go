@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package volumedeletion
+package requests
 
 import (
 	"context"
@@ -41,7 +41,7 @@ func (g getter) Get(_ context.Context, name string, _ *metav1.GetOptions) (runti
 
 type world struct {
 	*testing.T
-	Config
+	VolumeDeletionConfig
 	items    []catalog.HistoryItem
 	shown    map[types.NamespacedName]*v1alpha1.Backup
 	allowed  []string // namespaces where backups may be deleted
@@ -52,7 +52,7 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	w := &world{T: t, shown: map[types.NamespacedName]*v1alpha1.Backup{}}
-	w.Config = Config{
+	w.VolumeDeletionConfig = VolumeDeletionConfig{
 		Ready: func() error { return w.notReady },
 		History: func(namespace, name string) ([]catalog.HistoryItem, types.UID) {
 			if namespace != "shop" || name != "data" {
@@ -136,7 +136,7 @@ func TestLimit(t *testing.T) {
 		{unfinished: 0, records: 49, refused: `at most 50 may be (10 times --volume-deletions-per-namespace`},
 	} {
 		records, unfinished, w.observed = c.records, c.unfinished, nil
-		_, err := w.ask(NewHistoryREST(w.Config), "data", &v1alpha1.VolumeDeletion{})
+		_, err := w.ask(NewHistoryDeletion(w.VolumeDeletionConfig), "data", &v1alpha1.VolumeDeletion{})
 		switch {
 		case c.refused == "" && (err != nil || len(w.observed) != 2):
 			t.Errorf("%d of %d: %v", c.unfinished, c.records, err)
@@ -145,11 +145,11 @@ func TestLimit(t *testing.T) {
 		}
 	}
 	w.Limit = 0
-	if _, err := w.ask(NewHistoryREST(w.Config), "data", &v1alpha1.VolumeDeletion{}); err != nil {
+	if _, err := w.ask(NewHistoryDeletion(w.VolumeDeletionConfig), "data", &v1alpha1.VolumeDeletion{}); err != nil {
 		t.Errorf("without a limit: %v", err)
 	}
 	w.Limit, w.SystemNamespace = 1, "shop"
-	if _, err := w.ask(NewHistoryREST(w.Config), "data", &v1alpha1.VolumeDeletion{}); err != nil {
+	if _, err := w.ask(NewHistoryDeletion(w.VolumeDeletionConfig), "data", &v1alpha1.VolumeDeletion{}); err != nil {
 		t.Errorf("in the system namespace: %v", err)
 	}
 }
@@ -174,7 +174,7 @@ func TestWhatOfAHistoryGoes(t *testing.T) {
 	w.items[9].Backup.Location = "archive"
 	w.allowed = []string{"partner"}
 
-	storage := NewHistoryREST(w.Config)
+	storage := NewHistoryDeletion(w.VolumeDeletionConfig)
 	if message, err := w.ask(storage, "data", &v1alpha1.VolumeDeletion{}, metav1.DryRunAll); err != nil || !strings.Contains(message, "4 volume backups would be deleted") || len(w.observed) > 0 {
 		t.Errorf("a dry run is answered with %q, %v", message, err)
 	}
@@ -203,7 +203,7 @@ func TestOneVolumeBackup(t *testing.T) {
 	w.add("shop", "a", nil)
 	w.add("shop", "b", nil)
 	w.add(system, "secret", nil)
-	storage := NewREST(w.Config, getter{"data"})
+	storage := NewVolumeDeletion(w.VolumeDeletionConfig, getter{"data"})
 	uid := func(uid types.UID) *v1alpha1.VolumeDeletion {
 		return &v1alpha1.VolumeDeletion{Preconditions: &v1alpha1.VolumeDeletionPreconditions{UID: uid}}
 	}
@@ -243,7 +243,7 @@ func TestLongHistory(t *testing.T) {
 	for i := range enginev1alpha1.MaxBackupChangeTargets + 7 {
 		w.add("shop", fmt.Sprintf("nightly-%d", i), nil)
 	}
-	message, err := w.ask(NewHistoryREST(w.Config), "data", &v1alpha1.VolumeDeletion{})
+	message, err := w.ask(NewHistoryDeletion(w.VolumeDeletionConfig), "data", &v1alpha1.VolumeDeletion{})
 	if err != nil || !strings.Contains(message, "ask again for 7 more") || len(w.observed[0].Spec.Targets) != enginev1alpha1.MaxBackupChangeTargets {
 		t.Errorf("it is answered with %q, %v", message, err)
 	}

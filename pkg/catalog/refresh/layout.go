@@ -1,10 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package layout is the interface of package refresh to a way of storing backups. It lists entries
-// shard by shard, and reads one. An entry is the folder of a backup, or of a volume in Longhorn's
-// store. The given store.Ranger bounds requests and their time, so a layout may start any number.
-package layout
+package refresh
 
 import (
 	"context"
@@ -17,14 +14,16 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Layout is stateless, and safe for concurrent use.
+// Layout is a way of storing backups. It lists entries shard by shard, and reads one. An entry is the
+// folder of a backup, or of a volume in Longhorn's store. The given store.Ranger bounds requests and
+// their time, so a layout may start any number. It is stateless, and safe for concurrent use.
 type Layout interface {
 	// List lists the entries after a position (empty: all), shard by shard. The caller may stop
 	// after any shard, and continue from its position later, even in another process.
 	List(ctx context.Context, from store.Ranger, after string) iter.Seq[Shard]
 	// Read reads an entry. The error is ErrUnfinished for a missing or unfinished entry, an
 	// *UnreadableError for its permanent fault, or any other for a failure of the store.
-	Read(ctx context.Context, from store.Ranger, name string, known Known) (catalog.Content, error)
+	Read(ctx context.Context, from store.Ranger, name string, known KnownEntry) (catalog.Content, error)
 	// Probe checks with the smallest request whether an entry can be read.
 	Probe(ctx context.Context, from store.Ranger, name string) error
 }
@@ -70,8 +69,8 @@ type Entry struct {
 	Beside []string
 }
 
-// Known is the knowledge of an entry to read.
-type Known struct {
+// KnownEntry is the knowledge of an entry to read.
+type KnownEntry struct {
 	// Versions are Content.Versions of the last read.
 	Versions map[string]string
 	Volumes  func() []catalog.Volume
