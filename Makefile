@@ -98,6 +98,11 @@ lab-tools: ## Build the lab's tools, its Kubernetes and its S3 server from Go mo
 	@go build -C hack/lab -o $(BIN)/lab .
 	@$(BIN)/lab build --bin $(BIN)
 
+.PHONY: helm
+helm: ## Build Helm, which releases and the tests on real nodes use.
+	@mkdir -p $(BIN)
+	@go build -C hack/chart -o $(BIN)/helm helm.sh/helm/v3/cmd/helm
+
 .PHONY: newer
 newer: lab-tools ## Build a newer Kubernetes too, into whose clusters tests restore.
 	@$(BIN)/lab build --newer --bin $(BIN)
