@@ -128,7 +128,7 @@ func job(group []*enginev1alpha1.VolumeRepository, system string, own *corev1.Po
 			Completions: new(int32(1)), Parallelism: new(int32(1)), BackoffLimit: new(int32(0)),
 			ActiveDeadlineSeconds:   new(int64(timeout.Seconds())),
 			TTLSecondsAfterFinished: new(int32(jobTTL.Seconds())),
-			Template:                corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: maps.Clone(labels)}, Spec: spec},
+			Template:                corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: podLabels(labels, own)}, Spec: spec},
 		},
 	}
 }
@@ -144,13 +144,38 @@ func isOf(job *batchv1.Job, record *enginev1alpha1.VolumeRepository) bool {
 	return slices.Contains(namesOf(job), record.Name) && !job.CreationTimestamp.Before(&record.CreationTimestamp)
 }
 
-// inherit copies the controller's pod, except its account's token.
+// labelAzureIdentity of a pod has the webhook of Azure Workload Identity give it an identity.
+const labelAzureIdentity = "azure.workload.identity/use"
+
+func podLabels(labels map[string]string, own *corev1.Pod) map[string]string {
+	labels = maps.Clone(labels)
+	if own != nil && own.Labels[labelAzureIdentity] != "" {
+		labels[labelAzureIdentity] = own.Labels[labelAzureIdentity]
+	}
+	return labels
+}
+
+// injected has the volumes by which webhooks of clouds give a pod the identity of its service
+// account, with the variables that belong to each. They add nothing that is already there, and a
+// Job's account may have another role.
+var injected = map[string][]string{
+	"aws-iam-token":          {"AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE"},
+	"eks-pod-identity-token": {"AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"},
+	"azure-identity-token":   {"AZURE_CLIENT_ID", "AZURE_TENANT_ID", "AZURE_FEDERATED_TOKEN_FILE", "AZURE_AUTHORITY_HOST"},
+}
+
+// inherit copies the controller's pod, except for the tokens of its account.
 func inherit(spec *corev1.PodSpec, container *corev1.Container, own *corev1.Pod) {
 	from := own.Spec.DeepCopy()
 	parent := from.Containers[0]
-	isToken := func(name string) bool { return strings.HasPrefix(name, "kube-api-access-") }
+	var variables []string
+	for _, volume := range from.Volumes {
+		variables = append(variables, injected[volume.Name]...)
+	}
+	isToken := func(name string) bool { return strings.HasPrefix(name, "kube-api-access-") || injected[name] != nil }
 	container.Image, container.ImagePullPolicy = parent.Image, parent.ImagePullPolicy
-	container.Env, container.EnvFrom = parent.Env, parent.EnvFrom
+	container.Env = slices.DeleteFunc(parent.Env, func(v corev1.EnvVar) bool { return slices.Contains(variables, v.Name) })
+	container.EnvFrom = parent.EnvFrom
 	container.VolumeMounts = slices.DeleteFunc(parent.VolumeMounts, func(m corev1.VolumeMount) bool { return isToken(m.Name) })
 	container.SecurityContext = parent.SecurityContext
 	spec.Volumes = slices.DeleteFunc(from.Volumes, func(v corev1.Volume) bool { return isToken(v.Name) })

@@ -876,3 +876,41 @@ func TestJob(t *testing.T) {
 		t.Errorf("the resources are %+v", container.Resources)
 	}
 }
+
+// TestJobHasItsOwnIdentity: the webhooks of clouds find a Job as they find any pod. They would leave
+// the controller's role in it, which a token of the Job's account can't take.
+func TestJobHasItsOwnIdentity(t *testing.T) {
+	record := &enginev1alpha1.VolumeRepository{Spec: enginev1alpha1.VolumeRepositorySpec{VolumeNamespace: "shop", BackupStorageLocation: "default"}}
+	for volume, variables := range injected {
+		own := &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{labelAzureIdentity: "true", "app.kubernetes.io/component": "controller"}},
+			Spec: corev1.PodSpec{
+				Containers: []corev1.Container{{
+					Env:          []corev1.EnvVar{{Name: "AWS_REGION", Value: "eu-central-1"}, {Name: "HTTPS_PROXY", Value: "http://proxy"}},
+					VolumeMounts: []corev1.VolumeMount{{Name: "tmp", MountPath: "/tmp"}, {Name: volume, MountPath: "/var/run/secrets/token"}},
+				}},
+				Volumes: []corev1.Volume{{Name: "tmp"}, {Name: volume}},
+			},
+		}
+		for _, name := range variables {
+			own.Spec.Containers[0].Env = append(own.Spec.Containers[0].Env, corev1.EnvVar{Name: name, Value: "of the controller"})
+		}
+		pod := job([]*enginev1alpha1.VolumeRepository{record}, system, own, Resources{}, time.Hour, nil).Spec.Template
+		container := pod.Spec.Containers[0]
+		if len(container.Env) != 2 || len(container.VolumeMounts) != 1 || len(pod.Spec.Volumes) != 1 {
+			t.Errorf("%s: the pod has the variables %v, mounts %v and volumes %v", volume, container.Env, container.VolumeMounts, pod.Spec.Volumes)
+		}
+		if pod.Labels[labelAzureIdentity] != "true" || pod.Labels["app.kubernetes.io/component"] != "maintenance" {
+			t.Errorf("%s: the pod has the labels %v", volume, pod.Labels)
+		}
+		// Variables that a person has set are all that there is.
+		own.Spec.Volumes, own.Spec.Containers[0].VolumeMounts, own.Labels = nil, nil, nil
+		pod = job([]*enginev1alpha1.VolumeRepository{record}, system, own, Resources{}, time.Hour, nil).Spec.Template
+		if got := len(pod.Spec.Containers[0].Env); got != 2+len(variables) {
+			t.Errorf("%s: %d variables, want %d", volume, got, 2+len(variables))
+		}
+		if _, has := pod.Labels[labelAzureIdentity]; has {
+			t.Errorf("%s: the pod has the label of another cloud", volume)
+		}
+	}
+}
