@@ -79,10 +79,16 @@ func TestLocationIsCreatedWithItsSecret(t *testing.T) {
 		"a folder with S3": {"location", "create", "x", "--path=/x", "--region=y"},
 		"two stores":       {"location", "create", "x", "--bucket=b", "--path=/x"},
 		"no name":          {"location", "create", "--bucket=b"},
+		"a role and keys":  {"location", "create", "x", "--bucket=b", "--role-arn=arn:aws:iam::111122223333:role/b", "--credentials-secret=c"},
+		"a folder's role":  {"location", "create", "x", "--path=/x", "--role-arn=arn:aws:iam::111122223333:role/b"},
 	} {
 		if _, stderr, code := run(t, s, args...); code != ExitUsage {
 			t.Errorf("%s: exit code %d, %s", name, code, stderr)
 		}
+	}
+	stdout, stderr, code = run(t, s, "location", "create", "x", "--bucket=b", "--role-arn=arn:aws:iam::111122223333:role/b", "--external-id=e1", "--dry-run=client", "-o=yaml")
+	if code != ExitOK || !strings.Contains(stdout, "roleARN: arn:aws:iam::111122223333:role/b\n") || !strings.Contains(stdout, "externalID: e1\n") || strings.Contains(stdout, "credentialsSecret") {
+		t.Errorf("with a role: exit code %d, %s%s", code, stdout, stderr)
 	}
 	_, stderr, code = run(t, s, "location", "create", "x", "--bucket=b", "--credentials-file="+file)
 	if code != ExitFailed || !strings.Contains(stderr, "[default]") || strings.Contains(stderr, "wrong") {

@@ -77,7 +77,7 @@ func (t *tool) getLocationCommand() *cobra.Command {
 type locationFlags struct {
 	createFlags
 	system, provider, prefix, path, bucket, region, endpoint, checksum, caFile string
-	secret, credentials, profile                                               string
+	secret, credentials, profile, roleARN, externalID                          string
 	pathStyle, isDefault                                                       bool
 	allowed, recoveryKeys                                                      []string
 	poll                                                                       time.Duration
@@ -102,7 +102,7 @@ func (f *locationFlags) apply(spec *enginev1alpha1.StorageLocationSpec) error {
 		if spec.S3 == nil {
 			spec.S3 = &enginev1alpha1.S3Location{}
 		}
-		for to, from := range map[*string]string{&spec.S3.Bucket: f.bucket, &spec.S3.Region: f.region, &spec.S3.Endpoint: f.endpoint, (*string)(&spec.S3.ChecksumAlgorithm): f.checksum, &spec.S3.CredentialsSecret: f.secret} {
+		for to, from := range map[*string]string{&spec.S3.Bucket: f.bucket, &spec.S3.Region: f.region, &spec.S3.Endpoint: f.endpoint, (*string)(&spec.S3.ChecksumAlgorithm): f.checksum, &spec.S3.CredentialsSecret: f.secret, &spec.S3.RoleARN: f.roleARN, &spec.S3.ExternalID: f.externalID} {
 			if from != "" {
 				*to = from
 			}
@@ -120,8 +120,11 @@ func (f *locationFlags) apply(spec *enginev1alpha1.StorageLocationSpec) error {
 		if spec.S3.Bucket == "" {
 			return usage("set --bucket")
 		}
+		if spec.S3.RoleARN != "" && spec.S3.CredentialsSecret != "" {
+			return usage("a role is assumed with the pods' own identity: leave out the credentials, or --role-arn")
+		}
 	case enginev1alpha1.StorageProviderFilesystem:
-		if f.bucket+f.region+f.endpoint+f.checksum+f.caFile+f.secret+f.credentials != "" || f.pathStyle {
+		if f.bucket+f.region+f.endpoint+f.checksum+f.caFile+f.secret+f.credentials+f.roleARN+f.externalID != "" || f.pathStyle {
 			return usage("a folder has no bucket, region, endpoint or credentials: leave out the flags for s3")
 		}
 		if f.path != "" {
@@ -189,6 +192,8 @@ Secret for it is created too. Without credentials the pods' own identity is used
   kubectl holdfast location create offsite --bucket backups --region eu-central-1 --credentials-file ~/.aws/credentials
   # Another store with the S3 protocol, with an existing Secret in holdfast-locations
   kubectl holdfast location create minio --bucket backups --endpoint https://minio:9000 --force-path-style --credentials-secret minio
+  # A bucket of AWS, with a role that the pods assume
+  kubectl holdfast location create offsite --bucket backups --region eu-central-1 --role-arn arn:aws:iam::111122223333:role/backups
   # A folder
   kubectl holdfast location create nfs --path /backups --default`,
 		Args: func(command *cobra.Command, args []string) error {
@@ -213,6 +218,8 @@ Secret for it is created too. Without credentials the pods' own identity is used
 	flags.StringVar(&f.secret, "credentials-secret", "", "Name of the Secret with the credentials. It is created with --credentials-file, and else must exist.")
 	flags.StringVar(&f.credentials, "credentials-file", "", "Credentials file of AWS, from which the Secret is created.")
 	flags.StringVar(&f.profile, "profile", "default", "Profile of the credentials file.")
+	flags.StringVar(&f.roleARN, "role-arn", "", "ARN of a role that the pods assume with their own identity, for this location.")
+	flags.StringVar(&f.externalID, "external-id", "", "External id that the role's trust policy asks for.")
 	flags.StringVar(&f.path, "path", "", "Absolute path of a folder that all pods of Holdfast have.")
 	flags.StringVar(&f.prefix, "prefix", "", "Folder of all keys in the store.")
 	flags.BoolVar(&f.isDefault, "default", false, "Backups that name no location are stored here.")

@@ -76,6 +76,9 @@ func explain(operation, key string, err error) error {
 }
 
 func classify(err error) (reason string, kind error) {
+	if failed, ok := errors.AsType[*credentialsError](err); ok && !errors.Is(err, context.Canceled) {
+		return classifyCredentials(failed)
+	}
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) {
 		return "the store did not answer in time", ErrUnavailable
 	}
@@ -110,7 +113,7 @@ func classify(err error) (reason string, kind error) {
 	}
 	if failed, ok := errors.AsType[*smithy.OperationError](err); ok && failed.ServiceID == "S3" {
 		// Without an answer or a network fault, the request could not be signed.
-		return "there are no usable credentials for the store", ErrDenied
+		return noCredentials, ErrDenied
 	}
 	return "the store can't do that", nil
 }
@@ -149,6 +152,8 @@ func classifyS3(code string, status int) (reason string, kind error) {
 		return ErrNotFound.Error(), ErrNotFound
 	case status == http.StatusPreconditionFailed:
 		return ErrExists.Error(), ErrExists
+	case status == http.StatusNotImplemented:
+		return "the store does not support the request" + said, ErrUnavailable
 	case status == http.StatusTooManyRequests || status >= http.StatusInternalServerError || status == http.StatusRequestTimeout:
 		return "the store can't answer now" + said, ErrUnavailable
 	case status >= 300 && status < 400:

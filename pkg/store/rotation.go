@@ -74,12 +74,15 @@ func rotating(name string, first aws.CredentialsProvider, read SecretReader) (aw
 	return aws.NewCredentialsCache(&secretProvider{name: name, read: read, last: given}), nil
 }
 
-// followRotation repeats a request with refused credentials once, if the Secret has others by then.
-func followRotation(cache *aws.CredentialsCache) func(*middleware.Stack) error {
+// followRotation repeats a request with refused credentials, if there are others by then.
+func followRotation(cache *aws.CredentialsCache, refuses func(error) bool) func(*middleware.Stack) error {
 	return func(stack *middleware.Stack) error {
 		return stack.Finalize.Insert(middleware.FinalizeMiddlewareFunc("holdfast.io/rotation",
 			func(ctx context.Context, in middleware.FinalizeInput, next middleware.FinalizeHandler) (middleware.FinalizeOutput, middleware.Metadata, error) {
-				used, _ := cache.Retrieve(ctx)
+				used, err := cache.Retrieve(ctx)
+				if err != nil {
+					return middleware.FinalizeOutput{}, middleware.Metadata{}, &credentialsError{err}
+				}
 				out, metadata, err := next.HandleFinalize(ctx, in)
 				if !refuses(err) {
 					return out, metadata, err
@@ -116,4 +119,36 @@ func refuses(err error) bool {
 		return true
 	}
 	return false
+}
+
+// refusesSession reports whether an answer refuses a session, and not only an access: another
+// session of a role may do no more. A HEAD's has only 400.
+func refusesSession(err error) bool {
+	var answer smithy.APIError
+	if !errors.As(err, &answer) {
+		return false
+	}
+	switch answer.ErrorCode() {
+	case "ExpiredToken", "InvalidToken", "TokenRefreshRequired", "InvalidAccessKeyId", "BadRequest":
+		return true
+	}
+	return false
+}
+
+// newPace returns a condition that holds no more than once in rereadEvery.
+func newPace(condition func(error) bool) func(error) bool {
+	var mu sync.Mutex
+	var last time.Time
+	return func(err error) bool {
+		if !condition(err) {
+			return false
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if now := time.Now(); last.IsZero() || now.Sub(last) >= rereadEvery {
+			last = now
+			return true
+		}
+		return false
+	}
 }

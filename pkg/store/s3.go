@@ -13,7 +13,6 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
-	"github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/credentials"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"gocloud.dev/blob/s3blob"
@@ -27,17 +26,15 @@ const defaultRegion = "us-east-1"
 const idleConnections = 128
 
 func openS3(ctx context.Context, location *enginev1alpha1.S3Location, secret map[string][]byte, again SecretReader) (*blobBackend, error) {
-	client, err := httpClient(location.CABundle)
-	if err != nil {
-		return nil, err
-	}
-	settings, err := awsConfig(ctx, location, secret, again, client)
+	settings, err := awsConfig(ctx, location, secret, again)
 	if err != nil {
 		return nil, err
 	}
 	if buildable, ok := settings.HTTPClient.(*awshttp.BuildableClient); ok {
 		settings.HTTPClient = noticeStalls(buildable)
 	}
+	cache, _ := settings.Credentials.(*aws.CredentialsCache)
+	settings.Credentials = toldCredentials{settings.Credentials}
 	s3Client := s3.NewFromConfig(settings, func(o *s3.Options) {
 		o.UsePathStyle = location.ForcePathStyle
 		// With a proxy that lacks Expect: 100-continue, each large object would be delayed by a
@@ -47,8 +44,12 @@ func openS3(ctx context.Context, location *enginev1alpha1.S3Location, secret map
 			o.BaseEndpoint = aws.String(location.Endpoint)
 		}
 		o.APIOptions = append(o.APIOptions, refuseForeign, tellRequests)
-		if cache, ok := settings.Credentials.(*aws.CredentialsCache); ok && again != nil {
-			o.APIOptions = append(o.APIOptions, followRotation(cache))
+		switch {
+		case cache == nil:
+		case location.CredentialsSecret == "":
+			o.APIOptions = append(o.APIOptions, followRotation(cache, newPace(refusesSession)))
+		case again != nil:
+			o.APIOptions = append(o.APIOptions, followRotation(cache, refuses))
 		}
 		if location.ChecksumAlgorithm != enginev1alpha1.ChecksumNone {
 			o.APIOptions = append(o.APIOptions, sendChecksums)
@@ -63,47 +64,51 @@ func openS3(ctx context.Context, location *enginev1alpha1.S3Location, secret map
 	return &blobBackend{bucket: bucket, s3: s3Client, name: location.Bucket}, nil
 }
 
-func awsConfig(ctx context.Context, location *enginev1alpha1.S3Location, secret map[string][]byte, again SecretReader, client aws.HTTPClient) (aws.Config, error) {
+// The SDK would send checksums as trailers of a chunked body, which other stores often refuse. See
+// sendChecksums.
+const (
+	requestChecksums  = aws.RequestChecksumCalculationWhenRequired
+	responseChecksums = aws.ResponseChecksumValidationWhenRequired
+)
+
+func awsConfig(ctx context.Context, location *enginev1alpha1.S3Location, secret map[string][]byte, again SecretReader) (aws.Config, error) {
 	region := location.Region
 	if region == "" {
 		region = defaultRegion
 	}
-	// The SDK would send checksums as trailers of a chunked body, which other stores often refuse.
-	// See sendChecksums.
-	const (
-		requestChecksums  = aws.RequestChecksumCalculationWhenRequired
-		responseChecksums = aws.ResponseChecksumValidationWhenRequired
-	)
-	if location.CredentialsSecret != "" {
-		static, err := staticCredentials(location.CredentialsSecret, secret)
+	only, withSystem, err := authorities(location.CABundle)
+	if err != nil {
+		return aws.Config{}, err
+	}
+	if location.CredentialsSecret == "" {
+		settings, err := ownIdentity(ctx, location, region, withSystem)
 		if err != nil {
 			return aws.Config{}, err
 		}
-		if again != nil {
-			if static, err = rotating(location.CredentialsSecret, static, again); err != nil {
-				return aws.Config{}, err
-			}
+		if only != nil {
+			settings.HTTPClient = httpClient(only)
+		} else if buildable, ok := settings.HTTPClient.(*awshttp.BuildableClient); ok {
+			settings.HTTPClient = buildable.WithTimeout(0) // objects may be large
 		}
-		// Ignores the environment, so that settings don't leak between locations.
-		return aws.Config{
-			Region:                     region,
-			Credentials:                static,
-			HTTPClient:                 client,
-			RequestChecksumCalculation: requestChecksums,
-			ResponseChecksumValidation: responseChecksums,
-		}, nil
+		return settings, nil
 	}
-	settings, err := config.LoadDefaultConfig(ctx,
-		config.WithRegion(region),
-		config.WithHTTPClient(client),
-		config.WithRequestChecksumCalculation(requestChecksums),
-		config.WithResponseChecksumValidation(responseChecksums),
-	)
+	static, err := staticCredentials(location.CredentialsSecret, secret)
 	if err != nil {
-		// The cause may quote files.
-		return aws.Config{}, errors.New("the environment's own settings for S3 can't be read: correct them, or name a Secret in spec.s3.credentialsSecret")
+		return aws.Config{}, err
 	}
-	return settings, nil
+	if again != nil {
+		if static, err = rotating(location.CredentialsSecret, static, again); err != nil {
+			return aws.Config{}, err
+		}
+	}
+	// Ignores the environment, so that settings don't leak between locations.
+	return aws.Config{
+		Region:                     region,
+		Credentials:                static,
+		HTTPClient:                 httpClient(only),
+		RequestChecksumCalculation: requestChecksums,
+		ResponseChecksumValidation: responseChecksums,
+	}, nil
 }
 
 func staticCredentials(name string, secret map[string][]byte) (aws.CredentialsProvider, error) {
@@ -116,20 +121,30 @@ func staticCredentials(name string, secret map[string][]byte) (aws.CredentialsPr
 		string(secret[SecretAccessKeyID]), string(secret[SecretSecretAccessKey]), string(secret[SecretSessionToken])), nil
 }
 
-// httpClient always verifies the endpoint's certificate.
-func httpClient(caBundle []byte) (aws.HTTPClient, error) {
-	client := awshttp.NewBuildableClient().WithTransportOptions(func(transport *http.Transport) {
+// httpClient always verifies certificates, by the system's authorities if there are none.
+func httpClient(authorities *x509.CertPool) *awshttp.BuildableClient {
+	return awshttp.NewBuildableClient().WithTransportOptions(func(transport *http.Transport) {
 		transport.MaxIdleConnsPerHost = idleConnections
 		transport.MaxIdleConns = max(transport.MaxIdleConns, idleConnections)
+		if authorities != nil {
+			transport.TLSClientConfig = &tls.Config{RootCAs: authorities, MinVersion: tls.VersionTLS12}
+		}
 	})
-	if len(caBundle) == 0 {
-		return client, nil
+}
+
+// authorities returns a bundle's authorities alone, for the store's certificate, and with the
+// system's. Both are nil without a bundle.
+func authorities(bundle []byte) (only, withSystem *x509.CertPool, err error) {
+	if len(bundle) == 0 {
+		return nil, nil, nil
 	}
-	authorities := x509.NewCertPool()
-	if !authorities.AppendCertsFromPEM(caBundle) {
-		return nil, errors.New("the storage location's spec.s3.caBundle has no certificate in PEM form")
+	only = x509.NewCertPool()
+	if !only.AppendCertsFromPEM(bundle) {
+		return nil, nil, errors.New("the storage location's spec.s3.caBundle has no certificate in PEM form")
 	}
-	return client.WithTransportOptions(func(transport *http.Transport) {
-		transport.TLSClientConfig = &tls.Config{RootCAs: authorities, MinVersion: tls.VersionTLS12}
-	}), nil
+	if withSystem, err = x509.SystemCertPool(); err != nil {
+		return only, only, nil // the machine has none
+	}
+	withSystem.AppendCertsFromPEM(bundle)
+	return only, withSystem, nil
 }

@@ -118,3 +118,32 @@ func secretsAreNowhere(t *testing.T, secret string) {
 	const resources = "events,backups.holdfast.io,backupqueues,backupvolumes,volumebackups,backupruns,volumerepositories,storagelocations,volumeuploads,volumerestores,leases,configmaps"
 	mustNotContain(t, resources, lab.Kubectl(t, "get", resources, "-A", "-o", "yaml"), secrets)
 }
+
+// TestRoleIsValidated: the API server refuses what can't be a role, and a role beside keys.
+func TestRoleIsValidated(t *testing.T) {
+	t.Parallel()
+	const arn = "arn:aws:iam::111122223333:role/a/backups"
+	for name, c := range map[string]struct {
+		s3   enginev1alpha1.S3Location
+		says string
+	}{
+		"a role":                   {enginev1alpha1.S3Location{RoleARN: arn, ExternalID: "holdfast-1"}, ""},
+		"another partition":        {enginev1alpha1.S3Location{RoleARN: "arn:aws-cn:iam::111122223333:role/backups"}, ""},
+		"another store's":          {enginev1alpha1.S3Location{RoleARN: "arn:minio:iam:::role/idp"}, ""},
+		"keys":                     {enginev1alpha1.S3Location{CredentialsSecret: "keys"}, ""},
+		"a name only":              {enginev1alpha1.S3Location{RoleARN: "backups"}, "spec.s3.roleARN"},
+		"a user":                   {enginev1alpha1.S3Location{RoleARN: "arn:aws:iam::111122223333:user/x"}, "spec.s3.roleARN"},
+		"a role and keys":          {enginev1alpha1.S3Location{RoleARN: arn, CredentialsSecret: "keys"}, "leave out credentialsSecret"},
+		"an id without a role":     {enginev1alpha1.S3Location{ExternalID: "holdfast-1"}, "externalID is for roleARN"},
+		"an id with a space in it": {enginev1alpha1.S3Location{RoleARN: arn, ExternalID: "a b"}, "spec.s3.externalID"},
+	} {
+		c.s3.Bucket = "backups"
+		_, err := lab.Engine.EngineV1alpha1().StorageLocations(labtest.System).Create(t.Context(), &enginev1alpha1.StorageLocation{
+			ObjectMeta: metav1.ObjectMeta{Name: labtest.Name("role")},
+			Spec:       enginev1alpha1.StorageLocationSpec{Provider: enginev1alpha1.StorageProviderS3, S3: &c.s3},
+		}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if c.says == "" && err != nil || c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)) {
+			t.Errorf("%s: got %v, want %q", name, err, c.says)
+		}
+	}
+}

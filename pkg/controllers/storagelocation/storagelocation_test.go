@@ -242,6 +242,22 @@ func TestReasons(t *testing.T) {
 	}
 }
 
+// STS's refusal is the location's reason, with the words that name the missing right.
+func TestTheIdentityIsRefused(t *testing.T) {
+	cloud := storetest.NewCloud(t)
+	cloud.ServiceAccounts(t)
+	spec, _ := storetest.FakeS3(t, cloud.Guard(storetest.RoleOfLocation))
+	spec.S3.CredentialsSecret, spec.S3.RoleARN = "", storetest.RoleOfLocation
+	cloud.ExternalID = "e1"
+	got := unavailable(storetest.Open(t, spec, nil).Check(t.Context()), enginev1alpha1.ReasonUnreachable)
+	if want := "STS refuses to give credentials (AccessDenied): User: " + storetest.RoleOfPods + "/pod is not authorized to perform: sts:AssumeRole on resource: " + storetest.RoleOfLocation; got.Reason != enginev1alpha1.ReasonAccessDenied || got.Message != want {
+		t.Errorf("it is said as %s: %s, want %s", got.Reason, got.Message, want)
+	}
+	if cloud.Leaked(got.Message) {
+		t.Errorf("a secret is in the message: %s", got.Message)
+	}
+}
+
 // Of several locations that are marked as default each says which one is taken.
 func TestSeveralDefaults(t *testing.T) {
 	folder := t.TempDir()

@@ -2177,6 +2177,20 @@ func schema_pkg_apis_engine_v1alpha1_S3Location(ref common.ReferenceCallback) co
 							Format:      "",
 						},
 					},
+					"roleARN": {
+						SchemaProps: spec.SchemaProps{
+							Description: "ARN of a role that each component of Holdfast assumes for this location, with its own identity. The role must trust the identities of all four. Not with credentialsSecret.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"externalID": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The external id that the role's trust policy asks for. It is no secret.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 				},
 				Required: []string{"bucket"},
 			},

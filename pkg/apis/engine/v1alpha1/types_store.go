@@ -235,6 +235,8 @@ const (
 )
 
 // S3Location is a bucket.
+// +kubebuilder:validation:XValidation:rule="!has(self.roleARN) || self.roleARN.size() == 0 || !has(self.credentialsSecret) || self.credentialsSecret.size() == 0",message="roleARN is assumed with the pods' own identity: leave out credentialsSecret"
+// +kubebuilder:validation:XValidation:rule="!has(self.externalID) || self.externalID.size() == 0 || (has(self.roleARN) && self.roleARN.size() > 0)",message="externalID is for roleARN: set that too"
 type S3Location struct {
 	// Name of the bucket.
 	// +kubebuilder:validation:MinLength=1
@@ -262,6 +264,17 @@ type S3Location struct {
 	// -locations. Empty means the environment's own credentials.
 	// +optional
 	CredentialsSecret string `json:"credentialsSecret,omitempty"`
+	// ARN of a role that each component of Holdfast assumes for this location, with its own
+	// identity. The role must trust the identities of all four. Not with credentialsSecret.
+	// +optional
+	// +kubebuilder:validation:MaxLength=2048
+	// +kubebuilder:validation:Pattern=`^(arn:[a-z0-9-]+:iam::[^:\s]*:role/\S+)?$`
+	RoleARN string `json:"roleARN,omitempty"`
+	// The external id that the role's trust policy asks for. It is no secret.
+	// +optional
+	// +kubebuilder:validation:MaxLength=1224
+	// +kubebuilder:validation:Pattern=`^([\w+=,.@:/-]{2,})?$`
+	ExternalID string `json:"externalID,omitempty"`
 }
 
 const (
