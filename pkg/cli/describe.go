@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -93,9 +94,12 @@ func (t *tool) describeBackup(ctx context.Context, name string) error {
 	volumes := ""
 	if v := status.Volumes; v != nil {
 		volumes = fmt.Sprintf("%d of %d complete, %s", v.Completed, v.Total+v.LeftOut, strings.TrimSpace(human(v.TotalBytes)))
-		for count, text := range map[int32]string{v.Failed: "failed", v.LeftOut: "wanted and left out", v.Deleted: "deleted since"} {
-			if count > 0 {
-				volumes += fmt.Sprintf(", %d %s", count, text)
+		for _, of := range []struct {
+			count int32
+			text  string
+		}{{v.Failed, "failed"}, {v.LeftOut, "wanted and left out"}, {v.Deleted, "deleted since"}} {
+			if of.count > 0 {
+				volumes += fmt.Sprintf(", %d %s", of.count, of.text)
 			}
 		}
 	}
@@ -189,6 +193,7 @@ func (t *tool) describeRestore(ctx context.Context, name string) error {
 	for was, is := range spec.NamespaceMapping {
 		mapping = append(mapping, was+" as "+is)
 	}
+	slices.Sort(mapping)
 	if err := printFields(t.Out,
 		field{"Name", restore.Name}, field{"Namespace", restore.Namespace}, field{"Phase", string(status.Phase)},
 		field{"Message", state.message}, field{"Waits for", waits(state)},

@@ -167,8 +167,8 @@ func (t *tool) versions(list *v1alpha1.BackupObjectList, all bool) []*objectVers
 	return ordered
 }
 
-// shownBackups is how many backups of a version are named in a table.
-const shownBackups = 3
+// shownBackups is how many backups of a version are named in a table of 80 columns.
+const shownBackups = 1
 
 func (t *tool) historyCommand() *cobra.Command {
 	var f findFlags

@@ -107,7 +107,14 @@ func (t *tool) topCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use: "top", Short: "Show each node's agent: places, what runs and waits, throughput",
 		Args: cobra.NoArgs,
-		RunE: func(command *cobra.Command, _ []string) error { return t.get(command.Context(), "nodeagents", nil, o) },
+		RunE: func(command *cobra.Command, _ []string) error {
+			client, _, err := t.client()
+			if err != nil {
+				return err
+			}
+			// They are in no namespace.
+			return t.getFrom(command.Context(), client.HoldfastV1alpha1().RESTClient(), metav1.NamespaceAll, "nodeagents", nil, o)
+		},
 	}
 	o.addTo(command, false)
 	return command

@@ -97,6 +97,7 @@ func TestPlugin(t *testing.T) {
 	must(t, user, in("queue"))
 	must(t, user, in("status"), "Queue:", "Last backups:", "first")
 	must(t, user, in("volumes"))
+	must(t, "", in("top"), "THROUGHPUT", labtest.Node)
 	must(t, user, []string{"version", "--client"}, "Client:")
 	must(t, "", []string{"__complete", "-n", namespace, "backup", "describe", "f"}, "first")
 	if stdout, stderr, code := kubectlIn(t, lab, "__complete", "holdfast", "-n", namespace, "backup", "describe", "f"); code != 0 || !strings.Contains(stdout, "first") {
