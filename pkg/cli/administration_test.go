@@ -96,13 +96,15 @@ func TestLocationIsCreatedWithItsSecret(t *testing.T) {
 	}
 }
 
-// TestLocationIsCheckedAnew: the result is the one of the request's generation.
+// TestLocationIsCheckedAnew: the result is the one of the request's generation, with the probe of an
+// available location, and each failed step of it.
 func TestLocationIsCheckedAnew(t *testing.T) {
 	reads := 0
+	probed := condition(enginev1alpha1.ConditionProbed, metav1.ConditionTrue, "Passed", "it was written; the clock: it agrees")
 	of := func(status metav1.ConditionStatus, generation int64) *enginev1alpha1.StorageLocation {
 		available := condition(enginev1alpha1.ConditionAvailable, status, "Reason", "because")
 		available.ObservedGeneration = generation
-		return &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: "holdfast"}, Status: enginev1alpha1.StorageLocationStatus{StoreID: "s", Conditions: conditions(available)}}
+		return &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: "holdfast"}, Status: enginev1alpha1.StorageLocationStatus{StoreID: "s", Conditions: conditions(available, probed)}}
 	}
 	end := metav1.ConditionTrue
 	s := &server{answers: map[string]any{
@@ -111,12 +113,20 @@ func TestLocationIsCheckedAnew(t *testing.T) {
 			if reads++; reads < 3 {
 				return of(metav1.ConditionTrue, 2)
 			}
+			if reads > 3 {
+				probed.ObservedGeneration = 3
+			}
 			return of(end, 3)
 		},
 	}}
-	if stdout, stderr, code := run(t, s, "location", "check", "default"); code != ExitOK || reads < 3 || !strings.Contains(stdout, "True Reason: because") {
+	if stdout, stderr, code := run(t, s, "location", "check", "default"); code != ExitOK || reads != 4 || !strings.Contains(stdout, "True Reason: because") || !strings.Contains(stdout, "True Passed: it was written; the clock: it agrees") {
 		t.Errorf("exit code %d after %d reads: %s%s", code, reads, stdout, stderr)
 	}
+	probed.Status, probed.Reason, probed.Message = metav1.ConditionFalse, "Failed", "delete the probe: the store denies access"
+	if stdout, stderr, code := run(t, s, "location", "check", "default"); code != ExitFailed || !strings.Contains(stdout, "False Failed: delete the probe") || !strings.Contains(stdout, "remedy") || !strings.Contains(stderr, "the probe of the storage location default failed") {
+		t.Errorf("a probe that failed: exit code %d: %s%s", code, stdout, stderr)
+	}
+	probed.ObservedGeneration = 2
 	end, reads = metav1.ConditionFalse, 0
 	if stdout, stderr, code := run(t, s, "location", "check", "default"); code != ExitFailed || !strings.Contains(stdout, "remedy") || !strings.Contains(stderr, "is not available") {
 		t.Errorf("exit code %d: %s%s", code, stdout, stderr)
@@ -124,6 +134,11 @@ func TestLocationIsCheckedAnew(t *testing.T) {
 	reads = -1000
 	if _, stderr, code := run(t, s, "location", "check", "default", "--timeout=1s"); code != ExitTimeout {
 		t.Errorf("without a result: exit code %d: %s", code, stderr)
+	}
+	end, reads, probed.ObservedGeneration = metav1.ConditionTrue, -1000, 2
+	s.answers["GET "+engineOf+"storagelocations/default"] = func(*http.Request) any { return of(end, 3) }
+	if _, stderr, code := run(t, s, "location", "check", "default", "--timeout=1s"); code != ExitTimeout || !strings.Contains(stderr, "has not probed it") {
+		t.Errorf("without a probe: exit code %d: %s", code, stderr)
 	}
 }
 

@@ -396,6 +396,10 @@ func (d *doctor) checkLocation(s *reportPart, of *enginev1alpha1.StorageLocation
 	case of.Status.StoreID == "" && !of.Spec.IsLonghorn():
 		s.add(notable, about, "its store has no id: "+state.Message, "Another store in its place would not be noticed. Let the credentials write, unless it is only read.", "")
 	}
+	if probed := conditionOf(of.Status.Conditions, enginev1alpha1.ConditionProbed); probed.Status == metav1.ConditionFalse {
+		s.add(severe, about, "its last probe failed: "+probed.Message, "Give the credentials the rights that it names, or use another store, then check it again.",
+			fmt.Sprintf("kubectl holdfast location check %s", of.Name))
+	}
 	for name, remedy := range map[string]string{
 		enginev1alpha1.ConditionClonedCluster:    "Another cluster uses the store: see docs/install.md, Copies of a cluster.",
 		enginev1alpha1.ConditionExpiryFrozen:     "The message says how to accept it, once you know the reason.",

@@ -317,9 +317,12 @@ func (t *tool) checkLocationCommand() *cobra.Command {
 	var timeout time.Duration
 	command := &cobra.Command{
 		Use: "check NAME", Short: "Have a storage location checked now, and show the result",
-		Long: `Have the controller open the store, list it and read its id, and have the API
-server list all of it. The result is in the conditions of the location. The exit
-code is 1 if the location is not available.`,
+		Long: `Have the controller open the store, list it and read its id. Then it writes a probe
+there, tries to write it again, which the store must refuse, reads, lists and
+deletes it, and compares the clocks. Each failed step is named, with the right that
+it needs. The API server lists all of the store. The results are in the conditions
+of the location. The exit code is 1 if the location is not available, or the probe
+failed.`,
 		Args: oneName,
 		RunE: func(command *cobra.Command, args []string) error {
 			return t.checkLocation(command.Context(), system, args[0], timeout)
@@ -342,28 +345,47 @@ func (t *tool) checkLocation(ctx context.Context, system, name string, timeout t
 	if err != nil {
 		return err
 	}
-	available := func() metav1.Condition { return conditionOf(of.Status.Conditions, enginev1alpha1.ConditionAvailable) }
+	state := func(what string) metav1.Condition { return conditionOf(of.Status.Conditions, what) }
+	await := func(ctx context.Context, done func() bool) error {
+		return wait.PollUntilContextTimeout(ctx, queuePause, timeout, true, func(ctx context.Context) (bool, error) {
+			read, err := locations.Get(ctx, name, metav1.GetOptions{})
+			// The client refuses a request by itself that its rate limiter would send after the deadline.
+			if end, _ := ctx.Deadline(); err != nil && time.Until(end) < time.Second {
+				return false, nil
+			}
+			if err != nil {
+				return false, err
+			}
+			of = read
+			return done(), nil
+		})
+	}
 	asked, err := all.holdfast.HoldfastV1alpha1().SyncRequests(system).Create(ctx, &v1alpha1.SyncRequest{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 	if err != nil {
 		fmt.Fprintf(t.ErrOut, "It can't be checked now, so this is the result of the last check: %v\n", err)
-	} else if err := wait.PollUntilContextTimeout(ctx, queuePause, timeout, true, func(ctx context.Context) (bool, error) {
-		of, err = locations.Get(ctx, name, metav1.GetOptions{})
-		// The client refuses a request by itself that its rate limiter would send after the deadline.
-		if end, _ := ctx.Deadline(); err != nil && time.Until(end) < time.Second {
-			return false, nil
-		}
-		return err == nil && available().ObservedGeneration >= asked.Status.Generation, err
+	} else if err := await(ctx, func() bool {
+		available := state(enginev1alpha1.ConditionAvailable)
+		return available.ObservedGeneration >= asked.Status.Generation &&
+			(available.Status != metav1.ConditionTrue || state(enginev1alpha1.ConditionProbed).ObservedGeneration >= asked.Status.Generation)
 	}); err != nil {
 		if ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
-			return &exitError{ExitTimeout, fmt.Errorf("after %s the controller has not checked it: look at it by kubectl holdfast doctor", timeout)}
+			what := "checked it"
+			if state(enginev1alpha1.ConditionAvailable).ObservedGeneration >= asked.Status.Generation {
+				what = "probed it, though it is available: an earlier version makes no probes"
+			}
+			return &exitError{ExitTimeout, fmt.Errorf("after %s the controller has not %s: look at it by kubectl holdfast doctor", timeout, what)}
 		}
 		return err
 	}
-	synced := conditionOf(of.Status.Conditions, enginev1alpha1.ConditionSynced)
-	state := func(condition metav1.Condition) string {
+	said := func(what string) string {
+		condition := state(what)
+		if condition.Status == "" {
+			return ""
+		}
 		return strings.TrimSpace(fmt.Sprintf("%s %s: %s", condition.Status, condition.Reason, condition.Message))
 	}
-	fields := []field{{"Name", of.Name}, {"Available", state(available())}, {"Store", of.Status.StoreID}, {"Synced", state(synced)}}
+	fields := []field{{"Name", of.Name}, {"Available", said(enginev1alpha1.ConditionAvailable)}, {"Probed", said(enginev1alpha1.ConditionProbed)},
+		{"Store", of.Status.StoreID}, {"Synced", said(enginev1alpha1.ConditionSynced)}}
 	if of.Status.Catalogue != nil {
 		fields = append(fields, field{"Backups", fmt.Sprint(of.Status.Catalogue.Backups)}, field{"Listed", at(of.Status.Catalogue.LastListTimestamp)})
 	}
@@ -376,8 +398,11 @@ func (t *tool) checkLocation(ctx context.Context, system, name string, timeout t
 	if err := printFields(t.Out, fields...); err != nil {
 		return err
 	}
-	if available().Status != metav1.ConditionTrue {
+	if state(enginev1alpha1.ConditionAvailable).Status != metav1.ConditionTrue {
 		return fmt.Errorf("the storage location %s is not available", name)
+	}
+	if state(enginev1alpha1.ConditionProbed).Status == metav1.ConditionFalse {
+		return fmt.Errorf("the probe of the storage location %s failed", name)
 	}
 	return nil
 }

@@ -19,6 +19,11 @@ const maxHolderBytes = 512
 // ClaimKey returns the key of the Claim of a cluster's leading controller. It is replaced.
 func ClaimKey(clusterUID string) string { return HoldfastPrefix + "claims/" + clusterUID + ".json" }
 
+// ProbesPrefix returns the folder of a cluster's probes of a location: objects that it removes at once.
+func ProbesPrefix(clusterUID, location string) string {
+	return HoldfastPrefix + "probes/" + clusterUID + "/" + location + "/"
+}
+
 // Claim is the claim of the one process of its cluster that writes to the store.
 type Claim struct {
 	// Nonce is random for each process.

@@ -16,7 +16,7 @@ func TestKeys(t *testing.T) {
 	} {
 		keys = append(keys, key("n.b"))
 	}
-	keys = append(keys, RemovalKey("cluster", "n", "uid/of a backup"), StoreIdentityKey, ClaimKey("cluster"))
+	keys = append(keys, RemovalKey("cluster", "n", "uid/of a backup"), StoreIdentityKey, ClaimKey("cluster"), ProbesPrefix("cluster", "default"))
 	keys = append(keys, WrappedKey{ClusterUID: "cluster", VolumeNamespace: "n", Fingerprint: strings.Repeat("0a", 16), RecoveryKeys: []string{"age1b", "age1a"}}.Key())
 	golden(t, "keys.txt", []byte(strings.Join(keys, "\n")+"\n"))
 }

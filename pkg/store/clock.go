@@ -24,24 +24,36 @@ var ErrClock = errors.New("the clock and the store's differ")
 // CheckClock fails with ErrClock unless a clock agrees with the store's, in one request. Callers
 // that remove by age check first. A store without a clock agrees.
 func (b *Bucket) CheckClock(ctx context.Context, clock clock.PassiveClock) error {
+	_, err := b.CompareClock(ctx, clock)
+	return err
+}
+
+// CompareClock is CheckClock, and says in words how the clock differs from the store's.
+func (b *Bucket) CompareClock(ctx context.Context, clock clock.PassiveClock) (said string, err error) {
 	if err := b.checkFolder(ctx, ""); err != nil {
-		return err
+		return "", err
 	}
 	// The duration of the request is no difference; HTTP truncates to seconds.
 	asked := clock.Now().Truncate(time.Second)
 	theirs, err := b.backend.now(ctx, b.prefix)
 	if err != nil {
-		return explain("ask the clock of", format.HoldfastPrefix, err)
+		return "", explain("ask the clock of", format.HoldfastPrefix, err)
 	}
 	answered := clock.Now()
 	ahead := max(asked.Sub(theirs), 0) - max(theirs.Sub(answered), 0)
-	if theirs.IsZero() || ahead.Abs() <= MostClockDifference {
-		return nil
-	}
 	is := "ahead of"
 	if ahead < 0 {
 		is = "behind"
 	}
-	return fmt.Errorf("%w: this one is %s %s the store's, which says %s; %s are allowed",
-		ErrClock, ahead.Abs().Round(time.Second), is, theirs.UTC().Format(time.RFC3339), MostClockDifference)
+	switch rounded := ahead.Abs().Round(time.Second); {
+	case theirs.IsZero():
+		return "the store tells no time", nil
+	case ahead.Abs() > MostClockDifference:
+		return "", fmt.Errorf("%w: this one is %s %s the store's, which says %s; %s are allowed",
+			ErrClock, rounded, is, theirs.UTC().Format(time.RFC3339), MostClockDifference)
+	case rounded == 0:
+		return "it agrees with the store's to the second", nil
+	default:
+		return fmt.Sprintf("it is %s %s the store's, and %s are allowed", rounded, is, MostClockDifference), nil
+	}
 }

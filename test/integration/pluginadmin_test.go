@@ -9,9 +9,11 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,6 +22,9 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/cli"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/store"
+	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
 )
 
@@ -36,7 +41,7 @@ func TestLocationsOfThePlugin(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	must(t, "", []string{"location", "check", name}, "True Reachable")
+	must(t, "", []string{"location", "check", name}, "True Reachable", "True Passed: ")
 	must(t, "", []string{"location", "get"}, name, "PROVIDER")
 	must(t, "", []string{"location", "get", name, "-o", "name"}, "storagelocation.engine.holdfast.io/"+name)
 	must(t, "", []string{"__complete", "location", "check", name[:3]}, name)
@@ -61,6 +66,61 @@ func TestLocationsOfThePlugin(t *testing.T) {
 	if stdout, stderr, code := plugin(t, "", "location", "check", name); code != cli.ExitFailed || !strings.Contains(stdout, "remedy:") {
 		t.Errorf("without its folder: exit code %d, %s%s", code, stdout, stderr)
 	}
+}
+
+// TestProbeOfThePlugin: the controller probes a store, which the client can't reach, and the command
+// shows its answer: a store without conditional writes, and one that refuses a deletion.
+func TestProbeOfThePlugin(t *testing.T) {
+	t.Parallel()
+	var refuses, ignores atomic.Bool
+	spec, secret := storetest.FakeS3(t, func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if ignores.Load() {
+				r.Header.Del("If-None-Match")
+			}
+			if refuses.Load() && r.Method == http.MethodDelete {
+				w.WriteHeader(http.StatusForbidden)
+				_, _ = io.WriteString(w, "<Error><Code>AccessDenied</Code></Error>")
+				return
+			}
+			next.ServeHTTP(w, r)
+		})
+	})
+	name, locations := labtest.Name("probed"), lab.Engine.EngineV1alpha1().StorageLocations(labtest.System)
+	spec.S3.CredentialsSecret, spec.Prefix = name, "below/it"
+	if _, err := lab.Kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(labtest.System)).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: secret}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := locations.Create(t.Context(), &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := locations.Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+	probes := func() (keys []string) {
+		for object, err := range storetest.Open(t, spec, secret).List(t.Context(), format.HoldfastPrefix+"probes/", store.ListOptions{Recursive: true}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			keys = append(keys, object.Key)
+		}
+		return keys
+	}
+	t.Log(must(t, "", []string{"location", "check", name}, "True Reachable", "True Passed: an object was created", "clock: it agrees"))
+	refuses.Store(true)
+	stdout, stderr, code := plugin(t, "", "location", "check", name)
+	if code != cli.ExitFailed || !strings.Contains(stdout, "lack the right s3:DeleteObject") || !strings.Contains(stdout, "remedy:") || len(probes()) != 1 {
+		t.Errorf("exit code %d, %q, %s%s", code, probes(), stdout, stderr)
+	}
+	refuses.Store(false)
+	ignores.Store(true)
+	if stdout, stderr, code := plugin(t, "", "location", "check", name); code != cli.ExitFailed || !strings.Contains(stdout, "the store took it") || len(probes()) != 0 {
+		t.Errorf("exit code %d, %q, %s%s", code, probes(), stdout, stderr)
+	}
+	ignores.Store(false)
+	must(t, "", []string{"location", "check", name}, "True Passed: ")
 }
 
 // TestKeysOfThePlugin: an exported key counts as backed up, and a user without the right gets none.

@@ -57,7 +57,9 @@ func TestSync(t *testing.T) {
 	}
 	wait := func() {
 		t.Helper()
-		lab.Kubectl(t, "wait", "-n", labtest.System, "storagelocation/"+location, "--for=condition=Synced", "--timeout=60s")
+		for _, condition := range []string{"Synced", "Probed"} {
+			lab.Kubectl(t, "wait", "-n", labtest.System, "storagelocation/"+location, "--for=condition="+condition, "--timeout=60s")
+		}
 	}
 	prefix := labtest.Name("others")
 	name := func(i int) string { return fmt.Sprintf("%s-%02d", prefix, i) }

@@ -3,7 +3,8 @@
 
 // Package storagelocation checks whether storage locations are reachable and have their former
 // store, and reports it in the condition Available, on changes. It gives new stores an id. It
-// claims each store for its process, and detects another cluster with the same uid.
+// claims each store for its process, and detects another cluster with the same uid. At a SyncRequest
+// it writes, reads, lists and deletes a probe in the store, and reports it in the condition Probed.
 //
 // A store may answer checks, but not the run that starts. Its location is then held: unavailable
 // for a while, longer each time, so that the queue passes its runs over.
@@ -72,6 +73,7 @@ type Controller struct {
 	before     lease.Predecessor
 	events     events.EventRecorder
 	check      Check
+	probe      Probe
 	lister     enginelisters.StorageLocationLister
 	queue      *loop.Loop[cache.ObjectName]
 	clock      clock.PassiveClock
@@ -102,7 +104,8 @@ func (h hold) isOf(location *enginev1alpha1.StorageLocation) bool {
 // New returns a Controller.
 func New(config Config) (*Controller, error) { return NewWithCheck(config, nil) }
 
-// NewWithCheck returns a Controller that asks the stores by check; nil if as New does.
+// NewWithCheck returns a Controller that asks the stores by check, and makes no probes; nil if as New
+// does.
 func NewWithCheck(config Config, check Check) (*Controller, error) {
 	c := &Controller{
 		locations:  config.Locations,
@@ -120,7 +123,7 @@ func NewWithCheck(config Config, check Check) (*Controller, error) {
 		claims:     map[string]*claimant{},
 	}
 	if check == nil {
-		c.check = c.ask
+		c.check, c.probe = c.ask, c.tryOut
 	}
 	registerMetrics(c)
 	return c, c.queue.Watch(config.LocationInformer.Informer(), loop.OnChange(func(before, after *enginev1alpha1.StorageLocation) {
@@ -131,7 +134,7 @@ func NewWithCheck(config Config, check Check) (*Controller, error) {
 }
 
 // Run works until ctx ends.
-func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.Check) }
+func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.checkAndProbe) }
 
 // Hold checks a location whose store did not answer a run. If it answers the check, the location is
 // held with this reason anyway, unless it is held already. It returns the written record; nil if

@@ -2643,7 +2643,7 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationStatus(ref common.ReferenceC
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Conditions: Available, Synced, BackupsMissing. MetadataReplaced, once another writer has replaced a backup's metadata. ClonedCluster, once another cluster with this one's uid may have written to the store. ExpiryFrozen, once expiry has stopped since too many had expired at once, or the clock differed from the store's.",
+							Description: "Conditions: Available, Synced, BackupsMissing. MetadataReplaced, once another writer has replaced a backup's metadata. ClonedCluster, once another cluster with this one's uid may have written to the store. ExpiryFrozen, once expiry has stopped since too many had expired at once, or the clock differed from the store's. Probed, once a SyncRequest has asked for it.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -9217,7 +9217,7 @@ func schema_pkg_apis_holdfast_v1alpha1_SyncRequest(ref common.ReferenceCallback)
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "SyncRequest requests a listing of all of a store now. It is not stored: the answer says what to wait for.",
+				Description: "SyncRequest requests a listing of all of a store now, and a probe: an object that the controller writes, reads, lists and deletes there. It is not stored: the answer says what to wait for.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -9265,7 +9265,7 @@ func schema_pkg_apis_holdfast_v1alpha1_SyncRequestStatus(ref common.ReferenceCal
 				Properties: map[string]spec.Schema{
 					"generation": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Generation of the StorageLocation. The listing is complete when the condition Synced is True, and its observedGeneration is at least this.",
+							Description: "Generation of the StorageLocation. The listing is complete when the condition Synced is True, and its observedGeneration is at least this. The condition Probed then says how the probe went.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},

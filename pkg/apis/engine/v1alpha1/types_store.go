@@ -304,6 +304,16 @@ const (
 	ReasonClaimedElsewhere = "ClaimedElsewhere"
 	// ReasonClaimedHere: this cluster continues.
 	ReasonClaimedHere = "ClaimedHere"
+	// ConditionProbed is True if a probe could be created, read, listed and deleted in the store, and
+	// False if not: its message has the failed steps. A SyncRequest asks for a probe. Its
+	// observedGeneration is the location's at the probe.
+	ConditionProbed = "Probed"
+	// ReasonProbePassed: each step succeeded.
+	ReasonProbePassed = "Passed"
+	// ReasonProbeFailed: a step failed, or the clocks differ by too much.
+	ReasonProbeFailed = "Failed"
+	// ReasonProbeOnlyRead: nothing may be written there, so the store was listed and read only.
+	ReasonProbeOnlyRead = "OnlyRead"
 	// ConditionExpiryFrozen is True while no backup expires. Its message says why, and what to do.
 	ConditionExpiryFrozen = "ExpiryFrozen"
 	// ReasonTooManyExpired: more have expired than may within an hour, and no administrator has
@@ -365,7 +375,7 @@ type StorageLocationStatus struct {
 	// Conditions: Available, Synced, BackupsMissing. MetadataReplaced, once another writer has
 	// replaced a backup's metadata. ClonedCluster, once another cluster with this one's uid may
 	// have written to the store. ExpiryFrozen, once expiry has stopped since too many had expired
-	// at once, or the clock differed from the store's.
+	// at once, or the clock differed from the store's. Probed, once a SyncRequest has asked for it.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
