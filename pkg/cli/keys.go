@@ -26,7 +26,7 @@ import (
 )
 
 func (t *tool) keysCommand() *cobra.Command {
-	return group("keys", "Keep the repositories' keys outside of the cluster", t.keysStatusCommand(), t.keysExportCommand())
+	return group("keys", "Keep the repositories' keys outside of the cluster", t.keysStatusCommand(), t.keysExportCommand(), t.keysRotateCommand())
 }
 
 func (t *tool) keysStatusCommand() *cobra.Command {
@@ -72,6 +72,42 @@ func (t *tool) keysStatus(ctx context.Context, system string) error {
 		return fmt.Errorf("of %d keys, %d are in this cluster only, or are not known yet: name recovery keys in the storage locations, or run kubectl holdfast keys export", len(list.Items), missing)
 	}
 	return nil
+}
+
+// keysRotateCommand prints the command of the program holdfast. Only a process with the store's
+// credentials can rotate a key, and the plugin gets none.
+func (t *tool) keysRotateCommand() *cobra.Command {
+	var system string
+	command := &cobra.Command{
+		Use: "rotate NAMESPACE.LOCATION", Short: "Show the command that gives a repository another key",
+		Long: `Show the command of the program holdfast that gives a repository another key. This
+plugin can't: a rotation opens the repository in its store, with the store's
+credentials, which the plugin never reads. No request to the API does it either,
+since each exported key is outdated after a rotation. So it takes the rights to the
+Secrets themselves. The exit code is 2.`,
+		Example: `  kubectl holdfast keys rotate shop.default`,
+		Args:    oneName,
+		RunE: func(command *cobra.Command, args []string) error {
+			namespace, location, ok := strings.Cut(args[0], ".")
+			if !ok || namespace == "" || location == "" {
+				return usage("%q: want the name of a repository, NAMESPACE.LOCATION: kubectl holdfast keys status lists them", args[0])
+			}
+			kubeconfig := "$HOME/.kube/config"
+			if of := t.flags.KubeConfig; of != nil && *of != "" {
+				kubeconfig = *of
+			}
+			given := ""
+			if system != "" && system != defaultSystem {
+				given = " --namespace=" + system
+			}
+			return usage("nothing was rotated: this needs the store's credentials, which this plugin doesn't read. Run the program holdfast where it reaches the store:\n\n"+
+				"  holdfast repo-key rotate --repo-name=%s --backup-storage-location=%s%s --kubeconfig=%q\n\n"+
+				"Then keep the new key outside of the cluster, unless its storage location has recovery keys:\n\n"+
+				"  kubectl holdfast keys export %s --output-file %s.yaml", namespace, location, given, kubeconfig, args[0], args[0])
+		},
+	}
+	systemFlag(command, &system)
+	return command
 }
 
 type exportFlags struct {
