@@ -81,15 +81,17 @@ KEY        ?=
 .PHONY: release
 release: ## Build the files of a release in .lab/release/VERSION. VERSION=v1.2.3, KEY=FILE signs them.
 	@[[ "$(VERSION)" =~ ^v[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?$$ ]] || { echo "make: the version is $(VERSION): give one, as make release VERSION=v1.2.3"; exit 1; }
-	@rm -rf $(LAB)/release/programs $(LAB)/release/$(VERSION)
+	@rm -rf $(LAB)/release/programs $(LAB)/release/man $(LAB)/release/$(VERSION)
 	@for platform in $(PLATFORMS); do for program in holdfast kubectl-holdfast; do \
 	  if [[ $$program == holdfast && $$platform != linux/* ]]; then continue; fi; \
 	  echo "building $$program for $$platform"; \
 	  mkdir -p $(LAB)/release/programs/$$program/$$platform; \
 	  GOOS=$${platform%/*} GOARCH=$${platform#*/} go build $(SHIPPED) -o $(LAB)/release/programs/$$program/$$platform/ ./cmd/$$program; \
 	done; done
-	@go run -C hack/release . -version $(VERSION) -created "$$(git log -1 --format=%ct 2>/dev/null || echo 0)" -key "$(if $(KEY),$(abspath $(KEY)))" \
-	  -programs $(LAB)/release/programs -out $(LAB)/release/$(VERSION)
+	@created="$$(git log -1 --format=%ct 2>/dev/null || echo 0)"; \
+	TZ=UTC SOURCE_DATE_EPOCH=$$created go run -C hack/clidocs . -man $(LAB)/release/man && \
+	go run -C hack/release . -version $(VERSION) -created "$$created" -key "$(if $(KEY),$(abspath $(KEY)))" \
+	  -programs $(LAB)/release/programs -man $(LAB)/release/man -out $(LAB)/release/$(VERSION)
 	@echo "the release is in $(LAB)/release/$(VERSION)"
 
 .PHONY: lab-tools

@@ -113,10 +113,10 @@ func sign(key string, content []byte) ([]byte, error) {
 func krew(programs []program, files map[string][]byte, version string) ([]byte, error) {
 	var platforms []any
 	for _, p := range programs {
-		if p.name != "kubectl-holdfast" {
+		if p.name != plugin {
 			continue
 		}
-		bin := "kubectl-holdfast"
+		bin := plugin
 		if p.os == "windows" {
 			bin += ".exe"
 		}
@@ -129,7 +129,7 @@ func krew(programs []program, files map[string][]byte, version string) ([]byte, 
 		})
 	}
 	if len(platforms) == 0 {
-		return nil, errors.New("there is no program kubectl-holdfast")
+		return nil, errors.New("there is no program " + plugin)
 	}
 	return yaml.Marshal(map[string]any{
 		"apiVersion": "krew.googlecontainer.sh/v1alpha2", "kind": "Plugin",

@@ -24,6 +24,7 @@ const (
 	home = "https://github.com/holdfast-io/holdfast"
 	// image is the image without its tag, and built is the tag of the manifests.
 	image, built = "ghcr.io/holdfast-io/holdfast", "dev"
+	plugin       = "kubectl-holdfast"
 )
 
 func main() {
@@ -31,6 +32,7 @@ func main() {
 	flags := flag.NewFlagSet("release", flag.ExitOnError)
 	flags.StringVar(&r.version, "version", "", "version of the release, such as v1.2.3")
 	flags.StringVar(&r.programs, "programs", "", "folder with the programs, as NAME/OS/ARCHITECTURE/FILE")
+	flags.StringVar(&r.man, "man", "", "folder with the plugin's man pages, as clidocs -man writes them")
 	flags.StringVar(&r.tree, "tree", "../..", "folder of the source tree")
 	flags.StringVar(&r.out, "out", "", "folder for the files, which must be empty")
 	flags.StringVar(&r.key, "key", "", "file with the private key that signs the checksums: PEM, PKCS 8, ECDSA with P-256; without it nothing is signed")
@@ -45,8 +47,8 @@ func main() {
 
 // release is what the files are made of.
 type release struct {
-	version, programs, tree, out, key string
-	created                           time.Time
+	version, programs, man, tree, out, key string
+	created                                time.Time
 }
 
 var semantic = regexp.MustCompile(`^v(\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?)$`)
@@ -90,6 +92,13 @@ func (r release) write() error {
 			return err
 		}
 		members := []member{{path.Base(filepath.ToSlash(p.file)), 0o755, content}, {"LICENSE", 0o644, license}}
+		if p.name == plugin && p.os != "windows" {
+			extra, err := r.besides()
+			if err != nil {
+				return err
+			}
+			members = append(members, extra...)
+		}
 		name := p.archive(r.version)
 		pack := packTar
 		if p.os == "windows" {
@@ -126,6 +135,32 @@ func (r release) write() error {
 		}
 	}
 	return nil
+}
+
+// besides returns what the plugin's archives hold besides it, where there is a shell: the program by
+// which kubectl completes its arguments, and the man pages.
+func (r release) besides() ([]member, error) {
+	const helper = "kubectl_complete-holdfast"
+	content, err := os.ReadFile(filepath.Join(r.tree, "cmd", plugin, helper))
+	if err != nil {
+		return nil, err
+	}
+	members := []member{{helper, 0o755, content}}
+	pages, err := filepath.Glob(filepath.Join(r.man, plugin+"*.1"))
+	if err != nil {
+		return nil, err
+	}
+	if r.man == "" || len(pages) == 0 {
+		return nil, fmt.Errorf("the folder %q has no man pages of the plugin: write them by clidocs -man FOLDER, and name it with -man", r.man)
+	}
+	slices.Sort(pages)
+	for _, page := range pages {
+		if content, err = os.ReadFile(page); err != nil {
+			return nil, err
+		}
+		members = append(members, member{"man/man1/" + filepath.Base(page), 0o644, content})
+	}
+	return members, nil
 }
 
 // find lists the programs, in the order of their paths.

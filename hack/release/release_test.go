@@ -41,7 +41,7 @@ type made struct {
 	key   *ecdsa.PrivateKey
 }
 
-var plugin = program{name: "kubectl-holdfast", os: runtime.GOOS, architecture: runtime.GOARCH}
+var here = program{name: plugin, os: runtime.GOOS, architecture: runtime.GOARCH}
 
 // makeRelease writes a release, and reads it back.
 func makeRelease(t *testing.T, key *ecdsa.PrivateKey) made {
@@ -49,9 +49,9 @@ func makeRelease(t *testing.T, key *ecdsa.PrivateKey) made {
 	bin := filepath.Join("..", "..", ".lab", "bin")
 	programs := t.TempDir()
 	for place, file := range map[string]string{
-		"holdfast/linux/arm64/holdfast":                                                       "pause",
-		"kubectl-holdfast/windows/amd64/kubectl-holdfast.exe":                                 "pause",
-		filepath.Join("kubectl-holdfast", plugin.os, plugin.architecture, "kubectl-holdfast"): "kubectl-holdfast",
+		"holdfast/linux/arm64/holdfast":                           "pause",
+		"kubectl-holdfast/windows/amd64/kubectl-holdfast.exe":     "pause",
+		filepath.Join(plugin, here.os, here.architecture, plugin): plugin,
 	} {
 		content, err := os.ReadFile(filepath.Join(bin, file))
 		if err != nil {
@@ -65,7 +65,13 @@ func makeRelease(t *testing.T, key *ecdsa.PrivateKey) made {
 	}
 	keyFile := filepath.Join(t.TempDir(), "key.pem")
 	write(t, keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: encoded}), 0o600)
-	r := release{version: version, programs: programs, tree: "../..", out: filepath.Join(t.TempDir(), "out"), key: keyFile, created: time.Unix(1790000000, 0).UTC()}
+	man := filepath.Join(t.TempDir(), "man")
+	pages := exec.CommandContext(t.Context(), "go", "run", "-C", "../clidocs", ".", "-man", man)
+	pages.Env = append(os.Environ(), "TZ=UTC", "SOURCE_DATE_EPOCH=1790000000")
+	if output, err := pages.CombinedOutput(); err != nil {
+		t.Fatalf("man pages: %v: %s", err, output)
+	}
+	r := release{version: version, programs: programs, man: man, tree: "../..", out: filepath.Join(t.TempDir(), "out"), key: keyFile, created: time.Unix(1790000000, 0).UTC()}
 	if err := r.write(); err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +131,7 @@ func TestRelease(t *testing.T) {
 	}
 
 	t.Run("the plugin runs from its archive", func(t *testing.T) {
-		files := unpack(t, m.files[plugin.archive(version)])
+		files := unpack(t, m.files[here.archive(version)])
 		if len(files["LICENSE"]) == 0 {
 			t.Error("the archive has no LICENSE")
 		}
@@ -133,6 +139,18 @@ func TestRelease(t *testing.T) {
 		write(t, path, files["kubectl-holdfast"], 0o755)
 		if output, err := exec.CommandContext(t.Context(), path, "version", "--client").CombinedOutput(); err != nil || !strings.HasPrefix(string(output), "Client: ") {
 			t.Errorf("got %v, %s", err, output)
+		}
+		if help := files["kubectl_complete-holdfast"]; !bytes.HasPrefix(help, []byte("#!/bin/sh\n")) {
+			t.Errorf("the archive has the program for completion %q", help)
+		}
+		for page, says := range map[string]string{"kubectl-holdfast": "holdfast", "kubectl-holdfast-backup-create": "--dry-run", "kubectl-holdfast-location-check": "probe"} {
+			text := strings.ReplaceAll(string(files["man/man1/"+page+".1"]), `\-`, "-")
+			if !strings.Contains(text, says) || !strings.Contains(text, "Sep 2026") {
+				t.Errorf("the man page %s is %.200q, want one of September 2026 with %q", page, text, says)
+			}
+			if home, err := os.UserHomeDir(); err == nil && home != "/" && strings.Contains(text, home) {
+				t.Errorf("the man page %s names the folder %s of this machine", page, home)
+			}
 		}
 		zipped := m.files["kubectl-holdfast_"+version+"_windows_amd64.zip"]
 		r, err := zip.NewReader(bytes.NewReader(zipped), int64(len(zipped)))
@@ -175,7 +193,7 @@ func TestRelease(t *testing.T) {
 
 	t.Run("the SBOM lists modules", func(t *testing.T) {
 		var bom cdx.BOM
-		if err := cdx.NewBOMDecoder(bytes.NewReader(m.files[plugin.archive(version)+".cdx.json"]), cdx.BOMFileFormatJSON).Decode(&bom); err != nil {
+		if err := cdx.NewBOMDecoder(bytes.NewReader(m.files[here.archive(version)+".cdx.json"]), cdx.BOMFileFormatJSON).Decode(&bom); err != nil {
 			t.Fatal(err)
 		}
 		if bom.Metadata.Component.Version != version {
@@ -237,9 +255,12 @@ func TestRelease(t *testing.T) {
 
 // TestWhatMakesNoRelease: wrong input is refused, and named.
 func TestWhatMakesNoRelease(t *testing.T) {
+	programs := t.TempDir()
+	write(t, filepath.Join(programs, plugin, "linux", "amd64", plugin), nil, 0o755)
 	for says, r := range map[string]release{
 		"want one like v1.2.3": {version: "079fc88-dirty", programs: t.TempDir(), out: t.TempDir()},
 		"has no programs":      {version: version, programs: t.TempDir(), out: t.TempDir()},
+		"has no man pages":     {version: version, programs: programs, tree: "../..", out: t.TempDir()},
 	} {
 		if err := r.write(); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("got %v, want an error that says %q", err, says)
