@@ -4,7 +4,8 @@
 
 # Measures Holdfast on a Kubernetes of its own, and prints counts, and ratios
 # against Velero, Kopia or a limit: docs/performance.md says what they mean.
-# Usage: hack/bench.sh [plan|queue|objects|restore|served|catalogue|custom|maintenance|volume|files|far|list|claims]...   without arguments all of them
+# Usage: hack/bench.sh [plan|queue|objects|restore|served|catalogue|custom|maintenance|volume|files|far|list|claims|plugin]...   without arguments all of them
+# HOLDFAST_BENCH_SMALL=1 makes the part plugin a hundred times as small, to try it out.
 set -o errexit -o nounset -o pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -183,6 +184,24 @@ far() {
   go test ./pkg/datapath -run '^$' -benchtime 1x -bench '^Benchmark(FarStore|Volumes)$' | measure far
 }
 
+# What it leaves goes with its lab.
+plugin() {
+  say "kubectl holdfast, and the API behind it: find, plans, protections, status, files"
+  local short=() small=()
+  if [[ -n "${HOLDFAST_BENCH_SMALL:-}" ]]; then
+    short=(-short) small=(--objects=200 --backups=100)
+    echo "it is made small, so the rows below name sizes that it does not have" >&2
+  fi
+  fresh_lab
+  holdfast_up ""
+  {
+    go test ./pkg/registry/backup "${short[@]}" -run '^$' -benchtime 2x -bench '^BenchmarkFind$'
+    go test ./pkg/registry/protection "${short[@]}" -run '^$' -benchtime 20x -bench '^BenchmarkPage$'
+    go test ./pkg/volumefiles/reader "${short[@]}" -run '^$' -benchtime 1x -bench '^BenchmarkFiles$' 2>/dev/null # the fake S3 server complains
+  } | measure plugin --plugin "${bin}/kubectl-holdfast" "${small[@]}"
+  fresh_lab
+}
+
 kopia_version() { go list -C "$1" -m -f '{{.Version}}' github.com/kopia/kopia; }
 if [[ "$(kopia_version .)" != "$(kopia_version hack/bench/kopia)" ]]; then
   echo "bench: Holdfast and hack/bench/kopia use different versions of Kopia; make them the same" >&2
@@ -195,11 +214,11 @@ export HOLDFAST_KOPIA="${bin}/kopia"
 mkdir -p "${results}"
 : >"${results}/rows"
 fresh_lab
-for benchmark in "${@:-plan queue objects restore served catalogue custom maintenance volume files far list claims}"; do
+for benchmark in "${@:-plan queue objects restore served catalogue custom maintenance volume files far list claims plugin}"; do
   for one in ${benchmark}; do
     case "${one}" in
-    plan | queue | objects | restore | claims | served | catalogue | custom | maintenance | volume | files | far | list) "${one}" ;;
-    *) echo "bench: there is no benchmark ${one}; there are plan, queue, objects, restore, claims, served, catalogue, custom, maintenance, volume, files, far and list" >&2; exit 2 ;;
+    plan | queue | objects | restore | claims | served | catalogue | custom | maintenance | volume | files | far | list | plugin) "${one}" ;;
+    *) echo "bench: there is no benchmark ${one}; there are plan, queue, objects, restore, claims, served, catalogue, custom, maintenance, volume, files, far, list and plugin" >&2; exit 2 ;;
     esac
   done
 done

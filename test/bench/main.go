@@ -153,6 +153,29 @@ func command() *cobra.Command {
 	}
 	customs.Flags().IntVar(&custom, "objects", 100000, "how many custom resources")
 
-	root.AddCommand(plan, queue, list, object, engine, restore, largeRestore, claims, volume, far, files, served, catalogue, customs, maintenance, table)
+	var plugins pluginOptions
+	plugin := &cobra.Command{
+		Use: "plugin", Short: "Measure kubectl holdfast and plans, and read what BenchmarkFind, BenchmarkPage and BenchmarkFiles print", Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			found, err := readBenchmarks(c.InOrStdin(), c.OutOrStdout())
+			if err != nil {
+				return err
+			}
+			l, err := openLab(dir)
+			if err != nil {
+				return err
+			}
+			rows, err := l.measurePlugin(c.Context(), found, plugins)
+			if err != nil {
+				return fmt.Errorf("plugin: %w", err)
+			}
+			return appendRows(results, rows)
+		},
+	}
+	plugin.Flags().StringVar(&plugins.program, "plugin", "kubectl-holdfast", "the program kubectl-holdfast")
+	plugin.Flags().IntVar(&plugins.objects, "objects", 20000, "how many objects to plan a backup of")
+	plugin.Flags().IntVar(&plugins.backups, "backups", 10000, "how many backups there are for status")
+
+	root.AddCommand(plan, queue, list, object, engine, restore, largeRestore, claims, volume, far, files, served, catalogue, customs, maintenance, plugin, table)
 	return root
 }

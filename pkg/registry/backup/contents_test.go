@@ -79,7 +79,7 @@ var held = []storedtest.Object{
 	{Kind: "v2/Record", Resource: "records", Namespace: system, Name: "of-others"},
 }
 
-func newLibrary(t *testing.T) *library {
+func newLibrary(t testing.TB) *library {
 	l := &library{harness: newHarness(t, nil), bucket: storetest.Memory(t)}
 	l.kind.authorizer = authorizer.AuthorizerFunc(l.authorize)
 	for _, name := range []string{"all", "old"} {

@@ -64,8 +64,9 @@ func (r ranger) GetRange(ctx context.Context, key string, offset, length int64) 
 }
 
 // searched is a library whose reads are counted, with a storage of backupobjects.
-func searched(t *testing.T) (*countedReads, *FindREST) {
-	l := newLibrary(t)
+func searched(t testing.TB) (*countedReads, *FindREST) { return searchedIn(newLibrary(t)) }
+
+func searchedIn(l *library) (*countedReads, *FindREST) {
 	var mu sync.Mutex
 	l.kind.authorizer = authorizer.AuthorizerFunc(func(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 		mu.Lock()

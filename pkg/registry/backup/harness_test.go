@@ -33,7 +33,7 @@ const system = "holdfast"
 
 // harness is the storage of backups over a fake cluster of records.
 type harness struct {
-	*testing.T
+	testing.TB
 	*REST
 	kind    *kind
 	records *enginefake.Clientset
@@ -53,7 +53,7 @@ type harness struct {
 	planner *records.Planner
 }
 
-func newHarness(t *testing.T, may map[string]bool, locations ...*enginev1alpha1.StorageLocation) *harness {
+func newHarness(t testing.TB, may map[string]bool, locations ...*enginev1alpha1.StorageLocation) *harness {
 	t.Helper()
 	h := loadingHarness(t, may, locations...)
 	h.log.SetReady()
@@ -61,7 +61,7 @@ func newHarness(t *testing.T, may map[string]bool, locations ...*enginev1alpha1.
 }
 
 // loadingHarness is one whose log is not ready.
-func loadingHarness(t *testing.T, may map[string]bool, locations ...*enginev1alpha1.StorageLocation) *harness {
+func loadingHarness(t testing.TB, may map[string]bool, locations ...*enginev1alpha1.StorageLocation) *harness {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	utilruntime.Must(v1alpha1.AddToScheme(scheme))
@@ -75,7 +75,7 @@ func loadingHarness(t *testing.T, may map[string]bool, locations ...*enginev1alp
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &harness{T: t, records: enginefake.NewSimpleClientset(), may: may, planner: planner}
+	h := &harness{TB: t, records: enginefake.NewSimpleClientset(), may: may, planner: planner}
 	// The tracker gives no uid, and knows nothing of dry runs.
 	h.records.PrependReactor("create", "backupruns", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		create := action.(clienttesting.CreateActionImpl)

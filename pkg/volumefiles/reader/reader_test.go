@@ -29,15 +29,17 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/repository"
+	"github.com/holdfast-io/holdfast/pkg/store"
+	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 	"github.com/holdfast-io/holdfast/pkg/volumefiles"
 )
 
 // world is a store with a backup "shop.nightly" of a volume of the namespace shop, of uid "shop-1".
 type world struct {
-	*testing.T
+	testing.TB
 	*Reader
 	record  *enginev1alpha1.StorageLocation
-	folder  string
+	bucket  *store.Bucket
 	content []byte
 	asked   []types.UID
 	present bool
@@ -46,19 +48,27 @@ type world struct {
 
 func newWorld(t *testing.T, forged bool) *world {
 	t.Helper()
-	w := &world{T: t, folder: t.TempDir(), present: true, content: make([]byte, 9<<20)}
-	_, _ = rand.Read(w.content)
-	w.record = &enginev1alpha1.StorageLocation{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast", Name: "default", UID: "location"},
-		Spec: enginev1alpha1.StorageLocationSpec{Provider: enginev1alpha1.StorageProviderFilesystem,
-			Filesystem: &enginev1alpha1.FilesystemLocation{Path: w.folder}},
-	}
-	where, key := repository.Location{Spec: w.record.Spec}, repository.NewKey()
-	if err := repository.Create(t.Context(), where, "shop", key); err != nil {
+	content, volume := make([]byte, 9<<20), t.TempDir()
+	_, _ = rand.Read(content)
+	if err := errors.Join(os.WriteFile(filepath.Join(volume, "large"), content, 0o640), os.Mkdir(filepath.Join(volume, "sub"), 0o755), os.Chmod(filepath.Join(volume, "sub"), 0o755|os.ModeSetgid)); err != nil {
 		t.Fatal(err)
 	}
-	volume := t.TempDir()
-	if err := errors.Join(os.WriteFile(filepath.Join(volume, "large"), w.content, 0o640), os.Mkdir(filepath.Join(volume, "sub"), 0o755), os.Chmod(filepath.Join(volume, "sub"), 0o755|os.ModeSetgid)); err != nil {
+	w := newWorldOf(t, inFolder(t), nil, volume, forged)
+	w.content = content
+	return w
+}
+
+func inFolder(t testing.TB) enginev1alpha1.StorageLocationSpec {
+	return enginev1alpha1.StorageLocationSpec{Provider: enginev1alpha1.StorageProviderFilesystem, Filesystem: &enginev1alpha1.FilesystemLocation{Path: t.TempDir()}}
+}
+
+// newWorldOf has the backup of a folder in a store.
+func newWorldOf(t testing.TB, spec enginev1alpha1.StorageLocationSpec, credentials map[string][]byte, volume string, forged bool) *world {
+	t.Helper()
+	w := &world{TB: t, bucket: storetest.Open(t, spec, credentials), present: true}
+	w.record = &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast", Name: "default", UID: "location"}, Spec: spec}
+	where, key := repository.Location{Spec: spec, Secret: credentials}, repository.NewKey()
+	if err := repository.Create(t.Context(), where, "shop", key); err != nil {
 		t.Fatal(err)
 	}
 	opened, err := repository.Open(t.Context(), where, "shop", key, repository.Options{})
@@ -78,7 +88,7 @@ func newWorld(t *testing.T, forged bool) *world {
 	w.secrets = kubefake.NewClientset(&corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: enginev1alpha1.KeysNamespace("holdfast"), Name: enginev1alpha1.KeySecretName(enginev1alpha1.RepositoryName("shop", "default"))},
 		Data:       map[string][]byte{enginev1alpha1.KeySecretKey: []byte(key)},
-	})
+	}, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: enginev1alpha1.CredentialsNamespace("holdfast"), Name: "credentials"}, Data: credentials})
 	index := func(objects ...any) cache.Indexer {
 		indexer := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
 		for _, object := range objects {
@@ -142,8 +152,7 @@ func (w *world) store(cluster format.Cluster, snapshotID string, forged bool) {
 		metadata = bytes.Replace(metadata, []byte("shop-1"), []byte("shop-2"), 1)
 	}
 	for key, content := range map[string][]byte{format.PodVolumeBackupsKey("shop.nightly"): volumes.Bytes(), format.MetadataKey("shop.nightly"): metadata} {
-		name := filepath.Join(w.folder, filepath.FromSlash(key))
-		if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, content, 0o600)); err != nil {
+		if err := w.bucket.Put(w.Context(), key, content); err != nil {
 			w.Fatal(err)
 		}
 	}
