@@ -153,7 +153,7 @@ func classifyS3(code string, status int) (reason string, kind error) {
 	case status == http.StatusPreconditionFailed:
 		return ErrExists.Error(), ErrExists
 	case status == http.StatusNotImplemented:
-		return "the store does not support the request" + said, ErrUnavailable
+		return "the store does not support a request that Holdfast needs, as a conditional write: docs/locations.md", ErrUnavailable
 	case status == http.StatusTooManyRequests || status >= http.StatusInternalServerError || status == http.StatusRequestTimeout:
 		return "the store can't answer now" + said, ErrUnavailable
 	case status >= 300 && status < 400:

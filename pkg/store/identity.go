@@ -52,6 +52,24 @@ func (b *Bucket) Identify(ctx context.Context, now time.Time) (id string, err er
 	return id, err
 }
 
+// KeepsConditions reports whether the store heeds the condition of Create: it must refuse to write
+// the store's id anew. Its bytes stay as they are in either case.
+func (b *Bucket) KeepsConditions(ctx context.Context) (bool, error) {
+	content, err := b.Get(ctx, format.StoreIdentityKey)
+	if err != nil {
+		return false, err
+	}
+	defer content.Close()
+	data, err := io.ReadAll(io.LimitReader(content, format.MaxStoreIdentityBytes+1))
+	if err != nil {
+		return false, explain("get", format.StoreIdentityKey, err)
+	}
+	if err = b.Create(ctx, format.StoreIdentityKey, data); errors.Is(err, ErrExists) {
+		return true, nil
+	}
+	return false, err
+}
+
 // Expect fails with ErrOther unless the store has the id. A folder is compared again before each
 // use after it was replaced.
 func (b *Bucket) Expect(ctx context.Context, id string) error {

@@ -528,7 +528,7 @@ func TestS3Errors(t *testing.T) {
 		"wrong key":      {403, "SignatureDoesNotMatch", store.ErrDenied, "the store denies access (SignatureDoesNotMatch)"},
 		"busy":           {503, "SlowDown", store.ErrUnavailable, "the store can't answer now (SlowDown)"},
 		"clocks differ":  {403, "RequestTimeTooSkewed", store.ErrDenied, "the clocks of the store and of this machine differ by too much: set the wrong one (RequestTimeTooSkewed)"},
-		"unsupported":    {501, "NotImplemented", store.ErrUnavailable, "the store does not support the request"},
+		"unsupported":    {501, "NotImplemented", store.ErrUnavailable, "the store does not support a request that Holdfast needs, as a conditional write: docs/locations.md"},
 		"broken":         {500, "InternalError", store.ErrUnavailable, "the store can't answer now (InternalError)"},
 		"elsewhere":      {301, "PermanentRedirect", store.ErrUnavailable, "the bucket is elsewhere: check region and endpoint (PermanentRedirect)"},
 		"odd":            {400, "InvalidRequest", nil, "the store refuses the request (InvalidRequest)"},

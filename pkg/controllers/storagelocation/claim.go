@@ -44,6 +44,8 @@ type claimant struct {
 	since   time.Time
 	changes int
 	reason  string
+	// ignores is true for a store that ignores conditions, known once it was probed.
+	probed, ignores bool
 }
 
 // judge returns whether to write the own claim in the place of the found one, and the reason for
@@ -138,6 +140,21 @@ func (c *Controller) claimant(location, storeID string) *claimant {
 		c.claims[location] = of
 	}
 	return of
+}
+
+const conditionsIgnored = "it writes objects that must be new over others, so no other cluster may write there: docs/locations.md"
+
+// ignoresConditions reports whether a store ignores the condition of conditional writes. A store is
+// asked once, and again if it could not answer.
+func (c *claimant) ignoresConditions(ctx context.Context, bucket *store.Bucket) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.probed && lease.Holds(ctx) {
+		heeds, err := bucket.KeepsConditions(ctx)
+		c.probed = !errors.Is(err, store.ErrUnavailable)
+		c.ignores = err == nil && !heeds
+	}
+	return c.ignores
 }
 
 func (c *Controller) readClaim(ctx context.Context, bucket *store.Bucket) (*format.Claim, error) {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -285,6 +286,42 @@ func TestStoresThatAnswerOtherwise(t *testing.T) {
 			condition, id, _ := c.ask(t.Context(), &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}, Spec: spec})
 			if condition.Reason != test.reason || !strings.Contains(condition.Message, test.message) || id != "" {
 				t.Errorf("got %+v and the id %q, want %s and %q", condition, id, test.reason, test.message)
+			}
+		})
+	}
+}
+
+// TestAStoreThatIgnoresConditions: the condition says so, and the store is asked once.
+func TestAStoreThatIgnoresConditions(t *testing.T) {
+	for name, ignores := range map[string]bool{"ignores them": true, "heeds them": false} {
+		t.Run(name, func(t *testing.T) {
+			var writes atomic.Int32
+			spec, secret := storetest.FakeS3(t, func(next http.Handler) http.Handler {
+				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					if r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, format.StoreIdentityKey) {
+						writes.Add(1)
+					}
+					if ignores {
+						r.Header.Del("If-None-Match")
+					}
+					next.ServeHTTP(w, r)
+				})
+			})
+			secrets := kubefake.NewClientset(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: spec.S3.CredentialsSecret}, Data: secret})
+			c := &Controller{secrets: secrets.CoreV1().Secrets(system), clock: clock.RealClock{}, claims: map[string]*claimant{}, clusterUID: "c", nonce: "n"}
+			record := &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}, Spec: spec}
+			for range 3 {
+				condition, id, _ := c.ask(t.Context(), record)
+				if condition.Status != metav1.ConditionTrue || strings.Contains(condition.Message, conditionsIgnored) != ignores {
+					t.Errorf("the condition is %+v", condition)
+				}
+				if before := record.Status.StoreID; before != "" && before != id {
+					t.Errorf("the store's id was %s, and is %s", before, id)
+				}
+				record.Status.StoreID = id
+			}
+			if got := writes.Load(); got != 2 {
+				t.Errorf("the id was written %d times, want once, and once for the question", got)
 			}
 		})
 	}

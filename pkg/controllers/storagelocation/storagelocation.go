@@ -265,6 +265,9 @@ func (c *Controller) ask(ctx context.Context, record *enginev1alpha1.StorageLoca
 			message += "; " + refused.Error()
 		} else if err == nil {
 			cloned = c.claim(ctx, bucket, record, storeID)
+			if !record.Cloned() && cloned == nil && c.claimant(record.Name, storeID).ignoresConditions(ctx, bucket) {
+				message += "; " + conditionsIgnored
+			}
 		} else {
 			return unavailable(err, enginev1alpha1.ReasonUnreachable), known, nil
 		}

@@ -81,6 +81,10 @@ func testIdentity(t *testing.T, bucket *store.Bucket) {
 		t.Errorf("of several that gave it an id, each was to get the same: %q", ids)
 	}
 	must(t, bucket.Expect(t.Context(), ids[0]))
+	if heeds, err := bucket.KeepsConditions(t.Context()); !heeds || err != nil {
+		t.Errorf("it heeds conditions: %t, %v", heeds, err)
+	}
+	must(t, bucket.Expect(t.Context(), ids[0]))
 	must(t, bucket.Put(t.Context(), "backups/a", nil))
 	err = bucket.Expect(t.Context(), "another")
 	wantKind(t, "another store", err, store.ErrOther)
