@@ -228,8 +228,11 @@ func (p *prober) create(ctx context.Context, key string, content []byte) (errs [
 	if err == nil || errors.Is(err, store.ErrExists) { // the answer to the first attempt may be lost
 		return nil
 	}
-	if errors.Is(err, store.ErrDenied) || errors.Is(err, store.ErrUnavailable) || p.store.Put(ctx, key, content) != nil {
+	if errors.Is(err, store.ErrDenied) || p.store.Put(ctx, key, content) != nil {
 		return append(errs, p.failure("create a probe", toCreate, err))
+	}
+	if errors.Is(p.store.Create(ctx, key, content), store.ErrExists) { // it did not answer for a moment
+		return nil
 	}
 	errs = append(errs, fmt.Errorf("create a probe if it does not exist: %s. Without this condition the store takes it: use a store with conditional writes (If-None-Match)", store.Reason(err)))
 	return append(errs, p.remove(ctx, key)...)

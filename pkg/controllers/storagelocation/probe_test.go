@@ -155,6 +155,14 @@ func TestProbeNamesTheFailedStep(t *testing.T) {
 			return http.StatusForbidden, "AccessDenied"
 		}
 	}
+	unconditional := func(status int, code string) func(*http.Request) (int, string) {
+		return func(r *http.Request) (int, string) {
+			if r.Method == http.MethodPut && r.Header.Get("If-None-Match") != "" {
+				return status, code
+			}
+			return 0, ""
+		}
+	}
 	for name, test := range map[string]struct {
 		refuse func(*http.Request) (int, string)
 		says   []string
@@ -164,12 +172,10 @@ func TestProbeNamesTheFailedStep(t *testing.T) {
 		"no writing":  {denied(http.MethodPut, 1), []string{"create a probe: the store denies access (AccessDenied). The credentials lack the right s3:PutObject"}, 0},
 		"no reading":  {denied(http.MethodGet, 2), []string{"read the probe: the store denies access (AccessDenied). The credentials lack the right s3:GetObject", "list the probe: "}, 0},
 		"no deletion": {denied(http.MethodDelete, 1), []string{"delete the probe: the store denies access (AccessDenied). The credentials lack the right s3:DeleteObject", "clock: it agrees"}, 1},
-		"no condition": {func(r *http.Request) (int, string) {
-			if r.Method == http.MethodPut && r.Header.Get("If-None-Match") != "" {
-				return http.StatusBadRequest, "InvalidArgument"
-			}
-			return 0, ""
-		}, []string{"create a probe if it does not exist: the store refuses the request (InvalidArgument). Without this condition the store takes it"}, 0},
+		"no condition": {unconditional(http.StatusBadRequest, "InvalidArgument"),
+			[]string{"create a probe if it does not exist: the store refuses the request (InvalidArgument). Without this condition the store takes it"}, 0},
+		"a condition that is not known": {unconditional(http.StatusNotImplemented, "NotImplemented"),
+			[]string{"create a probe if it does not exist: the store does not support the request. Without this condition the store takes it"}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := onS3(t)
