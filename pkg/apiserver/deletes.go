@@ -24,13 +24,16 @@ type toldDeletes struct {
 	serializer runtime.NegotiatedSerializer
 }
 
-// instead has the replacing requests by resource: the subresource, the kind of its body, and why
-// there is no deletion.
-var instead = map[string]struct{ subresource, kind, why string }{
-	"backups":       {"deletion", "BackupDeletion", "nothing that is stored goes by a delete, so that no deleted namespace takes it along; ask for it"},
-	"volumebackups": {"deletion", "VolumeDeletion", "nothing that is stored goes by a delete, so that no deleted namespace takes it along; ask for it"},
-	"backupvolumes": {"deletion", "VolumeDeletion", "nothing that is stored goes by a delete, so that no deleted namespace takes it along; ask for it"},
-	"restores":      {"cancel", "RestoreCancellation", "a restore is not deleted: it leaves the list by itself, --restore-retention after its end; to stop one"},
+// kept says why stored data has no delete.
+const kept = "a delete does not remove stored data, so that it outlives its namespace. To delete it"
+
+// instead has the replacing requests by resource: why there is no deletion, the command of the plugin,
+// the subresource, and the kind of its body.
+var instead = map[string]struct{ why, command, subresource, kind string }{
+	"backups":       {kept, "backup delete", "deletion", "BackupDeletion"},
+	"volumebackups": {kept, "volumes delete-backup", "deletion", "VolumeDeletion"},
+	"backupvolumes": {kept, "volumes delete", "deletion", "VolumeDeletion"},
+	"restores":      {"a restore is not deleted: it leaves the list by itself, --restore-retention after its end. To stop it", "restore cancel", "cancel", "RestoreCancellation"},
 }
 
 // ServeHTTP implements http.Handler.
@@ -40,13 +43,14 @@ func (d toldDeletes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		d.handler.ServeHTTP(w, r)
 		return
 	}
-	ask, path := instead[info.Resource], r.URL.Path
+	ask, path, name := instead[info.Resource], r.URL.Path, info.Name
 	if info.Verb == "deletecollection" {
-		path = strings.TrimSuffix(path, "/") + "/NAME"
+		name = "NAME"
+		path = strings.TrimSuffix(path, "/") + "/" + name
 	}
 	responsewriters.ErrorNegotiated(&apierrors.StatusError{ErrStatus: metav1.Status{
 		Status: metav1.StatusFailure, Code: http.StatusMethodNotAllowed, Reason: metav1.StatusReasonMethodNotAllowed,
-		Message: fmt.Sprintf(`%s: echo '{"apiVersion":%q,"kind":%q}' | kubectl create --raw %s/%s -f -`,
-			ask.why, v1alpha1.SchemeGroupVersion, ask.kind, path, ask.subresource),
+		Message: fmt.Sprintf(`%s: kubectl holdfast %s %s -n %s. Without the plugin: echo '{"apiVersion":%q,"kind":%q}' | kubectl create --raw %s/%s -f -`,
+			ask.why, ask.command, name, info.Namespace, v1alpha1.SchemeGroupVersion, ask.kind, path, ask.subresource),
 	}}, d.serializer, v1alpha1.SchemeGroupVersion, w, r)
 }

@@ -27,15 +27,19 @@ const (
 )
 
 func group(use, short string, commands ...*cobra.Command) *cobra.Command {
-	command := &cobra.Command{Use: use, Short: short, Args: func(command *cobra.Command, args []string) error {
-		if len(args) > 0 {
-			return usage("unknown command %q: see %s --help", args[0], command.CommandPath())
-		}
-		return nil
-	}, RunE: func(command *cobra.Command, _ []string) error { return command.Help() }}
+	command := &cobra.Command{Use: use, Short: short, Args: knownCommand, RunE: help}
 	command.AddCommand(commands...)
 	return command
 }
+
+func knownCommand(command *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usage("unknown command %q: see %s --help", args[0], command.CommandPath())
+	}
+	return nil
+}
+
+func help(command *cobra.Command, _ []string) error { return command.Help() }
 
 func (t *tool) backupCommand() *cobra.Command {
 	deletion := t.deleteCommand()

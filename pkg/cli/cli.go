@@ -93,9 +93,11 @@ func explained(err error) string {
 func New(version string, streams genericiooptions.IOStreams) *cobra.Command {
 	t := &tool{IOStreams: streams, flags: genericclioptions.NewConfigFlags(true), version: version}
 	command := &cobra.Command{
-		Use:           "kubectl holdfast",
+		Use:           "kubectl-holdfast",
 		Short:         "Back up and restore with Holdfast",
 		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl holdfast"},
+		Args:          knownCommand,
+		RunE:          help,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}

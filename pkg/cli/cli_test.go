@@ -295,3 +295,13 @@ func TestStatusShowsTheNewestOfAllPages(t *testing.T) {
 		t.Errorf("exit code %d: %q %q", code, stdout, stderr)
 	}
 }
+
+// TestUnknownCommands: a command that does not exist is a mistake on the command line, at each level.
+func TestUnknownCommands(t *testing.T) {
+	s := &server{}
+	for _, args := range [][]string{{"nonsense"}, {"backup", "nonsense"}} {
+		if _, stderr, code := run(t, s, args...); code != ExitUsage || !strings.Contains(stderr, `unknown command "nonsense"`) {
+			t.Errorf("%v: exit code %d, %s", args, code, stderr)
+		}
+	}
+}

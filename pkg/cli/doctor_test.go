@@ -184,7 +184,8 @@ func TestDoctorFindsNothingWrong(t *testing.T) {
 // TestDoctorNamesWhatIsWrong: each fault has a line with its remedy, and the exit code is 1.
 func TestDoctorNamesWhatIsWrong(t *testing.T) {
 	answers := healthy(t)
-	ago := func(d time.Duration) *metav1.Time { return &metav1.Time{Time: time.Now().Add(-d)} }
+	// Half a minute more, so that an age reads the same on a slow machine.
+	ago := func(d time.Duration) *metav1.Time { return &metav1.Time{Time: time.Now().Add(-d - 30*time.Second)} }
 	answers[servicePath] = map[string]any{
 		"spec":   map[string]any{"service": map[string]any{"namespace": "holdfast"}, "caBundle": bundleUntil(t, 5*24*time.Hour+time.Hour)},
 		"status": map[string]any{"conditions": conditions(condition("Available", metav1.ConditionFalse, "MissingEndpoints", "endpoints for service/holdfast-apiserver in \"holdfast\" have no addresses"))},
@@ -192,10 +193,10 @@ func TestDoctorNamesWhatIsWrong(t *testing.T) {
 	answers[reviewsPath] = reviews(func(of authorizationv1.ResourceAttributes) bool {
 		return of.Resource != "backups" || of.Subresource == ""
 	})
-	answers["GET /apis/coordination.k8s.io/v1/namespaces/holdfast/leases"] = coordinationv1.LeaseList{Items: []coordinationv1.Lease{lease("holdfast-apiserver", time.Second), lease("holdfast-controller", time.Hour+time.Minute)}}
+	answers["GET /apis/coordination.k8s.io/v1/namespaces/holdfast/leases"] = coordinationv1.LeaseList{Items: []coordinationv1.Lease{lease("holdfast-apiserver", time.Second), lease("holdfast-controller", time.Hour+time.Minute+30*time.Second)}}
 	answers["GET /api/v1/namespaces/holdfast-agents/pods"] = corev1.PodList{Items: []corev1.Pod{{
 		ObjectMeta: metav1.ObjectMeta{Name: "agent-x", Namespace: "holdfast-agents", Labels: map[string]string{"app.kubernetes.io/component": "node-agent"}}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Image: "holdfast:v0"}}},
-		Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{RestartCount: 7, LastTerminationState: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: "OOMKilled", FinishedAt: *ago(5 * time.Minute)}}}}},
+		Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{RestartCount: 7, LastTerminationState: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: "OOMKilled", FinishedAt: *ago(15 * time.Minute)}}}}},
 	}}}
 	answers["GET "+engineOf+"storagelocations"] = enginev1alpha1.StorageLocationList{Items: []enginev1alpha1.StorageLocation{
 		{ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "holdfast"}, Status: enginev1alpha1.StorageLocationStatus{Conditions: conditions(condition(enginev1alpha1.ConditionAvailable, metav1.ConditionFalse, enginev1alpha1.ReasonOtherStore, "the location has had the store with the id s until now"))}},

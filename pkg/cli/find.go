@@ -94,6 +94,24 @@ func (t *tool) find(ctx context.Context, object string, f *findFlags) (*v1alpha1
 	}
 }
 
+// tellNotFound says where nothing was found, and how to search elsewhere.
+func (t *tool) tellNotFound(f *findFlags) error {
+	if f.allNamespaces {
+		fmt.Fprintln(t.ErrOut, "No backup holds it.")
+		return nil
+	}
+	_, namespace, err := t.client()
+	if err != nil {
+		return err
+	}
+	about := cmp.Or(f.objectNamespace, namespace)
+	if f.clusterScoped {
+		about = "no namespace"
+	}
+	_, err = fmt.Fprintf(t.ErrOut, "No backup of the namespace %s holds it, as an object of %s. Search all namespaces by -A, and cluster-scoped objects by --cluster-scoped.\n", namespace, about)
+	return err
+}
+
 func (t *tool) findCommand() *cobra.Command {
 	var f findFlags
 	command := &cobra.Command{
@@ -119,8 +137,7 @@ func (t *tool) findCommand() *cobra.Command {
 				return t.printObject(list, "backupobjects", "", f.format, "")
 			}
 			if len(list.Items) == 0 {
-				fmt.Fprintln(t.ErrOut, "No backup holds it.")
-				return nil
+				return t.tellNotFound(&f)
 			}
 			writer := printers.GetNewTabWriter(t.Out)
 			header := "BACKUP\tSTATUS\tOBJECT\tVERSION\tAGE"
@@ -188,8 +205,7 @@ func (t *tool) historyCommand() *cobra.Command {
 			}
 			versions := t.versions(list, f.allNamespaces)
 			if len(versions) == 0 {
-				fmt.Fprintln(t.ErrOut, "No backup holds it.")
-				return nil
+				return t.tellNotFound(&f)
 			}
 			writer := printers.GetNewTabWriter(t.Out)
 			fmt.Fprintln(writer, "VERSION\tOBJECT\tLAST\tBACKUPS\tHELD BY")

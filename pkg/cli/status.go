@@ -61,9 +61,13 @@ func (t *tool) status(ctx context.Context, all bool) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintln(t.Out, "\nLast backups:")
+	if all {
+		fmt.Fprintln(t.Out, "\nLast backups:")
+	} else {
+		fmt.Fprintf(t.Out, "\nLast backups of the namespace %s:\n", namespace)
+	}
 	if len(newest) == 0 {
-		fmt.Fprintln(t.Out, "  none yet: kubectl holdfast backup create NAME")
+		fmt.Fprintln(t.Out, "  none: kubectl holdfast backup create NAME, or status -A for those of all namespaces")
 	}
 	writer := printers.GetNewTabWriter(t.Out)
 	for _, backup := range newest {

@@ -95,7 +95,7 @@ func TestPlugin(t *testing.T) {
 	must(t, user, in("backup", "tree", "first", "-o", "dot"), "digraph backup", "/ConfigMap/conf")
 	must(t, user, in("backup", "tree", "first", "-o", "mermaid"), "graph LR")
 	must(t, user, in("queue"))
-	must(t, user, in("status"), "Queue:", "Last backups:", "first")
+	must(t, user, in("status"), "Queue:", "Last backups of the namespace", "first")
 	must(t, user, in("volumes"))
 	must(t, "", in("top"), "THROUGHPUT", labtest.Node)
 	must(t, user, []string{"version", "--client"}, "Client:")
