@@ -41,7 +41,7 @@ demo: programs ## Run the main job on a Kubernetes of its own, and show it. Need
 .PHONY: lab
 lab: programs ## Start a Kubernetes with Holdfast in it, on loopback. NODES=2 adds real nodes (root).
 	@$(BIN)/lab up --dir $(LAB) --bin $(BIN) --nodes $(NODES)
-	@if [ $(NODES) != 0 ]; then hack/image.sh "$$(go env GOARCH)=$(HOLDFAST)" $(IMAGE):dev $(LAB)/image.tar && $(BIN)/lab image --dir $(LAB) --archive $(LAB)/image.tar; fi
+	@if [ $(NODES) != 0 ]; then PUSH=true hack/image.sh "$$(go env GOARCH)=$(HOLDFAST)" "$$($(BIN)/lab registry --dir $(LAB))/holdfast-io/holdfast:dev"; fi
 	@$(BIN)/lab holdfast up --dir $(LAB) --holdfast $(HOLDFAST) --artifacts artifacts \
 	  --apiserver-flags "$(APISERVER_FLAGS)" --controller-flags "$(CONTROLLER_FLAGS)" --agent-flags "$(AGENT_FLAGS)"
 

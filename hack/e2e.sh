@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 # Runs the end-to-end tests in a lab with two real nodes and an S3 server, with
-# our image and our manifests. The lab is gone afterwards; the logs stay when a
+# our image, which the nodes pull, and our manifests. The lab is gone afterwards; the logs stay when a
 # test has failed. Arguments go to the tests, as in -test.run=TestMainJob. With
 # AGGREGATOR_ROUTING=false, kube-apiserver reaches our API server by its ClusterIP.
 set -o errexit -o nounset -o pipefail
@@ -46,8 +46,7 @@ rm -rf "${dir}"
 lab up --bin "${bin}" --nodes 2 --aggregator-routing="${AGGREGATOR_ROUTING:-true}"
 lab s3 up
 lab csi up
-hack/image.sh "$(go env GOARCH)=${bin}/holdfast" ghcr.io/holdfast-io/holdfast:dev "${dir}/images/holdfast.tar"
-lab image --archive "${dir}/images/holdfast.tar"
+PUSH=true hack/image.sh "$(go env GOARCH)=${bin}/holdfast" "$(lab registry)/holdfast-io/holdfast:dev"
 
 echo "e2e: building the tests"
 go test -c -o "${bin}/e2e.test" ./test/e2e

@@ -33,6 +33,6 @@ func command() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(buildCommand(), upCommand(), downCommand(), statusCommand(), holdfastCommand(), imageCommand(), s3Command(), csiCommand())
+	root.AddCommand(buildCommand(), upCommand(), downCommand(), statusCommand(), holdfastCommand(), imageCommand(), registryCommand(), s3Command(), csiCommand())
 	return root
 }

@@ -26,6 +26,7 @@ func TestCommands(t *testing.T) {
 		"holdfast counts its agents":        {args: []string{"holdfast", "up", "--dir", "DIR", "--agents", "-1"}, err: "--agents is -1"},
 		"restart needs a role":              {args: []string{"holdfast", "restart", "--dir", "DIR"}, err: "accepts 1 arg"},
 		"an image needs a lab":              {args: []string{"image", "--dir", "DIR"}, err: "no lab runs in"},
+		"a registry needs a lab":            {args: []string{"registry", "--dir", "DIR"}, err: "no lab runs in"},
 		"s3 needs a lab":                    {args: []string{"s3", "up", "--dir", "DIR"}, err: "no lab runs in"},
 		"csi needs a lab":                   {args: []string{"csi", "up", "--dir", "DIR"}, err: "no lab runs in"},
 		"unknown words are refused":         {args: []string{"down", "--dir", "DIR", "all"}, err: "unknown command"},

@@ -10,38 +10,64 @@ import (
 
 	"github.com/holdfast-io/holdfast/hack/lab/csi"
 	"github.com/holdfast-io/holdfast/hack/lab/node"
+	"github.com/holdfast-io/holdfast/hack/lab/registry"
 	"github.com/holdfast-io/holdfast/hack/lab/s3"
+	"github.com/holdfast-io/holdfast/hack/lab/workdir"
 )
 
 func imageCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "image",
-		Short: "Give an image to every node: one that is made of a static program, or an archive",
+		Short: "Give an image that is made of a static program to the registry of the nodes",
 		Args:  cobra.NoArgs,
 	}
 	dirPath := dirFlag(c)
 	binary := c.Flags().String("binary", "bin/holdfast", "the program, built with CGO_ENABLED=0")
 	name := c.Flags().String("name", "ghcr.io/holdfast-io/holdfast:dev", "name and tag of the image")
-	archive := c.Flags().String("archive", "", "an archive of images that have names, such as that of make image, instead of a program")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		dir, unlock, err := openLocked(c.Context(), *dirPath)
 		if err != nil {
 			return err
 		}
 		defer unlock()
-		if *archive != "" {
-			if err := node.Import(c.Context(), dir, *archive); err != nil {
-				return err
-			}
-			fmt.Fprintf(c.OutOrStdout(), "every node has the images in %s\n", *archive)
-			return nil
-		}
-		if err := node.ImportProgram(c.Context(), dir, *binary, *name); err != nil {
+		if err := node.PushProgram(c.Context(), dir, *binary, *name); err != nil {
 			return err
 		}
-		fmt.Fprintf(c.OutOrStdout(), "every node has %s\n", *name)
+		fmt.Fprintf(c.OutOrStdout(), "the nodes can pull %s\n", *name)
 		return nil
 	}
+	return c
+}
+
+// registryCommand is for those who push images by other means.
+func registryCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "registry",
+		Short: "Print the address of the registry that the nodes pull all images from, whatever their names",
+		Args:  cobra.NoArgs,
+	}
+	dirPath := dirFlag(c)
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		dir, err := workdir.Open(*dirPath)
+		if err != nil {
+			return err
+		}
+		address, err := node.Registry(dir)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintln(c.OutOrStdout(), address)
+		return nil
+	}
+	serve := &cobra.Command{
+		Use:    registry.ServeCommand,
+		Short:  "Serve the registry, until it is stopped",
+		Args:   cobra.NoArgs,
+		Hidden: true,
+	}
+	address := serve.Flags().String("port", "", "address and port to listen on")
+	serve.RunE = func(c *cobra.Command, _ []string) error { return registry.Serve(c.Context(), *address) }
+	c.AddCommand(serve)
 	return c
 }
 

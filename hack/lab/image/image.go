@@ -2,30 +2,28 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package image makes container images out of static programs, without a
-// container engine and without a registry.
+// container engine.
 package image
 
 import (
 	"archive/tar"
 	"bytes"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"runtime"
 
-	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// The lab's own images. A tag that is not "latest" makes kubelet use the
-// imported image and never look for a registry.
+// The lab's own images. PublicBusybox is the name that pages for readers use.
 const (
-	Pause   = "holdfast.io/lab-pause:dev"
-	Busybox = "holdfast.io/lab-busybox:dev"
+	Pause         = "holdfast.io/lab-pause:dev"
+	Busybox       = "holdfast.io/lab-busybox:dev"
+	PublicBusybox = "docker.io/library/busybox:latest"
 )
 
 // Program is the image of one static program, its entry point, in /.
@@ -53,15 +51,6 @@ func Shell(path string, applets []string) (v1.Image, error) {
 		}
 	}
 	return build(v1.Config{Cmd: []string{"/bin/sh"}, Env: []string{"PATH=/bin"}, WorkingDir: "/"}, files)
-}
-
-// Save writes an image as an archive that containerd imports under the tag.
-func Save(path, tag string, img v1.Image) error {
-	t, err := name.NewTag(tag, name.StrictValidation)
-	if err != nil {
-		return fmt.Errorf("image name %q: %w; give one like ghcr.io/holdfast-io/holdfast:dev", tag, err)
-	}
-	return tarball.WriteToFile(path, t, img)
 }
 
 // file is an entry of a layer: a folder if its name ends with a slash, a

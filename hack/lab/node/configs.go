@@ -22,8 +22,8 @@ import (
 type object = map[string]any
 
 // writeConfigs writes all files of a node before its programs start.
-func (n node) writeConfigs(state workdir.State, now time.Time) error {
-	for _, d := range []string{"cni", "kubelet"} {
+func (n node) writeConfigs(state workdir.State, server string, now time.Time) error {
+	for _, d := range []string{"cni", "kubelet", "certs.d/_default"} {
 		if err := os.MkdirAll(n.path(d), 0o755); err != nil {
 			return err
 		}
@@ -50,6 +50,8 @@ func (n node) writeConfigs(state workdir.State, now time.Time) error {
 		kubeconfig.Issue(n.path("kubeconfig-kubelet"), state.Server, ca, pki.Subject{Name: user, Groups: []string{"system:nodes"}}, now),
 		kubeconfig.Issue(n.path("kubeconfig-kube-proxy"), state.Server, ca, pki.Subject{Name: "system:kube-proxy"}, now),
 		os.WriteFile(n.path("containerd.toml"), []byte(n.containerdConfig(plugins, layers)), 0o644),
+		// For images of every name: no other registry is ever asked. Old versions want a host too.
+		os.WriteFile(n.path("certs.d", "_default", "hosts.toml"), fmt.Appendf(nil, "server = %[1]q\n[host.%[1]q]\n", "http://"+server), 0o644),
 		writeYAML(n.path("kubelet.yaml"), n.kubeletConfig()),
 		writeYAML(n.path("kube-proxy.yaml"), n.proxyConfig()),
 		writeJSON(n.path("cni", "10-lab.conflist"), n.cniConfig()),
@@ -76,6 +78,9 @@ state = %[2]q
   # Not below /run/netns, where they would outlive the lab.
   netns_mounts_under_state_dir = true
 
+  [plugins."io.containerd.grpc.v1.cri".registry]
+    config_path = %[9]q
+
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = %[5]q
     conf_dir = %[6]q
@@ -88,7 +93,7 @@ state = %[2]q
 
     [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
       Root = %[7]q
-`, n.path("containerd"), n.path("containerd-state"), n.socket(), image.Pause, cniPlugins, n.path("cni"), n.path("runc"), snapshotter)
+`, n.path("containerd"), n.path("containerd-state"), n.socket(), image.Pause, cniPlugins, n.path("cni"), n.path("runc"), snapshotter, n.path("certs.d"))
 }
 
 func (n node) kubeletConfig() object {
@@ -117,8 +122,8 @@ func (n node) kubeletConfig() object {
 		"failCgroupV1":           false,
 		"failSwapOn":             false,
 		"oomScoreAdj":            0,
-		// Nothing is ever evicted or collected for want of disk: an image
-		// that is gone can't be pulled again.
+		// Nothing is ever evicted or collected for want of disk: it is the
+		// machine's, and others fill it.
 		"localStorageCapacityIsolation": false,
 		"evictionHard":                  object{},
 		"imageGCHighThresholdPercent":   100,

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-io/holdfast/hack/lab/process"
+	"github.com/holdfast-io/holdfast/hack/lab/registry"
 	"github.com/holdfast-io/holdfast/hack/lab/workdir"
 )
 
@@ -46,6 +47,9 @@ func Down(ctx context.Context, dir workdir.Dir) error {
 		n.removeContainers(ctx)
 	}
 	if err := stop(ctx, all, "containerd"); err != nil {
+		return err
+	}
+	if err := registry.Down(ctx, dir); err != nil {
 		return err
 	}
 	var failed []error

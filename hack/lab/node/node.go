@@ -11,7 +11,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,6 +20,7 @@ import (
 	"github.com/holdfast-io/holdfast/hack/lab/image"
 	"github.com/holdfast-io/holdfast/hack/lab/kubectl"
 	"github.com/holdfast-io/holdfast/hack/lab/process"
+	"github.com/holdfast-io/holdfast/hack/lab/registry"
 	"github.com/holdfast-io/holdfast/hack/lab/workdir"
 )
 
@@ -99,11 +99,15 @@ func Up(ctx context.Context, dir workdir.Dir, say func(string)) error {
 	if err := shareMounts(dir.Path("nodes")); err != nil {
 		return err
 	}
-	images, err := labImages(ctx, dir, state.Bin)
+	server, err := registry.Up(ctx, dir, state.Address)
 	if err != nil {
 		return err
 	}
+	if err := pushLabImages(ctx, server, state.Bin); err != nil {
+		return err
+	}
 	all := nodes(dir, state.Nodes)
+	state.Processes = append(state.Processes, registry.Name)
 	for _, n := range all {
 		state.Processes = append(state.Processes, "containerd-"+n.name, "kubelet-"+n.name, "kube-proxy-"+n.name)
 	}
@@ -112,7 +116,7 @@ func Up(ctx context.Context, dir workdir.Dir, say func(string)) error {
 	}
 	for _, n := range all {
 		say("starting node " + n.name)
-		if err := n.start(ctx, state, images); err != nil {
+		if err := n.start(ctx, state, server); err != nil {
 			return fmt.Errorf("node %s: %w", n.name, err)
 		}
 	}
@@ -128,21 +132,16 @@ func Up(ctx context.Context, dir workdir.Dir, say func(string)) error {
 	return nil
 }
 
-func (n node) start(ctx context.Context, state workdir.State, images []string) error {
-	if err := n.writeConfigs(state, time.Now()); err != nil {
+func (n node) start(ctx context.Context, state workdir.State, server string) error {
+	if err := n.writeConfigs(state, server, time.Now()); err != nil {
 		return err
 	}
 	containerd, err := n.run("containerd", "containerd", "--config", n.path("containerd.toml"))
 	if err != nil {
 		return err
 	}
-	if err := awaitSocket(ctx, containerd, n.socket()); err != nil {
+	if err := containerd.AwaitConnection(ctx, "unix", n.socket()); err != nil {
 		return err
-	}
-	for _, archive := range images {
-		if err := n.importImage(ctx, archive); err != nil {
-			return err
-		}
 	}
 	if _, err := n.run("kubelet", filepath.Join(state.Bin, "kubelet"),
 		"--config="+n.path("kubelet.yaml"),
@@ -173,101 +172,54 @@ func (n node) run(name string, command ...string) (*process.Process, error) {
 	})
 }
 
-func awaitSocket(ctx context.Context, p *process.Process, socket string) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
-		if err == nil {
-			return conn.Close()
-		}
-		select {
-		case <-p.Exited():
-			return p.Ended()
-		case <-ctx.Done():
-			return fmt.Errorf("%s: %w; see its log %s", p.Name, err, p.Log)
-		case <-tick.C:
-		}
-	}
-}
-
-// labImages makes the images that every lab has, and returns their archives.
-func labImages(ctx context.Context, dir workdir.Dir, bin string) ([]string, error) {
-	if err := os.MkdirAll(dir.Path("images"), 0o755); err != nil {
-		return nil, err
-	}
+// pushLabImages makes the images that every lab has, and gives them to its registry.
+func pushLabImages(ctx context.Context, server, bin string) error {
 	pause, err := image.Program(filepath.Join(bin, "pause"))
 	if err != nil {
-		return nil, err
+		return err
 	}
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
-		return nil, err
+		return err
 	}
 	applets, err := command(ctx, busybox, "--list")
 	if err != nil {
-		return nil, err
+		return err
 	}
 	shell, err := image.Shell(busybox, strings.Fields(applets))
 	if err != nil {
-		return nil, err
+		return err
 	}
-	archives := []string{dir.Path("images", "pause.tar"), dir.Path("images", "busybox.tar")}
-	return archives, errors.Join(
-		image.Save(archives[0], image.Pause, pause),
-		image.Save(archives[1], image.Busybox, shell),
+	return errors.Join(
+		registry.Push(ctx, server, image.Pause, pause),
+		registry.Push(ctx, server, image.Busybox, shell),
+		registry.Push(ctx, server, image.PublicBusybox, shell),
 	)
 }
 
-// ImportProgram makes an image of a static program and gives it to every node
-// of a running lab.
-func ImportProgram(ctx context.Context, dir workdir.Dir, binary, tag string) error {
-	if _, err := withNodes(dir); err != nil {
+// Registry is the address of the registry that the nodes of a running lab pull all images from.
+func Registry(dir workdir.Dir) (string, error) {
+	state, err := dir.Running()
+	if err != nil {
+		return "", err
+	}
+	if len(state.Nodes) == 0 {
+		return "", fmt.Errorf("the lab in %s has no nodes that could run an image; start one with `lab up --nodes 2`, as root", dir)
+	}
+	return registry.Running(dir)
+}
+
+// PushProgram makes an image of a static program, and gives it to the registry of a running lab.
+func PushProgram(ctx context.Context, dir workdir.Dir, binary, tag string) error {
+	server, err := Registry(dir)
+	if err != nil {
 		return err
 	}
 	img, err := image.Program(binary)
 	if err != nil {
 		return err
 	}
-	archive := dir.Path("images", filepath.Base(binary)+".tar")
-	if err := image.Save(archive, tag, img); err != nil {
-		return err
-	}
-	return Import(ctx, dir, archive)
-}
-
-// withNodes returns the state of a lab that runs and has nodes.
-func withNodes(dir workdir.Dir) (workdir.State, error) {
-	state, err := dir.Running()
-	if err == nil && len(state.Nodes) == 0 {
-		err = fmt.Errorf("the lab in %s has no nodes that could run an image; start one with `lab up --nodes 2`, as root", dir)
-	}
-	return state, err
-}
-
-// Import gives the images of an archive to every node of a running lab.
-func Import(ctx context.Context, dir workdir.Dir, archive string) error {
-	state, err := withNodes(dir)
-	if err != nil {
-		return err
-	}
-	for _, n := range nodes(dir, state.Nodes) {
-		if err := n.importImage(ctx, archive); err != nil {
-			return fmt.Errorf("node %s: %w", n.name, err)
-		}
-	}
-	return nil
-}
-
-func (n node) importImage(ctx context.Context, archive string) error {
-	layers, err := snapshotter(n.path())
-	if err != nil {
-		return err
-	}
-	_, err = n.ctr(ctx, "images", "import", "--snapshotter", layers, archive)
-	return err
+	return registry.Push(ctx, server, tag, img)
 }
 
 // ctr talks to the node's containerd, about what kubelet keeps there.

@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"strings"
@@ -76,4 +77,26 @@ func Tail(path string) string {
 	}
 	all := strings.Split(strings.TrimRight(string(raw), "\n"), "\n")
 	return strings.Join(all[max(0, len(all)-lines):], "\n")
+}
+
+// AwaitConnection returns once the process takes connections at the address, or with an error as
+// soon as it ends.
+func (p *Process) AwaitConnection(ctx context.Context, network, address string) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		conn, err := new(net.Dialer).DialContext(ctx, network, address)
+		if err == nil {
+			return conn.Close()
+		}
+		select {
+		case <-p.Exited():
+			return p.Ended()
+		case <-ctx.Done():
+			return fmt.Errorf("%s does not listen on %s: %w; see its log %s", p.Name, address, err, p.Log)
+		case <-tick.C:
+		}
+	}
 }

@@ -84,7 +84,7 @@ func Up(ctx context.Context, dir workdir.Dir) (Server, error) {
 	if err != nil {
 		return Server{}, err
 	}
-	return server(dir, p), awaitConnection(ctx, p, address)
+	return server(dir, p), p.AwaitConnection(ctx, "tcp", address)
 }
 
 // Down stops the server; the buckets stay until the lab goes.
@@ -99,23 +99,3 @@ func server(dir workdir.Dir, p *process.Process) Server {
 func credentials(dir workdir.Dir) string { return dir.Path("s3", "credentials") }
 
 func buckets(dir workdir.Dir) string { return dir.Path("s3", "buckets") }
-
-func awaitConnection(ctx context.Context, p *process.Process, address string) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
-		if err == nil {
-			return conn.Close()
-		}
-		select {
-		case <-p.Exited():
-			return p.Ended()
-		case <-ctx.Done():
-			return fmt.Errorf("%s does not listen on %s: %w; see its log %s", p.Name, address, err, p.Log)
-		case <-tick.C:
-		}
-	}
-}
