@@ -151,7 +151,7 @@ soak: programs ## Run random campaigns for long: two clusters and one store, kil
 .PHONY: e2e
 e2e: programs ## Run the end-to-end tests on two real nodes. Needs root and Debian packages.
 	@hack/e2e.sh
-	@AGGREGATOR_ROUTING=false hack/e2e.sh '-test.run=TestReplicas|TestRollout|TestServingReplicaEnds'
+	@INSTALL=kustomize AGGREGATOR_ROUTING=false hack/e2e.sh '-test.run=TestReplicas|TestRollout|TestServingReplicaEnds'
 
 .PHONY: bench
 bench: programs ## Measure: counts and ratios against peers and limits.

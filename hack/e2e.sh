@@ -3,8 +3,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
 # Runs the end-to-end tests in a lab with two real nodes and an S3 server, with
-# our image, which the nodes pull, and our manifests. The lab is gone afterwards; the logs stay when a
-# test has failed. Arguments go to the tests, as in -test.run=TestMainJob. With
+# our image, which the nodes pull, and our chart, or with INSTALL=kustomize our
+# manifests. The lab is gone afterwards; the logs stay when a test has failed.
+# Arguments go to the tests, as in -test.run=TestMainJob. With
 # AGGREGATOR_ROUTING=false, kube-apiserver reaches our API server by its ClusterIP.
 set -o errexit -o nounset -o pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -48,10 +49,11 @@ lab s3 up
 lab csi up
 PUSH=true hack/image.sh "$(go env GOARCH)=${bin}/holdfast" "$(lab registry)/holdfast-io/holdfast:dev"
 
-echo "e2e: building the tests"
+echo "e2e: building the tests, and Helm"
+make --no-print-directory helm
 go test -c -o "${bin}/e2e.test" ./test/e2e
 # In the background, since bash hears of signals only when nothing is before it.
-(cd test/e2e && HOLDFAST_LAB="${dir}" exec "${bin}/e2e.test" -test.timeout=15m -test.v "$@") &
+(cd test/e2e && HOLDFAST_LAB="${dir}" exec "${bin}/e2e.test" -test.timeout=20m -test.v "$@") &
 tests=$!
 wait "${tests}"
 tests=""

@@ -132,7 +132,7 @@ spec:
 		b.Fatal(err)
 	}
 	for _, claim := range list.Items {
-		if log, err := os.ReadFile(filepath.Join(lab.path("volumes", claim.Spec.VolumeName), "log")); err != nil || string(log) != "empty\nwhole\n" {
+		if log, err := os.ReadFile(filepath.Join(lab.path("nodes", "volumes", claim.Spec.VolumeName), "log")); err != nil || string(log) != "empty\nwhole\n" {
 			b.Errorf("the first container of %s has seen %q, %v", claim.Name, log, err)
 		}
 	}
@@ -180,7 +180,7 @@ func manyFiles(b *testing.B) map[string]map[string]string {
 	}
 	all := map[string]map[string]string{}
 	for _, claim := range list.Items {
-		folder := lab.path("volumes", claim.Spec.VolumeName)
+		folder := lab.path("nodes", "volumes", claim.Spec.VolumeName)
 		entries, err := os.ReadDir(folder)
 		if err != nil {
 			b.Fatal(err)

@@ -17,7 +17,7 @@ const (
 	// agentsNamespace is where the node agents run.
 	agentsNamespace = "holdfast-agents"
 	// location is the storage location in the lab's S3 server, and bucket its bucket.
-	location = "lab"
+	location = "default"
 	bucket   = "backups"
 	// servingName is what the certificate of the API server is for.
 	servingName = "holdfast-apiserver.holdfast.svc"
@@ -50,17 +50,45 @@ patches:
     spec: {template: {spec: {volumes: [{name: pods, hostPath: {path: %[2]q}}, {name: cache, hostPath: {path: %[3]q}}]}}}
 `
 
-// install installs Holdfast as its manifests say, and returns when it is ready.
+// install installs Holdfast as the quick start says, or from its manifests, and returns when it
+// is ready.
 func (c *cluster) install(ctx context.Context) error {
+	if os.Getenv("INSTALL") != "kustomize" {
+		step("Holdfast, as the quick start says")
+		out, err := c.quickstart(ctx, quickstart[0])
+		fmt.Print(out)
+		if err != nil {
+			return err
+		}
+		if err := c.rolledOut(ctx); err != nil {
+			return err
+		}
+		// docs/install.md says so of a namespace that Helm has created.
+		return c.show(ctx, "label", "namespace", system, "pod-security.kubernetes.io/enforce=restricted")
+	}
+	step("Holdfast, from its manifests")
 	if err := c.writeOverlay(); err != nil {
 		return err
 	}
-	step("Holdfast, from its manifests")
+	if err := c.show(ctx, "apply", "--server-side", "-k", c.path("overlay")); err != nil {
+		return err
+	}
+	if err := c.rolledOut(ctx); err != nil {
+		return err
+	}
+	step("A storage location in an S3 server")
+	if err := c.applyLocation(ctx); err != nil {
+		return err
+	}
+	return c.show(ctx, "wait", "--for=condition=Available", "-n", system, "storagelocation/"+location, "--timeout=60s")
+}
+
+// rolledOut waits until all workloads are what their manifests say, and the API is served.
+func (c *cluster) rolledOut(ctx context.Context) error {
 	for _, command := range []string{
-		"apply --server-side -k " + c.path("overlay"),
-		"rollout status -n holdfast deployment/holdfast-apiserver --timeout=120s",
-		"rollout status -n holdfast deployment/holdfast-controller --timeout=120s",
-		"rollout status -n holdfast-agents daemonset/holdfast-node-agent --timeout=120s",
+		"rollout status -n holdfast deployment/holdfast-apiserver --timeout=180s",
+		"rollout status -n holdfast deployment/holdfast-controller --timeout=180s",
+		"rollout status -n holdfast-agents daemonset/holdfast-node-agent --timeout=180s",
 		"wait --for=condition=Available apiservice/v1alpha1.holdfast.io --timeout=120s",
 		"get pods -A -l app.kubernetes.io/name=holdfast -o wide",
 	} {
@@ -68,11 +96,7 @@ func (c *cluster) install(ctx context.Context) error {
 			return err
 		}
 	}
-	step("A storage location in an S3 server")
-	if err := c.applyLocation(ctx); err != nil {
-		return err
-	}
-	return c.show(ctx, "wait", "--for=condition=Available", "-n", system, "storagelocation/"+location, "--timeout=60s")
+	return nil
 }
 
 func (c *cluster) writeOverlay() error {
@@ -84,21 +108,22 @@ func (c *cluster) writeOverlay() error {
 	if artifacts, err = filepath.Rel(c.path("overlay"), artifacts); err != nil {
 		return err
 	}
-	text := fmt.Sprintf(overlay, artifacts, c.path("nodes"), c.path("cache"), c.path("volumes"))
+	text := fmt.Sprintf(overlay, artifacts, c.path("nodes"), c.path("cache"), c.path("nodes", "volumes"))
 	if err := os.MkdirAll(c.path("overlay"), 0o700); err != nil {
 		return err
 	}
 	return os.WriteFile(c.path("overlay", "kustomization.yaml"), []byte(text), 0o600)
 }
 
-func (c *cluster) applyLocation(ctx context.Context) error {
+// store returns the endpoint of the lab's S3 server and the keys for it, and makes the bucket.
+func (c *cluster) store() (endpoint, accessKey, secretKey string, err error) {
 	server, err := c.process("s3")
 	if err != nil {
-		return err
+		return "", "", "", err
 	}
 	credentials, err := os.ReadFile(c.path("s3", "credentials"))
 	if err != nil {
-		return err
+		return "", "", "", err
 	}
 	keys := map[string]string{}
 	for line := range strings.Lines(string(credentials)) {
@@ -106,12 +131,17 @@ func (c *cluster) applyLocation(ctx context.Context) error {
 			keys[strings.TrimSpace(key)] = strings.TrimSpace(value)
 		}
 	}
-	if err := os.MkdirAll(c.path("s3", "buckets", bucket), 0o755); err != nil {
+	return "http://" + server.port(), keys["aws_access_key_id"], keys["aws_secret_access_key"], os.MkdirAll(c.path("s3", "buckets", bucket), 0o755)
+}
+
+func (c *cluster) applyLocation(ctx context.Context) error {
+	endpoint, accessKey, secretKey, err := c.store()
+	if err != nil {
 		return err
 	}
 	_, err = c.kubectl(ctx, fmt.Sprintf(`apiVersion: v1
 kind: Secret
-metadata: {name: lab-credentials, namespace: holdfast-locations}
+metadata: {name: bucket, namespace: holdfast-locations}
 stringData: {accessKeyID: %q, secretAccessKey: %q}
 ---
 apiVersion: engine.holdfast.io/v1alpha1
@@ -120,8 +150,8 @@ metadata: {name: %s, namespace: holdfast}
 spec:
   provider: s3
   default: true
-  s3: {bucket: %s, endpoint: "http://%s", forcePathStyle: true, credentialsSecret: lab-credentials}
-`, keys["aws_access_key_id"], keys["aws_secret_access_key"], location, bucket, server.port()),
+  s3: {bucket: %s, region: us-east-1, endpoint: %q, forcePathStyle: true, credentialsSecret: bucket}
+`, accessKey, secretKey, location, bucket, endpoint),
 		"apply", "--server-side", "-f", "-")
 	return err
 }

@@ -58,7 +58,7 @@ volumeBindingMode: WaitForFirstConsumer
 		for i := range volumes {
 			node := nodes[i%len(nodes)]
 			name := fmt.Sprintf("%s-%d", class, i)
-			folder := lab.path("volumes", name)
+			folder := lab.path("nodes", "volumes", name)
 			if err := os.MkdirAll(folder, 0o755); err != nil {
 				t.Fatal(err)
 			}

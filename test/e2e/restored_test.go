@@ -149,7 +149,7 @@ stringData: {repository-password: static-passw0rd}
 	})
 
 	step("Its claim is restored into another namespace")
-	folder := lab.path("volumes", "velero-data")
+	folder := lab.path("nodes", "volumes", "velero-data")
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -203,7 +203,7 @@ func putVelero(t *testing.T, name string) (checks string) {
 	theirs := &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: system}, Spec: *ours.Spec.DeepCopy()}
 	theirs.Spec.Default, theirs.Spec.Prefix = false, name
 	theirs.Spec.AllowedNamespaces = &enginev1alpha1.AllowedNamespaces{Names: []string{"*"}}
-	secret, err := lab.kube.CoreV1().Secrets("holdfast-locations").Get(t.Context(), "lab-credentials", metav1.GetOptions{})
+	secret, err := lab.kube.CoreV1().Secrets("holdfast-locations").Get(t.Context(), "bucket", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -88,11 +88,11 @@ func TestSecretsOfOthers(t *testing.T) {
 		return err
 	}
 	const apiserver, agent = system + ":holdfast-apiserver", agentsNamespace + ":holdfast-node-agent"
-	if err := ask(apiserver, "holdfast-locations", "lab-credentials"); err != nil {
+	if err := ask(apiserver, "holdfast-locations", "bucket"); err != nil {
 		t.Error(err)
 	}
 	for _, refused := range [][3]string{
-		{apiserver, system, "holdfast-signing-key"}, {agent, system, "holdfast-signing-key"}, {agent, "holdfast-locations", "lab-credentials"},
+		{apiserver, system, "holdfast-signing-key"}, {agent, system, "holdfast-signing-key"}, {agent, "holdfast-locations", "bucket"},
 	} {
 		if err := ask(refused[0], refused[1], refused[2]); err == nil || !strings.Contains(err.Error(), "Forbidden") {
 			t.Errorf("%s asks for the Secret %s: %v", refused[0], refused[2], err)

@@ -123,7 +123,7 @@ data: {greeting: hello from %[1]s}
 ---
 `, w.namespace)
 		}
-		folder := lab.path("volumes", w.persistentVolume())
+		folder := lab.path("nodes", "volumes", w.persistentVolume())
 		if err := os.MkdirAll(folder, 0o755); err != nil {
 			t.Fatal(err)
 		}
