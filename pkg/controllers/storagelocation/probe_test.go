@@ -175,7 +175,7 @@ func TestProbeNamesTheFailedStep(t *testing.T) {
 		"no condition": {unconditional(http.StatusBadRequest, "InvalidArgument"),
 			[]string{"create a probe if it does not exist: the store refuses the request (InvalidArgument). Without this condition the store takes it"}, 0},
 		"a condition that is not known": {unconditional(http.StatusNotImplemented, "NotImplemented"),
-			[]string{"create a probe if it does not exist: the store does not support the request. Without this condition the store takes it"}, 0},
+			[]string{"create a probe if it does not exist: the store does not support a request that Holdfast needs"}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := onS3(t)
