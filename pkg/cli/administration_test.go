@@ -78,6 +78,8 @@ func TestLocationIsCreatedWithItsSecret(t *testing.T) {
 		"neither":          {"location", "create", "x"},
 		"a folder with S3": {"location", "create", "x", "--path=/x", "--region=y"},
 		"two stores":       {"location", "create", "x", "--bucket=b", "--path=/x"},
+		"GCS with S3's":    {"location", "create", "x", "--provider=gcs", "--bucket=b", "--region=y"},
+		"GCS, no bucket":   {"location", "create", "x", "--provider=gcs"},
 		"no name":          {"location", "create", "--bucket=b"},
 		"a role and keys":  {"location", "create", "x", "--bucket=b", "--role-arn=arn:aws:iam::111122223333:role/b", "--credentials-secret=c"},
 		"a folder's role":  {"location", "create", "x", "--path=/x", "--role-arn=arn:aws:iam::111122223333:role/b"},
@@ -89,6 +91,22 @@ func TestLocationIsCreatedWithItsSecret(t *testing.T) {
 	stdout, stderr, code = run(t, s, "location", "create", "x", "--bucket=b", "--role-arn=arn:aws:iam::111122223333:role/b", "--external-id=e1", "--dry-run=client", "-o=yaml")
 	if code != ExitOK || !strings.Contains(stdout, "roleARN: arn:aws:iam::111122223333:role/b\n") || !strings.Contains(stdout, "externalID: e1\n") || strings.Contains(stdout, "credentialsSecret") {
 		t.Errorf("with a role: exit code %d, %s%s", code, stdout, stderr)
+	}
+	secrets = nil
+	account := filepath.Join(t.TempDir(), "account.json")
+	if err := os.WriteFile(account, []byte(`{"type": "service_account", "private_key": "s3cr3t="}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, stderr, code = run(t, s, "location", "create", "google", "--provider=gcs", "--bucket=b", "--credentials-file="+account)
+	if code != ExitOK || len(secrets) != 1 || !strings.Contains(secrets[0], `"serviceAccountKey"`) || !strings.Contains(secrets[0], `"name":"google"`) || strings.Contains(out+stderr, "s3cr3t") {
+		t.Errorf("GCS: exit code %d, %q, %s%s", code, secrets, out, stderr)
+	}
+	if made := locations[len(locations)-1]; !strings.Contains(made, `"gcs":{"bucket":"b","credentialsSecret":"google"}`) {
+		t.Errorf("GCS: the location is %s", made)
+	}
+	_, stderr, code = run(t, s, "location", "create", "x", "--provider=gcs", "--bucket=b", "--credentials-file="+file)
+	if code != ExitFailed || !strings.Contains(stderr, "service account") || strings.Contains(stderr, "s3cr3t") {
+		t.Errorf("another file than an account's: exit code %d, %s", code, stderr)
 	}
 	_, stderr, code = run(t, s, "location", "create", "x", "--bucket=b", "--credentials-file="+file)
 	if code != ExitFailed || !strings.Contains(stderr, "[default]") || strings.Contains(stderr, "wrong") {

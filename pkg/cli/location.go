@@ -6,6 +6,7 @@ package cli
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -33,6 +34,8 @@ const (
 	accessKeyID     = "accessKeyID"
 	secretAccessKey = "secretAccessKey"
 	sessionToken    = "sessionToken"
+	// serviceAccountKey has the JSON of a Google service account's key.
+	serviceAccountKey = "serviceAccountKey"
 )
 
 func (t *tool) locationCommand() *cobra.Command {
@@ -97,16 +100,18 @@ func (f *locationFlags) apply(spec *enginev1alpha1.StorageLocationSpec) error {
 	if f.provider != "" {
 		spec.Provider = enginev1alpha1.StorageProvider(f.provider)
 	}
+	if spec.Provider != enginev1alpha1.StorageProviderFilesystem && f.path != "" {
+		return usage("a bucket has no --path: use --prefix")
+	}
+	if spec.Provider != enginev1alpha1.StorageProviderS3 && (f.region+f.checksum+f.caFile+f.roleARN+f.externalID != "" || f.pathStyle) {
+		return usage("--region, --checksum-algorithm, --ca-file, --force-path-style, --role-arn and --external-id are for the provider s3: leave them out")
+	}
 	switch spec.Provider {
 	case enginev1alpha1.StorageProviderS3:
 		if spec.S3 == nil {
 			spec.S3 = &enginev1alpha1.S3Location{}
 		}
-		for to, from := range map[*string]string{&spec.S3.Bucket: f.bucket, &spec.S3.Region: f.region, &spec.S3.Endpoint: f.endpoint, (*string)(&spec.S3.ChecksumAlgorithm): f.checksum, &spec.S3.CredentialsSecret: f.secret, &spec.S3.RoleARN: f.roleARN, &spec.S3.ExternalID: f.externalID} {
-			if from != "" {
-				*to = from
-			}
-		}
+		setIfGiven(map[*string]string{&spec.S3.Bucket: f.bucket, &spec.S3.Region: f.region, &spec.S3.Endpoint: f.endpoint, (*string)(&spec.S3.ChecksumAlgorithm): f.checksum, &spec.S3.CredentialsSecret: f.secret, &spec.S3.RoleARN: f.roleARN, &spec.S3.ExternalID: f.externalID})
 		if f.pathStyle {
 			spec.S3.ForcePathStyle = true
 		}
@@ -123,9 +128,17 @@ func (f *locationFlags) apply(spec *enginev1alpha1.StorageLocationSpec) error {
 		if spec.S3.RoleARN != "" && spec.S3.CredentialsSecret != "" {
 			return usage("a role is assumed with the pods' own identity: leave out the credentials, or --role-arn")
 		}
+	case enginev1alpha1.StorageProviderGCS:
+		if spec.GCS == nil {
+			spec.GCS = &enginev1alpha1.GCSLocation{}
+		}
+		setIfGiven(map[*string]string{&spec.GCS.Bucket: f.bucket, &spec.GCS.Endpoint: f.endpoint, &spec.GCS.CredentialsSecret: f.secret})
+		if spec.GCS.Bucket == "" {
+			return usage("set --bucket")
+		}
 	case enginev1alpha1.StorageProviderFilesystem:
-		if f.bucket+f.region+f.endpoint+f.checksum+f.caFile+f.secret+f.credentials+f.roleARN+f.externalID != "" || f.pathStyle {
-			return usage("a folder has no bucket, region, endpoint or credentials: leave out the flags for s3")
+		if f.bucket+f.endpoint+f.secret+f.credentials != "" {
+			return usage("a folder has no bucket, endpoint or credentials: leave out the flags for buckets")
 		}
 		if f.path != "" {
 			spec.Filesystem = &enginev1alpha1.FilesystemLocation{Path: f.path}
@@ -134,10 +147,7 @@ func (f *locationFlags) apply(spec *enginev1alpha1.StorageLocationSpec) error {
 			return usage("set --path")
 		}
 	default:
-		return usage("--provider %q: want s3 or filesystem", f.provider)
-	}
-	if spec.Provider == enginev1alpha1.StorageProviderS3 && f.path != "" {
-		return usage("a bucket has no --path: use --prefix")
+		return usage("--provider %q: want s3, gcs or filesystem", f.provider)
 	}
 	if f.prefix != "" {
 		spec.Prefix = f.prefix
@@ -155,8 +165,36 @@ func (f *locationFlags) apply(spec *enginev1alpha1.StorageLocationSpec) error {
 	return nil
 }
 
-// readCredentials reads a profile of a credentials file of AWS.
-func readCredentials(path, profile string) (map[string][]byte, error) {
+func setIfGiven(fields map[*string]string) {
+	for to, from := range fields {
+		if from != "" {
+			*to = from
+		}
+	}
+}
+
+// readCredentials reads the credentials of a provider from a file, as a Secret has them.
+func readCredentials(provider enginev1alpha1.StorageProvider, path, profile string) (map[string][]byte, error) {
+	if provider != enginev1alpha1.StorageProviderGCS {
+		return readProfile(path, profile)
+	}
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var account struct {
+		Type       string `json:"type"`
+		PrivateKey string `json:"private_key"`
+	}
+	if err := json.Unmarshal(content, &account); err != nil || account.Type != "service_account" || account.PrivateKey == "" {
+		// No message quotes the file.
+		return nil, fmt.Errorf("%s: it is not the key of a service account: want the JSON file that Google Cloud gives for one", path)
+	}
+	return map[string][]byte{serviceAccountKey: content}, nil
+}
+
+// readProfile reads a profile of a credentials file of AWS.
+func readProfile(path, profile string) (map[string][]byte, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
@@ -194,6 +232,8 @@ Secret for it is created too. Without credentials the pods' own identity is used
   kubectl holdfast location create minio --bucket backups --endpoint https://minio:9000 --force-path-style --credentials-secret minio
   # A bucket of AWS, with a role that the pods assume
   kubectl holdfast location create offsite --bucket backups --region eu-central-1 --role-arn arn:aws:iam::111122223333:role/backups
+  # A bucket of Google Cloud Storage, with the identity of the pods
+  kubectl holdfast location create offsite --provider gcs --bucket backups
   # A folder
   kubectl holdfast location create nfs --path /backups --default`,
 		Args: func(command *cobra.Command, args []string) error {
@@ -208,16 +248,16 @@ Secret for it is created too. Without credentials the pods' own identity is used
 	}
 	flags := command.Flags()
 	f.addTo(flags, false)
-	flags.StringVar(&f.provider, "provider", "", "Kind of the store: s3 or filesystem. Default: s3 with --bucket, filesystem with --path.")
+	flags.StringVar(&f.provider, "provider", "", "Kind of the store: s3, gcs or filesystem. Default: s3 with --bucket, filesystem with --path.")
 	flags.StringVar(&f.bucket, "bucket", "", "Name of the bucket.")
-	flags.StringVar(&f.region, "region", "", "Region of the bucket. Default: us-east-1.")
-	flags.StringVar(&f.endpoint, "endpoint", "", "URL of a store other than AWS.")
-	flags.BoolVar(&f.pathStyle, "force-path-style", false, "The bucket is a part of the path, and not of the host.")
-	flags.StringVar(&f.checksum, "checksum-algorithm", "", "Checksum of each write: CRC32 or None. Default: CRC32.")
-	flags.StringVar(&f.caFile, "ca-file", "", "File with the certificates of the endpoint's authorities.")
+	flags.StringVar(&f.region, "region", "", "Region of the bucket in S3. Default: us-east-1.")
+	flags.StringVar(&f.endpoint, "endpoint", "", "URL of the service, for stores other than AWS, or for a region of Google Cloud Storage.")
+	flags.BoolVar(&f.pathStyle, "force-path-style", false, "In S3, the bucket is a part of the path, and not of the host.")
+	flags.StringVar(&f.checksum, "checksum-algorithm", "", "Checksum of each write to S3: CRC32 or None. Default: CRC32.")
+	flags.StringVar(&f.caFile, "ca-file", "", "File with the certificates of the authorities for an endpoint of S3.")
 	flags.StringVar(&f.secret, "credentials-secret", "", "Name of the Secret with the credentials. It is created with --credentials-file, and else must exist.")
-	flags.StringVar(&f.credentials, "credentials-file", "", "Credentials file of AWS, from which the Secret is created.")
-	flags.StringVar(&f.profile, "profile", "default", "Profile of the credentials file.")
+	flags.StringVar(&f.credentials, "credentials-file", "", "Credentials file of AWS, or the JSON key of a Google service account, from which the Secret is created.")
+	flags.StringVar(&f.profile, "profile", "default", "Profile of AWS's credentials file.")
 	flags.StringVar(&f.roleARN, "role-arn", "", "ARN of a role that the pods assume with their own identity, for this location.")
 	flags.StringVar(&f.externalID, "external-id", "", "External id that the role's trust policy asks for.")
 	flags.StringVar(&f.path, "path", "", "Absolute path of a folder that all pods of Holdfast have.")
@@ -251,7 +291,7 @@ func (t *tool) createLocation(ctx context.Context, f *locationFlags, args []stri
 	f.meta(&of.ObjectMeta, args, f.system, "location")
 	var secret *corev1.Secret
 	if f.credentials != "" {
-		data, err := readCredentials(f.credentials, f.profile)
+		data, err := readCredentials(enginev1alpha1.StorageProvider(cmp.Or(f.provider, string(of.Spec.Provider))), f.credentials, f.profile)
 		if err != nil {
 			return err
 		}

@@ -132,16 +132,15 @@ func own(location *enginev1alpha1.StorageLocation) error {
 }
 
 func credentials(ctx context.Context, secrets Secrets, location *enginev1alpha1.StorageLocation) (map[string][]byte, error) {
-	s3 := location.Spec.S3
-	if s3 == nil || s3.CredentialsSecret == "" {
+	name := location.Spec.CredentialsSecret()
+	if name == "" {
 		return nil, nil
 	}
-	name := s3.CredentialsSecret
 	secret, err := secrets.Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		return nil, fmt.Errorf("%w: the Secret %q that spec.s3.credentialsSecret names does not exist in the namespace %s: create it there with the keys %s and %s",
-			ErrNoCredentials, name, enginev1alpha1.CredentialsNamespace(location.Namespace), store.SecretAccessKeyID, store.SecretSecretAccessKey)
+		return nil, fmt.Errorf("%w: the Secret %q that spec.%s.credentialsSecret names does not exist in the namespace %s: create it there with %s",
+			ErrNoCredentials, name, location.Spec.Provider, enginev1alpha1.CredentialsNamespace(location.Namespace), store.SecretKeys(location.Spec.Provider))
 	case err != nil:
 		return nil, fmt.Errorf("reading the Secret %q of the storage location: %w", name, err)
 	}

@@ -50,7 +50,10 @@ func TestSettings(t *testing.T) {
 	for name, change := range map[string]func(*enginev1alpha1.StorageLocationSpec){
 		"bucket":      func(spec *enginev1alpha1.StorageLocationSpec) { spec.S3.Bucket = "other" },
 		"credentials": func(spec *enginev1alpha1.StorageLocationSpec) { spec.S3.CredentialsSecret = "other" },
-		"prefix":      func(spec *enginev1alpha1.StorageLocationSpec) { spec.Prefix = "other" },
+		"provider": func(spec *enginev1alpha1.StorageLocationSpec) {
+			spec.Provider, spec.S3, spec.GCS = enginev1alpha1.StorageProviderGCS, nil, &enginev1alpha1.GCSLocation{Bucket: "backups", CredentialsSecret: "keys"}
+		},
+		"prefix": func(spec *enginev1alpha1.StorageLocationSpec) { spec.Prefix = "other" },
 	} {
 		if settings(change) == before {
 			t.Errorf("%s: a change of it changes nothing", name)

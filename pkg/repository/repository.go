@@ -94,8 +94,11 @@ func (r *Repository) distrust(packs []string) {
 
 func cacheName(spec enginev1alpha1.StorageLocationSpec, namespace string) string {
 	id := []string{namespace, spec.Prefix}
-	if spec.S3 != nil {
+	switch {
+	case spec.S3 != nil:
 		id = append(id, spec.S3.Endpoint, spec.S3.Bucket)
+	case spec.GCS != nil:
+		id = append(id, string(spec.Provider), spec.GCS.Endpoint, spec.GCS.Bucket)
 	}
 	sum := sha256.Sum256(fmt.Appendf(nil, "%q", id))
 	return hex.EncodeToString(sum[:cacheNameLength])

@@ -293,7 +293,7 @@ func (w *blobWriter) Write(p []byte) (int, error) {
 
 func (w *blobWriter) Commit() error {
 	if w.ended {
-		return errors.New("the write has already ended")
+		return errEnded
 	}
 	if err := w.ctx.Err(); err != nil {
 		w.Abort()

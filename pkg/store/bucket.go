@@ -26,7 +26,17 @@ const (
 	SecretAccessKeyID     = "accessKeyID"
 	SecretSecretAccessKey = "secretAccessKey"
 	SecretSessionToken    = "sessionToken"
+	// SecretServiceAccountKey is the key of a Secret with the JSON of a service account's key.
+	SecretServiceAccountKey = "serviceAccountKey"
 )
+
+// SecretKeys tells which keys the Secret of a provider's locations has.
+func SecretKeys(provider enginev1alpha1.StorageProvider) string {
+	if provider == enginev1alpha1.StorageProviderGCS {
+		return "the key " + SecretServiceAccountKey
+	}
+	return "the keys " + SecretAccessKeyID + " and " + SecretSecretAccessKey
+}
 
 // backend is a kind of store. Its keys have the prefix, and are checked.
 type backend interface {
@@ -67,7 +77,7 @@ var (
 )
 
 // Open returns the store of a location, without a request to a bucket; a folder must exist. secret
-// is the content of the location's Secret; if nil, S3's credentials come from the environment. The
+// is the content of the location's Secret; without one, credentials come from the environment. The
 // caller closes the Bucket.
 func Open(ctx context.Context, location *enginev1alpha1.StorageLocationSpec, secret map[string][]byte) (*Bucket, error) {
 	return OpenFollowing(ctx, location, secret, nil)
@@ -93,8 +103,14 @@ func OpenFollowing(ctx context.Context, location *enginev1alpha1.StorageLocation
 			return nil, err
 		}
 		return &Bucket{backend: bucket, prefix: prefix}, nil
+	case location.Provider == enginev1alpha1.StorageProviderGCS && location.GCS != nil:
+		bucket, err := openGCS(ctx, location.GCS, secret, again)
+		if err != nil {
+			return nil, err
+		}
+		return &Bucket{backend: bucket, prefix: prefix}, nil
 	default:
-		return nil, fmt.Errorf("the storage location's spec.provider is %q: it must be filesystem or s3, with the settings of the same name", location.Provider)
+		return nil, fmt.Errorf("the storage location's spec.provider is %q: it must be filesystem, s3 or gcs, with the settings of the same name", location.Provider)
 	}
 }
 

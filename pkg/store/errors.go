@@ -36,6 +36,17 @@ var (
 	ErrNoBucket = fmt.Errorf("%w: the bucket does not exist", ErrUnavailable)
 )
 
+// Reasons that several kinds of stores give.
+const (
+	noBucket     = "the bucket does not exist"
+	anotherWrite = "another write of the same object is under way"
+)
+
+var (
+	errEnded    = errors.New("the write has already ended")
+	errChecksum = errors.New("the object was read with other bytes than its checksum says")
+)
+
 // opError has stable words: the cause's may vary, or quote the request.
 type opError struct {
 	operation, key string
@@ -88,8 +99,17 @@ func classify(err error) (reason string, kind error) {
 	if errors.Is(err, ErrChanged) {
 		return ErrChanged.Error(), ErrChanged
 	}
+	if errors.Is(err, errOrder) || errors.Is(err, errChecksum) {
+		return err.Error(), nil
+	}
 	if foreign, ok := errors.AsType[*foreignAnswer](err); ok {
 		return foreign.Error(), ErrUnavailable
+	}
+	if token, ok := errors.AsType[*tokenError](err); ok {
+		return classifyToken(token)
+	}
+	if answer, ok := errors.AsType[*answerError](err); ok {
+		return classifyGCS(answer)
 	}
 	if answer, ok := errors.AsType[smithy.APIError](err); ok {
 		return classifyS3(answer.ErrorCode(), status(err))
@@ -130,14 +150,19 @@ func classifyS3(code string, status int) (reason string, kind error) {
 	case "NoSuchKey", "NotFound":
 		return ErrNotFound.Error(), ErrNotFound
 	case "NoSuchBucket":
-		return "the bucket does not exist", ErrNoBucket
+		return noBucket, ErrNoBucket
 	case "InvalidRange":
 		return ErrRange.Error(), ErrRange
 	case "PreconditionFailed":
 		return ErrExists.Error(), ErrExists
 	case "ConditionalRequestConflict":
-		return "another write of the same object is under way", ErrUnavailable
+		return anotherWrite, ErrUnavailable
 	}
+	return classifyStatus(code, status)
+}
+
+// classifyStatus classifies an answer by its status in HTTP. The code is the store's word for it.
+func classifyStatus(code string, status int) (reason string, kind error) {
 	said := ""
 	// For an answer without a code, as a proxy's, the SDK uses the status's text.
 	if code != "" && code != strings.ReplaceAll(http.StatusText(status), " ", "") && len(code) < 64 && !strings.ContainsFunc(code, notLetter) {
@@ -154,7 +179,9 @@ func classifyS3(code string, status int) (reason string, kind error) {
 		return ErrExists.Error(), ErrExists
 	case status == http.StatusNotImplemented:
 		return "the store does not support a request that Holdfast needs, as a conditional write: docs/locations.md", ErrUnavailable
-	case status == http.StatusTooManyRequests || status >= http.StatusInternalServerError || status == http.StatusRequestTimeout:
+	case status == http.StatusRequestedRangeNotSatisfiable:
+		return ErrRange.Error(), ErrRange
+	case isBusy(status):
 		return "the store can't answer now" + said, ErrUnavailable
 	case status >= 300 && status < 400:
 		return "the bucket is elsewhere: check region and endpoint" + said, ErrUnavailable

@@ -4,10 +4,10 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
-	"mime"
 	"net/http"
 
 	awsmiddleware "github.com/aws/aws-sdk-go-v2/aws/middleware"
@@ -19,7 +19,9 @@ import (
 
 // foreignAnswer is a successful answer that is no store's, as of a portal or a proxy.
 type foreignAnswer struct {
-	sent string
+	// speaks is what a store would speak, if it is not S3.
+	speaks string
+	sent   string
 	// again is set where a store itself may have answered, and is asked again: versitygw describes
 	// an object without its ETag while it removes it.
 	again bool
@@ -29,7 +31,7 @@ type foreignAnswer struct {
 func (e *foreignAnswer) RetryableError() bool { return e.again }
 
 func (e *foreignAnswer) Error() string {
-	return "what answers does not speak S3, and sent " + e.sent + ": check the endpoint, and proxies before it"
+	return "what answers does not speak " + cmp.Or(e.speaks, "S3") + ", and sent " + e.sent + ": check the endpoint, and proxies before it"
 }
 
 // refuseForeign makes a client fail on such answers. It would take any page with status 200 for an
@@ -81,11 +83,9 @@ const pageType = "text/html"
 
 func typeOf(response *smithyhttp.Response) string {
 	if response != nil && response.Response != nil {
-		if kind, _, err := mime.ParseMediaType(response.Header.Get("Content-Type")); err == nil && len(kind) < 64 {
-			return kind
-		}
+		return contentTypeOf(response.Response)
 	}
-	return "something of no type"
+	return contentTypeOf(&http.Response{})
 }
 
 func isGood(response *smithyhttp.Response) bool {

@@ -44,6 +44,9 @@ func tellRequests(stack *middleware.Stack) error {
 }
 
 func (b *Bucket) requested(ctx context.Context, operation string, err error) {
+	if _, counts := b.backend.(interface{ countsRequests() }); counts {
+		return
+	}
 	if blob, ok := b.backend.(*blobBackend); !ok || blob.s3 == nil {
 		requested(ctx, operation, err)
 	}

@@ -4,9 +4,12 @@
 package store
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"maps"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -24,54 +27,83 @@ const (
 // SecretReader reads the Secret of a location.
 type SecretReader func(ctx context.Context) (map[string][]byte, error)
 
-// secretProvider returns the credentials of a Secret, and reads it again while the store is open:
-// the catalogue's stores stay open.
-type secretProvider struct {
-	name string
-	read SecretReader
+// followed are the credentials of a Secret, which is read again while the store is open: the
+// catalogue's stores stay open.
+type followed[C any] struct {
+	secret string
+	// read is nil if the credentials stay.
+	read  SecretReader
+	parse func(secret map[string][]byte) (C, error)
 
-	mu   sync.Mutex
-	last aws.Credentials
-	used bool
+	mu      sync.Mutex
+	data    map[string][]byte
+	current C
+	asked   time.Time
 }
 
-// Retrieve implements aws.CredentialsProvider. An unreadable or incomplete Secret changes nothing.
-func (p *secretProvider) Retrieve(ctx context.Context) (aws.Credentials, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.used {
-		if fresh, err := p.reread(ctx); err == nil {
-			p.last = fresh
-		} else {
-			klog.FromContext(ctx).Info("The credentials of a storage location stay as they were, since their Secret can't be read", "secret", p.name, "err", err)
-		}
+// follow returns the credentials of a Secret. It fails if they can't be used.
+func follow[C any](name string, secret map[string][]byte, read SecretReader, parse func(map[string][]byte) (C, error)) (*followed[C], error) {
+	current, err := parse(secret)
+	if err != nil {
+		return nil, err
 	}
-	p.used = true
-	given := p.last
+	return &followed[C]{secret: name, read: read, parse: parse, data: secret, current: current, asked: time.Now()}, nil
+}
+
+// get returns the credentials. The Secret is read after a minute, or at once; an unreadable or
+// incomplete one changes nothing, and neither does an equal one.
+func (f *followed[C]) get(ctx context.Context, atOnce bool) C {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.read == nil || !atOnce && time.Since(f.asked) < rereadEvery {
+		return f.current
+	}
+	f.asked = time.Now()
+	if err := f.reread(ctx); err != nil {
+		klog.FromContext(ctx).Info("The credentials of a storage location stay as they were, since their Secret can't be read", "secret", f.secret, "err", err)
+	}
+	return f.current
+}
+
+func (f *followed[C]) reread(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, rereadTimeout)
+	defer cancel()
+	secret, err := f.read(ctx)
+	if err != nil || maps.EqualFunc(secret, f.data, bytes.Equal) {
+		return err
+	}
+	fresh, err := f.parse(secret)
+	if err == nil {
+		f.data, f.current = secret, fresh
+	}
+	return err
+}
+
+// secretProvider gives the credentials of a Secret to the SDK of S3, which keeps them for a minute.
+type secretProvider struct {
+	*followed[aws.Credentials]
+	used atomic.Bool
+}
+
+// Retrieve implements aws.CredentialsProvider.
+func (p *secretProvider) Retrieve(ctx context.Context) (aws.Credentials, error) {
+	given := p.get(ctx, p.used.Swap(true))
 	given.CanExpire, given.Expires = true, time.Now().Add(rereadEvery)
 	return given, nil
 }
 
-func (p *secretProvider) reread(ctx context.Context) (aws.Credentials, error) {
-	ctx, cancel := context.WithTimeout(ctx, rereadTimeout)
-	defer cancel()
-	secret, err := p.read(ctx)
-	if err != nil {
-		return aws.Credentials{}, err
-	}
-	static, err := staticCredentials(p.name, secret)
-	if err != nil {
-		return aws.Credentials{}, err
-	}
-	return static.Retrieve(ctx)
-}
-
-func rotating(name string, first aws.CredentialsProvider, read SecretReader) (aws.CredentialsProvider, error) {
-	given, err := first.Retrieve(context.Background())
+func rotating(name string, secret map[string][]byte, read SecretReader) (aws.CredentialsProvider, error) {
+	credentials, err := follow(name, secret, read, func(secret map[string][]byte) (aws.Credentials, error) {
+		static, err := staticCredentials(name, secret)
+		if err != nil {
+			return aws.Credentials{}, err
+		}
+		return static.Retrieve(context.Background())
+	})
 	if err != nil {
 		return nil, err
 	}
-	return aws.NewCredentialsCache(&secretProvider{name: name, read: read, last: given}), nil
+	return aws.NewCredentialsCache(&secretProvider{followed: credentials}), nil
 }
 
 // followRotation repeats a request with refused credentials, if there are others by then.

@@ -16,8 +16,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/aws/aws-sdk-go-v2/credentials"
-
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
@@ -98,7 +96,7 @@ func TestSecretIsReadAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		key, reads := "second", 0
 		var failure error
-		given, err := rotating("keys", credentials.NewStaticCredentialsProvider("first", "s", ""), func(context.Context) (map[string][]byte, error) {
+		given, err := rotating("keys", secretOf("first"), func(context.Context) (map[string][]byte, error) {
 			reads++
 			return secretOf(key), failure
 		})

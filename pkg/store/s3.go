@@ -93,13 +93,11 @@ func awsConfig(ctx context.Context, location *enginev1alpha1.S3Location, secret 
 		return settings, nil
 	}
 	static, err := staticCredentials(location.CredentialsSecret, secret)
+	if err == nil && again != nil {
+		static, err = rotating(location.CredentialsSecret, secret, again)
+	}
 	if err != nil {
 		return aws.Config{}, err
-	}
-	if again != nil {
-		if static, err = rotating(location.CredentialsSecret, static, again); err != nil {
-			return aws.Config{}, err
-		}
 	}
 	// Ignores the environment, so that settings don't leak between locations.
 	return aws.Config{

@@ -34,6 +34,22 @@ func noticeStalls(client *awshttp.BuildableClient) aws.HTTPClient {
 	}).Freeze() // else the SDK restores its own dialler
 }
 
+// newTransport returns a transport that fails requests likewise. It always verifies certificates.
+func newTransport() *http.Transport {
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	transport.MaxIdleConnsPerHost = idleConnections
+	transport.MaxIdleConns = idleConnections
+	dial := transport.DialContext
+	transport.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		return stallingConn{conn}, nil
+	}
+	return transport
+}
+
 // stallingConn fails after a silence of stallTimeout. Reads and writes renew the time of both
 // directions, since an answer follows a request that may be long. The SDK's read timeout would end
 // a long upload.

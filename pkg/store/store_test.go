@@ -611,6 +611,7 @@ func TestOpenRefuses(t *testing.T) {
 		change(&location)
 		return location
 	}
+	gcs := enginev1alpha1.StorageLocationSpec{Provider: enginev1alpha1.StorageProviderGCS, GCS: &enginev1alpha1.GCSLocation{Bucket: "backups", CredentialsSecret: "account"}}
 	for name, test := range map[string]struct {
 		location enginev1alpha1.StorageLocationSpec
 		secret   map[string][]byte
@@ -625,6 +626,9 @@ func TestOpenRefuses(t *testing.T) {
 		"no secret":        {good, nil, "Secret credentials lacks the key accessKeyID"},
 		"half a secret":    {good, map[string][]byte{store.SecretAccessKeyID: []byte("hidden")}, "lacks the key secretAccessKey"},
 		"bad bundle":       {s3(func(l *enginev1alpha1.StorageLocationSpec) { l.S3.CABundle = []byte("x") }), secret, "spec.s3.caBundle"},
+		"no account":       {gcs, nil, "Secret account lacks the key serviceAccountKey"},
+		"no key":           {gcs, map[string][]byte{store.SecretServiceAccountKey: []byte(`{"type": "service_account", "private_key": "hidden"}`)}, "key serviceAccountKey"},
+		"a user's account": {gcs, map[string][]byte{store.SecretServiceAccountKey: []byte(`{"type": "external_account", "credential_source": {"executable": {"command": "hidden"}}}`)}, "is not the JSON of a service account's key"},
 		"no bucket":        {s3(func(l *enginev1alpha1.StorageLocationSpec) { l.S3.Bucket = "" }), secret, "spec.s3"},
 	} {
 		_, err := store.Open(t.Context(), &test.location, test.secret)

@@ -23,7 +23,11 @@ const pitfalls = 31
 func parsed(t *testing.T, isTest bool) map[string]*ast.File {
 	t.Helper()
 	files := map[string]*ast.File{}
-	for _, root := range []string{"cmd", "pkg", "test"} {
+	roots := []string{"cmd", "pkg", "test"}
+	if isTest {
+		roots = append(roots, "hack/stores")
+	}
+	for _, root := range roots {
 		err := filepath.WalkDir("../../"+root, func(path string, entry fs.DirEntry, err error) error {
 			switch {
 			case err != nil:

@@ -37,6 +37,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ExpirationChange":       schema_pkg_apis_engine_v1alpha1_ExpirationChange(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ExpirationChangeList":   schema_pkg_apis_engine_v1alpha1_ExpirationChangeList(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.FilesystemLocation":     schema_pkg_apis_engine_v1alpha1_FilesystemLocation(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.GCSLocation":            schema_pkg_apis_engine_v1alpha1_GCSLocation(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.HookedPod":              schema_pkg_apis_engine_v1alpha1_HookedPod(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.LonghornLocation":       schema_pkg_apis_engine_v1alpha1_LonghornLocation(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.MaintenanceAsk":         schema_pkg_apis_engine_v1alpha1_MaintenanceAsk(ref),
@@ -1262,6 +1263,42 @@ func schema_pkg_apis_engine_v1alpha1_FilesystemLocation(ref common.ReferenceCall
 					},
 				},
 				Required: []string{"path"},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_GCSLocation(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "GCSLocation is a bucket of Google Cloud Storage.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"bucket": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the bucket.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"endpoint": {
+						SchemaProps: spec.SchemaProps{
+							Description: "URL of the service, as in https://storage.europe-west3.rep.googleapis.com. Default https://storage.googleapis.com.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"credentialsSecret": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of a Secret with the key serviceAccountKey: the JSON of a service account's key. It is in the namespace of the credentials: the system namespace's name with the suffix -locations. Empty means the environment's own credentials, for example workload identity.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"bucket"},
 			},
 		},
 	}
@@ -2517,7 +2554,7 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationSpec(ref common.ReferenceCal
 				Properties: map[string]spec.Schema{
 					"provider": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Kind of the store: filesystem or s3.",
+							Description: "Kind of the store: filesystem, s3 or gcs.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -2566,6 +2603,12 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationSpec(ref common.ReferenceCal
 						SchemaProps: spec.SchemaProps{
 							Description: "For the provider s3.",
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.S3Location"),
+						},
+					},
+					"gcs": {
+						SchemaProps: spec.SchemaProps{
+							Description: "For the provider gcs.",
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.GCSLocation"),
 						},
 					},
 					"trustedClusters": {
@@ -2622,7 +2665,7 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationSpec(ref common.ReferenceCal
 			},
 		},
 		Dependencies: []string{
-			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.AllowedNamespaces", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.FilesystemLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.LonghornLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.S3Location", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.TrustedCluster", v1.Duration{}.OpenAPIModelName()},
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.AllowedNamespaces", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.FilesystemLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.GCSLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.LonghornLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.S3Location", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.TrustedCluster", v1.Duration{}.OpenAPIModelName()},
 	}
 }
 

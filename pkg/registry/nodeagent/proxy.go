@@ -268,8 +268,8 @@ func (p *Proxy) secrets(ctx context.Context, node, resource, name string) (*core
 	if err := add(enginev1alpha1.KeysNamespace(p.SystemNamespace), enginev1alpha1.KeySecretName(repository.Name)); err != nil {
 		return nil, err
 	}
-	if s3 := location.Spec.S3; s3 != nil && s3.CredentialsSecret != "" {
-		if err := add(enginev1alpha1.CredentialsNamespace(p.SystemNamespace), s3.CredentialsSecret); err != nil {
+	if name := location.Spec.CredentialsSecret(); name != "" {
+		if err := add(enginev1alpha1.CredentialsNamespace(p.SystemNamespace), name); err != nil {
 			return nil, err
 		}
 	}

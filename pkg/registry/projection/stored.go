@@ -217,6 +217,8 @@ func identity(spec *enginev1alpha1.StorageLocationSpec) string {
 		return fmt.Sprintf("filesystem %q %q", spec.Filesystem.Path, spec.Prefix)
 	case spec.S3 != nil:
 		return fmt.Sprintf("s3 %q %q %q", spec.S3.Endpoint, spec.S3.Bucket, spec.Prefix)
+	case spec.GCS != nil:
+		return fmt.Sprintf("gcs %q %q %q", spec.GCS.Endpoint, spec.GCS.Bucket, spec.Prefix)
 	}
 	return string(spec.Provider)
 }

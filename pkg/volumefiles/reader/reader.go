@@ -310,8 +310,8 @@ func (r *Reader) secrets(name string, record *enginev1alpha1.StorageLocation) op
 		if err := read(r.Keys, enginev1alpha1.KeySecretName(name)); err != nil {
 			return nil, err
 		}
-		if s3 := record.Spec.S3; s3 != nil && s3.CredentialsSecret != "" {
-			if err := read(r.Secrets, s3.CredentialsSecret); err != nil {
+		if name := record.Spec.CredentialsSecret(); name != "" {
+			if err := read(r.Secrets, name); err != nil {
 				return nil, err
 			}
 		}

@@ -47,7 +47,7 @@ type StorageLocationList struct {
 }
 
 // StorageProvider is the kind of a store.
-// +kubebuilder:validation:Enum=filesystem;s3
+// +kubebuilder:validation:Enum=filesystem;s3;gcs
 type StorageProvider string
 
 const (
@@ -55,6 +55,8 @@ const (
 	StorageProviderFilesystem StorageProvider = "filesystem"
 	// StorageProviderS3 keeps backups in a bucket of S3 or of a store that speaks S3.
 	StorageProviderS3 StorageProvider = "s3"
+	// StorageProviderGCS keeps backups in a bucket of Google Cloud Storage.
+	StorageProviderGCS StorageProvider = "gcs"
 )
 
 // StorageFormat is the layout of a store.
@@ -72,12 +74,13 @@ const (
 // StorageLocationSpec says where a store is.
 // +kubebuilder:validation:XValidation:rule="(self.provider == 'filesystem') == has(self.filesystem)",message="filesystem must be set for the provider filesystem, and only then"
 // +kubebuilder:validation:XValidation:rule="(self.provider == 's3') == has(self.s3)",message="s3 must be set for the provider s3, and only then"
+// +kubebuilder:validation:XValidation:rule="(self.provider == 'gcs') == has(self.gcs)",message="gcs must be set for the provider gcs, and only then"
 // +kubebuilder:validation:XValidation:rule="!has(self.longhorn) || self.format == 'longhorn'",message="longhorn may be set for the format longhorn only"
 // +kubebuilder:validation:XValidation:rule="!(has(self.default) && self.default && self.format == 'longhorn')",message="a store of the format longhorn can't be the default: Holdfast makes no backups there"
 // +kubebuilder:validation:XValidation:rule="!(has(self.recoveryKeys) && self.recoveryKeys.size() > 0 && self.format == 'longhorn')",message="recoveryKeys are for the format holdfast only: Holdfast keeps no repositories in a store of the format longhorn"
 // +kubebuilder:validation:XValidation:rule="self.format == oldSelf.format",message="a location keeps its format: make another one"
 type StorageLocationSpec struct {
-	// Kind of the store: filesystem or s3.
+	// Kind of the store: filesystem, s3 or gcs.
 	Provider StorageProvider `json:"provider"`
 	// Layout of the store: holdfast, or longhorn for a store that Longhorn writes. Longhorn's
 	// backups are listed beside Holdfast's own. It does not change.
@@ -106,6 +109,9 @@ type StorageLocationSpec struct {
 	// For the provider s3.
 	// +optional
 	S3 *S3Location `json:"s3,omitempty"`
+	// For the provider gcs.
+	// +optional
+	GCS *GCSLocation `json:"gcs,omitempty"`
 	// Clusters whose backups in this store are listed in the namespaces of the same names, and
 	// belong to the users with rights there. Other clusters' backups are listed in the system
 	// namespace. Name this cluster only to give a recreated namespace the backups of its
@@ -275,6 +281,35 @@ type S3Location struct {
 	// +kubebuilder:validation:MaxLength=1224
 	// +kubebuilder:validation:Pattern=`^([\w+=,.@:/-]{2,})?$`
 	ExternalID string `json:"externalID,omitempty"`
+}
+
+// GCSLocation is a bucket of Google Cloud Storage.
+type GCSLocation struct {
+	// Name of the bucket.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=222
+	Bucket string `json:"bucket"`
+	// URL of the service, as in https://storage.europe-west3.rep.googleapis.com. Default
+	// https://storage.googleapis.com.
+	// +optional
+	// +kubebuilder:validation:Pattern=`^https?://[^/]+$`
+	Endpoint string `json:"endpoint,omitempty"`
+	// Name of a Secret with the key serviceAccountKey: the JSON of a service account's key. It is in
+	// the namespace of the credentials: the system namespace's name with the suffix -locations.
+	// Empty means the environment's own credentials, for example workload identity.
+	// +optional
+	CredentialsSecret string `json:"credentialsSecret,omitempty"`
+}
+
+// CredentialsSecret returns the name of the Secret with the store's credentials; empty for none.
+func (s *StorageLocationSpec) CredentialsSecret() string {
+	switch {
+	case s.S3 != nil:
+		return s.S3.CredentialsSecret
+	case s.GCS != nil:
+		return s.GCS.CredentialsSecret
+	}
+	return ""
 }
 
 const (

@@ -1,0 +1,269 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/oauth2"
+	"golang.org/x/oauth2/google"
+	gcs "google.golang.org/api/storage/v1"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+)
+
+const (
+	// attempts bounds how often a request is sent, as in the SDK of S3.
+	attempts   = 3
+	firstPause = 200 * time.Millisecond
+	// tokenTimeout bounds a request for a token.
+	tokenTimeout = 30 * time.Second
+	// mostOfAnError bounds what is read of an answer that is an error.
+	mostOfAnError = 64 << 10
+)
+
+// gcsIdentity is an account, by its tokens.
+type gcsIdentity struct{ oauth2.TokenSource }
+
+// gcsIdentityOf returns the account of a location's Secret, or the environment's own.
+func gcsIdentityOf(location *enginev1alpha1.GCSLocation, secret map[string][]byte, again SecretReader, base http.RoundTripper) (*followed[*gcsIdentity], error) {
+	// Tokens outlive the operation that needs the first one.
+	ctx := context.WithValue(context.Background(), oauth2.HTTPClient, &http.Client{Transport: base, Timeout: tokenTimeout})
+	name := location.CredentialsSecret
+	if name == "" {
+		return &followed[*gcsIdentity]{current: &gcsIdentity{&environmentTokens{ctx: ctx}}}, nil
+	}
+	return follow(name, secret, again, func(secret map[string][]byte) (*gcsIdentity, error) {
+		key := secret[SecretServiceAccountKey]
+		if len(key) == 0 {
+			return nil, fmt.Errorf("the Secret %s lacks the key %s: add it", name, SecretServiceAccountKey)
+		}
+		// Other kinds of credentials can name programs and addresses to be used.
+		account, err := google.CredentialsFromJSONWithType(ctx, key, google.ServiceAccount, gcs.DevstorageReadWriteScope)
+		if err != nil || !hasPrivateKey(key) {
+			// The cause may quote the key.
+			return nil, fmt.Errorf("the key %s of the Secret %s is not the JSON of a service account's key: create one in Google Cloud, and store its file unchanged", SecretServiceAccountKey, name)
+		}
+		return &gcsIdentity{account.TokenSource}, nil
+	})
+}
+
+func hasPrivateKey(account []byte) bool {
+	var of struct {
+		PrivateKey string `json:"private_key"`
+	}
+	if json.Unmarshal(account, &of) != nil {
+		return false
+	}
+	block, _ := pem.Decode([]byte(of.PrivateKey))
+	return block != nil
+}
+
+// environmentTokens looks for the environment's own account when a token is needed: that may need
+// requests, and a file that comes later.
+type environmentTokens struct {
+	ctx    context.Context
+	mu     sync.Mutex
+	source oauth2.TokenSource
+}
+
+func (e *environmentTokens) Token() (*oauth2.Token, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.source == nil {
+		found, err := google.FindDefaultCredentials(e.ctx, gcs.DevstorageReadWriteScope)
+		if err != nil {
+			return nil, err
+		}
+		e.source = found.TokenSource
+	}
+	return e.source.Token()
+}
+
+// tokenError: there is no token, so no request was sent.
+type tokenError struct{ error }
+
+func (e *tokenError) Unwrap() error { return e.error }
+
+const noToken = "there are no usable credentials for the store: give the pods an identity, or name a Secret in credentialsSecret"
+
+func classifyToken(err *tokenError) (reason string, kind error) {
+	if refused, ok := errors.AsType[*oauth2.RetrieveError](err); ok && refused.Response != nil {
+		if isBusy(refused.Response.StatusCode) {
+			return "the service of the credentials can't answer now", ErrUnavailable
+		}
+		return "the credentials are refused", ErrDenied
+	}
+	if reason, kind := classifyTransport(err.error); reason != "" {
+		return "no token can be had for the credentials: " + reason, kind
+	}
+	return noToken, ErrDenied
+}
+
+// answerError is an answer of a store that is an error.
+type answerError struct {
+	status int
+	code   string
+}
+
+func (e *answerError) Error() string { return fmt.Sprintf("status %d %s", e.status, e.code) }
+
+// Codes of an answerError that is not what its status says.
+const (
+	codeNoBucket  = "noBucket"
+	codeNoSession = "noSession"
+)
+
+func classifyGCS(answer *answerError) (reason string, kind error) {
+	switch {
+	case answer.code == codeNoBucket:
+		return noBucket, ErrNoBucket
+	case answer.code == codeNoSession:
+		return "the store has ended the upload", ErrUnavailable
+	case answer.code == "rateLimitExceeded" || answer.code == "userRateLimitExceeded":
+		return classifyStatus(answer.code, http.StatusTooManyRequests)
+	case answer.status == http.StatusConflict:
+		return anotherWrite, ErrUnavailable
+	}
+	return classifyStatus(answer.code, answer.status)
+}
+
+func isBusy(status int) bool {
+	return status == http.StatusTooManyRequests || status >= http.StatusInternalServerError || status == http.StatusRequestTimeout
+}
+
+// gcsTransport authorizes requests, repeats them if the store can't answer, and makes errors of
+// answers that are errors, or no store's. So no redirection is followed, which would get the token.
+type gcsTransport struct {
+	base     *http.Transport
+	identity *followed[*gcsIdentity]
+}
+
+func (t *gcsTransport) CloseIdleConnections() { t.base.CloseIdleConnections() }
+
+// RoundTrip implements http.RoundTripper.
+func (t *gcsTransport) RoundTrip(request *http.Request) (*http.Response, error) {
+	ctx, operation := request.Context(), RequestOther
+	if request.Method == http.MethodGet && strings.HasSuffix(request.URL.Path, "/o") {
+		operation = RequestList
+	}
+	identity := t.identity.get(ctx, false)
+	pause, rotated := firstPause, false
+	for attempt := 1; ; attempt++ {
+		response, err := t.send(request, identity)
+		explained := explain(operation, "", err)
+		requested(ctx, operation, explained)
+		again := attempt < attempts && mayPass(explained)
+		if !rotated && errors.Is(explained, ErrDenied) {
+			if fresh := t.identity.get(ctx, true); fresh != identity {
+				identity, rotated, again = fresh, true, true
+			}
+		}
+		if !again || request.Body != nil && request.GetBody == nil {
+			return response, err
+		}
+		select {
+		case <-time.After(pause):
+			pause *= 2
+		case <-ctx.Done():
+			return response, err
+		}
+		request = request.Clone(ctx)
+		if request.GetBody != nil {
+			if request.Body, err = request.GetBody(); err != nil {
+				return nil, err
+			}
+		}
+	}
+}
+
+// mayPass reports whether a request that has failed may succeed if it is repeated.
+func mayPass(err error) bool {
+	_, isForeign := errors.AsType[*foreignAnswer](err)
+	return errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrNoBucket) && !isForeign
+}
+
+// send closes the request's body.
+func (t *gcsTransport) send(request *http.Request, identity *gcsIdentity) (*http.Response, error) {
+	token, err := identity.Token()
+	if err != nil {
+		if request.Body != nil {
+			_ = request.Body.Close()
+		}
+		return nil, &tokenError{err}
+	}
+	request = request.Clone(request.Context())
+	token.SetAuthHeader(request)
+	isMedia := request.URL.Query().Get("alt") == "media"
+	if isMedia {
+		// Else an object that its writer has stored compressed would be decompressed.
+		request.Header.Set("Accept-Encoding", "gzip")
+	}
+	response, err := t.base.RoundTrip(request)
+	if err != nil {
+		return nil, err
+	}
+	if response.StatusCode/100 != http.StatusOK/100 {
+		defer response.Body.Close()
+		text, _ := io.ReadAll(io.LimitReader(response.Body, mostOfAnError))
+		return nil, &answerError{status: response.StatusCode, code: gcsCode(request, response.StatusCode, text)}
+	}
+	kind := contentTypeOf(response)
+	good := kind == "application/json"
+	switch {
+	case isMedia:
+		good = response.Header.Get("X-Goog-Generation") != ""
+	case request.Method == http.MethodDelete:
+		good = kind != pageType
+	case strings.HasPrefix(request.URL.Path, "/upload/"):
+		good = good || response.Header.Get("Location") != "" || response.Header.Get("X-Http-Status-Code-Override") == "308"
+	}
+	if !good {
+		_ = response.Body.Close()
+		return nil, &foreignAnswer{speaks: speaksGCS, sent: kind}
+	}
+	return response, nil
+}
+
+// gcsCode returns the code of an answer that is an error. Downloads have a text, and others JSON.
+func gcsCode(request *http.Request, status int, text []byte) string {
+	ofUpload := strings.HasPrefix(request.URL.Path, "/upload/")
+	switch {
+	case ofUpload && request.URL.Query().Has("upload_id") && (status == http.StatusNotFound || status == http.StatusGone):
+		return codeNoSession
+	case status == http.StatusNotFound && (ofUpload || strings.HasSuffix(request.URL.Path, "/o")):
+		return codeNoBucket
+	case status == http.StatusNotFound && strings.Contains(string(text), "bucket does not exist") && !strings.Contains(string(text), "No such object"):
+		return codeNoBucket
+	}
+	var said struct {
+		Error struct {
+			Errors []struct {
+				Reason string `json:"reason"`
+			} `json:"errors"`
+		} `json:"error"`
+	}
+	if json.Unmarshal(text, &said) == nil && len(said.Error.Errors) > 0 {
+		return said.Error.Errors[0].Reason
+	}
+	return ""
+}
+
+// contentTypeOf returns the type of an answer's content.
+func contentTypeOf(response *http.Response) string {
+	if kind, _, err := mime.ParseMediaType(response.Header.Get("Content-Type")); err == nil && len(kind) < 64 {
+		return kind
+	}
+	return "something of no type"
+}

@@ -1,0 +1,62 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"iter"
+	"slices"
+)
+
+// errOrder: a listing that goes backwards may have left objects out.
+var errOrder = errors.New("the store lists names out of their order")
+
+// page is one answer of a listing: objects and folders, in any order, and the token of the next
+// page; "" for the last one.
+type page struct {
+	objects []Object
+	next    string
+}
+
+// listPages lists pages in the order of the keys' bytes, after options.StartAfter. It fails if a page
+// begins before the end of the last one.
+func listPages(folder string, options ListOptions, fetch func(token string) (page, error)) iter.Seq2[Object, error] {
+	return func(yield func(Object, error) bool) {
+		last := options.StartAfter
+		for token, first := "", true; first || token != ""; first = false {
+			got, err := fetch(token)
+			if err != nil {
+				yield(Object{}, err)
+				return
+			}
+			slices.SortFunc(got.objects, func(a, b Object) int { return cmp.Compare(a.Key, b.Key) })
+			for _, object := range got.objects {
+				switch {
+				case object.Key <= options.StartAfter, object.Key == folder, object.Key == last:
+					// Some consoles create an object for the folder, and two pages may have one folder.
+					continue
+				case object.Key < last:
+					yield(Object{}, errOrder)
+					return
+				}
+				last = object.Key
+				if !yield(object, nil) {
+					return
+				}
+			}
+			token = got.next
+		}
+	}
+}
+
+// changedOrGone explains the failed condition of a removal. Some services say the same of a missing
+// object, so the store is asked.
+func changedOrGone(ctx context.Context, b backend, key string) error {
+	if _, err := b.attributes(ctx, key); errors.Is(explain("", "", err), ErrNotFound) {
+		return err
+	}
+	return ErrChanged
+}
