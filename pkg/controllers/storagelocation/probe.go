@@ -83,8 +83,7 @@ func (c *Controller) tryOut(ctx context.Context, record *enginev1alpha1.StorageL
 		return failed(fmt.Errorf("open the store: %s", store.Reason(err)))
 	}
 	defer bucket.Close()
-	isFolder := record.Spec.Provider == enginev1alpha1.StorageProviderFilesystem
-	p := &prober{store: bucket, isFolder: isFolder, folder: format.ProbesPrefix(c.clusterUID, record.Name)}
+	p := &prober{store: bucket, provider: record.Spec.Provider, folder: format.ProbesPrefix(c.clusterUID, record.Name)}
 	read := func(status metav1.ConditionStatus, why string) metav1.Condition {
 		if err := p.readOnly(ctx); err != nil {
 			return failed(err)
@@ -118,14 +117,14 @@ func (c *Controller) tryOut(ctx context.Context, record *enginev1alpha1.StorageL
 		Message: "an object was created, not created twice, read, listed and deleted; the controller's clock: " + clock}
 }
 
-// right is the right to a bucket that a step of a probe needs.
-type right string
+// right is the right to a bucket that a step of a probe needs, in the words of each provider.
+type right struct{ s3, gcs string }
 
-const (
-	toList   right = "s3:ListBucket"
-	toCreate right = "s3:PutObject"
-	toRead   right = "s3:GetObject"
-	toDelete right = "s3:DeleteObject"
+var (
+	toList   = right{"s3:ListBucket", "storage.objects.list"}
+	toCreate = right{"s3:PutObject", "storage.objects.create"}
+	toRead   = right{"s3:GetObject", "storage.objects.get"}
+	toDelete = right{"s3:DeleteObject", "storage.objects.delete"}
 )
 
 // probed is the part of a store that a probe uses.
@@ -137,7 +136,7 @@ type probed interface {
 
 type prober struct {
 	store    probed
-	isFolder bool
+	provider enginev1alpha1.StorageProvider
 	folder   string
 }
 
@@ -157,10 +156,12 @@ func (p *prober) failure(step string, needs right, err error) error {
 	said := fmt.Sprintf("%s: %s", step, store.Reason(err))
 	switch {
 	case !errors.Is(err, store.ErrDenied) || errors.Is(err, store.ErrClock):
-	case p.isFolder:
+	case p.provider == enginev1alpha1.StorageProviderFilesystem:
 		said += ". The controller's user lacks a right to the folder: want reading, writing and removal"
+	case p.provider == enginev1alpha1.StorageProviderGCS:
+		said += ". The credentials lack the right " + needs.gcs
 	default:
-		said += fmt.Sprintf(". The credentials lack the right %s", needs)
+		said += ". The credentials lack the right " + needs.s3
 	}
 	return &failedStep{said, err}
 }

@@ -193,6 +193,20 @@ func TestProbeNamesTheFailedStep(t *testing.T) {
 	}
 }
 
+// TestProbeNamesTheRightsOfTheProvider: as its own pages call them.
+func TestProbeNamesTheRightsOfTheProvider(t *testing.T) {
+	for provider, want := range map[enginev1alpha1.StorageProvider]string{
+		enginev1alpha1.StorageProviderS3:         "the right s3:DeleteObject",
+		enginev1alpha1.StorageProviderGCS:        "the right storage.objects.delete",
+		enginev1alpha1.StorageProviderFilesystem: "a right to the folder",
+	} {
+		p := &prober{provider: provider}
+		if got := p.failure("delete the probe", toDelete, store.ErrDenied).Error(); !strings.Contains(got, want) {
+			t.Errorf("%s: it says %q, without %q", provider, got, want)
+		}
+	}
+}
+
 // TestProbeFindsAStoreThatIgnoresConditions: a second creation must be refused.
 func TestProbeFindsAStoreThatIgnoresConditions(t *testing.T) {
 	b := onS3(t)
