@@ -150,8 +150,15 @@ soak: programs ## Run random campaigns for long: two clusters and one store, kil
 
 .PHONY: e2e
 e2e: programs ## Run the end-to-end tests on two real nodes. Needs root and Debian packages.
-	@hack/e2e.sh
+	@hack/e2e.sh -test.skip=TestUpgrade
 	@INSTALL=kustomize AGGREGATOR_ROUTING=false hack/e2e.sh '-test.run=TestReplicas|TestRollout|TestServingReplicaEnds'
+
+# The commit that was released last: the oldest version from which an upgrade is promised.
+LAST_RELEASE ?= dfa59e6ab6cd2536c114115ed210cc43f017bfda
+
+.PHONY: upgrade
+upgrade: programs ## Upgrade the last release to this tree under load, and go back, on two real nodes. Builds that first. Needs root.
+	@LAST_RELEASE=$(LAST_RELEASE) hack/e2e.sh -test.run=TestUpgrade
 
 .PHONY: bench
 bench: programs ## Measure: counts and ratios against peers and limits.

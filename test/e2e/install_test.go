@@ -53,7 +53,15 @@ patches:
 // install installs Holdfast as the quick start says, or from its manifests, and returns when it
 // is ready.
 func (c *cluster) install(ctx context.Context) error {
-	if os.Getenv("INSTALL") != "kustomize" {
+	var err error
+	switch {
+	case previousTree() != "":
+		step("The last release, from its manifests")
+		err = c.writeFormerOverlay()
+	case os.Getenv("INSTALL") == "kustomize":
+		step("Holdfast, from its manifests")
+		err = c.writeOverlay(filepath.Join("..", "..", "artifacts"), "")
+	default:
 		step("Holdfast, as the quick start says")
 		out, err := c.quickstart(ctx, quickstart[0])
 		fmt.Print(out)
@@ -66,8 +74,7 @@ func (c *cluster) install(ctx context.Context) error {
 		// docs/install.md says so of a namespace that Helm has created.
 		return c.show(ctx, "label", "namespace", system, "pod-security.kubernetes.io/enforce=restricted")
 	}
-	step("Holdfast, from its manifests")
-	if err := c.writeOverlay(); err != nil {
+	if err != nil {
 		return err
 	}
 	if err := c.show(ctx, "apply", "--server-side", "-k", c.path("overlay")); err != nil {
@@ -99,8 +106,9 @@ func (c *cluster) rolledOut(ctx context.Context) error {
 	return nil
 }
 
-func (c *cluster) writeOverlay() error {
-	artifacts, err := filepath.Abs(filepath.Join("..", "..", "artifacts"))
+// writeOverlay writes the overlay of a folder of manifests, with more behind its patches.
+func (c *cluster) writeOverlay(artifacts, more string) error {
+	artifacts, err := filepath.Abs(artifacts)
 	if err != nil {
 		return err
 	}
@@ -108,7 +116,7 @@ func (c *cluster) writeOverlay() error {
 	if artifacts, err = filepath.Rel(c.path("overlay"), artifacts); err != nil {
 		return err
 	}
-	text := fmt.Sprintf(overlay, artifacts, c.path("nodes"), c.path("cache"), c.path("nodes", "volumes"))
+	text := fmt.Sprintf(overlay, artifacts, c.path("nodes"), c.path("cache"), c.path("nodes", "volumes")) + more
 	if err := os.MkdirAll(c.path("overlay"), 0o700); err != nil {
 		return err
 	}

@@ -159,28 +159,22 @@ func TestQuickstart(t *testing.T) {
 	fmt.Printf("the quick start took %s\n", total.Round(time.Second))
 }
 
-// helm runs commands of a page, as a reader of the docs does.
-func helm(t *testing.T, script string) error {
+// operations are the commands of docs/operations.md, by section.
+func operations(t *testing.T) map[string]string {
 	t.Helper()
-	fmt.Printf("$ %s\n", script)
-	command, err := lab.reader(t.Context(), script)
+	commands, err := page("operations.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := command.CombinedOutput()
-	fmt.Print(string(out))
-	return err
+	return commands
 }
 
 // TestOperations runs the commands of docs/operations.md that a chart's release takes: it is
 // upgraded, rolled back, and given more, and serves.
 func TestOperations(t *testing.T) {
-	commands, err := page("operations.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	commands := operations(t)
 	const upgrade, sizing = "Upgrade and rollback", "Sizing"
-	if headings := slices.Sorted(maps.Keys(commands)); !slices.Equal(headings, []string{sizing, upgrade}) {
+	if headings := slices.Sorted(maps.Keys(commands)); !slices.Equal(headings, []string{"From the manifests to the chart", sizing, upgrade}) {
 		t.Errorf("the page has commands in %q: run them here", headings)
 	}
 	arguments := func() string {
