@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -277,9 +278,9 @@ func TestAProbeIsMadeOnRequest(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "store")
 	synctest.Test(t, func(t *testing.T) {
 		h := start(t, inFolder("default", folder))
-		probes := 0
+		var probes atomic.Int32
 		h.controller.probe = func(context.Context, *enginev1alpha1.StorageLocation) metav1.Condition {
-			probes++
+			probes.Add(1)
 			return metav1.Condition{Status: metav1.ConditionTrue, Reason: enginev1alpha1.ReasonProbePassed}
 		}
 		ask := func(generation int64) {
@@ -293,7 +294,7 @@ func TestAProbeIsMadeOnRequest(t *testing.T) {
 		}
 		ask(2)
 		h.expect("default", metav1.ConditionFalse, enginev1alpha1.ReasonUnreachable)
-		if probes != 0 {
+		if probes.Load() != 0 {
 			t.Error("a store that is not available is probed")
 		}
 		if err := os.Mkdir(folder, 0o755); err != nil {
@@ -306,8 +307,8 @@ func TestAProbeIsMadeOnRequest(t *testing.T) {
 			time.Sleep(time.Hour)
 			synctest.Wait()
 			probed := meta.FindStatusCondition(h.location("default").Status.Conditions, enginev1alpha1.ConditionProbed)
-			if probes != i+1 || probed == nil || probed.ObservedGeneration != generation {
-				t.Errorf("%d probes for generation %d: %+v", probes, generation, probed)
+			if probes.Load() != int32(i+1) || probed == nil || probed.ObservedGeneration != generation {
+				t.Errorf("%d probes for generation %d: %+v", probes.Load(), generation, probed)
 			}
 		}
 	})
