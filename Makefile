@@ -136,6 +136,15 @@ quick: ## Run the quick unit tests, while you work: no race detector, no Kopia, 
 test: programs ## Run all tests that need no root: unit, conformance, integration.
 	@hack/test.sh
 
+# Azurite, from npm: 360 MB, for tests only.
+AZURITE := $(LAB)/azurite
+
+.PHONY: stores
+stores: ## Run the suite for stores on all emulators of clouds, Azurite too. Needs npm, and installs Azurite in .lab.
+	@command -v npm >/dev/null || { echo "make: npm is needed for Azurite: install nodejs and npm"; exit 1; }
+	@[ -x $(AZURITE)/node_modules/.bin/azurite-blob ] || { mkdir -p $(AZURITE) && npm install --prefix $(AZURITE) --no-audit --no-fund --silent azurite@3.37.0; }
+	@cd hack/stores && go test -count=1 -v -run 'GCS|Azurite' ./...
+
 .PHONY: versions
 versions: programs newer ## Restore what the most used charts create from the lab's Kubernetes into a newer one. Builds that first, some ten minutes.
 	@go test -count=1 -timeout 20m ./test/realworld -args -newer

@@ -79,6 +79,8 @@ func TestLocationIsCreatedWithItsSecret(t *testing.T) {
 		"a folder with S3": {"location", "create", "x", "--path=/x", "--region=y"},
 		"two stores":       {"location", "create", "x", "--bucket=b", "--path=/x"},
 		"GCS with S3's":    {"location", "create", "x", "--provider=gcs", "--bucket=b", "--region=y"},
+		"Azure's in S3":    {"location", "create", "x", "--bucket=b", "--container=backups"},
+		"Azure, half":      {"location", "create", "x", "--provider=azure", "--container=backups"},
 		"GCS, no bucket":   {"location", "create", "x", "--provider=gcs"},
 		"no name":          {"location", "create", "--bucket=b"},
 		"a role and keys":  {"location", "create", "x", "--bucket=b", "--role-arn=arn:aws:iam::111122223333:role/b", "--credentials-secret=c"},
@@ -103,6 +105,21 @@ func TestLocationIsCreatedWithItsSecret(t *testing.T) {
 	}
 	if made := locations[len(locations)-1]; !strings.Contains(made, `"gcs":{"bucket":"b","credentialsSecret":"google"}`) {
 		t.Errorf("GCS: the location is %s", made)
+	}
+	secrets = nil
+	variables := filepath.Join(t.TempDir(), "azure.env")
+	if err := os.WriteFile(variables, []byte("AZURE_CLOUD_NAME=AzurePublicCloud\nexport AZURE_STORAGE_ACCOUNT_ACCESS_KEY=\"s3cr3t=\"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, stderr, code = run(t, s, "location", "create", "azure", "--storage-account=acc", "--container=backups", "--credentials-file="+variables)
+	if code != ExitOK || len(secrets) != 1 || !strings.Contains(secrets[0], `"data":{"accountKey":"`+encoded+`"}`) || strings.Contains(out+stderr, "s3cr3t") {
+		t.Errorf("Azure: exit code %d, %q, %s%s", code, secrets, out, stderr)
+	}
+	if made := locations[len(locations)-1]; !strings.Contains(made, `"azure":{"storageAccount":"acc","container":"backups","credentialsSecret":"azure"}`) || !strings.Contains(made, `"provider":"azure"`) {
+		t.Errorf("Azure: the location is %s", made)
+	}
+	if _, stderr, code = run(t, s, "location", "create", "x", "--storage-account=acc", "--container=backups", "--credentials-file="+file); code != ExitFailed || strings.Contains(stderr, "s3cr3t") {
+		t.Errorf("a file without credentials for Azure: exit code %d, %s", code, stderr)
 	}
 	_, stderr, code = run(t, s, "location", "create", "x", "--provider=gcs", "--bucket=b", "--credentials-file="+file)
 	if code != ExitFailed || !strings.Contains(stderr, "service account") || strings.Contains(stderr, "s3cr3t") {

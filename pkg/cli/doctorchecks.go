@@ -346,7 +346,7 @@ var locationRemedies = map[string]string{
 	enginev1alpha1.ReasonUnreachable:  "Check the network and the endpoint. Backups wait, and start by themselves when the store answers.",
 	enginev1alpha1.ReasonOtherStore:   "Mount or name the right store. To give up the former one, see docs/install.md, Which store it is.",
 	enginev1alpha1.ReasonAccessDenied: "Write valid credentials into its Secret, and check the rights on the bucket.",
-	enginev1alpha1.ReasonNoSuchBucket: "Create the bucket, or correct its name in the spec; for S3, the region too.",
+	enginev1alpha1.ReasonNoSuchBucket: "Create the bucket or the container, or correct its name in the spec; for S3, the region too.",
 	enginev1alpha1.ReasonClockSkew:    "Set the clock of the nodes, or of the store.",
 	enginev1alpha1.ReasonInvalid:      "Correct the spec, or its Secret.",
 }

@@ -36,6 +36,11 @@ const (
 	sessionToken    = "sessionToken"
 	// serviceAccountKey has the JSON of a Google service account's key.
 	serviceAccountKey = "serviceAccountKey"
+	accountKey        = "accountKey"
+	sasToken          = "sasToken"
+	tenantID          = "tenantID"
+	clientID          = "clientID"
+	clientSecret      = "clientSecret"
 )
 
 func (t *tool) locationCommand() *cobra.Command {
@@ -80,7 +85,7 @@ func (t *tool) getLocationCommand() *cobra.Command {
 type locationFlags struct {
 	createFlags
 	system, provider, prefix, path, bucket, region, endpoint, checksum, caFile string
-	secret, credentials, profile, roleARN, externalID                          string
+	secret, credentials, profile, roleARN, externalID, account, container      string
 	pathStyle, isDefault                                                       bool
 	allowed, recoveryKeys                                                      []string
 	poll                                                                       time.Duration
@@ -91,10 +96,12 @@ func (f *locationFlags) apply(spec *enginev1alpha1.StorageLocationSpec) error {
 		switch {
 		case f.bucket != "":
 			f.provider = string(enginev1alpha1.StorageProviderS3)
+		case f.container != "":
+			f.provider = string(enginev1alpha1.StorageProviderAzure)
 		case f.path != "":
 			f.provider = string(enginev1alpha1.StorageProviderFilesystem)
 		default:
-			return usage("set --bucket for a bucket, or --path for a folder")
+			return usage("set --bucket for a bucket, --container for a container of Azure, or --path for a folder")
 		}
 	}
 	if f.provider != "" {
@@ -105,6 +112,9 @@ func (f *locationFlags) apply(spec *enginev1alpha1.StorageLocationSpec) error {
 	}
 	if spec.Provider != enginev1alpha1.StorageProviderS3 && (f.region+f.checksum+f.caFile+f.roleARN+f.externalID != "" || f.pathStyle) {
 		return usage("--region, --checksum-algorithm, --ca-file, --force-path-style, --role-arn and --external-id are for the provider s3: leave them out")
+	}
+	if isAzure := spec.Provider == enginev1alpha1.StorageProviderAzure; isAzure && f.bucket != "" || !isAzure && f.account+f.container != "" {
+		return usage("--storage-account and --container are for the provider azure, and --bucket for s3 and gcs")
 	}
 	switch spec.Provider {
 	case enginev1alpha1.StorageProviderS3:
@@ -136,6 +146,14 @@ func (f *locationFlags) apply(spec *enginev1alpha1.StorageLocationSpec) error {
 		if spec.GCS.Bucket == "" {
 			return usage("set --bucket")
 		}
+	case enginev1alpha1.StorageProviderAzure:
+		if spec.Azure == nil {
+			spec.Azure = &enginev1alpha1.AzureLocation{}
+		}
+		setIfGiven(map[*string]string{&spec.Azure.StorageAccount: f.account, &spec.Azure.Container: f.container, &spec.Azure.Endpoint: f.endpoint, &spec.Azure.CredentialsSecret: f.secret})
+		if spec.Azure.StorageAccount == "" || spec.Azure.Container == "" {
+			return usage("set --storage-account and --container")
+		}
 	case enginev1alpha1.StorageProviderFilesystem:
 		if f.bucket+f.endpoint+f.secret+f.credentials != "" {
 			return usage("a folder has no bucket, endpoint or credentials: leave out the flags for buckets")
@@ -147,7 +165,7 @@ func (f *locationFlags) apply(spec *enginev1alpha1.StorageLocationSpec) error {
 			return usage("set --path")
 		}
 	default:
-		return usage("--provider %q: want s3, gcs or filesystem", f.provider)
+		return usage("--provider %q: want s3, gcs, azure or filesystem", f.provider)
 	}
 	if f.prefix != "" {
 		spec.Prefix = f.prefix
@@ -165,6 +183,14 @@ func (f *locationFlags) apply(spec *enginev1alpha1.StorageLocationSpec) error {
 	return nil
 }
 
+// providerOf returns the provider of the flags, or else of a spec.
+func (f *locationFlags) providerOf(spec *enginev1alpha1.StorageLocationSpec) enginev1alpha1.StorageProvider {
+	if f.provider == "" && spec.Provider == "" && f.container != "" {
+		return enginev1alpha1.StorageProviderAzure
+	}
+	return enginev1alpha1.StorageProvider(cmp.Or(f.provider, string(spec.Provider)))
+}
+
 func setIfGiven(fields map[*string]string) {
 	for to, from := range fields {
 		if from != "" {
@@ -175,7 +201,11 @@ func setIfGiven(fields map[*string]string) {
 
 // readCredentials reads the credentials of a provider from a file, as a Secret has them.
 func readCredentials(provider enginev1alpha1.StorageProvider, path, profile string) (map[string][]byte, error) {
-	if provider != enginev1alpha1.StorageProviderGCS {
+	switch provider {
+	case enginev1alpha1.StorageProviderAzure:
+		return readVariables(path)
+	case enginev1alpha1.StorageProviderGCS:
+	default:
 		return readProfile(path, profile)
 	}
 	content, err := os.ReadFile(path)
@@ -191,6 +221,33 @@ func readCredentials(provider enginev1alpha1.StorageProvider, path, profile stri
 		return nil, fmt.Errorf("%s: it is not the key of a service account: want the JSON file that Google Cloud gives for one", path)
 	}
 	return map[string][]byte{serviceAccountKey: content}, nil
+}
+
+// azureVariables are the variables of a credentials file for Azure, with the keys of a Secret.
+var azureVariables = map[string]string{
+	"AZURE_STORAGE_ACCOUNT_ACCESS_KEY": accountKey, "AZURE_STORAGE_SAS_TOKEN": sasToken,
+	"AZURE_TENANT_ID": tenantID, "AZURE_CLIENT_ID": clientID, "AZURE_CLIENT_SECRET": clientSecret,
+}
+
+// readVariables reads credentials for Azure from lines NAME=VALUE. Other names are left out.
+func readVariables(path string) (map[string][]byte, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	data := map[string][]byte{}
+	for line := range strings.Lines(string(text)) {
+		name, value, _ := strings.Cut(strings.TrimPrefix(strings.TrimSpace(line), "export "), "=")
+		if key, value := azureVariables[strings.TrimSpace(name)], strings.Trim(strings.TrimSpace(value), `"'`); key != "" && value != "" {
+			data[key] = []byte(value)
+		}
+	}
+	has := func(key string) bool { return len(data[key]) > 0 }
+	if !has(accountKey) && !has(sasToken) && !(has(tenantID) && has(clientID) && has(clientSecret)) {
+		// No message quotes the file.
+		return nil, fmt.Errorf("%s: it has no credentials for Azure: want lines with AZURE_STORAGE_ACCOUNT_ACCESS_KEY=..., with AZURE_STORAGE_SAS_TOKEN=..., or with AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET", path)
+	}
+	return data, nil
 }
 
 // readProfile reads a profile of a credentials file of AWS.
@@ -234,6 +291,8 @@ Secret for it is created too. Without credentials the pods' own identity is used
   kubectl holdfast location create offsite --bucket backups --region eu-central-1 --role-arn arn:aws:iam::111122223333:role/backups
   # A bucket of Google Cloud Storage, with the identity of the pods
   kubectl holdfast location create offsite --provider gcs --bucket backups
+  # A container of Azure Blob Storage, with the account's key in a file
+  kubectl holdfast location create offsite --storage-account account --container backups --credentials-file azure.env
   # A folder
   kubectl holdfast location create nfs --path /backups --default`,
 		Args: func(command *cobra.Command, args []string) error {
@@ -248,15 +307,17 @@ Secret for it is created too. Without credentials the pods' own identity is used
 	}
 	flags := command.Flags()
 	f.addTo(flags, false)
-	flags.StringVar(&f.provider, "provider", "", "Kind of the store: s3, gcs or filesystem. Default: s3 with --bucket, filesystem with --path.")
+	flags.StringVar(&f.provider, "provider", "", "Kind of the store: s3, gcs, azure or filesystem. Default: s3 with --bucket, azure with --container, filesystem with --path.")
 	flags.StringVar(&f.bucket, "bucket", "", "Name of the bucket.")
+	flags.StringVar(&f.account, "storage-account", "", "Name of the storage account of Azure.")
+	flags.StringVar(&f.container, "container", "", "Name of the container of Azure.")
 	flags.StringVar(&f.region, "region", "", "Region of the bucket in S3. Default: us-east-1.")
-	flags.StringVar(&f.endpoint, "endpoint", "", "URL of the service, for stores other than AWS, or for a region of Google Cloud Storage.")
+	flags.StringVar(&f.endpoint, "endpoint", "", "URL of the service, for stores other than AWS, regions of Google Cloud Storage, and other clouds of Azure.")
 	flags.BoolVar(&f.pathStyle, "force-path-style", false, "In S3, the bucket is a part of the path, and not of the host.")
 	flags.StringVar(&f.checksum, "checksum-algorithm", "", "Checksum of each write to S3: CRC32 or None. Default: CRC32.")
 	flags.StringVar(&f.caFile, "ca-file", "", "File with the certificates of the authorities for an endpoint of S3.")
 	flags.StringVar(&f.secret, "credentials-secret", "", "Name of the Secret with the credentials. It is created with --credentials-file, and else must exist.")
-	flags.StringVar(&f.credentials, "credentials-file", "", "Credentials file of AWS, or the JSON key of a Google service account, from which the Secret is created.")
+	flags.StringVar(&f.credentials, "credentials-file", "", "Credentials file of AWS, the JSON key of a Google service account, or lines AZURE_...=VALUE, from which the Secret is created.")
 	flags.StringVar(&f.profile, "profile", "default", "Profile of AWS's credentials file.")
 	flags.StringVar(&f.roleARN, "role-arn", "", "ARN of a role that the pods assume with their own identity, for this location.")
 	flags.StringVar(&f.externalID, "external-id", "", "External id that the role's trust policy asks for.")
@@ -291,7 +352,7 @@ func (t *tool) createLocation(ctx context.Context, f *locationFlags, args []stri
 	f.meta(&of.ObjectMeta, args, f.system, "location")
 	var secret *corev1.Secret
 	if f.credentials != "" {
-		data, err := readCredentials(enginev1alpha1.StorageProvider(cmp.Or(f.provider, string(of.Spec.Provider))), f.credentials, f.profile)
+		data, err := readCredentials(f.providerOf(&of.Spec), f.credentials, f.profile)
 		if err != nil {
 			return err
 		}

@@ -222,7 +222,7 @@ func (m *migration) location(of *unstructured.Unstructured) {
 	provider, _, _ := unstructured.NestedString(of.Object, "spec", "provider")
 	if plain := strings.TrimPrefix(provider, "velero.io/"); plain != "aws" {
 		m.refused++
-		m.say(kind, name, "spec.provider %s is not converted: only stores with the S3 protocol are. It is left out, and so its backups can't be listed. For gcp, create a location with the provider gcs", provider)
+		m.say(kind, name, "spec.provider %s is not converted: only stores with the S3 protocol are. It is left out, and so its backups can't be listed. For gcp, create a location with the provider gcs, for azure one with the provider azure", provider)
 		return
 	}
 	s3 := &enginev1alpha1.S3Location{}

@@ -99,6 +99,8 @@ func cacheName(spec enginev1alpha1.StorageLocationSpec, namespace string) string
 		id = append(id, spec.S3.Endpoint, spec.S3.Bucket)
 	case spec.GCS != nil:
 		id = append(id, string(spec.Provider), spec.GCS.Endpoint, spec.GCS.Bucket)
+	case spec.Azure != nil:
+		id = append(id, string(spec.Provider), spec.Azure.Endpoint, spec.Azure.StorageAccount, spec.Azure.Container)
 	}
 	sum := sha256.Sum256(fmt.Appendf(nil, "%q", id))
 	return hex.EncodeToString(sum[:cacheNameLength])

@@ -28,12 +28,22 @@ const (
 	SecretSessionToken    = "sessionToken"
 	// SecretServiceAccountKey is the key of a Secret with the JSON of a service account's key.
 	SecretServiceAccountKey = "serviceAccountKey"
+	// SecretAccountKey has the key of a storage account of Azure.
+	SecretAccountKey = "accountKey"
+	// SecretSASToken has a shared access signature of Azure.
+	SecretSASToken     = "sasToken"
+	SecretTenantID     = "tenantID"
+	SecretClientID     = "clientID"
+	SecretClientSecret = "clientSecret"
 )
 
 // SecretKeys tells which keys the Secret of a provider's locations has.
 func SecretKeys(provider enginev1alpha1.StorageProvider) string {
-	if provider == enginev1alpha1.StorageProviderGCS {
+	switch provider {
+	case enginev1alpha1.StorageProviderGCS:
 		return "the key " + SecretServiceAccountKey
+	case enginev1alpha1.StorageProviderAzure:
+		return "the key " + SecretAccountKey + ", the key " + SecretSASToken + ", or the keys " + SecretTenantID + ", " + SecretClientID + " and " + SecretClientSecret
 	}
 	return "the keys " + SecretAccessKeyID + " and " + SecretSecretAccessKey
 }
@@ -109,8 +119,14 @@ func OpenFollowing(ctx context.Context, location *enginev1alpha1.StorageLocation
 			return nil, err
 		}
 		return &Bucket{backend: bucket, prefix: prefix}, nil
+	case location.Provider == enginev1alpha1.StorageProviderAzure && location.Azure != nil:
+		bucket, err := openAzure(location.Azure, secret, again)
+		if err != nil {
+			return nil, err
+		}
+		return &Bucket{backend: bucket, prefix: prefix}, nil
 	default:
-		return nil, fmt.Errorf("the storage location's spec.provider is %q: it must be filesystem, s3 or gcs, with the settings of the same name", location.Provider)
+		return nil, fmt.Errorf("the storage location's spec.provider is %q: it must be filesystem, s3, gcs or azure, with the settings of the same name", location.Provider)
 	}
 }
 
@@ -322,6 +338,11 @@ func (b *Bucket) Remove(ctx context.Context, key string) error {
 func (b *Bucket) checkKey(ctx context.Context, key string) error {
 	if err := checkKey(key); err != nil {
 		return err
+	}
+	if names, ok := b.backend.(interface{ checkName(key string) error }); ok {
+		if err := names.checkName(key); err != nil {
+			return err
+		}
 	}
 	if len(b.prefix)+len(key) > maxKeyBytes {
 		return fmt.Errorf("the key %q is too long: with the location's prefix it may have %d bytes", key, maxKeyBytes)

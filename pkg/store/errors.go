@@ -18,6 +18,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/Azure/azure-sdk-for-go/sdk/azcore"
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	"github.com/aws/smithy-go"
 	"gocloud.dev/gcerrors"
@@ -32,6 +33,8 @@ var (
 	ErrChanged     = errors.New("the object is another one by now")
 	ErrUnavailable = errors.New("the store is unavailable")
 	ErrDenied      = errors.New("the store denies access")
+	// ErrName: another name would be kept in place of this one.
+	ErrName = errors.New("the store can't keep an object of this name")
 	// ErrNoBucket is ErrUnavailable, too.
 	ErrNoBucket = fmt.Errorf("%w: the bucket does not exist", ErrUnavailable)
 )
@@ -99,8 +102,10 @@ func classify(err error) (reason string, kind error) {
 	if errors.Is(err, ErrChanged) {
 		return ErrChanged.Error(), ErrChanged
 	}
-	if errors.Is(err, errOrder) || errors.Is(err, errChecksum) {
-		return err.Error(), nil
+	for _, plain := range []error{errOrder, errChecksum, errHierarchy} {
+		if errors.Is(err, plain) {
+			return plain.Error(), nil
+		}
 	}
 	if foreign, ok := errors.AsType[*foreignAnswer](err); ok {
 		return foreign.Error(), ErrUnavailable
@@ -110,6 +115,9 @@ func classify(err error) (reason string, kind error) {
 	}
 	if answer, ok := errors.AsType[*answerError](err); ok {
 		return classifyGCS(answer)
+	}
+	if answer, ok := errors.AsType[*azcore.ResponseError](err); ok {
+		return classifyAzure(answer.ErrorCode, answer.StatusCode)
 	}
 	if answer, ok := errors.AsType[smithy.APIError](err); ok {
 		return classifyS3(answer.ErrorCode(), status(err))

@@ -30,6 +30,9 @@ type foreignAnswer struct {
 // RetryableError tells the SDK whether to ask again.
 func (e *foreignAnswer) RetryableError() bool { return e.again }
 
+// NonRetriable tells the SDK of Azure not to ask again.
+func (e *foreignAnswer) NonRetriable() {}
+
 func (e *foreignAnswer) Error() string {
 	return "what answers does not speak " + cmp.Or(e.speaks, "S3") + ", and sent " + e.sent + ": check the endpoint, and proxies before it"
 }

@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/Azure/azure-sdk-for-go/sdk/azidentity"
 	"golang.org/x/oauth2"
 	"golang.org/x/oauth2/google"
 	gcs "google.golang.org/api/storage/v1"
@@ -96,11 +97,23 @@ type tokenError struct{ error }
 
 func (e *tokenError) Unwrap() error { return e.error }
 
+// NonRetriable tells the SDK of Azure not to ask again: its credentials have done so.
+func (e *tokenError) NonRetriable() {}
+
 const noToken = "there are no usable credentials for the store: give the pods an identity, or name a Secret in credentialsSecret"
 
 func classifyToken(err *tokenError) (reason string, kind error) {
-	if refused, ok := errors.AsType[*oauth2.RetrieveError](err); ok && refused.Response != nil {
-		if isBusy(refused.Response.StatusCode) {
+	var answer *http.Response
+	if refused, ok := errors.AsType[*oauth2.RetrieveError](err); ok {
+		answer = refused.Response
+	}
+	if refused, ok := errors.AsType[*azidentity.AuthenticationFailedError](err); ok {
+		if answer = refused.RawResponse; answer == nil {
+			return "the service of the credentials can't be reached", ErrUnavailable
+		}
+	}
+	if answer != nil {
+		if isBusy(answer.StatusCode) {
 			return "the service of the credentials can't answer now", ErrUnavailable
 		}
 		return "the credentials are refused", ErrDenied

@@ -612,6 +612,7 @@ func TestOpenRefuses(t *testing.T) {
 		return location
 	}
 	gcs := enginev1alpha1.StorageLocationSpec{Provider: enginev1alpha1.StorageProviderGCS, GCS: &enginev1alpha1.GCSLocation{Bucket: "backups", CredentialsSecret: "account"}}
+	azure := enginev1alpha1.StorageLocationSpec{Provider: enginev1alpha1.StorageProviderAzure, Azure: &enginev1alpha1.AzureLocation{StorageAccount: "account", Container: "backups", CredentialsSecret: "account"}}
 	for name, test := range map[string]struct {
 		location enginev1alpha1.StorageLocationSpec
 		secret   map[string][]byte
@@ -629,6 +630,10 @@ func TestOpenRefuses(t *testing.T) {
 		"no account":       {gcs, nil, "Secret account lacks the key serviceAccountKey"},
 		"no key":           {gcs, map[string][]byte{store.SecretServiceAccountKey: []byte(`{"type": "service_account", "private_key": "hidden"}`)}, "key serviceAccountKey"},
 		"a user's account": {gcs, map[string][]byte{store.SecretServiceAccountKey: []byte(`{"type": "external_account", "credential_source": {"executable": {"command": "hidden"}}}`)}, "is not the JSON of a service account's key"},
+		"no credentials":   {azure, nil, "the key accountKey, the key sasToken, or the keys tenantID, clientID and clientSecret"},
+		"several":          {azure, map[string][]byte{store.SecretAccountKey: []byte("aGlkZGVu"), store.SecretSASToken: []byte("hidden")}, "none, or several"},
+		"no base64":        {azure, map[string][]byte{store.SecretAccountKey: []byte("hidden!")}, "must be in base64"},
+		"half a client":    {azure, map[string][]byte{store.SecretTenantID: []byte("t"), store.SecretClientSecret: []byte("hidden")}, "none, or several"},
 		"no bucket":        {s3(func(l *enginev1alpha1.StorageLocationSpec) { l.S3.Bucket = "" }), secret, "spec.s3"},
 	} {
 		_, err := store.Open(t.Context(), &test.location, test.secret)

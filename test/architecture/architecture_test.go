@@ -35,7 +35,7 @@ type rule struct {
 	why  string
 }
 
-var clients = []string{"k8s.io/client-go", "k8s.io/apiserver", "github.com/kopia/kopia", "gocloud.dev", "google.golang.org/api", "pkg/store"}
+var clients = []string{"k8s.io/client-go", "k8s.io/apiserver", "github.com/kopia/kopia", "gocloud.dev", "google.golang.org/api", "github.com/Azure/azure-sdk-for-go", "pkg/store"}
 
 var rules = []rule{
 	{
@@ -66,7 +66,7 @@ var rules = []rule{
 	{
 		of:        []string{"cmd", "pkg"},
 		except:    []string{"pkg/store"},
-		forbidden: []string{"gocloud.dev", "github.com/aws/aws-sdk-go-v2", "github.com/minio/minio-go", "github.com/kopia/kopia/repo/blob/s3", "google.golang.org/api", "cloud.google.com/go", "golang.org/x/oauth2"},
+		forbidden: []string{"gocloud.dev", "github.com/aws/aws-sdk-go-v2", "github.com/minio/minio-go", "github.com/kopia/kopia/repo/blob/s3", "google.golang.org/api", "cloud.google.com/go", "golang.org/x/oauth2", "github.com/Azure/azure-sdk-for-go"},
 		why:       "only pkg/store knows how a store is reached, so that a repository is available when its location is",
 	},
 	{
@@ -121,7 +121,7 @@ var rules = []rule{
 	},
 	{
 		of:        []string{"pkg/cli", "cmd/kubectl-holdfast"},
-		forbidden: []string{"github.com/kopia/kopia", "gocloud.dev", "github.com/aws/aws-sdk-go-v2", "google.golang.org/api", "k8s.io/apiserver", "pkg/store", "pkg/controllers", "pkg/registry"},
+		forbidden: []string{"github.com/kopia/kopia", "gocloud.dev", "github.com/aws/aws-sdk-go-v2", "google.golang.org/api", "github.com/Azure/azure-sdk-for-go", "k8s.io/apiserver", "pkg/store", "pkg/controllers", "pkg/registry"},
 		deep:      true,
 		why:       "the plugin is a thin client of the API: whatever it does, the API does",
 	},

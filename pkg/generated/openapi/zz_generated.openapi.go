@@ -22,6 +22,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 	return map[string]common.OpenAPIDefinition{
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.AllowedNamespaces":      schema_pkg_apis_engine_v1alpha1_AllowedNamespaces(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask":                    schema_pkg_apis_engine_v1alpha1_Ask(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.AzureLocation":          schema_pkg_apis_engine_v1alpha1_AzureLocation(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupChange":           schema_pkg_apis_engine_v1alpha1_BackupChange(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupChangeList":       schema_pkg_apis_engine_v1alpha1_BackupChangeList(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.BackupChangeRefusal":    schema_pkg_apis_engine_v1alpha1_BackupChangeRefusal(ref),
@@ -305,6 +306,50 @@ func schema_pkg_apis_engine_v1alpha1_Ask(ref common.ReferenceCallback) common.Op
 		},
 		Dependencies: []string{
 			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Requester", v1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_AzureLocation(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "AzureLocation is a container of Azure Blob Storage.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"storageAccount": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the storage account. It must have no hierarchical namespace.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"container": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the container.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"endpoint": {
+						SchemaProps: spec.SchemaProps{
+							Description: "URL of the account's service, for clouds other than the public one, as in https://account.blob.core.chinacloudapi.cn. Default https://<storageAccount>.blob.core.windows.net.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"credentialsSecret": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of a Secret with one of these: the key accountKey, the key sasToken, or the keys tenantID, clientID and clientSecret. It is in the namespace of the credentials: the system namespace's name with the suffix -locations. Empty means the environment's own credentials, for example workload identity.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"storageAccount", "container"},
+			},
+		},
 	}
 }
 
@@ -2554,7 +2599,7 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationSpec(ref common.ReferenceCal
 				Properties: map[string]spec.Schema{
 					"provider": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Kind of the store: filesystem, s3 or gcs.",
+							Description: "Kind of the store: filesystem, s3, gcs or azure.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -2611,6 +2656,12 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationSpec(ref common.ReferenceCal
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.GCSLocation"),
 						},
 					},
+					"azure": {
+						SchemaProps: spec.SchemaProps{
+							Description: "For the provider azure.",
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.AzureLocation"),
+						},
+					},
 					"trustedClusters": {
 						VendorExtensible: spec.VendorExtensible{
 							Extensions: spec.Extensions{
@@ -2665,7 +2716,7 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationSpec(ref common.ReferenceCal
 			},
 		},
 		Dependencies: []string{
-			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.AllowedNamespaces", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.FilesystemLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.GCSLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.LonghornLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.S3Location", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.TrustedCluster", v1.Duration{}.OpenAPIModelName()},
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.AllowedNamespaces", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.AzureLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.FilesystemLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.GCSLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.LonghornLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.S3Location", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.TrustedCluster", v1.Duration{}.OpenAPIModelName()},
 	}
 }
 

@@ -219,6 +219,8 @@ func identity(spec *enginev1alpha1.StorageLocationSpec) string {
 		return fmt.Sprintf("s3 %q %q %q", spec.S3.Endpoint, spec.S3.Bucket, spec.Prefix)
 	case spec.GCS != nil:
 		return fmt.Sprintf("gcs %q %q %q", spec.GCS.Endpoint, spec.GCS.Bucket, spec.Prefix)
+	case spec.Azure != nil:
+		return fmt.Sprintf("azure %q %q %q %q", spec.Azure.Endpoint, spec.Azure.StorageAccount, spec.Azure.Container, spec.Prefix)
 	}
 	return string(spec.Provider)
 }

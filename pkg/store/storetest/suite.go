@@ -328,11 +328,20 @@ var oddNames = []string{
 }
 
 func testNames(t *testing.T, s Store) {
-	fill(t, s, oddNames)
+	var names []string
 	for _, key := range oddNames {
+		// Azure takes a backslash for a slash, so that backend refuses it.
+		err := s.Put(t.Context(), key, []byte(key))
+		if errors.Is(err, store.ErrName) && strings.Contains(key, `\`) {
+			continue
+		}
+		must(t, err)
+		names = append(names, key)
+	}
+	for _, key := range names {
 		wantContent(t, s, key, key)
 	}
-	want := slices.Sorted(slices.Values(oddNames))
+	want := slices.Sorted(slices.Values(names))
 	wantKeys(t, s, "", true, want...)
 	for _, object := range objects(t, s, "") {
 		must(t, s.Delete(t.Context(), object))

@@ -47,7 +47,7 @@ type StorageLocationList struct {
 }
 
 // StorageProvider is the kind of a store.
-// +kubebuilder:validation:Enum=filesystem;s3;gcs
+// +kubebuilder:validation:Enum=filesystem;s3;gcs;azure
 type StorageProvider string
 
 const (
@@ -57,6 +57,8 @@ const (
 	StorageProviderS3 StorageProvider = "s3"
 	// StorageProviderGCS keeps backups in a bucket of Google Cloud Storage.
 	StorageProviderGCS StorageProvider = "gcs"
+	// StorageProviderAzure keeps backups in a container of Azure Blob Storage.
+	StorageProviderAzure StorageProvider = "azure"
 )
 
 // StorageFormat is the layout of a store.
@@ -75,12 +77,13 @@ const (
 // +kubebuilder:validation:XValidation:rule="(self.provider == 'filesystem') == has(self.filesystem)",message="filesystem must be set for the provider filesystem, and only then"
 // +kubebuilder:validation:XValidation:rule="(self.provider == 's3') == has(self.s3)",message="s3 must be set for the provider s3, and only then"
 // +kubebuilder:validation:XValidation:rule="(self.provider == 'gcs') == has(self.gcs)",message="gcs must be set for the provider gcs, and only then"
+// +kubebuilder:validation:XValidation:rule="(self.provider == 'azure') == has(self.azure)",message="azure must be set for the provider azure, and only then"
 // +kubebuilder:validation:XValidation:rule="!has(self.longhorn) || self.format == 'longhorn'",message="longhorn may be set for the format longhorn only"
 // +kubebuilder:validation:XValidation:rule="!(has(self.default) && self.default && self.format == 'longhorn')",message="a store of the format longhorn can't be the default: Holdfast makes no backups there"
 // +kubebuilder:validation:XValidation:rule="!(has(self.recoveryKeys) && self.recoveryKeys.size() > 0 && self.format == 'longhorn')",message="recoveryKeys are for the format holdfast only: Holdfast keeps no repositories in a store of the format longhorn"
 // +kubebuilder:validation:XValidation:rule="self.format == oldSelf.format",message="a location keeps its format: make another one"
 type StorageLocationSpec struct {
-	// Kind of the store: filesystem, s3 or gcs.
+	// Kind of the store: filesystem, s3, gcs or azure.
 	Provider StorageProvider `json:"provider"`
 	// Layout of the store: holdfast, or longhorn for a store that Longhorn writes. Longhorn's
 	// backups are listed beside Holdfast's own. It does not change.
@@ -112,6 +115,9 @@ type StorageLocationSpec struct {
 	// For the provider gcs.
 	// +optional
 	GCS *GCSLocation `json:"gcs,omitempty"`
+	// For the provider azure.
+	// +optional
+	Azure *AzureLocation `json:"azure,omitempty"`
 	// Clusters whose backups in this store are listed in the namespaces of the same names, and
 	// belong to the users with rights there. Other clusters' backups are listed in the system
 	// namespace. Name this cluster only to give a recreated namespace the backups of its
@@ -301,6 +307,30 @@ type GCSLocation struct {
 	CredentialsSecret string `json:"credentialsSecret,omitempty"`
 }
 
+// AzureLocation is a container of Azure Blob Storage.
+type AzureLocation struct {
+	// Name of the storage account. It must have no hierarchical namespace.
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]{3,24}$`
+	StorageAccount string `json:"storageAccount"`
+	// Name of the container.
+	// +kubebuilder:validation:Pattern=`^[a-z0-9](-?[a-z0-9])*$`
+	// +kubebuilder:validation:MinLength=3
+	// +kubebuilder:validation:MaxLength=63
+	Container string `json:"container"`
+	// URL of the account's service, for clouds other than the public one, as in
+	// https://account.blob.core.chinacloudapi.cn. Default
+	// https://<storageAccount>.blob.core.windows.net.
+	// +optional
+	// +kubebuilder:validation:Pattern=`^https?://[^/?#]+(/[^/?#]+)?$`
+	Endpoint string `json:"endpoint,omitempty"`
+	// Name of a Secret with one of these: the key accountKey, the key sasToken, or the keys
+	// tenantID, clientID and clientSecret. It is in the namespace of the credentials: the system
+	// namespace's name with the suffix -locations. Empty means the environment's own credentials,
+	// for example workload identity.
+	// +optional
+	CredentialsSecret string `json:"credentialsSecret,omitempty"`
+}
+
 // CredentialsSecret returns the name of the Secret with the store's credentials; empty for none.
 func (s *StorageLocationSpec) CredentialsSecret() string {
 	switch {
@@ -308,6 +338,8 @@ func (s *StorageLocationSpec) CredentialsSecret() string {
 		return s.S3.CredentialsSecret
 	case s.GCS != nil:
 		return s.GCS.CredentialsSecret
+	case s.Azure != nil:
+		return s.Azure.CredentialsSecret
 	}
 	return ""
 }
