@@ -118,13 +118,15 @@ func (c *Controller) tryOut(ctx context.Context, record *enginev1alpha1.StorageL
 }
 
 // right is the right to a bucket that a step of a probe needs, in the words of each provider.
-type right struct{ s3, gcs string }
+type right struct{ s3, gcs, azure string }
+
+const blobs = "Microsoft.Storage/storageAccounts/blobServices/containers/blobs/"
 
 var (
-	toList   = right{"s3:ListBucket", "storage.objects.list"}
-	toCreate = right{"s3:PutObject", "storage.objects.create"}
-	toRead   = right{"s3:GetObject", "storage.objects.get"}
-	toDelete = right{"s3:DeleteObject", "storage.objects.delete"}
+	toList   = right{"s3:ListBucket", "storage.objects.list", blobs + "read"}
+	toCreate = right{"s3:PutObject", "storage.objects.create", blobs + "write"}
+	toRead   = right{"s3:GetObject", "storage.objects.get", blobs + "read"}
+	toDelete = right{"s3:DeleteObject", "storage.objects.delete", blobs + "delete"}
 )
 
 // probed is the part of a store that a probe uses.
@@ -160,6 +162,8 @@ func (p *prober) failure(step string, needs right, err error) error {
 		said += ". The controller's user lacks a right to the folder: want reading, writing and removal"
 	case p.provider == enginev1alpha1.StorageProviderGCS:
 		said += ". The credentials lack the right " + needs.gcs
+	case p.provider == enginev1alpha1.StorageProviderAzure:
+		said += ". The credentials lack the right " + needs.azure
 	default:
 		said += ". The credentials lack the right " + needs.s3
 	}

@@ -199,6 +199,7 @@ func TestProbeNamesTheRightsOfTheProvider(t *testing.T) {
 	for provider, want := range map[enginev1alpha1.StorageProvider]string{
 		enginev1alpha1.StorageProviderS3:         "the right s3:DeleteObject",
 		enginev1alpha1.StorageProviderGCS:        "the right storage.objects.delete",
+		enginev1alpha1.StorageProviderAzure:      "the right Microsoft.Storage/storageAccounts/blobServices/containers/blobs/delete",
 		enginev1alpha1.StorageProviderFilesystem: "a right to the folder",
 	} {
 		p := &prober{provider: provider}
