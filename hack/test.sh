@@ -37,10 +37,10 @@ side_by_side() {
 
 if command -v "$(go env CC)" >/dev/null; then
   echo "test: unit, property and conformance tests, with the race detector"
-  # Where nothing is shared it looks at each byte that is hashed for nothing, which takes
+  # It need not look at each byte that is hashed or compressed, which shares nothing and takes
   # most of the time: a repository's key is derived by half a million hashes.
   plain=()
-  for package in 'golang.org/x/crypto/...' 'crypto/internal/fips140/...' 'github.com/kopia/kopia/internal/crypto' 'github.com/kopia/kopia/repo/splitter' ./pkg/datapath/buzhash; do
+  for package in 'golang.org/x/crypto/...' 'crypto/internal/fips140/...' 'github.com/kopia/kopia/internal/crypto' 'github.com/kopia/kopia/repo/splitter' 'compress/flate' 'hash/crc32' 'github.com/klauspost/compress/...' ./pkg/datapath/buzhash; do
     plain+=("-gcflags=${package}=-race=false")
   done
   CGO_ENABLED=1 go test -race "${plain[@]}" -timeout 20m ./cmd/... ./pkg/... ./test/architecture/...
@@ -57,21 +57,13 @@ echo "test: the queue against its rules, in thousands of random histories"
 go test -run 'Against|Forgets' ./pkg/queue -rapid.checks=2000
 echo "test: restores of random objects, while the cluster fails"
 go test -run RandomGraph ./pkg/restore -rapid.checks=200
-echo "test: the chart, in a Kubernetes of its own"
-(cd hack/chart && go test -count=1 ./...)
-echo "test: the image"
-(cd hack/image && go test ./...)
-echo "test: the files of a release"
-(cd hack/release && go test -count=1 ./...)
-echo "test: stores, on emulators of clouds, without Azure's: make stores has it"
-(cd hack/stores && go test -skip Azurite ./...)
-echo "test: the lab"
-(cd hack/lab && go test $(go list ./... | grep -v /cmd/kube))
 # The go command caches results, and does not see changes of files outside the module.
-echo "test: the alerts, in Prometheus's engine"
-(cd hack/alerts && go test -count=1 ./...)
-echo "test: what the most used charts create, restored in place and beside it"
+echo "test: the chart, the image, a release, stores on emulators of clouds but for Azure's (make stores), the lab, and the alerts in Prometheus's engine;"
+echo "test: beside them what the most used charts create, restored in place and elsewhere"
+side_by_side <<'END'
+(cd hack/chart && go test -count=1 ./...) && (cd hack/image && go test ./...) && (cd hack/release && go test -count=1 ./...) && (cd hack/stores && go test -skip Azurite ./...) && (cd hack/lab && go test $(go list ./... | grep -v /cmd/kube)) && (cd hack/alerts && go test -count=1 ./...)
 go test -count=1 -timeout 20m ./test/realworld
+END
 # Tests that end processes come one after the other; they wait for most of the time.
 echo "test: integration, on three Kubernetes of its own, and a short campaign on two others, all at once"
 kills='Kill|Unfinished'
