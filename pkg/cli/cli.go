@@ -141,6 +141,25 @@ func isTerminal(stream any) bool {
 	return ok && term.IsTerminal(int(file.Fd()))
 }
 
+// fit cuts each line of a text that a terminal would wrap. Other streams get the text as it is.
+func fit(stream any, text string) string {
+	file, ok := stream.(*os.File)
+	if !ok {
+		return text
+	}
+	width, _, err := term.GetSize(int(file.Fd()))
+	if err != nil || width <= 0 {
+		return text
+	}
+	lines := strings.Split(text, "\n")
+	for i, line := range lines {
+		if runes := []rune(line); len(runes) > width {
+			lines[i] = string(runes[:width])
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
 // confirm asks a question, unless yes is set. Without a terminal it refuses.
 func (t *tool) confirm(yes bool, question string) error {
 	if yes {

@@ -95,10 +95,12 @@ func (t *tool) picture(ctx context.Context, inPlace bool, o output) error {
 	if err := inner.get(ctx, "backupqueues", nil, o); err != nil {
 		return err
 	}
+	shown := strings.TrimRight(text.String(), "\n")
 	if inPlace {
 		fmt.Fprint(t.Out, "\x1b[H\x1b[2J")
+		shown = fit(t.Out, shown)
 	}
-	fmt.Fprintf(t.Out, "%s\n%s\n", time.Now().Format(time.DateTime), strings.TrimRight(text.String(), "\n"))
+	fmt.Fprintf(t.Out, "%s\n%s\n", time.Now().Format(time.DateTime), shown)
 	return nil
 }
 

@@ -122,15 +122,21 @@ func (l *lines) show(p progress) {
 func (l *lines) close() {}
 
 type bars struct {
-	of             *mpb.Progress
-	items, volumes *mpb.Bar
-	phase          string
+	of    *mpb.Progress
+	items *mpb.Bar
+	// volumes is nil until a volume is known.
+	volumes *mpb.Bar
+	phase   string
 }
 
 func newBars(t *tool) *bars {
 	b := &bars{of: mpb.New(mpb.WithOutput(t.ErrOut), mpb.WithWidth(64))}
 	b.items = b.of.AddBar(0, mpb.PrependDecorators(decor.Name("objects ", decor.WC{W: 9, C: decor.DindentRight}), decor.CountersNoUnit("%d/%d")),
 		mpb.AppendDecorators(decor.Any(func(decor.Statistics) string { return b.phase })))
+	return b
+}
+
+func (b *bars) addVolumes() {
 	b.volumes = b.of.AddBar(0, mpb.PrependDecorators(decor.Name("volumes ", decor.WC{W: 9, C: decor.DindentRight}), decor.CountersKibiByte("% .1f/% .1f")),
 		mpb.AppendDecorators(decor.Any(func(s decor.Statistics) string {
 			if s.Total == 0 {
@@ -138,7 +144,6 @@ func newBars(t *tool) *bars {
 			}
 			return fmt.Sprintf("%d%%", 100*s.Current/s.Total)
 		})))
-	return b
 }
 
 func (b *bars) show(p progress) {
@@ -148,13 +153,20 @@ func (b *bars) show(p progress) {
 	}
 	b.items.SetTotal(p.itemsTotal, false)
 	b.items.SetCurrent(p.items)
-	b.volumes.SetTotal(p.bytesTotal, false)
-	b.volumes.SetCurrent(p.bytes)
+	if b.volumes == nil && p.volumesTotal > 0 {
+		b.addVolumes()
+	}
+	if b.volumes != nil {
+		b.volumes.SetTotal(p.bytesTotal, false)
+		b.volumes.SetCurrent(p.bytes)
+	}
 }
 
 func (b *bars) close() {
 	b.items.Abort(false)
-	b.volumes.Abort(false)
+	if b.volumes != nil {
+		b.volumes.Abort(false)
+	}
 	b.of.Wait()
 }
 
