@@ -36,7 +36,7 @@ func TestFindAndHistory(t *testing.T) {
 	if strings.Index(got, "third") > strings.Index(got, "first") {
 		t.Errorf("the newest backup is not the first: %s", got)
 	}
-	got = must(t, ann, in("history", "configmap/conf"), "second, first", "third")
+	got = must(t, ann, in("history", "configmap/conf", "-o", "wide"), "second, first", "third")
 	if lines := strings.Count(strings.TrimSpace(got), "\n"); lines != 2 {
 		t.Errorf("the history has %d versions, not 2: %s", lines, got)
 	}

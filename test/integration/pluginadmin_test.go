@@ -178,7 +178,7 @@ func TestMigrationFromVelero(t *testing.T) {
 	})
 	// The lab has a default location: the one of Velero with this name stays out.
 	stdout, stderr, code := pluginIn(t, lab, "", "migrate", "velero", "--dry-run=server")
-	if code != cli.ExitFailed || !strings.Contains(stdout, "schedule.holdfast.io/nightly created (server dry run)") || !strings.Contains(stderr, "spec.provider velero.io/azure has no counterpart") {
+	if code != cli.ExitFailed || !strings.Contains(stdout, "schedule.holdfast.io/nightly created (server dry run)") || !strings.Contains(stderr, "spec.provider velero.io/azure is not converted") {
 		t.Errorf("a dry run: exit code %d, %s%s", code, stdout, stderr)
 	}
 	stdout, stderr, _ = pluginIn(t, lab, "", "migrate", "velero", "--yes")
