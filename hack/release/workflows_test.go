@@ -78,12 +78,12 @@ func TestWorkflows(t *testing.T) {
 					}
 				}
 				for _, script := range scriptCall.FindAllStringSubmatch(step.Run, -1) {
-					// What make has built is not in the tree.
+					// Files that make builds are not in the tree.
 					if _, err := os.Stat(filepath.Join("../..", script[1])); err != nil && !strings.HasPrefix(script[1], ".lab/") {
 						t.Errorf("%s runs %s: %v", name, script[1], err)
 					}
 				}
-				// An expression in a script would be code that somebody else writes.
+				// An expression in a script would be another author's code.
 				if strings.Contains(step.Run, "${{") {
 					t.Errorf("%s: a step of %s has an expression in its script; give it as env", name, job)
 				}

@@ -67,7 +67,7 @@ func (t *tool) status(ctx context.Context, all bool) error {
 		fmt.Fprintf(t.Out, "\nLast backups of the namespace %s:\n", namespace)
 	}
 	if len(newest) == 0 {
-		fmt.Fprintln(t.Out, "  none: kubectl holdfast backup create NAME, or status -A for those of all namespaces")
+		fmt.Fprintln(t.Out, "  none: kubectl holdfast backup create NAME, or status -A for all namespaces")
 	}
 	writer := printers.GetNewTabWriter(t.Out)
 	for _, backup := range newest {

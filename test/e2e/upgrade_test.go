@@ -250,7 +250,7 @@ func TestUpgrade(t *testing.T) {
 	const look = `cd /data; stat -c '%n %a %u:%g %s %Y' deep deep/* sums; cat sums`
 
 	step("The last release, at work")
-	// What is in the bay is uploaded for the first time, which takes a while.
+	// The files in the bay are uploaded for the first time, which takes a while.
 	start(t, sea, workload{"bay", "left", nodes[0], 96}, workload{"bay", "right", nodes[1], 96})
 	storageClasses(t, 16, "upgrade")
 	lab.create(t, "{apiVersion: v1, kind: Namespace, metadata: {name: pond}}")
