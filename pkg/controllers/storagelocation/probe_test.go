@@ -169,10 +169,11 @@ func TestProbeNamesTheFailedStep(t *testing.T) {
 		says   []string
 		left   int
 	}{
-		"no listing":  {denied(http.MethodGet, 1), []string{"list the probes: the store denies access (AccessDenied). The credentials lack the right s3:ListBucket"}, 0},
-		"no writing":  {denied(http.MethodPut, 1), []string{"create a probe: the store denies access (AccessDenied). The credentials lack the right s3:PutObject"}, 0},
-		"no reading":  {denied(http.MethodGet, 2), []string{"read the probe: the store denies access (AccessDenied). The credentials lack the right s3:GetObject", "list the probe: "}, 0},
-		"no deletion": {denied(http.MethodDelete, 1), []string{"delete the probe: the store denies access (AccessDenied). The credentials lack the right s3:DeleteObject", "clock: it agrees"}, 1},
+		"no listing":       {denied(http.MethodGet, 1), []string{"list the probes: the store denies access (AccessDenied). The credentials lack the right s3:ListBucket"}, 0},
+		"no writing":       {denied(http.MethodPut, 1), []string{"create a probe: the store denies access (AccessDenied). The credentials lack the right s3:PutObject"}, 0},
+		"no writing again": {denied(http.MethodPut, 2), []string{"create a probe again: the store denies access (AccessDenied). The credentials lack the right s3:PutObject"}, 0},
+		"no reading":       {denied(http.MethodGet, 2), []string{"read the probe: the store denies access (AccessDenied). The credentials lack the right s3:GetObject", "list the probe: "}, 0},
+		"no deletion":      {denied(http.MethodDelete, 1), []string{"delete the probe: the store denies access (AccessDenied). The credentials lack the right s3:DeleteObject", "clock: it agrees"}, 1},
 		"no condition": {unconditional(http.StatusBadRequest, "InvalidArgument"),
 			[]string{"create a probe if it does not exist: the store refuses the request (InvalidArgument). Without this condition the store takes it"}, 0},
 		"a condition that is not known": {unconditional(http.StatusNotImplemented, "NotImplemented"),
