@@ -4,9 +4,11 @@
 package integration
 
 import (
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/cli"
@@ -26,11 +28,21 @@ func TestFindAndHistory(t *testing.T) {
 	lab.Kubectl(t, "create", "configmap", "conf", "-n", namespace, "--from-literal=a=1")
 	lab.Kubectl(t, "label", "configmap", "conf", "-n", namespace, "app=web")
 	lab.Kubectl(t, "create", "secret", "generic", "key", "-n", namespace, "--from-literal=a=1")
-	for _, name := range []string{"first", "second"} {
+	create := func(name string) {
 		must(t, ann, in("backup", "create", name, "--wait"))
+		// Backups of the same second have no order but their names'.
+		started := lab.AwaitPhase(t, namespace, name, v1alpha1.BackupPhaseCompleted).Status.StartTimestamp
+		labtest.Eventually(t, "the next second", func() error {
+			if now := time.Now(); now.Unix() <= started.Unix() {
+				return fmt.Errorf("it is %s", now)
+			}
+			return nil
+		})
 	}
+	create("first")
+	create("second")
 	lab.Kubectl(t, "patch", "configmap", "conf", "-n", namespace, "-p", `{"data":{"a":"2"}}`)
-	must(t, ann, in("backup", "create", "third", "--wait"))
+	create("third")
 
 	got := must(t, ann, in("find", "configmap/conf"), "BACKUP", "third", "second", "first", namespace+"/ConfigMap/conf")
 	if strings.Index(got, "third") > strings.Index(got, "first") {

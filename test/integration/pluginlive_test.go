@@ -23,6 +23,8 @@ import (
 type terminal struct {
 	keys    *os.File
 	command *exec.Cmd
+	// read is closed when all that the program wrote has been read.
+	read chan struct{}
 
 	mu      sync.Mutex
 	written bytes.Buffer
@@ -51,7 +53,7 @@ func onTerminal(t *testing.T, args ...string) *terminal {
 	if err := unix.IoctlSetWinsize(int(keys.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 80}); err != nil {
 		t.Fatal(err)
 	}
-	on := &terminal{keys: keys, command: lab.Command(t.Context(), append([]string{"holdfast"}, args...)...)}
+	on := &terminal{keys: keys, read: make(chan struct{}), command: lab.Command(t.Context(), append([]string{"holdfast"}, args...)...)}
 	on.command.Env = append(on.command.Environ(), "PATH="+lab.Bin()+":"+os.Getenv("PATH"), "TERM=xterm")
 	on.command.Stdin, on.command.Stdout, on.command.Stderr = screen, screen, screen
 	on.command.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
@@ -59,12 +61,13 @@ func onTerminal(t *testing.T, args ...string) *terminal {
 		t.Fatal(err)
 	}
 	go func() {
+		defer close(on.read)
 		for piece := make([]byte, 4096); ; {
 			n, err := keys.Read(piece)
 			on.mu.Lock()
 			on.written.Write(piece[:n])
 			on.mu.Unlock()
-			if err != nil { // the program has ended
+			if err != nil { // no program has the terminal open any more
 				return
 			}
 		}
@@ -96,11 +99,15 @@ func (on *terminal) await(t *testing.T, words ...string) (picture string) {
 	return picture
 }
 
-// end waits for the end of the program, and returns its exit code.
+// end waits for the end of the program and for all of its output, and returns its exit code.
 func (on *terminal) end(t *testing.T) int {
 	t.Helper()
 	if err := on.command.Wait(); on.command.ProcessState == nil {
 		t.Fatal(err)
+	}
+	select {
+	case <-on.read:
+	case <-t.Context().Done():
 	}
 	return on.command.ProcessState.ExitCode()
 }
