@@ -29,6 +29,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/clusteridentity"
 	"github.com/holdfast-io/holdfast/pkg/controllers/expiry"
 	"github.com/holdfast-io/holdfast/pkg/controllers/leftovers"
+	noderestrictioncontroller "github.com/holdfast-io/holdfast/pkg/controllers/noderestriction"
 	"github.com/holdfast-io/holdfast/pkg/controllers/repository"
 	"github.com/holdfast-io/holdfast/pkg/controllers/restorerun"
 	"github.com/holdfast-io/holdfast/pkg/controllers/run"
@@ -40,6 +41,7 @@ import (
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/location"
+	"github.com/holdfast-io/holdfast/pkg/noderestriction"
 	"github.com/holdfast-io/holdfast/pkg/queue"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/restore/volumes"
@@ -69,6 +71,7 @@ var controllers = []struct {
 	{"clusteridentity", newClusterIdentity},
 	{"index", newIndex},
 	{"maintenance", newMaintenance},
+	{"noderestriction", newNodeRestriction},
 }
 
 type controllerContext struct {
@@ -397,4 +400,15 @@ func newMaintenance(_ context.Context, c *controllerContext) (run func(context.C
 	controller, factories, err := c.maintenance.controller(c.kube, c.engine, c.records, c.system(), c.events)
 	c.informers = append(c.informers, factories...)
 	return controller.Run, err
+}
+
+func newNodeRestriction(_ context.Context, c *controllerContext) (func(context.Context), error) {
+	return noderestrictioncontroller.New(noderestrictioncontroller.Config{
+		Namespace: c.system(),
+		Check: func(ctx context.Context) (noderestriction.State, error) {
+			return noderestriction.Check(ctx, c.config, c.system())
+		},
+		Events: c.events,
+		Clock:  clock.RealClock{},
+	}).Run, nil
 }

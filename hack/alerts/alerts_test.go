@@ -37,7 +37,8 @@ var expositions = []string{"../../pkg/controllers/backupqueue/metrics_test.go", 
 	"../../pkg/controllers/repository/keybackup_test.go",
 	"../../pkg/catalog/refresh/metrics_test.go", "../../pkg/controllers/storagelocation/identify_test.go",
 	"../../pkg/apiserver/metrics_test.go", "../../pkg/controllers/backuprun/metrics_test.go", "../../pkg/controllers/restorerun/metrics_test.go",
-	"../../pkg/lease/metrics_test.go", "../../pkg/registry/protection/metrics_test.go", "testdata/kube-apiserver.txt"}
+	"../../pkg/lease/metrics_test.go", "../../pkg/registry/protection/metrics_test.go",
+	"../../pkg/controllers/noderestriction/noderestriction_test.go", "testdata/kube-apiserver.txt"}
 
 // scrape is what a target serves, minute by minute, in the notation of promtool. Keys
 // are a state, a reason, or what follows holdfast_queue_; what is not named is 0. The
@@ -230,6 +231,10 @@ func TestAlerts(t *testing.T) {
 		"others store more than is listed": {
 			targets: []scrape{{"slots": always(2), "holdfast_catalog_left_out_backups": "0x9 2x30"}},
 			fires:   map[string]string{"HoldfastBackupsLeftOut": "15-40"},
+		},
+		"NodeRestriction is off": {
+			targets: []scrape{{"slots": always(2), "holdfast_node_restriction": "0x9 1x30"}},
+			fires:   map[string]string{"HoldfastNodeRestrictionOff": "15-40"},
 		},
 		"a backup has failed": {
 			targets: []scrape{{"slots": always(2), "holdfast_backups_total/Failed": "0x9 1x30"}},

@@ -25,12 +25,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 	utilversion "k8s.io/apimachinery/pkg/util/version"
 	apimachineryversion "k8s.io/apimachinery/pkg/version"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/noderestriction"
 )
 
 const (
@@ -592,21 +591,13 @@ func (d *doctor) checkNodeRestriction(ctx context.Context, s *reportPart) {
 		s.NotChecked = append(s.NotChecked, "you may not act as a node, which the check of NodeRestriction needs: docs/security.md has the command")
 		return
 	}
-	config := rest.CopyConfig(d.config)
-	config.Impersonate = rest.ImpersonationConfig{UserName: "system:node:check", Groups: []string{"system:nodes"}}
-	node, err := kubernetes.NewForConfig(config)
-	if s.unseen(err, "act as a node") {
-		return
-	}
-	_, err = node.CoreV1().Pods(d.system).Create(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "check"}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "check", Image: "none"}}}},
-		metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-	switch {
-	case err == nil:
+	switch state, err := noderestriction.Check(ctx, d.config, d.system); state {
+	case noderestriction.Off:
 		s.add(severe, "kube-apiserver", "its admission plugin NodeRestriction is off: a node could create pods in any namespace, and so read other nodes' volumes", "Add NodeRestriction to --enable-admission-plugins of kube-apiserver (docs/security.md).", "")
-	case strings.Contains(err.Error(), "can only create mirror pods"):
+	case noderestriction.On:
 		s.Checked = "NodeRestriction is on: nodes can create mirror pods only"
-	default:
-		s.NotChecked = append(s.NotChecked, fmt.Sprintf("whether NodeRestriction is on: a pod of a node was refused for another reason: %v", err))
+	case noderestriction.Unknown:
+		s.NotChecked = append(s.NotChecked, fmt.Sprintf("whether NodeRestriction is on: %v", err))
 	}
 }
 

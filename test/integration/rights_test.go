@@ -22,7 +22,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/holdfast-io/holdfast/pkg/cli"
+	"github.com/holdfast-io/holdfast/pkg/noderestriction"
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
 )
 
@@ -106,11 +109,55 @@ func TestNodeRestrictionIsSeenByOneCommand(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	command := "run check -n holdfast --image=none --dry-run=server --as=system:node:check --as-group=system:nodes"
+	command := "run check -n holdfast-agents --image=none --dry-run=server --as=system:node:check --as-group=system:nodes"
 	if !strings.Contains(string(page), "    kubectl "+command+"\n") {
 		t.Errorf("docs/security.md does not have the command %q", command)
 	}
 	lab.Refused(t, "", strings.Fields(command), "can only create mirror pods")
+}
+
+// TestNodeRestrictionIsOff: the controller's account finds out whether the plugin is on. Without it an
+// event says so, the doctor too, and backups go on.
+func TestNodeRestrictionIsOff(t *testing.T) {
+	const controllerAccount = "holdfast-controller"
+	off := lab.KubeAPIServer(t, "--enable-admission-plugins=")
+	for path, want := range map[string]noderestriction.State{lab.KubeconfigOf(controllerAccount): noderestriction.On, off(controllerAccount): noderestriction.Off} {
+		config, err := clientcmd.BuildConfigFromFlags("", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := noderestriction.Check(t.Context(), config, labtest.System); got != want {
+			t.Errorf("with %s: got %s, %v, want %s", path, got, err, want)
+		}
+	}
+	stdout, _, code := plugin(t, "", "doctor", "--kubeconfig="+off(""))
+	if code != cli.ExitFailed || !strings.Contains(strings.Join(strings.Fields(stdout), " "), "its admission plugin NodeRestriction is off") {
+		t.Errorf("the doctor ends with %d: %s", code, stdout)
+	}
+
+	told := func() (notes []string) {
+		list, err := lab.Kube.EventsV1().Events(labtest.System).List(t.Context(), metav1.ListOptions{FieldSelector: "reason=NodeRestrictionOff"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, event := range list.Items {
+			notes = append(notes, event.Note)
+		}
+		return notes
+	}
+	if notes := told(); len(notes) > 0 {
+		t.Errorf("told with the plugin: %q", notes)
+	}
+	lab.Reconfigure(t, "--kubeconfig="+off(controllerAccount))
+	labtest.Eventually(t, "the event", func() error {
+		if notes := told(); len(notes) != 1 || !strings.Contains(notes[0], "lacks the admission plugin NodeRestriction") {
+			return fmt.Errorf("got %q", notes)
+		}
+		return nil
+	})
+	name := labtest.Name("unrestricted")
+	lab.Backup(t, name, lab.Namespace(t, "unrestricted"))
+	lab.AwaitCompleted(t, name)
 }
 
 // TestRoles compares what people may do with the other table in docs/security.md.

@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -22,6 +23,8 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/holdfast-io/holdfast/pkg/lease"
 )
@@ -329,4 +332,78 @@ func (l *Lab) Reconfigure(t *testing.T, controllerFlags string) {
 	if err := restart(t.Context(), slices.Concat(before.Args, strings.Fields(controllerFlags))); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// KubeAPIServer starts one more kube-apiserver of the lab, without one of its flags, until the test
+// ends. It returns the kubeconfig of an account, or of the administrator without one, to reach it.
+func (l *Lab) KubeAPIServer(t *testing.T, without string) (kubeconfigOf func(account string) string) {
+	t.Helper()
+	raw, err := os.ReadFile(filepath.Join(l.Dir, "run", "kube-apiserver.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var p process
+	if err := json.Unmarshal(raw, &p); err != nil {
+		t.Fatal(err)
+	}
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := free.Addr().String()
+	if err := free.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, port, _ := net.SplitHostPort(address)
+	args := slices.DeleteFunc(slices.Clone(p.Args), func(arg string) bool { return strings.HasPrefix(arg, without) })
+	if len(args) == len(p.Args) {
+		t.Fatalf("kube-apiserver has no flag %s: %q", without, p.Args)
+	}
+	dir := t.TempDir()
+	output, err := os.Create(filepath.Join(l.Dir, "logs", "kube-apiserver-1.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer output.Close()
+	command := exec.Command(p.Path, append(args, "--secure-port="+port, "--bind-address=127.0.0.1", "--audit-log-path="+filepath.Join(dir, "audit.log"))...)
+	command.Stdout, command.Stderr = output, output
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := command.Process.Kill(); err != nil {
+			t.Error(err)
+		}
+		_ = command.Wait()
+	})
+	kubeconfigOf = func(account string) string {
+		path := l.Kubeconfig()
+		if account != "" {
+			path = l.KubeconfigOf(account)
+		}
+		config, err := clientcmd.LoadFromFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, cluster := range config.Clusters {
+			cluster.Server = "https://" + address
+		}
+		path = filepath.Join(dir, filepath.Base(path))
+		if err := clientcmd.WriteToFile(*config, path); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfigOf(""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	kube, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	Eventually(t, "another kube-apiserver to be ready", func() error {
+		return kube.Discovery().RESTClient().Get().AbsPath("/readyz").Do(t.Context()).Error()
+	})
+	return kubeconfigOf
 }
