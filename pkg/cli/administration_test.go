@@ -299,7 +299,7 @@ func TestEveryFieldOfVelerosLocations(t *testing.T) {
 		t.Fatal(err)
 	}
 	values := map[string]struct{ value, want string }{
-		"provider":                {`"azure"`, "spec.provider azure"},
+		"provider":                {`"tape"`, "spec.provider tape"},
 		"config":                  {`{"kmsKeyId":"k","region":"here"}`, "spec.config.kmsKeyId"},
 		"credential":              {`{"name":"cloud","key":"file"}`, "spec.credential"},
 		"objectStorage.bucket":    {`"b1"`, "bucket: b1"},

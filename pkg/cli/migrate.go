@@ -199,12 +199,58 @@ func (m *migration) readPolicies(ctx context.Context, all *clients) error {
 	return nil
 }
 
-// s3Fields are the keys of a location's config that have a field of spec.s3.
-var s3Fields = map[string]func(*enginev1alpha1.S3Location, string){
-	"region":            func(s3 *enginev1alpha1.S3Location, value string) { s3.Region = value },
-	"s3Url":             func(s3 *enginev1alpha1.S3Location, value string) { s3.Endpoint = strings.TrimSuffix(value, "/") },
-	"s3ForcePathStyle":  func(s3 *enginev1alpha1.S3Location, value string) { s3.ForcePathStyle = value == "true" },
-	"checksumAlgorithm": func(s3 *enginev1alpha1.S3Location, value string) { s3.ChecksumAlgorithm = checksumOf(value) },
+// configFields are the keys of a location's config that are known, by the provider. Each sets a field
+// of the spec, or returns what is said about it.
+var configFields = map[enginev1alpha1.StorageProvider]map[string]func(spec *enginev1alpha1.StorageLocationSpec, value string) string{
+	enginev1alpha1.StorageProviderS3: {
+		"region": func(spec *enginev1alpha1.StorageLocationSpec, value string) string { spec.S3.Region = value; return "" },
+		"s3Url": func(spec *enginev1alpha1.StorageLocationSpec, value string) string {
+			spec.S3.Endpoint = strings.TrimSuffix(value, "/")
+			return ""
+		},
+		"s3ForcePathStyle": func(spec *enginev1alpha1.StorageLocationSpec, value string) string {
+			spec.S3.ForcePathStyle = value == "true"
+			return ""
+		},
+		"checksumAlgorithm": func(spec *enginev1alpha1.StorageLocationSpec, value string) string {
+			spec.S3.ChecksumAlgorithm = checksumOf(value)
+			return ""
+		},
+	},
+	enginev1alpha1.StorageProviderGCS: {
+		"storeEndpoint": func(spec *enginev1alpha1.StorageLocationSpec, value string) string {
+			spec.GCS.Endpoint = strings.TrimSuffix(strings.TrimSuffix(value, "/"), "/storage/v1")
+			return ""
+		},
+		"serviceAccount": says("signs URLs, which Holdfast does not need. For workload identity, bind this account as docs/locations.md says"),
+		"kmsKeyName":     says("has no counterpart: make it the default key of the bucket"),
+	},
+	enginev1alpha1.StorageProviderAzure: {
+		"storageAccount": func(spec *enginev1alpha1.StorageLocationSpec, value string) string {
+			spec.Azure.StorageAccount = value
+			return ""
+		},
+		"storageAccountURI": func(spec *enginev1alpha1.StorageLocationSpec, value string) string {
+			spec.Azure.Endpoint = strings.TrimSuffix(value, "/")
+			return ""
+		},
+		"resourceGroup":               says("is not needed: the storage account's name says where it is"),
+		"subscriptionId":              says("is not needed: the storage account's name says where it is"),
+		"storageAccountKeyEnvVar":     says("names the line of the credentials file with the account's key: it is accountKey of the Secret"),
+		"useAAD":                      says("has no counterpart: leave accountKey and sasToken out of the Secret, then the application or the pods' identity is used"),
+		"blockSizeInBytes":            says("has no counterpart: blocks have 8 MB"),
+		"activeDirectoryAuthorityURI": says("has no counterpart. With a cloud identity, the pods' environment has the authority, in AZURE_AUTHORITY_HOST"),
+	},
+}
+
+// says only says something about a field.
+func says(text string) func(*enginev1alpha1.StorageLocationSpec, string) string {
+	return func(*enginev1alpha1.StorageLocationSpec, string) string { return text }
+}
+
+// veleroProviders are the providers of Velero's own plugins, without velero.io/.
+var veleroProviders = map[string]enginev1alpha1.StorageProvider{
+	"aws": enginev1alpha1.StorageProviderS3, "gcp": enginev1alpha1.StorageProviderGCS, "azure": enginev1alpha1.StorageProviderAzure,
 }
 
 // checksumOf returns Holdfast's word: Velero's empty algorithm is none.
@@ -220,40 +266,57 @@ func (m *migration) location(of *unstructured.Unstructured) {
 	const kind = "backupstoragelocation"
 	name := of.GetName()
 	provider, _, _ := unstructured.NestedString(of.Object, "spec", "provider")
-	if plain := strings.TrimPrefix(provider, "velero.io/"); plain != "aws" {
-		m.refused++
-		m.say(kind, name, "spec.provider %s is not converted: only stores with the S3 protocol are. It is left out, and so its backups can't be listed. For gcp, create a location with the provider gcs, for azure one with the provider azure", provider)
-		return
-	}
-	s3 := &enginev1alpha1.S3Location{}
 	made := enginev1alpha1.StorageLocation{
 		TypeMeta:   metav1.TypeMeta{APIVersion: enginev1alpha1.SchemeGroupVersion.String(), Kind: "StorageLocation"},
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: m.system},
-		Spec:       enginev1alpha1.StorageLocationSpec{Provider: enginev1alpha1.StorageProviderS3, S3: s3},
+		Spec:       enginev1alpha1.StorageLocationSpec{Provider: veleroProviders[strings.TrimPrefix(provider, "velero.io/")]},
+	}
+	bucket, _, _ := unstructured.NestedString(of.Object, "spec", "objectStorage", "bucket")
+	switch made.Spec.Provider {
+	case enginev1alpha1.StorageProviderS3:
+		made.Spec.S3 = &enginev1alpha1.S3Location{Bucket: bucket}
+	case enginev1alpha1.StorageProviderGCS:
+		made.Spec.GCS = &enginev1alpha1.GCSLocation{Bucket: bucket}
+	case enginev1alpha1.StorageProviderAzure:
+		made.Spec.Azure = &enginev1alpha1.AzureLocation{Container: bucket}
+	default:
+		m.refused++
+		m.say(kind, name, "spec.provider %s is not converted: want aws, gcp or azure. It is left out, and so its backups can't be listed", provider)
+		return
 	}
 	config, _, _ := unstructured.NestedStringMap(of.Object, "spec", "config")
+	if made.Spec.Azure != nil && config["storageAccount"] == "" {
+		m.refused++
+		m.say(kind, name, "spec.config.storageAccount is missing, which a location of Azure needs: it is left out")
+		return
+	}
 	for _, key := range slices.Sorted(maps.Keys(config)) {
-		if apply := s3Fields[key]; apply != nil {
-			apply(s3, config[key])
-		} else {
-			m.say(kind, name, "spec.config.%s has no counterpart: configure it in the bucket, if it is a property of the bucket", key)
+		text := "has no counterpart: configure it in the bucket, if it is a property of the bucket"
+		if apply := configFields[made.Spec.Provider][key]; apply != nil {
+			text = apply(&made.Spec, config[key])
+		}
+		if text != "" {
+			m.say(kind, name, "spec.config.%s %s", key, text)
 		}
 	}
-	s3.Bucket, _, _ = unstructured.NestedString(of.Object, "spec", "objectStorage", "bucket")
 	made.Spec.Prefix, _, _ = unstructured.NestedString(of.Object, "spec", "objectStorage", "prefix")
 	made.Spec.Prefix = strings.Trim(made.Spec.Prefix, "/")
 	made.Spec.Default, _, _ = unstructured.NestedBool(of.Object, "spec", "default")
-	if text, found, _ := unstructured.NestedString(of.Object, "spec", "objectStorage", "caCert"); found && text != "" {
+	if text, found, _ := unstructured.NestedString(of.Object, "spec", "objectStorage", "caCert"); found && text != "" && made.Spec.S3 == nil {
+		m.say(kind, name, "spec.objectStorage.caCert has no counterpart for the provider %s: its certificate must be a public one", made.Spec.Provider)
+	} else if found && text != "" {
 		// It is in base64 in both.
 		encoded, err := json.Marshal(text)
 		if err == nil {
-			err = json.Unmarshal(encoded, &s3.CABundle)
+			err = json.Unmarshal(encoded, &made.Spec.S3.CABundle)
 		}
 		if err != nil {
 			m.say(kind, name, "spec.objectStorage.caCert can't be read: set spec.s3.caBundle")
 		}
 	}
-	if ref, found, _ := unstructured.NestedString(of.Object, "spec", "objectStorage", "caCertRef", "name"); found {
+	if ref, found, _ := unstructured.NestedString(of.Object, "spec", "objectStorage", "caCertRef", "name"); found && made.Spec.S3 == nil {
+		m.say(kind, name, "spec.objectStorage.caCertRef has no counterpart for the provider %s: its certificate must be a public one", made.Spec.Provider)
+	} else if found {
 		m.say(kind, name, "spec.objectStorage.caCertRef names the Secret %s: set spec.s3.caBundle to the certificates themselves", ref)
 	}
 	if period, found, _ := unstructured.NestedString(of.Object, "spec", "backupSyncPeriod"); found {
@@ -270,14 +333,32 @@ func (m *migration) location(of *unstructured.Unstructured) {
 	if _, found, _ := unstructured.NestedString(of.Object, "spec", "validationFrequency"); found {
 		m.say(kind, name, "spec.validationFrequency has no counterpart: a location is checked each minute")
 	}
-	if secret, found, _ := unstructured.NestedString(of.Object, "spec", "credential", "name"); found {
-		s3.CredentialsSecret = name
-		m.say(kind, name, "spec.credential is a file in the Secret %s. Secrets are not read: create the Secret %s with the keys accessKeyID and secretAccessKey in %s", secret, name, enginev1alpha1.CredentialsNamespace(m.system))
-	} else {
-		m.say(kind, name, "it has no spec.credential of its own: unless the pods of Holdfast have a cloud identity, create a Secret in %s and name it in spec.s3.credentialsSecret", enginev1alpha1.CredentialsNamespace(m.system))
-	}
+	m.credentials(of, &made)
 	m.say(kind, name, "Velero and Holdfast would share the store: set accessMode ReadOnly in Velero before the first backup, or give one of them another prefix (docs/format.md, Together with Velero)")
 	m.locations = append(m.locations, made)
+}
+
+// credentials names the Secret of a location, and says how it is made of Velero's, which is a file.
+func (m *migration) credentials(of *unstructured.Unstructured, made *enginev1alpha1.StorageLocation) {
+	const kind = "backupstoragelocation"
+	namespace := enginev1alpha1.CredentialsNamespace(m.system)
+	var field *string
+	var path, keys string
+	switch {
+	case made.Spec.S3 != nil:
+		field, path, keys = &made.Spec.S3.CredentialsSecret, "s3", "the keys accessKeyID and secretAccessKey"
+	case made.Spec.GCS != nil:
+		field, path, keys = &made.Spec.GCS.CredentialsSecret, "gcs", "the key serviceAccountKey, which is that file if it is the key of a service account"
+	case made.Spec.Azure != nil:
+		field, path, keys = &made.Spec.Azure.CredentialsSecret, "azure", "the key accountKey, the key sasToken, or the keys tenantID, clientID and clientSecret, of the values in that file"
+	}
+	secret, found, _ := unstructured.NestedString(of.Object, "spec", "credential", "name")
+	if !found {
+		m.say(kind, made.Name, "it has no spec.credential of its own: unless the pods of Holdfast have a cloud identity, create a Secret in %s and name it in spec.%s.credentialsSecret", namespace, path)
+		return
+	}
+	*field = made.Name
+	m.say(kind, made.Name, "spec.credential is a file in the Secret %s. Secrets are not read: create the Secret %s in %s with %s", secret, made.Name, namespace, keys)
 }
 
 // leftOut are the fields whose values the API refuses, and which may be left out.

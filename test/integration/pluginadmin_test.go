@@ -178,11 +178,11 @@ func TestMigrationFromVelero(t *testing.T) {
 	})
 	// The lab has a default location: the one of Velero with this name stays out.
 	stdout, stderr, code := pluginIn(t, lab, "", "migrate", "velero", "--dry-run=server")
-	if code != cli.ExitFailed || !strings.Contains(stdout, "schedule.holdfast.io/nightly created (server dry run)") || !strings.Contains(stderr, "spec.provider velero.io/azure is not converted") {
+	if code != cli.ExitFailed || !strings.Contains(stdout, "schedule.holdfast.io/nightly created (server dry run)") || !strings.Contains(stderr, "spec.provider example.com/tape is not converted") {
 		t.Errorf("a dry run: exit code %d, %s%s", code, stdout, stderr)
 	}
 	stdout, stderr, _ = pluginIn(t, lab, "", "migrate", "velero", "--yes")
-	for _, want := range []string{"schedule.holdfast.io/nightly created", "schedule.holdfast.io/paused created", "configmap/policies created", "storagelocation.engine.holdfast.io/default exists, and stays as it is"} {
+	for _, want := range []string{"schedule.holdfast.io/nightly created", "schedule.holdfast.io/paused created", "configmap/policies created", "storagelocation.engine.holdfast.io/azure created", "storagelocation.engine.holdfast.io/google created", "storagelocation.engine.holdfast.io/keyed created", "storagelocation.engine.holdfast.io/default exists, and stays as it is"} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("without %q: %s%s", want, stdout, stderr)
 		}
@@ -190,6 +190,10 @@ func TestMigrationFromVelero(t *testing.T) {
 	made, err := lab.Holdfast.HoldfastV1alpha1().Schedules(labtest.System).Get(t.Context(), "nightly", metav1.GetOptions{})
 	if err != nil || !made.Spec.Paused || made.Spec.Template.ResourcePolicy == nil || made.Labels["team"] != "a" {
 		t.Errorf("the schedule is %+v, %v", made, err)
+	}
+	location, err := lab.Engine.EngineV1alpha1().StorageLocations(labtest.System).Get(t.Context(), "azure", metav1.GetOptions{})
+	if want := (enginev1alpha1.AzureLocation{StorageAccount: "account", Container: "velero", Endpoint: "https://account.blob.core.chinacloudapi.cn", CredentialsSecret: "azure"}); err != nil || location.Spec.Azure == nil || *location.Spec.Azure != want || location.Spec.Prefix != "cluster-a" {
+		t.Errorf("the location is %+v, %v", location, err)
 	}
 	if stdout, _, _ := pluginIn(t, lab, "", "migrate", "velero", "--yes"); strings.Contains(stdout, " created") || !strings.Contains(stdout, "schedule.holdfast.io/nightly exists") {
 		t.Errorf("the second call: %s", stdout)
