@@ -7,10 +7,13 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -137,6 +140,10 @@ func (t *tool) versionCommand() *cobra.Command {
 				return err
 			}
 			agents, err := client.HoldfastV1alpha1().NodeAgents().List(command.Context(), metav1.ListOptions{})
+			if apierrors.IsForbidden(err) { // a tenant may not list them
+				fmt.Fprintln(t.Out, "Agents: not known: you may not list nodeagents")
+				return nil
+			}
 			if err != nil {
 				return err
 			}
@@ -144,8 +151,8 @@ func (t *tool) versionCommand() *cobra.Command {
 			for _, agent := range agents.Items {
 				counts[agent.Status.Version]++
 			}
-			for version, count := range counts {
-				fmt.Fprintf(t.Out, "Agents: %s (%d)\n", version, count)
+			for _, version := range slices.Sorted(maps.Keys(counts)) {
+				fmt.Fprintf(t.Out, "Agents: %s (%d)\n", version, counts[version])
 			}
 			return nil
 		},

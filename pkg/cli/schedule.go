@@ -40,21 +40,25 @@ func (t *tool) pause(ctx context.Context, name string, paused bool) error {
 	if err != nil {
 		return err
 	}
+	did := "resumed"
+	if paused {
+		did = "paused"
+	}
 	all := client.HoldfastV1alpha1().Schedules(namespace)
 	if err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		schedule, err := all.Get(ctx, name, metav1.GetOptions{})
-		if err != nil || schedule.Spec.Paused == paused {
+		if err != nil {
 			return err
+		}
+		if schedule.Spec.Paused == paused {
+			did += " before: unchanged"
+			return nil
 		}
 		schedule.Spec.Paused = paused
 		_, err = all.Update(ctx, schedule, metav1.UpdateOptions{})
 		return err
 	}); err != nil {
 		return err
-	}
-	did := "resumed"
-	if paused {
-		did = "paused"
 	}
 	fmt.Fprintf(t.Out, "schedule.%s/%s %s\n", v1alpha1.GroupName, name, did)
 	return nil

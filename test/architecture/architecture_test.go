@@ -121,9 +121,9 @@ var rules = []rule{
 	},
 	{
 		of:        []string{"pkg/cli", "cmd/kubectl-holdfast"},
-		forbidden: []string{"github.com/kopia/kopia", "gocloud.dev", "github.com/aws/aws-sdk-go-v2", "google.golang.org/api", "github.com/Azure/azure-sdk-for-go", "k8s.io/apiserver", "pkg/store", "pkg/controllers", "pkg/registry"},
+		forbidden: []string{"github.com/kopia/kopia", "gocloud.dev", "github.com/aws/aws-sdk-go-v2", "github.com/minio/minio-go", "google.golang.org/api", "cloud.google.com/go", "github.com/Azure/azure-sdk-for-go", "k8s.io/apiserver", "pkg/store", "pkg/location", "pkg/controllers", "pkg/registry"},
 		deep:      true,
-		why:       "the plugin is a thin client of the API: whatever it does, the API does",
+		why:       "the plugin is a thin client of the API: whatever it does, the API does, and no store need be reachable from its user's machine",
 	},
 	{
 		of:        []string{"cmd"},

@@ -120,6 +120,7 @@ func TestPlugin(t *testing.T) {
 
 	must(t, user, in("schedule", "create", "nightly", "--schedule", "0 2 * * *", "--keep-last", "3"), "schedule.holdfast.io/nightly created")
 	must(t, user, in("schedule", "pause", "nightly"), "paused")
+	must(t, user, in("schedule", "pause", "nightly"), "paused before: unchanged")
 	must(t, user, in("schedule", "resume", "nightly"), "resumed")
 	must(t, user, in("schedule", "get"), "nightly")
 	must(t, user, in("schedule", "run", "nightly", "--wait"), "ended: Completed")
