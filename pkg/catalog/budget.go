@@ -74,6 +74,19 @@ func (c *Catalog) LeftOut(location string) (count int, newest string) {
 	return f.leftOut, f.first.storeName
 }
 
+// Unfinished returns the number of a location's folders that hold no finished backup.
+func (c *Catalog) Unfinished(location string) int {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	count := 0
+	for _, e := range c.locations[location] {
+		if !e.known() && !e.leftOut {
+			count++
+		}
+	}
+	return count
+}
+
 // isVouchedFor reports whether this cluster, or one that the location trusts, has signed the
 // backup.
 func isVouchedFor(backup *v1alpha1.Backup) bool {

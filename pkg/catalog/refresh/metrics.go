@@ -32,6 +32,12 @@ var (
 		Help:           "Backups that are not listed, since nobody vouches for them and there are too many of such.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"location"})
+	catalogUnfinished = metrics.NewGaugeVec(&metrics.GaugeOpts{
+		Subsystem:      subsystem,
+		Name:           "unfinished_folders",
+		Help:           "Folders of the store without a finished backup. Each takes memory.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"location"})
 	catalogSuspicious = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Subsystem:      subsystem,
 		Name:           "suspicious",
@@ -63,7 +69,7 @@ var (
 
 func registerMetrics() {
 	register.Do(func() {
-		legacyregistry.MustRegister(catalogBackups, catalogReplaced, catalogLeftOut, catalogSuspicious, catalogRequests, catalogRefresh, catalogSuccess)
+		legacyregistry.MustRegister(catalogBackups, catalogReplaced, catalogLeftOut, catalogUnfinished, catalogSuspicious, catalogRequests, catalogRefresh, catalogSuccess)
 	})
 }
 
@@ -71,11 +77,12 @@ func countRequest(location, operation string) {
 	catalogRequests.WithLabelValues(location, operation).Inc()
 }
 
-func observeRefresh(location string, took time.Duration, replaced, leftOut int, state State) {
+func observeRefresh(location string, took time.Duration, replaced, leftOut, unfinished int, state State) {
 	catalogRefresh.WithLabelValues(location).Observe(took.Seconds())
 	catalogBackups.WithLabelValues(location).Set(float64(state.Backups))
 	catalogReplaced.WithLabelValues(location).Set(float64(replaced))
 	catalogLeftOut.WithLabelValues(location).Set(float64(leftOut))
+	catalogUnfinished.WithLabelValues(location).Set(float64(unfinished))
 	suspicious := 0.0
 	if state.Suspicion != "" {
 		suspicious = 1
@@ -91,6 +98,7 @@ func forgetMetrics(location string) {
 	catalogBackups.Delete(labels)
 	catalogReplaced.Delete(labels)
 	catalogLeftOut.Delete(labels)
+	catalogUnfinished.Delete(labels)
 	catalogSuspicious.Delete(labels)
 	catalogRefresh.Delete(labels)
 	catalogSuccess.Delete(labels)

@@ -25,6 +25,7 @@ func TestMetrics(t *testing.T) {
 	catalogBackups.Reset()
 	catalogReplaced.Reset()
 	catalogLeftOut.Reset()
+	catalogUnfinished.Reset()
 	catalogSuspicious.Reset()
 	catalogRequests.Reset()
 	catalogRefresh.Reset()
@@ -33,13 +34,13 @@ func TestMetrics(t *testing.T) {
 	countRequest("default", "list")
 	countRequest("default", "get")
 	countRequest("default", "get")
-	observeRefresh("default", 200*time.Millisecond, 2, 5, State{Backups: 7, LastSuccess: time.Unix(1_800_000_000, 0), Suspicion: "few"})
-	observeRefresh("down", time.Minute, 0, 0, State{})
-	observeRefresh("gone", time.Second, 1, 1, State{Backups: 3, LastSuccess: time.Unix(1_800_000_000, 0)})
+	observeRefresh("default", 200*time.Millisecond, 2, 5, 9, State{Backups: 7, LastSuccess: time.Unix(1_800_000_000, 0), Suspicion: "few"})
+	observeRefresh("down", time.Minute, 0, 0, 0, State{})
+	observeRefresh("gone", time.Second, 1, 1, 1, State{Backups: 3, LastSuccess: time.Unix(1_800_000_000, 0)})
 	countRequest("gone", "list")
 	forgetMetrics("gone")
 
-	names := []string{"holdfast_catalog_backups", "holdfast_catalog_replaced_backups", "holdfast_catalog_left_out_backups", "holdfast_catalog_suspicious", "holdfast_catalog_requests_total", "holdfast_catalog_refresh_duration_seconds", "holdfast_catalog_last_success_timestamp_seconds"}
+	names := []string{"holdfast_catalog_backups", "holdfast_catalog_replaced_backups", "holdfast_catalog_left_out_backups", "holdfast_catalog_unfinished_folders", "holdfast_catalog_suspicious", "holdfast_catalog_requests_total", "holdfast_catalog_refresh_duration_seconds", "holdfast_catalog_last_success_timestamp_seconds"}
 	if err := testutil.GatherAndCompare(legacyregistry.DefaultGatherer, strings.NewReader(`
 # HELP holdfast_catalog_backups [ALPHA] Backups that the catalogue knows.
 # TYPE holdfast_catalog_backups gauge
@@ -88,6 +89,10 @@ holdfast_catalog_requests_total{location="default",operation="list"} 1
 # TYPE holdfast_catalog_suspicious gauge
 holdfast_catalog_suspicious{location="default"} 1
 holdfast_catalog_suspicious{location="down"} 0
+# HELP holdfast_catalog_unfinished_folders [ALPHA] Folders of the store without a finished backup. Each takes memory.
+# TYPE holdfast_catalog_unfinished_folders gauge
+holdfast_catalog_unfinished_folders{location="default"} 9
+holdfast_catalog_unfinished_folders{location="down"} 0
 `), names...); err != nil {
 		t.Error(err)
 	}

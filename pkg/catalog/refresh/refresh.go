@@ -139,6 +139,8 @@ type State struct {
 	// LeftOut is the number of omitted untrusted backups, NewestLeftOut the newest one's name.
 	LeftOut       int
 	NewestLeftOut string
+	// Unfinished is the number of folders without a finished backup.
+	Unfinished int
 	// Cached is true while a former process's entries are shown, before the first listing.
 	Cached bool
 	// LastError is, in stable words, why the last refresh failed; empty if it succeeded.
@@ -331,6 +333,7 @@ func (r *Refresher) State(location string) (State, bool) {
 	state.Backups = r.catalog.Len(location) // backups deleted since are no loss to the next process
 	state.Replaced = r.catalog.Replaced(location)
 	state.LeftOut, state.NewestLeftOut = r.catalog.LeftOut(location)
+	state.Unfinished = r.catalog.Unfinished(location)
 	return state, true
 }
 

@@ -324,7 +324,7 @@ func (w *worker) refresh(ctx context.Context) error {
 		}
 	}
 	leftOut, _ := w.catalog.LeftOut(w.location.Name)
-	observeRefresh(w.location.Name, w.options.Clock.Since(l.begin), w.catalog.Replaced(w.location.Name), leftOut, after)
+	observeRefresh(w.location.Name, w.options.Clock.Since(l.begin), w.catalog.Replaced(w.location.Name), leftOut, w.catalog.Unfinished(w.location.Name), after)
 	switch {
 	case after.LastError != "" && after.LastError != before.LastError:
 		logger.Info("Could not refresh the catalogue; what is known is served", "reason", after.LastError, "backups", count)

@@ -171,6 +171,9 @@ func (w *StatusWriter) write(ctx context.Context, name string, state *refresh.St
 	return nil
 }
 
+// manyFolders take some 60 MiB. A message has a multiple of it, so that it seldom changes.
+const manyFolders = 100_000
+
 // LocationStatus returns the new status of a location.
 func LocationStatus(record *enginev1alpha1.StorageLocation, state *refresh.State, now time.Time) *enginev1alpha1.StorageLocationStatus {
 	status := record.Status.DeepCopy()
@@ -223,6 +226,9 @@ func LocationStatus(record *enginev1alpha1.StorageLocation, state *refresh.State
 	case state.LeftOut > 0:
 		set(metav1.Condition{Type: enginev1alpha1.ConditionBackupsLeftOut, Status: metav1.ConditionTrue,
 			Reason: enginev1alpha1.ReasonTooManyForeign, Message: refresh.LeftOut(state.LeftOut, state.NewestLeftOut)})
+	case state.Unfinished > manyFolders:
+		set(metav1.Condition{Type: enginev1alpha1.ConditionBackupsLeftOut, Status: metav1.ConditionTrue, Reason: enginev1alpha1.ReasonTooManyFolders,
+			Message: fmt.Sprintf("more than %d folders below backups hold no finished backup; all backups are listed, but each folder takes half a KiB of memory of the API server: remove those that nobody writes to, and see who may write to the store", state.Unfinished/manyFolders*manyFolders)})
 	case meta.FindStatusCondition(status.Conditions, enginev1alpha1.ConditionBackupsLeftOut) != nil:
 		set(metav1.Condition{Type: enginev1alpha1.ConditionBackupsLeftOut, Status: metav1.ConditionFalse,
 			Reason: enginev1alpha1.ReasonAllListed, Message: "all backups of the store are listed"})

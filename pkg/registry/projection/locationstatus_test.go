@@ -77,6 +77,10 @@ func TestWrites(t *testing.T) {
 		// There are more of others than have room, and that ends.
 		{time.Minute, refresh.State{Loaded: true, LastSuccess: clock.Now(), LastFull: clock.Now(), Backups: 89, LeftOut: 7, NewestLeftOut: "theirs", Synced: refresh.Asked{Generation: 4, Request: "x"}}, 1, 0, "True Listed 4", "False", 89},
 		{time.Minute, refresh.State{Loaded: true, LastSuccess: clock.Now(), LastFull: clock.Now(), Backups: 89, Synced: refresh.Asked{Generation: 4, Request: "x"}}, 1, 0, "True Listed 4", "False", 89},
+		// Many folders have no backup, then some more, and that ends.
+		{time.Minute, refresh.State{Loaded: true, LastSuccess: clock.Now(), LastFull: clock.Now(), Backups: 89, Unfinished: 210_000, Synced: refresh.Asked{Generation: 4, Request: "x"}}, 1, 0, "True Listed 4", "False", 89},
+		{time.Minute, refresh.State{Loaded: true, LastSuccess: clock.Now(), LastFull: clock.Now(), Backups: 89, Unfinished: 211_000, Synced: refresh.Asked{Generation: 4, Request: "x"}}, 0, 0, "True Listed 4", "False", 89},
+		{time.Minute, refresh.State{Loaded: true, LastSuccess: clock.Now(), LastFull: clock.Now(), Backups: 89, Unfinished: 99_000, Synced: refresh.Asked{Generation: 4, Request: "x"}}, 1, 0, "True Listed 4", "False", 89},
 	} {
 		clock.Step(test.after)
 		state = test.state
@@ -102,11 +106,14 @@ func TestWrites(t *testing.T) {
 		if told := leftOut != nil && leftOut.Status == metav1.ConditionTrue && strings.HasPrefix(leftOut.Message, fmt.Sprintf("%d backups are not listed", state.LeftOut)) && strings.Contains(leftOut.Message, `"theirs"`); told != (state.LeftOut > 0) {
 			t.Errorf("%d: %d are left out, and the condition is %v", i, state.LeftOut, leftOut)
 		}
+		if told := leftOut != nil && leftOut.Status == metav1.ConditionTrue && leftOut.Reason == enginev1alpha1.ReasonTooManyFolders && strings.Contains(leftOut.Message, "more than 200000 folders"); told != (state.Unfinished > manyFolders) {
+			t.Errorf("%d: %d folders are unfinished, and the condition is %v", i, state.Unfinished, leftOut)
+		}
 		if writes := len(cluster.Writes("storagelocations")) - before; writes != test.writes || due != test.due {
 			t.Errorf("%d: %d writes, due in %v, want %+v", i, writes, due, test)
 		}
 	}
-	if told := len(recorder.Events); told != 6 {
+	if told := len(recorder.Events); told != 8 {
 		t.Errorf("%d events", told)
 	}
 }

@@ -419,6 +419,8 @@ const (
 	ConditionBackupsLeftOut = "BackupsLeftOut"
 	// ReasonTooManyForeign: the memory for such backups is bounded.
 	ReasonTooManyForeign = "TooManyForeign"
+	// ReasonTooManyFolders: so many folders hold no finished backup that they take much memory.
+	ReasonTooManyFolders = "TooManyFolders"
 	// ReasonAllListed: all backups of the store are listed.
 	ReasonAllListed = "AllListed"
 )
