@@ -53,8 +53,16 @@ func TestSaysThatThePluginIsOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		recorder := events.NewFakeRecorder(10)
-		answer, failure, asked := noderestriction.On, error(nil), 0
+		var mu sync.Mutex
+		answer, failure, asked := noderestriction.On, error(nil), 0 // guarded by mu
+		answers := func(state noderestriction.State, err error) {
+			mu.Lock()
+			defer mu.Unlock()
+			answer, failure = state, err
+		}
 		c := New(Config{Namespace: "holdfast", Events: recorder, Clock: clock.RealClock{}, Check: func(context.Context) (noderestriction.State, error) {
+			mu.Lock()
+			defer mu.Unlock()
 			asked++
 			return answer, failure
 		}})
@@ -64,6 +72,9 @@ func TestSaysThatThePluginIsOff(t *testing.T) {
 			t.Helper()
 			time.Sleep(passed)
 			synctest.Wait()
+			mu.Lock()
+			asked := asked
+			mu.Unlock()
 			if asked != wantAsked {
 				t.Errorf("asked %d times, want %d", asked, wantAsked)
 			}
@@ -83,15 +94,15 @@ func TestSaysThatThePluginIsOff(t *testing.T) {
 			}
 		}
 		after(time.Second, 1, noderestriction.On)
-		answer = noderestriction.Off
+		answers(noderestriction.Off, nil)
 		after(24*time.Hour, 2, noderestriction.Off, "Warning NodeRestrictionOff kube-apiserver lacks the admission plugin NodeRestriction")
 		after(48*time.Hour, 4, noderestriction.Off)
 
-		answer, failure = noderestriction.Unknown, fmt.Errorf("a pod: %w", apierrors.NewForbidden(schema.GroupResource{Resource: "users"}, noderestriction.User, nil))
+		answers(noderestriction.Unknown, fmt.Errorf("a pod: %w", apierrors.NewForbidden(schema.GroupResource{Resource: "users"}, noderestriction.User, nil)))
 		after(48*time.Hour, 6, noderestriction.Unknown)
-		failure = apierrors.NewServiceUnavailable("etcd is away")
+		answers(noderestriction.Unknown, apierrors.NewServiceUnavailable("etcd is away"))
 		after(24*time.Hour+20*time.Minute, 11, noderestriction.Unknown) // after 1, 2, 4 and 8 minutes again
-		answer, failure = noderestriction.On, nil
+		answers(noderestriction.On, nil)
 		after(24*time.Hour, 12, noderestriction.On)
 		cancel()
 		running.Wait()
