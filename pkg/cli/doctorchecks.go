@@ -404,7 +404,7 @@ func (d *doctor) checkLocation(s *reportPart, of *enginev1alpha1.StorageLocation
 		enginev1alpha1.ConditionExpiryFrozen:     "The message says how to accept it, once you know the reason.",
 		enginev1alpha1.ConditionBackupsMissing:   "Bring the store back, or accept the loss: see docs/catalogue.md, When backups are missing.",
 		enginev1alpha1.ConditionMetadataReplaced: "Another writer uses the store: see docs/format.md, Together with Velero.",
-		enginev1alpha1.ConditionBackupsLeftOut:   "Trust their cluster, or raise --foreign-backups-memory: see docs/catalogue.md, Backups that others write.",
+		enginev1alpha1.ConditionBackupsLeftOut:   "Trust their cluster, raise --foreign-backups-memory, or remove the folders: see docs/catalogue.md, Backups that others write.",
 	} {
 		if condition := conditionOf(of.Status.Conditions, name); condition.Status == metav1.ConditionTrue {
 			level := severe

@@ -415,7 +415,7 @@ const (
 	// ReasonNoneReplaced: they were deleted, or are as they were.
 	ReasonNoneReplaced = "NoneReplaced"
 	// ConditionBackupsLeftOut is True while not all backups without a trusted signature are listed.
-	// Its message has the number of the others.
+	// Its message has the number of the others. Also while very many folders hold no backup.
 	ConditionBackupsLeftOut = "BackupsLeftOut"
 	// ReasonTooManyForeign: the memory for such backups is bounded.
 	ReasonTooManyForeign = "TooManyForeign"
