@@ -4,7 +4,7 @@
 
 # Measures Holdfast on a Kubernetes of its own, and prints counts, and ratios
 # against Velero, Kopia or a limit: docs/performance.md says what they mean.
-# Usage: hack/bench.sh [plan|queue|objects|restore|served|catalogue|custom|maintenance|volume|files|far|list|claims|plugin]...   without arguments all of them
+# Usage: hack/bench.sh [plan|queue|objects|restore|served|catalogue|custom|maintenance|volume|files|far|list|claims|plugin|stores]...   without arguments all of them
 # HOLDFAST_BENCH_SMALL=1 makes the part plugin a hundred times as small, to try it out.
 set -o errexit -o nounset -o pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -202,6 +202,15 @@ plugin() {
   fresh_lab
 }
 
+# Azurite is measured if make stores has installed it.
+stores() {
+  say "1 GiB through an emulator of each provider, and a location to which nobody writes; twelve minutes"
+  {
+    (cd hack/stores && go test -run '^$' -benchtime 1x -bench '^BenchmarkProviders$' .) 2>/dev/null # the fake S3 server complains
+    go test ./test/integration -timeout 30m -run '^$' -benchtime 1x -bench '^BenchmarkIdleLocation$' 2>/dev/null
+  } | measure stores
+}
+
 kopia_version() { go list -C "$1" -m -f '{{.Version}}' github.com/kopia/kopia; }
 if [[ "$(kopia_version .)" != "$(kopia_version hack/bench/kopia)" ]]; then
   echo "bench: Holdfast and hack/bench/kopia use different versions of Kopia; make them the same" >&2
@@ -214,11 +223,11 @@ export HOLDFAST_KOPIA="${bin}/kopia"
 mkdir -p "${results}"
 : >"${results}/rows"
 fresh_lab
-for benchmark in "${@:-plan queue objects restore served catalogue custom maintenance volume files far list claims plugin}"; do
+for benchmark in "${@:-plan queue objects restore served catalogue custom maintenance volume files far list claims plugin stores}"; do
   for one in ${benchmark}; do
     case "${one}" in
-    plan | queue | objects | restore | claims | served | catalogue | custom | maintenance | volume | files | far | list | plugin) "${one}" ;;
-    *) echo "bench: there is no benchmark ${one}; there are plan, queue, objects, restore, claims, served, catalogue, custom, maintenance, volume, files, far, list and plugin" >&2; exit 2 ;;
+    plan | queue | objects | restore | claims | served | catalogue | custom | maintenance | volume | files | far | list | plugin | stores) "${one}" ;;
+    *) echo "bench: there is no benchmark ${one}; there are plan, queue, objects, restore, claims, served, catalogue, custom, maintenance, volume, files, far, list, plugin and stores" >&2; exit 2 ;;
     esac
   done
 done

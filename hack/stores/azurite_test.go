@@ -33,7 +33,7 @@ const azurite = "../../.lab/azurite/node_modules/.bin/azurite-blob"
 var listens = regexp.MustCompile(`listens on (http://127\.0\.0\.1:[1-9][0-9]*)`)
 
 // startAzurite opens a new container of Azurite with each call, below a prefix.
-func startAzurite(t *testing.T) func(t *testing.T) (enginev1alpha1.StorageLocationSpec, map[string][]byte) {
+func startAzurite(t testing.TB) func(t testing.TB) (enginev1alpha1.StorageLocationSpec, map[string][]byte) {
 	t.Helper()
 	if _, err := os.Stat(azurite); err != nil {
 		t.Fatalf("%v: install Azurite by make stores, which needs npm", err)
@@ -72,7 +72,7 @@ func startAzurite(t *testing.T) func(t *testing.T) (enginev1alpha1.StorageLocati
 		t.Fatal(err)
 	}
 	containers := 0
-	return func(t *testing.T) (enginev1alpha1.StorageLocationSpec, map[string][]byte) {
+	return func(t testing.TB) (enginev1alpha1.StorageLocationSpec, map[string][]byte) {
 		t.Helper()
 		containers++
 		name := fmt.Sprintf("backups-%d", containers)

@@ -24,7 +24,7 @@ import (
 )
 
 // fakeGCS opens a new bucket of fake-gcs-server with each call, below a prefix.
-func fakeGCS(t *testing.T) func(t *testing.T) (enginev1alpha1.StorageLocationSpec, map[string][]byte) {
+func fakeGCS(t testing.TB) func(t testing.TB) (enginev1alpha1.StorageLocationSpec, map[string][]byte) {
 	t.Helper()
 	var handler http.Handler
 	listener := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { handler.ServeHTTP(w, r) }))
@@ -37,7 +37,7 @@ func fakeGCS(t *testing.T) func(t *testing.T) (enginev1alpha1.StorageLocationSpe
 	handler = withGenerations(server.HTTPHandler())
 	account := storetest.ServiceAccount(t, "token", nil)
 	buckets := 0
-	return func(t *testing.T) (enginev1alpha1.StorageLocationSpec, map[string][]byte) {
+	return func(t testing.TB) (enginev1alpha1.StorageLocationSpec, map[string][]byte) {
 		t.Helper()
 		buckets++
 		name := fmt.Sprintf("backups-%d", buckets)
@@ -97,24 +97,33 @@ func TestGCSRepository(t *testing.T) {
 	testRepository(t, repository.Location{Spec: location, Secret: account})
 }
 
-// counted is a server before another one, which counts requests.
-func counted(t *testing.T, endpoint string) (string, func() string) {
+// counting is a server before another one, which tells the method of each request.
+func counting(t testing.TB, endpoint string, tell func(method string)) string {
 	t.Helper()
 	target, err := url.Parse(endpoint)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var mu sync.Mutex
-	var requests []string
 	proxy := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) }}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		mu.Lock()
-		requests = append(requests, r.Method)
-		mu.Unlock()
+		tell(r.Method)
 		proxy.ServeHTTP(w, r)
 	}))
 	t.Cleanup(server.Close)
-	return server.URL, func() string {
+	return server.URL
+}
+
+// counted is a server before another one; taken returns the requests since the last call.
+func counted(t *testing.T, endpoint string) (address string, taken func() string) {
+	t.Helper()
+	var mu sync.Mutex
+	var requests []string
+	address = counting(t, endpoint, func(method string) {
+		mu.Lock()
+		defer mu.Unlock()
+		requests = append(requests, method)
+	})
+	return address, func() string {
 		mu.Lock()
 		defer mu.Unlock()
 		taken := fmt.Sprint(requests)

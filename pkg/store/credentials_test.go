@@ -4,13 +4,21 @@
 package store_test
 
 import (
+	"context"
+	"encoding/pem"
 	"errors"
+	"io"
+	"log"
 	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/store"
@@ -232,4 +240,62 @@ func TestDeniedAccessAsksForNoSession(t *testing.T) {
 	if got, sessions := requests.Load(), cloud.Asked("AssumeRoleWithWebIdentity"); got != 3 || sessions != 1 {
 		t.Errorf("%d requests with %d sessions, want 3 with 1", got, sessions)
 	}
+}
+
+// TestIdentityStalls: a service that doesn't answer ends the caller's operation in the caller's time,
+// and works when it answers again.
+func TestIdentityStalls(t *testing.T) {
+	for _, name := range []string{"IRSA", "Pod Identity"} {
+		t.Run(name, func(t *testing.T) {
+			cloud := storetest.NewCloud(t)
+			t.Setenv("AWS_MAX_ATTEMPTS", "1")
+			release := make(chan struct{})
+			stalls := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				select {
+				case <-release:
+				case <-r.Context().Done():
+				}
+				w.WriteHeader(http.StatusServiceUnavailable)
+			}))
+			t.Cleanup(stalls.Close)
+			t.Cleanup(func() { close(release) })
+			identities[name].use(cloud, t)
+			before := os.Getenv("AWS_ENDPOINT_URL_STS")
+			t.Setenv("AWS_ENDPOINT_URL_STS", stalls.URL)
+			if name != "IRSA" {
+				t.Setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", stalls.URL+"/v1/credentials")
+			}
+			location := withoutSecret(t, cloud.Guard(storetest.RoleOfPods))
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			defer cancel()
+			err := storetest.Open(t, location, nil).Check(ctx)
+			if want := "the identity service of the pods did not answer in time"; !errors.Is(err, store.ErrUnavailable) || store.Reason(err) != want {
+				t.Errorf("got %v, want %q", err, want)
+			}
+			t.Setenv("AWS_ENDPOINT_URL_STS", before)
+			identities[name].use(cloud, t)
+			must(t, storetest.Open(t, location, nil).Check(t.Context()))
+		})
+	}
+}
+
+// TestIdentityOfAnotherAuthority: the location's authorities hold for STS too, beside the system's.
+func TestIdentityOfAnotherAuthority(t *testing.T) {
+	cloud := storetest.NewCloud(t)
+	t.Setenv("AWS_MAX_ATTEMPTS", "1")
+	cloud.ServiceAccounts(t)
+	plain, err := url.Parse(os.Getenv("AWS_ENDPOINT_URL_STS"))
+	must(t, err)
+	sts := httptest.NewUnstartedServer(httputil.NewSingleHostReverseProxy(plain))
+	sts.Config.ErrorLog = log.New(io.Discard, "", 0)
+	sts.StartTLS()
+	t.Cleanup(sts.Close)
+	t.Setenv("AWS_ENDPOINT_URL_STS", sts.URL)
+	location := withoutSecret(t, cloud.Guard(storetest.RoleOfPods))
+	err = storetest.Open(t, location, nil).Check(t.Context())
+	if want := "the certificate of STS can't be verified"; !errors.Is(err, store.ErrUnavailable) || store.Reason(err) != want {
+		t.Errorf("without its authority: %v, want %q", err, want)
+	}
+	location.S3.CABundle = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: sts.Certificate().Raw})
+	must(t, storetest.Open(t, location, nil).Check(t.Context()))
 }

@@ -126,6 +126,8 @@ func command() *cobra.Command {
 
 	maintenance := reading("maintenance", "Read what BenchmarkMaintenance and BenchmarkReclaimed of pkg/repository print", measureMaintenance)
 
+	stores := reading("stores", "Read what BenchmarkProviders of hack/stores and BenchmarkIdleLocation of test/integration print", measureStores)
+
 	table := &cobra.Command{
 		Use: "table", Short: "Print the rows", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return printTable(c.OutOrStdout(), results) },
@@ -176,6 +178,6 @@ func command() *cobra.Command {
 	plugin.Flags().IntVar(&plugins.objects, "objects", 20000, "how many objects to plan a backup of")
 	plugin.Flags().IntVar(&plugins.backups, "backups", 10000, "how many backups there are for status")
 
-	root.AddCommand(plan, queue, list, object, engine, restore, largeRestore, claims, volume, far, files, served, catalogue, customs, maintenance, plugin, table)
+	root.AddCommand(plan, queue, list, object, engine, restore, largeRestore, claims, volume, far, files, served, catalogue, customs, maintenance, plugin, stores, table)
 	return root
 }
