@@ -40,7 +40,7 @@ func BenchmarkIdleLocation(b *testing.B) {
 		})
 	})
 	name, locations, secrets := labtest.Name("idle"), lab.Engine.EngineV1alpha1().StorageLocations(labtest.System), lab.Kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(labtest.System))
-	spec.S3.CredentialsSecret = name
+	spec.S3.CredentialsSecret, spec.PollInterval = name, &metav1.Duration{Duration: 5 * time.Minute} // as by default
 	if _, err := secrets.Create(b.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: secret}, metav1.CreateOptions{}); err != nil {
 		b.Fatal(err)
 	}
