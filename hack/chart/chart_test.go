@@ -265,7 +265,10 @@ func TestValues(t *testing.T) {
 		"the test's image":       {`image: {tag: v3}`, "Pod holdfast/holdfast-test", []string{`"image":"ghcr.io/holdfast-io/holdfast:v3"`, `"check"`, `"helm.sh/hook":"test"`}},
 		"alerts":                 {`prometheusRule: {enabled: true, labels: {release: p}}`, "PrometheusRule holdfast/holdfast", []string{`"labels":{"release":"p"}`, `{{ $value | humanizeDuration }}`}},
 		"a location":             {`location: {spec: {provider: s3, default: true, s3: {bucket: b, credentialsSecret: c}}, credentials: {accessKeyID: k, secretAccessKey: s}}`, "StorageLocation holdfast/default", []string{`"bucket":"b"`}},
-		"its credentials":        {`location: {spec: {provider: s3, s3: {bucket: b, credentialsSecret: c}}, credentials: {accessKeyID: k, secretAccessKey: s}}`, "Secret holdfast-locations/c", []string{`"accessKeyID":"k"`}},
+		"its credentials":        {`location: {spec: {provider: s3, s3: {bucket: b, credentialsSecret: c}}, credentials: {accessKeyID: k, secretAccessKey: s}}`, "Secret holdfast-locations/c", []string{`{"accessKeyID":"k","secretAccessKey":"s"}`}},
+		"credentials for gcs":    {`location: {spec: {provider: gcs, gcs: {bucket: b, credentialsSecret: c}}, credentials: {serviceAccountKey: '{"type": "service_account"}'}}`, "Secret holdfast-locations/c", []string{`"stringData":{"serviceAccountKey":"{\"type\": \"service_account\"}"}`}},
+		"credentials for azure":  {`location: {spec: {provider: azure, azure: {storageAccount: a, container: b, credentialsSecret: c}}, credentials: {accountKey: k}}`, "Secret holdfast-locations/c", []string{`"stringData":{"accountKey":"k"}`}},
+		"an application's":       {`location: {spec: {provider: azure, azure: {storageAccount: a, container: b, credentialsSecret: c}}, credentials: {tenantID: t, clientID: i, clientSecret: s}}`, "Secret holdfast-locations/c", []string{`"stringData":{"clientID":"i","clientSecret":"s","tenantID":"t"}`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var values map[string]any
@@ -311,7 +314,11 @@ func TestWrongValues(t *testing.T) {
 		`certificate: {source: vault}`:       "source",
 		`controller: {extraArgs: [verbose]}`: "extraArgs",
 		`nodeAgent: {kubeletDir: relative}`:  "kubeletDir",
-		`location: {spec: {provider: s3, s3: {bucket: b}}, credentials: {accessKeyID: k}}`: "credentialsSecret",
+		`location: {spec: {provider: s3, s3: {bucket: b}}, credentials: {accessKeyID: k}}`:                                  "location.spec.s3.credentialsSecret",
+		`location: {spec: {provider: gcs, gcs: {bucket: b}}, credentials: {serviceAccountKey: k}}`:                          "location.spec.gcs.credentialsSecret",
+		`location: {spec: {provider: gcs, gcs: {bucket: b, credentialsSecret: c}}, credentials: {accessKeyID: k}}`:          "which has: serviceAccountKey",
+		`location: {spec: {provider: filesystem, filesystem: {path: /b}}, credentials: {accountKey: k}}`:                    "which has: no credentials",
+		`location: {spec: {provider: gcs, gcs: {bucket: b, credentialsSecret: c}}, credentials: {credentialsFile: a.json}}`: "credentialsFile",
 	} {
 		var values map[string]any
 		if err := yaml.Unmarshal([]byte(text), &values); err != nil {
@@ -333,7 +340,7 @@ func TestLint(t *testing.T) {
 }
 
 // TestHelm installs, upgrades, rolls back and removes the chart in a real Kubernetes: keys,
-// credentials, the location and its CRD stay, and it can be installed again.
+// credentials that were rotated, the location and its CRD stay, and it can be installed again.
 func TestHelm(t *testing.T) {
 	bin, err := filepath.Abs("../../.lab/bin")
 	if err != nil {
@@ -401,6 +408,15 @@ func TestHelm(t *testing.T) {
 	// What the API server writes there is its own.
 	must("patch", "apiservice", "v1alpha1.holdfast.io", "--type=merge", "--field-manager=holdfast-apiserver", "-p", `{"spec":{"caBundle":"`+certificate(t, dir)+`"}}`)
 
+	// Nor is a key brought back that was rotated.
+	key := func() string {
+		return must("get", "secret", "offsite", "-n", "holdfast-locations", "-o", "go-template={{.data.accessKeyID | base64decode}}")
+	}
+	if got := key(); got != "k" {
+		t.Errorf("the access key is %q", got)
+	}
+	must("patch", "secret", "offsite", "-n", "holdfast-locations", "--type=merge", "-p", `{"stringData":{"accessKeyID":"rotated"}}`)
+
 	replicas := func() string {
 		return must("get", "deployment", "holdfast-controller", "-n", "holdfast", "-o", "jsonpath={.spec.replicas}")
 	}
@@ -412,6 +428,9 @@ func TestHelm(t *testing.T) {
 	if got := replicas(); got != "2" {
 		t.Errorf("after the upgrade there are %s controllers", got)
 	}
+	if got := key(); got != "rotated" {
+		t.Errorf("after the upgrade the access key is %q", got)
+	}
 	r := action.NewRollback(config())
 	r.Version, r.Timeout = 1, time.Minute
 	if err := r.Run("holdfast"); err != nil {
@@ -419,6 +438,9 @@ func TestHelm(t *testing.T) {
 	}
 	if got := replicas(); got != "1" {
 		t.Errorf("after the rollback there are %s controllers", got)
+	}
+	if got := key(); got != "rotated" {
+		t.Errorf("after the rollback the access key is %q", got)
 	}
 	if must("get", "apiservice", "v1alpha1.holdfast.io", "-o", "jsonpath={.spec.caBundle}") == "" {
 		t.Error("an upgrade or a rollback has removed the caBundle")
@@ -431,7 +453,9 @@ func TestHelm(t *testing.T) {
 			t.Fatal(err)
 		}
 		must("get", "secret", "shop.default.key", "-n", "holdfast-repositories")
-		must("get", "secret", "offsite", "-n", "holdfast-locations")
+		if got := key(); got != "rotated" {
+			t.Errorf("after the removal the access key is %q", got)
+		}
 		must("get", "storagelocations.engine.holdfast.io", "default", "-n", "holdfast")
 		if output, err := kubectl("delete", "namespace", "holdfast-repositories"); err == nil || !strings.Contains(output, "allow-deletion") {
 			t.Errorf("the namespace with the keys is not protected: %v, %s", err, output)
