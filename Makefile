@@ -26,6 +26,13 @@ AGENT_FLAGS      ?=
 # How many real nodes the lab gets; more than none needs root.
 NODES            ?= 0
 
+# The newest Kubernetes that the lab runs, and the oldest that Holdfast needs.
+NEWEST           := 1.37.2
+OLDEST           := 1.34.4
+# The lab's Kubernetes, as in make test KUBERNETES=1.34.4
+KUBERNETES       ?= $(NEWEST)
+export KUBERNETES
+
 export CGO_ENABLED := 0
 
 ##@ Use
@@ -52,8 +59,8 @@ lab-down: ## Stop the lab and remove what it stored, apart from its logs and bin
 ##@ Develop
 
 .PHONY: programs
-programs: ## Build all that is run: holdfast, the lab, its Kubernetes and its S3 server.
-	@if [ ! -x $(BIN)/kube ]; then hack/first-build.sh; fi
+programs: ## Build all that is run: holdfast, the lab, its Kubernetes and its S3 server. KUBERNETES=1.34.4
+	@if [ ! -x $(BIN)/kubectl ]; then hack/first-build.sh; fi
 	@$(MAKE) --no-print-directory build lab-tools
 
 .PHONY: build
@@ -98,16 +105,12 @@ release: ## Build the files of a release in .lab/release/VERSION. VERSION=v1.2.3
 lab-tools: ## Build the lab's tools, its Kubernetes and its S3 server from Go modules.
 	@mkdir -p $(BIN)
 	@go build -C hack/lab -o $(BIN)/lab .
-	@$(BIN)/lab build --bin $(BIN)
+	@$(BIN)/lab build --bin $(BIN) --kubernetes "$(KUBERNETES)"
 
 .PHONY: helm
 helm: ## Build Helm, which releases and the tests on real nodes use.
 	@mkdir -p $(BIN)
 	@go build -C hack/chart -o $(BIN)/helm helm.sh/helm/v3/cmd/helm
-
-.PHONY: newer
-newer: lab-tools ## Build a newer Kubernetes too, into whose clusters tests restore.
-	@$(BIN)/lab build --newer --bin $(BIN)
 
 .PHONY: generate
 generate: ## Write everything that is generated.
@@ -133,7 +136,7 @@ quick: ## Run the quick unit tests, while you work: no race detector, no Kopia, 
 	@RAPID_SEED=$${RAPID_SEED:-1} go test -p 4 -skip '$(QUICK_SKIP)' $$(go list ./cmd/... ./pkg/... ./test/architecture/... | grep -v -E '$(QUICK_LEFT)')
 
 .PHONY: test
-test: programs ## Run all tests that need no root: unit, conformance, integration.
+test: programs ## Run all tests that need no root: unit, conformance, integration. KUBERNETES=1.34.4
 	@hack/test.sh
 
 # Azurite, from npm: 360 MB, for tests only.
@@ -146,8 +149,9 @@ stores: ## Run the suite for stores on all emulators of clouds, Azurite too. Nee
 	@cd hack/stores && go test -count=1 -v -run 'GCS|Azurite' ./...
 
 .PHONY: versions
-versions: programs newer ## Restore what the most used charts create from the lab's Kubernetes into a newer one. Builds that first, some ten minutes.
-	@go test -count=1 -timeout 20m ./test/realworld -args -newer
+versions: ## Restore what the most used charts create from the oldest Kubernetes into the newest. Builds both first.
+	@for version in $(NEWEST) $(OLDEST); do $(MAKE) --no-print-directory programs KUBERNETES=$$version; done
+	@KUBERNETES=$(OLDEST) go test -count=1 -timeout 20m ./test/realworld -args -newer=$(NEWEST)
 
 # How long the campaigns last at least, and how often each role is killed at least.
 SOAK_DURATION ?= 20m

@@ -16,4 +16,6 @@ The first time, everything is built from Go modules: holdfast, the command lab, 
 server, and one program that is etcd, kubectl and all of Kubernetes. Together these are some
 4,500 packages and about $(((minutes + cpus - 1) / cpus)) minutes on ${cpus} idle CPUs; later it takes seconds.
 TEXT
-{ go list -C hack/lab -deps . ./cmd/kube; go list -C hack/lab/s3gw -deps github.com/versity/versitygw/cmd/versitygw; } >/dev/null 2>&1 &
+module="kubernetes-${KUBERNETES:-}.mod"
+if [[ ! -f "hack/lab/${module}" ]]; then module=go.mod; fi
+{ go list -C hack/lab -modfile="${module}" -deps ./cmd/kube; go list -C hack/lab -deps .; go list -C hack/lab/s3gw -deps github.com/versity/versitygw/cmd/versitygw; } >/dev/null 2>&1 &

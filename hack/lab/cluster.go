@@ -44,17 +44,14 @@ func buildCommand() *cobra.Command {
 		Args:  cobra.NoArgs,
 	}
 	bin := c.Flags().String("bin", ".lab/bin", "folder for the programs")
-	newer := c.Flags().Bool("newer", false, "build Kubernetes "+binaries.Newer+", and nothing else, into a folder called newer in there")
+	kubernetes := c.Flags().String("kubernetes", "", "version of Kubernetes, of those that hack/lab has a module's file for (default: the newest)")
 	source := sourceFlag(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		b, err := builder(c, *bin, *source)
 		if err != nil {
 			return err
 		}
-		if *newer {
-			b.Bin = filepath.Join(b.Bin, "newer")
-			return b.Newer(c.Context())
-		}
+		b.Kubernetes = *kubernetes
 		return b.All(c.Context())
 	}
 	return c

@@ -17,19 +17,20 @@ func TestCommands(t *testing.T) {
 		out  string   // what is printed has this in it
 		err  string   // the error has this in it; none if empty
 	}{
-		"down without a lab is done":        {args: []string{"down", "--dir", "DIR"}, out: "no lab in"},
-		"status without a lab says so":      {args: []string{"status", "--dir", "DIR"}, out: "no lab in"},
-		"up names the command to run first": {args: []string{"up", "--dir", "DIR", "--bin", "DIR"}, err: "lab build --bin"},
-		"up refuses a negative count":       {args: []string{"up", "--dir", "DIR", "--nodes", "-1"}, err: "--nodes is -1"},
-		"up refuses too many nodes":         {args: []string{"up", "--dir", "DIR", "--nodes", "1000"}, err: "give 0 to 50"},
-		"holdfast needs a lab":              {args: []string{"holdfast", "up", "--dir", "DIR"}, err: "no lab runs in"},
-		"holdfast counts its agents":        {args: []string{"holdfast", "up", "--dir", "DIR", "--agents", "-1"}, err: "--agents is -1"},
-		"restart needs a role":              {args: []string{"holdfast", "restart", "--dir", "DIR"}, err: "accepts 1 arg"},
-		"an image needs a lab":              {args: []string{"image", "--dir", "DIR"}, err: "no lab runs in"},
-		"a registry needs a lab":            {args: []string{"registry", "--dir", "DIR"}, err: "no lab runs in"},
-		"s3 needs a lab":                    {args: []string{"s3", "up", "--dir", "DIR"}, err: "no lab runs in"},
-		"csi needs a lab":                   {args: []string{"csi", "up", "--dir", "DIR"}, err: "no lab runs in"},
-		"unknown words are refused":         {args: []string{"down", "--dir", "DIR", "all"}, err: "unknown command"},
+		"down without a lab is done":         {args: []string{"down", "--dir", "DIR"}, out: "no lab in"},
+		"status without a lab says so":       {args: []string{"status", "--dir", "DIR"}, out: "no lab in"},
+		"build names the versions there are": {args: []string{"build", "--bin", "DIR", "--kubernetes", "1.2.3"}, err: "choose one of 1."},
+		"up names the command to run first":  {args: []string{"up", "--dir", "DIR", "--bin", "DIR"}, err: "lab build --bin"},
+		"up refuses a negative count":        {args: []string{"up", "--dir", "DIR", "--nodes", "-1"}, err: "--nodes is -1"},
+		"up refuses too many nodes":          {args: []string{"up", "--dir", "DIR", "--nodes", "1000"}, err: "give 0 to 50"},
+		"holdfast needs a lab":               {args: []string{"holdfast", "up", "--dir", "DIR"}, err: "no lab runs in"},
+		"holdfast counts its agents":         {args: []string{"holdfast", "up", "--dir", "DIR", "--agents", "-1"}, err: "--agents is -1"},
+		"restart needs a role":               {args: []string{"holdfast", "restart", "--dir", "DIR"}, err: "accepts 1 arg"},
+		"an image needs a lab":               {args: []string{"image", "--dir", "DIR"}, err: "no lab runs in"},
+		"a registry needs a lab":             {args: []string{"registry", "--dir", "DIR"}, err: "no lab runs in"},
+		"s3 needs a lab":                     {args: []string{"s3", "up", "--dir", "DIR"}, err: "no lab runs in"},
+		"csi needs a lab":                    {args: []string{"csi", "up", "--dir", "DIR"}, err: "no lab runs in"},
+		"unknown words are refused":          {args: []string{"down", "--dir", "DIR", "all"}, err: "unknown command"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

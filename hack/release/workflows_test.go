@@ -24,7 +24,11 @@ type workflow struct {
 	Jobs        map[string]struct {
 		RunsOn      string `json:"runs-on"`
 		Permissions map[string]string
-		Steps       []struct{ Name, ID, Uses, Run string }
+		Strategy    struct{ Matrix map[string][]string }
+		Steps       []struct {
+			Name, ID, Uses, Run string
+			Env                 map[string]string
+		}
 	}
 }
 
@@ -104,6 +108,10 @@ func TestWorkflows(t *testing.T) {
 	ci, release := all["ci.yaml"], all["release.yaml"]
 	if !slices.Equal(ci.On.Push.Branches, []string{"main"}) || ci.On.PullRequest == nil || len(ci.Jobs["ci"].Permissions) > 0 {
 		t.Errorf("ci.yaml runs on %+v with %v", ci.On, ci.Jobs["ci"].Permissions)
+	}
+	both, last := ci.Jobs["ci"].Strategy.Matrix["kubernetes"], len(ci.Jobs["ci"].Steps)-1
+	if len(both) != 2 || last < 0 || ci.Jobs["ci"].Steps[last].Env["KUBERNETES"] != "${{ matrix.kubernetes }}" {
+		t.Errorf("ci.yaml runs with the versions %q of Kubernetes by %+v, want the oldest and the newest", both, ci.Jobs["ci"].Steps)
 	}
 	if !slices.Equal(release.On.Push.Tags, []string{"v*"}) || len(release.On.Push.Branches) > 0 || release.On.PullRequest != nil {
 		t.Errorf("release.yaml runs on %+v, want tags of versions only", release.On)

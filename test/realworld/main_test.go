@@ -15,7 +15,7 @@ import (
 
 var (
 	update    = flag.Bool("update", false, "write the golden files and the table in docs/ anew")
-	withNewer = flag.Bool("newer", false, "restore into a cluster of the newer Kubernetes, too, which make newer builds")
+	withNewer = flag.String("newer", "", "restore into a cluster of this version of Kubernetes, too, as 1.37.2")
 	operators = flag.String("operators", "", "the operators to compare, separated by commas; all if empty")
 )
 

@@ -8,29 +8,23 @@ package binaries
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 )
-
-// Kubernetes is the release that go.mod requires k8s.io/kubernetes at; the
-// programs have to be told, since a module build doesn't know.
-const Kubernetes = "v1.34.4"
-
-// Newer is the release that newer.mod requires, for tests that go from a cluster to a later one.
-const Newer = "v1.37.2"
 
 // Programs are the names under which the one Kubernetes binary is called.
 var Programs = []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler", "kubectl", "kubelet"}
@@ -40,6 +34,9 @@ type Builder struct {
 	Source string    // the folder of the lab's module
 	Bin    string    // where the programs go
 	Out    io.Writer // gets one line per step, for people
+	// Kubernetes is the version to build, as 1.37.2: that of go.mod if empty, or
+	// another one that has a file kubernetes-VERSION.mod.
+	Kubernetes string
 }
 
 // target is one program to build.
@@ -53,29 +50,50 @@ type target struct {
 	notice  string
 }
 
-var (
-	kube  = kubernetes(Kubernetes, "go")
-	newer = kubernetes(Newer, "newer")
-)
+var requirement = regexp.MustCompile(`(?m)^\tk8s\.io/kubernetes v(\S+)$`)
 
-// kubernetes is all of a release of Kubernetes, by the files MODULE.mod and MODULE.sum.
-func kubernetes(version, module string) target {
-	parts := strings.Split(strings.TrimPrefix(version, "v"), ".")
-	t := target{
+// kubernetes is all of the release that the builder is to build. The programs have to be
+// told their version, since a module build doesn't know.
+func (b Builder) kubernetes() (version string, t target, err error) {
+	mod, err := os.ReadFile(filepath.Join(b.Source, "go.mod"))
+	if err != nil {
+		return "", target{}, err
+	}
+	required := requirement.FindSubmatch(mod)
+	if required == nil {
+		return "", target{}, fmt.Errorf("go.mod in %s does not require k8s.io/kubernetes", b.Source)
+	}
+	newest := string(required[1])
+	others, err := filepath.Glob(filepath.Join(b.Source, "kubernetes-*.mod"))
+	if err != nil {
+		return "", target{}, err
+	}
+	versions := []string{newest}
+	for _, other := range others {
+		versions = append(versions, strings.TrimSuffix(strings.TrimPrefix(filepath.Base(other), "kubernetes-"), ".mod"))
+	}
+	version = cmp.Or(strings.TrimPrefix(b.Kubernetes, "v"), newest)
+	if !slices.Contains(versions, version) {
+		return "", target{}, fmt.Errorf("Kubernetes %s does not build here: choose one of %s", version, strings.Join(versions, ", "))
+	}
+	module := "go"
+	if version != newest {
+		module = "kubernetes-" + version
+	}
+	t = target{
 		name:    "kube",
 		folder:  ".",
 		pkg:     "./cmd/kube",
+		modfile: module + ".mod",
 		ldflags: "-s -w",
 		sources: []string{module + ".mod", module + ".sum", "cmd/kube/main.go"},
-		notice:  "etcd, kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kube-proxy and kubectl " + version,
+		notice:  "etcd, kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kube-proxy and kubectl of Kubernetes " + version,
 	}
+	parts := strings.Split(version, ".")
 	for _, pkg := range []string{"k8s.io/component-base/version", "k8s.io/client-go/pkg/version"} {
-		t.ldflags += fmt.Sprintf(" -X %[1]s.gitVersion=%[2]s -X %[1]s.gitMajor=%[3]s -X %[1]s.gitMinor=%[4]s", pkg, version, parts[0], parts[1])
+		t.ldflags += fmt.Sprintf(" -X %[1]s.gitVersion=v%[2]s -X %[1]s.gitMajor=%[3]s -X %[1]s.gitMinor=%[4]s", pkg, version, parts[0], parts[1])
 	}
-	if module != "go" {
-		t.modfile = module + ".mod"
-	}
-	return t
+	return version, t, nil
 }
 
 var pause = target{
@@ -120,31 +138,44 @@ func (b Builder) All(ctx context.Context) error {
 // not change those that Kubernetes is built with.
 func (b Builder) S3(ctx context.Context) error { return b.build(ctx, s3) }
 
-// Kube builds etcd, every Kubernetes program, and the pause program.
-func (b Builder) Kube(ctx context.Context) error { return b.programs(ctx, kube) }
-
-// Newer builds the same of a newer release. Its folder is to be another one.
-func (b Builder) Newer(ctx context.Context) error { return b.programs(ctx, newer) }
-
-func (b Builder) programs(ctx context.Context, kube target) error {
+// Kube builds etcd, every Kubernetes program, and the pause program, in the folder
+// kubernetes-VERSION, beside those of other versions. Links in Bin lead to the one built last.
+func (b Builder) Kube(ctx context.Context) error {
+	version, kube, err := b.kubernetes()
+	if err != nil {
+		return err
+	}
+	name := "kubernetes-" + version
+	release := b
+	release.Bin = filepath.Join(b.Bin, name)
 	for _, t := range []target{kube, pause} {
-		if err := b.build(ctx, t); err != nil {
+		if err := release.build(ctx, t); err != nil {
 			return err
 		}
 	}
-	for _, name := range Programs {
-		link := filepath.Join(b.Bin, name)
-		if to, err := os.Readlink(link); err == nil && to == kube.name {
-			continue
-		}
-		if err := os.Remove(link); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		if err := os.Symlink(kube.name, link); err != nil {
+	for _, program := range Programs {
+		if err := errors.Join(link(kube.name, release.Bin, program), link(filepath.Join(name, kube.name), b.Bin, program)); err != nil {
 			return err
 		}
 	}
-	return nil
+	return link(filepath.Join(name, pause.name), b.Bin, pause.name)
+}
+
+// link makes a symbolic link in a folder, in place of what has its name.
+func link(to, folder, name string) error {
+	path := filepath.Join(folder, name)
+	if old, err := os.Readlink(path); err == nil && old == to {
+		return nil
+	}
+	dir, err := os.MkdirTemp(folder, ".link-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	if err := os.Symlink(to, filepath.Join(dir, name)); err != nil {
+		return err
+	}
+	return os.Rename(filepath.Join(dir, name), path)
 }
 
 // Missing returns an error that names the first program that bin lacks.

@@ -8,6 +8,7 @@
 package labtest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -43,8 +44,9 @@ const (
 type Options struct {
 	// Root is the path of the repository's root.
 	Root string
-	// Newer says that the lab is of the newer Kubernetes, which make newer builds.
-	Newer bool
+	// Kubernetes is the version of the lab's Kubernetes, as 1.37.2. By default the environment's
+	// variable KUBERNETES names it, and without one make programs has built it last.
+	Kubernetes string
 	// APIServerFlags and ControllerFlags are added to the lab's own.
 	APIServerFlags, ControllerFlags string
 }
@@ -120,11 +122,11 @@ func (l *Lab) Another(t *testing.T) *Lab {
 	return another(t, l.options)
 }
 
-// Newer is Another, of the newer Kubernetes.
-func (l *Lab) Newer(t *testing.T) *Lab {
+// AnotherOf is Another, of a version of Kubernetes.
+func (l *Lab) AnotherOf(t *testing.T, version string) *Lab {
 	t.Helper()
 	options := l.options
-	options.Newer = true
+	options.Kubernetes = version
 	return another(t, options)
 }
 
@@ -163,8 +165,8 @@ func start(ctx context.Context, options Options) (*Lab, error) {
 		return nil, err
 	}
 	release := bin
-	if options.Newer {
-		release = filepath.Join(bin, "newer")
+	if version := cmp.Or(options.Kubernetes, os.Getenv("KUBERNETES")); version != "" {
+		release = filepath.Join(bin, "kubernetes-"+version)
 	}
 	for _, program := range []string{filepath.Join(bin, "lab"), filepath.Join(bin, "kubectl"), filepath.Join(bin, "holdfast"), filepath.Join(release, "kube-apiserver")} {
 		if _, err := os.Stat(program); err != nil {
