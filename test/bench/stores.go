@@ -8,7 +8,7 @@ import (
 	"fmt"
 )
 
-// idleAim is how many requests a day a location may take to which nobody writes.
+// idleAim is the aim for the requests of a day to a location without a writer.
 const idleAim = 1000
 
 // measureStores makes rows of BenchmarkProviders of hack/stores and of BenchmarkIdleLocation of
