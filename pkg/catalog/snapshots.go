@@ -14,18 +14,13 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// Methods of volumes that Velero stored by snapshots, which Holdfast does not restore.
+// Methods of volumes that Velero stored by snapshots. A volume of MethodMoved that has a snapshot's id
+// lies in a repository, and can be restored.
 const (
 	methodCSI    = "csi-snapshot"
-	methodMoved  = "csi-snapshot-moved"
+	MethodMoved  = "csi-snapshot-moved"
 	methodNative = "native-snapshot"
 )
-
-var notRestored = map[string]string{
-	methodCSI:    "Velero has made a CSI snapshot of it, which lies in the volume's storage and which Holdfast does not restore",
-	methodMoved:  "Velero has uploaded it from a CSI snapshot, which Holdfast does not restore",
-	methodNative: "Velero has made a snapshot of it through a cloud's API, which lies there and which Holdfast does not restore",
-}
 
 // ReadVolumeInfos reads the volumes that Velero stored by snapshots, from the object of
 // format.VolumeInfoKey (since 1.13). ReadVolumes tells more of volumes uploaded from pods.
@@ -43,10 +38,10 @@ func ReadVolumeInfos(r io.Reader) (volumes []Volume, err error) {
 		case info.BackupMethod != format.MethodCSISnapshot:
 			return nil
 		case info.SnapshotDataMoved:
-			v.Method = methodMoved
+			v.Method = MethodMoved
 			if moved := info.DataMovementInfo; moved != nil {
 				v.SizeBytes, v.IncrementalBytes = moved.Size, moved.IncrementalSize
-				if moved.UploaderType == format.UploaderKopia {
+				if moved.Stored() == "" {
 					v.SnapshotID = moved.SnapshotHandle
 				}
 			}
@@ -62,7 +57,11 @@ func ReadVolumeInfos(r io.Reader) (volumes []Volume, err error) {
 		if info.CompletionTimestamp != nil {
 			v.Completion = *info.CompletionTimestamp
 		}
-		return appendSnapshot(&volumes, &v, info.Failed(), "")
+		why := info.Stored()
+		if why == format.StoredUnnamed {
+			why += ": a restore looks for it among the backup's objects"
+		}
+		return appendSnapshot(&volumes, &v, info.Failed(), why)
 	})
 	return volumes, err
 }
@@ -71,7 +70,10 @@ func ReadVolumeInfos(r io.Reader) (volumes []Volume, err error) {
 func ReadNativeSnapshots(r io.Reader) (volumes []Volume, err error) {
 	err = format.ReadNativeSnapshots(r, func(s format.NativeSnapshot) error {
 		v := Volume{VolumeName: s.Spec.PersistentVolumeName, SnapshotName: s.Status.ProviderSnapshotID, Method: methodNative}
-		return appendSnapshot(&volumes, &v, s.Failed(), "")
+		if s.Failed() {
+			return appendSnapshot(&volumes, &v, true, format.StoredFailed)
+		}
+		return appendSnapshot(&volumes, &v, false, format.StoredNative)
 	})
 	return volumes, err
 }
@@ -86,16 +88,15 @@ func ReadCSISnapshots(r io.Reader) (volumes []Volume, err error) {
 		if size := s.Status.RestoreSize; size != nil {
 			v.VolumeSize = size.Value()
 		}
-		failure := ""
-		if s.Status.Error != nil {
-			failure = s.Status.Error.Message
+		if failure := s.Status.Error; failure != nil && failure.Message != "" {
+			return appendSnapshot(&volumes, &v, true, failure.Message)
 		}
-		return appendSnapshot(&volumes, &v, failure != "", failure)
+		return appendSnapshot(&volumes, &v, false, format.StoredInStorage)
 	})
 	return volumes, err
 }
 
-func appendSnapshot(volumes *[]Volume, v *Volume, failed bool, failure string) error {
+func appendSnapshot(volumes *[]Volume, v *Volume, failed bool, message string) error {
 	if v.ClaimName == "" {
 		v.Namespace = "" // a volume without a claim has no namespace
 		if v.VolumeName == "" {
@@ -110,10 +111,10 @@ func appendSnapshot(volumes *[]Volume, v *Volume, failed bool, failure string) e
 	v.SnapshotName, v.SnapshotID = bounded(v.SnapshotName, maxText), bounded(v.SnapshotID, maxText)
 	v.VolumeSize, v.SizeBytes = max(v.VolumeSize, 0), max(v.SizeBytes, 0)
 	v.IncrementalBytes = min(max(v.IncrementalBytes, 0), v.SizeBytes)
-	v.State, v.Message = v1alpha1.VolumeBackupCompleted, notRestored[v.Method]
+	v.State, v.Message = v1alpha1.VolumeBackupCompleted, intern(bounded(message, maxMessage))
 	v.BytesDone = v.SizeBytes
 	if failed {
-		v.State, v.Message, v.BytesDone = v1alpha1.VolumeBackupFailed, intern(cmp.Or(bounded(failure, maxMessage), "Velero says that its snapshot, or the upload of that, has failed")), 0
+		v.State, v.BytesDone = v1alpha1.VolumeBackupFailed, 0
 	}
 	*volumes = append(*volumes, *v)
 	return nil

@@ -31,6 +31,7 @@ const (
 	veleroArchive  = "testdata/velero-1.18.1.tar.gz"
 	veleroPassword = "static-passw0rd" // of all installations that did not choose one
 	veleroSnapshot = "2faa98bf6d4a1b604eebf11e8943e9e0"
+	movedSnapshot  = "4fa5135b7bfa20643d1a61139067fe10"
 )
 
 var veleroSource = Source{Namespace: "shop", Pod: "files", Volume: "content", ClaimName: "data", ClaimUID: "uid"}
@@ -39,9 +40,14 @@ var veleroSource = Source{Namespace: "shop", Pod: "files", Volume: "content", Cl
 // volume.checks.
 func veleroStore(t *testing.T) (repository.Location, []string) {
 	t.Helper()
+	return storeOf(t, veleroArchive)
+}
+
+func storeOf(t *testing.T, archive string) (repository.Location, []string) {
+	t.Helper()
 	spec, secret := storetest.FakeS3(t, nil)
 	bucket := storetest.Open(t, spec, secret)
-	packed, err := os.Open(veleroArchive)
+	packed, err := os.Open(archive)
 	must(t, err)
 	defer packed.Close()
 	unpacked, err := gzip.NewReader(packed)
@@ -97,6 +103,29 @@ func TestGoesOnFromVelero(t *testing.T) {
 	if second.IncrementalBytes != 3 {
 		t.Errorf("read %d bytes, want 3", second.IncrementalBytes)
 	}
+}
+
+// TestRestoreOfMoved: what Velero's data mover has uploaded from a snapshot of a claim comes back with
+// its files, modes and links, and its files are listed.
+func TestRestoreOfMoved(t *testing.T) {
+	location, checks := storeOf(t, "../restore/source/testdata/velero-moved.tar.gz")
+	r, err := repository.Open(t.Context(), location, "ware", veleroPassword, repository.Options{})
+	must(t, err)
+	defer r.Close(context.WithoutCancel(t.Context()))
+	volume := t.TempDir()
+	restored, err := Restore(t.Context(), r, RestoreRequest{SnapshotID: movedSnapshot, Path: volume}, new(Progress))
+	must(t, err)
+	expectChecks(t, volume, checks)
+	if restored.Files == 0 || restored.TotalBytes == 0 {
+		t.Errorf("restored %+v", restored)
+	}
+	man, err := snapshot.LoadSnapshot(t.Context(), r.Kopia(), movedSnapshot)
+	must(t, err)
+	if man.Source.Path != "snapshot-data-upload-download/kopia/ware/data" || man.Tags["snapshot-requester"] != "snapshot-data-upload-download" {
+		t.Errorf("the snapshot is of %s, with the tags %v", man.Source, man.Tags)
+	}
+	_, err = OpenFiles(t.Context(), r, movedSnapshot)
+	must(t, err)
 }
 
 // expectChecks compares a folder with lines of volume.checks.

@@ -435,6 +435,33 @@ func TestSnapshotsThatFailed(t *testing.T) {
 	}
 }
 
+// TestStored: why a volume that Velero stored by a snapshot can't be restored, for each kind of mover.
+func TestStored(t *testing.T) {
+	moved := func(of DataMovementInfo) VolumeInfo {
+		return VolumeInfo{BackupMethod: MethodCSISnapshot, SnapshotDataMoved: true, DataMovementInfo: &of}
+	}
+	for name, c := range map[string]struct {
+		info VolumeInfo
+		want string
+	}{
+		"moved":                  {moved(DataMovementInfo{DataMover: "velero", UploaderType: UploaderKopia, SnapshotHandle: "k", Phase: phaseCompleted}), ""},
+		"by an unnamed mover":    {moved(DataMovementInfo{UploaderType: UploaderKopia, SnapshotHandle: "k"}), ""},
+		"by the mover of files":  {moved(DataMovementInfo{DataMover: "velero-fs", UploaderType: UploaderKopia, SnapshotHandle: "k"}), ""},
+		"by the mover of blocks": {moved(DataMovementInfo{DataMover: "velero-block", UploaderType: "velero-block", SnapshotHandle: "k"}), StoredAsBlocks},
+		"by another mover":       {moved(DataMovementInfo{DataMover: "other", UploaderType: UploaderKopia, SnapshotHandle: "k"}), `data mover "other"`},
+		"by another uploader":    {moved(DataMovementInfo{UploaderType: "other", SnapshotHandle: "k"}), `with "other"`},
+		"of 1.13":                {moved(DataMovementInfo{DataMover: "velero", UploaderType: UploaderKopia}), StoredUnnamed},
+		"and no more is said":    {VolumeInfo{BackupMethod: MethodCSISnapshot, SnapshotDataMoved: true}, StoredUnnamed},
+		"not completed":          {moved(DataMovementInfo{UploaderType: UploaderKopia, SnapshotHandle: "k", Phase: "Canceled"}), StoredFailed},
+		"not moved":              {VolumeInfo{BackupMethod: MethodCSISnapshot, CSISnapshotInfo: &CSISnapshotInfo{SnapshotHandle: "s"}}, StoredInStorage},
+		"by a cloud's API":       {VolumeInfo{BackupMethod: MethodNativeSnapshot}, StoredNative},
+	} {
+		if got := c.info.Stored(); (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
+			t.Errorf("%s: %q, not %q", name, got, c.want)
+		}
+	}
+}
+
 func FuzzReaders(f *testing.F) {
 	for _, name := range []string{"results.json", "resource-list.json", "podvolumebackups.json", "volumeinfo.json", "empty-list.json"} {
 		plain, err := os.ReadFile("testdata/" + name)

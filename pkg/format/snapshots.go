@@ -4,10 +4,13 @@
 package format
 
 import (
+	"cmp"
+	"fmt"
 	"io"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // Velero's data about volumes that it stored by snapshots. Holdfast makes none.
@@ -26,9 +29,12 @@ type CSISnapshotInfo struct {
 	VSCName        string `json:"vscName,omitempty"`
 }
 
-// DataMovementInfo describes the upload of a snapshot's data.
+// DataMovementInfo describes the upload of a snapshot's data. Velero 1.13 names no snapshot and no
+// result.
 type DataMovementInfo struct {
-	UploaderType   string `json:"uploaderType,omitempty"`
+	DataMover    string `json:"dataMover,omitempty"`
+	UploaderType string `json:"uploaderType,omitempty"`
+	// SnapshotHandle is the snapshot's id in the repository of the claim's namespace.
 	SnapshotHandle string `json:"snapshotHandle,omitempty"`
 	// In bytes.
 	Size            int64 `json:"size,omitempty"`
@@ -54,7 +60,88 @@ func (i *VolumeInfo) Failed() bool {
 const (
 	phaseCompleted = "Completed"
 	phaseFailed    = "Failed"
+
+	// Velero's own data movers: the first two read files, also when none is named.
+	moverVelero = "velero"
+	moverFiles  = "velero-fs"
+	moverBlocks = "velero-block"
 )
+
+// Why a volume that Velero stored by a snapshot can't be restored.
+const (
+	StoredFailed    = "Velero says that its snapshot, or the upload of that, has failed"
+	StoredInStorage = "it lies only in the storage of the volume: Velero has made a CSI snapshot of it, and has not moved the data"
+	StoredNative    = "it lies only in the storage of the volume: Velero has made a snapshot of it through a cloud's API"
+	StoredAsBlocks  = "it is of a block device, and Holdfast restores files only"
+	// StoredUnnamed is said of Velero 1.13, whose DataUpload in the tarball names the snapshot.
+	StoredUnnamed = "Velero's data mover has uploaded it, and the list of volumes does not name its snapshot in the repository"
+)
+
+// Stored says why the data of a volume that Velero stored by a snapshot can't be restored, or
+// returns "".
+func (i *VolumeInfo) Stored() string {
+	switch {
+	case i.Failed():
+		return StoredFailed
+	case i.BackupMethod == MethodNativeSnapshot:
+		return StoredNative
+	case !i.SnapshotDataMoved:
+		return StoredInStorage
+	case i.DataMovementInfo == nil:
+		return StoredUnnamed
+	}
+	return i.DataMovementInfo.Stored()
+}
+
+// Stored is VolumeInfo.Stored of an upload that has not failed.
+func (m *DataMovementInfo) Stored() string {
+	switch mover := cmp.Or(m.DataMover, moverVelero); {
+	case mover == moverBlocks:
+		return StoredAsBlocks
+	case mover != moverVelero && mover != moverFiles, m.UploaderType != UploaderKopia:
+		return fmt.Sprintf("it was uploaded by the data mover %q with %q, and Holdfast restores the uploads of Velero's own with Kopia", mover, m.UploaderType)
+	case m.SnapshotHandle == "":
+		return StoredUnnamed
+	}
+	return ""
+}
+
+// DataUpload is the used part of the record of an upload by a data mover. Velero stores it among
+// the objects of the backup, in its own namespace.
+type DataUpload struct {
+	metav1.ObjectMeta `json:"metadata"`
+	Spec              struct {
+		SourcePVC       string `json:"sourcePVC"`
+		SourceNamespace string `json:"sourceNamespace"`
+		DataMover       string `json:"datamover"`
+	} `json:"spec"`
+	Status struct {
+		Phase               string       `json:"phase"`
+		SnapshotID          string       `json:"snapshotID"`
+		StartTimestamp      *metav1.Time `json:"startTimestamp"`
+		CompletionTimestamp *metav1.Time `json:"completionTimestamp"`
+		Progress            struct {
+			TotalBytes int64 `json:"totalBytes"`
+		} `json:"progress"`
+		IncrementalBytes int64 `json:"incrementalBytes"`
+	} `json:"status"`
+}
+
+// IsOf reports whether the upload was made for the backup with a uid. A backup of Velero's
+// namespace also has the uploads of others.
+func (u *DataUpload) IsOf(backup types.UID) bool { return u.Labels[labelBackupUID] == string(backup) }
+
+// Info describes the upload as the volume info of Velero since 1.14 does.
+func (u *DataUpload) Info() VolumeInfo {
+	return VolumeInfo{
+		PVCName: u.Spec.SourcePVC, PVCNamespace: u.Spec.SourceNamespace, BackupMethod: MethodCSISnapshot, SnapshotDataMoved: true,
+		StartTimestamp: u.Status.StartTimestamp, CompletionTimestamp: u.Status.CompletionTimestamp,
+		DataMovementInfo: &DataMovementInfo{
+			DataMover: u.Spec.DataMover, UploaderType: UploaderKopia, SnapshotHandle: u.Status.SnapshotID,
+			Size: u.Status.Progress.TotalBytes, IncrementalSize: u.Status.IncrementalBytes, Phase: cmp.Or(u.Status.Phase, phaseFailed),
+		},
+	}
+}
 
 // NativeSnapshot is an element of VolumeSnapshotsKey.
 type NativeSnapshot struct {

@@ -212,9 +212,16 @@ func (e *execution) mayWrite(ctx context.Context, namespace string) error {
 	return err
 }
 
+// podOf returns the pod through which a volume was read, or one that used the claim, or nil.
 func (e *execution) podOf(volume *source.Volume) *manifest.Item {
+	claim := manifest.Reference{KindName: "PersistentVolumeClaim", Namespace: volume.Pod.Namespace, Name: volume.ClaimName}
 	for _, item := range e.Backup.Items {
-		if item.APIGroup == "" && item.KindName == "Pod" && item.Namespace == volume.Pod.Namespace && item.Name == volume.Pod.Name {
+		if item.APIGroup != "" || item.KindName != "Pod" || item.Namespace != volume.Pod.Namespace {
+			continue
+		}
+		if item.Name == volume.Pod.Name || volume.Pod.Name == "" && slices.ContainsFunc(item.References, func(r manifest.Reference) bool {
+			return r.APIGroup == claim.APIGroup && r.KindName == claim.KindName && r.Namespace == claim.Namespace && r.Name == claim.Name
+		}) {
 			return item
 		}
 	}

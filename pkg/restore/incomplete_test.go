@@ -138,6 +138,40 @@ func TestClaimWithoutRoom(t *testing.T) {
 	}
 }
 
+// claimed notes the pod by which the room of each claim is chosen.
+type claimed struct {
+	*disk
+	pods map[string]string
+}
+
+func (c claimed) Claim(ctx context.Context, claim volumes.Claim) error {
+	c.pods[claim.Name] = ""
+	if claim.Pod != nil {
+		c.pods[claim.Name] = claim.Pod.Name
+	}
+	return c.disk.Claim(ctx, claim)
+}
+
+// TestPodOfAMovedVolume: a volume that was read from a snapshot names no pod. Its claim is bound where a
+// pod that used it could run.
+func TestPodOfAMovedVolume(t *testing.T) {
+	for name, change := range map[string]func(*source.Volume) string{
+		"read through the pod": func(*source.Volume) string { return "p" },
+		"moved":                func(v *source.Volume) string { v.Pod.Name = ""; return "p" },
+		"used by no pod":       func(v *source.Volume) string { v.Pod.Name, v.ClaimName = "", "other"; return "" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			backup := claimWithPod(t, "s1", obj("v1", "PersistentVolumeClaim", "a", "other"))
+			want := change(&backup.Volumes[0])
+			data := claimed{newDisk(t), map[string]string{}}
+			ended := data.server.run(t.Context(), backup, request("r", v1alpha1.RestoreSpec{}), func(d *Dependencies) { d.Volumes = data })
+			if got, ok := data.pods[backup.Volumes[0].ClaimName]; !ok || got != want {
+				t.Errorf("the pods are %v, want %q; ended: %+v", data.pods, want, ended)
+			}
+		})
+	}
+}
+
 // TestWarningsOfData: what agents have told of complete data is in the results.
 func TestWarningsOfData(t *testing.T) {
 	d := newDisk(t)

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
@@ -41,7 +42,11 @@ func TestSnapshotsOfVelero(t *testing.T) {
 			{"pvcName":"csi","pvcNamespace":"shop","pvName":"pv-2","backupMethod":"CSISnapshot","snapshotDataMoved":false,"result":"succeeded","startTimestamp":"2026-11-20T10:00:00Z","completionTimestamp":"2026-11-20T10:00:03Z",
 				"csiSnapshotInfo":{"snapshotHandle":"snap-2","size":1073741824,"driver":"d","vscName":"content-2"}},
 			{"pvcName":"moved","pvcNamespace":"shop","pvName":"pv-3","backupMethod":"CSISnapshot","snapshotDataMoved":true,"result":"succeeded",
-				"csiSnapshotInfo":{"vscName":"content-3"},"snapshotDataMovementInfo":{"uploaderType":"kopia","snapshotHandle":"m","size":500,"incrementalSize":20,"Phase":"Completed"}},
+				"csiSnapshotInfo":{"vscName":"content-3"},"snapshotDataMovementInfo":{"dataMover":"velero","uploaderType":"kopia","snapshotHandle":"m","size":500,"incrementalSize":20,"Phase":"Completed"}},
+			{"pvcName":"vendor","pvcNamespace":"shop","pvName":"pv-7","backupMethod":"CSISnapshot","snapshotDataMoved":true,"result":"succeeded",
+				"snapshotDataMovementInfo":{"dataMover":"vendor","uploaderType":"kopia","snapshotHandle":"v","Phase":"Completed"}},
+			{"pvcName":"unnamed","pvcNamespace":"shop","pvName":"pv-8","backupMethod":"CSISnapshot","snapshotDataMoved":true,
+				"snapshotDataMovementInfo":{"dataMover":"velero","uploaderType":"kopia","operationID":"du-1"}},
 			{"pvcName":"cancelled","pvcNamespace":"shop","pvName":"pv-4","backupMethod":"CSISnapshot","snapshotDataMoved":true,"snapshotDataMovementInfo":{"Phase":"Canceled"}},
 			{"pvName":"pv-5","backupMethod":"NativeSnapshot","nativeSnapshotInfo":{"snapshotHandle":"snap-5","volumeType":"t","iops":"100"}},
 			{"pvcName":"failed","pvcNamespace":"shop","backupMethod":"NativeSnapshot","result":"failed"}]`
@@ -62,6 +67,8 @@ func TestSnapshotsOfVelero(t *testing.T) {
 			files,
 			"shop/csi/pv-2/csi-snapshot Completed /content-2 0 1073741824 at 2026-11-20T10:00:03Z",
 			"shop/moved/pv-3/csi-snapshot-moved Completed m/content-3 500 0",
+			"shop/vendor/pv-7/csi-snapshot-moved Completed / 0 0",
+			"shop/unnamed/pv-8/csi-snapshot-moved Completed / 0 0",
 			"shop/cancelled/pv-4/csi-snapshot-moved Failed / 0 0",
 			"//pv-5/native-snapshot Completed /snap-5 0 0",
 			"shop/failed//native-snapshot Failed / 0 0",
@@ -115,8 +122,8 @@ func TestSnapshotsOfVelero(t *testing.T) {
 					text += " at " + v.Completion.UTC().Format(time.RFC3339)
 				}
 				got = append(got, text)
-				if v.Method != format.UploaderKopia && v.Message == "" {
-					t.Errorf("nothing is said of %s", text)
+				if restored := v.SnapshotID != "" && v.State == v1alpha1.VolumeBackupCompleted; restored != (v.Message == "") {
+					t.Errorf("of %s is said %q", text, v.Message)
 				}
 			}
 			if !slices.Equal(got, test.want) {

@@ -21,6 +21,7 @@ import (
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/registry/streamed"
 	"github.com/holdfast-io/holdfast/pkg/registry/volumebackup"
 	"github.com/holdfast-io/holdfast/pkg/runlog/remote"
@@ -175,11 +176,18 @@ func TestFiles(t *testing.T) {
 		t.Errorf("an answer that fails before its first byte ends with %d %v, aborted: %t", code, header, aborted)
 	}
 	reader.late = nil
+	// What Velero has moved into a repository has files.
+	shown.Status.Method, shown.Status.SnapshotID = catalog.MethodMoved, "k"
+	if code, _, body, _ := ask(t, false, "files", ""); code != http.StatusOK {
+		t.Errorf("a moved snapshot is answered with %d %q", code, body)
+	}
+	shown.Status.Method = "kopia"
 	// What has no files.
 	for _, change := range []func(*v1alpha1.VolumeBackup){
 		func(b *v1alpha1.VolumeBackup) { b.Status.Phase = v1alpha1.VolumeBackupInProgress },
 		func(b *v1alpha1.VolumeBackup) { b.Status.Phase = v1alpha1.VolumeBackupFailed },
 		func(b *v1alpha1.VolumeBackup) { b.Status.Method = "restic" },
+		func(b *v1alpha1.VolumeBackup) { b.Status.Method, b.Status.SnapshotID = catalog.MethodMoved, "" },
 	} {
 		before := *shown
 		change(shown)

@@ -268,6 +268,9 @@ func (c *change) askedPorts() *askedPorts {
 	return asked
 }
 
+// labelSnapshot is also an annotation.
+const labelSnapshot = "velero.io/volume-snapshot-name"
+
 // claim removes the binding of a claim, unless it keeps its volume.
 func (c *change) claim() {
 	spec := nested(c.object.Object, "spec")
@@ -276,7 +279,10 @@ func (c *change) claim() {
 	}
 	c.removeAnnotations("pv.kubernetes.io/bind-completed", "pv.kubernetes.io/bound-by-controller",
 		"volume.kubernetes.io/storage-provisioner", "volume.beta.kubernetes.io/storage-provisioner",
-		"volume.kubernetes.io/selected-node", "volume.kubernetes.io/storage-resizer")
+		"volume.kubernetes.io/selected-node", "volume.kubernetes.io/storage-resizer",
+		// By these Velero finds the snapshot of the backup that it took from this claim.
+		labelSnapshot, "velero.io/data-upload-name", "backup.velero.io/must-include-additional-items", "backup.velero.io/skipped-no-csi-pv")
+	c.removeLabels(labelSnapshot, "velero.io/backup-name")
 	hasData := c.rules.facts.HasData(c.object.GetNamespace(), c.object.GetName())
 	if hasData || !c.rules.facts.KeepsVolume(c.object.GetNamespace(), c.object.GetName()) {
 		delete(spec, "volumeName")

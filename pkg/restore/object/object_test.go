@@ -140,6 +140,12 @@ func TestDesired(t *testing.T) {
 			  spec: {storageClassName: old, volumeName: pv1, dataSource: {kind: VolumeSnapshot, name: s}, accessModes: [ReadWriteOnce]}, status: {phase: Bound}}`,
 			want: `{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: data, namespace: shop, annotations: {mine: v}}, spec: {storageClassName: new, accessModes: [ReadWriteOnce]}}`,
 		},
+		"a claim loses by what Velero finds its snapshot": {
+			resource: "persistentvolumeclaims",
+			object: `{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: data, namespace: shop, labels: {velero.io/backup-name: b, velero.io/volume-snapshot-name: s, app: shop},
+			  annotations: {velero.io/volume-snapshot-name: s, velero.io/data-upload-name: velero/u, backup.velero.io/must-include-additional-items: "true", mine: v}}, spec: {accessModes: [ReadWriteOnce]}}`,
+			want: `{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: data, namespace: shop, labels: {app: shop}, annotations: {mine: v}}, spec: {accessModes: [ReadWriteOnce]}}`,
+		},
 		"pitfall 8: claimRef and volumeName stay paired": {
 			resource: "persistentvolumeclaims", facts: Facts{KeepsVolume: func(namespace, name string) bool { return namespace == "shop" && name == "data" }},
 			object: `{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: data, namespace: shop}, spec: {volumeName: pv1}}`,

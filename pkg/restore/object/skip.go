@@ -36,6 +36,11 @@ var neverRestored = map[string]string{
 	"backuprepositories.velero.io":                   "it is made when it is needed",
 	"podvolumebackups.velero.io":                     "it tells what happened then",
 	"podvolumerestores.velero.io":                    "it tells what happened then",
+	"datauploads.velero.io":                          "it tells what happened then",
+	"datadownloads.velero.io":                        "it tells what happened then",
+	"deletebackuprequests.velero.io":                 "it is a request",
+	"downloadrequests.velero.io":                     "it is a request",
+	"serverstatusrequests.velero.io":                 "it is a request",
 }
 
 // SkipItem says why an item is never restored, or returns "".

@@ -56,6 +56,8 @@ type Backup struct {
 	contents format.Contents
 	size     int64
 	members  []int64
+	// uploads says that records of uploads among the objects tell of volumes.
+	uploads bool
 	// others are copies in other versions; instead has the original version of an item read from
 	// one.
 	others  map[spot][]*manifest.Item
@@ -83,7 +85,13 @@ func Open(ctx context.Context, bucket Store, place format.Place, uid types.UID) 
 	if err := b.readVolumes(ctx, place.StoreName); err != nil {
 		return nil, err
 	}
-	return b, b.readItems(ctx, place.StoreName)
+	if err := b.readItems(ctx, place.StoreName); err != nil {
+		return nil, err
+	}
+	if err := b.readMoved(ctx); err != nil {
+		return nil, fmt.Errorf("read what the backup %s says of its volumes: %w", place.StoreName, err)
+	}
+	return b, nil
 }
 
 // OpenVolumes is Open of what is said about volumes alone: it reads neither the tarball nor the

@@ -461,7 +461,7 @@ func TestVolumesWithoutFiles(t *testing.T) {
 		for i := range b.Volumes {
 			v := &b.Volumes[i]
 			claims = append(claims, v.ClaimName)
-			if v.ClaimName == "snapshot" && (!strings.Contains(v.Problem, "backed up as CSISnapshot") || v.Claim().Namespace != "shop") ||
+			if v.ClaimName == "snapshot" && (v.Problem != format.StoredInStorage || v.Claim().Namespace != "shop") ||
 				v.ClaimName == "files" && (v.Problem != "" || v.PersistentVolume != "pv-f") {
 				t.Errorf("volume %+v", v)
 			}
@@ -478,7 +478,13 @@ func TestVolumesWithoutFiles(t *testing.T) {
 // velero is a store that Velero 1.18 wrote.
 func velero(t testing.TB) *store.Bucket {
 	t.Helper()
-	file, err := os.Open("testdata/velero-store.tar.gz")
+	return stored(t, "testdata/velero-store.tar.gz")
+}
+
+// stored is a store with the content of an archive.
+func stored(t testing.TB, archive string) *store.Bucket {
+	t.Helper()
+	file, err := os.Open(archive)
 	check(t, err)
 	defer file.Close()
 	bucket := storetest.Memory(t)

@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -27,7 +29,8 @@ const labelClaimUID = "velero.io/pvc-uid"
 const methodPodVolume = "PodVolumeBackup"
 
 // Volume is a volume of the backup. Its snapshot Status.SnapshotID is in its pod's namespace's
-// repository, in the backup's location.
+// repository, in the backup's location. A volume that Velero has moved names no pod, but its
+// namespace.
 type Volume struct {
 	format.Volume
 	// Problem says why its data can't be restored, or is empty.
@@ -149,10 +152,12 @@ func newVolume(pvb *format.PodVolumeBackup) (Volume, error) {
 	return v, nil
 }
 
-// join adds facts about persistent volumes, and the claims without data.
+// join adds facts about persistent volumes, the volumes that Velero stored by snapshots, and the
+// claims without data.
 func (b *Backup) join(ctx context.Context, storeName string) {
 	var infos []format.VolumeInfo
-	err := b.summed(ctx, format.VolumeInfoKey(storeName), func(r io.Reader) (err error) {
+	key := format.VolumeInfoKey(storeName)
+	err := b.summed(ctx, key, func(r io.Reader) (err error) {
 		infos, err = format.ReadVolumeInfo(r)
 		return err
 	})
@@ -160,13 +165,19 @@ func (b *Backup) join(ctx context.Context, storeName string) {
 		if !errors.Is(err, store.ErrNotFound) {
 			b.Warnings = append(b.Warnings, fmt.Sprintf("what the backup says of its persistent volumes can't be read: %v", err))
 		}
+		_, named := b.contents.Of(key)
+		b.uploads = !named && errors.Is(err, store.ErrNotFound) // of Velero until 1.12
 		return
 	}
 	byClaim := map[types.NamespacedName]*format.VolumeInfo{}
 	for i := range infos {
 		info := &infos[i]
-		if len(validation.IsDNS1123Label(info.PVCNamespace)) == 0 && len(validation.IsDNS1123Subdomain(info.PVCName)) == 0 {
-			byClaim[types.NamespacedName{Namespace: info.PVCNamespace, Name: info.PVCName}] = info
+		if len(validation.IsDNS1123Label(info.PVCNamespace)) > 0 || len(validation.IsDNS1123Subdomain(info.PVCName)) > 0 {
+			continue
+		}
+		claim := types.NamespacedName{Namespace: info.PVCNamespace, Name: info.PVCName}
+		if known := byClaim[claim]; known == nil || known.Skipped || !known.SnapshotDataMoved {
+			byClaim[claim] = info
 		}
 	}
 	for i := range b.Volumes {
@@ -177,10 +188,12 @@ func (b *Backup) join(ctx context.Context, storeName string) {
 		}
 	}
 	b.NotTaken = map[types.NamespacedName]string{}
-	for claim, info := range byClaim {
-		switch {
+	for _, claim := range slices.SortedFunc(maps.Keys(byClaim), compareNames) {
+		switch info := byClaim[claim]; {
 		case info.Skipped:
 			b.NotTaken[claim] = info.SkippedReason
+		case info.BackupMethod == format.MethodCSISnapshot, info.BackupMethod == format.MethodNativeSnapshot:
+			b.Volumes = append(b.Volumes, newSnapshot(claim, info))
 		case info.BackupMethod != "" && info.BackupMethod != methodPodVolume:
 			b.Volumes = append(b.Volumes, Volume{
 				Volume:  format.Volume{Pod: enginev1alpha1.PodReference{Namespace: claim.Namespace}, ClaimName: claim.Name, PersistentVolume: info.PVName},
@@ -188,4 +201,8 @@ func (b *Backup) join(ctx context.Context, storeName string) {
 			})
 		}
 	}
+}
+
+func compareNames(a, b types.NamespacedName) int {
+	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 }
