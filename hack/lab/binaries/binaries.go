@@ -74,7 +74,7 @@ func (b Builder) kubernetes() (version string, t target, err error) {
 	}
 	version = cmp.Or(strings.TrimPrefix(b.Kubernetes, "v"), newest)
 	if !slices.Contains(versions, version) {
-		return "", target{}, fmt.Errorf("Kubernetes %s does not build here: choose one of %s", version, strings.Join(versions, ", "))
+		return "", target{}, fmt.Errorf("version %s of Kubernetes does not build here: choose one of %s", version, strings.Join(versions, ", "))
 	}
 	module := "go"
 	if version != newest {
