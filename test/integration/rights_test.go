@@ -5,6 +5,7 @@ package integration
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"os"
@@ -99,6 +100,32 @@ func TestRights(t *testing.T) {
 	}
 	if compare(t, documented, granted) {
 		askForEach(t, documented)
+	}
+}
+
+// TestTrustBundlesAreRestored: an administrator's restore may create the authorities of any signer,
+// in a Kubernetes that has ClusterTrustBundles: 1.37 does, and 1.34 does not.
+func TestTrustBundlesAreRestored(t *testing.T) {
+	t.Parallel()
+	resources := lab.Kubectl(t, "api-resources", "--api-group=certificates.k8s.io", "--output=name")
+	if !strings.Contains(resources, "clustertrustbundles") {
+		return
+	}
+	authority, err := os.ReadFile(filepath.Join(lab.Dir, "pki", "ca.crt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	bundle, err := json.Marshal(map[string]any{
+		"apiVersion": "certificates.k8s.io/v1", "kind": "ClusterTrustBundle",
+		"metadata": map[string]any{"name": "example.com:mesh:a"},
+		"spec":     map[string]any{"signerName": "example.com/mesh", "trustBundle": string(authority)},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	restore := impersonated("holdfast-restore", labtest.System).UserName
+	if _, stderr, err := lab.TryKubectl(t, string(bundle), "create", "--dry-run=server", "--as="+restore, "-f", "-"); err != nil {
+		t.Errorf("%v: %s", err, stderr)
 	}
 }
 

@@ -83,6 +83,11 @@ func SkipItem(item *manifest.Item) string {
 		if strings.HasSuffix(item.Name, ".holdfast.io") {
 			return "Holdfast's installation makes it"
 		}
+	case "clustertrustbundles.certificates.k8s.io":
+		// Those of Kubernetes' own signers have its prefix: they are the authorities of this cluster.
+		if strings.HasPrefix(item.Name, "kubernetes.io:") {
+			return "kube-controller-manager makes it"
+		}
 	case "priorityclasses.scheduling.k8s.io":
 		if strings.HasPrefix(item.Name, "system-") {
 			return ByServer
