@@ -4,7 +4,9 @@
 package catalog
 
 import (
+	"encoding/hex"
 	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -12,15 +14,38 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-const maxChanges = 100
+// MaxChanges bounds the changes of a backup that are read, and the kept keys beside a folder.
+const MaxChanges = 100
+
+// crowdMark is in no key of a change.
+const crowdMark = ".expiration-*"
+
+// Crowd stands for the keys of a store name's changes that are too many to keep; sum is of all of
+// them. To read the backup, its changes are listed.
+func Crowd(storeName string, sum []byte) string {
+	return format.BackupsPrefix + storeName + crowdMark + hex.EncodeToString(sum)
+}
+
+// IsCrowd reports whether a key is a Crowd.
+func IsCrowd(key string) bool { return strings.Contains(key, crowdMark) }
+
+// changed returns the store name of a change's key, or of a Crowd.
+func changed(key string) (storeName string, ok bool) {
+	if IsCrowd(key) {
+		storeName, _, _ = strings.Cut(strings.TrimPrefix(key, format.BackupsPrefix), crowdMark)
+		return storeName, true
+	}
+	storeName, _, _, ok = format.ParseExpirationKey(key)
+	return storeName, ok
+}
 
 // ObserveChanges takes the listed keys of all changes of expirations, of the entries that holds
-// names (nil: all). It is called after ObserveListing. It returns the store names of backups with
+// names (nil: all), or a Crowd of them. It is called after ObserveListing. It returns the store names of backups with
 // new ones. A change is never rewritten.
 func (c *Catalog) ObserveChanges(location string, holds func(name string) bool, keys []string) []string {
 	byBackup := map[string][]string{}
 	for _, key := range keys {
-		if storeName, _, _, ok := format.ParseExpirationKey(key); ok {
+		if storeName, ok := changed(key); ok {
 			byBackup[storeName] = append(byBackup[storeName], key)
 		}
 	}
@@ -51,12 +76,18 @@ func (c *Catalog) Changes(location, storeName string, backup types.UID) []string
 	return changesOf(e.changesListed, backup)
 }
 
+// changesOf returns the newest changes of a backup, or each Crowd, which may have some of it.
 func changesOf(keys []string, backup types.UID) []string {
+	if slices.ContainsFunc(keys, IsCrowd) {
+		crowds := slices.DeleteFunc(slices.Clone(keys), func(key string) bool { return !IsCrowd(key) })
+		slices.Sort(crowds)
+		return crowds
+	}
 	newest := format.NewestFirst(slices.DeleteFunc(slices.Clone(keys), func(key string) bool {
 		_, uid, _, _ := format.ParseExpirationKey(key)
 		return uid != backup
 	}))
-	return newest[:min(len(newest), maxChanges)]
+	return newest[:min(len(newest), MaxChanges)]
 }
 
 // applyChangesLocked applies and returns the newest valid change of the expiration, or nil. A

@@ -9,6 +9,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"iter"
 	"path"
@@ -16,6 +17,7 @@ import (
 	"strings"
 
 	"golang.org/x/sync/semaphore"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
@@ -64,34 +66,41 @@ const (
 // pageSize is about the size of a shard, S3's page.
 const pageSize = 1000
 
-// List implements layout.Layout. A shard is a page, its position the last folder. It never ends
-// between a change and the folder of its backup.
+// List implements layout.Layout. A shard is about a page, its position the last key. It never ends
+// between a change and the folder of its backup. Changes without a folder are not kept.
 func (l *VeleroLayout) List(ctx context.Context, from store.Ranger, after string) iter.Seq[Shard] {
 	return func(yield func(Shard) bool) {
-		beside := map[string][]string{} // changes precede their entries' folders
-		begin, last := after, ""
+		waiting := changes{} // changes precede their entries' folders
+		begin, last := after, after
 		var shard Shard
-		count, parts := 0, false // ending here would separate a change from its folder
+		count := 0
+		end := func() bool {
+			shard.Holds, shard.Position = holds(begin, last), last
+			if !yield(shard) {
+				return false
+			}
+			shard, count, begin = Shard{}, 0, last
+			return true
+		}
 		for object, err := range from.List(ctx, format.BackupsPrefix, store.ListOptions{StartAfter: behind(after)}) {
 			if err != nil {
 				shard.Holds, shard.Err = holds(begin, ""), err
 				yield(shard)
 				return
 			}
-			count++
-			if storeName, ok := format.StoreNameOf(object.Key); ok {
-				shard.Entries = append(shard.Entries, Entry{Name: storeName, Beside: beside[storeName]})
-				delete(beside, storeName)
-				last, parts = object.Key, isBehindChange(storeName, beside)
-			} else if storeName, _, _, ok := format.ParseExpirationKey(object.Key); ok && !object.IsFolder {
-				beside[storeName] = append(beside[storeName], object.Key)
+			waiting.forget(object.Key)
+			if count >= pageSize && len(waiting) == 0 && !end() {
+				return
 			}
-			if count >= pageSize && last != "" && !parts {
-				shard.Holds, shard.Position = holds(begin, last), last
-				if !yield(shard) {
+			count++
+			last = object.Key
+			if storeName, ok := format.StoreNameOf(object.Key); ok {
+				shard.Entries = append(shard.Entries, Entry{Name: storeName, Beside: waiting.take(storeName)})
+				if count >= pageSize && len(waiting) == 0 && !end() { // before another request
 					return
 				}
-				shard, count, begin, last = Shard{}, 0, last, ""
+			} else if storeName, _, _, ok := format.ParseExpirationKey(object.Key); ok && !object.IsFolder {
+				waiting.add(storeName, object.Key)
 			}
 		}
 		shard.Holds = holds(begin, "")
@@ -99,15 +108,54 @@ func (l *VeleroLayout) List(ctx context.Context, from store.Ranger, after string
 	}
 }
 
-// isBehindChange reports whether a folder is between a change and its backup's folder, as backup
-// a.b is between the changes and the folder of a.
-func isBehindChange(name string, beside map[string][]string) bool {
-	for i, char := range name {
-		if char == '.' && len(beside[name[:i]]) > 0 {
-			return true
+// changes are the listed changes by store names whose folders may follow. These names begin one
+// another, so they are few. More than catalog.MaxChanges of a name are a catalog.Crowd.
+type changes map[string]*listedChanges
+
+type listedChanges struct {
+	keys  []string
+	crowd hash.Hash // of all keys; nil for few
+}
+
+func (c changes) add(storeName, key string) {
+	of := c[storeName]
+	if of == nil {
+		of = &listedChanges{}
+		c[storeName] = of
+	}
+	if of.crowd == nil {
+		if of.keys = append(of.keys, key); len(of.keys) <= catalog.MaxChanges {
+			return
+		}
+		of.crowd, key = sha256.New(), strings.Join(of.keys, "\n")
+		of.keys = nil
+	}
+	_, _ = io.WriteString(of.crowd, key+"\n")
+}
+
+// take returns and forgets the changes of a listed folder.
+func (c changes) take(storeName string) []string {
+	of := c[storeName]
+	delete(c, storeName)
+	switch {
+	case of == nil:
+		return nil
+	case of.crowd != nil:
+		return []string{catalog.Crowd(storeName, of.crowd.Sum(nil))}
+	}
+	return of.keys
+}
+
+// forget removes the names whose folders precede a listed key. Between the changes and the folder of
+// a lie keys that begin with "a.", such as the folder of a.b.
+func (c changes) forget(key string) {
+	key = strings.TrimPrefix(key, format.BackupsPrefix)
+	for storeName := range c {
+		rest, begins := strings.CutPrefix(key, storeName)
+		if !begins || rest != "/" && !strings.HasPrefix(rest, ".") {
+			delete(c, storeName)
 		}
 	}
-	return false
 }
 
 // Position implements layout.Parted.
@@ -187,7 +235,14 @@ func (l *VeleroLayout) Read(ctx context.Context, from store.Ranger, name string,
 		return content, &UnreadableError{Reason: "velero-backup.json can't be read: " + store.Reason(err)}
 	}
 	content.Backup, content.ChangesRead = backup, known.Beside(backup.UID)
-	if content.Changes, err = l.readChanges(ctx, from, name, backup, content.ChangesRead); err != nil {
+	changes := content.ChangesRead
+	if slices.ContainsFunc(changes, catalog.IsCrowd) {
+		changes, err = l.listChanges(ctx, from, name, backup.UID)
+	}
+	if err == nil {
+		content.Changes, err = l.readChanges(ctx, from, name, backup, changes)
+	}
+	if err != nil {
 		if known.MayRead && errors.Is(err, store.ErrDenied) { // it may have a hold, so the backup must not expire
 			err = &UnreadableError{Reason: "a change of its expiration can't be read: " + store.Reason(err)}
 		}
@@ -367,6 +422,20 @@ func (l *VeleroLayout) readMetadata(ctx context.Context, from store.Ranger, stor
 		return err
 	})
 	return backup, version, err
+}
+
+// listChanges returns the newest changes of a backup beside whose folder very many lie.
+func (l *VeleroLayout) listChanges(ctx context.Context, from store.Reader, storeName string, backup types.UID) (newest []string, err error) {
+	beginning := format.ExpirationsBeginning(storeName, backup)
+	for object, err := range from.List(ctx, format.BackupsPrefix, store.ListOptions{Beginning: beginning}) {
+		if err != nil {
+			return nil, err
+		}
+		if newest = append(newest, object.Key); len(newest) == pageSize {
+			newest = catalog.ChangesOf(newest, backup)
+		}
+	}
+	return catalog.ChangesOf(newest, backup), nil
 }
 
 const maxSigners = 8
