@@ -84,7 +84,7 @@ func SkipItem(item *manifest.Item) string {
 			return "Holdfast's installation makes it"
 		}
 	case "clustertrustbundles.certificates.k8s.io":
-		// Those of Kubernetes' own signers have its prefix: they are the authorities of this cluster.
+		// Kubernetes' own signers have this prefix: these are the authorities of this cluster.
 		if strings.HasPrefix(item.Name, "kubernetes.io:") {
 			return "kube-controller-manager makes it"
 		}
