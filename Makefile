@@ -112,6 +112,11 @@ helm: ## Build Helm, which releases and the tests on real nodes use.
 	@mkdir -p $(BIN)
 	@go build -C hack/chart -o $(BIN)/helm helm.sh/helm/v3/cmd/helm
 
+.PHONY: csi
+csi: programs ## Build Kubernetes's CSI sidecars (minutes the first time), and test the lab's driver and snapshots. No root.
+	@$(BIN)/lab build --snapshots --bin $(BIN)
+	@mkdir -p $(LAB)/tmp && cd hack/lab/snapshots && TMPDIR=$(LAB)/tmp go test -count=1 ./...
+
 .PHONY: generate
 generate: ## Write everything that is generated.
 	@hack/update-codegen.sh

@@ -20,7 +20,7 @@ echo "lint: go vet and staticcheck"
 go vet ./...
 # Generated clients are their generator's business.
 go list ./... | grep -v /pkg/generated/ | xargs "${tools}/staticcheck"
-for module in alerts chart clidocs image release stores; do
+for module in alerts chart clidocs image lab/snapshots release stores; do
   (cd "hack/${module}" && go vet ./... && "${tools}/staticcheck" ./...)
 done
 (cd hack/lab && packages="$(go list ./... | grep -v /cmd/kube)" && go vet ${packages} && "${tools}/staticcheck" ${packages})

@@ -45,11 +45,18 @@ func buildCommand() *cobra.Command {
 	}
 	bin := c.Flags().String("bin", ".lab/bin", "folder for the programs")
 	kubernetes := c.Flags().String("kubernetes", "", "version of Kubernetes, of those that hack/lab has a module's file for (default: the newest)")
+	snapshots := c.Flags().Bool("snapshots", false, "build the CSI driver and the sidecars of lab csi up --snapshots, and nothing else")
 	source := sourceFlag(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		b, err := builder(c, *bin, *source)
 		if err != nil {
 			return err
+		}
+		if *snapshots {
+			if err := b.CSI(c.Context()); err != nil {
+				return err
+			}
+			return b.Sidecars(c.Context())
 		}
 		b.Kubernetes = *kubernetes
 		return b.All(c.Context())

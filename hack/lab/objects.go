@@ -74,7 +74,7 @@ func registryCommand() *cobra.Command {
 func csiCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "csi",
-		Short: "Run a CSI driver for the nodes of a lab",
+		Short: "Run a CSI driver, for the nodes of a lab or for snapshots",
 		Args:  cobra.NoArgs,
 	}
 	up := &cobra.Command{
@@ -84,6 +84,8 @@ func csiCommand() *cobra.Command {
 	}
 	dirPath := dirFlag(up)
 	source := sourceFlag(up)
+	snapshots := up.Flags().Bool("snapshots", false, "also build and start snapshot-controller, csi-snapshotter and csi-provisioner, so that claims and VolumeSnapshots get what they ask for")
+	qps := up.Flags().Int("qps", 50, "requests of each of these to the API server in a second; their own default is 5")
 	up.RunE = func(c *cobra.Command, _ []string) error {
 		dir, unlock, err := openLocked(c.Context(), *dirPath)
 		if err != nil {
@@ -101,10 +103,17 @@ func csiCommand() *cobra.Command {
 		if err := b.CSI(c.Context()); err != nil {
 			return err
 		}
-		if err := csi.Up(c.Context(), dir); err != nil {
+		var with *csi.Snapshots
+		if *snapshots {
+			if err := b.Sidecars(c.Context()); err != nil {
+				return err
+			}
+			with = &csi.Snapshots{Builder: b, QPS: *qps}
+		}
+		if err := csi.Up(c.Context(), dir, with); err != nil {
 			return err
 		}
-		fmt.Fprintf(c.OutOrStdout(), "every node has the driver %s\n", csi.Driver)
+		fmt.Fprintf(c.OutOrStdout(), "every node has the driver %s; what it makes is in %s\n", csi.Driver, csi.Folder(dir))
 		return nil
 	}
 	c.AddCommand(up)

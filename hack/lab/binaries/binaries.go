@@ -17,6 +17,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -119,12 +120,49 @@ var csi = target{
 	folder:  ".",
 	pkg:     "./cmd/csi",
 	ldflags: "-s -w",
-	sources: []string{"go.mod", "go.sum", "cmd/csi/main.go"},
+	sources: []string{"go.mod", "go.sum", "cmd/csi/main.go", "cmd/csi/storage.go", "cmd/csi/controller.go", "cmd/csi/faults.go"},
 	notice:  "a driver of the Container Storage Interface",
 }
 
 // CSI builds the driver of volumes.
 func (b Builder) CSI(ctx context.Context) error { return b.build(ctx, csi) }
+
+// The modules of the programs that ask a driver for volumes and snapshots, and of the definitions.
+const (
+	Snapshotter     = "github.com/kubernetes-csi/external-snapshotter/v8"
+	SnapshotClients = "github.com/kubernetes-csi/external-snapshotter/client/v8"
+	Provisioner     = "github.com/kubernetes-csi/external-provisioner/v6"
+)
+
+// snapshots is the folder of the module that requires them.
+const snapshots = "snapshots"
+
+// Sidecars builds snapshot-controller, csi-snapshotter and csi-provisioner. They are a module of
+// their own, since they need another release of Kubernetes's modules.
+func (b Builder) Sidecars(ctx context.Context) error {
+	for _, pkg := range []string{Snapshotter + "/cmd/snapshot-controller", Snapshotter + "/cmd/csi-snapshotter", Provisioner + "/cmd/csi-provisioner"} {
+		err := b.build(ctx, target{
+			name: path.Base(pkg), folder: snapshots, pkg: pkg, ldflags: "-s -w",
+			sources: []string{snapshots + "/go.mod", snapshots + "/go.sum"},
+			notice:  "of the snapshots of a lab",
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// SnapshotModule returns the folder of one of the sidecars' modules.
+func (b Builder) SnapshotModule(ctx context.Context, module string) (string, error) {
+	cmd := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", module)
+	cmd.Dir, cmd.Env = filepath.Join(b.Source, snapshots), append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=mod")
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("find the module %s: %w", module, err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
 
 // All builds what every lab without real nodes may start: Kubernetes and the S3 server.
 func (b Builder) All(ctx context.Context) error {

@@ -200,7 +200,7 @@ func (r runner) writeCredentials(ctx context.Context, kube kubectl.Kubectl, stat
 		return err
 	}
 	for name, namespace := range serviceAccounts {
-		token, err := createToken(ctx, kube, namespace, name)
+		token, err := kube.Token(ctx, namespace, name)
 		if err != nil {
 			return err
 		}
@@ -234,8 +234,6 @@ func (r runner) writeCredentials(ctx context.Context, kube kubectl.Kubectl, stat
 const (
 	agentAccount    = "holdfast-node-agent"
 	agentsNamespace = namespace + "-agents"
-	// tokenDuration is longer than any lab lives.
-	tokenDuration = "8760h"
 )
 
 // agentToken makes a pod with the agents' account on a node, and a token that is bound
@@ -256,13 +254,7 @@ spec:
 `, pod, agentsNamespace, node, agentAccount, image.Pause)); err != nil {
 		return "", err
 	}
-	return createToken(ctx, kube, agentsNamespace, agentAccount, "--bound-object-kind=Pod", "--bound-object-name="+pod)
-}
-
-// createToken makes a token of a ServiceAccount, which is what its pods would have.
-func createToken(ctx context.Context, kube kubectl.Kubectl, namespace, account string, args ...string) (string, error) {
-	token, err := kube.Run(ctx, append([]string{"create", "token", account, "-n", namespace, "--duration=" + tokenDuration}, args...)...)
-	return strings.TrimSpace(token), err
+	return kube.Token(ctx, agentsNamespace, agentAccount, "--bound-object-kind=Pod", "--bound-object-name="+pod)
 }
 
 // runner is a Config for one lab, with its ports chosen.

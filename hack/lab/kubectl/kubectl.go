@@ -42,6 +42,15 @@ func (k Kubectl) Apply(ctx context.Context, manifests string) error {
 	return err
 }
 
+// tokenDuration is longer than any lab lives.
+const tokenDuration = "8760h"
+
+// Token makes a token of a ServiceAccount, which is what its pods would have.
+func (k Kubectl) Token(ctx context.Context, namespace, account string, args ...string) (string, error) {
+	token, err := k.Run(ctx, append([]string{"create", "token", account, "-n", namespace, "--duration=" + tokenDuration}, args...)...)
+	return strings.TrimSpace(token), err
+}
+
 func (k Kubectl) run(ctx context.Context, stdin string, args []string) (string, error) {
 	cmd := exec.CommandContext(ctx, k.path, args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+k.kubeconfig, "KUBECACHEDIR="+k.cache)

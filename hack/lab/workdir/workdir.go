@@ -107,7 +107,7 @@ func (d Dir) Save(s State) error {
 // made are the patterns of what a lab makes and takes along when it goes. bin
 // and logs are not among them: programs are dear to build, and logs are wanted
 // most when a lab is gone.
-var made = []string{"etcd", "pki", "run", "kubeconfig*", "holdfast", "pods", "cache-*", "store", "s3", "nodes", "audit-policy.yaml", "holdfast-*.yaml", "volume-plugins", "kubectl-cache", "lab.json"}
+var made = []string{"etcd", "pki", "run", "kubeconfig*", "holdfast", "pods", "cache-*", "store", "s3", "nodes", "audit-policy.yaml", "holdfast-*.yaml", "volume-plugins", "csi", "kubectl-cache", "lab.json"}
 
 // Clear removes all that a lab made, except programs and logs. It does
 // nothing in a folder that is not a lab's.
