@@ -224,12 +224,39 @@ func (d *Deletion) snapshots(ctx context.Context) (map[string][]string, error) {
 	case bad == nil || errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrDenied) || errors.Is(err, context.Canceled):
 		return nil, err
 	default:
-		return nil, refused(nil, "%s can't be used, which says where the data of the volumes is: %v; remove that object by hand to delete the backup and keep the data", key, bad)
+		return nil, refused(nil, unusable, key, bad)
 	}
-	return ids, nil
+	return ids, d.moved(ctx, ids)
 }
 
-// RemoveRest removes the rest of the folder, the list of volumes second to last, and the owner
+const unusable = "%s can't be used, which says where the data of the volumes is: %v; remove that object by hand to delete the backup and keep the data"
+
+// moved adds the snapshots that Velero's data mover has uploaded. A backup of Holdfast's has none.
+func (d *Deletion) moved(ctx context.Context, ids map[string][]string) error {
+	if d.named != nil || d.Stored != nil && d.Stored.Status.Origin != nil && d.Stored.Status.Origin.ClusterUID != "" {
+		return nil
+	}
+	key := format.VolumeInfoKey(d.StoreName)
+	var bad error
+	err := d.Read(ctx, key, func(r io.Reader) error {
+		bad = format.ReadVolumeInfos(r, func(info format.VolumeInfo) error {
+			if by := info.DataMovementInfo; info.SnapshotDataMoved && by != nil && by.Stored() == "" && !slices.Contains(ids[info.PVCNamespace], by.SnapshotHandle) {
+				ids[info.PVCNamespace] = append(ids[info.PVCNamespace], by.SnapshotHandle)
+			}
+			return nil
+		})
+		return bad
+	})
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		return nil
+	case err == nil || bad == nil || errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrDenied) || errors.Is(err, context.Canceled):
+		return err
+	}
+	return refused(nil, unusable, key, bad)
+}
+
+// RemoveRest removes the rest of the folder, the lists of volumes second to last, and the owner
 // last: no other backup writes while the owner exists. Beneath other metadata the copy is last,
 // which names the rest.
 func (d *Deletion) RemoveRest(ctx context.Context) error {
@@ -278,7 +305,7 @@ func (d *Deletion) RemoveRest(ctx context.Context) error {
 
 func (d *Deletion) rank(key string) int {
 	switch {
-	case key == format.PodVolumeBackupsKey(d.StoreName):
+	case key == format.PodVolumeBackupsKey(d.StoreName), key == format.VolumeInfoKey(d.StoreName):
 		return 1
 	case key == format.OwnerKey(d.StoreName):
 		return 2

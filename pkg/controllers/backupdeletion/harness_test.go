@@ -319,6 +319,7 @@ func writeBackup(t testing.TB, target store.Writer, storeName string, uid types.
 	for _, key := range append(sideFiles(storeName), format.CopyKey(storeName)) {
 		must(t, target.Put(t.Context(), key, []byte("content of "+uid)))
 	}
+	writeInfos(t, target, storeName)
 	var volumes []format.PodVolumeBackup
 	for _, id := range snapshots {
 		volumes = append(volumes, format.NewPodVolumeBackup(backup, storeName, format.Volume{
@@ -345,6 +346,13 @@ func writeVolumes(t testing.TB, target store.Writer, storeName string, volumes .
 	var content bytes.Buffer
 	must(t, format.WritePodVolumeBackups(&content, volumes))
 	must(t, target.Put(t.Context(), format.PodVolumeBackupsKey(storeName), content.Bytes()))
+}
+
+func writeInfos(t testing.TB, target store.Writer, storeName string, infos ...format.VolumeInfo) {
+	t.Helper()
+	var content bytes.Buffer
+	must(t, format.WriteVolumeInfo(&content, infos))
+	must(t, target.Put(t.Context(), format.VolumeInfoKey(storeName), content.Bytes()))
 }
 
 // template is a store with the backups going and staying, whose snapshots lie in

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -44,7 +45,7 @@ func TestWholeDeletion(t *testing.T) {
 	w.expectSnapshots(map[string]bool{template.going: false, template.staying: true})
 	want := map[storetest.Operation]int{
 		storetest.Attributes: 1,                               // the metadata
-		storetest.Get:        3 + 2,                           // the metadata, the owner, the list of volumes; and the owner after each listing
+		storetest.Get:        4 + 2,                           // the metadata, the owner, the lists of volumes; and the owner after each listing
 		storetest.Delete:     1 + len(sideFiles("going")) + 3, // the metadata, the others, the copy, the list of volumes and the owner
 		storetest.List:       2 + 1 + 2,                       // and whether there is a repository that has no record; and what was changed of its expiration, before and after
 		storetest.Put:        1,                               // that the snapshots are to go
@@ -78,10 +79,17 @@ func steps(storeName string) []step {
 		{storetest.Delete, format.MetadataKey(storeName), 1},
 		{storetest.List, format.BackupPrefix(storeName), 1},
 	}
-	for i, key := range append(sideFiles(storeName), format.CopyKey(storeName), format.PodVolumeBackupsKey(storeName), format.OwnerKey(storeName)) {
+	lists := listsOf(storeName)
+	others := slices.DeleteFunc(sideFiles(storeName), func(key string) bool { return slices.Contains(lists, key) })
+	for i, key := range slices.Concat(others, []string{format.CopyKey(storeName)}, lists, []string{format.OwnerKey(storeName)}) {
 		all = append(all, step{storetest.Delete, key, 2 + i})
 	}
-	return all
+	return append(all, step{storetest.Get, format.VolumeInfoKey(storeName), 4})
+}
+
+// listsOf are the objects that name snapshots, in the order of their removal.
+func listsOf(storeName string) []string {
+	return []string{format.PodVolumeBackupsKey(storeName), format.VolumeInfoKey(storeName)}
 }
 
 // TestStoppedAnywhere stops a deletion at each request to the store, by an error or
@@ -133,15 +141,23 @@ func TestStoppedAnywhere(t *testing.T) {
 }
 
 // expectInOrder checks what must hold at every moment: with its metadata a backup
-// is whole, and as long as anything else is there, so is the list of volumes.
+// is whole, and as long as anything else is there, so are the lists of volumes.
 func (w *world) expectInOrder(storeName string) {
 	w.Helper()
 	left := w.keys(storeName)
 	if slices.Contains(left, format.MetadataKey(storeName)) {
 		w.expectWhole(storeName)
 	}
-	if len(left) > 1 && !slices.Contains(left, format.PodVolumeBackupsKey(storeName)) {
-		w.Errorf("without the list of volumes there are %q", left)
+	lists := 0
+	others := slices.DeleteFunc(slices.Clone(left), func(key string) bool {
+		isList := slices.Contains(listsOf(storeName), key)
+		if isList {
+			lists++
+		}
+		return isList || key == format.OwnerKey(storeName)
+	})
+	if len(others) > 0 && lists < len(listsOf(storeName)) {
+		w.Errorf("without a list of volumes there are %q", left)
 	}
 	if len(left) > 0 && !slices.Contains(left, format.OwnerKey(storeName)) {
 		w.Errorf("without an owner there are %q", left)
@@ -497,6 +513,43 @@ func TestBeneathOthersMetadata(t *testing.T) {
 				t.Errorf("left are (-want +got):\n%s", diff)
 			}
 			w.expectSnapshots(map[string]bool{template.going: false, template.staying: true})
+		})
+	}
+}
+
+// TestMovedSnapshotsGo: the removal of a backup of Velero's names the snapshots that its data mover has
+// uploaded, also when another process continues without the metadata. Those of other movers stay.
+func TestMovedSnapshotsGo(t *testing.T) {
+	for name, prepare := range map[string]func(w *world){
+		"all is there":             func(*world) {},
+		"the metadata is gone":     func(w *world) { w.remove(format.MetadataKey("velero")) },
+		"the owner is not written": func(w *world) { w.remove(format.OwnerKey("velero")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newVolumeWorld(t)
+			moved := func(namespace, claim, mover, id string) format.VolumeInfo {
+				return format.VolumeInfo{PVCNamespace: namespace, PVCName: claim, BackupMethod: format.MethodCSISnapshot, SnapshotDataMoved: true,
+					DataMovementInfo: &format.DataMovementInfo{DataMover: mover, UploaderType: format.UploaderKopia, SnapshotHandle: id, Phase: "Completed"}}
+			}
+			writeBackup(w, w.faulty, "velero", uidOf("velero"), "from-a-pod")
+			writeInfos(w, w.faulty, "velero", moved(app, "data", "velero", "moved"), moved(app, "more", "other", "of-others"), moved(app, "again", "", "from-a-pod"))
+			prepare(w)
+			w.Create(completed("velero"))
+			w.start()
+			w.waitGone("velero")
+			content, err := w.faulty.Get(t.Context(), format.RemovalKey("this cluster", app, uidOf("velero")))
+			must(t, err)
+			defer content.Close()
+			data, err := io.ReadAll(content)
+			must(t, err)
+			removal, err := format.DecodeRemoval(data)
+			must(t, err)
+			if want := []string{"from-a-pod", "moved"}; !slices.Equal(removal.Snapshots, want) {
+				t.Errorf("removed are %q, not %q", removal.Snapshots, want)
+			}
+			if left := w.keys("velero"); len(left) > 0 {
+				t.Errorf("left are %q", left)
+			}
 		})
 	}
 }
