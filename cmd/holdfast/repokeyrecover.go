@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/spf13/pflag"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -20,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/encryption"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/location"
@@ -84,6 +86,9 @@ func (o *repoKeyOptions) recover(ctx context.Context) error {
 		return fmt.Errorf("finding out which cluster this is: %w", err)
 	}
 	keys.own = identity.Of(published)
+	if keys.decryption, err = encryption.Recovered(ctx, clients.kube.CoreV1().Secrets(o.client.namespace)); err != nil {
+		return err
+	}
 	return keys.run(ctx)
 }
 
@@ -113,8 +118,10 @@ type keyRecovery struct {
 	namespace  string
 	signers    []string
 	identities []recovery.Identity
-	// own is the cluster that receives the keys.
-	own identity.Identity
+	// own is the cluster that receives the keys, and decryption are those that decrypt backups and
+	// that it has received before.
+	own        identity.Identity
+	decryption encryption.Keys
 
 	secrets, notes io.Writer
 }
@@ -134,24 +141,27 @@ func (r *keyRecovery) run(ctx context.Context) error {
 	}
 	ofNamespace := map[string][]format.WrappedKey{}
 	var namespaces []string
+	var decryption, signing []format.WrappedKey
 	for _, wrapped := range found {
+		namespace := wrapped.VolumeNamespace
 		switch {
-		case r.namespace != "" && wrapped.VolumeNamespace != r.namespace:
+		case r.namespace != "" && namespace != r.namespace:
 		case len(r.signers) > 0 && !slices.Contains(r.signers, wrapped.PublicKey):
 			r.say("left out: %s: it is signed with %s", wrapped.Key(), wrapped.PublicKey)
+		case wrapped.DecryptsBackups():
+			decryption = append(decryption, wrapped)
 		default:
-			if ofNamespace[wrapped.VolumeNamespace] == nil {
-				namespaces = append(namespaces, wrapped.VolumeNamespace)
+			if ofNamespace[namespace] == nil {
+				namespaces = append(namespaces, namespace)
 			}
-			ofNamespace[wrapped.VolumeNamespace] = append(ofNamespace[wrapped.VolumeNamespace], wrapped)
+			ofNamespace[namespace] = append(ofNamespace[namespace], wrapped)
 		}
 	}
-	if len(namespaces) == 0 {
+	if len(namespaces)+len(decryption) == 0 {
 		return fmt.Errorf("no wrapped key was found below %s in the store: check that the prefix is right, and that spec.recoveryKeys was set in the lost cluster", format.WrappedKeysPrefix)
 	}
 	slices.Sort(namespaces)
 	var errs []error
-	var signers []enginev1alpha1.TrustedCluster
 	for _, namespace := range namespaces {
 		of, err := r.one(ctx, namespace, ofNamespace[namespace])
 		if err != nil {
@@ -160,17 +170,49 @@ func (r *keyRecovery) run(ctx context.Context) error {
 		}
 		for _, wrapped := range of {
 			r.say("namespace %s: its key has the fingerprint %s, and is signed by the cluster %s with %s", namespace, wrapped.Fingerprint, wrapped.ClusterUID, wrapped.PublicKey)
-			signer := enginev1alpha1.TrustedCluster{Name: "lost", UID: wrapped.ClusterUID, PublicKey: wrapped.PublicKey}
-			known := func(other enginev1alpha1.TrustedCluster) bool {
-				return other.UID == signer.UID && other.PublicKey == signer.PublicKey
-			}
-			if own := r.own.UID == signer.UID && slices.Contains(r.own.Keys, signer.PublicKey); !own && !slices.ContainsFunc(signers, known) && !slices.ContainsFunc(r.location.Spec.TrustedClusters, known) {
-				signers = append(signers, signer)
-			}
+		}
+		signing = append(signing, of...)
+	}
+	of, err := r.decrypting(decryption)
+	r.sayTrust(r.unknown(append(signing, of...)))
+	return errors.Join(append(errs, err)...)
+}
+
+// decrypting prints the Secret with the keys that decrypt backups, and returns the wrapped ones.
+func (r *keyRecovery) decrypting(candidates []format.WrappedKey) (of []format.WrappedKey, err error) {
+	all := r.decryption
+	for _, wrapped := range candidates {
+		keys, failure := recovery.UnwrapEncryptionKeys(&wrapped, r.identities)
+		if failure != nil {
+			err = errors.Join(err, fmt.Errorf("%s: %w", wrapped.Key(), failure))
+			continue
+		}
+		of, all = append(of, wrapped), all.With(keys)
+		r.say("encrypted backups: the key %s decrypts them, and is signed by the cluster %s with %s", strings.Join(keys.Public(), ", "), wrapped.ClusterUID, wrapped.PublicKey)
+	}
+	if len(of) == 0 {
+		return nil, err
+	}
+	if known := len(r.decryption.Public()); known > 0 && known < len(all.Public()) {
+		r.say("encrypted backups: the Secret %s exists and lacks some of these keys: give the output to kubectl apply -f -, which adds them", encryption.RecoveredSecretName)
+	}
+	secret := encryption.RecoveredSecret(all)
+	secret.TypeMeta, secret.Namespace = metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"}, r.system
+	return of, errors.Join(err, printSecret(r.secrets, secret))
+}
+
+// unknown returns the signers of keys that neither are the new cluster nor are trusted by it.
+func (r *keyRecovery) unknown(of []format.WrappedKey) (signers []enginev1alpha1.TrustedCluster) {
+	for _, wrapped := range of {
+		signer := enginev1alpha1.TrustedCluster{Name: "lost", UID: wrapped.ClusterUID, PublicKey: wrapped.PublicKey}
+		known := func(other enginev1alpha1.TrustedCluster) bool {
+			return other.UID == signer.UID && other.PublicKey == signer.PublicKey
+		}
+		if own := r.own.UID == signer.UID && slices.Contains(r.own.Keys, signer.PublicKey); !own && !slices.ContainsFunc(signers, known) && !slices.ContainsFunc(r.location.Spec.TrustedClusters, known) {
+			signers = append(signers, signer)
 		}
 	}
-	r.sayTrust(signers)
-	return errors.Join(errs...)
+	return signers
 }
 
 // one prints the Secret of a namespace's key, and returns the wrapped keys with it.

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/encryption"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/identity"
 	"github.com/holdfast-io/holdfast/pkg/recovery"
@@ -30,6 +31,8 @@ type left struct {
 	location *enginev1alpha1.StorageLocation
 	folder   string
 	private  *age.X25519Identity
+	// decryption are the last keys that were recovered and decrypt backups.
+	decryption encryption.Keys
 }
 
 func leaveBehind(t *testing.T) *left {
@@ -39,10 +42,10 @@ func leaveBehind(t *testing.T) *left {
 		t.Fatal(err)
 	}
 	folder := t.TempDir()
-	return &left{t, &enginev1alpha1.StorageLocation{
+	return &left{T: t, folder: folder, private: private, location: &enginev1alpha1.StorageLocation{
 		ObjectMeta: metav1.ObjectMeta{Name: "default"},
 		Spec:       enginev1alpha1.StorageLocationSpec{Provider: enginev1alpha1.StorageProviderFilesystem, Filesystem: &enginev1alpha1.FilesystemLocation{Path: folder}},
-	}, folder, private}
+	}}
 }
 
 func (l *left) must(err error) {
@@ -85,6 +88,12 @@ func (l *left) recover(change func(*keyRecovery)) (keys map[string]repository.Ke
 	for _, document := range strings.Split(secrets.String(), "---\n")[1:] {
 		var secret corev1.Secret
 		l.must(yaml.UnmarshalStrict([]byte(document), &secret))
+		if secret.Name == encryption.RecoveredSecretName && secret.Namespace == "holdfast" && secret.Labels[format.LabelExclude] == "true" {
+			var err error
+			l.decryption, err = encryption.ParseKeys(secret.Data[encryption.SecretKey])
+			l.must(err)
+			continue
+		}
 		if secret.Namespace != "holdfast-repositories" || secret.Kind != "Secret" || secret.Labels[format.LabelExclude] != "true" {
 			l.Errorf("a Secret is %+v", secret.ObjectMeta)
 		}
@@ -170,6 +179,57 @@ func TestKeysThatCannotBeRecovered(t *testing.T) {
 	keys, told, err = l.recover(func(r *keyRecovery) { r.namespace = "forged"; r.signers = []string{lost.Key.PublicKey()} })
 	if len(keys) != 0 || err == nil || !strings.Contains(told, "it is signed with "+forger.Key.PublicKey()) {
 		t.Errorf("what was forged: %v, %v, %s", keys, err, told)
+	}
+}
+
+// The keys that decrypt the backups of all clusters of the store come back in one Secret, which keeps
+// those that are in it. Whom to trust is told of a cluster without repositories too.
+func TestKeysOfEncryptedBackupsAreRecovered(t *testing.T) {
+	l := leaveBehind(t)
+	stranger, err := age.GenerateX25519Identity()
+	l.must(err)
+	keep := func(cluster format.Cluster, recoveryKey *age.X25519Identity) encryption.Keys {
+		keys, err := encryption.NewKeys()
+		l.must(err)
+		bucket, err := store.Open(l.Context(), &l.location.Spec, nil)
+		l.must(err)
+		l.must(recovery.KeepEncryptionKeys(l.Context(), bucket, cluster, "there", keys, []string{recoveryKey.Recipient().String()}))
+		l.must(bucket.Close())
+		return keys
+	}
+	lost, other := l.cluster("lost-uid"), l.cluster("other-uid")
+	first, second := keep(lost, l.private), keep(other, l.private)
+	keys, told, err := l.recover(nothing)
+	if err != nil || len(keys) != 0 || l.decryption.String() != first.With(second).String() || !strings.Contains(told, "kubectl patch storagelocation") || strings.Contains(told, "lacks some") {
+		t.Errorf("%v, %v, %v, %s", keys, l.decryption, err, told)
+	}
+	for _, public := range append(first.Public(), second.Public()...) {
+		if !strings.Contains(told, "the key "+public+" decrypts them, and is signed by the cluster ") {
+			t.Errorf("it says\n%s\nand not %s", told, public)
+		}
+	}
+	if strings.Contains(told, "SECRET") {
+		t.Errorf("it tells a secret: %s", told)
+	}
+	before, err := encryption.NewKeys()
+	l.must(err)
+	received := func(r *keyRecovery) { r.decryption = before }
+	if _, told, err := l.recover(received); err != nil || l.decryption.String() != before.With(first).With(second).String() || !strings.Contains(told, "kubectl apply -f -") {
+		t.Errorf("%v, %v, %s", l.decryption, err, told)
+	}
+	// What another key has signed, or is for others, is left out.
+	if _, _, err := l.recover(func(r *keyRecovery) { r.signers = []string{lost.Key.PublicKey()} }); err != nil || l.decryption.String() != first.String() {
+		t.Errorf("of one signer: %v, %v", l.decryption, err)
+	}
+	keep(l.cluster("third-uid"), stranger)
+	if _, _, err := l.recover(nothing); err == nil || !strings.Contains(err.Error(), "encrypted for other recovery keys: "+stranger.Recipient().String()) || l.decryption.String() != first.With(second).String() {
+		t.Errorf("%v, %v", l.decryption, err)
+	}
+	// One namespace's key is one repository's.
+	l.keep(lost, "shop", repository.NewKey(), true)
+	l.decryption = encryption.Keys{}
+	if keys, _, err := l.recover(func(r *keyRecovery) { r.namespace = "shop" }); err != nil || len(keys) != 1 || len(l.decryption.Public()) != 0 {
+		t.Errorf("of one namespace: %v, %v, %v", keys, l.decryption, err)
 	}
 }
 

@@ -11,26 +11,28 @@ import (
 
 	"github.com/holdfast-io/holdfast/pkg/controllers/clusteridentity"
 	"github.com/holdfast-io/holdfast/pkg/controllers/restorerun"
+	"github.com/holdfast-io/holdfast/pkg/encryption"
 	"github.com/holdfast-io/holdfast/pkg/queue"
 )
 
 func newRestoreRun(ctx context.Context, c *controllerContext) (run func(context.Context), err error) {
 	c.restoring = &restorerun.Executor{
-		Config:    c.config,
-		Kube:      c.kube,
-		Client:    c.client,
-		Discovery: discovery.ToDiscoveryInterfaceWithContext(c.kube.Discovery()),
-		Secrets:   c.credentials,
-		Locations: c.records.StorageLocations().Lister().StorageLocations(c.system()),
-		Runs:      c.engine,
-		Namespace: c.system(),
-		Cluster:   c.cluster,
-		Keys:      c.keys,
-		Clock:     clock.RealClock{},
-		HookTime:  c.hookTime,
-		Workers:   c.restoreWorkers,
-		Volumes:   c.volumes,
-		Logs:      c.logs,
+		Config:     c.config,
+		Kube:       c.kube,
+		Client:     c.client,
+		Discovery:  discovery.ToDiscoveryInterfaceWithContext(c.kube.Discovery()),
+		Secrets:    c.credentials,
+		Decryption: encryption.Stored(c.kube.CoreV1().Secrets(c.system())),
+		Locations:  c.records.StorageLocations().Lister().StorageLocations(c.system()),
+		Runs:       c.engine,
+		Namespace:  c.system(),
+		Cluster:    c.cluster,
+		Keys:       c.keys,
+		Clock:      clock.RealClock{},
+		HookTime:   c.hookTime,
+		Workers:    c.restoreWorkers,
+		Volumes:    c.volumes,
+		Logs:       c.logs,
 
 		Successions: clusteridentity.NewSuccessions(c.configMaps),
 	}

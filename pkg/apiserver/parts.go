@@ -23,6 +23,7 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/clustercache"
 	schedulecontroller "github.com/holdfast-io/holdfast/pkg/controllers/schedule"
+	"github.com/holdfast-io/holdfast/pkg/encryption"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
@@ -220,7 +221,8 @@ func newBackups(s *serverContext) (err error) {
 	if err != nil {
 		return err
 	}
-	contents := backup.Contents{Backups: s.backups, Streams: s.streams, Stored: s.projector.Stored, Judge: s.projector.Judge, Running: s.runlogs}
+	contents := backup.Contents{Backups: s.backups, Streams: s.streams, Stored: s.projector.Stored, Judge: s.projector.Judge, Running: s.runlogs,
+		Decryption: encryption.Stored(s.client.kube.CoreV1().Secrets(s.system()))}
 	planner := &remote.PlanClient{Remote: s.runlogs}
 	planning := &backup.PlanningREST{REST: s.backups, Plan: planner.Backup, Place: s.projector.PlannedPlace}
 	s.storage["backups"] = planning

@@ -26,6 +26,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/archive"
 	"github.com/holdfast-io/holdfast/pkg/backup/folder"
+	"github.com/holdfast-io/holdfast/pkg/encryption"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/hostpath"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
@@ -85,6 +86,8 @@ type Dependencies struct {
 	Clock         clock.PassiveClock
 	// Remover removes objects of earlier attempts. The first attempt needs none.
 	Remover store.Remover
+	// Encryption returns whom the objects are encrypted for; nil for nobody. Optional.
+	Encryption func(context.Context) (*encryption.Recipients, error)
 	// PageSizes is shared by the backups of a process. Optional.
 	PageSizes *PageSizes
 	Progress  *Progress
@@ -164,6 +167,8 @@ type execution struct {
 	volumes  []*format.Volume
 	skipped  []format.VolumeInfo
 	leftOut  int32
+	// encryption is nil unless the tarball is encrypted.
+	encryption *encryption.Recipients
 }
 
 func newExecution(ctx context.Context, request Request, deps Dependencies) *execution {
@@ -231,19 +236,36 @@ func (e *execution) read(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	tarball, err := e.Store.NewWriter(e.Ending, format.TarballKey(e.storeName))
+	if e.Encryption != nil {
+		// It asks the store, and the API server.
+		if err := retried(ctx, e.Retry, func() error {
+			return e.retry(ctx, func() (err error) {
+				e.encryption, err = e.Encryption(ctx)
+				return err
+			})
+		}); err != nil {
+			return fmt.Errorf("prepare the encryption of the objects: %w", err)
+		}
+	}
+	key := e.encryption.Key(e.storeName)
+	tarball, err := e.Store.NewWriter(e.Ending, key)
 	if err != nil {
 		return err
 	}
 	defer tarball.Abort()
 	sum := sha256.New()
 	content := &countingWriter{w: io.MultiWriter(tarball, sum)}
-	archived, err := archive.NewWriter(content, e.request.Backup.Status.StartTimestamp.Time, string(e.mark()))
+	encrypted, err := e.encryption.Encrypt(content)
+	if err != nil {
+		return err
+	}
+	archived, err := archive.NewWriter(encrypted, e.request.Backup.Status.StartTimestamp.Time, string(e.mark()))
 	if err != nil {
 		return err
 	}
 	e.manifest.Comment = string(e.mark())
 	collector.writeTo(archived, &e.manifest)
+	collector.sink.digest = e.encryption.Digest
 	volumes, err := collector.collect(ctx)
 	if err != nil {
 		return err
@@ -252,6 +274,9 @@ func (e *execution) read(ctx context.Context) error {
 	e.log.write(slog.LevelInfo, "all objects are read", slog.Int64("objects", e.Progress.Objects().ItemsBackedUp), slog.Int("volumes", len(volumes.submitted)))
 	if err := collector.sink.close(); err != nil {
 		return err
+	}
+	if err := encrypted.Close(); err != nil {
+		return fmt.Errorf("end the tarball: %w", err)
 	}
 	// The tarball stays invisible until the volumes have ended, so that a cancelled backup leaves
 	// none.
@@ -269,7 +294,7 @@ func (e *execution) read(ctx context.Context) error {
 	if err := e.removeEarlier(ctx, false); err != nil {
 		return err
 	}
-	return e.created(ctx, format.TarballKey(e.storeName), format.ContentOf(content.size, sum), tarball.Commit())
+	return e.created(ctx, key, format.ContentOf(content.size, sum), tarball.Commit())
 }
 
 type countingWriter struct {
@@ -386,6 +411,7 @@ func (e *execution) status(failure error) v1alpha1.BackupStatus {
 	objects := e.Progress.Objects()
 	status.Progress = &objects
 	status.Volumes = volumesProgress(e.volumes, e.leftOut)
+	status.Encryption = e.encryption.Status()
 	if counts := e.hooks.counts(); counts != nil {
 		status.HookStatus = counts
 	}
@@ -395,7 +421,7 @@ func (e *execution) status(failure error) v1alpha1.BackupStatus {
 	}
 	switch {
 	case failure != nil:
-		status.Phase, status.FailureReason = v1alpha1.BackupPhaseFailed, failure.Error()
+		status.Phase, status.FailureReason, status.Encryption = v1alpha1.BackupPhaseFailed, failure.Error(), nil
 	case status.Errors > 0:
 		status.Phase = v1alpha1.BackupPhasePartiallyFailed
 	}

@@ -202,7 +202,12 @@ func (f *fixture) keys(t testing.TB) []string {
 // [namespace/]name.
 func (f *fixture) items(t testing.TB) []string {
 	t.Helper()
-	reader, err := archive.NewReader(bytes.NewReader(f.read(t, format.TarballKey("b"))))
+	return itemsOf(t, f.read(t, format.TarballKey("b")))
+}
+
+func itemsOf(t testing.TB, tarball []byte) []string {
+	t.Helper()
+	reader, err := archive.NewReader(bytes.NewReader(tarball))
 	if err != nil {
 		t.Fatal(err)
 	}

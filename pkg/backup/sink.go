@@ -40,7 +40,9 @@ type sink struct {
 	mu       sync.Mutex
 	archive  tarball
 	manifest graph
-	list     format.ResourceList
+	// digest computes the objects' digests for the manifest; nil if they are as described.
+	digest func(content []byte) string
+	list   format.ResourceList
 	// seen are the met names of resources that are being read or that others refer to.
 	seen    map[schema.GroupResource]sets.Set[string]
 	touched sets.Set[string]
@@ -130,6 +132,9 @@ func (s *sink) write(objects []*object, refused func(*object, error)) error {
 
 func (s *sink) writeLocked(o *object) error {
 	r, namespace, name := o.resource, o.item.Namespace, o.item.Name
+	if s.digest != nil {
+		o.item.SHA256 = s.digest(o.stored)
+	}
 	item := archive.Item{Resource: r.GroupResource(), Version: r.Version, Namespace: namespace, Name: name}
 	err := s.archive.Add(item, o.stored, func(position archive.Position) {
 		o.item.Place = manifest.Place(position)

@@ -57,13 +57,13 @@ func TestLocationIsCreatedWithItsSecret(t *testing.T) {
 		"POST " + engineOf + "storagelocations":              created(&locations),
 		"POST /api/v1/namespaces/holdfast-locations/secrets": created(&secrets),
 	}}
-	args := []string{"location", "create", "offsite", "--bucket=backups", "--region=eu-central-1", "--prefix=a/b", "--default", "--allowed-namespaces=shop,blog", "--credentials-file=" + file, "--profile=offsite"}
+	args := []string{"location", "create", "offsite", "--bucket=backups", "--region=eu-central-1", "--prefix=a/b", "--default", "--allowed-namespaces=shop,blog", "--recovery-key=age1safe", "--encrypt-objects", "--credentials-file=" + file, "--profile=offsite"}
 	stdout, stderr, code := run(t, s, append(args, "--dry-run=client", "-o=yaml")...)
 	var made enginev1alpha1.StorageLocation
 	if err := yaml.UnmarshalStrict([]byte(stdout), &made); err != nil || code != ExitOK || len(s.requests) != 0 {
 		t.Fatalf("exit code %d, %v, %q: %s%s", code, err, s.requests, stdout, stderr)
 	}
-	if spec := made.Spec; made.Namespace != "holdfast" || spec.Provider != "s3" || spec.S3.Bucket != "backups" || spec.S3.Region != "eu-central-1" || spec.Prefix != "a/b" || !spec.Default || spec.S3.CredentialsSecret != "offsite" || len(spec.AllowedNamespaces.Names) != 2 {
+	if spec := made.Spec; made.Namespace != "holdfast" || spec.Provider != "s3" || spec.S3.Bucket != "backups" || spec.S3.Region != "eu-central-1" || spec.Prefix != "a/b" || !spec.Default || spec.S3.CredentialsSecret != "offsite" || len(spec.AllowedNamespaces.Names) != 2 || !spec.EncryptsObjects() || len(spec.RecoveryKeys) != 1 {
 		t.Errorf("the location is %s", stdout)
 	}
 	out, stderr, code := run(t, s, args...)
@@ -76,6 +76,7 @@ func TestLocationIsCreatedWithItsSecret(t *testing.T) {
 	}
 	for name, args := range map[string][]string{
 		"neither":          {"location", "create", "x"},
+		"no recovery key":  {"location", "create", "x", "--bucket=b", "--encrypt-objects"},
 		"a folder with S3": {"location", "create", "x", "--path=/x", "--region=y"},
 		"two stores":       {"location", "create", "x", "--bucket=b", "--path=/x"},
 		"GCS with S3's":    {"location", "create", "x", "--provider=gcs", "--bucket=b", "--region=y"},
@@ -139,7 +140,8 @@ func TestLocationIsCheckedAnew(t *testing.T) {
 	of := func(status metav1.ConditionStatus, generation int64) *enginev1alpha1.StorageLocation {
 		available := condition(enginev1alpha1.ConditionAvailable, status, "Reason", "because")
 		available.ObservedGeneration = generation
-		return &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: "holdfast"}, Status: enginev1alpha1.StorageLocationStatus{StoreID: "s", Conditions: conditions(available, probed)}}
+		return &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: "holdfast"}, Status: enginev1alpha1.StorageLocationStatus{StoreID: "s", Conditions: conditions(available, probed)},
+			Spec: enginev1alpha1.StorageLocationSpec{RecoveryKeys: []string{"age1safe"}, Encryption: &enginev1alpha1.StorageEncryption{Objects: enginev1alpha1.ObjectEncryptionEnabled}}}
 	}
 	end := metav1.ConditionTrue
 	s := &server{answers: map[string]any{
@@ -154,7 +156,7 @@ func TestLocationIsCheckedAnew(t *testing.T) {
 			return of(end, 3)
 		},
 	}}
-	if stdout, stderr, code := run(t, s, "location", "check", "default"); code != ExitOK || reads != 4 || !strings.Contains(stdout, "True Reason: because") || !strings.Contains(stdout, "True Passed: it was written; the clock: it agrees") {
+	if stdout, stderr, code := run(t, s, "location", "check", "default"); code != ExitOK || reads != 4 || !strings.Contains(stdout, "True Reason: because") || !strings.Contains(stdout, "True Passed: it was written; the clock: it agrees") || !strings.Contains(stdout, "for the recovery keys age1safe") {
 		t.Errorf("exit code %d after %d reads: %s%s", code, reads, stdout, stderr)
 	}
 	probed.Status, probed.Reason, probed.Message = metav1.ConditionFalse, "Failed", "delete the probe: the store denies access"

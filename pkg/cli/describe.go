@@ -107,11 +107,15 @@ func (t *tool) describeBackup(ctx context.Context, name string) error {
 	if o := status.Origin; o != nil && o.Trust != v1alpha1.BackupTrustOwn {
 		origin = strings.TrimSpace(fmt.Sprintf("%s %s %s", o.Trust, o.Cluster, o.Message))
 	}
+	encrypted := ""
+	if by := status.Encryption; by != nil {
+		encrypted = fmt.Sprintf("for %s of its cluster, and the recovery keys %s", by.ClusterKey, strings.Join(by.RecoveryKeys, ", "))
+	}
 	if err := printFields(t.Out,
 		field{"Name", backup.Name}, field{"Namespace", backup.Namespace}, field{"Phase", string(status.Phase)},
 		field{"Message", state.message}, field{"Waits for", waits(state)},
 		field{"Validation", strings.Join(status.ValidationErrors, "; ")},
-		field{"Requester", status.Requester}, field{"Storage location", spec.StorageLocation}, field{"Origin", origin},
+		field{"Requester", status.Requester}, field{"Storage location", spec.StorageLocation}, field{"Origin", origin}, field{"Encrypted", encrypted},
 		words("Namespaces", spec.IncludedNamespaces, spec.ExcludedNamespaces),
 		words("Resources", spec.IncludedResources, spec.ExcludedResources),
 		words("Namespaced resources", spec.IncludedNamespaceScopedResources, spec.ExcludedNamespaceScopedResources),

@@ -90,8 +90,9 @@ func described() map[string]any {
 	backup.Status = v1alpha1.BackupStatus{
 		Phase: v1alpha1.BackupPhasePartiallyFailed, StartTimestamp: &started, CompletionTimestamp: &ended, Expiration: &expires, Requester: "ann",
 		Progress: &v1alpha1.BackupProgress{TotalItems: 12, ItemsBackedUp: 11}, Errors: 2, Warnings: 1,
-		Volumes: &v1alpha1.BackupVolumesProgress{Total: 3, Completed: 1, Failed: 2, LeftOut: 2, Deleted: 2, TotalBytes: 5 << 30},
-		Message: "1 object and 2 volumes failed",
+		Volumes:    &v1alpha1.BackupVolumesProgress{Total: 3, Completed: 1, Failed: 2, LeftOut: 2, Deleted: 2, TotalBytes: 5 << 30},
+		Message:    "1 object and 2 volumes failed",
+		Encryption: &v1alpha1.BackupEncryption{ClusterKey: "age1cluster", RecoveryKeys: []string{"age1safe", "age1vault"}},
 	}
 	waiting := &v1alpha1.Backup{TypeMeta: typed("Backup"), ObjectMeta: metav1.ObjectMeta{Name: "waiting", Namespace: "shop", UID: "u2", CreationTimestamp: ago(40)}}
 	waiting.Status = v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseQueued, Conditions: []metav1.Condition{

@@ -86,7 +86,7 @@ type locationFlags struct {
 	createFlags
 	system, provider, prefix, path, bucket, region, endpoint, checksum, caFile string
 	secret, credentials, profile, roleARN, externalID, account, container      string
-	pathStyle, isDefault                                                       bool
+	pathStyle, isDefault, encrypt                                              bool
 	allowed, recoveryKeys                                                      []string
 	poll                                                                       time.Duration
 }
@@ -177,6 +177,12 @@ func (f *locationFlags) apply(spec *enginev1alpha1.StorageLocationSpec) error {
 		spec.AllowedNamespaces = &enginev1alpha1.AllowedNamespaces{Names: f.allowed}
 	}
 	set(&spec.RecoveryKeys, f.recoveryKeys)
+	if f.encrypt {
+		spec.Encryption = &enginev1alpha1.StorageEncryption{Objects: enginev1alpha1.ObjectEncryptionEnabled}
+	}
+	if spec.EncryptsObjects() && len(spec.RecoveryKeys) == 0 {
+		return usage("--encrypt-objects needs --recovery-key: without a private key outside of the cluster, encrypted backups are lost with it")
+	}
 	if f.poll > 0 {
 		spec.PollInterval = &metav1.Duration{Duration: f.poll}
 	}
@@ -326,6 +332,7 @@ Secret for it is created too. Without credentials the pods' own identity is used
 	flags.BoolVar(&f.isDefault, "default", false, "Backups that name no location are stored here.")
 	flags.StringSliceVar(&f.allowed, "allowed-namespaces", nil, "Namespaces that may use it, or *. Default: all for the default location, else the namespace of Holdfast.")
 	flags.StringSliceVar(&f.recoveryKeys, "recovery-key", nil, "Public key of age, for which the repositories' keys are encrypted. Repeat the flag for more.")
+	flags.BoolVar(&f.encrypt, "encrypt-objects", false, "The objects of new backups are encrypted, for the recovery keys and for a key of the cluster. Velero can't restore them.")
 	flags.DurationVar(&f.poll, "poll-interval", 0, "How often the store is listed for backups of others. Default: the cluster's.")
 	systemFlag(command, &f.system)
 	return command
@@ -489,6 +496,9 @@ func (t *tool) checkLocation(ctx context.Context, system, name string, timeout t
 		{"Store", of.Status.StoreID}, {"Synced", said(enginev1alpha1.ConditionSynced)}}
 	if of.Status.Catalogue != nil {
 		fields = append(fields, field{"Backups", fmt.Sprint(of.Status.Catalogue.Backups)}, field{"Listed", at(of.Status.Catalogue.LastListTimestamp)})
+	}
+	if of.Spec.EncryptsObjects() {
+		fields = append(fields, field{"Encrypted", "the objects of new backups, for the recovery keys " + strings.Join(of.Spec.RecoveryKeys, ", ")})
 	}
 	s := &reportPart{}
 	d := &doctor{t: t, now: time.Now, clients: all, system: system}

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -72,6 +73,8 @@ const (
 	// AnnotationVolumesLeftOut is status.volumes.leftOut, unless 0.
 	AnnotationVolumesLeftOut = "holdfast.io/volumes-left-out"
 	AnnotationMessage        = "holdfast.io/message"
+	// AnnotationEncryption is status.encryption in JSON; absent if the objects are not encrypted.
+	AnnotationEncryption = "holdfast.io/encryption"
 
 	annotationGitVersion   = "velero.io/source-cluster-k8s-gitversion"
 	annotationMajorVersion = "velero.io/source-cluster-k8s-major-version"
@@ -239,6 +242,13 @@ func encodeAnnotations(backup *v1alpha1.Backup, contents Contents, cluster Clust
 			annotations[key] = value
 		}
 	}
+	if backup.Status.Encryption != nil {
+		encoded, err := json.Marshal(backup.Status.Encryption)
+		if err != nil {
+			return nil, err
+		}
+		annotations[AnnotationEncryption] = string(encoded)
+	}
 	if queued := backup.Status.QueuedTimestamp; !queued.IsZero() {
 		annotations[AnnotationQueuedAt] = queued.UTC().Format(time.RFC3339)
 	}
@@ -346,11 +356,39 @@ func DecodeBackup(data []byte, place Place) (*v1alpha1.Backup, error) {
 	if count, err := strconv.ParseInt(stored.Annotations[AnnotationVolumesLeftOut], 10, 32); err == nil && count > 0 {
 		backup.Status.Volumes = &v1alpha1.BackupVolumesProgress{LeftOut: int32(count)}
 	}
+	if backup.Status.Encryption, err = decodeEncryption(stored.Annotations); err != nil {
+		return nil, err
+	}
 	backup.Status.Conditions = EndConditions(&backup.Status)
 	if message := stored.Annotations[AnnotationSecretsLeftOut]; message != "" {
 		backup.Status.Conditions = append(backup.Status.Conditions, SecretsLeftOut(&backup.Status, message))
 	}
 	return backup, nil
+}
+
+// maxEncryptionBytes bounds AnnotationEncryption, and so what foreign metadata may take of memory.
+const maxEncryptionBytes = 8 << 10
+
+var publicKeys = regexp.MustCompile(`^age1[0-9a-z]+$`)
+
+func decodeEncryption(annotations map[string]string) (*v1alpha1.BackupEncryption, error) {
+	encoded, ok := annotations[AnnotationEncryption]
+	if !ok {
+		return nil, nil
+	}
+	encryption := &v1alpha1.BackupEncryption{}
+	if len(encoded) > maxEncryptionBytes {
+		return nil, fmt.Errorf("the annotation %s has %d bytes, more than %d", AnnotationEncryption, len(encoded), maxEncryptionBytes)
+	}
+	if err := utiljson.Unmarshal([]byte(encoded), encryption); err != nil {
+		return nil, fmt.Errorf("the annotation %s is not JSON: %w", AnnotationEncryption, err)
+	}
+	for _, key := range append([]string{encryption.ClusterKey}, encryption.RecoveryKeys...) {
+		if !publicKeys.MatchString(key) {
+			return nil, fmt.Errorf("the annotation %s: %.100q is not a public key of age", AnnotationEncryption, key)
+		}
+	}
+	return encryption, nil
 }
 
 func originOf(data []byte, annotations map[string]string) (origin *v1alpha1.BackupOrigin, canonical []byte) {
@@ -402,7 +440,7 @@ func decodeAnnotations(stored map[string]string) map[string]string {
 	annotations := maps.Clone(stored)
 	for _, key := range []string{
 		AnnotationOriginNamespace, AnnotationOriginNamespaceUID, AnnotationOriginName, AnnotationRequester,
-		AnnotationScheduleUID, AnnotationQueuedAt, AnnotationPhase, AnnotationClusterUID, AnnotationPublicKey, AnnotationSignature, AnnotationSecretsLeftOut, AnnotationMessage, AnnotationVolumesLeftOut,
+		AnnotationScheduleUID, AnnotationQueuedAt, AnnotationPhase, AnnotationClusterUID, AnnotationPublicKey, AnnotationSignature, AnnotationSecretsLeftOut, AnnotationMessage, AnnotationVolumesLeftOut, AnnotationEncryption,
 	} {
 		delete(annotations, key)
 	}

@@ -133,7 +133,7 @@ func TestUsersWriteNothingBelowThePrefix(t *testing.T) {
 		backup.Status.Requester, backup.Status.QueuedTimestamp, backup.Status.Origin = "", nil, nil
 		for _, key := range []string{
 			AnnotationOriginNamespace, AnnotationOriginNamespaceUID, AnnotationOriginName, AnnotationClusterUID, AnnotationRequester,
-			AnnotationQueuedAt, AnnotationPhase, AnnotationContents, AnnotationPublicKey, AnnotationSignature, AnnotationSecretsLeftOut, AnnotationMessage, AnnotationScheduleUID, "holdfast.io/", "holdfast.io/of-a-later-release",
+			AnnotationQueuedAt, AnnotationPhase, AnnotationContents, AnnotationPublicKey, AnnotationSignature, AnnotationSecretsLeftOut, AnnotationMessage, AnnotationScheduleUID, AnnotationEncryption, "holdfast.io/", "holdfast.io/of-a-later-release",
 		} {
 			backup.Annotations[key] = "forged"
 		}
@@ -171,7 +171,9 @@ func TestBackupRoundTrip(t *testing.T) {
 	lacking.Status.Conditions = append(lacking.Status.Conditions, metav1.Condition{
 		Type: v1alpha1.ConditionSecretsLeftOut, Status: metav1.ConditionTrue, Reason: "OwnNamespaces", Message: "2 Secrets", LastTransitionTime: *lacking.Status.CompletionTimestamp,
 	})
-	for name, backup := range map[string]*v1alpha1.Backup{"tenant": tenant, "system": system, "failed": failed, "completed": completed, "scheduled": scheduled, "lacking": lacking, "partial": partial} {
+	encrypted := endedBackup()
+	encrypted.Status.Encryption = &v1alpha1.BackupEncryption{ClusterKey: "age1cluster", RecoveryKeys: []string{"age1b", "age1a"}}
+	for name, backup := range map[string]*v1alpha1.Backup{"encrypted": encrypted, "tenant": tenant, "system": system, "failed": failed, "completed": completed, "scheduled": scheduled, "lacking": lacking, "partial": partial} {
 		before := backup.DeepCopy()
 		data, err := EncodeBackup(backup, nil, cluster)
 		if err != nil {
@@ -374,12 +376,16 @@ func TestUnfinishedWithoutExpiration(t *testing.T) {
 func TestDecodeRefuses(t *testing.T) {
 	place := Place{StoreName: "shop.daily", Location: "default", SystemNamespace: "holdfast", Now: now}
 	for want, change := range map[string]func(map[string]any){
-		"kind":            func(f map[string]any) { f["kind"] = "Restore" },
-		"velero.io/v1":    func(f map[string]any) { f["apiVersion"] = "velero.io/v2" },
-		"named \"other\"": func(f map[string]any) { f["metadata"].(map[string]any)["name"] = "other" },
-		"phase \"Odd\"":   func(f map[string]any) { f["status"].(map[string]any)["phase"] = "Odd" },
-		"not the JSON":    func(f map[string]any) { f["spec"] = []string{"list"} },
-		"more than":       func(f map[string]any) { f["padding"] = strings.Repeat("x", MaxMetadataBytes) },
+		"kind":                               func(f map[string]any) { f["kind"] = "Restore" },
+		"velero.io/v1":                       func(f map[string]any) { f["apiVersion"] = "velero.io/v2" },
+		"named \"other\"":                    func(f map[string]any) { f["metadata"].(map[string]any)["name"] = "other" },
+		"phase \"Odd\"":                      func(f map[string]any) { f["status"].(map[string]any)["phase"] = "Odd" },
+		"not the JSON":                       func(f map[string]any) { f["spec"] = []string{"list"} },
+		"more than":                          func(f map[string]any) { f["padding"] = strings.Repeat("x", MaxMetadataBytes) },
+		"holdfast.io/encryption is not JSON": encryptedBy("age1"),
+		"holdfast.io/encryption: \"\" is not a public key of age": encryptedBy("{}"),
+		"holdfast.io/encryption: \"x\\ny\" is not a public key":   encryptedBy(`{"clusterKey":"age1a","recoveryKeys":["x\ny"]}`),
+		"holdfast.io/encryption has 8208 bytes, more than 8192":   encryptedBy(`{"clusterKey":"age1` + strings.Repeat("a", 8187) + `"}`),
 	} {
 		if _, err := decodeChanged(t, place, change); err == nil || !strings.Contains(err.Error(), want) || errors.Is(err, ErrUnfinished) {
 			t.Errorf("%s: %v", want, err)
@@ -398,6 +404,12 @@ func TestDecodeRefuses(t *testing.T) {
 		if backup, err := DecodeBackup([]byte(data), place); err == nil {
 			t.Errorf("%q was read as %+v", data, backup)
 		}
+	}
+}
+
+func encryptedBy(annotation string) func(map[string]any) {
+	return func(f map[string]any) {
+		f["metadata"].(map[string]any)["annotations"].(map[string]any)[AnnotationEncryption] = annotation
 	}
 }
 

@@ -59,6 +59,10 @@ const MaxAttemptKeys = 100
 // TarballKey returns the key of the objects' gzipped tar.
 func TarballKey(storeName string) string { return sideKey(storeName, ".tar.gz") }
 
+// EncryptedTarballKey returns the key of the objects' gzipped tar, encrypted with age. A backup has
+// it or TarballKey.
+func EncryptedTarballKey(storeName string) string { return sideKey(storeName, ".tar.gz.age") }
+
 // LogKey returns the key of the backup's log, gzipped lines of text.
 func LogKey(storeName string) string { return sideKey(storeName, "-logs.gz") }
 

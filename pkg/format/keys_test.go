@@ -11,13 +11,14 @@ import (
 func TestKeys(t *testing.T) {
 	var keys []string
 	for _, key := range []func(string) string{
-		BackupPrefix, OwnerKey, MetadataKey, CopyKey, TarballKey, LogKey, ResultsKey, ResourceListKey, VolumeInfoKey,
+		BackupPrefix, OwnerKey, MetadataKey, CopyKey, TarballKey, EncryptedTarballKey, LogKey, ResultsKey, ResourceListKey, VolumeInfoKey,
 		PodVolumeBackupsKey, VolumeSnapshotsKey, ItemOperationsKey, RepositoryPrefix,
 	} {
 		keys = append(keys, key("n.b"))
 	}
 	keys = append(keys, RemovalKey("cluster", "n", "uid/of a backup"), StoreIdentityKey, ClaimKey("cluster"), ProbesPrefix("cluster", "default"))
-	keys = append(keys, WrappedKey{ClusterUID: "cluster", VolumeNamespace: "n", Fingerprint: strings.Repeat("0a", 16), RecoveryKeys: []string{"age1b", "age1a"}}.Key())
+	keys = append(keys, WrappedKey{ClusterUID: "cluster", VolumeNamespace: "n", Fingerprint: strings.Repeat("0a", 16), RecoveryKeys: []string{"age1b", "age1a"}}.Key(),
+		WrappedKey{ClusterUID: "cluster", Fingerprint: strings.Repeat("0b", 16), RecoveryKeys: []string{"age1b", "age1a"}}.Key())
 	golden(t, "keys.txt", []byte(strings.Join(keys, "\n")+"\n"))
 }
 

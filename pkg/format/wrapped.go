@@ -4,6 +4,7 @@
 package format
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -24,17 +25,22 @@ const (
 	// MaxWrappedKeyBytes bounds a WrappedKey that is read.
 	MaxWrappedKeyBytes = 64 << 10
 
-	wrappedKeyKind       = "WrappedRepositoryKey"
+	wrappedKeyKind           = "WrappedRepositoryKey"
+	wrappedEncryptionKeyKind = "WrappedEncryptionKey"
+	// encryptionKeyFolder is no name of a namespace.
+	encryptionKeyFolder = "encryption.key"
+
 	wrappedKeyAPIVersion = "holdfast.io/v1"
 )
 
-// WrappedKey is a repository's key, encrypted for recovery keys whose private halves are outside
-// the cluster. Its cluster signs it, since anyone with a recovery key could encrypt.
+// WrappedKey is a repository's key, or the keys that decrypt a cluster's backups. It is encrypted
+// for recovery keys whose private halves are outside the cluster. Its cluster signs it, since anyone
+// with a recovery key could encrypt.
 type WrappedKey struct {
 	// ClusterUID and PublicKey are the signer's. The reader decides about the key.
 	ClusterUID, PublicKey string
-	// Location is the storage location's name in that cluster, VolumeNamespace the repository's
-	// namespace.
+	// Location is the storage location's name in that cluster. VolumeNamespace is the repository's
+	// namespace, and empty for the keys that decrypt backups.
 	Location, VolumeNamespace string
 	Fingerprint               string
 	RecoveryKeys              []string
@@ -53,7 +59,7 @@ type storedWrappedKeyMetadata struct {
 }
 
 type storedWrappedKeySpec struct {
-	VolumeNamespace string   `json:"volumeNamespace"`
+	VolumeNamespace string   `json:"volumeNamespace,omitempty"`
 	Location        string   `json:"location"`
 	Fingerprint     string   `json:"fingerprint"`
 	RecoveryKeys    []string `json:"recoveryKeys"`
@@ -62,16 +68,27 @@ type storedWrappedKeySpec struct {
 
 var fingerprints = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
+// DecryptsBackups reports whether it has the keys that decrypt a cluster's backups.
+func (w WrappedKey) DecryptsBackups() bool { return w.VolumeNamespace == "" }
+
+func (w WrappedKey) kind() string {
+	if w.DecryptsBackups() {
+		return wrappedEncryptionKeyKind
+	}
+	return wrappedKeyKind
+}
+
 // Key returns the key in the store: one for each cluster, repository, its key, and set of recovery
 // keys.
 func (w WrappedKey) Key() string {
+	folder := cmp.Or(w.VolumeNamespace, encryptionKeyFolder)
 	sum := sha256.Sum256([]byte(strings.Join(slices.Sorted(slices.Values(w.RecoveryKeys)), "\n")))
-	return fmt.Sprintf("%s%s/%s/%s-%s.json", WrappedKeysPrefix, w.ClusterUID, w.VolumeNamespace, w.Fingerprint, hex.EncodeToString(sum[:8]))
+	return fmt.Sprintf("%s%s/%s/%s-%s.json", WrappedKeysPrefix, w.ClusterUID, folder, w.Fingerprint, hex.EncodeToString(sum[:8]))
 }
 
 func (w WrappedKey) validate() error {
 	switch {
-	case len(validation.IsDNS1123Label(w.VolumeNamespace)) > 0:
+	case !w.DecryptsBackups() && len(validation.IsDNS1123Label(w.VolumeNamespace)) > 0:
 		return fmt.Errorf("%q is not the name of a namespace", w.VolumeNamespace)
 	case w.ClusterUID == "" || strings.Contains(w.ClusterUID, "/"):
 		return fmt.Errorf("%q is not the uid of a cluster", w.ClusterUID)
@@ -93,7 +110,7 @@ func EncodeWrappedKey(wrapped WrappedKey, cluster Cluster) ([]byte, error) {
 		return nil, err
 	}
 	stored := storedWrappedKey{
-		TypeMeta: metav1.TypeMeta{APIVersion: wrappedKeyAPIVersion, Kind: wrappedKeyKind},
+		TypeMeta: metav1.TypeMeta{APIVersion: wrappedKeyAPIVersion, Kind: wrapped.kind()},
 		Metadata: storedWrappedKeyMetadata{Annotations: map[string]string{AnnotationClusterUID: wrapped.ClusterUID, AnnotationPublicKey: wrapped.PublicKey}},
 		Spec: storedWrappedKeySpec{
 			VolumeNamespace: wrapped.VolumeNamespace, Location: wrapped.Location, Fingerprint: wrapped.Fingerprint,
@@ -131,13 +148,13 @@ func DecodeWrappedKey(key string, data []byte) (*WrappedKey, error) {
 	if err := utiljson.Unmarshal(canonical, stored); err != nil {
 		return nil, err
 	}
-	if stored.APIVersion != wrappedKeyAPIVersion || stored.Kind != wrappedKeyKind {
-		return nil, fmt.Errorf("it is of kind %q in %q", stored.Kind, stored.APIVersion)
-	}
 	wrapped := &WrappedKey{
 		ClusterUID: stored.Metadata.Annotations[AnnotationClusterUID], PublicKey: stored.Metadata.Annotations[AnnotationPublicKey],
 		Location: stored.Spec.Location, VolumeNamespace: stored.Spec.VolumeNamespace, Fingerprint: stored.Spec.Fingerprint,
 		RecoveryKeys: stored.Spec.RecoveryKeys, Encrypted: stored.Spec.Encrypted,
+	}
+	if stored.APIVersion != wrappedKeyAPIVersion || stored.Kind != wrapped.kind() {
+		return nil, fmt.Errorf("it is of kind %q in %q", stored.Kind, stored.APIVersion)
 	}
 	if err := wrapped.validate(); err != nil {
 		return nil, err

@@ -69,3 +69,25 @@ func TestWrappedKeyRoundTrip(t *testing.T) {
 		}
 	}
 }
+
+// The keys that decrypt backups are not taken for a repository's, nor the other way round.
+func TestWrappedEncryptionKeyRoundTrip(t *testing.T) {
+	want := aWrappedKey()
+	want.PublicKey, want.VolumeNamespace = key.PublicKey(), ""
+	data, err := EncodeWrappedKey(want, cluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := DecodeWrappedKey(want.Key(), data)
+	if diff := cmp.Diff(&want, got); err != nil || diff != "" || !got.DecryptsBackups() {
+		t.Errorf("it comes back otherwise: %v (-want +got):\n%s", err, diff)
+	}
+	for name, change := range map[string]func(map[string]any){
+		"a repository's kind": func(document map[string]any) { document["kind"] = "WrappedRepositoryKey" },
+		"a namespace":         func(document map[string]any) { document["spec"].(map[string]any)["volumeNamespace"] = "shop" },
+	} {
+		if got, err := DecodeWrappedKey(want.Key(), signedAnew(t, data, change)); err == nil {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+}

@@ -103,7 +103,7 @@ func Defaults(locations []*enginev1alpha1.StorageLocation) []string {
 func Settings(location *enginev1alpha1.StorageLocation) (string, error) {
 	access := location.Spec
 	// These need no other store.
-	access.TrustedClusters, access.RecoveryKeys, access.PollInterval, access.SyncRequest = nil, nil, nil, nil
+	access.TrustedClusters, access.RecoveryKeys, access.Encryption, access.PollInterval, access.SyncRequest = nil, nil, nil, nil, nil
 	access.Default, access.AllowedNamespaces = false, nil
 	settings, err := json.Marshal(struct {
 		enginev1alpha1.StorageLocationSpec

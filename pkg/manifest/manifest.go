@@ -50,7 +50,8 @@ type Item struct {
 	// Images are the images of a workload's containers. Older manifests have none, see HasImages.
 	Images Images `json:"images,omitempty"`
 
-	// Size in bytes and SHA256 in hexadecimal are of the object's JSON.
+	// Size in bytes and SHA256 in hexadecimal are of the object's JSON. In an encrypted backup,
+	// SHA256 is an HMAC, whose key only the cluster has: see package encryption.
 	Size   int64  `json:"size"`
 	SHA256 string `json:"sha256,omitempty"`
 	Place  Place  `json:"place,omitzero"`

@@ -1,9 +1,9 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package recovery keeps repositories' keys in their store, encrypted for recovery keys: public
-// keys of age, whose private halves are outside of the cluster. A private one recovers all keys of
-// the store.
+// Package recovery keeps repositories' keys, and the keys that decrypt backups, in their store. They
+// are encrypted for recovery keys: public keys of age, whose private halves are outside of the
+// cluster. A private one recovers all keys of the store.
 package recovery
 
 import (
@@ -17,12 +17,13 @@ import (
 	"filippo.io/age"
 	"filippo.io/age/armor"
 
+	"github.com/holdfast-io/holdfast/pkg/encryption"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/repository"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-const maxKeyBytes = 4 << 10
+const maxKeyBytes = 32 << 10
 
 // ErrOtherIdentity says that no private key at hand decrypts a key.
 var ErrOtherIdentity = errors.New("it is encrypted for other recovery keys")
@@ -68,51 +69,77 @@ type Repository struct {
 // Keep ensures that the store has a repository's key, encrypted for all recovery keys and signed.
 // Other keys, or sets of recovery keys, have their own objects, which stay.
 func Keep(ctx context.Context, st Writer, of Repository, key repository.Key, recoveryKeys []string) error {
-	public, err := recipients(recoveryKeys)
-	if err != nil {
-		return err
-	}
 	fingerprint, err := key.Fingerprint(of.VolumeNamespace)
 	if err != nil {
 		return err
 	}
-	wrapped := format.WrappedKey{
-		ClusterUID: of.Cluster.UID, VolumeNamespace: of.VolumeNamespace, Location: of.Location,
-		Fingerprint: fingerprint, RecoveryKeys: recoveryKeys,
+	err = keepWrapped(ctx, st, of.Cluster, format.WrappedKey{
+		VolumeNamespace: of.VolumeNamespace, Location: of.Location, Fingerprint: fingerprint, RecoveryKeys: recoveryKeys,
+	}, string(key))
+	if err != nil {
+		return fmt.Errorf("the wrapped key of the repository: %w", err)
 	}
+	return nil
+}
+
+// KeepEncryptionKeys ensures that the store has the keys that decrypt a cluster's backups, as Keep
+// does for a repository's key.
+func KeepEncryptionKeys(ctx context.Context, st Writer, cluster format.Cluster, location string, keys encryption.Keys, recoveryKeys []string) error {
+	wrapped := format.WrappedKey{Location: location, Fingerprint: fingerprintOf(keys), RecoveryKeys: recoveryKeys}
+	err := keepWrapped(ctx, st, cluster, wrapped, string(keys.Text()))
+	if errors.Is(err, store.ErrExists) { // another backup's, or a lost answer's
+		err = keepWrapped(ctx, st, cluster, wrapped, string(keys.Text()))
+	}
+	if err != nil {
+		return fmt.Errorf("the wrapped key of encrypted backups: %w", err)
+	}
+	return nil
+}
+
+// fingerprintOf distinguishes keys from others by their public halves.
+func fingerprintOf(keys encryption.Keys) string {
+	return format.NewContent([]byte(strings.Join(keys.Public(), "\n"))).SHA256[:32]
+}
+
+func keepWrapped(ctx context.Context, st Writer, cluster format.Cluster, wrapped format.WrappedKey, plain string) error {
+	public, err := recipients(wrapped.RecoveryKeys)
+	if err != nil {
+		return err
+	}
+	wrapped.ClusterUID = cluster.UID
 	write := st.Create
 	there, spoilt, err := read(ctx, st, wrapped.Key())
 	switch {
-	case err == nil && there.PublicKey == of.Cluster.Key.PublicKey():
+	case err == nil && there.PublicKey == cluster.Key.PublicKey():
 		return nil
 	case err == nil || spoilt:
 		// The signing key has changed, or another writer wrote here.
 		write = st.Put
 	case !errors.Is(err, store.ErrNotFound):
-		return fmt.Errorf("look for the wrapped key of the repository: %w", err)
+		return fmt.Errorf("look for it: %w", err)
 	}
-	if wrapped.Encrypted, err = encrypt(key, public); err != nil {
-		return fmt.Errorf("encrypt the key of the repository: %w", err)
+	if wrapped.Encrypted, err = encrypt(plain, public); err != nil {
+		return fmt.Errorf("encrypt it: %w", err)
 	}
-	content, err := format.EncodeWrappedKey(wrapped, of.Cluster)
+	content, err := format.EncodeWrappedKey(wrapped, cluster)
 	if err != nil {
 		return err
 	}
 	// After another process's write or a lost answer, the next check decides.
 	if err := write(ctx, wrapped.Key(), content); err != nil {
-		return fmt.Errorf("write the wrapped key of the repository: %w", err)
+		return fmt.Errorf("write it: %w", err)
 	}
 	return nil
 }
 
-func encrypt(key repository.Key, recipients []age.Recipient) (string, error) {
+func encrypt(plain string, recipients []age.Recipient) (string, error) {
 	var text strings.Builder
 	armored := armor.NewWriter(&text)
 	encrypted, err := age.Encrypt(armored, recipients...)
 	if err != nil {
 		return "", err
 	}
-	if _, err := io.WriteString(encrypted, string(key)); err != nil {
+	if _, err := io.WriteString(encrypted, plain); err != nil {
 		return "", err
 	}
 	if err := errors.Join(encrypted.Close(), armored.Close()); err != nil {
@@ -178,16 +205,10 @@ func Identities(file io.Reader) ([]Identity, error) {
 	return found, nil
 }
 
-// Unwrap decrypts a wrapped key. It fails with ErrOtherIdentity if it is encrypted for others.
+// Unwrap decrypts the wrapped key of a repository. It fails with ErrOtherIdentity if it is encrypted
+// for others.
 func Unwrap(wrapped *format.WrappedKey, identities []Identity) (repository.Key, error) {
-	plain, err := age.Decrypt(armor.NewReader(strings.NewReader(wrapped.Encrypted)), identities...)
-	if _, others := errors.AsType[*age.NoIdentityMatchError](err); others {
-		return "", fmt.Errorf("%w: %s", ErrOtherIdentity, strings.Join(wrapped.RecoveryKeys, ", "))
-	}
-	if err != nil {
-		return "", fmt.Errorf("decrypt the key of the repository: %w", err)
-	}
-	key, err := io.ReadAll(io.LimitReader(plain, maxKeyBytes))
+	key, err := decrypt(wrapped, identities)
 	if err != nil {
 		return "", fmt.Errorf("decrypt the key of the repository: %w", err)
 	}
@@ -195,8 +216,43 @@ func Unwrap(wrapped *format.WrappedKey, identities []Identity) (repository.Key, 
 	if err != nil {
 		return "", err
 	}
-	if fingerprint != wrapped.Fingerprint {
-		return "", fmt.Errorf("what is encrypted has the fingerprint %s, not %s", fingerprint, wrapped.Fingerprint)
+	if err := compare(wrapped, fingerprint); err != nil {
+		return "", err
 	}
 	return repository.Key(key), nil
+}
+
+// UnwrapEncryptionKeys decrypts the wrapped keys that decrypt backups. It fails as Unwrap.
+func UnwrapEncryptionKeys(wrapped *format.WrappedKey, identities []Identity) (encryption.Keys, error) {
+	text, err := decrypt(wrapped, identities)
+	if err != nil {
+		return encryption.Keys{}, fmt.Errorf("decrypt the key of encrypted backups: %w", err)
+	}
+	keys, err := encryption.ParseKeys([]byte(text))
+	if err != nil {
+		return encryption.Keys{}, err
+	}
+	if err := compare(wrapped, fingerprintOf(keys)); err != nil {
+		return encryption.Keys{}, err
+	}
+	return keys, nil
+}
+
+func decrypt(wrapped *format.WrappedKey, identities []Identity) (string, error) {
+	plain, err := age.Decrypt(armor.NewReader(strings.NewReader(wrapped.Encrypted)), identities...)
+	if _, others := errors.AsType[*age.NoIdentityMatchError](err); others {
+		return "", fmt.Errorf("%w: %s", ErrOtherIdentity, strings.Join(wrapped.RecoveryKeys, ", "))
+	}
+	if err != nil {
+		return "", err
+	}
+	text, err := io.ReadAll(io.LimitReader(plain, maxKeyBytes))
+	return string(text), err
+}
+
+func compare(wrapped *format.WrappedKey, fingerprint string) error {
+	if fingerprint != wrapped.Fingerprint {
+		return fmt.Errorf("what is encrypted has the fingerprint %s, not %s", fingerprint, wrapped.Fingerprint)
+	}
+	return nil
 }

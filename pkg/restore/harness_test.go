@@ -426,7 +426,7 @@ func plural(kind string) string {
 // backupOf is a backup that holds objects.
 func backupOf(t testing.TB, objects ...map[string]any) *source.Backup {
 	t.Helper()
-	opened, err := source.Open(t.Context(), stored(t, objects...), format.Place{StoreName: "b", Location: "default", SystemNamespace: "holdfast", Now: time.Now()}, "")
+	opened, err := source.Open(t.Context(), stored(t, objects...), format.Place{StoreName: "b", Location: "default", SystemNamespace: "holdfast", Now: time.Now()}, "", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

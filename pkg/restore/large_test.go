@@ -44,7 +44,7 @@ func oneOf(t testing.TB, store *counting, namespace string) (backup *source.Back
 	defer s.server.Close()
 	var before, opened, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	backup, err := source.Open(t.Context(), store, format.Place{StoreName: "b", Location: "default", SystemNamespace: "holdfast", Now: time.Now()}, "")
+	backup, err := source.Open(t.Context(), store, format.Place{StoreName: "b", Location: "default", SystemNamespace: "holdfast", Now: time.Now()}, "", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

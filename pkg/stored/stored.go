@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package stored reads single objects of a finished backup, in four requests, with only the needed
-// parts of the manifest and the tarball.
+// parts of the manifest and the tarball. An encrypted tarball takes two or three more.
 //
 // A manifest may be forged. An object is returned only if its bytes match the manifest, at the path
 // of the requested resource, namespace and name: a right to one object gives no other. A small
@@ -22,7 +22,9 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/archive"
+	"github.com/holdfast-io/holdfast/pkg/encryption"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 	"github.com/holdfast-io/holdfast/pkg/restore/source"
@@ -44,6 +46,13 @@ type Backup struct {
 	StoreName string
 	// ManifestDigest is the SHA-256 of the stored manifest in hexadecimal; empty if unknown.
 	ManifestDigest string
+	// Encryption is the Backup's status.encryption, and Keys are for it.
+	Encryption *v1alpha1.BackupEncryption
+	Keys       encryption.Source
+}
+
+func (b Backup) tarball(ctx context.Context) (*encryption.Tarball, error) {
+	return encryption.Open(ctx, b.Store, b.StoreName, b.Encryption, b.Keys)
 }
 
 // Index reads the manifest's index, in two requests. It fails with store.ErrNotFound without a
@@ -115,13 +124,18 @@ var errEnough = errors.New("that is enough")
 // tarball. The JSON is valid until the next one.
 func (b Backup) Scan(ctx context.Context) iter.Seq2[Scanned, error] {
 	return func(yield func(Scanned, error) bool) {
-		tarball, err := b.Store.Get(ctx, format.TarballKey(b.StoreName))
+		tarball, err := b.tarball(ctx)
 		if err != nil {
 			yield(Scanned{}, err)
 			return
 		}
-		defer func() { _ = tarball.Close() }()
-		err = source.Scan(bufio.NewReader(tarball), func(item *manifest.Item, content []byte) error {
+		content, err := tarball.Get(ctx)
+		if err != nil {
+			yield(Scanned{}, err)
+			return
+		}
+		defer func() { _ = content.Close() }()
+		err = source.Scan(bufio.NewReader(content), func(item *manifest.Item, content []byte) error {
 			if !yield(Scanned{item, content}, nil) {
 				return errEnough
 			}
@@ -139,7 +153,7 @@ type Scanned struct {
 	Content []byte
 }
 
-// Object reads the JSON of an item, in one request.
+// Object reads the JSON of an item, in one request, and in up to four if the backup is encrypted.
 func (b Backup) Object(ctx context.Context, item *manifest.Item) ([]byte, error) {
 	length, err := archive.PartBytes(item.Place.Offset, item.Size)
 	if err != nil {
@@ -148,7 +162,11 @@ func (b Backup) Object(ctx context.Context, item *manifest.Item) ([]byte, error)
 	if item.Place.Member < 0 {
 		return nil, fmt.Errorf("%w: it begins at %d", archive.ErrPlace, item.Place.Member)
 	}
-	part, err := b.Store.GetRange(ctx, format.TarballKey(b.StoreName), item.Place.Member, length)
+	tarball, err := b.tarball(ctx)
+	if err != nil {
+		return nil, err
+	}
+	part, err := tarball.GetRange(ctx, item.Place.Member, length)
 	if errors.Is(err, store.ErrRange) {
 		return nil, fmt.Errorf("%w: %w", archive.ErrPlace, err)
 	}
@@ -163,7 +181,7 @@ func (b Backup) Object(ctx context.Context, item *manifest.Item) ([]byte, error)
 	if err != nil {
 		return nil, err
 	}
-	if format.NewContent(content).SHA256 != item.SHA256 {
+	if tarball.Digest(content) != item.SHA256 {
 		return nil, ErrDamaged
 	}
 	return content, nil

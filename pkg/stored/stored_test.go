@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/holdfast-io/holdfast/pkg/backup/archive"
+	"github.com/holdfast-io/holdfast/pkg/encryption"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 	"github.com/holdfast-io/holdfast/pkg/store"
@@ -250,4 +251,44 @@ func FuzzObject(f *testing.F) {
 			}
 		}
 	})
+}
+
+// An object of an encrypted backup comes back as any other, in up to seven requests; and nothing of
+// it without the key.
+func TestOneObjectOfAnEncryptedBackup(t *testing.T) {
+	keys, err := encryption.NewKeys()
+	if err != nil {
+		t.Fatal(err)
+	}
+	to := keys.For(nil)
+	random := rand.NewChaCha8([32]byte{})
+	var objects []storedtest.Object
+	for i := range 300 {
+		o := storedtest.Object{Kind: "v1/Secret", Resource: "secrets", Namespace: "shop", Name: fmt.Sprint("s-", i), Content: make([]byte, 10+i*40)}
+		_, _ = random.Read(o.Content)
+		objects = append(objects, o)
+	}
+	bucket := storetest.Memory(t)
+	storedtest.WriteEncrypted(t, bucket, "b", to, objects...)
+	from := stored.Backup{StoreName: "b", Encryption: to.Status(), Keys: func(context.Context) (encryption.Keys, error) { return keys, nil }}
+	for _, o := range objects {
+		counted := &counting{Ranger: bucket}
+		from.Store = counted
+		got, err := find(t.Context(), from, o)
+		if err != nil || !bytes.Equal(got, o.Content) {
+			t.Fatalf("%s: %d bytes of %d: %v", o.Name, len(got), len(o.Content), err)
+		}
+		if counted.requests > 7 {
+			t.Fatalf("%s took %d requests", o.Name, counted.requests)
+		}
+	}
+	from.Keys = nil
+	if got, err := find(t.Context(), from, objects[0]); got != nil || !errors.Is(err, encryption.ErrNoKey) {
+		t.Errorf("without the key: %d bytes, %v", len(got), err)
+	}
+	for _, err := range from.Scan(t.Context()) {
+		if !errors.Is(err, encryption.ErrNoKey) {
+			t.Errorf("a scan without the key: %v", err)
+		}
+	}
 }

@@ -76,7 +76,7 @@ var rules = []rule{
 		why:       "the API types are the vocabulary at the bottom: they import nothing of Holdfast above them",
 	},
 	{
-		of:        []string{"pkg/backup", "pkg/catalog", "pkg/datapath", "pkg/format", "pkg/location", "pkg/manifest", "pkg/queue", "pkg/recovery", "pkg/repository", "pkg/restore", "pkg/schedule", "pkg/selection", "pkg/store", "pkg/stored"},
+		of:        []string{"pkg/backup", "pkg/catalog", "pkg/datapath", "pkg/encryption", "pkg/format", "pkg/location", "pkg/manifest", "pkg/queue", "pkg/recovery", "pkg/repository", "pkg/restore", "pkg/schedule", "pkg/selection", "pkg/store", "pkg/stored"},
 		forbidden: []string{"pkg/apiserver", "pkg/controllers", "pkg/registry"},
 		why:       "imports run downwards: the engine and the domain do not know the controllers and the API",
 	},
@@ -115,9 +115,9 @@ var rules = []rule{
 	},
 	{
 		of:        []string{"cmd", "pkg"},
-		except:    []string{"pkg/recovery"},
+		except:    []string{"pkg/encryption", "pkg/recovery"},
 		forbidden: []string{"filippo.io/age"},
-		why:       "only pkg/recovery knows how keys are encrypted",
+		why:       "only pkg/recovery knows how keys are encrypted, and pkg/encryption how backups are",
 	},
 	{
 		of:        []string{"pkg/cli", "cmd/kubectl-holdfast"},

@@ -93,6 +93,7 @@ func TestSecretsOfOthers(t *testing.T) {
 	}
 	for _, refused := range [][3]string{
 		{apiserver, system, "holdfast-signing-key"}, {agent, system, "holdfast-signing-key"}, {agent, "holdfast-locations", "bucket"},
+		{agent, system, "holdfast-encryption-key"},
 	} {
 		if err := ask(refused[0], refused[1], refused[2]); err == nil || !strings.Contains(err.Error(), "Forbidden") {
 			t.Errorf("%s asks for the Secret %s: %v", refused[0], refused[2], err)

@@ -228,7 +228,7 @@ func backupHolding(t *testing.T, objects ...*unstructured.Unstructured) *source.
 			t.Fatal(err)
 		}
 	}
-	backup, err := source.Open(t.Context(), bucket, format.Place{StoreName: "made", Location: "default", SystemNamespace: labtest.System, Now: now.Time}, "")
+	backup, err := source.Open(t.Context(), bucket, format.Place{StoreName: "made", Location: "default", SystemNamespace: labtest.System, Now: now.Time}, "", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -211,7 +211,7 @@ func restoredHere(t *testing.T, spec v1alpha1.RestoreSpec, manifest string) (v1a
 			t.Fatal(err)
 		}
 	}
-	backup, err := source.Open(t.Context(), bucket, format.Place{StoreName: name, Location: "default", SystemNamespace: labtest.System, Now: now.Time}, "")
+	backup, err := source.Open(t.Context(), bucket, format.Place{StoreName: name, Location: "default", SystemNamespace: labtest.System, Now: now.Time}, "", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

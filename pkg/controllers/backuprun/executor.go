@@ -20,10 +20,12 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
+	"github.com/holdfast-io/holdfast/pkg/encryption"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/hostpath"
 	"github.com/holdfast-io/holdfast/pkg/location"
+	"github.com/holdfast-io/holdfast/pkg/recovery"
 	"github.com/holdfast-io/holdfast/pkg/runlog"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
@@ -62,7 +64,7 @@ type Executor struct {
 	Cluster   format.Cluster
 	Clock     clock.Clock
 	Pods      Pods
-	// Kube reads volume policies, and reviews access.
+	// Kube reads volume policies and the key that encrypts backups, and reviews access.
 	Kube kubernetes.Interface
 	// Leads is as in Config.
 	Leads func(ctx context.Context) error
@@ -139,6 +141,7 @@ func (e *Executor) Execute(ctx, ending context.Context, run *enginev1alpha1.Back
 		Timeout:       e.Timeout,
 		HostPathRoots: e.HostPathRoots,
 		Ending:        ending,
+		Encryption:    e.encryption(run, bucket),
 	})
 	if errors.Is(err, backup.ErrNameTaken) {
 		if failure := backup.Release(ctx, e.request(run, backup.PostHooks{}), backup.Dependencies{Store: bucket, Clock: e.Clock}, bucket); failure != nil {
@@ -219,6 +222,32 @@ func (e *Executor) location(run *enginev1alpha1.BackupRun) (*enginev1alpha1.Stor
 	return record, err
 }
 
+// encryption returns what encrypts the objects of a run; nil if its location does not ask for it.
+// Before a backup is encrypted for this cluster's key, the store has that key for the recovery
+// keys.
+func (e *Executor) encryption(run *enginev1alpha1.BackupRun, bucket *store.Bucket) func(context.Context) (*encryption.Recipients, error) {
+	record, err := e.location(run)
+	if err == nil && !record.Spec.EncryptsObjects() {
+		return nil
+	}
+	return func(ctx context.Context) (*encryption.Recipients, error) {
+		if err != nil {
+			return nil, err
+		}
+		if len(record.Spec.RecoveryKeys) == 0 {
+			return nil, fmt.Errorf("the storage location %q asks for encryption and names no recoveryKeys: name one, as docs/install.md describes", record.Name)
+		}
+		keys, err := encryption.Own(ctx, e.Kube.CoreV1().Secrets(e.Cluster.SystemNamespace))
+		if err != nil {
+			return nil, err
+		}
+		if err := recovery.KeepEncryptionKeys(ctx, bucket, e.Cluster, record.Name, keys, record.Spec.RecoveryKeys); err != nil {
+			return nil, err
+		}
+		return keys.For(record.Spec.RecoveryKeys), nil
+	}
+}
+
 func (e *Executor) request(run *enginev1alpha1.BackupRun, postHooks backup.PostHooks) backup.Request {
 	return backup.Request{Backup: run.AsBackup(), Cluster: e.Cluster, Attempt: int(run.Status.Attempts), PostHooks: postHooks}
 }
@@ -249,6 +278,9 @@ func recordOutcome(status *enginev1alpha1.BackupRunStatus, outcome backup.Outcom
 	status.PendingHooks = nil
 	if ended.HookStatus != nil {
 		status.HookStatus = ended.HookStatus.DeepCopy()
+	}
+	if ended.Encryption != nil {
+		status.Encryption = ended.Encryption.DeepCopy()
 	}
 	if ended.Volumes != nil {
 		status.Volumes = ended.Volumes.DeepCopy()

@@ -5,14 +5,17 @@ package backuprun
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"filippo.io/age"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/version"
@@ -24,9 +27,11 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
+	"github.com/holdfast-io/holdfast/pkg/encryption"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/location"
+	"github.com/holdfast-io/holdfast/pkg/recovery"
 )
 
 var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -198,5 +203,73 @@ func TestLocationThatIsForOthersByNow(t *testing.T) {
 	}
 	if stored, err := os.ReadDir(folder); err != nil || len(stored) != 0 {
 		t.Errorf("%v is stored, %v", stored, err)
+	}
+}
+
+// TestKeyBeforeTheBackup: before a backup is encrypted for this cluster's key, the store has that key
+// for the recovery keys; and without them, or without the store, there is no such backup.
+func TestKeyBeforeTheBackup(t *testing.T) {
+	e, folder := newExecutor(t)
+	key, err := format.NewSigningKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Cluster.Key = key
+	private, err := age.GenerateX25519Identity()
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := newRun("a", running)
+	run.Spec.Backup.StorageLocation = "default"
+	record, err := e.Locations.Get("default")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bucket, err := e.open(t.Context(), run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer bucket.Close()
+	wrapped := filepath.Join(folder, "metadata/holdfast/keys/cluster/encryption.key")
+	for _, spec := range []*enginev1alpha1.StorageEncryption{nil, {}, {Objects: enginev1alpha1.ObjectEncryptionDisabled}} {
+		if record.Spec.Encryption = spec; e.encryption(run, bucket) != nil {
+			t.Errorf("with %+v it is encrypted", spec)
+		}
+	}
+	record.Spec.Encryption = &enginev1alpha1.StorageEncryption{Objects: enginev1alpha1.ObjectEncryptionEnabled}
+	if to, err := e.encryption(run, bucket)(t.Context()); err == nil || !strings.Contains(err.Error(), "names no recoveryKeys") {
+		t.Errorf("without recovery keys: %v, %v", to, err)
+	}
+	record.Spec.RecoveryKeys = []string{private.Recipient().String()}
+	for range 2 {
+		to, err := e.encryption(run, bucket)(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		own, err := encryption.Own(t.Context(), e.Kube.CoreV1().Secrets(system))
+		if err != nil || to.Status().ClusterKey != own.Public()[0] || !slices.Equal(to.Status().RecoveryKeys, record.Spec.RecoveryKeys) {
+			t.Errorf("it is encrypted for %+v, and its own key is %v, %v", to.Status(), own, err)
+		}
+		if files, err := os.ReadDir(wrapped); err != nil || len(files) != 1 {
+			t.Errorf("the store has %v, %v", files, err)
+		}
+		found, err := recovery.Find(t.Context(), bucket, func(err error) { t.Error(err) })
+		if err != nil || len(found) != 1 {
+			t.Fatalf("found %v, %v", found, err)
+		}
+		if keys, err := recovery.UnwrapEncryptionKeys(&found[0], []recovery.Identity{private}); err != nil || keys.String() != own.String() {
+			t.Errorf("in the store is %v, %v", keys, err)
+		}
+	}
+	// The key can't be stored: a file is in the way of its folder.
+	if err := errors.Join(os.RemoveAll(wrapped), os.WriteFile(wrapped, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if to, err := e.encryption(run, bucket)(t.Context()); err == nil || to != nil || !strings.Contains(err.Error(), "the wrapped key of encrypted backups") {
+		t.Errorf("without its key in the store: %v, %v", to, err)
+	}
+	run.Spec.Backup.StorageLocation = "gone"
+	if to, err := e.encryption(run, bucket)(t.Context()); err == nil || to != nil {
+		t.Errorf("of a location that is gone: %v, %v", to, err)
 	}
 }

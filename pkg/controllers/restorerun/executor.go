@@ -24,6 +24,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/folder"
 	"github.com/holdfast-io/holdfast/pkg/controllers/clusteridentity"
+	"github.com/holdfast-io/holdfast/pkg/encryption"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
@@ -57,9 +58,11 @@ type Executor struct {
 	Client    rest.Interface
 	Discovery restore.Discovery
 	// with the credentials of the locations
-	Secrets   location.Secrets
-	Locations enginelisters.StorageLocationNamespaceLister
-	Runs      engineclient.RestoreRunsGetter
+	Secrets location.Secrets
+	// Decryption has the keys of encrypted backups.
+	Decryption encryption.Source
+	Locations  enginelisters.StorageLocationNamespaceLister
+	Runs       engineclient.RestoreRunsGetter
 	// Namespace is the system namespace.
 	Namespace string
 	// Cluster is this cluster. Keys are its present and earlier public signing keys.
@@ -178,7 +181,7 @@ func (e *Executor) prepareAtLast(ctx context.Context, run *enginev1alpha1.Restor
 // isFinal reports whether a retry is in vain.
 func isFinal(err error) bool {
 	var refused *restore.Refused
-	return errors.As(err, &refused) || errors.Is(err, source.ErrRefused) || errors.Is(err, source.ErrNoBackup) ||
+	return errors.As(err, &refused) || errors.Is(err, source.ErrRefused) || errors.Is(err, source.ErrNoBackup) || errors.Is(err, encryption.ErrNoKey) ||
 		errors.Is(err, store.ErrNotFound) || errors.Is(err, errNoLocation) || location.IsFinal(err)
 }
 
@@ -197,7 +200,7 @@ func (e *Executor) prepare(ctx context.Context, run *enginev1alpha1.RestoreRun) 
 	}()
 	from := &run.Spec.Backup
 	place := format.Place{StoreName: from.StoreName, Location: from.StorageLocation, SystemNamespace: e.Namespace, Now: e.Clock.Now()}
-	backup, err := source.Open(ctx, bucket, place, from.UID)
+	backup, err := source.Open(ctx, bucket, place, from.UID, e.Decryption)
 	if err != nil {
 		return deps, nil, err
 	}

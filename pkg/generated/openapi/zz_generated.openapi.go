@@ -56,6 +56,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ScheduleEntryList":      schema_pkg_apis_engine_v1alpha1_ScheduleEntryList(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ScheduleEntrySpec":      schema_pkg_apis_engine_v1alpha1_ScheduleEntrySpec(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.ScheduleEntryStatus":    schema_pkg_apis_engine_v1alpha1_ScheduleEntryStatus(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageEncryption":      schema_pkg_apis_engine_v1alpha1_StorageEncryption(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageLocation":        schema_pkg_apis_engine_v1alpha1_StorageLocation(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageLocationList":    schema_pkg_apis_engine_v1alpha1_StorageLocationList(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageLocationSpec":    schema_pkg_apis_engine_v1alpha1_StorageLocationSpec(ref),
@@ -83,6 +84,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.BackupCancellation{}.OpenAPIModelName():                                  schema_pkg_apis_holdfast_v1alpha1_BackupCancellation(ref),
 		v1alpha1.BackupDeletion{}.OpenAPIModelName():                                      schema_pkg_apis_holdfast_v1alpha1_BackupDeletion(ref),
 		v1alpha1.BackupDeletionPreconditions{}.OpenAPIModelName():                         schema_pkg_apis_holdfast_v1alpha1_BackupDeletionPreconditions(ref),
+		v1alpha1.BackupEncryption{}.OpenAPIModelName():                                    schema_pkg_apis_holdfast_v1alpha1_BackupEncryption(ref),
 		v1alpha1.BackupExpiration{}.OpenAPIModelName():                                    schema_pkg_apis_holdfast_v1alpha1_BackupExpiration(ref),
 		v1alpha1.BackupHold{}.OpenAPIModelName():                                          schema_pkg_apis_holdfast_v1alpha1_BackupHold(ref),
 		v1alpha1.BackupHooks{}.OpenAPIModelName():                                         schema_pkg_apis_holdfast_v1alpha1_BackupHooks(ref),
@@ -991,6 +993,12 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 							Ref:         ref(v1alpha1.HookStatus{}.OpenAPIModelName()),
 						},
 					},
+					"encryption": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The public keys that the stored objects are encrypted for. Absent if they are not encrypted.",
+							Ref:         ref(v1alpha1.BackupEncryption{}.OpenAPIModelName()),
+						},
+					},
 					"pendingHooks": {
 						VendorExtensible: spec.VendorExtensible{
 							Extensions: spec.Extensions{
@@ -1105,7 +1113,7 @@ func schema_pkg_apis_engine_v1alpha1_BackupRunStatus(ref common.ReferenceCallbac
 			},
 		},
 		Dependencies: []string{
-			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodReference", v1alpha1.BackupProgress{}.OpenAPIModelName(), v1alpha1.BackupVolumesProgress{}.OpenAPIModelName(), v1alpha1.HookStatus{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodReference", v1alpha1.BackupEncryption{}.OpenAPIModelName(), v1alpha1.BackupProgress{}.OpenAPIModelName(), v1alpha1.BackupVolumesProgress{}.OpenAPIModelName(), v1alpha1.HookStatus{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
 	}
 }
 
@@ -2492,6 +2500,26 @@ func schema_pkg_apis_engine_v1alpha1_ScheduleEntryStatus(ref common.ReferenceCal
 	}
 }
 
+func schema_pkg_apis_engine_v1alpha1_StorageEncryption(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "StorageEncryption says what is encrypted in a store.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"objects": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether the objects of new backups, Secrets among them, are encrypted: for recoveryKeys, and for a key of this cluster. Velero can't restore such a backup. Names, labels, logs and messages are not encrypted. A change is for new backups; all others stay readable.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
 func schema_pkg_apis_engine_v1alpha1_StorageLocation(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -2699,6 +2727,12 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationSpec(ref common.ReferenceCal
 							},
 						},
 					},
+					"encryption": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Encryption of new backups in this store. The data of volumes is always encrypted.",
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageEncryption"),
+						},
+					},
 					"pollInterval": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Interval of listings of this store for other writers' backups, instead of the API server's --backupstore-poll-interval. 0s is never. This cluster's backups, and syncrequests, are seen in any case.",
@@ -2716,7 +2750,7 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationSpec(ref common.ReferenceCal
 			},
 		},
 		Dependencies: []string{
-			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.AllowedNamespaces", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.AzureLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.FilesystemLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.GCSLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.LonghornLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.S3Location", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.TrustedCluster", v1.Duration{}.OpenAPIModelName()},
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.AllowedNamespaces", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.AzureLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.FilesystemLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.GCSLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.LonghornLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.S3Location", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageEncryption", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.TrustedCluster", v1.Duration{}.OpenAPIModelName()},
 	}
 }
 
@@ -4070,6 +4104,47 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupDeletionPreconditions(ref common.Re
 	}
 }
 
+func schema_pkg_apis_holdfast_v1alpha1_BackupEncryption(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BackupEncryption has public keys of age. Each of their private keys decrypts the backup's objects.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"clusterKey": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The key of the cluster that made the backup.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"recoveryKeys": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "The recovery keys of the storage location then.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Type:   []string{"string"},
+										Format: "",
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"clusterKey"},
+			},
+		},
+	}
+}
+
 func schema_pkg_apis_holdfast_v1alpha1_BackupExpiration(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -4400,7 +4475,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupObjectSpec(ref common.ReferenceCall
 					},
 					"sha256": {
 						SchemaProps: spec.SchemaProps{
-							Description: "SHA-256 of the object's JSON, in hexadecimal. It is equal for equal versions.",
+							Description: "SHA-256 of the object's JSON, in hexadecimal. It is equal for equal versions. In encrypted backups it has a key of the cluster, and is equal in the backups of that cluster alone.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -5749,6 +5824,12 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupStatus(ref common.ReferenceCallback
 							Ref:         ref(v1alpha1.BackupOrigin{}.OpenAPIModelName()),
 						},
 					},
+					"encryption": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The public keys that the backup's objects are encrypted for. Absent if they are not encrypted.",
+							Ref:         ref(v1alpha1.BackupEncryption{}.OpenAPIModelName()),
+						},
+					},
 					"plan": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Objects and volumes that the backup would hold. Only the answer to a dry run of its creation has it.",
@@ -5759,7 +5840,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupStatus(ref common.ReferenceCallback
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.BackupHold{}.OpenAPIModelName(), v1alpha1.BackupOrigin{}.OpenAPIModelName(), v1alpha1.BackupPlan{}.OpenAPIModelName(), v1alpha1.BackupProgress{}.OpenAPIModelName(), v1alpha1.BackupVolumesProgress{}.OpenAPIModelName(), v1alpha1.HookStatus{}.OpenAPIModelName(), v1.Condition{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
+			v1alpha1.BackupEncryption{}.OpenAPIModelName(), v1alpha1.BackupHold{}.OpenAPIModelName(), v1alpha1.BackupOrigin{}.OpenAPIModelName(), v1alpha1.BackupPlan{}.OpenAPIModelName(), v1alpha1.BackupProgress{}.OpenAPIModelName(), v1alpha1.BackupVolumesProgress{}.OpenAPIModelName(), v1alpha1.HookStatus{}.OpenAPIModelName(), v1.Condition{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
 	}
 }
 

@@ -27,6 +27,7 @@ import (
 	"k8s.io/apiserver/pkg/warning"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/encryption"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 	"github.com/holdfast-io/holdfast/pkg/registry/streamed"
 	"github.com/holdfast-io/holdfast/pkg/store"
@@ -79,7 +80,7 @@ func (c *Contents) Manifest() *streamed.REST {
 				if err != nil {
 					return err
 				}
-				return asked.write(to, reader.readable(ctx, items))
+				return undecryptable(name, asked.write(to, reader.readable(ctx, items)))
 			}
 			return answer, nil
 		},
@@ -119,7 +120,7 @@ func (c *Contents) Objects() *streamed.REST {
 				}
 				content, err := reader.object(ctx, from, kind, namespace, object)
 				if err != nil {
-					return err
+					return undecryptable(name, err)
 				}
 				_, err = to.Write(content)
 				return err
@@ -141,7 +142,32 @@ func (c *Contents) held(ctx context.Context, name, subresource string) (*v1alpha
 		return nil, nil, stored.Backup{}, streamed.NotFound(fmt.Sprintf("the backup %q has no %s: it is %s, and holds no objects that could be restored", name, subresource, backup.Status.Phase))
 	}
 	answer, storeName, digests, err := c.answer(backup, subresource)
-	return backup, answer, stored.Backup{StoreName: storeName, ManifestDigest: digests.Manifest}, err
+	return backup, answer, stored.Backup{StoreName: storeName, ManifestDigest: digests.Manifest, Encryption: backup.Status.Encryption, Keys: c.decryption}, err
+}
+
+// decryption returns the keys of encrypted backups, and errors for the API.
+func (c *Contents) decryption(ctx context.Context) (encryption.Keys, error) {
+	if c.Decryption == nil {
+		return encryption.Keys{}, nil
+	}
+	keys, err := c.Decryption(ctx)
+	if err != nil {
+		reason := ""
+		if c.Streams.Stores.MayKnow(ctx) {
+			reason = ": " + err.Error()
+		}
+		return keys, apierrors.NewServiceUnavailable("the keys of encrypted backups can't be read at the moment" + reason)
+	}
+	return keys, nil
+}
+
+// undecryptable returns the error for a backup that no key at hand decrypts as one of the API, and
+// others as they are.
+func undecryptable(name string, err error) error {
+	if !errors.Is(err, encryption.ErrNoKey) {
+		return err
+	}
+	return apierrors.NewConflict(schema.GroupResource{Group: resource.Group, Resource: resource.Resource}, name, err)
 }
 
 // reader is who asks for what a backup holds.

@@ -24,6 +24,7 @@ import (
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
+	"github.com/holdfast-io/holdfast/pkg/encryption"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 	"github.com/holdfast-io/holdfast/pkg/registry/streamed"
@@ -382,5 +383,46 @@ func TestContentsOfBackupsThatHaveNone(t *testing.T) {
 	}
 	if code, text := l.get(l.contents.Manifest(), "all", "labelSelector=,"); code != 400 {
 		t.Errorf("a selector that is none: %d %s", code, text)
+	}
+}
+
+// TestEncryptedContents: an object of an encrypted backup is shown to those who may read it, with the
+// key; without it, the answer says which keys decrypt the backup. What the manifest says needs none.
+func TestEncryptedContents(t *testing.T) {
+	l := newLibrary(t)
+	keys, err := encryption.NewKeys()
+	if err != nil {
+		t.Fatal(err)
+	}
+	to := keys.For(nil)
+	secret := held[6]
+	secret.Content = []byte(`{"apiVersion":"v1","kind":"Secret","metadata":{"name":"key","namespace":"shop"}}`)
+	storedtest.WriteEncrypted(t, l.bucket, "sealed", to, secret)
+	backup := newBackup(system, "sealed")
+	backup.UID, backup.Status.Phase, backup.Status.Encryption = "uid-of-backup", v1alpha1.BackupPhaseCompleted, to.Status()
+	if _, err := l.log.Apply(backup); err != nil {
+		t.Fatal(err)
+	}
+	l.rights = []string{"* backups/objects", "* backups/manifest", "* secrets"}
+	ask := func() (int, string) {
+		return l.get(l.contents.Objects(), "sealed", "kind=Secret&namespace=shop&name=key")
+	}
+	for name, c := range map[string]struct {
+		keys encryption.Source
+		code int
+		says string
+	}{
+		"without keys":          {nil, 409, "encrypted for the key " + to.Status().ClusterKey},
+		"with another's":        {func(context.Context) (encryption.Keys, error) { return encryption.NewKeys() }, 409, "holdfast repo-key recover"},
+		"with the key":          {func(context.Context) (encryption.Keys, error) { return keys, nil }, 200, string(secret.Content)},
+		"while nobody can know": {func(context.Context) (encryption.Keys, error) { return encryption.Keys{}, errors.New("etcd is away") }, 503, "keys of encrypted backups can't be read"},
+	} {
+		l.contents.Decryption = c.keys
+		if code, body := ask(); code != c.code || !strings.Contains(body, c.says) || strings.Contains(body, "etcd") {
+			t.Errorf("%s: %d, %s", name, code, body)
+		}
+		if code, body := l.get(l.contents.Manifest(), "sealed", ""); code != 200 || !strings.Contains(body, `"name":"key"`) {
+			t.Errorf("%s, the manifest: %d, %s", name, code, body)
+		}
 	}
 }

@@ -373,7 +373,7 @@ func (r *FindREST) read(ctx context.Context, s *search, backup *v1alpha1.Backup)
 		return answer(fmt.Errorf("%w: %w", store.ErrUnavailable, err))
 	}
 	defer done()
-	in := stored.Backup{Store: from, StoreName: storeName, ManifestDigest: digests.Manifest}
+	in := stored.Backup{Store: from, StoreName: storeName, ManifestDigest: digests.Manifest, Encryption: backup.Status.Encryption, Keys: r.contents.decryption}
 	index, err := in.Index(ctx)
 	if err != nil {
 		return answer(err)

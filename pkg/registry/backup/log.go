@@ -10,6 +10,7 @@ import (
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/catalog"
+	"github.com/holdfast-io/holdfast/pkg/encryption"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/registry/streamed"
 )
@@ -26,6 +27,8 @@ type Contents struct {
 	Stored func(*v1alpha1.Backup) (location, storeName string, digests catalog.Digests, ok bool)
 	// Judge says to which namespaces what a backup holds belongs.
 	Judge Judge
+	// Decryption has the keys of encrypted backups.
+	Decryption encryption.Source
 	// Running has the logs of backups that are executed.
 	Running streamed.Logs
 }

@@ -56,7 +56,7 @@ func TestNothingIsWrittenOfWhatIsThere(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	backup, err := source.Open(t.Context(), bucket, format.Place{StoreName: "v-shop", Location: "main", SystemNamespace: "holdfast", Now: time.Now()}, "")
+	backup, err := source.Open(t.Context(), bucket, format.Place{StoreName: "v-shop", Location: "main", SystemNamespace: "holdfast", Now: time.Now()}, "", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -82,7 +82,7 @@ func TestWhatIsWrittenIntoLabels(t *testing.T) {
 	bucket := storetest.Memory(t)
 	objects := append(labelled(1, maxExtras+1), some(3)...)
 	write(t, bucket, "b", false, objects...)
-	b, err := Open(t.Context(), bucket, placeOf("b"), "")
+	b, err := Open(t.Context(), bucket, placeOf("b"), "", nil)
 	check(t, err)
 	if len(b.Items) != len(objects) || !strings.Contains(strings.Join(b.Warnings, "; "), "references of 1 objects are not known") {
 		t.Errorf("%d objects, with the warnings %q", len(b.Items), b.Warnings)

@@ -70,7 +70,7 @@ func TestLarge(t *testing.T) {
 			const count = 300_000
 			w := large(t, count, withManifest)
 			before, began := heap(), time.Now()
-			b, err := Open(t.Context(), w.bucket, placeOf("b"), "")
+			b, err := Open(t.Context(), w.bucket, placeOf("b"), "", nil)
 			check(t, err)
 			opened := time.Since(began)
 			items := heap() - before
@@ -97,7 +97,7 @@ func BenchmarkLarge(b *testing.B) {
 	w := large(b, count, true)
 	for b.Loop() {
 		before, began := heap(), time.Now()
-		backup, err := Open(b.Context(), w.bucket, placeOf("b"), "")
+		backup, err := Open(b.Context(), w.bucket, placeOf("b"), "", nil)
 		check(b, err)
 		_, err = backup.Object(b.Context(), backup.Items[count/2])
 		check(b, err)

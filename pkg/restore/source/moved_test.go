@@ -133,7 +133,7 @@ func TestMovedByVelero(t *testing.T) {
 					t.Error("the volume is not found by its name")
 				}
 			}
-			b, err := Open(t.Context(), bucket, placeOf("v-moved"), "")
+			b, err := Open(t.Context(), bucket, placeOf("v-moved"), "", nil)
 			check(t, err)
 			compare(b, test.want)
 			if b.NotTaken[types.NamespacedName{Namespace: "ware", Name: "data"}] != "" {

@@ -7,8 +7,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -20,6 +18,7 @@ import (
 	utiljson "sigs.k8s.io/json"
 
 	"github.com/holdfast-io/holdfast/pkg/backup/archive"
+	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 )
 
@@ -86,7 +85,7 @@ func parts(wanted []*manifest.Item) [][]*manifest.Item {
 // readPart reads one group. It returns false when the caller stops.
 func (b *Backup) readPart(ctx context.Context, part []*manifest.Item, yield func(Object, error) bool) bool {
 	first := part[0].Place
-	content, err := b.store.GetRange(ctx, b.key, first.Member, b.end(part[len(part)-1].Place)-first.Member)
+	content, err := b.tarball.GetRange(ctx, first.Member, b.end(part[len(part)-1].Place)-first.Member)
 	if err != nil {
 		yield(Object{}, fmt.Errorf("read the objects of the backup: %w", err))
 		return false
@@ -151,13 +150,17 @@ func (b *Backup) find(entries *archive.Reader, item *manifest.Item, buffer *byte
 		if _, err := io.Copy(buffer, entries); err != nil {
 			return nil, fmt.Errorf("%w: %w", errTarball, err)
 		}
-		return decode(item, buffer.Bytes())
+		return b.decode(item, buffer.Bytes())
 	}
 }
 
 // decode reads an object, which must be its item's.
-func decode(item *manifest.Item, raw []byte) (*unstructured.Unstructured, error) {
-	if sum := sha256.Sum256(raw); hex.EncodeToString(sum[:]) != item.SHA256 {
+func (b *Backup) decode(item *manifest.Item, raw []byte) (*unstructured.Unstructured, error) {
+	digest := b.tarball.Digest
+	if b.others != nil { // the tarball was read in place of the manifest
+		digest = func(content []byte) string { return format.NewContent(content).SHA256 }
+	}
+	if digest(raw) != item.SHA256 {
 		return nil, refused("%s is not the object that the manifest speaks of: its digest differs", identity(item))
 	}
 	var content map[string]any

@@ -32,8 +32,12 @@ type head struct {
 }
 
 func (b *Backup) scan(ctx context.Context, add, addOther func(*manifest.Item) error) error {
-	return b.summed(ctx, b.key, func(r io.Reader) error {
-		return scan(r, func(item *manifest.Item, _ []byte) error { return add(item) }, addOther)
+	return b.summed(ctx, b.tarball.Key, func(r io.Reader) error {
+		plain, err := b.tarball.Decrypt(r)
+		if err != nil {
+			return refused("%w", err)
+		}
+		return scan(plain, func(item *manifest.Item, _ []byte) error { return add(item) }, addOther)
 	})
 }
 

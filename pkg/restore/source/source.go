@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/encryption"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 	"github.com/holdfast-io/holdfast/pkg/store"
@@ -52,7 +53,7 @@ type Backup struct {
 	Warnings []string
 
 	store    Store
-	key      string
+	tarball  *encryption.Tarball
 	contents format.Contents
 	size     int64
 	members  []int64
@@ -65,23 +66,32 @@ type Backup struct {
 }
 
 // Open reads a backup. With a uid it must be that backup. It tries the copy if Velero has replaced
-// the metadata.
-func Open(ctx context.Context, bucket Store, place format.Place, uid types.UID) (*Backup, error) {
+// the metadata. The keys are for encrypted ones; without any, Open fails with encryption.ErrNoKey
+// for those.
+func Open(ctx context.Context, bucket Store, place format.Place, uid types.UID, keys encryption.Source) (*Backup, error) {
 	if err := format.ValidateStoreName(place.StoreName); err != nil {
 		return nil, err
 	}
-	b := &Backup{store: bucket, key: format.TarballKey(place.StoreName)}
-	if err := b.readMetadata(ctx, place, uid); err != nil {
+	b := &Backup{store: bucket}
+	err := b.readMetadata(ctx, place, uid)
+	if err != nil {
 		return nil, err
 	}
-	tarball, err := bucket.Attributes(ctx, b.key)
+	b.tarball, err = encryption.Open(ctx, bucket, place.StoreName, b.Metadata.Status.Encryption, keys)
+	if errors.Is(err, encryption.ErrDamaged) {
+		return nil, refused("%w", err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open the objects of the backup %s: %w", place.StoreName, err)
+	}
+	tarball, err := bucket.Attributes(ctx, b.tarball.Key)
 	if err != nil {
 		return nil, fmt.Errorf("find the objects of the backup %s: %w", place.StoreName, err)
 	}
-	b.size = tarball.Size
-	if want, ok := b.contents.Of(b.key); ok && want.Size != b.size {
-		return nil, refused("its tarball has %d bytes, and had %d when the backup was made", b.size, want.Size)
+	if want, ok := b.contents.Of(b.tarball.Key); ok && want.Size != tarball.Size {
+		return nil, refused("its tarball has %d bytes, and had %d when the backup was made", tarball.Size, want.Size)
 	}
+	b.size = b.tarball.Bytes(tarball.Size)
 	if err := b.readVolumes(ctx, place.StoreName); err != nil {
 		return nil, err
 	}

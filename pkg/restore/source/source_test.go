@@ -153,7 +153,7 @@ func TestOpen(t *testing.T) {
 			bucket := storetest.Memory(t)
 			objects := some(2000)
 			write(t, bucket, "b", withManifest, objects...)
-			b, err := Open(t.Context(), bucket, placeOf("b"), "backup-uid")
+			b, err := Open(t.Context(), bucket, placeOf("b"), "backup-uid", nil)
 			check(t, err)
 			if len(b.Items) != len(objects) || len(b.Warnings) != 0 {
 				t.Fatalf("%d items, warnings %q", len(b.Items), b.Warnings)
@@ -189,10 +189,10 @@ func TestOpen(t *testing.T) {
 					t.Errorf("read %s for %s", o.GetName(), item.Name)
 				}
 			}
-			if _, err := Open(t.Context(), bucket, placeOf("b"), "other"); !errors.Is(err, ErrNoBackup) {
+			if _, err := Open(t.Context(), bucket, placeOf("b"), "other", nil); !errors.Is(err, ErrNoBackup) {
 				t.Errorf("another backup: %v", err)
 			}
-			if _, err := Open(t.Context(), bucket, placeOf("none"), ""); !errors.Is(err, ErrNoBackup) {
+			if _, err := Open(t.Context(), bucket, placeOf("none"), "", nil); !errors.Is(err, ErrNoBackup) {
 				t.Errorf("no backup: %v", err)
 			}
 		})
@@ -211,7 +211,7 @@ func TestManifestThatDoesNotFit(t *testing.T) {
 			} else {
 				check(t, bucket.Put(t.Context(), format.ManifestKey("b"), data))
 			}
-			b, err := Open(t.Context(), bucket, placeOf("b"), "")
+			b, err := Open(t.Context(), bucket, placeOf("b"), "", nil)
 			check(t, err)
 			if len(b.Items) != len(objects) || len(b.Warnings) != 1 {
 				t.Errorf("%d items, warnings %q", len(b.Items), b.Warnings)
@@ -229,7 +229,7 @@ func TestManifestThatDoesNotFit(t *testing.T) {
 		check(t, err)
 		check(t, content.Close())
 		check(t, bucket.Put(t.Context(), format.ManifestKey("b"), data))
-		b, err := Open(t.Context(), bucket, placeOf("b"), "")
+		b, err := Open(t.Context(), bucket, placeOf("b"), "", nil)
 		check(t, err)
 		if len(b.Items) != len(objects) || len(b.Warnings) != 1 {
 			t.Errorf("%d items, warnings %q", len(b.Items), b.Warnings)
@@ -293,7 +293,7 @@ func TestHostile(t *testing.T) {
 			w := &written{bucket, format.Contents{}, "b"}
 			check(t, bucket.Put(t.Context(), format.TarballKey("b"), test.data))
 			w.finish(t)
-			_, err := Open(t.Context(), bucket, placeOf("b"), "")
+			_, err := Open(t.Context(), bucket, placeOf("b"), "", nil)
 			if !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), test.says) {
 				t.Errorf("error %v, want one with %q", err, test.says)
 			}
@@ -356,7 +356,7 @@ func TestManifestThatLies(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			bucket := storetest.Memory(t)
 			write(t, bucket, "b", true, objects...)
-			b, err := Open(t.Context(), bucket, placeOf("b"), "")
+			b, err := Open(t.Context(), bucket, placeOf("b"), "", nil)
 			check(t, err)
 			item := *b.Items[7]
 			lie(&item)
@@ -374,15 +374,15 @@ func TestTarballThatDoesNotFit(t *testing.T) {
 	data := tarball(t, entry{path: "resources/configmaps/namespaces/shop/a.json", content: `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a","namespace":"shop"}}`})
 	w.put(t, format.TarballKey("b"), data)
 	w.finish(t)
-	_, err := Open(t.Context(), bucket, placeOf("b"), "")
+	_, err := Open(t.Context(), bucket, placeOf("b"), "", nil)
 	check(t, err)
 	data[4] = 'x' // the time in the header, which readers ignore
 	check(t, bucket.Put(t.Context(), format.TarballKey("b"), data))
-	if _, err := Open(t.Context(), bucket, placeOf("b"), ""); !errors.Is(err, errSum) {
+	if _, err := Open(t.Context(), bucket, placeOf("b"), "", nil); !errors.Is(err, errSum) {
 		t.Errorf("another tarball: %v", err)
 	}
 	check(t, bucket.Put(t.Context(), format.TarballKey("b"), data[:50]))
-	if _, err := Open(t.Context(), bucket, placeOf("b"), ""); !errors.Is(err, ErrRefused) {
+	if _, err := Open(t.Context(), bucket, placeOf("b"), "", nil); !errors.Is(err, ErrRefused) {
 		t.Errorf("half a tarball: %v", err)
 	}
 }
@@ -390,7 +390,7 @@ func TestTarballThatDoesNotFit(t *testing.T) {
 // A backup that Velero 1.18.1 wrote.
 func TestVelero(t *testing.T) {
 	bucket := velero(t)
-	b, err := Open(t.Context(), bucket, placeOf("v-shop"), "")
+	b, err := Open(t.Context(), bucket, placeOf("v-shop"), "", nil)
 	check(t, err)
 	content, err := bucket.Get(t.Context(), format.ResourceListKey("v-shop"))
 	check(t, err)
@@ -455,7 +455,7 @@ func TestVolumesWithoutFiles(t *testing.T) {
 			w.put(t, format.PodVolumeBackupsKey("b"), list.Bytes())
 		}
 		w.finish(t)
-		b, err := Open(t.Context(), bucket, placeOf("b"), "")
+		b, err := Open(t.Context(), bucket, placeOf("b"), "", nil)
 		check(t, err)
 		var claims []string
 		for i := range b.Volumes {
@@ -513,7 +513,7 @@ func FuzzTarball(f *testing.F) {
 		w := &written{bucket, format.Contents{}, "b"}
 		check(t, bucket.Put(t.Context(), format.TarballKey("b"), data))
 		w.finish(t)
-		b, err := Open(t.Context(), bucket, placeOf("b"), "")
+		b, err := Open(t.Context(), bucket, placeOf("b"), "", nil)
 		if err != nil {
 			return
 		}

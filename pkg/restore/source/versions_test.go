@@ -33,7 +33,7 @@ func TestVersions(t *testing.T) {
 		w := &written{bucket, format.Contents{}, "b"}
 		w.put(t, format.TarballKey("b"), tarball(t, entries...))
 		w.finish(t)
-		return Open(t.Context(), bucket, placeOf("b"), "")
+		return Open(t.Context(), bucket, placeOf("b"), "", nil)
 	}
 	for _, want := range []string{"", "v1", "v2", "v3"} {
 		b, err := open(entries...)

@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -17,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/holdfast-io/holdfast/pkg/backup/archive"
+	"github.com/holdfast-io/holdfast/pkg/encryption"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 	"github.com/holdfast-io/holdfast/pkg/store"
@@ -88,9 +90,27 @@ func Manifest(t testing.TB, items []*manifest.Item) []byte {
 // Write stores the tarball and the manifest of a backup.
 func Write(t testing.TB, to store.Writer, storeName string, objects ...Object) {
 	t.Helper()
-	var tarball bytes.Buffer
-	document := Manifest(t, Items(t, &tarball, objects))
-	for key, content := range map[string][]byte{format.TarballKey(storeName): tarball.Bytes(), format.ManifestKey(storeName): document} {
+	WriteEncrypted(t, to, storeName, nil, objects...)
+}
+
+// WriteEncrypted is Write of an encrypted backup, whose objects have contents.
+func WriteEncrypted(t testing.TB, to store.Writer, storeName string, recipients *encryption.Recipients, objects ...Object) {
+	t.Helper()
+	var tarball, stored bytes.Buffer
+	items := Items(t, &tarball, objects)
+	if recipients != nil {
+		for i, o := range objects {
+			items[i].SHA256 = recipients.Digest(o.Content)
+		}
+	}
+	w, err := recipients.Encrypt(&stored)
+	if err == nil {
+		_, err = w.Write(tarball.Bytes())
+	}
+	if err := errors.Join(err, w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	for key, content := range map[string][]byte{recipients.Key(storeName): stored.Bytes(), format.ManifestKey(storeName): Manifest(t, items)} {
 		if err := to.Put(context.WithoutCancel(t.Context()), key, content); err != nil {
 			t.Fatal(err)
 		}

@@ -36,6 +36,7 @@ func (r *BackupRun) AsBackup() *v1alpha1.Backup {
 			Progress:            status.Progress.DeepCopy(),
 			Volumes:             status.Volumes.DeepCopy(),
 			HookStatus:          status.HookStatus.DeepCopy(),
+			Encryption:          status.Encryption.DeepCopy(),
 			Warnings:            status.Warnings,
 			Errors:              status.Errors,
 			Message:             status.Message,

@@ -171,6 +171,9 @@ type BackupRunStatus struct {
 	// Hooks run.
 	// +optional
 	HookStatus *v1alpha1.HookStatus `json:"hookStatus,omitempty"`
+	// The public keys that the stored objects are encrypted for. Absent if they are not encrypted.
+	// +optional
+	Encryption *v1alpha1.BackupEncryption `json:"encryption,omitempty"`
 	// Pods in which a hook may have run, and post hooks are pending. The next executor runs them
 	// first.
 	// +optional

@@ -20,6 +20,7 @@ import (
 // +kubebuilder:printcolumn:name="Default",type=boolean,JSONPath=`.spec.default`
 // +kubebuilder:printcolumn:name="Synced",type=string,JSONPath=`.status.conditions[?(@.type=="Synced")].status`
 // +kubebuilder:printcolumn:name="Backups",type=integer,JSONPath=`.status.catalogue.backups`,priority=1,description="Backups that are known, as of a minute ago at most."
+// +kubebuilder:printcolumn:name="Encryption",type=string,JSONPath=`.spec.encryption.objects`,priority=1
 // +kubebuilder:printcolumn:name="Store",type=string,JSONPath=`.status.storeID`,priority=1
 // +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.conditions[?(@.type=="Available")].message`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
@@ -81,6 +82,8 @@ const (
 // +kubebuilder:validation:XValidation:rule="!has(self.longhorn) || self.format == 'longhorn'",message="longhorn may be set for the format longhorn only"
 // +kubebuilder:validation:XValidation:rule="!(has(self.default) && self.default && self.format == 'longhorn')",message="a store of the format longhorn can't be the default: Holdfast makes no backups there"
 // +kubebuilder:validation:XValidation:rule="!(has(self.recoveryKeys) && self.recoveryKeys.size() > 0 && self.format == 'longhorn')",message="recoveryKeys are for the format holdfast only: Holdfast keeps no repositories in a store of the format longhorn"
+// +kubebuilder:validation:XValidation:rule="!has(self.encryption) || self.encryption.objects != 'Enabled' || self.format != 'longhorn'",message="encryption is for the format holdfast only: Holdfast writes nothing to a store of the format longhorn"
+// +kubebuilder:validation:XValidation:rule="!has(self.encryption) || self.encryption.objects != 'Enabled' || has(self.recoveryKeys) && self.recoveryKeys.size() > 0",message="encryption needs recoveryKeys: without a private key outside of the cluster, encrypted backups are lost with it; see docs/install.md, A recovery key"
 // +kubebuilder:validation:XValidation:rule="self.format == oldSelf.format",message="a location keeps its format: make another one"
 type StorageLocationSpec struct {
 	// Kind of the store: filesystem, s3, gcs or azure.
@@ -136,6 +139,9 @@ type StorageLocationSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(key, !key.upperAscii().startsWith('AGE-SECRET-KEY-'))",message="this is a private key, which must not be in the cluster: make another pair with age-keygen, and name its public key, which begins with age1"
 	// +kubebuilder:validation:XValidation:rule="self.all(key, key.upperAscii().startsWith('AGE-SECRET-KEY-') || key.matches('^age1[02-9ac-hj-np-z]{58}$'))",message="each must be a public key of age, as age-keygen prints it: 62 characters, which begin with age1"
 	RecoveryKeys []string `json:"recoveryKeys,omitempty"`
+	// Encryption of new backups in this store. The data of volumes is always encrypted.
+	// +optional
+	Encryption *StorageEncryption `json:"encryption,omitempty"`
 	// Interval of listings of this store for other writers' backups, instead of the API server's
 	// --backupstore-poll-interval. 0s is never. This cluster's backups, and syncrequests, are seen
 	// in any case.
@@ -145,6 +151,32 @@ type StorageLocationSpec struct {
 	// The last request to list all of the store. Create a syncrequest to make one.
 	// +optional
 	SyncRequest *Ask `json:"syncRequest,omitempty"`
+}
+
+// ObjectEncryption says whether objects are encrypted.
+// +kubebuilder:validation:Enum=Enabled;Disabled
+type ObjectEncryption string
+
+const (
+	// ObjectEncryptionEnabled encrypts the objects of new backups.
+	ObjectEncryptionEnabled ObjectEncryption = "Enabled"
+	// ObjectEncryptionDisabled stores them as they are. It is the default.
+	ObjectEncryptionDisabled ObjectEncryption = "Disabled"
+)
+
+// StorageEncryption says what is encrypted in a store.
+type StorageEncryption struct {
+	// Whether the objects of new backups, Secrets among them, are encrypted: for recoveryKeys, and
+	// for a key of this cluster. Velero can't restore such a backup. Names, labels, logs and
+	// messages are not encrypted. A change is for new backups; all others stay readable.
+	// +optional
+	// +kubebuilder:default=Disabled
+	Objects ObjectEncryption `json:"objects,omitempty"`
+}
+
+// EncryptsObjects reports whether the objects of new backups are encrypted.
+func (s *StorageLocationSpec) EncryptsObjects() bool {
+	return s.Encryption != nil && s.Encryption.Objects == ObjectEncryptionEnabled
 }
 
 // AllowedNamespaces are the namespaces in Names or matched by Selector.

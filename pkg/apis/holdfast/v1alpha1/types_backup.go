@@ -481,10 +481,24 @@ type BackupStatus struct {
 	// The backup's origin, and whether it is proved.
 	// +optional
 	Origin *BackupOrigin `json:"origin,omitempty"`
+	// The public keys that the backup's objects are encrypted for. Absent if they are not encrypted.
+	// +optional
+	Encryption *BackupEncryption `json:"encryption,omitempty"`
 	// Objects and volumes that the backup would hold. Only the answer to a dry run of its creation
 	// has it.
 	// +optional
 	Plan *BackupPlan `json:"plan,omitempty"`
+}
+
+// BackupEncryption has public keys of age. Each of their private keys decrypts the backup's
+// objects.
+type BackupEncryption struct {
+	// The key of the cluster that made the backup.
+	ClusterKey string `json:"clusterKey"`
+	// The recovery keys of the storage location then.
+	// +optional
+	// +listType=atomic
+	RecoveryKeys []string `json:"recoveryKeys,omitempty"`
 }
 
 // BackupHold is the hold of a backup.

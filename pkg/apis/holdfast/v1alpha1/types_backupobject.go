@@ -43,7 +43,8 @@ type BackupObjectSpec struct {
 	// Size of the object's JSON in bytes.
 	// +optional
 	Size int64 `json:"size,omitempty"`
-	// SHA-256 of the object's JSON, in hexadecimal. It is equal for equal versions.
+	// SHA-256 of the object's JSON, in hexadecimal. It is equal for equal versions. In encrypted
+	// backups it has a key of the cluster, and is equal in the backups of that cluster alone.
 	// +optional
 	SHA256 string `json:"sha256,omitempty"`
 	// Why the backup has the object. Empty if its spec selects it.

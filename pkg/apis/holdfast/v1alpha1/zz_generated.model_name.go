@@ -34,6 +34,11 @@ func (in BackupDeletionPreconditions) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in BackupEncryption) OpenAPIModelName() string {
+	return "io.holdfast.v1alpha1.BackupEncryption"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in BackupExpiration) OpenAPIModelName() string {
 	return "io.holdfast.v1alpha1.BackupExpiration"
 }
