@@ -10,12 +10,16 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/kubernetes-csi/csi-test/v5/pkg/sanity"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 )
 
 // bin has the programs: make csi builds them.
@@ -36,26 +40,26 @@ func absolute(t *testing.T, path string) string {
 	return found
 }
 
-// TestSanity: the driver keeps the rules of the interface, as the interface's own tests know them.
-func TestSanity(t *testing.T) {
-	folder := t.TempDir()
-	socket := filepath.Join(folder, "csi.sock")
-	driver := exec.CommandContext(t.Context(), absolute(t, bin+"/csi"), "--data", filepath.Join(folder, "data"), "--socket", socket, "sanity.lab.holdfast.io")
-	// It mounts where only it sees it, and needs no root for that.
-	driver.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
+// driver starts a driver in a folder, and returns its process. It mounts where only it sees it, and
+// needs no root for that.
+func driver(t *testing.T, folder string) (process *os.Process, socket string) {
+	t.Helper()
+	socket = filepath.Join(folder, "csi.sock")
+	cmd := exec.CommandContext(t.Context(), absolute(t, bin+"/csi"), "--data", filepath.Join(folder, "data"), "--socket", socket, "test.lab.holdfast.io")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
 	if os.Getuid() != 0 {
-		driver.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
-		driver.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
-		driver.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}
+		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
+		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}
 	}
 	said := &strings.Builder{}
-	driver.Stdout, driver.Stderr = said, said
-	if err := driver.Start(); err != nil {
+	cmd.Stdout, cmd.Stderr = said, said
+	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = driver.Process.Kill()
-		_ = driver.Wait()
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
 		if t.Failed() {
 			t.Logf("the driver said\n%s", said)
 		}
@@ -64,6 +68,13 @@ func TestSanity(t *testing.T) {
 		_, err := os.Stat(socket)
 		return err
 	})
+	return cmd.Process, socket
+}
+
+// TestSanity: the driver keeps the rules of the interface, as the interface's own tests know them.
+func TestSanity(t *testing.T) {
+	folder := t.TempDir()
+	_, socket := driver(t, folder)
 	config := sanity.NewTestConfig()
 	config.Address = socket
 	config.TargetPath, config.StagingPath = filepath.Join(folder, "target"), filepath.Join(folder, "staging")
@@ -72,6 +83,78 @@ func TestSanity(t *testing.T) {
 		if left, err := os.ReadDir(filepath.Join(folder, "data", kind)); err != nil || len(left) > 0 {
 			t.Errorf("of the %s are left %v, %v", kind, left, err)
 		}
+	}
+}
+
+// TestMounts: a volume of the driver, or a folder that a volume's handle names, is mounted once where a
+// pod wants it, read-only if the pod or the mode of its claim asks for that.
+func TestMounts(t *testing.T) {
+	folder := t.TempDir()
+	process, socket := driver(t, folder)
+	connection, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer connection.Close()
+	capability := func(mode csi.VolumeCapability_AccessMode_Mode) *csi.VolumeCapability {
+		return &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: mode}, AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}}}
+	}
+	writer := capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)
+	made, err := csi.NewControllerClient(connection).CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "v", VolumeCapabilities: []*csi.VolumeCapability{writer}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	byHand := filepath.Join(folder, "source")
+	if err := os.Mkdir(byHand, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	node := csi.NewNodeClient(connection)
+	for name, test := range map[string]struct {
+		request *csi.NodePublishVolumeRequest
+		want    string
+	}{
+		"made":           {&csi.NodePublishVolumeRequest{VolumeId: made.Volume.VolumeId, VolumeCapability: writer}, "rw"},
+		"by hand":        {&csi.NodePublishVolumeRequest{VolumeId: byHand, VolumeCapability: writer}, "rw"},
+		"for reading":    {&csi.NodePublishVolumeRequest{VolumeId: byHand, VolumeCapability: writer, Readonly: true}, "ro"},
+		"by many, by it": {&csi.NodePublishVolumeRequest{VolumeId: made.Volume.VolumeId, VolumeCapability: capability(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY)}, "ro"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			target := filepath.Join(folder, strings.ReplaceAll(name, " ", "-"), "mount")
+			if err := os.Mkdir(filepath.Dir(target), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			mounts := func() (found []string) {
+				t.Helper()
+				content, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", process.Pid))
+				if err != nil {
+					t.Fatal(err)
+				}
+				for line := range strings.Lines(string(content)) {
+					if fields := strings.Fields(line); len(fields) > 5 && fields[4] == target {
+						mode, _, _ := strings.Cut(fields[5], ",")
+						found = append(found, mode)
+					}
+				}
+				return found
+			}
+			test.request.TargetPath = target
+			for range 2 {
+				if _, err := node.NodePublishVolume(t.Context(), test.request); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got := mounts(); !slices.Equal(got, []string{test.want}) {
+				t.Errorf("it is mounted as %q, not once as %s", got, test.want)
+			}
+			for range 2 {
+				if _, err := node.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: test.request.VolumeId, TargetPath: target}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, err := os.Stat(target); !os.IsNotExist(err) || len(mounts()) > 0 {
+				t.Errorf("it is still there: %v, %q", err, mounts())
+			}
+		})
 	}
 }
 
