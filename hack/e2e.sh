@@ -73,7 +73,7 @@ echo "e2e: building the tests, and Helm"
 make --no-print-directory helm
 go test -c -o "${bin}/e2e.test" ./test/e2e
 # In the background, since bash hears of signals only when nothing is before it.
-(cd test/e2e && HOLDFAST_LAB="${dir}" HOLDFAST_PREVIOUS="${previous:+${previous}/tree}" exec "${bin}/e2e.test" -test.timeout=20m -test.v "$@") &
+(cd test/e2e && HOLDFAST_LAB="${dir}" HOLDFAST_PREVIOUS="${previous:+${previous}/tree}" exec "${bin}/e2e.test" -test.timeout=40m -test.v "$@") &
 tests=$!
 wait "${tests}"
 tests=""
