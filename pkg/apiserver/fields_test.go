@@ -207,6 +207,9 @@ func TestUnreadableFieldsAreNamed(t *testing.T) {
 		if err == nil || !strings.HasPrefix(err.Error(), field+": ") {
 			t.Errorf("%s is answered with %v", manifest, err)
 		}
+		if err != nil && strings.HasSuffix(err.Error(), ": want hours, minutes or seconds, such as 720h") != strings.HasPrefix(field, "spec.") {
+			t.Errorf("%s is answered with %v", manifest, err)
+		}
 	}
 	if _, err := strictly(t, `{apiVersion: `+v1alpha1.SchemeGroupVersion.String()+`, kind: Backup, spec: {includedNamespaces: shop}}`); err == nil || !strings.Contains(err.Error(), "includedNamespaces") {
 		t.Errorf("another type is answered with %v", err)

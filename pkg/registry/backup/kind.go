@@ -240,7 +240,7 @@ func (k *kind) Object(run *enginev1alpha1.BackupRun) *v1alpha1.Backup { return r
 // Unchangeable implements recorded.Kind.
 func (k *kind) Unchangeable(backup *v1alpha1.Backup, path string) string {
 	if path == "spec.ttl" {
-		return fmt.Sprintf("a backup stays as it was asked for; POST a BackupExpiration to backups/%s/expiration to keep it for longer or shorter", backup.Name)
+		return fmt.Sprintf("a backup stays as it was asked for; to keep it for longer or shorter: kubectl holdfast backup extend %[1]s -n %[2]s, or POST a BackupExpiration to backups/%[1]s/expiration", backup.Name, backup.Namespace)
 	}
 	return "a backup stays as it was asked for: create another one, with another name"
 }

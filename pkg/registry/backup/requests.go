@@ -58,14 +58,14 @@ func (k *kind) remove(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, as
 		return nil, "", conflict(backup.Name, "it was replaced by another one meanwhile, with the uid %s", k.Object(run).UID)
 	}
 	if hold := backup.Status.Hold; hold != nil && backup.Status.Phase != v1alpha1.BackupPhaseDeleting {
-		return nil, "", conflict(backup.Name, "%s; release it first, by a POST to backups/%s/expiration", heldBy(hold), backup.Name)
+		return nil, "", conflict(backup.Name, "%[1]s; release it first: kubectl holdfast backup release %[2]s -n %[3]s, or POST to backups/%[2]s/expiration", heldBy(hold), backup.Name, backup.Namespace)
 	}
 	expired := preconditions != nil && preconditions.Expired
 	switch {
 	case run != nil && run.Spec.Deletion != nil:
 		return nil, asked("to be deleted", &run.Spec.Deletion.Ask), nil
 	case run != nil && !run.Status.Phase.Ended():
-		return nil, "", conflict(backup.Name, "it is %s: wait for its end, or POST to backups/%s/cancel first", run.Phase(), backup.Name)
+		return nil, "", conflict(backup.Name, "it is %[1]s: wait for its end, or cancel it first: kubectl holdfast backup cancel %[2]s -n %[3]s, or POST to backups/%[2]s/cancel", run.Phase(), backup.Name, backup.Namespace)
 	}
 	if preconditions != nil && preconditions.Superseded {
 		if err := k.superseded(backup); err != nil {

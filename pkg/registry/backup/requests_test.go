@@ -260,10 +260,10 @@ func TestDeleteIsRefused(t *testing.T) {
 		Status:     v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseCompleted},
 	})
 	for name, want := range map[string]string{
-		"new":          "it is New: wait for its end, or POST to backups/new/cancel first",
-		"queued":       "it is Queued: wait for its end, or POST to backups/queued/cancel first",
-		"ready":        "it is ReadyToStart: wait for its end, or POST to backups/ready/cancel first",
-		"running":      "it is InProgress: wait for its end, or POST to backups/running/cancel first",
+		"new":          "it is New: wait for its end, or cancel it first: kubectl holdfast backup cancel new -n shop, or POST to backups/new/cancel",
+		"queued":       "it is Queued: wait for its end, or cancel it first: kubectl holdfast backup cancel queued -n shop, or POST to backups/queued/cancel",
+		"ready":        "it is ReadyToStart: wait for its end, or cancel it first: kubectl holdfast backup cancel ready -n shop, or POST to backups/ready/cancel",
+		"running":      "it is InProgress: wait for its end, or cancel it first: kubectl holdfast backup cancel running -n shop, or POST to backups/running/cancel",
 		"broken":       "metadata can't be read",
 		"twin@offsite": "another storage location has a backup of the same name",
 	} {

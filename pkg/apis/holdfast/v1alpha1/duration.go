@@ -5,6 +5,7 @@ package v1alpha1
 
 import (
 	"encoding/json"
+	"fmt"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -37,7 +38,7 @@ func (d Duration) String() string {
 func (d *Duration) UnmarshalJSON(data []byte) error {
 	var plain metav1.Duration
 	if err := plain.UnmarshalJSON(data); err != nil {
-		return err
+		return fmt.Errorf("%w: want hours, minutes or seconds, such as 720h", err)
 	}
 	var text string
 	if err := json.Unmarshal(data, &text); err != nil {
