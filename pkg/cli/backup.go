@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"reflect"
 	"strings"
 	"time"
 
@@ -77,7 +78,7 @@ func (t *tool) deleteCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if err := t.confirmName(yes, fmt.Sprintf("The backup %s in %s, %s, is deleted with the data of its volumes, for good.", name, namespace, backup.Status.Phase), name); err != nil {
+		if err := t.confirmName(ctx, yes, fmt.Sprintf("The backup %s in %s, %s, is deleted with the data of its volumes, for good.", name, namespace, backup.Status.Phase), name); err != nil {
 			return err
 		}
 		// The uid ensures that it is the backup that was shown.
@@ -180,19 +181,23 @@ func (f *createFlags) options() metav1.CreateOptions {
 	return options
 }
 
-func (f *createFlags) read(in io.Reader, into any) error {
+func (f *createFlags) read(ctx context.Context, in io.Reader, into any) error {
 	if f.file == "" {
 		return nil
 	}
 	var data []byte
 	var err error
 	if f.file == "-" {
-		data, err = io.ReadAll(in)
+		data, err = io.ReadAll(interruptible{in, ctx})
 	} else {
 		data, err = os.ReadFile(f.file)
 	}
 	if err != nil {
 		return err
+	}
+	var is metav1.TypeMeta
+	if want := reflect.TypeOf(into).Elem().Name(); yaml.Unmarshal(data, &is) == nil && is.Kind != "" && is.Kind != want {
+		return fmt.Errorf("%s: it has the kind %s, want %s", f.file, is.Kind, want)
 	}
 	if err := yaml.UnmarshalStrict(data, into); err != nil {
 		return fmt.Errorf("%s: %w", f.file, err)
@@ -376,7 +381,7 @@ func (t *tool) createBackupCommand() *cobra.Command {
 				return t.trigger(ctx, schedule, flags.wait, flags.timeout)
 			}
 			backup := &v1alpha1.Backup{}
-			if err := flags.read(t.In, backup); err != nil {
+			if err := flags.read(command.Context(), t.In, backup); err != nil {
 				return err
 			}
 			if err := spec.apply(&backup.Spec); err != nil {

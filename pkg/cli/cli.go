@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/term"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -81,7 +82,7 @@ func explained(err error) string {
 	switch {
 	case apierrors.IsForbidden(err):
 		return err.Error() + "\nAsk the administrator for the right, or see docs/security.md for the roles."
-	case apierrors.IsServiceUnavailable(err):
+	case apierrors.IsServiceUnavailable(err) && strings.Contains(err.Error(), "the server is currently unable to handle the request"): // kube-apiserver's own answer
 		return err.Error() + "\nCheck the APIService: kubectl get apiservice " + v1alpha1.SchemeGroupVersion.Version + "." + v1alpha1.GroupName
 	case apierrors.IsNotFound(err) && strings.Contains(err.Error(), "the server could not find the requested resource"):
 		return "this cluster does not serve " + v1alpha1.GroupName + ": install Holdfast, or choose another cluster with --context"
@@ -104,7 +105,12 @@ func New(version string, streams genericiooptions.IOStreams) *cobra.Command {
 	command.SetIn(streams.In)
 	command.SetOut(streams.Out)
 	command.SetErr(streams.ErrOut)
-	command.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitError{ExitUsage, err} })
+	command.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
+		if invalid, ok := errors.AsType[*pflag.InvalidValueError](err); ok && invalid.GetFlag().Value.Type() == "duration" {
+			err = fmt.Errorf("%w: want hours, minutes or seconds, such as 720h", err)
+		}
+		return &exitError{ExitUsage, err}
+	})
 	t.flags.AddFlags(command.PersistentFlags())
 	command.AddCommand(
 		t.backupCommand(), t.restoreCommand(), t.scheduleCommand(), t.queueCommand(),
@@ -160,38 +166,73 @@ func fit(stream any, text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// confirm asks a question, unless yes is set. Without a terminal it refuses.
-func (t *tool) confirm(yes bool, question string) error {
+var errStopped = errors.New("stopped: nothing was changed")
+
+// interruptible is an input whose reads end with ctx, such as by Ctrl-C.
+type interruptible struct {
+	io.Reader
+	ctx context.Context
+}
+
+func (r interruptible) Read(p []byte) (int, error) {
+	type result struct {
+		content []byte
+		err     error
+	}
+	done := make(chan result, 1)
+	go func() { // it may outlive the command
+		content := make([]byte, len(p))
+		n, err := r.Reader.Read(content)
+		done <- result{content[:n], err}
+	}()
+	select {
+	case read := <-done:
+		return copy(p, read.content), read.err
+	case <-r.ctx.Done():
+		return 0, errStopped
+	}
+}
+
+// answered asks a question on the terminal. Without one it refuses.
+func (t *tool) answered(ctx context.Context, question, prompt string) (string, error) {
+	if !isTerminal(t.In) {
+		return "", usage("nothing was changed, since the input is no terminal, so nobody can answer. With --yes nothing is asked: %s", question)
+	}
+	fmt.Fprint(t.ErrOut, question+prompt)
+	line, err := bufio.NewReader(interruptible{t.In, ctx}).ReadString('\n')
+	if err != nil {
+		fmt.Fprintln(t.ErrOut)
+	}
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return strings.TrimSpace(line), err
+}
+
+// confirm asks a question, unless yes is set.
+func (t *tool) confirm(ctx context.Context, yes bool, question string) error {
 	if yes {
 		return nil
 	}
-	if !isTerminal(t.In) {
-		return usage("%s The input is no terminal, so nobody can answer: add --yes", question)
-	}
-	fmt.Fprintf(t.ErrOut, "%s [y/N] ", question)
-	line, err := bufio.NewReader(t.In).ReadString('\n')
-	if err != nil && !errors.Is(err, io.EOF) {
+	answer, err := t.answered(ctx, question, " [y/N] ")
+	if err != nil {
 		return err
 	}
-	if answer := strings.ToLower(strings.TrimSpace(line)); answer != "y" && answer != "yes" {
-		return errors.New("stopped: nothing was changed")
+	if answer = strings.ToLower(answer); answer != "y" && answer != "yes" {
+		return errStopped
 	}
 	return nil
 }
 
-func (t *tool) confirmName(yes bool, question, name string) error {
+func (t *tool) confirmName(ctx context.Context, yes bool, question, name string) error {
 	if yes {
 		return nil
 	}
-	if !isTerminal(t.In) {
-		return usage("%s The input is no terminal, so nobody can answer: add --yes", question)
-	}
-	fmt.Fprintf(t.ErrOut, "%s\nType its name to go on: ", question)
-	line, err := bufio.NewReader(t.In).ReadString('\n')
-	if err != nil && !errors.Is(err, io.EOF) {
+	answer, err := t.answered(ctx, question, "\nType its name to go on: ")
+	if err != nil {
 		return err
 	}
-	if strings.TrimSpace(line) != name {
+	if answer != name {
 		return errors.New("stopped: the name differs, and nothing was changed")
 	}
 	return nil

@@ -5,7 +5,9 @@ package cli
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -19,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
@@ -293,6 +296,89 @@ func TestStatusShowsTheNewestOfAllPages(t *testing.T) {
 	first, second := strings.Index(stdout, "shop/zulu"), strings.Index(stdout, "shop/alpha")
 	if code != ExitOK || first < 0 || second < first {
 		t.Errorf("exit code %d: %q %q", code, stdout, stderr)
+	}
+}
+
+// TestStatusNamesLocations: a location that is away is wrong, also when nothing waits for it. A user who
+// may not list locations sees the rest.
+func TestStatusNamesLocations(t *testing.T) {
+	answers := healthy(t)
+	answers["GET "+of+"backups"] = &v1alpha1.BackupList{TypeMeta: typed("BackupList")}
+	stdout, stderr, code := run(t, &server{answers: answers}, "status")
+	if code != ExitOK || !strings.Contains(stdout, "Locations: 1 of 1 available\n") || !strings.Contains(stdout, "Nothing is wrong.") {
+		t.Errorf("exit code %d: %s%s", code, stdout, stderr)
+	}
+	answers["GET "+engineOf+"storagelocations"] = enginev1alpha1.StorageLocationList{Items: []enginev1alpha1.StorageLocation{
+		{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Status: enginev1alpha1.StorageLocationStatus{Conditions: conditions(condition(enginev1alpha1.ConditionAvailable, metav1.ConditionFalse, enginev1alpha1.ReasonUnreachable, "the store does not answer"))}},
+		{ObjectMeta: metav1.ObjectMeta{Name: "b"}},
+	}}
+	stdout, stderr, code = run(t, &server{answers: answers}, "status")
+	for _, want := range []string{"Locations: 0 of 2 available\n", "the storage location a is not available, Unreachable: the store does not answer\n", "the storage location b is not available, not checked yet: see kubectl holdfast doctor\n"} {
+		if code != ExitOK || !strings.Contains(stdout, want) || strings.Contains(stdout, "Nothing is wrong.") {
+			t.Errorf("exit code %d without %q: %s%s", code, want, stdout, stderr)
+		}
+	}
+	answers["GET "+engineOf+"storagelocations"] = forbidden("GET " + engineOf + "storagelocations")
+	if stdout, stderr, code = run(t, &server{answers: answers}, "status"); code != ExitOK || !strings.Contains(stdout, "Locations: not known: ") || !strings.Contains(stdout, "Nothing is wrong.") {
+		t.Errorf("without the right: exit code %d: %s%s", code, stdout, stderr)
+	}
+}
+
+// TestNextSteps: the APIService is named only if kube-apiserver can't reach Holdfast, and not if Holdfast
+// can't reach a store. Durations have an example.
+func TestNextSteps(t *testing.T) {
+	away := func(text string) any {
+		return func(*http.Request) any {
+			return refusal{metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonServiceUnavailable, Code: http.StatusServiceUnavailable, Message: text}}
+		}
+	}
+	for text, want := range map[string]bool{
+		"the server is currently unable to handle the request":                                                                               true,
+		"the log of the backup \"b\" lies in the storage location \"default\", which can't be read at the moment: the store does not answer": false,
+	} {
+		_, stderr, code := run(t, &server{answers: map[string]any{"GET " + of + "backups/b": away(text)}}, "backup", "describe", "b")
+		if code != ExitFailed || !strings.Contains(stderr, text) || strings.Contains(stderr, "kubectl get apiservice v1alpha1.holdfast.io") != want {
+			t.Errorf("exit code %d: %s", code, stderr)
+		}
+	}
+	for _, args := range [][]string{{"backup", "create", "b", "--ttl", "30d"}, {"backup", "extend", "b", "--for", "a month"}} {
+		if _, stderr, code := run(t, &server{}, args...); code != ExitUsage || !strings.Contains(stderr, "want hours, minutes or seconds, such as 720h") {
+			t.Errorf("%q: exit code %d: %s", args, code, stderr)
+		}
+	}
+}
+
+// TestKindOfAFile: a manifest of another kind is not sent.
+func TestKindOfAFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "restore.yaml")
+	if err := os.WriteFile(file, []byte("apiVersion: holdfast.io/v1alpha1\nkind: Restore\nmetadata: {name: a}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := &server{}
+	if _, stderr, code := run(t, s, "backup", "create", "-f", file); code == ExitOK || !strings.Contains(stderr, file+": it has the kind Restore, want Backup") || len(s.requests) > 0 {
+		t.Errorf("exit code %d: %s, sent %q", code, stderr, s.requests)
+	}
+}
+
+// TestInterruptedInput: an input from which nothing comes is left when the command is interrupted.
+func TestInterruptedInput(t *testing.T) {
+	in, out := io.Pipe()
+	defer out.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() {
+		_, err := io.ReadAll(interruptible{in, ctx})
+		ended <- err
+	}()
+	if _, err := out.Write([]byte("kind: Back")); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, errStopped) {
+		t.Errorf("it ends with %v", err)
+	}
+	if text, err := io.ReadAll(interruptible{strings.NewReader(strings.Repeat("long ", 1000)), t.Context()}); err != nil || len(text) != 5000 {
+		t.Errorf("%d bytes are read, %v", len(text), err)
 	}
 }
 

@@ -204,6 +204,9 @@ func TestDoctorNamesWhatIsWrong(t *testing.T) {
 			condition(enginev1alpha1.ConditionAvailable, metav1.ConditionTrue, "Reachable", "the store answers"), condition(enginev1alpha1.ConditionBackupsMissing, metav1.ConditionTrue, "BackupsMissing", "20 of 30 backups are missing from the store"),
 			condition(enginev1alpha1.ConditionExpiryFrozen, metav1.ConditionTrue, "TooMany", "15 backups have expired at once"))}},
 		{ObjectMeta: metav1.ObjectMeta{Name: "c", Namespace: "holdfast"}},
+		{ObjectMeta: metav1.ObjectMeta{Name: "d", Namespace: "holdfast"}, Spec: enginev1alpha1.StorageLocationSpec{Provider: enginev1alpha1.StorageProviderFilesystem, RecoveryKeys: []string{"age1"}}, Status: enginev1alpha1.StorageLocationStatus{StoreID: "t", Conditions: conditions(
+			condition(enginev1alpha1.ConditionAvailable, metav1.ConditionFalse, enginev1alpha1.ReasonUnreachable, "the folder of the storage location does not exist: make or mount it"),
+			condition(enginev1alpha1.ConditionBackupsLeftOut, metav1.ConditionTrue, enginev1alpha1.ReasonTooManyFolders, "more than 100000 folders below backups hold no finished backup"))}},
 	}}
 	answers["GET "+engineOf+"volumerepositories"] = enginev1alpha1.VolumeRepositoryList{Items: []enginev1alpha1.VolumeRepository{{
 		ObjectMeta: metav1.ObjectMeta{Name: "shop.a", Namespace: "holdfast"},

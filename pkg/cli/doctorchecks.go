@@ -350,6 +350,13 @@ var locationRemedies = map[string]string{
 	enginev1alpha1.ReasonInvalid:      "Correct the spec, or its Secret.",
 }
 
+func locationRemedy(of *enginev1alpha1.StorageLocation, reason string) string {
+	if reason == enginev1alpha1.ReasonUnreachable && of.Spec.Provider == enginev1alpha1.StorageProviderFilesystem {
+		return "Make or mount the folder, in each of Holdfast's pods. Backups wait, and start by themselves when it is there."
+	}
+	return cmp.Or(locationRemedies[reason], "Read the message.")
+}
+
 func (d *doctor) checkLocations(ctx context.Context, s *reportPart) {
 	list, err := d.engine.EngineV1alpha1().StorageLocations(d.system).List(ctx, metav1.ListOptions{})
 	if s.unseen(err, "list storagelocations in "+d.system) {
@@ -390,7 +397,7 @@ func (d *doctor) checkLocation(s *reportPart, of *enginev1alpha1.StorageLocation
 		s.add(severe, about, "no controller has checked it yet", "Look at the controller's pod and its log.", describe)
 		return false
 	case state.Status != metav1.ConditionTrue:
-		s.add(severe, about, fmt.Sprintf("it is not available, %s: %s", state.Reason, state.Message), cmp.Or(locationRemedies[state.Reason], "Read the message."),
+		s.add(severe, about, fmt.Sprintf("it is not available, %s: %s", state.Reason, state.Message), locationRemedy(of, state.Reason),
 			fmt.Sprintf("kubectl holdfast location check %s", of.Name))
 	case of.Status.StoreID == "" && !of.Spec.IsLonghorn():
 		s.add(notable, about, "its store has no id: "+state.Message, "Another store in its place would not be noticed. Let the credentials write, unless it is only read.", "")
@@ -404,9 +411,12 @@ func (d *doctor) checkLocation(s *reportPart, of *enginev1alpha1.StorageLocation
 		enginev1alpha1.ConditionExpiryFrozen:     "The message says how to accept it, once you know the reason.",
 		enginev1alpha1.ConditionBackupsMissing:   "Bring the store back, or accept the loss: see docs/catalogue.md, When backups are missing.",
 		enginev1alpha1.ConditionMetadataReplaced: "Another writer uses the store: see docs/format.md, Together with Velero.",
-		enginev1alpha1.ConditionBackupsLeftOut:   "Trust their cluster, raise --foreign-backups-memory, or remove the folders: see docs/catalogue.md, Backups that others write.",
+		enginev1alpha1.ConditionBackupsLeftOut:   "Trust their cluster, or raise --foreign-backups-memory: see docs/catalogue.md, Backups that others write.",
 	} {
 		if condition := conditionOf(of.Status.Conditions, name); condition.Status == metav1.ConditionTrue {
+			if condition.Reason == enginev1alpha1.ReasonTooManyFolders {
+				remedy = "See who may write to the store, and remove these folders: see docs/runbooks.md, HoldfastTooManyFolders."
+			}
 			level := severe
 			if name == enginev1alpha1.ConditionMetadataReplaced || name == enginev1alpha1.ConditionBackupsLeftOut {
 				level = doubtful

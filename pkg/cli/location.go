@@ -352,7 +352,7 @@ func (t *tool) createLocation(ctx context.Context, f *locationFlags, args []stri
 		f.system = defaultSystem
 	}
 	of := &enginev1alpha1.StorageLocation{}
-	if err := f.read(t.In, of); err != nil {
+	if err := f.read(ctx, t.In, of); err != nil {
 		return err
 	}
 	of.TypeMeta = metav1.TypeMeta{APIVersion: enginev1alpha1.SchemeGroupVersion.String(), Kind: "StorageLocation"}

@@ -116,7 +116,7 @@ func (t *tool) migrate(ctx context.Context, f *migrateFlags) error {
 		return m.end()
 	}
 	if f.dryRun == "none" {
-		if err := t.confirm(f.yes, "Create them?"); err != nil {
+		if err := t.confirm(ctx, f.yes, "Create them?"); err != nil {
 			return err
 		}
 	}

@@ -238,7 +238,7 @@ creates the restore at once. Where nobody can answer, and without --yes, it refu
 				return err
 			}
 			restore := &v1alpha1.Restore{}
-			if err := flags.read(t.In, restore); err != nil {
+			if err := flags.read(command.Context(), t.In, restore); err != nil {
 				return err
 			}
 			name, objects, err := objectsOf(args, namespace)
@@ -281,7 +281,8 @@ func (t *tool) askWithPlan(ctx context.Context, restore *v1alpha1.Restore) error
 	}
 	planned := restore.DeepCopy()
 	planned.Spec.PlanOnly = true
-	planned.Name = restore.Name + "-plan"
+	// A plan that was refused stays for a while, so the next one needs another name.
+	planned.Name, planned.GenerateName = "", cmp.Or(restore.Name, strings.TrimSuffix(restore.GenerateName, "-"))+"-plan-"
 	made, err := client.HoldfastV1alpha1().Restores(restore.Namespace).Create(ctx, planned, metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict})
 	if err != nil {
 		return err
@@ -299,5 +300,5 @@ func (t *tool) askWithPlan(ctx context.Context, restore *v1alpha1.Restore) error
 	if err := printPlan(t.ErrOut, plan, false); err != nil {
 		return err
 	}
-	return t.confirm(false, fmt.Sprintf("Restore into the cluster as %s/%s?", restore.Namespace, restore.Name))
+	return t.confirm(ctx, false, fmt.Sprintf("Restore into the cluster as %s/%s?", restore.Namespace, restore.Name))
 }

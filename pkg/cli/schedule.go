@@ -114,7 +114,7 @@ func (t *tool) createScheduleCommand() *cobra.Command {
 				return err
 			}
 			schedule := &v1alpha1.Schedule{}
-			if err := creation.read(t.In, schedule); err != nil {
+			if err := creation.read(command.Context(), t.In, schedule); err != nil {
 				return err
 			}
 			if err := template.apply(&schedule.Spec.Template.BackupSpec); err != nil {

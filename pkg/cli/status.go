@@ -4,6 +4,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -14,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/printers"
 
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	holdfastclientset "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
 )
@@ -23,7 +25,7 @@ const lastBackups = 5
 func (t *tool) statusCommand() *cobra.Command {
 	var all bool
 	command := &cobra.Command{
-		Use: "status", Short: "Show one screen: agents, queue, last backups, and what is wrong",
+		Use: "status", Short: "Show one screen: agents, locations, queue, last backups, and what is wrong",
 		Args: cobra.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error { return t.status(command.Context(), all) },
 	}
@@ -32,15 +34,17 @@ func (t *tool) statusCommand() *cobra.Command {
 }
 
 func (t *tool) status(ctx context.Context, all bool) error {
-	client, namespace, err := t.client()
+	c, err := t.clients()
 	if err != nil {
 		return err
 	}
+	client, namespace := c.holdfast, c.namespace
 	if all {
 		namespace = metav1.NamespaceAll
 	}
 	var wrong []string
 	fmt.Fprintf(t.Out, "Agents:  %s\n", agentsText(ctx, client, &wrong))
+	fmt.Fprintf(t.Out, "Locations: %s\n", locationsText(ctx, &c, &wrong))
 	queue, err := client.HoldfastV1alpha1().BackupQueueEntries(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
@@ -109,6 +113,25 @@ func agentsText(ctx context.Context, client holdfastclientset.Interface, wrong *
 		ready++
 	}
 	return fmt.Sprintf("%d of %d ready", ready, len(agents.Items))
+}
+
+func locationsText(ctx context.Context, c *clients, wrong *[]string) string {
+	var system string
+	_, _ = c.findSystem(ctx, &system) // without the right to read it, the default is used
+	locations, err := c.engine.EngineV1alpha1().StorageLocations(system).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Sprintf("not known: %v", err) // a tenant may not list them
+	}
+	available := 0
+	for _, location := range locations.Items {
+		condition := conditionOf(location.Status.Conditions, enginev1alpha1.ConditionAvailable)
+		if condition.Status == metav1.ConditionTrue {
+			available++
+			continue
+		}
+		*wrong = append(*wrong, fmt.Sprintf("the storage location %s is not available, %s: %s", location.Name, cmp.Or(condition.Reason, "not checked yet"), cmp.Or(condition.Message, "see kubectl holdfast doctor")))
+	}
+	return fmt.Sprintf("%d of %d available", available, len(locations.Items))
 }
 
 func (t *tool) scheduleStatus(ctx context.Context, client holdfastclientset.Interface, namespace string, wrong *[]string) error {

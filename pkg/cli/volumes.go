@@ -73,7 +73,7 @@ func (t *tool) deleteVolumeCommand(resource, use, short string, shown func(ctx c
 		if err != nil {
 			return err
 		}
-		if err := t.confirmName(yes, sentence, name); err != nil {
+		if err := t.confirmName(ctx, yes, sentence, name); err != nil {
 			return err
 		}
 		return t.ask(ctx, resource, name, "deletion", &v1alpha1.VolumeDeletion{
