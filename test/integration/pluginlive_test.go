@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/cli"
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
 )
 
@@ -110,6 +111,31 @@ func (on *terminal) end(t *testing.T) int {
 	case <-t.Context().Done():
 	}
 	return on.command.ProcessState.ExitCode()
+}
+
+// TestQuestionsOnATerminal: Ctrl-C ends a question, nothing was done then, and the same question can be
+// asked again.
+func TestQuestionsOnATerminal(t *testing.T) {
+	t.Parallel()
+	namespace := lab.Namespace(t, "questions")
+	must(t, "", []string{"backup", "create", "kept", "-n", namespace, "--wait"})
+	restore := "restore create back --from kept"
+	for _, asked := range [][2]string{{"backup delete kept", "Type its name to go on: "}, {restore, "[y/N] "}, {restore, "[y/N] "}} {
+		args, question := strings.Fields(asked[0]), asked[1]
+		asking := onTerminal(t, append(args, "-n", namespace)...)
+		asking.await(t, question)
+		if _, err := asking.keys.WriteString("\x03"); err != nil {
+			t.Fatal(err)
+		}
+		code := asking.end(t)
+		if written, _ := asking.all(); code != cli.ExitFailed || !strings.Contains(written, "\nerror: stopped: nothing was changed") {
+			t.Errorf("%q: Ctrl-C ends with %d and %q", args, code, written)
+		}
+	}
+	must(t, "", []string{"backup", "get", "kept", "-n", namespace}, "Completed")
+	if stdout := must(t, "", []string{"restore", "get", "-n", namespace}); strings.Contains(stdout, "back ") {
+		t.Errorf("there are restores:\n%s", stdout)
+	}
 }
 
 // TestPluginOnATerminal: the queue is redrawn in place and never wraps, bars show what there is, and

@@ -352,8 +352,17 @@ func impersonated(account, namespace string) rest.ImpersonationConfig {
 func commonRights(t *testing.T) (namespace string, rights sets.Set[right]) {
 	t.Helper()
 	namespace = labtest.Name("nowhere")
-	return namespace, rules(t, impersonated("default", namespace), namespace)
+	rights = rules(t, impersonated("default", namespace), namespace)
+	for of := range rights {
+		if !strings.HasPrefix(of.resource, "/") && !commonResources.Has(of.resource) {
+			t.Errorf("every service account has a right that Kubernetes gives to none: %s", of)
+		}
+	}
+	return namespace, rights
 }
+
+// commonResources are what Kubernetes lets every service account ask about itself, or read.
+var commonResources = sets.New("selfsubjectaccessreviews", "selfsubjectrulesreviews", "selfsubjectreviews", "clustertrustbundles")
 
 // rightsOf are the rights of a service account in all namespaces, without those
 // that every service account has.
