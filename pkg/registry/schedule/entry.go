@@ -6,6 +6,7 @@ package schedule
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -83,7 +84,9 @@ func summary(backup *v1alpha1.Backup) domain.Backup {
 	// namespace with an unused claim lacks some. The deletion request protects the newest data of
 	// each claim.
 	lacks := backup.Status.Volumes != nil && backup.Status.Volumes.Deleted > 0
-	s := domain.Backup{Name: backup.Name, ByHand: byHand, Exempt: byHand || kept || lacks || meta.IsStatusConditionTrue(backup.Status.Conditions, v1alpha1.ConditionMetadataReplaced) ||
+	// A copy in another location, as in a bucket as of a time, is none of the schedule's.
+	copied := strings.Contains(backup.Name, "@")
+	s := domain.Backup{Name: backup.Name, ByHand: byHand, Exempt: byHand || kept || lacks || copied || meta.IsStatusConditionTrue(backup.Status.Conditions, v1alpha1.ConditionMetadataReplaced) ||
 		meta.IsStatusConditionFalse(backup.Status.Conditions, v1alpha1.ConditionVolumesListed) ||
 		meta.IsStatusConditionTrue(backup.Status.Conditions, v1alpha1.ConditionVolumesDamaged),
 		Due: domain.DueOf(backup.Labels[v1alpha1.LabelScheduleName], backup.Name), UID: backup.UID, Phase: backup.Status.Phase, Created: backup.CreationTimestamp.Time}

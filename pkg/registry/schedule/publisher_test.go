@@ -257,3 +257,13 @@ func TestLimit(t *testing.T) {
 		}
 	}
 }
+
+// TestCopiesAreNotCounted: a backup that is listed with its location behind its name is a copy, so it
+// takes no place among those that a schedule keeps.
+func TestCopiesAreNotCounted(t *testing.T) {
+	for name, want := range map[string]bool{"nightly-1": false, "nightly-1@before": true} {
+		if got := summary(backupOf(name, func(*v1alpha1.Backup) {})).Exempt; got != want {
+			t.Errorf("%s is exempt: %t", name, got)
+		}
+	}
+}

@@ -140,7 +140,8 @@ func (b *Backup) readMetadata(ctx context.Context, place format.Place, uid types
 			found = fmt.Errorf("%w: the metadata of %s: %w", ErrRefused, place.StoreName, err)
 			continue
 		}
-		if uid != "" && metadata.UID != uid {
+		// One of several backups of a name has a derived uid.
+		if uid != "" && metadata.UID != uid && format.DerivedUID("backup", place.Location, place.StoreName, string(metadata.UID)) != uid {
 			found = fmt.Errorf("%w: what is in the store as %s is another backup by now, of uid %s", ErrNoBackup, place.StoreName, metadata.UID)
 			continue
 		}
