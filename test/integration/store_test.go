@@ -330,13 +330,14 @@ func TestBackupsOfOthers(t *testing.T) {
 }
 
 // TestSameNameInTwoStores: both are listed, under names of their own that do not
-// change.
+// change, and can be restored.
 func TestSameNameInTwoStores(t *testing.T) {
 	t.Parallel()
 	first, firstFolder := lab.Location(t, "a-copy")
 	second, secondFolder := lab.Location(t, "b-copy")
-	name := labtest.Name("twin")
-	lab.Create(t, labtest.System, name, v1alpha1.BackupSpec{IncludedNamespaces: []string{lab.Namespace(t, "twin-ns")}, StorageLocation: second})
+	name, namespace := labtest.Name("twin"), lab.Namespace(t, "twin-ns")
+	lab.Kubectl(t, "create", "configmap", "conf", "-n", namespace, "--from-literal=a=1")
+	lab.Create(t, labtest.System, name, v1alpha1.BackupSpec{IncludedNamespaces: []string{namespace}, StorageLocation: second})
 	original := lab.AwaitCompleted(t, name)
 	lab.AwaitRunGone(t, name)
 	if err := os.CopyFS(filepath.Join(firstFolder, "backups"), os.DirFS(filepath.Join(secondFolder, "backups"))); err != nil {
@@ -363,6 +364,13 @@ func TestSameNameInTwoStores(t *testing.T) {
 	renamed := lab.AwaitCompleted(t, name+"@"+second)
 	if copied.UID != original.UID || renamed.UID == original.UID {
 		t.Errorf("the uid of the original is %s, that of its copy %s, and of the one with the new name %s", original.UID, copied.UID, renamed.UID)
+	}
+	for _, backup := range []string{copied.Name, renamed.Name} {
+		lab.Kubectl(t, "delete", "configmap", "conf", "-n", namespace)
+		if ended := restoredInto(t, lab, labtest.System, labtest.Name("twin"), backup); ended.Status.Phase != v1alpha1.RestorePhaseCompleted {
+			t.Errorf("the restore of %s is %s: %s", backup, ended.Status.Phase, ended.Status.Message)
+		}
+		lab.Kubectl(t, "get", "configmap", "conf", "-n", namespace)
 	}
 }
 
