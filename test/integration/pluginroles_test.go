@@ -168,9 +168,10 @@ func TestEachCommandByRole(t *testing.T) {
 					if code != want.code || !strings.Contains(says, texts.Replace(want.says)) {
 						t.Errorf("exit code %d, want %d with %q: %s%s", code, want.code, want.says, stdout, stderr)
 					}
-					lines := strings.Count(stderr, "\n")
-					if code == cli.ExitFailed && (lines > 2 || lines > 0 && !strings.HasPrefix(stderr, "error: ")) {
-						t.Errorf("the error has %d lines, want one or two: %s", lines, stderr)
+					// Other tests have stores that are away, of which the API warns each client.
+					said := slices.DeleteFunc(slices.Collect(strings.Lines(stderr)), func(line string) bool { return strings.HasPrefix(line, "Warning: ") })
+					if code == cli.ExitFailed && (len(said) > 2 || len(said) > 0 && !strings.HasPrefix(said[0], "error: ")) {
+						t.Errorf("the error has %d lines, want one or two: %s", len(said), stderr)
 					}
 					for _, bad := range []string{"panic", "goroutine ", "runtime error", "&{", "<nil>", "%!", "0xc0"} {
 						if strings.Contains(stdout+stderr, bad) {
