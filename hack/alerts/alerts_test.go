@@ -232,7 +232,7 @@ func TestAlerts(t *testing.T) {
 			targets: []scrape{{"slots": always(2), "holdfast_catalog_left_out_backups": "0x9 2x30"}},
 			fires:   map[string]string{"HoldfastBackupsLeftOut": "15-40"},
 		},
-		"somebody fills a store with folders": {
+		"a store is full of folders": {
 			targets: []scrape{{"slots": always(2), "holdfast_catalog_unfinished_folders": "40000x4 200000x35"}},
 			fires:   map[string]string{"HoldfastTooManyFolders": "35-40"},
 		},

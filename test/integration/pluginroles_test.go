@@ -39,7 +39,7 @@ func denied(verb, resource string) outcome {
 
 func refused(says string) outcome { return outcome{cli.ExitFailed, says} }
 
-// commandRow says what becomes of a command for the roles edit and view, and for somebody without any.
+// commandRow says how a command ends for the roles edit and view, and for a user without a role.
 // In its arguments, NAME is a new name, and FILE a new file.
 type commandRow struct {
 	args               string
@@ -168,7 +168,7 @@ func TestEachCommandByRole(t *testing.T) {
 					if code != want.code || !strings.Contains(says, texts.Replace(want.says)) {
 						t.Errorf("exit code %d, want %d with %q: %s%s", code, want.code, want.says, stdout, stderr)
 					}
-					// Other tests have stores that are away, of which the API warns each client.
+					// The API warns each client about stores that are away, as in other tests.
 					said := slices.DeleteFunc(slices.Collect(strings.Lines(stderr)), func(line string) bool { return strings.HasPrefix(line, "Warning: ") })
 					if code == cli.ExitFailed && (len(said) > 2 || len(said) > 0 && !strings.HasPrefix(said[0], "error: ")) {
 						t.Errorf("the error has %d lines, want one or two: %s", len(said), stderr)

@@ -137,7 +137,7 @@ func TestVersionsOfKubernetes(t *testing.T) {
 		if _, _, err = (Builder{Source: "..", Kubernetes: "1.2.3"}).kubernetes(); err == nil || !strings.Contains(err.Error(), newest) || !strings.Contains(err.Error(), version) {
 			t.Errorf("of an unknown version it says %v, want %s and %s in it", err, newest, version)
 		}
-		// What chooses a version by its name.
+		// These choose a version by its name.
 		for _, name := range []string{"Makefile", ".ci/run", ".github/workflows/ci.yaml"} {
 			content, err := os.ReadFile("../../../" + name)
 			if err != nil {

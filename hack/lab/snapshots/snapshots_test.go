@@ -316,7 +316,7 @@ func TestSnapshotsOfALab(t *testing.T) {
 	c.ready(t, "failing")
 	c.stored(t, 2, 2)
 
-	// What is kept without its VolumeSnapshot goes with its content, once that may.
+	// A snapshot that is kept without its VolumeSnapshot is deleted with its content, once the policy allows it.
 	c.cut(t, "kept", "source", "folder-kept")
 	c.ready(t, "kept")
 	content := c.kubectl(t, "get", "volumesnapshot", "kept", "-o", "jsonpath={.status.boundVolumeSnapshotContentName}")

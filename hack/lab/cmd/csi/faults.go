@@ -69,7 +69,7 @@ type spoiler struct {
 // calls counts the requests by method.
 type calls struct {
 	Calls map[string]int `json:"calls"`
-	// Failed are those of them that were answered with an error.
+	// Failed counts the calls that were answered with an error, by method.
 	Failed map[string]int `json:"failed"`
 }
 
