@@ -138,6 +138,9 @@ func (m *Maintainer) MaintainOpened(ctx context.Context, opened *repository.Repo
 	result.Kind, result.ReclaimedBytes, result.RewrittenBytes = string(done.Kind), done.Reclaimed, done.Rewritten
 	result.ClockSkewSeconds = int64(done.Skew.Seconds())
 	result.SizeBytes, result.Files = done.Size, done.Files
+	if !done.LockedUntil.IsZero() {
+		result.LockedUntil = &done.LockedUntil
+	}
 	err = errors.Join(err, failure)
 	if ctx.Err() == nil && (m.Verify || done.Kind == repository.MaintenanceFull) {
 		err = errors.Join(err, check(ctx, opened, repository.CheckOptions{All: m.Verify, Short: failure != nil}, result))

@@ -31,6 +31,8 @@ type Result struct {
 	// SizeBytes and Files are the repository's size, after a full maintenance.
 	SizeBytes int64 `json:"sizeBytes,omitempty"`
 	Files     int64 `json:"files,omitempty"`
+	// LockedUntil is until when all locked blobs are locked at least, after a full maintenance.
+	LockedUntil *time.Time `json:"lockedUntil,omitempty"`
 	// SweptBackups and SweptSnapshots count removed snapshots and their backups; in a dry run,
 	// those that would be.
 	SweptBackups   int `json:"sweptBackups,omitempty"`

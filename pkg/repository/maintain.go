@@ -52,6 +52,9 @@ type Maintenance struct {
 	// Size is the repository's size in the store, Files the number in the newest snapshots; only
 	// after a full maintenance.
 	Size, Files int64
+	// LockedUntil is until when all locked blobs are locked at least; only after a full maintenance
+	// with a lock of the location.
+	LockedUntil time.Time
 }
 
 // Maintain runs Kopia's maintenance, full if due, else quick. It keeps Kopia's safety intervals, so
@@ -83,6 +86,9 @@ func (r *Repository) Maintain(ctx context.Context) (Maintenance, error) {
 		return done, err
 	}
 	err = repo.DirectWriteSession(ctx, r.direct, repo.WriteSessionOptions{Purpose: "maintenance"}, func(ctx context.Context, w repo.DirectRepositoryWriter) error {
+		if err := r.extendLocks(ctx, w); err != nil {
+			return err
+		}
 		if missing.Any() {
 			w = sparing{w, missing}
 		}
@@ -100,6 +106,7 @@ func (r *Repository) Maintain(ctx context.Context) (Maintenance, error) {
 	// Also after a failure: the next maintenance removes the replaced indexes.
 	err = errors.Join(err, r.noteIndexes(ctx), r.account(ctx, begun, &done))
 	if err == nil && done.Kind == MaintenanceFull {
+		done.LockedUntil = r.storage.lockedUntil.get()
 		err = r.measure(ctx, &done)
 	}
 	return done, err

@@ -115,6 +115,9 @@ func open(ctx context.Context, bucket *store.Bucket, provider enginev1alpha1.Sto
 		return nil, errors.Join(err, bucket.Close())
 	}
 	st.cache = cache
+	if err := st.lockBlobs(ctx, key); err != nil {
+		return nil, errors.Join(err, st.Close(ctx))
+	}
 	r, err := openStorage(ctx, st, key, workDir)
 	if err != nil {
 		if ctx.Err() == nil {

@@ -73,6 +73,10 @@ type storage struct {
 	packs   atomic.Pointer[Packs]
 	keeping sync.Mutex
 	cache   *blobCache
+	// locks is the blob kopia.blobcfg as Kopia reads it, if the location has a lock. See lockBlobs.
+	locks []byte
+	// lockedUntil is the earliest end of a lock that the last maintenance found or extended.
+	lockedUntil earliest
 	// uncached is true while reads must come from the store.
 	uncached atomic.Bool
 	answered atomic.Bool
@@ -182,6 +186,10 @@ func (s *storage) GetBlob(ctx context.Context, id blob.ID, offset, length int64,
 	if offset < 0 {
 		return blob.ErrInvalidRange
 	}
+	if s.locks != nil && id == format.KopiaBlobCfgBlobID {
+		_, err := output.Write(s.locks)
+		return err
+	}
 	if length == 0 {
 		_, err := s.GetMetadata(ctx, id)
 		return err
@@ -234,10 +242,15 @@ func (s *storage) PutBlob(ctx context.Context, id blob.ID, data blob.Bytes, opts
 		return blob.ErrSetTimeUnsupported
 	case opts.DoNotRecreate, opts.HasRetentionOptions() && s.shards != nil:
 		return blob.ErrUnsupportedPutBlobOption
-	case opts.HasRetentionOptions():
-		retention = store.Retention{Mode: string(opts.RetentionMode), Until: time.Now().Add(opts.RetentionPeriod)}
 	}
-	err := s.persist(ctx, func() error { return s.bucket.PutContent(ctx, s.key(id), data, retention) })
+	err := s.persist(ctx, func() (err error) {
+		if opts.HasRetentionOptions() {
+			if retention, err = s.bucket.Retain(ctx, string(opts.RetentionMode), opts.RetentionPeriod); err != nil {
+				return err
+			}
+		}
+		return s.bucket.PutContent(ctx, s.key(id), data, retention)
+	})
 	if err == nil && opts.GetModTime != nil {
 		var written blob.Metadata
 		written, err = s.GetMetadata(ctx, id)
@@ -313,23 +326,29 @@ func (s *storage) while(ctx context.Context) (context.Context, func()) {
 }
 
 func (s *storage) uniqueID(ctx context.Context) (id []byte, err error) {
+	parsed, err := s.format(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return parsed.UniqueID, nil
+}
+
+// format reads the blob that opens the repository.
+func (s *storage) format(ctx context.Context) (parsed *format.KopiaRepositoryJSON, err error) {
 	err = s.persist(ctx, func() error {
 		found, err := s.bucket.Get(ctx, s.key(format.KopiaRepositoryBlobID))
 		if err != nil {
 			return err
 		}
 		defer found.Close()
-		content, err := io.ReadAll(io.LimitReader(found, 1<<20))
+		content, err := io.ReadAll(io.LimitReader(found, maxFormatBytes))
 		if err != nil {
 			return err
 		}
-		parsed, err := format.ParseKopiaRepositoryJSON(content)
-		if err == nil {
-			id = parsed.UniqueID
-		}
+		parsed, err = format.ParseKopiaRepositoryJSON(content)
 		return err
 	})
-	return id, err
+	return parsed, err
 }
 
 // ConnectionInfo implements blob.Storage. It is unused: see lend.

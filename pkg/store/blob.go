@@ -37,6 +37,8 @@ type blobBackend struct {
 	// s3 and name are set for S3.
 	s3   *s3.Client
 	name string
+	// lock is set for S3, if the location has a lock.
+	lock *locking
 	// removing excludes this process's writes between check and removal, in stores without
 	// conditional removal.
 	removing sync.RWMutex

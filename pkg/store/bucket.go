@@ -108,7 +108,7 @@ func OpenFollowing(ctx context.Context, location *enginev1alpha1.StorageLocation
 		}
 		return &Bucket{backend: backend, prefix: prefix}, nil
 	case location.Provider == enginev1alpha1.StorageProviderS3 && location.S3 != nil:
-		bucket, err := openS3(ctx, location.S3, secret, again)
+		bucket, err := openS3(ctx, location.S3, newLocking(location.Lock, prefix), secret, again)
 		if err != nil {
 			return nil, err
 		}

@@ -76,7 +76,7 @@ func lacksItsMarks(answer any, response *smithyhttp.Response) bool {
 		return a.ETag == nil
 	case *s3.HeadObjectOutput:
 		return a.ETag == nil
-	case *s3.DeleteObjectOutput, *s3.AbortMultipartUploadOutput:
+	case *s3.DeleteObjectOutput, *s3.AbortMultipartUploadOutput, *s3.PutObjectRetentionOutput:
 		return typeOf(response) == pageType
 	}
 	return false

@@ -25,7 +25,7 @@ const defaultRegion = "us-east-1"
 // idleConnections suffices for the catalogue's refresh, which has the most.
 const idleConnections = 128
 
-func openS3(ctx context.Context, location *enginev1alpha1.S3Location, secret map[string][]byte, again SecretReader) (*blobBackend, error) {
+func openS3(ctx context.Context, location *enginev1alpha1.S3Location, lock *locking, secret map[string][]byte, again SecretReader) (*blobBackend, error) {
 	settings, err := awsConfig(ctx, location, secret, again)
 	if err != nil {
 		return nil, err
@@ -54,6 +54,9 @@ func openS3(ctx context.Context, location *enginev1alpha1.S3Location, secret map
 		if location.ChecksumAlgorithm != enginev1alpha1.ChecksumNone {
 			o.APIOptions = append(o.APIOptions, sendChecksums)
 		}
+		if lock != nil {
+			o.APIOptions = append(o.APIOptions, lock.use)
+		}
 	})
 	bucket, err := s3blob.OpenBucket(ctx, s3Client, location.Bucket, &s3blob.Options{
 		RequestChecksumCalculation: settings.RequestChecksumCalculation,
@@ -61,7 +64,14 @@ func openS3(ctx context.Context, location *enginev1alpha1.S3Location, secret map
 	if err != nil {
 		return nil, fmt.Errorf("the storage location's spec.s3: %w", err)
 	}
-	return &blobBackend{bucket: bucket, s3: s3Client, name: location.Bucket}, nil
+	backend := &blobBackend{bucket: bucket, s3: s3Client, name: location.Bucket, lock: lock}
+	if lock != nil {
+		lock.ask = func(ctx context.Context) error {
+			_, err := backend.now(ctx, lock.prefix)
+			return err
+		}
+	}
+	return backend, nil
 }
 
 // The SDK would send checksums as trailers of a chunked body, which other stores often refuse. See

@@ -79,11 +79,18 @@ func last(record *enginev1alpha1.VolumeRepository) (at time.Time, maintained boo
 	return record.CreationTimestamp.Time, false
 }
 
+// frequency returns the interval of a repository's maintenance. With a lock of its location that is
+// at most a quarter of the lock's days, since a full maintenance extends the locks of its blobs. A
+// full one is due after a day, so the shortest lock, of two days, is extended in time, too.
 func (c *Controller) frequency(record *enginev1alpha1.VolumeRepository) time.Duration {
+	frequency := c.Frequency
 	if own := record.Spec.MaintenanceFrequency; own != nil && own.Duration > 0 {
-		return own.Duration
+		frequency = own.Duration
 	}
-	return c.Frequency
+	if stored, err := c.locations.Get(record.Spec.BackupStorageLocation); err == nil && stored.Spec.Lock != nil {
+		frequency = min(frequency, stored.Spec.Lock.Period()/4)
+	}
+	return frequency
 }
 
 // due returns when a repository is to be maintained; zero on request.

@@ -10,6 +10,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -73,6 +74,12 @@ func (c *Controller) record(ctx context.Context, record *enginev1alpha1.VolumeRe
 			}
 			if said.SizeBytes > 0 {
 				changed.Status.Size, changed.Status.Files = rounded(said.SizeBytes), said.Files
+			}
+			if said.Full() && run.Result == enginev1alpha1.MaintenanceSucceeded {
+				changed.Status.LockedUntil = nil
+				if said.LockedUntil != nil {
+					changed.Status.LockedUntil = &metav1.Time{Time: said.LockedUntil.Truncate(time.Second)}
+				}
 			}
 			checked(&changed.Status, said.Check, said.Ended)
 			add(run)

@@ -21,6 +21,7 @@ import (
 // +kubebuilder:printcolumn:name="Synced",type=string,JSONPath=`.status.conditions[?(@.type=="Synced")].status`
 // +kubebuilder:printcolumn:name="Backups",type=integer,JSONPath=`.status.catalogue.backups`,priority=1,description="Backups that are known, as of a minute ago at most."
 // +kubebuilder:printcolumn:name="Encryption",type=string,JSONPath=`.spec.encryption.objects`,priority=1
+// +kubebuilder:printcolumn:name="Locked-Until",type=string,JSONPath=`.status.lock.until`,priority=1,description="Objects of backups are locked until then at least."
 // +kubebuilder:printcolumn:name="Store",type=string,JSONPath=`.status.storeID`,priority=1
 // +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.conditions[?(@.type=="Available")].message`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
@@ -85,6 +86,9 @@ const (
 // +kubebuilder:validation:XValidation:rule="!has(self.encryption) || self.encryption.objects != 'Enabled' || self.format != 'longhorn'",message="encryption is for the format holdfast only: Holdfast writes nothing to a store of the format longhorn"
 // +kubebuilder:validation:XValidation:rule="!has(self.encryption) || self.encryption.objects != 'Enabled' || has(self.recoveryKeys) && self.recoveryKeys.size() > 0",message="encryption needs recoveryKeys: without a private key outside of the cluster, encrypted backups are lost with it; see docs/install.md, A recovery key"
 // +kubebuilder:validation:XValidation:rule="self.format == oldSelf.format",message="a location keeps its format: make another one"
+// +kubebuilder:validation:XValidation:rule="!has(self.lock) || self.provider == 's3'",message="lock is for the provider s3 only: Holdfast extends no locks in Google Cloud Storage, Azure or a folder; give the bucket or container a retention policy there instead"
+// +kubebuilder:validation:XValidation:rule="!has(self.lock) || self.format != 'longhorn'",message="lock is for the format holdfast only: Longhorn writes the objects of a store of the format longhorn"
+// +kubebuilder:validation:XValidation:rule="!has(self.lock) || !has(self.s3) || !has(self.s3.checksumAlgorithm) || self.s3.checksumAlgorithm != 'None'",message="a locked object needs a checksum: leave out s3.checksumAlgorithm, or lock"
 type StorageLocationSpec struct {
 	// Kind of the store: filesystem, s3, gcs or azure.
 	Provider StorageProvider `json:"provider"`
@@ -142,6 +146,11 @@ type StorageLocationSpec struct {
 	// Encryption of new backups in this store. The data of volumes is always encrypted.
 	// +optional
 	Encryption *StorageEncryption `json:"encryption,omitempty"`
+	// Lock of the objects of backups, in a bucket with object lock: none can be removed or replaced
+	// for a number of days, which are extended while a backup needs it. A change, or a removal of
+	// this field, is for what is written or extended from then on.
+	// +optional
+	Lock *StorageLock `json:"lock,omitempty"`
 	// Interval of listings of this store for other writers' backups, instead of the API server's
 	// --backupstore-poll-interval. 0s is never. This cluster's backups, and syncrequests, are seen
 	// in any case.
@@ -477,6 +486,7 @@ type StorageLocationStatus struct {
 	// replaced a backup's metadata. ClonedCluster, once another cluster with this one's uid may
 	// have written to the store. ExpiryFrozen, once expiry has stopped since too many had expired
 	// at once, or the clock differed from the store's. Probed, once a SyncRequest has asked for it.
+	// Locked, with a lock.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -490,6 +500,9 @@ type StorageLocationStatus struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	StoreID string `json:"storeID,omitempty"`
+	// Until when objects are locked. Missing without a lock.
+	// +optional
+	Lock *StorageLockStatus `json:"lock,omitempty"`
 }
 
 // +genclient
@@ -729,6 +742,10 @@ type VolumeRepositoryStatus struct {
 	// The data that the store has lost, as of the last check. Missing if it has lost none.
 	// +optional
 	Damage *RepositoryDamage `json:"damage,omitempty"`
+	// All blobs are locked until then at least, as of the last full maintenance, which extends their
+	// locks. Missing without a lock of the location.
+	// +optional
+	LockedUntil *metav1.Time `json:"lockedUntil,omitempty"`
 	// Fingerprint of the key: the first 32 hexadecimal digits of the SHA-256 of a key that Holdfast
 	// made. It does not reveal the key.
 	// +optional
