@@ -29,6 +29,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/clusteridentity"
 	"github.com/holdfast-io/holdfast/pkg/controllers/expiry"
 	"github.com/holdfast-io/holdfast/pkg/controllers/leftovers"
+	"github.com/holdfast-io/holdfast/pkg/controllers/locks"
 	noderestrictioncontroller "github.com/holdfast-io/holdfast/pkg/controllers/noderestriction"
 	"github.com/holdfast-io/holdfast/pkg/controllers/repository"
 	"github.com/holdfast-io/holdfast/pkg/controllers/restorerun"
@@ -39,6 +40,7 @@ import (
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
+	holdfastclientset "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
 	"github.com/holdfast-io/holdfast/pkg/lease"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/noderestriction"
@@ -68,6 +70,7 @@ var controllers = []struct {
 	{"backupdeletion", newBackupDeletion},
 	{"leftovers", newLeftovers},
 	{"expiry", newExpiry},
+	{"locks", newLocks},
 	{"clusteridentity", newClusterIdentity},
 	{"index", newIndex},
 	{"maintenance", newMaintenance},
@@ -382,6 +385,24 @@ func newExpiry(_ context.Context, c *controllerContext) (run func(context.Contex
 		Clock:             clock.RealClock{},
 		NamespaceInformer: c.namespaces,
 		LocationInformer:  c.records.StorageLocations(),
+	})
+	return controller.Run, err
+}
+
+func newLocks(_ context.Context, c *controllerContext) (run func(context.Context), err error) {
+	clients, err := holdfastclientset.NewForConfig(c.config)
+	if err != nil {
+		return nil, err
+	}
+	controller, err := locks.New(locks.Config{
+		Namespace:          c.system(),
+		ClusterUID:         c.cluster.UID,
+		Locations:          c.engine,
+		Backups:            clients.HoldfastV1alpha1().Backups(metav1.NamespaceAll),
+		Secrets:            c.credentials,
+		Clock:              clock.RealClock{},
+		LocationInformer:   c.records.StorageLocations(),
+		RepositoryInformer: c.records.VolumeRepositories(),
 	})
 	return controller.Run, err
 }

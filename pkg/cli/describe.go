@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/cli-runtime/pkg/printers"
 
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
@@ -123,7 +124,7 @@ func (t *tool) describeBackup(ctx context.Context, name string) error {
 		field{"Selector", selectorText(spec.LabelSelector, spec.OrLabelSelectors)},
 		field{"Created", at(&backup.CreationTimestamp)}, field{"Started", at(status.StartTimestamp)},
 		field{"Ended", at(status.CompletionTimestamp)}, field{"Took", took(status.StartTimestamp, status.CompletionTimestamp)},
-		field{"Expires", expires},
+		field{"Expires", expires}, field{"Locked", t.locked(ctx, spec.StorageLocation)},
 		field{"Objects", fmt.Sprintf("%d of %d", state.items, state.itemsTotal)}, field{"Volumes", volumes},
 	); err != nil {
 		return err
@@ -146,6 +147,37 @@ func (t *tool) describeBackup(ctx context.Context, name string) error {
 		}
 	}
 	return t.describeResults(ctx, backups, name, state)
+}
+
+// locked says until when the backups of a location are locked; empty without a lock, or without the
+// right to read the location.
+func (t *tool) locked(ctx context.Context, location string) string {
+	all, err := t.clients()
+	if err != nil {
+		return ""
+	}
+	var system string
+	_, _ = all.findSystem(ctx, &system) // without the right to read it, the default is used
+	record, err := all.engine.EngineV1alpha1().StorageLocations(system).Get(ctx, location, metav1.GetOptions{})
+	if err != nil {
+		return ""
+	}
+	return lockOf(record)
+}
+
+func lockOf(record *enginev1alpha1.StorageLocation) string {
+	lock := record.Spec.Lock
+	if lock == nil {
+		return ""
+	}
+	text := fmt.Sprintf("for %d days, %s", lock.Days, lock.Mode)
+	if until := record.LockedUntil(); until != nil {
+		text += ", until at least " + at(until)
+	}
+	if said := conditionOf(record.Status.Conditions, enginev1alpha1.ConditionLocked); said.Status == metav1.ConditionFalse {
+		text += fmt.Sprintf("; %s: %s", said.Reason, said.Message)
+	}
+	return text
 }
 
 func waits(state progress) string {

@@ -500,6 +500,7 @@ func (t *tool) checkLocation(ctx context.Context, system, name string, timeout t
 	if of.Spec.EncryptsObjects() {
 		fields = append(fields, field{"Encrypted", "the objects of new backups, for the recovery keys " + strings.Join(of.Spec.RecoveryKeys, ", ")})
 	}
+	fields = append(fields, field{"Locked", lockOf(of)})
 	s := &reportPart{}
 	d := &doctor{t: t, now: time.Now, clients: all, system: system}
 	d.checkLocation(s, of)

@@ -46,7 +46,13 @@ func (s *storage) lockBlobs(ctx context.Context, key Key) error {
 		return fmt.Errorf("read the repository's format: %w", err)
 	}
 	// With a wrong key the answer can't be read; Kopia then fails at kopia.repository before.
+	select {
+	case derivations <- struct{}{}:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 	derived, err := parsed.DeriveFormatEncryptionKeyFromPassword(string(key))
+	<-derivations
 	if err != nil {
 		return fmt.Errorf("unlock the repository's format: %w", err)
 	}

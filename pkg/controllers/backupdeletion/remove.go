@@ -68,8 +68,17 @@ func (c *Controller) remove(ctx context.Context, run *enginev1alpha1.BackupRun) 
 	}
 	c.forget(backupUID(run))
 	klog.FromContext(ctx).Info("Backup deleted", "backupRun", klog.KObj(run), "uid", backupUID(run), "requester", run.Spec.Deletion.Requester.Username, "schedule", run.Spec.Deletion.Schedule, "expired", run.Spec.Deletion.Expired)
-	c.Events.Eventf(backupReference(run), nil, corev1.EventTypeNormal, "Deleted", "Delete", "%s; what is left of its volumes goes with the next maintenance of their repositories, and the space comes back with later ones", deletedBy(run.Spec.Deletion))
+	c.Events.Eventf(backupReference(run), nil, corev1.EventTypeNormal, "Deleted", "Delete", "%s; what is left of its volumes goes with the next maintenance of their repositories, and the space comes back with later ones%s", deletedBy(run.Spec.Deletion), c.keptVersions(run))
 	return nil
+}
+
+// keptVersions says what the lock of a run's location means for its deleted backup.
+func (c *Controller) keptVersions(run *enginev1alpha1.BackupRun) string {
+	record, err := c.locations.Get(run.Spec.Backup.StorageLocation)
+	if err != nil || record.Spec.Lock == nil {
+		return ""
+	}
+	return "; " + record.KeptVersions()
 }
 
 func deletedBy(d *enginev1alpha1.Deletion) string {

@@ -258,6 +258,12 @@ func (c *Controller) ask(ctx context.Context, record *enginev1alpha1.StorageLoca
 	if err := bucket.Check(ctx); err != nil {
 		return unavailable(err, enginev1alpha1.ReasonUnreachable), known, nil
 	}
+	// A backup whose objects can't be locked would be a broken promise.
+	if err := bucket.CheckLock(ctx); errors.Is(err, store.ErrNoLock) {
+		return unavailable(err, enginev1alpha1.ReasonInvalid), known, nil
+	} else if err != nil {
+		return unavailable(err, enginev1alpha1.ReasonUnreachable), known, nil
+	}
 	message := "the store answers"
 	if !record.Spec.IsLonghorn() {
 		storeID, err = c.identify(ctx, bucket, record)

@@ -48,7 +48,7 @@ func cancel(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, ask enginev1
 
 // remove asks for a backup to be removed from its store.
 func (k *kind) remove(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, ask enginev1alpha1.Ask, body runtime.Object) (*enginev1alpha1.BackupRun, string, error) {
-	const message = "the backup is being deleted; it is listed until it is gone from its store"
+	message := k.deleting(backup)
 	preconditions := body.(*v1alpha1.BackupDeletion).Preconditions
 	if err := meets(backup, preconditions, ask.Timestamp.Time); err != nil {
 		return nil, "", err
@@ -103,6 +103,18 @@ func (k *kind) remove(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, as
 			}},
 		},
 	}, message, nil
+}
+
+// deleting says what a deletion does. A location is found by name: its state is no secret.
+func (k *kind) deleting(backup *v1alpha1.Backup) string {
+	message := "the backup is being deleted; it is listed until it is gone from its store"
+	if k.locations.Lister == nil {
+		return message
+	}
+	if record, err := k.locations.Lister.Get(backup.Spec.StorageLocation); err == nil && record.Spec.Lock != nil {
+		message += "; " + record.KeptVersions()
+	}
+	return message
 }
 
 // lookUpTimeout is how long it may take to learn which claims exist.

@@ -4,6 +4,7 @@
 package v1alpha1
 
 import (
+	"fmt"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -78,4 +79,17 @@ func (l *StorageLocation) LockedUntil() *metav1.Time {
 		return nil
 	}
 	return l.Status.Lock.Until
+}
+
+// KeptVersions says what a lock means for a backup that is deleted from the location; empty without
+// one.
+func (l *StorageLocation) KeptVersions() string {
+	if l.Spec.Lock == nil {
+		return ""
+	}
+	text := fmt.Sprintf("its objects are locked for up to %d days more, so the bucket keeps their versions", l.Spec.Lock.Days)
+	if until := l.LockedUntil(); until != nil {
+		text += " until at least " + until.UTC().Format(time.RFC3339)
+	}
+	return text
 }

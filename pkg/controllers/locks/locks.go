@@ -1,0 +1,293 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package locks extends the locks of backups' objects in locations with spec.lock, and says until
+// when they are locked.
+//
+//   - A location is looked through daily, and at least four times in the days of its lock. An object
+//     that is locked for less than half of them is extended by all of them.
+//   - The objects are the folders of this cluster's own backups that are not being deleted, the
+//     store's id, and this cluster's wrapped keys. An expired backup that stays, as a held one or a
+//     namespace's last good one, is extended too.
+//   - The maintenance of a repository extends its blobs (package repository), at the same intervals.
+//     A late one is reported here.
+//   - A pass changes nothing but the ends of locks, and only to later ones. It may be killed
+//     anywhere, and repeated.
+//
+// The results are the condition Locked and status.lock of the location.
+package locks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/controllers/loop"
+	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
+	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
+	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/location"
+	"github.com/holdfast-io/holdfast/pkg/store"
+)
+
+const (
+	longestInterval = 24 * time.Hour
+	// lookInterval is how often the repositories' records are compared. It costs no request.
+	lookInterval = time.Hour
+	// soon is when a location is looked at again whose backups are not known yet.
+	soon                  = 10 * time.Second
+	firstRetry, lastRetry = time.Minute, time.Hour
+	workers               = 2
+)
+
+// Backups lists backups.
+type Backups interface {
+	List(ctx context.Context, options metav1.ListOptions) (*v1alpha1.BackupList, error)
+}
+
+// Config is what a Controller needs.
+type Config struct {
+	Namespace, ClusterUID string
+
+	Locations engineclient.StorageLocationsGetter
+	Backups   Backups
+	Secrets   location.Secrets
+	Clock     clock.WithTicker
+
+	LocationInformer   engineinformers.StorageLocationInformer
+	RepositoryInformer engineinformers.VolumeRepositoryInformer
+}
+
+type bucket interface {
+	store.Reader
+	io.Closer
+	CheckLock(ctx context.Context) error
+	ExtendLock(ctx context.Context, key string, least time.Duration) (time.Time, error)
+}
+
+// Controller extends locks.
+type Controller struct {
+	Config
+	locations    enginelisters.StorageLocationNamespaceLister
+	repositories enginelisters.VolumeRepositoryNamespaceLister
+	queue        *loop.Loop[string]
+	open         func(ctx context.Context, record *enginev1alpha1.StorageLocation) (bucket, error)
+	perSecond    float64
+}
+
+// New returns a Controller.
+func New(config Config) (*Controller, error) {
+	c := &Controller{
+		Config:       config,
+		locations:    config.LocationInformer.Lister().StorageLocations(config.Namespace),
+		repositories: config.RepositoryInformer.Lister().VolumeRepositories(config.Namespace),
+		queue: loop.New[string](loop.Config{
+			Controller: "locks", Workers: workers, FirstRetry: firstRetry, LastRetry: lastRetry, Clock: config.Clock,
+			Synced: config.RepositoryInformer.Informer().HasSynced,
+		}),
+		open: func(ctx context.Context, record *enginev1alpha1.StorageLocation) (bucket, error) {
+			return location.Open(ctx, config.Secrets, record)
+		},
+		perSecond: requestsPerSecond,
+	}
+	registerMetrics(c)
+	return c, c.queue.Watch(config.LocationInformer.Informer(), loop.OnChange(func(before, after *enginev1alpha1.StorageLocation) {
+		if after != nil && (before == nil || before.UID != after.UID || before.Closed() != after.Closed() ||
+			!equality.Semantic.DeepEqual(before.Spec, after.Spec)) {
+			c.queue.Soon(after.Name)
+		}
+	}))
+}
+
+// Run works until ctx ends, and returns when all work has stopped.
+func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.sync) }
+
+// intervalOf returns the time between two passes.
+func intervalOf(lock *enginev1alpha1.StorageLock) time.Duration {
+	return min(longestInterval, lock.Period()/4)
+}
+
+// sync extends a location's locks if that is due, and writes the result. An error causes another
+// attempt.
+func (c *Controller) sync(ctx context.Context, name string) error {
+	record, err := c.locations.Get(name)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil
+	case err != nil:
+		return err
+	case record.Spec.Lock == nil:
+		return c.write(ctx, record, nil, nil)
+	case isLoading(record):
+		c.queue.AddAfter(name, soon)
+		return nil
+	}
+	now := c.Clock.Now()
+	status := c.begin(record, now)
+	if due(record, status, now) {
+		until, err := c.extend(ctx, record)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			err = fmt.Errorf("extending the locks of storage location %s: %w", name, err)
+			return errors.Join(err, c.write(ctx, record, failed(err, status), status))
+		}
+		status.CheckedAt = &metav1.Time{Time: now}
+		if status.Until = nil; !until.IsZero() {
+			status.Until = &metav1.Time{Time: until}
+		}
+	}
+	condition, err := c.judge(record, status, now)
+	if err != nil {
+		return err
+	}
+	next := status.CheckedAt.Add(intervalOf(record.Spec.Lock)).Sub(now)
+	c.queue.AddAfter(name, max(soon, min(next, lookInterval)))
+	return c.write(ctx, record, condition, status)
+}
+
+// isLoading reports whether the API server has not listed the location's backups once.
+func isLoading(record *enginev1alpha1.StorageLocation) bool {
+	synced := meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionSynced)
+	return !record.Closed() && (synced == nil || synced.Reason == enginev1alpha1.ReasonLoading)
+}
+
+// begin returns a location's status, which starts anew with another lock.
+func (c *Controller) begin(record *enginev1alpha1.StorageLocation, now time.Time) *enginev1alpha1.StorageLockStatus {
+	if status := record.Status.Lock; status != nil && status.StorageLock == *record.Spec.Lock {
+		return status.DeepCopy()
+	}
+	return &enginev1alpha1.StorageLockStatus{StorageLock: *record.Spec.Lock, Since: metav1.NewTime(now)}
+}
+
+// due reports whether the objects are to be looked through: at first, regularly, and after a
+// failure. A clock that was set back makes it due, too.
+func due(record *enginev1alpha1.StorageLocation, status *enginev1alpha1.StorageLockStatus, now time.Time) bool {
+	condition := meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionLocked)
+	if condition == nil || status.CheckedAt == nil {
+		return true
+	}
+	switch condition.Reason {
+	case enginev1alpha1.ReasonLocked, enginev1alpha1.ReasonLockPending, enginev1alpha1.ReasonMaintenanceLate:
+		age := now.Sub(status.CheckedAt.Time)
+		return age < 0 || age >= intervalOf(record.Spec.Lock)
+	}
+	return true
+}
+
+// failed returns the condition after a pass with an error.
+func failed(err error, status *enginev1alpha1.StorageLockStatus) *metav1.Condition {
+	condition := &metav1.Condition{Status: metav1.ConditionFalse, Reason: enginev1alpha1.ReasonExtensionFailed, Message: err.Error()}
+	switch {
+	case errors.Is(err, store.ErrNoLock):
+		condition.Reason = enginev1alpha1.ReasonNoObjectLock
+	case errors.Is(err, store.ErrDenied):
+		condition.Reason = enginev1alpha1.ReasonAccessDenied
+	}
+	if status.Until != nil {
+		condition.Message += ". Objects are still locked until " + stamp(status.Until.Time) + " at least"
+	}
+	return condition
+}
+
+// judge compares the repositories of a location with its lock, and returns the condition after a
+// good pass. status.Until becomes the end of the first lock to end, of objects and blobs.
+func (c *Controller) judge(record *enginev1alpha1.StorageLocation, status *enginev1alpha1.StorageLockStatus, now time.Time) (*metav1.Condition, error) {
+	all, err := c.repositories.List(labels.Everything())
+	if err != nil {
+		return nil, err
+	}
+	period := status.Period()
+	var pending, late []string
+	for _, repository := range all {
+		if repository.Spec.BackupStorageLocation != record.Name {
+			continue
+		}
+		until := repository.Status.LockedUntil
+		switch {
+		case until != nil:
+		case repository.CreationTimestamp.Time.Before(status.Since.Time):
+			pending = append(pending, repository.Name)
+			continue
+		default: // all its blobs were written with a lock
+			until = &metav1.Time{Time: repository.CreationTimestamp.Add(period)}
+		}
+		if until.Time.Before(now.Add(period / 4)) {
+			late = append(late, fmt.Sprintf("%s, which is locked until %s", repository.Name, stamp(until.Time)))
+		}
+		if status.Until == nil || until.Before(status.Until) {
+			status.Until = until
+		}
+	}
+	slices.Sort(pending)
+	slices.Sort(late)
+	condition := &metav1.Condition{Status: metav1.ConditionFalse}
+	switch {
+	case len(late) > 0:
+		condition.Reason = enginev1alpha1.ReasonMaintenanceLate
+		condition.Message = fmt.Sprintf("the maintenance of %d repositories has not extended the locks of their data in time: %s. See the condition Maintained of the VolumeRepository", len(late), some(late))
+	case len(pending) > 0:
+		condition.Reason = enginev1alpha1.ReasonLockPending
+		condition.Message = fmt.Sprintf("%d repositories have data that is older than spec.lock: %s. Their next full maintenance locks it, within about a day", len(pending), some(pending))
+	case status.Until == nil:
+		condition.Status, condition.Reason = metav1.ConditionTrue, enginev1alpha1.ReasonLocked
+		condition.Message = "nothing is stored that needs a lock"
+	default:
+		condition.Status, condition.Reason = metav1.ConditionTrue, enginev1alpha1.ReasonLocked
+		condition.Message = fmt.Sprintf("objects are locked until at least %s (%s), and are extended while a backup needs them", stamp(status.Until.Time), status.Mode)
+	}
+	return condition, nil
+}
+
+// some names the first of several.
+func some(names []string) string {
+	const most = 3
+	text := strings.Join(names[:min(len(names), most)], "; ")
+	if more := len(names) - most; more > 0 {
+		text += fmt.Sprintf("; and %d more", more)
+	}
+	return text
+}
+
+func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+// write writes the condition and the status, if they differ. Both are nil without a lock.
+func (c *Controller) write(ctx context.Context, record *enginev1alpha1.StorageLocation, condition *metav1.Condition, status *enginev1alpha1.StorageLockStatus) error {
+	changed := record.DeepCopy()
+	changed.Status.Lock = status
+	if condition == nil {
+		meta.RemoveStatusCondition(&changed.Status.Conditions, enginev1alpha1.ConditionLocked)
+	} else {
+		condition.Type, condition.ObservedGeneration, condition.LastTransitionTime = enginev1alpha1.ConditionLocked, record.Generation, metav1.NewTime(c.Clock.Now())
+		meta.SetStatusCondition(&changed.Status.Conditions, *condition)
+	}
+	if equality.Semantic.DeepEqual(record.Status, changed.Status) {
+		return nil
+	}
+	_, err := c.Locations.StorageLocations(c.Namespace).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil
+	case err != nil:
+		return fmt.Errorf("writing until when StorageLocation %s is locked: %w", record.Name, err)
+	}
+	if condition != nil {
+		klog.FromContext(ctx).Info("Locks of a storage location", "storageLocation", record.Name, "locked", condition.Status, "reason", condition.Reason, "message", condition.Message)
+	}
+	return nil
+}
