@@ -432,6 +432,13 @@ func (d *doctor) checkLocation(s *reportPart, of *enginev1alpha1.StorageLocation
 		s.add(level, about, fmt.Sprintf("the lists may be old, %s: %s", condition.Reason, condition.Message), "Wait for the next poll, or ask for one.",
 			fmt.Sprintf("kubectl holdfast location check %s", of.Name))
 	}
+	if condition := conditionOf(of.Status.Conditions, enginev1alpha1.ConditionLocked); condition.Status == metav1.ConditionFalse && state.Status == metav1.ConditionTrue {
+		level := severe
+		if condition.Reason == enginev1alpha1.ReasonLockPending {
+			level = notable
+		}
+		s.add(level, about, fmt.Sprintf("not all objects are locked as spec.lock says, %s: %s", condition.Reason, condition.Message), "See docs/lock.md, and docs/runbooks.md, HoldfastLocksNotExtended.", describe)
+	}
 	slices.SortStableFunc(s.Findings, func(a, b finding) int {
 		return cmp.Or(cmp.Compare(a.About, b.About), cmp.Compare(a.Problem, b.Problem))
 	})

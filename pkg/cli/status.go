@@ -122,8 +122,15 @@ func locationsText(ctx context.Context, c *clients, wrong *[]string) string {
 	if err != nil {
 		return fmt.Sprintf("not known: %v", err) // a tenant may not list them
 	}
-	available := 0
-	for _, location := range locations.Items {
+	available, locks := 0, ""
+	for i := range locations.Items {
+		location := &locations.Items[i]
+		if until := location.LockedUntil(); until != nil {
+			locks += fmt.Sprintf("; %s is locked until at least %s", location.Name, at(until))
+		}
+		if locked := conditionOf(location.Status.Conditions, enginev1alpha1.ConditionLocked); locked.Status == metav1.ConditionFalse && locked.Reason != enginev1alpha1.ReasonLockPending {
+			*wrong = append(*wrong, fmt.Sprintf("not all objects of the storage location %s are locked, %s: %s", location.Name, locked.Reason, locked.Message))
+		}
 		condition := conditionOf(location.Status.Conditions, enginev1alpha1.ConditionAvailable)
 		if condition.Status == metav1.ConditionTrue {
 			available++
@@ -131,7 +138,7 @@ func locationsText(ctx context.Context, c *clients, wrong *[]string) string {
 		}
 		*wrong = append(*wrong, fmt.Sprintf("the storage location %s is not available, %s: %s", location.Name, cmp.Or(condition.Reason, "not checked yet"), cmp.Or(condition.Message, "see kubectl holdfast doctor")))
 	}
-	return fmt.Sprintf("%d of %d available", available, len(locations.Items))
+	return fmt.Sprintf("%d of %d available%s", available, len(locations.Items), locks)
 }
 
 func (t *tool) scheduleStatus(ctx context.Context, client holdfastclientset.Interface, namespace string, wrong *[]string) error {

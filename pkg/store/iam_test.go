@@ -82,6 +82,12 @@ func iamActions(r *http.Request) (actions []string, resource string) {
 		return one("ListBucketMultipartUploads"), resource
 	case key == "" && r.Method == http.MethodGet && query.Get("list-type") == "2":
 		return one("ListBucket"), resource
+	case key == "" && r.Method == http.MethodGet && query.Has("object-lock"):
+		return one("GetBucketObjectLockConfiguration"), resource
+	case key != "" && query.Has("retention") && r.Method == http.MethodGet:
+		return one("GetObjectRetention"), resource
+	case key != "" && query.Has("retention") && r.Method == http.MethodPut && r.Header.Get("x-amz-bypass-governance-retention") == "":
+		return one("PutObjectRetention"), resource
 	case key == "" || onlyKnown(query) != "":
 	case r.Method == http.MethodGet || r.Method == http.MethodHead:
 		return one("GetObject"), resource

@@ -1,0 +1,188 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package storetest
+
+import (
+	"encoding/xml"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Locks are the locks of the objects in a fake bucket with object lock: Wrap is for FakeS3. It is as
+// strict as Locked with each locked write. It keeps no versions: a removal and a write forget the
+// lock, as they leave the locked version behind.
+type Locks struct {
+	mu        sync.Mutex
+	of        map[string]ObjectLock // by key
+	announced map[string]ObjectLock // of uploads in parts
+	extended  int
+	// Skew is how far the store's clock is ahead.
+	Skew time.Duration
+}
+
+// ObjectLock is the lock of an object.
+type ObjectLock struct {
+	Mode  string
+	Until time.Time
+}
+
+// NewLocks returns no locks.
+func NewLocks() *Locks {
+	return &Locks{of: map[string]ObjectLock{}, announced: map[string]ObjectLock{}}
+}
+
+// All returns the locks of all objects, by key.
+func (l *Locks) All() map[string]ObjectLock {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return maps.Clone(l.of)
+}
+
+// Set replaces the lock of an object; the zero value removes it.
+func (l *Locks) Set(key string, lock ObjectLock) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if delete(l.of, key); lock.Mode != "" {
+		l.of[key] = lock
+	}
+}
+
+// Extended counts the extensions.
+func (l *Locks) Extended() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.extended
+}
+
+// Wrap locks the objects of a server.
+func (l *Locks) Wrap(next http.Handler) http.Handler {
+	strict := Locked(next)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Date", time.Now().Add(l.Skew).UTC().Format(http.TimeFormat))
+		_, key, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
+		query := r.URL.Query()
+		switch {
+		case query.Has("object-lock"):
+			answerXML(w, "<ObjectLockConfiguration><ObjectLockEnabled>Enabled</ObjectLockEnabled></ObjectLockConfiguration>")
+		case query.Has("retention"):
+			l.retention(w, r, next, key)
+		case key == "" || r.Method == http.MethodGet || r.Method == http.MethodHead || query.Has("partNumber"):
+			next.ServeHTTP(w, r)
+		default:
+			l.write(w, r, strict, key)
+		}
+	})
+}
+
+// write serves a request that changes an object, and keeps its lock if it succeeds.
+func (l *Locks) write(w http.ResponseWriter, r *http.Request, next http.Handler, key string) {
+	query := r.URL.Query()
+	lock := ObjectLock{Mode: r.Header.Get("x-amz-object-lock-mode")}
+	if lock.Mode != "" {
+		var err error
+		if lock.Until, err = time.Parse(time.RFC3339, r.Header.Get("x-amz-object-lock-retain-until-date")); err != nil {
+			refuse(w, "InvalidArgument", err.Error())
+			return
+		}
+	}
+	recorder := &statusRecorder{ResponseWriter: w}
+	next.ServeHTTP(recorder, r)
+	if recorder.status/100 != 2 {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case r.Method == http.MethodPost && query.Has("uploads"):
+		l.announced[key] = lock
+		return
+	case r.Method == http.MethodPost && query.Has("uploadId"):
+		lock = l.announced[key]
+	case query.Has("uploadId"):
+		return
+	}
+	if delete(l.of, key); lock.Mode != "" {
+		l.of[key] = lock
+	}
+}
+
+type retention struct {
+	XMLName         xml.Name `xml:"Retention"`
+	Mode            string
+	RetainUntilDate time.Time
+}
+
+// retention serves the lock of an object. It is never shortened, and its mode stays.
+func (l *Locks) retention(w http.ResponseWriter, r *http.Request, next http.Handler, key string) {
+	head := r.Clone(r.Context())
+	head.Method, head.URL.RawQuery, head.Body = http.MethodHead, "", http.NoBody
+	found := &statusRecorder{ResponseWriter: discard{http.Header{}}}
+	if next.ServeHTTP(found, head); found.status != http.StatusOK {
+		w.WriteHeader(http.StatusNotFound)
+		fmt.Fprint(w, "<Error><Code>NoSuchKey</Code></Error>")
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	lock, has := l.of[key]
+	if r.Method == http.MethodGet {
+		if !has {
+			w.WriteHeader(http.StatusNotFound)
+			fmt.Fprint(w, "<Error><Code>NoSuchObjectLockConfiguration</Code></Error>")
+			return
+		}
+		answerXML(w, fmt.Sprintf("<Retention><Mode>%s</Mode><RetainUntilDate>%s</RetainUntilDate></Retention>", lock.Mode, lock.Until.UTC().Format(time.RFC3339)))
+		return
+	}
+	var asked retention
+	if err := xml.NewDecoder(r.Body).Decode(&asked); err != nil {
+		refuse(w, "MalformedXML", err.Error())
+		return
+	}
+	if has && (asked.Mode != lock.Mode || asked.RetainUntilDate.Before(lock.Until)) {
+		w.WriteHeader(http.StatusForbidden)
+		fmt.Fprint(w, "<Error><Code>AccessDenied</Code></Error>")
+		return
+	}
+	l.of[key] = ObjectLock{Mode: asked.Mode, Until: asked.RetainUntilDate}
+	l.extended++
+}
+
+func answerXML(w http.ResponseWriter, text string) {
+	w.Header().Set("Content-Type", "application/xml")
+	_, _ = io.WriteString(w, text)
+}
+
+type statusRecorder struct {
+	http.ResponseWriter
+	status int
+}
+
+func (s *statusRecorder) WriteHeader(status int) {
+	if s.status == 0 {
+		s.status = status
+	}
+	s.ResponseWriter.WriteHeader(status)
+}
+
+func (s *statusRecorder) Write(p []byte) (int, error) {
+	if s.status == 0 {
+		s.status = http.StatusOK
+	}
+	return s.ResponseWriter.Write(p)
+}
+
+// discard takes an answer that is not sent.
+type discard struct{ header http.Header }
+
+func (d discard) Header() http.Header { return d.header }
+
+func (discard) Write(p []byte) (int, error) { return len(p), nil }
+
+func (discard) WriteHeader(int) {}
