@@ -37,7 +37,7 @@ var expositions = []string{"../../pkg/controllers/backupqueue/metrics_test.go", 
 	"../../pkg/controllers/repository/keybackup_test.go",
 	"../../pkg/catalog/refresh/metrics_test.go", "../../pkg/controllers/storagelocation/identify_test.go",
 	"../../pkg/apiserver/metrics_test.go", "../../pkg/controllers/backuprun/metrics_test.go", "../../pkg/controllers/restorerun/metrics_test.go",
-	"../../pkg/lease/metrics_test.go", "../../pkg/registry/protection/metrics_test.go",
+	"../../pkg/lease/metrics_test.go", "../../pkg/controllers/locks/locks_test.go", "../../pkg/registry/protection/metrics_test.go",
 	"../../pkg/controllers/noderestriction/noderestriction_test.go", "testdata/kube-apiserver.txt"}
 
 // scrape is what a target serves, minute by minute, in the notation of promtool. Keys
@@ -267,6 +267,13 @@ func TestAlerts(t *testing.T) {
 		},
 		"a store does not answer for a moment": {
 			targets: []scrape{{"slots": always(2), "holdfast_locations_stopped/Unreachable": "0x9 1x10 0x19"}},
+		},
+		"locks are not extended": {
+			targets: []scrape{{"slots": always(2), "holdfast_locks_failed_seconds/ExtensionFailed": "0x9 30000x30"}},
+			fires:   map[string]string{"HoldfastLocksNotExtended": "15-40"},
+		},
+		"locks wait for the first maintenance": {
+			targets: []scrape{{"slots": always(2), "holdfast_locks_failed_seconds/Pending": "0x9 30000x30"}},
 		},
 		"kube-apiserver does not reach the API server": {
 			targets: []scrape{{"slots": always(2), "aggregator_unavailable_apiservice": "0x9 1x30"}},

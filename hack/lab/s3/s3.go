@@ -64,7 +64,9 @@ func Up(ctx context.Context, dir workdir.Dir) (Server, error) {
 	// Metadata beside the objects, not in extended attributes: not every file
 	// system of a build machine has those.
 	metadata := dir.Path("s3", "metadata")
-	for _, d := range []string{buckets(dir), metadata} {
+	// A bucket has versions only if a client puts versioning or object lock on.
+	versions := dir.Path("s3", "versions")
+	for _, d := range []string{buckets(dir), metadata, versions} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
 			return Server{}, err
 		}
@@ -76,7 +78,7 @@ func Up(ctx context.Context, dir workdir.Dir) (Server, error) {
 	p, err = process.Start(dir.Run(), process.Spec{
 		Name: name,
 		Path: filepath.Join(state.Bin, program),
-		Args: []string{"--port", address, "--quiet", "posix", "--sidecar", metadata, buckets(dir)},
+		Args: []string{"--port", address, "--quiet", "posix", "--sidecar", metadata, "--versioning-dir", versions, buckets(dir)},
 		// Not as arguments, which every user of the machine can read.
 		Env: []string{"ROOT_ACCESS_KEY=" + access, "ROOT_SECRET_KEY=" + secret},
 		Log: dir.Log(name),

@@ -17,8 +17,8 @@ import (
 )
 
 var (
-	failedLocks = metrics.NewDesc("holdfast_locks_failed",
-		"Storage locations with spec.lock whose objects are not all locked as it says, by why.", []string{"reason"}, nil, metrics.ALPHA, "")
+	failedFor = metrics.NewDesc("holdfast_locks_failed_seconds",
+		"For how long not all objects of a storage location are locked as spec.lock says, by why: the longest of all locations, or 0.", []string{"reason"}, nil, metrics.ALPHA, "")
 	// reasons are all shown reasons, so that ended ones are zero.
 	reasons = []string{enginev1alpha1.ReasonNoObjectLock, enginev1alpha1.ReasonAccessDenied, enginev1alpha1.ReasonExtensionFailed, enginev1alpha1.ReasonMaintenanceLate, enginev1alpha1.ReasonLockPending}
 
@@ -36,20 +36,21 @@ type collector struct {
 	controller atomic.Pointer[Controller]
 }
 
-func (*collector) DescribeWithStability(descs chan<- *metrics.Desc) { descs <- failedLocks }
+func (*collector) DescribeWithStability(descs chan<- *metrics.Desc) { descs <- failedFor }
 
 func (s *collector) CollectWithStability(found chan<- metrics.Metric) {
-	all, err := s.controller.Load().locations.List(labels.Everything())
+	c := s.controller.Load()
+	all, err := c.locations.List(labels.Everything())
 	if err != nil {
 		return
 	}
-	counts := map[string]int{}
+	longest := map[string]float64{}
 	for _, record := range all {
 		if locked := meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionLocked); locked != nil && locked.Status == metav1.ConditionFalse {
-			counts[locked.Reason]++
+			longest[locked.Reason] = max(longest[locked.Reason], c.Clock.Since(locked.LastTransitionTime.Time).Seconds())
 		}
 	}
 	for _, reason := range reasons {
-		found <- metrics.NewLazyConstMetric(failedLocks, metrics.GaugeValue, float64(counts[reason]), reason)
+		found <- metrics.NewLazyConstMetric(failedFor, metrics.GaugeValue, longest[reason], reason)
 	}
 }
