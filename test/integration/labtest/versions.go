@@ -1,0 +1,107 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package labtest
+
+import (
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/credentials"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/smithy-go"
+)
+
+// Versions is a bucket with object lock, as a client with the server's keys sees it.
+type Versions struct {
+	client *s3.Client
+	bucket string
+}
+
+// Version is a version of an object.
+type Version struct{ Key, ID string }
+
+// LockedBucket makes a bucket with object lock.
+func (s S3) LockedBucket(t *testing.T, bucket string) *Versions {
+	t.Helper()
+	v := &Versions{bucket: bucket, client: s3.New(s3.Options{
+		Region: "us-east-1", BaseEndpoint: aws.String(s.Endpoint), UsePathStyle: true,
+		Credentials: credentials.NewStaticCredentialsProvider(s.AccessKeyID, s.SecretAccessKey, ""),
+	})}
+	if _, err := v.client.CreateBucket(t.Context(), &s3.CreateBucketInput{Bucket: aws.String(bucket), ObjectLockEnabledForBucket: aws.Bool(true)}); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// All reads all versions that there are, and returns which one each key has now.
+func (v *Versions) All(t *testing.T) (contents map[Version]string, current map[string]Version) {
+	t.Helper()
+	contents, current = map[Version]string{}, map[string]Version{}
+	pages := s3.NewListObjectVersionsPaginator(v.client, &s3.ListObjectVersionsInput{Bucket: aws.String(v.bucket)})
+	for pages.HasMorePages() {
+		page, err := pages.NextPage(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, listed := range page.Versions {
+			one := Version{aws.ToString(listed.Key), aws.ToString(listed.VersionId)}
+			found, err := v.client.GetObject(t.Context(), &s3.GetObjectInput{Bucket: aws.String(v.bucket), Key: listed.Key, VersionId: listed.VersionId})
+			if missing := (smithy.APIError)(nil); errors.As(err, &missing) && missing.ErrorCode() == "NoSuchVersion" {
+				continue // removed meanwhile
+			}
+			if err != nil {
+				t.Fatalf("reading %v: %v", one, err)
+			}
+			content, err := io.ReadAll(found.Body)
+			if err := errors.Join(err, found.Body.Close()); err != nil {
+				t.Fatal(err)
+			}
+			contents[one] = string(content)
+			if aws.ToBool(listed.IsLatest) {
+				current[one.Key] = one
+			}
+		}
+	}
+	return contents, current
+}
+
+// LockedUntil returns when the lock of a version ends; zero without one.
+func (v *Versions) LockedUntil(t *testing.T, of Version) time.Time {
+	t.Helper()
+	found, err := v.client.GetObjectRetention(t.Context(), &s3.GetObjectRetentionInput{Bucket: aws.String(v.bucket), Key: aws.String(of.Key), VersionId: aws.String(of.ID)})
+	if none := (smithy.APIError)(nil); errors.As(err, &none) && none.ErrorCode() == "NoSuchObjectLockConfiguration" {
+		return time.Time{}
+	}
+	if err != nil {
+		t.Fatalf("the lock of %v: %v", of, err)
+	}
+	return aws.ToTime(found.Retention.RetainUntilDate)
+}
+
+// Hide deletes an object: its versions stay.
+func (v *Versions) Hide(t *testing.T, key string) {
+	t.Helper()
+	if _, err := v.client.DeleteObject(t.Context(), &s3.DeleteObjectInput{Bucket: aws.String(v.bucket), Key: aws.String(key)}); err != nil {
+		t.Fatalf("deleting %s: %v", key, err)
+	}
+}
+
+// Put writes an object: the versions before it stay.
+func (v *Versions) Put(t *testing.T, key, content string) {
+	t.Helper()
+	if _, err := v.client.PutObject(t.Context(), &s3.PutObjectInput{Bucket: aws.String(v.bucket), Key: aws.String(key), Body: strings.NewReader(content)}); err != nil {
+		t.Fatalf("writing %s: %v", key, err)
+	}
+}
+
+// TryRemove tries to remove a version for good.
+func (v *Versions) TryRemove(t *testing.T, of Version) error {
+	t.Helper()
+	_, err := v.client.DeleteObject(t.Context(), &s3.DeleteObjectInput{Bucket: aws.String(v.bucket), Key: aws.String(of.Key), VersionId: aws.String(of.ID)})
+	return err
+}
