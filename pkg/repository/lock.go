@@ -20,7 +20,7 @@ import (
 
 // A location's lock is Kopia's retention. With one, Kopia writes its packs, its indexes and
 // kopia.repository with a retention, and each full maintenance extends all of them. Other blobs have
-// none: the session logs, the epoch markers' removal and the maintenance's schedule need no lock.
+// none: logs, and what each maintenance rewrites.
 //
 // Kopia keeps the retention in a second blob, kopia.blobcfg, which the repository's key encrypts.
 // Holdfast stores none. It answers Kopia's read of that blob by the location's lock, for three
@@ -81,6 +81,8 @@ func (s *storage) ExtendBlobRetention(ctx context.Context, id blob.ID, opts blob
 			return nil
 		case err == nil:
 			s.lockedUntil.add(until)
+		default:
+			s.unextended.CompareAndSwap(nil, &err)
 		}
 		return err
 	})
@@ -91,6 +93,7 @@ func (s *storage) ExtendBlobRetention(ctx context.Context, id blob.ID, opts blob
 // there is nothing that Kopia would extend.
 func (r *Repository) extendLocks(ctx context.Context, w repo.DirectRepositoryWriter) error {
 	r.storage.lockedUntil.clear()
+	r.storage.unextended.Store(nil)
 	if r.storage.locks == nil {
 		return nil
 	}

@@ -94,6 +94,9 @@ func (r *Repository) Maintain(ctx context.Context) (Maintenance, error) {
 		}
 		return snapshotmaintenance.Run(ctx, w, mode, false, maintenance.SafetyFull)
 	})
+	if unextended := r.storage.unextended.Load(); err != nil && unextended != nil {
+		err = errors.Join(err, *unextended)
+	}
 	var notOwned maintenance.NotOwnedError
 	switch {
 	case ctx.Err() != nil:

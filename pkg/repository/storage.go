@@ -77,6 +77,8 @@ type storage struct {
 	locks []byte
 	// lockedUntil is the earliest end of a lock that the last maintenance found or extended.
 	lockedUntil earliest
+	// unextended is why the last maintenance could not extend a lock. Kopia only counts these.
+	unextended atomic.Pointer[error]
 	// uncached is true while reads must come from the store.
 	uncached atomic.Bool
 	answered atomic.Bool

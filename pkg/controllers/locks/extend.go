@@ -55,7 +55,7 @@ func (c *Controller) extend(ctx context.Context, record *enginev1alpha1.StorageL
 	if err != nil {
 		return time.Time{}, fmt.Errorf("list the backups: %w", err)
 	}
-	e := &extension{store: target, least: record.Spec.Lock.Period() / 2, limiter: flowcontrol.NewTokenBucketRateLimiter(float32(c.perSecond), requestsPerSecond)}
+	e := &extension{store: target, least: record.Spec.Lock.Period() / 2, limiter: flowcontrol.NewTokenBucketRateLimiter(requestsPerSecond, requestsPerSecond)}
 	err = e.one(ctx, format.StoreIdentityKey)
 	if err == nil {
 		err = e.folder(ctx, format.WrappedKeysPrefix+c.ClusterUID+"/")

@@ -86,7 +86,6 @@ type Controller struct {
 	repositories enginelisters.VolumeRepositoryNamespaceLister
 	queue        *loop.Loop[string]
 	open         func(ctx context.Context, record *enginev1alpha1.StorageLocation) (bucket, error)
-	perSecond    float64
 }
 
 // New returns a Controller.
@@ -102,7 +101,6 @@ func New(config Config) (*Controller, error) {
 		open: func(ctx context.Context, record *enginev1alpha1.StorageLocation) (bucket, error) {
 			return location.Open(ctx, config.Secrets, record)
 		},
-		perSecond: requestsPerSecond,
 	}
 	registerMetrics(c)
 	return c, c.queue.Watch(config.LocationInformer.Informer(), loop.OnChange(func(before, after *enginev1alpha1.StorageLocation) {
