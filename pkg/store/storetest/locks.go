@@ -72,8 +72,10 @@ func (l *Locks) Wrap(next http.Handler) http.Handler {
 			answerXML(w, "<ObjectLockConfiguration><ObjectLockEnabled>Enabled</ObjectLockEnabled></ObjectLockConfiguration>")
 		case query.Has("retention"):
 			l.retention(w, r, next, key)
-		case key == "" || r.Method == http.MethodGet || r.Method == http.MethodHead || query.Has("partNumber"):
+		case key == "" || r.Method == http.MethodGet || r.Method == http.MethodHead:
 			next.ServeHTTP(w, r)
+		case query.Has("partNumber"):
+			strict.ServeHTTP(w, r)
 		default:
 			l.write(w, r, strict, key)
 		}
