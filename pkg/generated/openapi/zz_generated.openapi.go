@@ -61,6 +61,8 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageLocationList":    schema_pkg_apis_engine_v1alpha1_StorageLocationList(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageLocationSpec":    schema_pkg_apis_engine_v1alpha1_StorageLocationSpec(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageLocationStatus":  schema_pkg_apis_engine_v1alpha1_StorageLocationStatus(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageLock":            schema_pkg_apis_engine_v1alpha1_StorageLock(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageLockStatus":      schema_pkg_apis_engine_v1alpha1_StorageLockStatus(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StoredBackup":           schema_pkg_apis_engine_v1alpha1_StoredBackup(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.TrustedCluster":         schema_pkg_apis_engine_v1alpha1_TrustedCluster(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.UnsettledTimes":         schema_pkg_apis_engine_v1alpha1_UnsettledTimes(ref),
@@ -2733,6 +2735,12 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationSpec(ref common.ReferenceCal
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageEncryption"),
 						},
 					},
+					"lock": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Lock of the objects of backups, in a bucket with object lock: none can be removed or replaced for a number of days, which are extended while a backup needs it. A change, or a removal of this field, is for what is written or extended from then on.",
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageLock"),
+						},
+					},
 					"pollInterval": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Interval of listings of this store for other writers' backups, instead of the API server's --backupstore-poll-interval. 0s is never. This cluster's backups, and syncrequests, are seen in any case.",
@@ -2750,7 +2758,7 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationSpec(ref common.ReferenceCal
 			},
 		},
 		Dependencies: []string{
-			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.AllowedNamespaces", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.AzureLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.FilesystemLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.GCSLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.LonghornLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.S3Location", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageEncryption", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.TrustedCluster", v1.Duration{}.OpenAPIModelName()},
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.AllowedNamespaces", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.Ask", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.AzureLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.FilesystemLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.GCSLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.LonghornLocation", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.S3Location", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageEncryption", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageLock", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.TrustedCluster", v1.Duration{}.OpenAPIModelName()},
 	}
 }
 
@@ -2771,7 +2779,7 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationStatus(ref common.ReferenceC
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Conditions: Available, Synced, BackupsMissing. MetadataReplaced, once another writer has replaced a backup's metadata. ClonedCluster, once another cluster with this one's uid may have written to the store. ExpiryFrozen, once expiry has stopped since too many had expired at once, or the clock differed from the store's. Probed, once a SyncRequest has asked for it.",
+							Description: "Conditions: Available, Synced, BackupsMissing. MetadataReplaced, once another writer has replaced a backup's metadata. ClonedCluster, once another cluster with this one's uid may have written to the store. ExpiryFrozen, once expiry has stopped since too many had expired at once, or the clock differed from the store's. Probed, once a SyncRequest has asked for it. Locked, with a lock.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -2795,11 +2803,97 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationStatus(ref common.ReferenceC
 							Format:      "",
 						},
 					},
+					"lock": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Until when objects are locked. Missing without a lock.",
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageLockStatus"),
+						},
+					},
 				},
 			},
 		},
 		Dependencies: []string{
-			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.CatalogueStatus", v1.Condition{}.OpenAPIModelName()},
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.CatalogueStatus", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.StorageLockStatus", v1.Condition{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_StorageLock(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "StorageLock says how long objects are locked in a bucket.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"mode": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Mode of the lock: governance, which accounts with a special right can override, or compliance, which nobody can. An object keeps the mode that it was written with.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"days": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Days that an object is locked from its writing, or from the last extension. Extensions go on while a backup needs the object. A smaller number shortens no lock that an object has.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+				Required: []string{"mode", "days"},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_engine_v1alpha1_StorageLockStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "StorageLockStatus says until when a location's objects are locked.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"mode": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Mode of the lock: governance, which accounts with a special right can override, or compliance, which nobody can. An object keeps the mode that it was written with.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"days": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Days that an object is locked from its writing, or from the last extension. Extensions go on while a backup needs the object. A smaller number shortens no lock that an object has.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"since": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When the location got this lock.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"until": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Objects of the location's backups are locked until then at least. Missing until all were extended once.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"checkedAt": {
+						SchemaProps: spec.SchemaProps{
+							Description: "When all locks were last found long enough, or extended.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"mode", "days", "since"},
+			},
+		},
+		Dependencies: []string{
+			v1.Time{}.OpenAPIModelName()},
 	}
 }
 
@@ -3287,6 +3381,12 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRepositoryStatus(ref common.Reference
 						SchemaProps: spec.SchemaProps{
 							Description: "The data that the store has lost, as of the last check. Missing if it has lost none.",
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.RepositoryDamage"),
+						},
+					},
+					"lockedUntil": {
+						SchemaProps: spec.SchemaProps{
+							Description: "All blobs are locked until then at least, as of the last full maintenance, which extends their locks. Missing without a lock of the location.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
 					"keyFingerprint": {
