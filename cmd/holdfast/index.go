@@ -61,7 +61,7 @@ func (i *indexes) relocate() {
 	}
 	var locations []publish.Location
 	for _, record := range records {
-		if record.Spec.IsLonghorn() || record.Cloned() {
+		if !record.Spec.IsWritten() || record.Cloned() {
 			continue // it is not written to
 		}
 		settings, err := location.Settings(record)

@@ -91,7 +91,7 @@ func CheckClock(ctx context.Context, secrets Secrets, location *enginev1alpha1.S
 func Defaults(locations []*enginev1alpha1.StorageLocation) []string {
 	var names []string
 	for _, location := range locations {
-		if location.Spec.Default && !location.Spec.IsLonghorn() {
+		if location.Spec.Default && location.Spec.IsWritten() {
 			names = append(names, location.Name)
 		}
 	}

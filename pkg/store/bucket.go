@@ -112,6 +112,9 @@ func OpenFollowing(ctx context.Context, location *enginev1alpha1.StorageLocation
 		if err != nil {
 			return nil, err
 		}
+		if at := location.AsOf(); at != nil {
+			return &Bucket{backend: newAsOf(bucket, at.Time), prefix: prefix}, nil
+		}
 		return &Bucket{backend: bucket, prefix: prefix}, nil
 	case location.Provider == enginev1alpha1.StorageProviderGCS && location.GCS != nil:
 		bucket, err := openGCS(ctx, location.GCS, secret, again)

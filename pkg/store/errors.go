@@ -107,6 +107,12 @@ func classify(err error) (reason string, kind error) {
 			return plain.Error(), nil
 		}
 	}
+	if past, ok := errors.AsType[*asOfError](err); ok {
+		return past.Error(), ErrAsOf
+	}
+	if errors.Is(err, ErrNotFound) {
+		return ErrNotFound.Error(), ErrNotFound
+	}
 	if foreign, ok := errors.AsType[*foreignAnswer](err); ok {
 		return foreign.Error(), ErrUnavailable
 	}

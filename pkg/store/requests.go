@@ -35,7 +35,8 @@ func tellRequests(stack *middleware.Stack) error {
 		func(ctx context.Context, in middleware.FinalizeInput, next middleware.FinalizeHandler) (middleware.FinalizeOutput, middleware.Metadata, error) {
 			out, metadata, err := next.HandleFinalize(ctx, in)
 			operation := RequestOther
-			if awsmiddleware.GetOperationName(ctx) == "ListObjectsV2" {
+			switch awsmiddleware.GetOperationName(ctx) {
+			case "ListObjectsV2", "ListObjectVersions":
 				operation = RequestList
 			}
 			requested(ctx, operation, explain(operation, "", err))

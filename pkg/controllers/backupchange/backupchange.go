@@ -290,6 +290,13 @@ type refusal string
 
 func (r refusal) Error() string { return string(r) }
 
+// asOf is the name of a storage location that shows an earlier time, so that it takes no change.
+type asOf string
+
+func (a asOf) Error() string {
+	return fmt.Sprintf("the storage location %q shows its bucket as of an earlier time, and nothing is written to it: name the backup in the location without spec.s3.asOf", string(a))
+}
+
 // noLocation says that there is no storage location of this name.
 type noLocation string
 
@@ -308,6 +315,8 @@ func (w *work) bucket(ctx context.Context, name string) (bucket, error) {
 		return nil, noLocation(name)
 	case err != nil:
 		return nil, err
+	case record.Spec.AsOf() != nil:
+		return nil, asOf(name)
 	case record.Closed():
 		return nil, fmt.Errorf("the storage location %q is not available: %s", name, record.WhyClosed())
 	}

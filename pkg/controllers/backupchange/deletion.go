@@ -157,6 +157,9 @@ func (w *work) deleteFrom(ctx context.Context, target *enginev1alpha1.BackupChan
 	if missing, isMissing := errors.AsType[noLocation](err); isMissing {
 		return missing.Error(), nil
 	}
+	if past, isPast := errors.AsType[asOf](err); isPast {
+		return past.Error(), nil
+	}
 	if err != nil {
 		return "", err
 	}

@@ -170,8 +170,11 @@ func (c *Controller) look(ctx context.Context) (time.Duration, error) {
 	doubtful := inDoubt(warnings, locations)
 	known := map[string]*enginev1alpha1.StorageLocation{}
 	for _, location := range locations {
-		known[location.Name] = location
+		if location.Spec.AsOf() == nil { // nothing is deleted there, and its backups are no copies
+			known[location.Name] = location
+		}
 	}
+	listed = slices.DeleteFunc(listed, func(b backup) bool { return isAsOf(locations, b.location) })
 	certain := slices.DeleteFunc(slices.Clone(listed), func(b backup) bool { return known[b.location] == nil || doubtful(b.location) })
 	last := map[types.UID]string{}
 	if c.KeepLast {
@@ -325,6 +328,13 @@ func (c *Controller) list(ctx context.Context) (listed []backup, warnings []stri
 
 // cut reports whether the API server may have truncated the warnings, which it does beyond 4,096
 // characters.
+// isAsOf reports whether a location shows an earlier time.
+func isAsOf(locations []*enginev1alpha1.StorageLocation, name string) bool {
+	return slices.ContainsFunc(locations, func(location *enginev1alpha1.StorageLocation) bool {
+		return location.Name == name && location.Spec.AsOf() != nil
+	})
+}
+
 func cut(warnings []string) bool {
 	length := 0
 	for _, warning := range warnings {

@@ -109,6 +109,9 @@ func List(ctx context.Context, config Config, record *enginev1alpha1.StorageLoca
 	if record.Spec.IsLonghorn() {
 		return fmt.Errorf("the storage location %s is Longhorn's, so nothing in it is ever removed", record.Name)
 	}
+	if record.Spec.AsOf() != nil {
+		return fmt.Errorf("the storage location %s shows the bucket as of an earlier time, so nothing in it is ever removed: name the location without spec.s3.asOf", record.Name)
+	}
 	config.Clock = clock.RealClock{}
 	return with(config, report).tidy(ctx, record)
 }
@@ -147,7 +150,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 		return nil
 	case err != nil:
 		return err
-	case record.Spec.IsLonghorn():
+	case !record.Spec.IsWritten():
 		return nil
 	case !record.Closed():
 		if err := c.tidy(ctx, record); err != nil {

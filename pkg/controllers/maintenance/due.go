@@ -23,17 +23,20 @@ import (
 
 func (c *Controller) canBeMaintained(record *enginev1alpha1.VolumeRepository) bool {
 	stored, err := c.locations.Get(record.Spec.BackupStorageLocation)
-	return err == nil && !stored.Closed() && ready(record) && record.DeletionTimestamp == nil
+	return err == nil && stored.Spec.AsOf() == nil && !stored.Closed() && ready(record) && record.DeletionTimestamp == nil
 }
 
 // wait records what a due repository waits for, after another period of waiting, or a minute on
 // request. Short waits and restarts cause no writes.
 func (c *Controller) wait(ctx context.Context, record *enginev1alpha1.VolumeRepository) error {
-	if record.DeletionTimestamp != nil {
+	stored, err := c.locations.Get(record.Spec.BackupStorageLocation)
+	asOf := err == nil && stored.Spec.AsOf() != nil
+	_, requested := record.RequestedJob()
+	if record.DeletionTimestamp != nil || asOf && !requested {
 		return nil
 	}
 	since, patience := c.due(record), max(c.frequency(record), leastPatience)
-	if _, requested := record.RequestedJob(); requested {
+	if requested {
 		since, patience = record.Spec.MaintenanceRequest.Timestamp.Time, lookInterval
 	}
 	if since.Before(c.began) {
@@ -51,7 +54,7 @@ func (c *Controller) wait(ctx context.Context, record *enginev1alpha1.VolumeRepo
 	}) {
 		return nil
 	}
-	_, err := c.Repositories.VolumeRepositories(c.Namespace).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
+	_, err = c.Repositories.VolumeRepositories(c.Namespace).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("writing what the maintenance of VolumeRepository %s waits for: %w", record.Name, err)
 	}
@@ -63,6 +66,8 @@ func (c *Controller) waitsFor(record *enginev1alpha1.VolumeRepository) string {
 	switch {
 	case c.Limit == 0:
 		return "It is due, but --concurrent-maintenance-jobs of the controller is 0, so that none is maintained"
+	case err == nil && stored.Spec.AsOf() != nil:
+		return "It is never maintained: its storage location shows the bucket as of an earlier time, and nothing is written to it"
 	case err != nil || stored.Closed():
 		return "It is due, and waits until its storage location is available"
 	case !ready(record):

@@ -53,7 +53,7 @@ func (c *Controller) backUpKey(ctx context.Context, name string) error {
 // attempt.
 func (c *Controller) lookAtKey(ctx context.Context, record *enginev1alpha1.VolumeRepository) (*keyState, error) {
 	stored, err := c.locations.Get(record.Spec.BackupStorageLocation)
-	if err != nil || stored.Unavailable() {
+	if err != nil || stored.Unavailable() || stored.Spec.AsOf() != nil { // nothing new gets the key
 		return nil, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)

@@ -44,6 +44,9 @@ func (c *Controller) prepare(ctx context.Context, record *enginev1alpha1.VolumeR
 		return notReady(enginev1alpha1.ReasonUnreachable, err.Error()), err
 	}
 
+	if stored.Spec.AsOf() != nil {
+		return c.prepareAsOf(ctx, record, stored, where)
+	}
 	err = notGone(ctx, record, where)
 	var key repository.Key
 	if err == nil {

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
@@ -54,6 +55,21 @@ func (c *Controller) identify(ctx context.Context, bucket *store.Bucket, record 
 		return "", &noWritesError{err}
 	}
 	return id, err
+}
+
+// identifyAsOf returns the id that a store had at the instant that the location shows.
+func identifyAsOf(ctx context.Context, bucket *store.Bucket, record *enginev1alpha1.StorageLocation) (string, error) {
+	found, err := bucket.Identity(ctx)
+	switch {
+	case errors.Is(err, store.ErrNotFound):
+		return "", fmt.Errorf("%w: as of %s it has no id, so Holdfast had not used it yet: make a location with a later spec.s3.asOf, or with the right spec.prefix",
+			store.ErrOther, record.Spec.AsOf().UTC().Format(time.RFC3339))
+	case err != nil:
+		return "", err
+	case record.Status.StoreID != "" && found != record.Status.StoreID:
+		return "", other(record, fmt.Sprintf("has had the store with the id %s until now", record.Status.StoreID), found)
+	}
+	return found, nil
 }
 
 // lostAll reports whether a store without an id has lost all its backups.

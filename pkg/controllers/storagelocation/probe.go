@@ -93,6 +93,8 @@ func (c *Controller) tryOut(ctx context.Context, record *enginev1alpha1.StorageL
 	switch {
 	case record.Spec.IsLonghorn():
 		return read(metav1.ConditionTrue, "it is Longhorn's")
+	case record.Spec.AsOf() != nil:
+		return read(metav1.ConditionTrue, "it is shown as of an earlier time")
 	case record.Cloned():
 		return read(metav1.ConditionUnknown, "another cluster with this one's uid may write to it")
 	case !lease.Holds(ctx):

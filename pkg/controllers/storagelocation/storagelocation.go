@@ -265,7 +265,12 @@ func (c *Controller) ask(ctx context.Context, record *enginev1alpha1.StorageLoca
 		return unavailable(err, enginev1alpha1.ReasonUnreachable), known, nil
 	}
 	message := "the store answers"
-	if !record.Spec.IsLonghorn() {
+	if at := record.Spec.AsOf(); at != nil {
+		if storeID, err = identifyAsOf(ctx, bucket, record); err != nil {
+			return unavailable(err, enginev1alpha1.ReasonUnreachable), known, nil
+		}
+		message = fmt.Sprintf("the store answers; it is shown as of %s, and nothing is written to it", at.UTC().Format(time.RFC3339))
+	} else if !record.Spec.IsLonghorn() {
 		storeID, err = c.identify(ctx, bucket, record)
 		if refused, ok := errors.AsType[*noWritesError](err); ok {
 			message += "; " + refused.Error()
@@ -301,6 +306,8 @@ func unavailable(err error, reason string) metav1.Condition {
 		reason = enginev1alpha1.ReasonClockSkew
 	case errors.Is(err, store.ErrDenied):
 		reason = enginev1alpha1.ReasonAccessDenied
+	case errors.Is(err, store.ErrAsOf):
+		return metav1.Condition{Type: enginev1alpha1.ConditionAvailable, Status: metav1.ConditionFalse, Reason: enginev1alpha1.ReasonInvalid, Message: store.Reason(err)}
 	case errors.Is(err, store.ErrUnavailable):
 		reason = enginev1alpha1.ReasonUnreachable // a folder is opened for the check
 	}

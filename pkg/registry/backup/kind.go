@@ -162,6 +162,8 @@ func (k *kind) faults(ctx context.Context, backup *v1alpha1.Backup) (field.Error
 		return nil, fmt.Errorf("find the storage location %q: %w", name, err)
 	case location.Spec.IsLonghorn():
 		errs = append(errs, field.Invalid(at, name, "Longhorn writes this store, and Holdfast makes no backups there: name a storage location of the format holdfast"))
+	case location.Spec.AsOf() != nil:
+		errs = append(errs, field.Invalid(at, name, fmt.Sprintf("it shows its bucket as of %s, and nothing is written there: name a storage location without spec.s3.asOf", location.Spec.AsOf().UTC().Format(time.RFC3339))))
 	}
 	return errs, nil
 }

@@ -57,6 +57,10 @@ func (k *kind) remove(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, as
 	if preconditions != nil && run != nil && k.Object(run).UID != backup.UID {
 		return nil, "", conflict(backup.Name, "it was replaced by another one meanwhile, with the uid %s", k.Object(run).UID)
 	}
+	if where, err := k.locations.Lister.Get(backup.Spec.StorageLocation); err == nil && where.Spec.AsOf() != nil {
+		return nil, "", conflict(backup.Name, "its storage location %[1]q shows the bucket as of %[2]s, and nothing is removed there: to stop showing it, delete the location: kubectl delete storagelocation %[1]s -n %[3]s",
+			where.Name, where.Spec.AsOf().UTC().Format(time.RFC3339), k.systemNamespace)
+	}
 	if hold := backup.Status.Hold; hold != nil && backup.Status.Phase != v1alpha1.BackupPhaseDeleting {
 		return nil, "", conflict(backup.Name, "%[1]s; release it first: kubectl holdfast backup release %[2]s -n %[3]s, or POST to backups/%[2]s/expiration", heldBy(hold), backup.Name, backup.Namespace)
 	}

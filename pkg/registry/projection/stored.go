@@ -98,7 +98,7 @@ func (s *stores) cache(record *enginev1alpha1.StorageLocation) refresh.Cache {
 }
 
 func (s *stores) restores(record *enginev1alpha1.StorageLocation) func(context.Context, store.Reader) error {
-	if s.past == nil || record.Spec.IsLonghorn() {
+	if s.past == nil || !record.Spec.IsWritten() { // the location that is written shows them
 		return nil
 	}
 	return func(ctx context.Context, from store.Reader) error {
@@ -211,6 +211,12 @@ func identity(spec *enginev1alpha1.StorageLocationSpec) string {
 		own := *spec
 		own.Format = ""
 		return fmt.Sprintf("longhorn %t %s", trustsNamespaces(spec), identity(&own))
+	}
+	if at := spec.AsOf(); at != nil {
+		now := *spec
+		now.S3 = now.S3.DeepCopy()
+		now.S3.AsOf = nil
+		return fmt.Sprintf("as of %s %s", at.UTC().Format(time.RFC3339), identity(&now))
 	}
 	switch {
 	case spec.Filesystem != nil:

@@ -22,6 +22,7 @@ import (
 // +kubebuilder:printcolumn:name="Backups",type=integer,JSONPath=`.status.catalogue.backups`,priority=1,description="Backups that are known, as of a minute ago at most."
 // +kubebuilder:printcolumn:name="Encryption",type=string,JSONPath=`.spec.encryption.objects`,priority=1
 // +kubebuilder:printcolumn:name="Locked-Until",type=string,JSONPath=`.status.lock.until`,priority=1,description="Objects of backups are locked until then at least."
+// +kubebuilder:printcolumn:name="As-Of",type=string,JSONPath=`.spec.s3.asOf`,priority=1
 // +kubebuilder:printcolumn:name="Store",type=string,JSONPath=`.status.storeID`,priority=1
 // +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.conditions[?(@.type=="Available")].message`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
@@ -85,7 +86,11 @@ const (
 // +kubebuilder:validation:XValidation:rule="!(has(self.recoveryKeys) && self.recoveryKeys.size() > 0 && self.format == 'longhorn')",message="recoveryKeys are for the format holdfast only: Holdfast keeps no repositories in a store of the format longhorn"
 // +kubebuilder:validation:XValidation:rule="!has(self.encryption) || self.encryption.objects != 'Enabled' || self.format != 'longhorn'",message="encryption is for the format holdfast only: Holdfast writes nothing to a store of the format longhorn"
 // +kubebuilder:validation:XValidation:rule="!has(self.encryption) || self.encryption.objects != 'Enabled' || has(self.recoveryKeys) && self.recoveryKeys.size() > 0",message="encryption needs recoveryKeys: without a private key outside of the cluster, encrypted backups are lost with it; see docs/install.md, A recovery key"
+// +kubebuilder:validation:XValidation:rule="!has(self.s3) || !has(self.s3.asOf) || self.format != 'longhorn'",message="s3.asOf is for the format holdfast only"
+// +kubebuilder:validation:XValidation:rule="!has(self.s3) || !has(self.s3.asOf) || !has(self.default) || !self.default",message="a location with s3.asOf can't be the default: nothing is written to it"
+// +kubebuilder:validation:XValidation:rule="(has(self.s3) && has(self.s3.asOf)) == (has(oldSelf.s3) && has(oldSelf.s3.asOf)) && (!has(self.s3) || !has(self.s3.asOf) || self.s3.asOf == oldSelf.s3.asOf)",message="a location keeps its s3.asOf: make another one"
 // +kubebuilder:validation:XValidation:rule="self.format == oldSelf.format",message="a location keeps its format: make another one"
+// +kubebuilder:validation:XValidation:rule="!has(self.lock) || !has(self.s3) || !has(self.s3.asOf)",message="a location with s3.asOf takes no lock: nothing is written to it"
 // +kubebuilder:validation:XValidation:rule="!has(self.lock) || self.provider == 's3'",message="lock is for the provider s3 only: Holdfast extends no locks in Google Cloud Storage, Azure or a folder; give the bucket or container a retention policy there instead"
 // +kubebuilder:validation:XValidation:rule="!has(self.lock) || self.format != 'longhorn'",message="lock is for the format holdfast only: Longhorn writes the objects of a store of the format longhorn"
 // +kubebuilder:validation:XValidation:rule="!has(self.lock) || !has(self.s3) || !has(self.s3.checksumAlgorithm) || self.s3.checksumAlgorithm != 'None'",message="a locked object needs a checksum: leave out s3.checksumAlgorithm, or lock"
@@ -219,6 +224,18 @@ type LonghornLocation struct {
 // IsLonghorn reports whether Longhorn writes the store.
 func (s *StorageLocationSpec) IsLonghorn() bool { return s.Format == StorageFormatLonghorn }
 
+// AsOf returns the instant as of which the store is read, without any writes. nil means the
+// present.
+func (s *StorageLocationSpec) AsOf() *metav1.Time {
+	if s.S3 == nil {
+		return nil
+	}
+	return s.S3.AsOf
+}
+
+// IsWritten reports whether Holdfast writes backups to the store.
+func (s *StorageLocationSpec) IsWritten() bool { return !s.IsLonghorn() && s.AsOf() == nil }
+
 const (
 	// AnnotationSync of a StorageLocation requests a listing of all of the store by each change. It
 	// is for users that only write manifests. status.catalogue.syncRequest then has its value.
@@ -328,6 +345,11 @@ type S3Location struct {
 	// +kubebuilder:validation:MaxLength=1224
 	// +kubebuilder:validation:Pattern=`^([\w+=,.@:/-]{2,})?$`
 	ExternalID string `json:"externalID,omitempty"`
+	// An instant in the past: the bucket, which must have versioning, is read as it was then. So
+	// backups can be restored that were replaced or deleted since. Nothing is written to such a
+	// location. It does not change.
+	// +optional
+	AsOf *metav1.Time `json:"asOf,omitempty"`
 }
 
 // GCSLocation is a bucket of Google Cloud Storage.
