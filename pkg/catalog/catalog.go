@@ -45,6 +45,7 @@ type Catalog struct {
 	locations    map[string]map[string]*entry // by location and store name; guarded by mu
 	listed       map[string]time.Time         // start of the latest trusted listing, by location; guarded by mu
 	rows         map[group][]*entry           // listed entries; guarded by mu
+	past         map[string]bool              // locations that show an earlier time; guarded by mu
 	volumes      *btree.BTree[*volume]        // by name; guarded by mu
 	foreign      map[string]*foreign          // by location; guarded by mu
 	foreignBytes int64
@@ -95,7 +96,8 @@ type entry struct {
 	versions                   map[string]string
 	digests                    Digests
 
-	// shadowed is true if an entry of another location has this store name and precedes it. Then
+	// shadowed is true if an entry of another location has this store name and precedes it, or if
+	// the location shows an earlier time. Then
 	// the location is a suffix of its name.
 	shadowed bool
 	held     *held
@@ -470,7 +472,7 @@ func (c *Catalog) setLocked(e *entry, backup *v1alpha1.Backup, rows *packedRows,
 		of := e.group()
 		c.rows[of] = append(c.rows[of], e)
 		slices.SortFunc(c.rows[of], func(a, b *entry) int {
-			return cmp.Or(cmp.Compare(a.rank(), b.rank()), cmp.Compare(a.location, b.location))
+			return cmp.Or(c.comparePast(a, b), cmp.Compare(a.rank(), b.rank()), cmp.Compare(a.location, b.location))
 		})
 		relist[e] = true
 		c.shadowLocked(of, relist, changed)
@@ -480,20 +482,21 @@ func (c *Catalog) setLocked(e *entry, backup *v1alpha1.Backup, rows *packedRows,
 	}
 }
 
-// shadowLocked gives the first entry of a group the plain name. It unlists the changed entries, and
-// adds them to relist.
+// shadowLocked gives the first entry of a group the plain name, unless its location shows an earlier
+// time. It unlists the changed entries, and adds them to relist.
 func (c *Catalog) shadowLocked(of group, relist map[*entry]bool, changed *recorder) {
 	if len(c.rows[of]) == 0 {
 		delete(c.rows, of)
 	}
 	for i, e := range c.rows[of] {
-		if e.shadowed == (i > 0) {
+		shadowed := i > 0 || c.past[e.location]
+		if e.shadowed == shadowed {
 			continue
 		}
 		if e.held != nil {
 			c.unlistLocked(e, changed)
 		}
-		e.shadowed = i > 0
+		e.shadowed = shadowed
 		relist[e] = true
 	}
 }

@@ -48,7 +48,7 @@ func (c *Catalog) IsGood(namespace, name string, uid types.UID) bool {
 }
 
 func (c *Catalog) isGoodLocked(h *held) bool {
-	return canBring(h) && h.row.Status.Origin.Trust == v1alpha1.BackupTrustOwn && !c.isLostLocked(h)
+	return canBring(h) && !c.past[h.location] && h.row.Status.Origin.Trust == v1alpha1.BackupTrustOwn && !c.isLostLocked(h)
 }
 
 // Holders returns the uids of good backups of this cluster that hold data of a claim, up to most,
@@ -83,7 +83,7 @@ func (c *Catalog) supersededLocked(own member, claim Claim, going func(v1alpha1.
 			if compareMembers(m, own) <= 0 {
 				break
 			}
-			if m.held != own.held && holds(m.row()) && canBring(m.held) && !c.isLostLocked(m.held) && !going(m.held.reference(m.held.row.Namespace, false)) {
+			if m.held != own.held && holds(m.row()) && canBring(m.held) && !c.past[m.held.location] && !c.isLostLocked(m.held) && !going(m.held.reference(m.held.row.Namespace, false)) {
 				return true
 			}
 		}

@@ -31,7 +31,9 @@ const verifyTimeout = 30 * time.Second
 
 // IsFinal reports whether a backup or restore can't use its location: repetition is in vain, others
 // may use it.
-func IsFinal(err error) bool { return errors.Is(err, ErrForeign) || errors.Is(err, ErrNotAllowed) }
+func IsFinal(err error) bool {
+	return errors.Is(err, ErrForeign) || errors.Is(err, ErrNotAllowed) || errors.Is(err, store.ErrAsOf)
+}
 
 // Secrets reads the Secrets of one namespace: here the one with the credentials. The client
 // of a namespace does.

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/blob"
@@ -97,6 +98,9 @@ func cacheName(spec enginev1alpha1.StorageLocationSpec, namespace string) string
 	switch {
 	case spec.S3 != nil:
 		id = append(id, spec.S3.Endpoint, spec.S3.Bucket)
+		if at := spec.AsOf(); at != nil { // blobs may have had other contents then
+			id = append(id, at.UTC().Format(time.RFC3339))
+		}
 	case spec.GCS != nil:
 		id = append(id, string(spec.Provider), spec.GCS.Endpoint, spec.GCS.Bucket)
 	case spec.Azure != nil:

@@ -88,6 +88,12 @@ func iamActions(r *http.Request) (actions []string, resource string) {
 		return one("GetObjectRetention"), resource
 	case key != "" && query.Has("retention") && r.Method == http.MethodPut && r.Header.Get("x-amz-bypass-governance-retention") == "":
 		return one("PutObjectRetention"), resource
+	case key == "" && r.Method == http.MethodGet && query.Has("versioning"):
+		return one("GetBucketVersioning"), resource
+	case key == "" && r.Method == http.MethodGet && query.Has("versions"):
+		return one("ListBucketVersions"), resource
+	case key != "" && r.Method == http.MethodGet && query.Has("versionId"):
+		return one("GetObjectVersion"), resource
 	case key == "" || onlyKnown(query) != "":
 	case r.Method == http.MethodGet || r.Method == http.MethodHead:
 		return one("GetObject"), resource

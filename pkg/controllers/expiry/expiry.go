@@ -328,13 +328,6 @@ func (c *Controller) list(ctx context.Context) (listed []backup, warnings []stri
 
 // cut reports whether the API server may have truncated the warnings, which it does beyond 4,096
 // characters.
-// isAsOf reports whether a location shows an earlier time.
-func isAsOf(locations []*enginev1alpha1.StorageLocation, name string) bool {
-	return slices.ContainsFunc(locations, func(location *enginev1alpha1.StorageLocation) bool {
-		return location.Name == name && location.Spec.AsOf() != nil
-	})
-}
-
 func cut(warnings []string) bool {
 	length := 0
 	for _, warning := range warnings {
@@ -626,3 +619,10 @@ func (b *backup) reference() *corev1.ObjectReference {
 }
 
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+// isAsOf reports whether a location shows an earlier time.
+func isAsOf(locations []*enginev1alpha1.StorageLocation, name string) bool {
+	return slices.ContainsFunc(locations, func(location *enginev1alpha1.StorageLocation) bool {
+		return location.Name == name && location.Spec.AsOf() != nil
+	})
+}

@@ -45,7 +45,7 @@ func (c *Controller) prepare(ctx context.Context, record *enginev1alpha1.VolumeR
 	}
 
 	if stored.Spec.AsOf() != nil {
-		return c.prepareAsOf(ctx, record, stored, where)
+		return c.prepareAsOf(ctx, record, stored)
 	}
 	err = notGone(ctx, record, where)
 	var key repository.Key

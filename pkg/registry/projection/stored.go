@@ -49,7 +49,7 @@ type stores struct {
 func (s *stores) set(records []*enginev1alpha1.StorageLocation) error {
 	locations := make([]refresh.Location, 0, len(records))
 	trusted := map[string][]enginev1alpha1.TrustedCluster{}
-	stores := map[string]string{}
+	stores, past := map[string]string{}, map[string]bool{}
 	for _, record := range records {
 		trusted[record.Name] = record.Spec.TrustedClusters
 		settings, err := location.Settings(record)
@@ -77,7 +77,11 @@ func (s *stores) set(records []*enginev1alpha1.StorageLocation) error {
 			Beside:  s.restores(record),
 		})
 		stores[record.Name] = identity(&record.Spec)
+		if record.Spec.AsOf() != nil {
+			past[record.Name] = true
+		}
 	}
+	s.catalog.SetPast(past)
 	changed := s.catalog.SetTrustedClusters(trusted)
 	if s.past != nil {
 		s.past.SetLocations(stores)

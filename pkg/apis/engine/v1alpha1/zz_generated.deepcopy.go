@@ -891,6 +891,10 @@ func (in *S3Location) DeepCopyInto(out *S3Location) {
 		*out = make([]byte, len(*in))
 		copy(*out, *in)
 	}
+	if in.AsOf != nil {
+		in, out := &in.AsOf, &out.AsOf
+		*out = (*in).DeepCopy()
+	}
 	return
 }
 

@@ -1,0 +1,27 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package catalog
+
+import "maps"
+
+// SetPast sets the locations that show an earlier time. Their backups never have plain names, and
+// count as no copies. It precedes their first entries.
+func (c *Catalog) SetPast(locations map[string]bool) {
+	c.changing.Lock()
+	defer c.changing.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.past = maps.Clone(locations)
+}
+
+// comparePast puts the locations that show an earlier time last.
+func (c *Catalog) comparePast(a, b *entry) int {
+	switch {
+	case c.past[a.location] == c.past[b.location]:
+		return 0
+	case c.past[a.location]:
+		return 1
+	}
+	return -1
+}
