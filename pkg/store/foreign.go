@@ -62,6 +62,8 @@ func lacksItsMarks(answer any, response *smithyhttp.Response) bool {
 	switch a := answer.(type) {
 	case *s3.ListObjectsV2Output:
 		return a.Name == nil && a.MaxKeys == nil && a.KeyCount == nil && a.IsTruncated == nil && len(a.Contents) == 0 && len(a.CommonPrefixes) == 0
+	case *s3.ListObjectVersionsOutput:
+		return a.Name == nil && a.MaxKeys == nil && a.IsTruncated == nil && len(a.Versions) == 0 && len(a.DeleteMarkers) == 0
 	case *s3.ListMultipartUploadsOutput:
 		return a.Bucket == nil && a.MaxUploads == nil && a.IsTruncated == nil && len(a.Uploads) == 0
 	case *s3.PutObjectOutput:
@@ -76,7 +78,7 @@ func lacksItsMarks(answer any, response *smithyhttp.Response) bool {
 		return a.ETag == nil
 	case *s3.HeadObjectOutput:
 		return a.ETag == nil
-	case *s3.DeleteObjectOutput, *s3.AbortMultipartUploadOutput, *s3.PutObjectRetentionOutput:
+	case *s3.DeleteObjectOutput, *s3.AbortMultipartUploadOutput, *s3.PutObjectRetentionOutput, *s3.GetBucketVersioningOutput:
 		return typeOf(response) == pageType
 	}
 	return false

@@ -74,6 +74,11 @@ func (r *ExpirationConfig) record(ctx context.Context, request *recorded.Request
 	if err := changeable(backup, body); err != nil {
 		return "", err
 	}
+	if kind, ok := r.Backups.Kind.(*kind); ok {
+		if err := kind.refuseAsOf(backup); err != nil {
+			return "", err
+		}
+	}
 	if latest := backup.CreationTimestamp.Add(r.MaxTTL); r.MaxTTL > 0 && backup.Namespace != r.SystemNamespace && body.Expiration != nil && body.Expiration.After(latest) {
 		return "", apierrors.NewBadRequest(fmt.Sprintf("expiration is %s, but a backup of this namespace may be kept for %s at most (--max-backup-ttl of the API server), which is until %s",
 			body.Expiration.UTC().Format(time.RFC3339), r.MaxTTL, latest.UTC().Format(time.RFC3339)))

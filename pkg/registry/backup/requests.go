@@ -57,9 +57,8 @@ func (k *kind) remove(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, as
 	if preconditions != nil && run != nil && k.Object(run).UID != backup.UID {
 		return nil, "", conflict(backup.Name, "it was replaced by another one meanwhile, with the uid %s", k.Object(run).UID)
 	}
-	if where, err := k.locations.Lister.Get(backup.Spec.StorageLocation); err == nil && where.Spec.AsOf() != nil {
-		return nil, "", conflict(backup.Name, "its storage location %[1]q shows the bucket as of %[2]s, and nothing is removed there: to stop showing it, delete the location: kubectl delete storagelocation %[1]s -n %[3]s",
-			where.Name, where.Spec.AsOf().UTC().Format(time.RFC3339), k.systemNamespace)
+	if err := k.refuseAsOf(backup); err != nil {
+		return nil, "", err
 	}
 	if hold := backup.Status.Hold; hold != nil && backup.Status.Phase != v1alpha1.BackupPhaseDeleting {
 		return nil, "", conflict(backup.Name, "%[1]s; release it first: kubectl holdfast backup release %[2]s -n %[3]s, or POST to backups/%[2]s/expiration", heldBy(hold), backup.Name, backup.Namespace)
@@ -109,16 +108,35 @@ func (k *kind) remove(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, as
 	}, message, nil
 }
 
+// whereOf returns the location of a backup; nil if it does not exist.
+func (k *kind) whereOf(backup *v1alpha1.Backup) *enginev1alpha1.StorageLocation {
+	if k.locations.Lister == nil {
+		return nil
+	}
+	record, err := k.locations.Lister.Get(backup.Spec.StorageLocation)
+	if err != nil {
+		return nil
+	}
+	return record
+}
+
 // deleting says what a deletion does. A location is found by name: its state is no secret.
 func (k *kind) deleting(backup *v1alpha1.Backup) string {
 	message := "the backup is being deleted; it is listed until it is gone from its store"
-	if k.locations.Lister == nil {
-		return message
-	}
-	if record, err := k.locations.Lister.Get(backup.Spec.StorageLocation); err == nil && record.Spec.Lock != nil {
-		message += "; " + record.KeptVersions()
+	if where := k.whereOf(backup); where != nil && where.Spec.Lock != nil {
+		message += "; " + where.KeptVersions()
 	}
 	return message
+}
+
+// refuseAsOf fails for a backup in a location that shows an earlier time.
+func (k *kind) refuseAsOf(backup *v1alpha1.Backup) error {
+	where := k.whereOf(backup)
+	if where == nil || where.Spec.AsOf() == nil {
+		return nil
+	}
+	return conflict(backup.Name, "its storage location %[1]q shows the bucket as of %[2]s, and nothing changes there: to no longer list it, delete the location: kubectl delete storagelocation %[1]s -n %[3]s",
+		where.Name, where.Spec.AsOf().UTC().Format(time.RFC3339), k.systemNamespace)
 }
 
 // lookUpTimeout is how long it may take to learn which claims exist.
