@@ -72,7 +72,7 @@ func (e *execution) owns(ctx context.Context) error {
 	case owner == nil:
 		return fmt.Errorf("%s is gone: somebody has deleted the backup", key)
 	case owner.UID != e.folder.UID:
-		return fmt.Errorf("%w: %s is that of the backup with the uid %s of the cluster %q: choose another name, or delete that backup; if it will never end, since its cluster is lost, remove its folder from the store", ErrNameTaken, key, owner.UID, owner.ClusterUID)
+		return fmt.Errorf("%w: %s belongs to the backup with the uid %s of the cluster %q: choose another name, or delete that backup; if it will never end, since its cluster is lost, remove its folder from the store", ErrNameTaken, key, owner.UID, owner.ClusterUID)
 	}
 	return nil
 }
@@ -252,7 +252,7 @@ func (e *execution) revoke(ctx context.Context, attempt int) (decided []byte, er
 	case err != nil:
 		return nil, fmt.Errorf("%w: %s can't be read: %w: choose another name", ErrNameTaken, key, err)
 	case found.UID != e.folder.UID:
-		return nil, fmt.Errorf("%w: %s is that of the backup with the uid %s: choose another name", ErrNameTaken, key, found.UID)
+		return nil, fmt.Errorf("%w: %s belongs to the backup with the uid %s: choose another name", ErrNameTaken, key, found.UID)
 	}
 	return decided, nil
 }

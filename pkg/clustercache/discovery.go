@@ -78,8 +78,8 @@ type asked struct {
 	known map[string]string
 
 	mu sync.Mutex
-	// sent counts the sent answers, tags has their tags, unchanged those of others. Discovery may
-	// repeat requests.
+	// sent counts the sent answers, tags has their tags, unchanged has the tags of the others.
+	// Discovery may repeat requests.
 	sent            int
 	tags, unchanged map[string]string
 }

@@ -356,7 +356,7 @@ func loadExtras(ctx context.Context, r repo.Repository, of *snapshot.Manifest, m
 			return nil, fmt.Errorf("%q comes after %q, which nobody writes", line.Path, last)
 		}
 		if all.bytes > most {
-			notes.add(line.Path, fmt.Sprintf("and what comes after it by name did not get extended attributes and hard links: those of the volume take more than %d MiB of memory", most>>20))
+			notes.add(line.Path, fmt.Sprintf("and what comes after it by name did not get extended attributes and hard links: in this volume they take more than %d MiB of memory", most>>20))
 			break
 		}
 		last = line.Path

@@ -147,7 +147,7 @@ func EncodeBackup(backup *v1alpha1.Backup, contents Contents, cluster Cluster) (
 	status := &backup.Status
 	switch {
 	case !restorable(status.Phase) && status.Phase != v1alpha1.BackupPhaseFailed && status.Phase != v1alpha1.BackupPhaseCancelled:
-		return nil, fmt.Errorf("backup %s: status.phase %q is not that of an ended backup", storeName, status.Phase)
+		return nil, fmt.Errorf("backup %s: status.phase %q is no phase of an ended backup", storeName, status.Phase)
 	case backup.UID == "" || backup.CreationTimestamp.IsZero():
 		return nil, fmt.Errorf("backup %s: metadata.uid and metadata.creationTimestamp must be set", storeName)
 	case status.StartTimestamp.IsZero() || status.CompletionTimestamp.IsZero():
@@ -432,7 +432,7 @@ func decodePhase(stored *storedBackup, now time.Time) (v1alpha1.BackupPhase, err
 		}
 		return "", fmt.Errorf("%w: its phase in the store is %q", ErrUnfinished, status.Phase)
 	default:
-		return "", fmt.Errorf("the metadata's phase %q is not that of a stored backup", status.Phase)
+		return "", fmt.Errorf("the metadata's phase %q is no phase of a stored backup", status.Phase)
 	}
 }
 

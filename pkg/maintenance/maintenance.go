@@ -82,7 +82,7 @@ func (m *Maintainer) maintain(ctx context.Context, result *Result) error {
 	name := result.Repository
 	record, err := m.Engine.VolumeRepositories(m.Namespace).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return fmt.Errorf("there is no VolumeRepository %s in %s: --repo-name and --backup-storage-location are those of its spec", name, m.Namespace)
+		return fmt.Errorf("there is no VolumeRepository %s in %s: take --repo-name and --backup-storage-location from its spec", name, m.Namespace)
 	}
 	if err != nil {
 		return fmt.Errorf("reading VolumeRepository %s: %w", name, err)

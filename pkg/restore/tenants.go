@@ -195,7 +195,7 @@ func (e *execution) formerOwners(ctx context.Context, from map[string]bool) (rea
 	for _, namespace := range slices.Sorted(maps.Keys(from)) {
 		same, err := e.Continues(ctx, namespace, uids[namespace])
 		if err != nil {
-			return nil, fmt.Errorf("find out whether the namespace %s is that of the backup: %w", namespace, err)
+			return nil, fmt.Errorf("find out whether the namespace %s is the backup's: %w", namespace, err)
 		}
 		if !same {
 			reasons = append(reasons, fmt.Sprintf("the backup holds another namespace %s than the present one, which was made anew since: only a restore in the namespace %s takes it", namespace, e.request.SystemNamespace))

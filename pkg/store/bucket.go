@@ -373,7 +373,7 @@ func checkKey(key string) error {
 	}
 	for segment := range strings.SplitSeq(key, "/") {
 		if isTemporary(segment) {
-			return fmt.Errorf("%q can't be a key: names like %s are those of unfinished writes", key, segment)
+			return fmt.Errorf("%q can't be a key: names like %s are for unfinished writes", key, segment)
 		}
 	}
 	return nil

@@ -21,8 +21,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// askForRemoval writes a removal for each repository with snapshots of the backup: those that it
-// lists, and those of its record. The repository's maintenance follows it.
+// askForRemoval writes a removal for each repository with snapshots of the backup: the ones that it
+// lists, and the ones in its record. The repository's maintenance follows it.
 func (c *Controller) askForRemoval(ctx context.Context, target bucket, deletion *folder.Deletion, run *enginev1alpha1.BackupRun) error {
 	record, err := c.locations.Get(deletion.Location)
 	if err != nil {

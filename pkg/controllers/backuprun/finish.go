@@ -159,7 +159,7 @@ func (c *Controller) resume(ctx context.Context, run *enginev1alpha1.BackupRun, 
 		return fmt.Errorf("reading the ledger of started backups: %w", err)
 	}
 	if leader := records.Leader(ledger); leader != c.Identity {
-		return fmt.Errorf("the ledger of started backups is still that of the controller %q", leader)
+		return fmt.Errorf("the ledger of started backups still belongs to the controller %q", leader)
 	}
 	claimed, err := c.Acquire(ctx, e.Execution, run, func(claimed *enginev1alpha1.BackupRun) {
 		claimed.Status.Attempts = max(claimed.Status.Attempts, 2)

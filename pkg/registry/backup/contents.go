@@ -438,7 +438,7 @@ func parseFilter(parameters url.Values) (*filter, error) {
 	return f, nil
 }
 
-// items are those of a backup that match the filter, apart from its limit.
+// items returns the items of a backup that match the filter, apart from its limit.
 func (f *filter) items(ctx context.Context, from stored.Backup) (manifest.Sequence, error) {
 	if f.kind == "" && f.limit == 0 && from.ManifestDigest != "" {
 		return f.of(from.Items(ctx)), nil

@@ -278,7 +278,7 @@ func (r *FindREST) List(ctx context.Context, options *internalversion.ListOption
 	without, imageless, unread := 0, 0, []error(nil)
 	defer func() {
 		if without > 0 {
-			warning.AddWarning(ctx, "", fmt.Sprintf("%d backups have no manifest, as those of Velero, and were not searched", without))
+			warning.AddWarning(ctx, "", fmt.Sprintf("%d backups have no manifest, such as Velero's, and were not searched", without))
 		}
 		if imageless > 0 {
 			warning.AddWarning(ctx, "", fmt.Sprintf("%d backups do not say the images of all workloads, since an earlier version made them or the workloads are too large, and could not be searched completely", imageless))

@@ -33,7 +33,7 @@ type predecessors struct {
 	from     stored.Backup
 	// index is the index of the manifest. Nil has it read.
 	index *manifest.Index
-	// uids are those of the backup's namespaces, by name; nil until they are read.
+	// uids has the uid of each namespace of the backup, by name; nil until they are read.
 	uids map[string]types.UID
 }
 

@@ -247,12 +247,12 @@ func (k *kind) Unchangeable(backup *v1alpha1.Backup, path string) string {
 	return "a backup stays as it was asked for: create another one, with another name"
 }
 
-// Yields implements recorded.Kind. The name of a record is that of the folder in the store.
+// Yields implements recorded.Kind. A record has the name of the folder in the store.
 func (k *kind) Yields(_, _ *enginev1alpha1.BackupRun) bool { return false }
 
 // NameTaken implements recorded.Kind. A stored backup of the system namespace may be
 // called a.b, as the record of the backup b of the namespace a is. So may that backup
 // itself, see Projector.
 func (k *kind) NameTaken(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun) error {
-	return conflict(backup.Name, "it has ended, and its name in the store is that of the backup %s in the namespace %s, which is live: wait until that one has gone from the queue and from `kubectl get backupruns`", run.Spec.BackupRef.Name, run.Spec.BackupRef.Namespace)
+	return conflict(backup.Name, "it has ended, and its name in the store belongs to the backup %s in the namespace %s, which is live: wait until that one has gone from the queue and from `kubectl get backupruns`", run.Spec.BackupRef.Name, run.Spec.BackupRef.Namespace)
 }

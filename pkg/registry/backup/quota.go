@@ -16,8 +16,8 @@ import (
 
 // Limits are how many backups one namespace may have; 0 is no limit.
 type Limits struct {
-	// Waiting is that of each namespace but the system namespace, which has one of
-	// its own: it is the administrator's.
+	// Waiting is the limit of each namespace except the system namespace, which has
+	// WaitingInSystem: it is the administrator's.
 	Waiting, WaitingInSystem int
 	// Stored is how many may be stored of each namespace but the system namespace, which has no
 	// such limit. Those that wait or run when it is reached are stored all the same.
@@ -46,7 +46,7 @@ func newQuota(config Config) *recorded.Quota {
 			return load.Records, load.Waiting
 		},
 		Unfinished: "%[1]d backups of namespace %[2]q wait already, and at most %[4]d may (%[5]s of the API server): wait until one has started, or cancel one that waits",
-		Records:    "there are %[1]d records of backups of namespace %[2]q that wait, run, or ended lately, and at most %[4]d may be (%[6]d times %[5]s of the API server): those of cancelled and refused backups go after a day",
+		Records:    "there are %[1]d records of backups of namespace %[2]q that wait, run, or ended lately, and at most %[4]d may be (%[6]d times %[5]s of the API server): records of cancelled and refused backups are removed after a day",
 	}
 }
 

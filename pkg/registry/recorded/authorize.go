@@ -23,7 +23,7 @@ const authorizedAnnotation = "authorization.holdfast.io/further"
 type Scope struct {
 	// Namespace is empty for the whole cluster.
 	Namespace string
-	// Name is that of the one object that the right is asked for, or empty for all.
+	// Name is the name of the one object that needs the right, or empty for all.
 	Name string
 	// Field is the one that asks for it, and Because says so to the requester.
 	Field, Because string
@@ -37,9 +37,9 @@ type Right struct {
 	Of schema.GroupResource
 }
 
-// Authorize asks for a right in each of the scopes, in order. It returns those that it
+// Authorize asks for a right in each of the scopes, in order. It returns the scopes that it
 // asked for, and Forbidden, naming the namespace, if the last one was refused. name is
-// that of the object.
+// the object's name.
 func (r Right) Authorize(ctx context.Context, decider authorizer.Authorizer, requester user.Info, name string, scopes []Scope) ([]Scope, error) {
 	resource := r.Resource.GroupResource()
 	for i, scope := range scopes {

@@ -61,8 +61,8 @@ type Kind[T, R logstore.Object] interface {
 	ObjectName(record R) types.NamespacedName
 	// Object is the object that a record stands for.
 	Object(record R) T
-	// Yields reports whether a record is to be removed for a new one of its name: it is that of
-	// an object that is not in the new one's namespace any more, and is kept elsewhere.
+	// Yields reports whether a record is to be removed for a new one of its name: its object
+	// is not in the new one's namespace any more, and is kept elsewhere.
 	Yields(record, to R) bool
 	// Unchangeable says why a part of an object, named by its path, does not change, and names
 	// the request that helps.
@@ -139,8 +139,8 @@ func (r *REST[T, R]) Create(ctx context.Context, obj runtime.Object, validate re
 	return nil, apierrors.NewGenerateNameConflict(r.Resource.GroupResource, asked.GetGenerateName(), 1)
 }
 
-// create is Create, of one name. The order is that of the costs: first what follows
-// from the size of the request, then the rights of the requester, and then all else.
+// create is Create with a given name. Cheap checks come first: the size of the request, then
+// the rights of the requester, and then all else.
 func (r *REST[T, R]) create(ctx context.Context, obj T, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
 	if err := rest.BeforeCreate(r.Kind, ctx, obj); err != nil {
 		return nil, err

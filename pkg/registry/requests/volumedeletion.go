@@ -187,13 +187,13 @@ func (d *deletion) record(ctx context.Context, request *recorded.Request) (strin
 	return strings.Join(append([]string{said}, chosen.stays()...), "; "), nil
 }
 
-// choice is what of a history is deleted, and what not.
+// choice has the entries of a history to delete, and counts the others.
 type choice struct {
 	targets []enginev1alpha1.BackupChangeTarget
 	size    int
-	// forbidden are those in backups of others, and later those that one record can't hold.
+	// forbidden counts entries in backups of others, later the ones that one record can't hold.
 	forbidden, later int
-	// refused are those of backups that are not to be changed, with the reasons, each once.
+	// refused counts entries of backups that must not change; reasons has each reason once.
 	refused int
 	reasons []string
 }

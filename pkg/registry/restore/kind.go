@@ -242,5 +242,5 @@ func (k *kind) Yields(run, to *enginev1alpha1.RestoreRun) bool {
 
 // NameTaken implements recorded.Kind. It is never called: the name of a Restore has no dots.
 func (k *kind) NameTaken(restore *v1alpha1.Restore, run *enginev1alpha1.RestoreRun) error {
-	return conflict(restore.Name, "its record is that of the restore %s in the namespace %s", run.Spec.RestoreRef.Name, run.Spec.RestoreRef.Namespace)
+	return conflict(restore.Name, "its record belongs to the restore %s in the namespace %s", run.Spec.RestoreRef.Name, run.Spec.RestoreRef.Namespace)
 }

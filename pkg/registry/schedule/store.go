@@ -76,7 +76,7 @@ func (w *written) current(ctx context.Context, key string) (*enginev1alpha1.Sche
 	case err != nil:
 		return nil, nil, fmt.Errorf("reading the record of the schedule: %w", err)
 	case nameOf(entry) != name:
-		return nil, nil, fmt.Errorf("the record %s is that of the schedule %s", entry.Name, nameOf(entry))
+		return nil, nil, fmt.Errorf("the record %s belongs to the schedule %s", entry.Name, nameOf(entry))
 	}
 	w.publisher.Observe(entry)
 	// Another one may have been observed meanwhile: the shown and the written schedule must match.

@@ -166,7 +166,7 @@ func start(ctx context.Context, options Options) (*Lab, error) {
 	}
 	release := bin
 	if version := cmp.Or(options.Kubernetes, os.Getenv("KUBERNETES")); version != "" {
-		release = filepath.Join(bin, "kubernetes-"+version)
+		release = filepath.Join(bin, "kubernetes-"+strings.TrimPrefix(version, "v"))
 	}
 	for _, program := range []string{filepath.Join(bin, "lab"), filepath.Join(bin, "kubectl"), filepath.Join(bin, "holdfast"), filepath.Join(release, "kube-apiserver")} {
 		if _, err := os.Stat(program); err != nil {

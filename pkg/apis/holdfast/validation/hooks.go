@@ -19,7 +19,7 @@ import (
 
 const (
 	maxResourceHooks = 16
-	// maxHooks are those of one kind for the same pods.
+	// maxHooks is the limit of hooks of one kind for the same pods.
 	maxHooks     = 16
 	maxHookWords = 100
 	// MaxHookTimeout is how long a hook may take at most.

@@ -204,7 +204,7 @@ func validatePaths(spec *v1alpha1.RestoreSpec, at *field.Path) (errs field.Error
 	}
 	for i, asked := range spec.Paths {
 		if cleaned := path.Clean(asked); asked == "" || cleaned == "." || !filepath.IsLocal(cleaned) || slices.Contains(strings.Split(asked, "/"), "..") || strings.Contains(asked, "\x00") || len(asked) > maxPath {
-			errs = append(errs, field.Invalid(at.Child("paths").Index(i), asked, "is no path in a volume: give those of files and folders from its root on, such as db/users.dat"))
+			errs = append(errs, field.Invalid(at.Child("paths").Index(i), asked, "is no path in a volume: give the paths of files and folders from its root on, such as db/users.dat"))
 		}
 	}
 	return errs

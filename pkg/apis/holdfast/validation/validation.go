@@ -18,7 +18,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// The limits of what a backup records of its request, besides those of package
+// Limits of the parts of a request that a backup records, besides the limits of package
 // selection. A tenant may let as many wait as the API server allows, in etcd and in
 // the memory of each process; so one is to be small.
 const (
@@ -46,8 +46,8 @@ func ValidateBackup(backup *v1alpha1.Backup) field.ErrorList {
 }
 
 // ValidateBackupLimits checks that a Backup is not larger than a request may be. It
-// looks at how much there is, and not at what it says, so that its cost is that of
-// reading the request.
+// counts and measures, and reads no content, so that it costs no more than reading the
+// request.
 func ValidateBackupLimits(backup *v1alpha1.Backup) field.ErrorList {
 	at := field.NewPath("spec")
 	errs := validateMetadataLimits(&backup.ObjectMeta)

@@ -341,7 +341,7 @@ func TestBadThings(t *testing.T) {
 		for name, want := range map[string]string{
 			v(0) + ".cut-short": "Unreadable its file can't be read: unexpected EOF",
 			v(0) + ".empty":     "Unreadable its file can't be read: unexpected EOF",
-			v(0) + ".another":   `Unreadable its file is that of the backup "backup-1" of the volume "elsewhere"`,
+			v(0) + ".another":   `Unreadable its file belongs to the backup "backup-1" of the volume "elsewhere"`,
 			v(0) + ".huge":      "Unreadable its file can't be read: it says more than 262144 bytes",
 			v(0) + ".large":     "Completed ",
 			v(0) + "." + longhorntest.BackupName(0, 0): "Completed ",

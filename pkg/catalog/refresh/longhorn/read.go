@@ -162,7 +162,7 @@ func (r *reading) newRow(b *format.Backup) *catalog.Volume {
 	switch {
 	case b.Name != "" && b.Name != r.backup || b.VolumeName != "" && b.VolumeName != r.volume:
 		row.State = v1alpha1.VolumeBackupUnreadable
-		row.Message = fmt.Sprintf("its file is that of the backup %q of the volume %q", b.Name, b.VolumeName)
+		row.Message = fmt.Sprintf("its file belongs to the backup %q of the volume %q", b.Name, b.VolumeName)
 	case !b.Finished:
 		row.State, row.Message = v1alpha1.VolumeBackupInProgress, unfinished
 	default:
