@@ -95,7 +95,7 @@ func (l *Locks) write(w http.ResponseWriter, r *http.Request, next http.Handler,
 	}
 	recorder := &statusRecorder{ResponseWriter: w}
 	next.ServeHTTP(recorder, r)
-	if recorder.status/100 != 2 {
+	if !recorder.isGood() {
 		return
 	}
 	l.mu.Lock()
@@ -125,7 +125,7 @@ func (l *Locks) retention(w http.ResponseWriter, r *http.Request, next http.Hand
 	head := r.Clone(r.Context())
 	head.Method, head.URL.RawQuery, head.Body = http.MethodHead, "", http.NoBody
 	found := &statusRecorder{ResponseWriter: discard{http.Header{}}}
-	if next.ServeHTTP(found, head); found.status != http.StatusOK {
+	if next.ServeHTTP(found, head); !found.isGood() {
 		w.WriteHeader(http.StatusNotFound)
 		fmt.Fprint(w, "<Error><Code>NoSuchKey</Code></Error>")
 		return
@@ -167,18 +167,12 @@ type statusRecorder struct {
 }
 
 func (s *statusRecorder) WriteHeader(status int) {
-	if s.status == 0 {
-		s.status = status
-	}
+	s.status = status
 	s.ResponseWriter.WriteHeader(status)
 }
 
-func (s *statusRecorder) Write(p []byte) (int, error) {
-	if s.status == 0 {
-		s.status = http.StatusOK
-	}
-	return s.ResponseWriter.Write(p)
-}
+// isGood reports whether the request has succeeded. An answer without a status or a body has 200.
+func (s *statusRecorder) isGood() bool { return s.status == 0 || s.status/100 == http.StatusOK/100 }
 
 // discard takes an answer that is not sent.
 type discard struct{ header http.Header }
