@@ -2283,10 +2283,18 @@ func schema_pkg_apis_engine_v1alpha1_S3Location(ref common.ReferenceCallback) co
 							Format:      "",
 						},
 					},
+					"asOf": {
+						SchemaProps: spec.SchemaProps{
+							Description: "An instant in the past: the bucket, which must have versioning, is read as it was then. So backups can be restored that were replaced or deleted since. Nothing is written to such a location. It does not change.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
 				},
 				Required: []string{"bucket"},
 			},
 		},
+		Dependencies: []string{
+			v1.Time{}.OpenAPIModelName()},
 	}
 }
 
