@@ -85,8 +85,8 @@ func last(record *enginev1alpha1.VolumeRepository) (at time.Time, maintained boo
 }
 
 // frequency returns the interval of a repository's maintenance. With a lock of its location that is
-// at most a quarter of the lock's days, since a full maintenance extends the locks of its blobs. A
-// full one is due after a day, so the shortest lock, of two days, is extended in time, too.
+// at most a quarter of the lock's days: a full maintenance extends the locks of its blobs. A full
+// one is due after a day, so the shortest lock, of two days, is extended in time.
 func (c *Controller) frequency(record *enginev1alpha1.VolumeRepository) time.Duration {
 	frequency := c.Frequency
 	if own := record.Spec.MaintenanceFrequency; own != nil && own.Duration > 0 {

@@ -105,3 +105,6 @@ func (v *Versions) TryRemove(t *testing.T, of Version) error {
 	_, err := v.client.DeleteObject(t.Context(), &s3.DeleteObjectInput{Bucket: aws.String(v.bucket), Key: aws.String(of.Key), VersionId: aws.String(of.ID)})
 	return err
 }
+
+// Bucket returns the bucket's name.
+func (v *Versions) Bucket() string { return v.bucket }

@@ -17,14 +17,14 @@ type LockMode string
 const (
 	// LockGovernance lets accounts remove them that have a right for it, which Holdfast never needs.
 	LockGovernance LockMode = "governance"
-	// LockCompliance lets nobody remove them, not even the owner of the bucket's account.
+	// LockCompliance lets no account remove them, not even the owner of the bucket.
 	LockCompliance LockMode = "compliance"
 )
 
 // StorageLock says how long objects are locked in a bucket.
 type StorageLock struct {
 	// Mode of the lock: governance, which accounts with a special right can override, or
-	// compliance, which nobody can. An object keeps the mode that it was written with.
+	// compliance, which none can. An object keeps the mode that it was written with.
 	Mode LockMode `json:"mode"`
 	// Days that an object is locked from its writing, or from the last extension. Extensions go on
 	// while a backup needs the object. A smaller number shortens no lock that an object has.

@@ -224,8 +224,8 @@ type LonghornLocation struct {
 // IsLonghorn reports whether Longhorn writes the store.
 func (s *StorageLocationSpec) IsLonghorn() bool { return s.Format == StorageFormatLonghorn }
 
-// AsOf returns the instant as of which the store is read, without any writes. nil means the
-// present.
+// AsOf returns the instant that the store is shown at, and nil for the present. Nothing is written
+// to a store at an instant.
 func (s *StorageLocationSpec) AsOf() *metav1.Time {
 	if s.S3 == nil {
 		return nil
@@ -345,9 +345,9 @@ type S3Location struct {
 	// +kubebuilder:validation:MaxLength=1224
 	// +kubebuilder:validation:Pattern=`^([\w+=,.@:/-]{2,})?$`
 	ExternalID string `json:"externalID,omitempty"`
-	// An instant in the past: the bucket, which must have versioning, is read as it was then. So
-	// backups can be restored that were replaced or deleted since. Nothing is written to such a
-	// location. It does not change.
+	// An instant in the past: the bucket, which must have versioning, is read as it was then. Backups
+	// that were replaced or deleted since then can be restored. Nothing is written to such a
+	// location. The field does not change.
 	// +optional
 	AsOf *metav1.Time `json:"asOf,omitempty"`
 }
