@@ -2285,7 +2285,7 @@ func schema_pkg_apis_engine_v1alpha1_S3Location(ref common.ReferenceCallback) co
 					},
 					"asOf": {
 						SchemaProps: spec.SchemaProps{
-							Description: "An instant in the past: the bucket, which must have versioning, is read as it was then. So backups can be restored that were replaced or deleted since. Nothing is written to such a location. It does not change.",
+							Description: "An instant in the past: the bucket, which must have versioning, is read as it was then. Backups that were replaced or deleted since then can be restored. Nothing is written to such a location. The field does not change.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -2834,7 +2834,7 @@ func schema_pkg_apis_engine_v1alpha1_StorageLock(ref common.ReferenceCallback) c
 				Properties: map[string]spec.Schema{
 					"mode": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Mode of the lock: governance, which accounts with a special right can override, or compliance, which nobody can. An object keeps the mode that it was written with.",
+							Description: "Mode of the lock: governance, which accounts with a special right can override, or compliance, which none can. An object keeps the mode that it was written with.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -2864,7 +2864,7 @@ func schema_pkg_apis_engine_v1alpha1_StorageLockStatus(ref common.ReferenceCallb
 				Properties: map[string]spec.Schema{
 					"mode": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Mode of the lock: governance, which accounts with a special right can override, or compliance, which nobody can. An object keeps the mode that it was written with.",
+							Description: "Mode of the lock: governance, which accounts with a special right can override, or compliance, which none can. An object keeps the mode that it was written with.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
