@@ -73,6 +73,8 @@ func TestAnAttackOnALockedBucket(t *testing.T) {
 		}
 	}
 
+	server.CorrectTimes(t, name)
+
 	past := "a-" + name // before the other location by name
 	asOf := func(spec *enginev1alpha1.StorageLocationSpec) { spec.S3.AsOf = &metav1.Time{Time: before} }
 	for says, change := range map[string]func(*enginev1alpha1.StorageLocationSpec){
@@ -111,6 +113,7 @@ func TestAnAttackOnALockedBucket(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	again.warnings = 1 // each namespace of the lab has a ConfigMap of its own, which stays as it is
 	again.await(t, restore.Name)
 	lab.Kubectl(t, "get", "configmap", "conf", "-n", again.namespace)
 	for claim, want := range files {

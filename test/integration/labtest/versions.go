@@ -5,7 +5,11 @@ package labtest
 
 import (
 	"errors"
+	"fmt"
 	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -108,3 +112,40 @@ func (v *Versions) TryRemove(t *testing.T, of Version) error {
 
 // Bucket returns the bucket's name.
 func (v *Versions) Bucket() string { return v.bucket }
+
+// CorrectTimes sets the times of replaced versions to the times of their writing, as AWS lists them.
+// versitygw lists when each was replaced: it copies the file. Its ids begin with the right time.
+func (s S3) CorrectTimes(t *testing.T, bucket string) {
+	t.Helper()
+	err := filepath.WalkDir(filepath.Join(filepath.Dir(s.Buckets), "versions", bucket), func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		written, ok := timeOf(entry.Name())
+		if !ok {
+			return fmt.Errorf("%s is no id of a version", path)
+		}
+		return os.Chtimes(path, written, written)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// timeOf returns the time in a ULID: 48 bits of milliseconds, in base 32
+// (https://github.com/ulid/spec).
+func timeOf(id string) (time.Time, bool) {
+	const digits, length = "0123456789ABCDEFGHJKMNPQRSTVWXYZ", 26
+	if len(id) != length {
+		return time.Time{}, false
+	}
+	var milliseconds int64
+	for _, digit := range id[:10] {
+		value := strings.IndexRune(digits, digit)
+		if value < 0 {
+			return time.Time{}, false
+		}
+		milliseconds = milliseconds<<5 | int64(value)
+	}
+	return time.UnixMilli(milliseconds), true
+}
