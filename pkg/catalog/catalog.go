@@ -97,8 +97,7 @@ type entry struct {
 	digests                    Digests
 
 	// shadowed is true if an entry of another location has this store name and precedes it, or if
-	// the location shows an earlier time. Then
-	// the location is a suffix of its name.
+	// the location shows an earlier time. Then the location is a suffix of its name.
 	shadowed bool
 	held     *held
 

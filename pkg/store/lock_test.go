@@ -89,7 +89,7 @@ func TestExtendLock(t *testing.T) {
 	}
 	first := extend()
 	if locks.Extended() != 0 {
-		t.Error("a lock of 30 days was extended, of which 15 suffice")
+		t.Error("a lock of 30 days was extended, and 15 suffice")
 	}
 	for name, lock := range map[string]storetest.ObjectLock{
 		"that ends early":      {Mode: "GOVERNANCE", Until: time.Now().Add(14 * day).Truncate(time.Second)},

@@ -73,7 +73,7 @@ func (c *Contents) file(subresource, contentType string, key func(storeName stri
 				What:        what,
 				Location:    location,
 				ContentType: contentType,
-				Missing:     fmt.Sprintf("the restore %q, which ended as %s, has no %s in the storage location %q: it did not begin, its end could not be stored yet, somebody has removed it, or the location has spec.s3.asOf and nothing is stored there", name, restore.Status.Phase, subresource, location),
+				Missing:     fmt.Sprintf("the restore %q, which ended as %s, has no %s in the storage location %q: it did not begin, its end could not be stored yet, it was removed, or nothing is stored there because the location has spec.s3.asOf", name, restore.Status.Phase, subresource, location),
 				Write:       streamed.Gunzipped(key, limit, c.Digest(restore, key)),
 			}, nil
 		},
