@@ -146,8 +146,9 @@ func TestRanges(t *testing.T) {
 			if to == nil {
 				continue
 			}
-			if bytes.Contains(object, plain) && size > 0 {
-				t.Error("it is there as it is")
+			// Fewer bytes than these occur by chance.
+			if size >= 16 && bytes.Contains(object, plain) {
+				t.Errorf("%d bytes are there as they are", size)
 			}
 			for _, of := range []Keys{keys, recovery} {
 				byAge, err := age.Decrypt(bytes.NewReader(object), of.identities[0])
