@@ -260,7 +260,19 @@ func (b *Bucket) write(ctx context.Context, operation, key string, content Conte
 	if err := b.checkKey(ctx, key); err != nil {
 		return err
 	}
-	return explain(operation, key, b.backend.write(ctx, b.prefix+key, content, options))
+	err := explain(operation, key, b.backend.write(ctx, b.prefix+key, content, options))
+	if options.retention.Mode != "" {
+		return lacksRight(err, lockedWrite)
+	}
+	return b.explainWrite(key, err)
+}
+
+// explainWrite names the rights of a write with a lock, if it was denied.
+func (b *Bucket) explainWrite(key string, err error) error {
+	if b.locking() != nil && isLocked(key) {
+		return lacksRight(err, lockedWrite)
+	}
+	return err
 }
 
 type bytesContent []byte
@@ -285,9 +297,9 @@ func (b *Bucket) NewWriter(ctx context.Context, key string) (ObjectWriter, error
 	}
 	w, err := b.backend.newWriter(ctx, b.prefix+key)
 	if err != nil {
-		return nil, explain("write", key, err)
+		return nil, b.explainWrite(key, explain("write", key, err))
 	}
-	return &writer{ObjectWriter: w, key: key}, nil
+	return &writer{ObjectWriter: w, bucket: b, key: key}, nil
 }
 
 // RemoveUnfinished removes, below a folder, unfinished writes that began before an instant by the
@@ -398,12 +410,15 @@ func (r *reader) Version() string { return VersionOf(r.content) }
 
 type writer struct {
 	ObjectWriter
-	key string
+	bucket *Bucket
+	key    string
 }
 
 func (w *writer) Write(p []byte) (int, error) {
 	n, err := w.ObjectWriter.Write(p)
-	return n, explain("write", w.key, err)
+	return n, w.bucket.explainWrite(w.key, explain("write", w.key, err))
 }
 
-func (w *writer) Commit() error { return explain("write", w.key, w.ObjectWriter.Commit()) }
+func (w *writer) Commit() error {
+	return w.bucket.explainWrite(w.key, explain("write", w.key, w.ObjectWriter.Commit()))
+}

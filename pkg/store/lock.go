@@ -28,6 +28,9 @@ import (
 // no promise.
 var ErrNoLock = errors.New("the bucket can't lock objects")
 
+// lockedWrite names the rights that a write with a lock needs.
+const lockedWrite = "s3:PutObjectRetention or s3:PutObject"
+
 // kopiaFormat is the blob that opens a repository. It is created without Kopia.
 const kopiaFormat = "kopia.repository"
 
@@ -164,13 +167,14 @@ func (b *Bucket) CheckLock(ctx context.Context) error {
 	if l == nil {
 		return nil
 	}
+	const operation = "read the object lock of the bucket"
 	const remedy = ". Make a bucket with object lock for this location, or remove spec.lock: docs/lock.md"
-	refused := func(reason string, kind, cause error) error {
-		return &opError{operation: "read the object lock of", key: b.prefix, kind: kind, cause: cause, reason: reason}
-	}
 	client, name := b.client()
+	refused := func(reason string, kind, cause error) error {
+		return &opError{operation: operation, key: name, kind: kind, cause: cause, reason: reason}
+	}
 	found, err := client.GetObjectLockConfiguration(ctx, &s3.GetObjectLockConfigurationInput{Bucket: aws.String(name)})
-	explained := explain("read the object lock of", b.prefix, err)
+	explained := explain(operation, name, err)
 	switch code := errorCode(err); {
 	case err == nil && found.ObjectLockConfiguration != nil && found.ObjectLockConfiguration.ObjectLockEnabled == s3types.ObjectLockEnabledEnabled:
 		return nil

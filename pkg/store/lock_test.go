@@ -160,10 +160,33 @@ func TestRightsToExtendAreNamed(t *testing.T) {
 	}
 }
 
-// refusing refuses the requests with a parameter, of one method or of all.
+// A missing right to write with a lock is named, and in no error of a write without one.
+func TestRightsToLockAreNamed(t *testing.T) {
+	bucket := lockedBucket(t, storetest.NewLocks(), func(next http.Handler) http.Handler {
+		return refusing(next, "", http.MethodPut, http.StatusForbidden, "AccessDenied")
+	})
+	w, err := bucket.NewWriter(t.Context(), "backups/a/a.tar.gz")
+	must(t, err)
+	_, _ = w.Write([]byte("x"))
+	for name, c := range map[string]struct {
+		err  error
+		says bool
+	}{
+		"create":           {bucket.Create(t.Context(), "backups/a/holdfast-owner.json", []byte("x")), true},
+		"commit":           {w.Commit(), true},
+		"a pack of Kopia":  {bucket.PutContent(t.Context(), "kopia/app/p1", storetest.Content("x"), store.Retention{Mode: "GOVERNANCE", Until: time.Now().Add(day)}), true},
+		"without any lock": {bucket.Put(t.Context(), "metadata/holdfast/claims/c.json", []byte("x")), false},
+	} {
+		if says := strings.Contains(store.Reason(c.err), "s3:PutObjectRetention"); !errors.Is(c.err, store.ErrDenied) || says != c.says {
+			t.Errorf("%s: got %v", name, c.err)
+		}
+	}
+}
+
+// refusing refuses the requests with a parameter, or all, of one method or of all.
 func refusing(next http.Handler, parameter, method string, status int, code string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !r.URL.Query().Has(parameter) || method != "" && r.Method != method {
+		if parameter != "" && !r.URL.Query().Has(parameter) || method != "" && r.Method != method {
 			next.ServeHTTP(w, r)
 			return
 		}

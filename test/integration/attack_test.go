@@ -73,7 +73,7 @@ func TestAnAttackOnALockedBucket(t *testing.T) {
 		}
 	}
 
-	server.CorrectTimes(t, name)
+	versions.CorrectTimes(t)
 
 	past := "a-" + name // before the other location by name
 	asOf := func(spec *enginev1alpha1.StorageLocationSpec) { spec.S3.AsOf = &metav1.Time{Time: before} }

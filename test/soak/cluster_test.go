@@ -60,10 +60,12 @@ type made struct {
 	namespace string
 	// ended is the last phase of it that was seen, if that was a final one.
 	ended v1alpha1.BackupPhase
-	// stored is set once it was seen as Completed or PartiallyFailed.
-	stored bool
+	// stored is set once it was seen as Completed or PartiallyFailed, first at storedAt.
+	stored   bool
+	storedAt time.Time
 	// cancelled and deleted are set before that is asked for.
 	cancelled, deleted bool
+	deletedAt          time.Time
 }
 
 func newCluster(t *testing.T, lab *labtest.Lab, name string) *cluster {
@@ -128,10 +130,10 @@ func (c *cluster) work(ctx context.Context, random *rand.Rand) {
 		switch {
 		case backup.ended == "" && random.IntN(60) == 0:
 			c.change(uid, func(m *made) { m.cancelled = true })
-			c.request(ctx, backup.name, "cancel", &v1alpha1.BackupCancellation{})
+			c.request(ctx, "backups", backup.name, "cancel", &v1alpha1.BackupCancellation{})
 		case backup.ended != "" && random.IntN(10) == 0:
-			c.change(uid, func(m *made) { m.deleted = true })
-			c.request(ctx, backup.name, "deletion", &v1alpha1.BackupDeletion{})
+			c.change(uid, func(m *made) { m.deleted, m.deletedAt = true, time.Now() })
+			c.request(ctx, "backups", backup.name, "deletion", &v1alpha1.BackupDeletion{})
 		}
 	}
 }
@@ -139,13 +141,11 @@ func (c *cluster) work(ctx context.Context, random *rand.Rand) {
 // create creates a backup. Of each three, one has a name that the other cluster
 // gives as well.
 func (c *cluster) create(ctx context.Context, random *rand.Rand, i int) {
-	name := fmt.Sprintf("%s-%d", c.name, i)
+	name, location := fmt.Sprintf("%s-%d", c.name, i), locations[random.IntN(len(locations))]
 	if i%3 == 0 {
 		name = fmt.Sprintf("daily-%d", i/3)
 	}
-	backup := &v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.BackupSpec{
-		StorageLocation: locations[random.IntN(len(locations))],
-	}}
+	backup := &v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.BackupSpec{StorageLocation: location}}
 	if random.IntN(8) == 0 {
 		backup.Spec.IncludedNamespaces = []string{c.files}
 		backup.Spec.DefaultVolumesToFsBackup = new(true)
@@ -159,16 +159,16 @@ func (c *cluster) create(ctx context.Context, random *rand.Rand, i int) {
 		c.refused++
 		return
 	}
-	m := &made{name: name, location: backup.Spec.StorageLocation}
+	m := &made{name: name, location: location}
 	if namespace := backup.Spec.IncludedNamespaces[0]; namespace != c.files {
 		m.namespace = namespace
 	}
 	c.created[created.UID] = m
 }
 
-func (c *cluster) request(ctx context.Context, name, what string, body runtime.Object) {
+func (c *cluster) request(ctx context.Context, resource, name, what string, body runtime.Object) {
 	err := c.Holdfast.HoldfastV1alpha1().RESTClient().Post().Namespace(labtest.System).
-		Resource("backups").Name(name).SubResource(what).Body(body).Do(ctx).Error()
+		Resource(resource).Name(name).SubResource(what).Body(body).Do(ctx).Error()
 	if err != nil {
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -196,7 +196,9 @@ func (c *cluster) look(ctx context.Context) {
 			}
 			m.ended = phase
 		}
-		m.stored = m.stored || isStored(phase)
+		if isStored(phase) && !m.stored {
+			m.stored, m.storedAt = true, time.Now()
+		}
 	}
 }
 

@@ -174,7 +174,7 @@ func (c *cluster) repeat(t *testing.T, first *enginev1alpha1.RestoreRun, version
 		ObjectMeta: metav1.ObjectMeta{Name: first.Name + "-again"},
 		Spec:       *first.Spec.DeepCopy(),
 	}
-	second.Spec.RestoreRef.Name, second.Spec.Restore = second.Name, spec
+	second.Spec.RestoreRef.Name, second.Spec.Restore, second.Spec.Cancellation = second.Name, spec, nil
 	runs := c.Engine.EngineV1alpha1().RestoreRuns(labtest.System)
 	c.must(t, func() error { _, err := runs.Create(t.Context(), second, metav1.CreateOptions{}); return err })
 	err := labtest.Await(t.Context(), second.Name, func() (err error) {

@@ -26,7 +26,7 @@ import (
 )
 
 // locations are in both clusters, and the same store in both.
-var locations = []string{"folder", "bucket"}
+var locations = []string{"folder", "bucket", locked}
 
 // TestTwoClustersOneStore is the campaign.
 func TestTwoClustersOneStore(t *testing.T) {
@@ -54,6 +54,10 @@ func TestTwoClustersOneStore(t *testing.T) {
 		Provider: enginev1alpha1.StorageProviderS3, Prefix: "shared",
 		S3: &enginev1alpha1.S3Location{Bucket: "backups", Endpoint: "http://" + sky.address(), ForcePathStyle: true, CredentialsSecret: secret.Name},
 	}
+	attacker := &attack{bucket: server.LockedBucket(t, locked)}
+	stores[locked] = stores["bucket"].DeepCopy()
+	stores[locked].S3.Bucket = locked
+	stores[locked].Lock = &enginev1alpha1.StorageLock{Mode: enginev1alpha1.LockGovernance, Days: 2}
 	for _, spec := range stores {
 		spec.AllowedNamespaces = &enginev1alpha1.AllowedNamespaces{Names: []string{"*"}}
 	}
@@ -73,14 +77,28 @@ func TestTwoClustersOneStore(t *testing.T) {
 		}
 		c.StartAnother(t, labtest.AnotherController)
 		marks[i] = c.AuditMark(t)
+		c.first(t)
 	}
 
 	began := time.Now()
-	h := badTime(t, clusters, sky)
+	h := badTime(t, clusters, sky, attacker)
 	t.Logf("the bad time lasted %s; backups ended: %d and %d; %v; weather: %v", time.Since(began).Round(time.Second), clusters[0].progress(), clusters[1].progress(), h, sky.seen)
 
 	for _, c := range clusters {
-		c.settle(t)
+		c.giveUp(t)
+		// A deletion waits for the store to be as it was, or for the end of its location.
+		c.settle(t, func(run *enginev1alpha1.BackupRun) bool { return run.Spec.Backup.StorageLocation == locked })
+	}
+	t.Logf("the attacker of the locked bucket: %v", attacker)
+	attacker.bucket.CorrectTimes(t)
+	past := stores[locked].DeepCopy()
+	past.Lock, past.S3.AsOf = nil, &metav1.Time{Time: attacker.began}
+	delete(stores, locked)
+	stores[before] = past
+	for _, c := range clusters {
+		t.Logf("cluster %s: %d backups were stored in the locked bucket before the attack", c.name, c.moveBefore(attacker.began))
+		c.showBefore(t, past)
+		c.restoreBefore(t)
 	}
 	for i, c := range clusters {
 		c.checkHistory(t, marks[i])
@@ -88,12 +106,14 @@ func TestTwoClustersOneStore(t *testing.T) {
 	}
 	checkStores(t, clusters, stores)
 	for _, c := range clusters {
+		c.leaveLocked(t)
 		c.checkLists(t)
 	}
 }
 
 // badTime lasts as long as the flags say, and a bad end is waited for.
-func badTime(t *testing.T, clusters []*cluster, sky *network) *harm {
+// In its second half the locked bucket is attacked.
+func badTime(t *testing.T, clusters []*cluster, sky *network, attacker *attack) *harm {
 	h := &harm{kills: map[string]int{}, pauses: map[string]int{}, deaths: map[string]int{}}
 	ctx, stop := context.WithCancel(t.Context())
 	var people, trouble sync.WaitGroup
@@ -130,15 +150,19 @@ func badTime(t *testing.T, clusters []*cluster, sky *network) *harm {
 			})
 		}
 	}
-	deadline := time.After(*duration)
+	began, attackRandom := time.Now(), random()
 	err := wait.PollUntilContextCancel(bad, 100*time.Millisecond, true, func(context.Context) (bool, error) {
-		select {
-		case <-deadline:
-			deadline = nil
-		default:
+		switch lasted := time.Since(began); {
+		case attacker.began.IsZero() && lasted > *duration/2:
+			attacker.begin(t)
+		case !attacker.began.IsZero():
+			attacker.strike(t, attackRandom, strikes)
 		}
-		return deadline == nil && h.enough(*kills), nil
+		return !attacker.began.IsZero() && time.Since(began) > *duration && h.enough(*kills), nil
 	})
+	if !attacker.began.IsZero() {
+		attacker.end(t, attackRandom)
+	}
 	endOfTrouble()
 	trouble.Wait()
 	stop()
@@ -149,8 +173,9 @@ func badTime(t *testing.T, clusters []*cluster, sky *network) *harm {
 	return h
 }
 
-// settle waits until all that was asked for has come to its end.
-func (c *cluster) settle(t *testing.T) {
+// settle waits until all that was asked for has come to its end, but for the deletions of some
+// backups.
+func (c *cluster) settle(t *testing.T, mayWait func(*enginev1alpha1.BackupRun) bool) {
 	t.Helper()
 	// A record that is removed has ended before: it goes a while after its end.
 	err := labtest.Await(t.Context(), "the backups of cluster "+c.name+" to end", func() error {
@@ -168,6 +193,9 @@ func (c *cluster) settle(t *testing.T) {
 		}
 		for i := range runs.Items {
 			run := &runs.Items[i]
+			if run.Spec.Deletion != nil && mayWait != nil && mayWait(run) {
+				continue
+			}
 			if run.Spec.Deletion != nil || !run.Status.Phase.Ended() {
 				return fmt.Errorf("%s is %q, with deletion %v", run.Name, run.Status.Phase, run.Spec.Deletion)
 			}

@@ -17,6 +17,8 @@ import (
 	"strconv"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/holdfast-io/holdfast/hack/lab/binaries"
 	"github.com/holdfast-io/holdfast/hack/lab/controlplane"
 	"github.com/holdfast-io/holdfast/hack/lab/process"
@@ -61,15 +63,22 @@ func Up(ctx context.Context, dir workdir.Dir) (Server, error) {
 	}
 	address := net.JoinHostPort(state.Address, strconv.Itoa(ports[0]))
 	access, secret := rand.Text(), rand.Text()
-	// Metadata beside the objects, not in extended attributes: not every file
-	// system of a build machine has those.
-	metadata := dir.Path("s3", "metadata")
 	// A bucket has versions only if a client puts versioning or object lock on.
 	versions := dir.Path("s3", "versions")
-	for _, d := range []string{buckets(dir), metadata, versions} {
+	for _, d := range []string{buckets(dir), versions} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
 			return Server{}, err
 		}
+	}
+	backend := []string{"posix", "--versioning-dir", versions}
+	if unix.Setxattr(versions, "user.holdfast", nil, 0) != nil {
+		// The file system has no extended attributes. In files beside the objects, versitygw 1.8
+		// keeps the mark of a deletion when the object is written again.
+		metadata := dir.Path("s3", "metadata")
+		if err := os.MkdirAll(metadata, 0o755); err != nil {
+			return Server{}, err
+		}
+		backend = append(backend, "--sidecar", metadata)
 	}
 	text := fmt.Sprintf("[default]\naws_access_key_id = %s\naws_secret_access_key = %s\n", access, secret)
 	if err := os.WriteFile(credentials(dir), []byte(text), 0o600); err != nil {
@@ -78,7 +87,7 @@ func Up(ctx context.Context, dir workdir.Dir) (Server, error) {
 	p, err = process.Start(dir.Run(), process.Spec{
 		Name: name,
 		Path: filepath.Join(state.Bin, program),
-		Args: []string{"--port", address, "--quiet", "posix", "--sidecar", metadata, "--versioning-dir", versions, buckets(dir)},
+		Args: append(append([]string{"--port", address, "--quiet"}, backend...), buckets(dir)),
 		// Not as arguments, which every user of the machine can read.
 		Env: []string{"ROOT_ACCESS_KEY=" + access, "ROOT_SECRET_KEY=" + secret},
 		Log: dir.Log(name),

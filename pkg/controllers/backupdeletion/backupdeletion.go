@@ -126,10 +126,11 @@ func New(config Config) (*Controller, error) {
 			}
 		})),
 		c.queue.Watch(config.LocationInformer.Informer(), loop.OnChange(func(before, after *enginev1alpha1.StorageLocation) {
-			if after != nil && (before == nil || before.UID != after.UID || before.Closed() && !after.Closed() ||
-				!equality.Semantic.DeepEqual(before.Spec, after.Spec)) {
+			if before == nil || after == nil || before.UID != after.UID || before.Closed() && !after.Closed() ||
+				!equality.Semantic.DeepEqual(before.Spec, after.Spec) {
+				name := cmp.Or(after, before).Name
 				loop.Wake(c.queue, c.runLister, func(run *enginev1alpha1.BackupRun) bool {
-					return run.Spec.Backup.StorageLocation == after.Name && removable(run)
+					return run.Spec.Backup.StorageLocation == name && removable(run)
 				})
 			}
 		})))

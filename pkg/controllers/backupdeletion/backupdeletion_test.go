@@ -185,6 +185,25 @@ func TestLocationGone(t *testing.T) {
 	})
 }
 
+// TestLocationIsDeleted: a deletion that waits for its location says when that is deleted.
+func TestLocationIsDeleted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, t.TempDir())
+		w.setAvailable(metav1.ConditionFalse)
+		w.Create(completed("a"))
+		w.start()
+		synctest.Wait()
+		if reason := w.run("a").Status.FailureReason; !strings.Contains(reason, `the storage location "default", which is not available`) {
+			t.Errorf("the status says %q", reason)
+		}
+		must(t, w.EngineV1alpha1().StorageLocations(system).Delete(t.Context(), "default", metav1.DeleteOptions{}))
+		synctest.Wait()
+		if reason := w.run("a").Status.FailureReason; !strings.Contains(reason, `the storage location "default", which does not exist`) {
+			t.Errorf("without the location, the status says %q", reason)
+		}
+	})
+}
+
 // TestUnopened: a location that can't be opened is an obstacle, too.
 func TestUnopened(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -105,7 +105,7 @@ func New(config Config) (*Controller, error) {
 	registerMetrics(c)
 	return c, c.queue.Watch(config.LocationInformer.Informer(), loop.OnChange(func(before, after *enginev1alpha1.StorageLocation) {
 		if after != nil && (before == nil || before.UID != after.UID || before.Closed() != after.Closed() ||
-			!equality.Semantic.DeepEqual(before.Spec, after.Spec)) {
+			before.Status.StoreID != after.Status.StoreID || !equality.Semantic.DeepEqual(before.Spec, after.Spec)) {
 			c.queue.Soon(after.Name)
 		}
 	}))
@@ -173,11 +173,11 @@ func (c *Controller) begin(record *enginev1alpha1.StorageLocation, now time.Time
 	return &enginev1alpha1.StorageLockStatus{StorageLock: *record.Spec.Lock, Since: metav1.NewTime(now)}
 }
 
-// due reports whether the objects are to be looked through: at first, regularly, and after a
-// failure. A clock that was set back makes it due, too.
+// due reports whether the objects are to be looked through: at first, when the store has its id,
+// regularly, and after a failure. A clock that was set back makes it due, too.
 func due(record *enginev1alpha1.StorageLocation, status *enginev1alpha1.StorageLockStatus, now time.Time) bool {
 	condition := meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionLocked)
-	if condition == nil || status.CheckedAt == nil {
+	if condition == nil || status.CheckedAt == nil || status.Until == nil && record.Status.StoreID != "" {
 		return true
 	}
 	switch condition.Reason {
@@ -280,6 +280,9 @@ func (c *Controller) write(ctx context.Context, record *enginev1alpha1.StorageLo
 	_, err := c.Locations.StorageLocations(c.Namespace).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
+		return nil
+	case apierrors.IsConflict(err): // the other conditions often change at the same moment
+		c.queue.AddAfter(record.Name, soon)
 		return nil
 	case err != nil:
 		return fmt.Errorf("writing until when StorageLocation %s is locked: %w", record.Name, err)

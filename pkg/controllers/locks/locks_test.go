@@ -15,8 +15,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/utils/clock"
@@ -24,6 +26,7 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
+	"github.com/holdfast-io/holdfast/pkg/format"
 	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
 	"github.com/holdfast-io/holdfast/pkg/store"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
@@ -331,6 +334,56 @@ func TestAFailureIsTold(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The store's id is the first object with a lock: from then on it is said until when objects are locked.
+func TestLockedSinceTheStoreHasAnID(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
+		h.backups = listed()
+		record := locked("offsite")
+		record.Status.StoreID = ""
+		h.Create(record)
+		h.run()
+		time.Sleep(time.Minute)
+		found := h.expect("offsite", metav1.ConditionTrue, enginev1alpha1.ReasonLocked, "nothing is stored")
+		must := func(err error) {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		must(h.store.Create(t.Context(), format.StoreIdentityKey, []byte("id")))
+		found.Status.StoreID = "id"
+		_, err := h.EngineV1alpha1().StorageLocations(system).UpdateStatus(t.Context(), found, metav1.UpdateOptions{})
+		must(err)
+		time.Sleep(time.Second)
+		if until := h.expect("offsite", metav1.ConditionTrue, enginev1alpha1.ReasonLocked).LockedUntil(); until == nil {
+			t.Error("it is not said until when objects are locked")
+		}
+	})
+}
+
+// Another writer of the location's status at the same moment delays the result by seconds only.
+func TestAConflictIsTriedSoon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, stored...)
+		h.backups = listed()
+		h.Create(locked("offsite"))
+		conflicts := 0
+		h.Fault(func(action clienttesting.Action) enginetest.Fault {
+			if action.GetVerb() != "update" || action.GetSubresource() != "status" || conflicts > 0 {
+				return enginetest.Fault{}
+			}
+			conflicts++
+			return enginetest.Fault{Err: apierrors.NewConflict(enginev1alpha1.Resource("storagelocations"), "offsite", errors.New("changed"))}
+		})
+		h.run()
+		time.Sleep(soon + time.Second)
+		h.expect("offsite", metav1.ConditionTrue, enginev1alpha1.ReasonLocked)
+		if conflicts != 1 {
+			t.Errorf("there were %d conflicts", conflicts)
+		}
+	})
 }
 
 // The metric has a series for each reason.

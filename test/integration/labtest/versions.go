@@ -23,6 +23,7 @@ import (
 // Versions is a bucket with object lock, as a client with the server's keys sees it.
 type Versions struct {
 	client *s3.Client
+	server S3
 	bucket string
 }
 
@@ -32,7 +33,7 @@ type Version struct{ Key, ID string }
 // LockedBucket makes a bucket with object lock.
 func (s S3) LockedBucket(t *testing.T, bucket string) *Versions {
 	t.Helper()
-	v := &Versions{bucket: bucket, client: s3.New(s3.Options{
+	v := &Versions{server: s, bucket: bucket, client: s3.New(s3.Options{
 		Region: "us-east-1", BaseEndpoint: aws.String(s.Endpoint), UsePathStyle: true,
 		Credentials: credentials.NewStaticCredentialsProvider(s.AccessKeyID, s.SecretAccessKey, ""),
 	})}
@@ -74,6 +75,36 @@ func (v *Versions) All(t *testing.T) (contents map[Version]string, current map[s
 	return contents, current
 }
 
+// Current returns the version that each key has now.
+func (v *Versions) Current(t *testing.T) (current []Version) {
+	t.Helper()
+	current, _ = v.latest(t)
+	return current
+}
+
+// latest returns the latest version of each key, and the marks of the keys that are deleted.
+func (v *Versions) latest(t *testing.T) (versions, marks []Version) {
+	t.Helper()
+	pages := s3.NewListObjectVersionsPaginator(v.client, &s3.ListObjectVersionsInput{Bucket: aws.String(v.bucket)})
+	for pages.HasMorePages() {
+		page, err := pages.NextPage(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, listed := range page.Versions {
+			if aws.ToBool(listed.IsLatest) {
+				versions = append(versions, Version{aws.ToString(listed.Key), aws.ToString(listed.VersionId)})
+			}
+		}
+		for _, listed := range page.DeleteMarkers {
+			if aws.ToBool(listed.IsLatest) {
+				marks = append(marks, Version{aws.ToString(listed.Key), aws.ToString(listed.VersionId)})
+			}
+		}
+	}
+	return versions, marks
+}
+
 // LockedUntil returns when the lock of a version ends; zero without one.
 func (v *Versions) LockedUntil(t *testing.T, of Version) time.Time {
 	t.Helper()
@@ -113,20 +144,28 @@ func (v *Versions) TryRemove(t *testing.T, of Version) error {
 // Bucket returns the bucket's name.
 func (v *Versions) Bucket() string { return v.bucket }
 
-// CorrectTimes sets the times of replaced versions to the times of their writing, as AWS lists them.
-// versitygw lists when each was replaced: it copies the file. Its ids begin with the right time.
-func (s S3) CorrectTimes(t *testing.T, bucket string) {
+// CorrectTimes sets the times of versions to the times of their writing, as AWS lists them.
+// versitygw copies the file of a version that is replaced, or follows one that is removed, and
+// leaves a file its time that becomes the mark of a deletion. Its ids begin with the right time.
+func (v *Versions) CorrectTimes(t *testing.T) {
 	t.Helper()
-	err := filepath.WalkDir(filepath.Join(filepath.Dir(s.Buckets), "versions", bucket), func(path string, entry fs.DirEntry, err error) error {
+	correct := func(path, id string) error {
+		written, ok := timeOf(id)
+		if !ok {
+			return fmt.Errorf("%s: %q is no id of a version", path, id)
+		}
+		return os.Chtimes(path, written, written)
+	}
+	err := filepath.WalkDir(filepath.Join(filepath.Dir(v.server.Buckets), "versions", v.bucket), func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			return err
 		}
-		written, ok := timeOf(entry.Name())
-		if !ok {
-			return fmt.Errorf("%s is no id of a version", path)
-		}
-		return os.Chtimes(path, written, written)
+		return correct(path, entry.Name())
 	})
+	versions, marks := v.latest(t)
+	for _, current := range append(versions, marks...) {
+		err = errors.Join(err, correct(filepath.Join(v.server.Buckets, v.bucket, current.Key), current.ID))
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
