@@ -40,6 +40,13 @@ type extension struct {
 	objects  int
 }
 
+// unlisted means that the API server did not list the backups.
+type unlisted struct{ error }
+
+func (u *unlisted) Error() string { return "list the backups: " + u.error.Error() }
+
+func (u *unlisted) Unwrap() error { return u.error }
+
 // extend extends the locks of a location's objects, and returns when the first one ends; zero
 // without an object.
 func (c *Controller) extend(ctx context.Context, record *enginev1alpha1.StorageLocation) (until time.Time, err error) {
@@ -53,7 +60,7 @@ func (c *Controller) extend(ctx context.Context, record *enginev1alpha1.StorageL
 	}
 	names, err := c.live(ctx, record.Name)
 	if err != nil {
-		return time.Time{}, fmt.Errorf("list the backups: %w", err)
+		return time.Time{}, &unlisted{err}
 	}
 	e := &extension{store: target, least: record.Spec.Lock.Period() / 2, limiter: flowcontrol.NewTokenBucketRateLimiter(requestsPerSecond, requestsPerSecond)}
 	err = e.one(ctx, format.StoreIdentityKey)

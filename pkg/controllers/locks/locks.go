@@ -141,6 +141,10 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 		if ctx.Err() != nil {
 			return nil
 		}
+		if _, ok := errors.AsType[*unlisted](err); ok && status.CheckedAt != nil && now.Sub(status.CheckedAt.Time) < 2*intervalOf(record.Spec.Lock) {
+			c.queue.AddAfter(name, soon) // the API server may be starting; no lock is in danger yet
+			return nil
+		}
 		if err != nil {
 			err = fmt.Errorf("extending the locks of storage location %s: %w", name, err)
 			return errors.Join(err, c.write(ctx, record, failed(err, status), status))

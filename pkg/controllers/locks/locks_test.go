@@ -118,7 +118,7 @@ type harness struct {
 	*testing.T
 	*enginetest.Cluster
 	store   *lockable
-	backups listedBackups
+	backups Backups
 	stop    context.CancelFunc
 }
 
@@ -361,6 +361,31 @@ func TestLockedSinceTheStoreHasAnID(t *testing.T) {
 			t.Error("it is not said until when objects are locked")
 		}
 	})
+}
+
+// An API server that does not list the backups fails no pass before one is missed.
+func TestUnlistedBackups(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, stored...)
+		h.backups = listed()
+		h.Create(locked("offsite"))
+		h.run()
+		time.Sleep(time.Minute)
+		h.expect("offsite", metav1.ConditionTrue, enginev1alpha1.ReasonLocked)
+		h.stop()
+		h.backups = failingBackups{}
+		h.run()
+		time.Sleep(47 * time.Hour)
+		h.expect("offsite", metav1.ConditionTrue, enginev1alpha1.ReasonLocked)
+		time.Sleep(2 * time.Hour)
+		h.expect("offsite", metav1.ConditionFalse, enginev1alpha1.ReasonExtensionFailed, "list the backups: not served")
+	})
+}
+
+type failingBackups struct{}
+
+func (failingBackups) List(context.Context, metav1.ListOptions) (*v1alpha1.BackupList, error) {
+	return nil, errors.New("not served")
 }
 
 // Another writer of the location's status at the same moment delays the result by seconds only.
