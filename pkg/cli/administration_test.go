@@ -85,6 +85,9 @@ func TestLocationIsCreatedWithItsSecret(t *testing.T) {
 		"GCS, no bucket":   {"location", "create", "x", "--provider=gcs"},
 		"no name":          {"location", "create", "--bucket=b"},
 		"a role and keys":  {"location", "create", "x", "--bucket=b", "--role-arn=arn:aws:iam::111122223333:role/b", "--credentials-secret=c"},
+		"half a lock":      {"location", "create", "x", "--bucket=b", "--lock-mode=governance"},
+		"as of a day":      {"location", "create", "x", "--bucket=b", "--as-of=yesterday"},
+		"a folder as of":   {"location", "create", "x", "--path=/x", "--as-of=2026-11-27T10:00:00Z"},
 		"a folder's role":  {"location", "create", "x", "--path=/x", "--role-arn=arn:aws:iam::111122223333:role/b"},
 	} {
 		if _, stderr, code := run(t, s, args...); code != ExitUsage {
@@ -94,6 +97,14 @@ func TestLocationIsCreatedWithItsSecret(t *testing.T) {
 	stdout, stderr, code = run(t, s, "location", "create", "x", "--bucket=b", "--role-arn=arn:aws:iam::111122223333:role/b", "--external-id=e1", "--dry-run=client", "-o=yaml")
 	if code != ExitOK || !strings.Contains(stdout, "roleARN: arn:aws:iam::111122223333:role/b\n") || !strings.Contains(stdout, "externalID: e1\n") || strings.Contains(stdout, "credentialsSecret") {
 		t.Errorf("with a role: exit code %d, %s%s", code, stdout, stderr)
+	}
+	stdout, stderr, code = run(t, s, "location", "create", "x", "--bucket=b", "--lock-mode=governance", "--lock-days=30", "--dry-run=client", "-o=yaml")
+	if code != ExitOK || !strings.Contains(stdout, "lock:\n    days: 30\n    mode: governance\n") {
+		t.Errorf("with a lock: exit code %d, %s%s", code, stdout, stderr)
+	}
+	stdout, stderr, code = run(t, s, "location", "create", "x", "--bucket=b", "--as-of=2026-11-27T10:00:00Z", "--dry-run=client", "-o=yaml")
+	if code != ExitOK || !strings.Contains(stdout, `asOf: "2026-11-27T10:00:00Z"`) {
+		t.Errorf("as of a time: exit code %d, %s%s", code, stdout, stderr)
 	}
 	secrets = nil
 	account := filepath.Join(t.TempDir(), "account.json")

@@ -86,6 +86,8 @@ type locationFlags struct {
 	createFlags
 	system, provider, prefix, path, bucket, region, endpoint, checksum, caFile string
 	secret, credentials, profile, roleARN, externalID, account, container      string
+	lockMode, asOf                                                             string
+	lockDays                                                                   int32
 	pathStyle, isDefault, encrypt                                              bool
 	allowed, recoveryKeys                                                      []string
 	poll                                                                       time.Duration
@@ -183,9 +185,34 @@ func (f *locationFlags) apply(spec *enginev1alpha1.StorageLocationSpec) error {
 	if spec.EncryptsObjects() && len(spec.RecoveryKeys) == 0 {
 		return usage("--encrypt-objects needs --recovery-key: without a private key outside of the cluster, encrypted backups are lost with it")
 	}
+	if err := f.applyLock(spec); err != nil {
+		return err
+	}
 	if f.poll > 0 {
 		spec.PollInterval = &metav1.Duration{Duration: f.poll}
 	}
+	return nil
+}
+
+// applyLock sets the lock and the instant of the flags. The API server checks their values.
+func (f *locationFlags) applyLock(spec *enginev1alpha1.StorageLocationSpec) error {
+	if f.lockMode != "" || f.lockDays != 0 {
+		if f.lockMode == "" || f.lockDays == 0 {
+			return usage("set both --lock-mode and --lock-days")
+		}
+		spec.Lock = &enginev1alpha1.StorageLock{Mode: enginev1alpha1.LockMode(f.lockMode), Days: f.lockDays}
+	}
+	if f.asOf == "" {
+		return nil
+	}
+	at, err := time.Parse(time.RFC3339, f.asOf)
+	if err != nil {
+		return usage("--as-of %q: want a time as 2026-11-27T10:00:00Z", f.asOf)
+	}
+	if spec.S3 == nil {
+		return usage("--as-of: only buckets of S3 are shown as of an earlier time")
+	}
+	spec.S3.AsOf = &metav1.Time{Time: at}
 	return nil
 }
 
@@ -299,6 +326,10 @@ Secret for it is created too. Without credentials the pods' own identity is used
   kubectl holdfast location create offsite --provider gcs --bucket backups
   # A container of Azure Blob Storage, with the account's key in a file
   kubectl holdfast location create offsite --storage-account account --container backups --credentials-file azure.env
+  # A bucket whose objects are locked
+  kubectl holdfast location create offsite --bucket backups --lock-mode governance --lock-days 30
+  # The same bucket as it was before an attack
+  kubectl holdfast location create before --bucket backups --as-of 2026-11-27T10:00:00Z
   # A folder
   kubectl holdfast location create nfs --path /backups --default`,
 		Args: func(command *cobra.Command, args []string) error {
@@ -333,6 +364,9 @@ Secret for it is created too. Without credentials the pods' own identity is used
 	flags.StringSliceVar(&f.allowed, "allowed-namespaces", nil, "Namespaces that may use it, or *. Default: all for the default location, else the namespace of Holdfast.")
 	flags.StringSliceVar(&f.recoveryKeys, "recovery-key", nil, "Public key of age, for which the repositories' keys are encrypted. Repeat the flag for more.")
 	flags.BoolVar(&f.encrypt, "encrypt-objects", false, "The objects of new backups are encrypted, for the recovery keys and for a key of the cluster. Velero can't restore them.")
+	flags.StringVar(&f.lockMode, "lock-mode", "", "Objects of backups are locked in S3: governance or compliance. Needs a bucket with object lock, and --lock-days.")
+	flags.Int32Var(&f.lockDays, "lock-days", 0, "For how many days objects are locked, and extended while a backup needs them: 2 or more.")
+	flags.StringVar(&f.asOf, "as-of", "", "Show a bucket with versions as it was at this time, to restore after an attack. Nothing is written there. Example: 2026-11-27T10:00:00Z.")
 	flags.DurationVar(&f.poll, "poll-interval", 0, "How often the store is listed for backups of others. Default: the cluster's.")
 	systemFlag(command, &f.system)
 	return command

@@ -92,6 +92,10 @@ func other(record *enginev1alpha1.StorageLocation, until, found string) error {
 	if found != "" {
 		is = "the store that is there has the id " + found
 	}
-	return fmt.Errorf("%w: the location %s; %s. Mount or name the right one. If this one is to take its place, run: kubectl annotate storagelocation %s -n %s --overwrite %s=%s",
-		store.ErrOther, until, is, record.Name, record.Namespace, enginev1alpha1.AnnotationGiveUpStore, cmp.Or(record.Status.StoreID, enginev1alpha1.UnknownStore))
+	remedy := ""
+	if record.Spec.Lock != nil {
+		remedy = " If objects were deleted, their locked versions are still there: docs/lock.md, After an attack."
+	}
+	return fmt.Errorf("%w: the location %s; %s. Mount or name the right one.%s If this one is to take its place, run: kubectl annotate storagelocation %s -n %s --overwrite %s=%s",
+		store.ErrOther, until, is, remedy, record.Name, record.Namespace, enginev1alpha1.AnnotationGiveUpStore, cmp.Or(record.Status.StoreID, enginev1alpha1.UnknownStore))
 }
