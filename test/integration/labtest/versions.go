@@ -145,8 +145,8 @@ func (v *Versions) TryRemove(t *testing.T, of Version) error {
 func (v *Versions) Bucket() string { return v.bucket }
 
 // CorrectTimes sets the times of versions to the times of their writing, as AWS lists them.
-// versitygw copies the file of a version that is replaced, or follows one that is removed, and
-// leaves a file its time that becomes the mark of a deletion. Its ids begin with the right time.
+// versitygw copies the file of a version that is replaced, or that follows a removed one. A file that
+// becomes the mark of a deletion keeps its time. The ids begin with the right time.
 func (v *Versions) CorrectTimes(t *testing.T) {
 	t.Helper()
 	correct := func(path, id string) error {
