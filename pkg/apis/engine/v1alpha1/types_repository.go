@@ -1,0 +1,275 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import (
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// +genclient
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:path=volumerepositories,singular=volumerepository,shortName=hfrepo,scope=Namespaced,categories=holdfast-admin
+// +kubebuilder:printcolumn:name="Namespace",type=string,JSONPath=`.spec.volumeNamespace`
+// +kubebuilder:printcolumn:name="Location",type=string,JSONPath=`.spec.backupStorageLocation`
+// +kubebuilder:printcolumn:name="Status",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`
+// +kubebuilder:printcolumn:name="Key",type=string,JSONPath=`.status.conditions[?(@.type=="KeyBackedUp")].reason`
+// +kubebuilder:printcolumn:name="Size",type=string,JSONPath=`.status.size`
+// +kubebuilder:printcolumn:name="Files",type=integer,JSONPath=`.status.files`
+// +kubebuilder:printcolumn:name="Last-Maintenance",type=date,JSONPath=`.status.lastMaintenanceTime`
+// +kubebuilder:printcolumn:name="Last-Result",type=string,JSONPath=`.status.recentMaintenance[0].result`
+// +kubebuilder:printcolumn:name="Damaged",type=string,JSONPath=`.status.conditions[?(@.type=="Damaged")].status`
+// +kubebuilder:printcolumn:name="Reclaimed",type=string,JSONPath=`.status.reclaimed`
+// +kubebuilder:printcolumn:name="Maintained",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Maintained")].reason`
+// +kubebuilder:printcolumn:name="Last-Job",type=string,priority=1,JSONPath=`.status.recentMaintenance[0].job`
+// +kubebuilder:printcolumn:name="Missing-Backups",type=integer,priority=1,JSONPath=`.status.missingBackups`
+// +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Maintained")].message`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+
+// VolumeRepository is a Kopia repository with the data of one namespace's volumes in one storage
+// location. Its name is NAMESPACE.LOCATION. Its key is in a Secret of the same name with the suffix
+// .key, in the system namespace's name with the suffix -repositories. Without that Secret, the data
+// is lost.
+type VolumeRepository struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// The identity of the repository.
+	Spec VolumeRepositorySpec `json:"spec"`
+	// Whether the repository can be used, and its maintenance.
+	// +optional
+	Status VolumeRepositoryStatus `json:"status,omitempty"`
+}
+
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+// +kubebuilder:object:root=true
+
+// VolumeRepositoryList is a list of VolumeRepositories.
+type VolumeRepositoryList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []VolumeRepository `json:"items"`
+}
+
+// VolumeRepositorySpec identifies a repository. Only its times of maintenance change.
+// +kubebuilder:validation:XValidation:rule="self.volumeNamespace == oldSelf.volumeNamespace && self.backupStorageLocation == oldSelf.backupStorageLocation",message="a VolumeRepository stays the one that it is: only when it is maintained changes"
+type VolumeRepositorySpec struct {
+	// The namespace whose volumes the repository holds.
+	VolumeNamespace string `json:"volumeNamespace"`
+	// Name of the storage location.
+	BackupStorageLocation string `json:"backupStorageLocation"`
+	// Interval of maintenance. Default: the controller's --maintenance-frequency.
+	// +optional
+	MaintenanceFrequency *metav1.Duration `json:"maintenanceFrequency,omitempty"`
+	// A request to maintain it now, not only when it is due. It stays after that.
+	// +optional
+	MaintenanceRequest *MaintenanceAsk `json:"maintenanceRequest,omitempty"`
+}
+
+// MaintenanceAsk is a request to maintain a repository now.
+type MaintenanceAsk struct {
+	Ask `json:",inline"`
+	// Whether to read every pack, too.
+	// +optional
+	Verify bool `json:"verify,omitempty"`
+}
+
+const (
+	// ConditionReady is True when the repository exists in the store and its key
+	// opens it.
+	ConditionReady = "Ready"
+	// ReasonReady: the repository was opened or created.
+	ReasonReady = "Ready"
+	// ReasonKeyMismatch: the repository exists and its key does not open it.
+	ReasonKeyMismatch = "KeyMismatch"
+	// ReasonKeyMissing: the repository exists and its key's Secret is missing.
+	ReasonKeyMissing = "KeyMissing"
+	// ReasonDamaged: the store lacks the objects that open the repository but has its data, or has
+	// lost all of it.
+	ReasonDamaged = "Damaged"
+
+	// ConditionKeyBackedUp is True if the repository's key is kept outside this cluster too. It is
+	// missing until the first check.
+	ConditionKeyBackedUp = "KeyBackedUp"
+	// ReasonKeyWrapped: the key is in the store, encrypted for the location's recovery keys.
+	ReasonKeyWrapped = "Wrapped"
+	// ReasonKeyNotWrapped: the encrypted key could not be written to the store.
+	ReasonKeyNotWrapped = "NotWrapped"
+	// ReasonKeyExported: the key was exported. The cluster does not know where the copy is.
+	ReasonKeyExported = "Exported"
+	// ReasonKeyNotExported: the location has no recovery keys, and the key was not exported since
+	// it was made.
+	ReasonKeyNotExported = "NotExported"
+
+	// ConditionMaintained is True if the last maintenance succeeded, and the next one is not late.
+	// It is missing until the first one has ended. Its observedGeneration is behind until a
+	// requested maintenance has ended.
+	ConditionMaintained = "Maintained"
+	// ConditionDamaged is True if the store has lost data of the repository. It is missing until
+	// the first full maintenance, which checks that.
+	ConditionDamaged = "Damaged"
+	// ReasonDataLost: packs are missing, or have other contents than were written.
+	ReasonDataLost = "DataLost"
+	// ReasonNothingLost: the last check found nothing missing.
+	ReasonNothingLost = "NothingLost"
+
+	// ReasonWaiting: maintenance was requested, or has been due for a period. The message says what
+	// it waits for. Otherwise the reason is the last MaintenanceResult.
+	ReasonWaiting = "Waiting"
+)
+
+// KeySecretName returns the name of the Secret with a repository's key.
+func KeySecretName(repository string) string { return repository + ".key" }
+
+// KeySecretKey is the key of the repository's password in its Secret.
+const KeySecretKey = "repository-password"
+
+const (
+	// NextKeySecretKey is, in the same Secret, the password that the repository is about to get, or
+	// has just got.
+	NextKeySecretKey = "next-repository-password"
+	// FormerKeysSecretKey has the last passwords before it, one a line.
+	FormerKeysSecretKey = "former-repository-passwords"
+)
+
+// AnnotationKeyExported of a VolumeRepository is the fingerprint of the last exported key.
+const AnnotationKeyExported = "holdfast.io/key-exported"
+
+// RepositoryTypeKopia is the only type of a repository.
+const RepositoryTypeKopia = "kopia"
+
+// RepositoryName returns the name of a namespace's repository in a location. Namespaces have no
+// dots, so two pairs never share a name.
+func RepositoryName(volumeNamespace, location string) string {
+	return volumeNamespace + "." + location
+}
+
+// MaintenanceResult is the result of a maintenance.
+// +kubebuilder:validation:Enum=Succeeded;Failed
+type MaintenanceResult string
+
+const (
+	// MaintenanceSucceeded: it was complete.
+	MaintenanceSucceeded MaintenanceResult = "Succeeded"
+	// MaintenanceFailed: it was not done, or not in full.
+	MaintenanceFailed MaintenanceResult = "Failed"
+)
+
+// MaintenanceRun is an ended maintenance.
+type MaintenanceRun struct {
+	// Succeeded or Failed.
+	Result MaintenanceResult `json:"result"`
+	// Name of its Job.
+	// +optional
+	Job string `json:"job,omitempty"`
+	// When it began.
+	StartTimestamp metav1.Time `json:"startTimestamp"`
+	// When it ended.
+	CompleteTimestamp metav1.Time `json:"completeTimestamp"`
+	// Summary of the work, or the reason of the failure.
+	// +optional
+	Message string `json:"message,omitempty"`
+	// Bytes removed from the store.
+	// +optional
+	ReclaimedBytes int64 `json:"reclaimedBytes,omitempty"`
+}
+
+// MaxDamagedPacks and MaxAffectedSnapshots bound the names in a RepositoryDamage.
+const (
+	MaxDamagedPacks      = 20
+	MaxAffectedSnapshots = 40
+)
+
+// MaxRecentMaintenance bounds the maintenances in a VolumeRepository.
+const MaxRecentMaintenance = 25
+
+// VolumeRepositoryStatus is the state of a repository.
+type VolumeRepositoryStatus struct {
+	// Time of the last successful maintenance.
+	// +optional
+	LastMaintenanceTime *metav1.Time `json:"lastMaintenanceTime,omitempty"`
+	// Why the last maintenance failed. Empty if it succeeded.
+	// +optional
+	Message string `json:"message,omitempty"`
+	// Size in the store, rounded up, as of the last full maintenance.
+	// +optional
+	Size *resource.Quantity `json:"size,omitempty"`
+	// Files in the newest snapshots of the volumes, as of the last full maintenance.
+	// +optional
+	Files int64 `json:"files,omitempty"`
+	// Bytes that the maintenances in recentMaintenance have removed from the store, rounded up.
+	// +optional
+	Reclaimed *resource.Quantity `json:"reclaimed,omitempty"`
+	// The last maintenances, the newest first.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=25
+	RecentMaintenance []MaintenanceRun `json:"recentMaintenance,omitempty"`
+	// Number of backups with snapshots that the store lacked, or that did not list them, at the
+	// last full maintenance. They were too many to be believed, so these snapshots stay.
+	// +optional
+	MissingBackups int32 `json:"missingBackups,omitempty"`
+	// Time of the last comparison of the packs with the index: by a full maintenance, or on
+	// request.
+	// +optional
+	LastCheckTime *metav1.Time `json:"lastCheckTime,omitempty"`
+	// Time of the last reading of every pack.
+	// +optional
+	LastVerificationTime *metav1.Time `json:"lastVerificationTime,omitempty"`
+	// The data that the store has lost, as of the last check. Missing if it has lost none.
+	// +optional
+	Damage *RepositoryDamage `json:"damage,omitempty"`
+	// All blobs are locked until then at least, as of the last full maintenance, which extends their
+	// locks. Missing without a lock of the location.
+	// +optional
+	LockedUntil *metav1.Time `json:"lockedUntil,omitempty"`
+	// Fingerprint of the key: the first 32 hexadecimal digits of the SHA-256 of a key that Holdfast
+	// made. It does not reveal the key.
+	// +optional
+	KeyFingerprint string `json:"keyFingerprint,omitempty"`
+	// Conditions: Ready, KeyBackedUp, Maintained, Damaged.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// RepositoryDamage is the lost data of a repository.
+type RepositoryDamage struct {
+	// When it was first noticed.
+	Since metav1.Time `json:"since"`
+	// Packs that the store lacks, or has only in part.
+	// +optional
+	MissingPacks int32 `json:"missingPacks,omitempty"`
+	// Packs with other contents than were written.
+	// +optional
+	DamagedPacks int32 `json:"damagedPacks,omitempty"`
+	// Names of the packs, up to 20. Each check reads them again. The next uploads with their
+	// contents store those anew.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=20
+	Packs []string `json:"packs,omitempty"`
+	// Indexes that the store had at the last maintenance and now lacks. Their contents are unknown,
+	// snapshots included, so nothing is removed from the repository meanwhile.
+	// +optional
+	MissingIndexes int32 `json:"missingIndexes,omitempty"`
+	// Unreadable contents of files, or of listings of folders.
+	// +optional
+	Contents int64 `json:"contents,omitempty"`
+	// Number of snapshots that need them.
+	// +optional
+	AffectedSnapshots int32 `json:"affectedSnapshots,omitempty"`
+	// Ids of these snapshots, if they are at most 40.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=40
+	Snapshots []string `json:"snapshots,omitempty"`
+	// Set if there are more, or not all could be checked: each snapshot that began until then
+	// counts as one of them.
+	// +optional
+	AffectedUntil *metav1.Time `json:"affectedUntil,omitempty"`
+}
