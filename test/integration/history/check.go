@@ -36,7 +36,7 @@ func (h *History) Check(limit int) []error {
 		case v.run != nil:
 			c.run(v.run)
 		case v.location != nil:
-			c.location(v.location)
+			c.location(v.location, v.unanswered)
 		default:
 			c.setLedger(v)
 		}
@@ -150,13 +150,14 @@ func (c *checker) setLedger(v version) {
 	}
 }
 
-// location follows a storage location to its next version.
-func (c *checker) location(location *enginev1alpha1.StorageLocation) {
+// location follows a storage location to its next version. An unanswered write brings it back when
+// a later version says so.
+func (c *checker) location(location *enginev1alpha1.StorageLocation, unanswered bool) {
 	name := location.Name
 	if c.down[name] {
 		c.wasDown[name] = c.version
 	}
-	c.down[name] = !meta.IsStatusConditionTrue(location.Status.Conditions, enginev1alpha1.ConditionAvailable)
+	c.down[name] = c.down[name] && unanswered || !meta.IsStatusConditionTrue(location.Status.Conditions, enginev1alpha1.ConditionAvailable)
 	if c.down[name] {
 		c.wasDown[name] = c.version
 	}

@@ -43,6 +43,8 @@ type version struct {
 	run      *enginev1alpha1.BackupRun
 	ledger   *corev1.ConfigMap
 	location *enginev1alpha1.StorageLocation
+	// unanswered means that the location had this state at a later time, if ever.
+	unanswered bool
 }
 
 // object is what the log says of one object.
@@ -117,10 +119,10 @@ func (h *History) readLocation(event *auditv1.Event) error {
 		event.Verb != "create" && event.Verb != "update" {
 		return nil
 	}
-	written := event.ResponseObject
+	written, unanswered := event.ResponseObject, false
 	switch status := event.ResponseStatus; {
 	case status == nil || status.Code == 0 || status.Code >= 499:
-		written = event.RequestObject
+		written, unanswered = event.RequestObject, true
 	case status.Code != http.StatusOK && status.Code != http.StatusCreated:
 		return nil
 	}
@@ -135,7 +137,7 @@ func (h *History) readLocation(event *auditv1.Event) error {
 	if err != nil {
 		return err
 	}
-	h.versions = append(h.versions, version{number: number, location: location})
+	h.versions = append(h.versions, version{number: number, location: location, unanswered: unanswered})
 	return nil
 }
 

@@ -230,6 +230,16 @@ func TestCheck(t *testing.T) {
 			f.execute("b")
 			f.execute("a")
 		}, "b with ticket 2 was let start, and a with ticket 1"},
+		"overtaken, and its location was down until a write without an answer": {func(f *forge) {
+			f.location(false)
+			down := f.version
+			f.two("x", "x")
+			f.execute("b")
+			f.location(true)
+			f.replaces(down)
+			f.answer(504)
+			f.execute("a")
+		}, ""},
 		"ended twice": {func(f *forge) {
 			f.two("x", "y")
 			f.execute("a")
@@ -306,6 +316,17 @@ func TestCheck(t *testing.T) {
 func (f *forge) answer(code int32) {
 	last := &f.events[len(f.events)-1]
 	last.ResponseStatus, last.ResponseObject = &metav1.Status{Code: code}, nil
+}
+
+// replaces makes the last write one of the version of its object with this number.
+func (f *forge) replaces(version int) {
+	last := &f.events[len(f.events)-1]
+	location := &enginev1alpha1.StorageLocation{}
+	if err := json.Unmarshal(last.RequestObject.Raw, location); err != nil {
+		f.t.Fatal(err)
+	}
+	location.ResourceVersion = strconv.Itoa(version)
+	last.RequestObject = f.raw(location)
 }
 
 // TestUnanswered: a write whose answer was lost is known by what came behind it.
