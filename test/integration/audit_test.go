@@ -140,11 +140,11 @@ func TestWhoDeleted(t *testing.T) {
 	}
 
 	// A rule of a schedule.
-	apply(t, ann, fmt.Sprintf(scheduleManifest, "nightly", namespace, "{schedule: '@yearly', keep: {last: 1}}"))
+	apply(t, ann, fmt.Sprintf(scheduleManifest, "nightly", namespace, fmt.Sprintf("{schedule: '%s', keep: {last: 1}}", dueAgo(72*time.Hour))))
 	var made []string
 	for _, years := range []int{-2, -1} {
 		if years == -1 {
-			lab.Kubectl(t, "--as="+ann, "patch", "schedule", "nightly", "-n", namespace, "--type=merge", `-p={"spec":{"schedule":"@monthly"}}`)
+			lab.Kubectl(t, "--as="+ann, "patch", "schedule", "nightly", "-n", namespace, "--type=merge", fmt.Sprintf(`-p={"spec":{"schedule":%q}}`, dueAgo(48*time.Hour)))
 		}
 		beginIn(t, namespace, "nightly", time.Now().AddDate(years, 0, 0))
 		s := awaitSchedule(t, namespace, "nightly", "its backup", func(s *v1alpha1.Schedule) bool {

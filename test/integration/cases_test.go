@@ -225,7 +225,7 @@ type quickClock struct {
 	begin time.Time
 }
 
-func (c quickClock) Now() time.Time { return c.begin.Add(30 * time.Since(c.begin)) }
+func (c quickClock) Now() time.Time { return c.begin.Add(10 * time.Since(c.begin)) }
 
 // TestDeadAggregatedAPI: an aggregated API whose server is away costs other namespaces a warning, and a
 // restore of its own a bounded wait, with a warning. All else is back.

@@ -81,7 +81,7 @@ func TestScaledToZero(t *testing.T) {
 	fill(t, folder)
 	want := tree(t, folder)
 
-	lab.TryKubectl(t, fmt.Sprintf(scheduleManifest, "nightly", namespace, fmt.Sprintf("{schedule: '@yearly', keep: {last: 1}, template: {ttl: %s}}", ttl)), "create", "-f", "-")
+	lab.TryKubectl(t, fmt.Sprintf(scheduleManifest, "nightly", namespace, fmt.Sprintf("{schedule: '%s', keep: {last: 1}, template: {ttl: %s}}", dueAgo(72*time.Hour), ttl)), "create", "-f", "-")
 	var last *v1alpha1.ScheduledBackup
 	// due has a backup of the schedule made, and waits until it is stored.
 	due := func(schedule string, since time.Time) *v1alpha1.Backup {
@@ -95,7 +95,7 @@ func TestScaledToZero(t *testing.T) {
 		lab.AwaitRunGone(t, namespace+"."+last.Name)
 		return lab.AwaitPhase(t, namespace, last.Name, v1alpha1.BackupPhaseCompleted)
 	}
-	full := due("@yearly", time.Now().AddDate(-2, 0, 0))
+	full := due(dueAgo(72*time.Hour), time.Now().AddDate(-2, 0, 0))
 	if v := full.Status.Volumes; v == nil || v.Completed != 1 {
 		t.Fatalf("the volumes of the first backup are %+v", v)
 	}
@@ -108,7 +108,7 @@ func TestScaledToZero(t *testing.T) {
 		}
 		return err
 	})
-	empty := due("@monthly", time.Now().AddDate(0, -2, 0))
+	empty := due(dueAgo(48*time.Hour), time.Now().AddDate(0, -2, 0))
 	if v := empty.Status.Volumes; v == nil || v.Completed != 0 || v.LeftOut != 1 {
 		t.Fatalf("the volumes of the second backup are %+v", v)
 	}
@@ -166,7 +166,7 @@ func TestScaledToZero(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(folder, "newer"), []byte("newer"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if v := due("@weekly", time.Now().AddDate(0, 0, -15)).Status.Volumes; v == nil || v.Completed != 1 {
+	if v := due(dueAgo(24*time.Hour), time.Now().AddDate(0, 0, -15)).Status.Volumes; v == nil || v.Completed != 1 {
 		t.Fatalf("the volumes of the third backup are %+v", v)
 	}
 	for _, name := range []string{full.Name, empty.Name} {

