@@ -28,6 +28,9 @@ import (
 // can't change their key at once (ErrRetention). And a repository takes a lock on, or another
 // number of days, at its next opening.
 
+// extendedAtOnce is the number of parallel listings. Each extends locks one by one.
+const extendedAtOnce = 4
+
 // leastLocked is the part of a location's lock that a full maintenance leaves to each blob: Kopia
 // offers all of them to it every day, and one that is locked for longer is left alone.
 func leastLocked(period time.Duration) time.Duration { return period / 4 * 3 }
@@ -110,6 +113,23 @@ func (r *Repository) extendLocks(ctx context.Context, w repo.DirectRepositoryWri
 	}
 	if err := w.Flush(ctx); err != nil {
 		return fmt.Errorf("have the repository's maintenance extend locks: %w", err)
+	}
+	return nil
+}
+
+// extendAll extends the locks of all blobs that have locks. Kopia does this in a full maintenance,
+// which does not run on a damaged repository. The blobs that are left stay locked all the same.
+func (r *Repository) extendAll(ctx context.Context) error {
+	if r.storage.locks == nil {
+		return nil
+	}
+	mode, period := r.storage.bucket.Lock()
+	options := blob.ExtendOptions{RetentionMode: blob.RetentionMode(mode), RetentionPeriod: period}
+	err := blob.IterateAllPrefixesInParallel(ctx, extendedAtOnce, r.storage, repo.GetLockingStoragePrefixes(), func(found blob.Metadata) error {
+		return r.storage.ExtendBlobRetention(ctx, found.BlobID, options)
+	})
+	if err != nil {
+		return fmt.Errorf("extend the locks of the repository's blobs: %w", err)
 	}
 	return nil
 }

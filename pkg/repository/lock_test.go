@@ -143,6 +143,38 @@ func TestLockedRepository(t *testing.T) {
 	}
 }
 
+// TestLocksOfADamagedRepository: a maintenance that a lost index ends extends the locks all the same.
+func TestLocksOfADamagedRepository(t *testing.T) {
+	const day = 24 * time.Hour
+	w := newLockedRepository(t)
+	w.lock(40)
+	w.write()
+	w.write()
+	r := open1(t, w.loc, w.key, Options{})
+	if err := errors.Join(r.noteIndexes(t.Context()), r.Close(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	begin, bucket, lost := time.Now(), storetest.Open(t, w.loc.Spec, w.loc.Secret), false
+	for name := range w.blobs() {
+		key := Folder("", namespace) + name
+		switch {
+		case name[0] == 'x' && !lost:
+			lost = true
+			if err := bucket.Remove(t.Context(), key); err != nil {
+				t.Fatal(err)
+			}
+		case needed(name):
+			w.locks.Set(key, storetest.ObjectLock{Mode: "COMPLIANCE", Until: begin.Add(day).Truncate(time.Second)})
+		}
+	}
+	r = open1(t, w.loc, w.key, Options{})
+	defer r.Close(t.Context())
+	if _, err := r.Maintain(t.Context()); !errors.Is(err, ErrIndexLost) {
+		t.Fatalf("the maintenance says %v", err)
+	}
+	w.expect("in a damaged repository", begin.Add(30*day))
+}
+
 // TestLocksAreExtended: the storage extends a lock that ends within three quarters of its days, and
 // leaves others alone, and blobs that were removed meanwhile.
 func TestLocksAreExtended(t *testing.T) {

@@ -78,11 +78,14 @@ func (r *Repository) Maintain(ctx context.Context) (Maintenance, error) {
 	if err == nil && len(lost) > 0 {
 		err = r.errIndexLost(lost)
 	}
-	if err != nil {
-		return done, err
+	var missing *Missing
+	if err == nil {
+		missing, err = r.compare(ctx, true, nil)
 	}
-	missing, err := r.compare(ctx, true, nil)
 	if err != nil {
+		if kind == MaintenanceFull {
+			err = errors.Join(err, r.extendAll(ctx))
+		}
 		return done, err
 	}
 	err = repo.DirectWriteSession(ctx, r.direct, repo.WriteSessionOptions{Purpose: "maintenance"}, func(ctx context.Context, w repo.DirectRepositoryWriter) error {

@@ -16,6 +16,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	awsmiddleware "github.com/aws/aws-sdk-go-v2/aws/middleware"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
+	s3types "github.com/aws/aws-sdk-go-v2/service/s3/types"
 )
 
 // ErrAsOf: the store is read as of an instant, so nothing is written to it.
@@ -305,14 +306,17 @@ func (b *asOfBackend) removeUnfinished(context.Context, string, time.Time, bool)
 
 func (b *asOfBackend) folder(key string) (backend, string, error) { return b, key, nil }
 
-// check fails if the bucket has never had versioning. While it is suspended, earlier versions stay.
+// check fails if the bucket has no versioning. While it is suspended, versions are lost.
 func (b *asOfBackend) check(ctx context.Context, folder string) error {
 	versioning, err := b.client.GetBucketVersioning(ctx, &s3.GetBucketVersioningInput{Bucket: aws.String(b.name)})
 	if err != nil {
 		return err
 	}
-	if versioning.Status == "" {
+	switch versioning.Status {
+	case "":
 		return &asOfError{"the bucket has no versioning, so it can't be read as of an earlier time: remove the location, and turn on versioning for the future"}
+	case s3types.BucketVersioningStatusSuspended:
+		return &asOfError{"the versioning of the bucket is suspended: versions may have been lost since, so it is not shown as it was. Turn versioning on, and copy single versions by hand"}
 	}
 	_, err = b.now(ctx, folder)
 	return err

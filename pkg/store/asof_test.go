@@ -214,10 +214,12 @@ func TestALocationAsOfATimeTakesNoWrites(t *testing.T) {
 
 // TestABucketThatCantBeReadAsOfATime: it has no versions, or the instant is not in the past.
 func TestABucketThatCantBeReadAsOfATime(t *testing.T) {
-	plain := attacked()
-	plain.status = ""
-	if err := plain.open(t, 10, nil).Check(t.Context()); !errors.Is(err, store.ErrAsOf) || !strings.Contains(err.Error(), "no versioning") {
-		t.Errorf("without versioning: %v", err)
+	for status, says := range map[string]string{"": "no versioning", "Suspended": "is suspended"} {
+		plain := attacked()
+		plain.status = status
+		if err := plain.open(t, 10, nil).Check(t.Context()); !errors.Is(err, store.ErrAsOf) || !strings.Contains(err.Error(), says) {
+			t.Errorf("with the versioning %q: %v", status, err)
+		}
 	}
 	for _, seconds := range []float64{1000, 2000} {
 		b := attacked().open(t, seconds, nil)

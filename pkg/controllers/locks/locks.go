@@ -31,6 +31,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
@@ -149,6 +150,9 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 			err = fmt.Errorf("extending the locks of storage location %s: %w", name, err)
 			return errors.Join(err, c.write(ctx, record, failed(err, status), status))
 		}
+		if before := status.Until; before != nil && meta.IsStatusConditionTrue(record.Status.Conditions, enginev1alpha1.ConditionBackupsMissing) && (until.IsZero() || until.After(before.Time)) {
+			until = before.Time // the versions of missing backups are hidden, and not extended
+		}
 		status.CheckedAt = &metav1.Time{Time: now}
 		if status.Until = nil; !until.IsZero() {
 			status.Until = &metav1.Time{Time: until}
@@ -181,7 +185,7 @@ func (c *Controller) begin(record *enginev1alpha1.StorageLocation, now time.Time
 // regularly, and after a failure. A clock that was set back makes it due, too.
 func due(record *enginev1alpha1.StorageLocation, status *enginev1alpha1.StorageLockStatus, now time.Time) bool {
 	condition := meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionLocked)
-	if condition == nil || status.CheckedAt == nil || status.Until == nil && record.Status.StoreID != "" {
+	if condition == nil || status.CheckedAt == nil || status.Until == nil && record.Status.StoreID != "" && condition.Reason != enginev1alpha1.ReasonLockPending {
 		return true
 	}
 	switch condition.Reason {
@@ -244,6 +248,7 @@ func (c *Controller) judge(record *enginev1alpha1.StorageLocation, status *engin
 		condition.Reason = enginev1alpha1.ReasonMaintenanceLate
 		condition.Message = fmt.Sprintf("the maintenance of %d repositories has not extended the locks of their data in time: %s. See the condition Maintained of the VolumeRepository", len(late), some(late))
 	case len(pending) > 0:
+		status.Until = nil // there is data without a lock
 		condition.Reason = enginev1alpha1.ReasonLockPending
 		condition.Message = fmt.Sprintf("%d repositories have data that is older than spec.lock: %s. Their next full maintenance locks it, within about a day", len(pending), some(pending))
 	case status.Until == nil:
@@ -268,30 +273,39 @@ func some(names []string) string {
 
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// write writes the condition and the status, if they differ. Both are nil without a lock.
+// write writes the condition and the status, if they differ. Both are nil without a lock. The other
+// conditions may have changed since the record was read, as during a long pass.
 func (c *Controller) write(ctx context.Context, record *enginev1alpha1.StorageLocation, condition *metav1.Condition, status *enginev1alpha1.StorageLockStatus) error {
-	changed := record.DeepCopy()
-	changed.Status.Lock = status
-	if condition == nil {
-		meta.RemoveStatusCondition(&changed.Status.Conditions, enginev1alpha1.ConditionLocked)
-	} else {
-		condition.Type, condition.ObservedGeneration, condition.LastTransitionTime = enginev1alpha1.ConditionLocked, record.Generation, metav1.NewTime(c.Clock.Now())
-		meta.SetStatusCondition(&changed.Status.Conditions, *condition)
-	}
-	if equality.Semantic.DeepEqual(record.Status, changed.Status) {
-		return nil
-	}
-	_, err := c.Locations.StorageLocations(c.Namespace).UpdateStatus(ctx, changed, metav1.UpdateOptions{})
+	locations, latest, written := c.Locations.StorageLocations(c.Namespace), record, false
+	err := retry.RetryOnConflict(retry.DefaultBackoff, func() (err error) {
+		if latest == nil {
+			latest, err = locations.Get(ctx, record.Name, metav1.GetOptions{})
+			if err != nil || latest.UID != record.UID || !equality.Semantic.DeepEqual(latest.Spec.Lock, record.Spec.Lock) {
+				return err
+			}
+		}
+		changed := latest.DeepCopy()
+		changed.Status.Lock = status
+		if condition == nil {
+			meta.RemoveStatusCondition(&changed.Status.Conditions, enginev1alpha1.ConditionLocked)
+		} else {
+			condition.Type, condition.ObservedGeneration, condition.LastTransitionTime = enginev1alpha1.ConditionLocked, record.Generation, metav1.NewTime(c.Clock.Now())
+			meta.SetStatusCondition(&changed.Status.Conditions, *condition)
+		}
+		if equality.Semantic.DeepEqual(latest.Status, changed.Status) {
+			return nil
+		}
+		_, err = locations.UpdateStatus(ctx, changed, metav1.UpdateOptions{})
+		latest, written = nil, err == nil
+		return err
+	})
 	switch {
 	case apierrors.IsNotFound(err):
-		return nil
-	case apierrors.IsConflict(err): // the other conditions often change at the same moment
-		c.queue.AddAfter(record.Name, soon)
 		return nil
 	case err != nil:
 		return fmt.Errorf("writing until when StorageLocation %s is locked: %w", record.Name, err)
 	}
-	if condition != nil {
+	if written && condition != nil {
 		klog.FromContext(ctx).Info("Locks of a storage location", "storageLocation", record.Name, "locked", condition.Status, "reason", condition.Reason, "message", condition.Message)
 	}
 	return nil
