@@ -31,8 +31,12 @@ var locations = []string{"folder", "bucket", locked}
 // TestTwoClustersOneStore is the campaign.
 func TestTwoClustersOneStore(t *testing.T) {
 	clusters := []*cluster{newCluster(t, labs[0], "a"), newCluster(t, labs[1], "b")}
+	folder := filepath.Join(labs[0].Dir, "store") // goes with the lab, whose processes write to it until then
+	if err := os.Mkdir(folder, 0o755); err != nil {
+		t.Fatal(err)
+	}
 	stores := map[string]*enginev1alpha1.StorageLocationSpec{
-		"folder": {Provider: enginev1alpha1.StorageProviderFilesystem, Prefix: "shared", Filesystem: &enginev1alpha1.FilesystemLocation{Path: t.TempDir()}},
+		"folder": {Provider: enginev1alpha1.StorageProviderFilesystem, Prefix: "shared", Filesystem: &enginev1alpha1.FilesystemLocation{Path: folder}},
 	}
 	server := labs[0].S3(t)
 	if err := os.Mkdir(filepath.Join(server.Buckets, "backups"), 0o755); err != nil {
