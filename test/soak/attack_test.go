@@ -34,8 +34,8 @@ type attack struct {
 	bucket *labtest.Versions
 	// began is the last instant before the attack. It is zero until then.
 	began time.Time
-	// hidden, overwritten and kept count the objects that were struck. The store has refused to
-	// remove the kept ones for good.
+	// These count the struck objects: deleted, overwritten, removed for good, and kept, since the store
+	// refused to remove them for good.
 	hidden, overwritten, removed, kept int
 }
 
@@ -186,8 +186,8 @@ func (c *cluster) showBefore(t *testing.T, spec *enginev1alpha1.StorageLocationS
 	})
 }
 
-// moveBefore makes the backups of the locked bucket those of the location before: the ones that were
-// stored before the attack are still stored there, also if they were deleted after it.
+// moveBefore moves the backups of the locked bucket to the location before, and counts the stored
+// ones. A backup that was stored before the attack is stored there, also if it was deleted after it.
 func (c *cluster) moveBefore(began time.Time) (stored int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -6,7 +6,8 @@
 // at random and for as long as a flag says. In the second half an attacker with the writer's keys
 // deletes and overwrites the objects of a locked bucket. Then each store must be whole, and the
 // locked one as of before the attack: nothing that was shown as stored may be missing, or another
-// cluster's. Nothing may have run twice, and restores must have told the truth. `make soak` runs it for long, `make test` for seconds.
+// cluster's. Nothing may have run twice, and restores must have told the truth. `make soak` runs it for
+// long, `make test` for seconds.
 package soak
 
 import (

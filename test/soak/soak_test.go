@@ -31,7 +31,7 @@ var locations = []string{"folder", "bucket", locked}
 // TestTwoClustersOneStore is the campaign.
 func TestTwoClustersOneStore(t *testing.T) {
 	clusters := []*cluster{newCluster(t, labs[0], "a"), newCluster(t, labs[1], "b")}
-	folder := filepath.Join(labs[0].Dir, "store") // goes with the lab, whose processes write to it until then
+	folder := filepath.Join(labs[0].Dir, "shared") // goes with the lab, whose processes write to it until then
 	if err := os.Mkdir(folder, 0o755); err != nil {
 		t.Fatal(err)
 	}
