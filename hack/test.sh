@@ -43,7 +43,7 @@ if command -v "$(go env CC)" >/dev/null; then
   for package in 'golang.org/x/crypto/...' 'crypto/internal/fips140/...' 'github.com/kopia/kopia/internal/crypto' 'github.com/kopia/kopia/repo/splitter' 'compress/flate' 'hash/crc32' 'github.com/klauspost/compress/...' ./pkg/datapath/buzhash; do
     plain+=("-gcflags=${package}=-race=false")
   done
-  CGO_ENABLED=1 go test -race "${plain[@]}" -timeout 20m ./cmd/... ./pkg/... ./test/architecture/...
+  CGO_ENABLED=1 go test -race "${plain[@]}" -timeout 20m -skip PeakMemory ./cmd/... ./pkg/... ./test/architecture/...
   echo "test: the maintenance of repositories, the memory of an agent, and large backups, without it"
   go test -run 'Maintenance|PeakMemory|TestLarge' ./pkg/repository ./pkg/datapath ./pkg/restore/source
 else

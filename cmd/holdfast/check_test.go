@@ -32,7 +32,7 @@ func TestCheck(t *testing.T) {
 		t.Errorf("got %v, and %q", err, out.String())
 	}
 	refusals = 1 << 30
-	if err := check(t.Context(), client, "holdfast", time.Millisecond, &out); err == nil || !strings.Contains(err.Error(), "unable to handle") {
+	if err := check(t.Context(), client, "holdfast", 500*time.Millisecond, &out); err == nil || !strings.Contains(err.Error(), "unable to handle") {
 		t.Errorf("got %v, want the last answer", err)
 	}
 }

@@ -139,13 +139,12 @@ func TestVolumesThatMayNotBeTakenOver(t *testing.T) {
 // TestClaimsThatAreBoundLate: a claim that keeps its volume may be bound by the controller's next
 // round. It is waited for, within a bound.
 func TestClaimsThatAreBoundLate(t *testing.T) {
-	const look = 100 * time.Millisecond
 	for name, test := range map[string]struct {
-		after time.Duration
-		says  string
+		look, after time.Duration
+		says        string
 	}{
-		"by the next round": {2 * look, ""},
-		"never":             {time.Hour, "it is not bound: no event says why"},
+		"by the next round": {time.Second, 2 * time.Second, ""},
+		"never":             {100 * time.Millisecond, time.Hour, "it is not bound: no event says why"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newFakeServer(t)
@@ -165,7 +164,7 @@ func TestClaimsThatAreBoundLate(t *testing.T) {
 				return 0, false
 			}
 			backup := backupOf(t, obj("v1", "PersistentVolumeClaim", "a", "data", with("pv", "spec", "volumeName")))
-			ended := s.run(t.Context(), backup, request("r", v1alpha1.RestoreSpec{}), func(d *Dependencies) { d.Look = look })
+			ended := s.run(t.Context(), backup, request("r", v1alpha1.RestoreSpec{}), func(d *Dependencies) { d.Look = test.look })
 			if want(t, ended, v1alpha1.RestorePhaseCompleted, test.says); (test.says != "") != (ended.Status.Warnings > 0) {
 				results, _ := told(t, ended)
 				t.Errorf("warnings: %v", results.Warnings)
