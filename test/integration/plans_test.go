@@ -157,7 +157,11 @@ func TestPlanOfARestore(t *testing.T) {
 		t.Fatalf("the plan is %+v: %s", plan, answer)
 	}
 	for _, write := range lab.WritesSince(t, mark) {
-		// A dry run of a creation, and questions about rights, are no writes.
+		// A dry run of a creation, and questions about rights, are no writes. Kubernetes deletes the
+		// namespaces of other tests meanwhile.
+		if strings.HasPrefix(write.User.Username, "system:serviceaccount:kube-system:") {
+			continue
+		}
 		about := write.Verb + " " + write.ObjectRef.Resource
 		if !strings.Contains(write.RequestURI, "dryRun=All") && !strings.HasSuffix(write.ObjectRef.Resource, "accessreviews") && (write.ObjectRef.Namespace == namespace || strings.HasPrefix(write.ObjectRef.Resource, "restore")) {
 			t.Errorf("the dry run made a write: %s of %s by %s", about, write.ObjectRef.Name, write.User.Username)

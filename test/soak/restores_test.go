@@ -121,7 +121,9 @@ func (c *cluster) checkRestores(t *testing.T, mark int64) {
 			t.Errorf("cluster %s: the restore %s has completed, and %v", c.name, run.Name, err)
 			continue
 		}
-		if repeated++; repeated <= again && c.created[run.Spec.Backup.UID] != nil && !c.created[run.Spec.Backup.UID].deleted {
+		// The attacked bucket gives nothing any more.
+		of := c.created[run.Spec.Backup.UID]
+		if repeated++; repeated <= again && of != nil && !of.deleted && of.location != before {
 			c.repeat(t, run, versions)
 		}
 	}
