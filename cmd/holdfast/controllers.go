@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/informers"
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
@@ -34,6 +35,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/controllers/repository"
 	"github.com/holdfast-io/holdfast/pkg/controllers/restorerun"
 	"github.com/holdfast-io/holdfast/pkg/controllers/run"
+	"github.com/holdfast-io/holdfast/pkg/controllers/snapshotsweep"
 	"github.com/holdfast-io/holdfast/pkg/controllers/storagelocation"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	engineclientset "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned"
@@ -49,6 +51,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restore/volumes"
 	"github.com/holdfast-io/holdfast/pkg/runlog"
 	"github.com/holdfast-io/holdfast/pkg/runlog/remote"
+	"github.com/holdfast-io/holdfast/pkg/snapshots"
 	"github.com/holdfast-io/holdfast/pkg/volumefiles/reader"
 )
 
@@ -75,6 +78,7 @@ var controllers = []struct {
 	{"index", newIndex},
 	{"maintenance", newMaintenance},
 	{"noderestriction", newNodeRestriction},
+	{"snapshotsweep", newSnapshotSweep},
 }
 
 type controllerContext struct {
@@ -432,4 +436,30 @@ func newNodeRestriction(_ context.Context, c *controllerContext) (func(context.C
 		Events: c.events,
 		Clock:  clock.RealClock{},
 	}).Run, nil
+}
+
+// newSnapshotSweep returns no work without --snapshots: the controller has no rights for it then.
+func newSnapshotSweep(_ context.Context, c *controllerContext) (func(context.Context), error) {
+	if !c.snapshots {
+		return func(context.Context) {}, nil
+	}
+	objects, err := dynamic.NewForConfig(c.config)
+	if err != nil {
+		return nil, err
+	}
+	controller, err := snapshotsweep.New(snapshotsweep.Config{
+		Namespace:        c.system(),
+		ClusterUID:       c.cluster.UID,
+		Snapshots:        snapshots.New(objects, c.cluster.UID, c.system()),
+		Runs:             c.engine.BackupRuns(c.system()),
+		Secrets:          c.credentials,
+		Events:           c.events,
+		Clock:            clock.RealClock{},
+		RunInformer:      c.records.BackupRuns(),
+		LocationInformer: c.records.StorageLocations(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return controller.Run, nil
 }

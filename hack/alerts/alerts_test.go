@@ -38,6 +38,7 @@ var expositions = []string{"../../pkg/controllers/backupqueue/metrics_test.go", 
 	"../../pkg/catalog/refresh/metrics_test.go", "../../pkg/controllers/storagelocation/identify_test.go",
 	"../../pkg/apiserver/metrics_test.go", "../../pkg/controllers/backuprun/metrics_test.go", "../../pkg/controllers/restorerun/metrics_test.go",
 	"../../pkg/lease/metrics_test.go", "../../pkg/controllers/locks/locks_test.go", "../../pkg/registry/protection/metrics_test.go",
+	"../../pkg/controllers/snapshotsweep/snapshotsweep_test.go",
 	"../../pkg/controllers/noderestriction/noderestriction_test.go", "testdata/kube-apiserver.txt"}
 
 // scrape is what a target serves, minute by minute, in the notation of promtool. Keys
@@ -83,6 +84,13 @@ func TestAlerts(t *testing.T) {
 		"slots of restores are free": {
 			targets: []scrape{{"slots": always(2), "restore_slots": always(4), "holdfast_queue_blocked_restores": always(1), "oldest_wait_seconds": growing(0)}},
 			fires:   map[string]string{"HoldfastRestoresStuck": "11-40"},
+		},
+		"snapshots of volumes are not deleted": {
+			targets: []scrape{{"slots": always(2), "holdfast_snapshots/stuck": always(1)}},
+			fires:   map[string]string{"HoldfastSnapshotsStuck": "5-40"},
+		},
+		"snapshots of volumes leave": {
+			targets: []scrape{{"slots": always(2), "holdfast_snapshots/leaving": always(9), "holdfast_snapshots/kept": always(9), "holdfast_snapshots/doubt": always(9)}},
 		},
 		"as many restores run as may": {
 			targets: []scrape{{"slots": always(2), "restore_slots": always(4), "holdfast_queue_restores": always(2), "holdfast_queue_blocked_restores": always(1), "oldest_wait_seconds": growing(0)}},

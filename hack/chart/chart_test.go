@@ -151,6 +151,7 @@ func TestComponents(t *testing.T) {
 			"constrainedImpersonation": map[string]any{"enabled": true},
 			"apiserver":                tls, "controller": tls, "nodeAgent": tls,
 		},
+		"snapshots":    {"snapshots": map[string]any{"enabled": true}},
 		"cert-manager": nil, // its certificates are compared by TestValues
 		"tls-secret":   nil,
 	}
@@ -259,6 +260,8 @@ func TestValues(t *testing.T) {
 		"host paths":             {`nodeAgent: {hostPathRoots: [/a, /b]}`, "DaemonSet holdfast-agents/holdfast-node-agent", []string{`"--host-path-roots=/a,/b"`, `"mountPath":"/b"`, `{"hostPath":{"path":"/b","type":"DirectoryOrCreate"},"name":"host-path-1"}`}},
 		"their controller":       {`nodeAgent: {hostPathRoots: [/a, /b]}`, "Deployment holdfast/holdfast-controller", []string{`"--host-path-roots=/a,/b"`}},
 		"deletion by admins":     {`deletionByAdmins: {enabled: true}`, "ClusterRole /holdfast-admin", []string{`"rbac.authorization.k8s.io/aggregate-to-admin":"true"`}},
+		"snapshots":              {`snapshots: {enabled: true}`, "Deployment holdfast/holdfast-controller", []string{`"--snapshots"`}},
+		"their rights":           {`snapshots: {enabled: true}`, "ClusterRoleBinding /holdfast-snapshots", []string{`"name":"holdfast-controller"`, `"namespace":"holdfast"`}},
 		"impersonation":          {`constrainedImpersonation: {enabled: true}`, "ClusterRole /holdfast-impersonator", []string{`"impersonate:user-info"`}},
 		"metrics":                {`podMonitor: {enabled: true, interval: 30s, labels: {release: p}}`, "PodMonitor holdfast/holdfast", []string{`"interval":"30s"`, `"labels":{"release":"p"}`, `["holdfast","holdfast-agents"]`}},
 		"dashboard":              {`dashboard: {enabled: true, labels: {sidecar: x}, annotations: {grafana_folder: Backups}}`, "ConfigMap holdfast/holdfast-dashboard", []string{`"grafana_dashboard":"1"`, `"sidecar":"x"`, `"grafana_folder":"Backups"`, `holdfast_queue_backups`}},

@@ -12,6 +12,9 @@
 {{- end -}}
 
 {{- define "holdfast.args.controller" -}}
+{{- if .Values.snapshots.enabled -}}
+- --snapshots
+{{ end -}}
 {{- with .Values.restore.image -}}
 - --restore-image={{ . }}
 {{ end -}}

@@ -1,0 +1,280 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package snapshotsweep forgets the cluster's snapshots that no backup needs: of backups that have
+// failed, were cancelled or deleted, and of attempts that a later one has replaced.
+//
+//   - A snapshot leaves only if its backup's record says that it has no result, or if its store was
+//     read, has other backups, and lacks this one.
+//   - If more than ten snapshots and more than one in twenty have lost their backups in the stores,
+//     none of these leaves, with the event SnapshotsInDoubt.
+//   - Only the snapshots of this cluster leave.
+package snapshotsweep
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/backup/folder"
+	"github.com/holdfast-io/holdfast/pkg/controllers/loop"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
+	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
+	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/location"
+	"github.com/holdfast-io/holdfast/pkg/snapshots"
+	"github.com/holdfast-io/holdfast/pkg/store"
+)
+
+const (
+	interval       = 10 * time.Minute
+	requestTimeout = time.Minute
+	firstRetry     = 10 * time.Second
+	lastRetry      = interval
+	key            = "snapshots"
+	// reasonDoubt is the reason of the event about a mass loss.
+	reasonDoubt = "SnapshotsInDoubt"
+)
+
+// Config is what a Controller works with.
+type Config struct {
+	Namespace, ClusterUID string
+
+	Snapshots *snapshots.Client
+	Runs      engineclient.BackupRunInterface
+	Secrets   location.Secrets
+	Events    events.EventRecorder
+	Clock     clock.WithTicker
+
+	RunInformer      engineinformers.BackupRunInformer
+	LocationInformer engineinformers.StorageLocationInformer
+}
+
+type bucket interface {
+	store.Reader
+	io.Closer
+}
+
+// Controller sweeps at its start, every ten minutes, and when it is woken.
+type Controller struct {
+	Config
+	locations enginelisters.StorageLocationNamespaceLister
+	queue     *loop.Loop[string]
+	open      func(ctx context.Context, record *enginev1alpha1.StorageLocation) (bucket, error)
+	// since is kept from one sweep to the next.
+	since map[types.UID]time.Time
+}
+
+// New returns a Controller.
+func New(config Config) (*Controller, error) {
+	registerMetrics()
+	c := &Controller{
+		Config:    config,
+		locations: config.LocationInformer.Lister().StorageLocations(config.Namespace),
+		queue:     loop.New[string](loop.Config{Controller: "snapshotsweep", FirstRetry: firstRetry, LastRetry: lastRetry, Clock: config.Clock}),
+		open: func(ctx context.Context, record *enginev1alpha1.StorageLocation) (bucket, error) {
+			return location.Open(ctx, config.Secrets, record)
+		},
+	}
+	c.queue.Add(key)
+	if err := c.queue.Watch(config.LocationInformer.Informer(), loop.OnChange(func(_, _ *enginev1alpha1.StorageLocation) {})); err != nil {
+		return nil, err
+	}
+	return c, c.queue.Watch(config.RunInformer.Informer(), loop.OnChange(func(before, after *enginev1alpha1.BackupRun) {
+		if before != nil && !before.Status.Phase.Ended() && (after == nil || after.Status.Phase.Ended()) {
+			c.Wake()
+		}
+	}))
+}
+
+// Wake starts a sweep now.
+func (c *Controller) Wake() { c.queue.Soon(key) }
+
+// Run works until ctx ends. Then nothing is known any more.
+func (c *Controller) Run(ctx context.Context) {
+	defer count.Reset()
+	c.queue.Run(ctx, c.sync)
+}
+
+func (c *Controller) sync(ctx context.Context, _ string) error {
+	soon, err := c.sweep(ctx)
+	if err != nil {
+		return fmt.Errorf("sweeping the snapshots of volumes: %w", err)
+	}
+	next := interval
+	if soon {
+		next = snapshots.OrphanAge
+	}
+	c.queue.AddAfter(key, next)
+	return nil
+}
+
+// sweep reads the contents before the runs: a missing run of a content has been deleted.
+func (c *Controller) sweep(ctx context.Context) (soon bool, err error) {
+	contents, taken, err := c.Snapshots.Look(ctx)
+	if err != nil {
+		return false, err
+	}
+	fates, locations, err := c.fates(ctx, contents, taken)
+	if err != nil {
+		return false, err
+	}
+	decision := snapshots.Decide(snapshots.View{
+		ClusterUID: c.ClusterUID, Now: c.Clock.Now(), Contents: contents, Snapshots: taken, Fates: fates, Since: c.since,
+	})
+	c.since = decision.Since
+	for state, of := range decision.States {
+		count.WithLabelValues(string(state)).Set(float64(of))
+	}
+	c.doubt(ctx, decision.Doubted, locations)
+	logger := klog.FromContext(ctx)
+	for _, content := range decision.Orphans {
+		logger.Info("A snapshot has lost its VolumeSnapshot before it was labelled, and its class keeps it: delete it by hand if it is not wanted", "volumeSnapshotContent", content.Name, "handle", content.Status.Handle)
+	}
+	waiting, err := c.Snapshots.Sweep(ctx, decision)
+	for _, name := range slices.Sorted(maps.Keys(waiting)) {
+		logger.Info("A snapshot that no backup needs is not deleted yet", "volumeSnapshotContent", name, "waitsFor", waiting[name])
+	}
+	return decision.Soon, err
+}
+
+// doubt says of each location how many of its backups the loss is about.
+func (c *Controller) doubt(ctx context.Context, backups []types.UID, locations map[types.UID]*enginev1alpha1.StorageLocation) {
+	lost := map[*enginev1alpha1.StorageLocation]int{}
+	for _, uid := range backups {
+		lost[locations[uid]]++
+	}
+	for record, number := range lost {
+		const note = "The store lacks %d backups whose snapshots of volumes the cluster has, which is more than is believed at once, so the snapshots stay: look whether the right bucket is named, or delete the VolumeSnapshotContents by hand"
+		klog.FromContext(ctx).Info(fmt.Sprintf(note, number), "storageLocation", record.Name)
+		c.Events.Eventf(record, nil, corev1.EventTypeWarning, reasonDoubt, "Sweep", note, number)
+	}
+}
+
+// place is where a backup is stored, by the annotations of its snapshots.
+type place struct{ storeName, location string }
+
+// fates returns the state of each backup with snapshots, and the location of each that was looked for.
+func (c *Controller) fates(ctx context.Context, contents []snapshots.VolumeSnapshotContent, taken []snapshots.VolumeSnapshot) (map[types.UID]snapshots.Fate, map[types.UID]*enginev1alpha1.StorageLocation, error) {
+	backups := map[types.UID]place{}
+	see := func(object *metav1.ObjectMeta) {
+		if object.Labels[snapshots.LabelCluster] == c.ClusterUID {
+			backups[types.UID(object.Labels[snapshots.LabelBackup])] = place{object.Annotations[snapshots.AnnotationStoreName], object.Annotations[snapshots.AnnotationLocation]}
+		}
+	}
+	for i := range taken {
+		see(&taken[i].ObjectMeta)
+	}
+	for i := range contents { // no tenant can change these
+		see(&contents[i].ObjectMeta)
+	}
+	fates, locations := map[types.UID]snapshots.Fate{}, map[types.UID]*enginev1alpha1.StorageLocation{}
+	if len(backups) == 0 {
+		return fates, locations, nil
+	}
+	runs, err := c.Runs.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, nil, err
+	}
+	for i := range runs.Items {
+		run := &runs.Items[i]
+		switch phase := run.Status.Phase; {
+		case run.Deleting():
+		case !phase.Ended():
+			fates[run.UID] = snapshots.Live
+		case phase == v1alpha1.BackupPhaseFailed, phase == v1alpha1.BackupPhaseCancelled, phase == v1alpha1.BackupPhaseFailedValidation:
+			fates[run.UID] = snapshots.Failed
+		}
+	}
+	in := map[string][]types.UID{}
+	for uid, at := range backups {
+		if fates[uid] == snapshots.Unknown {
+			in[at.location] = append(in[at.location], uid)
+		}
+	}
+	for name, uids := range in {
+		record, err := c.locations.Get(name)
+		switch {
+		case apierrors.IsNotFound(err):
+			continue
+		case err != nil:
+			return nil, nil, err
+		case record.Spec.IsLonghorn() || record.Closed():
+			continue
+		}
+		if err := c.read(ctx, record, uids, backups, fates); err != nil {
+			klog.FromContext(ctx).Info("A storage location was not read, so the snapshots of its backups stay", "storageLocation", name, "err", err)
+		}
+		for _, uid := range uids {
+			locations[uid] = record
+		}
+	}
+	return fates, locations, nil
+}
+
+// read looks for backups in a store. One without any backup is not believed.
+func (c *Controller) read(ctx context.Context, record *enginev1alpha1.StorageLocation, uids []types.UID, backups map[types.UID]place, fates map[types.UID]snapshots.Fate) error {
+	target, err := c.open(ctx, record)
+	if err != nil {
+		return err
+	}
+	defer target.Close()
+	if has, err := hasBackup(ctx, target); err != nil || !has {
+		return errors.Join(err, errors.New("it has no backup"))
+	}
+	for _, uid := range uids {
+		storeName := backups[uid].storeName
+		if format.ValidateStoreName(storeName) != nil {
+			continue
+		}
+		of := folder.Folder{
+			Place: format.Place{StoreName: storeName, Location: record.Name, SystemNamespace: c.Namespace},
+			Clock: c.Clock, UID: uid, Store: target, Try: try,
+		}
+		needed, err := of.Needs(ctx)
+		switch {
+		case err != nil:
+			klog.FromContext(ctx).Info("A backup was not read, so its snapshots stay", "storageLocation", record.Name, "folder", storeName, "err", err)
+		case needed:
+			fates[uid] = snapshots.Stored
+		default:
+			fates[uid] = snapshots.Missing
+		}
+	}
+	return nil
+}
+
+func hasBackup(ctx context.Context, target bucket) (bool, error) {
+	for object, err := range target.List(ctx, format.BackupsPrefix, store.ListOptions{Recursive: true}) {
+		if err != nil {
+			return false, err
+		}
+		name, _, _ := strings.Cut(strings.TrimPrefix(object.Key, format.BackupsPrefix), "/")
+		if object.Key == format.MetadataKey(name) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+func try(ctx context.Context, request func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	return request(ctx)
+}

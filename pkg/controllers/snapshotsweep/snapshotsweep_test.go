@@ -1,0 +1,250 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package snapshotsweep
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic/fake"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/component-base/metrics/legacyregistry"
+	"k8s.io/component-base/metrics/testutil"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	enginefake "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/fake"
+	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	"github.com/holdfast-io/holdfast/pkg/snapshots"
+	"github.com/holdfast-io/holdfast/pkg/store"
+	"github.com/holdfast-io/holdfast/pkg/store/storetest"
+)
+
+const (
+	system  = "holdfast"
+	cluster = "this-cluster"
+)
+
+type harness struct {
+	*Controller
+	t       *testing.T
+	objects *fake.FakeDynamicClient
+	store   *store.Bucket
+	events  *events.FakeRecorder
+	factory enginefactory.SharedInformerFactory
+}
+
+// newHarness has the location "default".
+func newHarness(t *testing.T, runs ...runtime.Object) *harness {
+	t.Helper()
+	objects := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{
+		snapshots.Snapshots: "VolumeSnapshotList", snapshots.Contents: "VolumeSnapshotContentList", snapshots.Classes: "VolumeSnapshotClassList",
+	})
+	engine := enginefake.NewSimpleClientset(runs...)
+	h := &harness{t: t, objects: objects, store: storetest.Filesystem(t), events: events.NewFakeRecorder(100), factory: enginefactory.NewSharedInformerFactory(engine, 0)}
+	locations := h.factory.Engine().V1alpha1().StorageLocations()
+	var err error
+	h.Controller, err = New(Config{
+		Namespace: system, ClusterUID: cluster, Snapshots: snapshots.New(objects, cluster, system),
+		Runs: engine.EngineV1alpha1().BackupRuns(system), Events: h.events, Clock: clocktesting.NewFakeClock(time.Now()),
+		RunInformer: h.factory.Engine().V1alpha1().BackupRuns(), LocationInformer: locations,
+	})
+	must(t, err)
+	must(t, locations.Informer().GetStore().Add(&enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}}))
+	h.open = func(context.Context, *enginev1alpha1.StorageLocation) (bucket, error) { return lent{h.store}, nil }
+	return h
+}
+
+// lent stays open.
+type lent struct{ *store.Bucket }
+
+func (lent) Close() error { return nil }
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// kept adds the content of a cut, whose VolumeSnapshot is deleted.
+func (h *harness) kept(name, backup, location string) {
+	h.t.Helper()
+	must(h.t, h.objects.Tracker().Create(snapshots.Contents, &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": snapshots.Version.String(), "kind": "VolumeSnapshotContent",
+		"metadata": map[string]any{
+			"name": name, "uid": name,
+			"labels":      map[string]any{snapshots.LabelCluster: cluster, snapshots.LabelBackup: backup, snapshots.LabelClaim: "claim"},
+			"annotations": map[string]any{snapshots.AnnotationStoreName: "b-" + backup, snapshots.AnnotationLocation: location},
+		},
+		"spec": map[string]any{
+			"deletionPolicy": "Retain", "driver": "d", "source": map[string]any{"volumeHandle": "v"},
+			"volumeSnapshotRef": map[string]any{"namespace": "shop", "name": "hf-x", "uid": "u"},
+		},
+		"status": map[string]any{"snapshotHandle": "h-" + name, "creationTime": int64(1)},
+	}}, ""))
+}
+
+// backup stores a backup that can be restored.
+func (h *harness) backup(uid string) {
+	h.t.Helper()
+	instant := metav1.NewTime(time.Now())
+	backup := &v1alpha1.Backup{
+		ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "b-" + uid, UID: types.UID(uid), CreationTimestamp: instant},
+		Status:     v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseCompleted, StartTimestamp: &instant, CompletionTimestamp: &instant, Expiration: &instant},
+	}
+	key, err := format.ParseSigningKey(make([]byte, 32))
+	must(h.t, err)
+	metadata, err := format.EncodeBackup(backup, format.Contents{}, format.Cluster{UID: cluster, Key: key, SystemNamespace: system})
+	must(h.t, err)
+	must(h.t, h.store.Create(h.t.Context(), format.MetadataKey("b-"+uid), metadata))
+}
+
+// left sweeps, and returns the names of the contents that are left.
+func (h *harness) left() (names []string) {
+	h.t.Helper()
+	if _, err := h.sweep(h.t.Context()); err != nil {
+		h.t.Fatal(err)
+	}
+	all, err := h.objects.Resource(snapshots.Contents).List(h.t.Context(), metav1.ListOptions{})
+	must(h.t, err)
+	for _, object := range all.Items {
+		names = append(names, object.GetName())
+	}
+	return names
+}
+
+func run(uid string, phase v1alpha1.BackupPhase) *enginev1alpha1.BackupRun {
+	return &enginev1alpha1.BackupRun{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "b-" + uid, UID: types.UID(uid)}, Status: enginev1alpha1.BackupRunStatus{Phase: phase}}
+}
+
+// TestWhichSnapshotsLeave: those of backups that have failed, or that their store lacks.
+func TestWhichSnapshotsLeave(t *testing.T) {
+	for name, test := range map[string]struct {
+		run      *enginev1alpha1.BackupRun
+		stored   bool
+		location string
+		stays    bool
+	}{
+		"live":                {run: run("x", v1alpha1.BackupPhaseInProgress), stays: true},
+		"waits":               {run: run("x", "WaitingForPluginOperations"), stays: true},
+		"stored, with record": {run: run("x", v1alpha1.BackupPhaseCompleted), stored: true, stays: true},
+		"stored":              {stored: true, stays: true},
+		"cancelled":           {run: run("x", v1alpha1.BackupPhaseCancelled)},
+		"failed":              {run: run("x", v1alpha1.BackupPhaseFailed)},
+		"deleted":             {run: run("x", v1alpha1.BackupPhaseCompleted)},
+		"without a record":    {},
+		"of a lost location":  {location: "lost", stays: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var runs []runtime.Object
+			if test.run != nil {
+				runs = append(runs, test.run)
+			}
+			h := newHarness(t, runs...)
+			h.backup("another")
+			if test.stored {
+				h.backup("x")
+			}
+			location := "default"
+			if test.location != "" {
+				location = test.location
+			}
+			h.kept("c", "x", location)
+			if left := h.left(); (len(left) == 1) != test.stays {
+				t.Errorf("left is %v", left)
+			}
+		})
+	}
+}
+
+// TestStoresThatAreNotBelieved: without an answer, or with no backup at all, nothing leaves.
+func TestStoresThatAreNotBelieved(t *testing.T) {
+	h := newHarness(t)
+	h.kept("c", "x", "default")
+	if left := h.left(); len(left) != 1 {
+		t.Error("a snapshot leaves for a store without backups")
+	}
+	h.backup("another")
+	h.open = func(context.Context, *enginev1alpha1.StorageLocation) (bucket, error) {
+		return nil, errors.New("no answer")
+	}
+	if left := h.left(); len(left) != 1 {
+		t.Error("a snapshot leaves for a store that does not answer")
+	}
+	h.open = func(context.Context, *enginev1alpha1.StorageLocation) (bucket, error) { return lent{h.store}, nil }
+	if left := h.left(); len(left) != 0 {
+		t.Errorf("left is %v", left)
+	}
+}
+
+// TestMassLoss: many snapshots without a backup stay, and an event says so.
+func TestMassLoss(t *testing.T) {
+	h := newHarness(t)
+	h.backup("another")
+	for i := range 11 {
+		h.kept(fmt.Sprint("c", i), fmt.Sprint("x", i), "default")
+	}
+	if left := h.left(); len(left) != 11 {
+		t.Errorf("left is %v", left)
+	}
+	select {
+	case event := <-h.events.Events:
+		if !strings.Contains(event, reasonDoubt) || !strings.Contains(event, "11 backups") {
+			t.Errorf("the event is %q", event)
+		}
+	default:
+		t.Error("there is no event")
+	}
+	want := `
+# HELP holdfast_snapshots [ALPHA] Snapshots of volumes that the cluster has for backups, by state: kept, leaving, stuck, since it has been leaving for more than an hour, or doubt, since the store of its backup was not read or lacks too many.
+# TYPE holdfast_snapshots gauge
+holdfast_snapshots{state="doubt"} 11
+holdfast_snapshots{state="kept"} 0
+holdfast_snapshots{state="leaving"} 0
+holdfast_snapshots{state="stuck"} 0
+`
+	if err := testutil.GatherAndCompare(legacyregistry.DefaultGatherer, strings.NewReader(want), "holdfast_snapshots"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestWoken: the end of a run starts a sweep at once, which a clock that stands still would not.
+func TestWoken(t *testing.T) {
+	live := run("x", v1alpha1.BackupPhaseInProgress)
+	h := newHarness(t, live)
+	h.kept("c", "x", "default")
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	h.factory.Start(ctx.Done())
+	go func() { defer close(done); h.Run(ctx) }()
+	defer func() { cancel(); <-done }()
+	ended := live.DeepCopy()
+	ended.Status.Phase = v1alpha1.BackupPhaseCancelled
+	for end := time.Now().Add(time.Minute); ; {
+		// Again and again: a fake client loses changes while its watch begins.
+		_, err := h.Runs.UpdateStatus(ctx, ended, metav1.UpdateOptions{})
+		must(t, err)
+		all, err := h.objects.Resource(snapshots.Contents).List(ctx, metav1.ListOptions{})
+		must(t, err)
+		if len(all.Items) == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal("the snapshot is not forgotten")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}

@@ -1,0 +1,264 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package snapshots
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+const (
+	// DefaultTimeout is Velero's default of csiSnapshotTimeout.
+	DefaultTimeout = 10 * time.Minute
+	// skew is how much the storage's clock may differ from the controller's.
+	skew = time.Minute
+)
+
+// Volume is a claim's volume that a backup cuts.
+type Volume struct {
+	Backup types.UID
+	// StoreName and Location say where the backup is stored.
+	StoreName, Location string
+
+	Namespace, Claim string
+	ClaimUID         types.UID
+	// Driver and Handle are in the claim's PersistentVolume.
+	Driver, Handle string
+	// Class is the name of the VolumeSnapshotClass.
+	Class string
+	// Attempt is the number of the backup's attempt if hooks enclose the cut, else 0. Such a cut
+	// serves no other attempt, since the pod has gone on.
+	Attempt int32
+	// Since is when the backup started: an earlier cut is not its own.
+	Since time.Time
+	// Timeout limits the time until the cut. 0 is DefaultTimeout.
+	Timeout time.Duration
+}
+
+// Taken is a cut. The stored snapshot is safe from here on: its content is Retain.
+type Taken struct {
+	// Snapshot is the name of the VolumeSnapshot, in the claim's namespace.
+	Snapshot, Content, Handle string
+	Time                      time.Time
+	// Size is the least size of a volume from the snapshot, in bytes; 0 if the driver does not say.
+	Size  int64
+	Ready bool
+}
+
+var errTimeout = errors.New("the time for the snapshot is over")
+
+// Cut returns the cut of a volume, which it makes unless it was made before. It reads it from the
+// content, since the VolumeSnapshot learns of it later. Failures of the driver that may pass are
+// reported in words, and waited out until the timeout. After the timeout the VolumeSnapshot
+// is deleted, and its content is left to the sweep. So is all when ctx ends.
+func (c *Client) Cut(ctx context.Context, v Volume, report func(string)) (Taken, error) {
+	if v.Timeout <= 0 {
+		v.Timeout = DefaultTimeout
+	}
+	limited, cancel := context.WithTimeoutCause(ctx, v.Timeout, errTimeout)
+	defer cancel()
+	w := &cutting{Client: c, v: &v, report: report}
+	taken, err := w.wait(limited)
+	switch {
+	case err == nil:
+		return taken, nil
+	case ctx.Err() != nil:
+		return Taken{}, context.Cause(ctx)
+	case errors.Is(err, errTimeout):
+		if taken, err = w.end(ctx); err == nil {
+			return taken, nil
+		}
+	}
+	return Taken{}, fmt.Errorf("the snapshot of the claim %s/%s by the driver %s, class %s: %w", v.Namespace, v.Claim, v.Driver, v.Class, err)
+}
+
+// cutting is the wait for one cut.
+type cutting struct {
+	*Client
+	v      *Volume
+	report func(string)
+	// uid is of the VolumeSnapshot, once it exists.
+	uid types.UID
+	// said says in words why there is no cut yet.
+	said string
+}
+
+func (w *cutting) say(format string, args ...any) {
+	words := fmt.Sprintf(format, args...)
+	if words != w.said && w.report != nil {
+		w.report(words)
+	}
+	w.said = words
+}
+
+// wait fails with errTimeout.
+func (w *cutting) wait(ctx context.Context) (Taken, error) {
+	pause := time.Duration(0)
+	for {
+		var taken Taken
+		var done bool
+		err := error(nil)
+		if w.uid == "" {
+			err = w.create(ctx)
+		}
+		if err == nil {
+			taken, done, err = w.look(ctx)
+		}
+		switch {
+		case ctx.Err() != nil && !done:
+			return Taken{}, context.Cause(ctx)
+		case err != nil && passing(err):
+			w.say("the cluster does not answer as it should: %v", err)
+		case err != nil || done:
+			return taken, err
+		}
+		if !w.pause(ctx, &pause) {
+			return Taken{}, context.Cause(ctx)
+		}
+	}
+}
+
+// finalError has a status, so that it does not pass.
+type finalError struct{ error }
+
+func (e finalError) Status() metav1.Status { return metav1.Status{Reason: metav1.StatusReasonInvalid} }
+
+func (e finalError) Unwrap() error { return e.error }
+
+func final(format string, args ...any) error { return finalError{fmt.Errorf(format, args...)} }
+
+// create creates the VolumeSnapshot, or finds the one of an earlier attempt.
+func (w *cutting) create(ctx context.Context) error {
+	in := w.objects.Resource(Snapshots).Namespace(w.v.Namespace)
+	created, err := in.Create(ctx, w.snapshotOf(w.v), metav1.CreateOptions{})
+	switch {
+	case err == nil:
+		w.uid = created.GetUID()
+		return nil
+	case apierrors.IsNotFound(err):
+		return fmt.Errorf("create a VolumeSnapshot: %w: are the namespace, and the CRDs of external-snapshotter, in the cluster?", err)
+	case !apierrors.IsAlreadyExists(err):
+		return fmt.Errorf("create a VolumeSnapshot: %w", err)
+	}
+	found, err := get[VolumeSnapshot](ctx, in, w.v.name())
+	if err != nil || found == nil { // deleted meanwhile: the next look creates it
+		return err
+	}
+	for label, want := range w.labels(w.v) {
+		if found.Labels[label] != want {
+			return final("the VolumeSnapshot %s is not the backup's: its label %s is %q, want %q: delete it, and back up again", found.Name, label, found.Labels[label], want)
+		}
+	}
+	if found.Spec.Source.Claim != w.v.Claim {
+		return final("the VolumeSnapshot %s is not the backup's: it is of the claim %q: delete it, and back up again", found.Name, found.Spec.Source.Claim)
+	}
+	w.uid = found.UID
+	return nil
+}
+
+// look returns the cut if there is one. Reading the VolumeSnapshot first, it sees each cut that was
+// recorded before a deletion.
+func (w *cutting) look(ctx context.Context) (taken Taken, done bool, err error) {
+	if w.uid == "" {
+		return taken, false, nil
+	}
+	snapshot, err := get[VolumeSnapshot](ctx, w.objects.Resource(Snapshots).Namespace(w.v.Namespace), w.v.name())
+	if err != nil {
+		return taken, false, err
+	}
+	there := snapshot != nil && snapshot.UID == w.uid && snapshot.DeletionTimestamp == nil
+	content, err := get[VolumeSnapshotContent](ctx, w.objects.Resource(Contents), contentName(w.uid))
+	if err != nil {
+		return taken, false, err
+	}
+	if content != nil {
+		if content, err = w.keep(ctx, content, there); err != nil {
+			return taken, false, err
+		}
+	}
+	switch {
+	case content != nil && content.cut() && content.Spec.Policy == Retain:
+		taken, err = w.taken(content)
+		return taken, true, err
+	case !there:
+		return taken, false, final("the VolumeSnapshot %s was deleted by somebody before it was cut: keep others, as tools of GitOps, from deleting it", w.v.name())
+	case content == nil && snapshot.Status != nil && snapshot.Status.Error.message() != "":
+		w.say("%s", snapshot.Status.Error.message())
+	case content == nil:
+		w.say("the VolumeSnapshot was not taken up: is snapshot-controller running?")
+	case content.message() != "":
+		w.say("%s", content.message())
+	default:
+		w.say("the driver has not answered: is its csi-snapshotter running?")
+	}
+	return taken, false, nil
+}
+
+// contentName returns the name that snapshot-controller gives to the content of a VolumeSnapshot.
+func contentName(uid types.UID) string { return "snapcontent-" + string(uid) }
+
+// keep makes a content Retain and labels it, while its VolumeSnapshot is there: later the cluster
+// may be deleting the stored snapshot already, and Retain would leak it.
+func (w *cutting) keep(ctx context.Context, content *VolumeSnapshotContent, there bool) (*VolumeSnapshotContent, error) {
+	if content.Spec.Ref.UID != w.uid || content.Spec.Source.Volume == "" {
+		return nil, final("the VolumeSnapshotContent %s is not the backup's: its VolumeSnapshot is %s/%s, uid %q: delete it, and back up again", content.Name, content.Spec.Ref.Namespace, content.Spec.Ref.Name, content.Spec.Ref.UID)
+	}
+	if content.Spec.Policy == Retain && content.Labels[LabelBackup] == string(w.v.Backup) || !there || content.DeletionTimestamp != nil {
+		return content, nil
+	}
+	return w.patch(ctx, content, map[string]any{"labels": w.labels(w.v), "annotations": w.v.annotations()}, map[string]any{"deletionPolicy": Retain})
+}
+
+// taken checks that a cut is the backup's. If it is not, its content is left to the sweep.
+func (w *cutting) taken(content *VolumeSnapshotContent) (Taken, error) {
+	at := time.Unix(0, content.Status.Created)
+	switch {
+	case content.Spec.Driver != w.v.Driver || content.Spec.Source.Volume != w.v.Handle:
+		return Taken{}, final("the VolumeSnapshotContent %s is of the volume %s of the driver %s, want the volume %s: the claim was replaced, so back up again", content.Name, content.Spec.Source.Volume, content.Spec.Driver, w.v.Handle)
+	case at.Before(w.v.Since.Add(-skew)):
+		return Taken{}, final("the VolumeSnapshotContent %s was cut at %s, before the backup started at %s: it is not the backup's, or the storage's clock is slow", content.Name, at.UTC().Format(time.RFC3339), w.v.Since.UTC().Format(time.RFC3339))
+	}
+	return Taken{
+		Snapshot: w.v.name(), Content: content.Name, Handle: content.Status.Handle, Time: at,
+		Size: content.Status.Size, Ready: content.Status.Ready,
+	}, nil
+}
+
+// end looks a last time, and frees the namespace if there is still no cut.
+func (w *cutting) end(ctx context.Context) (Taken, error) {
+	timeout := fmt.Errorf("not cut within %s: %s", w.v.Timeout, w.said)
+	if w.uid == "" {
+		return Taken{}, timeout
+	}
+	taken, done, err := w.look(ctx)
+	if done {
+		return taken, err
+	}
+	if err == nil {
+		err = remove(ctx, w.objects.Resource(Snapshots).Namespace(w.v.Namespace), w.v.name(), w.uid)
+	}
+	if err != nil {
+		return Taken{}, fmt.Errorf("%w (and the VolumeSnapshot stays until the next sweep: %w)", timeout, err)
+	}
+	return Taken{}, timeout
+}
+
+// Release deletes the VolumeSnapshot of a cut, so that nothing of the backup stays in the namespace
+// of a tenant. The content stays.
+func (c *Client) Release(ctx context.Context, content string) error {
+	found, err := get[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), content)
+	switch {
+	case err != nil:
+		return err
+	case found == nil || !found.cut() || found.Spec.Policy != Retain || found.Labels[LabelCluster] != c.clusterUID:
+		return fmt.Errorf("release the VolumeSnapshotContent %s: it is missing, not cut, not %s, or not labelled, so its VolumeSnapshot stays", content, Retain)
+	}
+	return remove(ctx, c.objects.Resource(Snapshots).Namespace(found.Spec.Ref.Namespace), found.Spec.Ref.Name, found.Spec.Ref.UID)
+}

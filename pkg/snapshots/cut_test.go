@@ -1,0 +1,249 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package snapshots
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/holdfast-io/holdfast/pkg/format"
+)
+
+// TestCut: the content is Retain and labelled when a cut is returned, and another attempt gets the same.
+func TestCut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, v := newSidecars(t), volume()
+		first, err := s.client().Cut(t.Context(), v, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		content := s.content()
+		if first.Handle != s.stored[0] || first.Content != content.Name || first.Size != 5 || !first.Ready || first.Snapshot != v.name() || !ownName.MatchString(v.name()) {
+			t.Errorf("the cut is %+v", first)
+		}
+		if content.Spec.Policy != Retain || content.Labels[LabelBackup] != "backup" || content.Labels[LabelClaim] != "claim" || content.Labels[LabelCluster] != ours || content.Annotations[AnnotationStoreName] != "nightly" || content.Annotations[AnnotationLocation] != "default" {
+			t.Errorf("the content is %+v", content)
+		}
+		if taken := s.snapshots()[0]; !maps.Equal(taken.Labels, map[string]string{LabelBackup: "backup", LabelClaim: "claim", LabelCluster: ours, format.LabelExclude: "true"}) || taken.Spec.Class != "fast" || taken.Spec.Source.Claim != "data" {
+			t.Errorf("the VolumeSnapshot is %+v", taken)
+		}
+		s.requests = nil
+		again, err := s.client().Cut(t.Context(), v, nil)
+		if err != nil || again != first {
+			t.Errorf("the second attempt gets %+v, %v, want %+v", again, err, first)
+		}
+		if !slices.Equal(s.requests, []string{"create volumesnapshots"}) {
+			t.Errorf("it writes %q", s.requests)
+		}
+
+		v.Attempt = 2
+		hooked, err := s.client().Cut(t.Context(), v, nil)
+		if err != nil || hooked.Handle == first.Handle {
+			t.Errorf("an attempt with hooks gets %+v, %v", hooked, err)
+		}
+	})
+}
+
+// TestDriverFails: failures that pass are reported in words, and waited out.
+func TestDriverFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSidecars(t)
+		s.fails = "the storage is away"
+		var said []string
+		taken, err := s.client().Cut(t.Context(), volume(), func(words string) {
+			said = append(said, words)
+			content := s.content()
+			object := s.object(Contents, "", content.Name)
+			s.cut(object)
+			s.change(object, func(map[string]any) {})
+		})
+		if err != nil || taken.Handle != s.stored[0] || !slices.Equal(said, []string{"the storage is away"}) {
+			t.Errorf("got %+v, %v, and %q is said", taken, err, said)
+		}
+	})
+}
+
+// TestTimeout: after csiSnapshotTimeout the error has the driver's words, the namespace is free, and
+// a content is kept for the sweep.
+func TestTimeout(t *testing.T) {
+	for name, test := range map[string]struct {
+		prepare  func(*sidecars)
+		contents int
+		words    []string
+	}{
+		"no snapshot-controller": {func(s *sidecars) { s.absent = true }, 0, []string{"within 1m0s", "is snapshot-controller running?", "shop/data", "driver d", "class fast"}},
+		"the driver fails":       {func(s *sidecars) { s.fails = "no space" }, 1, []string{"no space"}},
+		"a final error":          {func(s *sidecars) { s.fails, s.final = "no such volume", true }, 1, []string{"no such volume"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSidecars(t)
+				test.prepare(s)
+				_, err := s.client().Cut(t.Context(), volume(), nil)
+				expectError(t, err, test.words...)
+				if left := s.snapshots(); len(left) > 0 {
+					t.Errorf("VolumeSnapshots are left: %+v", left)
+				}
+				if test.contents > 0 {
+					if content := s.content(); content.Spec.Policy != Retain || content.Labels[LabelBackup] != "backup" {
+						t.Errorf("the content is %+v", content)
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestQuota: a ResourceQuota is waited out until the timeout; other refusals fail at once.
+func TestQuota(t *testing.T) {
+	for message, want := range map[string]struct {
+		attempts bool
+		words    string
+	}{
+		"exceeded quota: snapshots, used: 5": {true, "within 1m0s"},
+		"no right":                           {false, "no right"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSidecars(t)
+			creations := 0
+			s.before = func(action clienttesting.Action) error {
+				if action.GetVerb() == "create" {
+					creations++
+					return apierrors.NewForbidden(Snapshots.GroupResource(), "x", errors.New(message))
+				}
+				return nil
+			}
+			_, err := s.client().Cut(t.Context(), volume(), nil)
+			expectError(t, err, message, want.words)
+			if creations > 1 != want.attempts {
+				t.Errorf("%s: %d attempts", message, creations)
+			}
+		})
+	}
+}
+
+// TestNotServed: without the CRDs a cut fails at once, and a sweep finds nothing.
+func TestNotServed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSidecars(t)
+		s.before = func(action clienttesting.Action) error {
+			return apierrors.NewGenericServerResponse(404, action.GetVerb(), action.GetResource().GroupResource(), "", "404 page not found", 0, true)
+		}
+		_, err := s.client().Cut(t.Context(), volume(), nil)
+		expectError(t, err, "CRDs of external-snapshotter")
+		if contents, taken, err := s.client().Look(t.Context()); err != nil || contents != nil || taken != nil {
+			t.Errorf("a sweep sees %v, %v, %v", contents, taken, err)
+		}
+	})
+}
+
+// TestNotOurs: VolumeSnapshots and contents that others made are not taken for the backup's.
+func TestNotOurs(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(*Volume)
+		words  string
+	}{
+		"another backup's":   {func(v *Volume) { v.Backup = "other" }, "label"},
+		"another volume":     {func(v *Volume) { v.Handle = "new" }, "the claim was replaced"},
+		"another driver":     {func(v *Volume) { v.Driver = "e" }, "the claim was replaced"},
+		"cut before":         {func(v *Volume) { v.Since = time.Now().Add(2 * skew) }, "before the backup started"},
+		"of another claim":   {func(v *Volume) { v.Claim = "other" }, `of the claim "data"`},
+		"of another cluster": {func(*Volume) {}, "label"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, v := newSidecars(t), volume()
+				client := s.client()
+				if name == "of another cluster" {
+					client = New(s, "that-cluster", system)
+				}
+				made := client.snapshotOf(&v)
+				test.change(&v)
+				made.SetName(v.name())
+				if _, err := s.Resource(Snapshots).Namespace("shop").Create(t.Context(), made, metav1.CreateOptions{}); err != nil {
+					t.Fatal(err)
+				}
+				_, err := s.client().Cut(t.Context(), v, nil)
+				expectError(t, err, test.words)
+				if len(s.snapshots()) != 1 {
+					t.Error("it was deleted")
+				}
+			})
+		})
+	}
+}
+
+// TestDeletedByOthers: before the cut the volume fails; after it, the content is Retain and the cut stands.
+func TestDeletedByOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, v := newSidecars(t), volume()
+		s.fails = "slow"
+		deleted := func(string) {
+			if err := s.Tracker().Delete(Snapshots, "shop", v.name()); err != nil {
+				t.Error(err)
+			}
+		}
+		_, err := s.client().Cut(t.Context(), v, deleted)
+		expectError(t, err, "was deleted by somebody")
+		if content := s.content(); content.Spec.Policy != Retain {
+			t.Errorf("the content is %+v", content)
+		}
+
+		s, v = newSidecars(t), volume()
+		s.fails = "slow"
+		taken, err := s.client().Cut(t.Context(), v, func(words string) {
+			content := s.content()
+			object := s.object(Contents, "", content.Name)
+			s.cut(object)
+			s.change(object, func(map[string]any) {})
+			deleted(words)
+		})
+		if err != nil || taken.Handle != s.stored[0] {
+			t.Errorf("got %+v, %v", taken, err)
+		}
+	})
+}
+
+// TestCancelled: nothing is deleted when the backup is cancelled; the sweep waits for the cut.
+func TestCancelled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSidecars(t)
+		s.fails = "slow"
+		ctx, cancel := context.WithCancelCause(t.Context())
+		stopped := errors.New("cancelled by its user")
+		_, err := s.client().Cut(ctx, volume(), func(string) { cancel(stopped) })
+		if !errors.Is(err, stopped) || len(s.snapshots()) != 1 {
+			t.Errorf("got %v, with %d VolumeSnapshots", err, len(s.snapshots()))
+		}
+	})
+}
+
+// TestRelease: a VolumeSnapshot is deleted once its content is kept, and the content stays.
+func TestRelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSidecars(t)
+		taken, err := s.client().Cut(t.Context(), volume(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if err := s.client().Release(t.Context(), taken.Content); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if content := s.content(); content.Spec.Policy != Retain || len(s.snapshots()) != 0 || len(s.stored) != 1 {
+			t.Errorf("left are %+v and %+v", content, s.snapshots())
+		}
+		expectError(t, s.client().Release(t.Context(), "unknown"), "unknown")
+	})
+}

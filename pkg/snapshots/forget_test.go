@@ -1,0 +1,181 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package snapshots
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	clienttesting "k8s.io/client-go/testing"
+)
+
+// TestForget: the VolumeSnapshot is deleted first, under Retain; then the content with its snapshot.
+func TestForget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSidecars(t)
+		if _, err := s.client().Cut(t.Context(), volume(), nil); err != nil {
+			t.Fatal(err)
+		}
+		content := s.content()
+		s.requests = nil
+		waits, err := s.client().Forget(t.Context(), content.Name, content.UID)
+		if waits != "" || err != nil || len(s.stored) != 0 || len(s.snapshots()) != 0 {
+			t.Errorf("got %q, %v; %v and %v are left", waits, err, s.stored, s.snapshots())
+		}
+		if want := []string{"delete volumesnapshots", "patch volumesnapshotcontents", "delete volumesnapshotcontents"}; !slices.Equal(s.requests, want) {
+			t.Errorf("it writes %q, want %q", s.requests, want)
+		}
+		if waits, err := s.client().Forget(t.Context(), content.Name, content.UID); waits != "" || err != nil {
+			t.Errorf("again: %q, %v", waits, err)
+		}
+	})
+}
+
+// TestForgetIsRepeated: stopped at each request, and repeated, it leaves nothing behind.
+func TestForgetIsRepeated(t *testing.T) {
+	for at := range 12 {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSidecars(t)
+			if _, err := s.client().Cut(t.Context(), volume(), nil); err != nil {
+				t.Fatal(err)
+			}
+			content, left := s.content(), at
+			killed := errors.New("killed")
+			s.before = func(clienttesting.Action) error {
+				if left--; left < 0 {
+					return killed
+				}
+				return nil
+			}
+			_, first := s.client().Forget(t.Context(), content.Name, content.UID)
+			if at < 8 && !errors.Is(first, killed) {
+				t.Errorf("request %d: got %v", at, first)
+			}
+			s.before = nil
+			if waits, err := s.client().Forget(t.Context(), content.Name, content.UID); waits != "" || err != nil || len(s.stored) != 0 || len(s.snapshots()) != 0 {
+				t.Errorf("after request %d: %q, %v; %v is left", at, waits, err, s.stored)
+			}
+		})
+	}
+}
+
+// TestForgetWaitsForTheCut: while the driver may still cut, nothing is deleted.
+func TestForgetWaitsForTheCut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSidecars(t)
+		s.fails = "the storage is away"
+		_, err := s.client().Cut(t.Context(), volume(), nil)
+		expectError(t, err, "the storage is away")
+		content := s.content()
+		s.requests = nil
+		waits, err := s.client().Forget(t.Context(), content.Name, content.UID)
+		if err != nil || !strings.Contains(waits, "the end of the cut: the storage is away") || len(s.requests) > 0 {
+			t.Errorf("got %q, %v, and %q is written", waits, err, s.requests)
+		}
+		object := s.object(Contents, "", content.Name)
+		s.cut(object)
+		s.change(object, func(map[string]any) {})
+		if waits, err := s.client().Forget(t.Context(), content.Name, content.UID); waits != "" || err != nil || len(s.stored) != 0 {
+			t.Errorf("after the cut: %q, %v; %v is left", waits, err, s.stored)
+		}
+	})
+}
+
+// TestForgetAFinalFailure: a cut that the driver has refused for good is deleted just after the next
+// refusal, which a nudge asks for.
+func TestForgetAFinalFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSidecars(t)
+		s.fails, s.final = "no such volume", true
+		_, err := s.client().Cut(t.Context(), volume(), nil)
+		expectError(t, err, "no such volume")
+		content := s.content()
+		s.requests = nil
+		waits, err := s.client().Forget(t.Context(), content.Name, content.UID)
+		if waits != "" || err != nil {
+			t.Errorf("got %q, %v", waits, err)
+		}
+		if want := []string{"patch volumesnapshotcontents", "patch volumesnapshotcontents", "delete volumesnapshotcontents"}; !slices.Equal(s.requests, want) {
+			t.Errorf("it writes %q, want %q", s.requests, want)
+		}
+	})
+}
+
+// TestForgetHangs: the reason is told, and a deletion that takes long is nudged once in a call.
+func TestForgetHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSidecars(t)
+		if _, err := s.client().Cut(t.Context(), volume(), nil); err != nil {
+			t.Fatal(err)
+		}
+		content := s.content()
+		s.hang = true
+		for _, nudges := range []int{0, 1} {
+			waits, err := s.client().Forget(t.Context(), content.Name, content.UID)
+			if err != nil || waits != "the driver to delete the stored snapshot" {
+				t.Errorf("got %q, %v", waits, err)
+			}
+			if got := s.content(); (got.Annotations[AnnotationNudged] != "") != (nudges > 0) {
+				t.Errorf("%d nudges are wanted: %v", nudges, got.Annotations)
+			}
+			time.Sleep(2 * nudgeAfter)
+		}
+	})
+}
+
+// TestFind: a snapshot without content gets one that no tenant can bind, with the secret of its class,
+// and is forgotten. A snapshot whose backup has a content gets no other.
+func TestFind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSidecars(t)
+		s.stored = []string{"lost"}
+		class := class("fast", "d")
+		class.Parameters = map[string]string{"csi.storage.k8s.io/snapshotter-secret-name": "key", "csi.storage.k8s.io/snapshotter-secret-namespace": "storage"}
+		lost := Lost{Backup: "backup", StoreName: "nightly", Location: "default", Claim: "claim", Driver: "d", Handle: "lost", Class: &class}
+		name, uid, err := s.client().Find(t.Context(), lost)
+		if err != nil {
+			t.Fatal(err)
+		}
+		content := s.content()
+		if content.Name != name || content.Spec.Policy != Retain || content.Spec.Ref.Namespace != system || !slices.Equal(content.Finalizers, []string{finalizerBound}) ||
+			content.Annotations[annotationSecretName] != "key" || content.Annotations[annotationSecretNamespace] != "storage" || content.Labels[LabelCluster] != ours {
+			t.Errorf("the content is %+v", content)
+		}
+		if again, same, err := s.client().Find(t.Context(), lost); again != name || same != uid || err != nil {
+			t.Errorf("again: %s, %s, %v", again, same, err)
+		}
+		if waits, err := s.client().Forget(t.Context(), name, uid); waits != "" || err != nil || len(s.stored) != 0 {
+			t.Errorf("got %q, %v; %v is left", waits, err, s.stored)
+		}
+		class.Parameters["csi.storage.k8s.io/snapshotter-secret-name"] = "${volumesnapshot.name}"
+		_, _, err = s.client().Find(t.Context(), lost)
+		expectError(t, err, "lost", "by hand")
+
+		taken, err := s.client().Cut(t.Context(), volume(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lost.Handle, lost.Class = taken.Handle, nil
+		if known, _, err := s.client().Find(t.Context(), lost); known != taken.Content || err != nil {
+			t.Errorf("the content of the cut is %s, and found is %s, %v", taken.Content, known, err)
+		}
+	})
+}
+
+// TestForgetAnother: a content that was made anew is another one.
+func TestForgetAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSidecars(t)
+		if _, err := s.client().Cut(t.Context(), volume(), nil); err != nil {
+			t.Fatal(err)
+		}
+		if waits, err := s.client().Forget(t.Context(), s.content().Name, "another"); waits != "" || err != nil || len(s.stored) != 1 {
+			t.Errorf("got %q, %v; stored is %v", waits, err, s.stored)
+		}
+	})
+}

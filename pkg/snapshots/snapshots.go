@@ -1,0 +1,334 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package snapshots cuts volumes by the cluster's VolumeSnapshots, and deletes the stored snapshots
+// that no backup needs.
+//
+//   - One object has the power to delete a stored snapshot: the VolumeSnapshotContent that the
+//     cluster made for the cut. It is Retain from its first moment until it is forgotten.
+//   - A VolumeSnapshot is never deleted before its cut is recorded, except when the time is over.
+//   - The policy Delete is never set while the VolumeSnapshot exists.
+//
+// docs/design/snapshots.md has the reasons.
+package snapshots
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/holdfast-io/holdfast/pkg/format"
+)
+
+// Version is the version of the API that is used.
+var Version = schema.GroupVersion{Group: "snapshot.storage.k8s.io", Version: "v1"}
+
+// The resources of the API.
+var (
+	Snapshots = Version.WithResource("volumesnapshots")
+	Contents  = Version.WithResource("volumesnapshotcontents")
+	Classes   = Version.WithResource("volumesnapshotclasses")
+)
+
+// Labels and annotations of a VolumeSnapshot and its content. Labels are too short for the names.
+const (
+	LabelCluster = "engine.holdfast.io/cluster-uid"
+	LabelBackup  = "engine.holdfast.io/backup-uid"
+	LabelClaim   = "engine.holdfast.io/claim-uid"
+	// LabelAttempt is set if hooks enclose the cut. Each attempt of a backup then cuts anew.
+	LabelAttempt        = "engine.holdfast.io/attempt"
+	AnnotationStoreName = "engine.holdfast.io/store-name"
+	AnnotationLocation  = "engine.holdfast.io/location"
+	AnnotationNudged    = "engine.holdfast.io/nudged"
+)
+
+// Names that Kubernetes's sidecars know.
+const (
+	annotationBeingCreated    = "snapshot.storage.kubernetes.io/volumesnapshot-being-created"
+	annotationBeingDeleted    = "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted"
+	annotationSecretName      = "snapshot.storage.kubernetes.io/deletion-secret-name"
+	annotationSecretNamespace = "snapshot.storage.kubernetes.io/deletion-secret-namespace"
+	finalizerBound            = "snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection"
+)
+
+// Policies of a content.
+const (
+	Retain = "Retain"
+	Delete = "Delete"
+)
+
+// VolumeSnapshotClass has the used fields of a class.
+type VolumeSnapshotClass struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata"`
+	Driver            string            `json:"driver"`
+	Parameters        map[string]string `json:"parameters,omitempty"`
+}
+
+// VolumeSnapshot has the used fields of a snapshot.
+type VolumeSnapshot struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata"`
+	Spec              SnapshotSpec    `json:"spec"`
+	Status            *SnapshotStatus `json:"status,omitempty"`
+}
+
+// SnapshotSpec names the claim and the class.
+type SnapshotSpec struct {
+	Source SnapshotSource `json:"source"`
+	Class  string         `json:"volumeSnapshotClassName,omitempty"`
+}
+
+// SnapshotSource names the claim.
+type SnapshotSource struct {
+	Claim string `json:"persistentVolumeClaimName,omitempty"`
+}
+
+// SnapshotStatus says which content belongs to the snapshot.
+type SnapshotStatus struct {
+	Content string `json:"boundVolumeSnapshotContentName,omitempty"`
+	Error   *Error `json:"error,omitempty"`
+}
+
+// Error is the last failure, in the driver's words.
+type Error struct {
+	Time    *metav1.Time `json:"time,omitempty"`
+	Message string       `json:"message,omitempty"`
+}
+
+// VolumeSnapshotContent has the used fields of a content.
+type VolumeSnapshotContent struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata"`
+	Spec              ContentSpec   `json:"spec"`
+	Status            ContentStatus `json:"status,omitzero"`
+}
+
+// ContentSpec says whose content it is, and where its snapshot is.
+type ContentSpec struct {
+	Ref    corev1.ObjectReference `json:"volumeSnapshotRef"`
+	Policy string                 `json:"deletionPolicy"`
+	Driver string                 `json:"driver"`
+	Class  string                 `json:"volumeSnapshotClassName,omitempty"`
+	Source ContentSource          `json:"source"`
+}
+
+// ContentSource is a volume that is cut, or a stored snapshot.
+type ContentSource struct {
+	Volume   string `json:"volumeHandle,omitempty"`
+	Snapshot string `json:"snapshotHandle,omitempty"`
+}
+
+// ContentStatus is what the driver says of the stored snapshot. Created is in nanoseconds.
+type ContentStatus struct {
+	Handle  string `json:"snapshotHandle,omitempty"`
+	Created int64  `json:"creationTime,omitempty"`
+	Size    int64  `json:"restoreSize,omitempty"`
+	Ready   bool   `json:"readyToUse,omitempty"`
+	Error   *Error `json:"error,omitempty"`
+}
+
+// cut reports whether the driver has recorded the cut.
+func (c *VolumeSnapshotContent) cut() bool { return c.Status.Handle != "" && c.Status.Created != 0 }
+
+// beingCreated reports whether the driver may work on the snapshot.
+func (c *VolumeSnapshotContent) beingCreated() bool {
+	return c.Annotations[annotationBeingCreated] != ""
+}
+
+func (c *VolumeSnapshotContent) message() string { return c.Status.Error.message() }
+
+func (e *Error) message() string {
+	if e == nil {
+		return ""
+	}
+	return e.Message
+}
+
+// Client works on the snapshots of one cluster. It is safe for concurrent use.
+type Client struct {
+	objects     dynamic.Interface
+	clusterUID  string
+	systemSpace string
+	// firstPause is the first pause between two looks; later ones are longer, up to lastPause.
+	firstPause, lastPause time.Duration
+}
+
+// New returns a Client of the cluster with this uid.
+func New(objects dynamic.Interface, clusterUID, systemNamespace string) *Client {
+	return &Client{objects: objects, clusterUID: clusterUID, systemSpace: systemNamespace, firstPause: 100 * time.Millisecond, lastPause: time.Second}
+}
+
+// Served reports whether the cluster serves the API.
+func (c *Client) Served(ctx context.Context) (bool, error) {
+	_, err := c.objects.Resource(Classes).List(ctx, metav1.ListOptions{Limit: 1})
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// Classes lists the classes of the cluster.
+func (c *Client) Classes(ctx context.Context) ([]VolumeSnapshotClass, error) {
+	return list[VolumeSnapshotClass](ctx, c.objects.Resource(Classes), "")
+}
+
+// prefix begins the name of each VolumeSnapshot that a Client makes.
+const prefix = "hf-"
+
+// ownName matches the names of the VolumeSnapshots that a Client makes.
+var ownName = regexp.MustCompile(`^hf-[0-9a-f]{32}$`)
+
+// name returns the name of the VolumeSnapshot of a claim in a backup: another attempt finds it.
+func name(parts ...string) string {
+	digest := sha256.Sum256([]byte(strings.Join(parts, "\x00")))
+	return prefix + hex.EncodeToString(digest[:16])
+}
+
+func (v *Volume) name() string {
+	parts := []string{string(v.Backup), string(v.ClaimUID)}
+	if v.Attempt > 0 {
+		parts = append(parts, strconv.Itoa(int(v.Attempt)))
+	}
+	return name(parts...)
+}
+
+func (c *Client) labels(v *Volume) map[string]string {
+	labels := map[string]string{LabelCluster: c.clusterUID, LabelBackup: string(v.Backup), LabelClaim: string(v.ClaimUID)}
+	if v.Attempt > 0 {
+		labels[LabelAttempt] = strconv.Itoa(int(v.Attempt))
+	}
+	return labels
+}
+
+func (v *Volume) annotations() map[string]string {
+	return map[string]string{AnnotationStoreName: v.StoreName, AnnotationLocation: v.Location}
+}
+
+func decode[T any](object *unstructured.Unstructured) (*T, error) {
+	var decoded T
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &decoded); err != nil {
+		return nil, fmt.Errorf("%s %s: %w", object.GetKind(), object.GetName(), err)
+	}
+	return &decoded, nil
+}
+
+// get returns nil for a missing object.
+func get[T any](ctx context.Context, from dynamic.ResourceInterface, name string) (*T, error) {
+	object, err := from.Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return decode[T](object)
+}
+
+const pageSize = 500
+
+// list reads all pages.
+func list[T any](ctx context.Context, from dynamic.ResourceInterface, selector string) (all []T, err error) {
+	options := metav1.ListOptions{LabelSelector: selector, Limit: pageSize}
+	for {
+		page, err := from.List(ctx, options)
+		if err != nil {
+			return nil, err
+		}
+		for i := range page.Items {
+			decoded, err := decode[T](&page.Items[i])
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, *decoded)
+		}
+		if options.Continue = page.GetContinue(); options.Continue == "" {
+			return all, nil
+		}
+	}
+}
+
+// patch changes a content as it was read: another one, and a changed one, are a conflict.
+func (c *Client) patch(ctx context.Context, content *VolumeSnapshotContent, metadata, spec map[string]any) (*VolumeSnapshotContent, error) {
+	metadata["uid"], metadata["resourceVersion"] = content.UID, content.ResourceVersion
+	change := map[string]any{"metadata": metadata}
+	if spec != nil {
+		change["spec"] = spec
+	}
+	data, err := json.Marshal(change)
+	if err != nil {
+		return nil, err
+	}
+	object, err := c.objects.Resource(Contents).Patch(ctx, content.Name, types.MergePatchType, data, metav1.PatchOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return decode[VolumeSnapshotContent](object)
+}
+
+// remove deletes an object with this uid, and is content if there is none.
+func remove(ctx context.Context, from dynamic.ResourceInterface, name string, uid types.UID) error {
+	err := from.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil
+	}
+	return err
+}
+
+// pause waits, each time longer, and returns false if ctx has ended.
+func (c *Client) pause(ctx context.Context, last *time.Duration) bool {
+	*last = min(max(c.firstPause, *last*3/2), c.lastPause)
+	timer := time.NewTimer(*last)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}
+
+// passing reports whether a request may succeed when it is repeated.
+func passing(err error) bool {
+	if status := apierrors.APIStatus(nil); !errors.As(err, &status) {
+		return true // there was no answer
+	}
+	return apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
+		apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsConflict(err) ||
+		apierrors.IsForbidden(err) && strings.Contains(err.Error(), "exceeded quota")
+}
+
+// snapshotOf returns the VolumeSnapshot to be created.
+func (c *Client) snapshotOf(v *Volume) *unstructured.Unstructured {
+	labels, annotations := map[string]any{format.LabelExclude: "true"}, map[string]any{}
+	for key, value := range c.labels(v) {
+		labels[key] = value
+	}
+	for key, value := range v.annotations() {
+		annotations[key] = value
+	}
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": Version.String(), "kind": "VolumeSnapshot",
+		"metadata": map[string]any{"name": v.name(), "namespace": v.Namespace, "labels": labels, "annotations": annotations},
+		"spec": map[string]any{
+			"volumeSnapshotClassName": v.Class,
+			"source":                  map[string]any{"persistentVolumeClaimName": v.Claim},
+		},
+	}}
+}

@@ -1,0 +1,307 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package snapshots
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+const (
+	// OrphanAge is how long a content without its VolumeSnapshot is left to snapshot-controller.
+	OrphanAge = 10 * time.Second
+	// StuckAge is the age of a deletion that somebody is told of.
+	StuckAge = time.Hour
+	// So many snapshots may leave at once for lack of a backup in the store, or one of so many.
+	few, oneOf = 10, 20
+	// atOnce is how many snapshots a sweep forgets concurrently.
+	atOnce = 8
+)
+
+// Fate is the state of a backup with snapshots.
+type Fate int
+
+// Fates of a backup.
+const (
+	// Unknown: its location was not read, so its snapshots stay.
+	Unknown Fate = iota
+	// Live: its run has not ended.
+	Live
+	// Stored: its store has it, or may have it.
+	Stored
+	// Failed: its record says that it has no result.
+	Failed
+	// Missing: its store was read, and does not have it.
+	Missing
+)
+
+// State is where a content is in its life.
+type State string
+
+// States of a content.
+const (
+	StateKept    State = "kept"
+	StateLeaving State = "leaving"
+	StateStuck   State = "stuck"
+	StateDoubt   State = "doubt"
+)
+
+// View is what a sweep knows. The contents are listed first, then the VolumeSnapshots, then the runs:
+// what is missing in a later list was deleted.
+type View struct {
+	ClusterUID string
+	Now        time.Time
+	Contents   []VolumeSnapshotContent
+	Snapshots  []VolumeSnapshot
+	Fates      map[types.UID]Fate
+	// Since has when an earlier sweep first saw an object that leaves, by its uid.
+	Since map[types.UID]time.Time
+}
+
+// Decision is what a sweep does.
+type Decision struct {
+	// Forget are the contents that leave with their stored snapshots.
+	Forget []*VolumeSnapshotContent
+	// Release are VolumeSnapshots that have a content which stays, or none at all.
+	Release []*VolumeSnapshot
+	// Orphans are contents without labels that the sweep has no right to delete: their class said
+	// Retain.
+	Orphans []*VolumeSnapshotContent
+	// Doubted are the backups that so many snapshots have lost at once that none is believed.
+	Doubted []types.UID
+	// States counts the contents.
+	States map[State]int
+	Since  map[types.UID]time.Time
+	// Soon says that something is too young to be judged.
+	Soon bool
+}
+
+// Decide says what leaves. It is a pure function.
+func Decide(v View) Decision {
+	d := &decider{View: v, snapshots: map[types.UID]*VolumeSnapshot{}, newest: map[string]int{}}
+	d.States = map[State]int{StateKept: 0, StateLeaving: 0, StateStuck: 0, StateDoubt: 0}
+	d.Decision.Since = map[types.UID]time.Time{}
+	for i := range v.Snapshots {
+		if of := &v.Snapshots[i]; d.ours(of.Labels) && ownName.MatchString(of.Name) {
+			d.snapshots[of.UID] = of
+			d.see(of.Labels)
+		}
+	}
+	for i := range v.Contents {
+		if of := &v.Contents[i]; d.ours(of.Labels) {
+			d.see(of.Labels)
+		}
+	}
+	d.contents()
+	d.bare()
+	return d.Decision
+}
+
+type decider struct {
+	View
+	Decision
+	snapshots map[types.UID]*VolumeSnapshot
+	// newest has the newest attempt that cuts a claim with hooks.
+	newest map[string]int
+}
+
+func (d *decider) ours(labels map[string]string) bool { return labels[LabelCluster] == d.ClusterUID }
+
+func attempt(labels map[string]string) (of string, number int) {
+	number, _ = strconv.Atoi(labels[LabelAttempt])
+	return labels[LabelBackup] + "/" + labels[LabelClaim], number
+}
+
+func (d *decider) see(labels map[string]string) {
+	of, number := attempt(labels)
+	d.newest[of] = max(d.newest[of], number)
+}
+
+// spoiled reports whether a later attempt cuts anew.
+func (d *decider) spoiled(labels map[string]string) bool {
+	of, number := attempt(labels)
+	return number > 0 && number < d.newest[of]
+}
+
+func (d *decider) contents() {
+	var missing []*VolumeSnapshotContent
+	all := 0
+	for i := range d.Contents {
+		content := &d.Contents[i]
+		if content.Labels[LabelCluster] == "" && content.Labels[LabelBackup] == "" {
+			d.unlabelled(content)
+			continue
+		}
+		if !d.ours(content.Labels) {
+			continue
+		}
+		all++
+		fate := d.Fates[types.UID(content.Labels[LabelBackup])]
+		switch {
+		case content.DeletionTimestamp != nil, fate == Failed, d.spoiled(content.Labels):
+			d.forget(content)
+		case fate == Missing:
+			missing = append(missing, content)
+		case fate == Unknown:
+			d.States[StateDoubt]++
+			d.release(content)
+		case fate == Stored:
+			d.States[StateKept]++
+			d.release(content)
+		default:
+			d.States[StateKept]++
+		}
+	}
+	if len(missing) > few && len(missing)*oneOf > all {
+		for _, content := range missing {
+			d.States[StateDoubt]++
+			if of := types.UID(content.Labels[LabelBackup]); !slices.Contains(d.Doubted, of) {
+				d.Doubted = append(d.Doubted, of)
+			}
+		}
+		return
+	}
+	for _, content := range missing {
+		d.forget(content)
+	}
+}
+
+// since returns since when an object is seen to leave.
+func (d *decider) since(uid types.UID) time.Duration {
+	first, found := d.View.Since[uid]
+	if !found {
+		first = d.Now
+	}
+	d.Decision.Since[uid] = first
+	return d.Now.Sub(first)
+}
+
+func (d *decider) forget(content *VolumeSnapshotContent) {
+	age := d.since(content.UID)
+	if content.DeletionTimestamp != nil {
+		age = max(age, d.Now.Sub(content.DeletionTimestamp.Time))
+	}
+	if age > StuckAge {
+		d.States[StateStuck]++
+	} else {
+		d.States[StateLeaving]++
+	}
+	d.Forget = append(d.Forget, content)
+}
+
+// live reports whether a run still works with what has these labels.
+func (d *decider) live(labels map[string]string) bool {
+	return d.Fates[types.UID(labels[LabelBackup])] == Live && !d.spoiled(labels)
+}
+
+// unlabelled judges a content without labels: the controller stopped before it labelled it. No backup
+// refers to such a content. If the VolumeSnapshot was deleted by others, it is an orphan.
+func (d *decider) unlabelled(content *VolumeSnapshotContent) {
+	if !ownName.MatchString(content.Spec.Ref.Name) || content.Spec.Source.Volume == "" {
+		return
+	}
+	of := d.snapshots[content.Spec.Ref.UID]
+	switch {
+	case of != nil && d.live(of.Labels):
+	case of != nil:
+		d.forget(content)
+	case content.Spec.Policy != Delete:
+		d.Orphans = append(d.Orphans, content)
+	case d.since(content.UID) < OrphanAge:
+		d.Soon = true
+	default:
+		d.forget(content)
+	}
+}
+
+// release has the VolumeSnapshot of an ended backup deleted if its content stays.
+func (d *decider) release(content *VolumeSnapshotContent) {
+	if of := d.snapshots[content.Spec.Ref.UID]; of != nil && of.DeletionTimestamp == nil && content.cut() && content.Spec.Policy == Retain {
+		d.Release = append(d.Release, of)
+	}
+}
+
+// bare has VolumeSnapshots deleted that no content was made for, once their backups have ended.
+func (d *decider) bare() {
+	with := map[types.UID]bool{}
+	for i := range d.Contents {
+		with[d.Contents[i].Spec.Ref.UID] = true
+	}
+	for i := range d.View.Snapshots {
+		of := &d.View.Snapshots[i]
+		if d.snapshots[of.UID] == nil || with[of.UID] || of.DeletionTimestamp != nil || d.live(of.Labels) {
+			continue
+		}
+		if d.since(of.UID) < OrphanAge {
+			d.Soon = true
+			continue
+		}
+		d.Release = append(d.Release, of)
+	}
+}
+
+// Look lists what a sweep decides about. Without the API there is nothing.
+func (c *Client) Look(ctx context.Context) (contents []VolumeSnapshotContent, snapshots []VolumeSnapshot, err error) {
+	if served, err := c.Served(ctx); err != nil || !served {
+		return nil, nil, err
+	}
+	if contents, err = list[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), ""); err != nil {
+		return nil, nil, err
+	}
+	contents = slices.DeleteFunc(contents, func(content VolumeSnapshotContent) bool {
+		return content.Labels[LabelCluster] != c.clusterUID && !strings.HasPrefix(content.Spec.Ref.Name, prefix)
+	})
+	snapshots, err = list[VolumeSnapshot](ctx, c.objects.Resource(Snapshots), LabelCluster+"="+c.clusterUID)
+	return contents, snapshots, err
+}
+
+// Sweep does what was decided. It reports what the deletions wait for, by the names of the contents.
+func (c *Client) Sweep(ctx context.Context, d Decision) (waiting map[string]string, err error) {
+	waiting = map[string]string{}
+	var mu sync.Mutex
+	var working sync.WaitGroup
+	var failures []error
+	free := make(chan struct{}, atOnce)
+	do := func(work func() error) {
+		free <- struct{}{}
+		working.Go(func() {
+			defer func() { <-free }()
+			if err := work(); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				failures = append(failures, err)
+			}
+		})
+	}
+	for _, content := range d.Forget {
+		do(func() error {
+			waits, err := c.Forget(ctx, content.Name, content.UID)
+			if waits != "" {
+				mu.Lock()
+				defer mu.Unlock()
+				waiting[content.Name] = waits
+			}
+			return err
+		})
+	}
+	for _, of := range d.Release {
+		do(func() error {
+			err := remove(ctx, c.objects.Resource(Snapshots).Namespace(of.Namespace), of.Name, of.UID)
+			if err != nil {
+				return fmt.Errorf("delete the VolumeSnapshot %s/%s: %w", of.Namespace, of.Name, err)
+			}
+			return nil
+		})
+	}
+	working.Wait()
+	return waiting, errors.Join(failures...)
+}

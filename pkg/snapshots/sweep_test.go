@@ -1,0 +1,204 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package snapshots
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+var now = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// scene is what a sweep sees. A snapshot's name is also the uid of its content.
+type scene struct{ View }
+
+func newScene() *scene {
+	return &scene{View{ClusterUID: ours, Now: now, Fates: map[types.UID]Fate{}, Since: map[types.UID]time.Time{}}}
+}
+
+// content adds a labelled, kept cut of a backup; its VolumeSnapshot is deleted.
+func (s *scene) content(uid, backup string, changes ...func(*VolumeSnapshotContent)) *scene {
+	c := VolumeSnapshotContent{
+		ObjectMeta: metav1.ObjectMeta{Name: uid, UID: types.UID(uid), Labels: map[string]string{LabelCluster: ours, LabelBackup: backup, LabelClaim: "claim"}},
+		Spec:       ContentSpec{Policy: Retain, Driver: "d", Source: ContentSource{Volume: "volume"}},
+		Status:     ContentStatus{Handle: "h", Created: 1},
+	}
+	c.Spec.Ref.Name, c.Spec.Ref.UID = name(uid), types.UID("of-"+uid)
+	for _, change := range changes {
+		change(&c)
+	}
+	s.Contents = append(s.Contents, c)
+	return s
+}
+
+// snapshot adds the VolumeSnapshot of a content.
+func (s *scene) snapshot(uid, backup string, changes ...func(*VolumeSnapshot)) *scene {
+	of := VolumeSnapshot{ObjectMeta: metav1.ObjectMeta{Name: name(uid), Namespace: "shop", UID: types.UID("of-" + uid), Labels: map[string]string{LabelCluster: ours, LabelBackup: backup, LabelClaim: "claim"}}}
+	for _, change := range changes {
+		change(&of)
+	}
+	s.Snapshots = append(s.Snapshots, of)
+	return s
+}
+
+func (s *scene) fate(backup string, fate Fate) *scene {
+	s.Fates[types.UID(backup)] = fate
+	return s
+}
+
+func (s *scene) since(uid string, age time.Duration) *scene {
+	s.Since[types.UID(uid)] = now.Add(-age)
+	return s
+}
+
+func (s *scene) many(number int, backup string) *scene {
+	for i := range number {
+		s.content(fmt.Sprintf("%s-%d", backup, i), backup)
+	}
+	return s
+}
+
+func unlabelled(c *VolumeSnapshotContent) { c.Labels, c.Spec.Policy = nil, Delete }
+func uncut(c *VolumeSnapshotContent)      { c.Status = ContentStatus{} }
+
+func deletedFor(age time.Duration) func(*VolumeSnapshotContent) {
+	return func(c *VolumeSnapshotContent) { c.DeletionTimestamp = &metav1.Time{Time: now.Add(-age)} }
+}
+
+func attemptOf(number string) func(*VolumeSnapshotContent) {
+	return func(c *VolumeSnapshotContent) { c.Labels[LabelAttempt] = number }
+}
+
+// TestDecide has one row for each rule of a sweep.
+func TestDecide(t *testing.T) {
+	for title, test := range map[string]struct {
+		scene           *scene
+		forget, release []string
+		states          map[State]int
+		orphans, doubt  int
+		soon            bool
+	}{
+		"nothing":                        {scene: newScene()},
+		"live":                           {scene: newScene().content("a", "b").snapshot("a", "b").fate("b", Live), states: map[State]int{StateKept: 1}},
+		"live, not cut":                  {scene: newScene().content("a", "b", uncut).snapshot("a", "b").fate("b", Live), states: map[State]int{StateKept: 1}},
+		"live, without labels yet":       {scene: newScene().content("a", "b", unlabelled).snapshot("a", "b").fate("b", Live)},
+		"stored":                         {scene: newScene().content("a", "b").fate("b", Stored), states: map[State]int{StateKept: 1}},
+		"stored, not released":           {scene: newScene().content("a", "b").snapshot("a", "b").fate("b", Stored), release: []string{"of-a"}, states: map[State]int{StateKept: 1}},
+		"stored, not cut":                {scene: newScene().content("a", "b", uncut).snapshot("a", "b").fate("b", Stored), states: map[State]int{StateKept: 1}},
+		"failed":                         {scene: newScene().content("a", "b").snapshot("a", "b").fate("b", Failed), forget: []string{"a"}, states: map[State]int{StateLeaving: 1}},
+		"failed, all of many":            {scene: newScene().many(30, "b").fate("b", Failed), forget: namesOf(30, "b"), states: map[State]int{StateLeaving: 30}},
+		"failed, labels missing":         {scene: newScene().content("a", "b", unlabelled).snapshot("a", "b").fate("b", Failed), forget: []string{"a"}, states: map[State]int{StateLeaving: 1}},
+		"missing":                        {scene: newScene().content("a", "b").fate("b", Missing), forget: []string{"a"}, states: map[State]int{StateLeaving: 1}},
+		"ten of ten missing":             {scene: newScene().many(10, "b").fate("b", Missing), forget: namesOf(10, "b"), states: map[State]int{StateLeaving: 10}},
+		"eleven of eleven missing":       {scene: newScene().many(11, "b").fate("b", Missing), doubt: 1, states: map[State]int{StateDoubt: 11}},
+		"eleven of 219 missing":          {scene: newScene().many(11, "b").fate("b", Missing).many(208, "c").fate("c", Stored), doubt: 1, states: map[State]int{StateDoubt: 11, StateKept: 208}},
+		"eleven of 220 missing":          {scene: newScene().many(11, "b").fate("b", Missing).many(209, "c").fate("c", Stored), forget: namesOf(11, "b"), states: map[State]int{StateLeaving: 11, StateKept: 209}},
+		"doubt spares no failed one":     {scene: newScene().many(11, "b").fate("b", Missing).content("a", "f").fate("f", Failed), forget: []string{"a"}, doubt: 1, states: map[State]int{StateDoubt: 11, StateLeaving: 1}},
+		"its location was not read":      {scene: newScene().content("a", "b").snapshot("a", "b"), release: []string{"of-a"}, states: map[State]int{StateDoubt: 1}},
+		"another cluster's":              {scene: newScene().content("a", "b", func(c *VolumeSnapshotContent) { c.Labels[LabelCluster] = "that" }).fate("b", Missing)},
+		"another cluster's snapshot":     {scene: newScene().snapshot("a", "b", func(of *VolumeSnapshot) { of.Labels[LabelCluster] = "that" }).fate("b", Failed)},
+		"an earlier attempt, live":       {scene: newScene().content("a", "b", attemptOf("1")).content("c", "b", attemptOf("2")).fate("b", Live), forget: []string{"a"}, states: map[State]int{StateKept: 1, StateLeaving: 1}},
+		"an earlier attempt, of another": {scene: newScene().content("a", "b", attemptOf("1")).content("c", "d", attemptOf("2")).fate("b", Live).fate("d", Live), states: map[State]int{StateKept: 2}},
+		"an orphan, just seen":           {scene: newScene().content("a", "b", unlabelled), soon: true},
+		"an orphan":                      {scene: newScene().content("a", "b", unlabelled).since("a", OrphanAge), forget: []string{"a"}, states: map[State]int{StateLeaving: 1}},
+		"an orphan that is kept":         {scene: newScene().content("a", "b", unlabelled, func(c *VolumeSnapshotContent) { c.Spec.Policy = Retain }).since("a", time.Hour), orphans: 1},
+		"somebody's orphan":              {scene: newScene().content("a", "b", unlabelled, func(c *VolumeSnapshotContent) { c.Spec.Ref.Name = "hf-mine" }).since("a", time.Hour)},
+		"somebody's stored snapshot":     {scene: newScene().content("a", "b", unlabelled, func(c *VolumeSnapshotContent) { c.Spec.Source = ContentSource{Snapshot: "s"} }).since("a", time.Hour)},
+		"a bare snapshot, just seen":     {scene: newScene().snapshot("a", "b").fate("b", Failed), soon: true},
+		"a bare snapshot":                {scene: newScene().snapshot("a", "b").fate("b", Failed).since("of-a", OrphanAge), release: []string{"of-a"}},
+		"a bare snapshot of a run":       {scene: newScene().snapshot("a", "b").fate("b", Live).since("of-a", time.Hour)},
+		"somebody's, with our labels":    {scene: newScene().snapshot("a", "b", func(of *VolumeSnapshot) { of.Name = "mine" }).fate("b", Failed).since("of-a", time.Hour)},
+		"being deleted":                  {scene: newScene().content("a", "b", deletedFor(time.Minute)).fate("b", Stored), forget: []string{"a"}, states: map[State]int{StateLeaving: 1}},
+		"being deleted for long":         {scene: newScene().content("a", "b", deletedFor(StuckAge+time.Second)).fate("b", Failed), forget: []string{"a"}, states: map[State]int{StateStuck: 1}},
+		"not cut for long":               {scene: newScene().content("a", "b", uncut).fate("b", Failed).since("a", StuckAge+time.Second), forget: []string{"a"}, states: map[State]int{StateStuck: 1}},
+	} {
+		t.Run(title, func(t *testing.T) {
+			d := Decide(test.scene.View)
+			var forget, release []string
+			for _, content := range d.Forget {
+				forget = append(forget, content.Name)
+			}
+			for _, of := range d.Release {
+				release = append(release, string(of.UID))
+			}
+			if !slices.Equal(forget, test.forget) || !slices.Equal(release, test.release) || len(d.Orphans) != test.orphans || len(d.Doubted) != test.doubt || d.Soon != test.soon {
+				t.Errorf("it forgets %v and releases %v, %d orphans are told of, %d backups doubted, soon: %t", forget, release, len(d.Orphans), len(d.Doubted), d.Soon)
+			}
+			want := map[State]int{StateKept: 0, StateLeaving: 0, StateStuck: 0, StateDoubt: 0}
+			maps.Copy(want, test.states)
+			if !maps.Equal(d.States, want) {
+				t.Errorf("the states are %v, want %v", d.States, want)
+			}
+		})
+	}
+}
+
+func namesOf(number int, backup string) (all []string) {
+	for i := range number {
+		all = append(all, fmt.Sprintf("%s-%d", backup, i))
+	}
+	return all
+}
+
+// TestSince: an age is counted from the first sweep that saw it, and forgotten with the object.
+func TestSince(t *testing.T) {
+	s := newScene().content("a", "b").fate("b", Failed)
+	first := Decide(s.View)
+	s.View.Since, s.Now = first.Since, now.Add(2*StuckAge)
+	if second := Decide(s.View); second.States[StateStuck] != 1 || !second.Since["a"].Equal(now) {
+		t.Errorf("the states are %v, since %v", second.States, second.Since)
+	}
+	s.Contents = nil
+	if third := Decide(s.View); len(third.Since) != 0 {
+		t.Errorf("kept is %v", third.Since)
+	}
+}
+
+// TestSweep: a sweep sees what was cut, forgets a failed backup's snapshots, and keeps a stored one's.
+func TestSweep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSidecars(t)
+		for _, backup := range []string{"failed", "stored"} {
+			v := volume()
+			v.Backup = types.UID(backup)
+			if _, err := s.client().Cut(t.Context(), v, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		sweep := func() map[string]string {
+			contents, taken, err := s.client().Look(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			waiting, err := s.client().Sweep(t.Context(), Decide(View{
+				ClusterUID: ours, Now: time.Now(), Contents: contents, Snapshots: taken, Fates: map[types.UID]Fate{"failed": Failed, "stored": Stored},
+			}))
+			if err != nil {
+				t.Error(err)
+			}
+			return waiting
+		}
+		if waiting := sweep(); len(waiting) != 0 || len(s.stored) != 1 || s.content().Labels[LabelBackup] != "stored" || len(s.snapshots()) != 0 {
+			t.Errorf("left are %v, %+v, %v", s.stored, s.snapshots(), waiting)
+		}
+		v := volume()
+		v.Backup = "failed"
+		if _, err := s.client().Cut(t.Context(), v, nil); err != nil {
+			t.Fatal(err)
+		}
+		s.hang = true
+		waiting := sweep()
+		if words := strings.Join(slices.Collect(maps.Values(waiting)), ""); words != "the driver to delete the stored snapshot" {
+			t.Errorf("it waits for %q", waiting)
+		}
+	})
+}

@@ -1,0 +1,461 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package snapshots tests pkg/snapshots against Kubernetes's own snapshot-controller and csi-snapshotter,
+// and the lab's driver. `make csi` builds these, and runs it.
+package snapshots
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/holdfast-io/holdfast/pkg/snapshots"
+)
+
+const (
+	driver    = "folder.lab.holdfast.io"
+	namespace = "default"
+	uid       = "this-cluster"
+)
+
+// lab is a Kubernetes without nodes, with the sidecars.
+var lab struct {
+	bin, dir string
+	config   *rest.Config
+	kube     kubernetes.Interface
+	objects  dynamic.Interface
+}
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	code, err := run(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "snapshots:", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func run(m *testing.M) (code int, err error) {
+	if lab.bin, err = filepath.Abs("../../.lab/bin"); err != nil {
+		return 1, err
+	}
+	for _, program := range []string{"lab", "csi", "csi-snapshotter", "csi-provisioner", "snapshot-controller"} {
+		if _, err := os.Stat(filepath.Join(lab.bin, program)); err != nil {
+			return 1, fmt.Errorf("run `make csi`, which builds what is missing: %w", err)
+		}
+	}
+	temporary, err := os.MkdirTemp("", "s")
+	if err != nil {
+		return 1, err
+	}
+	defer os.RemoveAll(temporary)
+	lab.dir = filepath.Join(temporary, "lab")
+	defer func() { err = errors.Join(err, command("down", "--dir", lab.dir)) }()
+	if err := command("up", "--dir", lab.dir, "--bin", lab.bin); err != nil {
+		return 1, err
+	}
+	if err := restart(); err != nil {
+		return 1, err
+	}
+	if lab.config, err = clientcmd.BuildConfigFromFlags("", filepath.Join(lab.dir, "kubeconfig")); err != nil {
+		return 1, err
+	}
+	lab.config.QPS = -1
+	if lab.kube, err = kubernetes.NewForConfig(lab.config); err != nil {
+		return 1, err
+	}
+	if lab.objects, err = dynamic.NewForConfig(lab.config); err != nil {
+		return 1, err
+	}
+	if err := allow(); err != nil {
+		return 1, err
+	}
+	return m.Run(), nil
+}
+
+func command(args ...string) error {
+	out, err := exec.Command(filepath.Join(lab.bin, "lab"), args...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("lab %s: %w\n%s", strings.Join(args, " "), err, out)
+	}
+	return nil
+}
+
+// restart starts the driver and the sidecars anew. A lost driver ends csi-snapshotter.
+func restart() error {
+	source, err := filepath.Abs("../../hack/lab")
+	if err != nil {
+		return err
+	}
+	return command("csi", "up", "--dir", lab.dir, "--source", source, "--snapshots")
+}
+
+// allow binds the account of the tests to the role of the controller, and gives it no other right.
+func allow() error {
+	kubectl := exec.Command(filepath.Join(lab.bin, "kubectl"), "apply", "-f", "../../artifacts/rbac/snapshots.yaml", "-f", "-")
+	kubectl.Env = append(os.Environ(), "KUBECONFIG="+filepath.Join(lab.dir, "kubeconfig"))
+	kubectl.Stdin = strings.NewReader(`apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: holdfast-snapshots}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: holdfast-snapshots}
+subjects: [{kind: ServiceAccount, name: holdfast-controller, namespace: holdfast}]
+`)
+	if out, err := kubectl.CombinedOutput(); err != nil {
+		return fmt.Errorf("%w: %s", err, out)
+	}
+	return nil
+}
+
+// limited ends all requests after so many, as a kill does. Half of the last ones reach the cluster.
+type limited struct {
+	next  http.RoundTripper
+	left  *atomic.Int64
+	reach bool
+}
+
+var errKilled = errors.New("killed")
+
+func (l limited) RoundTrip(request *http.Request) (*http.Response, error) {
+	left := l.left.Add(-1)
+	if left < 0 && !(left == -1 && l.reach) {
+		return nil, errKilled
+	}
+	answer, err := l.next.RoundTrip(request)
+	if left < 0 && err == nil {
+		_ = answer.Body.Close()
+		return nil, errKilled
+	}
+	return answer, err
+}
+
+// client has the rights of the controller. It makes so many requests.
+func client(t *testing.T, requests int64, reach bool) *snapshots.Client {
+	t.Helper()
+	config := rest.CopyConfig(lab.config)
+	config.Impersonate.UserName = "system:serviceaccount:holdfast:holdfast-controller"
+	left := &atomic.Int64{}
+	left.Store(requests)
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return limited{next, left, reach} })
+	objects, err := dynamic.NewForConfig(config)
+	must(t, err)
+	return snapshots.New(objects, uid, "holdfast")
+}
+
+func alive(t *testing.T) *snapshots.Client { return client(t, 1<<40, false) }
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// await waits until a condition holds.
+func await(t *testing.T, what string, condition func() error) {
+	t.Helper()
+	err := condition()
+	for end := time.Now().Add(2 * time.Minute); err != nil; err = condition() {
+		if time.Now().After(end) {
+			t.Fatalf("waiting for %s: %v", what, err)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// claim returns a bound claim as a volume of a backup.
+func claim(t *testing.T, backup string) snapshots.Volume {
+	t.Helper()
+	claims := lab.kube.CoreV1().PersistentVolumeClaims(namespace)
+	class := "folder"
+	made, err := claims.Create(t.Context(), &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "data-"},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			StorageClassName: &class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
+		},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	t.Cleanup(func() { must(t, claims.Delete(context.Background(), made.Name, metav1.DeleteOptions{})) })
+	v := snapshots.Volume{
+		Backup: types.UID(backup), StoreName: backup, Location: "default", Namespace: namespace, Claim: made.Name, ClaimUID: made.UID,
+		Driver: driver, Class: "folder", Since: time.Now(), Timeout: time.Minute,
+	}
+	await(t, "the claim", func() error {
+		bound, err := claims.Get(t.Context(), made.Name, metav1.GetOptions{})
+		must(t, err)
+		if bound.Status.Phase != corev1.ClaimBound {
+			return fmt.Errorf("it is %s", bound.Status.Phase)
+		}
+		volume, err := lab.kube.CoreV1().PersistentVolumes().Get(t.Context(), bound.Spec.VolumeName, metav1.GetOptions{})
+		must(t, err)
+		v.Handle = volume.Spec.CSI.VolumeHandle
+		return nil
+	})
+	return v
+}
+
+// faults tells the driver what goes wrong from now on, until the test ends.
+func faults(t *testing.T, content string) {
+	t.Helper()
+	path := filepath.Join(lab.dir, "csi", "faults.json")
+	must(t, os.WriteFile(path+".part", []byte(content), 0o644))
+	must(t, os.Rename(path+".part", path))
+	if content != "" {
+		t.Cleanup(func() { faults(t, "") })
+	}
+}
+
+// stored returns how many snapshots the storage has.
+func stored(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir(filepath.Join(lab.dir, "csi", "snapshots"))
+	must(t, err)
+	return len(entries)
+}
+
+// sweeper sweeps as the controller does, by its own clock.
+type sweeper struct {
+	since map[types.UID]time.Time
+	ahead time.Duration
+}
+
+func (s *sweeper) sweep(t *testing.T, c *snapshots.Client, fates map[types.UID]snapshots.Fate) error {
+	t.Helper()
+	contents, taken, err := c.Look(t.Context())
+	if err != nil {
+		return err
+	}
+	d := snapshots.Decide(snapshots.View{ClusterUID: uid, Now: time.Now().Add(s.ahead), Contents: contents, Snapshots: taken, Fates: fates, Since: s.since})
+	s.since = d.Since
+	waiting, err := c.Sweep(t.Context(), d)
+	if err == nil && len(waiting) > 0 {
+		err = fmt.Errorf("it waits: %v", waiting)
+	}
+	return err
+}
+
+// owed sweeps until the storage has so many snapshots, and the cluster so many contents and as many
+// VolumeSnapshots as are given.
+func owed(t *testing.T, fates map[types.UID]snapshots.Fate, number int) {
+	t.Helper()
+	s := &sweeper{}
+	await(t, fmt.Sprintf("%d snapshots in the storage", number), func() error {
+		if err := s.sweep(t, alive(t), fates); err != nil {
+			return err
+		}
+		contents, err := lab.objects.Resource(snapshots.Contents).List(t.Context(), metav1.ListOptions{})
+		must(t, err)
+		taken, err := lab.objects.Resource(snapshots.Snapshots).List(t.Context(), metav1.ListOptions{})
+		must(t, err)
+		if got := stored(t); got != number || len(contents.Items) != number || len(taken.Items) != 0 {
+			return fmt.Errorf("there are %d, with %d contents and %d VolumeSnapshots", got, len(contents.Items), len(taken.Items))
+		}
+		return nil
+	})
+}
+
+func failed(backups ...string) map[types.UID]snapshots.Fate {
+	fates := map[types.UID]snapshots.Fate{}
+	for _, backup := range backups {
+		fates[types.UID(backup)] = snapshots.Failed
+	}
+	return fates
+}
+
+// TestLife: a cut is kept when its VolumeSnapshot goes, and is found again; its backup's end deletes it.
+func TestLife(t *testing.T) {
+	v := claim(t, "life")
+	all, err := alive(t).Classes(t.Context())
+	must(t, err)
+	if _, err := snapshots.Class(driver, snapshots.Wishes{}, all); err == nil || !strings.Contains(err.Error(), "folder, folder-kept") {
+		t.Errorf("the class is not in doubt: %v", err)
+	}
+	for _, class := range []string{"folder", "folder-kept"} {
+		v.Class, v.Backup = class, types.UID("life-"+class)
+		first, err := alive(t).Cut(t.Context(), v, nil)
+		must(t, err)
+		again, err := alive(t).Cut(t.Context(), v, nil)
+		must(t, err)
+		if first.Handle != again.Handle || first.Time != again.Time {
+			t.Errorf("the second attempt gets %+v, and the first got %+v", again, first)
+		}
+		must(t, alive(t).Release(t.Context(), first.Content))
+		owed(t, map[types.UID]snapshots.Fate{v.Backup: snapshots.Stored}, 1)
+		owed(t, failed(string(v.Backup)), 0)
+	}
+}
+
+// TestKilled: stopped after each number of requests, a cut and what follows leave what is owed.
+func TestKilled(t *testing.T) {
+	v := claim(t, "killed")
+	for at := range int64(40) {
+		backup := fmt.Sprint("killed-", at)
+		v.Backup, v.Since = types.UID(backup), time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		dying := client(t, at, at%2 == 0)
+		taken, err := dying.Cut(ctx, v, nil)
+		if err == nil {
+			err = dying.Release(ctx, taken.Content)
+		}
+		if err == nil {
+			err = (&sweeper{}).sweep(t, dying, failed(backup))
+		}
+		cancel()
+		if at%4 == 3 { // the next attempt goes on
+			if _, err := alive(t).Cut(t.Context(), v, nil); err != nil {
+				t.Errorf("after %d requests, and %v, the next attempt ends with %v", at, err, err)
+			}
+		}
+		owed(t, failed(backup), 0)
+	}
+}
+
+// TestHookedAttempts: each attempt cuts anew, and the sweep forgets the earlier cut while the run lives.
+func TestHookedAttempts(t *testing.T) {
+	v := claim(t, "hooked")
+	var last snapshots.Taken
+	for _, v.Attempt = range []int32{1, 2} {
+		taken, err := alive(t).Cut(t.Context(), v, nil)
+		must(t, err)
+		if taken.Handle == last.Handle {
+			t.Error("the second attempt gets the first one's")
+		}
+		last = taken
+	}
+	s := &sweeper{}
+	await(t, "one snapshot", func() error {
+		if err := s.sweep(t, alive(t), map[types.UID]snapshots.Fate{v.Backup: snapshots.Live}); err != nil {
+			return err
+		}
+		if got := stored(t); got != 1 {
+			return fmt.Errorf("there are %d", got)
+		}
+		return nil
+	})
+	owed(t, failed("hooked"), 0)
+}
+
+// TestDriverAway: the failure is told in the driver's words, the namespace is free after the timeout,
+// and all is deleted when the driver is back.
+func TestDriverAway(t *testing.T) {
+	v := claim(t, "away")
+	faults(t, `{"fail":{"CreateSnapshot":{"code":"UNAVAILABLE","message":"the storage is away"}}}`)
+	v.Timeout = 5 * time.Second
+	said := ""
+	_, err := alive(t).Cut(t.Context(), v, func(words string) { said += words })
+	if err == nil || !strings.Contains(err.Error(), "the storage is away") || !strings.Contains(said, "the storage is away") {
+		t.Errorf("got %v, and %q is said", err, said)
+	}
+	await(t, "the namespace", func() error {
+		taken, err := lab.objects.Resource(snapshots.Snapshots).List(t.Context(), metav1.ListOptions{})
+		if err == nil && len(taken.Items) > 0 {
+			err = errors.New("a VolumeSnapshot is left")
+		}
+		return err
+	})
+	faults(t, "")
+	owed(t, failed("away"), 0)
+}
+
+// TestFinalFailure: a snapshot that the driver refuses for good is forgotten while it still refuses.
+func TestFinalFailure(t *testing.T) {
+	v := claim(t, "final")
+	faults(t, `{"fail":{"CreateSnapshot":{"code":"INVALID_ARGUMENT","message":"never"}}}`)
+	v.Timeout = 3 * time.Second
+	_, err := alive(t).Cut(t.Context(), v, nil)
+	if err == nil || !strings.Contains(err.Error(), "never") {
+		t.Errorf("got %v", err)
+	}
+	owed(t, failed("final"), 0)
+}
+
+// TestDeletionFails: the deletion of a stored snapshot waits for the driver.
+func TestDeletionFails(t *testing.T) {
+	v := claim(t, "kept")
+	_, err := alive(t).Cut(t.Context(), v, nil)
+	must(t, err)
+	faults(t, `{"fail":{"DeleteSnapshot":{"code":"UNAVAILABLE","message":"the storage is away"}}}`)
+	if err := (&sweeper{}).sweep(t, alive(t), failed("kept")); err == nil || stored(t) != 1 {
+		t.Errorf("got %v, with %d stored", err, stored(t))
+	}
+	faults(t, "")
+	owed(t, failed("kept"), 0)
+}
+
+// TestDeletedByOthers: a VolumeSnapshot that is deleted before its cut fails the volume, and later does
+// not. Nothing is left in either case.
+func TestDeletedByOthers(t *testing.T) {
+	v := claim(t, "others")
+	deleted := func() {
+		must(t, lab.objects.Resource(snapshots.Snapshots).Namespace(namespace).DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}))
+	}
+	faults(t, `{"fail":{"CreateSnapshot":{"code":"UNAVAILABLE","message":"slow"}}}`)
+	_, err := alive(t).Cut(t.Context(), v, func(words string) {
+		if strings.Contains(words, "slow") {
+			deleted()
+		}
+	})
+	if err == nil || !strings.Contains(err.Error(), "was deleted by somebody") {
+		t.Errorf("got %v", err)
+	}
+	faults(t, "")
+	owed(t, failed("others"), 0)
+
+	v.Backup, v.Since = "others-2", time.Now()
+	taken, err := alive(t).Cut(t.Context(), v, nil)
+	must(t, err)
+	deleted()
+	owed(t, map[types.UID]snapshots.Fate{"others-2": snapshots.Stored}, 1)
+	must(t, alive(t).Release(t.Context(), taken.Content))
+	owed(t, failed("others-2"), 0)
+}
+
+// TestLost: a snapshot whose content was lost is found by its handle, and deleted.
+func TestLost(t *testing.T) {
+	v := claim(t, "lost")
+	taken, err := alive(t).Cut(t.Context(), v, nil)
+	must(t, err)
+	must(t, alive(t).Release(t.Context(), taken.Content))
+	contents := lab.objects.Resource(snapshots.Contents)
+	must(t, contents.Delete(t.Context(), taken.Content, metav1.DeleteOptions{}))
+	await(t, "the loss", func() error {
+		all, err := contents.List(t.Context(), metav1.ListOptions{})
+		if err == nil && len(all.Items) > 0 {
+			err = errors.New("the content is left")
+		}
+		return err
+	})
+	if got := stored(t); got != 1 {
+		t.Fatalf("%d are stored, want the lost one", got)
+	}
+	name, of, err := alive(t).Find(t.Context(), snapshots.Lost{Backup: "lost", StoreName: "lost", Location: "default", Claim: v.ClaimUID, Driver: driver, Handle: taken.Handle})
+	must(t, err)
+	await(t, "its deletion", func() error {
+		waits, err := alive(t).Forget(t.Context(), name, of)
+		if err == nil && waits != "" {
+			err = errors.New(waits)
+		}
+		return err
+	})
+	owed(t, nil, 0)
+}
