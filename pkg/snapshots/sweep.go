@@ -19,7 +19,7 @@ import (
 const (
 	// OrphanAge is how long a content without its VolumeSnapshot is left to snapshot-controller.
 	OrphanAge = 10 * time.Second
-	// StuckAge is the age of a deletion that somebody is told of.
+	// StuckAge is the age of a deletion that an alert is for.
 	StuckAge = time.Hour
 	// So many snapshots may leave at once for lack of a backup in the store, or one of so many.
 	few, oneOf = 10, 20

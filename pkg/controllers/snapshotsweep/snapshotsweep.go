@@ -4,10 +4,10 @@
 // Package snapshotsweep forgets the cluster's snapshots that no backup needs: of backups that have
 // failed, were cancelled or deleted, and of attempts that a later one has replaced.
 //
-//   - A snapshot leaves only if its backup's record says that it has no result, or if its store was
-//     read, has other backups, and lacks this one.
-//   - If more than ten snapshots and more than one in twenty have lost their backups in the stores,
-//     none of these leaves, with the event SnapshotsInDoubt.
+//   - A snapshot leaves if its backup's record says that the backup has no result. Without a record
+//     its store decides: it must be readable, have other backups, and lack this one.
+//   - Many snapshots that lose their backups in the stores at once stay, with the event
+//     SnapshotsInDoubt. More than ten and more than one in twenty are many.
 //   - Only the snapshots of this cluster leave.
 package snapshotsweep
 

@@ -130,7 +130,7 @@ func run(uid string, phase v1alpha1.BackupPhase) *enginev1alpha1.BackupRun {
 	return &enginev1alpha1.BackupRun{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "b-" + uid, UID: types.UID(uid)}, Status: enginev1alpha1.BackupRunStatus{Phase: phase}}
 }
 
-// TestWhichSnapshotsLeave: those of backups that have failed, or that their store lacks.
+// TestWhichSnapshotsLeave: snapshots of failed backups leave, and of backups that their store lacks.
 func TestWhichSnapshotsLeave(t *testing.T) {
 	for name, test := range map[string]struct {
 		run      *enginev1alpha1.BackupRun
