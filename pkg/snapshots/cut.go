@@ -184,6 +184,11 @@ func (w *cutting) look(ctx context.Context) (taken Taken, done bool, err error) 
 		}
 	}
 	switch {
+	case content != nil && content.DeletionTimestamp != nil:
+		if err := w.yield(ctx, content); err != nil {
+			return taken, false, err
+		}
+		return taken, false, final("the VolumeSnapshotContent %s of the VolumeSnapshot %s was deleted by somebody before it was cut: keep others, as tools of GitOps, from deleting it", content.Name, w.v.name())
 	case content != nil && content.cut() && content.Spec.Policy == Retain:
 		taken, err = w.taken(content)
 		return taken, true, err
@@ -213,7 +218,7 @@ func (w *cutting) keep(ctx context.Context, content *VolumeSnapshotContent, ther
 	if content.Spec.Policy == Retain && content.Labels[LabelBackup] == string(w.v.Backup) || !there || content.DeletionTimestamp != nil {
 		return content, nil
 	}
-	return w.patch(ctx, content, map[string]any{"labels": w.labels(w.v), "annotations": w.v.annotations()}, map[string]any{"deletionPolicy": Retain})
+	return w.patch(ctx, content, map[string]any{"labels": w.labels(w.v)}, map[string]any{"deletionPolicy": Retain})
 }
 
 // taken checks that a cut is the backup's. If it is not, its content is left to the sweep.

@@ -8,12 +8,14 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/holdfast-io/holdfast/pkg/format"
@@ -23,6 +25,7 @@ import (
 func TestCut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, v := newSidecars(t), volume()
+		v.StoreName = strings.Repeat("nightly.", 31) + "x"
 		first, err := s.client().Cut(t.Context(), v, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -31,10 +34,13 @@ func TestCut(t *testing.T) {
 		if first.Handle != s.stored[0] || first.Content != content.Name || first.Size != 5 || !first.Ready || first.Snapshot != v.name() || !ownName.MatchString(v.name()) {
 			t.Errorf("the cut is %+v", first)
 		}
-		if content.Spec.Policy != Retain || content.Labels[LabelBackup] != "backup" || content.Labels[LabelClaim] != "claim" || content.Labels[LabelCluster] != ours || content.Annotations[AnnotationStoreName] != "nightly" || content.Annotations[AnnotationLocation] != "default" {
+		if content.Spec.Policy != Retain || content.Labels[LabelBackup] != "backup" || content.Labels[LabelClaim] != "claim" || content.Labels[LabelCluster] != ours {
 			t.Errorf("the content is %+v", content)
 		}
-		if taken := s.snapshots()[0]; !maps.Equal(taken.Labels, map[string]string{LabelBackup: "backup", LabelClaim: "claim", LabelCluster: ours, format.LabelExclude: "true"}) || taken.Spec.Class != "fast" || taken.Spec.Source.Claim != "data" {
+		if storeName, location := Place(content.Labels); storeName != v.StoreName || location != "default" {
+			t.Errorf("it is stored as %q in %q", storeName, location)
+		}
+		if taken := s.snapshots()[0]; !maps.Equal(taken.Labels, merged(content.Labels, format.LabelExclude, "true")) || taken.Spec.Class != "fast" || taken.Spec.Source.Claim != "data" {
 			t.Errorf("the VolumeSnapshot is %+v", taken)
 		}
 		s.requests = nil
@@ -52,6 +58,28 @@ func TestCut(t *testing.T) {
 			t.Errorf("an attempt with hooks gets %+v, %v", hooked, err)
 		}
 	})
+}
+
+func merged(labels map[string]string, key, value string) map[string]string {
+	all := maps.Clone(labels)
+	all[key] = value
+	return all
+}
+
+// TestPlace: a name of any length becomes labels that Kubernetes accepts.
+func TestPlace(t *testing.T) {
+	for _, name := range []string{"a", "x", "x-x", strings.Repeat("x", 122), strings.Repeat("a.", 126) + "b", strings.Repeat("b-", 30) + ".x." + strings.Repeat("c", 60)} {
+		labels := map[string]string{}
+		spread(labels, labelStoreName, name)
+		for key, value := range labels {
+			if problems := slices.Concat(validation.IsQualifiedName(key), validation.IsValidLabelValue(value)); len(problems) > 0 {
+				t.Errorf("%s=%s: %q", key, value, problems)
+			}
+		}
+		if got, _ := Place(labels); got != name {
+			t.Errorf("of %q is left %q", name, got)
+		}
+	}
 }
 
 // TestDriverFails: failures that pass are reported in words, and waited out.
@@ -210,6 +238,27 @@ func TestDeletedByOthers(t *testing.T) {
 		})
 		if err != nil || taken.Handle != s.stored[0] {
 			t.Errorf("got %+v, %v", taken, err)
+		}
+
+		// A content whose VolumeSnapshot is deleted before the content is Retain stays as it is.
+		s, v = newSidecars(t), volume()
+		s.fails, s.absent = "slow", true
+		_, err = s.client().Cut(t.Context(), v, func(words string) {
+			s.take(s.object(Snapshots, "shop", v.name()))
+			deleted(words)
+		})
+		expectError(t, err, "was deleted by somebody")
+		if content := s.content(); content.Spec.Policy != Delete || len(content.Labels) > 0 {
+			t.Errorf("the content is %+v", content)
+		}
+
+		// A content that is being deleted takes its snapshot along: Retain would leak it.
+		s, v = newSidecars(t), volume()
+		s.fails = "slow"
+		_, err = s.client().Cut(t.Context(), v, func(string) { s.deleting() })
+		expectError(t, err, "was deleted by somebody")
+		if content := s.content(); content.Spec.Policy != Delete || content.Annotations[annotationBeingDeleted] == "" {
+			t.Errorf("the content is %+v", content)
 		}
 	})
 }

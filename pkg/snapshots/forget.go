@@ -28,7 +28,8 @@ const (
 //
 //   - Only a recorded cut is deleted, or one that has just failed for good. An answer of the
 //     driver may be under way otherwise, and its snapshot would leak.
-//   - The VolumeSnapshot is deleted first, while the content is Retain.
+//   - The VolumeSnapshot is deleted first, while the content is Retain. If others have begun to delete
+//     the content, Retain would leak the stored snapshot, and Delete is set at once.
 //   - One patch, of the version that was read, sets Delete and the annotation by which csi-snapshotter
 //     deletes a content whose VolumeSnapshot was deleted. Without the annotation it never does.
 //   - A deletion that hangs is nudged: the sidecar looks anew at a content that changes.
@@ -84,10 +85,9 @@ func (f *forgetting) step(ctx context.Context, content *VolumeSnapshotContent) (
 	bound := snapshot != nil && (snapshot.UID == content.Spec.Ref.UID || content.Spec.Ref.UID == "")
 	deleting := content.DeletionTimestamp != nil
 	switch {
+	case deleting: // no step can keep it any more
 	case bound && snapshot.DeletionTimestamp != nil:
 		return "the deletion of the VolumeSnapshot", nil
-	case bound && deleting:
-		return "its VolumeSnapshot, which somebody else is to delete", nil
 	case bound && !content.cut():
 		return f.uncut(content), nil
 	case bound && content.Spec.Policy != Retain:
@@ -95,15 +95,17 @@ func (f *forgetting) step(ctx context.Context, content *VolumeSnapshotContent) (
 		return "", err
 	case bound:
 		return "the deletion of the VolumeSnapshot", remove(ctx, in, snapshot.Name, snapshot.UID)
-	}
-	if !deleting && (content.beingCreated() || content.Status.Handle == "") {
+	case content.beingCreated() || content.Status.Handle == "":
 		failed, err := f.justFailed(ctx, content)
 		if err != nil || !failed {
 			return f.uncut(content), err
 		}
 	}
-	if content.Spec.Policy != Delete || content.Annotations[annotationBeingDeleted] == "" {
-		if content, err = f.patch(ctx, content, map[string]any{"annotations": map[string]string{annotationBeingDeleted: "yes"}}, map[string]any{"deletionPolicy": Delete}); err != nil {
+	if err := f.yield(ctx, content); err != nil {
+		return "", err
+	}
+	if bound && snapshot.DeletionTimestamp == nil {
+		if err := remove(ctx, in, snapshot.Name, snapshot.UID); err != nil {
 			return "", err
 		}
 	}
@@ -114,6 +116,22 @@ func (f *forgetting) step(ctx context.Context, content *VolumeSnapshotContent) (
 		err = f.nudge(ctx, content)
 	}
 	return strings.TrimSuffix("the driver to delete the stored snapshot: "+content.message(), ": "), err
+}
+
+// yield makes the deletion of a content delete its stored snapshot. A change of the content since it
+// was read is a conflict. A missing content is left to the next look.
+func (c *Client) yield(ctx context.Context, content *VolumeSnapshotContent) error {
+	if content.Spec.Policy == Delete && content.Annotations[annotationBeingDeleted] != "" {
+		return nil
+	}
+	changed, err := c.patch(ctx, content, map[string]any{"annotations": map[string]string{annotationBeingDeleted: "yes"}}, map[string]any{"deletionPolicy": Delete})
+	switch {
+	case err == nil:
+		*content = *changed
+	case apierrors.IsNotFound(err):
+		return nil
+	}
+	return err
 }
 
 func (f *forgetting) uncut(content *VolumeSnapshotContent) string {
@@ -167,7 +185,10 @@ func (c *Client) Find(ctx context.Context, lost Lost) (content string, uid types
 		}
 	}
 	of := name(lost.Driver, lost.Handle)
-	annotations := map[string]any{AnnotationStoreName: lost.StoreName, AnnotationLocation: lost.Location}
+	annotations, labels := map[string]any{}, map[string]any{}
+	for key, value := range c.labels(&Volume{Backup: lost.Backup, StoreName: lost.StoreName, Location: lost.Location, ClaimUID: lost.Claim}) {
+		labels[key] = value
+	}
 	spec := map[string]any{
 		"driver": lost.Driver, "deletionPolicy": Retain,
 		"source":            map[string]any{"snapshotHandle": lost.Handle},
@@ -187,8 +208,7 @@ func (c *Client) Find(ctx context.Context, lost Lost) (content string, uid types
 	made, err := contents.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": Version.String(), "kind": "VolumeSnapshotContent",
 		"metadata": map[string]any{
-			"name": of, "annotations": annotations, "finalizers": []any{finalizerBound},
-			"labels": map[string]any{LabelCluster: c.clusterUID, LabelBackup: string(lost.Backup), LabelClaim: string(lost.Claim)},
+			"name": of, "labels": labels, "annotations": annotations, "finalizers": []any{finalizerBound},
 		},
 		"spec": spec,
 	}}, metav1.CreateOptions{})

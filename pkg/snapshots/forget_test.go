@@ -128,6 +128,26 @@ func TestForgetHangs(t *testing.T) {
 	})
 }
 
+// TestForgetADeletedContent: a content that others delete is Delete before its VolumeSnapshot is deleted.
+func TestForgetADeletedContent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSidecars(t)
+		if _, err := s.client().Cut(t.Context(), volume(), nil); err != nil {
+			t.Fatal(err)
+		}
+		content := s.content()
+		s.deleting()
+		s.requests = nil
+		waits, err := s.client().Forget(t.Context(), content.Name, content.UID)
+		if waits != "" || err != nil || len(s.stored) != 0 || len(s.snapshots()) != 0 {
+			t.Errorf("got %q, %v; %v and %v are left", waits, err, s.stored, s.snapshots())
+		}
+		if want := []string{"patch volumesnapshotcontents", "delete volumesnapshots"}; !slices.Equal(s.requests, want) {
+			t.Errorf("it writes %q, want %q", s.requests, want)
+		}
+	})
+}
+
 // TestFind: a snapshot without content gets one that no tenant can bind, with the secret of its class,
 // and is forgotten. A snapshot whose backup has a content gets no other.
 func TestFind(t *testing.T) {

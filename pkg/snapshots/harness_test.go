@@ -162,16 +162,36 @@ func (s *sidecars) delete(action clienttesting.DeleteActionImpl) (bool, runtime.
 			s.change(object, func(map[string]any) { now := metav1.Now(); object.SetDeletionTimestamp(&now) })
 			return true, nil, nil
 		}
-		if content.Spec.Policy == Delete && content.Annotations[annotationBeingDeleted] != "" {
-			s.stored = slices.DeleteFunc(s.stored, func(handle string) bool { return handle == content.Status.Handle })
-		}
+		s.drop(content)
 	} else if content, err := s.Tracker().Get(Contents, "", contentName(object.GetUID())); err == nil {
 		of, _ := decode[VolumeSnapshotContent](content.(*unstructured.Unstructured))
-		if of.Spec.Policy == Delete {
+		switch {
+		case of.DeletionTimestamp != nil:
+			s.drop(of)
+			if err := s.Tracker().Delete(Contents, "", of.Name); err != nil {
+				s.t.Error(err)
+			}
+		case of.Spec.Policy == Delete:
 			s.t.Errorf("the VolumeSnapshot %s is deleted while its content has the policy Delete", name)
 		}
 	}
 	return true, nil, s.Tracker().Delete(resource, action.GetNamespace(), name)
+}
+
+// drop deletes what is stored, if the content allows it.
+func (s *sidecars) drop(content *VolumeSnapshotContent) {
+	if content.Spec.Policy == Delete && content.Annotations[annotationBeingDeleted] != "" {
+		s.stored = slices.DeleteFunc(s.stored, func(handle string) bool { return handle == content.Status.Handle })
+	}
+}
+
+// deleting marks the only content as deleted by others.
+func (s *sidecars) deleting() {
+	s.t.Helper()
+	object := s.object(Contents, "", s.content().Name)
+	now := metav1.Now()
+	object.SetDeletionTimestamp(&now)
+	s.change(object, func(map[string]any) {})
 }
 
 func (s *sidecars) client() *Client { return New(s, ours, system) }

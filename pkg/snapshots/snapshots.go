@@ -7,7 +7,8 @@
 //   - One object has the power to delete a stored snapshot: the VolumeSnapshotContent that the
 //     cluster made for the cut. It is Retain from its first moment until it is forgotten.
 //   - A VolumeSnapshot is never deleted before its cut is recorded, except when the time is over.
-//   - The policy Delete is never set while the VolumeSnapshot exists.
+//   - The policy Delete is never set while the VolumeSnapshot exists, except when its content is
+//     being deleted already.
 //
 // docs/design/snapshots.md has the reasons.
 package snapshots
@@ -46,16 +47,19 @@ var (
 	Classes   = Version.WithResource("volumesnapshotclasses")
 )
 
-// Labels and annotations of a VolumeSnapshot and its content. Labels are too short for the names.
+// Labels of a VolumeSnapshot and its content, and an annotation. All that must last is a label: Kubernetes's
+// sidecars replace all annotations of a content, by those that they have read before.
 const (
 	LabelCluster = "engine.holdfast.io/cluster-uid"
 	LabelBackup  = "engine.holdfast.io/backup-uid"
 	LabelClaim   = "engine.holdfast.io/claim-uid"
 	// LabelAttempt is set if hooks enclose the cut. Each attempt of a backup then cuts anew.
-	LabelAttempt        = "engine.holdfast.io/attempt"
-	AnnotationStoreName = "engine.holdfast.io/store-name"
-	AnnotationLocation  = "engine.holdfast.io/location"
-	AnnotationNudged    = "engine.holdfast.io/nudged"
+	LabelAttempt = "engine.holdfast.io/attempt"
+	// labelStoreName and labelLocation, with a number, have the parts of a name.
+	labelStoreName = "engine.holdfast.io/store-name"
+	labelLocation  = "engine.holdfast.io/location"
+
+	AnnotationNudged = "engine.holdfast.io/nudged"
 )
 
 // Names that Kubernetes's sidecars know.
@@ -214,11 +218,34 @@ func (c *Client) labels(v *Volume) map[string]string {
 	if v.Attempt > 0 {
 		labels[LabelAttempt] = strconv.Itoa(int(v.Attempt))
 	}
+	spread(labels, labelStoreName, v.StoreName)
+	spread(labels, labelLocation, v.Location)
 	return labels
 }
 
-func (v *Volume) annotations() map[string]string {
-	return map[string]string{AnnotationStoreName: v.StoreName, AnnotationLocation: v.Location}
+// longest is the length of a part of a name, less than a label's by the two letters around it. A part
+// can begin and end with a dot, a label cannot.
+const longest = 61
+
+func spread(labels map[string]string, key, name string) {
+	for i := 0; name != ""; i++ {
+		end := min(len(name), longest)
+		labels[part(key, i)], name = "x"+name[:end]+"x", name[end:]
+	}
+}
+
+func part(key string, number int) string { return key + "." + strconv.Itoa(number) }
+
+func joined(labels map[string]string, key string) (name string) {
+	for i := 0; labels[part(key, i)] != ""; i++ {
+		name += strings.TrimSuffix(strings.TrimPrefix(labels[part(key, i)], "x"), "x")
+	}
+	return name
+}
+
+// Place returns where the backup with a labelled snapshot is stored.
+func Place(labels map[string]string) (storeName, location string) {
+	return joined(labels, labelStoreName), joined(labels, labelLocation)
 }
 
 func decode[T any](object *unstructured.Unstructured) (*T, error) {
@@ -316,16 +343,13 @@ func passing(err error) bool {
 
 // snapshotOf returns the VolumeSnapshot to be created.
 func (c *Client) snapshotOf(v *Volume) *unstructured.Unstructured {
-	labels, annotations := map[string]any{format.LabelExclude: "true"}, map[string]any{}
+	labels := map[string]any{format.LabelExclude: "true"}
 	for key, value := range c.labels(v) {
 		labels[key] = value
 	}
-	for key, value := range v.annotations() {
-		annotations[key] = value
-	}
 	return &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": Version.String(), "kind": "VolumeSnapshot",
-		"metadata": map[string]any{"name": v.name(), "namespace": v.Namespace, "labels": labels, "annotations": annotations},
+		"metadata": map[string]any{"name": v.name(), "namespace": v.Namespace, "labels": labels},
 		"spec": map[string]any{
 			"volumeSnapshotClassName": v.Class,
 			"source":                  map[string]any{"persistentVolumeClaimName": v.Claim},

@@ -22,11 +22,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/transport"
 
 	"github.com/holdfast-io/holdfast/pkg/snapshots"
 )
@@ -126,42 +128,65 @@ subjects: [{kind: ServiceAccount, name: holdfast-controller, namespace: holdfast
 	return nil
 }
 
-// limited ends all requests after so many, as a kill does. Half of the last ones reach the cluster.
+// limited ends all requests after so many, as a kill does. If reach is set, the last one reaches the
+// cluster, and its answer is lost.
 type limited struct {
 	next  http.RoundTripper
 	left  *atomic.Int64
 	reach bool
+	kill  context.CancelCauseFunc
 }
 
 var errKilled = errors.New("killed")
 
 func (l limited) RoundTrip(request *http.Request) (*http.Response, error) {
 	left := l.left.Add(-1)
-	if left < 0 && !(left == -1 && l.reach) {
-		return nil, errKilled
+	if left >= 0 {
+		return l.next.RoundTrip(request)
 	}
-	answer, err := l.next.RoundTrip(request)
-	if left < 0 && err == nil {
-		_ = answer.Body.Close()
-		return nil, errKilled
+	if left == -1 && l.reach {
+		if answer, err := l.next.RoundTrip(request); err == nil {
+			_ = answer.Body.Close()
+		}
 	}
-	return answer, err
+	l.kill(errKilled)
+	return nil, errKilled
 }
 
-// client has the rights of the controller. It makes so many requests.
-func client(t *testing.T, requests int64, reach bool) *snapshots.Client {
+// observed calls a function with the method of each request, before it.
+type observed struct {
+	next   http.RoundTripper
+	before func(method string)
+}
+
+func (o observed) RoundTrip(request *http.Request) (*http.Response, error) {
+	o.before(request.Method)
+	return o.next.RoundTrip(request)
+}
+
+// client has the rights of the controller, and its requests pass through a wrapper, if any.
+func client(t *testing.T, wrap transport.WrapperFunc) *snapshots.Client {
 	t.Helper()
 	config := rest.CopyConfig(lab.config)
 	config.Impersonate.UserName = "system:serviceaccount:holdfast:holdfast-controller"
-	left := &atomic.Int64{}
-	left.Store(requests)
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return limited{next, left, reach} })
+	if wrap != nil {
+		config.Wrap(wrap)
+	}
 	objects, err := dynamic.NewForConfig(config)
 	must(t, err)
 	return snapshots.New(objects, uid, "holdfast")
 }
 
-func alive(t *testing.T) *snapshots.Client { return client(t, 1<<40, false) }
+// dying makes so many requests. Its context ends with the next one.
+func dying(t *testing.T, requests int64, reach bool) (*snapshots.Client, context.Context) {
+	t.Helper()
+	ctx, kill := context.WithCancelCause(t.Context())
+	left := &atomic.Int64{}
+	left.Store(requests)
+	return client(t, func(next http.RoundTripper) http.RoundTripper { return limited{next, left, reach, kill} }), ctx
+}
+
+func alive(t *testing.T) *snapshots.Client { return client(t, nil) }
 
 func must(t *testing.T, err error) {
 	t.Helper()
@@ -233,21 +258,17 @@ func stored(t *testing.T) int {
 	return len(entries)
 }
 
-// sweeper sweeps as the controller does, by its own clock.
-type sweeper struct {
-	since map[types.UID]time.Time
-	ahead time.Duration
-}
+// sweeper sweeps as the controller does.
+type sweeper struct{ since map[types.UID]time.Time }
 
-func (s *sweeper) sweep(t *testing.T, c *snapshots.Client, fates map[types.UID]snapshots.Fate) error {
-	t.Helper()
-	contents, taken, err := c.Look(t.Context())
+func (s *sweeper) sweep(ctx context.Context, c *snapshots.Client, fates map[types.UID]snapshots.Fate) error {
+	contents, taken, err := c.Look(ctx)
 	if err != nil {
 		return err
 	}
-	d := snapshots.Decide(snapshots.View{ClusterUID: uid, Now: time.Now().Add(s.ahead), Contents: contents, Snapshots: taken, Fates: fates, Since: s.since})
+	d := snapshots.Decide(snapshots.View{ClusterUID: uid, Now: time.Now(), Contents: contents, Snapshots: taken, Fates: fates, Since: s.since})
 	s.since = d.Since
-	waiting, err := c.Sweep(t.Context(), d)
+	waiting, err := c.Sweep(ctx, d)
 	if err == nil && len(waiting) > 0 {
 		err = fmt.Errorf("it waits: %v", waiting)
 	}
@@ -260,7 +281,7 @@ func owed(t *testing.T, fates map[types.UID]snapshots.Fate, number int) {
 	t.Helper()
 	s := &sweeper{}
 	await(t, fmt.Sprintf("%d snapshots in the storage", number), func() error {
-		if err := s.sweep(t, alive(t), fates); err != nil {
+		if err := s.sweep(t.Context(), alive(t), fates); err != nil {
 			return err
 		}
 		contents, err := lab.objects.Resource(snapshots.Contents).List(t.Context(), metav1.ListOptions{})
@@ -282,7 +303,7 @@ func failed(backups ...string) map[types.UID]snapshots.Fate {
 	return fates
 }
 
-// TestLife: a cut is kept when its VolumeSnapshot goes, and is found again; its backup's end deletes it.
+// TestLife: a cut is kept, with its labels, when its VolumeSnapshot goes, and is found again; its backup's end deletes it.
 func TestLife(t *testing.T) {
 	v := claim(t, "life")
 	all, err := alive(t).Classes(t.Context())
@@ -301,30 +322,38 @@ func TestLife(t *testing.T) {
 		}
 		must(t, alive(t).Release(t.Context(), first.Content))
 		owed(t, map[types.UID]snapshots.Fate{v.Backup: snapshots.Stored}, 1)
+		_, kept := look(t)
+		if storeName, location := snapshots.Place(kept.Labels); storeName != v.StoreName || location != v.Location || kept.Labels[snapshots.LabelBackup] != string(v.Backup) {
+			t.Errorf("the labels are %v", kept.Labels)
+		}
 		owed(t, failed(string(v.Backup)), 0)
 	}
 }
 
-// TestKilled: stopped after each number of requests, a cut and what follows leave what is owed.
+// TestKilled: stopped after each number of requests, a cut and all that follows leave what is owed.
 func TestKilled(t *testing.T) {
 	v := claim(t, "killed")
-	for at := range int64(40) {
+	for at, done := int64(0), false; !done; at++ {
 		backup := fmt.Sprint("killed-", at)
 		v.Backup, v.Since = types.UID(backup), time.Now()
-		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
-		dying := client(t, at, at%2 == 0)
-		taken, err := dying.Cut(ctx, v, nil)
+		c, ctx := dying(t, at, at%2 == 0)
+		taken, err := c.Cut(ctx, v, nil)
 		if err == nil {
-			err = dying.Release(ctx, taken.Content)
+			err = c.Release(ctx, taken.Content)
 		}
-		if err == nil {
-			err = (&sweeper{}).sweep(t, dying, failed(backup))
+		if err == nil { // if it waits for others, owed goes on
+			_ = (&sweeper{}).sweep(ctx, c, failed(backup))
 		}
-		cancel()
-		if at%4 == 3 { // the next attempt goes on
-			if _, err := alive(t).Cut(t.Context(), v, nil); err != nil {
-				t.Errorf("after %d requests, and %v, the next attempt ends with %v", at, err, err)
+		if done = ctx.Err() == nil; done {
+			must(t, err)
+		}
+		if !done && at%4 == 3 { // the next attempt goes on
+			again, err := alive(t).Cut(t.Context(), v, nil)
+			if err != nil {
+				t.Fatalf("after %d requests, the next attempt ends with %v", at, err)
 			}
+			must(t, alive(t).Release(t.Context(), again.Content))
+			owed(t, map[types.UID]snapshots.Fate{v.Backup: snapshots.Stored}, 1)
 		}
 		owed(t, failed(backup), 0)
 	}
@@ -344,7 +373,7 @@ func TestHookedAttempts(t *testing.T) {
 	}
 	s := &sweeper{}
 	await(t, "one snapshot", func() error {
-		if err := s.sweep(t, alive(t), map[types.UID]snapshots.Fate{v.Backup: snapshots.Live}); err != nil {
+		if err := s.sweep(t.Context(), alive(t), map[types.UID]snapshots.Fate{v.Backup: snapshots.Live}); err != nil {
 			return err
 		}
 		if got := stored(t); got != 1 {
@@ -360,7 +389,7 @@ func TestHookedAttempts(t *testing.T) {
 func TestDriverAway(t *testing.T) {
 	v := claim(t, "away")
 	faults(t, `{"fail":{"CreateSnapshot":{"code":"UNAVAILABLE","message":"the storage is away"}}}`)
-	v.Timeout = 5 * time.Second
+	v.Timeout = 10 * time.Second
 	said := ""
 	_, err := alive(t).Cut(t.Context(), v, func(words string) { said += words })
 	if err == nil || !strings.Contains(err.Error(), "the storage is away") || !strings.Contains(said, "the storage is away") {
@@ -381,7 +410,7 @@ func TestDriverAway(t *testing.T) {
 func TestFinalFailure(t *testing.T) {
 	v := claim(t, "final")
 	faults(t, `{"fail":{"CreateSnapshot":{"code":"INVALID_ARGUMENT","message":"never"}}}`)
-	v.Timeout = 3 * time.Second
+	v.Timeout = 10 * time.Second
 	_, err := alive(t).Cut(t.Context(), v, nil)
 	if err == nil || !strings.Contains(err.Error(), "never") {
 		t.Errorf("got %v", err)
@@ -395,67 +424,139 @@ func TestDeletionFails(t *testing.T) {
 	_, err := alive(t).Cut(t.Context(), v, nil)
 	must(t, err)
 	faults(t, `{"fail":{"DeleteSnapshot":{"code":"UNAVAILABLE","message":"the storage is away"}}}`)
-	if err := (&sweeper{}).sweep(t, alive(t), failed("kept")); err == nil || stored(t) != 1 {
+	if err := (&sweeper{}).sweep(t.Context(), alive(t), failed("kept")); err == nil || stored(t) != 1 {
 		t.Errorf("got %v, with %d stored", err, stored(t))
 	}
 	faults(t, "")
 	owed(t, failed("kept"), 0)
 }
 
-// TestDeletedByOthers: a VolumeSnapshot that is deleted before its cut fails the volume, and later does
-// not. Nothing is left in either case.
+// TestDeletedByOthers: a VolumeSnapshot that is deleted by others before its cut fails the volume, and
+// later does not. Nothing that is not owed is left at any stage.
 func TestDeletedByOthers(t *testing.T) {
 	v := claim(t, "others")
-	deleted := func() {
-		must(t, lab.objects.Resource(snapshots.Snapshots).Namespace(namespace).DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}))
+	for _, test := range []struct {
+		stage string
+		// reached is called before each request, with the content, or nil. The driver is away until then.
+		reached func(method string, content *snapshots.VolumeSnapshotContent) bool
+		cut     bool
+	}{
+		{stage: "created", reached: func(string, *snapshots.VolumeSnapshotContent) bool { return true }},
+		{stage: "taken-up", reached: func(_ string, c *snapshots.VolumeSnapshotContent) bool { return c != nil }},
+		{stage: "to-be-labelled", reached: func(method string, _ *snapshots.VolumeSnapshotContent) bool { return method == http.MethodPatch }},
+		{stage: "labelled", reached: retained},
+		{stage: "cut", reached: retained, cut: true},
+	} {
+		t.Run(test.stage, func(t *testing.T) {
+			v.Backup, v.Since = types.UID("others-"+test.stage), time.Now()
+			faults(t, `{"fail":{"CreateSnapshot":{"code":"UNAVAILABLE","message":"slow"}}}`)
+			deleted := false
+			deleting := client(t, func(next http.RoundTripper) http.RoundTripper {
+				return observed{next, func(method string) {
+					taken, content := look(t)
+					if deleted || taken == "" || !test.reached(method, content) {
+						return
+					}
+					if test.cut {
+						faults(t, "")
+						await(t, "the cut", func() error {
+							if _, content = look(t); content == nil || content.Status.Handle == "" {
+								return fmt.Errorf("the content is %+v", content)
+							}
+							return nil
+						})
+					}
+					must(t, lab.objects.Resource(snapshots.Snapshots).Namespace(namespace).Delete(t.Context(), taken, metav1.DeleteOptions{}))
+					deleted = true
+				}}
+			})
+			taken, err := deleting.Cut(t.Context(), v, nil)
+			if !test.cut && (err == nil || !strings.Contains(err.Error(), "was deleted by somebody")) {
+				t.Errorf("got %v", err)
+			}
+			if !test.cut {
+				if err := (&sweeper{}).sweep(t.Context(), alive(t), failed(string(v.Backup))); err != nil {
+					t.Log("while the driver is away: ", err)
+				}
+			}
+			faults(t, "")
+			if test.cut {
+				must(t, err)
+				owed(t, map[types.UID]snapshots.Fate{v.Backup: snapshots.Stored}, 1)
+				must(t, alive(t).Release(t.Context(), taken.Content))
+			}
+			owed(t, failed(string(v.Backup)), 0)
+		})
 	}
-	faults(t, `{"fail":{"CreateSnapshot":{"code":"UNAVAILABLE","message":"slow"}}}`)
-	_, err := alive(t).Cut(t.Context(), v, func(words string) {
-		if strings.Contains(words, "slow") {
-			deleted()
-		}
-	})
-	if err == nil || !strings.Contains(err.Error(), "was deleted by somebody") {
-		t.Errorf("got %v", err)
-	}
-	faults(t, "")
-	owed(t, failed("others"), 0)
-
-	v.Backup, v.Since = "others-2", time.Now()
-	taken, err := alive(t).Cut(t.Context(), v, nil)
-	must(t, err)
-	deleted()
-	owed(t, map[types.UID]snapshots.Fate{"others-2": snapshots.Stored}, 1)
-	must(t, alive(t).Release(t.Context(), taken.Content))
-	owed(t, failed("others-2"), 0)
 }
 
-// TestLost: a snapshot whose content was lost is found by its handle, and deleted.
+func retained(_ string, c *snapshots.VolumeSnapshotContent) bool {
+	return c != nil && c.Spec.Policy == snapshots.Retain
+}
+
+// look returns the name of the only VolumeSnapshot, and the only content.
+func look(t *testing.T) (taken string, content *snapshots.VolumeSnapshotContent) {
+	t.Helper()
+	all, err := lab.objects.Resource(snapshots.Snapshots).List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	contents, err := lab.objects.Resource(snapshots.Contents).List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	if len(all.Items) > 0 {
+		taken = all.Items[0].GetName()
+	}
+	if len(contents.Items) > 0 {
+		content = &snapshots.VolumeSnapshotContent{}
+		must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(contents.Items[0].Object, content))
+	}
+	return taken, content
+}
+
+// TestLost: a snapshot whose content was lost is found by its handle, and deleted once the driver has
+// confirmed the handle, even if the controller stops after some requests.
 func TestLost(t *testing.T) {
 	v := claim(t, "lost")
+	for _, at := range []int64{0, 1, 2, 3, 4, 5, 1 << 40} {
+		v.Backup, v.Since = types.UID(fmt.Sprint("lost-", at)), time.Now()
+		lost := snapshots.Lost{Backup: v.Backup, StoreName: "lost", Location: "default", Claim: v.ClaimUID, Driver: driver, Handle: lose(t, v)}
+		faults(t, `{"fail":{"ListSnapshots":{"code":"UNAVAILABLE","message":"the storage is away"}}}`)
+		c, ctx := dying(t, at, at%2 == 0)
+		name, of, err := c.Find(ctx, lost)
+		if err == nil {
+			var waits string
+			waits, err = c.Forget(ctx, name, of)
+			if ctx.Err() == nil && (err != nil || !strings.Contains(waits, "the end of the cut")) {
+				t.Errorf("without the driver's answer, a deletion waits for %q, %v", waits, err)
+			}
+		}
+		if got := stored(t); got != 1 {
+			t.Fatalf("after %d requests, and %v, %d are stored, want the lost one", at, err, got)
+		}
+		faults(t, "")
+		name, of, err = alive(t).Find(t.Context(), lost)
+		must(t, err)
+		await(t, "its deletion", func() error {
+			waits, err := alive(t).Forget(t.Context(), name, of)
+			if err == nil && waits != "" {
+				err = errors.New(waits)
+			}
+			return err
+		})
+		owed(t, nil, 0)
+	}
+}
+
+// lose returns the handle of a stored snapshot that has no content any more.
+func lose(t *testing.T, v snapshots.Volume) string {
+	t.Helper()
 	taken, err := alive(t).Cut(t.Context(), v, nil)
 	must(t, err)
 	must(t, alive(t).Release(t.Context(), taken.Content))
-	contents := lab.objects.Resource(snapshots.Contents)
-	must(t, contents.Delete(t.Context(), taken.Content, metav1.DeleteOptions{}))
+	must(t, lab.objects.Resource(snapshots.Contents).Delete(t.Context(), taken.Content, metav1.DeleteOptions{}))
 	await(t, "the loss", func() error {
-		all, err := contents.List(t.Context(), metav1.ListOptions{})
-		if err == nil && len(all.Items) > 0 {
-			err = errors.New("the content is left")
+		if _, content := look(t); content != nil {
+			return errors.New("the content is left")
 		}
-		return err
+		return nil
 	})
-	if got := stored(t); got != 1 {
-		t.Fatalf("%d are stored, want the lost one", got)
-	}
-	name, of, err := alive(t).Find(t.Context(), snapshots.Lost{Backup: "lost", StoreName: "lost", Location: "default", Claim: v.ClaimUID, Driver: driver, Handle: taken.Handle})
-	must(t, err)
-	await(t, "its deletion", func() error {
-		waits, err := alive(t).Forget(t.Context(), name, of)
-		if err == nil && waits != "" {
-			err = errors.New(waits)
-		}
-		return err
-	})
-	owed(t, nil, 0)
+	return taken.Handle
 }

@@ -167,7 +167,7 @@ func (c *Controller) doubt(ctx context.Context, backups []types.UID, locations m
 	}
 }
 
-// place is where a backup is stored, by the annotations of its snapshots.
+// place is where a backup is stored, by the labels of its snapshots.
 type place struct{ storeName, location string }
 
 // fates returns the state of each backup with snapshots, and the location of each that was looked for.
@@ -175,7 +175,8 @@ func (c *Controller) fates(ctx context.Context, contents []snapshots.VolumeSnaps
 	backups := map[types.UID]place{}
 	see := func(object *metav1.ObjectMeta) {
 		if object.Labels[snapshots.LabelCluster] == c.ClusterUID {
-			backups[types.UID(object.Labels[snapshots.LabelBackup])] = place{object.Annotations[snapshots.AnnotationStoreName], object.Annotations[snapshots.AnnotationLocation]}
+			storeName, location := snapshots.Place(object.Labels)
+			backups[types.UID(object.Labels[snapshots.LabelBackup])] = place{storeName, location}
 		}
 	}
 	for i := range taken {

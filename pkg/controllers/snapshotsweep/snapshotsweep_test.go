@@ -86,8 +86,10 @@ func (h *harness) kept(name, backup, location string) {
 		"apiVersion": snapshots.Version.String(), "kind": "VolumeSnapshotContent",
 		"metadata": map[string]any{
 			"name": name, "uid": name,
-			"labels":      map[string]any{snapshots.LabelCluster: cluster, snapshots.LabelBackup: backup, snapshots.LabelClaim: "claim"},
-			"annotations": map[string]any{snapshots.AnnotationStoreName: "b-" + backup, snapshots.AnnotationLocation: location},
+			"labels": map[string]any{
+				snapshots.LabelCluster: cluster, snapshots.LabelBackup: backup, snapshots.LabelClaim: "claim",
+				"engine.holdfast.io/store-name.0": "xb-" + backup + "x", "engine.holdfast.io/location.0": "x" + location + "x",
+			},
 		},
 		"spec": map[string]any{
 			"deletionPolicy": "Retain", "driver": "d", "source": map[string]any{"volumeHandle": "v"},
