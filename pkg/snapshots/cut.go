@@ -256,7 +256,7 @@ func (w *cutting) end(ctx context.Context) (Taken, error) {
 }
 
 // Release deletes the VolumeSnapshot of a cut, so that nothing of the backup stays in the namespace
-// of a tenant. The content stays.
+// of a tenant. The content stays. Call it when the cut is recorded: a later Cut cuts anew.
 func (c *Client) Release(ctx context.Context, content string) error {
 	found, err := get[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), content)
 	switch {
