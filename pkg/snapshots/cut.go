@@ -42,7 +42,7 @@ type Volume struct {
 	Timeout time.Duration
 }
 
-// Taken is a cut. The stored snapshot is safe from here on: its content is Retain.
+// Taken is a cut. The stored snapshot is safe from here on: its content is Retain, and held.
 type Taken struct {
 	// Snapshot is the name of the VolumeSnapshot, in the claim's namespace.
 	Snapshot, Content, Handle string
@@ -86,6 +86,9 @@ type cutting struct {
 	report func(string)
 	// uid is of the VolumeSnapshot, once it exists.
 	uid types.UID
+	// snapshot and content are as the last look has seen them, or nil.
+	snapshot *VolumeSnapshot
+	content  *VolumeSnapshotContent
 	// said says in words why there is no cut yet.
 	said string
 }
@@ -173,30 +176,30 @@ func (w *cutting) look(ctx context.Context) (taken Taken, done bool, err error) 
 	if err != nil {
 		return taken, false, err
 	}
-	there := snapshot != nil && snapshot.UID == w.uid && snapshot.DeletionTimestamp == nil
+	if snapshot != nil && (snapshot.UID != w.uid || snapshot.DeletionTimestamp != nil) {
+		snapshot = nil
+	}
 	content, err := get[VolumeSnapshotContent](ctx, w.objects.Resource(Contents), contentName(w.uid))
 	if err != nil {
 		return taken, false, err
 	}
 	if content != nil {
-		if content, err = w.keep(ctx, content, there); err != nil {
+		if content, err = w.keep(ctx, content); err != nil {
 			return taken, false, err
 		}
 	}
+	w.snapshot, w.content = snapshot, content
 	switch {
-	case content != nil && content.DeletionTimestamp != nil:
-		if err := w.yield(ctx, content); err != nil {
-			return taken, false, err
-		}
-		return taken, false, final("the VolumeSnapshotContent %s of the VolumeSnapshot %s was deleted by somebody before it was cut: keep others, as tools of GitOps, from deleting it", content.Name, w.v.name())
-	case content != nil && content.cut() && content.Spec.Policy == Retain:
+	case content != nil && content.cut() && content.held() && content.Spec.Policy == Retain:
 		taken, err = w.taken(content)
 		return taken, true, err
-	case !there:
+	case content != nil && content.DeletionTimestamp != nil && !(content.held() && content.beingCreated()):
+		return taken, false, final("the VolumeSnapshotContent %s of the VolumeSnapshot %s was deleted by somebody before it was cut: keep others, as tools of GitOps, from deleting it", content.Name, w.v.name())
+	case content == nil && snapshot == nil:
 		return taken, false, final("the VolumeSnapshot %s was deleted by somebody before it was cut: keep others, as tools of GitOps, from deleting it", w.v.name())
 	case content == nil && snapshot.Status != nil && snapshot.Status.Error.message() != "":
 		w.say("%s", snapshot.Status.Error.message())
-	case content == nil:
+	case content == nil || !content.held():
 		w.say("the VolumeSnapshot was not taken up: is snapshot-controller running?")
 	case content.message() != "":
 		w.say("%s", content.message())
@@ -209,16 +212,21 @@ func (w *cutting) look(ctx context.Context) (taken Taken, done bool, err error) 
 // contentName returns the name that snapshot-controller gives to the content of a VolumeSnapshot.
 func contentName(uid types.UID) string { return "snapcontent-" + string(uid) }
 
-// keep makes a content Retain and labels it, while its VolumeSnapshot is there: later the cluster
-// may be deleting the stored snapshot already, and Retain would leak it.
-func (w *cutting) keep(ctx context.Context, content *VolumeSnapshotContent, there bool) (*VolumeSnapshotContent, error) {
+// keep makes a content Retain, labels and holds it, by one conditional write. A content that is being
+// deleted and is not held takes its stored snapshot along: Retain would leak it.
+func (w *cutting) keep(ctx context.Context, content *VolumeSnapshotContent) (*VolumeSnapshotContent, error) {
 	if content.Spec.Ref.UID != w.uid || content.Spec.Source.Volume == "" {
 		return nil, final("the VolumeSnapshotContent %s is not the backup's: its VolumeSnapshot is %s/%s, uid %q: delete it, and back up again", content.Name, content.Spec.Ref.Namespace, content.Spec.Ref.Name, content.Spec.Ref.UID)
 	}
-	if content.Spec.Policy == Retain && content.Labels[LabelBackup] == string(w.v.Backup) || !there || content.DeletionTimestamp != nil {
+	switch {
+	case content.held() || content.DeletionTimestamp == nil && !content.protected():
 		return content, nil
+	case content.DeletionTimestamp != nil:
+		return content, w.yield(ctx, content)
 	}
-	return w.patch(ctx, content, map[string]any{"labels": w.labels(w.v)}, map[string]any{"deletionPolicy": Retain})
+	metadata := content.hold()
+	metadata["labels"] = w.labels(w.v)
+	return w.patch(ctx, content, metadata, map[string]any{"deletionPolicy": Retain})
 }
 
 // taken checks that a cut is the backup's. If it is not, its content is left to the sweep.
@@ -246,8 +254,8 @@ func (w *cutting) end(ctx context.Context) (Taken, error) {
 	if done {
 		return taken, err
 	}
-	if err == nil {
-		err = remove(ctx, w.objects.Resource(Snapshots).Namespace(w.v.Namespace), w.v.name(), w.uid)
+	if err == nil && w.snapshot != nil && w.snapshot.settled(w.content) {
+		err = remove(ctx, w.objects.Resource(Snapshots).Namespace(w.v.Namespace), w.v.name(), w.uid, w.snapshot.ResourceVersion)
 	}
 	if err != nil {
 		return Taken{}, fmt.Errorf("%w (and the VolumeSnapshot stays until the next sweep: %w)", timeout, err)
@@ -262,8 +270,8 @@ func (c *Client) Release(ctx context.Context, content string) error {
 	switch {
 	case err != nil:
 		return err
-	case found == nil || !found.cut() || found.Spec.Policy != Retain || found.Labels[LabelCluster] != c.clusterUID:
-		return fmt.Errorf("release the VolumeSnapshotContent %s: it is missing, not cut, not %s, or not labelled, so its VolumeSnapshot stays", content, Retain)
+	case found == nil || !found.cut() || !found.held() || found.Labels[LabelCluster] != c.clusterUID:
+		return fmt.Errorf("release the VolumeSnapshotContent %s: it is missing, not cut, or has no finalizer %s, so its VolumeSnapshot stays", content, Finalizer)
 	}
-	return remove(ctx, c.objects.Resource(Snapshots).Namespace(found.Spec.Ref.Namespace), found.Spec.Ref.Name, found.Spec.Ref.UID)
+	return remove(ctx, c.objects.Resource(Snapshots).Namespace(found.Spec.Ref.Namespace), found.Spec.Ref.Name, found.Spec.Ref.UID, "")
 }

@@ -211,56 +211,81 @@ func TestNotOurs(t *testing.T) {
 	}
 }
 
-// TestDeletedByOthers: before the cut the volume fails; after it, the content is Retain and the cut stands.
+// TestDeletedByOthers: a cut that is held goes on when others delete its objects; an earlier deletion
+// fails the volume.
 func TestDeletedByOthers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, v := newSidecars(t), volume()
-		s.fails = "slow"
-		deleted := func(string) {
-			if err := s.Tracker().Delete(Snapshots, "shop", v.name()); err != nil {
-				t.Error(err)
-			}
-		}
-		_, err := s.client().Cut(t.Context(), v, deleted)
-		expectError(t, err, "was deleted by somebody")
-		if content := s.content(); content.Spec.Policy != Retain {
-			t.Errorf("the content is %+v", content)
-		}
-
-		s, v = newSidecars(t), volume()
-		s.fails = "slow"
-		taken, err := s.client().Cut(t.Context(), v, func(words string) {
-			content := s.content()
-			object := s.object(Contents, "", content.Name)
-			s.cut(object)
-			s.change(object, func(map[string]any) {})
-			deleted(words)
+	for name, test := range map[string]struct {
+		absent  bool
+		deleted func(*sidecars, *Volume) // while the driver is slow
+		answers bool
+		words   string
+		check   func(VolumeSnapshotContent) bool
+	}{
+		"the VolumeSnapshot, and the driver is slow": {
+			deleted: func(s *sidecars, v *Volume) { s.deleteSnapshot(v) }, words: "not cut within 1m0s: slow",
+			check: func(c VolumeSnapshotContent) bool { return c.held() && c.Spec.Policy == Retain },
+		},
+		"the VolumeSnapshot, and the driver answers": {
+			deleted: func(s *sidecars, v *Volume) { s.deleteSnapshot(v) }, answers: true,
+			check: func(c VolumeSnapshotContent) bool { return c.held() && c.Spec.Policy == Retain },
+		},
+		"the content, and the driver answers": {
+			deleted: func(s *sidecars, _ *Volume) { s.terminate(s.object(Contents, "", s.content().Name)) }, answers: true,
+			check: func(c VolumeSnapshotContent) bool { return c.held() && c.cut() && c.Spec.Policy == Retain },
+		},
+		"the content before it is held": {
+			absent: true, words: "was deleted by somebody",
+			deleted: func(s *sidecars, v *Volume) {
+				s.take(s.object(Snapshots, "shop", v.name()))
+				s.terminate(s.object(Contents, "", s.content().Name))
+			},
+			check: func(c VolumeSnapshotContent) bool {
+				return c.Spec.Policy == Delete && c.Annotations[annotationBeingDeleted] != "" && !c.held()
+			},
+		},
+		"the VolumeSnapshot before there is a content": {
+			absent: true, words: "was deleted by somebody",
+			deleted: func(s *sidecars, v *Volume) { s.deleteSnapshot(v) },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, v := newSidecars(t), volume()
+				s.fails, s.absent = "slow", test.absent
+				done := false
+				taken, err := s.client().Cut(t.Context(), v, func(string) {
+					if done {
+						return
+					}
+					done = true
+					test.deleted(s, &v)
+					if test.answers {
+						object := s.object(Contents, "", s.content().Name)
+						annotations := object.GetAnnotations()
+						s.cut(object)
+						delete(annotations, annotationBeingCreated)
+						object.SetAnnotations(annotations)
+						s.change(object, func(map[string]any) {})
+					}
+				})
+				if test.words != "" {
+					expectError(t, err, test.words)
+				} else if err != nil || taken.Handle != s.stored[0] {
+					t.Errorf("got %+v, %v", taken, err)
+				}
+				if test.check != nil && !test.check(s.content()) {
+					t.Errorf("the content is %+v", s.content())
+				}
+			})
 		})
-		if err != nil || taken.Handle != s.stored[0] {
-			t.Errorf("got %+v, %v", taken, err)
-		}
+	}
+}
 
-		// A content whose VolumeSnapshot is deleted before the content is Retain stays as it is.
-		s, v = newSidecars(t), volume()
-		s.fails, s.absent = "slow", true
-		_, err = s.client().Cut(t.Context(), v, func(words string) {
-			s.take(s.object(Snapshots, "shop", v.name()))
-			deleted(words)
-		})
-		expectError(t, err, "was deleted by somebody")
-		if content := s.content(); content.Spec.Policy != Delete || len(content.Labels) > 0 {
-			t.Errorf("the content is %+v", content)
-		}
-
-		// A content that is being deleted takes its snapshot along: Retain would leak it.
-		s, v = newSidecars(t), volume()
-		s.fails = "slow"
-		_, err = s.client().Cut(t.Context(), v, func(string) { s.deleting() })
-		expectError(t, err, "was deleted by somebody")
-		if content := s.content(); content.Spec.Policy != Delete || content.Annotations[annotationBeingDeleted] == "" {
-			t.Errorf("the content is %+v", content)
-		}
-	})
+func (s *sidecars) deleteSnapshot(v *Volume) {
+	s.t.Helper()
+	if err := s.Tracker().Delete(Snapshots, v.Namespace, v.name()); err != nil {
+		s.t.Error(err)
+	}
 }
 
 // TestCancelled: nothing is deleted when the backup is cancelled; the sweep waits for the cut.

@@ -6,6 +6,7 @@ package snapshots
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -26,12 +27,11 @@ const (
 // deletion waits for that others have not ended within seconds, and nothing if the content is
 // deleted. It may be repeated at any time:
 //
-//   - Only a recorded cut is deleted, or one that has just failed for good. An answer of the
-//     driver may be under way otherwise, and its snapshot would leak.
-//   - The VolumeSnapshot is deleted first, while the content is Retain. If others have begun to delete
-//     the content, Retain would leak the stored snapshot, and Delete is set at once.
-//   - One patch, of the version that was read, sets Delete and the annotation by which csi-snapshotter
-//     deletes a content whose VolumeSnapshot was deleted. Without the annotation it never does.
+//   - One patch, of the version that was read, holds the content, and sets Delete and the annotation
+//     by which csi-snapshotter deletes a content whose VolumeSnapshot was deleted. Then both
+//     objects are deleted. If the driver still cuts, the sidecar waits for its answer.
+//   - The content is let go when the sidecar has ended its work and no stored snapshot is left, by
+//     a patch of the version that says so.
 //   - A deletion that hangs is nudged: the sidecar looks anew at a content that changes.
 func (c *Client) Forget(ctx context.Context, content string, uid types.UID) (waitsFor string, err error) {
 	limited, cancel := context.WithTimeout(ctx, patience)
@@ -71,60 +71,59 @@ func waitsOr(words string) string {
 // forgetting is one call of Forget.
 type forgetting struct {
 	*Client
-	// nudged is the version of a content after a nudge. A change of it is the driver's next answer.
-	nudged string
+	nudged bool
 }
 
 // step does what may be done now, and says what is to be waited for.
 func (f *forgetting) step(ctx context.Context, content *VolumeSnapshotContent) (string, error) {
+	deleting := content.DeletionTimestamp != nil
+	switch {
+	case !deleting && !content.protected():
+		return "snapshot-controller to protect the VolumeSnapshotContent", nil
+	case !deleting && content.Spec.Source.Snapshot != "" && content.Status.Handle == "":
+		return "the driver to confirm the stored snapshot", nil // a sidecar that knows no handle deletes nothing
+	}
+	if err := f.yield(ctx, content); err != nil {
+		return "", err
+	}
 	in := f.objects.Resource(Snapshots).Namespace(content.Spec.Ref.Namespace)
 	snapshot, err := get[VolumeSnapshot](ctx, in, content.Spec.Ref.Name)
 	if err != nil {
 		return "", err
 	}
-	bound := snapshot != nil && (snapshot.UID == content.Spec.Ref.UID || content.Spec.Ref.UID == "")
-	deleting := content.DeletionTimestamp != nil
-	switch {
-	case deleting: // no step can keep it any more
-	case bound && snapshot.DeletionTimestamp != nil:
-		return "the deletion of the VolumeSnapshot", nil
-	case bound && !content.cut():
-		return f.uncut(content), nil
-	case bound && content.Spec.Policy != Retain:
-		_, err := f.patch(ctx, content, map[string]any{}, map[string]any{"deletionPolicy": Retain})
-		return "", err
-	case bound:
-		return "the deletion of the VolumeSnapshot", remove(ctx, in, snapshot.Name, snapshot.UID)
-	case content.beingCreated() || content.Status.Handle == "":
-		failed, err := f.justFailed(ctx, content)
-		if err != nil || !failed {
-			return f.uncut(content), err
-		}
-	}
-	if err := f.yield(ctx, content); err != nil {
-		return "", err
-	}
-	if bound && snapshot.DeletionTimestamp == nil {
-		if err := remove(ctx, in, snapshot.Name, snapshot.UID); err != nil {
+	if snapshot != nil && snapshot.UID == content.Spec.Ref.UID && snapshot.DeletionTimestamp == nil {
+		if err := remove(ctx, in, snapshot.Name, snapshot.UID, ""); err != nil {
 			return "", err
 		}
 	}
-	if !deleting {
-		return "the driver to delete the stored snapshot", remove(ctx, f.objects.Resource(Contents), content.Name, content.UID)
+	waitsFor := "the driver to delete the stored snapshot"
+	if content.beingCreated() {
+		waitsFor = "the end of the cut"
 	}
-	if f.nudged == "" && time.Since(content.DeletionTimestamp.Time) > nudgeAfter {
+	if message := content.message(); message != "" {
+		waitsFor += ": " + message
+	}
+	switch {
+	case !deleting:
+		err = remove(ctx, f.objects.Resource(Contents), content.Name, content.UID, "")
+	case content.held() && !content.protected() && !content.beingCreated() && content.Status.Handle == "":
+		others := slices.DeleteFunc(slices.Clone(content.Finalizers), func(finalizer string) bool { return finalizer == Finalizer })
+		_, err = f.patch(ctx, content, map[string]any{"finalizers": others}, nil)
+	case !f.nudged && time.Since(content.DeletionTimestamp.Time) > nudgeAfter:
 		err = f.nudge(ctx, content)
 	}
-	return strings.TrimSuffix("the driver to delete the stored snapshot: "+content.message(), ": "), err
+	return waitsFor, err
 }
 
-// yield makes the deletion of a content delete its stored snapshot. A change of the content since it
-// was read is a conflict. A missing content is left to the next look.
+// yield holds a content, and makes its deletion delete its stored snapshot. A change of the content
+// since it was read is a conflict. A missing content is left to the next look.
 func (c *Client) yield(ctx context.Context, content *VolumeSnapshotContent) error {
-	if content.Spec.Policy == Delete && content.Annotations[annotationBeingDeleted] != "" {
+	metadata := content.hold()
+	if content.Spec.Policy == Delete && content.Annotations[annotationBeingDeleted] != "" && len(metadata) == 0 {
 		return nil
 	}
-	changed, err := c.patch(ctx, content, map[string]any{"annotations": map[string]string{annotationBeingDeleted: "yes"}}, map[string]any{"deletionPolicy": Delete})
+	metadata["annotations"] = map[string]string{annotationBeingDeleted: "yes"}
+	changed, err := c.patch(ctx, content, metadata, map[string]any{"deletionPolicy": Delete})
 	switch {
 	case err == nil:
 		*content = *changed
@@ -134,30 +133,9 @@ func (c *Client) yield(ctx context.Context, content *VolumeSnapshotContent) erro
 	return err
 }
 
-func (f *forgetting) uncut(content *VolumeSnapshotContent) string {
-	if message := content.message(); message != "" {
-		return "the end of the cut: " + message
-	}
-	return "the end of the cut: the driver has not answered"
-}
-
-// justFailed reports whether the driver has just refused the cut for good. Its sidecar then pauses
-// for a second at least. Its next answer is asked for by a nudge, since the pause may have passed.
-func (f *forgetting) justFailed(ctx context.Context, content *VolumeSnapshotContent) (bool, error) {
-	if content.message() == "" || content.beingCreated() || content.Status.Handle != "" || content.Spec.Source.Volume == "" {
-		return false, nil
-	}
-	if f.nudged == "" {
-		return false, f.nudge(ctx, content)
-	}
-	return content.ResourceVersion != f.nudged, nil
-}
-
 func (f *forgetting) nudge(ctx context.Context, content *VolumeSnapshotContent) error {
-	changed, err := f.patch(ctx, content, map[string]any{"annotations": map[string]string{AnnotationNudged: time.Now().UTC().Format(time.RFC3339Nano)}}, nil)
-	if err == nil {
-		f.nudged = changed.ResourceVersion
-	}
+	_, err := f.patch(ctx, content, map[string]any{"annotations": map[string]string{AnnotationNudged: time.Now().UTC().Format(time.RFC3339Nano)}}, nil)
+	f.nudged = err == nil
 	return err
 }
 
@@ -208,7 +186,7 @@ func (c *Client) Find(ctx context.Context, lost Lost) (content string, uid types
 	made, err := contents.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": Version.String(), "kind": "VolumeSnapshotContent",
 		"metadata": map[string]any{
-			"name": of, "labels": labels, "annotations": annotations, "finalizers": []any{finalizerBound},
+			"name": of, "labels": labels, "annotations": annotations, "finalizers": []any{finalizerBound, Finalizer},
 		},
 		"spec": spec,
 	}}, metav1.CreateOptions{})

@@ -11,10 +11,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// TestForget: the VolumeSnapshot is deleted first, under Retain; then the content with its snapshot.
+// TestForget: both objects are deleted with the stored snapshot, and the content is let go last.
 func TestForget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSidecars(t)
@@ -27,7 +28,7 @@ func TestForget(t *testing.T) {
 		if waits != "" || err != nil || len(s.stored) != 0 || len(s.snapshots()) != 0 {
 			t.Errorf("got %q, %v; %v and %v are left", waits, err, s.stored, s.snapshots())
 		}
-		if want := []string{"delete volumesnapshots", "patch volumesnapshotcontents", "delete volumesnapshotcontents"}; !slices.Equal(s.requests, want) {
+		if want := []string{"patch volumesnapshotcontents", "delete volumesnapshots", "delete volumesnapshotcontents", "patch volumesnapshotcontents"}; !slices.Equal(s.requests, want) {
 			t.Errorf("it writes %q, want %q", s.requests, want)
 		}
 		if waits, err := s.client().Forget(t.Context(), content.Name, content.UID); waits != "" || err != nil {
@@ -64,7 +65,8 @@ func TestForgetIsRepeated(t *testing.T) {
 	}
 }
 
-// TestForgetWaitsForTheCut: while the driver may still cut, nothing is deleted.
+// TestForgetWaitsForTheCut: while the driver may still cut, the content stays. Its snapshot is deleted
+// as soon as the driver has answered.
 func TestForgetWaitsForTheCut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSidecars(t)
@@ -72,13 +74,13 @@ func TestForgetWaitsForTheCut(t *testing.T) {
 		_, err := s.client().Cut(t.Context(), volume(), nil)
 		expectError(t, err, "the storage is away")
 		content := s.content()
-		s.requests = nil
 		waits, err := s.client().Forget(t.Context(), content.Name, content.UID)
-		if err != nil || !strings.Contains(waits, "the end of the cut: the storage is away") || len(s.requests) > 0 {
-			t.Errorf("got %q, %v, and %q is written", waits, err, s.requests)
+		if err != nil || !strings.Contains(waits, "the end of the cut: the storage is away") || len(s.snapshots()) != 0 {
+			t.Errorf("got %q, %v, and %+v is left", waits, err, s.snapshots())
 		}
 		object := s.object(Contents, "", content.Name)
 		s.cut(object)
+		annotate(object, annotationBeingDeleted)
 		s.change(object, func(map[string]any) {})
 		if waits, err := s.client().Forget(t.Context(), content.Name, content.UID); waits != "" || err != nil || len(s.stored) != 0 {
 			t.Errorf("after the cut: %q, %v; %v is left", waits, err, s.stored)
@@ -86,8 +88,7 @@ func TestForgetWaitsForTheCut(t *testing.T) {
 	})
 }
 
-// TestForgetAFinalFailure: a cut that the driver has refused for good is deleted just after the next
-// refusal, which a nudge asks for.
+// TestForgetAFinalFailure: a cut that the driver has refused for good is deleted at once.
 func TestForgetAFinalFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSidecars(t)
@@ -95,13 +96,34 @@ func TestForgetAFinalFailure(t *testing.T) {
 		_, err := s.client().Cut(t.Context(), volume(), nil)
 		expectError(t, err, "no such volume")
 		content := s.content()
-		s.requests = nil
-		waits, err := s.client().Forget(t.Context(), content.Name, content.UID)
-		if waits != "" || err != nil {
+		if waits, err := s.client().Forget(t.Context(), content.Name, content.UID); waits != "" || err != nil {
 			t.Errorf("got %q, %v", waits, err)
 		}
-		if want := []string{"patch volumesnapshotcontents", "patch volumesnapshotcontents", "delete volumesnapshotcontents"}; !slices.Equal(s.requests, want) {
-			t.Errorf("it writes %q, want %q", s.requests, want)
+	})
+}
+
+// TestForgetUnprotected: a content that snapshot-controller has not taken up yet is left alone, as it
+// would overwrite the finalizer.
+func TestForgetUnprotected(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSidecars(t)
+		s.absent = true
+		v := volume()
+		_, err := s.client().Cut(t.Context(), v, nil)
+		expectError(t, err, "is snapshot-controller running?")
+		made, err := s.Resource(Snapshots).Namespace("shop").Create(t.Context(), s.client().snapshotOf(&v), metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.take(made)
+		object := s.object(Contents, "", s.content().Name)
+		object.SetFinalizers(nil)
+		s.change(object, func(map[string]any) {})
+		content := s.content()
+		s.requests = nil
+		waits, err := s.client().Forget(t.Context(), content.Name, content.UID)
+		if err != nil || !strings.Contains(waits, "snapshot-controller") || len(s.requests) > 0 {
+			t.Errorf("got %q, %v, and %q is written", waits, err, s.requests)
 		}
 	})
 }
@@ -128,22 +150,29 @@ func TestForgetHangs(t *testing.T) {
 	})
 }
 
-// TestForgetADeletedContent: a content that others delete is Delete before its VolumeSnapshot is deleted.
+// TestForgetADeletedContent: a held content that others have deleted is still the record, and is forgotten
+// like any other.
 func TestForgetADeletedContent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSidecars(t)
-		if _, err := s.client().Cut(t.Context(), volume(), nil); err != nil {
+		s.stale = true
+		taken, err := s.client().Cut(t.Context(), volume(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.client().Release(t.Context(), taken.Content); err != nil {
 			t.Fatal(err)
 		}
 		content := s.content()
-		s.deleting()
-		s.requests = nil
-		waits, err := s.client().Forget(t.Context(), content.Name, content.UID)
-		if waits != "" || err != nil || len(s.stored) != 0 || len(s.snapshots()) != 0 {
-			t.Errorf("got %q, %v; %v and %v are left", waits, err, s.stored, s.snapshots())
+		if content.DeletionTimestamp == nil || content.protected() || !content.cut() || len(s.stored) != 1 {
+			t.Errorf("the content is %+v, with %v stored", content, s.stored)
 		}
-		if want := []string{"patch volumesnapshotcontents", "delete volumesnapshots"}; !slices.Equal(s.requests, want) {
-			t.Errorf("it writes %q, want %q", s.requests, want)
+		if again, err := s.client().Cut(t.Context(), volume(), nil); err != nil || again.Content == taken.Content {
+			t.Errorf("the next cut is %+v, %v", again, err)
+		}
+		waits, err := s.client().Forget(t.Context(), content.Name, content.UID)
+		if waits != "" || err != nil || len(s.stored) != 1 || s.content().UID == content.UID {
+			t.Errorf("got %q, %v; %v is left", waits, err, s.stored)
 		}
 	})
 }
@@ -162,7 +191,7 @@ func TestFind(t *testing.T) {
 			t.Fatal(err)
 		}
 		content := s.content()
-		if content.Name != name || content.Spec.Policy != Retain || content.Spec.Ref.Namespace != system || !slices.Equal(content.Finalizers, []string{finalizerBound}) ||
+		if content.Name != name || content.Spec.Policy != Retain || content.Spec.Ref.Namespace != system || !slices.Equal(content.Finalizers, []string{finalizerBound, Finalizer}) ||
 			content.Annotations[annotationSecretName] != "key" || content.Annotations[annotationSecretNamespace] != "storage" || content.Labels[LabelCluster] != ours {
 			t.Errorf("the content is %+v", content)
 		}

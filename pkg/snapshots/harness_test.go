@@ -35,8 +35,10 @@ type sidecars struct {
 	// fails is the driver's message instead of a cut; final says that it has given up.
 	fails string
 	final bool
-	// hang keeps deleted contents.
+	// hang has the driver delete nothing.
 	hang bool
+	// stale has a snapshot-controller that has not seen any change of a content.
+	stale bool
 	// before, if set, is called before each request.
 	before func(clienttesting.Action) error
 	// requests has each write.
@@ -85,10 +87,6 @@ func (s *sidecars) react(action clienttesting.Action) (bool, runtime.Object, err
 		if err == nil {
 			object := changed.(*unstructured.Unstructured).DeepCopy()
 			s.change(object, func(map[string]any) {})
-			if s.final { // the sidecar looks at what changes
-				answered := object.DeepCopy()
-				s.change(answered, func(map[string]any) {})
-			}
 			changed = object
 		}
 		return handled, changed, err
@@ -98,7 +96,7 @@ func (s *sidecars) react(action clienttesting.Action) (bool, runtime.Object, err
 	return false, nil, nil
 }
 
-// change stores a new version.
+// change stores a new version, and has the sidecar look at it.
 func (s *sidecars) change(object *unstructured.Unstructured, by func(map[string]any)) {
 	by(object.Object)
 	version, _ := strconv.Atoi(object.GetResourceVersion())
@@ -110,18 +108,23 @@ func (s *sidecars) change(object *unstructured.Unstructured, by func(map[string]
 	if err := s.Tracker().Update(resource, object, object.GetNamespace()); err != nil {
 		s.t.Error(err)
 	}
+	if resource == Contents {
+		s.look(object.DeepCopy())
+	}
 }
 
 // take makes a content, and cuts.
 func (s *sidecars) take(of *unstructured.Unstructured) {
 	content := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": Version.String(), "kind": "VolumeSnapshotContent",
-		"metadata": map[string]any{"name": "snapcontent-" + string(of.GetUID()), "uid": "content-of-" + string(of.GetUID()), "resourceVersion": "1", "creationTimestamp": time.Now().UTC().Format(time.RFC3339)},
+		"metadata": map[string]any{"name": "snapcontent-" + string(of.GetUID()), "uid": "content-of-" + string(of.GetUID()), "resourceVersion": "1", "creationTimestamp": time.Now().UTC().Format(time.RFC3339), "finalizers": []any{finalizerBound}},
 		"spec": map[string]any{
 			"deletionPolicy": Delete, "driver": "d", "source": map[string]any{"volumeHandle": "volume"},
 			"volumeSnapshotRef": map[string]any{"namespace": of.GetNamespace(), "name": of.GetName(), "uid": string(of.GetUID())},
 		},
 	}}
+	of.SetFinalizers([]string{"as-source"})
+	s.change(of, func(map[string]any) {})
 	if s.fails != "" {
 		content.Object["status"] = map[string]any{"error": map[string]any{"message": s.fails}}
 		if !s.final {
@@ -150,48 +153,77 @@ func (s *sidecars) delete(action clienttesting.DeleteActionImpl) (bool, runtime.
 		return true, nil, err
 	}
 	object := found.(*unstructured.Unstructured).DeepCopy()
-	if p := action.DeleteOptions.Preconditions; p == nil || p.UID == nil || *p.UID != object.GetUID() {
+	p := action.DeleteOptions.Preconditions
+	if p == nil || p.UID == nil || *p.UID != object.GetUID() || p.ResourceVersion != nil && *p.ResourceVersion != object.GetResourceVersion() {
 		return true, nil, apierrors.NewConflict(resource.GroupResource(), name, fmt.Errorf("its uid is %s", object.GetUID()))
 	}
 	if resource == Contents {
-		content, err := decode[VolumeSnapshotContent](object)
-		if err != nil {
-			s.t.Error(err)
-		}
-		if s.hang {
-			s.change(object, func(map[string]any) { now := metav1.Now(); object.SetDeletionTimestamp(&now) })
-			return true, nil, nil
-		}
-		s.drop(content)
-	} else if content, err := s.Tracker().Get(Contents, "", contentName(object.GetUID())); err == nil {
-		of, _ := decode[VolumeSnapshotContent](content.(*unstructured.Unstructured))
-		switch {
-		case of.DeletionTimestamp != nil:
-			s.drop(of)
-			if err := s.Tracker().Delete(Contents, "", of.Name); err != nil {
-				s.t.Error(err)
-			}
-		case of.Spec.Policy == Delete:
-			s.t.Errorf("the VolumeSnapshot %s is deleted while its content has the policy Delete", name)
+		s.terminate(object)
+		return true, nil, nil
+	}
+	if err := s.Tracker().Delete(resource, action.GetNamespace(), name); err != nil {
+		return true, nil, err
+	}
+	if content, err := s.Tracker().Get(Contents, "", contentName(object.GetUID())); err == nil { // snapshot-controller's part
+		object := content.(*unstructured.Unstructured).DeepCopy()
+		of, _ := decode[VolumeSnapshotContent](object)
+		annotate(object, annotationBeingDeleted)
+		s.change(object, func(map[string]any) {})
+		if of.Spec.Policy == Delete || s.stale {
+			s.terminate(s.object(Contents, "", of.Name))
 		}
 	}
-	return true, nil, s.Tracker().Delete(resource, action.GetNamespace(), name)
+	return true, nil, nil
 }
 
-// drop deletes what is stored, if the content allows it.
-func (s *sidecars) drop(content *VolumeSnapshotContent) {
-	if content.Spec.Policy == Delete && content.Annotations[annotationBeingDeleted] != "" {
-		s.stored = slices.DeleteFunc(s.stored, func(handle string) bool { return handle == content.Status.Handle })
+func annotate(object *unstructured.Unstructured, key string) {
+	annotations := object.GetAnnotations()
+	if annotations == nil {
+		annotations = map[string]string{}
 	}
+	annotations[key] = "yes"
+	object.SetAnnotations(annotations)
 }
 
-// deleting marks the only content as deleted by others.
-func (s *sidecars) deleting() {
-	s.t.Helper()
-	object := s.object(Contents, "", s.content().Name)
+// terminate begins the deletion of a content.
+func (s *sidecars) terminate(object *unstructured.Unstructured) {
 	now := metav1.Now()
 	object.SetDeletionTimestamp(&now)
 	s.change(object, func(map[string]any) {})
+}
+
+// look does what csi-snapshotter does with a content that is being deleted.
+func (s *sidecars) look(object *unstructured.Unstructured) {
+	content, err := decode[VolumeSnapshotContent](object)
+	if err != nil {
+		s.t.Error(err)
+		return
+	}
+	if content.DeletionTimestamp == nil {
+		return
+	}
+	if len(content.Finalizers) == 0 {
+		if err := s.Tracker().Delete(Contents, "", content.Name); err != nil {
+			s.t.Error(err)
+		}
+		return
+	}
+	if content.beingCreated() || content.Annotations[annotationBeingDeleted] == "" && content.Spec.Source.Snapshot == "" {
+		return
+	}
+	if content.Spec.Policy == Delete && content.Status.Handle != "" {
+		if s.hang {
+			return
+		}
+		s.stored = slices.DeleteFunc(s.stored, func(handle string) bool { return handle == content.Status.Handle })
+		s.change(object, func(o map[string]any) { o["status"] = map[string]any{} })
+		return
+	}
+	if content.protected() {
+		s.change(object, func(map[string]any) {
+			object.SetFinalizers(slices.DeleteFunc(object.GetFinalizers(), func(finalizer string) bool { return finalizer == finalizerBound }))
+		})
+	}
 }
 
 func (s *sidecars) client() *Client { return New(s, ours, system) }

@@ -6,9 +6,9 @@
 //
 //   - One object has the power to delete a stored snapshot: the VolumeSnapshotContent that the
 //     cluster made for the cut. It is Retain from its first moment until it is forgotten.
-//   - A VolumeSnapshot is never deleted before its cut is recorded, except when the time is over.
-//   - The policy Delete is never set while the VolumeSnapshot exists, except when its content is
-//     being deleted already.
+//   - Finalizer holds this content. Only its removal ends the record of a stored snapshot, and it is
+//     removed by one conditional write, when the driver has none and makes none.
+//   - A VolumeSnapshot is deleted when its content is held, or when none is being made.
 //
 // docs/design/snapshots.md has the reasons.
 package snapshots
@@ -21,6 +21,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -60,6 +61,9 @@ const (
 	labelLocation  = "engine.holdfast.io/location"
 
 	AnnotationNudged = "engine.holdfast.io/nudged"
+
+	// Finalizer is on each content with a stored snapshot of a backup.
+	Finalizer = "engine.holdfast.io/stored-snapshot"
 )
 
 // Names that Kubernetes's sidecars know.
@@ -156,6 +160,23 @@ func (c *VolumeSnapshotContent) beingCreated() bool {
 	return c.Annotations[annotationBeingCreated] != ""
 }
 
+// held reports whether only a Client can end the record of the stored snapshot.
+func (c *VolumeSnapshotContent) held() bool { return slices.Contains(c.Finalizers, Finalizer) }
+
+// protected reports whether snapshot-controller has put its finalizer on the content, and
+// csi-snapshotter has not removed it. Before, snapshot-controller may overwrite other finalizers.
+func (c *VolumeSnapshotContent) protected() bool {
+	return slices.Contains(c.Finalizers, finalizerBound)
+}
+
+// hold is the change of a content's metadata that holds it.
+func (c *VolumeSnapshotContent) hold() map[string]any {
+	if c.held() || c.DeletionTimestamp != nil { // the API server refuses new finalizers then
+		return map[string]any{}
+	}
+	return map[string]any{"finalizers": append(slices.Clone(c.Finalizers), Finalizer)}
+}
+
 func (c *VolumeSnapshotContent) message() string { return c.Status.Error.message() }
 
 func (e *Error) message() string {
@@ -163,6 +184,16 @@ func (e *Error) message() string {
 		return ""
 	}
 	return e.Message
+}
+
+// settled reports whether the deletion of this version of a VolumeSnapshot leaks no stored snapshot.
+// Its content is held or, without one, none is being made: snapshot-controller puts a finalizer on
+// a VolumeSnapshot before it makes the content, and an error when it can't.
+func (s *VolumeSnapshot) settled(content *VolumeSnapshotContent) bool {
+	if content != nil {
+		return content.held()
+	}
+	return len(s.Finalizers) == 0 || s.Status != nil && s.Status.Error.message() != ""
 }
 
 // Client works on the snapshots of one cluster. It is safe for concurrent use.
@@ -309,9 +340,14 @@ func (c *Client) patch(ctx context.Context, content *VolumeSnapshotContent, meta
 	return decode[VolumeSnapshotContent](object)
 }
 
-// remove deletes an object with this uid, and is content if there is none.
-func remove(ctx context.Context, from dynamic.ResourceInterface, name string, uid types.UID) error {
-	err := from.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
+// remove deletes an object with this uid and, if one is given, this version. A missing and another
+// object are no error.
+func remove(ctx context.Context, from dynamic.ResourceInterface, name string, uid types.UID, version string) error {
+	only := &metav1.Preconditions{UID: &uid}
+	if version != "" {
+		only.ResourceVersion = &version
+	}
+	err := from.Delete(ctx, name, metav1.DeleteOptions{Preconditions: only})
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return nil
 	}

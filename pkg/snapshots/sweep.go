@@ -147,7 +147,7 @@ func (d *decider) contents() {
 		all++
 		fate := d.Fates[types.UID(content.Labels[LabelBackup])]
 		switch {
-		case content.DeletionTimestamp != nil, fate == Failed, d.spoiled(content.Labels):
+		case content.DeletionTimestamp != nil && !content.held(), fate == Failed, d.spoiled(content.Labels):
 			d.forget(content)
 		case fate == Missing:
 			missing = append(missing, content)
@@ -225,12 +225,12 @@ func (d *decider) unlabelled(content *VolumeSnapshotContent) {
 
 // release has the VolumeSnapshot of an ended backup deleted if its content stays.
 func (d *decider) release(content *VolumeSnapshotContent) {
-	if of := d.snapshots[content.Spec.Ref.UID]; of != nil && of.DeletionTimestamp == nil && content.cut() && content.Spec.Policy == Retain {
+	if of := d.snapshots[content.Spec.Ref.UID]; of != nil && of.DeletionTimestamp == nil && content.cut() && content.held() {
 		d.Release = append(d.Release, of)
 	}
 }
 
-// bare has VolumeSnapshots deleted that no content was made for, once their backups have ended.
+// bare has VolumeSnapshots deleted that no content is made for, once their backups have ended.
 func (d *decider) bare() {
 	with := map[types.UID]bool{}
 	for i := range d.Contents {
@@ -243,6 +243,9 @@ func (d *decider) bare() {
 		}
 		if d.since(of.UID) < OrphanAge {
 			d.Soon = true
+			continue
+		}
+		if !of.settled(nil) {
 			continue
 		}
 		d.Release = append(d.Release, of)
@@ -295,7 +298,7 @@ func (c *Client) Sweep(ctx context.Context, d Decision) (waiting map[string]stri
 	}
 	for _, of := range d.Release {
 		do(func() error {
-			err := remove(ctx, c.objects.Resource(Snapshots).Namespace(of.Namespace), of.Name, of.UID)
+			err := remove(ctx, c.objects.Resource(Snapshots).Namespace(of.Namespace), of.Name, of.UID, of.ResourceVersion)
 			if err != nil {
 				return fmt.Errorf("delete the VolumeSnapshot %s/%s: %w", of.Namespace, of.Name, err)
 			}

@@ -28,7 +28,7 @@ func newScene() *scene {
 // content adds a labelled, kept cut of a backup; its VolumeSnapshot is deleted.
 func (s *scene) content(uid, backup string, changes ...func(*VolumeSnapshotContent)) *scene {
 	c := VolumeSnapshotContent{
-		ObjectMeta: metav1.ObjectMeta{Name: uid, UID: types.UID(uid), Labels: map[string]string{LabelCluster: ours, LabelBackup: backup, LabelClaim: "claim"}},
+		ObjectMeta: metav1.ObjectMeta{Name: uid, UID: types.UID(uid), Labels: map[string]string{LabelCluster: ours, LabelBackup: backup, LabelClaim: "claim"}, Finalizers: []string{finalizerBound, Finalizer}},
 		Spec:       ContentSpec{Policy: Retain, Driver: "d", Source: ContentSource{Volume: "volume"}},
 		Status:     ContentStatus{Handle: "h", Created: 1},
 	}
@@ -67,8 +67,20 @@ func (s *scene) many(number int, backup string) *scene {
 	return s
 }
 
-func unlabelled(c *VolumeSnapshotContent) { c.Labels, c.Spec.Policy = nil, Delete }
-func uncut(c *VolumeSnapshotContent)      { c.Status = ContentStatus{} }
+func unlabelled(c *VolumeSnapshotContent) {
+	c.Labels, c.Spec.Policy, c.Finalizers = nil, Delete, []string{finalizerBound}
+}
+func unheld(c *VolumeSnapshotContent) { c.Finalizers = nil }
+func uncut(c *VolumeSnapshotContent)  { c.Status = ContentStatus{} }
+
+func takenUp(message string) func(*VolumeSnapshot) {
+	return func(of *VolumeSnapshot) {
+		of.Finalizers = []string{"as-source"}
+		if message != "" {
+			of.Status = &SnapshotStatus{Error: &Error{Message: message}}
+		}
+	}
+}
 
 func deletedFor(age time.Duration) func(*VolumeSnapshotContent) {
 	return func(c *VolumeSnapshotContent) { c.DeletionTimestamp = &metav1.Time{Time: now.Add(-age)} }
@@ -87,39 +99,42 @@ func TestDecide(t *testing.T) {
 		orphans, doubt  int
 		soon            bool
 	}{
-		"nothing":                        {scene: newScene()},
-		"live":                           {scene: newScene().content("a", "b").snapshot("a", "b").fate("b", Live), states: map[State]int{StateKept: 1}},
-		"live, not cut":                  {scene: newScene().content("a", "b", uncut).snapshot("a", "b").fate("b", Live), states: map[State]int{StateKept: 1}},
-		"live, without labels yet":       {scene: newScene().content("a", "b", unlabelled).snapshot("a", "b").fate("b", Live)},
-		"stored":                         {scene: newScene().content("a", "b").fate("b", Stored), states: map[State]int{StateKept: 1}},
-		"stored, not released":           {scene: newScene().content("a", "b").snapshot("a", "b").fate("b", Stored), release: []string{"of-a"}, states: map[State]int{StateKept: 1}},
-		"stored, not cut":                {scene: newScene().content("a", "b", uncut).snapshot("a", "b").fate("b", Stored), states: map[State]int{StateKept: 1}},
-		"failed":                         {scene: newScene().content("a", "b").snapshot("a", "b").fate("b", Failed), forget: []string{"a"}, states: map[State]int{StateLeaving: 1}},
-		"failed, all of many":            {scene: newScene().many(30, "b").fate("b", Failed), forget: namesOf(30, "b"), states: map[State]int{StateLeaving: 30}},
-		"failed, labels missing":         {scene: newScene().content("a", "b", unlabelled).snapshot("a", "b").fate("b", Failed), forget: []string{"a"}, states: map[State]int{StateLeaving: 1}},
-		"missing":                        {scene: newScene().content("a", "b").fate("b", Missing), forget: []string{"a"}, states: map[State]int{StateLeaving: 1}},
-		"ten of ten missing":             {scene: newScene().many(10, "b").fate("b", Missing), forget: namesOf(10, "b"), states: map[State]int{StateLeaving: 10}},
-		"eleven of eleven missing":       {scene: newScene().many(11, "b").fate("b", Missing), doubt: 1, states: map[State]int{StateDoubt: 11}},
-		"eleven of 219 missing":          {scene: newScene().many(11, "b").fate("b", Missing).many(208, "c").fate("c", Stored), doubt: 1, states: map[State]int{StateDoubt: 11, StateKept: 208}},
-		"eleven of 220 missing":          {scene: newScene().many(11, "b").fate("b", Missing).many(209, "c").fate("c", Stored), forget: namesOf(11, "b"), states: map[State]int{StateLeaving: 11, StateKept: 209}},
-		"doubt spares no failed one":     {scene: newScene().many(11, "b").fate("b", Missing).content("a", "f").fate("f", Failed), forget: []string{"a"}, doubt: 1, states: map[State]int{StateDoubt: 11, StateLeaving: 1}},
-		"its location was not read":      {scene: newScene().content("a", "b").snapshot("a", "b"), release: []string{"of-a"}, states: map[State]int{StateDoubt: 1}},
-		"another cluster's":              {scene: newScene().content("a", "b", func(c *VolumeSnapshotContent) { c.Labels[LabelCluster] = "that" }).fate("b", Missing)},
-		"another cluster's snapshot":     {scene: newScene().snapshot("a", "b", func(of *VolumeSnapshot) { of.Labels[LabelCluster] = "that" }).fate("b", Failed)},
-		"an earlier attempt, live":       {scene: newScene().content("a", "b", attemptOf("1")).content("c", "b", attemptOf("2")).fate("b", Live), forget: []string{"a"}, states: map[State]int{StateKept: 1, StateLeaving: 1}},
-		"an earlier attempt, of another": {scene: newScene().content("a", "b", attemptOf("1")).content("c", "d", attemptOf("2")).fate("b", Live).fate("d", Live), states: map[State]int{StateKept: 2}},
-		"an orphan, just seen":           {scene: newScene().content("a", "b", unlabelled), soon: true},
-		"an orphan":                      {scene: newScene().content("a", "b", unlabelled).since("a", OrphanAge), forget: []string{"a"}, states: map[State]int{StateLeaving: 1}},
-		"an orphan that is kept":         {scene: newScene().content("a", "b", unlabelled, func(c *VolumeSnapshotContent) { c.Spec.Policy = Retain }).since("a", time.Hour), orphans: 1},
-		"somebody's orphan":              {scene: newScene().content("a", "b", unlabelled, func(c *VolumeSnapshotContent) { c.Spec.Ref.Name = "hf-mine" }).since("a", time.Hour)},
-		"somebody's stored snapshot":     {scene: newScene().content("a", "b", unlabelled, func(c *VolumeSnapshotContent) { c.Spec.Source = ContentSource{Snapshot: "s"} }).since("a", time.Hour)},
-		"a bare snapshot, just seen":     {scene: newScene().snapshot("a", "b").fate("b", Failed), soon: true},
-		"a bare snapshot":                {scene: newScene().snapshot("a", "b").fate("b", Failed).since("of-a", OrphanAge), release: []string{"of-a"}},
-		"a bare snapshot of a run":       {scene: newScene().snapshot("a", "b").fate("b", Live).since("of-a", time.Hour)},
-		"somebody's, with our labels":    {scene: newScene().snapshot("a", "b", func(of *VolumeSnapshot) { of.Name = "mine" }).fate("b", Failed).since("of-a", time.Hour)},
-		"being deleted":                  {scene: newScene().content("a", "b", deletedFor(time.Minute)).fate("b", Stored), forget: []string{"a"}, states: map[State]int{StateLeaving: 1}},
-		"being deleted for long":         {scene: newScene().content("a", "b", deletedFor(StuckAge+time.Second)).fate("b", Failed), forget: []string{"a"}, states: map[State]int{StateStuck: 1}},
-		"not cut for long":               {scene: newScene().content("a", "b", uncut).fate("b", Failed).since("a", StuckAge+time.Second), forget: []string{"a"}, states: map[State]int{StateStuck: 1}},
+		"nothing":                                {scene: newScene()},
+		"live":                                   {scene: newScene().content("a", "b").snapshot("a", "b").fate("b", Live), states: map[State]int{StateKept: 1}},
+		"live, not cut":                          {scene: newScene().content("a", "b", uncut).snapshot("a", "b").fate("b", Live), states: map[State]int{StateKept: 1}},
+		"live, without labels yet":               {scene: newScene().content("a", "b", unlabelled).snapshot("a", "b").fate("b", Live)},
+		"stored":                                 {scene: newScene().content("a", "b").fate("b", Stored), states: map[State]int{StateKept: 1}},
+		"stored, not released":                   {scene: newScene().content("a", "b").snapshot("a", "b").fate("b", Stored), release: []string{"of-a"}, states: map[State]int{StateKept: 1}},
+		"stored, not cut":                        {scene: newScene().content("a", "b", uncut).snapshot("a", "b").fate("b", Stored), states: map[State]int{StateKept: 1}},
+		"failed":                                 {scene: newScene().content("a", "b").snapshot("a", "b").fate("b", Failed), forget: []string{"a"}, states: map[State]int{StateLeaving: 1}},
+		"failed, all of many":                    {scene: newScene().many(30, "b").fate("b", Failed), forget: namesOf(30, "b"), states: map[State]int{StateLeaving: 30}},
+		"failed, labels missing":                 {scene: newScene().content("a", "b", unlabelled).snapshot("a", "b").fate("b", Failed), forget: []string{"a"}, states: map[State]int{StateLeaving: 1}},
+		"missing":                                {scene: newScene().content("a", "b").fate("b", Missing), forget: []string{"a"}, states: map[State]int{StateLeaving: 1}},
+		"ten of ten missing":                     {scene: newScene().many(10, "b").fate("b", Missing), forget: namesOf(10, "b"), states: map[State]int{StateLeaving: 10}},
+		"eleven of eleven missing":               {scene: newScene().many(11, "b").fate("b", Missing), doubt: 1, states: map[State]int{StateDoubt: 11}},
+		"eleven of 219 missing":                  {scene: newScene().many(11, "b").fate("b", Missing).many(208, "c").fate("c", Stored), doubt: 1, states: map[State]int{StateDoubt: 11, StateKept: 208}},
+		"eleven of 220 missing":                  {scene: newScene().many(11, "b").fate("b", Missing).many(209, "c").fate("c", Stored), forget: namesOf(11, "b"), states: map[State]int{StateLeaving: 11, StateKept: 209}},
+		"doubt spares no failed one":             {scene: newScene().many(11, "b").fate("b", Missing).content("a", "f").fate("f", Failed), forget: []string{"a"}, doubt: 1, states: map[State]int{StateDoubt: 11, StateLeaving: 1}},
+		"its location was not read":              {scene: newScene().content("a", "b").snapshot("a", "b"), release: []string{"of-a"}, states: map[State]int{StateDoubt: 1}},
+		"another cluster's":                      {scene: newScene().content("a", "b", func(c *VolumeSnapshotContent) { c.Labels[LabelCluster] = "that" }).fate("b", Missing)},
+		"another cluster's snapshot":             {scene: newScene().snapshot("a", "b", func(of *VolumeSnapshot) { of.Labels[LabelCluster] = "that" }).fate("b", Failed)},
+		"an earlier attempt, live":               {scene: newScene().content("a", "b", attemptOf("1")).content("c", "b", attemptOf("2")).fate("b", Live), forget: []string{"a"}, states: map[State]int{StateKept: 1, StateLeaving: 1}},
+		"an earlier attempt, of another":         {scene: newScene().content("a", "b", attemptOf("1")).content("c", "d", attemptOf("2")).fate("b", Live).fate("d", Live), states: map[State]int{StateKept: 2}},
+		"an orphan, just seen":                   {scene: newScene().content("a", "b", unlabelled), soon: true},
+		"an orphan":                              {scene: newScene().content("a", "b", unlabelled).since("a", OrphanAge), forget: []string{"a"}, states: map[State]int{StateLeaving: 1}},
+		"an orphan that is kept":                 {scene: newScene().content("a", "b", unlabelled, func(c *VolumeSnapshotContent) { c.Spec.Policy = Retain }).since("a", time.Hour), orphans: 1},
+		"somebody's orphan":                      {scene: newScene().content("a", "b", unlabelled, func(c *VolumeSnapshotContent) { c.Spec.Ref.Name = "hf-mine" }).since("a", time.Hour)},
+		"somebody's stored snapshot":             {scene: newScene().content("a", "b", unlabelled, func(c *VolumeSnapshotContent) { c.Spec.Source = ContentSource{Snapshot: "s"} }).since("a", time.Hour)},
+		"a bare snapshot, just seen":             {scene: newScene().snapshot("a", "b").fate("b", Failed), soon: true},
+		"a bare snapshot":                        {scene: newScene().snapshot("a", "b").fate("b", Failed).since("of-a", OrphanAge), release: []string{"of-a"}},
+		"a bare snapshot that is being taken up": {scene: newScene().snapshot("a", "b", takenUp("")).fate("b", Failed).since("of-a", time.Hour)},
+		"a bare snapshot with an error":          {scene: newScene().snapshot("a", "b", takenUp("no class")).fate("b", Failed).since("of-a", OrphanAge), release: []string{"of-a"}},
+		"a bare snapshot of a run":               {scene: newScene().snapshot("a", "b").fate("b", Live).since("of-a", time.Hour)},
+		"somebody's, with our labels":            {scene: newScene().snapshot("a", "b", func(of *VolumeSnapshot) { of.Name = "mine" }).fate("b", Failed).since("of-a", time.Hour)},
+		"being deleted, and stored":              {scene: newScene().content("a", "b", deletedFor(time.Minute)).fate("b", Stored), states: map[State]int{StateKept: 1}},
+		"being deleted, and not held":            {scene: newScene().content("a", "b", unheld, deletedFor(time.Minute)).fate("b", Stored), forget: []string{"a"}, states: map[State]int{StateLeaving: 1}},
+		"being deleted for long":                 {scene: newScene().content("a", "b", deletedFor(StuckAge+time.Second)).fate("b", Failed), forget: []string{"a"}, states: map[State]int{StateStuck: 1}},
+		"not cut for long":                       {scene: newScene().content("a", "b", uncut).fate("b", Failed).since("a", StuckAge+time.Second), forget: []string{"a"}, states: map[State]int{StateStuck: 1}},
 	} {
 		t.Run(title, func(t *testing.T) {
 			d := Decide(test.scene.View)

@@ -352,13 +352,14 @@ func TestKilled(t *testing.T) {
 		if err == nil {
 			err = c.Release(ctx, taken.Content)
 		}
-		if err == nil { // if it waits for others, owed goes on
+		swept := err == nil
+		if swept { // if it waits for others, owed goes on
 			_ = (&sweeper{}).sweep(ctx, c, failed(backup))
 		}
 		if done = ctx.Err() == nil; done {
 			must(t, err)
 		}
-		if !done && at%4 == 3 { // the next attempt goes on
+		if !done && !swept && at%4 == 3 { // the next attempt goes on
 			if taken.Content == "" {
 				if taken, err = alive(t).Cut(t.Context(), v, nil); err != nil {
 					t.Fatalf("after %d requests, the next attempt ends with %v", at, err)
@@ -443,7 +444,7 @@ func TestDeletionFails(t *testing.T) {
 	owed(t, failed("kept"), 0)
 }
 
-// TestDeletedByOthers: a VolumeSnapshot that is deleted by others before its cut fails the volume, and
+// TestDeletedByOthers: a VolumeSnapshot that is deleted by others may fail the volume before its cut, and
 // later does not. Nothing that is not owed is left at any stage.
 func TestDeletedByOthers(t *testing.T) {
 	v := claim(t, "others")
@@ -460,7 +461,7 @@ func TestDeletedByOthers(t *testing.T) {
 		{stage: "cut", reached: retained, cut: true},
 	} {
 		t.Run(test.stage, func(t *testing.T) {
-			v.Backup, v.Since = types.UID("others-"+test.stage), time.Now()
+			v.Backup, v.Since, v.Timeout = types.UID("others-"+test.stage), time.Now(), 10*time.Second
 			faults(t, `{"fail":{"CreateSnapshot":{"code":"UNAVAILABLE","message":"slow"}}}`)
 			deleted := false
 			deleting := client(t, func(next http.RoundTripper) http.RoundTripper {
@@ -483,7 +484,7 @@ func TestDeletedByOthers(t *testing.T) {
 				}}
 			})
 			taken, err := deleting.Cut(t.Context(), v, nil)
-			if !test.cut && (err == nil || !strings.Contains(err.Error(), "was deleted by somebody")) {
+			if !test.cut && (err == nil || !strings.Contains(err.Error(), "was deleted by somebody") && !strings.Contains(err.Error(), "slow")) {
 				t.Errorf("got %v", err)
 			}
 			if !test.cut {
@@ -536,7 +537,7 @@ func TestLost(t *testing.T) {
 		if err == nil {
 			var waits string
 			waits, err = c.Forget(ctx, name, of)
-			if ctx.Err() == nil && (err != nil || !strings.Contains(waits, "the end of the cut")) {
+			if ctx.Err() == nil && (err != nil || !strings.Contains(waits, "the driver to confirm")) {
 				t.Errorf("without the driver's answer, a deletion waits for %q, %v", waits, err)
 			}
 		}
@@ -563,7 +564,10 @@ func lose(t *testing.T, v snapshots.Volume) string {
 	taken, err := alive(t).Cut(t.Context(), v, nil)
 	must(t, err)
 	must(t, alive(t).Release(t.Context(), taken.Content))
-	must(t, lab.objects.Resource(snapshots.Contents).Delete(t.Context(), taken.Content, metav1.DeleteOptions{}))
+	contents := lab.objects.Resource(snapshots.Contents)
+	must(t, contents.Delete(t.Context(), taken.Content, metav1.DeleteOptions{}))
+	_, err = contents.Patch(t.Context(), taken.Content, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+	must(t, err)
 	await(t, "the loss", func() error {
 		if _, content := look(t); content != nil {
 			return errors.New("the content is left")
