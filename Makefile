@@ -116,7 +116,7 @@ helm: ## Build Helm, which releases and the tests on real nodes use.
 csi: programs ## Build Kubernetes's CSI sidecars (minutes the first time), and test the lab's driver and snapshots. No root.
 	@$(BIN)/lab build --snapshots --bin $(BIN)
 	@mkdir -p $(LAB)/tmp && cd hack/lab/snapshots && TMPDIR=$(LAB)/tmp go test -count=1 ./...
-	@TMPDIR=$(LAB)/tmp go test -count=1 -failfast -timeout 20m ./test/snapshots
+	@TMPDIR=$(LAB)/tmp go test -count=1 -failfast -timeout 20m ./test/snapshots/...
 
 .PHONY: generate
 generate: ## Write everything that is generated.

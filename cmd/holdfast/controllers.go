@@ -117,6 +117,8 @@ type controllerContext struct {
 	restores     *restorerun.Controller
 	restoring    *restorerun.Executor
 	volumes      *volumes.Volumes
+	// mover is nil without --snapshots: the controller has no rights for it then.
+	mover *snapshots.Mover
 }
 
 type startable interface {
@@ -164,6 +166,14 @@ func (o *controllerOptions) newControllerContext(ctx context.Context, config *re
 	}
 	if c.keys, err = knownKeys(ctx, c.configMaps, c.cluster); err != nil {
 		return nil, err
+	}
+	if o.snapshots {
+		objects, err := dynamic.NewForConfig(config)
+		if err != nil {
+			return nil, err
+		}
+		c.mover = snapshots.NewMover(snapshots.New(objects, c.cluster.UID, c.system()), kube, enginev1alpha1.SnapshotsNamespace(c.system()),
+			func(ctx context.Context) (string, error) { return o.ownImage(ctx, kube) }, o.restorePullSecrets)
 	}
 	return c, c.newInformers(engine)
 }
@@ -220,6 +230,7 @@ func newBackupQueue(_ context.Context, c *controllerContext) (run func(context.C
 		ConfigMaps:        c.configMaps,
 		Events:            c.events,
 		Clock:             clock.RealClock{},
+		Snapshots:         c.mover != nil,
 		RunInformer:       c.records.BackupRuns(),
 		RestoreInformer:   c.records.RestoreRuns(),
 		LocationInformer:  c.records.StorageLocations(),
@@ -260,8 +271,13 @@ func newBackupRun(ctx context.Context, c *controllerContext) (run func(context.C
 		Leads:         c.leads,
 		Logs:          c.logs,
 	}
+	var mover backuprun.Mover
+	if c.mover != nil {
+		mover, executor.SnapshotClasses = c.mover, c.mover.Classes
+	}
 	c.plans.LeadBackups(ctx, executor.Plan)
 	c.runs, err = backuprun.New(backuprun.Config{
+		Mover:            mover,
 		Namespace:        c.system(),
 		ClusterUID:       c.cluster.UID,
 		Workers:          c.limits[queue.Backup],
@@ -440,17 +456,14 @@ func newNodeRestriction(_ context.Context, c *controllerContext) (func(context.C
 
 // newSnapshotSweep returns no work without --snapshots: the controller has no rights for it then.
 func newSnapshotSweep(_ context.Context, c *controllerContext) (func(context.Context), error) {
-	if !c.snapshots {
+	if c.mover == nil {
 		return func(context.Context) {}, nil
-	}
-	objects, err := dynamic.NewForConfig(c.config)
-	if err != nil {
-		return nil, err
 	}
 	controller, err := snapshotsweep.New(snapshotsweep.Config{
 		Namespace:        c.system(),
 		ClusterUID:       c.cluster.UID,
-		Snapshots:        snapshots.New(objects, c.cluster.UID, c.system()),
+		Snapshots:        c.mover.Client,
+		Mover:            c.mover,
 		Runs:             c.engine.BackupRuns(c.system()),
 		Secrets:          c.credentials,
 		Events:           c.events,

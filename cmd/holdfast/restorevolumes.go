@@ -49,17 +49,8 @@ func (o *controllerOptions) restoreVolumes(config *rest.Config, kube kubernetes.
 		return nil, err
 	}
 	return volumes.New(volumes.Config{
-		Namespace: o.client.namespace,
-		Image: func(ctx context.Context) (string, error) {
-			if o.restoreImage != "" {
-				return o.restoreImage, nil
-			}
-			own, err := ownPod(ctx, kube, o.client.namespace)
-			if err != nil || own == nil {
-				return defaultImage, err
-			}
-			return own.Spec.Containers[0].Image, nil
-		},
+		Namespace:      o.client.namespace,
+		Image:          func(ctx context.Context) (string, error) { return o.ownImage(ctx, kube) },
 		PullSecrets:    o.restorePullSecrets,
 		VolumeTimeout:  o.volumeTimeout,
 		AgentTimeout:   o.agentTimeout,
@@ -72,4 +63,16 @@ func (o *controllerOptions) restoreVolumes(config *rest.Config, kube kubernetes.
 		Clock:          clock.RealClock{},
 		RecordInformer: records.VolumeRestores(),
 	})
+}
+
+// ownImage returns the image of pods that hold volumes.
+func (o *controllerOptions) ownImage(ctx context.Context, kube kubernetes.Interface) (string, error) {
+	if o.restoreImage != "" {
+		return o.restoreImage, nil
+	}
+	own, err := ownPod(ctx, kube, o.client.namespace)
+	if err != nil || own == nil {
+		return defaultImage, err
+	}
+	return own.Spec.Containers[0].Image, nil
 }

@@ -114,6 +114,8 @@ type ExtraConfig struct {
 	BackupTTL time.Duration
 	// MaxBackupTTL is the maximum time that a backup is kept; zero is no limit.
 	MaxBackupTTL time.Duration
+	// Snapshots accepts backups that ask for snapshots of volumes.
+	Snapshots bool
 	// SchedulesPerNamespace bounds a namespace's schedules; zero is no limit.
 	SchedulesPerNamespace int
 	// VolumeDeletionsPerNamespace bounds a namespace's unfinished deletions; zero is no limit.

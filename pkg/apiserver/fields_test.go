@@ -118,10 +118,10 @@ func TestVelerosManifestsMoveOver(t *testing.T) {
 		var errs field.ErrorList
 		switch object := object.(type) {
 		case *v1alpha1.Backup:
-			errs = validation.ValidateBackup(object)
+			errs = validation.ValidateBackup(object, validation.Options{})
 		case *v1alpha1.Schedule:
 			errs = validation.ValidateSchedule(object)
-			errs = append(errs, validation.ValidateBackupSpec(&object.Spec.Template.BackupSpec, nil)...)
+			errs = append(errs, validation.ValidateBackupSpec(&object.Spec.Template.BackupSpec, validation.Options{}, nil)...)
 			if object.Spec.Template.Metadata.Labels["app"] != "shop" {
 				t.Errorf("%s has lost its labels", name)
 			}
@@ -154,7 +154,7 @@ func TestWhatIsNotDoneIsRefused(t *testing.T) {
 		var errs field.ErrorList
 		switch object := object.(type) {
 		case *v1alpha1.Backup:
-			errs = validation.ValidateBackup(object)
+			errs = validation.ValidateBackup(object, validation.Options{})
 		case *v1alpha1.Schedule:
 			errs = validation.ValidateSchedule(object)
 		}

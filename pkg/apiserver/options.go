@@ -47,6 +47,7 @@ type Options struct {
 	restores        restore.Limits
 	backupTTL       time.Duration
 	maxTTL          time.Duration
+	snapshots       bool
 	schedules       int
 	volumeDeletions int
 	foreignMemory   resource.QuantityValue
@@ -90,6 +91,7 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.IntVar(&o.restores.Unfinished, "unfinished-restores-per-namespace", o.restores.Unfinished, "How many restores of one namespace may wait or run at once; another one is refused. All records of a namespace's restores may be fifty times as many. 0 is no limit. The system namespace has a limit of its own.")
 	flags.IntVar(&o.restores.UnfinishedInSystem, "unfinished-restores-in-system-namespace", o.restores.UnfinishedInSystem, "The same for the restores of the system namespace.")
 	flags.DurationVar(&o.backupTTL, "default-backup-ttl", o.backupTTL, "How long a backup is kept that does not say so in spec.ttl.")
+	flags.BoolVar(&o.snapshots, "snapshots", o.snapshots, "Accept backups that ask for snapshots of volumes. The controller has the same flag.")
 	flags.DurationVar(&o.maxTTL, "max-backup-ttl", o.maxTTL, "How long a backup may be kept at most, by spec.ttl and by later changes; one that asks for more is refused. 0 is no limit. The system namespace has none.")
 	flags.IntVar(&o.schedules, "schedules-per-namespace", o.schedules, "How many schedules a namespace may have; another one is refused. 0 is no limit.")
 	flags.IntVar(&o.volumeDeletions, "volume-deletions-per-namespace", o.volumeDeletions, "How many deletions of volumes and volume backups of one namespace may be under way at once; another one is refused. All their records, which stay for a day, may be ten times as many. 0 is no limit. The system namespace has none.")
@@ -184,7 +186,7 @@ func (o *Options) Config() (*Config, error) {
 	return &Config{
 		Generic: generic,
 		Extra: ExtraConfig{
-			SystemNamespace: o.systemNamespace, PollInterval: o.pollInterval, CacheDir: o.cacheDir, ForeignBytes: o.foreignMemory.Value(), Limits: o.limits, RestoreLimits: o.restores, BackupTTL: o.backupTTL, MaxBackupTTL: o.maxTTL, SchedulesPerNamespace: o.schedules, VolumeDeletionsPerNamespace: o.volumeDeletions,
+			SystemNamespace: o.systemNamespace, PollInterval: o.pollInterval, CacheDir: o.cacheDir, ForeignBytes: o.foreignMemory.Value(), Limits: o.limits, RestoreLimits: o.restores, BackupTTL: o.backupTTL, MaxBackupTTL: o.maxTTL, Snapshots: o.snapshots, SchedulesPerNamespace: o.schedules, VolumeDeletionsPerNamespace: o.volumeDeletions,
 			NodeAgentConfigMap: o.nodeAgents, Certificate: certificate,
 			AdvertiseAddress: o.advertise, Port: o.recommended.SecureServing.BindPort,
 		},

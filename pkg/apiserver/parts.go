@@ -21,6 +21,7 @@ import (
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
 	"github.com/holdfast-io/holdfast/pkg/clustercache"
 	schedulecontroller "github.com/holdfast-io/holdfast/pkg/controllers/schedule"
 	"github.com/holdfast-io/holdfast/pkg/encryption"
@@ -213,6 +214,7 @@ func newBackups(s *serverContext) (err error) {
 		Limits:          s.extra.Limits,
 		TTL:             s.extra.BackupTTL,
 		MaxTTL:          s.extra.MaxBackupTTL,
+		Options:         validation.Options{Snapshots: s.extra.Snapshots},
 		Stored:          s.projector.StoredIn,
 		NamespaceUID:    s.namespaceUID,
 		MayUse:          s.mayUse,

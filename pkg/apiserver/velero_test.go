@@ -195,9 +195,9 @@ func becomes(t *testing.T, kind, spec string) string {
 	var warnings []string
 	switch object := object.(type) {
 	case *v1alpha1.Backup:
-		errs, warnings = validation.ValidateBackup(object), validation.BackupWarnings(&object.Spec, nil)
+		errs, warnings = validation.ValidateBackup(object, validation.Options{}), validation.BackupWarnings(&object.Spec, nil)
 	case *v1alpha1.Schedule:
-		errs = append(validation.ValidateSchedule(object), validation.ValidateBackupSpec(&object.Spec.Template.BackupSpec, field.NewPath("spec", "template"))...)
+		errs = append(validation.ValidateSchedule(object), validation.ValidateBackupSpec(&object.Spec.Template.BackupSpec, validation.Options{}, field.NewPath("spec", "template"))...)
 		warnings = validation.BackupWarnings(&object.Spec.Template.BackupSpec, nil)
 	case *v1alpha1.Restore:
 		errs, warnings = validation.ValidateRestore(object), validation.RestoreWarnings(&object.Spec, nil)

@@ -49,7 +49,11 @@ type heldPod struct {
 	belongings []*object
 }
 
-type heldVolume struct{ name, claim string }
+// heldVolume is a volume of a pod. If it is cut, the data is read from a snapshot of the claim.
+type heldVolume struct {
+	name, claim string
+	cut         bool
+}
 
 // block is a set of pods that share claims or that the spec orders. The hooks of all run around the
 // data of each.
@@ -77,7 +81,7 @@ func (b block) waiting() []enginev1alpha1.PodReference {
 func (b block) nodes() sets.Set[string] {
 	nodes := sets.New[string]()
 	for _, pod := range b {
-		if len(pod.volumes) > 0 && pod.notRunning == "" {
+		if pod.notRunning == "" && slices.ContainsFunc(pod.volumes, func(volume heldVolume) bool { return !volume.cut }) {
 			nodes.Insert(pod.node)
 		}
 	}
@@ -401,7 +405,7 @@ func (p *podVolumes) takeBetweenHooks(ctx context.Context, block block) error {
 	if len(block.waiting()) == 0 {
 		return ctx.Err()
 	}
-	_ = p.await(ctx, submitted)
+	_ = p.awaitCut(ctx, submitted)
 	return ctx.Err()
 }
 

@@ -38,6 +38,10 @@ type claim struct {
 	// missed is true once the user was told that the data is missing. lost is true if the handover
 	// failed.
 	missed, lost bool
+	// block is true for a block device, scratch for the claim of a generic ephemeral volume.
+	block, scratch bool
+	// snapshot is set if the data is read from a snapshot.
+	snapshot *format.SnapshotSource
 	// refused is true once a hook has failed: then no pod gives access.
 	refused bool
 	others  []access
@@ -52,15 +56,18 @@ type pendingWarning struct {
 }
 
 type persistentVolume struct {
-	hostPath      string
-	bound         types.NamespacedName
-	claim         types.UID
-	nodes         *corev1.VolumeNodeAffinity
-	reclaimPolicy corev1.PersistentVolumeReclaimPolicy
-	labels        map[string]string
-	capacity      int64
-	created       metav1.Time
-	traits        volumeTraits
+	hostPath string
+	// driver and handle are a CSI volume's.
+	driver, handle string
+	storageClass   string
+	bound          types.NamespacedName
+	claim          types.UID
+	nodes          *corev1.VolumeNodeAffinity
+	reclaimPolicy  corev1.PersistentVolumeReclaimPolicy
+	labels         map[string]string
+	capacity       int64
+	created        metav1.Time
+	traits         volumeTraits
 }
 
 func (p *podVolumes) visitPersistentVolume(_ context.Context, r resource, h *head, raw []byte) error {
@@ -78,6 +85,8 @@ func (p *podVolumes) keepPersistentVolume(h *head, raw []byte) (*persistentVolum
 		} `json:"metadata"`
 		Spec struct {
 			HostPath      corev1.HostPathVolumeSource          `json:"hostPath"`
+			CSI           corev1.CSIPersistentVolumeSource     `json:"csi"`
+			StorageClass  string                               `json:"storageClassName"`
 			ClaimRef      corev1.ObjectReference               `json:"claimRef"`
 			NodeAffinity  *corev1.VolumeNodeAffinity           `json:"nodeAffinity"`
 			ReclaimPolicy corev1.PersistentVolumeReclaimPolicy `json:"persistentVolumeReclaimPolicy"`
@@ -88,7 +97,7 @@ func (p *podVolumes) keepPersistentVolume(h *head, raw []byte) (*persistentVolum
 		return nil, err
 	}
 	kept := &persistentVolume{
-		hostPath: object.Spec.HostPath.Path, nodes: object.Spec.NodeAffinity, reclaimPolicy: object.Spec.ReclaimPolicy, labels: object.Metadata.Labels,
+		hostPath: object.Spec.HostPath.Path, driver: object.Spec.CSI.Driver, handle: object.Spec.CSI.VolumeHandle, storageClass: object.Spec.StorageClass, nodes: object.Spec.NodeAffinity, reclaimPolicy: object.Spec.ReclaimPolicy, labels: object.Metadata.Labels,
 		bound: types.NamespacedName{Namespace: object.Spec.ClaimRef.Namespace, Name: object.Spec.ClaimRef.Name}, claim: object.Spec.ClaimRef.UID,
 		capacity: object.Spec.Capacity.Storage().Value(), created: object.Metadata.CreationTimestamp,
 	}
@@ -311,12 +320,14 @@ func (p *podVolumes) keepClaim(h *head, raw []byte) {
 	p.claims[types.NamespacedName{Namespace: h.Metadata.Namespace, Name: h.Metadata.Name}] = kept
 	var object struct {
 		Metadata struct {
-			UID         types.UID         `json:"uid"`
-			Labels      map[string]string `json:"labels"`
-			Annotations map[string]string `json:"annotations"`
+			UID         types.UID               `json:"uid"`
+			Labels      map[string]string       `json:"labels"`
+			Annotations map[string]string       `json:"annotations"`
+			Owners      []metav1.OwnerReference `json:"ownerReferences"`
 		} `json:"metadata"`
 		Spec struct {
-			VolumeName string `json:"volumeName"`
+			VolumeName string                      `json:"volumeName"`
+			VolumeMode corev1.PersistentVolumeMode `json:"volumeMode"`
 		} `json:"spec"`
 		Status struct {
 			Phase corev1.PersistentVolumeClaimPhase `json:"phase"`
@@ -334,6 +345,8 @@ func (p *podVolumes) keepClaim(h *head, raw []byte) {
 		}
 	}
 	kept.uid, kept.labels = object.Metadata.UID, object.Metadata.Labels
+	kept.scratch = slices.ContainsFunc(object.Metadata.Owners, func(owner metav1.OwnerReference) bool { return owner.Kind == "Pod" })
+	kept.block = object.Spec.VolumeMode == corev1.PersistentVolumeBlock
 	if _, half := object.Metadata.Annotations[format.AnnotationIncomplete]; half {
 		p.findings.warn(subject{claimsResource, h.Metadata.Namespace, h.Metadata.Name}, halfFilled)
 	}
@@ -367,6 +380,9 @@ func (p *podVolumes) settle(ctx context.Context, key types.NamespacedName) error
 	if of.asked != nil {
 		of.action = p.policies.action(volume.traits, of.asked)
 		of.asked = nil
+	}
+	if err == nil && of.volume != "" {
+		p.chooseSnapshot(key, of, volume)
 	}
 	return err
 }

@@ -37,6 +37,7 @@ type collector struct {
 	order         order
 	lister        *lister
 	mover         Volumes
+	snapshots     snapshotClasses
 	hostPathRoots hostpath.Roots
 	workers       int
 	hooks         *hooks
@@ -138,6 +139,7 @@ func (c *collector) collect(ctx context.Context) (*podVolumes, error) {
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
+	volumes.cutUnused(ctx)
 	volumes.podsDone()
 	if err := c.readAlong(ctx); err != nil {
 		return nil, err

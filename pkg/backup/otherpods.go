@@ -49,7 +49,7 @@ func (p *podVolumes) await(ctx context.Context, volumes []*format.Volume) error 
 // readThroughAnother submits a failed volume through another pod of its claim. It returns nil if
 // there is none, or nothing failed.
 func (p *podVolumes) readThroughAnother(ctx context.Context, failed *format.Volume) *format.Volume {
-	if failed.Status.Phase != enginev1alpha1.VolumePhaseFailed || failed.ClaimName == "" {
+	if failed.Status.Phase != enginev1alpha1.VolumePhaseFailed || failed.ClaimName == "" || failed.Snapshot != nil {
 		return nil
 	}
 	of := p.claims[types.NamespacedName{Namespace: failed.Pod.Namespace, Name: failed.ClaimName}]

@@ -196,6 +196,9 @@ type plannedVolumes struct{}
 // Submit implements Volumes.
 func (plannedVolumes) Submit(context.Context, *format.Volume) error { return nil }
 
+// Cut implements Volumes.
+func (plannedVolumes) Cut(context.Context, []*format.Volume) error { return nil }
+
 // Wait implements Volumes.
 func (plannedVolumes) Wait(_ context.Context, volumes []*format.Volume) error {
 	for _, volume := range volumes {
@@ -296,9 +299,13 @@ func (p *podVolumes) plannedVolumes() []v1alpha1.PlannedVolume {
 		if volume.ClaimName == "" {
 			why = "the pod or the spec asks for this volume without a claim"
 		}
+		method := v1alpha1.VolumeMethodFiles
+		if of := volume.Snapshot; of != nil {
+			method, why = v1alpha1.VolumeMethodSnapshot, "the driver "+of.Driver+" makes a snapshot of the class "+of.Class+", and its files are read"
+		}
 		rows = append(rows, v1alpha1.PlannedVolume{
 			Namespace: volume.Pod.Namespace, Claim: volume.ClaimName, Pod: volume.Pod.Name, Volume: volume.Name,
-			Bytes: volume.Capacity, Method: v1alpha1.VolumeMethodFiles, Reason: why,
+			Bytes: volume.Capacity, Method: method, Reason: why,
 		})
 	}
 	for _, key := range p.sortedClaims() {

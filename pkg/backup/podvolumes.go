@@ -117,7 +117,8 @@ func (p *podVolumes) decide(ctx context.Context, pod *corev1.Pod, held *heldPod)
 	for _, name := range held.claims {
 		p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: name}].mounted = true
 	}
-	picked, skipped := pickVolumes(pod, defaultsOf(p.spec.DefaultVolumesToFsBackup), func(volume *corev1.Volume) action { return p.actionOf(pod, volume) })
+	picked, skipped := pickVolumes(pod, defaultsOf(p.spec.DefaultVolumesToFsBackup), func(volume *corev1.Volume) action { return p.actionOf(pod, volume) },
+		func(volume *corev1.Volume, named bool) bool { return p.cuts(pod, volume, named) })
 	for _, s := range skipped {
 		p.skip(about, s)
 		if s.claim != "" {
@@ -126,8 +127,8 @@ func (p *podVolumes) decide(ctx context.Context, pod *corev1.Pod, held *heldPod)
 		}
 	}
 	for _, volume := range picked {
-		here := heldVolume{volume.Name, claimOf(pod, &volume)}
-		if held.notRunning != "" {
+		here := heldVolume{volume.Name, claimOf(pod, &volume.Volume), volume.cut}
+		if held.notRunning != "" || volume.cut {
 			held.volumes = append(held.volumes, here)
 			continue
 		}
@@ -204,6 +205,9 @@ func (p *podVolumes) skip(about subject, s skippedVolume) {
 
 func (p *podVolumes) handOverVolume(ctx context.Context, pod *heldPod, volume heldVolume, hooked bool) *format.Volume {
 	about := subject{podsResource, pod.ref.Namespace, pod.ref.Name}
+	if pod.ref.Name == "" {
+		about = subject{claimsResource, pod.ref.Namespace, volume.claim}
+	}
 	to := &format.Volume{
 		Pod:          pod.ref,
 		NamespaceUID: p.existing[pod.ref.Namespace],
@@ -211,6 +215,9 @@ func (p *podVolumes) handOverVolume(ctx context.Context, pod *heldPod, volume he
 		Name:         volume.name,
 		ClaimName:    volume.claim,
 		Hooked:       hooked,
+	}
+	if volume.cut {
+		to.Node = "" // where the snapshot is read is not known yet
 	}
 	// A claim has the same data through each pod.
 	of := &claim{}
@@ -222,7 +229,7 @@ func (p *podVolumes) handOverVolume(ctx context.Context, pod *heldPod, volume he
 			return nil
 		}
 		if of.taken {
-			if pod.notRunning == "" {
+			if pod.notRunning == "" && !volume.cut {
 				of.others = append(of.others, access{pod.ref, pod.node, volume.name})
 			}
 			p.skip(about, skippedVolume{volume.name, to.ClaimName, "another pod has given access to its claim", false})
@@ -234,7 +241,9 @@ func (p *podVolumes) handOverVolume(ctx context.Context, pod *heldPod, volume he
 			to.HostPath = kept.hostPath
 		}
 	}
-	if reason := pod.notRunning; reason != "" {
+	if volume.cut {
+		to.Snapshot = of.snapshot
+	} else if reason := pod.notRunning; reason != "" {
 		if to.ClaimName == "" {
 			p.skip(about, skippedVolume{volume.name, "", reason, true})
 			return nil
@@ -252,6 +261,10 @@ func (p *podVolumes) handOverVolume(ctx context.Context, pod *heldPod, volume he
 		of.lost, of.unusable, of.known = true, "its volume could not be handed over to an agent", true
 		p.findings.fail(about, fmt.Sprintf("hand over volume %s: %v", volume.name, err))
 		return nil
+	}
+	if volume.cut {
+		p.log.write(slog.LevelInfo, "a snapshot is made of the claim "+to.ClaimName+" by the driver "+to.Snapshot.Driver, about.attrs()...)
+		return to
 	}
 	p.log.write(slog.LevelInfo, "handed over volume "+volume.name+" to node "+to.Node, about.attrs()...)
 	return to
@@ -336,9 +349,9 @@ func (c *collector) leaves(about subject, raw []byte) {
 	if err := decode(raw, &pod); err != nil {
 		return
 	}
-	picked, _ := pickVolumes(&pod, defaultsOf(c.spec.DefaultVolumesToFsBackup), func(*corev1.Volume) action { return noAction })
+	picked, _ := pickVolumes(&pod, defaultsOf(c.spec.DefaultVolumesToFsBackup), func(*corev1.Volume) action { return noAction }, func(*corev1.Volume, bool) bool { return false })
 	for _, volume := range picked {
-		if claim := claimOf(&pod, &volume); claim != "" {
+		if claim := claimOf(&pod, &volume.Volume); claim != "" {
 			c.leaving = append(c.leaving, leavingVolume{about, volume.Name, types.NamespacedName{Namespace: pod.Namespace, Name: claim}})
 		}
 	}
@@ -384,6 +397,9 @@ func (p *podVolumes) conclude() []*format.Volume {
 			status.Phase, status.Message = enginev1alpha1.VolumePhaseFailed, "the upload ended without a result"
 		}
 		about := subject{podsResource, volume.Pod.Namespace, volume.Pod.Name}
+		if volume.Pod.Name == "" {
+			about = subject{claimsResource, volume.Pod.Namespace, volume.ClaimName}
+		}
 		switch {
 		case status.Phase == enginev1alpha1.VolumePhaseFailed:
 			p.findings.fail(about, fmt.Sprintf("%s could not be uploaded: %s", described(volume), whyFailed(volume)))
@@ -395,6 +411,9 @@ func (p *podVolumes) conclude() []*format.Volume {
 }
 
 func described(volume *format.Volume) string {
+	if volume.Pod.Name == "" {
+		return "the claim"
+	}
 	if volume.ClaimName == "" {
 		return "volume " + volume.Name
 	}

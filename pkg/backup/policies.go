@@ -46,7 +46,7 @@ func (a action) whyNot() (reason string, asked bool) {
 	case skipAction:
 		return "a volume policy skips it", false
 	case snapshotAction:
-		return "a volume policy wants a snapshot of it, and Holdfast takes none: use the action " + string(filesAction), true
+		return "a volume policy wants a snapshot of it, and none is made: see --snapshots of the controller, or use the action " + string(filesAction), true
 	}
 	return "", false
 }

@@ -214,22 +214,22 @@ func TestWhatPoliciesDo(t *testing.T) {
 			pods: []string{podWith("p", "", "a"+emptyDir, "data"+claimData, `l "persistentVolumeClaim":{"claimName":"local"}`, "idle"+claimIdle, `e "persistentVolumeClaim":{"claimName":"eph-temp"}`)},
 			want: []string{"p/a"},
 			warnings: []string{
-				"pods shop/p: the data of volume data (claim data) is not backed up: a volume policy wants a snapshot of it, and Holdfast takes none: use the action fs-backup",
-				"pods shop/p: the data of volume e (claim eph-temp) is not backed up: a volume policy wants a snapshot of it, and Holdfast takes none: use the action fs-backup",
-				"pods shop/p: the data of volume idle (claim idle) is not backed up: a volume policy wants a snapshot of it, and Holdfast takes none: use the action fs-backup",
+				"pods shop/p: the data of volume data (claim data) is not backed up: a volume policy wants a snapshot of it, and none is made: see --snapshots of the controller, or use the action fs-backup",
+				"pods shop/p: the data of volume e (claim eph-temp) is not backed up: a volume policy wants a snapshot of it, and none is made: see --snapshots of the controller, or use the action fs-backup",
+				"pods shop/p: the data of volume idle (claim idle) is not backed up: a volume policy wants a snapshot of it, and none is made: see --snapshots of the controller, or use the action fs-backup",
 				"pods shop/p: the data of volume l (claim local) is not backed up: its persistent volume is of type hostPath, and not below the controller's --host-path-roots",
 			},
 			skipped: map[string]string{
-				"pv-data":  "a volume policy wants a snapshot of it, and Holdfast takes none: use the action fs-backup",
-				"pv-idle":  "a volume policy wants a snapshot of it, and Holdfast takes none: use the action fs-backup",
-				"pv-temp":  "a volume policy wants a snapshot of it, and Holdfast takes none: use the action fs-backup",
+				"pv-data":  "a volume policy wants a snapshot of it, and none is made: see --snapshots of the controller, or use the action fs-backup",
+				"pv-idle":  "a volume policy wants a snapshot of it, and none is made: see --snapshots of the controller, or use the action fs-backup",
+				"pv-temp":  "a volume policy wants a snapshot of it, and none is made: see --snapshots of the controller, or use the action fs-backup",
 				"pv-local": "its persistent volume is of type hostPath, and not below the controller's --host-path-roots",
 			},
 		},
 		"a snapshot of what no pod has": {
 			policy: policy("pvcLabels:{env:prod}: snapshot"),
 			warnings: []string{
-				"persistentvolumeclaims shop/labelled: the data of the claim is not backed up: a volume policy wants a snapshot of it, and Holdfast takes none: use the action fs-backup",
+				"persistentvolumeclaims shop/labelled: the data of the claim is not backed up: a volume policy wants a snapshot of it, and none is made: see --snapshots of the controller, or use the action fs-backup",
 			},
 		},
 		"a generic ephemeral volume is of that type": {

@@ -32,6 +32,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 	"github.com/holdfast-io/holdfast/pkg/runlog"
 	"github.com/holdfast-io/holdfast/pkg/selection"
+	"github.com/holdfast-io/holdfast/pkg/snapshots"
 	"github.com/holdfast-io/holdfast/pkg/store"
 	"github.com/holdfast-io/holdfast/pkg/waits"
 )
@@ -79,6 +80,8 @@ type Dependencies struct {
 	Client  rest.Interface
 	Store   Store
 	Volumes Volumes
+	// SnapshotClasses lists the cluster's classes. nil: no snapshots are made.
+	SnapshotClasses func(ctx context.Context) ([]snapshots.VolumeSnapshotClass, error)
 	// HostPathRoots are the node folders whose hostPath volumes are handed over.
 	HostPathRoots hostpath.Roots
 	Hooks         Hooks
@@ -339,6 +342,10 @@ func (e *execution) newCollector(ctx context.Context) (*collector, error) {
 	for _, text := range policies.idle() {
 		e.findings.warn(subject{}, text)
 	}
+	classes, err := e.readSnapshotClasses(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("the backup's spec can't be used: %w", err)
+	}
 	var found *discovered
 	if err := retried(ctx, e.Retry, func() (err error) {
 		found, err = discover(ctx, e.Discovery)
@@ -360,6 +367,7 @@ func (e *execution) newCollector(ctx context.Context) (*collector, error) {
 		order:         found.orderOf(spec, e.findings),
 		lister:        &lister{client: e.Client, retry: e.Retry, sizes: e.PageSizes},
 		mover:         e.Volumes,
+		snapshots:     classes,
 		workers:       e.Workers,
 		hooks:         e.hooks,
 		blockWorkers:  e.BlockWorkers,

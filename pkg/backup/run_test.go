@@ -44,6 +44,7 @@ var start = time.Date(2026, 8, 1, 12, 0, 0, 0, time.UTC)
 // testVolumes uploads every volume at once.
 type testVolumes struct {
 	submitted []*format.Volume
+	onCut     func()
 	submit    func(*format.Volume) error
 	result    func(*format.Volume) enginev1alpha1.VolumeUploadStatus
 	wait      func(context.Context) error
@@ -60,6 +61,15 @@ func (v *testVolumes) Submit(_ context.Context, volume *format.Volume) error {
 		}
 	}
 	v.submitted = append(v.submitted, volume)
+	return nil
+}
+
+func (v *testVolumes) Cut(context.Context, []*format.Volume) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.onCut != nil {
+		v.onCut()
+	}
 	return nil
 }
 

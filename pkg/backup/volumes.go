@@ -35,6 +35,8 @@ const (
 type Volumes interface {
 	// Submit hands over a volume once, without waiting for its upload.
 	Submit(ctx context.Context, volume *format.Volume) error
+	// Cut returns when the snapshots of submitted volumes are cut, or have failed.
+	Cut(ctx context.Context, volumes []*format.Volume) error
 	// Wait returns when the submitted volumes have ended and have their status.
 	Wait(ctx context.Context, volumes []*format.Volume) error
 }
@@ -45,6 +47,12 @@ type skippedVolume struct {
 	reason string
 	// asked is true when the pod names the volume, so that the user must know.
 	asked bool
+}
+
+// pickedVolume is a volume whose files are read in its pod or, if it is cut, in a snapshot.
+type pickedVolume struct {
+	corev1.Volume
+	cut bool
 }
 
 type wish struct {
@@ -102,7 +110,7 @@ func wishes(pod *corev1.Pod, byDefault defaults) map[string]wish {
 // pickVolumes returns the volumes of a pod to upload: by a volume policy, else by the pod's
 // annotations, else by default. It never picks volumes whose content is in the API, in an image, or
 // out of reach.
-func pickVolumes(pod *corev1.Pod, byDefault defaults, actionOf func(*corev1.Volume) action) (picked []corev1.Volume, skipped []skippedVolume) {
+func pickVolumes(pod *corev1.Pod, byDefault defaults, actionOf func(*corev1.Volume) action, cuts func(volume *corev1.Volume, named bool) bool) (picked []pickedVolume, skipped []skippedVolume) {
 	wishes := wishes(pod, byDefault)
 	mounted, blocks := mounts(pod)
 	_, waitVolume := restorewait.In(pod)
@@ -110,6 +118,10 @@ func pickVolumes(pod *corev1.Pod, byDefault defaults, actionOf func(*corev1.Volu
 		name := volume.Name
 		wish, named := wishes[name]
 		delete(wishes, name)
+		if cuts(&volume, named && !wish.excluded) {
+			picked = append(picked, pickedVolume{volume, true})
+			continue
+		}
 		action := actionOf(&volume)
 		if action == noAction && !named && !byDefault.take(&volume) {
 			skipped = append(skipped, skippedVolume{volume: name, reason: cmp.Or(unsupported(&volume), "no annotation of the pod names it")})
@@ -134,7 +146,7 @@ func pickVolumes(pod *corev1.Pod, byDefault defaults, actionOf func(*corev1.Volu
 			skipped = append(skipped, skippedVolume{name, claimOf(pod, &volume), reason, asked})
 			continue
 		}
-		picked = append(picked, volume)
+		picked = append(picked, pickedVolume{volume, false})
 	}
 	for _, name := range slices.Sorted(maps.Keys(wishes)) {
 		if wish := wishes[name]; !wish.excluded {

@@ -722,7 +722,8 @@ func TestWhatIsSaidOfAVolume(t *testing.T) {
 	mine := Volume{Namespace: "shop", ClaimName: "data", PodName: "web", PodVolume: "files", VolumeName: "pv-1", State: v1alpha1.VolumeBackupCompleted}
 	for what, change := range map[string]func(*Volume){
 		"no claim":          func(v *Volume) { v.ClaimName = "" },
-		"no pod":            func(v *Volume) { v.PodName, v.PodVolume = "", "" },
+		"no pod's name":     func(v *Volume) { v.PodName = "" },
+		"no pod, no claim":  func(v *Volume) { v.PodName, v.PodVolume, v.ClaimName = "", "", "" },
 		"no name of one":    func(v *Volume) { v.VolumeName = "../pv" },
 		"a name of its own": func(v *Volume) { v.BackupName = "b" },
 	} {

@@ -116,10 +116,12 @@ func ReadVolumes(r io.Reader) ([]Volume, error) {
 	return slices.Clip(volumes), nil
 }
 
-// canExist reports whether the names are valid for a pod's volume: they become names in the API.
+// canExist reports whether the names are valid for a pod's volume, or a claim that no pod uses: they
+// become names in the API.
 func (v *Volume) canExist() bool {
-	return len(validation.IsDNS1123Label(v.Namespace)) == 0 && len(validation.IsDNS1123Subdomain(v.PodName)) == 0 &&
-		len(validation.IsDNS1123Label(v.PodVolume)) == 0 && (v.ClaimName == "" || len(validation.IsDNS1123Subdomain(v.ClaimName)) == 0)
+	inPod := len(validation.IsDNS1123Subdomain(v.PodName)) == 0 && len(validation.IsDNS1123Label(v.PodVolume)) == 0
+	noPod := v.PodName == "" && v.PodVolume == "" && v.ClaimName != ""
+	return len(validation.IsDNS1123Label(v.Namespace)) == 0 && (inPod || noPod) && (v.ClaimName == "" || len(validation.IsDNS1123Subdomain(v.ClaimName)) == 0)
 }
 
 // IsOfABackup reports whether ReadVolumes could return it: an index may have anything.

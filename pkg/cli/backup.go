@@ -298,7 +298,7 @@ type backupFlags struct {
 	includeCluster, excludeCluster, includeNamespaced, excludeNamespaced []string
 	ttl                                                                  time.Duration
 	location, policies                                                   string
-	volumes, referenced                                                  optionalBool
+	volumes, referenced, snapshots                                       optionalBool
 	ordered                                                              map[string]string
 }
 
@@ -312,6 +312,7 @@ func (f *backupFlags) addTo(flags *pflag.FlagSet) {
 	flags.StringVar(&f.location, "storage-location", "", "Storage location. Default: the cluster's default location.")
 	flags.StringVar(&f.policies, "resource-policies-configmap", "", "ConfigMap with volume policies.")
 	f.volumes.addTo(flags, "default-volumes-to-fs-backup", "Files of all volumes, or of those that pods name. Default: of all claims.")
+	f.snapshots.addTo(flags, "snapshot-volumes", "Read the data of claims from snapshots by their CSI drivers. Default: if the driver's class is labelled for it.")
 	f.referenced.addTo(flags, "include-referenced", "Include what selected objects need. Default: true.")
 	flags.StringToStringVar(&f.ordered, "ordered-resources", nil, "Objects to take first: RESOURCE=NAME,NAME. Repeat the flag for each resource.")
 }
@@ -327,6 +328,7 @@ func (f *backupFlags) apply(spec *v1alpha1.BackupSpec) error {
 	set(&spec.ExcludedNamespaceScopedResources, f.excludeNamespaced)
 	f.clusterResources.apply(&spec.IncludeClusterResources)
 	f.volumes.apply(&spec.DefaultVolumesToFsBackup)
+	f.snapshots.apply(&spec.SnapshotVolumes)
 	f.referenced.apply(&spec.IncludeReferenced)
 	if f.ttl != 0 {
 		spec.TTL = v1alpha1.Duration{Duration: f.ttl}

@@ -384,7 +384,7 @@ func (m *migration) schedule(of *unstructured.Unstructured) {
 	}
 	check := func() apifield.ErrorList {
 		made.Name, made.Namespace, made.Labels = name, m.to, of.GetLabels()
-		return append(validation.ValidateSchedule(made), validation.ValidateBackupSpec(&made.Spec.Template.BackupSpec, apifield.NewPath("spec", "template"))...)
+		return append(validation.ValidateSchedule(made), validation.ValidateBackupSpec(&made.Spec.Template.BackupSpec, validation.Options{}, apifield.NewPath("spec", "template"))...)
 	}
 	var refused apifield.ErrorList
 	for _, problem := range check() {

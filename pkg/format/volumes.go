@@ -60,11 +60,22 @@ type Volume struct {
 	Capacity      int64
 	Created       metav1.Time
 	Hooked        bool
+	// Snapshot is set if the data is read from a snapshot. Pod has a name only if a pod has the claim.
+	Snapshot *SnapshotSource
 	// Instead is the claim's volume in another pod that was tried before, and could not be read; or
 	// nil.
 	Instead *Volume
 	// Status has a final phase.
 	Status enginev1alpha1.VolumeUploadStatus
+}
+
+// SnapshotSource is a CSI driver's volume. Its snapshot is read in its place.
+type SnapshotSource struct {
+	Driver, Handle string
+	// Class is the VolumeSnapshotClass, StorageClass the volume's.
+	Class, StorageClass string
+	// Nodes limits where a volume from the snapshot can be used.
+	Nodes *corev1.VolumeNodeAffinity
 }
 
 // PodVolumeBackup is Velero's: a volume of a pod, in the Kopia repository of its namespace.
@@ -319,6 +330,9 @@ func ReadVolumeInfo(r io.Reader) ([]VolumeInfo, error) { return readJSON[[]Volum
 func volumeHash(volume *Volume) string {
 	// None of the three has a slash.
 	identity := strings.Join([]string{volume.Pod.Namespace, volume.Pod.Name, volume.Name}, "/")
+	if volume.Pod.Name == "" {
+		identity += "/" + volume.ClaimName
+	}
 	hash := sha256.Sum256([]byte(identity))
 	return hex.EncodeToString(hash[:])[:volumeHashLength]
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -33,6 +34,13 @@ type Volume struct {
 	Driver, Handle string
 	// Class is the name of the VolumeSnapshotClass.
 	Class string
+	// Moved says that the stored snapshot leaves when the backup has ended: its data was moved.
+	Moved bool
+	// Size is the volume's in bytes, StorageClass is its class, Nodes is where it can be used. A
+	// Mover needs them.
+	Size         int64
+	StorageClass string
+	Nodes        *corev1.VolumeNodeAffinity
 	// Attempt is the number of the backup's attempt if hooks enclose the cut, else 0. Such a cut
 	// serves no other attempt, since the pod has gone on.
 	Attempt int32

@@ -27,11 +27,11 @@ const (
 // deletion waits for that others have not ended within seconds, and nothing if the content is
 // deleted. It may be repeated at any time:
 //
-//   - One patch, of the version that was read, holds the content, and sets Delete and the annotation
-//     by which csi-snapshotter deletes a content whose VolumeSnapshot was deleted. Then both
+//   - One patch of the version that was read holds the content, and sets Delete and an annotation.
+//     By the annotation csi-snapshotter deletes a content whose VolumeSnapshot was deleted. Then both
 //     objects are deleted. If the driver still cuts, the sidecar waits for its answer.
-//   - The content is let go when the sidecar has ended its work and no stored snapshot is left, by
-//     a patch of the version that says so.
+//   - The content is let go when the sidecar has ended its work and no stored snapshot is left. The
+//     patch is of the version that says so.
 //   - A deletion that hangs is nudged: the sidecar looks anew at a content that changes.
 func (c *Client) Forget(ctx context.Context, content string, uid types.UID) (waitsFor string, err error) {
 	limited, cancel := context.WithTimeout(ctx, patience)

@@ -6,8 +6,8 @@
 //
 //   - One object has the power to delete a stored snapshot: the VolumeSnapshotContent that the
 //     cluster made for the cut. It is Retain from its first moment until it is forgotten.
-//   - Finalizer holds this content. Only its removal ends the record of a stored snapshot, and it is
-//     removed by one conditional write, when the driver has none and makes none.
+//   - Finalizer holds this content. Only its removal ends the record of a stored snapshot. One
+//     conditional write removes it, when the driver has none and makes none.
 //   - A VolumeSnapshot is deleted when its content is held, or when none is being made.
 //
 // docs/design/snapshots.md has the reasons.
@@ -56,6 +56,8 @@ const (
 	LabelClaim   = "engine.holdfast.io/claim-uid"
 	// LabelAttempt is set if hooks enclose the cut. Each attempt of a backup then cuts anew.
 	LabelAttempt = "engine.holdfast.io/attempt"
+	// LabelMoved is set if the backup needs the snapshot only until it has ended.
+	LabelMoved = "engine.holdfast.io/moved"
 	// labelStoreName and labelLocation, with a number, have the parts of a name.
 	labelStoreName = "engine.holdfast.io/store-name"
 	labelLocation  = "engine.holdfast.io/location"
@@ -219,9 +221,13 @@ func (c *Client) Served(ctx context.Context) (bool, error) {
 	return err == nil, err
 }
 
-// Classes lists the classes of the cluster.
+// Classes lists the classes of the cluster. Without the API there are none.
 func (c *Client) Classes(ctx context.Context) ([]VolumeSnapshotClass, error) {
-	return list[VolumeSnapshotClass](ctx, c.objects.Resource(Classes), "")
+	classes, err := list[VolumeSnapshotClass](ctx, c.objects.Resource(Classes), "")
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	return classes, err
 }
 
 // prefix begins the name of each VolumeSnapshot that a Client makes.
@@ -248,6 +254,9 @@ func (c *Client) labels(v *Volume) map[string]string {
 	labels := map[string]string{LabelCluster: c.clusterUID, LabelBackup: string(v.Backup), LabelClaim: string(v.ClaimUID)}
 	if v.Attempt > 0 {
 		labels[LabelAttempt] = strconv.Itoa(int(v.Attempt))
+	}
+	if v.Moved {
+		labels[LabelMoved] = "true"
 	}
 	spread(labels, labelStoreName, v.StoreName)
 	spread(labels, labelLocation, v.Location)

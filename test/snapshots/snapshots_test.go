@@ -115,14 +115,8 @@ func restart() error {
 
 // allow binds the account of the tests to the role of the controller, and gives it no other right.
 func allow() error {
-	kubectl := exec.Command(filepath.Join(lab.bin, "kubectl"), "apply", "-f", "../../artifacts/rbac/snapshots.yaml", "-f", "-")
+	kubectl := exec.Command(filepath.Join(lab.bin, "kubectl"), "apply", "-f", "../../artifacts/rbac/snapshots.yaml", "-f", "../../artifacts/components/snapshots/binding.yaml", "-f", "../../artifacts/components/snapshots/movers.yaml")
 	kubectl.Env = append(os.Environ(), "KUBECONFIG="+filepath.Join(lab.dir, "kubeconfig"))
-	kubectl.Stdin = strings.NewReader(`apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata: {name: holdfast-snapshots}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: holdfast-snapshots}
-subjects: [{kind: ServiceAccount, name: holdfast-controller, namespace: holdfast}]
-`)
 	if out, err := kubectl.CombinedOutput(); err != nil {
 		return fmt.Errorf("%w: %s", err, out)
 	}
@@ -575,4 +569,112 @@ func lose(t *testing.T, v snapshots.Volume) string {
 		return nil
 	})
 	return taken.Handle
+}
+
+// TestMove: a cut becomes a volume of a pod in the namespace of movers, and is hidden without a trace;
+// killed after each number of requests, what is left is hidden by the sweep, and the stored snapshot goes.
+func TestMove(t *testing.T) {
+	v := claim(t, "move")
+	v.Moved, v.StorageClass = true, "folder"
+	go kubelet(t.Context())
+	before := volumes(t)
+	live := map[types.UID]bool{}
+	for at, done := int64(0), false; !done; at++ {
+		v.Backup, v.Since = types.UID(fmt.Sprint("move-", at)), time.Now()
+		live[v.Backup] = true
+		taken, err := alive(t).Cut(t.Context(), v, nil)
+		must(t, err)
+		c, kube, ctx := dyingMover(t, at, at%2 == 0)
+		m := mover(c, kube)
+		exposed, err := m.Expose(ctx, v, taken, nil)
+		if err == nil {
+			if exposed.PersistentVolume == "" || exposed.Pod == "" || exposed.Node != nodeless {
+				t.Errorf("exposed is %+v", exposed)
+			}
+			for gone := false; err == nil && !gone; {
+				gone, err = m.Hide(ctx, v)
+				time.Sleep(20 * time.Millisecond)
+			}
+		}
+		if done = ctx.Err() == nil; done {
+			must(t, err)
+		}
+		if got := stored(t); got != 1 {
+			t.Fatalf("after %d requests %d snapshots are stored, want the cut", at, got)
+		}
+		delete(live, v.Backup)
+		must(t, alive(t).Release(t.Context(), taken.Content))
+		await(t, "what was exposed to be hidden", func() error {
+			gone, err := mover(alive(t), lab.kube).SweepExposed(t.Context(), func(backup types.UID) bool { return live[backup] })
+			if err == nil && !gone {
+				err = errors.New("something is left")
+			}
+			return err
+		})
+		owed(t, map[types.UID]snapshots.Fate{v.Backup: snapshots.Stored}, 0)
+		await(t, "the volumes", func() error {
+			if got := volumes(t); got != before {
+				return fmt.Errorf("there are %d, want %d", got, before)
+			}
+			return nil
+		})
+	}
+}
+
+const (
+	movers   = "holdfast-snapshots"
+	nodeless = "no-node"
+)
+
+func mover(c *snapshots.Client, kube kubernetes.Interface) *snapshots.Mover {
+	return snapshots.NewMover(c, kube, movers, func(context.Context) (string, error) { return "holdfast", nil }, nil)
+}
+
+// dyingMover has the rights of the controller, and its clients make so many requests.
+func dyingMover(t *testing.T, requests int64, reach bool) (*snapshots.Client, kubernetes.Interface, context.Context) {
+	t.Helper()
+	ctx, kill := context.WithCancelCause(t.Context())
+	left := &atomic.Int64{}
+	left.Store(requests)
+	config := rest.CopyConfig(lab.config)
+	config.Impersonate.UserName = "system:serviceaccount:holdfast:holdfast-controller"
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return limited{next, left, reach, kill} })
+	objects, err := dynamic.NewForConfig(config)
+	must(t, err)
+	kube, err := kubernetes.NewForConfig(config)
+	must(t, err)
+	return snapshots.New(objects, uid, "holdfast"), kube, ctx
+}
+
+// kubelet stands for one: it runs all pods of movers whose claim is bound.
+func kubelet(ctx context.Context) {
+	for ; ctx.Err() == nil; time.Sleep(50 * time.Millisecond) {
+		pods, err := lab.kube.CoreV1().Pods(movers).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			continue
+		}
+		for i := range pods.Items {
+			pod := &pods.Items[i]
+			claim, err := lab.kube.CoreV1().PersistentVolumeClaims(movers).Get(ctx, pod.Name, metav1.GetOptions{})
+			switch {
+			case pod.DeletionTimestamp != nil:
+				_ = lab.kube.CoreV1().Pods(movers).Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))})
+			case err != nil || claim.Status.Phase != corev1.ClaimBound:
+			case pod.Spec.NodeName == "":
+				_ = lab.kube.CoreV1().Pods(movers).Bind(ctx, &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: pod.Name, Namespace: movers}, Target: corev1.ObjectReference{Kind: "Node", Name: nodeless}}, metav1.CreateOptions{})
+			case len(pod.Status.ContainerStatuses) == 0:
+				pod.Status.Phase = corev1.PodRunning
+				pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: pod.Spec.Containers[0].Name, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+				_, _ = lab.kube.CoreV1().Pods(movers).UpdateStatus(ctx, pod, metav1.UpdateOptions{})
+			}
+		}
+	}
+}
+
+// volumes returns how many volumes the storage has.
+func volumes(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir(filepath.Join(lab.dir, "csi", "volumes"))
+	must(t, err)
+	return len(entries)
 }

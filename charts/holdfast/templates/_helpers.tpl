@@ -8,6 +8,9 @@
 {{- if ne .Values.certificate.source "self" -}}
 - --tls-cert-file=/etc/holdfast/tls/tls.crt
 - --tls-private-key-file=/etc/holdfast/tls/tls.key
+{{ end -}}
+{{- if .Values.snapshots.enabled -}}
+- --snapshots
 {{- end -}}
 {{- end -}}
 

@@ -454,6 +454,8 @@ type noVolumes struct{}
 
 func (noVolumes) Submit(context.Context, *format.Volume) error { return nil }
 
+func (noVolumes) Cut(context.Context, []*format.Volume) error { return nil }
+
 func (noVolumes) Wait(context.Context, []*format.Volume) error { return nil }
 
 type fenceDiscovery struct{}

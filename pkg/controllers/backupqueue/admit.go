@@ -168,7 +168,7 @@ func (c *Controller) endBefore(run record) *enginev1alpha1.Standing {
 func (c *Controller) validate(run record) (errs field.ErrorList) {
 	switch run := run.(type) {
 	case *enginev1alpha1.BackupRun:
-		errs = validation.ValidateBackup(run.AsBackup())
+		errs = validation.ValidateBackup(run.AsBackup(), validation.Options{Snapshots: c.Snapshots})
 	case *enginev1alpha1.RestoreRun:
 		errs = validation.ValidateRestore(run.AsRestore())
 	}

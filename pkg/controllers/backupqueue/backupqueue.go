@@ -68,6 +68,9 @@ type Config struct {
 	Events     events.EventRecorder
 	Clock      clock.WithTicker
 
+	// Snapshots says that backups may make snapshots of volumes.
+	Snapshots bool
+
 	RunInformer       engineinformers.BackupRunInformer
 	RestoreInformer   engineinformers.RestoreRunInformer
 	LocationInformer  engineinformers.StorageLocationInformer

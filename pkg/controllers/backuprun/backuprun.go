@@ -85,6 +85,9 @@ type Config struct {
 	// Agents knows which nodes have an agent.
 	Agents agents
 
+	// Mover makes and moves snapshots of volumes; nil: none.
+	Mover Mover
+
 	// ResumeInProgress executes runs anew that another process left behind. If false, they fail.
 	ResumeInProgress bool
 

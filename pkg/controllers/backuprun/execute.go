@@ -107,6 +107,10 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun,
 		return err
 	}
 	volumes := &volumes{c: c, run: run, uploads: map[string]*upload{}, records: map[*format.Volume]string{}, changed: make(chan struct{}), warned: sets.New[string](), namespaces: before, repositories: sets.New[string]()}
+	var stopMoving context.CancelFunc
+	volumes.ctx, stopMoving = context.WithCancel(working)
+	endMoves := func() { stopMoving(); volumes.moving.Wait() }
+	defer endMoves()
 	e.Set(run)
 	c.setVolumes(run, volumes)
 	defer c.setVolumes(run, nil)
@@ -139,6 +143,7 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun,
 	})
 	postHooks := c.postHooksOf(run) // they are forgotten when the record is removed
 	outcome, err := c.Executor.Execute(working, e.ending, run, postHooks, volumes, record, progress)
+	endMoves()
 	stopReporting()
 	reporting.Wait()
 	last := klog.NewContext(e.lasting, logger)

@@ -27,6 +27,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/recovery"
 	"github.com/holdfast-io/holdfast/pkg/runlog"
+	"github.com/holdfast-io/holdfast/pkg/snapshots"
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
@@ -73,6 +74,8 @@ type Executor struct {
 	HookTime, Timeout time.Duration
 	// HostPathRoots are as in backup.Dependencies.
 	HostPathRoots hostpath.Roots
+	// SnapshotClasses is as in backup.Dependencies.
+	SnapshotClasses func(ctx context.Context) ([]snapshots.VolumeSnapshotClass, error)
 	// Logs has the logs of executed runs. Optional.
 	Logs *runlog.Logs
 
@@ -125,23 +128,24 @@ func (e *Executor) Execute(ctx, ending context.Context, run *enginev1alpha1.Back
 	log, end := e.Logs.Begin(run.UID, e.Clock)
 	defer end()
 	outcome, err := backup.Run(ctx, e.request(run, postHooks), backup.Dependencies{
-		Discovery:     e.Discovery,
-		Client:        e.Client,
-		Store:         bucket,
-		Volumes:       volumes,
-		Hooks:         runHooks{e.Pods, run, hooks, e.Leads},
-		Policies:      runPolicies{e.Kube, run.Spec.Requester},
-		Clock:         e.Clock,
-		Remover:       bucket,
-		PageSizes:     &e.pageSizes,
-		Progress:      progress,
-		Log:           log,
-		BlockWorkers:  e.BlockWorkers,
-		HookTime:      e.HookTime,
-		Timeout:       e.Timeout,
-		HostPathRoots: e.HostPathRoots,
-		Ending:        ending,
-		Encryption:    e.encryption(run, bucket),
+		Discovery:       e.Discovery,
+		Client:          e.Client,
+		Store:           bucket,
+		Volumes:         volumes,
+		SnapshotClasses: e.SnapshotClasses,
+		Hooks:           runHooks{e.Pods, run, hooks, e.Leads},
+		Policies:        runPolicies{e.Kube, run.Spec.Requester},
+		Clock:           e.Clock,
+		Remover:         bucket,
+		PageSizes:       &e.pageSizes,
+		Progress:        progress,
+		Log:             log,
+		BlockWorkers:    e.BlockWorkers,
+		HookTime:        e.HookTime,
+		Timeout:         e.Timeout,
+		HostPathRoots:   e.HostPathRoots,
+		Ending:          ending,
+		Encryption:      e.encryption(run, bucket),
 	})
 	if errors.Is(err, backup.ErrNameTaken) {
 		if failure := backup.Release(ctx, e.request(run, backup.PostHooks{}), backup.Dependencies{Store: bucket, Clock: e.Clock}, bucket); failure != nil {

@@ -188,6 +188,8 @@ func untilStopped(ctx context.Context, _ *enginev1alpha1.BackupRun, _ backup.Vol
 type harness struct {
 	*enginetest.Queue
 	work *work
+	// mover, if set, makes snapshots.
+	mover Mover
 	// announcing, if set, is called before an event is recorded.
 	announcing func()
 	// engine, if set, stands between the controller and the cluster.
@@ -338,6 +340,7 @@ func (h *harness) start(workers int) *Controller {
 		Engine:           engine,
 		ConfigMaps:       h.Kube.CoreV1().ConfigMaps(system),
 		Executor:         h.work,
+		Mover:            h.mover,
 		HoldLocation:     h.work.holdLocation,
 		Events:           h,
 		Clock:            clock.RealClock{},

@@ -25,5 +25,7 @@ func (e *Executor) Plan(ctx context.Context, run *enginev1alpha1.BackupRun, each
 		HookTime:      e.HookTime,
 		Timeout:       e.Timeout,
 		HostPathRoots: e.HostPathRoots,
+
+		SnapshotClasses: e.SnapshotClasses,
 	}, backup.DefaultPlanLimits, each)
 }

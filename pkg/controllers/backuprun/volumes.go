@@ -53,6 +53,9 @@ type volumes struct {
 	namespaces   sets.Set[string]
 	repositories sets.Set[string]
 	changed      chan struct{}
+	// ctx ends the moves of snapshots, and moving waits for them.
+	ctx    context.Context
+	moving sync.WaitGroup
 	// warned are the nodes that an event has named.
 	warned sets.Set[string]
 }
@@ -73,6 +76,10 @@ type upload struct {
 	unheard time.Time
 	// status is the agent's, or says that the volume was given up.
 	status enginev1alpha1.VolumeUploadStatus
+	// preparing is true until a snapshot is handed to an agent, cut once it is made. The data is of
+	// the instant at, which is not after the cut; nil without a snapshot.
+	preparing, cut bool
+	at             *metav1.Time
 	// replaced is true once another pod's volume was submitted instead.
 	replaced bool
 	// stop is true from the giving up until the agent is told.
@@ -90,10 +97,41 @@ var _ backup.Volumes = &volumes{}
 
 // Submit implements backup.Volumes.
 func (v *volumes) Submit(ctx context.Context, volume *format.Volume) error {
-	location := v.run.Spec.Backup.StorageLocation
-	if err := v.ensureRepository(ctx, volume.Pod.Namespace, location); err != nil {
+	if err := v.ensureRepository(ctx, volume.Pod.Namespace, v.run.Spec.Backup.StorageLocation); err != nil {
 		return err
 	}
+	if volume.Snapshot != nil {
+		return v.submitSnapshot(ctx, volume)
+	}
+	record := v.recordOf(volume)
+	// It is known before its first event.
+	v.register(record.Name, &upload{volume: volume, submitted: v.c.Clock.Now(), cut: true, wait: waits.For(ctx, volume.Pod.Namespace, textOf(volume))})
+	if err := v.createUpload(ctx, record); err != nil {
+		v.mu.Lock()
+		v.uploads[record.Name].wait.End()
+		delete(v.uploads, record.Name)
+		v.mu.Unlock()
+		return fmt.Errorf("handing volume %s of pod %s/%s to its node: %w", volume.Name, volume.Pod.Namespace, volume.Pod.Name, err)
+	}
+	v.replace(volume.Instead)
+	return nil
+}
+
+// createUpload creates the record of a registered volume, or finds it: an earlier answer was lost, or
+// an earlier attempt made it, which may even have ended.
+func (v *volumes) createUpload(ctx context.Context, record *enginev1alpha1.VolumeUpload) error {
+	known, err := v.c.uploads.Create(ctx, record, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		known, err = v.c.uploads.Get(ctx, record.Name, metav1.GetOptions{})
+	}
+	if err == nil {
+		v.know(known)
+	}
+	return err
+}
+
+func (v *volumes) recordOf(volume *format.Volume) *enginev1alpha1.VolumeUpload {
+	location := v.run.Spec.Backup.StorageLocation
 	record := &enginev1alpha1.VolumeUpload{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: recordName(v.run, volume),
@@ -122,27 +160,7 @@ func (v *volumes) Submit(ctx context.Context, volume *format.Volume) error {
 	if volume.Hooked {
 		record.Labels[enginev1alpha1.LabelHooked] = "true"
 	}
-	// It is known before its first event.
-	v.mu.Lock()
-	v.uploads[record.Name] = &upload{volume: volume, submitted: v.c.Clock.Now(), wait: waits.For(ctx, volume.Pod.Namespace, textOf(volume))}
-	v.records[volume] = record.Name
-	v.namespaces.Insert(volume.Pod.Namespace)
-	v.mu.Unlock()
-	known, err := v.c.uploads.Create(ctx, record, metav1.CreateOptions{})
-	if apierrors.IsAlreadyExists(err) {
-		// An earlier answer was lost, or an earlier attempt made it: it may even have ended.
-		known, err = v.c.uploads.Get(ctx, record.Name, metav1.GetOptions{})
-	}
-	if err == nil {
-		v.know(known)
-		v.replace(volume.Instead)
-		return nil
-	}
-	v.mu.Lock()
-	v.uploads[record.Name].wait.End()
-	delete(v.uploads, record.Name)
-	v.mu.Unlock()
-	return fmt.Errorf("handing volume %s of pod %s/%s to its node: %w", volume.Name, volume.Pod.Namespace, volume.Pod.Name, err)
+	return record
 }
 
 // replace leaves a volume out of the counts, since another pod's was submitted instead. nil does
@@ -183,7 +201,11 @@ func (v *volumes) submitted() sets.Set[string] {
 // recordName returns the same name for the same volume of a run, so a repeated submission makes no
 // second record.
 func recordName(run *enginev1alpha1.BackupRun, volume *format.Volume) string {
-	sum := sha256.Sum256([]byte(string(run.UID) + "/" + string(volume.Pod.UID) + "/" + volume.Name))
+	identity := string(run.UID) + "/" + string(volume.Pod.UID) + "/" + volume.Name
+	if volume.Snapshot != nil { // it is the same through each pod, and without one
+		identity = string(run.UID) + "//" + string(volume.ClaimUID)
+	}
+	sum := sha256.Sum256([]byte(identity))
 	return run.Name + "-" + hex.EncodeToString(sum[:8])
 }
 
@@ -222,7 +244,9 @@ func (v *volumes) check(volumes []*format.Volume) (waiting bool, givenUp []*uplo
 			left, reason, failure := v.judge(u)
 			if reason == "" {
 				waiting, next = true, min(next, left)
-				v.warn(u)
+				if !u.preparing {
+					v.warn(u)
+				}
 				continue
 			}
 			volumesGivenUp.WithLabelValues(reason).Inc()
@@ -233,6 +257,9 @@ func (v *volumes) check(volumes []*format.Volume) (waiting bool, givenUp []*uplo
 			givenUp = append(givenUp, u)
 		}
 		u.volume.Status = u.status
+		if u.at != nil {
+			u.volume.Status.StartTimestamp = u.at
+		}
 	}
 	return waiting, givenUp, next, v.changed
 }
@@ -257,6 +284,9 @@ func (v *volumes) abandon(ctx context.Context, u *upload) {
 
 // judge returns how long to wait for a volume before the next check, or why it is given up.
 func (v *volumes) judge(u *upload) (left time.Duration, reason, failure string) {
+	if u.preparing { // the cut and the exposure have their own limits
+		return v.inTime(volumeCheck)
+	}
 	node := u.volume.Node
 	absence := v.c.Agents.Absence(node, u.submitted)
 	switch {
@@ -275,12 +305,8 @@ func (v *volumes) judge(u *upload) (left time.Duration, reason, failure string) 
 	default:
 		left = v.c.VolumeTimeout - idle
 	}
-	if start := v.run.Status.StartTimestamp; v.c.Timeout > 0 && start != nil {
-		rest := v.c.Timeout - now.Sub(start.Time)
-		if rest <= 0 {
-			return 0, "BackupTimeout", fmt.Sprintf("the backup has taken %s, which is as long as one may: see --backup-timeout of the controller", v.c.Timeout)
-		}
-		left = min(left, rest)
+	if left, reason, failure = v.inTime(left); reason != "" {
+		return 0, reason, failure
 	}
 	switch {
 	case left > 0:
@@ -293,6 +319,19 @@ func (v *volumes) judge(u *upload) (left time.Duration, reason, failure string) 
 		why = ": it " + u.status.Message
 	}
 	return 0, "NeverBegun", fmt.Sprintf("the upload has not begun, and the agent of node %q has begun and ended no other one for %s%s", node, idle.Round(time.Second), why)
+}
+
+// inTime bounds how long to wait by the time that a backup may take.
+func (v *volumes) inTime(left time.Duration) (_ time.Duration, reason, failure string) {
+	start := v.run.Status.StartTimestamp
+	if v.c.Timeout <= 0 || start == nil {
+		return left, "", ""
+	}
+	rest := v.c.Timeout - v.c.Clock.Since(start.Time)
+	if rest <= 0 {
+		return 0, "BackupTimeout", fmt.Sprintf("the backup has taken %s, which is as long as one may: see --backup-timeout of the controller", v.c.Timeout)
+	}
+	return min(left, rest), "", ""
 }
 
 // warn emits an event when a volume waits for an absent agent, once for each node.
@@ -309,6 +348,9 @@ func (v *volumes) warn(u *upload) {
 
 // absence returns how long the agent of a volume's node has been absent, and whether to warn.
 func (v *volumes) absence(u *upload) (time.Duration, bool) {
+	if u.preparing {
+		return 0, false
+	}
 	absence := v.c.Agents.Absence(u.volume.Node, u.submitted)
 	return absence, absence >= v.c.AgentTimeout/warnAfter
 }

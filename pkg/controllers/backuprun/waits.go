@@ -31,6 +31,8 @@ func (v *volumes) noteWaits() {
 			said = ": it " + u.status.Message
 		}
 		switch _, absent := v.absence(u); {
+		case u.preparing:
+			u.wait.Set(textOf(u.volume) + said)
 		case absent:
 			u.wait.Set(fmt.Sprintf("%s: nothing is heard of the agent of node %s", textOf(u.volume), u.volume.Node))
 		case u.begun.IsZero():

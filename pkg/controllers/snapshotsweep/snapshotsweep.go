@@ -43,11 +43,13 @@ import (
 )
 
 const (
-	interval       = 10 * time.Minute
-	requestTimeout = time.Minute
-	firstRetry     = 10 * time.Second
-	lastRetry      = interval
-	key            = "snapshots"
+	interval = 10 * time.Minute
+	// waitingInterval is the interval while a deletion waits for others.
+	waitingInterval = time.Minute
+	requestTimeout  = time.Minute
+	firstRetry      = 10 * time.Second
+	lastRetry       = interval
+	key             = "snapshots"
 	// reasonDoubt is the reason of the event about a mass loss.
 	reasonDoubt = "SnapshotsInDoubt"
 )
@@ -57,10 +59,14 @@ type Config struct {
 	Namespace, ClusterUID string
 
 	Snapshots *snapshots.Client
-	Runs      engineclient.BackupRunInterface
-	Secrets   location.Secrets
-	Events    events.EventRecorder
-	Clock     clock.WithTicker
+	// Mover hides what was exposed for backups that have ended.
+	Mover interface {
+		SweepExposed(ctx context.Context, live func(backup types.UID) bool) (gone bool, err error)
+	}
+	Runs    engineclient.BackupRunInterface
+	Secrets location.Secrets
+	Events  events.EventRecorder
+	Clock   clock.WithTicker
 
 	RunInformer      engineinformers.BackupRunInformer
 	LocationInformer engineinformers.StorageLocationInformer
@@ -113,28 +119,30 @@ func (c *Controller) Run(ctx context.Context) {
 }
 
 func (c *Controller) sync(ctx context.Context, _ string) error {
-	soon, err := c.sweep(ctx)
+	next, err := c.sweep(ctx)
 	if err != nil {
 		return fmt.Errorf("sweeping the snapshots of volumes: %w", err)
-	}
-	next := interval
-	if soon {
-		next = snapshots.OrphanAge
 	}
 	c.queue.AddAfter(key, next)
 	return nil
 }
 
-// sweep reads the contents before the runs: a missing run of a content has been deleted.
-func (c *Controller) sweep(ctx context.Context) (soon bool, err error) {
+// sweep returns when to sweep again. It reads the contents before the runs: a missing run of a content
+// has been deleted.
+func (c *Controller) sweep(ctx context.Context) (next time.Duration, err error) {
 	contents, taken, err := c.Snapshots.Look(ctx)
 	if err != nil {
-		return false, err
+		return 0, err
 	}
-	fates, locations, err := c.fates(ctx, contents, taken)
+	runs, err := c.Runs.List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return false, err
+		return 0, err
 	}
+	fates, locations, err := c.fates(ctx, contents, taken, runs.Items)
+	if err != nil {
+		return 0, err
+	}
+	hidden, failure := c.Mover.SweepExposed(ctx, func(backup types.UID) bool { return fates[backup] == snapshots.Live })
 	decision := snapshots.Decide(snapshots.View{
 		ClusterUID: c.ClusterUID, Now: c.Clock.Now(), Contents: contents, Snapshots: taken, Fates: fates, Since: c.since,
 	})
@@ -151,7 +159,14 @@ func (c *Controller) sweep(ctx context.Context) (soon bool, err error) {
 	for _, name := range slices.Sorted(maps.Keys(waiting)) {
 		logger.Info("A snapshot that no backup needs is not deleted yet", "volumeSnapshotContent", name, "waitsFor", waiting[name])
 	}
-	return decision.Soon, err
+	next = interval
+	switch {
+	case decision.Soon || !hidden:
+		next = snapshots.OrphanAge
+	case len(waiting) > 0:
+		next = waitingInterval
+	}
+	return next, errors.Join(err, failure)
 }
 
 // doubt says of each location how many of its backups the loss is about.
@@ -171,7 +186,7 @@ func (c *Controller) doubt(ctx context.Context, backups []types.UID, locations m
 type place struct{ storeName, location string }
 
 // fates returns the state of each backup with snapshots, and the location of each that was looked for.
-func (c *Controller) fates(ctx context.Context, contents []snapshots.VolumeSnapshotContent, taken []snapshots.VolumeSnapshot) (map[types.UID]snapshots.Fate, map[types.UID]*enginev1alpha1.StorageLocation, error) {
+func (c *Controller) fates(ctx context.Context, contents []snapshots.VolumeSnapshotContent, taken []snapshots.VolumeSnapshot, runs []enginev1alpha1.BackupRun) (map[types.UID]snapshots.Fate, map[types.UID]*enginev1alpha1.StorageLocation, error) {
 	backups := map[types.UID]place{}
 	see := func(object *metav1.ObjectMeta) {
 		if object.Labels[snapshots.LabelCluster] == c.ClusterUID {
@@ -186,15 +201,8 @@ func (c *Controller) fates(ctx context.Context, contents []snapshots.VolumeSnaps
 		see(&contents[i].ObjectMeta)
 	}
 	fates, locations := map[types.UID]snapshots.Fate{}, map[types.UID]*enginev1alpha1.StorageLocation{}
-	if len(backups) == 0 {
-		return fates, locations, nil
-	}
-	runs, err := c.Runs.List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, nil, err
-	}
-	for i := range runs.Items {
-		run := &runs.Items[i]
+	for i := range runs {
+		run := &runs[i]
 		switch phase := run.Status.Phase; {
 		case run.Deleting():
 		case !phase.Ended():

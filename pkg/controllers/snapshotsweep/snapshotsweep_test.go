@@ -44,6 +44,9 @@ type harness struct {
 	store   *store.Bucket
 	events  *events.FakeRecorder
 	factory enginefactory.SharedInformerFactory
+	// live has the backups that may have exposed snapshots; exposed says that hiding takes time.
+	live    map[string]bool
+	exposed bool
 }
 
 // newHarness has the location "default".
@@ -57,7 +60,7 @@ func newHarness(t *testing.T, runs ...runtime.Object) *harness {
 	locations := h.factory.Engine().V1alpha1().StorageLocations()
 	var err error
 	h.Controller, err = New(Config{
-		Namespace: system, ClusterUID: cluster, Snapshots: snapshots.New(objects, cluster, system),
+		Namespace: system, ClusterUID: cluster, Snapshots: snapshots.New(objects, cluster, system), Mover: h,
 		Runs: engine.EngineV1alpha1().BackupRuns(system), Events: h.events, Clock: clocktesting.NewFakeClock(time.Now()),
 		RunInformer: h.factory.Engine().V1alpha1().BackupRuns(), LocationInformer: locations,
 	})
@@ -65,6 +68,15 @@ func newHarness(t *testing.T, runs ...runtime.Object) *harness {
 	must(t, locations.Informer().GetStore().Add(&enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Namespace: system, Name: "default"}}))
 	h.open = func(context.Context, *enginev1alpha1.StorageLocation) (bucket, error) { return lent{h.store}, nil }
 	return h
+}
+
+// SweepExposed makes it a mover. It notes which backups are live.
+func (h *harness) SweepExposed(_ context.Context, live func(types.UID) bool) (bool, error) {
+	h.live = map[string]bool{}
+	for _, backup := range []types.UID{"live", "failed", "unknown"} {
+		h.live[string(backup)] = live(backup)
+	}
+	return !h.exposed, nil
 }
 
 // lent stays open.
@@ -85,7 +97,7 @@ func (h *harness) kept(name, backup, location string) {
 	must(h.t, h.objects.Tracker().Create(snapshots.Contents, &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": snapshots.Version.String(), "kind": "VolumeSnapshotContent",
 		"metadata": map[string]any{
-			"name": name, "uid": name,
+			"name": name, "uid": name, "finalizers": []any{"snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection", snapshots.Finalizer},
 			"labels": map[string]any{
 				snapshots.LabelCluster: cluster, snapshots.LabelBackup: backup, snapshots.LabelClaim: "claim",
 				"engine.holdfast.io/store-name.0": "xb-" + backup + "x", "engine.holdfast.io/location.0": "x" + location + "x",
@@ -169,6 +181,18 @@ func TestWhichSnapshotsLeave(t *testing.T) {
 				t.Errorf("left is %v", left)
 			}
 		})
+	}
+}
+
+// TestExposedSnapshots: what was exposed for a backup is hidden once its run has ended, even without any
+// kept snapshot, and the next sweep comes soon.
+func TestExposedSnapshots(t *testing.T) {
+	h := newHarness(t, run("live", v1alpha1.BackupPhaseInProgress), run("failed", v1alpha1.BackupPhaseFailed))
+	h.exposed = true
+	next, err := h.sweep(t.Context())
+	must(t, err)
+	if next != snapshots.OrphanAge || !h.live["live"] || h.live["failed"] || h.live["unknown"] {
+		t.Errorf("the next sweep is in %s, live are %v", next, h.live)
 	}
 }
 

@@ -33,6 +33,9 @@ func NewUploads(config Config, own, records engineclient.VolumeUploadsGetter, in
 }
 
 func uploadTarget(record *enginev1alpha1.VolumeUpload) Target {
+	if of := record.Spec.ReadFrom; of.PodUID != "" {
+		return Target{Node: record.Spec.Node, Pod: of.PodUID, Volume: of.Volume, PersistentVolume: of.PersistentVolume, Repository: record.Spec.Repository}
+	}
 	return Target{
 		Node:             record.Spec.Node,
 		Pod:              record.Spec.Pod.UID,

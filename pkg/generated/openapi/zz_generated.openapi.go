@@ -68,6 +68,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.UnsettledTimes":         schema_pkg_apis_engine_v1alpha1_UnsettledTimes(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletion":         schema_pkg_apis_engine_v1alpha1_VolumeDeletion(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletionList":     schema_pkg_apis_engine_v1alpha1_VolumeDeletionList(ref),
+		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeHolder":           schema_pkg_apis_engine_v1alpha1_VolumeHolder(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeProgress":         schema_pkg_apis_engine_v1alpha1_VolumeProgress(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeRepository":       schema_pkg_apis_engine_v1alpha1_VolumeRepository(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeRepositoryList":   schema_pkg_apis_engine_v1alpha1_VolumeRepositoryList(ref),
@@ -3126,6 +3127,44 @@ func schema_pkg_apis_engine_v1alpha1_VolumeDeletionList(ref common.ReferenceCall
 	}
 }
 
+func schema_pkg_apis_engine_v1alpha1_VolumeHolder(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "VolumeHolder is a pod of Holdfast with a volume from a snapshot.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"podUID": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Uid of the pod.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"volume": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the volume in the pod's spec.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"persistentVolume": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the PersistentVolume.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"podUID", "volume", "persistentVolume"},
+			},
+		},
+	}
+}
+
 func schema_pkg_apis_engine_v1alpha1_VolumeProgress(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -3824,7 +3863,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeUploadSpec(ref common.ReferenceCallba
 				Properties: map[string]spec.Schema{
 					"node": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Node that runs the pod.",
+							Description: "Node that runs the pod, or the pod of readFrom.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -3832,7 +3871,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeUploadSpec(ref common.ReferenceCallba
 					},
 					"pod": {
 						SchemaProps: spec.SchemaProps{
-							Description: "The pod.",
+							Description: "The pod whose volume it is. Without a name, no pod uses the claim.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodReference"),
 						},
@@ -3871,6 +3910,13 @@ func schema_pkg_apis_engine_v1alpha1_VolumeUploadSpec(ref common.ReferenceCallba
 							Description: "Path on the node of a hostPath PersistentVolume. The kubelet makes no folder for it, and the agent uses only paths below its --host-path-roots.",
 							Type:        []string{"string"},
 							Format:      "",
+						},
+					},
+					"readFrom": {
+						SchemaProps: spec.SchemaProps{
+							Description: "The pod that mounts a snapshot of the volume, where the agent reads in place of the volume.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeHolder"),
 						},
 					},
 					"backupStorageLocation": {
@@ -3914,7 +3960,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeUploadSpec(ref common.ReferenceCallba
 			},
 		},
 		Dependencies: []string{
-			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodReference"},
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodReference", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeHolder"},
 	}
 }
 
@@ -5614,14 +5660,14 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 					},
 					"snapshotVolumes": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether to snapshot volumes through the cloud's API. Holdfast takes no such snapshots: only false, or unset, is accepted.",
+							Description: "Whether the data of claims is read from snapshots by the CSI drivers of their volumes. true: of each claim that no volume policy and no pod sends to the backup of its files, if its driver has a VolumeSnapshotClass. Unset: if such a class has the label velero.io/csi-volumesnapshot-class. The cluster must allow snapshots: docs/snapshots.md.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"snapshotMoveData": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether to move the data of volumes out of snapshots. Holdfast takes no such snapshots: only false, or unset, is accepted.",
+							Description: "Whether the data of snapshots is moved into the storage location, and the snapshot deleted after that. It always is: false is refused for a backup with snapshots.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -9297,14 +9343,14 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 					},
 					"snapshotVolumes": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether to snapshot volumes through the cloud's API. Holdfast takes no such snapshots: only false, or unset, is accepted.",
+							Description: "Whether the data of claims is read from snapshots by the CSI drivers of their volumes. true: of each claim that no volume policy and no pod sends to the backup of its files, if its driver has a VolumeSnapshotClass. Unset: if such a class has the label velero.io/csi-volumesnapshot-class. The cluster must allow snapshots: docs/snapshots.md.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"snapshotMoveData": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether to move the data of volumes out of snapshots. Holdfast takes no such snapshots: only false, or unset, is accepted.",
+							Description: "Whether the data of snapshots is moved into the storage location, and the snapshot deleted after that. It always is: false is refused for a backup with snapshots.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},

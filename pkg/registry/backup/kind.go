@@ -48,6 +48,7 @@ type kind struct {
 	maxStored  int
 	defaultTTL time.Duration
 	maxTTL     time.Duration
+	options    validation.Options
 	lastData   func(ctx context.Context, backup *v1alpha1.Backup) ([]types.NamespacedName, error)
 }
 
@@ -143,7 +144,7 @@ func scopesOf(backup *v1alpha1.Backup, namespaces *selection.Namespaces, resourc
 
 // faults says what is wrong with a Backup that is to be created.
 func (k *kind) faults(ctx context.Context, backup *v1alpha1.Backup) (field.ErrorList, error) {
-	errs := validation.ValidateBackup(backup)
+	errs := validation.ValidateBackup(backup, k.options)
 	if ttl := backup.Spec.TTL.Duration; k.maxTTL > 0 && ttl > k.maxTTL && backup.Namespace != k.systemNamespace {
 		errs = append(errs, field.Invalid(field.NewPath("spec", "ttl"), ttl.String(), fmt.Sprintf("a backup of this namespace may be kept for %s at most (--max-backup-ttl of the API server)", k.maxTTL)))
 	}

@@ -17,6 +17,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
@@ -60,6 +61,8 @@ type Config struct {
 	// MaxTTL is how long a backup outside the system namespace may be kept at most. Zero is
 	// no limit.
 	MaxTTL time.Duration
+	// Options are what backups may ask for.
+	Options validation.Options
 }
 
 // NewREST returns the storage of the backups resource.
@@ -84,6 +87,7 @@ func newKind(config Config) *kind {
 		authorizer:      config.Authorizer,
 		defaultTTL:      cmp.Or(config.TTL, DefaultTTL),
 		maxTTL:          config.MaxTTL,
+		options:         config.Options,
 		lastData:        config.LastData,
 		quota:           newQuota(config),
 		stored:          config.Stored,

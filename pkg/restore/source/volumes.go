@@ -138,8 +138,9 @@ func newVolume(pvb *format.PodVolumeBackup) (Volume, error) {
 		},
 	}}
 	// They become names of objects, and folders of the store.
-	if len(validation.IsDNS1123Label(v.Pod.Namespace)) > 0 || len(validation.IsDNS1123Subdomain(v.Pod.Name)) > 0 ||
-		len(validation.IsDNS1123Label(v.Name)) > 0 || v.ClaimName != "" && len(validation.IsDNS1123Subdomain(v.ClaimName)) > 0 ||
+	inPod := v.Pod.Name != "" || v.Name != "" || v.ClaimName == "" // else the snapshot of a claim that no pod used
+	if len(validation.IsDNS1123Label(v.Pod.Namespace)) > 0 || inPod && len(validation.IsDNS1123Subdomain(v.Pod.Name)) > 0 ||
+		inPod && len(validation.IsDNS1123Label(v.Name)) > 0 || v.ClaimName != "" && len(validation.IsDNS1123Subdomain(v.ClaimName)) > 0 ||
 		strings.ContainsAny(v.Status.SnapshotID, "/\\ \n") {
 		return Volume{}, refused("its list of volumes names the volume %q of the pod %q in the namespace %q, of the claim %q, with the snapshot %q", v.Name, v.Pod.Name, v.Pod.Namespace, v.ClaimName, v.Status.SnapshotID)
 	}

@@ -23,8 +23,11 @@ func MaintenanceNamespace(system string) string { return system + "-maintenance"
 // OwnNamespaces returns Holdfast's own namespaces. Their objects decide with whose rights is
 // written, and where backups are.
 func OwnNamespaces(system string) []string {
-	return []string{system, AgentsNamespace(system), CredentialsNamespace(system), KeysNamespace(system), MaintenanceNamespace(system)}
+	return []string{system, AgentsNamespace(system), CredentialsNamespace(system), KeysNamespace(system), MaintenanceNamespace(system), SnapshotsNamespace(system)}
 }
+
+// SnapshotsNamespace is the namespace of pods that hold snapshots of volumes while agents read them.
+func SnapshotsNamespace(system string) string { return system + "-snapshots" }
 
 // RestoreAccount is the ServiceAccount in the system namespace that the system namespace's restores
 // write as.

@@ -121,11 +121,12 @@ type VolumeUploadList struct {
 // +kubebuilder:validation:XValidation:rule="has(self.claimUID) == has(oldSelf.claimUID) && (!has(self.claimUID) || self.claimUID == oldSelf.claimUID)",message="the spec of a VolumeUpload does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="has(self.persistentVolume) == has(oldSelf.persistentVolume) && (!has(self.persistentVolume) || self.persistentVolume == oldSelf.persistentVolume)",message="the spec of a VolumeUpload does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="has(self.hostPath) == has(oldSelf.hostPath) && (!has(self.hostPath) || self.hostPath == oldSelf.hostPath)",message="the spec of a VolumeUpload does not change, except by a cancellation"
+// +kubebuilder:validation:XValidation:rule="has(self.readFrom) == has(oldSelf.readFrom) && (!has(self.readFrom) || self.readFrom == oldSelf.readFrom)",message="the spec of a VolumeUpload does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.cancel) || has(self.cancel) && self.cancel == oldSelf.cancel",message="a cancellation is not taken back"
 type VolumeUploadSpec struct {
-	// Node that runs the pod.
+	// Node that runs the pod, or the pod of readFrom.
 	Node string `json:"node"`
-	// The pod.
+	// The pod whose volume it is. Without a name, no pod uses the claim.
 	Pod PodReference `json:"pod"`
 	// Name of the volume in the pod's spec.
 	Volume string `json:"volume"`
@@ -144,6 +145,9 @@ type VolumeUploadSpec struct {
 	// +kubebuilder:validation:MaxLength=4096
 	// +optional
 	HostPath string `json:"hostPath,omitempty"`
+	// The pod that mounts a snapshot of the volume, where the agent reads in place of the volume.
+	// +optional
+	ReadFrom VolumeHolder `json:"readFrom,omitzero"`
 	// Name of the storage location.
 	BackupStorageLocation string `json:"backupStorageLocation"`
 	// Name of the VolumeRepository: the repository of the pod's namespace.
@@ -157,6 +161,16 @@ type VolumeUploadSpec struct {
 	// Whether to stop the upload. The agent makes it Failed when it has stopped.
 	// +optional
 	Cancel bool `json:"cancel,omitempty"`
+}
+
+// VolumeHolder is a pod of Holdfast with a volume from a snapshot.
+type VolumeHolder struct {
+	// Uid of the pod.
+	PodUID types.UID `json:"podUID"`
+	// Name of the volume in the pod's spec.
+	Volume string `json:"volume"`
+	// Name of the PersistentVolume.
+	PersistentVolume string `json:"persistentVolume"`
 }
 
 // VolumeUploadStatus is the state of an upload.

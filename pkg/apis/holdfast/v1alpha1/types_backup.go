@@ -126,12 +126,14 @@ type BackupSpec struct {
 	// Default true; false is Velero's rule.
 	// +optional
 	IncludeReferenced *bool `json:"includeReferenced,omitempty"`
-	// Whether to snapshot volumes through the cloud's API. Holdfast takes no such snapshots: only
-	// false, or unset, is accepted.
+	// Whether the data of claims is read from snapshots by the CSI drivers of their volumes. true: of
+	// each claim that no volume policy and no pod sends to the backup of its files, if its driver
+	// has a VolumeSnapshotClass. Unset: if such a class has the label
+	// velero.io/csi-volumesnapshot-class. The cluster must allow snapshots: docs/snapshots.md.
 	// +optional
 	SnapshotVolumes *bool `json:"snapshotVolumes,omitempty"`
-	// Whether to move the data of volumes out of snapshots. Holdfast takes no such snapshots: only
-	// false, or unset, is accepted.
+	// Whether the data of snapshots is moved into the storage location, and the snapshot deleted
+	// after that. It always is: false is refused for a backup with snapshots.
 	// +optional
 	SnapshotMoveData *bool `json:"snapshotMoveData,omitempty"`
 	// Volumes whose files are backed up, beside those in a pod's annotation

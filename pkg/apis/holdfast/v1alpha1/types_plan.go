@@ -65,6 +65,8 @@ type VolumeMethod string
 const (
 	// VolumeMethodFiles: an agent reads the files on the node of a running pod.
 	VolumeMethodFiles VolumeMethod = "Files"
+	// VolumeMethodSnapshot: an agent reads the files of a snapshot of the volume.
+	VolumeMethodSnapshot VolumeMethod = "Snapshot"
 	// VolumeMethodNone: the data is not read.
 	VolumeMethodNone VolumeMethod = "None"
 )

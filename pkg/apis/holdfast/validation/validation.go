@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/selection"
@@ -37,12 +38,12 @@ const (
 // ValidateBackup checks a Backup that is to be created. Whether its storage
 // location exists, and whether its creator may include its namespaces, is not
 // for this function to know. One beyond the limits is refused for that alone.
-func ValidateBackup(backup *v1alpha1.Backup) field.ErrorList {
+func ValidateBackup(backup *v1alpha1.Backup, options Options) field.ErrorList {
 	if errs := ValidateBackupLimits(backup); len(errs) > 0 {
 		return errs
 	}
 	errs := apivalidation.ValidateObjectMeta(&backup.ObjectMeta, true, apivalidation.NameIsDNSLabel, field.NewPath("metadata"))
-	return append(errs, ValidateBackupSpec(&backup.Spec, field.NewPath("spec"))...)
+	return append(errs, ValidateBackupSpec(&backup.Spec, options, field.NewPath("spec"))...)
 }
 
 // ValidateBackupLimits checks that a Backup is not larger than a request may be. It
@@ -171,19 +172,35 @@ func atMost(n, limit int, at *field.Path) field.ErrorList {
 	return field.ErrorList{field.TooMany(at, n, limit)}
 }
 
+// Options are what the server can do.
+type Options struct {
+	// Snapshots says that backups may make snapshots of volumes.
+	Snapshots bool
+}
+
+func validateSnapshots(spec *v1alpha1.BackupSpec, options Options, at *field.Path) (errs field.ErrorList) {
+	wanted, moved := ptr.Deref(spec.SnapshotVolumes, false), spec.SnapshotMoveData
+	switch {
+	case options.Snapshots && wanted && moved != nil && !*moved:
+		errs = append(errs, field.Invalid(at.Child("snapshotMoveData"), false, "a snapshot in the storage of its volume is no second copy: the data of each snapshot is moved, so leave the field out"))
+	case options.Snapshots:
+	case wanted:
+		errs = append(errs, field.Invalid(at.Child("snapshotVolumes"), true, "snapshots of volumes are off (docs/snapshots.md): set false, and defaultVolumesToFsBackup to back up their files"))
+	}
+	if !options.Snapshots && ptr.Deref(moved, false) {
+		errs = append(errs, field.Invalid(at.Child("snapshotMoveData"), true, "snapshots of volumes are off (docs/snapshots.md): set false, and defaultVolumesToFsBackup to back up their files"))
+	}
+	return errs
+}
+
 // ValidateBackupSpec checks the spec of a Backup, which lies at the given path.
-func ValidateBackupSpec(spec *v1alpha1.BackupSpec, at *field.Path) field.ErrorList {
+func ValidateBackupSpec(spec *v1alpha1.BackupSpec, options Options, at *field.Path) field.ErrorList {
 	namespaces, errs := selection.ParseNamespaces(spec.IncludedNamespaces, spec.ExcludedNamespaces, at)
 	_, more := selection.ParseResources(ResourceLists(spec), namespaces, at)
 	errs = append(errs, more...)
 
 	errs = append(errs, validateSelectors(spec.LabelSelector, spec.OrLabelSelectors, at)...)
-	if spec.SnapshotVolumes != nil && *spec.SnapshotVolumes {
-		errs = append(errs, field.Invalid(at.Child("snapshotVolumes"), true, "Holdfast takes no cloud snapshots of volumes: set false, and defaultVolumesToFsBackup to back up their files"))
-	}
-	if spec.SnapshotMoveData != nil && *spec.SnapshotMoveData {
-		errs = append(errs, field.Invalid(at.Child("snapshotMoveData"), true, "Holdfast takes no snapshots of volumes whose data it could move: set false, and defaultVolumesToFsBackup to back up their files"))
-	}
+	errs = append(errs, validateSnapshots(spec, options, at)...)
 	if policy := spec.ResourcePolicy; policy != nil {
 		errs = append(errs, validateResourcePolicy(policy, at.Child("resourcePolicy"))...)
 	}

@@ -94,7 +94,7 @@ func TestValidateBackup(t *testing.T) {
 			c.change(backup)
 			before := backup.DeepCopy()
 			var got []string
-			for _, err := range validation.ValidateBackup(backup) {
+			for _, err := range validation.ValidateBackup(backup, validation.Options{}) {
 				got = append(got, err.Field+": "+err.Type.String())
 			}
 			if slices.Sort(got); !slices.Equal(got, c.errs) {
@@ -109,7 +109,7 @@ func TestValidateBackup(t *testing.T) {
 
 func TestThePathIsTheCallers(t *testing.T) {
 	spec := &v1alpha1.BackupSpec{TTL: v1alpha1.Duration{Duration: -1}}
-	errs := validation.ValidateBackupSpec(spec, field.NewPath("spec", "template"))
+	errs := validation.ValidateBackupSpec(spec, validation.Options{}, field.NewPath("spec", "template"))
 	if len(errs) != 1 || errs[0].Field != "spec.template.ttl" {
 		t.Errorf("errors: %v", errs)
 	}
@@ -185,7 +185,7 @@ func TestLimits(t *testing.T) {
 			backup := &v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "daily"}}
 			c.change(backup)
 			var got []string
-			for _, err := range validation.ValidateBackup(backup) {
+			for _, err := range validation.ValidateBackup(backup, validation.Options{}) {
 				got = append(got, err.Field+": "+err.Type.String())
 				if len(err.Error()) > 200 {
 					t.Errorf("an error of %d bytes", len(err.Error()))

@@ -1,0 +1,201 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/snapshots"
+)
+
+func snapshotClass(name, driver string, labelled bool) snapshots.VolumeSnapshotClass {
+	class := snapshots.VolumeSnapshotClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Driver: driver}
+	if labelled {
+		class.Labels = map[string]string{snapshots.LabelClass: "true"}
+	}
+	return class
+}
+
+// withSnapshots makes snapshots of the given classes.
+func (f *fixture) withSnapshots(classes ...snapshots.VolumeSnapshotClass) *fixture {
+	f.deps.SnapshotClasses = func(context.Context) ([]snapshots.VolumeSnapshotClass, error) { return classes, nil }
+	return f
+}
+
+// csiClaim adds a claim with a volume of a driver.
+func (f *fixture) csiClaim(name, driver, mode string) {
+	f.add("persistentvolumes", fmt.Sprintf(`{"metadata":{"name":"pv-%s"},"spec":{"csi":{"driver":%q,"volumeHandle":"h-%[1]s"},"storageClassName":"slow","capacity":{"storage":"5Gi"},"claimRef":{"namespace":"shop","name":%[1]q,"uid":"uid-%[1]s"}}}`, name, driver))
+	f.add("persistentvolumeclaims", fmt.Sprintf(`{"metadata":{"name":%q,"namespace":"shop","uid":"uid-%[1]s"},"spec":{"volumeName":"pv-%[1]s","volumeMode":%q},"status":{"phase":"Bound"}}`, name, mode))
+}
+
+func claimIn(volume, claim string) string {
+	return volume + fmt.Sprintf(` "persistentVolumeClaim":{"claimName":%q}`, claim)
+}
+
+// ways returns how each claim was handed over: by a snapshot, or by its pod.
+func (f *fixture) ways() []string {
+	var ways []string
+	for _, volume := range f.volumes.submitted {
+		way := "files in " + volume.Pod.Name
+		if of := volume.Snapshot; of != nil {
+			way = "class " + of.Class + " for " + volume.Pod.Name
+		}
+		ways = append(ways, volume.ClaimName+": "+way)
+	}
+	slices.Sort(ways)
+	return ways
+}
+
+// TestWhichClaimsAreCut has the order of the choices: volume policy, pod, spec, and the label of a class.
+func TestWhichClaimsAreCut(t *testing.T) {
+	policyOf := func(action string) map[string]string {
+		return policy("csi:{driver:d}: " + action)
+	}
+	for name, test := range map[string]struct {
+		wanted  *bool
+		files   *bool
+		classes []snapshots.VolumeSnapshotClass
+		policy  map[string]string
+		pod     string // its annotations
+		want    []string
+		errors  int32
+		words   string
+	}{
+		"asked for": {wanted: new(true), files: new(false), classes: []snapshots.VolumeSnapshotClass{snapshotClass("fast", "d", false)},
+			want: []string{"idle: class fast for ", "used: class fast for web"}},
+		"asked for, and the rest by files": {wanted: new(true), classes: []snapshots.VolumeSnapshotClass{snapshotClass("fast", "d", false)},
+			want: []string{"idle: class fast for ", "other: files in web", "used: class fast for web"}},
+		"a labelled class": {classes: []snapshots.VolumeSnapshotClass{snapshotClass("fast", "d", true), snapshotClass("else", "e", false)},
+			want: []string{"idle: class fast for ", "other: files in web", "used: class fast for web"}},
+		"no labelled class": {classes: []snapshots.VolumeSnapshotClass{snapshotClass("fast", "d", false)},
+			want: []string{"other: files in web", "used: files in web"}},
+		"refused by the spec": {wanted: new(false), classes: []snapshots.VolumeSnapshotClass{snapshotClass("fast", "d", true)},
+			want: []string{"other: files in web", "used: files in web"}},
+		"files of all": {wanted: new(true), files: new(true), classes: []snapshots.VolumeSnapshotClass{snapshotClass("fast", "d", false)},
+			want: []string{"idle: class fast for ", "other: files in web", "used: files in web"}},
+		"the pod names files": {wanted: new(true), files: new(false), classes: []snapshots.VolumeSnapshotClass{snapshotClass("fast", "d", false)},
+			pod: `"backup.holdfast.io/backup-volumes":"u"`, want: []string{"idle: class fast for ", "used: files in web"}},
+		"a policy wins": {wanted: new(false), files: new(false), classes: []snapshots.VolumeSnapshotClass{snapshotClass("fast", "d", false)},
+			policy: policyOf("snapshot"), pod: `"backup.holdfast.io/backup-volumes":"u"`, want: []string{"idle: class fast for ", "used: class fast for web"}},
+		"a policy wants files": {wanted: new(true), classes: []snapshots.VolumeSnapshotClass{snapshotClass("fast", "d", false)},
+			policy: policyOf("fs-backup"), want: []string{"other: files in web", "used: files in web"}},
+		"a policy skips": {wanted: new(true), classes: []snapshots.VolumeSnapshotClass{snapshotClass("fast", "d", false)},
+			policy: policyOf("skip"), want: []string{"other: files in web"}},
+		"no class, asked for by the spec": {wanted: new(true), want: []string{"other: files in web", "used: files in web"}},
+		"no class, asked for by a policy": {policy: policyOf("snapshot"), want: []string{"other: files in web"},
+			errors: 2, words: "there is no VolumeSnapshotClass of the driver d"},
+		"two classes": {wanted: new(true), classes: []snapshots.VolumeSnapshotClass{snapshotClass("fast", "d", true), snapshotClass("slow", "d", true)},
+			want: []string{"other: files in web"}, errors: 2, words: "of fast, slow"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, SnapshotVolumes: test.wanted})
+			f.withSnapshots(test.classes...)
+			f.request.Backup.Spec.DefaultVolumesToFsBackup = test.files
+			if test.policy != nil {
+				f.request.Backup.Spec.ResourcePolicy = &v1alpha1.ResourcePolicyReference{Kind: "configmap", Name: "mine"}
+				f.deps.Policies = testPolicies(func(string, string) (map[string]string, error) { return test.policy, nil })
+			}
+			f.add("namespaces", namespace("shop", ""))
+			f.csiClaim("used", "d", "Filesystem")
+			f.csiClaim("idle", "d", "Filesystem")
+			f.csiClaim("other", "e", "Filesystem")
+			f.add("pods", podWith("web", test.pod, claimIn("u", "used"), claimIn("o", "other")))
+			outcome := f.run(t)
+			if diff := gocmp.Diff(test.want, f.ways()); diff != "" {
+				t.Errorf("the ways (-want +got):\n%s", diff)
+			}
+			if log := f.text(t, format.LogKey("b")); outcome.Status.Errors != test.errors || !strings.Contains(log, test.words) {
+				t.Errorf("%d errors, want %d with %q:\n%s", outcome.Status.Errors, test.errors, test.words, log)
+			}
+		})
+	}
+}
+
+// TestBlockDevicesAreNotCut: the files of a block device can't be read, and the user is told.
+func TestBlockDevicesAreNotCut(t *testing.T) {
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, SnapshotVolumes: new(true)}).withSnapshots(snapshotClass("fast", "d", false))
+	f.add("namespaces", namespace("shop", ""))
+	f.csiClaim("disk", "d", "Block")
+	if outcome := f.run(t); outcome.Status.Errors != 1 || len(f.ways()) > 0 || !strings.Contains(f.text(t, format.LogKey("b")), "it is a block device") {
+		t.Errorf("%+v, %v", outcome.Status, f.ways())
+	}
+}
+
+// TestScratchIsNotCut: the volume of a generic ephemeral volume is deleted with its pod, and left out.
+func TestScratchIsNotCut(t *testing.T) {
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, SnapshotVolumes: new(true)}).withSnapshots(snapshotClass("fast", "d", false))
+	f.add("namespaces", namespace("shop", ""))
+	f.add("persistentvolumes", `{"metadata":{"name":"pv"},"spec":{"csi":{"driver":"d","volumeHandle":"h"},"claimRef":{"namespace":"shop","name":"web-tmp","uid":"u"}}}`)
+	f.add("persistentvolumeclaims", `{"metadata":{"name":"web-tmp","namespace":"shop","uid":"u","ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"web","uid":"w"}]},"spec":{"volumeName":"pv"},"status":{"phase":"Bound"}}`)
+	if outcome := f.run(t); outcome.Status.Errors != 0 || len(f.ways()) > 0 {
+		t.Errorf("%+v, %v", outcome.Status, f.ways())
+	}
+}
+
+// TestSnapshotsThatCantBeMade: a backup that asks for snapshots fails where none are made, and where
+// the classes can't be read.
+func TestSnapshotsThatCantBeMade(t *testing.T) {
+	for words, classes := range map[string]func(context.Context) ([]snapshots.VolumeSnapshotClass, error){
+		"start it with --snapshots": nil,
+		"no quorum":                 func(context.Context) ([]snapshots.VolumeSnapshotClass, error) { return nil, errors.New("no quorum") },
+	} {
+		f := newFixture(t, v1alpha1.BackupSpec{SnapshotVolumes: new(true)})
+		f.deps.SnapshotClasses = classes
+		if outcome := f.run(t); outcome.Status.Phase != v1alpha1.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, words) {
+			t.Errorf("%s: %+v", words, outcome.Status)
+		}
+	}
+}
+
+// TestHooksEncloseTheCut: a pod is thawed when its snapshot is cut, and its node's agent need not be free.
+func TestHooksEncloseTheCut(t *testing.T) {
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, SnapshotVolumes: new(true), Hooks: dbHooks("")}).watched().withSnapshots(snapshotClass("fast", "d", false))
+	f.add("namespaces", namespace("shop", ""))
+	f.csiClaim("data", "d", "Filesystem")
+	f.add("pods", hookedPod("db", "n1", isDB, "", claimIn("v", "data")))
+	f.volumes.onCut = func() { f.hooks.note("cut") }
+	f.run(t)
+	want := []string{"pending db", "db/c1: freeze /d", "submit db/v", "cut", "db/c1: thaw /d", "pending none", "read db/v"}
+	if diff := gocmp.Diff(want, f.hooks.events); diff != "" {
+		t.Errorf("what was done (-want +got):\n%s", diff)
+	}
+}
+
+// TestAFailedSnapshotIsNamed: an error names the claim, and other ways are not taken.
+func TestAFailedSnapshotIsNamed(t *testing.T) {
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, SnapshotVolumes: new(true)}).withSnapshots(snapshotClass("fast", "d", false))
+	f.add("namespaces", namespace("shop", ""))
+	f.csiClaim("idle", "d", "Filesystem")
+	f.csiClaim("used", "d", "Filesystem")
+	f.add("pods", podWith("a", "", claimIn("u", "used")), podWith("b", "", claimIn("u", "used")))
+	f.volumes.result = func(*format.Volume) enginev1alpha1.VolumeUploadStatus {
+		return enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseFailed, Message: "no space"}
+	}
+	outcome := f.run(t)
+	if log := f.text(t, format.LogKey("b")); outcome.Status.Errors != 2 || len(f.ways()) != 2 || !strings.Contains(log, "the claim could not be uploaded: no space") {
+		t.Errorf("%+v, %v:\n%s", outcome.Status, f.ways(), log)
+	}
+}
+
+// TestPlanOfSnapshots: a plan says which claims are cut, and by whom.
+func TestPlanOfSnapshots(t *testing.T) {
+	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, SnapshotVolumes: new(true)}).withSnapshots(snapshotClass("fast", "d", false))
+	f.add("namespaces", namespace("shop", ""))
+	f.csiClaim("idle", "d", "Filesystem")
+	plan := f.plan(t.Context(), DefaultPlanLimits)
+	if len(plan.Volumes) != 1 || plan.Volumes[0].Method != v1alpha1.VolumeMethodSnapshot || !strings.Contains(plan.Volumes[0].Reason, "driver d") || plan.Volumes[0].Bytes != 5<<30 {
+		t.Errorf("the volumes are %+v", plan.Volumes)
+	}
+}

@@ -1,0 +1,181 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backuprun
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/snapshots"
+	"github.com/holdfast-io/holdfast/pkg/waits"
+)
+
+// hideInterval is the interval of looks whether an exposed snapshot is hidden.
+const hideInterval = time.Second
+
+// Mover makes snapshots of volumes, and exposes them to agents. It is a snapshots.Mover.
+type Mover interface {
+	Cut(ctx context.Context, v snapshots.Volume, report func(string)) (snapshots.Taken, error)
+	Place(ctx context.Context) (leave func(), err error)
+	Expose(ctx context.Context, v snapshots.Volume, taken snapshots.Taken, report func(string)) (snapshots.Exposed, error)
+	Hide(ctx context.Context, v snapshots.Volume) (gone bool, err error)
+}
+
+// submitSnapshot begins to cut and to move a volume. An upload of an earlier attempt goes on.
+func (v *volumes) submitSnapshot(ctx context.Context, volume *format.Volume) error {
+	if v.c.Mover == nil {
+		return fmt.Errorf("a snapshot of the claim %s/%s is wanted, and this controller makes none", volume.Pod.Namespace, volume.ClaimName)
+	}
+	known, err := v.c.uploads.Get(ctx, recordName(v.run, volume), metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("looking for the upload of the claim %s/%s: %w", volume.Pod.Namespace, volume.ClaimName, err)
+	}
+	found := err == nil
+	u := &upload{volume: volume, submitted: v.c.Clock.Now(), wait: waits.For(ctx, volume.Pod.Namespace, textOf(volume)), preparing: !found, cut: found, at: v.run.Status.StartTimestamp}
+	if found {
+		volume.Node = known.Spec.Node
+	}
+	v.register(recordName(v.run, volume), u)
+	if found {
+		v.know(known)
+	}
+	v.moving.Go(func() { v.move(v.ctx, u) })
+	return nil
+}
+
+func (v *volumes) register(name string, u *upload) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.uploads[name] = u
+	v.records[u.volume] = name
+	v.namespaces.Insert(u.volume.Pod.Namespace)
+}
+
+// snapshotOf returns the volume to be cut. Its location needs the snapshot until the backup has ended.
+func (v *volumes) snapshotOf(volume *format.Volume) snapshots.Volume {
+	of := snapshots.Volume{
+		Backup: v.run.UID, StoreName: v.run.Name, Location: v.run.Spec.Backup.StorageLocation,
+		Namespace: volume.Pod.Namespace, Claim: volume.ClaimName, ClaimUID: volume.ClaimUID,
+		Driver: volume.Snapshot.Driver, Handle: volume.Snapshot.Handle, Class: volume.Snapshot.Class,
+		Moved: true, Size: volume.Capacity, StorageClass: volume.Snapshot.StorageClass, Nodes: volume.Snapshot.Nodes,
+	}
+	if start := v.run.Status.StartTimestamp; start != nil {
+		of.Since = start.Time
+	}
+	if volume.Hooked {
+		of.Attempt = v.run.Status.Attempts
+	}
+	return of
+}
+
+// move cuts a volume, exposes the cut, has an agent upload it, and hides it. When ctx ends, the next
+// attempt or the sweep goes on.
+func (v *volumes) move(ctx context.Context, u *upload) {
+	of := v.snapshotOf(u.volume)
+	if u.preparing {
+		leave, err := v.prepare(ctx, u, of)
+		if leave != nil {
+			defer leave()
+		}
+		v.mu.Lock()
+		u.preparing, u.cut = false, true // a failure needs no further wait
+		if err != nil && !u.status.Phase.Done() {
+			v.fail(u, err.Error())
+		}
+		v.wakeLocked()
+		v.mu.Unlock()
+	}
+	for {
+		v.mu.Lock()
+		done, changed := u.status.Phase.Done(), v.changed
+		v.mu.Unlock()
+		if done {
+			break
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
+	for {
+		gone, err := v.c.Mover.Hide(ctx, of)
+		if gone {
+			return
+		}
+		if err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Info("Hiding a snapshot failed; it will be tried again", "namespace", of.Namespace, "claim", of.Claim, "err", err)
+		}
+		select {
+		case <-v.c.Clock.After(hideInterval):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// prepare cuts, exposes and hands over a volume.
+func (v *volumes) prepare(ctx context.Context, u *upload, of snapshots.Volume) (leave func(), err error) {
+	report := func(words string) {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		if !u.status.Phase.Done() {
+			u.status.Message = "waits for " + words
+		}
+	}
+	taken, err := v.c.Mover.Cut(ctx, of, func(words string) { report("the snapshot: " + words) })
+	if err != nil {
+		return nil, err
+	}
+	v.mu.Lock()
+	u.cut, u.status.Message, u.at = true, "", &metav1.Time{Time: taken.Time}
+	v.wakeLocked()
+	v.mu.Unlock()
+	if leave, err = v.c.Mover.Place(ctx); err != nil {
+		return nil, err
+	}
+	exposed, err := v.c.Mover.Expose(ctx, of, taken, report)
+	if err != nil {
+		return leave, err
+	}
+	v.mu.Lock()
+	givenUp := u.status.Phase.Done()
+	u.volume.Node, u.submitted, u.status.Message = exposed.Node, v.c.Clock.Now(), ""
+	v.mu.Unlock()
+	if givenUp {
+		return leave, nil
+	}
+	record := v.recordOf(u.volume)
+	record.Spec.ReadFrom = enginev1alpha1.VolumeHolder{PodUID: exposed.Pod, Volume: exposed.Volume, PersistentVolume: exposed.PersistentVolume}
+	return leave, v.createUpload(ctx, record)
+}
+
+// Cut implements backup.Volumes.
+func (v *volumes) Cut(ctx context.Context, volumes []*format.Volume) error {
+	for {
+		v.mu.Lock()
+		waiting, changed := false, v.changed
+		for _, volume := range volumes {
+			if u := v.uploads[v.records[volume]]; u != nil && !u.cut && !u.status.Phase.Done() {
+				waiting = true
+			}
+		}
+		v.mu.Unlock()
+		if !waiting {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}

@@ -1,0 +1,253 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backuprun
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/backup"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/snapshots"
+)
+
+// instant is when all snapshots are cut.
+var instant = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// mover is a Mover that answers at once, unless it is held.
+type mover struct {
+	cutFails, exposeFails error
+	// cutHeld and exposeHeld, if set, hold the work until they are closed.
+	cutHeld, exposeHeld chan struct{}
+
+	mu                  sync.Mutex
+	cut, exposed        []snapshots.Volume
+	hidden, places, top int
+}
+
+func (m *mover) wait(ctx context.Context, held chan struct{}, report func(string)) error {
+	if held == nil {
+		return nil
+	}
+	report("the storage")
+	select {
+	case <-held:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (m *mover) Cut(ctx context.Context, v snapshots.Volume, report func(string)) (snapshots.Taken, error) {
+	if err := m.wait(ctx, m.cutHeld, report); err != nil {
+		return snapshots.Taken{}, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.cut = append(m.cut, v)
+	return snapshots.Taken{Handle: "handle", Size: 7, Time: instant}, m.cutFails
+}
+
+func (m *mover) Place(context.Context) (func(), error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.places++
+	m.top = max(m.top, m.places)
+	return func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.places--
+	}, nil
+}
+
+func (m *mover) Expose(ctx context.Context, v snapshots.Volume, _ snapshots.Taken, report func(string)) (snapshots.Exposed, error) {
+	if err := m.wait(ctx, m.exposeHeld, report); err != nil {
+		return snapshots.Exposed{}, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.exposed = append(m.exposed, v)
+	return snapshots.Exposed{Node: "node-7", Pod: "uid-of-holder", Volume: "data", PersistentVolume: "pv-of-snapshot"}, m.exposeFails
+}
+
+// Hide needs two looks.
+func (m *mover) Hide(context.Context, snapshots.Volume) (bool, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.hidden++
+	return m.hidden > 1, nil
+}
+
+func snapshotOf(claim, pod string) *format.Volume {
+	of := &format.Volume{
+		Pod: enginev1alpha1.PodReference{Namespace: "shop"}, ClaimName: claim, ClaimUID: types.UID("uid-of-" + claim), PersistentVolume: "pv", Capacity: 5,
+		Snapshot: &format.SnapshotSource{Driver: "d", Handle: "volume", Class: "fast", StorageClass: "slow"},
+	}
+	if pod != "" {
+		of.Pod.Name, of.Pod.UID, of.Name = pod, types.UID("uid-of-"+pod), "v"
+	}
+	return of
+}
+
+// moving executes a run with one snapshot, and notes when it is cut.
+type moving struct {
+	volume *format.Volume
+	isCut  chan struct{}
+	ended  chan struct{}
+}
+
+func newMoving(volume *format.Volume) *moving {
+	return &moving{volume: volume, isCut: make(chan struct{}), ended: make(chan struct{})}
+}
+
+func (m *moving) execute(ctx context.Context, _ *enginev1alpha1.BackupRun, volumes backup.Volumes) (backup.Outcome, error) {
+	defer close(m.ended)
+	all := []*format.Volume{m.volume}
+	if err := volumes.Submit(ctx, m.volume); err != nil {
+		return stored(v1alpha1.BackupPhasePartiallyFailed), nil
+	}
+	if err := volumes.Cut(ctx, all); err != nil {
+		return backup.Outcome{}, err
+	}
+	close(m.isCut)
+	if err := volumes.Wait(ctx, all); err != nil {
+		return backup.Outcome{}, err
+	}
+	return stored(done), nil
+}
+
+func closed(c chan struct{}) bool {
+	synctest.Wait()
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// TestSnapshotIsMoved: hooks may go on from the cut. The agent of the node with the snapshot reads it for
+// the claim, and then it is hidden.
+func TestSnapshotIsMoved(t *testing.T) {
+	for name, pod := range map[string]string{"of a pod": "web", "without a pod": ""} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := &mover{cutHeld: make(chan struct{}), exposeHeld: make(chan struct{})}
+				e := newMoving(snapshotOf("data", pod))
+				h := newHarness(t, &work{execute: e.execute}, newRun("a", ready))
+				h.mover = m
+				h.start(1)
+				if closed(e.isCut) {
+					t.Error("it counts as cut before the driver has answered")
+				}
+				time.Sleep(time.Minute)
+				if message := h.Run("a").Status.Message; !strings.Contains(message, "waits for the snapshot: the storage") {
+					t.Errorf("meanwhile the backup says %q", message)
+				}
+				close(m.cutHeld)
+				if !closed(e.isCut) || len(h.uploads()) > 0 {
+					t.Errorf("after the cut: cut %t, uploads %v", closed(e.isCut), h.uploads())
+				}
+				close(m.exposeHeld)
+				record := h.uploads()[e.volume.Name]
+				if record == nil {
+					t.Fatal("there is no upload")
+				}
+				want := enginev1alpha1.VolumeUploadSpec{
+					Node: "node-7", Pod: e.volume.Pod, Volume: e.volume.Name, ClaimName: "data", ClaimUID: "uid-of-data", PersistentVolume: "pv",
+					ReadFrom:              enginev1alpha1.VolumeHolder{PodUID: "uid-of-holder", Volume: "data", PersistentVolume: "pv-of-snapshot"},
+					BackupStorageLocation: "default", Repository: "shop.default", StoreName: "a", ClusterUID: "cluster",
+				}
+				if record.Spec != want {
+					t.Errorf("the upload is %+v\nwant %+v", record.Spec, want)
+				}
+				h.report(e.volume.Name, enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "s"})
+				if !closed(e.ended) || e.volume.Status.SnapshotID != "s" || e.volume.Node != "node-7" || !e.volume.Status.StartTimestamp.Time.Equal(instant) {
+					t.Errorf("the volume is %+v", e.volume)
+				}
+				cut := m.cut[0]
+				if cut.Backup != "uid-of-a" || cut.Claim != "data" || cut.Class != "fast" || !cut.Moved || cut.Size != 5 || cut.Attempt != 0 {
+					t.Errorf("cut is %+v", cut)
+				}
+			})
+		})
+	}
+}
+
+// TestSnapshotFails: a failure of the driver, or of the pod with the snapshot, is the volume's.
+func TestSnapshotFails(t *testing.T) {
+	for name, m := range map[string]*mover{
+		"the cut":      {cutFails: errors.New("no space")},
+		"the exposure": {exposeFails: errors.New("no space")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				e := newMoving(snapshotOf("data", "web"))
+				h := newHarness(t, &work{execute: e.execute}, newRun("a", ready))
+				h.mover = m
+				h.start(1)
+				if !closed(e.ended) || e.volume.Status.Phase != enginev1alpha1.VolumePhaseFailed || e.volume.Status.Message != "no space" || len(h.uploads()) > 0 {
+					t.Errorf("the volume is %+v", e.volume.Status)
+				}
+			})
+		})
+	}
+}
+
+// TestSnapshotIsCancelled: nothing is waited for, and no upload begins.
+func TestSnapshotIsCancelled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &mover{cutHeld: make(chan struct{})}
+		e := newMoving(snapshotOf("data", "web"))
+		h := newHarness(t, &work{execute: e.execute}, newRun("a", ready))
+		h.mover = m
+		h.start(1)
+		begin := time.Now()
+		h.Cancel("a")
+		h.expectCancelled("a", true)
+		if waited := time.Since(begin); waited != 0 || len(h.uploads()) > 0 {
+			t.Errorf("it took %s, with %v", waited, h.uploads())
+		}
+	})
+}
+
+// TestSnapshotOfAnEarlierAttempt: an upload that another process has begun is not cut again.
+func TestSnapshotOfAnEarlierAttempt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &mover{}
+		e := newMoving(snapshotOf("data", "web"))
+		run := newRun("a", running)
+		run.Status.Attempts = 1
+		record := (&volumes{c: &Controller{Config: Config{ClusterUID: "cluster"}}, run: run}).recordOf(e.volume)
+		record.Namespace, record.UID, record.Spec.Node = system, "uid-of-upload", "node-7"
+		h := newHarness(t, &work{execute: e.execute}, run, record)
+		h.mover = m
+		h.start(1)
+		h.report("v", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "s"})
+		if !closed(e.ended) || len(m.cut) > 0 || e.volume.Status.SnapshotID != "s" {
+			t.Errorf("cut is %v, and the volume is %+v", m.cut, e.volume)
+		}
+	})
+}
+
+// TestSnapshotsAreOff: a controller without a mover hands no snapshot over.
+func TestSnapshotsAreOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newMoving(snapshotOf("data", "web"))
+		h := newHarness(t, &work{execute: e.execute}, newRun("a", ready))
+		h.start(1)
+		if !closed(e.ended) || closed(e.isCut) {
+			t.Error("it was cut")
+		}
+	})
+}

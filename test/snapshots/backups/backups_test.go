@@ -1,0 +1,293 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package backups tests backups of data from snapshots, with Holdfast's processes, Kubernetes's own
+// snapshot-controller and sidecars, and the lab's driver. There are no nodes: a goroutine stands for
+// the kubelet. `make csi` runs it.
+package backups
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/snapshots"
+	"github.com/holdfast-io/holdfast/test/integration/labtest"
+)
+
+var (
+	lab     *labtest.Lab
+	objects dynamic.Interface
+	movers  = enginev1alpha1.SnapshotsNamespace(labtest.System)
+)
+
+func TestMain(m *testing.M) {
+	root, err := filepath.Abs("../../..")
+	if err != nil {
+		panic(err)
+	}
+	os.Exit(labtest.Main(m, labtest.Options{Root: root, APIServerFlags: "--snapshots", ControllerFlags: "--snapshots --restore-image=holdfast"}, func(l *labtest.Lab) {
+		lab = l
+		if err := prepare(root); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}))
+}
+
+// prepare starts the driver and the sidecars, and gives the controller the rights of the component.
+func prepare(root string) (err error) {
+	run := func(program string, args ...string) error {
+		command := exec.Command(filepath.Join(lab.Bin(), program), args...)
+		command.Env = append(os.Environ(), "KUBECONFIG="+lab.Kubeconfig())
+		if out, err := command.CombinedOutput(); err != nil {
+			return fmt.Errorf("%s %s: %w: %s", program, strings.Join(args, " "), err, out)
+		}
+		return nil
+	}
+	component := filepath.Join(root, "artifacts", "components", "snapshots")
+	objects, err = dynamic.NewForConfig(lab.Config)
+	return errors.Join(err,
+		run("lab", "csi", "up", "--dir", lab.Dir, "--source", filepath.Join(root, "hack", "lab"), "--snapshots"),
+		run("kubectl", "label", "volumesnapshotclass", "folder", snapshots.LabelClass+"=true"),
+		run("kubectl", "apply", "-f", filepath.Join(component, "binding.yaml"), "-f", filepath.Join(component, "movers.yaml")))
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// storage returns the folder of all volumes or snapshots that the driver has.
+func storage(of string) string { return filepath.Join(lab.Dir, "csi", of) }
+
+// claim makes a claim whose volume has one file, and returns its folder.
+func claim(t *testing.T, namespace, name, content string) (folder string) {
+	t.Helper()
+	claims := lab.Kube.CoreV1().PersistentVolumeClaims(namespace)
+	class := "folder"
+	_, err := claims.Create(t.Context(), &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			StorageClassName: &class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
+		},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	labtest.Eventually(t, "the claim to be bound", func() error {
+		bound, err := claims.Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil || bound.Status.Phase != corev1.ClaimBound {
+			return errors.Join(err, errors.New("it is not"))
+		}
+		volume, err := lab.Kube.CoreV1().PersistentVolumes().Get(t.Context(), bound.Spec.VolumeName, metav1.GetOptions{})
+		if err == nil {
+			folder = filepath.Join(storage("volumes"), volume.Spec.CSI.VolumeHandle, "data")
+		}
+		return err
+	})
+	must(t, os.WriteFile(filepath.Join(folder, "file"), []byte(content), 0o640))
+	return folder
+}
+
+// kubelet runs the pods of movers: it gives each the files of its volume.
+func kubelet(t *testing.T) {
+	ctx := t.Context()
+	done := make(chan struct{})
+	t.Cleanup(func() { <-done })
+	go func() {
+		defer close(done)
+		for ; ctx.Err() == nil; time.Sleep(50 * time.Millisecond) {
+			pods, err := lab.Kube.CoreV1().Pods(movers).List(ctx, metav1.ListOptions{})
+			if err != nil {
+				continue
+			}
+			for i := range pods.Items {
+				if err := work(ctx, &pods.Items[i]); err != nil && ctx.Err() == nil {
+					t.Log("the kubelet: ", err)
+				}
+			}
+		}
+	}()
+}
+
+func work(ctx context.Context, pod *corev1.Pod) error {
+	pods := lab.Kube.CoreV1().Pods(movers)
+	claim, err := lab.Kube.CoreV1().PersistentVolumeClaims(movers).Get(ctx, pod.Name, metav1.GetOptions{})
+	switch {
+	case pod.DeletionTimestamp != nil:
+		_ = os.RemoveAll(filepath.Join(lab.Dir, "pods", string(pod.UID)))
+		return pods.Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})
+	case err != nil || claim.Status.Phase != corev1.ClaimBound:
+		return nil
+	case pod.Spec.NodeName == "":
+		return pods.Bind(ctx, &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: pod.Name, Namespace: movers}, Target: corev1.ObjectReference{Kind: "Node", Name: labtest.Node}}, metav1.CreateOptions{})
+	case len(pod.Status.ContainerStatuses) > 0:
+		return nil
+	}
+	volume, err := lab.Kube.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	folder := filepath.Join(lab.Dir, "pods", string(pod.UID), "volumes", labtest.FolderPlugin, volume.Name)
+	if err := os.MkdirAll(filepath.Dir(folder), 0o755); err != nil {
+		return err
+	}
+	if err := os.CopyFS(folder, os.DirFS(filepath.Join(storage("volumes"), volume.Spec.CSI.VolumeHandle, "data"))); err != nil {
+		return err
+	}
+	pod.Status.Phase = corev1.PodRunning
+	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: pod.Spec.Containers[0].Name, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+	_, err = pods.UpdateStatus(ctx, pod, metav1.UpdateOptions{})
+	return err
+}
+
+// entries counts what a folder has.
+func entries(t *testing.T, folder string) int {
+	t.Helper()
+	all, err := os.ReadDir(folder)
+	must(t, err)
+	return len(all)
+}
+
+// expectNothingLeft waits until the storage has the cluster's volumes only, and the cluster nothing that
+// was made for backups.
+func expectNothingLeft(t *testing.T) {
+	t.Helper()
+	labtest.Eventually(t, "all snapshots to be deleted", func() error {
+		contents, err := objects.Resource(snapshots.Contents).List(t.Context(), metav1.ListOptions{})
+		must(t, err)
+		taken, err := objects.Resource(snapshots.Snapshots).List(t.Context(), metav1.ListOptions{})
+		must(t, err)
+		pods, err := lab.Kube.CoreV1().Pods(movers).List(t.Context(), metav1.ListOptions{})
+		must(t, err)
+		volumes, err := lab.Kube.CoreV1().PersistentVolumes().List(t.Context(), metav1.ListOptions{})
+		must(t, err)
+		exposed := 0
+		for i := range volumes.Items {
+			if ref := volumes.Items[i].Spec.ClaimRef; ref != nil && ref.Namespace == movers {
+				exposed++
+			}
+		}
+		stored, left := entries(t, storage("snapshots")), entries(t, storage("volumes"))
+		if stored+exposed+len(contents.Items)+len(taken.Items)+len(pods.Items) > 0 || left != len(volumes.Items) {
+			return fmt.Errorf("the storage has %d snapshots and %d volumes, want 0 and %d; the cluster has %d contents, %d VolumeSnapshots, %d volumes and %d pods of backups",
+				stored, left, len(volumes.Items), len(contents.Items), len(taken.Items), exposed, len(pods.Items))
+		}
+		return nil
+	})
+}
+
+// expectFile reads a file out of a stored volume. A controller that has just started can't be reached
+// by the API server for some seconds.
+func expectFile(t *testing.T, namespace, backup, claim, want string) {
+	t.Helper()
+	labtest.Eventually(t, "the file to be read", func() error {
+		got, err := plugin(t, "files", "cat", namespace+"."+backup+":"+claim+":/file", "-n", namespace)
+		if err == nil && got != want {
+			t.Fatalf("the backup %s of the claim %s has %q, want %q", backup, claim, got, want)
+		}
+		return err
+	})
+}
+
+// plugin runs kubectl holdfast.
+func plugin(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	command := exec.CommandContext(t.Context(), filepath.Join(lab.Bin(), "kubectl-holdfast"), args...)
+	command.Env = append(os.Environ(), "KUBECONFIG="+lab.Kubeconfig())
+	out, err := command.Output()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		err = fmt.Errorf("kubectl holdfast %s: %w: %s", strings.Join(args, " "), err, exit.Stderr)
+	}
+	return string(out), err
+}
+
+// TestDataIsMoved: a claim that no pod uses is stored with its data at the time of the cut, and nothing
+// is left in the cluster or the storage. The next backup uploads changes only.
+func TestDataIsMoved(t *testing.T) {
+	kubelet(t)
+	namespace := lab.Namespace(t, "moved")
+	folder := claim(t, namespace, "idle", "first")
+	claim(t, namespace, "other", "else")
+	for _, content := range []string{"first", "second"} {
+		must(t, os.WriteFile(filepath.Join(folder, "file"), []byte(content), 0o640))
+		lab.Create(t, namespace, content, v1alpha1.BackupSpec{SnapshotVolumes: new(true)})
+		backup := lab.AwaitPhase(t, namespace, content, v1alpha1.BackupPhaseCompleted)
+		if counts := backup.Status.Volumes; backup.Status.Errors+backup.Status.Warnings > 0 || counts == nil || counts.Completed != 2 {
+			t.Errorf("the backup has %+v, with %+v", backup.Status, counts)
+		}
+		expectFile(t, namespace, content, "idle", content)
+		expectFile(t, namespace, content, "other", "else")
+		expectNothingLeft(t)
+	}
+}
+
+// TestUnsetMeansLabelled: without any wish, the class with Velero's label decides.
+func TestUnsetMeansLabelled(t *testing.T) {
+	kubelet(t)
+	namespace := lab.Namespace(t, "unset")
+	claim(t, namespace, "idle", "x")
+	lab.Create(t, namespace, "unset", v1alpha1.BackupSpec{})
+	lab.AwaitPhase(t, namespace, "unset", v1alpha1.BackupPhaseCompleted)
+	expectFile(t, namespace, "unset", "idle", "x")
+	expectNothingLeft(t)
+}
+
+// TestKilledWhileItMoves: whenever the controller is killed, the backup completes with all data, and no
+// snapshot is left.
+func TestKilledWhileItMoves(t *testing.T) {
+	kubelet(t)
+	namespace := lab.Namespace(t, "killed")
+	claim(t, namespace, "one", "1")
+	claim(t, namespace, "two", "2")
+	for i := range 8 {
+		name := fmt.Sprint("killed-", i)
+		lab.Create(t, namespace, name, v1alpha1.BackupSpec{SnapshotVolumes: new(true)})
+		time.Sleep(time.Duration(i) * 400 * time.Millisecond) // where it is killed
+		lab.Kill(t, "controller")
+		lab.Start(t, "controller")
+		lab.AwaitPhase(t, namespace, name, v1alpha1.BackupPhaseCompleted)
+		expectFile(t, namespace, name, "one", "1")
+		expectFile(t, namespace, name, "two", "2")
+	}
+	expectNothingLeft(t)
+}
+
+// TestDriverAway: the driver's words are told, a cancellation ends the backup at once, and what the driver
+// makes later is deleted.
+func TestDriverAway(t *testing.T) {
+	kubelet(t)
+	namespace := lab.Namespace(t, "away")
+	claim(t, namespace, "idle", "x")
+	faults := filepath.Join(lab.Dir, "csi", "faults.json")
+	must(t, os.WriteFile(faults, []byte(`{"fail":{"CreateSnapshot":{"code":"UNAVAILABLE","message":"the storage is away"}}}`), 0o644))
+	t.Cleanup(func() { _ = os.Remove(faults) })
+	lab.Create(t, namespace, "away", v1alpha1.BackupSpec{SnapshotVolumes: new(true)})
+	labtest.Eventually(t, "the driver's words", func() error {
+		backup, err := lab.Holdfast.HoldfastV1alpha1().Backups(namespace).Get(t.Context(), "away", metav1.GetOptions{})
+		if err == nil && !strings.Contains(backup.Status.Message, "Unavailable") {
+			err = fmt.Errorf("the message is %q", backup.Status.Message)
+		}
+		return err
+	})
+	_, err := plugin(t, "backup", "cancel", "away", "-n", namespace)
+	must(t, err)
+	lab.AwaitPhase(t, namespace, "away", v1alpha1.BackupPhaseCancelled)
+	must(t, os.Remove(faults))
+	expectNothingLeft(t)
+}
