@@ -547,7 +547,7 @@ func (p *podVolumes) refuse(pod *heldPod, reason string) {
 	about := subject{podsResource, pod.ref.Namespace, pod.ref.Name}
 	for _, volume := range pod.volumes {
 		if volume.claim == "" {
-			p.skip(about, skippedVolume{volume.name, "", reason, false})
+			p.skip(about, skippedVolume{volume.name, "", reason, false, false})
 		}
 	}
 	wanted := pod.volumes
@@ -558,7 +558,7 @@ func (p *podVolumes) refuse(pod *heldPod, reason string) {
 			of.refused = true
 			of.missed = of.missed || slices.ContainsFunc(wanted, func(v heldVolume) bool { return v.claim == claim })
 			of.unusable, of.known = "of the pod "+pod.ref.Name+", which has it as a volume: "+reason, true
-			p.skip(about, skippedVolume{"of the claim " + claim, claim, reason, false})
+			p.skip(about, skippedVolume{"of the claim " + claim, claim, reason, false, false})
 		}
 	}
 }

@@ -31,8 +31,10 @@ type claim struct {
 	// decided.
 	action action
 	asked  *claimTraits
-	// skipped says why one pod gives no access to the data; another pod still may.
-	skipped string
+	// skipped says why one pod gives no access to the data; another pod still may. excluded is true if
+	// a pod's annotation of ours leaves it out.
+	skipped  string
+	excluded bool
 	// taken is true once the data was handed over, mounted once a pod of the backup uses the claim.
 	taken, mounted bool
 	// missed is true once the user was told that the data is missing. lost is true if the handover
@@ -42,6 +44,10 @@ type claim struct {
 	block, scratch bool
 	// snapshot is set if the data is read from a snapshot.
 	snapshot *format.SnapshotSource
+	// noSnapshot says why no snapshot is made although the spec wants one: its files may be read.
+	noSnapshot string
+	// snapshotFailed is true once the user was told, by an error, why no snapshot can be made.
+	snapshotFailed bool
 	// refused is true once a hook has failed: then no pod gives access.
 	refused bool
 	others  []access

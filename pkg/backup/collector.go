@@ -141,6 +141,7 @@ func (c *collector) collect(ctx context.Context) (*podVolumes, error) {
 	}
 	volumes.cutUnused(ctx)
 	volumes.podsDone()
+	volumes.warnOfNoSnapshot()
 	if err := c.readAlong(ctx); err != nil {
 		return nil, err
 	}

@@ -118,12 +118,13 @@ func (p *podVolumes) decide(ctx context.Context, pod *corev1.Pod, held *heldPod)
 		p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: name}].mounted = true
 	}
 	picked, skipped := pickVolumes(pod, defaultsOf(p.spec.DefaultVolumesToFsBackup), func(volume *corev1.Volume) action { return p.actionOf(pod, volume) },
-		func(volume *corev1.Volume, named bool) bool { return p.cuts(pod, volume, named) })
+		func(volume *corev1.Volume, otherwise bool) bool { return p.cuts(pod, volume, otherwise) })
 	for _, s := range skipped {
+		of := p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: s.claim}]
+		s.asked = s.asked && (of == nil || !of.snapshotFailed)
 		p.skip(about, s)
 		if s.claim != "" {
-			of := p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: s.claim}]
-			of.skipped, of.missed = s.reason, of.missed || s.asked
+			of.skipped, of.missed, of.excluded = s.reason, of.missed || s.asked, of.excluded || s.excluded
 		}
 	}
 	for _, volume := range picked {
@@ -138,7 +139,7 @@ func (p *podVolumes) decide(ctx context.Context, pod *corev1.Pod, held *heldPod)
 		case err != nil:
 			return err
 		case why != "":
-			p.skip(about, skippedVolume{here.name, here.claim, why, true})
+			p.skip(about, skippedVolume{here.name, here.claim, why, true, false})
 			of.skipped, of.missed = why, true
 		default:
 			held.volumes = append(held.volumes, here)
@@ -224,7 +225,7 @@ func (p *podVolumes) handOverVolume(ctx context.Context, pod *heldPod, volume he
 	if to.ClaimName != "" {
 		of = p.claims[types.NamespacedName{Namespace: pod.ref.Namespace, Name: to.ClaimName}]
 		if of.unusable != "" {
-			p.skip(about, skippedVolume{volume.name, to.ClaimName, of.unusable, !of.known})
+			p.skip(about, skippedVolume{volume.name, to.ClaimName, of.unusable, !of.known, false})
 			of.missed = of.missed || of.refused || !of.known
 			return nil
 		}
@@ -232,7 +233,7 @@ func (p *podVolumes) handOverVolume(ctx context.Context, pod *heldPod, volume he
 			if pod.notRunning == "" && !volume.cut {
 				of.others = append(of.others, access{pod.ref, pod.node, volume.name})
 			}
-			p.skip(about, skippedVolume{volume.name, to.ClaimName, "another pod has given access to its claim", false})
+			p.skip(about, skippedVolume{volume.name, to.ClaimName, "another pod has given access to its claim", false, false})
 			return nil
 		}
 		to.ClaimUID, to.ClaimLabels, to.PersistentVolume = of.uid, of.labels, of.volume
@@ -245,7 +246,7 @@ func (p *podVolumes) handOverVolume(ctx context.Context, pod *heldPod, volume he
 		to.Snapshot = of.snapshot
 	} else if reason := pod.notRunning; reason != "" {
 		if to.ClaimName == "" {
-			p.skip(about, skippedVolume{volume.name, "", reason, true})
+			p.skip(about, skippedVolume{volume.name, "", reason, true, false})
 			return nil
 		}
 		of.notYet = append(of.notYet, pendingWarning{about, notBackedUp(volume.name, volume.claim, reason)})
@@ -297,7 +298,7 @@ func (p *podVolumes) podsDone() {
 	withoutPods := map[string][]string{}
 	for _, key := range p.sortedClaims() {
 		of := p.claims[key]
-		if of.taken {
+		if of.taken || of.snapshotFailed {
 			continue
 		}
 		for _, pending := range of.notYet {
@@ -421,6 +422,9 @@ func described(volume *format.Volume) string {
 }
 
 func (of *claim) whyNotTaken() string {
+	if of.snapshotFailed {
+		return of.unusable
+	}
 	refused, _ := of.action.whyNot()
 	return cmp.Or(refused, of.unusable, of.skipped, "no pod selects it for the backup of its files")
 }

@@ -59,22 +59,21 @@ func (p *podVolumes) chooseSnapshot(key types.NamespacedName, of *claim, volume 
 	if !byPolicy && (of.scratch || !ptr.Deref(p.spec.SnapshotVolumes, p.snapshots.labelled(volume.driver))) {
 		return
 	}
-	if !byPolicy && (volume.storageClass == "" || !slices.ContainsFunc(p.snapshots.all, func(class snapshots.VolumeSnapshotClass) bool { return class.Driver == volume.driver })) {
+	why := p.snapshots.whyNot(of, volume)
+	if !byPolicy && why != "" {
+		of.noSnapshot = why
 		return
 	}
 	fail := func(why string) {
-		of.unusable, of.known, of.missed = why, true, true
+		of.unusable, of.known, of.snapshotFailed, of.missed = why, true, true, true
 		p.findings.fail(subject{claimsResource, key.Namespace, key.Name}, "no snapshot is made of the claim: "+why)
 	}
 	switch {
-	case volume.driver == "":
-		fail("its persistent volume " + of.volume + " is of no CSI driver: have a volume policy name the action " + string(filesAction))
+	case why != "":
+		fail(why + ", or have a volume policy name the action " + string(filesAction))
 		return
 	case volume.claim != of.uid:
 		fail("its persistent volume is bound to another claim")
-		return
-	case volume.storageClass == "":
-		fail("its persistent volume " + of.volume + " has no StorageClass, which is needed to make a volume from a snapshot: have a volume policy name the action " + string(filesAction))
 		return
 	case of.block:
 		fail("it is a block device, and only files can be read from its snapshot")
@@ -90,6 +89,35 @@ func (p *podVolumes) chooseSnapshot(key types.NamespacedName, of *claim, volume 
 	}
 }
 
+// whyNot says why no volume can be made from a snapshot of a claim, or returns "".
+func (c snapshotClasses) whyNot(of *claim, volume *persistentVolume) string {
+	switch {
+	case volume.driver == "":
+		return "its persistent volume " + of.volume + " is of no CSI driver: move it to one"
+	case volume.storageClass == "":
+		return "its persistent volume " + of.volume + " has no StorageClass, by which a volume is made from the snapshot: give it one"
+	case !slices.ContainsFunc(c.all, func(class snapshots.VolumeSnapshotClass) bool { return class.Driver == volume.driver }):
+		return "there is no VolumeSnapshotClass of the driver " + volume.driver + ": create one"
+	}
+	return ""
+}
+
+// warnOfNoSnapshot warns of claims that the spec wants snapshots of, and whose data is not in the backup
+// either way.
+func (p *podVolumes) warnOfNoSnapshot() {
+	for _, key := range p.sortedClaims() {
+		of := p.claims[key]
+		if of.noSnapshot == "" || of.taken || of.missed || of.excluded || of.unusable != "" {
+			continue
+		}
+		if _, labelled := p.ofLabelled[key]; labelled && !of.mounted {
+			continue
+		}
+		of.missed, of.unusable = true, "no snapshot is made of it: "+of.noSnapshot
+		p.findings.warn(subject{claimsResource, key.Namespace, key.Name}, "the data of the claim is not backed up: "+of.unusable)
+	}
+}
+
 func (c snapshotClasses) labelled(driver string) bool {
 	return driver != "" && slices.ContainsFunc(c.all, func(class snapshots.VolumeSnapshotClass) bool {
 		_, found := class.Labels[snapshots.LabelClass]
@@ -101,7 +129,7 @@ func (c snapshotClasses) labelled(driver string) bool {
 func (p *podVolumes) cutUnused(ctx context.Context) {
 	for _, key := range p.sortedClaims() {
 		of := p.claims[key]
-		if of.snapshot == nil || of.taken || of.refused || of.unusable != "" {
+		if of.snapshot == nil || of.taken || of.refused || of.unusable != "" || of.excluded && of.action == noAction {
 			continue
 		}
 		if _, labelled := p.ofLabelled[key]; labelled && !of.mounted && of.action == noAction {
@@ -134,12 +162,13 @@ func (p *podVolumes) awaitCut(ctx context.Context, volumes []*format.Volume) err
 	return p.await(ctx, read)
 }
 
-// cuts reports whether a pod's volume is read from a snapshot of its claim. A pod that names the
-// volume for its files wins over the spec, and a volume policy over both.
-func (p *podVolumes) cuts(pod *corev1.Pod, volume *corev1.Volume, named bool) bool {
+// cuts reports whether a pod's volume is read from a snapshot of its claim. A pod that wants otherwise
+// wins over the spec: its files are asked for, or our annotation leaves it out. A volume policy wins
+// over both.
+func (p *podVolumes) cuts(pod *corev1.Pod, volume *corev1.Volume, otherwise bool) bool {
 	of := p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: claimOf(pod, volume)}]
 	if of == nil || of.snapshot == nil {
 		return false
 	}
-	return of.action == snapshotAction || !named && defaultsOf(p.spec.DefaultVolumesToFsBackup) != takeAll
+	return of.action == snapshotAction || !otherwise
 }

@@ -70,30 +70,35 @@ func TestWhichClaimsAreCut(t *testing.T) {
 		policy  map[string]string
 		pod     string // its annotations
 		want    []string
-		errors  int32
-		words   string
+		// how many are told of
+		errors, warnings int32
+		words            string
 	}{
 		"asked for": {wanted: new(true), files: new(false), classes: []snapshots.VolumeSnapshotClass{snapshotClass("fast", "d", false)},
-			want: []string{"idle: class fast for ", "used: class fast for web"}},
+			want: []string{"idle: class fast for ", "used: class fast for web"}, warnings: 1, words: "the data of the claim is not backed up: no snapshot is made of it: there is no VolumeSnapshotClass of the driver e"},
 		"asked for, and the rest by files": {wanted: new(true), classes: []snapshots.VolumeSnapshotClass{snapshotClass("fast", "d", false)},
 			want: []string{"idle: class fast for ", "other: files in web", "used: class fast for web"}},
 		"a labelled class": {classes: []snapshots.VolumeSnapshotClass{snapshotClass("fast", "d", true), snapshotClass("else", "e", false)},
 			want: []string{"idle: class fast for ", "other: files in web", "used: class fast for web"}},
 		"no labelled class": {classes: []snapshots.VolumeSnapshotClass{snapshotClass("fast", "d", false)},
-			want: []string{"other: files in web", "used: files in web"}},
+			want: []string{"other: files in web", "used: files in web"}, warnings: 1, words: "files are read through one"},
 		"refused by the spec": {wanted: new(false), classes: []snapshots.VolumeSnapshotClass{snapshotClass("fast", "d", true)},
-			want: []string{"other: files in web", "used: files in web"}},
+			want: []string{"other: files in web", "used: files in web"}, warnings: 1, words: "files are read through one"},
 		"files of all": {wanted: new(true), files: new(true), classes: []snapshots.VolumeSnapshotClass{snapshotClass("fast", "d", false)},
 			want: []string{"idle: class fast for ", "other: files in web", "used: files in web"}},
 		"the pod names files": {wanted: new(true), files: new(false), classes: []snapshots.VolumeSnapshotClass{snapshotClass("fast", "d", false)},
-			pod: `"backup.holdfast.io/backup-volumes":"u"`, want: []string{"idle: class fast for ", "used: files in web"}},
+			pod: `"backup.holdfast.io/backup-volumes":"u"`, want: []string{"idle: class fast for ", "used: files in web"}, warnings: 1},
+		"the pod leaves them out": {wanted: new(true), classes: []snapshots.VolumeSnapshotClass{snapshotClass("fast", "d", false)},
+			pod: `"backup.holdfast.io/backup-volumes-excludes":"u,o"`, want: []string{"idle: class fast for "}},
+		"the pod leaves their files out": {wanted: new(true), files: new(true), classes: []snapshots.VolumeSnapshotClass{snapshotClass("fast", "d", false)},
+			pod: `"backup.velero.io/backup-volumes-excludes":"u"`, want: []string{"idle: class fast for ", "other: files in web", "used: class fast for web"}},
 		"a policy wins": {wanted: new(false), files: new(false), classes: []snapshots.VolumeSnapshotClass{snapshotClass("fast", "d", false)},
 			policy: policyOf("snapshot"), pod: `"backup.holdfast.io/backup-volumes":"u"`, want: []string{"idle: class fast for ", "used: class fast for web"}},
 		"a policy wants files": {wanted: new(true), classes: []snapshots.VolumeSnapshotClass{snapshotClass("fast", "d", false)},
-			policy: policyOf("fs-backup"), want: []string{"other: files in web", "used: files in web"}},
+			policy: policyOf("fs-backup"), want: []string{"other: files in web", "used: files in web"}, warnings: 1, words: "files are read through one"},
 		"a policy skips": {wanted: new(true), classes: []snapshots.VolumeSnapshotClass{snapshotClass("fast", "d", false)},
 			policy: policyOf("skip"), want: []string{"other: files in web"}},
-		"no class, asked for by the spec": {wanted: new(true), want: []string{"other: files in web", "used: files in web"}},
+		"no class, asked for by the spec": {wanted: new(true), want: []string{"other: files in web", "used: files in web"}, warnings: 1, words: "files are read through one"},
 		"no class, asked for by a policy": {policy: policyOf("snapshot"), want: []string{"other: files in web"},
 			errors: 2, words: "there is no VolumeSnapshotClass of the driver d"},
 		"two classes": {wanted: new(true), classes: []snapshots.VolumeSnapshotClass{snapshotClass("fast", "d", true), snapshotClass("slow", "d", true)},
@@ -116,8 +121,8 @@ func TestWhichClaimsAreCut(t *testing.T) {
 			if diff := gocmp.Diff(test.want, f.ways()); diff != "" {
 				t.Errorf("the ways (-want +got):\n%s", diff)
 			}
-			if log := f.text(t, format.LogKey("b")); outcome.Status.Errors != test.errors || !strings.Contains(log, test.words) {
-				t.Errorf("%d errors, want %d with %q:\n%s", outcome.Status.Errors, test.errors, test.words, log)
+			if log := f.text(t, format.LogKey("b")); outcome.Status.Errors != test.errors || outcome.Status.Warnings != test.warnings || !strings.Contains(log, test.words) {
+				t.Errorf("%d errors and %d warnings, want %d and %d with %q:\n%s", outcome.Status.Errors, outcome.Status.Warnings, test.errors, test.warnings, test.words, log)
 			}
 		})
 	}

@@ -45,8 +45,9 @@ type skippedVolume struct {
 	volume string
 	claim  string
 	reason string
-	// asked is true when the pod names the volume, so that the user must know.
-	asked bool
+	// asked is true when the pod names the volume, so that the user must know. excluded is true when it
+	// names it in our annotation to leave it out.
+	asked, excluded bool
 }
 
 // pickedVolume is a volume whose files are read in its pod or, if it is cut, in a snapshot.
@@ -110,7 +111,7 @@ func wishes(pod *corev1.Pod, byDefault defaults) map[string]wish {
 // pickVolumes returns the volumes of a pod to upload: by a volume policy, else by the pod's
 // annotations, else by default. It never picks volumes whose content is in the API, in an image, or
 // out of reach.
-func pickVolumes(pod *corev1.Pod, byDefault defaults, actionOf func(*corev1.Volume) action, cuts func(volume *corev1.Volume, named bool) bool) (picked []pickedVolume, skipped []skippedVolume) {
+func pickVolumes(pod *corev1.Pod, byDefault defaults, actionOf func(*corev1.Volume) action, cuts func(volume *corev1.Volume, otherwise bool) bool) (picked []pickedVolume, skipped []skippedVolume) {
 	wishes := wishes(pod, byDefault)
 	mounted, blocks := mounts(pod)
 	_, waitVolume := restorewait.In(pod)
@@ -118,7 +119,8 @@ func pickVolumes(pod *corev1.Pod, byDefault defaults, actionOf func(*corev1.Volu
 		name := volume.Name
 		wish, named := wishes[name]
 		delete(wishes, name)
-		if cuts(&volume, named && !wish.excluded) {
+		files := named && !wish.excluded || !named && byDefault == takeAll
+		if cuts(&volume, files || named && wish.annotation == excludeVolumesAnnotation) {
 			picked = append(picked, pickedVolume{volume, true})
 			continue
 		}
@@ -143,7 +145,7 @@ func pickVolumes(pod *corev1.Pod, byDefault defaults, actionOf func(*corev1.Volu
 			reason, asked = "no container mounts it", true
 		}
 		if reason != "" {
-			skipped = append(skipped, skippedVolume{name, claimOf(pod, &volume), reason, asked})
+			skipped = append(skipped, skippedVolume{name, claimOf(pod, &volume), reason, asked, byPod && wish.annotation == excludeVolumesAnnotation})
 			continue
 		}
 		picked = append(picked, pickedVolume{volume, false})

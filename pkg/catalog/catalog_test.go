@@ -718,6 +718,11 @@ func TestWhatIsSaidOfAVolume(t *testing.T) {
 			}
 		}
 	}
+	// A claim that no pod uses is backed up from a snapshot.
+	alone := Volume{Namespace: "shop", ClaimName: "data", State: v1alpha1.VolumeBackupCompleted}
+	if !alone.IsOfABackup() || alone.bareName() != "data" {
+		t.Errorf("%+v is of no backup, or called %q", alone, alone.bareName())
+	}
 	// Others may say the same of what they have read, and nothing more.
 	mine := Volume{Namespace: "shop", ClaimName: "data", PodName: "web", PodVolume: "files", VolumeName: "pv-1", State: v1alpha1.VolumeBackupCompleted}
 	for what, change := range map[string]func(*Volume){

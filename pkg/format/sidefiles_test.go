@@ -367,6 +367,13 @@ func TestPodVolumeBackupNamesDiffer(t *testing.T) {
 			seen[pvb.Name] = true
 		}
 	}
+	for _, claim := range []string{"one", "two"} { // which no pod uses
+		pvb := NewPodVolumeBackup(endedBackup(), "shop.daily", Volume{Pod: enginev1alpha1.PodReference{Namespace: "shop"}, ClaimName: claim})
+		if seen[pvb.Name] || pvb.VolumeName() != claim {
+			t.Errorf("name %s of %s", pvb.Name, pvb.VolumeName())
+		}
+		seen[pvb.Name] = true
+	}
 }
 
 // What is known of a volume itself comes back, but for labels that are too many for their place.

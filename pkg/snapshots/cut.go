@@ -202,9 +202,9 @@ func (w *cutting) look(ctx context.Context) (taken Taken, done bool, err error) 
 		taken, err = w.taken(content)
 		return taken, true, err
 	case content != nil && content.DeletionTimestamp != nil && !(content.held() && content.beingCreated()):
-		return taken, false, final("the VolumeSnapshotContent %s of the VolumeSnapshot %s was deleted by somebody before it was cut: keep others, as tools of GitOps, from deleting it", content.Name, w.v.name())
+		return taken, false, final("the VolumeSnapshotContent %s of the VolumeSnapshot %s was deleted before it was cut: keep tools, as of GitOps, from deleting it", content.Name, w.v.name())
 	case content == nil && snapshot == nil:
-		return taken, false, final("the VolumeSnapshot %s was deleted by somebody before it was cut: keep others, as tools of GitOps, from deleting it", w.v.name())
+		return taken, false, final("the VolumeSnapshot %s was deleted before it was cut: keep tools, as of GitOps, from deleting it", w.v.name())
 	case content == nil && snapshot.Status != nil && snapshot.Status.Error.message() != "":
 		w.say("%s", snapshot.Status.Error.message())
 	case content == nil || !content.held():

@@ -132,6 +132,47 @@ func TestTimeout(t *testing.T) {
 	}
 }
 
+// TestTakenUpSlowly: a content that snapshot-controller has not protected is no cut yet, and a VolumeSnapshot
+// that it is taking up is left to the sweep: its deletion could leak a stored snapshot.
+func TestTakenUpSlowly(t *testing.T) {
+	for name, test := range map[string]struct {
+		prepare func(*sidecars)
+		taking  func(*sidecars, *Volume)
+		left    int
+	}{
+		"its content is not protected": {prepare: func(s *sidecars) { s.unprotected = true }, left: 1},
+		"its content is being made": {prepare: func(s *sidecars) { s.absent = true }, left: 1, taking: func(s *sidecars, v *Volume) {
+			object := s.object(Snapshots, v.Namespace, v.name())
+			object.SetFinalizers([]string{"as-source"})
+			s.change(object, func(map[string]any) {})
+		}},
+		"its content can't be made": {prepare: func(s *sidecars) { s.absent = true }, taking: func(s *sidecars, v *Volume) {
+			object := s.object(Snapshots, v.Namespace, v.name())
+			object.SetFinalizers([]string{"as-source"})
+			s.change(object, func(o map[string]any) {
+				o["status"] = map[string]any{"error": map[string]any{"message": "no such class"}}
+			})
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, v := newSidecars(t), volume()
+				test.prepare(s)
+				said := 0
+				taken, err := s.client().Cut(t.Context(), v, func(string) {
+					if said++; said == 1 && test.taking != nil {
+						test.taking(s, &v)
+					}
+				})
+				expectError(t, err, "within 1m0s")
+				if got := len(s.snapshots()); got != test.left || taken != (Taken{}) {
+					t.Errorf("%d VolumeSnapshots are left, want %d; taken is %+v", got, test.left, taken)
+				}
+			})
+		})
+	}
+}
+
 // TestQuota: a ResourceQuota is waited out until the timeout; other refusals fail at once.
 func TestQuota(t *testing.T) {
 	for message, want := range map[string]struct {
@@ -234,7 +275,7 @@ func TestDeletedByOthers(t *testing.T) {
 			check: func(c VolumeSnapshotContent) bool { return c.held() && c.cut() && c.Spec.Policy == Retain },
 		},
 		"the content before it is held": {
-			absent: true, words: "was deleted by somebody",
+			absent: true, words: "was deleted before it was cut",
 			deleted: func(s *sidecars, v *Volume) {
 				s.take(s.object(Snapshots, "shop", v.name()))
 				s.terminate(s.object(Contents, "", s.content().Name))
@@ -244,7 +285,7 @@ func TestDeletedByOthers(t *testing.T) {
 			},
 		},
 		"the VolumeSnapshot before there is a content": {
-			absent: true, words: "was deleted by somebody",
+			absent: true, words: "was deleted before it was cut",
 			deleted: func(s *sidecars, v *Volume) { s.deleteSnapshot(v) },
 		},
 	} {

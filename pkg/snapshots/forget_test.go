@@ -12,6 +12,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	clienttesting "k8s.io/client-go/testing"
 )
 
@@ -126,6 +127,43 @@ func TestForgetUnprotected(t *testing.T) {
 			t.Errorf("got %q, %v, and %q is written", waits, err, s.requests)
 		}
 	})
+}
+
+// TestLetGo: a content is let go only when the sidecar has ended, no stored snapshot is left, and none is
+// being made.
+func TestLetGo(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(*unstructured.Unstructured)
+		gone   bool
+	}{
+		"all has ended":            {func(*unstructured.Unstructured) {}, true},
+		"the sidecar has not":      {func(o *unstructured.Unstructured) { o.SetFinalizers([]string{finalizerBound, Finalizer}) }, false},
+		"a snapshot is stored":     {func(o *unstructured.Unstructured) { o.Object["status"] = map[string]any{"snapshotHandle": "h"} }, false},
+		"a snapshot is being made": {func(o *unstructured.Unstructured) { annotate(o, annotationBeingCreated) }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSidecars(t)
+				if _, err := s.client().Cut(t.Context(), volume(), nil); err != nil {
+					t.Fatal(err)
+				}
+				s.away = true
+				content := s.content()
+				object := s.object(Contents, "", content.Name)
+				now := metav1.Now()
+				object.SetDeletionTimestamp(&now)
+				object.SetFinalizers([]string{Finalizer})
+				object.Object["status"] = map[string]any{}
+				test.change(object)
+				s.change(object, func(map[string]any) {})
+				waits, err := s.client().Forget(t.Context(), content.Name, content.UID)
+				all, listErr := list[VolumeSnapshotContent](t.Context(), s.Resource(Contents), "")
+				if err != nil || listErr != nil || (len(all) == 0) != test.gone || (waits == "") != test.gone || len(all) == 1 && !all[0].held() {
+					t.Errorf("it waits for %q, %v, %v; left is %+v", waits, err, listErr, all)
+				}
+			})
+		})
+	}
 }
 
 // TestForgetHangs: the reason is told, and a deletion that takes long is nudged once in a call.

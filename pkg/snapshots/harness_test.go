@@ -32,11 +32,15 @@ type sidecars struct {
 	stored []string
 	// absent has no snapshot-controller.
 	absent bool
+	// unprotected has contents that snapshot-controller has not put its finalizer on.
+	unprotected bool
 	// fails is the driver's message instead of a cut; final says that it has given up.
 	fails string
 	final bool
 	// hang has the driver delete nothing.
 	hang bool
+	// away has a sidecar that does nothing.
+	away bool
 	// stale has a snapshot-controller that has not seen any change of a content.
 	stale bool
 	// before, if set, is called before each request.
@@ -123,6 +127,9 @@ func (s *sidecars) take(of *unstructured.Unstructured) {
 			"volumeSnapshotRef": map[string]any{"namespace": of.GetNamespace(), "name": of.GetName(), "uid": string(of.GetUID())},
 		},
 	}}
+	if s.unprotected {
+		content.SetFinalizers(nil)
+	}
 	of.SetFinalizers([]string{"as-source"})
 	s.change(of, func(map[string]any) {})
 	if s.fails != "" {
@@ -208,7 +215,7 @@ func (s *sidecars) look(object *unstructured.Unstructured) {
 		}
 		return
 	}
-	if content.beingCreated() || content.Annotations[annotationBeingDeleted] == "" && content.Spec.Source.Snapshot == "" {
+	if s.away || content.beingCreated() || content.Annotations[annotationBeingDeleted] == "" && content.Spec.Source.Snapshot == "" {
 		return
 	}
 	if content.Spec.Policy == Delete && content.Status.Handle != "" {

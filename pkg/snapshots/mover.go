@@ -41,6 +41,8 @@ const (
 	atOnceExposed = 16
 	// atOnceCut bounds the cuts of a driver at a time: storages limit the rate.
 	atOnceCut = 8
+	// whyInterval is the interval of questions why a pod does not run.
+	whyInterval = 5 * time.Second
 	// moverVolume is the name of the volume in a mover's pod.
 	moverVolume = "data"
 	// holdTime ends a mover's pod that was forgotten.
@@ -67,8 +69,12 @@ func NewMover(client *Client, kube kubernetes.Interface, namespace string, image
 	return &Mover{Client: client, kube: kube, namespace: namespace, image: image, pullSecrets: pullSecrets, places: make(chan struct{}, atOnceExposed), cutting: map[string]chan struct{}{}}
 }
 
-// Cut is Client.Cut, for a bounded number of a driver's volumes at a time.
+// Cut is Client.Cut, for a bounded number of a driver's volumes at a time. A cut that hooks enclose waits
+// for no other: its pod is frozen, and its own timeout bounds that.
 func (m *Mover) Cut(ctx context.Context, v Volume, report func(string)) (Taken, error) {
+	if v.Attempt > 0 {
+		return m.Client.Cut(ctx, v, report)
+	}
 	m.mu.Lock()
 	if m.cutting[v.Driver] == nil {
 		m.cutting[v.Driver] = make(chan struct{}, atOnceCut)
@@ -86,10 +92,9 @@ func (m *Mover) Cut(ctx context.Context, v Volume, report func(string)) (Taken, 
 
 // Exposed is a pod that mounts a cut.
 type Exposed struct {
-	Node string
-	Pod  types.UID
-	// Volume is the name in the pod.
-	Volume, PersistentVolume string
+	Node             string
+	Pod              types.UID
+	PersistentVolume string
 }
 
 // Place waits until a volume may be exposed. The caller calls leave when it is hidden.
@@ -107,22 +112,25 @@ func (m *Mover) Place(ctx context.Context) (leave func(), err error) {
 func (m *Mover) Expose(ctx context.Context, v Volume, taken Taken, report func(string)) (Exposed, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, ExposeTimeout, fmt.Errorf("not within %s", ExposeTimeout))
 	defer cancel()
-	said, pause := "", time.Duration(0)
+	said, pause, asked := "", time.Duration(0), time.Now()
 	for {
 		exposed, waitsFor, err := m.expose(ctx, &v, &taken)
 		switch {
 		case err == nil && waitsFor == "":
 			return exposed, nil
+		case err == nil && time.Since(asked) < whyInterval:
+			waitsFor = said
+		case err == nil:
+			waitsFor, asked = waitsFor+m.why(ctx, v.name()), time.Now()
 		case err != nil && !passing(err) && ctx.Err() == nil:
 			return Exposed{}, fmt.Errorf("expose the snapshot of the claim %s/%s: %w", v.Namespace, v.Claim, err)
 		case err != nil:
 			waitsFor = err.Error()
 		}
-		if ctx.Err() == nil {
-			if waitsFor != said && report != nil {
-				report(waitsFor)
+		if ctx.Err() == nil && waitsFor != said {
+			if said = waitsFor; report != nil {
+				report(said)
 			}
-			said = waitsFor
 		}
 		if !m.pause(ctx, &pause) {
 			return Exposed{}, fmt.Errorf("expose the snapshot of the claim %s/%s: %w: it waited for %s", v.Namespace, v.Claim, context.Cause(ctx), said)
@@ -154,12 +162,9 @@ func (m *Mover) expose(ctx context.Context, v *Volume, taken *Taken) (exposed Ex
 	case pod.Status.Phase == corev1.PodFailed, pod.Status.Phase == corev1.PodSucceeded:
 		return exposed, "", final("the pod %s/%s has ended: %s", pod.Namespace, pod.Name, cmp.Or(pod.Status.Message, "it was not to"))
 	case !running || pod.Spec.NodeName == "" || claim.Spec.VolumeName == "":
-		return exposed, "the pod " + pod.Name + m.why(ctx, pod, claim), nil
+		return exposed, "the pod " + pod.Name, nil
 	}
-	if err := m.disposable(ctx, claim.Spec.VolumeName); err != nil {
-		return exposed, "", err
-	}
-	return Exposed{Node: pod.Spec.NodeName, Pod: pod.UID, Volume: moverVolume, PersistentVolume: claim.Spec.VolumeName}, "", nil
+	return Exposed{Node: pod.Spec.NodeName, Pod: pod.UID, PersistentVolume: claim.Spec.VolumeName}, "", nil
 }
 
 // make makes the content, the VolumeSnapshot, the claim and the pod, unless they exist.
@@ -252,10 +257,16 @@ func (m *Mover) pod(ctx context.Context, v *Volume, metadata metav1.ObjectMeta) 
 	return pod, nil
 }
 
-// disposable has a volume deleted with its claim, also if its class says Retain.
+// disposable has a volume deleted with its claim, also if its class says Retain. "" is no volume yet.
 func (m *Mover) disposable(ctx context.Context, name string) error {
+	if name == "" {
+		return nil
+	}
 	volumes := m.kube.CoreV1().PersistentVolumes()
 	volume, err := volumes.Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
 	if err != nil || volume.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete {
 		return err
 	}
@@ -268,9 +279,17 @@ func (m *Mover) disposable(ctx context.Context, name string) error {
 }
 
 // why says what a pod waits for: by its status, else by the events about it and its claim.
-func (m *Mover) why(ctx context.Context, pod *corev1.Pod, claim *corev1.PersistentVolumeClaim) string {
+func (m *Mover) why(ctx context.Context, name string) string {
+	pod, err := m.kube.CoreV1().Pods(m.namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return ""
+	}
 	if reason := waits.PodReason(pod); reason != "" {
 		return ": " + reason
+	}
+	claim, err := m.kube.CoreV1().PersistentVolumeClaims(m.namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return ""
 	}
 	text, at := "", time.Time{}
 	for _, uid := range []types.UID{pod.UID, claim.UID} {
@@ -326,7 +345,12 @@ func (m *Mover) hide(ctx context.Context, name string) (gone bool, err error) {
 		return false, err
 	}
 	claim, err := claims.Get(ctx, name, metav1.GetOptions{})
-	if err := leave(claim, err, func(options metav1.DeleteOptions) error { return claims.Delete(ctx, name, options) }); err != nil || !gone {
+	if err := leave(claim, err, func(options metav1.DeleteOptions) error {
+		if err := m.disposable(ctx, claim.Spec.VolumeName); err != nil {
+			return err
+		}
+		return claims.Delete(ctx, name, options)
+	}); err != nil || !gone {
 		return false, err // the volume may be of the snapshot until it is deleted
 	}
 	snapshots := m.objects.Resource(Snapshots).Namespace(m.namespace)

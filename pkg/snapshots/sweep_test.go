@@ -70,6 +70,7 @@ func (s *scene) many(number int, backup string) *scene {
 func unlabelled(c *VolumeSnapshotContent) {
 	c.Labels, c.Spec.Policy, c.Finalizers = nil, Delete, []string{finalizerBound}
 }
+func moved(c *VolumeSnapshotContent)  { c.Labels[LabelMoved] = "true" }
 func unheld(c *VolumeSnapshotContent) { c.Finalizers = nil }
 func uncut(c *VolumeSnapshotContent)  { c.Status = ContentStatus{} }
 
@@ -115,6 +116,9 @@ func TestDecide(t *testing.T) {
 		"eleven of 219 missing":                  {scene: newScene().many(11, "b").fate("b", Missing).many(208, "c").fate("c", Stored), doubt: 1, states: map[State]int{StateDoubt: 11, StateKept: 208}},
 		"eleven of 220 missing":                  {scene: newScene().many(11, "b").fate("b", Missing).many(209, "c").fate("c", Stored), forget: namesOf(11, "b"), states: map[State]int{StateLeaving: 11, StateKept: 209}},
 		"doubt spares no failed one":             {scene: newScene().many(11, "b").fate("b", Missing).content("a", "f").fate("f", Failed), forget: []string{"a"}, doubt: 1, states: map[State]int{StateDoubt: 11, StateLeaving: 1}},
+		"moved, live":                            {scene: newScene().content("a", "b", moved).snapshot("a", "b").fate("b", Live), states: map[State]int{StateKept: 1}},
+		"moved, and stored":                      {scene: newScene().content("a", "b", moved).snapshot("a", "b").fate("b", Stored), forget: []string{"a"}, states: map[State]int{StateLeaving: 1}},
+		"moved, not read":                        {scene: newScene().content("a", "b", moved), forget: []string{"a"}, states: map[State]int{StateLeaving: 1}},
 		"its location was not read":              {scene: newScene().content("a", "b").snapshot("a", "b"), release: []string{"of-a"}, states: map[State]int{StateDoubt: 1}},
 		"another cluster's":                      {scene: newScene().content("a", "b", func(c *VolumeSnapshotContent) { c.Labels[LabelCluster] = "that" }).fate("b", Missing)},
 		"another cluster's snapshot":             {scene: newScene().snapshot("a", "b", func(of *VolumeSnapshot) { of.Labels[LabelCluster] = "that" }).fate("b", Failed)},
@@ -123,14 +127,14 @@ func TestDecide(t *testing.T) {
 		"an orphan, just seen":                   {scene: newScene().content("a", "b", unlabelled), soon: true},
 		"an orphan":                              {scene: newScene().content("a", "b", unlabelled).since("a", OrphanAge), forget: []string{"a"}, states: map[State]int{StateLeaving: 1}},
 		"an orphan that is kept":                 {scene: newScene().content("a", "b", unlabelled, func(c *VolumeSnapshotContent) { c.Spec.Policy = Retain }).since("a", time.Hour), orphans: 1},
-		"somebody's orphan":                      {scene: newScene().content("a", "b", unlabelled, func(c *VolumeSnapshotContent) { c.Spec.Ref.Name = "hf-mine" }).since("a", time.Hour)},
-		"somebody's stored snapshot":             {scene: newScene().content("a", "b", unlabelled, func(c *VolumeSnapshotContent) { c.Spec.Source = ContentSource{Snapshot: "s"} }).since("a", time.Hour)},
+		"another tool's orphan":                  {scene: newScene().content("a", "b", unlabelled, func(c *VolumeSnapshotContent) { c.Spec.Ref.Name = "hf-mine" }).since("a", time.Hour)},
+		"another tool's snapshot":                {scene: newScene().content("a", "b", unlabelled, func(c *VolumeSnapshotContent) { c.Spec.Source = ContentSource{Snapshot: "s"} }).since("a", time.Hour)},
 		"a bare snapshot, just seen":             {scene: newScene().snapshot("a", "b").fate("b", Failed), soon: true},
 		"a bare snapshot":                        {scene: newScene().snapshot("a", "b").fate("b", Failed).since("of-a", OrphanAge), release: []string{"of-a"}},
 		"a bare snapshot that is being taken up": {scene: newScene().snapshot("a", "b", takenUp("")).fate("b", Failed).since("of-a", time.Hour)},
 		"a bare snapshot with an error":          {scene: newScene().snapshot("a", "b", takenUp("no class")).fate("b", Failed).since("of-a", OrphanAge), release: []string{"of-a"}},
 		"a bare snapshot of a run":               {scene: newScene().snapshot("a", "b").fate("b", Live).since("of-a", time.Hour)},
-		"somebody's, with our labels":            {scene: newScene().snapshot("a", "b", func(of *VolumeSnapshot) { of.Name = "mine" }).fate("b", Failed).since("of-a", time.Hour)},
+		"a user's, with our labels":              {scene: newScene().snapshot("a", "b", func(of *VolumeSnapshot) { of.Name = "mine" }).fate("b", Failed).since("of-a", time.Hour)},
 		"being deleted, and stored":              {scene: newScene().content("a", "b", deletedFor(time.Minute)).fate("b", Stored), states: map[State]int{StateKept: 1}},
 		"being deleted, and not held":            {scene: newScene().content("a", "b", unheld, deletedFor(time.Minute)).fate("b", Stored), forget: []string{"a"}, states: map[State]int{StateLeaving: 1}},
 		"being deleted for long":                 {scene: newScene().content("a", "b", deletedFor(StuckAge+time.Second)).fate("b", Failed), forget: []string{"a"}, states: map[State]int{StateStuck: 1}},

@@ -48,11 +48,11 @@ func parsed(t *testing.T, isTest bool) map[string]*ast.File {
 	return files
 }
 
-// Pitfall 10: a patch changes whatever is there. Each change of a record is an
-// update of the version that it was decided on. What cmd has patches events, and a restore
-// patches what it restores, and a syncrequest the location, of which it may write nothing else, and
-// snapshots the contents of drivers, of which they know some fields only, each with the version that
-// it has read in the patch.
+// Pitfall 10: a patch changes the newest version, unread. Each change of a record is an update of the
+// version that it was decided on. The exceptions are in cmd, which patches events; in
+// a restore, which patches the objects that it restores; in a SyncRequest, which may write one field of a
+// location; and in snapshots, which know a few fields of Kubernetes's objects only. Each of their
+// patches has the version that was read.
 func TestNobodyPatches(t *testing.T) {
 	for path, file := range parsed(t, false) {
 		if !strings.HasPrefix(path, "pkg/") || slices.Contains([]string{"pkg/restore/cluster.go", "pkg/registry/requests/sync.go", "pkg/snapshots/mover.go", "pkg/snapshots/snapshots.go"}, path) {

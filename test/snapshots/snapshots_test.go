@@ -21,6 +21,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -32,6 +33,8 @@ import (
 	"k8s.io/client-go/transport"
 
 	"github.com/holdfast-io/holdfast/pkg/snapshots"
+	"github.com/holdfast-io/holdfast/test/integration/labtest"
+	"github.com/holdfast-io/holdfast/test/snapshots/kubelet"
 )
 
 const (
@@ -190,18 +193,6 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// await waits until a condition holds.
-func await(t *testing.T, what string, condition func() error) {
-	t.Helper()
-	err := condition()
-	for end := time.Now().Add(2 * time.Minute); err != nil; err = condition() {
-		if time.Now().After(end) {
-			t.Fatalf("waiting for %s: %v", what, err)
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
-}
-
 // claim returns a bound claim as a volume of a backup.
 func claim(t *testing.T, backup string) snapshots.Volume {
 	t.Helper()
@@ -220,7 +211,7 @@ func claim(t *testing.T, backup string) snapshots.Volume {
 		Backup: types.UID(backup), StoreName: backup, Location: "default", Namespace: namespace, Claim: made.Name, ClaimUID: made.UID,
 		Driver: driver, Class: "folder", Since: time.Now(), Timeout: time.Minute,
 	}
-	await(t, "the claim", func() error {
+	labtest.Eventually(t, "the claim", func() error {
 		bound, err := claims.Get(t.Context(), made.Name, metav1.GetOptions{})
 		must(t, err)
 		if bound.Status.Phase != corev1.ClaimBound {
@@ -280,7 +271,7 @@ func owed(t *testing.T, fates map[types.UID]snapshots.Fate, number int) {
 	t.Helper()
 	maps.Copy(told, fates)
 	s := &sweeper{}
-	await(t, fmt.Sprintf("%d snapshots in the storage", number), func() error {
+	labtest.Eventually(t, fmt.Sprintf("%d snapshots in the storage", number), func() error {
 		if err := s.sweep(t.Context(), alive(t), told); err != nil {
 			return err
 		}
@@ -379,7 +370,7 @@ func TestHookedAttempts(t *testing.T) {
 		last = taken
 	}
 	s := &sweeper{}
-	await(t, "one snapshot", func() error {
+	labtest.Eventually(t, "one snapshot", func() error {
 		if err := s.sweep(t.Context(), alive(t), map[types.UID]snapshots.Fate{v.Backup: snapshots.Live}); err != nil {
 			return err
 		}
@@ -402,7 +393,7 @@ func TestDriverAway(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "the storage is away") || !strings.Contains(said, "the storage is away") {
 		t.Errorf("got %v, and %q is said", err, said)
 	}
-	await(t, "the namespace", func() error {
+	labtest.Eventually(t, "the namespace", func() error {
 		taken, err := lab.objects.Resource(snapshots.Snapshots).List(t.Context(), metav1.ListOptions{})
 		if err == nil && len(taken.Items) > 0 {
 			err = errors.New("a VolumeSnapshot is left")
@@ -466,7 +457,7 @@ func TestDeletedByOthers(t *testing.T) {
 					}
 					if test.cut {
 						faults(t, "")
-						await(t, "the cut", func() error {
+						labtest.Eventually(t, "the cut", func() error {
 							if _, content = look(t); content == nil || content.Status.Handle == "" {
 								return fmt.Errorf("the content is %+v", content)
 							}
@@ -478,7 +469,7 @@ func TestDeletedByOthers(t *testing.T) {
 				}}
 			})
 			taken, err := deleting.Cut(t.Context(), v, nil)
-			if !test.cut && (err == nil || !strings.Contains(err.Error(), "was deleted by somebody") && !strings.Contains(err.Error(), "slow")) {
+			if !test.cut && (err == nil || !strings.Contains(err.Error(), "was deleted before it was cut") && !strings.Contains(err.Error(), "slow")) {
 				t.Errorf("got %v", err)
 			}
 			if !test.cut {
@@ -541,7 +532,7 @@ func TestLost(t *testing.T) {
 		faults(t, "")
 		name, of, err = alive(t).Find(t.Context(), lost)
 		must(t, err)
-		await(t, "its deletion", func() error {
+		labtest.Eventually(t, "its deletion", func() error {
 			waits, err := alive(t).Forget(t.Context(), name, of)
 			if err == nil && waits != "" {
 				err = errors.New(waits)
@@ -562,7 +553,7 @@ func lose(t *testing.T, v snapshots.Volume) string {
 	must(t, contents.Delete(t.Context(), taken.Content, metav1.DeleteOptions{}))
 	_, err = contents.Patch(t.Context(), taken.Content, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
 	must(t, err)
-	await(t, "the loss", func() error {
+	labtest.Eventually(t, "the loss", func() error {
 		if _, content := look(t); content != nil {
 			return errors.New("the content is left")
 		}
@@ -575,26 +566,34 @@ func lose(t *testing.T, v snapshots.Volume) string {
 // killed after each number of requests, what is left is hidden by the sweep, and the stored snapshot goes.
 func TestMove(t *testing.T) {
 	v := claim(t, "move")
-	v.Moved, v.StorageClass = true, "folder"
-	go kubelet(t.Context())
+	v.Moved = true
+	kept := &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "kept"}, Provisioner: driver, ReclaimPolicy: new(corev1.PersistentVolumeReclaimRetain)}
+	_, err := lab.kube.StorageV1().StorageClasses().Create(t.Context(), kept, metav1.CreateOptions{})
+	must(t, err)
+	kubelet.Run(t, lab.kube, movers, nodeless, nil)
 	before := volumes(t)
 	live := map[types.UID]bool{}
 	for at, done := int64(0), false; !done; at++ {
-		v.Backup, v.Since = types.UID(fmt.Sprint("move-", at)), time.Now()
+		v.Backup, v.Since, v.StorageClass = types.UID(fmt.Sprint("move-", at)), time.Now(), []string{"folder", "kept"}[at%2]
 		live[v.Backup] = true
 		taken, err := alive(t).Cut(t.Context(), v, nil)
 		must(t, err)
-		c, kube, ctx := dyingMover(t, at, at%2 == 0)
+		c, kube, ctx := dyingMover(t, at, at%4 < 2)
 		m := mover(c, kube)
 		exposed, err := m.Expose(ctx, v, taken, nil)
 		if err == nil {
 			if exposed.PersistentVolume == "" || exposed.Pod == "" || exposed.Node != nodeless {
 				t.Errorf("exposed is %+v", exposed)
 			}
-			for gone := false; err == nil && !gone; {
-				gone, err = m.Hide(ctx, v)
-				time.Sleep(20 * time.Millisecond)
-			}
+			var failure error
+			err = labtest.Await(ctx, "the pod to be hidden", func() error {
+				gone, err := m.Hide(ctx, v)
+				if failure = err; err == nil && !gone {
+					return errors.New("it is not gone")
+				}
+				return nil
+			})
+			err = errors.Join(err, failure)
 		}
 		if done = ctx.Err() == nil; done {
 			must(t, err)
@@ -604,7 +603,7 @@ func TestMove(t *testing.T) {
 		}
 		delete(live, v.Backup)
 		must(t, alive(t).Release(t.Context(), taken.Content))
-		await(t, "what was exposed to be hidden", func() error {
+		labtest.Eventually(t, "what was exposed to be hidden", func() error {
 			gone, err := mover(alive(t), lab.kube).SweepExposed(t.Context(), func(backup types.UID) bool { return live[backup] })
 			if err == nil && !gone {
 				err = errors.New("something is left")
@@ -612,7 +611,7 @@ func TestMove(t *testing.T) {
 			return err
 		})
 		owed(t, map[types.UID]snapshots.Fate{v.Backup: snapshots.Stored}, 0)
-		await(t, "the volumes", func() error {
+		labtest.Eventually(t, "the volumes", func() error {
 			if got := volumes(t); got != before {
 				return fmt.Errorf("there are %d, want %d", got, before)
 			}
@@ -644,31 +643,6 @@ func dyingMover(t *testing.T, requests int64, reach bool) (*snapshots.Client, ku
 	kube, err := kubernetes.NewForConfig(config)
 	must(t, err)
 	return snapshots.New(objects, uid, "holdfast"), kube, ctx
-}
-
-// kubelet stands for one: it runs all pods of movers whose claim is bound.
-func kubelet(ctx context.Context) {
-	for ; ctx.Err() == nil; time.Sleep(50 * time.Millisecond) {
-		pods, err := lab.kube.CoreV1().Pods(movers).List(ctx, metav1.ListOptions{})
-		if err != nil {
-			continue
-		}
-		for i := range pods.Items {
-			pod := &pods.Items[i]
-			claim, err := lab.kube.CoreV1().PersistentVolumeClaims(movers).Get(ctx, pod.Name, metav1.GetOptions{})
-			switch {
-			case pod.DeletionTimestamp != nil:
-				_ = lab.kube.CoreV1().Pods(movers).Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))})
-			case err != nil || claim.Status.Phase != corev1.ClaimBound:
-			case pod.Spec.NodeName == "":
-				_ = lab.kube.CoreV1().Pods(movers).Bind(ctx, &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: pod.Name, Namespace: movers}, Target: corev1.ObjectReference{Kind: "Node", Name: nodeless}}, metav1.CreateOptions{})
-			case len(pod.Status.ContainerStatuses) == 0:
-				pod.Status.Phase = corev1.PodRunning
-				pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: pod.Spec.Containers[0].Name, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
-				_, _ = lab.kube.CoreV1().Pods(movers).UpdateStatus(ctx, pod, metav1.UpdateOptions{})
-			}
-		}
-	}
 }
 
 // volumes returns how many volumes the storage has.

@@ -14,12 +14,17 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/snapshots"
 	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
-// hideInterval is the interval of looks whether an exposed snapshot is hidden.
-const hideInterval = time.Second
+const (
+	// hideInterval is the interval of looks whether an exposed snapshot is hidden.
+	hideInterval = time.Second
+	// retryInterval is the interval of attempts to hand an exposed snapshot over.
+	retryInterval = 2 * time.Second
+)
 
 // Mover makes snapshots of volumes, and exposes them to agents. It is a snapshots.Mover.
 type Mover interface {
@@ -59,7 +64,7 @@ func (v *volumes) register(name string, u *upload) {
 	v.namespaces.Insert(u.volume.Pod.Namespace)
 }
 
-// snapshotOf returns the volume to be cut. Its location needs the snapshot until the backup has ended.
+// snapshotOf returns the volume to be cut. The backup needs its snapshot until it has ended.
 func (v *volumes) snapshotOf(volume *format.Volume) snapshots.Volume {
 	of := snapshots.Volume{
 		Backup: v.run.UID, StoreName: v.run.Name, Location: v.run.Spec.Backup.StorageLocation,
@@ -154,8 +159,24 @@ func (v *volumes) prepare(ctx context.Context, u *upload, of snapshots.Volume) (
 		return leave, nil
 	}
 	record := v.recordOf(u.volume)
-	record.Spec.ReadFrom = enginev1alpha1.VolumeHolder{PodUID: exposed.Pod, Volume: exposed.Volume, PersistentVolume: exposed.PersistentVolume}
-	return leave, v.createUpload(ctx, record)
+	record.Spec.Holder, record.Spec.PersistentVolume = exposed.Pod, exposed.PersistentVolume
+	return leave, v.createPatiently(ctx, record)
+}
+
+// createPatiently waits out an API server that restarts: the snapshot has been cut and exposed.
+func (v *volumes) createPatiently(ctx context.Context, record *enginev1alpha1.VolumeUpload) error {
+	for {
+		err := v.createUpload(ctx, record)
+		if err == nil || records.Refused(err) || ctx.Err() != nil {
+			return err
+		}
+		klog.FromContext(ctx).Info("Handing a snapshot to its node failed; it will be tried again", "upload", record.Name, "err", err)
+		select {
+		case <-v.c.Clock.After(retryInterval):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }
 
 // Cut implements backup.Volumes.

@@ -13,10 +13,12 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	clienttesting "k8s.io/client-go/testing"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup"
+	"github.com/holdfast-io/holdfast/pkg/controllers/enginetest"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/snapshots"
 )
@@ -77,7 +79,7 @@ func (m *mover) Expose(ctx context.Context, v snapshots.Volume, _ snapshots.Take
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.exposed = append(m.exposed, v)
-	return snapshots.Exposed{Node: "node-7", Pod: "uid-of-holder", Volume: "data", PersistentVolume: "pv-of-snapshot"}, m.exposeFails
+	return snapshots.Exposed{Node: "node-7", Pod: "uid-of-holder", PersistentVolume: "pv-of-snapshot"}, m.exposeFails
 }
 
 // Hide needs two looks.
@@ -164,8 +166,7 @@ func TestSnapshotIsMoved(t *testing.T) {
 					t.Fatal("there is no upload")
 				}
 				want := enginev1alpha1.VolumeUploadSpec{
-					Node: "node-7", Pod: e.volume.Pod, Volume: e.volume.Name, ClaimName: "data", ClaimUID: "uid-of-data", PersistentVolume: "pv",
-					ReadFrom:              enginev1alpha1.VolumeHolder{PodUID: "uid-of-holder", Volume: "data", PersistentVolume: "pv-of-snapshot"},
+					Node: "node-7", Pod: e.volume.Pod, Volume: e.volume.Name, ClaimName: "data", ClaimUID: "uid-of-data", PersistentVolume: "pv-of-snapshot", Holder: "uid-of-holder",
 					BackupStorageLocation: "default", Repository: "shop.default", StoreName: "a", ClusterUID: "cluster",
 				}
 				if record.Spec != want {
@@ -178,6 +179,37 @@ func TestSnapshotIsMoved(t *testing.T) {
 				cut := m.cut[0]
 				if cut.Backup != "uid-of-a" || cut.Claim != "data" || cut.Class != "fast" || !cut.Moved || cut.Size != 5 || cut.Attempt != 0 {
 					t.Errorf("cut is %+v", cut)
+				}
+			})
+		})
+	}
+}
+
+// TestSnapshotIsHandedOverPatiently: an API server that restarts after the cut costs no volume, also if
+// its answer is lost.
+func TestSnapshotIsHandedOverPatiently(t *testing.T) {
+	for name, fault := range map[string]enginetest.Fault{
+		"no answer":  {Err: errors.New("connection refused")},
+		"a lost one": {Err: errors.New("connection reset"), Lost: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				e := newMoving(snapshotOf("data", "web"))
+				h := newHarness(t, &work{execute: e.execute}, newRun("a", ready))
+				h.mover = &mover{}
+				failures := 3
+				h.Fault(func(action clienttesting.Action) enginetest.Fault {
+					if action.Matches("create", "volumeuploads") && failures > 0 {
+						failures--
+						return fault
+					}
+					return enginetest.Fault{}
+				})
+				h.start(1)
+				time.Sleep(time.Minute)
+				h.report("v", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "s"})
+				if !closed(e.ended) || e.volume.Status.SnapshotID != "s" {
+					t.Errorf("the volume is %+v", e.volume.Status)
 				}
 			})
 		})

@@ -4,6 +4,7 @@
 package volumework
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -33,13 +34,10 @@ func NewUploads(config Config, own, records engineclient.VolumeUploadsGetter, in
 }
 
 func uploadTarget(record *enginev1alpha1.VolumeUpload) Target {
-	if of := record.Spec.ReadFrom; of.PodUID != "" {
-		return Target{Node: record.Spec.Node, Pod: of.PodUID, Volume: of.Volume, PersistentVolume: of.PersistentVolume, Repository: record.Spec.Repository}
-	}
 	return Target{
 		Node:             record.Spec.Node,
-		Pod:              record.Spec.Pod.UID,
-		Volume:           record.Spec.Volume,
+		Pod:              cmp.Or(record.Spec.Holder, record.Spec.Pod.UID),
+		Volume:           cmp.Or(record.Spec.Volume, record.Spec.ClaimName),
 		PersistentVolume: record.Spec.PersistentVolume,
 		HostPath:         record.Spec.HostPath,
 		Repository:       record.Spec.Repository,

@@ -702,6 +702,39 @@ func TestProgress(t *testing.T) {
 	}
 }
 
+// TestHolder: the files of a snapshot are read where another pod mounts it, and stored for the pod's own
+// volume, or for a claim that no pod uses. The pod's own files are never taken for them.
+func TestHolder(t *testing.T) {
+	h := newHarness(t, clock.RealClock{})
+	h.ready(metav1.ConditionTrue, enginev1alpha1.ReasonReady)
+	must(t, os.WriteFile(filepath.Join(h.volume("data"), "live"), []byte("changed since"), 0o640))
+	snapshot := filepath.Join(h.podsDir, "uid-of-holder/volumes/example.com~folder/pv-of-snapshot")
+	must(t, os.MkdirAll(snapshot, 0o755))
+	must(t, os.WriteFile(filepath.Join(snapshot, "file"), []byte("cut"), 0o640))
+	h.startBackups()
+	of := func(name string, change func(*enginev1alpha1.VolumeUploadSpec)) *enginev1alpha1.VolumeUpload {
+		record := h.backup(name, types.UID(name), "data")
+		record.Spec.ClaimName, record.Spec.PersistentVolume, record.Spec.Holder = "claim", "pv-of-snapshot", "uid-of-holder"
+		change(&record.Spec)
+		h.create(record)
+		return record
+	}
+	of("in-a-pod", func(*enginev1alpha1.VolumeUploadSpec) {})
+	of("without-a-pod", func(spec *enginev1alpha1.VolumeUploadSpec) {
+		spec.Pod.Name, spec.Pod.UID, spec.Volume = "", "", ""
+	})
+	for _, name := range []string{"in-a-pod", "without-a-pod"} {
+		if got := h.expect(name, enginev1alpha1.VolumePhaseCompleted).Status; got.Path != snapshot || got.Progress.BytesDone != 3 {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+	// An agent that does not know the field reads the pod's own volume, which it does not find.
+	of("older", func(spec *enginev1alpha1.VolumeUploadSpec) { spec.Holder = "" })
+	if got := h.expect("older", enginev1alpha1.VolumePhaseFailed).Status; !strings.Contains(got.Message, "pv-of-snapshot") {
+		t.Errorf("older: %+v", got)
+	}
+}
+
 // TestHostPath: a persistent volume that is a folder of the node goes there and back below a
 // root, and nowhere else.
 func TestHostPath(t *testing.T) {

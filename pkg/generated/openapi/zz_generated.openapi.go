@@ -68,7 +68,6 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.UnsettledTimes":         schema_pkg_apis_engine_v1alpha1_UnsettledTimes(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletion":         schema_pkg_apis_engine_v1alpha1_VolumeDeletion(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeDeletionList":     schema_pkg_apis_engine_v1alpha1_VolumeDeletionList(ref),
-		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeHolder":           schema_pkg_apis_engine_v1alpha1_VolumeHolder(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeProgress":         schema_pkg_apis_engine_v1alpha1_VolumeProgress(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeRepository":       schema_pkg_apis_engine_v1alpha1_VolumeRepository(ref),
 		"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeRepositoryList":   schema_pkg_apis_engine_v1alpha1_VolumeRepositoryList(ref),
@@ -3127,44 +3126,6 @@ func schema_pkg_apis_engine_v1alpha1_VolumeDeletionList(ref common.ReferenceCall
 	}
 }
 
-func schema_pkg_apis_engine_v1alpha1_VolumeHolder(ref common.ReferenceCallback) common.OpenAPIDefinition {
-	return common.OpenAPIDefinition{
-		Schema: spec.Schema{
-			SchemaProps: spec.SchemaProps{
-				Description: "VolumeHolder is a pod of Holdfast with a volume from a snapshot.",
-				Type:        []string{"object"},
-				Properties: map[string]spec.Schema{
-					"podUID": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Uid of the pod.",
-							Default:     "",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"volume": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Name of the volume in the pod's spec.",
-							Default:     "",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"persistentVolume": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Name of the PersistentVolume.",
-							Default:     "",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-				},
-				Required: []string{"podUID", "volume", "persistentVolume"},
-			},
-		},
-	}
-}
-
 func schema_pkg_apis_engine_v1alpha1_VolumeProgress(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -3863,7 +3824,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeUploadSpec(ref common.ReferenceCallba
 				Properties: map[string]spec.Schema{
 					"node": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Node that runs the pod, or the pod of readFrom.",
+							Description: "Node that runs the pod, or the holder.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -3900,7 +3861,14 @@ func schema_pkg_apis_engine_v1alpha1_VolumeUploadSpec(ref common.ReferenceCallba
 					},
 					"persistentVolume": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Name of the PersistentVolume that the claim is bound to: the volume's folder on the node. Empty for a volume without a claim, whose folder has the volume's name.",
+							Description: "Name of the PersistentVolume that is read: the volume's folder on the node. It is the claim's, or one that was made from a snapshot. Empty for a volume without a claim, whose folder has the volume's name.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"holder": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Uid of the pod that mounts a volume from a snapshot. The agent reads in place of the pod's own volume there. An agent that does not know the field fails: the pod has no such PersistentVolume.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -3910,13 +3878,6 @@ func schema_pkg_apis_engine_v1alpha1_VolumeUploadSpec(ref common.ReferenceCallba
 							Description: "Path on the node of a hostPath PersistentVolume. The kubelet makes no folder for it, and the agent uses only paths below its --host-path-roots.",
 							Type:        []string{"string"},
 							Format:      "",
-						},
-					},
-					"readFrom": {
-						SchemaProps: spec.SchemaProps{
-							Description: "The pod that mounts a snapshot of the volume, where the agent reads in place of the volume.",
-							Default:     map[string]interface{}{},
-							Ref:         ref("github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeHolder"),
 						},
 					},
 					"backupStorageLocation": {
@@ -3960,7 +3921,7 @@ func schema_pkg_apis_engine_v1alpha1_VolumeUploadSpec(ref common.ReferenceCallba
 			},
 		},
 		Dependencies: []string{
-			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodReference", "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.VolumeHolder"},
+			"github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1.PodReference"},
 	}
 }
 

@@ -7,25 +7,27 @@
 package backups
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/snapshots"
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
+	"github.com/holdfast-io/holdfast/test/snapshots/kubelet"
 )
 
 var (
@@ -104,56 +106,15 @@ func claim(t *testing.T, namespace, name, content string) (folder string) {
 	return folder
 }
 
-// kubelet runs the pods of movers: it gives each the files of its volume.
-func kubelet(t *testing.T) {
-	ctx := t.Context()
-	done := make(chan struct{})
-	t.Cleanup(func() { <-done })
-	go func() {
-		defer close(done)
-		for ; ctx.Err() == nil; time.Sleep(50 * time.Millisecond) {
-			pods, err := lab.Kube.CoreV1().Pods(movers).List(ctx, metav1.ListOptions{})
-			if err != nil {
-				continue
-			}
-			for i := range pods.Items {
-				if err := work(ctx, &pods.Items[i]); err != nil && ctx.Err() == nil {
-					t.Log("the kubelet: ", err)
-				}
-			}
+// runMovers has a kubelet give each pod of movers the files of its volume, on the agent's node.
+func runMovers(t *testing.T) {
+	kubelet.Run(t, lab.Kube, movers, labtest.Node, func(pod *corev1.Pod, volume *corev1.PersistentVolume) error {
+		folder := filepath.Join(lab.Dir, "pods", string(pod.UID), "volumes", labtest.FolderPlugin, volume.Name)
+		if err := errors.Join(os.RemoveAll(folder), os.MkdirAll(filepath.Dir(folder), 0o755)); err != nil {
+			return err
 		}
-	}()
-}
-
-func work(ctx context.Context, pod *corev1.Pod) error {
-	pods := lab.Kube.CoreV1().Pods(movers)
-	claim, err := lab.Kube.CoreV1().PersistentVolumeClaims(movers).Get(ctx, pod.Name, metav1.GetOptions{})
-	switch {
-	case pod.DeletionTimestamp != nil:
-		_ = os.RemoveAll(filepath.Join(lab.Dir, "pods", string(pod.UID)))
-		return pods.Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})
-	case err != nil || claim.Status.Phase != corev1.ClaimBound:
-		return nil
-	case pod.Spec.NodeName == "":
-		return pods.Bind(ctx, &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: pod.Name, Namespace: movers}, Target: corev1.ObjectReference{Kind: "Node", Name: labtest.Node}}, metav1.CreateOptions{})
-	case len(pod.Status.ContainerStatuses) > 0:
-		return nil
-	}
-	volume, err := lab.Kube.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
-	if err != nil {
-		return err
-	}
-	folder := filepath.Join(lab.Dir, "pods", string(pod.UID), "volumes", labtest.FolderPlugin, volume.Name)
-	if err := os.MkdirAll(filepath.Dir(folder), 0o755); err != nil {
-		return err
-	}
-	if err := os.CopyFS(folder, os.DirFS(filepath.Join(storage("volumes"), volume.Spec.CSI.VolumeHandle, "data"))); err != nil {
-		return err
-	}
-	pod.Status.Phase = corev1.PodRunning
-	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: pod.Spec.Containers[0].Name, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
-	_, err = pods.UpdateStatus(ctx, pod, metav1.UpdateOptions{})
-	return err
+		return os.CopyFS(folder, os.DirFS(filepath.Join(storage("volumes"), volume.Spec.CSI.VolumeHandle, "data")))
+	})
 }
 
 // entries counts what a folder has.
@@ -220,7 +181,7 @@ func plugin(t *testing.T, args ...string) (string, error) {
 // TestDataIsMoved: a claim that no pod uses is stored with its data at the time of the cut, and nothing
 // is left in the cluster or the storage. The next backup uploads changes only.
 func TestDataIsMoved(t *testing.T) {
-	kubelet(t)
+	runMovers(t)
 	namespace := lab.Namespace(t, "moved")
 	folder := claim(t, namespace, "idle", "first")
 	claim(t, namespace, "other", "else")
@@ -239,7 +200,7 @@ func TestDataIsMoved(t *testing.T) {
 
 // TestUnsetMeansLabelled: without any wish, the class with Velero's label decides.
 func TestUnsetMeansLabelled(t *testing.T) {
-	kubelet(t)
+	runMovers(t)
 	namespace := lab.Namespace(t, "unset")
 	claim(t, namespace, "idle", "x")
 	lab.Create(t, namespace, "unset", v1alpha1.BackupSpec{})
@@ -248,30 +209,56 @@ func TestUnsetMeansLabelled(t *testing.T) {
 	expectNothingLeft(t)
 }
 
-// TestKilledWhileItMoves: whenever the controller is killed, the backup completes with all data, and no
-// snapshot is left.
+// TestKilledWhileItMoves: in whichever state of a snapshot the controller is killed, the backup completes
+// with all data, and no snapshot is left.
 func TestKilledWhileItMoves(t *testing.T) {
-	kubelet(t)
+	runMovers(t)
 	namespace := lab.Namespace(t, "killed")
 	claim(t, namespace, "one", "1")
 	claim(t, namespace, "two", "2")
-	for i := range 8 {
-		name := fmt.Sprint("killed-", i)
-		lab.Create(t, namespace, name, v1alpha1.BackupSpec{SnapshotVolumes: new(true)})
-		time.Sleep(time.Duration(i) * 400 * time.Millisecond) // where it is killed
-		lab.Kill(t, "controller")
-		lab.Start(t, "controller")
-		lab.AwaitPhase(t, namespace, name, v1alpha1.BackupPhaseCompleted)
-		expectFile(t, namespace, name, "one", "1")
-		expectFile(t, namespace, name, "two", "2")
+	count := func(resource schema.GroupVersionResource, is func(*unstructured.Unstructured) bool) error {
+		list, err := objects.Resource(resource).List(t.Context(), metav1.ListOptions{})
+		if err == nil && !slices.ContainsFunc(list.Items, func(object unstructured.Unstructured) bool { return is(&object) }) {
+			err = errors.New("there is none")
+		}
+		return err
 	}
-	expectNothingLeft(t)
+	in := func(namespace string) func(*unstructured.Unstructured) bool {
+		return func(object *unstructured.Unstructured) bool { return object.GetNamespace() == namespace }
+	}
+	for name, reached := range map[string]func() error{
+		"a snapshot is asked for": func() error { return count(snapshots.Snapshots, in(namespace)) },
+		"its content is held": func() error {
+			return count(snapshots.Contents, func(object *unstructured.Unstructured) bool {
+				return slices.Contains(object.GetFinalizers(), snapshots.Finalizer)
+			})
+		},
+		"a cut is exposed": func() error { return count(snapshots.Snapshots, in(movers)) },
+		"a pod is made":    func() error { return count(corev1.SchemeGroupVersion.WithResource("pods"), in(movers)) },
+		"an upload is handed over": func() error {
+			return count(enginev1alpha1.SchemeGroupVersion.WithResource("volumeuploads"), func(object *unstructured.Unstructured) bool {
+				return strings.HasPrefix(object.GetName(), namespace)
+			})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			backup := labtest.Name("killed")
+			lab.Create(t, namespace, backup, v1alpha1.BackupSpec{SnapshotVolumes: new(true)})
+			labtest.Eventually(t, name, reached)
+			lab.Kill(t, "controller")
+			lab.Start(t, "controller")
+			lab.AwaitPhase(t, namespace, backup, v1alpha1.BackupPhaseCompleted)
+			expectFile(t, namespace, backup, "one", "1")
+			expectFile(t, namespace, backup, "two", "2")
+			expectNothingLeft(t)
+		})
+	}
 }
 
 // TestDriverAway: the driver's words are told, a cancellation ends the backup at once, and what the driver
 // makes later is deleted.
 func TestDriverAway(t *testing.T) {
-	kubelet(t)
+	runMovers(t)
 	namespace := lab.Namespace(t, "away")
 	claim(t, namespace, "idle", "x")
 	faults := filepath.Join(lab.Dir, "csi", "faults.json")

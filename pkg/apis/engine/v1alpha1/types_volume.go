@@ -121,10 +121,10 @@ type VolumeUploadList struct {
 // +kubebuilder:validation:XValidation:rule="has(self.claimUID) == has(oldSelf.claimUID) && (!has(self.claimUID) || self.claimUID == oldSelf.claimUID)",message="the spec of a VolumeUpload does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="has(self.persistentVolume) == has(oldSelf.persistentVolume) && (!has(self.persistentVolume) || self.persistentVolume == oldSelf.persistentVolume)",message="the spec of a VolumeUpload does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="has(self.hostPath) == has(oldSelf.hostPath) && (!has(self.hostPath) || self.hostPath == oldSelf.hostPath)",message="the spec of a VolumeUpload does not change, except by a cancellation"
-// +kubebuilder:validation:XValidation:rule="has(self.readFrom) == has(oldSelf.readFrom) && (!has(self.readFrom) || self.readFrom == oldSelf.readFrom)",message="the spec of a VolumeUpload does not change, except by a cancellation"
+// +kubebuilder:validation:XValidation:rule="has(self.holder) == has(oldSelf.holder) && (!has(self.holder) || self.holder == oldSelf.holder)",message="the spec of a VolumeUpload does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.cancel) || has(self.cancel) && self.cancel == oldSelf.cancel",message="a cancellation is not taken back"
 type VolumeUploadSpec struct {
-	// Node that runs the pod, or the pod of readFrom.
+	// Node that runs the pod, or the holder.
 	Node string `json:"node"`
 	// The pod whose volume it is. Without a name, no pod uses the claim.
 	Pod PodReference `json:"pod"`
@@ -136,18 +136,20 @@ type VolumeUploadSpec struct {
 	// Uid of the volume's claim.
 	// +optional
 	ClaimUID types.UID `json:"claimUID,omitempty"`
-	// Name of the PersistentVolume that the claim is bound to: the volume's folder on the node.
-	// Empty for a volume without a claim, whose folder has the volume's name.
+	// Name of the PersistentVolume that is read: the volume's folder on the node. It is the claim's,
+	// or one that was made from a snapshot. Empty for a volume without a claim, whose folder has the
+	// volume's name.
 	// +optional
 	PersistentVolume string `json:"persistentVolume,omitempty"`
+	// Uid of the pod that mounts a volume from a snapshot. The agent reads in place of the pod's own
+	// volume there. An agent that does not know the field fails: the pod has no such PersistentVolume.
+	// +optional
+	Holder types.UID `json:"holder,omitempty"`
 	// Path on the node of a hostPath PersistentVolume. The kubelet makes no folder for it, and the
 	// agent uses only paths below its --host-path-roots.
 	// +kubebuilder:validation:MaxLength=4096
 	// +optional
 	HostPath string `json:"hostPath,omitempty"`
-	// The pod that mounts a snapshot of the volume, where the agent reads in place of the volume.
-	// +optional
-	ReadFrom VolumeHolder `json:"readFrom,omitzero"`
 	// Name of the storage location.
 	BackupStorageLocation string `json:"backupStorageLocation"`
 	// Name of the VolumeRepository: the repository of the pod's namespace.
@@ -161,16 +163,6 @@ type VolumeUploadSpec struct {
 	// Whether to stop the upload. The agent makes it Failed when it has stopped.
 	// +optional
 	Cancel bool `json:"cancel,omitempty"`
-}
-
-// VolumeHolder is a pod of Holdfast with a volume from a snapshot.
-type VolumeHolder struct {
-	// Uid of the pod.
-	PodUID types.UID `json:"podUID"`
-	// Name of the volume in the pod's spec.
-	Volume string `json:"volume"`
-	// Name of the PersistentVolume.
-	PersistentVolume string `json:"persistentVolume"`
 }
 
 // VolumeUploadStatus is the state of an upload.

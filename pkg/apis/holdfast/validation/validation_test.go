@@ -17,6 +17,34 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
 )
 
+// TestSnapshotsThatAreOn: where snapshots are on, a backup may ask for them, and their data is moved.
+func TestSnapshotsThatAreOn(t *testing.T) {
+	yes, no := true, false
+	for _, test := range []struct {
+		volumes, move *bool
+		on            bool
+		want          []string
+	}{
+		{volumes: &yes, on: true},
+		{volumes: &yes, move: &yes, on: true},
+		{move: &yes, on: true},
+		{volumes: &no, move: &no, on: true},
+		{move: &no, on: true},
+		{volumes: &yes, move: &no, on: true, want: []string{"spec.snapshotMoveData"}},
+		{volumes: &no, move: &no},
+		{volumes: &yes, want: []string{"spec.snapshotVolumes"}},
+		{volumes: &yes, move: &yes, want: []string{"spec.snapshotVolumes", "spec.snapshotMoveData"}},
+	} {
+		var got []string
+		for _, err := range validation.ValidateBackupSpec(&v1alpha1.BackupSpec{SnapshotVolumes: test.volumes, SnapshotMoveData: test.move}, validation.Options{Snapshots: test.on}, field.NewPath("spec")) {
+			got = append(got, err.Field)
+		}
+		if !slices.Equal(got, test.want) {
+			t.Errorf("%+v: refused are %q", test, got)
+		}
+	}
+}
+
 func TestValidateBackup(t *testing.T) {
 	yes, no := true, false
 	good := &metav1.LabelSelector{MatchLabels: map[string]string{"app": "shop"}}
