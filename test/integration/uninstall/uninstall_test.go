@@ -79,8 +79,12 @@ func TestUninstall(t *testing.T) {
 	lab.Kubectl(t, "apply", "--server-side", "--force-conflicts", "-k", "../../../artifacts")
 
 	deleteByMistake(t)
+	snapshotInStorage(t)
 	commands(t, func(string) bool { return true })
 
+	if left := lab.Kubectl(t, "get", "volumesnapshotcontents", "-o", "name"); left != "" {
+		t.Errorf("%s is still there", left)
+	}
 	for _, resource := range []string{"namespaces", "customresourcedefinitions", "apiservices", "clusterroles", "clusterrolebindings", "validatingadmissionpolicies", "validatingadmissionpolicybindings", "flowschemas", "prioritylevelconfigurations"} {
 		for name := range strings.FieldsSeq(lab.Kubectl(t, "get", resource, "-o", "name")) {
 			if strings.Contains(name, "holdfast") {
@@ -91,6 +95,39 @@ func TestUninstall(t *testing.T) {
 	// The cluster works as before.
 	lab.Kubectl(t, "create", "namespace", "after")
 	lab.Kubectl(t, "delete", "namespace", "after", "--timeout=60s")
+}
+
+// snapshotInStorage makes the record of a snapshot that an interrupted backup has left. The lab
+// has no CSI driver, and so a definition of contents without a schema is enough.
+func snapshotInStorage(t *testing.T) {
+	t.Helper()
+	create(t, `apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata:
+  name: volumesnapshotcontents.snapshot.storage.k8s.io
+  annotations: {api-approved.kubernetes.io: unapproved}
+spec:
+  group: snapshot.storage.k8s.io
+  scope: Cluster
+  names: {kind: VolumeSnapshotContent, plural: volumesnapshotcontents}
+  versions:
+  - {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
+`)
+	lab.Kubectl(t, "wait", "--for=condition=Established", "--timeout=60s", "crd/volumesnapshotcontents.snapshot.storage.k8s.io")
+	create(t, `apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshotContent
+metadata:
+  name: interrupted
+  labels: {engine.holdfast.io/cluster-uid: x}
+  finalizers: [engine.holdfast.io/stored-snapshot]
+`)
+}
+
+func create(t *testing.T, manifest string) {
+	t.Helper()
+	if _, stderr, err := lab.TryKubectl(t, manifest, "create", "-f", "-"); err != nil {
+		t.Fatalf("%v: %s", err, stderr)
+	}
 }
 
 // commands runs those of the commands by which docs/install.md removes Holdfast.
