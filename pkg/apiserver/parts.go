@@ -329,6 +329,7 @@ func newSchedules(s *serverContext) (err error) {
 		Entries:         s.engine.ScheduleEntries(s.system()),
 		NamespaceUID:    s.namespaceUID,
 		Backups:         s.backups,
+		Options:         validation.Options{Snapshots: s.extra.Snapshots},
 		Authorizer:      s.authorizer,
 		Limit:           s.extra.SchedulesPerNamespace,
 		Clock:           clock.RealClock{},

@@ -195,10 +195,10 @@ func becomes(t *testing.T, kind, spec string) string {
 	var warnings []string
 	switch object := object.(type) {
 	case *v1alpha1.Backup:
-		errs, warnings = validation.ValidateBackup(object, validation.Options{}), validation.BackupWarnings(&object.Spec, nil)
+		errs, warnings = validation.ValidateBackup(object, validation.Options{}), validation.BackupWarnings(&object.Spec, validation.Options{}, nil)
 	case *v1alpha1.Schedule:
 		errs = append(validation.ValidateSchedule(object), validation.ValidateBackupSpec(&object.Spec.Template.BackupSpec, validation.Options{}, field.NewPath("spec", "template"))...)
-		warnings = validation.BackupWarnings(&object.Spec.Template.BackupSpec, nil)
+		warnings = validation.BackupWarnings(&object.Spec.Template.BackupSpec, validation.Options{}, nil)
 	case *v1alpha1.Restore:
 		errs, warnings = validation.ValidateRestore(object), validation.RestoreWarnings(&object.Spec, nil)
 	}

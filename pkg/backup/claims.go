@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/snapshots"
 )
 
 type claim struct {
@@ -42,6 +43,8 @@ type claim struct {
 	missed, lost bool
 	// block is true for a block device, scratch for the claim of a generic ephemeral volume.
 	block, scratch bool
+	// classes are the VolumeSnapshotClasses that users have named for it.
+	classes snapshots.Wishes
 	// snapshot is set if the data is read from a snapshot.
 	snapshot *format.SnapshotSource
 	// noSnapshot says why no snapshot is made although the spec wants one: its files may be read.
@@ -353,6 +356,7 @@ func (p *podVolumes) keepClaim(h *head, raw []byte) {
 	kept.uid, kept.labels = object.Metadata.UID, object.Metadata.Labels
 	kept.scratch = slices.ContainsFunc(object.Metadata.Owners, func(owner metav1.OwnerReference) bool { return owner.Kind == "Pod" })
 	kept.block = object.Spec.VolumeMode == corev1.PersistentVolumeBlock
+	kept.classes.Claim = object.Metadata.Annotations[snapshots.LabelClass]
 	if _, half := object.Metadata.Annotations[format.AnnotationIncomplete]; half {
 		p.findings.warn(subject{claimsResource, h.Metadata.Namespace, h.Metadata.Name}, halfFilled)
 	}
@@ -384,11 +388,11 @@ func (p *podVolumes) settle(ctx context.Context, key types.NamespacedName) error
 		}
 	}
 	if of.asked != nil {
-		of.action = p.policies.action(volume.traits, of.asked)
+		of.action, of.classes.Policy = p.policies.decide(volume.traits, of.asked)
 		of.asked = nil
 	}
 	if err == nil && of.volume != "" {
-		p.chooseSnapshot(key, of, volume)
+		err = p.chooseSnapshot(ctx, key, of, volume)
 	}
 	return err
 }

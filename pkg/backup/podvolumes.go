@@ -86,7 +86,8 @@ func (p *podVolumes) actionOf(pod *corev1.Pod, volume *corev1.Volume) action {
 	if claim := volume.PersistentVolumeClaim; claim != nil {
 		return p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: claim.ClaimName}].action
 	}
-	return p.policies.action(traitsInPod(&volume.VolumeSource), nil)
+	of, _ := p.policies.decide(traitsInPod(&volume.VolumeSource), nil)
+	return of
 }
 
 func (p *podVolumes) visitPod(ctx context.Context, r resource, h *head, raw []byte) error {

@@ -57,11 +57,18 @@ type policies []volumePolicy
 type volumePolicy struct {
 	Conditions volumeConditions `json:"conditions"`
 	Action     struct {
-		Type       action         `json:"type"`
-		Parameters map[string]any `json:"parameters"`
+		Type       action              `json:"type"`
+		Parameters *snapshotParameters `json:"parameters"`
 	} `json:"action"`
 
 	lower, upper apiresource.Quantity
+}
+
+// snapshotParameters are of the action snapshot.
+type snapshotParameters struct {
+	// Class is the name of a VolumeSnapshotClass.
+	Class    string `json:"snapshotClass"`
+	MoveData *bool  `json:"snapshotMoveData"`
 }
 
 type volumeConditions struct {
@@ -140,8 +147,12 @@ func (p *volumePolicy) parse() error {
 	if known := []action{skipAction, filesAction, snapshotAction}; !slices.Contains(known, p.Action.Type) {
 		return fmt.Errorf("action.type is %q: it must be one of %q", p.Action.Type, known)
 	}
-	if len(p.Action.Parameters) > 0 && p.Action.Type != snapshotAction {
+	switch parameters := p.Action.Parameters; {
+	case parameters == nil:
+	case p.Action.Type != snapshotAction:
 		return fmt.Errorf("action.parameters: the action %s has none", p.Action.Type)
+	case parameters.MoveData != nil && !*parameters.MoveData:
+		return errors.New("action.parameters.snapshotMoveData is false: the data of each snapshot is moved, so leave it out")
 	}
 	if csi := p.Conditions.CSI; csi != nil && csi.Driver == "" && len(csi.VolumeAttributes) > 0 {
 		return errors.New("conditions.csi: volumeAttributes need a driver")
@@ -173,17 +184,22 @@ func (p *volumePolicy) parse() error {
 	return nil
 }
 
-// action returns the first match's action. claim is nil for a volume without a claim.
-func (p policies) action(volume volumeTraits, claim *claimTraits) action {
+// decide returns the first match's action, and the VolumeSnapshotClass that it names or "". claim is
+// nil for a volume without a claim.
+func (p policies) decide(volume volumeTraits, claim *claimTraits) (of action, class string) {
 	if claim == nil {
 		claim = &claimTraits{}
 	}
 	for i := range p {
-		if p[i].matches(&volume, claim) {
-			return p[i].Action.Type
+		if !p[i].matches(&volume, claim) {
+			continue
 		}
+		if parameters := p[i].Action.Parameters; parameters != nil {
+			class = parameters.Class
+		}
+		return p[i].Action.Type, class
 	}
-	return noAction
+	return noAction, ""
 }
 
 func (p *volumePolicy) matches(volume *volumeTraits, claim *claimTraits) bool {

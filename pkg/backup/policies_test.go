@@ -30,6 +30,8 @@ func policy(policies ...string) map[string]string {
 	return map[string]string{"policy.yaml": text}
 }
 
+func of(decided action, _ string) action { return decided }
+
 // TestVolumeConditions goes through the conditions of Velero's resource-filtering page.
 func TestVolumeConditions(t *testing.T) {
 	decodeInto := func(raw string, into any) {
@@ -95,16 +97,16 @@ func TestVolumeConditions(t *testing.T) {
 			continue
 		}
 		for i, volume := range append(test.matches, test.not...) {
-			if got := found.action(volume, claim) == skipAction; got != (i < len(test.matches)) {
+			if got := of(found.decide(volume, claim)) == skipAction; got != (i < len(test.matches)) {
 				t.Errorf("%s matches %+v: %t", conditions, volume, got)
 			}
 		}
 	}
-	if found, _ := parsePolicies(policy("pvcPhase:[Bound]: skip")); found.action(disk, nil) != noAction {
+	if found, _ := parsePolicies(policy("pvcPhase:[Bound]: skip")); of(found.decide(disk, nil)) != noAction {
 		t.Error("a volume without a claim has a phase")
 	}
 	both, err := parsePolicies(policy("csi:{}: snapshot", "storageClass:[gp2]: fs-backup"))
-	if err != nil || both.action(disk, claim) != snapshotAction {
+	if err != nil || of(both.decide(disk, claim)) != snapshotAction {
 		t.Errorf("the first of two does not count: %v", err)
 	}
 }
@@ -135,7 +137,9 @@ func TestBadPolicies(t *testing.T) {
 		"a tiny lower bound":    {policy(`capacity:"1e-2000000000,": skip`), nil, `"1e-2000000000" is no quantity`},
 		"capacities turned":     {policy(`capacity:"2,1": skip`), nil, "the lower bound is above"},
 		"attributes of any":     {policy(`csi:{volumeAttributes:{a:b}}: skip`), nil, "volumeAttributes need a driver"},
-		"parameters":            {map[string]string{"a": "version: v1\nvolumePolicies: [{action: {type: skip, parameters: {a: b}}}]"}, nil, "the action skip has none"},
+		"parameters":            {map[string]string{"a": "version: v1\nvolumePolicies: [{action: {type: skip, parameters: {snapshotClass: b}}}]"}, nil, "the action skip has none"},
+		"an unknown parameter":  {map[string]string{"a": "version: v1\nvolumePolicies: [{action: {type: snapshot, parameters: {keepLocalSnapshots: 3}}}]"}, nil, `unknown field "keepLocalSnapshots"`},
+		"data that stays":       {map[string]string{"a": "version: v1\nvolumePolicies: [{action: {type: snapshot, parameters: {snapshotMoveData: false}}}]"}, nil, "snapshotMoveData is false: the data of each snapshot is moved"},
 		"not there":             {nil, apierrors.NewNotFound(schema.GroupResource{Resource: "configmaps"}, "mine"), `configmaps "mine" not found`},
 		"not theirs to read":    {nil, NotAllowedError("ada may not"), "ada may not"},
 		"away for too long":     {nil, apierrors.NewInternalError(errors.New("no quorum")), "no quorum"},

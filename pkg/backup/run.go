@@ -82,6 +82,9 @@ type Dependencies struct {
 	Volumes Volumes
 	// SnapshotClasses lists the cluster's classes. nil: no snapshots are made.
 	SnapshotClasses func(ctx context.Context) ([]snapshots.VolumeSnapshotClass, error)
+	// MayChooseClass returns nil if the backup's requester may create VolumeSnapshots in a namespace,
+	// and a NotAllowedError if not. SnapshotClasses need it.
+	MayChooseClass func(ctx context.Context, namespace string) error
 	// HostPathRoots are the node folders whose hostPath volumes are handed over.
 	HostPathRoots hostpath.Roots
 	Hooks         Hooks

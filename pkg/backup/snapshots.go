@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -23,6 +24,10 @@ import (
 type snapshotClasses struct {
 	on  bool
 	all []snapshots.VolumeSnapshotClass
+	// ofBackup are the classes that the backup's annotations name, by driver.
+	ofBackup map[string]string
+	// mayChoose says whether the requester may choose a class in a namespace.
+	mayChoose func(ctx context.Context, namespace string) error
 }
 
 var errSnapshotsOff = errors.New("snapshotVolumes is true, and the controller makes no snapshots: start it with --snapshots, or leave the field out")
@@ -36,7 +41,12 @@ func (e *execution) readSnapshotClasses(ctx context.Context) (snapshotClasses, e
 	case e.SnapshotClasses == nil, wanted != nil && !*wanted && e.request.Backup.Spec.ResourcePolicy == nil:
 		return snapshotClasses{}, nil
 	}
-	found := snapshotClasses{on: true}
+	found := snapshotClasses{on: true, ofBackup: map[string]string{}, mayChoose: e.mayChooseClass()}
+	for key, class := range e.request.Backup.Annotations {
+		if driver, ok := strings.CutPrefix(key, snapshots.AnnotationClassOf); ok {
+			found.ofBackup[driver] = class
+		}
+	}
 	err := retried(ctx, e.Retry, func() (err error) {
 		found.all, err = e.SnapshotClasses(ctx)
 		return err
@@ -47,22 +57,38 @@ func (e *execution) readSnapshotClasses(ctx context.Context) (snapshotClasses, e
 	return found, nil
 }
 
+// mayChooseClass returns a function that asks once for each namespace.
+func (e *execution) mayChooseClass() func(context.Context, string) error {
+	answers := map[string]error{}
+	return func(ctx context.Context, namespace string) error {
+		if answer, known := answers[namespace]; known {
+			return answer
+		}
+		answer := retried(ctx, e.Retry, func() error { return e.MayChooseClass(ctx, namespace) })
+		if ctx.Err() == nil {
+			answers[namespace] = answer
+		}
+		return answer
+	}
+}
+
 // chooseSnapshot decides whether a bound claim's data is read from a snapshot: by its volume policy,
 // else by the spec. An unset spec asks for drivers only whose class has Velero's label. A driver
 // without any class goes the way of the files, unless the policy wants a snapshot. A volume that is
 // deleted with its pod is scratch space.
-func (p *podVolumes) chooseSnapshot(key types.NamespacedName, of *claim, volume *persistentVolume) {
+func (p *podVolumes) chooseSnapshot(ctx context.Context, key types.NamespacedName, of *claim, volume *persistentVolume) error {
 	byPolicy := of.action == snapshotAction
 	if !p.snapshots.on || !byPolicy && of.action != noAction || of.unusable != "" {
-		return
+		return nil
 	}
 	if !byPolicy && (of.scratch || !ptr.Deref(p.spec.SnapshotVolumes, p.snapshots.labelled(volume.driver))) {
-		return
+		return nil
 	}
+	of.classes.Backup = p.snapshots.ofBackup[volume.driver]
 	why := p.snapshots.whyNot(of, volume)
 	if !byPolicy && why != "" {
 		of.noSnapshot = why
-		return
+		return nil
 	}
 	fail := func(why string) {
 		of.unusable, of.known, of.snapshotFailed, of.missed = why, true, true, true
@@ -71,22 +97,42 @@ func (p *podVolumes) chooseSnapshot(key types.NamespacedName, of *claim, volume 
 	switch {
 	case why != "":
 		fail(why + ", or have a volume policy name the action " + string(filesAction))
-		return
+		return nil
 	case volume.claim != of.uid:
 		fail("its persistent volume is bound to another claim")
-		return
+		return nil
 	case of.block:
 		fail("it is a block device, and only files can be read from its snapshot")
-		return
+		return nil
 	}
-	class, err := snapshots.Class(volume.driver, snapshots.Wishes{}, p.snapshots.all)
-	if err != nil {
+	class, err := p.snapshots.choose(ctx, key.Namespace, volume.driver, of.classes)
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err != nil:
 		fail(err.Error())
-		return
+		return nil
 	}
 	of.snapshot = &format.SnapshotSource{
-		Driver: volume.driver, Handle: volume.handle, Class: class.Name, StorageClass: volume.storageClass, Nodes: volume.nodes,
+		Driver: volume.driver, Handle: volume.handle, Class: class, StorageClass: volume.storageClass, Nodes: volume.nodes,
 	}
+	return nil
+}
+
+// choose returns the class of a snapshot. Another class than the cluster's may cost more or keep less.
+// Users that name one need the right to make VolumeSnapshots, by which they could choose it themselves.
+func (c snapshotClasses) choose(ctx context.Context, namespace, driver string, wishes snapshots.Wishes) (string, error) {
+	class, err := snapshots.Class(driver, wishes, c.all)
+	if err != nil {
+		return "", err
+	}
+	if usual, err := snapshots.Class(driver, snapshots.Wishes{}, c.all); err == nil && usual.Name == class.Name {
+		return class.Name, nil
+	}
+	if err := c.mayChoose(ctx, namespace); err != nil {
+		return "", fmt.Errorf("a user has named the VolumeSnapshotClass %s, which takes a right: %w", class.Name, err)
+	}
+	return class.Name, nil
 }
 
 // whyNot says why no volume can be made from a snapshot of a claim, or returns "".
@@ -96,7 +142,7 @@ func (c snapshotClasses) whyNot(of *claim, volume *persistentVolume) string {
 		return "its persistent volume " + of.volume + " is of no CSI driver: move it to one"
 	case volume.storageClass == "":
 		return "its persistent volume " + of.volume + " has no StorageClass, by which a volume is made from the snapshot: give it one"
-	case !slices.ContainsFunc(c.all, func(class snapshots.VolumeSnapshotClass) bool { return class.Driver == volume.driver }):
+	case of.classes == (snapshots.Wishes{}) && !slices.ContainsFunc(c.all, func(class snapshots.VolumeSnapshotClass) bool { return class.Driver == volume.driver }):
 		return "there is no VolumeSnapshotClass of the driver " + volume.driver + ": create one"
 	}
 	return ""

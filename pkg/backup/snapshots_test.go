@@ -34,10 +34,10 @@ func (f *fixture) withSnapshots(classes ...snapshots.VolumeSnapshotClass) *fixtu
 	return f
 }
 
-// csiClaim adds a claim with a volume of a driver.
-func (f *fixture) csiClaim(name, driver, mode string) {
+// csiClaim adds a claim with a volume of a driver, and perhaps annotations.
+func (f *fixture) csiClaim(name, driver, mode string, annotations ...string) {
 	f.add("persistentvolumes", fmt.Sprintf(`{"metadata":{"name":"pv-%s"},"spec":{"csi":{"driver":%q,"volumeHandle":"h-%[1]s"},"storageClassName":"slow","capacity":{"storage":"5Gi"},"claimRef":{"namespace":"shop","name":%[1]q,"uid":"uid-%[1]s"}}}`, name, driver))
-	f.add("persistentvolumeclaims", fmt.Sprintf(`{"metadata":{"name":%q,"namespace":"shop","uid":"uid-%[1]s"},"spec":{"volumeName":"pv-%[1]s","volumeMode":%q},"status":{"phase":"Bound"}}`, name, mode))
+	f.add("persistentvolumeclaims", fmt.Sprintf(`{"metadata":{"name":%q,"namespace":"shop","uid":"uid-%[1]s","annotations":{%[3]s}},"spec":{"volumeName":"pv-%[1]s","volumeMode":%[2]q},"status":{"phase":"Bound"}}`, name, mode, strings.Join(annotations, ",")))
 }
 
 func claimIn(volume, claim string) string {
@@ -202,5 +202,70 @@ func TestPlanOfSnapshots(t *testing.T) {
 	plan := f.plan(t.Context(), DefaultPlanLimits)
 	if len(plan.Volumes) != 1 || plan.Volumes[0].Method != v1alpha1.VolumeMethodSnapshot || !strings.Contains(plan.Volumes[0].Reason, "driver d") || plan.Volumes[0].Bytes != 5<<30 {
 		t.Errorf("the volumes are %+v", plan.Volumes)
+	}
+}
+
+// TestChosenClasses: a volume policy, the claim and the backup choose the class, in this order. Another class
+// than the cluster's takes the right to make VolumeSnapshots. A missing class is an error.
+func TestChosenClasses(t *testing.T) {
+	byPolicy := func(class string) map[string]string {
+		return map[string]string{"a": "version: v1\nvolumePolicies: [{conditions: {csi: {driver: d}}, action: {type: snapshot, parameters: {snapshotMoveData: true, snapshotClass: " + class + "}}}]"}
+	}
+	cluster := []snapshots.VolumeSnapshotClass{snapshotClass("usual", "d", true), snapshotClass("fast", "d", false), snapshotClass("cheap", "d", false), snapshotClass("else", "e", false)}
+	for name, test := range map[string]struct {
+		policy        map[string]string
+		claim, backup string
+		classes       []snapshots.VolumeSnapshotClass
+		refused       error
+		asked         int
+		want, words   string
+	}{
+		"none":                       {classes: cluster, want: "usual"},
+		"the policy's":               {classes: cluster, policy: byPolicy("fast"), claim: "cheap", backup: "usual", asked: 1, want: "fast"},
+		"the claim's":                {classes: cluster, claim: "cheap", backup: "fast", asked: 1, want: "cheap"},
+		"the backup's":               {classes: cluster, backup: "fast", asked: 1, want: "fast"},
+		"the usual one takes none":   {classes: cluster, claim: "usual", refused: NotAllowedError("ada may not"), want: "usual"},
+		"without the right":          {classes: cluster, claim: "fast", refused: NotAllowedError("ada may not"), asked: 1, words: "a user has named the VolumeSnapshotClass fast, which takes a right: ada may not"},
+		"without an answer":          {classes: cluster, claim: "fast", refused: errors.New("no quorum"), asked: 4, words: "no quorum"},
+		"a missing one":              {classes: cluster, backup: "lost", words: "the backup's annotation velero.io/csi-volumesnapshot-class_d names the VolumeSnapshotClass lost for the driver d, which does not exist"},
+		"of another driver":          {classes: cluster, claim: "else", words: "which is of the driver e and the volume of d"},
+		"one, and the driver has no": {claim: "fast", words: "names the VolumeSnapshotClass fast for the driver d, which does not exist"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, SnapshotVolumes: new(true)}).withSnapshots(test.classes...)
+			asked := 0
+			f.deps.MayChooseClass = func(_ context.Context, namespace string) error {
+				if asked++; namespace != "shop" {
+					t.Errorf("asked about the namespace %s", namespace)
+				}
+				return test.refused
+			}
+			if test.policy != nil {
+				f.request.Backup.Spec.ResourcePolicy = &v1alpha1.ResourcePolicyReference{Kind: "configmap", Name: "mine"}
+				f.deps.Policies = testPolicies(func(string, string) (map[string]string, error) { return test.policy, nil })
+			}
+			if test.backup != "" {
+				f.request.Backup.Annotations = map[string]string{"velero.io/csi-volumesnapshot-class_d": test.backup, "velero.io/csi-volumesnapshot-class_e": "lost"}
+			}
+			f.add("namespaces", namespace("shop", ""))
+			want := []string{}
+			for _, claim := range []string{"one", "two"} {
+				if test.claim != "" {
+					f.csiClaim(claim, "d", "Filesystem", fmt.Sprintf("%q:%q", snapshots.LabelClass, test.claim))
+				} else {
+					f.csiClaim(claim, "d", "Filesystem")
+				}
+				if test.want != "" {
+					want = append(want, claim+": class "+test.want+" for ")
+				}
+			}
+			outcome, errors := f.run(t), int32(2-len(want))
+			if got := f.ways(); !slices.Equal(got, want) || asked != test.asked {
+				t.Errorf("the ways are %q, want %q, after %d questions, want %d", got, want, asked, test.asked)
+			}
+			if log := f.text(t, format.LogKey("b")); outcome.Status.Errors != errors || !strings.Contains(log, test.words) {
+				t.Errorf("%d errors, want %d with %q:\n%s", outcome.Status.Errors, errors, test.words, log)
+			}
+		})
 	}
 }

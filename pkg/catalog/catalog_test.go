@@ -666,6 +666,21 @@ func TestReadVolumes(t *testing.T) {
 	}
 }
 
+// TestMethodOfASnapshot: a list says that a volume was read from a snapshot, if its data is in a repository.
+func TestMethodOfASnapshot(t *testing.T) {
+	of := format.Volume{
+		Pod: enginev1alpha1.PodReference{Namespace: "shop"}, ClaimName: "data", Snapshot: &format.SnapshotSource{Driver: "ebs"},
+		Status: enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "s"},
+	}
+	for uploader, want := range map[string]string{format.UploaderKopia: MethodMoved, format.UploaderRestic: format.UploaderRestic} {
+		pvb := format.NewPodVolumeBackup(stored("default", "daily", 1), "daily", of)
+		pvb.Spec.UploaderType = uploader
+		if got, err := newVolume(&pvb); err != nil || got.Method != want {
+			t.Errorf("%s: the method is %q, want %q: %v", uploader, got.Method, want, err)
+		}
+	}
+}
+
 func TestAVolumeIsAsItWasStored(t *testing.T) {
 	start, end := metav1.NewTime(minute(-2)), metav1.NewTime(minute(-1))
 	var pvb format.PodVolumeBackup

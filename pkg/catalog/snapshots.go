@@ -14,8 +14,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// Methods of volumes that Velero stored by snapshots. A volume of MethodMoved that has a snapshot's id
-// lies in a repository, and can be restored.
+// Methods of volumes that were stored by snapshots. A volume of MethodMoved that has a snapshot's id
+// lies in a repository, and can be restored. The others are Velero's.
 const (
 	methodCSI    = "csi-snapshot"
 	MethodMoved  = "csi-snapshot-moved"

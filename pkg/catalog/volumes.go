@@ -205,6 +205,9 @@ func newVolume(pvb *format.PodVolumeBackup) (Volume, error) {
 	if v.ClaimName != "" {
 		v.know(pvb.Itself())
 	}
+	if v.Method == format.UploaderKopia && pvb.SnapshotDriver() != "" {
+		v.Method = MethodMoved
+	}
 	if status.Phase == enginev1alpha1.VolumePhaseCompleted {
 		v.State = v1alpha1.VolumeBackupCompleted
 	}

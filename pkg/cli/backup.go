@@ -296,7 +296,7 @@ func (s *selection) selectors(label **metav1.LabelSelector, or *[]*metav1.LabelS
 type backupFlags struct {
 	selection
 	includeCluster, excludeCluster, includeNamespaced, excludeNamespaced []string
-	ttl                                                                  time.Duration
+	ttl, cutTimeout, readyTimeout                                        time.Duration
 	location, policies                                                   string
 	volumes, referenced, snapshots                                       optionalBool
 	ordered                                                              map[string]string
@@ -313,6 +313,8 @@ func (f *backupFlags) addTo(flags *pflag.FlagSet) {
 	flags.StringVar(&f.policies, "resource-policies-configmap", "", "ConfigMap with volume policies.")
 	f.volumes.addTo(flags, "default-volumes-to-fs-backup", "Files of all volumes, or of those that pods name. Default: of all claims.")
 	f.snapshots.addTo(flags, "snapshot-volumes", "Read the data of claims from snapshots by their CSI drivers. Default: if the driver's class is labelled for it.")
+	flags.DurationVar(&f.cutTimeout, "csi-snapshot-timeout", 0, "Time until a snapshot must be cut. Default: 10m.")
+	flags.DurationVar(&f.readyTimeout, "item-operation-timeout", 0, "Time from its cut until a snapshot must be ready to use. Default: 4h.")
 	f.referenced.addTo(flags, "include-referenced", "Include what selected objects need. Default: true.")
 	flags.StringToStringVar(&f.ordered, "ordered-resources", nil, "Objects to take first: RESOURCE=NAME,NAME. Repeat the flag for each resource.")
 }
@@ -332,6 +334,12 @@ func (f *backupFlags) apply(spec *v1alpha1.BackupSpec) error {
 	f.referenced.apply(&spec.IncludeReferenced)
 	if f.ttl != 0 {
 		spec.TTL = v1alpha1.Duration{Duration: f.ttl}
+	}
+	if f.cutTimeout != 0 {
+		spec.CSISnapshotTimeout = v1alpha1.Duration{Duration: f.cutTimeout}
+	}
+	if f.readyTimeout != 0 {
+		spec.ItemOperationTimeout = v1alpha1.Duration{Duration: f.readyTimeout}
 	}
 	if f.location != "" {
 		spec.StorageLocation = f.location

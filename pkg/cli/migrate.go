@@ -409,7 +409,7 @@ func (m *migration) schedule(of *unstructured.Unstructured) {
 		m.say(kind, name, "it is refused: %v", err)
 		return
 	}
-	for _, warning := range validation.BackupWarnings(&made.Spec.Template.BackupSpec, apifield.NewPath("spec", "template")) {
+	for _, warning := range validation.BackupWarnings(&made.Spec.Template.BackupSpec, validation.Options{}, apifield.NewPath("spec", "template")) {
 		m.say(kind, name, "%s", warning)
 	}
 	if !made.Spec.Paused && !m.resume {

@@ -37,8 +37,6 @@ const (
 	veleroAPIVersion = "velero.io/v1"
 	veleroNamespace  = "velero"
 	metadataVersion  = 1
-	// Velero needs this field at restore, as the timeout of its data movement.
-	csiSnapshotTimeout = 10 * time.Minute
 )
 
 // AnnotationIncomplete is on a claim until a restore has written all of its data.
@@ -112,14 +110,9 @@ type Place struct {
 type storedBackup struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
-	Spec              storedSpec   `json:"spec"`
-	Status            storedStatus `json:"status"`
-}
-
-type storedSpec struct {
 	// The API has Velero's field names and meanings.
-	v1alpha1.BackupSpec `json:",inline"`
-	CSISnapshotTimeout  metav1.Duration `json:"csiSnapshotTimeout"`
+	Spec   v1alpha1.BackupSpec `json:"spec"`
+	Status storedStatus        `json:"status"`
 }
 
 type storedStatus struct {
@@ -167,10 +160,7 @@ func EncodeBackup(backup *v1alpha1.Backup, contents Contents, cluster Cluster) (
 			Labels:            backup.Labels,
 			Annotations:       annotations,
 		},
-		Spec: storedSpec{
-			BackupSpec:         backup.Spec,
-			CSISnapshotTimeout: metav1.Duration{Duration: csiSnapshotTimeout},
-		},
+		Spec: backup.Spec,
 		Status: storedStatus{
 			Version:             metadataVersion,
 			FormatVersion:       FormatVersion,
@@ -184,6 +174,9 @@ func EncodeBackup(backup *v1alpha1.Backup, contents Contents, cluster Cluster) (
 			Progress:            status.Progress,
 			HookStatus:          status.HookStatus,
 		},
+	}
+	if stored.Spec.CSISnapshotTimeout.Duration == 0 { // Velero's restore needs it
+		stored.Spec.CSISnapshotTimeout = v1alpha1.Duration{Duration: v1alpha1.DefaultCSISnapshotTimeout}
 	}
 	data, err := json.Marshal(stored)
 	if err == nil && cluster.Key != nil {
@@ -325,7 +318,7 @@ func DecodeBackup(data []byte, place Place) (*v1alpha1.Backup, error) {
 			Labels:            stored.Labels,
 			Annotations:       decodeAnnotations(stored.Annotations),
 		},
-		Spec: stored.Spec.BackupSpec,
+		Spec: stored.Spec,
 		Status: v1alpha1.BackupStatus{
 			Phase:               phase,
 			FormatVersion:       stored.Status.FormatVersion,
@@ -343,6 +336,7 @@ func DecodeBackup(data []byte, place Place) (*v1alpha1.Backup, error) {
 	}
 	backup.Spec.StorageLocation = place.Location
 	backup.Spec.Metadata, backup.Spec.VeleroFields = v1alpha1.BackupSpecMetadata{}, v1alpha1.VeleroFields{}
+	backup.Spec.DropDefaultTimeouts()
 	backup.Spec.OrLabelSelectors = slices.DeleteFunc(backup.Spec.OrLabelSelectors, func(s *metav1.LabelSelector) bool { return s == nil })
 	if backup.UID == "" {
 		backup.UID = DerivedUID("backup", place.Location, place.StoreName)

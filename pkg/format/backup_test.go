@@ -236,6 +236,22 @@ func TestEncodeBackupHasWhatVeleroNeeds(t *testing.T) {
 	}
 }
 
+// TestTimeoutsComeBack: a backup's own limits of its snapshots are stored, and defaults are not shown.
+func TestTimeoutsComeBack(t *testing.T) {
+	for set, want := range map[time.Duration]time.Duration{0: 0, 10 * time.Minute: 0, time.Hour: time.Hour} {
+		backup := endedBackup()
+		backup.Spec.CSISnapshotTimeout = v1alpha1.Duration{Duration: set}
+		data, err := EncodeBackup(backup, nil, cluster)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := DecodeBackup(data, Place{StoreName: "shop.daily", Location: "default", SystemNamespace: "holdfast", Now: now})
+		if err != nil || got.Spec.CSISnapshotTimeout.Duration != want {
+			t.Errorf("%s comes back as %+v, %v", set, got, err)
+		}
+	}
+}
+
 func TestEndConditions(t *testing.T) {
 	for phase, succeeded := range map[v1alpha1.BackupPhase]metav1.ConditionStatus{
 		v1alpha1.BackupPhaseCompleted: metav1.ConditionTrue, v1alpha1.BackupPhaseFailed: metav1.ConditionFalse,

@@ -376,6 +376,17 @@ func TestPodVolumeBackupNamesDiffer(t *testing.T) {
 	}
 }
 
+// TestSnapshotDriver: a volume that was read from a snapshot says so.
+func TestSnapshotDriver(t *testing.T) {
+	volume := volumes()[0]
+	live := NewPodVolumeBackup(endedBackup(), "shop.daily", volume)
+	volume.Snapshot = &SnapshotSource{Driver: "ebs"}
+	cut := NewPodVolumeBackup(endedBackup(), "shop.daily", volume)
+	if live.SnapshotDriver() != "" || cut.SnapshotDriver() != "ebs" {
+		t.Errorf("the drivers are %q and %q", live.SnapshotDriver(), cut.SnapshotDriver())
+	}
+}
+
 // What is known of a volume itself comes back, but for labels that are too many for their place.
 func TestVolumeItself(t *testing.T) {
 	volume := volumes()[0]

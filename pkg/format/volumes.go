@@ -32,6 +32,7 @@ const (
 	annotationClaim              = "velero.io/pvc-name"
 	annotationVolumeNamespaceUID = AnnotationPrefix + "namespace-uid"
 	annotationVolume             = AnnotationPrefix + "volume"
+	annotationSnapshotDriver     = AnnotationPrefix + "snapshot-driver"
 	maxVolumeAnnotation          = 16 << 10
 	methodPodVolume              = "PodVolumeBackup"
 	resultSucceeded              = "succeeded"
@@ -132,6 +133,9 @@ func (p *PodVolumeBackup) NamespaceUID() types.UID {
 	return types.UID(p.Annotations[annotationVolumeNamespaceUID])
 }
 
+// SnapshotDriver returns the CSI driver whose snapshot was read; empty if the live volume was.
+func (p *PodVolumeBackup) SnapshotDriver() string { return p.Annotations[annotationSnapshotDriver] }
+
 // VolumeItself describes a claim and its persistent volume.
 type VolumeItself struct {
 	// Name, SizeBytes and Created are the persistent volume's.
@@ -224,6 +228,9 @@ func NewPodVolumeBackup(backup *v1alpha1.Backup, storeName string, volume Volume
 	}
 	if volume.NamespaceUID != "" {
 		metav1.SetMetaDataAnnotation(&pvb.ObjectMeta, annotationVolumeNamespaceUID, string(volume.NamespaceUID))
+	}
+	if volume.Snapshot != nil {
+		metav1.SetMetaDataAnnotation(&pvb.ObjectMeta, annotationSnapshotDriver, volume.Snapshot.Driver)
 	}
 	if volume.ClaimName != "" {
 		metav1.SetMetaDataAnnotation(&pvb.ObjectMeta, annotationClaim, volume.ClaimName)

@@ -70,7 +70,7 @@ func Class(driver string, wishes Wishes, all []VolumeSnapshotClass) (*VolumeSnap
 func named(driver, by, name string, all []VolumeSnapshotClass) (*VolumeSnapshotClass, error) {
 	i := slices.IndexFunc(all, func(class VolumeSnapshotClass) bool { return class.Name == name })
 	if i < 0 {
-		return nil, fmt.Errorf("%s names the VolumeSnapshotClass %s for the driver %s, which does not exist: create it, or name another", by, name, driver)
+		return nil, fmt.Errorf("%s names the VolumeSnapshotClass %.253s for the driver %s, which does not exist: create it, or name another", by, name, driver)
 	}
 	if of := all[i].Driver; of != driver {
 		return nil, fmt.Errorf("%s names the VolumeSnapshotClass %s, which is of the driver %s and the volume of %s: name a class of %[4]s", by, name, of, driver)

@@ -15,12 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-const (
-	// DefaultTimeout is Velero's default of csiSnapshotTimeout.
-	DefaultTimeout = 10 * time.Minute
-	// skew is how much the storage's clock may differ from the controller's.
-	skew = time.Minute
-)
+// skew is how much the storage's clock may differ from the controller's.
+const skew = time.Minute
 
 // Volume is a claim's volume that a backup cuts.
 type Volume struct {
@@ -46,8 +42,9 @@ type Volume struct {
 	Attempt int32
 	// Since is when the backup started: an earlier cut is not its own.
 	Since time.Time
-	// Timeout limits the time until the cut. 0 is DefaultTimeout.
-	Timeout time.Duration
+	// Timeout limits the time until the cut, ReadyTimeout the time from the cut until the storage
+	// has a snapshot that volumes can be made from.
+	Timeout, ReadyTimeout time.Duration
 }
 
 // Taken is a cut. The stored snapshot is safe from here on: its content is Retain, and held.
@@ -67,9 +64,6 @@ var errTimeout = errors.New("the time for the snapshot is over")
 // reported in words, and waited out until the timeout. After the timeout the VolumeSnapshot
 // is deleted, and its content is left to the sweep. So is all when ctx ends.
 func (c *Client) Cut(ctx context.Context, v Volume, report func(string)) (Taken, error) {
-	if v.Timeout <= 0 {
-		v.Timeout = DefaultTimeout
-	}
 	limited, cancel := context.WithTimeoutCause(ctx, v.Timeout, errTimeout)
 	defer cancel()
 	w := &cutting{Client: c, v: &v, report: report}
@@ -130,10 +124,44 @@ func (w *cutting) wait(ctx context.Context) (Taken, error) {
 		case err != nil || done:
 			return taken, err
 		}
-		if !w.pause(ctx, &pause) {
+		if !w.pause(ctx, &pause, w.lastPause) {
 			return Taken{}, context.Cause(ctx)
 		}
 	}
+}
+
+// AwaitReady waits until volumes can be made from a cut: some storages copy for hours after it. The time
+// counts from the cut, so that another attempt does not wait longer.
+func (c *Client) AwaitReady(ctx context.Context, v Volume, taken Taken, report func(string)) (Taken, error) {
+	said, pause := "", time.Duration(0)
+	for !taken.Ready {
+		words, content, err := "the storage has not finished it", (*VolumeSnapshotContent)(nil), error(nil)
+		content, err = get[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), taken.Content)
+		switch {
+		case err == nil && content == nil:
+			err = final("the VolumeSnapshotContent %s is gone: keep tools from removing its finalizers", taken.Content)
+		case err == nil && content.Status.Ready:
+			taken.Ready, taken.Size = true, max(taken.Size, content.Status.Size)
+			return taken, nil
+		case err == nil && content.message() != "":
+			words = content.message()
+		case err != nil:
+			words = err.Error()
+		}
+		if err == nil && time.Since(taken.Time) > v.ReadyTimeout {
+			err = final("it was cut, and was not ready to use within %s: %s: if the storage shows it as ready, restart the driver's csi-snapshotter", v.ReadyTimeout, words)
+		}
+		if err != nil && !passing(err) {
+			return taken, fmt.Errorf("the snapshot of the claim %s/%s by the driver %s, class %s: %w", v.Namespace, v.Claim, v.Driver, v.Class, err)
+		}
+		if words != said && report != nil && ctx.Err() == nil {
+			report(words)
+		}
+		if said = words; !c.pause(ctx, &pause, c.lastReadyPause) {
+			return taken, context.Cause(ctx)
+		}
+	}
+	return taken, nil
 }
 
 // finalError has a status, so that it does not pass.

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -360,5 +361,72 @@ func TestRelease(t *testing.T) {
 			t.Errorf("left are %+v and %+v", content, s.snapshots())
 		}
 		expectError(t, s.client().Release(t.Context(), "unknown"), "unknown")
+	})
+}
+
+// TestAwaitReady: a cut that its storage copies for hours is waited for, with few requests. The limit counts
+// from the cut, so that an attempt after a restart does not wait longer.
+func TestAwaitReady(t *testing.T) {
+	for name, test := range map[string]struct {
+		ready, restart time.Duration
+		message        string
+		words          []string
+		wait           time.Duration // at most
+	}{
+		"at once":            {},
+		"after hours":        {ready: 3 * time.Hour, wait: 3*time.Hour + time.Minute},
+		"after a restart":    {ready: 3 * time.Hour, restart: 4*time.Hour + time.Minute},
+		"never":              {message: "copied 7 %", words: []string{"was not ready to use within 4h0m0s", "copied 7 %", "class fast", "restart the driver's csi-snapshotter"}, wait: 4*time.Hour + time.Minute},
+		"never, and restart": {restart: 3 * time.Hour, words: []string{"the storage has not finished it"}, wait: time.Hour + time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, v, requests := newSidecars(t), volume(), 0
+				s.copying = test.ready > 0 || test.words != nil
+				c := s.client()
+				taken, err := c.Cut(t.Context(), v, nil)
+				if err != nil || taken.Ready == s.copying {
+					t.Fatalf("the cut is %+v, %v", taken, err)
+				}
+				s.change(s.object(Contents, "", taken.Content), func(of map[string]any) {
+					status := of["status"].(map[string]any)
+					if test.message != "" {
+						status["error"] = map[string]any{"message": test.message}
+					}
+				})
+				var copying sync.WaitGroup
+				defer copying.Wait()
+				if test.ready > 0 {
+					copying.Go(func() {
+						time.Sleep(test.ready)
+						s.change(s.object(Contents, "", taken.Content), func(of map[string]any) {
+							of["status"].(map[string]any)["readyToUse"] = true
+							of["status"].(map[string]any)["restoreSize"] = int64(9)
+						})
+					})
+				}
+				time.Sleep(test.restart)
+				s.before = func(clienttesting.Action) error { requests++; return nil }
+				begun, said := time.Now(), []string{}
+				taken, err = c.AwaitReady(t.Context(), v, taken, func(words string) { said = append(said, words) })
+				switch waited := time.Since(begun); {
+				case waited > test.wait:
+					t.Errorf("it waited %s, want at most %s", waited, test.wait)
+				case requests > 60*60*4/20+30:
+					t.Errorf("it made %d requests", requests)
+				case test.wait > 0 && len(said) != 1:
+					t.Errorf("it said %q", said)
+				case test.words != nil:
+					expectError(t, err, test.words...)
+				case err != nil || !taken.Ready || test.ready > 0 && taken.Size != 9:
+					t.Errorf("got %+v, %v", taken, err)
+				}
+			})
+		})
+	}
+	t.Run("without its content", func(t *testing.T) {
+		s := newSidecars(t)
+		_, err := s.client().AwaitReady(t.Context(), volume(), Taken{Content: "lost", Time: time.Now()}, nil)
+		expectError(t, err, "VolumeSnapshotContent lost is gone")
 	})
 }

@@ -55,7 +55,7 @@ func (c *Client) Forget(ctx context.Context, content string, uid types.UID) (wai
 		case err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err):
 			return waitsFor, fmt.Errorf("forget the VolumeSnapshotContent %s: %w", content, err)
 		}
-		if !c.pause(limited, &pause) {
+		if !c.pause(limited, &pause, c.lastPause) {
 			return waitsOr(waitsFor), nil
 		}
 	}

@@ -37,6 +37,8 @@ type sidecars struct {
 	// fails is the driver's message instead of a cut; final says that it has given up.
 	fails string
 	final bool
+	// copying has a storage that cuts, and is not ready.
+	copying bool
 	// hang has the driver delete nothing.
 	hang bool
 	// away has a sidecar that does nothing.
@@ -149,7 +151,7 @@ func (s *sidecars) cut(content *unstructured.Unstructured) {
 	handle := "stored-of-" + content.GetName()
 	s.stored = append(s.stored, handle)
 	content.SetAnnotations(nil)
-	content.Object["status"] = map[string]any{"snapshotHandle": handle, "creationTime": time.Now().UnixNano(), "restoreSize": int64(5), "readyToUse": true}
+	content.Object["status"] = map[string]any{"snapshotHandle": handle, "creationTime": time.Now().UnixNano(), "restoreSize": int64(5), "readyToUse": !s.copying}
 }
 
 // delete is strict: the stored snapshot goes only by the rules of the real sidecars.
@@ -267,7 +269,7 @@ func (s *sidecars) object(resource schema.GroupVersionResource, namespace, name 
 func volume() Volume {
 	return Volume{
 		Backup: "backup", StoreName: "nightly", Location: "default", Namespace: "shop", Claim: "data", ClaimUID: "claim",
-		Driver: "d", Handle: "volume", Class: "fast", Since: time.Now(), Timeout: time.Minute,
+		Driver: "d", Handle: "volume", Class: "fast", Since: time.Now(), Timeout: time.Minute, ReadyTimeout: 4 * time.Hour,
 	}
 }
 

@@ -132,7 +132,7 @@ func (m *Mover) Expose(ctx context.Context, v Volume, taken Taken, report func(s
 				report(said)
 			}
 		}
-		if !m.pause(ctx, &pause) {
+		if !m.pause(ctx, &pause, m.lastPause) {
 			return Exposed{}, fmt.Errorf("expose the snapshot of the claim %s/%s: %w: it waited for %s", v.Namespace, v.Claim, context.Cause(ctx), said)
 		}
 	}

@@ -203,13 +203,14 @@ type Client struct {
 	objects     dynamic.Interface
 	clusterUID  string
 	systemSpace string
-	// firstPause is the first pause between two looks; later ones are longer, up to lastPause.
-	firstPause, lastPause time.Duration
+	// firstPause is the first pause between two looks; later ones are longer, up to lastPause. Of a
+	// snapshot that its storage copies, up to lastReadyPause.
+	firstPause, lastPause, lastReadyPause time.Duration
 }
 
 // New returns a Client of the cluster with this uid.
 func New(objects dynamic.Interface, clusterUID, systemNamespace string) *Client {
-	return &Client{objects: objects, clusterUID: clusterUID, systemSpace: systemNamespace, firstPause: 100 * time.Millisecond, lastPause: time.Second}
+	return &Client{objects: objects, clusterUID: clusterUID, systemSpace: systemNamespace, firstPause: 100 * time.Millisecond, lastPause: time.Second, lastReadyPause: 20 * time.Second}
 }
 
 // Served reports whether the cluster serves the API.
@@ -363,9 +364,9 @@ func remove(ctx context.Context, from dynamic.ResourceInterface, name string, ui
 	return err
 }
 
-// pause waits, each time longer, and returns false if ctx has ended.
-func (c *Client) pause(ctx context.Context, last *time.Duration) bool {
-	*last = min(max(c.firstPause, *last*3/2), c.lastPause)
+// pause waits, each time longer, up to most. It returns false if ctx has ended.
+func (c *Client) pause(ctx context.Context, last *time.Duration, most time.Duration) bool {
+	*last = min(max(c.firstPause, *last*3/2), most)
 	timer := time.NewTimer(*last)
 	defer timer.Stop()
 	select {

@@ -68,32 +68,7 @@ var _ Pods = &PodsClient{}
 
 // MayExec implements Pods.
 func (p *PodsClient) MayExec(ctx context.Context, who enginev1alpha1.Requester, namespace string) error {
-	if who.Username == "" {
-		return backup.NotAllowedError("nobody is recorded as having asked for the backup, so nobody's right to run commands counts")
-	}
-	allowed, err := may(ctx, p.Kube, who, &authorizationv1.ResourceAttributes{Namespace: namespace, Verb: "create", Resource: "pods", Subresource: "exec"})
-	switch {
-	case err != nil:
-		return fmt.Errorf("ask whether %s may run commands in pods of the namespace %s: %w", who.Username, namespace, err)
-	case !allowed:
-		return backup.NotAllowedError(fmt.Sprintf("%s, who asked for the backup, may not create pods/exec in the namespace %s", who.Username, namespace))
-	}
-	return nil
-}
-
-// may reviews whether a requester has a right.
-func may(ctx context.Context, kube kubernetes.Interface, who enginev1alpha1.Requester, right *authorizationv1.ResourceAttributes) (bool, error) {
-	extra := map[string]authorizationv1.ExtraValue{}
-	for key, values := range who.Extra {
-		extra[key] = values
-	}
-	review, err := kube.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
-		Spec: authorizationv1.SubjectAccessReviewSpec{User: who.Username, UID: who.UID, Groups: who.Groups, Extra: extra, ResourceAttributes: right},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		return false, err
-	}
-	return review.Status.Allowed, nil
+	return reviewed{p.Kube, who}.may(ctx, &authorizationv1.ResourceAttributes{Namespace: namespace, Verb: "create", Resource: "pods", Subresource: "exec"})
 }
 
 // Exec implements Pods.

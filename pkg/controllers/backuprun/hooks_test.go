@@ -253,7 +253,7 @@ func TestPolicy(t *testing.T) {
 		review.Status.Allowed = review.Spec.ResourceAttributes.Name != "other"
 		return true, review, nil
 	})
-	ada := runPolicies{kube, enginev1alpha1.Requester{Username: "ada", Groups: []string{"devs"}}}
+	ada := reviewed{kube, enginev1alpha1.Requester{Username: "ada", Groups: []string{"devs"}}}
 	if data, err := ada.Policy(t.Context(), "shop", "mine"); err != nil || data["a"] != "b" {
 		t.Errorf("read %v, %v", data, err)
 	}
@@ -266,8 +266,31 @@ func TestPolicy(t *testing.T) {
 	if data, err := ada.Policy(t.Context(), "shop", "other"); err == nil || err.Error() != "ada, who asked for the backup, may not get configmaps in the namespace shop" {
 		t.Errorf("another's: %v, %v", data, err)
 	}
-	if data, err := (runPolicies{kube: kube}).Policy(t.Context(), "shop", "mine"); err == nil {
+	if data, err := (reviewed{kube: kube}).Policy(t.Context(), "shop", "mine"); err == nil {
 		t.Errorf("nobody reads %v", data)
+	}
+}
+
+// TestMayChooseClass: a requester that may create VolumeSnapshots may choose their class.
+func TestMayChooseClass(t *testing.T) {
+	kube := kubefake.NewClientset()
+	var asked *authorizationv1.ResourceAttributes
+	kube.PrependReactor("create", "subjectaccessreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		review := action.(clienttesting.CreateAction).GetObject().(*authorizationv1.SubjectAccessReview)
+		asked = review.Spec.ResourceAttributes
+		review.Status.Allowed = asked.Namespace == "shop"
+		return true, review, nil
+	})
+	ada := reviewed{kube, enginev1alpha1.Requester{Username: "ada"}}
+	if err := ada.MayChooseClass(t.Context(), "shop"); err != nil {
+		t.Errorf("not allowed: %v", err)
+	}
+	if want := (authorizationv1.ResourceAttributes{Namespace: "shop", Verb: "create", Group: "snapshot.storage.k8s.io", Resource: "volumesnapshots"}); *asked != want {
+		t.Errorf("asked %+v, want %+v", *asked, want)
+	}
+	err := ada.MayChooseClass(t.Context(), "bank")
+	if want := backup.NotAllowedError("ada, who asked for the backup, may not create volumesnapshots in the namespace bank"); !errors.Is(err, want) {
+		t.Errorf("another namespace: %v", err)
 	}
 }
 

@@ -4,6 +4,7 @@
 package backuprun
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 	"github.com/holdfast-io/holdfast/pkg/snapshots"
@@ -29,6 +31,7 @@ const (
 // Mover makes snapshots of volumes, and exposes them to agents. It is a snapshots.Mover.
 type Mover interface {
 	Cut(ctx context.Context, v snapshots.Volume, report func(string)) (snapshots.Taken, error)
+	AwaitReady(ctx context.Context, v snapshots.Volume, taken snapshots.Taken, report func(string)) (snapshots.Taken, error)
 	Place(ctx context.Context) (leave func(), err error)
 	Expose(ctx context.Context, v snapshots.Volume, taken snapshots.Taken, report func(string)) (snapshots.Exposed, error)
 	Hide(ctx context.Context, v snapshots.Volume) (gone bool, err error)
@@ -66,11 +69,14 @@ func (v *volumes) register(name string, u *upload) {
 
 // snapshotOf returns the volume to be cut. The backup needs its snapshot until it has ended.
 func (v *volumes) snapshotOf(volume *format.Volume) snapshots.Volume {
+	spec := &v.run.Spec.Backup
 	of := snapshots.Volume{
-		Backup: v.run.UID, StoreName: v.run.Name, Location: v.run.Spec.Backup.StorageLocation,
+		Backup: v.run.UID, StoreName: v.run.Name, Location: spec.StorageLocation,
 		Namespace: volume.Pod.Namespace, Claim: volume.ClaimName, ClaimUID: volume.ClaimUID,
 		Driver: volume.Snapshot.Driver, Handle: volume.Snapshot.Handle, Class: volume.Snapshot.Class,
 		Moved: true, Size: volume.Capacity, StorageClass: volume.Snapshot.StorageClass, Nodes: volume.Snapshot.Nodes,
+		Timeout:      cmp.Or(spec.CSISnapshotTimeout.Duration, v1alpha1.DefaultCSISnapshotTimeout),
+		ReadyTimeout: cmp.Or(spec.ItemOperationTimeout.Duration, v1alpha1.DefaultItemOperationTimeout),
 	}
 	if start := v.run.Status.StartTimestamp; start != nil {
 		of.Since = start.Time
@@ -136,7 +142,8 @@ func (v *volumes) prepare(ctx context.Context, u *upload, of snapshots.Volume) (
 			u.status.Message = "waits for " + words
 		}
 	}
-	taken, err := v.c.Mover.Cut(ctx, of, func(words string) { report("the snapshot: " + words) })
+	ofSnapshot := func(words string) { report("the snapshot: " + words) }
+	taken, err := v.c.Mover.Cut(ctx, of, ofSnapshot)
 	if err != nil {
 		return nil, err
 	}
@@ -144,6 +151,9 @@ func (v *volumes) prepare(ctx context.Context, u *upload, of snapshots.Volume) (
 	u.cut, u.status.Message, u.at = true, "", &metav1.Time{Time: taken.Time}
 	v.wakeLocked()
 	v.mu.Unlock()
+	if taken, err = v.c.Mover.AwaitReady(ctx, of, taken, ofSnapshot); err != nil {
+		return nil, err
+	}
 	if leave, err = v.c.Mover.Place(ctx); err != nil {
 		return nil, err
 	}

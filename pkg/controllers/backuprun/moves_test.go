@@ -28,9 +28,9 @@ var instant = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // mover is a Mover that answers at once, unless it is held.
 type mover struct {
-	cutFails, exposeFails error
-	// cutHeld and exposeHeld, if set, hold the work until they are closed.
-	cutHeld, exposeHeld chan struct{}
+	cutFails, readyFails, exposeFails error
+	// cutHeld, readyHeld and exposeHeld, if set, hold the work until they are closed.
+	cutHeld, readyHeld, exposeHeld chan struct{}
 
 	mu                  sync.Mutex
 	cut, exposed        []snapshots.Volume
@@ -58,6 +58,14 @@ func (m *mover) Cut(ctx context.Context, v snapshots.Volume, report func(string)
 	defer m.mu.Unlock()
 	m.cut = append(m.cut, v)
 	return snapshots.Taken{Handle: "handle", Size: 7, Time: instant}, m.cutFails
+}
+
+func (m *mover) AwaitReady(ctx context.Context, v snapshots.Volume, taken snapshots.Taken, report func(string)) (snapshots.Taken, error) {
+	if err := m.wait(ctx, m.readyHeld, report); err != nil {
+		return taken, err
+	}
+	taken.Ready = true
+	return taken, m.readyFails
 }
 
 func (m *mover) Place(context.Context) (func(), error) {
@@ -144,9 +152,11 @@ func TestSnapshotIsMoved(t *testing.T) {
 	for name, pod := range map[string]string{"of a pod": "web", "without a pod": ""} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				m := &mover{cutHeld: make(chan struct{}), exposeHeld: make(chan struct{})}
+				m := &mover{cutHeld: make(chan struct{}), readyHeld: make(chan struct{}), exposeHeld: make(chan struct{})}
 				e := newMoving(snapshotOf("data", pod))
-				h := newHarness(t, &work{execute: e.execute}, newRun("a", ready))
+				run := newRun("a", ready)
+				run.Spec.Backup.CSISnapshotTimeout.Duration = time.Hour
+				h := newHarness(t, &work{execute: e.execute}, run)
 				h.mover = m
 				h.start(1)
 				if closed(e.isCut) {
@@ -160,7 +170,15 @@ func TestSnapshotIsMoved(t *testing.T) {
 				if !closed(e.isCut) || len(h.uploads()) > 0 {
 					t.Errorf("after the cut: cut %t, uploads %v", closed(e.isCut), h.uploads())
 				}
+				if m.top != 0 {
+					t.Error("a snapshot that is not ready takes a place")
+				}
+				close(m.readyHeld)
+				if closed(m.readyHeld); m.top != 1 {
+					t.Error("it does not wait for its exposure")
+				}
 				close(m.exposeHeld)
+				synctest.Wait()
 				record := h.uploads()[e.volume.Name]
 				if record == nil {
 					t.Fatal("there is no upload")
@@ -177,7 +195,7 @@ func TestSnapshotIsMoved(t *testing.T) {
 					t.Errorf("the volume is %+v", e.volume)
 				}
 				cut := m.cut[0]
-				if cut.Backup != "uid-of-a" || cut.Claim != "data" || cut.Class != "fast" || !cut.Moved || cut.Size != 5 || cut.Attempt != 0 {
+				if cut.Backup != "uid-of-a" || cut.Claim != "data" || cut.Class != "fast" || !cut.Moved || cut.Size != 5 || cut.Attempt != 0 || cut.Timeout != time.Hour || cut.ReadyTimeout != 4*time.Hour {
 					t.Errorf("cut is %+v", cut)
 				}
 			})
@@ -220,6 +238,7 @@ func TestSnapshotIsHandedOverPatiently(t *testing.T) {
 func TestSnapshotFails(t *testing.T) {
 	for name, m := range map[string]*mover{
 		"the cut":      {cutFails: errors.New("no space")},
+		"the copy":     {readyFails: errors.New("no space")},
 		"the exposure": {exposeFails: errors.New("no space")},
 	} {
 		t.Run(name, func(t *testing.T) {

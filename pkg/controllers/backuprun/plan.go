@@ -18,7 +18,7 @@ func (e *Executor) Plan(ctx context.Context, run *enginev1alpha1.BackupRun, each
 		Discovery:     e.Discovery,
 		Client:        e.Client,
 		Hooks:         runHooks{Pods: e.Pods, run: run},
-		Policies:      runPolicies{e.Kube, run.Spec.Requester},
+		Policies:      reviewed{e.Kube, run.Spec.Requester},
 		Clock:         e.Clock,
 		PageSizes:     &e.pageSizes,
 		BlockWorkers:  e.BlockWorkers,
@@ -27,5 +27,6 @@ func (e *Executor) Plan(ctx context.Context, run *enginev1alpha1.BackupRun, each
 		HostPathRoots: e.HostPathRoots,
 
 		SnapshotClasses: e.SnapshotClasses,
+		MayChooseClass:  reviewed{e.Kube, run.Spec.Requester}.MayChooseClass,
 	}, backup.DefaultPlanLimits, each)
 }

@@ -5683,19 +5683,19 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 					},
 					"csiSnapshotTimeout": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect: Holdfast takes no snapshots.",
+							Description: "How long to wait until the driver has cut the snapshot of a volume, whose pod is frozen by hooks until then. Default 10m.",
 							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
 					"itemOperationTimeout": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect: Holdfast has no plugins to wait for. The administrator sets the time limit of a volume.",
+							Description: "How long to wait, from the cut of a snapshot, until the storage can make a volume from it. Some storages copy it for hours. The administrator sets the time limit of the upload. Default 4h.",
 							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
 					"volumeGroupSnapshotLabelKey": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect: Holdfast takes no snapshots.",
+							Description: "Has no effect: each volume has a snapshot of its own. The volumes of pods that must agree are cut while one block of hooks freezes them.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -5707,7 +5707,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect: Holdfast takes no snapshots.",
+							Description: "Has no effect: snapshots are made by CSI drivers, whose classes name their place.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -5721,7 +5721,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 					},
 					"datamover": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect: Holdfast takes no snapshots.",
+							Description: "Has no effect: the nodes' agents move the data.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -9366,19 +9366,19 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 					},
 					"csiSnapshotTimeout": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect: Holdfast takes no snapshots.",
+							Description: "How long to wait until the driver has cut the snapshot of a volume, whose pod is frozen by hooks until then. Default 10m.",
 							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
 					"itemOperationTimeout": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect: Holdfast has no plugins to wait for. The administrator sets the time limit of a volume.",
+							Description: "How long to wait, from the cut of a snapshot, until the storage can make a volume from it. Some storages copy it for hours. The administrator sets the time limit of the upload. Default 4h.",
 							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
 						},
 					},
 					"volumeGroupSnapshotLabelKey": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect: Holdfast takes no snapshots.",
+							Description: "Has no effect: each volume has a snapshot of its own. The volumes of pods that must agree are cut while one block of hooks freezes them.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -9390,7 +9390,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect: Holdfast takes no snapshots.",
+							Description: "Has no effect: snapshots are made by CSI drivers, whose classes name their place.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -9404,7 +9404,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 					},
 					"datamover": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect: Holdfast takes no snapshots.",
+							Description: "Has no effect: the nodes' agents move the data.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -9627,21 +9627,9 @@ func schema_pkg_apis_holdfast_v1alpha1_VeleroFields(ref common.ReferenceCallback
 				Description: "VeleroFields are fields of Velero's Backup that are accepted but not kept. Most are in every manifest that Velero writes. A value that is not Velero's own default, and has no effect, causes a warning.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
-					"csiSnapshotTimeout": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect: Holdfast takes no snapshots.",
-							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
-						},
-					},
-					"itemOperationTimeout": {
-						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect: Holdfast has no plugins to wait for. The administrator sets the time limit of a volume.",
-							Ref:         ref(v1alpha1.Duration{}.OpenAPIModelName()),
-						},
-					},
 					"volumeGroupSnapshotLabelKey": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect: Holdfast takes no snapshots.",
+							Description: "Has no effect: each volume has a snapshot of its own. The volumes of pods that must agree are cut while one block of hooks freezes them.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -9653,7 +9641,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VeleroFields(ref common.ReferenceCallback
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect: Holdfast takes no snapshots.",
+							Description: "Has no effect: snapshots are made by CSI drivers, whose classes name their place.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -9667,7 +9655,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VeleroFields(ref common.ReferenceCallback
 					},
 					"datamover": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Has no effect: Holdfast takes no snapshots.",
+							Description: "Has no effect: the nodes' agents move the data.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -9689,7 +9677,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VeleroFields(ref common.ReferenceCallback
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.Duration{}.OpenAPIModelName(), v1alpha1.UploaderConfigForBackup{}.OpenAPIModelName()},
+			v1alpha1.UploaderConfigForBackup{}.OpenAPIModelName()},
 	}
 }
 
@@ -9873,7 +9861,7 @@ func schema_pkg_apis_holdfast_v1alpha1_VolumeBackupStatus(ref common.ReferenceCa
 					},
 					"method": {
 						SchemaProps: spec.SchemaProps{
-							Description: "How its data was stored: kopia, restic by an old Velero, or longhorn.",
+							Description: "How its data was stored: kopia, by the files of the volume; csi-snapshot-moved, by the files of a snapshot; restic by an old Velero; longhorn; or csi-snapshot and native-snapshot, by Velero in the storage.",
 							Type:        []string{"string"},
 							Format:      "",
 						},

@@ -172,7 +172,7 @@ func (k *kind) faults(ctx context.Context, backup *v1alpha1.Backup) (field.Error
 // WarningsOnCreate implements rest.RESTCreateStrategy.
 func (k *kind) WarningsOnCreate(_ context.Context, obj runtime.Object) []string {
 	backup := obj.(*v1alpha1.Backup)
-	warnings := validation.BackupWarnings(&backup.Spec, field.NewPath("spec"))
+	warnings := validation.BackupWarnings(&backup.Spec, k.options, field.NewPath("spec"))
 	record, err := k.locations.Lister.Get(backup.Spec.StorageLocation) // else nothing is known of its state
 	if err != nil {
 		return warnings
@@ -188,6 +188,10 @@ func (k *kind) WarningsOnCreate(_ context.Context, obj runtime.Object) []string 
 func (k *kind) Canonicalize(obj runtime.Object) {
 	spec := &obj.(*v1alpha1.Backup).Spec
 	spec.Metadata, spec.VeleroFields = v1alpha1.BackupSpecMetadata{}, v1alpha1.VeleroFields{}
+	if !k.options.Snapshots {
+		spec.CSISnapshotTimeout, spec.ItemOperationTimeout = v1alpha1.Duration{}, v1alpha1.Duration{}
+	}
+	spec.DropDefaultTimeouts()
 }
 
 // defaultLocation is the first location, by name, that is marked as default. If there are

@@ -23,6 +23,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
 )
 
 func TestCreateRecordsTheRequestAndWhoMadeIt(t *testing.T) {
@@ -65,6 +66,23 @@ func TestCreateRecordsTheRequestAndWhoMadeIt(t *testing.T) {
 	}
 	if h.calls("get") != 1 { // by this test
 		t.Errorf("%d reads of records", h.calls("get"))
+	}
+}
+
+// TestTimeoutsOfSnapshots: limits are recorded where they have an effect, and defaults are left out.
+func TestTimeoutsOfSnapshots(t *testing.T) {
+	for _, test := range []struct {
+		on        bool
+		set, want time.Duration
+	}{
+		{true, 10 * time.Minute, 0}, {true, time.Hour, time.Hour}, {false, time.Hour, 0},
+	} {
+		backup := newBackup(system, "x")
+		backup.Spec.CSISnapshotTimeout.Duration = test.set
+		(&kind{options: validation.Options{Snapshots: test.on}}).Canonicalize(backup)
+		if got := backup.Spec.CSISnapshotTimeout.Duration; got != test.want {
+			t.Errorf("%+v: recorded is %s", test, got)
+		}
 	}
 }
 

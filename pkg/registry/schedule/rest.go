@@ -41,8 +41,10 @@ type Config struct {
 	Entries         engineclient.ScheduleEntryInterface
 	NamespaceUID    func(ctx context.Context, name string) (types.UID, error)
 	Backups         *backup.REST
-	Authorizer      authorizer.Authorizer
-	Clock           clock.PassiveClock
+	// Options are what the backups may ask for.
+	Options    validation.Options
+	Authorizer authorizer.Authorizer
+	Clock      clock.PassiveClock
 	// Limit bounds the schedules of each namespace except the system namespace; zero is no limit.
 	Limit int
 }
@@ -67,7 +69,7 @@ func NewREST(config Config) (*REST, error) {
 	store, err := Resource.Store(&written{
 		Log: config.Publisher.Log, publisher: config.Publisher, entries: config.Entries,
 		quota: newQuota(config), recordName: recordNames(config.SystemNamespace), namespaceUID: config.NamespaceUID, restoreUser: r.restoreUser(),
-	}, strategy{ObjectTyper: config.Scheme, NameGenerator: names.SimpleNameGenerator, restoreUser: r.restoreUser()})
+	}, strategy{ObjectTyper: config.Scheme, NameGenerator: names.SimpleNameGenerator, restoreUser: r.restoreUser(), options: config.Options})
 	if err != nil {
 		return nil, err
 	}
@@ -167,6 +169,7 @@ type strategy struct {
 	runtime.ObjectTyper
 	names.NameGenerator
 	restoreUser string
+	options     validation.Options
 }
 
 func (strategy) NamespaceScoped() bool { return true }
@@ -209,8 +212,8 @@ func (strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field
 	return validation.ValidateSchedule(is)
 }
 
-func (strategy) WarningsOnCreate(_ context.Context, obj runtime.Object) []string {
-	return validation.BackupWarnings(&obj.(*v1alpha1.Schedule).Spec.Template.BackupSpec, field.NewPath("spec", "template"))
+func (s strategy) WarningsOnCreate(_ context.Context, obj runtime.Object) []string {
+	return validation.BackupWarnings(&obj.(*v1alpha1.Schedule).Spec.Template.BackupSpec, s.options, field.NewPath("spec", "template"))
 }
 
 func (s strategy) WarningsOnUpdate(ctx context.Context, obj, _ runtime.Object) []string {

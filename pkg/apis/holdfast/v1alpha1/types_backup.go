@@ -4,6 +4,8 @@
 package v1alpha1
 
 import (
+	"time"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -170,8 +172,32 @@ type BackupSpec struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	StorageLocation string `json:"storageLocation,omitempty"`
+	// How long to wait until the driver has cut the snapshot of a volume, whose pod is frozen by hooks
+	// until then. Default 10m.
+	// +optional
+	CSISnapshotTimeout Duration `json:"csiSnapshotTimeout,omitzero"`
+	// How long to wait, from the cut of a snapshot, until the storage can make a volume from it. Some
+	// storages copy it for hours. The administrator sets the time limit of the upload. Default 4h.
+	// +optional
+	ItemOperationTimeout Duration `json:"itemOperationTimeout,omitzero"`
 	// Velero's fields that are not kept.
 	VeleroFields `json:",inline"`
+}
+
+// The limits of a snapshot that a spec does not set, as Velero's.
+const (
+	DefaultCSISnapshotTimeout   = 10 * time.Minute
+	DefaultItemOperationTimeout = 4 * time.Hour
+)
+
+// DropDefaultTimeouts leaves out timeouts that are the default: Velero writes them into each spec.
+func (s *BackupSpec) DropDefaultTimeouts() {
+	if s.CSISnapshotTimeout.Duration == DefaultCSISnapshotTimeout {
+		s.CSISnapshotTimeout = Duration{}
+	}
+	if s.ItemOperationTimeout.Duration == DefaultItemOperationTimeout {
+		s.ItemOperationTimeout = Duration{}
+	}
 }
 
 // BackupSpecMetadata is metadata in a backup's spec.
@@ -186,24 +212,18 @@ type BackupSpecMetadata struct {
 // manifest that Velero writes. A value that is not Velero's own default, and has no effect, causes
 // a warning.
 type VeleroFields struct {
-	// Has no effect: Holdfast takes no snapshots.
-	// +optional
-	CSISnapshotTimeout Duration `json:"csiSnapshotTimeout,omitzero"`
-	// Has no effect: Holdfast has no plugins to wait for. The administrator sets the time limit of
-	// a volume.
-	// +optional
-	ItemOperationTimeout Duration `json:"itemOperationTimeout,omitzero"`
-	// Has no effect: Holdfast takes no snapshots.
+	// Has no effect: each volume has a snapshot of its own. The volumes of pods that must agree are cut
+	// while one block of hooks freezes them.
 	// +optional
 	// +kubebuilder:validation:MaxLength=317
 	VolumeGroupSnapshotLabelKey string `json:"volumeGroupSnapshotLabelKey,omitempty"`
-	// Has no effect: Holdfast takes no snapshots.
+	// Has no effect: snapshots are made by CSI drivers, whose classes name their place.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=32
 	// +kubebuilder:validation:items:MaxLength=253
 	VolumeSnapshotLocations []string `json:"volumeSnapshotLocations,omitempty"`
-	// Has no effect: Holdfast takes no snapshots.
+	// Has no effect: the nodes' agents move the data.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	DataMover string `json:"datamover,omitempty"`

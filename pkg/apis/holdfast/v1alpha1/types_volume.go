@@ -180,7 +180,9 @@ type VolumeBackupStatus struct {
 	// Completed, its store has lost data of it.
 	// +optional
 	Phase string `json:"phase,omitempty"`
-	// How its data was stored: kopia, restic by an old Velero, or longhorn.
+	// How its data was stored: kopia, by the files of the volume; csi-snapshot-moved, by the files of a
+	// snapshot; restic by an old Velero; longhorn; or csi-snapshot and native-snapshot, by Velero in
+	// the storage.
 	// +optional
 	Method string `json:"method,omitempty"`
 	// Its place: store://LOCATION/kopia/NAMESPACE?snapshot=ID, or, in a Longhorn store,

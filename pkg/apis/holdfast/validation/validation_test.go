@@ -45,6 +45,20 @@ func TestSnapshotsThatAreOn(t *testing.T) {
 	}
 }
 
+// TestTimeoutsOfSnapshots: they have an effect where snapshots are on, and none is negative.
+func TestTimeoutsOfSnapshots(t *testing.T) {
+	spec := &v1alpha1.BackupSpec{CSISnapshotTimeout: v1alpha1.Duration{Duration: time.Hour}, ItemOperationTimeout: v1alpha1.Duration{Duration: time.Hour}}
+	for on, want := range map[bool]int{false: 2, true: 0} {
+		if warnings := validation.BackupWarnings(spec, validation.Options{Snapshots: on}, field.NewPath("spec")); len(warnings) != want {
+			t.Errorf("snapshots %t: %q", on, warnings)
+		}
+	}
+	spec.CSISnapshotTimeout.Duration, spec.ItemOperationTimeout.Duration = -1, -1
+	if errs := validation.ValidateBackupSpec(spec, validation.Options{Snapshots: true}, field.NewPath("spec")); len(errs) != 2 {
+		t.Errorf("negative ones: %v", errs)
+	}
+}
+
 func TestValidateBackup(t *testing.T) {
 	yes, no := true, false
 	good := &metav1.LabelSelector{MatchLabels: map[string]string{"app": "shop"}}

@@ -15,30 +15,28 @@ import (
 
 // The values that Velero fills in where nobody has set any.
 const (
-	velerosCSISnapshotTimeout   = 10 * time.Minute
-	velerosItemOperationTimeout = 4 * time.Hour
-	velerosGroupLabelKey        = "velero.io/volume-group"
-	velerosSnapshotLocation     = "default"
-	velerosDataMover            = "velero"
+	velerosGroupLabelKey    = "velero.io/volume-group"
+	velerosSnapshotLocation = "default"
+	velerosDataMover        = "velero"
 )
 
-// BackupWarnings says which fields of a Backup's spec have no effect, though somebody has
-// set them: Velero would have filled in another value.
-func BackupWarnings(spec *v1alpha1.BackupSpec, at *field.Path) []string {
-	const noSnapshots = "Holdfast takes no snapshots of volumes, and backs up their files"
+// BackupWarnings says which set fields of a Backup's spec have no effect. Velero would have filled in
+// another value.
+func BackupWarnings(spec *v1alpha1.BackupSpec, options Options, at *field.Path) []string {
+	const snapshotsOff = "snapshots of volumes are off (docs/snapshots.md)"
 	var warnings []string
 	ignored := func(set bool, name, because string) {
 		if set {
 			warnings = append(warnings, fmt.Sprintf("%s has no effect: %s", at.Child(name), because))
 		}
 	}
-	ignored(other(spec.CSISnapshotTimeout, velerosCSISnapshotTimeout), "csiSnapshotTimeout", noSnapshots)
-	ignored(spec.DataMover != "" && spec.DataMover != velerosDataMover, "datamover", noSnapshots)
+	ignored(!options.Snapshots && other(spec.CSISnapshotTimeout, v1alpha1.DefaultCSISnapshotTimeout), "csiSnapshotTimeout", snapshotsOff)
+	ignored(spec.DataMover != "" && spec.DataMover != velerosDataMover, "datamover", "the nodes' agents move the data")
 	ignored(spec.DefaultVolumesToRestic != nil && !*spec.DefaultVolumesToRestic, "defaultVolumesToRestic", "set defaultVolumesToFsBackup: false to back up no volumes but those that pods name")
-	ignored(other(spec.ItemOperationTimeout, velerosItemOperationTimeout), "itemOperationTimeout", "--pod-volume-timeout of the controller says how long a volume may take")
+	ignored(!options.Snapshots && other(spec.ItemOperationTimeout, v1alpha1.DefaultItemOperationTimeout), "itemOperationTimeout", "--pod-volume-timeout of the controller says how long a volume may take")
 	ignored(spec.UploaderConfig != nil && spec.UploaderConfig.ParallelFilesUpload != 0, "uploaderConfig.parallelFilesUpload", "the node's agent reads as many files at once as its processors allow; loadConcurrency of the node agents says how many volumes move at once")
-	ignored(spec.VolumeGroupSnapshotLabelKey != "" && spec.VolumeGroupSnapshotLabelKey != velerosGroupLabelKey, "volumeGroupSnapshotLabelKey", noSnapshots)
-	ignored(len(spec.VolumeSnapshotLocations) > 0 && !slices.Equal(spec.VolumeSnapshotLocations, []string{velerosSnapshotLocation}), "volumeSnapshotLocations", noSnapshots)
+	ignored(spec.VolumeGroupSnapshotLabelKey != "" && spec.VolumeGroupSnapshotLabelKey != velerosGroupLabelKey, "volumeGroupSnapshotLabelKey", "each volume has a snapshot of its own")
+	ignored(len(spec.VolumeSnapshotLocations) > 0 && !slices.Equal(spec.VolumeSnapshotLocations, []string{velerosSnapshotLocation}), "volumeSnapshotLocations", "snapshots are made by CSI drivers, whose classes name their place")
 	return warnings
 }
 
@@ -51,7 +49,7 @@ func RestoreWarnings(spec *v1alpha1.RestoreSpec, at *field.Path) []string {
 			warnings = append(warnings, fmt.Sprintf("%s has no effect: %s", at.Child(name), because))
 		}
 	}
-	ignored(other(spec.ItemOperationTimeout, velerosItemOperationTimeout), "itemOperationTimeout", "--pod-volume-timeout of the controller says how long a volume may take")
+	ignored(other(spec.ItemOperationTimeout, v1alpha1.DefaultItemOperationTimeout), "itemOperationTimeout", "--pod-volume-timeout of the controller says how long a volume may take")
 	if uploader := spec.UploaderConfig; uploader != nil {
 		ignored(uploader.ParallelFilesDownload != 0, "uploaderConfig.parallelFilesDownload", "the node's agent writes as many files at once as its processors allow; loadConcurrency of the node agents says how many volumes move at once")
 		ignored(uploader.WriteSparseFiles != nil && !*uploader.WriteSparseFiles, "uploaderConfig.writeSparseFiles", "blocks of zeros become holes of the files in any case")
