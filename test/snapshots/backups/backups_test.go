@@ -25,6 +25,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/catalog"
 	"github.com/holdfast-io/holdfast/pkg/snapshots"
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
 	"github.com/holdfast-io/holdfast/test/snapshots/kubelet"
@@ -196,6 +197,65 @@ func TestDataIsMoved(t *testing.T) {
 		expectFile(t, namespace, content, "other", "else")
 		expectNothingLeft(t)
 	}
+	stored, err := lab.Holdfast.HoldfastV1alpha1().VolumeBackups(namespace).List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	for i := range stored.Items {
+		if got := stored.Items[i].Status.Method; got != catalog.MethodMoved {
+			t.Errorf("the method of %s is %q, want %q", stored.Items[i].Name, got, catalog.MethodMoved)
+		}
+	}
+	if len(stored.Items) != 4 {
+		t.Errorf("%d volumes are listed, want 4", len(stored.Items))
+	}
+}
+
+// TestSlowStorage: a snapshot of the class that its claim names is cut, and copied for a while. Its backup
+// waits for it without a pod, and completes.
+func TestSlowStorage(t *testing.T) {
+	runMovers(t)
+	namespace := lab.Namespace(t, "slow")
+	claim(t, namespace, "idle", "x")
+	lab.Kubectl(t, "annotate", "pvc", "idle", "-n", namespace, snapshots.LabelClass+"=folder-kept")
+	removeFaults := inject(t, `{"readyAfter":"1h"}`)
+	lab.Create(t, namespace, "slow", v1alpha1.BackupSpec{SnapshotVolumes: new(true)})
+	expectMessage(t, namespace, "slow", "the storage has not finished it")
+	contents, err := objects.Resource(snapshots.Contents).List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	for i := range contents.Items {
+		if class, _, _ := unstructured.NestedString(contents.Items[i].Object, "spec", "volumeSnapshotClassName"); class != "folder-kept" {
+			t.Errorf("the class is %q, want the claim's", class)
+		}
+	}
+	pods, err := lab.Kube.CoreV1().Pods(movers).List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	if len(contents.Items) != 1 || len(pods.Items) != 0 {
+		t.Errorf("there are %d contents and %d pods, want 1 and none", len(contents.Items), len(pods.Items))
+	}
+	removeFaults()
+	lab.AwaitPhase(t, namespace, "slow", v1alpha1.BackupPhaseCompleted)
+	expectFile(t, namespace, "slow", "idle", "x")
+	expectNothingLeft(t)
+}
+
+// inject has the driver fail, until remove is called.
+func inject(t *testing.T, faults string) (remove func()) {
+	t.Helper()
+	file := filepath.Join(lab.Dir, "csi", "faults.json")
+	must(t, os.WriteFile(file, []byte(faults), 0o644))
+	t.Cleanup(func() { _ = os.Remove(file) })
+	return func() { must(t, os.Remove(file)) }
+}
+
+// expectMessage waits until a backup says something.
+func expectMessage(t *testing.T, namespace, name, words string) {
+	t.Helper()
+	labtest.Eventually(t, "the backup to say "+words, func() error {
+		backup, err := lab.Holdfast.HoldfastV1alpha1().Backups(namespace).Get(t.Context(), name, metav1.GetOptions{})
+		if err == nil && !strings.Contains(backup.Status.Message, words) {
+			err = fmt.Errorf("the message is %q", backup.Status.Message)
+		}
+		return err
+	})
 }
 
 // TestUnsetMeansLabelled: without any wish, the class with Velero's label decides.
@@ -261,20 +321,12 @@ func TestDriverAway(t *testing.T) {
 	runMovers(t)
 	namespace := lab.Namespace(t, "away")
 	claim(t, namespace, "idle", "x")
-	faults := filepath.Join(lab.Dir, "csi", "faults.json")
-	must(t, os.WriteFile(faults, []byte(`{"fail":{"CreateSnapshot":{"code":"UNAVAILABLE","message":"the storage is away"}}}`), 0o644))
-	t.Cleanup(func() { _ = os.Remove(faults) })
+	removeFaults := inject(t, `{"fail":{"CreateSnapshot":{"code":"UNAVAILABLE","message":"the storage is away"}}}`)
 	lab.Create(t, namespace, "away", v1alpha1.BackupSpec{SnapshotVolumes: new(true)})
-	labtest.Eventually(t, "the driver's words", func() error {
-		backup, err := lab.Holdfast.HoldfastV1alpha1().Backups(namespace).Get(t.Context(), "away", metav1.GetOptions{})
-		if err == nil && !strings.Contains(backup.Status.Message, "Unavailable") {
-			err = fmt.Errorf("the message is %q", backup.Status.Message)
-		}
-		return err
-	})
+	expectMessage(t, namespace, "away", "Unavailable")
 	_, err := plugin(t, "backup", "cancel", "away", "-n", namespace)
 	must(t, err)
 	lab.AwaitPhase(t, namespace, "away", v1alpha1.BackupPhaseCancelled)
-	must(t, os.Remove(faults))
+	removeFaults()
 	expectNothingLeft(t)
 }
