@@ -4,7 +4,7 @@
 
 # Measures Holdfast on a Kubernetes of its own, and prints counts, and ratios
 # against Velero, Kopia or a limit: docs/performance.md says what they mean.
-# Usage: hack/bench.sh [plan|queue|objects|restore|served|catalogue|custom|maintenance|volume|files|far|list|claims|plugin|stores]...   without arguments all of them
+# Usage: hack/bench.sh [plan|queue|objects|restore|served|catalogue|custom|maintenance|volume|files|far|list|claims|plugin|stores|snapshots]...   without arguments all of them
 # HOLDFAST_BENCH_SMALL=1 makes the part plugin a hundred times as small, to try it out.
 set -o errexit -o nounset -o pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -211,6 +211,13 @@ stores() {
   } | measure stores
 }
 
+# In a lab of its own, whose sidecars are built the first time.
+snapshots() {
+  say "Claims that are backed up from snapshots at once, with slow and with fast sidecars"
+  "${bin}/lab" build --snapshots --bin "${bin}"
+  go test ./test/snapshots/backups -timeout 90m -run '^$' -benchtime 1x -bench '^BenchmarkSnapshots$' | measure snapshots
+}
+
 kopia_version() { go list -C "$1" -m -f '{{.Version}}' github.com/kopia/kopia; }
 if [[ "$(kopia_version .)" != "$(kopia_version hack/bench/kopia)" ]]; then
   echo "bench: Holdfast and hack/bench/kopia use different versions of Kopia; make them the same" >&2
@@ -223,11 +230,11 @@ export HOLDFAST_KOPIA="${bin}/kopia"
 mkdir -p "${results}"
 : >"${results}/rows"
 fresh_lab
-for benchmark in "${@:-plan queue objects restore served catalogue custom maintenance volume files far list claims plugin stores}"; do
+for benchmark in "${@:-plan queue objects restore served catalogue custom maintenance volume files far list claims plugin stores snapshots}"; do
   for one in ${benchmark}; do
     case "${one}" in
-    plan | queue | objects | restore | claims | served | catalogue | custom | maintenance | volume | files | far | list | plugin | stores) "${one}" ;;
-    *) echo "bench: there is no benchmark ${one}; there are plan, queue, objects, restore, claims, served, catalogue, custom, maintenance, volume, files, far, list, plugin and stores" >&2; exit 2 ;;
+    plan | queue | objects | restore | claims | served | catalogue | custom | maintenance | volume | files | far | list | plugin | stores | snapshots) "${one}" ;;
+    *) echo "bench: there is no benchmark ${one}; there are plan, queue, objects, restore, claims, served, catalogue, custom, maintenance, volume, files, far, list, plugin, stores and snapshots" >&2; exit 2 ;;
     esac
   done
 done

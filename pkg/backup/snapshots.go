@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
@@ -51,7 +52,11 @@ func (e *execution) readSnapshotClasses(ctx context.Context) (snapshotClasses, e
 		found.all, err = e.SnapshotClasses(ctx)
 		return err
 	})
-	if err != nil {
+	switch {
+	case apierrors.IsForbidden(err) && wanted == nil && e.request.Backup.Spec.ResourcePolicy == nil:
+		e.findings.warn(subject{}, "no snapshots are made, and files are backed up in their place: the controller lacks the rights of the ClusterRole holdfast-snapshots: "+err.Error())
+		return snapshotClasses{}, nil
+	case err != nil:
 		return snapshotClasses{}, fmt.Errorf("read the cluster's VolumeSnapshotClasses: %w", err)
 	}
 	return found, nil

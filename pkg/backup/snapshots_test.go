@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	gocmp "github.com/google/go-cmp/cmp"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
@@ -160,6 +161,27 @@ func TestSnapshotsThatCantBeMade(t *testing.T) {
 		f.deps.SnapshotClasses = classes
 		if outcome := f.run(t); outcome.Status.Phase != v1alpha1.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, words) {
 			t.Errorf("%s: %+v", words, outcome.Status)
+		}
+	}
+}
+
+// TestSnapshotsWithoutRights: a controller without the rights of its flag backs up files, and warns of it. A
+// backup that asks for snapshots fails.
+func TestSnapshotsWithoutRights(t *testing.T) {
+	for _, wanted := range []*bool{nil, new(true)} {
+		f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, SnapshotVolumes: wanted})
+		f.deps.SnapshotClasses = func(context.Context) ([]snapshots.VolumeSnapshotClass, error) {
+			return nil, apierrors.NewForbidden(snapshots.Classes.GroupResource(), "", errors.New("no role"))
+		}
+		f.add("namespaces", namespace("shop", ""))
+		f.csiClaim("used", "d", "Filesystem")
+		f.add("pods", podWith("web", "", claimIn("u", "used")))
+		outcome, want := f.run(t), v1alpha1.BackupPhaseCompleted
+		if wanted != nil {
+			want = v1alpha1.BackupPhaseFailed
+		}
+		if outcome.Status.Phase != want || want == v1alpha1.BackupPhaseCompleted && (outcome.Status.Warnings != 1 || !slices.Equal(f.ways(), []string{"used: files in web"})) {
+			t.Errorf("%+v, %q", outcome.Status, f.ways())
 		}
 	}
 }

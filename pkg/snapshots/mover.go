@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -20,9 +21,11 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/restorewait"
 	"github.com/holdfast-io/holdfast/pkg/waits"
@@ -43,6 +46,10 @@ const (
 	atOnceCut = 8
 	// whyInterval is the interval of questions why a pod does not run.
 	whyInterval = 5 * time.Second
+	// remakeAfter is the least age of a failed pod that is made anew.
+	remakeAfter = 30 * time.Second
+	// taintsInterval is the interval of looks at the nodes' taints.
+	taintsInterval = time.Minute
 	// moverVolume is the name of the volume in a mover's pod.
 	moverVolume = "data"
 	// holdTime ends a mover's pod that was forgotten.
@@ -62,6 +69,9 @@ type Mover struct {
 	mu sync.Mutex
 	// cutting bounds the cuts of each driver.
 	cutting map[string]chan struct{}
+	// tolerated are the nodes' taints, as of a time.
+	tolerated   []corev1.Toleration
+	toleratedAt time.Time
 }
 
 // NewMover returns a Mover. image returns the program's own image.
@@ -141,34 +151,40 @@ func (m *Mover) Expose(ctx context.Context, v Volume, taken Taken, report func(s
 // expose makes what is missing, and looks at the pod.
 func (m *Mover) expose(ctx context.Context, v *Volume, taken *Taken) (exposed Exposed, waitsFor string, err error) {
 	pods := m.kube.CoreV1().Pods(m.namespace)
-	pod, err := pods.Get(ctx, v.name(), metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		if err = m.make(ctx, v, taken); err == nil {
-			pod, err = pods.Get(ctx, v.name(), metav1.GetOptions{})
-		}
-	}
-	if err != nil {
+	claim, err := m.kube.CoreV1().PersistentVolumeClaims(m.namespace).Get(ctx, v.name(), metav1.GetOptions{})
+	missing := apierrors.IsNotFound(err)
+	if err != nil && !missing {
 		return exposed, "", err
 	}
-	if pod.Labels[LabelMoverBackup] != string(v.Backup) || pod.DeletionTimestamp != nil {
-		return exposed, "the deletion of the pod " + pod.Name, nil
+	pod, err := pods.Get(ctx, v.name(), metav1.GetOptions{})
+	if missing || apierrors.IsNotFound(err) {
+		waitsFor, err = m.make(ctx, v, taken)
+		return exposed, cmp.Or(waitsFor, "the pod "+v.name()), err
 	}
-	claim, err := m.kube.CoreV1().PersistentVolumeClaims(m.namespace).Get(ctx, v.name(), metav1.GetOptions{})
 	if err != nil {
 		return exposed, "", err
 	}
 	running := slices.ContainsFunc(pod.Status.ContainerStatuses, func(status corev1.ContainerStatus) bool { return status.State.Running != nil })
 	switch {
+	case pod.DeletionTimestamp != nil || pod.Labels[LabelMoverBackup] != string(v.Backup):
+		return exposed, "the deletion of the pod " + pod.Name, nil
+	case claim.DeletionTimestamp != nil:
+		return exposed, "the deletion of the claim " + claim.Name, nil
 	case pod.Status.Phase == corev1.PodFailed, pod.Status.Phase == corev1.PodSucceeded:
-		return exposed, "", final("the pod %s/%s has ended: %s", pod.Namespace, pod.Name, cmp.Or(pod.Status.Message, "it was not to"))
+		// Its node has evicted or refused it, perhaps during an earlier attempt.
+		if time.Since(pod.CreationTimestamp.Time) > remakeAfter {
+			err = pods.Delete(ctx, pod.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}})
+		}
+		return exposed, fmt.Sprintf("the pod %s, which has ended, to be made anew: %s", pod.Name, cmp.Or(pod.Status.Message, pod.Status.Reason, "it was not to")), err
 	case !running || pod.Spec.NodeName == "" || claim.Spec.VolumeName == "":
 		return exposed, "the pod " + pod.Name, nil
 	}
 	return Exposed{Node: pod.Spec.NodeName, Pod: pod.UID, PersistentVolume: claim.Spec.VolumeName}, "", nil
 }
 
-// make makes the content, the VolumeSnapshot, the claim and the pod, unless they exist.
-func (m *Mover) make(ctx context.Context, v *Volume, taken *Taken) error {
+// make makes the content, the VolumeSnapshot, the claim and the pod, unless they exist. It waits for the
+// deletion of those that an earlier attempt has hidden.
+func (m *Mover) make(ctx context.Context, v *Volume, taken *Taken) (waitsFor string, err error) {
 	labels := map[string]string{LabelMoverCluster: m.clusterUID, LabelMoverBackup: string(v.Backup), "app.kubernetes.io/managed-by": "holdfast", format.LabelExclude: "true"}
 	spread := map[string]any{}
 	for key, value := range labels {
@@ -188,12 +204,21 @@ func (m *Mover) make(ctx context.Context, v *Volume, taken *Taken) error {
 		"metadata": map[string]any{"name": v.name(), "namespace": m.namespace, "labels": spread},
 		"spec":     map[string]any{"volumeSnapshotClassName": v.Class, "source": map[string]any{"volumeSnapshotContentName": v.name()}},
 	}
-	_, err := m.objects.Resource(Contents).Create(ctx, &unstructured.Unstructured{Object: content}, metav1.CreateOptions{})
-	if err == nil || apierrors.IsAlreadyExists(err) {
-		_, err = m.objects.Resource(Snapshots).Namespace(m.namespace).Create(ctx, &unstructured.Unstructured{Object: snapshot}, metav1.CreateOptions{})
-	}
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return err
+	for _, made := range []struct {
+		in     dynamic.ResourceInterface
+		object map[string]any
+	}{{m.objects.Resource(Contents), content}, {m.objects.Resource(Snapshots).Namespace(m.namespace), snapshot}} {
+		object := &unstructured.Unstructured{Object: made.object}
+		_, err := made.in.Create(ctx, object, metav1.CreateOptions{})
+		if apierrors.IsAlreadyExists(err) {
+			var found *unstructured.Unstructured
+			if found, err = made.in.Get(ctx, v.name(), metav1.GetOptions{}); err == nil && found.GetDeletionTimestamp() != nil {
+				return "the deletion of the " + object.GetKind() + " " + v.name(), nil
+			}
+		}
+		if err != nil {
+			return "", err
+		}
 	}
 	metadata := metav1.ObjectMeta{Name: v.name(), Namespace: m.namespace, Labels: labels}
 	size := resource.NewQuantity(max(v.Size, taken.Size), resource.BinarySI)
@@ -206,16 +231,16 @@ func (m *Mover) make(ctx context.Context, v *Volume, taken *Taken) error {
 		},
 	}, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return err
+		return "", err
 	}
 	pod, err := m.pod(ctx, v, metadata)
 	if err == nil {
 		_, err = m.kube.CoreV1().Pods(m.namespace).Create(ctx, pod, metav1.CreateOptions{})
 	}
 	if apierrors.IsAlreadyExists(err) {
-		return nil
+		return "", nil
 	}
-	return err
+	return "", err
 }
 
 // pod returns a pod without any privilege. Only its container mounts the volume as read-only, so that
@@ -224,6 +249,10 @@ func (m *Mover) pod(ctx context.Context, v *Volume, metadata metav1.ObjectMeta) 
 	image, err := m.image(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("find out which image the pod with the snapshot has: %w", err)
+	}
+	tolerations, err := m.tolerations(ctx)
+	if err != nil {
+		return nil, err
 	}
 	metadata.Annotations = map[string]string{
 		"cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
@@ -237,7 +266,8 @@ func (m *Mover) pod(ctx context.Context, v *Volume, metadata metav1.ObjectMeta) 
 		TerminationGracePeriodSeconds: ptr.To(int64(1)),
 		SecurityContext:               &corev1.PodSecurityContext{},
 		// Where the volume can be used counts, not what else may run there.
-		Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+		Tolerations: tolerations,
+		Affinity:    &corev1.Affinity{PodAffinity: m.besideAgents()},
 		Volumes: []corev1.Volume{{Name: moverVolume, VolumeSource: corev1.VolumeSource{
 			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: v.name()},
 		}}},
@@ -246,7 +276,7 @@ func (m *Mover) pod(ctx context.Context, v *Volume, metadata metav1.ObjectMeta) 
 		pod.Spec.ImagePullSecrets = append(pod.Spec.ImagePullSecrets, corev1.LocalObjectReference{Name: name})
 	}
 	if v.Nodes != nil && v.Nodes.Required != nil {
-		pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: v.Nodes.Required}}
+		pod.Spec.Affinity.NodeAffinity = &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: v.Nodes.Required}
 	}
 	if _, err := restorewait.Add(pod, image, []string{moverVolume}, holdTime); err != nil {
 		return nil, err
@@ -257,24 +287,67 @@ func (m *Mover) pod(ctx context.Context, v *Volume, metadata metav1.ObjectMeta) 
 	return pod, nil
 }
 
+// besideAgents keeps a pod to the nodes with an agent, which reads its volume.
+func (m *Mover) besideAgents() *corev1.PodAffinity {
+	return &corev1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{
+		LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app.kubernetes.io/name": "holdfast", "app.kubernetes.io/component": "node-agent"}},
+		Namespaces:    []string{enginev1alpha1.AgentsNamespace(m.systemSpace)},
+		TopologyKey:   corev1.LabelHostname,
+	}}}
+}
+
+// tolerations are for the taints that the nodes have now, as of a pool for databases. Kubernetes's own taints
+// of nodes that don't work, or are drained, are not tolerated.
+func (m *Mover) tolerations(ctx context.Context) ([]corev1.Toleration, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if time.Since(m.toleratedAt) < taintsInterval {
+		return m.tolerated, nil
+	}
+	keys := sets.New[string]()
+	options := metav1.ListOptions{ResourceVersion: "0"} // from memory
+	nodes, err := m.kube.CoreV1().Nodes().List(ctx, options)
+	if err != nil {
+		return nil, fmt.Errorf("read the taints of the nodes: %w", err)
+	}
+	for i := range nodes.Items {
+		for _, taint := range nodes.Items[i].Spec.Taints {
+			if domain, _, _ := strings.Cut(taint.Key, "/"); domain != "node.kubernetes.io" && domain != "node.cloudprovider.kubernetes.io" {
+				keys.Insert(taint.Key)
+			}
+		}
+	}
+	m.tolerated, m.toleratedAt = nil, time.Now()
+	for _, key := range sets.List(keys) {
+		m.tolerated = append(m.tolerated, corev1.Toleration{Key: key, Operator: corev1.TolerationOpExists})
+	}
+	return m.tolerated, nil
+}
+
 // disposable has a volume deleted with its claim, also if its class says Retain. "" is no volume yet.
 func (m *Mover) disposable(ctx context.Context, name string) error {
 	if name == "" {
 		return nil
 	}
-	volumes := m.kube.CoreV1().PersistentVolumes()
-	volume, err := volumes.Get(ctx, name, metav1.GetOptions{})
+	volume, err := m.kube.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
-	if err != nil || volume.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete {
+	if err != nil {
 		return err
 	}
 	if ref := volume.Spec.ClaimRef; ref == nil || ref.Namespace != m.namespace {
 		return final("the PersistentVolume %s is not of a claim in %s", name, m.namespace)
 	}
+	return m.dispose(ctx, volume)
+}
+
+func (m *Mover) dispose(ctx context.Context, volume *corev1.PersistentVolume) error {
+	if volume.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete {
+		return nil
+	}
 	patch := fmt.Sprintf(`{"metadata":{"uid":%q,"resourceVersion":%q},"spec":{"persistentVolumeReclaimPolicy":%q}}`, volume.UID, volume.ResourceVersion, corev1.PersistentVolumeReclaimDelete)
-	_, err = volumes.Patch(ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+	_, err := m.kube.CoreV1().PersistentVolumes().Patch(ctx, volume.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
 	return err
 }
 
@@ -311,10 +384,25 @@ func (m *Mover) why(ctx context.Context, name string) string {
 	return text
 }
 
-// Hide deletes the pod, the claim with its volume, the VolumeSnapshot and the content. The stored
-// snapshot stays. It may be repeated, and reports whether all are gone.
+// Hide deletes the pod, the claim with its volume, the VolumeSnapshot and the content, also of earlier
+// attempts. The stored snapshot stays. It may be repeated, and reports whether all are gone.
 func (m *Mover) Hide(ctx context.Context, v Volume) (gone bool, err error) {
-	return m.hide(ctx, v.name())
+	names := []string{v.name()}
+	for v.Attempt--; v.Attempt > 0; v.Attempt-- {
+		names = append(names, v.name())
+	}
+	return m.HideAll(ctx, names)
+}
+
+// HideAll hides exposures by their names, and reports whether all are gone.
+func (m *Mover) HideAll(ctx context.Context, names []string) (gone bool, err error) {
+	gone = true
+	var failures []error
+	for _, name := range names {
+		is, err := m.hide(ctx, name)
+		gone, failures = gone && is && err == nil, append(failures, err)
+	}
+	return gone, errors.Join(failures...)
 }
 
 func (m *Mover) hide(ctx context.Context, name string) (gone bool, err error) {
@@ -345,12 +433,12 @@ func (m *Mover) hide(ctx context.Context, name string) (gone bool, err error) {
 		return false, err
 	}
 	claim, err := claims.Get(ctx, name, metav1.GetOptions{})
-	if err := leave(claim, err, func(options metav1.DeleteOptions) error {
-		if err := m.disposable(ctx, claim.Spec.VolumeName); err != nil {
-			return err
+	if err == nil && claim.Labels[LabelMoverCluster] == m.clusterUID {
+		if err := m.disposable(ctx, claim.Spec.VolumeName); err != nil { // it may be bound while it is deleted
+			return false, err
 		}
-		return claims.Delete(ctx, name, options)
-	}); err != nil || !gone {
+	}
+	if err := leave(claim, err, func(options metav1.DeleteOptions) error { return claims.Delete(ctx, name, options) }); err != nil || !gone {
 		return false, err // the volume may be of the snapshot until it is deleted
 	}
 	snapshots := m.objects.Resource(Snapshots).Namespace(m.namespace)
@@ -371,34 +459,32 @@ func (m *Mover) hide(ctx context.Context, name string) (gone bool, err error) {
 	return gone, err
 }
 
-// SweepExposed hides what was exposed for backups that are not live. It reports whether all is gone.
-func (m *Mover) SweepExposed(ctx context.Context, live func(backup types.UID) bool) (gone bool, err error) {
+// Exposed returns the backups of all exposures, by the names of these.
+func (m *Mover) Exposed(ctx context.Context) (map[string]types.UID, error) {
 	if served, err := m.Served(ctx); err != nil || !served {
-		return true, err
+		return nil, err
 	}
 	selector := LabelMoverCluster + "=" + m.clusterUID
 	options := metav1.ListOptions{LabelSelector: selector}
-	names := sets.New[string]()
+	of := map[string]types.UID{}
 	see := func(object metav1.Object) {
-		if !live(types.UID(object.GetLabels()[LabelMoverBackup])) {
-			names.Insert(object.GetName())
-		}
+		of[object.GetName()] = types.UID(object.GetLabels()[LabelMoverBackup])
 	}
 	contents, err := list[VolumeSnapshotContent](ctx, m.objects.Resource(Contents), selector)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
 	taken, err := list[VolumeSnapshot](ctx, m.objects.Resource(Snapshots).Namespace(m.namespace), selector)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
 	claims, err := m.kube.CoreV1().PersistentVolumeClaims(m.namespace).List(ctx, options)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
 	pods, err := m.kube.CoreV1().Pods(m.namespace).List(ctx, options)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
 	for i := range contents {
 		see(&contents[i])
@@ -412,11 +498,26 @@ func (m *Mover) SweepExposed(ctx context.Context, live func(backup types.UID) bo
 	for i := range pods.Items {
 		see(&pods.Items[i])
 	}
-	gone = true
+	return of, nil
+}
+
+// DisposeVolumes has the volumes of all exposures deleted with their claims. A volume may have been made
+// after its claim was hidden.
+func (m *Mover) DisposeVolumes(ctx context.Context) error {
+	options := metav1.ListOptions{Limit: pageSize}
 	var failures []error
-	for _, name := range sets.List(names) {
-		is, err := m.hide(ctx, name)
-		gone, failures = gone && is && err == nil, append(failures, err)
+	for {
+		page, err := m.kube.CoreV1().PersistentVolumes().List(ctx, options)
+		if err != nil {
+			return errors.Join(append(failures, err)...)
+		}
+		for i := range page.Items {
+			if ref := page.Items[i].Spec.ClaimRef; ref != nil && ref.Namespace == m.namespace && ownName.MatchString(ref.Name) {
+				failures = append(failures, m.dispose(ctx, &page.Items[i]))
+			}
+		}
+		if options.Continue = page.Continue; options.Continue == "" {
+			return errors.Join(failures...)
+		}
 	}
-	return gone, errors.Join(failures...)
 }

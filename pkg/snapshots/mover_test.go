@@ -6,17 +6,24 @@ package snapshots
 import (
 	"context"
 	"fmt"
+	"maps"
+	"os"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	kubefake "k8s.io/client-go/kubernetes/fake"
+	"sigs.k8s.io/yaml"
 )
 
 func (s *sidecars) mover(kube *kubefake.Clientset) *Mover {
@@ -152,21 +159,184 @@ func TestVolumeOfASnapshotIsDeleted(t *testing.T) {
 	}
 }
 
-// TestSweepExposed: the exposures of ended backups are hidden, and no others.
-func TestSweepExposed(t *testing.T) {
-	of := func(backup string) *corev1.Pod {
-		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast-snapshots", Name: "hf-" + backup, Labels: map[string]string{LabelMoverCluster: ours, LabelMoverBackup: backup}}}
+// exposedPod is a mover's pod.
+func exposedPod(name, backup string) *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "holdfast-snapshots", Name: name, Labels: map[string]string{LabelMoverCluster: ours, LabelMoverBackup: backup}}}
+}
+
+// TestExposures: exposures are listed with their backups, and hidden by their names. Volumes that were made
+// too late go, too.
+func TestExposures(t *testing.T) {
+	late := func(name, namespace, claim string) *corev1.PersistentVolume {
+		return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PersistentVolumeSpec{
+			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain, ClaimRef: &corev1.ObjectReference{Namespace: namespace, Name: claim},
+		}}
 	}
-	kube := kubefake.NewClientset(of("live"), of("ended"))
+	v := volume()
+	kube := kubefake.NewClientset(exposedPod("hf-live", "live"), exposedPod("hf-ended", "ended"), late("pv", "holdfast-snapshots", v.name()), late("of-shop", "shop", v.name()), late("of-others", "holdfast-snapshots", "x"))
 	m := newSidecars(t).mover(kube)
+	exposed, err := m.Exposed(t.Context())
+	if want := map[string]types.UID{"hf-live": "live", "hf-ended": "ended"}; err != nil || !maps.Equal(exposed, want) {
+		t.Errorf("exposed are %v, %v", exposed, err)
+	}
 	for _, want := range []bool{false, true} { // first it is deleted, then gone
-		gone, err := m.SweepExposed(t.Context(), func(backup types.UID) bool { return backup == "live" })
-		if gone != want || err != nil {
+		if gone, err := m.HideAll(t.Context(), []string{"hf-ended"}); gone != want || err != nil {
 			t.Errorf("gone: %t, %v, want %t", gone, err, want)
 		}
 	}
 	left, err := kube.CoreV1().Pods("holdfast-snapshots").List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(left.Items) != 1 || left.Items[0].Name != "hf-live" {
 		t.Errorf("left are %v, %v", left.Items, err)
+	}
+	if err := m.DisposeVolumes(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for name, want := range map[string]corev1.PersistentVolumeReclaimPolicy{"pv": corev1.PersistentVolumeReclaimDelete, "of-shop": corev1.PersistentVolumeReclaimRetain, "of-others": corev1.PersistentVolumeReclaimRetain} {
+		if volume, err := kube.CoreV1().PersistentVolumes().Get(t.Context(), name, metav1.GetOptions{}); err != nil || volume.Spec.PersistentVolumeReclaimPolicy != want {
+			t.Errorf("the volume %s is %+v, %v", name, volume.Spec, err)
+		}
+	}
+}
+
+// TestEarlierAttemptsAreHidden: each attempt with hooks has names of its own.
+func TestEarlierAttemptsAreHidden(t *testing.T) {
+	v, kube := volume(), kubefake.NewClientset()
+	for v.Attempt = 1; v.Attempt < 4; v.Attempt++ {
+		if err := kube.Tracker().Add(exposedPod(v.name(), "backup")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m := newSidecars(t).mover(kube)
+	if _, err := m.Hide(t.Context(), v); err != nil {
+		t.Error(err)
+	}
+	if left, err := m.Exposed(t.Context()); err != nil || len(left) > 0 {
+		t.Errorf("left are %v, %v", left, err)
+	}
+}
+
+// TestExposedAgain: what an earlier attempt has hidden in part, or its node has evicted, is made anew.
+func TestExposedAgain(t *testing.T) {
+	const namespace = "holdfast-snapshots"
+	v := volume()
+	deleted := metav1.Now()
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: v.name(), DeletionTimestamp: &deleted, Finalizers: []string{"x"}}}
+	evicted := exposedPod(v.name(), "backup")
+	evicted.Status.Phase, evicted.Status.Message = corev1.PodFailed, "the node had no memory"
+	bound := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: v.name()}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv"}}
+	for name, test := range map[string]struct {
+		kube  []runtime.Object
+		half  bool // its VolumeSnapshot is being deleted
+		words string
+	}{
+		"a claim that is being deleted":          {kube: []runtime.Object{claim, exposedPod(v.name(), "backup")}, words: "the deletion of the claim"},
+		"a claim that is gone":                   {kube: []runtime.Object{exposedPod(v.name(), "backup")}, words: "the pod"},
+		"a VolumeSnapshot that is being deleted": {half: true, words: "the deletion of the VolumeSnapshot"},
+		"an evicted pod":                         {kube: []runtime.Object{bound, evicted}, words: "to be made anew: the node had no memory"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, v := newSidecars(t), volume()
+				var objects []runtime.Object
+				for _, object := range test.kube {
+					object = object.DeepCopyObject()
+					if pod, ok := object.(*corev1.Pod); ok {
+						pod.CreationTimestamp = metav1.Now()
+					}
+					objects = append(objects, object)
+				}
+				kube := kubefake.NewClientset(objects...)
+				m, pods, claims := s.mover(kube), kube.CoreV1().Pods(namespace), kube.CoreV1().PersistentVolumeClaims(namespace)
+				taken, err := m.Cut(t.Context(), v, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if test.half {
+					object := &unstructured.Unstructured{Object: map[string]any{"apiVersion": Version.String(), "kind": "VolumeSnapshot", "metadata": map[string]any{"name": v.name(), "namespace": namespace, "uid": "half", "resourceVersion": "1"}}}
+					object.SetDeletionTimestamp(&deleted)
+					if err := s.Tracker().Create(Snapshots, object, namespace); err != nil {
+						t.Fatal(err)
+					}
+				}
+				var said []string
+				exposed, err := m.Expose(t.Context(), v, taken, func(words string) {
+					said = append(said, words)
+					switch { // it goes on as in a cluster
+					case strings.HasPrefix(words, "the deletion of the claim"):
+						if err := kube.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("persistentvolumeclaims"), namespace, v.name()); err != nil {
+							t.Error(err)
+						}
+					case strings.HasPrefix(words, "the deletion of the VolumeSnapshot"):
+						if err := s.Tracker().Delete(Snapshots, namespace, v.name()); err != nil {
+							t.Error(err)
+						}
+					case words == "the pod "+v.name():
+						claim, err := claims.Get(t.Context(), v.name(), metav1.GetOptions{})
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						claim.Spec.VolumeName = "pv"
+						if _, err := claims.Update(t.Context(), claim, metav1.UpdateOptions{}); err != nil {
+							t.Error(err)
+						}
+						pod, err := pods.Get(t.Context(), v.name(), metav1.GetOptions{})
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						pod.Spec.NodeName, pod.Status.ContainerStatuses = "n", []corev1.ContainerStatus{{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+						if _, err := pods.Update(t.Context(), pod, metav1.UpdateOptions{}); err != nil {
+							t.Error(err)
+						}
+					}
+				})
+				if err != nil || exposed.Node != "n" || exposed.PersistentVolume != "pv" {
+					t.Errorf("exposed is %+v, %v, after %q", exposed, err, said)
+				}
+				if len(said) == 0 || !strings.Contains(said[0], test.words) {
+					t.Errorf("said is %q, want first %q", said, test.words)
+				}
+			})
+		})
+	}
+}
+
+// TestWhereMoversRun: a pod runs beside an agent. It tolerates the taints of pools, and no node that is
+// drained or does not work.
+func TestWhereMoversRun(t *testing.T) {
+	tainted := func(name string, keys ...string) *corev1.Node {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		for _, key := range keys {
+			node.Spec.Taints = append(node.Spec.Taints, corev1.Taint{Key: key, Effect: corev1.TaintEffectNoSchedule})
+		}
+		return node
+	}
+	kube := kubefake.NewClientset(tainted("a", "pool", corev1.TaintNodeUnreachable), tainted("b", "example.com/gpu", "pool", corev1.TaintNodeUnschedulable), tainted("c", "node.cloudprovider.kubernetes.io/shutdown"))
+	m, v := newSidecars(t).mover(kube), volume()
+	pod, err := m.pod(t.Context(), &v, metav1.ObjectMeta{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []corev1.Toleration{{Key: "example.com/gpu", Operator: corev1.TolerationOpExists}, {Key: "pool", Operator: corev1.TolerationOpExists}}
+	if !equality.Semantic.DeepEqual(pod.Spec.Tolerations, want) {
+		t.Errorf("the tolerations are %+v", pod.Spec.Tolerations)
+	}
+	manifests, err := os.ReadFile("../../artifacts/deploy/node-agent.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	agents := appsv1.DaemonSet{}
+	for document := range strings.SplitSeq(string(manifests), "\n---\n") {
+		if strings.Contains(document, "kind: DaemonSet") {
+			if err := yaml.Unmarshal([]byte(document), &agents); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	term := pod.Spec.Affinity.PodAffinity.RequiredDuringSchedulingIgnoredDuringExecution[0]
+	selector, err := metav1.LabelSelectorAsSelector(term.LabelSelector)
+	if err != nil || !selector.Matches(labels.Set(agents.Spec.Template.Labels)) || !slices.Equal(term.Namespaces, []string{agents.Namespace}) || term.TopologyKey != corev1.LabelHostname {
+		t.Errorf("the affinity is %+v, %v, and the agents have %v in %s", term, err, agents.Spec.Template.Labels, agents.Namespace)
 	}
 }

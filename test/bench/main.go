@@ -128,6 +128,8 @@ func command() *cobra.Command {
 
 	stores := reading("stores", "Read what BenchmarkProviders of hack/stores and BenchmarkIdleLocation of test/integration print", measureStores)
 
+	snapshots := reading("snapshots", "Read what BenchmarkSnapshots of test/snapshots/backups prints", measureSnapshots)
+
 	table := &cobra.Command{
 		Use: "table", Short: "Print the rows", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return printTable(c.OutOrStdout(), results) },
@@ -178,6 +180,6 @@ func command() *cobra.Command {
 	plugin.Flags().IntVar(&plugins.objects, "objects", 20000, "how many objects to plan a backup of")
 	plugin.Flags().IntVar(&plugins.backups, "backups", 10000, "how many backups there are for status")
 
-	root.AddCommand(plan, queue, list, object, engine, restore, largeRestore, claims, volume, far, files, served, catalogue, customs, maintenance, plugin, stores, table)
+	root.AddCommand(plan, queue, list, object, engine, restore, largeRestore, claims, volume, far, files, served, catalogue, customs, maintenance, plugin, stores, snapshots, table)
 	return root
 }

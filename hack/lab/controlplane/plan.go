@@ -31,8 +31,8 @@ const (
 	firstServiceIP = "10.90.0.1"
 )
 
-// auditPolicy counts what tests want to count: every request for our objects,
-// for events and for leases. Each request is one line, written when it ends;
+// auditPolicy counts what tests want to count: every request for our objects, for snapshots of
+// volumes, for events and for leases. Each request is one line, written when it ends;
 // a watch writes a second one, when it starts. The verb is the level of the writes
 // from which the history of the queue can be read.
 const auditPolicy = `apiVersion: audit.k8s.io/v1
@@ -54,8 +54,14 @@ rules:
   - group: holdfast.io
   - group: coordination.k8s.io
   - group: events.k8s.io
+  - group: snapshot.storage.k8s.io
   - group: ""
     resources: [events]
+- level: Metadata
+  namespaces: [holdfast-snapshots]
+  resources:
+  - group: ""
+    resources: [pods, persistentvolumeclaims]
 # The queue's ledger of started backups.
 - level: Metadata
   namespaces: [holdfast]

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -24,6 +25,9 @@ import (
 const (
 	// hideInterval is the interval of looks whether an exposed snapshot is hidden.
 	hideInterval = time.Second
+	// hidePatience is the time after which an exposure that is not gone has no place any more: a pod
+	// of a lost node must not keep others from theirs.
+	hidePatience = 2 * time.Minute
 	// retryInterval is the interval of attempts to hand an exposed snapshot over.
 	retryInterval = 2 * time.Second
 )
@@ -90,10 +94,11 @@ func (v *volumes) snapshotOf(volume *format.Volume) snapshots.Volume {
 // move cuts a volume, exposes the cut, has an agent upload it, and hides it. When ctx ends, the next
 // attempt or the sweep goes on.
 func (v *volumes) move(ctx context.Context, u *upload) {
-	of := v.snapshotOf(u.volume)
+	of, leave := v.snapshotOf(u.volume), func() {}
 	if u.preparing {
-		leave, err := v.prepare(ctx, u, of)
-		if leave != nil {
+		free, err := v.prepare(ctx, u, of)
+		if free != nil {
+			leave = sync.OnceFunc(free)
 			defer leave()
 		}
 		v.mu.Lock()
@@ -117,10 +122,13 @@ func (v *volumes) move(ctx context.Context, u *upload) {
 			return
 		}
 	}
-	for {
+	for begun := v.c.Clock.Now(); ; {
 		gone, err := v.c.Mover.Hide(ctx, of)
 		if gone {
 			return
+		}
+		if v.c.Clock.Since(begun) > hidePatience {
+			leave()
 		}
 		if err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Info("Hiding a snapshot failed; it will be tried again", "namespace", of.Namespace, "claim", of.Claim, "err", err)
@@ -163,7 +171,9 @@ func (v *volumes) prepare(ctx context.Context, u *upload, of snapshots.Volume) (
 	}
 	v.mu.Lock()
 	givenUp := u.status.Phase.Done()
-	u.volume.Node, u.submitted, u.status.Message = exposed.Node, v.c.Clock.Now(), ""
+	if !givenUp { // else the volume may be read without the lock
+		u.volume.Node, u.submitted, u.status.Message = exposed.Node, v.c.Clock.Now(), ""
+	}
 	v.mu.Unlock()
 	if givenUp {
 		return leave, nil

@@ -32,6 +32,9 @@ type mover struct {
 	// cutHeld, readyHeld and exposeHeld, if set, hold the work until they are closed.
 	cutHeld, readyHeld, exposeHeld chan struct{}
 
+	// stuck can't hide.
+	stuck bool
+
 	mu                  sync.Mutex
 	cut, exposed        []snapshots.Volume
 	hidden, places, top int
@@ -90,12 +93,18 @@ func (m *mover) Expose(ctx context.Context, v snapshots.Volume, _ snapshots.Take
 	return snapshots.Exposed{Node: "node-7", Pod: "uid-of-holder", PersistentVolume: "pv-of-snapshot"}, m.exposeFails
 }
 
-// Hide needs two looks.
+// Hide needs two looks, or never ends.
 func (m *mover) Hide(context.Context, snapshots.Volume) (bool, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.hidden++
-	return m.hidden > 1, nil
+	return m.hidden > 1 && !m.stuck, nil
+}
+
+func (m *mover) taken() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.places
 }
 
 func snapshotOf(claim, pod string) *format.Volume {
@@ -253,6 +262,30 @@ func TestSnapshotFails(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestSnapshotThatCantBeHidden: the pod of a lost node gives its place to others while the backup goes on.
+func TestSnapshotThatCantBeHidden(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, goesOn := &mover{stuck: true}, make(chan struct{})
+		e := newMoving(snapshotOf("data", "web"))
+		h := newHarness(t, &work{execute: func(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes) (backup.Outcome, error) {
+			outcome, err := e.execute(ctx, run, volumes)
+			<-goesOn
+			return outcome, err
+		}}, newRun("a", ready))
+		h.mover = m
+		h.start(1)
+		h.report("v", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "s"})
+		if !closed(e.ended) || m.taken() != 1 {
+			t.Errorf("%d places are taken, want one while it is hidden", m.taken())
+		}
+		time.Sleep(hidePatience + 2*hideInterval)
+		if m.taken() != 0 {
+			t.Error("its place is still taken")
+		}
+		close(goesOn)
+	})
 }
 
 // TestSnapshotIsCancelled: nothing is waited for, and no upload begins.

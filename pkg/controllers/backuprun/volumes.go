@@ -284,7 +284,7 @@ func (v *volumes) abandon(ctx context.Context, u *upload) {
 
 // judge returns how long to wait for a volume before the next check, or why it is given up.
 func (v *volumes) judge(u *upload) (left time.Duration, reason, failure string) {
-	if u.preparing { // the cut and the exposure have their own limits
+	if u.preparing { // cut, copy and exposure have limits of their own, and so all get a place
 		return v.inTime(volumeCheck)
 	}
 	node := u.volume.Node

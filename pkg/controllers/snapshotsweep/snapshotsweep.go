@@ -59,9 +59,11 @@ type Config struct {
 	Namespace, ClusterUID string
 
 	Snapshots *snapshots.Client
-	// Mover hides what was exposed for backups that have ended.
+	// Mover hides what was exposed for backups that have ended. It is a snapshots.Mover.
 	Mover interface {
-		SweepExposed(ctx context.Context, live func(backup types.UID) bool) (gone bool, err error)
+		Exposed(ctx context.Context) (map[string]types.UID, error)
+		HideAll(ctx context.Context, names []string) (gone bool, err error)
+		DisposeVolumes(ctx context.Context) error
 	}
 	Runs    engineclient.BackupRunInterface
 	Secrets location.Secrets
@@ -127,10 +129,14 @@ func (c *Controller) sync(ctx context.Context, _ string) error {
 	return nil
 }
 
-// sweep returns when to sweep again. It reads the contents before the runs: a missing run of a content
-// has been deleted.
+// sweep returns when to sweep again. It reads contents and exposures before the runs: a missing run of
+// these has been deleted.
 func (c *Controller) sweep(ctx context.Context) (next time.Duration, err error) {
 	contents, taken, err := c.Snapshots.Look(ctx)
+	if err != nil {
+		return 0, err
+	}
+	exposed, err := c.Mover.Exposed(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -142,7 +148,9 @@ func (c *Controller) sweep(ctx context.Context) (next time.Duration, err error) 
 	if err != nil {
 		return 0, err
 	}
-	hidden, failure := c.Mover.SweepExposed(ctx, func(backup types.UID) bool { return fates[backup] == snapshots.Live })
+	maps.DeleteFunc(exposed, func(_ string, backup types.UID) bool { return fates[backup] == snapshots.Live })
+	hidden, failure := c.Mover.HideAll(ctx, slices.Sorted(maps.Keys(exposed)))
+	failure = errors.Join(failure, c.Mover.DisposeVolumes(ctx))
 	decision := snapshots.Decide(snapshots.View{
 		ClusterUID: c.ClusterUID, Now: c.Clock.Now(), Contents: contents, Snapshots: taken, Fates: fates, Since: c.since,
 	})

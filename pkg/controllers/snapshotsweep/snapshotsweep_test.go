@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -46,9 +48,12 @@ type harness struct {
 	store   *store.Bucket
 	events  *events.FakeRecorder
 	factory enginefactory.SharedInformerFactory
-	// live has the backups that may have exposed snapshots; exposed says that hiding takes time.
-	live    map[string]bool
-	exposed bool
+	// exposures are the mover's; hidden were to be hidden, and exposed says that this takes time.
+	exposures map[string]types.UID
+	hidden    []string
+	exposed   bool
+	// looked is called when the exposures were read.
+	looked func()
 }
 
 // newHarness has the location "default".
@@ -72,14 +77,20 @@ func newHarness(t *testing.T, runs ...runtime.Object) *harness {
 	return h
 }
 
-// SweepExposed makes it a mover. It notes which backups are live.
-func (h *harness) SweepExposed(_ context.Context, live func(types.UID) bool) (bool, error) {
-	h.live = map[string]bool{}
-	for _, backup := range []types.UID{"live", "failed", "unknown"} {
-		h.live[string(backup)] = live(backup)
+// Exposed makes it a mover.
+func (h *harness) Exposed(context.Context) (map[string]types.UID, error) {
+	if h.looked != nil {
+		defer h.looked()
 	}
+	return maps.Clone(h.exposures), nil
+}
+
+func (h *harness) HideAll(_ context.Context, names []string) (bool, error) {
+	h.hidden = names
 	return !h.exposed, nil
 }
+
+func (h *harness) DisposeVolumes(context.Context) error { return nil }
 
 // lent stays open.
 type lent struct{ *store.Bucket }
@@ -187,14 +198,19 @@ func TestWhichSnapshotsLeave(t *testing.T) {
 }
 
 // TestExposedSnapshots: what was exposed for a backup is hidden once its run has ended, even without any
-// kept snapshot, and the next sweep comes soon.
+// kept snapshot, and the next sweep comes soon. A run that begins meanwhile keeps its exposures.
 func TestExposedSnapshots(t *testing.T) {
 	h := newHarness(t, run("live", v1alpha1.BackupPhaseInProgress), run("failed", v1alpha1.BackupPhaseFailed))
 	h.exposed = true
+	h.exposures = map[string]types.UID{"a": "live", "b": "failed", "c": "unknown", "d": "begins"}
+	h.looked = func() {
+		_, err := h.Runs.Create(t.Context(), run("begins", v1alpha1.BackupPhaseInProgress), metav1.CreateOptions{})
+		must(t, err)
+	}
 	next, err := h.sweep(t.Context())
 	must(t, err)
-	if next != snapshots.OrphanAge || !h.live["live"] || h.live["failed"] || h.live["unknown"] {
-		t.Errorf("the next sweep is in %s, live are %v", next, h.live)
+	if next != snapshots.OrphanAge || !slices.Equal(h.hidden, []string{"b", "c"}) {
+		t.Errorf("the next sweep is in %s, hidden are %q", next, h.hidden)
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 )
 
 // AuditMark is the end of the audit log now.
-func (l *Lab) AuditMark(t *testing.T) int64 {
+func (l *Lab) AuditMark(t testing.TB) int64 {
 	t.Helper()
 	info, err := os.Stat(l.auditLog())
 	if err != nil {
@@ -28,7 +28,7 @@ func (l *Lab) AuditMark(t *testing.T) int64 {
 // WritesSince returns the requests that wrote something since the mark: objects
 // of Holdfast, its records, and events. Leases, which are renewed whether
 // anything happens or not, are not in there.
-func (l *Lab) WritesSince(t *testing.T, mark int64) []auditv1.Event {
+func (l *Lab) WritesSince(t testing.TB, mark int64) []auditv1.Event {
 	t.Helper()
 	events, _ := read(t, l.auditLog(), mark)
 	return slices.DeleteFunc(events, func(event auditv1.Event) bool {
@@ -37,13 +37,13 @@ func (l *Lab) WritesSince(t *testing.T, mark int64) []auditv1.Event {
 }
 
 // Audited returns the audit log of Holdfast's own API server, read and as it is.
-func (l *Lab) Audited(t *testing.T) ([]auditv1.Event, string) {
+func (l *Lab) Audited(t testing.TB) ([]auditv1.Event, string) {
 	t.Helper()
 	return read(t, filepath.Join(l.Dir, "logs", "holdfast-audit.log"), 0)
 }
 
 // read reads an audit log from a mark on.
-func read(t *testing.T, path string, mark int64) (events []auditv1.Event, text string) {
+func read(t testing.TB, path string, mark int64) (events []auditv1.Event, text string) {
 	t.Helper()
 	file, err := os.Open(path)
 	if err != nil {

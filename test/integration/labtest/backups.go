@@ -17,13 +17,13 @@ import (
 )
 
 // Backup creates a backup of namespaces in the system namespace.
-func (l *Lab) Backup(t *testing.T, name string, namespaces ...string) *v1alpha1.Backup {
+func (l *Lab) Backup(t testing.TB, name string, namespaces ...string) *v1alpha1.Backup {
 	t.Helper()
 	return l.Create(t, System, name, v1alpha1.BackupSpec{IncludedNamespaces: namespaces})
 }
 
 // Create creates a backup.
-func (l *Lab) Create(t *testing.T, namespace, name string, spec v1alpha1.BackupSpec) *v1alpha1.Backup {
+func (l *Lab) Create(t testing.TB, namespace, name string, spec v1alpha1.BackupSpec) *v1alpha1.Backup {
 	t.Helper()
 	backup, err := l.Holdfast.HoldfastV1alpha1().Backups(namespace).Create(t.Context(),
 		&v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{})
@@ -35,7 +35,7 @@ func (l *Lab) Create(t *testing.T, namespace, name string, spec v1alpha1.BackupS
 
 // AwaitPhase waits until a backup is in one of the phases, and fails the test
 // if it ends in another.
-func (l *Lab) AwaitPhase(t *testing.T, namespace, name string, phases ...v1alpha1.BackupPhase) *v1alpha1.Backup {
+func (l *Lab) AwaitPhase(t testing.TB, namespace, name string, phases ...v1alpha1.BackupPhase) *v1alpha1.Backup {
 	t.Helper()
 	var backup *v1alpha1.Backup
 	Eventually(t, fmt.Sprintf("backup %s/%s to be %v", namespace, name, phases), func() error {
@@ -55,14 +55,14 @@ func (l *Lab) AwaitPhase(t *testing.T, namespace, name string, phases ...v1alpha
 }
 
 // AwaitCompleted waits until a backup in the system namespace is Completed.
-func (l *Lab) AwaitCompleted(t *testing.T, name string) *v1alpha1.Backup {
+func (l *Lab) AwaitCompleted(t testing.TB, name string) *v1alpha1.Backup {
 	t.Helper()
 	return l.AwaitPhase(t, System, name, v1alpha1.BackupPhaseCompleted)
 }
 
 // AwaitRunGone waits until the record of a backup is removed, so that what is
 // shown of it comes from the store.
-func (l *Lab) AwaitRunGone(t *testing.T, run string) {
+func (l *Lab) AwaitRunGone(t testing.TB, run string) {
 	t.Helper()
 	Eventually(t, "the removal of BackupRun "+run, func() error {
 		_, err := l.Engine.EngineV1alpha1().BackupRuns(System).Get(t.Context(), run, metav1.GetOptions{})
@@ -89,7 +89,7 @@ type Held struct {
 
 // Hold starts a backup of a new namespace, with a volume on a node that no agent
 // works for, and waits until it is InProgress. It ends with the test at the latest.
-func (l *Lab) Hold(t *testing.T, name string) *Held {
+func (l *Lab) Hold(t testing.TB, name string) *Held {
 	t.Helper()
 	namespace := l.Namespace(t, name+"-ns")
 	l.Pod(t, namespace, Unattended)
@@ -97,7 +97,7 @@ func (l *Lab) Hold(t *testing.T, name string) *Held {
 }
 
 // HoldSpec is like Hold, of namespaces that have one such volume already.
-func (l *Lab) HoldSpec(t *testing.T, name string, spec v1alpha1.BackupSpec) *Held {
+func (l *Lab) HoldSpec(t testing.TB, name string, spec v1alpha1.BackupSpec) *Held {
 	t.Helper()
 	spec.DefaultVolumesToFsBackup = new(true)
 	backup := l.Create(t, System, name, spec)
@@ -119,7 +119,7 @@ func (l *Lab) HoldSpec(t *testing.T, name string, spec v1alpha1.BackupSpec) *Hel
 }
 
 // LetGo lets the backup end, without its volume.
-func (h *Held) LetGo(t *testing.T) {
+func (h *Held) LetGo(t testing.TB) {
 	t.Helper()
 	if err := h.letGo(t.Context()); err != nil {
 		t.Fatal(err)
@@ -127,7 +127,7 @@ func (h *Held) LetGo(t *testing.T) {
 }
 
 // Release lets the backup end, and waits until it has.
-func (h *Held) Release(t *testing.T) {
+func (h *Held) Release(t testing.TB) {
 	t.Helper()
 	h.LetGo(t)
 	h.lab.AwaitPhase(t, System, h.Name, v1alpha1.BackupPhasePartiallyFailed)

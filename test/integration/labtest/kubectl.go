@@ -27,7 +27,7 @@ func (l *Lab) Command(ctx context.Context, args ...string) *exec.Cmd {
 
 // TryKubectl runs kubectl with manifest, if any, as its input. The error is that
 // of the exit code.
-func (l *Lab) TryKubectl(t *testing.T, manifest string, args ...string) (stdout, stderr string, err error) {
+func (l *Lab) TryKubectl(t testing.TB, manifest string, args ...string) (stdout, stderr string, err error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
@@ -39,7 +39,7 @@ func (l *Lab) TryKubectl(t *testing.T, manifest string, args ...string) (stdout,
 }
 
 // Kubectl runs kubectl, which must succeed, and returns what it prints.
-func (l *Lab) Kubectl(t *testing.T, args ...string) string {
+func (l *Lab) Kubectl(t testing.TB, args ...string) string {
 	t.Helper()
 	stdout, stderr, err := l.TryKubectl(t, "", args...)
 	if err != nil {
@@ -50,7 +50,7 @@ func (l *Lab) Kubectl(t *testing.T, args ...string) string {
 
 // Refused runs kubectl, which must fail, and returns what it says. Each of want
 // must be in there.
-func (l *Lab) Refused(t *testing.T, manifest string, args []string, want ...string) string {
+func (l *Lab) Refused(t testing.TB, manifest string, args []string, want ...string) string {
 	t.Helper()
 	stdout, stderr, err := l.TryKubectl(t, manifest, args...)
 	if err == nil {
@@ -73,13 +73,13 @@ type Response struct {
 
 // Request makes a request of the administrator to a path of the cluster. The
 // media type may be empty.
-func (l *Lab) Request(t *testing.T, method, path, accept string) Response {
+func (l *Lab) Request(t testing.TB, method, path, accept string) Response {
 	t.Helper()
 	return l.RequestAs(t, "", method, path, accept)
 }
 
 // RequestAs is like Request, of another user.
-func (l *Lab) RequestAs(t *testing.T, user, method, path, accept string) Response {
+func (l *Lab) RequestAs(t testing.TB, user, method, path, accept string) Response {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
@@ -103,7 +103,7 @@ type Stream struct {
 
 // Watch opens a watch as a user, and as the administrator if user is empty. It
 // ends with the test.
-func (l *Lab) Watch(t *testing.T, user, path, accept string) *Stream {
+func (l *Lab) Watch(t testing.TB, user, path, accept string) *Stream {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	response := l.do(ctx, t, http.MethodGet, path, accept, rest.ImpersonationConfig{UserName: user})
@@ -144,7 +144,7 @@ func (s *Stream) Close() {
 	<-s.done
 }
 
-func (l *Lab) do(ctx context.Context, t *testing.T, method, path, accept string, as rest.ImpersonationConfig) *http.Response {
+func (l *Lab) do(ctx context.Context, t testing.TB, method, path, accept string, as rest.ImpersonationConfig) *http.Response {
 	t.Helper()
 	config := rest.CopyConfig(l.Config)
 	config.Impersonate = as

@@ -117,20 +117,20 @@ func MainOf(m *testing.M, count int, options Options, use func([]*Lab)) int {
 
 // Another starts one more lab, which knows nothing of this one and goes with the test. Its logs
 // stay if the test has failed.
-func (l *Lab) Another(t *testing.T) *Lab {
+func (l *Lab) Another(t testing.TB) *Lab {
 	t.Helper()
 	return another(t, l.options)
 }
 
 // AnotherOf is Another, of a version of Kubernetes.
-func (l *Lab) AnotherOf(t *testing.T, version string) *Lab {
+func (l *Lab) AnotherOf(t testing.TB, version string) *Lab {
 	t.Helper()
 	options := l.options
 	options.Kubernetes = version
 	return another(t, options)
 }
 
-func another(t *testing.T, options Options) *Lab {
+func another(t testing.TB, options Options) *Lab {
 	t.Helper()
 	another, err := start(t.Context(), options)
 	if another != nil {
@@ -232,7 +232,7 @@ func (l *Lab) KubeconfigOf(account string) string {
 }
 
 // Program runs holdfast to its end, and returns what it prints to its output.
-func (l *Lab) Program(t *testing.T, args ...string) (string, error) {
+func (l *Lab) Program(t testing.TB, args ...string) (string, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()

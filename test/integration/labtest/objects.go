@@ -22,7 +22,7 @@ import (
 
 // Namespace makes a namespace with a ConfigMap in it, and returns its name. It
 // goes with the test.
-func (l *Lab) Namespace(t *testing.T, prefix string) string {
+func (l *Lab) Namespace(t testing.TB, prefix string) string {
 	t.Helper()
 	name := Name(prefix)
 	namespaces := l.Kube.CoreV1().Namespaces()
@@ -47,7 +47,7 @@ func (l *Lab) Namespace(t *testing.T, prefix string) string {
 }
 
 // Bind binds a user to a ClusterRole in a namespace, and returns the binding's name.
-func (l *Lab) Bind(t *testing.T, user, role, namespace string) string {
+func (l *Lab) Bind(t testing.TB, user, role, namespace string) string {
 	t.Helper()
 	binding := &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: Name("grant")},
@@ -62,7 +62,7 @@ func (l *Lab) Bind(t *testing.T, user, role, namespace string) string {
 
 // Grant is Bind, and waits until the user may list backups there. What was bound
 // before holds then, too.
-func (l *Lab) Grant(t *testing.T, user, role, namespace string) string {
+func (l *Lab) Grant(t testing.TB, user, role, namespace string) string {
 	t.Helper()
 	binding := l.Bind(t, user, role, namespace)
 	Eventually(t, "the rights of "+user, func() error {
@@ -81,7 +81,7 @@ func (l *Lab) Grant(t *testing.T, user, role, namespace string) string {
 
 // Pod makes a Running pod called web, on a node, with an emptyDir called scratch,
 // and returns the folder in which the kubelet would make that volume.
-func (l *Lab) Pod(t *testing.T, namespace, node string) (pod *corev1.Pod, folder string) {
+func (l *Lab) Pod(t testing.TB, namespace, node string) (pod *corev1.Pod, folder string) {
 	t.Helper()
 	pod = l.pod(t, namespace, node, corev1.Volume{Name: "scratch", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
 	return pod, l.volumeFolder(t, pod, "kubernetes.io~empty-dir", "scratch")
@@ -92,7 +92,7 @@ func (l *Lab) Pod(t *testing.T, namespace, node string) (pod *corev1.Pod, folder
 const FolderPlugin = "example.com~folder"
 
 // PodWithClaim is like Pod, with the volume content of the claim data.
-func (l *Lab) PodWithClaim(t *testing.T, namespace, node string) (pod *corev1.Pod, folder string) {
+func (l *Lab) PodWithClaim(t testing.TB, namespace, node string) (pod *corev1.Pod, folder string) {
 	t.Helper()
 	pod = l.podWithClaim(t, namespace, node, corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: "/unused"}})
 	return pod, l.volumeFolder(t, pod, FolderPlugin, namespace+"-data")
@@ -100,7 +100,7 @@ func (l *Lab) PodWithClaim(t *testing.T, namespace, node string) (pod *corev1.Po
 
 // PodWithHostPath is like PodWithClaim, with a persistent volume of type hostPath, for which
 // the kubelet makes no folder, but for what else each pod has.
-func (l *Lab) PodWithHostPath(t *testing.T, namespace, node string) (pod *corev1.Pod, folder string) {
+func (l *Lab) PodWithHostPath(t testing.TB, namespace, node string) (pod *corev1.Pod, folder string) {
 	t.Helper()
 	folder = filepath.Join(l.hostPaths(), namespace)
 	if err := os.MkdirAll(folder, 0o755); err != nil {
@@ -111,7 +111,7 @@ func (l *Lab) PodWithHostPath(t *testing.T, namespace, node string) (pod *corev1
 	return pod, folder
 }
 
-func (l *Lab) podWithClaim(t *testing.T, namespace, node string, source corev1.PersistentVolumeSource) *corev1.Pod {
+func (l *Lab) podWithClaim(t testing.TB, namespace, node string, source corev1.PersistentVolumeSource) *corev1.Pod {
 	t.Helper()
 	volume := namespace + "-data"
 	capacity := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
@@ -163,7 +163,7 @@ func (l *Lab) podWithClaim(t *testing.T, namespace, node string, source corev1.P
 
 // pod makes a pod as it would be when a kubelet ran it. Its deletion does not
 // wait for one.
-func (l *Lab) pod(t *testing.T, namespace, node string, volume corev1.Volume) *corev1.Pod {
+func (l *Lab) pod(t testing.TB, namespace, node string, volume corev1.Volume) *corev1.Pod {
 	t.Helper()
 	pods := l.Kube.CoreV1().Pods(namespace)
 	pod, err := pods.Create(t.Context(), &corev1.Pod{
@@ -188,7 +188,7 @@ func (l *Lab) pod(t *testing.T, namespace, node string, volume corev1.Volume) *c
 	return pod
 }
 
-func (l *Lab) volumeFolder(t *testing.T, pod *corev1.Pod, plugin, name string) string {
+func (l *Lab) volumeFolder(t testing.TB, pod *corev1.Pod, plugin, name string) string {
 	t.Helper()
 	folder := filepath.Join(l.Dir, "pods", string(pod.UID), "volumes", plugin, name)
 	if err := os.MkdirAll(folder, 0o755); err != nil {
@@ -199,7 +199,7 @@ func (l *Lab) volumeFolder(t *testing.T, pod *corev1.Pod, plugin, name string) s
 
 // Location makes a storage location in a folder of its own, and returns its name
 // and the folder. It goes with the test, the folder with the lab.
-func (l *Lab) Location(t *testing.T, prefix string) (name, folder string) {
+func (l *Lab) Location(t testing.TB, prefix string) (name, folder string) {
 	t.Helper()
 	name = Name(prefix)
 	folder = filepath.Join(l.Dir, "store-"+name)
@@ -228,7 +228,7 @@ func (l *Lab) Location(t *testing.T, prefix string) (name, folder string) {
 }
 
 // Trust makes a storage location trust these clusters.
-func (l *Lab) Trust(t *testing.T, location string, clusters ...enginev1alpha1.TrustedCluster) {
+func (l *Lab) Trust(t testing.TB, location string, clusters ...enginev1alpha1.TrustedCluster) {
 	t.Helper()
 	locations := l.Engine.EngineV1alpha1().StorageLocations(System)
 	Eventually(t, location+" to trust another cluster", func() error {
@@ -243,7 +243,7 @@ func (l *Lab) Trust(t *testing.T, location string, clusters ...enginev1alpha1.Tr
 }
 
 // AwaitAvailable waits until a storage location says whether it is available.
-func (l *Lab) AwaitAvailable(t *testing.T, location string, want metav1.ConditionStatus) metav1.Condition {
+func (l *Lab) AwaitAvailable(t testing.TB, location string, want metav1.ConditionStatus) metav1.Condition {
 	t.Helper()
 	var found metav1.Condition
 	Eventually(t, fmt.Sprintf("the condition Available=%s of location %s", want, location), func() error {

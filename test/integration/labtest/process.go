@@ -41,7 +41,7 @@ const (
 
 // Kill ends a process with SIGKILL and leaves it so until Start, or until the
 // test ends.
-func (l *Lab) Kill(t *testing.T, role string) {
+func (l *Lab) Kill(t testing.TB, role string) {
 	t.Helper()
 	if err := l.Signal(role, syscall.SIGKILL); err != nil {
 		t.Fatalf("killing the %s: %v", role, err)
@@ -85,7 +85,7 @@ func stopped(pid int) bool {
 
 // AwaitKilled waits for the end of a process that was sent SIGKILL. It stays so
 // until Start, or until the test ends.
-func (l *Lab) AwaitKilled(t *testing.T, role string) {
+func (l *Lab) AwaitKilled(t testing.TB, role string) {
 	t.Helper()
 	if err := l.awaitEnd(t.Context(), role); err != nil {
 		t.Fatal(err)
@@ -126,7 +126,7 @@ func (l *Lab) DeleteLeaseOf(ctx context.Context, role string) error {
 }
 
 // Start starts a process that was killed, with the arguments that it had.
-func (l *Lab) Start(t *testing.T, role string) {
+func (l *Lab) Start(t testing.TB, role string) {
 	t.Helper()
 	if err := l.Restart(t.Context(), role); err != nil {
 		t.Fatal(err)
@@ -146,7 +146,7 @@ func (l *Lab) Running(role string) bool {
 }
 
 // AwaitEnd waits for the end of a process that was told to stop.
-func (l *Lab) AwaitEnd(t *testing.T, role string) {
+func (l *Lab) AwaitEnd(t testing.TB, role string) {
 	t.Helper()
 	if err := l.awaitEnd(t.Context(), role); err != nil {
 		t.Fatal(err)
@@ -168,7 +168,7 @@ func (l *Lab) awaitEnd(ctx context.Context, role string) error {
 
 // StartAnother starts AnotherAPIServer or AnotherController with the arguments that
 // the first one has, until the test ends.
-func (l *Lab) StartAnother(t *testing.T, role string) {
+func (l *Lab) StartAnother(t testing.TB, role string) {
 	t.Helper()
 	p, err := l.process(strings.TrimSuffix(role, "-1"))
 	if err != nil {
@@ -198,7 +198,7 @@ func (l *Lab) StartAnother(t *testing.T, role string) {
 }
 
 // Address is where a process serves.
-func (l *Lab) Address(t *testing.T, role string) string {
+func (l *Lab) Address(t testing.TB, role string) string {
 	t.Helper()
 	p, err := l.process(role)
 	if err != nil {
@@ -217,7 +217,7 @@ func (l *Lab) Address(t *testing.T, role string) string {
 }
 
 // Invocation is the program of a process, and its arguments.
-func (l *Lab) Invocation(t *testing.T, role string) (path string, args []string) {
+func (l *Lab) Invocation(t testing.TB, role string) (path string, args []string) {
 	t.Helper()
 	p, err := l.process(role)
 	if err != nil {
@@ -259,12 +259,12 @@ func (l *Lab) processFile(role string) string {
 }
 
 // Memory is how many bytes of a role are resident. Source: VmRSS in proc_pid_status(5).
-func (l *Lab) Memory(t *testing.T, role string) int64 { return l.memory(t, role, "VmRSS:") }
+func (l *Lab) Memory(t testing.TB, role string) int64 { return l.memory(t, role, "VmRSS:") }
 
 // PeakMemory is the most that Memory has been. Source: VmHWM, as above.
-func (l *Lab) PeakMemory(t *testing.T, role string) int64 { return l.memory(t, role, "VmHWM:") }
+func (l *Lab) PeakMemory(t testing.TB, role string) int64 { return l.memory(t, role, "VmHWM:") }
 
-func (l *Lab) memory(t *testing.T, role, field string) int64 {
+func (l *Lab) memory(t testing.TB, role, field string) int64 {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", l.pid(t, role)))
 	if err != nil {
@@ -283,7 +283,7 @@ func (l *Lab) memory(t *testing.T, role, field string) int64 {
 	return 0
 }
 
-func (l *Lab) pid(t *testing.T, role string) int {
+func (l *Lab) pid(t testing.TB, role string) int {
 	t.Helper()
 	p, err := l.process(role)
 	if err != nil {
@@ -307,7 +307,7 @@ func ended(pid int) bool {
 
 // Reconfigure starts the controller again with flags added to its own, until the
 // test ends. The test must not be parallel.
-func (l *Lab) Reconfigure(t *testing.T, controllerFlags string) {
+func (l *Lab) Reconfigure(t testing.TB, controllerFlags string) {
 	t.Helper()
 	before, err := l.process(Controller)
 	if err != nil {
@@ -336,7 +336,7 @@ func (l *Lab) Reconfigure(t *testing.T, controllerFlags string) {
 
 // KubeAPIServer starts one more kube-apiserver of the lab, without one of its flags, until the test
 // ends. It returns the kubeconfig of an account, or of the administrator without one, to reach it.
-func (l *Lab) KubeAPIServer(t *testing.T, without string) (kubeconfigOf func(account string) string) {
+func (l *Lab) KubeAPIServer(t testing.TB, without string) (kubeconfigOf func(account string) string) {
 	t.Helper()
 	raw, err := os.ReadFile(filepath.Join(l.Dir, "run", "kube-apiserver.json"))
 	if err != nil {

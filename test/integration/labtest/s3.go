@@ -19,7 +19,7 @@ type S3 struct {
 }
 
 // S3 starts the lab's S3 server, which stops with the lab.
-func (l *Lab) S3(t *testing.T) S3 {
+func (l *Lab) S3(t testing.TB) S3 {
 	t.Helper()
 	command := exec.CommandContext(t.Context(), filepath.Join(l.bin, "lab"), "s3", "up", "--dir", l.Dir, "--source", filepath.Join(l.options.Root, "hack/lab"))
 	output, err := command.CombinedOutput()

@@ -37,7 +37,7 @@ type Toxic struct {
 }
 
 // Toxiproxy starts one in front of a server, until the test ends.
-func (l *Lab) Toxiproxy(t *testing.T, upstream string) *Toxiproxy {
+func (l *Lab) Toxiproxy(t testing.TB, upstream string) *Toxiproxy {
 	t.Helper()
 	// A module of its own: the product needs nothing of it. Tests of several processes
 	// may build it at once, so each has its own copy.
@@ -86,7 +86,7 @@ func (l *Lab) Toxiproxy(t *testing.T, upstream string) *Toxiproxy {
 
 // Add lets toxics begin, on connections that there are and those to come, until the
 // returned function is called.
-func (p *Toxiproxy) Add(t *testing.T, toxics ...Toxic) (remove func()) {
+func (p *Toxiproxy) Add(t testing.TB, toxics ...Toxic) (remove func()) {
 	t.Helper()
 	var names []string
 	for _, toxic := range toxics {
@@ -105,7 +105,7 @@ func (p *Toxiproxy) Add(t *testing.T, toxics ...Toxic) (remove func()) {
 }
 
 // Down cuts all connections and takes no others, until the returned function is called.
-func (p *Toxiproxy) Down(t *testing.T) (up func()) {
+func (p *Toxiproxy) Down(t testing.TB) (up func()) {
 	t.Helper()
 	p.must(t, http.MethodPatch, "/proxies/server", map[string]any{"enabled": false})
 	return func() {
@@ -114,7 +114,7 @@ func (p *Toxiproxy) Down(t *testing.T) (up func()) {
 	}
 }
 
-func (p *Toxiproxy) must(t *testing.T, method, path string, body any) {
+func (p *Toxiproxy) must(t testing.TB, method, path string, body any) {
 	t.Helper()
 	if _, err := p.ask(t.Context(), method, path, body); err != nil {
 		t.Fatal(err)

@@ -31,7 +31,7 @@ type Versions struct {
 type Version struct{ Key, ID string }
 
 // LockedBucket makes a bucket with object lock.
-func (s S3) LockedBucket(t *testing.T, bucket string) *Versions {
+func (s S3) LockedBucket(t testing.TB, bucket string) *Versions {
 	t.Helper()
 	v := &Versions{server: s, bucket: bucket, client: s3.New(s3.Options{
 		Region: "us-east-1", BaseEndpoint: aws.String(s.Endpoint), UsePathStyle: true,
@@ -44,7 +44,7 @@ func (s S3) LockedBucket(t *testing.T, bucket string) *Versions {
 }
 
 // All reads all versions that there are, and returns which one each key has now.
-func (v *Versions) All(t *testing.T) (contents map[Version]string, current map[string]Version) {
+func (v *Versions) All(t testing.TB) (contents map[Version]string, current map[string]Version) {
 	t.Helper()
 	contents, current = map[Version]string{}, map[string]Version{}
 	pages := s3.NewListObjectVersionsPaginator(v.client, &s3.ListObjectVersionsInput{Bucket: aws.String(v.bucket)})
@@ -76,14 +76,14 @@ func (v *Versions) All(t *testing.T) (contents map[Version]string, current map[s
 }
 
 // Current returns the version that each key has now.
-func (v *Versions) Current(t *testing.T) (current []Version) {
+func (v *Versions) Current(t testing.TB) (current []Version) {
 	t.Helper()
 	current, _ = v.latest(t)
 	return current
 }
 
 // latest returns the latest version of each key, and the marks of the keys that are deleted.
-func (v *Versions) latest(t *testing.T) (versions, marks []Version) {
+func (v *Versions) latest(t testing.TB) (versions, marks []Version) {
 	t.Helper()
 	pages := s3.NewListObjectVersionsPaginator(v.client, &s3.ListObjectVersionsInput{Bucket: aws.String(v.bucket)})
 	for pages.HasMorePages() {
@@ -106,7 +106,7 @@ func (v *Versions) latest(t *testing.T) (versions, marks []Version) {
 }
 
 // LockedUntil returns when the lock of a version ends; zero without one.
-func (v *Versions) LockedUntil(t *testing.T, of Version) time.Time {
+func (v *Versions) LockedUntil(t testing.TB, of Version) time.Time {
 	t.Helper()
 	found, err := v.client.GetObjectRetention(t.Context(), &s3.GetObjectRetentionInput{Bucket: aws.String(v.bucket), Key: aws.String(of.Key), VersionId: aws.String(of.ID)})
 	if none := (smithy.APIError)(nil); errors.As(err, &none) && none.ErrorCode() == "NoSuchObjectLockConfiguration" {
@@ -119,7 +119,7 @@ func (v *Versions) LockedUntil(t *testing.T, of Version) time.Time {
 }
 
 // Hide deletes an object: its versions stay.
-func (v *Versions) Hide(t *testing.T, key string) {
+func (v *Versions) Hide(t testing.TB, key string) {
 	t.Helper()
 	if _, err := v.client.DeleteObject(t.Context(), &s3.DeleteObjectInput{Bucket: aws.String(v.bucket), Key: aws.String(key)}); err != nil {
 		t.Fatalf("deleting %s: %v", key, err)
@@ -127,7 +127,7 @@ func (v *Versions) Hide(t *testing.T, key string) {
 }
 
 // Put writes an object: the versions before it stay.
-func (v *Versions) Put(t *testing.T, key, content string) {
+func (v *Versions) Put(t testing.TB, key, content string) {
 	t.Helper()
 	if _, err := v.client.PutObject(t.Context(), &s3.PutObjectInput{Bucket: aws.String(v.bucket), Key: aws.String(key), Body: strings.NewReader(content)}); err != nil {
 		t.Fatalf("writing %s: %v", key, err)
@@ -135,7 +135,7 @@ func (v *Versions) Put(t *testing.T, key, content string) {
 }
 
 // TryRemove tries to remove a version for good.
-func (v *Versions) TryRemove(t *testing.T, of Version) error {
+func (v *Versions) TryRemove(t testing.TB, of Version) error {
 	t.Helper()
 	_, err := v.client.DeleteObject(t.Context(), &s3.DeleteObjectInput{Bucket: aws.String(v.bucket), Key: aws.String(of.Key), VersionId: aws.String(of.ID)})
 	return err
@@ -147,7 +147,7 @@ func (v *Versions) Bucket() string { return v.bucket }
 // CorrectTimes sets the times of versions to the times of their writing, as AWS lists them.
 // versitygw copies the file of a version that is replaced, or that follows a removed one. A file that
 // becomes the mark of a deletion keeps its time. The ids begin with the right time.
-func (v *Versions) CorrectTimes(t *testing.T) {
+func (v *Versions) CorrectTimes(t testing.TB) {
 	t.Helper()
 	correct := func(path, id string) error {
 		written, ok := timeOf(id)

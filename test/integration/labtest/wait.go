@@ -19,7 +19,7 @@ const limit = 2 * time.Minute
 
 // Eventually waits until the condition returns nil, and fails the test with its
 // last error if it never does.
-func Eventually(t *testing.T, what string, condition func() error) {
+func Eventually(t testing.TB, what string, condition func() error) {
 	t.Helper()
 	if err := Await(t.Context(), what, condition); err != nil {
 		t.Fatal(err)

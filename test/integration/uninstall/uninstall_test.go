@@ -125,9 +125,13 @@ metadata:
 
 func create(t *testing.T, manifest string) {
 	t.Helper()
-	if _, stderr, err := lab.TryKubectl(t, manifest, "create", "-f", "-"); err != nil {
-		t.Fatalf("%v: %s", err, stderr)
-	}
+	labtest.Eventually(t, "the object", func() error { // kubectl may not know a new kind at once
+		_, stderr, err := lab.TryKubectl(t, manifest, "create", "-f", "-")
+		if err != nil {
+			err = fmt.Errorf("%w: %s", err, stderr)
+		}
+		return err
+	})
 }
 
 // commands runs those of the commands by which docs/install.md removes Holdfast.

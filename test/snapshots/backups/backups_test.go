@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -32,44 +33,53 @@ import (
 )
 
 var (
+	root    string
 	lab     *labtest.Lab
 	objects dynamic.Interface
 	movers  = enginev1alpha1.SnapshotsNamespace(labtest.System)
 )
 
 func TestMain(m *testing.M) {
-	root, err := filepath.Abs("../../..")
-	if err != nil {
+	var err error
+	if root, err = filepath.Abs("../../.."); err != nil {
 		panic(err)
 	}
 	os.Exit(labtest.Main(m, labtest.Options{Root: root, APIServerFlags: "--snapshots", ControllerFlags: "--snapshots --restore-image=holdfast"}, func(l *labtest.Lab) {
 		lab = l
-		if err := prepare(root); err != nil {
+		if err := prepare(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
 	}))
 }
 
-// prepare starts the driver and the sidecars, and gives the controller the rights of the component.
-func prepare(root string) (err error) {
-	run := func(program string, args ...string) error {
-		command := exec.Command(filepath.Join(lab.Bin(), program), args...)
-		command.Env = append(os.Environ(), "KUBECONFIG="+lab.Kubeconfig())
-		if out, err := command.CombinedOutput(); err != nil {
-			return fmt.Errorf("%s %s: %w: %s", program, strings.Join(args, " "), err, out)
-		}
-		return nil
+// run runs a program of the lab.
+func run(program string, args ...string) error {
+	command := exec.Command(filepath.Join(lab.Bin(), program), args...)
+	command.Env = append(os.Environ(), "KUBECONFIG="+lab.Kubeconfig())
+	if out, err := command.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s %s: %w: %s", program, strings.Join(args, " "), err, out)
 	}
+	return nil
+}
+
+// startSidecars starts the driver and the sidecars, perhaps anew. qps bounds the requests of each sidecar to
+// the API server in a second.
+func startSidecars(qps int) error {
+	return run("lab", "csi", "up", "--dir", lab.Dir, "--source", filepath.Join(root, "hack", "lab"), "--snapshots", "--qps", strconv.Itoa(qps))
+}
+
+// prepare starts the driver and the sidecars, and gives the controller the rights of the component.
+func prepare() (err error) {
 	component := filepath.Join(root, "artifacts", "components", "snapshots")
 	objects, err = dynamic.NewForConfig(lab.Config)
 	return errors.Join(err,
-		run("lab", "csi", "up", "--dir", lab.Dir, "--source", filepath.Join(root, "hack", "lab"), "--snapshots"),
+		startSidecars(50),
 		run("kubectl", "label", "volumesnapshotclass", "folder", snapshots.LabelClass+"=true"),
 		run("kubectl", "apply", "-f", filepath.Join(component, "binding.yaml"), "-f", filepath.Join(component, "movers.yaml")))
 }
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -80,7 +90,7 @@ func must(t *testing.T, err error) {
 func storage(of string) string { return filepath.Join(lab.Dir, "csi", of) }
 
 // claim makes a claim whose volume has one file, and returns its folder.
-func claim(t *testing.T, namespace, name, content string) (folder string) {
+func claim(t testing.TB, namespace, name, content string) (folder string) {
 	t.Helper()
 	claims := lab.Kube.CoreV1().PersistentVolumeClaims(namespace)
 	class := "folder"
@@ -108,7 +118,7 @@ func claim(t *testing.T, namespace, name, content string) (folder string) {
 }
 
 // runMovers has a kubelet give each pod of movers the files of its volume, on the agent's node.
-func runMovers(t *testing.T) {
+func runMovers(t testing.TB) {
 	kubelet.Run(t, lab.Kube, movers, labtest.Node, func(pod *corev1.Pod, volume *corev1.PersistentVolume) error {
 		folder := filepath.Join(lab.Dir, "pods", string(pod.UID), "volumes", labtest.FolderPlugin, volume.Name)
 		if err := errors.Join(os.RemoveAll(folder), os.MkdirAll(filepath.Dir(folder), 0o755)); err != nil {
@@ -119,7 +129,7 @@ func runMovers(t *testing.T) {
 }
 
 // entries counts what a folder has.
-func entries(t *testing.T, folder string) int {
+func entries(t testing.TB, folder string) int {
 	t.Helper()
 	all, err := os.ReadDir(folder)
 	must(t, err)
@@ -128,7 +138,7 @@ func entries(t *testing.T, folder string) int {
 
 // expectNothingLeft waits until the storage has the cluster's volumes only, and the cluster nothing that
 // was made for backups.
-func expectNothingLeft(t *testing.T) {
+func expectNothingLeft(t testing.TB) {
 	t.Helper()
 	labtest.Eventually(t, "all snapshots to be deleted", func() error {
 		contents, err := objects.Resource(snapshots.Contents).List(t.Context(), metav1.ListOptions{})
@@ -156,7 +166,7 @@ func expectNothingLeft(t *testing.T) {
 
 // expectFile reads a file out of a stored volume. A controller that has just started can't be reached
 // by the API server for some seconds.
-func expectFile(t *testing.T, namespace, backup, claim, want string) {
+func expectFile(t testing.TB, namespace, backup, claim, want string) {
 	t.Helper()
 	labtest.Eventually(t, "the file to be read", func() error {
 		got, err := plugin(t, "files", "cat", namespace+"."+backup+":"+claim+":/file", "-n", namespace)
@@ -168,7 +178,7 @@ func expectFile(t *testing.T, namespace, backup, claim, want string) {
 }
 
 // plugin runs kubectl holdfast.
-func plugin(t *testing.T, args ...string) (string, error) {
+func plugin(t testing.TB, args ...string) (string, error) {
 	t.Helper()
 	command := exec.CommandContext(t.Context(), filepath.Join(lab.Bin(), "kubectl-holdfast"), args...)
 	command.Env = append(os.Environ(), "KUBECONFIG="+lab.Kubeconfig())
@@ -238,7 +248,7 @@ func TestSlowStorage(t *testing.T) {
 }
 
 // inject has the driver fail, until remove is called.
-func inject(t *testing.T, faults string) (remove func()) {
+func inject(t testing.TB, faults string) (remove func()) {
 	t.Helper()
 	file := filepath.Join(lab.Dir, "csi", "faults.json")
 	must(t, os.WriteFile(file, []byte(faults), 0o644))
@@ -247,7 +257,7 @@ func inject(t *testing.T, faults string) (remove func()) {
 }
 
 // expectMessage waits until a backup says something.
-func expectMessage(t *testing.T, namespace, name, words string) {
+func expectMessage(t testing.TB, namespace, name, words string) {
 	t.Helper()
 	labtest.Eventually(t, "the backup to say "+words, func() error {
 		backup, err := lab.Holdfast.HoldfastV1alpha1().Backups(namespace).Get(t.Context(), name, metav1.GetOptions{})

@@ -21,7 +21,7 @@ const interval = 50 * time.Millisecond
 // Run runs each pod of a namespace whose claim has its name, on a node, until the test ends: when
 // the claim is bound, the pod is bound, its volume is mounted, and then it is Running. mount is
 // optional.
-func Run(t *testing.T, kube kubernetes.Interface, namespace, node string, mount func(*corev1.Pod, *corev1.PersistentVolume) error) {
+func Run(t testing.TB, kube kubernetes.Interface, namespace, node string, mount func(*corev1.Pod, *corev1.PersistentVolume) error) {
 	t.Helper()
 	k := kubelet{kube, namespace, node, mount}
 	var running wait.Group

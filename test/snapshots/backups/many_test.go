@@ -1,0 +1,137 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backups
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/snapshots"
+	"github.com/holdfast-io/holdfast/test/integration/labtest"
+)
+
+// manyClaims is the number of claims whose snapshots are made at once. HOLDFAST_BENCH_CLAIMS sets another.
+const manyClaims = 100
+
+// BenchmarkSnapshots backs up many claims at once, with sidecars at the QPS of their default and of most
+// drivers' manifests. It fails if anything is left in the cluster or the storage.
+func BenchmarkSnapshots(b *testing.B) {
+	claims := manyClaims
+	if text := os.Getenv("HOLDFAST_BENCH_CLAIMS"); text != "" {
+		var err error
+		claims, err = strconv.Atoi(text)
+		must(b, err)
+	}
+	runMovers(b)
+	namespace := lab.Namespace(b, "many")
+	for i := range claims {
+		claim(b, namespace, fmt.Sprint("idle-", i), "x")
+	}
+	for _, qps := range []int{5, 50} {
+		b.Run(fmt.Sprint("qps=", qps), func(b *testing.B) {
+			must(b, startSidecars(qps))
+			for b.Loop() {
+				measureMany(b, namespace, fmt.Sprint("qps-", qps), claims)
+			}
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+	must(b, startSidecars(50))
+}
+
+// measureMany backs up the claims of a namespace.
+func measureMany(b *testing.B, namespace, name string, claims int) {
+	mark, begun := lab.AuditMark(b), time.Now()
+	lab.Create(b, namespace, name, v1alpha1.BackupSpec{SnapshotVolumes: new(true)})
+	cut := map[string]time.Time{}
+	var first, firstCut time.Time
+	await(b, "all claims to be uploaded", func() error {
+		contents, err := objects.Resource(snapshots.Contents).List(b.Context(), metav1.ListOptions{LabelSelector: snapshots.LabelCluster})
+		if err != nil {
+			return err
+		}
+		for i := range contents.Items {
+			if _, known := cut[contents.Items[i].GetName()]; known {
+				continue
+			}
+			if handle, _, _ := unstructured.NestedString(contents.Items[i].Object, "status", "snapshotHandle"); handle != "" {
+				cut[contents.Items[i].GetName()] = time.Now()
+				if firstCut.IsZero() {
+					firstCut = time.Now()
+				}
+			}
+		}
+		if first.IsZero() {
+			uploads, err := lab.Engine.EngineV1alpha1().VolumeUploads(labtest.System).List(b.Context(), metav1.ListOptions{})
+			if err != nil {
+				return err
+			}
+			for i := range uploads.Items {
+				if uploads.Items[i].Status.Phase != "" {
+					first = time.Now()
+				}
+			}
+		}
+		backup, err := lab.Holdfast.HoldfastV1alpha1().Backups(namespace).Get(b.Context(), name, metav1.GetOptions{})
+		switch {
+		case err != nil:
+			return err
+		case backup.Status.Phase == v1alpha1.BackupPhaseCompleted && backup.Status.Volumes.Completed == int32(claims):
+			return nil
+		case backup.Status.CompletionTimestamp != nil:
+			b.Fatalf("the backup is %+v", backup.Status)
+		}
+		return errors.New("the backup is " + string(backup.Status.Phase) + ": " + backup.Status.Message)
+	})
+	completed := time.Since(begun)
+	expectNothingLeft(b)
+	last := begun
+	for _, at := range cut {
+		if at.After(last) {
+			last = at
+		}
+	}
+	if len(cut) != claims {
+		b.Errorf("%d cuts were seen, want %d", len(cut), claims)
+	}
+	writes := 0
+	for _, event := range lab.WritesSince(b, mark) {
+		of := event.User.Username
+		ours := strings.HasPrefix(of, "system:serviceaccount:"+labtest.System+":") || strings.HasPrefix(of, "system:serviceaccount:"+enginev1alpha1.AgentsNamespace(labtest.System)+":")
+		if ours && event.ObjectRef.Resource != "events" {
+			writes++
+		}
+	}
+	n := float64(claims)
+	b.ReportMetric(n, "claims")
+	b.ReportMetric(n/last.Sub(begun).Seconds(), "cuts/s")
+	b.ReportMetric(first.Sub(firstCut).Seconds(), "first-upload-s")
+	b.ReportMetric(completed.Seconds(), "completed-s")
+	b.ReportMetric(float64(writes)/n, "writes/claim")
+}
+
+// await is labtest.Eventually for what takes minutes.
+func await(b *testing.B, what string, condition func() error) {
+	b.Helper()
+	const limit, interval = 30 * time.Minute, 100 * time.Millisecond
+	for begun := time.Now(); ; time.Sleep(interval) {
+		err := condition()
+		if err == nil {
+			return
+		}
+		if time.Since(begun) > limit {
+			b.Fatalf("gave up waiting for %s: %v", what, err)
+		}
+	}
+}
