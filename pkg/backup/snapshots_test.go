@@ -170,6 +170,7 @@ func TestSnapshotsThatCantBeMade(t *testing.T) {
 func TestSnapshotsWithoutRights(t *testing.T) {
 	for _, wanted := range []*bool{nil, new(true)} {
 		f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, SnapshotVolumes: wanted})
+		f.request.Backup.Spec.DefaultVolumesToFsBackup = nil
 		f.deps.SnapshotClasses = func(context.Context) ([]snapshots.VolumeSnapshotClass, error) {
 			return nil, apierrors.NewForbidden(snapshots.Classes.GroupResource(), "", errors.New("no role"))
 		}
