@@ -148,7 +148,7 @@ func (p *volumePolicy) parse() error {
 		return fmt.Errorf("action.type is %q: it must be one of %q", p.Action.Type, known)
 	}
 	switch parameters := p.Action.Parameters; {
-	case parameters == nil:
+	case parameters == nil, *parameters == (snapshotParameters{}):
 	case p.Action.Type != snapshotAction:
 		return fmt.Errorf("action.parameters: the action %s has none", p.Action.Type)
 	case parameters.MoveData != nil && !*parameters.MoveData:

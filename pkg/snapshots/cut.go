@@ -15,6 +15,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
+// unansweredTime is the least time in which a cluster that does not answer is asked whether a snapshot is
+// ready.
+const unansweredTime = 10 * time.Minute
+
 // skew is how much the storage's clock may differ from the controller's.
 const skew = time.Minute
 
@@ -133,7 +137,7 @@ func (w *cutting) wait(ctx context.Context) (Taken, error) {
 // AwaitReady waits until volumes can be made from a cut: some storages copy for hours after it. The time
 // counts from the cut, so that another attempt does not wait longer.
 func (c *Client) AwaitReady(ctx context.Context, v Volume, taken Taken, report func(string)) (Taken, error) {
-	said, pause := "", time.Duration(0)
+	said, pause, begun := "", time.Duration(0), time.Now()
 	for !taken.Ready {
 		words, content, err := "the storage has not finished it", (*VolumeSnapshotContent)(nil), error(nil)
 		content, err = get[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), taken.Content)
@@ -148,7 +152,7 @@ func (c *Client) AwaitReady(ctx context.Context, v Volume, taken Taken, report f
 		case err != nil:
 			words = err.Error()
 		}
-		if err == nil && time.Since(taken.Time) > v.ReadyTimeout {
+		if over := time.Since(taken.Time) > v.ReadyTimeout; over && (err == nil || time.Since(begun) > unansweredTime) {
 			err = final("it was cut, and was not ready to use within %s: %s: if the storage shows it as ready, restart the driver's csi-snapshotter", v.ReadyTimeout, words)
 		}
 		if err != nil && !passing(err) {

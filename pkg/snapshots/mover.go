@@ -44,6 +44,8 @@ const (
 	atOnceExposed = 16
 	// atOnceCut bounds the cuts of a driver at a time: storages limit the rate.
 	atOnceCut = 8
+	// longestCut is how long a cut has its place.
+	longestCut = 10 * time.Minute
 	// whyInterval is the interval of questions why a pod does not run.
 	whyInterval = 5 * time.Second
 	// remakeAfter is the least age of a failed pod that is made anew.
@@ -80,7 +82,8 @@ func NewMover(client *Client, kube kubernetes.Interface, namespace string, image
 }
 
 // Cut is Client.Cut, for a bounded number of a driver's volumes at a time. A cut that hooks enclose waits
-// for no other: its pod is frozen, and its own timeout bounds that.
+// for no other: its pod is frozen, and its own timeout bounds that. A cut that takes long gives its place to
+// others, since a user chooses its timeout.
 func (m *Mover) Cut(ctx context.Context, v Volume, report func(string)) (Taken, error) {
 	if v.Attempt > 0 {
 		return m.Client.Cut(ctx, v, report)
@@ -93,10 +96,12 @@ func (m *Mover) Cut(ctx context.Context, v Volume, report func(string)) (Taken, 
 	m.mu.Unlock()
 	select {
 	case places <- struct{}{}:
-		defer func() { <-places }()
 	case <-ctx.Done():
 		return Taken{}, context.Cause(ctx)
 	}
+	leave := sync.OnceFunc(func() { <-places })
+	defer time.AfterFunc(longestCut, leave).Stop()
+	defer leave()
 	return m.Client.Cut(ctx, v, report)
 }
 
@@ -174,6 +179,9 @@ func (m *Mover) expose(ctx context.Context, v *Volume, taken *Taken) (exposed Ex
 		// Its node has evicted or refused it, perhaps during an earlier attempt.
 		if time.Since(pod.CreationTimestamp.Time) > remakeAfter {
 			err = pods.Delete(ctx, pod.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}})
+			if apierrors.IsNotFound(err) {
+				err = nil
+			}
 		}
 		return exposed, fmt.Sprintf("the pod %s, which has ended, to be made anew: %s", pod.Name, cmp.Or(pod.Status.Message, pod.Status.Reason, "it was not to")), err
 	case !running || pod.Spec.NodeName == "" || claim.Spec.VolumeName == "":
@@ -212,7 +220,7 @@ func (m *Mover) make(ctx context.Context, v *Volume, taken *Taken) (waitsFor str
 		_, err := made.in.Create(ctx, object, metav1.CreateOptions{})
 		if apierrors.IsAlreadyExists(err) {
 			var found *unstructured.Unstructured
-			if found, err = made.in.Get(ctx, v.name(), metav1.GetOptions{}); err == nil && found.GetDeletionTimestamp() != nil {
+			if found, err = made.in.Get(ctx, v.name(), metav1.GetOptions{}); apierrors.IsNotFound(err) || err == nil && found.GetDeletionTimestamp() != nil {
 				return "the deletion of the " + object.GetKind() + " " + v.name(), nil
 			}
 		}
@@ -296,8 +304,14 @@ func (m *Mover) besideAgents() *corev1.PodAffinity {
 	}}}
 }
 
-// tolerations are for the taints that the nodes have now, as of a pool for databases. Kubernetes's own taints
-// of nodes that don't work, or are drained, are not tolerated.
+// leaving are the taints, by their domain or without one, of nodes that don't work or are removed: Kubernetes's
+// own, and those of the autoscalers.
+var leaving = []string{
+	"node.kubernetes.io", "node.cloudprovider.kubernetes.io", "karpenter.sh",
+	"ToBeDeletedByClusterAutoscaler", "DeletionCandidateOfClusterAutoscaler",
+}
+
+// tolerations are for the taints that the nodes have now, as of a pool for databases, without leaving.
 func (m *Mover) tolerations(ctx context.Context) ([]corev1.Toleration, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -312,7 +326,7 @@ func (m *Mover) tolerations(ctx context.Context) ([]corev1.Toleration, error) {
 	}
 	for i := range nodes.Items {
 		for _, taint := range nodes.Items[i].Spec.Taints {
-			if domain, _, _ := strings.Cut(taint.Key, "/"); domain != "node.kubernetes.io" && domain != "node.cloudprovider.kubernetes.io" {
+			if domain, _, _ := strings.Cut(taint.Key, "/"); !slices.Contains(leaving, domain) {
 				keys.Insert(taint.Key)
 			}
 		}

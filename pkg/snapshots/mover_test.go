@@ -13,6 +13,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -42,7 +43,7 @@ func TestCutsAreBounded(t *testing.T) {
 		defer cancel()
 		cut := func(of string, change func(*Volume)) {
 			v := volume()
-			v.ClaimUID = types.UID(of)
+			v.ClaimUID, v.Timeout = types.UID(of), 24*time.Hour
 			change(&v)
 			working.Go(func() { _, _ = m.Cut(ctx, v, nil) })
 		}
@@ -58,6 +59,11 @@ func TestCutsAreBounded(t *testing.T) {
 		synctest.Wait()
 		if got := len(s.snapshots()); got != atOnceCut+2 {
 			t.Errorf("%d snapshots are made, want also the two that need not wait", got)
+		}
+		time.Sleep(longestCut)
+		synctest.Wait()
+		if got := len(s.snapshots()); got != 2*atOnceCut+2 {
+			t.Errorf("%d snapshots are made, want also those that have waited for %s", got, longestCut)
 		}
 	})
 }
@@ -312,7 +318,7 @@ func TestWhereMoversRun(t *testing.T) {
 		}
 		return node
 	}
-	kube := kubefake.NewClientset(tainted("a", "pool", corev1.TaintNodeUnreachable), tainted("b", "example.com/gpu", "pool", corev1.TaintNodeUnschedulable), tainted("c", "node.cloudprovider.kubernetes.io/shutdown"))
+	kube := kubefake.NewClientset(tainted("a", "pool", corev1.TaintNodeUnreachable), tainted("b", "example.com/gpu", "pool", corev1.TaintNodeUnschedulable), tainted("c", "node.cloudprovider.kubernetes.io/shutdown", "karpenter.sh/disrupted", "ToBeDeletedByClusterAutoscaler"))
 	m, v := newSidecars(t).mover(kube), volume()
 	pod, err := m.pod(t.Context(), &v, metav1.ObjectMeta{})
 	if err != nil {

@@ -87,6 +87,8 @@ type Controller struct {
 	open      func(ctx context.Context, record *enginev1alpha1.StorageLocation) (bucket, error)
 	// since is kept from one sweep to the next.
 	since map[types.UID]time.Time
+	// disposed is when the volumes of exposures were last looked for.
+	disposed time.Time
 }
 
 // New returns a Controller.
@@ -150,7 +152,10 @@ func (c *Controller) sweep(ctx context.Context) (next time.Duration, err error) 
 	}
 	maps.DeleteFunc(exposed, func(_ string, backup types.UID) bool { return fates[backup] == snapshots.Live })
 	hidden, failure := c.Mover.HideAll(ctx, slices.Sorted(maps.Keys(exposed)))
-	failure = errors.Join(failure, c.Mover.DisposeVolumes(ctx))
+	if now := c.Clock.Now(); len(exposed) > 0 || now.Sub(c.disposed) >= interval {
+		failure = errors.Join(failure, c.Mover.DisposeVolumes(ctx))
+		c.disposed = now
+	}
 	decision := snapshots.Decide(snapshots.View{
 		ClusterUID: c.ClusterUID, Now: c.Clock.Now(), Contents: contents, Snapshots: taken, Fates: fates, Since: c.since,
 	})

@@ -103,10 +103,11 @@ func errPrecondition[T ~string](want, is T) error {
 
 // changes names each part of an object that would change, and says why it can't.
 func (r *REST[T, R]) changes(ctx context.Context, was, is T) (refused field.ErrorList) {
-	is = is.DeepCopyObject().(T)
-	// Defaults, and fields that are not recorded, are no change.
+	was, is = was.DeepCopyObject().(T), is.DeepCopyObject().(T)
+	// Defaults, and fields that are not recorded, are no change. An earlier option may have recorded more.
 	r.Kind.PrepareForCreate(ctx, is)
 	r.Kind.Canonicalize(is)
+	r.Kind.Canonicalize(was)
 	refuse := func(path *field.Path) {
 		refused = append(refused, field.Forbidden(path, r.Kind.Unchangeable(was, path.String())))
 	}

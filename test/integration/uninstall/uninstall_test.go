@@ -82,7 +82,7 @@ func TestUninstall(t *testing.T) {
 	snapshotInStorage(t)
 	commands(t, func(string) bool { return true })
 
-	if left := lab.Kubectl(t, "get", "volumesnapshotcontents", "-o", "name"); left != "" {
+	if left := lab.Kubectl(t, "get", "volumesnapshots,volumesnapshotcontents", "-A", "-o", "name"); left != "" {
 		t.Errorf("%s is still there", left)
 	}
 	for _, resource := range []string{"namespaces", "customresourcedefinitions", "apiservices", "clusterroles", "clusterrolebindings", "validatingadmissionpolicies", "validatingadmissionpolicybindings", "flowschemas", "prioritylevelconfigurations"} {
@@ -97,29 +97,46 @@ func TestUninstall(t *testing.T) {
 	lab.Kubectl(t, "delete", "namespace", "after", "--timeout=60s")
 }
 
-// snapshotInStorage makes the record of a snapshot that an interrupted backup has left. The lab
-// has no CSI driver, and so a definition of contents without a schema is enough.
+// snapshotInStorage makes what an interrupted backup has left of a snapshot. The lab has no CSI
+// driver, and so definitions without a schema are enough.
 func snapshotInStorage(t *testing.T) {
 	t.Helper()
-	create(t, `apiVersion: apiextensions.k8s.io/v1
+	for kind, scope := range map[string]string{"VolumeSnapshotContent": "Cluster", "VolumeSnapshot": "Namespaced"} {
+		plural := strings.ToLower(kind) + "s"
+		create(t, fmt.Sprintf(`apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
 metadata:
-  name: volumesnapshotcontents.snapshot.storage.k8s.io
+  name: %[1]s.snapshot.storage.k8s.io
   annotations: {api-approved.kubernetes.io: unapproved}
 spec:
   group: snapshot.storage.k8s.io
-  scope: Cluster
-  names: {kind: VolumeSnapshotContent, plural: volumesnapshotcontents}
+  scope: %[2]s
+  names: {kind: %[3]s, plural: %[1]s}
   versions:
   - {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
-`)
-	lab.Kubectl(t, "wait", "--for=condition=Established", "--timeout=60s", "crd/volumesnapshotcontents.snapshot.storage.k8s.io")
+`, plural, scope, kind))
+		lab.Kubectl(t, "wait", "--for=condition=Established", "--timeout=60s", "crd/"+plural+".snapshot.storage.k8s.io")
+	}
 	create(t, `apiVersion: snapshot.storage.k8s.io/v1
 kind: VolumeSnapshotContent
 metadata:
   name: interrupted
   labels: {engine.holdfast.io/cluster-uid: x}
   finalizers: [engine.holdfast.io/stored-snapshot]
+`)
+	create(t, `apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshotContent
+metadata:
+  name: exposed
+  labels: {engine.holdfast.io/moves-for-cluster: x}
+  finalizers: [snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection]
+`)
+	create(t, `apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshot
+metadata:
+  name: interrupted
+  namespace: default
+  labels: {engine.holdfast.io/cluster-uid: x}
 `)
 }
 

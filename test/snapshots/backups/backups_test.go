@@ -140,28 +140,31 @@ func entries(t testing.TB, folder string) int {
 // was made for backups.
 func expectNothingLeft(t testing.TB) {
 	t.Helper()
-	labtest.Eventually(t, "all snapshots to be deleted", func() error {
-		contents, err := objects.Resource(snapshots.Contents).List(t.Context(), metav1.ListOptions{})
-		must(t, err)
-		taken, err := objects.Resource(snapshots.Snapshots).List(t.Context(), metav1.ListOptions{})
-		must(t, err)
-		pods, err := lab.Kube.CoreV1().Pods(movers).List(t.Context(), metav1.ListOptions{})
-		must(t, err)
-		volumes, err := lab.Kube.CoreV1().PersistentVolumes().List(t.Context(), metav1.ListOptions{})
-		must(t, err)
-		exposed := 0
-		for i := range volumes.Items {
-			if ref := volumes.Items[i].Spec.ClaimRef; ref != nil && ref.Namespace == movers {
-				exposed++
-			}
+	labtest.Eventually(t, "all snapshots to be deleted", func() error { return nothingLeft(t) })
+}
+
+func nothingLeft(t testing.TB) error {
+	t.Helper()
+	contents, err := objects.Resource(snapshots.Contents).List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	taken, err := objects.Resource(snapshots.Snapshots).List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	pods, err := lab.Kube.CoreV1().Pods(movers).List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	volumes, err := lab.Kube.CoreV1().PersistentVolumes().List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	exposed := 0
+	for i := range volumes.Items {
+		if ref := volumes.Items[i].Spec.ClaimRef; ref != nil && ref.Namespace == movers {
+			exposed++
 		}
-		stored, left := entries(t, storage("snapshots")), entries(t, storage("volumes"))
-		if stored+exposed+len(contents.Items)+len(taken.Items)+len(pods.Items) > 0 || left != len(volumes.Items) {
-			return fmt.Errorf("the storage has %d snapshots and %d volumes, want 0 and %d; the cluster has %d contents, %d VolumeSnapshots, %d volumes and %d pods of backups",
-				stored, left, len(volumes.Items), len(contents.Items), len(taken.Items), exposed, len(pods.Items))
-		}
-		return nil
-	})
+	}
+	stored, left := entries(t, storage("snapshots")), entries(t, storage("volumes"))
+	if stored+exposed+len(contents.Items)+len(taken.Items)+len(pods.Items) > 0 || left != len(volumes.Items) {
+		return fmt.Errorf("the storage has %d snapshots and %d volumes, want 0 and %d; the cluster has %d contents, %d VolumeSnapshots, %d volumes and %d pods of backups",
+			stored, left, len(volumes.Items), len(contents.Items), len(taken.Items), exposed, len(pods.Items))
+	}
+	return nil
 }
 
 // expectFile reads a file out of a stored volume. A controller that has just started can't be reached
