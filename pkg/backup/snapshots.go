@@ -124,8 +124,8 @@ func (p *podVolumes) chooseSnapshot(ctx context.Context, key types.NamespacedNam
 	return nil
 }
 
-// choose returns the class of a snapshot. Another class than the cluster's may cost more or keep less, so
-// the backup's requester needs the right to make VolumeSnapshots, also if the claim names the class.
+// choose returns the class of a snapshot. Another class than the cluster's may cost more. So the backup's
+// requester needs the right to make VolumeSnapshots, also if the claim names the class.
 func (c snapshotClasses) choose(ctx context.Context, namespace, driver string, wishes snapshots.Wishes) (string, error) {
 	class, err := snapshots.Class(driver, wishes, c.all)
 	if err != nil {

@@ -304,14 +304,14 @@ func (m *Mover) besideAgents() *corev1.PodAffinity {
 	}}}
 }
 
-// leaving are the taints, by their domain or without one, of nodes that don't work or are removed: Kubernetes's
-// own, and those of the autoscalers.
+// leaving are taints of nodes that don't work or are removed: domains of Kubernetes and Karpenter, and the
+// cluster autoscaler's two.
 var leaving = []string{
 	"node.kubernetes.io", "node.cloudprovider.kubernetes.io", "karpenter.sh",
 	"ToBeDeletedByClusterAutoscaler", "DeletionCandidateOfClusterAutoscaler",
 }
 
-// tolerations are for the taints that the nodes have now, as of a pool for databases, without leaving.
+// tolerations are for the taints that the nodes have now, as of a pool for databases, but for leaving.
 func (m *Mover) tolerations(ctx context.Context) ([]corev1.Toleration, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
