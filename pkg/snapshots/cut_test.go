@@ -424,6 +424,17 @@ func TestAwaitReady(t *testing.T) {
 			})
 		})
 	}
+	t.Run("without an answer", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s, begun := newSidecars(t), time.Now()
+			s.before = func(clienttesting.Action) error { return errors.New("connection refused") }
+			_, err := s.client().AwaitReady(t.Context(), volume(), Taken{Content: "c", Time: begun.Add(-5 * time.Hour)}, nil)
+			expectError(t, err, "not ready to use within 4h0m0s: connection refused")
+			if waited := time.Since(begun); waited < unansweredTime || waited > unansweredTime+time.Minute {
+				t.Errorf("it waited %s, want %s", waited, unansweredTime)
+			}
+		})
+	})
 	t.Run("without its content", func(t *testing.T) {
 		s := newSidecars(t)
 		_, err := s.client().AwaitReady(t.Context(), volume(), Taken{Content: "lost", Time: time.Now()}, nil)

@@ -52,6 +52,7 @@ type harness struct {
 	exposures map[string]types.UID
 	hidden    []string
 	exposed   bool
+	disposals int
 	// looked is called when the exposures were read.
 	looked func()
 }
@@ -90,7 +91,7 @@ func (h *harness) HideAll(_ context.Context, names []string) (bool, error) {
 	return !h.exposed, nil
 }
 
-func (h *harness) DisposeVolumes(context.Context) error { return nil }
+func (h *harness) DisposeVolumes(context.Context) error { h.disposals++; return nil }
 
 // lent stays open.
 type lent struct{ *store.Bucket }
@@ -211,6 +212,19 @@ func TestExposedSnapshots(t *testing.T) {
 	must(t, err)
 	if next != snapshots.OrphanAge || !slices.Equal(h.hidden, []string{"b", "c"}) {
 		t.Errorf("the next sweep is in %s, hidden are %q", next, h.hidden)
+	}
+	h.looked = nil
+	_, err = h.sweep(t.Context())
+	must(t, err)
+	h.exposures = nil // one volume may come later, so it is looked for from time to time
+	_, err = h.sweep(t.Context())
+	must(t, err)
+	if h.disposals != 2 {
+		t.Errorf("volumes were looked for %d times, want 2: once for each sweep with exposures", h.disposals)
+	}
+	h.Clock.(*clocktesting.FakeClock).Step(interval)
+	if _, err = h.sweep(t.Context()); err != nil || h.disposals != 3 {
+		t.Errorf("volumes were looked for %d times, want 3, %v", h.disposals, err)
 	}
 }
 

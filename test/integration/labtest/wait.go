@@ -29,6 +29,11 @@ func Eventually(t testing.TB, what string, condition func() error) {
 // Await is Eventually for those that clean up, when the test's context has ended, or
 // go on after an error.
 func Await(ctx context.Context, what string, condition func() error) error {
+	return AwaitFor(ctx, limit, what, condition)
+}
+
+// AwaitFor is Await with another limit.
+func AwaitFor(ctx context.Context, limit time.Duration, what string, condition func() error) error {
 	last := fmt.Errorf("it was never looked at")
 	err := wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, limit, true, func(context.Context) (bool, error) {
 		last = condition()

@@ -124,14 +124,5 @@ func measureMany(b *testing.B, namespace, name string, claims int) {
 // await is labtest.Eventually for what takes minutes.
 func await(b *testing.B, what string, condition func() error) {
 	b.Helper()
-	const limit, interval = 30 * time.Minute, 100 * time.Millisecond
-	for begun := time.Now(); ; time.Sleep(interval) {
-		err := condition()
-		if err == nil {
-			return
-		}
-		if time.Since(begun) > limit {
-			b.Fatalf("gave up waiting for %s: %v", what, err)
-		}
-	}
+	must(b, labtest.AwaitFor(b.Context(), 30*time.Minute, what, condition))
 }

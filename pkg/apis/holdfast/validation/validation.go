@@ -206,9 +206,12 @@ func ValidateBackupSpec(spec *v1alpha1.BackupSpec, options Options, at *field.Pa
 	}
 	errs = append(errs, validateOrder(spec.OrderedResources, at.Child("orderedResources"))...)
 	errs = append(errs, validateHooks(&spec.Hooks, at.Child("hooks"))...)
-	for name, limit := range map[string]v1alpha1.Duration{"ttl": spec.TTL, "csiSnapshotTimeout": spec.CSISnapshotTimeout, "itemOperationTimeout": spec.ItemOperationTimeout} {
-		if limit.Duration < 0 {
-			errs = append(errs, field.Invalid(at.Child(name), limit.Duration.String(), "must not be negative"))
+	for _, limit := range []struct {
+		name string
+		is   v1alpha1.Duration
+	}{{"ttl", spec.TTL}, {"csiSnapshotTimeout", spec.CSISnapshotTimeout}, {"itemOperationTimeout", spec.ItemOperationTimeout}} {
+		if limit.is.Duration < 0 {
+			errs = append(errs, field.Invalid(at.Child(limit.name), limit.is.Duration.String(), "must not be negative"))
 		}
 	}
 	if spec.StorageLocation != "" {
