@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/warning"
 	clienttesting "k8s.io/client-go/testing"
 
@@ -83,6 +84,22 @@ func TestTimeoutsOfSnapshots(t *testing.T) {
 		if got := backup.Spec.CSISnapshotTimeout.Duration; got != test.want {
 			t.Errorf("%+v: recorded is %s", test, got)
 		}
+	}
+}
+
+// TestAppliedAgain: a backup whose timeouts were recorded while snapshots were on is applied unchanged later.
+func TestAppliedAgain(t *testing.T) {
+	h := newHarness(t, nil, locationOf("b", true, metav1.ConditionTrue))
+	of := h.Kind.(*kind)
+	of.options.Snapshots = true
+	asked := newBackup(system, "x")
+	asked.Spec.CSISnapshotTimeout.Duration = time.Hour
+	if _, err := h.create(asked.DeepCopy()); err != nil {
+		t.Fatal(err)
+	}
+	of.options.Snapshots = false
+	if _, _, err := h.Update(h.ctx(system), "x", rest.DefaultUpdatedObjectInfo(asked), nil, nil, false, &metav1.UpdateOptions{}); err != nil {
+		t.Error(err)
 	}
 }
 
