@@ -194,7 +194,7 @@ func (e *execution) verify(ctx context.Context) error {
 	return nil
 }
 
-// takeOver revokes the earlier attempts, and removes their objects. If the copy of one's metadata
+// takeOver revokes the earlier attempts, and removes their objects, unless they have read all. If the copy of one's metadata
 // exists, that attempt has decided the outcome.
 func (e *execution) takeOver(ctx context.Context) (Outcome, error) {
 	for attempt := 1; attempt < e.request.Attempt; attempt++ {
@@ -214,6 +214,9 @@ func (e *execution) takeOver(ctx context.Context) (Outcome, error) {
 			e.logger.Info("What an attempt has left unfinished stays beside the backup", "err", err)
 		}
 		return e.stored(ctx)
+	}
+	if e.request.Moving {
+		return Outcome{}, nil
 	}
 	if err := e.removeEarlier(ctx, true); err != nil {
 		return Outcome{Status: e.status(err)}, err

@@ -69,21 +69,31 @@ type findings struct {
 	logger klog.Logger
 	home   string
 
-	mu                       sync.Mutex
-	results                  format.Results
-	errors                   int32
-	warnings                 int32
-	toldErrors, toldWarnings format.Told
-	secrets                  map[string]int
+	mu sync.Mutex
+	format.FoundSoFar
+}
+
+// soFar returns a copy that later findings don't change.
+func (f *findings) soFar() format.FoundSoFar {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.FoundSoFar
+}
+
+// adopt goes on with the findings of an earlier attempt. Its own come after them.
+func (f *findings) adopt(earlier format.FoundSoFar) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.FoundSoFar = earlier
 }
 
 func (f *findings) fail(about subject, text string) {
 	f.logger.Info("Part of the backup failed", "about", about.String(), "error", text)
-	f.record(&f.results.Errors, &f.errors, &f.toldErrors, slog.LevelError, about, text)
+	f.record(&f.Results.Errors, &f.Errors, &f.ToldErrors, slog.LevelError, about, text)
 }
 
 func (f *findings) warn(about subject, text string) {
-	f.record(&f.results.Warnings, &f.warnings, &f.toldWarnings, slog.LevelWarn, about, text)
+	f.record(&f.Results.Warnings, &f.Warnings, &f.ToldWarnings, slog.LevelWarn, about, text)
 }
 
 func (f *findings) record(messages *format.Messages, count *int32, told *format.Told, level slog.Level, about subject, text string) {
@@ -121,21 +131,21 @@ func (f *findings) leaveOut(about subject) {
 	f.log.write(slog.LevelInfo, secretsLeftOut, about.attrs()...)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.secrets == nil {
-		f.secrets = map[string]int{}
+	if f.SecretsLeftOut == nil {
+		f.SecretsLeftOut = map[string]int{}
 	}
-	f.secrets[about.namespace]++
+	f.SecretsLeftOut[about.namespace]++
 }
 
 func (f *findings) leftOut() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if len(f.secrets) == 0 {
+	if len(f.SecretsLeftOut) == 0 {
 		return ""
 	}
 	var counts []string
-	for _, namespace := range slices.Sorted(maps.Keys(f.secrets)) {
-		counts = append(counts, fmt.Sprintf("%d of the namespace %s", f.secrets[namespace], namespace))
+	for _, namespace := range slices.Sorted(maps.Keys(f.SecretsLeftOut)) {
+		counts = append(counts, fmt.Sprintf("%d of the namespace %s", f.SecretsLeftOut[namespace], namespace))
 	}
 	return secretsLeftOut + ": " + strings.Join(counts, ", ")
 }
@@ -143,13 +153,13 @@ func (f *findings) leftOut() string {
 func (f *findings) message() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return format.Findings(&f.toldErrors, &f.toldWarnings)
+	return format.Findings(&f.ToldErrors, &f.ToldWarnings)
 }
 
 func (f *findings) counts() (errors, warnings int32) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.errors, f.warnings
+	return f.Errors, f.Warnings
 }
 
 const maxTold = 800

@@ -544,7 +544,7 @@ func TestHooksOfANamespaceAreBounded(t *testing.T) {
 					return "", ctx.Err()
 				}}
 				log := newLogbook(clock.RealClock{})
-				found := &findings{log: log, toldErrors: format.NewTold("shop", "holdfast"), toldWarnings: format.NewTold("shop", "holdfast")}
+				found := &findings{log: log, FoundSoFar: format.FoundSoFar{ToldErrors: format.NewTold("shop", "holdfast"), ToldWarnings: format.NewTold("shop", "holdfast")}}
 				h := &hooks{runner: runner, findings: found, log: log, clock: clock.RealClock{}}
 				test.hooks(h)
 				slow := []hook{{from: "x", container: "c", command: []string{"sleep"}, timeout: 30 * time.Minute}}
@@ -568,7 +568,7 @@ func TestHooksOfANamespaceAreBounded(t *testing.T) {
 				if name == "by their time" && !h.run(t.Context(), preHook, pod("blog", "a"), slow) {
 					t.Error("a hook of another namespace failed")
 				}
-				if text := found.toldErrors.String(); !strings.Contains(text, test.says) {
+				if text := found.ToldErrors.String(); !strings.Contains(text, test.says) {
 					t.Errorf("what is told: %s", text)
 				}
 			})

@@ -64,7 +64,7 @@ func TestResultsAreBounded(t *testing.T) {
 		f.warn(subject{podsResource, "shop", fmt.Sprint(i)}, "text")
 	}
 	f.warn(subject{}, "text")
-	if _, warnings := f.counts(); warnings != maxTexts+11 || f.results.Warnings.Count() != maxTexts {
-		t.Errorf("%d warnings with %d texts", warnings, f.results.Warnings.Count())
+	if _, warnings := f.counts(); warnings != maxTexts+11 || f.Results.Warnings.Count() != maxTexts {
+		t.Errorf("%d warnings with %d texts", warnings, f.Results.Warnings.Count())
 	}
 }

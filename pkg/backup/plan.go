@@ -278,7 +278,7 @@ func (p *planned) leftOut(findings *findings) []v1alpha1.PlannedLeftOut {
 	for about, why := range p.left {
 		counts[key{about.resource.String(), about.namespace, why}]++
 	}
-	for namespace, count := range findings.secrets {
+	for namespace, count := range findings.SecretsLeftOut {
 		counts[key{secretsResource.String(), namespace, secretsLeftOut}] = int64(count)
 	}
 	var rows []v1alpha1.PlannedLeftOut
@@ -294,7 +294,7 @@ func (p *planned) leftOut(findings *findings) []v1alpha1.PlannedLeftOut {
 // plannedVolumes returns the volumes whose data would be read, and all claims without.
 func (p *podVolumes) plannedVolumes() []v1alpha1.PlannedVolume {
 	var rows []v1alpha1.PlannedVolume
-	for _, volume := range p.conclude() {
+	for _, volume := range p.inOrder() {
 		why := "the pod runs on the node " + volume.Node + " and mounts it"
 		if volume.ClaimName == "" {
 			why = "the pod or the spec asks for this volume without a claim"

@@ -389,11 +389,17 @@ func (p *podVolumes) leftOut() (count int32) {
 	return count
 }
 
-func (p *podVolumes) conclude() []*format.Volume {
+// inOrder returns the submitted volumes by namespace and pod.
+func (p *podVolumes) inOrder() []*format.Volume {
 	slices.SortStableFunc(p.submitted, func(a, b *format.Volume) int {
 		return cmp.Or(cmp.Compare(a.Pod.Namespace, b.Pod.Namespace), cmp.Compare(a.Pod.Name, b.Pod.Name))
 	})
-	for _, volume := range p.submitted {
+	return p.submitted
+}
+
+// conclude reports how volumes have ended.
+func (f *findings) conclude(volumes []*format.Volume) {
+	for _, volume := range volumes {
 		status := &volume.Status
 		if !status.Phase.Done() {
 			status.Phase, status.Message = enginev1alpha1.VolumePhaseFailed, "the upload ended without a result"
@@ -404,12 +410,11 @@ func (p *podVolumes) conclude() []*format.Volume {
 		}
 		switch {
 		case status.Phase == enginev1alpha1.VolumePhaseFailed:
-			p.findings.fail(about, fmt.Sprintf("%s could not be uploaded: %s", described(volume), whyFailed(volume)))
+			f.fail(about, fmt.Sprintf("%s could not be uploaded: %s", described(volume), whyFailed(volume)))
 		case status.Warnings > 0:
-			p.findings.warn(about, fmt.Sprintf("%s: %s about its files: %s", described(volume), format.Counted(status.Warnings, "warning"), status.Message))
+			f.warn(about, fmt.Sprintf("%s: %s about its files: %s", described(volume), format.Counted(status.Warnings, "warning"), status.Message))
 		}
 	}
-	return p.submitted
 }
 
 func described(volume *format.Volume) string {

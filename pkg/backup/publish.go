@@ -59,7 +59,26 @@ func (e *execution) end(ctx context.Context, failure error) (Outcome, error) {
 	return Outcome{Status: status, Stored: true}, nil
 }
 
+// storeRead stores the lists of what was read.
+func (e *execution) storeRead(ctx context.Context) error {
+	if e.readStored {
+		return nil
+	}
+	if err := e.put(ctx, format.ResourceListKey(e.storeName), func(w io.Writer) error { return format.WriteResourceList(w, e.list) }); err != nil {
+		return err
+	}
+	var graph bytes.Buffer
+	graph.Grow(e.manifest.Size())
+	if _, err := e.manifest.WriteTo(&graph); err != nil {
+		return fmt.Errorf("encode the manifest: %w", err)
+	}
+	return e.create(ctx, format.ManifestKey(e.storeName), graph.Bytes())
+}
+
 func (e *execution) storeContents(ctx context.Context) error {
+	if err := e.storeRead(ctx); err != nil {
+		return err
+	}
 	uploads, infos := e.uploads(), e.skipped
 	for _, volume := range e.volumes {
 		infos = append(infos, format.NewVolumeInfo(*volume))
@@ -68,7 +87,6 @@ func (e *execution) storeContents(ctx context.Context) error {
 		key   string
 		write func(io.Writer) error
 	}{
-		{format.ResourceListKey(e.storeName), func(w io.Writer) error { return format.WriteResourceList(w, e.list) }},
 		{format.PodVolumeBackupsKey(e.storeName), func(w io.Writer) error { return format.WritePodVolumeBackups(w, uploads) }},
 		{format.VolumeInfoKey(e.storeName), func(w io.Writer) error { return format.WriteVolumeInfo(w, infos) }},
 		{format.VolumeSnapshotsKey(e.storeName), format.WriteEmptyList},
@@ -78,12 +96,7 @@ func (e *execution) storeContents(ctx context.Context) error {
 			return err
 		}
 	}
-	var graph bytes.Buffer
-	graph.Grow(e.manifest.Size())
-	if _, err := e.manifest.WriteTo(&graph); err != nil {
-		return fmt.Errorf("encode the manifest: %w", err)
-	}
-	return e.create(ctx, format.ManifestKey(e.storeName), graph.Bytes())
+	return nil
 }
 
 func (e *execution) uploads() []format.PodVolumeBackup {
@@ -105,7 +118,7 @@ func (e *execution) uploads() []format.PodVolumeBackup {
 func (e *execution) storeReport(ctx context.Context, phase v1alpha1.BackupPhase) error {
 	errorCount, warnings := e.findings.counts()
 	e.log.write(slog.LevelInfo, "the backup ends", slog.String("phase", string(phase)), slog.Int("errors", int(errorCount)), slog.Int("warnings", int(warnings)))
-	err := e.put(ctx, format.ResultsKey(e.storeName), func(w io.Writer) error { return format.WriteResults(w, e.findings.results) })
+	err := e.put(ctx, format.ResultsKey(e.storeName), func(w io.Writer) error { return format.WriteResults(w, e.findings.Results) })
 	if err != nil {
 		return err
 	}

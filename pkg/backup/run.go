@@ -4,6 +4,7 @@
 package backup
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -57,6 +58,8 @@ type Request struct {
 	// Attempt is the number of processes that have executed the backup, this one included; zero is
 	// one.
 	Attempt int
+	// Moving is true once an earlier attempt has noted by Dependencies.Moving that all is read.
+	Moving bool
 	// PostHooks is the result of RunPostHooks, whose counts are in the Backup's status. Optional.
 	PostHooks PostHooks
 }
@@ -110,6 +113,10 @@ type Dependencies struct {
 	// Ending is the context for storing the end when everything was read. It may outlive the
 	// context of Run. Optional.
 	Ending context.Context
+	// Moving durably notes that all is read and stored, and that only the data of snapshots is moved
+	// from here on: nothing of the cluster is read any more. It fails with ErrTakenOver if a later
+	// attempt makes the backup. Optional.
+	Moving func(ctx context.Context) error
 	// Retry is the backoff of requests to the API server or the store after temporary failures.
 	// Default: 6 tries in 15 s.
 	Retry wait.Backoff
@@ -134,6 +141,14 @@ type Outcome struct {
 // perhaps side files.
 func Run(ctx context.Context, request Request, deps Dependencies) (Outcome, error) {
 	e := newExecution(ctx, request, deps)
+	outcome, err := e.run(ctx)
+	if outcome.Stored && (request.Moving || e.readStored) {
+		e.dropHandover(e.Ending)
+	}
+	return outcome, err
+}
+
+func (e *execution) run(ctx context.Context) (Outcome, error) {
 	if outcome, err := e.begin(ctx); err != nil || outcome.Stored {
 		return outcome, err
 	}
@@ -144,7 +159,12 @@ func Run(ctx context.Context, request Request, deps Dependencies) (Outcome, erro
 	e.log.write(slog.LevelInfo, "the backup has started", slog.String("backup", e.storeName))
 	e.tellPostHooks()
 	ending := e.Ending
-	failure := e.contain(func() error { return e.read(ctx) })
+	failure := e.contain(func() error {
+		if e.request.Moving {
+			return e.goOn(ctx)
+		}
+		return e.read(ctx)
+	})
 	if failure != nil {
 		ending = ctx
 	}
@@ -173,8 +193,13 @@ type execution struct {
 	volumes  []*format.Volume
 	skipped  []format.VolumeInfo
 	leftOut  int32
-	// encryption is nil unless the tarball is encrypted.
+	// encryption is nil unless this attempt encrypts the tarball.
 	encryption *encryption.Recipients
+	// readStored is true once what was read is stored, and left to later attempts.
+	readStored bool
+	// hookStatus and encryptionStatus are an earlier attempt's, which has read the cluster.
+	hookStatus       *v1alpha1.HookStatus
+	encryptionStatus *v1alpha1.BackupEncryption
 }
 
 func newExecution(ctx context.Context, request Request, deps Dependencies) *execution {
@@ -219,9 +244,9 @@ func newExecution(ctx context.Context, request Request, deps Dependencies) *exec
 	home, system := request.Backup.Namespace, request.Cluster.SystemNamespace
 	e.findings = &findings{
 		log: e.log, logger: e.logger, home: home,
-		toldErrors: format.NewTold(home, system), toldWarnings: format.NewTold(home, system),
+		FoundSoFar: format.FoundSoFar{ToldErrors: format.NewTold(home, system), ToldWarnings: format.NewTold(home, system)},
 	}
-	e.log.Include(request.PostHooks.Log)
+	e.log.Include(request.PostHooks.Log, runlog.MaxIncluded)
 	return e
 }
 
@@ -284,23 +309,30 @@ func (e *execution) read(ctx context.Context) error {
 	if err := encrypted.Close(); err != nil {
 		return fmt.Errorf("end the tarball: %w", err)
 	}
-	// The tarball stays invisible until the volumes have ended, so that a cancelled backup leaves
-	// none.
-	err = volumes.await(ctx, slices.Clone(volumes.submitted))
+	// The tarball stays invisible until the volumes have ended or are cut, so that a cancelled
+	// backup leaves none.
+	err = volumes.awaitCut(ctx, slices.Clone(volumes.submitted))
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	if err != nil {
 		e.findings.fail(subject{}, fmt.Sprintf("wait for the volumes: %v", err))
 	}
-	// From here on only Ending stops the backup.
-	ctx = e.Ending
-	e.list, e.volumes, e.skipped = collector.sink.list, volumes.conclude(), volumes.notTaken()
+	// From here on only Ending stops what was read from being stored.
+	e.list, e.volumes, e.skipped = collector.sink.list, volumes.inOrder(), volumes.notTaken()
 	e.leftOut = volumes.leftOut()
-	if err := e.removeEarlier(ctx, false); err != nil {
+	moving, ended := stillMoving(e.volumes)
+	e.findings.conclude(ended)
+	if err := e.removeEarlier(e.Ending, false); err != nil {
 		return err
 	}
-	return e.created(ctx, key, format.ContentOf(content.size, sum), tarball.Commit())
+	if err := e.created(e.Ending, key, format.ContentOf(content.size, sum), tarball.Commit()); err != nil || len(moving) == 0 {
+		return err
+	}
+	if err := e.handOver(e.Ending); err != nil {
+		return err
+	}
+	return e.move(ctx, moving)
 }
 
 type countingWriter struct {
@@ -422,8 +454,8 @@ func (e *execution) status(failure error) v1alpha1.BackupStatus {
 	objects := e.Progress.Objects()
 	status.Progress = &objects
 	status.Volumes = volumesProgress(e.volumes, e.leftOut)
-	status.Encryption = e.encryption.Status()
-	if counts := e.hooks.counts(); counts != nil {
+	status.Encryption = cmp.Or(e.encryption.Status(), e.encryptionStatus)
+	if counts := cmp.Or(e.hooks.counts(), e.hookStatus); counts != nil {
 		status.HookStatus = counts
 	}
 	status.CompletionTimestamp = &metav1.Time{Time: e.Clock.Now()}

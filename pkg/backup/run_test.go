@@ -64,11 +64,14 @@ func (v *testVolumes) Submit(_ context.Context, volume *format.Volume) error {
 	return nil
 }
 
-func (v *testVolumes) Cut(context.Context, []*format.Volume) error {
+func (v *testVolumes) Cut(_ context.Context, volumes []*format.Volume) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.onCut != nil {
 		v.onCut()
+	}
+	for _, volume := range volumes {
+		volume.Snapshot.Cut = &format.SnapshotCut{Handle: "stored-" + volume.ClaimName}
 	}
 	return nil
 }

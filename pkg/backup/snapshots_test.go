@@ -195,7 +195,7 @@ func TestHooksEncloseTheCut(t *testing.T) {
 	f.add("pods", hookedPod("db", "n1", isDB, "", claimIn("v", "data")))
 	f.volumes.onCut = func() { f.hooks.note("cut") }
 	f.run(t)
-	want := []string{"pending db", "db/c1: freeze /d", "submit db/v", "cut", "db/c1: thaw /d", "pending none", "read db/v"}
+	want := []string{"pending db", "db/c1: freeze /d", "submit db/v", "cut", "db/c1: thaw /d", "pending none", "cut", "read db/v"}
 	if diff := gocmp.Diff(want, f.hooks.events); diff != "" {
 		t.Errorf("what was done (-want +got):\n%s", diff)
 	}

@@ -33,9 +33,10 @@ const (
 // Volumes moves the data of volumes. The implementer stops uploads that have not ended when Run
 // returns.
 type Volumes interface {
-	// Submit hands over a volume once, without waiting for its upload.
+	// Submit hands over a volume once, without waiting for its upload. One that has ended is counted.
 	Submit(ctx context.Context, volume *format.Volume) error
-	// Cut returns when the snapshots of submitted volumes are cut, or have failed.
+	// Cut returns when the snapshots of submitted volumes are cut, which it records in them. Those that
+	// have ended by then have their status.
 	Cut(ctx context.Context, volumes []*format.Volume) error
 	// Wait returns when the submitted volumes have ended and have their status.
 	Wait(ctx context.Context, volumes []*format.Volume) error

@@ -71,6 +71,9 @@ func (c Contents) Of(key string) (Content, bool) {
 // Set records the content of an object by its key.
 func (c Contents) Set(key string, content Content) { c[path.Base(key)] = content }
 
+// Drop forgets an object by its key.
+func (c Contents) Drop(key string) { delete(c, path.Base(key)) }
+
 // TakeContents removes the contents from a decoded backup's annotations, and returns them; nil
 // without.
 func TakeContents(backup *v1alpha1.Backup) (Contents, error) {

@@ -56,6 +56,10 @@ func IsAttemptKey(storeName, key string) bool {
 // MaxAttemptKeys bounds the search.
 const MaxAttemptKeys = 100
 
+// HandoverKey returns the key of what a later attempt needs to move the data of a backup whose objects
+// are stored. It is removed when the backup has ended.
+func HandoverKey(storeName string) string { return BackupPrefix(storeName) + "holdfast-read.json.gz" }
+
 // TarballKey returns the key of the objects' gzipped tar.
 func TarballKey(storeName string) string { return sideKey(storeName, ".tar.gz") }
 

@@ -16,11 +16,11 @@ const (
 
 // Told collects texts about a run for one line in its object. Every reader of the object sees the
 // line, so a tenant's names only objects of its own namespace, and counts the others. The zero
-// value names all.
+// value names all. The fields are for its JSON.
 type Told struct {
-	only  string
-	first []string
-	count int
+	Only  string   `json:"only,omitempty"`
+	First []string `json:"first,omitempty"`
+	Count int      `json:"count,omitempty"`
 }
 
 // NewTold returns a Told for an object of a namespace; in the system namespace it names all.
@@ -28,36 +28,36 @@ func NewTold(namespace, systemNamespace string) Told {
 	if namespace == systemNamespace {
 		return Told{}
 	}
-	return Told{only: namespace}
+	return Told{Only: namespace}
 }
 
 // Add adds a text about an object of a namespace; empty if cluster-scoped.
 func (t *Told) Add(namespace, text string) {
-	t.AddAny(text, t.only == "" || namespace == t.only)
+	t.AddAny(text, t.Only == "" || namespace == t.Only)
 }
 
 // AddAny adds a text, which is named or only counted.
 func (t *Told) AddAny(text string, named bool) {
-	if t.count++; !named || len(t.first) >= maxNamed {
+	if t.Count++; !named || len(t.First) >= maxNamed {
 		return
 	}
 	text = strings.Join(strings.Fields(text), " ")
 	if len(text) > maxNamedBytes {
 		text = strings.ToValidUTF8(text[:maxNamedBytes], "") + "..."
 	}
-	t.first = append(t.first, text)
+	t.First = append(t.First, text)
 }
 
 // Len returns the number of texts.
-func (t *Told) Len() int { return t.count }
+func (t *Told) Len() int { return t.Count }
 
 // String returns the first three texts in one line, and the number of others.
 func (t *Told) String() string {
-	line := strings.Join(t.first, "; ")
-	switch more := t.count - len(t.first); {
+	line := strings.Join(t.First, "; ")
+	switch more := t.Count - len(t.First); {
 	case more == 0:
 		return line
-	case len(t.first) == 0:
+	case len(t.First) == 0:
 		return fmt.Sprintf("%d not named here", more)
 	default:
 		return fmt.Sprintf("%s; and %d more", line, more)
@@ -86,13 +86,13 @@ func Counted[N ~int | ~int32](count N, thing string) string {
 // if there are none.
 func Findings(errors, warnings *Told) string {
 	named := warnings
-	if errors.count > 0 {
+	if errors.Count > 0 {
 		named = errors
 	}
-	if len(named.first) == 0 {
-		return Unnamed(errors.count, warnings.count)
+	if len(named.First) == 0 {
+		return Unnamed(errors.Count, warnings.Count)
 	}
-	return counts(errors.count, warnings.count) + ": " + named.String()
+	return counts(errors.Count, warnings.Count) + ": " + named.String()
 }
 
 // Unnamed is Findings without texts, as for Velero's backups.

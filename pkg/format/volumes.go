@@ -77,6 +77,19 @@ type SnapshotSource struct {
 	Class, StorageClass string
 	// Nodes limits where a volume from the snapshot can be used.
 	Nodes *corev1.VolumeNodeAffinity
+	// Cut is the snapshot once it is cut.
+	Cut *SnapshotCut
+}
+
+// SnapshotCut is a stored snapshot, and the objects about it in the cluster.
+type SnapshotCut struct {
+	// Snapshot is a VolumeSnapshot in the claim's namespace, Content its VolumeSnapshotContent.
+	Snapshot, Content, Handle string
+	Time                      metav1.Time
+	// Size is the least size of a volume from the snapshot in bytes, or 0.
+	Size int64
+	// Attempt is the backup's attempt that has cut between hooks, or 0.
+	Attempt int32
 }
 
 // PodVolumeBackup is Velero's: a volume of a pod, in the Kopia repository of its namespace.

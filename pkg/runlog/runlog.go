@@ -24,7 +24,8 @@ const (
 	MaxBytes = 8 << 20
 	// reservedBytes are for warnings and errors after other lines have filled the log.
 	reservedBytes = 1 << 20
-	maxIncluded   = 1 << 20
+	// MaxIncluded is a bound for Include that leaves most of a log to its own lines.
+	MaxIncluded = 1 << 20
 	// pace is how often a reader flushes new lines, at the cost of a few bytes.
 	pace = 500 * time.Millisecond
 	// Heartbeat is the time between empty blocks to an idle reader, which distinguish a quiet log
@@ -98,9 +99,9 @@ func (l *Log) writeLocked(level slog.Level, message string, attrs ...slog.Attr) 
 	l.tellLocked()
 }
 
-// Include adds the first lines of another log, from its End, and counts the others. After the end
-// it does nothing.
-func (l *Log) Include(ended []byte) {
+// Include adds the first lines of another log, from its End or Copy, up to a number of compressed bytes. It
+// counts the others. After the end it does nothing.
+func (l *Log) Include(ended []byte, most int) {
 	if len(ended) == 0 {
 		return
 	}
@@ -110,7 +111,7 @@ func (l *Log) Include(ended []byte) {
 	if err != nil || l.over {
 		return
 	}
-	full := l.buffer.Len() + maxIncluded
+	full := l.buffer.Len() + most
 	for from := bufio.NewReader(lines); ; {
 		line, err := from.ReadBytes('\n')
 		if err != nil {

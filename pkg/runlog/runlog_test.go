@@ -76,8 +76,8 @@ func TestInclude(t *testing.T) {
 	if err := log.Copy(t.Context(), &early, false); err != nil {
 		t.Fatal(err)
 	}
-	log.Include(nil)
-	log.Include(theirs)
+	log.Include(nil, MaxIncluded)
+	log.Include(theirs, MaxIncluded)
 	early.Reset()
 	if err := log.Copy(t.Context(), &early, false); err != nil {
 		t.Fatal(err)
@@ -87,7 +87,7 @@ func TestInclude(t *testing.T) {
 	}
 	log.Write(slog.LevelInfo, "ours")
 	ended := log.End()
-	log.Include(theirs)
+	log.Include(theirs, MaxIncluded)
 	text, err := plain(t, ended)
 	if line, _ := plain(t, theirs); err != nil || !strings.HasPrefix(text, line) || !strings.Contains(text[len(line):], "ours") || strings.Count(text, "theirs") != 1 {
 		t.Errorf("it is read as %q, %v", text, err)
@@ -103,12 +103,12 @@ func TestIncludeLeavesRoom(t *testing.T) {
 	random := rand.NewChaCha8([32]byte{})
 	output := make([]byte, 4<<10)
 	var lines int
-	for ; other.buffer.Len() < maxIncluded*3/2; lines++ {
+	for ; other.buffer.Len() < MaxIncluded*3/2; lines++ {
 		_, _ = random.Read(output)
 		other.Write(slog.LevelInfo, "theirs", slog.String("output", base64.RawStdEncoding.EncodeToString(output)))
 	}
-	log.Include(other.End())
-	if got := log.buffer.Len(); got > maxIncluded+maxIncluded/4 {
+	log.Include(other.End(), MaxIncluded)
+	if got := log.buffer.Len(); got > MaxIncluded+MaxIncluded/4 {
 		t.Errorf("it takes %d bytes", got)
 	}
 	log.Write(slog.LevelInfo, "ours")

@@ -4,6 +4,9 @@
 // Package backuprun executes the runs that the queue has started, and ends those that an earlier
 // process left behind.
 //
+// A run whose snapshots are cut, and whose cluster is stored, gives its slot back and moves the data. A
+// later process goes on there, and reads nothing of the cluster.
+//
 // One process at a time executes a run: the leader, after a compare-and-swap of the run and a later
 // look at the ledger. docs/design/fences.md says why that holds with two leaders. A run in progress
 // that another process claimed was left behind if the cluster says, after the run was read, that
@@ -60,6 +63,8 @@ const (
 	MaxAttempts = 3
 	// DefaultVolumeTimeout is the default of Config.VolumeTimeout.
 	DefaultVolumeTimeout = 4 * time.Hour
+	// maxMoving bounds the runs that only move data. Each keeps a worker, and no place.
+	maxMoving = 100
 	// DefaultTimeout is the default of Config.Timeout.
 	DefaultTimeout = 24 * time.Hour
 )
@@ -137,6 +142,9 @@ type Controller struct {
 	// two.
 	queue, leftBehind, leftoverSnapshots *loop.Loop[string]
 
+	// places bounds the runs that read the cluster.
+	places chan struct{}
+
 	mu      sync.Mutex
 	volumes map[types.UID]*volumes
 	// postHooks has the results of post hooks that this process ran for an earlier one, by the
@@ -149,6 +157,8 @@ type execution struct {
 	// lasting continues for lastTime when the process is told to stop, unless its Lease is lost.
 	// ending does so too, and Stop ends it.
 	lasting, ending context.Context
+	// leavePlace gives the place among Workers to another run.
+	leavePlace func()
 }
 
 func attemptsOf(run *enginev1alpha1.BackupRun) runs.Attempts {
@@ -163,12 +173,17 @@ func New(config Config) (*Controller, error) {
 			Controller: name, Workers: workers, FirstRetry: 100 * time.Millisecond, LastRetry: longestPause, Clock: config.Clock, Synced: synced,
 		})
 	}
+	workers := config.Workers
+	if config.Mover != nil {
+		workers += maxMoving
+	}
 	c := &Controller{
 		Config:    config,
 		runs:      config.Engine.BackupRuns(config.Namespace),
 		uploads:   config.Engine.VolumeUploads(config.Namespace),
 		runLister: config.RunInformer.Lister().BackupRuns(config.Namespace),
-		queue:     queue("backuprun", config.Workers, 10*time.Second, config.Agents.HasSynced),
+		queue:     queue("backuprun", workers, 10*time.Second, config.Agents.HasSynced),
+		places:    make(chan struct{}, max(1, config.Workers)),
 		volumes:   map[types.UID]*volumes{},
 		postHooks: map[types.UID]backup.PostHooks{},
 	}
@@ -237,7 +252,7 @@ func (c *Controller) isClaiming(run *enginev1alpha1.BackupRun) bool {
 
 // claimed reports whether this process has claimed a run; the answer may have been lost.
 func (c *Controller) claimed(run *enginev1alpha1.BackupRun) bool {
-	return run.Status.Phase == v1alpha1.BackupPhaseInProgress && run.Status.Executor == c.Identity
+	return run.Status.Phase.Executing() && run.Status.Executor == c.Identity
 }
 
 // isLeftBehind reports whether another process began a run, or its end is still to be stored.
@@ -246,12 +261,17 @@ func (c *Controller) isLeftBehind(run *enginev1alpha1.BackupRun) bool {
 		return false // the deletion of the backup cleans up
 	}
 	switch run.Status.Phase {
-	case v1alpha1.BackupPhaseInProgress:
+	case v1alpha1.BackupPhaseInProgress, v1alpha1.BackupPhaseWaitingForPluginOperations:
 		return run.Status.Executor != c.Identity
 	case v1alpha1.BackupPhaseFailed, v1alpha1.BackupPhaseCancelled:
 		return !run.Status.Stored && !isNeverStored(&run.Status) && run.Status.StartTimestamp != nil
 	}
 	return false
+}
+
+// isMoving reports whether all of a run's cluster is stored, and only data is moved. It has no slot.
+func isMoving(run *enginev1alpha1.BackupRun) bool {
+	return run.Status.Phase == v1alpha1.BackupPhaseWaitingForPluginOperations
 }
 
 // isNeverStored reports whether a run has ended in a way that its store can't hold: it was refused, or
@@ -261,14 +281,25 @@ func isNeverStored(status *enginev1alpha1.BackupRunStatus) bool {
 }
 
 func (c *Controller) sync(ctx context.Context, name string) error {
+	known, err := c.runLister.Get(name)
+	if err == nil && known.Status.Phase.Ended() {
+		return nil // for good
+	}
+	leave := func() {}
+	if err != nil || !isMoving(known) {
+		select {
+		case c.places <- struct{}{}:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		leave = sync.OnceFunc(func() { <-c.places })
+		defer leave()
+	}
 	lasting, release := lease.Lasting(ctx, lastTime)
 	defer release()
 	ending, end := context.WithCancel(lasting)
-	e := &execution{c.Begin(ctx, name, end), lasting, ending}
+	e := &execution{c.Begin(ctx, name, end), lasting, ending, leave}
 	defer c.Leave(name)
-	if run, err := c.runLister.Get(name); err == nil && run.Status.Phase.Ended() {
-		return nil // for good
-	}
 	run, err := c.Get(ctx, name)
 	if err != nil || run == nil {
 		return err

@@ -71,8 +71,12 @@ func (c *Controller) gone(ctx context.Context, run *enginev1alpha1.BackupRun) er
 
 // executeClaimed executes a claimed run if the ledger, read after the claim, has its start. Else
 // the run returns to its place: its start was taken back meanwhile, another process leads, or the
-// ledger was lost and recreated.
+// ledger was lost and recreated. A run that only moves data needs no start.
 func (c *Controller) executeClaimed(ctx context.Context, run *enginev1alpha1.BackupRun, e *execution) error {
+	if isMoving(run) {
+		e.leavePlace()
+		return c.execute(ctx, run, e)
+	}
 	started, err := c.IsStarted(ctx, run)
 	if err != nil {
 		c.GiveBack(ctx, run, nil)
@@ -129,7 +133,7 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun,
 	progress := &backup.Progress{}
 	noted := waits.New(c.Clock)
 	working = waits.With(working, noted)
-	record := &record{c.Record(run), c.Clock}
+	record := &record{c.Record(run), c.Clock, e.leavePlace}
 	var reporting wait.Group
 	reportCtx, stopReporting := context.WithCancel(working)
 	reporting.StartWithContext(reportCtx, func(ctx context.Context) {
@@ -234,22 +238,42 @@ func executedBefore(run *enginev1alpha1.BackupRun) bool {
 type record struct {
 	*runs.Record[*enginev1alpha1.BackupRun]
 	clock clock.Clock
+	// leavePlace is as in execution.
+	leavePlace func()
 }
 
-// Pending implements PendingHooks. It refuses for a run that another process has ended or taken
-// over.
+// Pending implements PendingHooks.
 func (r *record) Pending(ctx context.Context, pods []enginev1alpha1.PodReference) error {
+	return r.change(ctx, func(status *enginev1alpha1.BackupRunStatus) { status.PendingHooks = pods })
+}
+
+// Moving implements Notes: the run's slot and namespaces are free from here on. Its hooks have ended.
+func (r *record) Moving(ctx context.Context) error {
+	err := r.change(ctx, func(status *enginev1alpha1.BackupRunStatus) {
+		status.Phase, status.PendingHooks = v1alpha1.BackupPhaseWaitingForPluginOperations, nil
+	})
+	if err == nil {
+		r.leavePlace()
+	}
+	return err
+}
+
+// change refuses with ErrTakenOver for a run that another process has ended or taken over, or that
+// only moves data.
+func (r *record) change(ctx context.Context, change func(*enginev1alpha1.BackupRunStatus)) error {
 	backoff := wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 8}
 	for {
 		lost := false
 		err := r.Write(ctx, func(run *enginev1alpha1.BackupRun) bool {
 			lost = run.Status.Phase != v1alpha1.BackupPhaseInProgress
-			run.Status.PendingHooks = pods
+			if !lost {
+				change(&run.Status)
+			}
 			return !lost
 		})
 		switch {
 		case lost, errors.Is(err, runs.ErrTakenOver):
-			return errors.New("another controller has taken over the backup")
+			return fmt.Errorf("%w: its record says so", backup.ErrTakenOver)
 		case err == nil || ctx.Err() != nil || backoff.Steps <= 1:
 			return err
 		}

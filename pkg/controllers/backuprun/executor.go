@@ -41,7 +41,7 @@ type executor interface {
 	// Execute works on a run until it has ended, ctx ends, or ending does once everything is read.
 	// An error means that the outcome is not stored. postHooks is RunPostHooks' last result in this
 	// process, here and below.
-	Execute(ctx, ending context.Context, run *enginev1alpha1.BackupRun, postHooks backup.PostHooks, volumes backup.Volumes, hooks PendingHooks, progress *backup.Progress) (backup.Outcome, error)
+	Execute(ctx, ending context.Context, run *enginev1alpha1.BackupRun, postHooks backup.PostHooks, volumes backup.Volumes, notes Notes, progress *backup.Progress) (backup.Outcome, error)
 	// RunPostHooks runs the pending post hooks of a run that is no longer executed; see
 	// backup.RunPostHooks.
 	RunPostHooks(ctx context.Context, run *enginev1alpha1.BackupRun, postHooks backup.PostHooks) backup.PostHooks
@@ -116,7 +116,7 @@ func (e *Executor) Reach(ctx context.Context, run *enginev1alpha1.BackupRun) err
 }
 
 // Execute implements executor.
-func (e *Executor) Execute(ctx, ending context.Context, run *enginev1alpha1.BackupRun, postHooks backup.PostHooks, volumes backup.Volumes, hooks PendingHooks, progress *backup.Progress) (backup.Outcome, error) {
+func (e *Executor) Execute(ctx, ending context.Context, run *enginev1alpha1.BackupRun, postHooks backup.PostHooks, volumes backup.Volumes, notes Notes, progress *backup.Progress) (backup.Outcome, error) {
 	if err := e.mayUse(ending, run); err != nil {
 		return failed(err), err
 	}
@@ -134,7 +134,7 @@ func (e *Executor) Execute(ctx, ending context.Context, run *enginev1alpha1.Back
 		Volumes:         volumes,
 		SnapshotClasses: e.SnapshotClasses,
 		MayChooseClass:  reviewed{e.Kube, run.Spec.Requester}.MayChooseClass,
-		Hooks:           runHooks{e.Pods, run, hooks, e.Leads},
+		Hooks:           runHooks{e.Pods, run, notes, e.Leads},
 		Policies:        reviewed{e.Kube, run.Spec.Requester},
 		Clock:           e.Clock,
 		Remover:         bucket,
@@ -146,6 +146,7 @@ func (e *Executor) Execute(ctx, ending context.Context, run *enginev1alpha1.Back
 		Timeout:         e.Timeout,
 		HostPathRoots:   e.HostPathRoots,
 		Ending:          ending,
+		Moving:          notes.Moving,
 		Encryption:      e.encryption(run, bucket),
 	})
 	if errors.Is(err, backup.ErrNameTaken) {
@@ -254,7 +255,7 @@ func (e *Executor) encryption(run *enginev1alpha1.BackupRun, bucket *store.Bucke
 }
 
 func (e *Executor) request(run *enginev1alpha1.BackupRun, postHooks backup.PostHooks) backup.Request {
-	return backup.Request{Backup: run.AsBackup(), Cluster: e.Cluster, Attempt: int(run.Status.Attempts), PostHooks: postHooks}
+	return backup.Request{Backup: run.AsBackup(), Cluster: e.Cluster, Attempt: int(run.Status.Attempts), Moving: isMoving(run), PostHooks: postHooks}
 }
 
 // failed returns the outcome of a run that could not reach its store.

@@ -38,7 +38,7 @@ func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, 
 		switch {
 		case live.Status.Stored, live.Status.Phase == outcome.Status.Phase && !outcome.Stored && len(live.Status.ValidationErrors) == len(outcome.Status.ValidationErrors):
 			return true // written, but the answer was lost; and a durable end stays
-		case before == v1alpha1.BackupPhaseInProgress && live.Status.Phase.Ended():
+		case before.Executing() && live.Status.Phase.Ended():
 			others = true
 			klog.FromContext(ctx).Info("Another controller, which took this one for dead, has ended the backup", "phase", live.Status.Phase)
 			return true
@@ -124,7 +124,7 @@ func (c *Controller) takeLeftBehind(ctx context.Context, run *enginev1alpha1.Bac
 }
 
 func (c *Controller) isResumable(run *enginev1alpha1.BackupRun) bool {
-	return c.isLeftBehind(run) && run.Status.Phase == v1alpha1.BackupPhaseInProgress && run.Spec.Cancellation == nil && c.ResumeInProgress && mayResume(run)
+	return c.isLeftBehind(run) && run.Status.Phase.Executing() && run.Spec.Cancellation == nil && c.ResumeInProgress && mayResume(run)
 }
 
 // resume claims and executes a run that another process left behind. It claims only with a place to
@@ -138,16 +138,21 @@ func (c *Controller) resume(ctx context.Context, run *enginev1alpha1.BackupRun, 
 	if err := c.Leads(ctx); err != nil { // asked after the run was read
 		return err
 	}
-	if err := c.spoilUploads(ctx, run); err != nil {
-		return err
-	}
-	spoiled, stopped, err := c.removeSpoiled(ctx, run)
-	switch {
-	case err != nil:
-		return err
-	case !stopped:
-		c.queue.AddAfter(run.Name, recheck)
-		return nil
+	spoiled := sets.New[string]()
+	if !isMoving(run) { // else its snapshots were cut while the pods were frozen
+		if err := c.spoilUploads(ctx, run); err != nil {
+			return err
+		}
+		var stopped bool
+		var err error
+		spoiled, stopped, err = c.removeSpoiled(ctx, run)
+		switch {
+		case err != nil:
+			return err
+		case !stopped:
+			c.queue.AddAfter(run.Name, recheck)
+			return nil
+		}
 	}
 	if err := c.Executor.Reach(ctx, run); errors.Is(err, store.ErrUnavailable) {
 		klog.FromContext(ctx).Info("A backup that another process left behind waits, since its store does not answer", "backupRun", klog.KObj(run), "reason", err.Error())

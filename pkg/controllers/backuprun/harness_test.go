@@ -66,6 +66,8 @@ type work struct {
 	end func(ctx, ending context.Context) (backup.Outcome, error)
 	// hooks, if set, executes instead.
 	hooks func(ctx context.Context, hooks PendingHooks) (backup.Outcome, error)
+	// notes, if set, executes instead.
+	notes func(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes, notes Notes) (backup.Outcome, error)
 	// failedPostHooks says which of the pending post hooks fail, and thawing, if set, is called
 	// while they run.
 	failedPostHooks string
@@ -103,7 +105,7 @@ func (w *work) holdLocation(_ context.Context, name string, reason error) (*engi
 	return &enginev1alpha1.StorageLocation{ObjectMeta: metav1.ObjectMeta{Name: name}}, nil
 }
 
-func (w *work) Execute(ctx, ending context.Context, run *enginev1alpha1.BackupRun, postHooks backup.PostHooks, volumes backup.Volumes, hooks PendingHooks, _ *backup.Progress) (backup.Outcome, error) {
+func (w *work) Execute(ctx, ending context.Context, run *enginev1alpha1.BackupRun, postHooks backup.PostHooks, volumes backup.Volumes, hooks Notes, _ *backup.Progress) (backup.Outcome, error) {
 	if w.end != nil {
 		return w.end(ctx, ending)
 	}
@@ -113,6 +115,9 @@ func (w *work) Execute(ctx, ending context.Context, run *enginev1alpha1.BackupRu
 	w.mu.Lock()
 	w.executed, w.told = append(w.executed, run.Name), postHooks
 	w.mu.Unlock()
+	if w.notes != nil {
+		return w.notes(ctx, run, volumes, hooks)
+	}
 	if w.execute == nil {
 		return stored(v1alpha1.BackupPhaseCompleted), nil
 	}

@@ -27,6 +27,13 @@ type PendingHooks interface {
 	Pending(ctx context.Context, pods []enginev1alpha1.PodReference) error
 }
 
+// Notes are a run's notes for a later process. It is a record, except in tests.
+type Notes interface {
+	PendingHooks
+	// Moving is as in backup.Dependencies.
+	Moving(ctx context.Context) error
+}
+
 // Pods runs commands in pods, and reviews access to them.
 type Pods interface {
 	MayExec(ctx context.Context, who enginev1alpha1.Requester, namespace string) error

@@ -51,15 +51,20 @@ func (v *volumes) submitSnapshot(ctx context.Context, volume *format.Volume) err
 		return fmt.Errorf("looking for the upload of the claim %s/%s: %w", volume.Pod.Namespace, volume.ClaimName, err)
 	}
 	found := err == nil
-	u := &upload{volume: volume, submitted: v.c.Clock.Now(), wait: waits.For(ctx, volume.Pod.Namespace, textOf(volume)), preparing: !found, cut: found, at: v.run.Status.StartTimestamp}
+	u := &upload{volume: volume, submitted: v.c.Clock.Now(), wait: waits.For(ctx, volume.Pod.Namespace, textOf(volume)), preparing: !found, taken: volume.Snapshot.Cut, at: v.run.Status.StartTimestamp}
+	u.cut = found || u.taken != nil
+	if u.taken != nil {
+		u.at = &u.taken.Time
+	}
 	if found {
-		volume.Node = known.Spec.Node
+		u.node = known.Spec.Node
 	}
 	v.register(recordName(v.run, volume), u)
 	if found {
 		v.know(known)
 	}
-	v.moving.Go(func() { v.move(v.ctx, u) })
+	of := v.snapshotOf(volume)
+	v.moving.Go(func() { v.move(v.ctx, u, of) })
 	return nil
 }
 
@@ -85,7 +90,10 @@ func (v *volumes) snapshotOf(volume *format.Volume) snapshots.Volume {
 	if start := v.run.Status.StartTimestamp; start != nil {
 		of.Since = start.Time
 	}
-	if volume.Hooked {
+	switch {
+	case volume.Snapshot.Cut != nil:
+		of.Attempt = volume.Snapshot.Cut.Attempt
+	case volume.Hooked:
 		of.Attempt = v.run.Status.Attempts
 	}
 	return of
@@ -93,8 +101,8 @@ func (v *volumes) snapshotOf(volume *format.Volume) snapshots.Volume {
 
 // move cuts a volume, exposes the cut, has an agent upload it, and hides it. When ctx ends, the next
 // attempt or the sweep goes on.
-func (v *volumes) move(ctx context.Context, u *upload) {
-	of, leave := v.snapshotOf(u.volume), func() {}
+func (v *volumes) move(ctx context.Context, u *upload, of snapshots.Volume) {
+	leave := func() {}
 	if u.preparing {
 		free, err := v.prepare(ctx, u, of)
 		if free != nil {
@@ -151,14 +159,10 @@ func (v *volumes) prepare(ctx context.Context, u *upload, of snapshots.Volume) (
 		}
 	}
 	ofSnapshot := func(words string) { report("the snapshot: " + words) }
-	taken, err := v.c.Mover.Cut(ctx, of, ofSnapshot)
+	taken, err := v.cutOnce(ctx, u, of, ofSnapshot)
 	if err != nil {
 		return nil, err
 	}
-	v.mu.Lock()
-	u.cut, u.status.Message, u.at = true, "", &metav1.Time{Time: taken.Time}
-	v.wakeLocked()
-	v.mu.Unlock()
 	if taken, err = v.c.Mover.AwaitReady(ctx, of, taken, ofSnapshot); err != nil {
 		return nil, err
 	}
@@ -172,15 +176,36 @@ func (v *volumes) prepare(ctx context.Context, u *upload, of snapshots.Volume) (
 	v.mu.Lock()
 	givenUp := u.status.Phase.Done()
 	if !givenUp { // else the volume may be read without the lock
-		u.volume.Node, u.submitted, u.status.Message = exposed.Node, v.c.Clock.Now(), ""
+		u.node, u.submitted, u.status.Message = exposed.Node, v.c.Clock.Now(), ""
 	}
 	v.mu.Unlock()
 	if givenUp {
 		return leave, nil
 	}
-	record := v.recordOf(u.volume)
+	record := v.recordOf(u.volume, exposed.Node)
 	record.Spec.Holder, record.Spec.PersistentVolume = exposed.Pod, exposed.PersistentVolume
 	return leave, v.createPatiently(ctx, record)
+}
+
+// cutOnce cuts a volume, unless an earlier attempt has recorded its cut: the namespace may be deleted by
+// now, and the pod has gone on.
+func (v *volumes) cutOnce(ctx context.Context, u *upload, of snapshots.Volume, report func(string)) (snapshots.Taken, error) {
+	if known := u.taken; known != nil {
+		return snapshots.Taken{Snapshot: known.Snapshot, Content: known.Content, Handle: known.Handle, Time: known.Time.Time, Size: known.Size}, nil
+	}
+	taken, err := v.c.Mover.Cut(ctx, of, report)
+	if err != nil {
+		return taken, err
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	u.cut, u.status.Message = true, ""
+	u.taken = &format.SnapshotCut{
+		Snapshot: taken.Snapshot, Content: taken.Content, Handle: taken.Handle, Time: metav1.Time{Time: taken.Time}, Size: taken.Size, Attempt: of.Attempt,
+	}
+	u.at = &u.taken.Time
+	v.wakeLocked()
+	return taken, nil
 }
 
 // createPatiently waits out an API server that restarts: the snapshot has been cut and exposed.
@@ -205,8 +230,14 @@ func (v *volumes) Cut(ctx context.Context, volumes []*format.Volume) error {
 		v.mu.Lock()
 		waiting, changed := false, v.changed
 		for _, volume := range volumes {
-			if u := v.uploads[v.records[volume]]; u != nil && !u.cut && !u.status.Phase.Done() {
+			switch u := v.uploads[v.records[volume]]; {
+			case u == nil: // it was not submitted
+			case u.status.Phase.Done():
+				u.conclude()
+			case !u.cut:
 				waiting = true
+			default:
+				volume.Snapshot.Cut = u.taken
 			}
 		}
 		v.mu.Unlock()

@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	clienttesting "k8s.io/client-go/testing"
 
@@ -312,8 +313,8 @@ func TestSnapshotOfAnEarlierAttempt(t *testing.T) {
 		e := newMoving(snapshotOf("data", "web"))
 		run := newRun("a", running)
 		run.Status.Attempts = 1
-		record := (&volumes{c: &Controller{Config: Config{ClusterUID: "cluster"}}, run: run}).recordOf(e.volume)
-		record.Namespace, record.UID, record.Spec.Node = system, "uid-of-upload", "node-7"
+		record := (&volumes{c: &Controller{Config: Config{ClusterUID: "cluster"}}, run: run}).recordOf(e.volume, "node-7")
+		record.Namespace, record.UID = system, "uid-of-upload"
 		h := newHarness(t, &work{execute: e.execute}, run, record)
 		h.mover = m
 		h.start(1)
@@ -333,5 +334,144 @@ func TestSnapshotsAreOff(t *testing.T) {
 		if !closed(e.ended) || closed(e.isCut) {
 			t.Error("it was cut")
 		}
+	})
+}
+
+// TestMovingFreesTheSlot: a run that only moves data lets the next one of its namespaces start, in a process
+// with one slot. Its hooks are not run again.
+func TestMovingFreesTheSlot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		moved := make(chan struct{})
+		h := newQueueHarness(t, &work{notes: func(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes, notes Notes) (backup.Outcome, error) {
+			if run.Name == "second" {
+				return stored(done), nil
+			}
+			if err := errors.Join(notes.Pending(ctx, []enginev1alpha1.PodReference{{Name: "db"}}), notes.Moving(ctx)); err != nil {
+				t.Error(err)
+			}
+			<-moved
+			return stored(done), nil
+		}})
+		h.mover = &mover{}
+		h.startWithQueue(1)
+		h.createRun("first", "a")
+		h.createRun("second", "a")
+		h.expect("second", done, true)
+		h.expect("first", v1alpha1.BackupPhaseWaitingForPluginOperations, false)
+		if pods := h.Run("first").Status.PendingHooks; len(pods) > 0 {
+			t.Errorf("post hooks are pending in %v", pods)
+		}
+		close(moved)
+		h.expect("first", done, true)
+	})
+}
+
+// TestMovingIsTakenOver: the next process needs no slot, and leaves uploads alone that began between hooks.
+// The cluster was read, so the ledger has no start of the run.
+func TestMovingIsTakenOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newMoving(snapshotOf("data", "web"))
+		run := newRun("a", running)
+		run.Status.Phase, run.Status.Attempts = v1alpha1.BackupPhaseWaitingForPluginOperations, 1
+		e.volume.Hooked, e.volume.Snapshot.Cut = true, &format.SnapshotCut{Handle: "stored", Attempt: 1}
+		record := (&volumes{c: &Controller{Config: Config{ClusterUID: "cluster"}}, run: run}).recordOf(e.volume, "node-7")
+		record.Namespace, record.UID = system, "uid-of-upload"
+		h := newHarness(t, &work{execute: e.execute}, run, record, newRun("b", running))
+		m := &mover{}
+		h.mover = m
+		h.work.notes = func(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes, _ Notes) (backup.Outcome, error) {
+			if run.Name == "b" { // has the only slot
+				<-ctx.Done()
+				return backup.Outcome{}, ctx.Err()
+			}
+			return e.execute(ctx, run, volumes)
+		}
+		h.start(1)
+		h.expect("a", v1alpha1.BackupPhaseWaitingForPluginOperations, false)
+		if status := h.Run("a").Status; status.Executor != identity || status.Attempts != 2 {
+			t.Errorf("taken over: %+v", status)
+		}
+		if record := h.uploads()["v"]; record == nil || record.Spec.Cancel {
+			t.Errorf("the upload is %+v", record)
+		}
+		h.report("v", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "s"})
+		h.expect("a", done, true)
+		if len(m.cut) > 0 {
+			t.Errorf("cut again: %v", m.cut)
+		}
+	})
+}
+
+// TestMovingIsGivenBack: attempts of a process that is told to stop don't count.
+func TestMovingIsGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		run := newRun("a", running)
+		run.Status.Phase, run.Status.Attempts = v1alpha1.BackupPhaseWaitingForPluginOperations, 1
+		h := newHarness(t, &work{execute: untilStopped}, run)
+		h.mover = &mover{}
+		h.start(1)
+		synctest.Wait()
+		h.stop()
+		<-h.stopped
+		if status := h.Run("a").Status; status.Phase != v1alpha1.BackupPhaseWaitingForPluginOperations || status.Attempts != 2 || status.GivenBack != 1 {
+			t.Errorf("%+v", status)
+		}
+	})
+}
+
+// TestMovingIsCancelled: a run that only moves data ends as any other.
+func TestMovingIsCancelled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		run := newRun("a", running)
+		run.Status.Phase, run.Status.Attempts = v1alpha1.BackupPhaseWaitingForPluginOperations, 1
+		h := newHarness(t, &work{execute: untilStopped}, run)
+		h.mover = &mover{}
+		h.start(1)
+		h.Cancel("a")
+		h.expectCancelled("a", true)
+	})
+}
+
+// TestCutIsRecorded: what an attempt has cut is moved by the next, though the claim may be gone. The names of
+// a cut between hooks are of the attempt that made it.
+func TestCutIsRecorded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &mover{readyHeld: make(chan struct{})}
+		e := newMoving(snapshotOf("data", "web"))
+		e.volume.Hooked = true
+		h := newHarness(t, &work{execute: e.execute}, newRun("a", ready))
+		h.mover = m
+		h.start(1)
+		if want := (format.SnapshotCut{Handle: "handle", Size: 7, Time: metav1.NewTime(instant), Attempt: 1}); !closed(e.isCut) || *e.volume.Snapshot.Cut != want {
+			t.Fatalf("the cut is %+v", e.volume.Snapshot.Cut)
+		}
+		cut := e.volume.Snapshot.Cut
+		h.stop()
+		<-h.stopped
+
+		next := newMoving(snapshotOf("data", "web"))
+		next.volume.Hooked, next.volume.Snapshot.Cut = true, cut
+		ended := snapshotOf("other", "web")
+		ended.Status = enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "before"}
+		run := newRun("a", running)
+		run.Status.Phase, run.Status.Attempts = v1alpha1.BackupPhaseWaitingForPluginOperations, 2
+		h = newHarness(t, &work{execute: func(ctx context.Context, run *enginev1alpha1.BackupRun, volumes backup.Volumes) (backup.Outcome, error) {
+			if err := volumes.Submit(ctx, ended); err != nil {
+				t.Error(err)
+			}
+			return next.execute(ctx, run, volumes)
+		}}, run)
+		m = &mover{}
+		h.mover = m
+		h.start(1)
+		time.Sleep(time.Minute)
+		if len(m.cut) > 0 || len(m.exposed) != 1 || m.exposed[0].Attempt != 1 {
+			t.Errorf("cut were %+v, and exposed %+v", m.cut, m.exposed)
+		}
+		if volumes := h.Run("a").Status.Volumes; volumes == nil || volumes.Total != 2 || volumes.Completed != 1 {
+			t.Errorf("the counts are %+v", volumes)
+		}
+		h.report("v", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "s"})
+		h.expect("a", done, true)
 	})
 }

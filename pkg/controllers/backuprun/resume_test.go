@@ -63,7 +63,7 @@ func TestUploadsOfAnAttemptBefore(t *testing.T) {
 					uploads = append(uploads, record)
 				}
 				h := newHarness(t, &work{execute: did.execute}, uploads...)
-				before := &record{h.runsOf(run.Status.Executor).Record(h.Run("a")), clock.RealClock{}}
+				before := &record{h.runsOf(run.Status.Executor).Record(h.Run("a")), clock.RealClock{}, func() {}}
 				if err := before.Pending(t.Context(), test.frozen); err != nil {
 					t.Fatal(err)
 				}

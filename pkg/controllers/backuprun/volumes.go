@@ -64,6 +64,8 @@ type volumes struct {
 type upload struct {
 	volume    *format.Volume
 	submitted time.Time
+	// node is where the volume is read. With a snapshot it is known once that is exposed.
+	node string
 	// record is the uid of its record, empty until known; early has the sightings until then. An
 	// earlier record of the name may end late.
 	record types.UID
@@ -80,6 +82,8 @@ type upload struct {
 	// the instant at, which is not after the cut; nil without a snapshot.
 	preparing, cut bool
 	at             *metav1.Time
+	// taken is the cut, once it is known.
+	taken *format.SnapshotCut
 	// replaced is true once another pod's volume was submitted instead.
 	replaced bool
 	// stop is true from the giving up until the agent is told.
@@ -100,12 +104,16 @@ func (v *volumes) Submit(ctx context.Context, volume *format.Volume) error {
 	if err := v.ensureRepository(ctx, volume.Pod.Namespace, v.run.Spec.Backup.StorageLocation); err != nil {
 		return err
 	}
-	if volume.Snapshot != nil {
+	switch {
+	case volume.Status.Phase.Done():
+		v.register(recordName(v.run, volume), &upload{volume: volume, node: volume.Node, status: volume.Status})
+		return nil
+	case volume.Snapshot != nil:
 		return v.submitSnapshot(ctx, volume)
 	}
-	record := v.recordOf(volume)
+	record := v.recordOf(volume, volume.Node)
 	// It is known before its first event.
-	v.register(record.Name, &upload{volume: volume, submitted: v.c.Clock.Now(), cut: true, wait: waits.For(ctx, volume.Pod.Namespace, textOf(volume))})
+	v.register(record.Name, &upload{volume: volume, node: volume.Node, submitted: v.c.Clock.Now(), cut: true, wait: waits.For(ctx, volume.Pod.Namespace, textOf(volume))})
 	if err := v.createUpload(ctx, record); err != nil {
 		v.mu.Lock()
 		v.uploads[record.Name].wait.End()
@@ -130,21 +138,21 @@ func (v *volumes) createUpload(ctx context.Context, record *enginev1alpha1.Volum
 	return err
 }
 
-func (v *volumes) recordOf(volume *format.Volume) *enginev1alpha1.VolumeUpload {
+func (v *volumes) recordOf(volume *format.Volume, node string) *enginev1alpha1.VolumeUpload {
 	location := v.run.Spec.Backup.StorageLocation
 	record := &enginev1alpha1.VolumeUpload{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: recordName(v.run, volume),
 			Labels: map[string]string{
 				enginev1alpha1.LabelRun:  string(v.run.UID),
-				enginev1alpha1.LabelNode: enginev1alpha1.NodeLabel(volume.Node),
+				enginev1alpha1.LabelNode: enginev1alpha1.NodeLabel(node),
 			},
 			OwnerReferences: []metav1.OwnerReference{
 				*metav1.NewControllerRef(v.run, enginev1alpha1.SchemeGroupVersion.WithKind("BackupRun")),
 			},
 		},
 		Spec: enginev1alpha1.VolumeUploadSpec{
-			Node:                  volume.Node,
+			Node:                  node,
 			Pod:                   volume.Pod,
 			Volume:                volume.Name,
 			ClaimName:             volume.ClaimName,
@@ -256,12 +264,17 @@ func (v *volumes) check(volumes []*format.Volume) (waiting bool, givenUp []*uplo
 		if u.stop {
 			givenUp = append(givenUp, u)
 		}
-		u.volume.Status = u.status
-		if u.at != nil {
-			u.volume.Status.StartTimestamp = u.at
-		}
+		u.conclude()
 	}
 	return waiting, givenUp, next, v.changed
+}
+
+// conclude says in the volume how its upload has ended.
+func (u *upload) conclude() {
+	u.volume.Node, u.volume.Status = u.node, u.status
+	if u.at != nil {
+		u.volume.Status.StartTimestamp = u.at
+	}
 }
 
 // abandon stops an upload that was given up. If that fails, the next check or the end of the run
@@ -287,7 +300,7 @@ func (v *volumes) judge(u *upload) (left time.Duration, reason, failure string) 
 	if u.preparing { // cut, copy and exposure have limits of their own, and so all get a place
 		return v.inTime(volumeCheck)
 	}
-	node := u.volume.Node
+	node := u.node
 	absence := v.c.Agents.Absence(node, u.submitted)
 	switch {
 	case v.c.Agents.NodeGone(node, u.submitted):
@@ -336,7 +349,7 @@ func (v *volumes) inTime(left time.Duration) (_ time.Duration, reason, failure s
 
 // warn emits an event when a volume waits for an absent agent, once for each node.
 func (v *volumes) warn(u *upload) {
-	node := u.volume.Node
+	node := u.node
 	absence, absent := v.absence(u)
 	if !absent || v.warned.Has(node) {
 		return
@@ -351,7 +364,7 @@ func (v *volumes) absence(u *upload) (time.Duration, bool) {
 	if u.preparing {
 		return 0, false
 	}
-	absence := v.c.Agents.Absence(u.volume.Node, u.submitted)
+	absence := v.c.Agents.Absence(u.node, u.submitted)
 	return absence, absence >= v.c.AgentTimeout/warnAfter
 }
 
@@ -362,7 +375,7 @@ func (v *volumes) absent() []string {
 	nodes := sets.New[string]()
 	for _, u := range v.uploads {
 		if _, absent := v.absence(u); absent && !u.status.Phase.Done() {
-			nodes.Insert(u.volume.Node)
+			nodes.Insert(u.node)
 		}
 	}
 	all := sets.List(nodes)
@@ -489,7 +502,7 @@ func (v *volumes) leftAlone() bool {
 			}
 			since = u.unheard
 		}
-		if !since.IsZero() && v.c.Clock.Since(since) < lease.HungAfter && !v.c.agentGone(u.volume.Node) {
+		if !since.IsZero() && v.c.Clock.Since(since) < lease.HungAfter && !v.c.agentGone(u.node) {
 			alone = false
 		}
 	}

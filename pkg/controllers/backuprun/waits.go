@@ -34,11 +34,11 @@ func (v *volumes) noteWaits() {
 		case u.preparing:
 			u.wait.Set(textOf(u.volume) + said)
 		case absent:
-			u.wait.Set(fmt.Sprintf("%s: nothing is heard of the agent of node %s", textOf(u.volume), u.volume.Node))
+			u.wait.Set(fmt.Sprintf("%s: nothing is heard of the agent of node %s", textOf(u.volume), u.node))
 		case u.begun.IsZero():
-			u.wait.Set(fmt.Sprintf("%s: the agent of node %s has not begun%s", textOf(u.volume), u.volume.Node, said))
+			u.wait.Set(fmt.Sprintf("%s: the agent of node %s has not begun%s", textOf(u.volume), u.node, said))
 		default:
-			u.wait.Set(fmt.Sprintf("%s, which the agent of node %s reads", textOf(u.volume), u.volume.Node))
+			u.wait.Set(fmt.Sprintf("%s, which the agent of node %s reads", textOf(u.volume), u.node))
 		}
 	}
 }

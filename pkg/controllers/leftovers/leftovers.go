@@ -34,7 +34,6 @@ import (
 	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/backup/folder"
 	"github.com/holdfast-io/holdfast/pkg/controllers/loop"
 	"github.com/holdfast-io/holdfast/pkg/format"
@@ -241,7 +240,7 @@ func (c *Controller) oldestWriter(ctx context.Context, location string) (time.Ti
 	for i := range runs.Items {
 		run := &runs.Items[i]
 		started := run.Status.StartTimestamp
-		if run.Spec.Backup.StorageLocation == location && run.Status.Phase == v1alpha1.BackupPhaseInProgress && started != nil && started.Time.Before(before) {
+		if run.Spec.Backup.StorageLocation == location && run.Status.Phase.Executing() && started != nil && started.Time.Before(before) {
 			before = started.Time
 		}
 	}

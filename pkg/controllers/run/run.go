@@ -258,7 +258,7 @@ func (r *Runs[R]) GiveBack(ctx context.Context, run R, change func(R)) {
 	live, err := r.config.Runs.Get(ctx, run.GetName(), metav1.GetOptions{})
 	if err == nil {
 		of := r.config.Attempts(live)
-		if live.GetUID() != run.GetUID() || *of.Executor != r.config.Identity || live.Standing().Phase != v1alpha1.BackupPhaseInProgress {
+		if live.GetUID() != run.GetUID() || *of.Executor != r.config.Identity || !live.Standing().Phase.Executing() {
 			return
 		}
 		*of.GivenBack++

@@ -35,7 +35,7 @@ func (w work) Reach(_ context.Context, run *enginev1alpha1.BackupRun) error {
 	return w.world.reach(run.Spec.Backup.StorageLocation)
 }
 
-func (w work) Execute(ctx, _ context.Context, run *enginev1alpha1.BackupRun, _ backup.PostHooks, _ backup.Volumes, _ backuprun.PendingHooks, _ *backup.Progress) (backup.Outcome, error) {
+func (w work) Execute(ctx, _ context.Context, run *enginev1alpha1.BackupRun, _ backup.PostHooks, _ backup.Volumes, _ backuprun.Notes, _ *backup.Progress) (backup.Outcome, error) {
 	w.world.referee.executes(w.process, run)
 	defer w.world.referee.stops(w.process, run)
 	length, err := time.ParseDuration(run.Spec.Annotations[lengthKey])

@@ -197,7 +197,7 @@ func isPlan(run enginev1alpha1.QueuedRun) bool {
 // inQueue reports whether a run's selection matters to others.
 func inQueue(run enginev1alpha1.QueuedRun) bool {
 	phase := Phase(run, nil)
-	return !phase.Ended() && phase != v1alpha1.BackupPhaseDeleting
+	return !phase.Ended() && phase != v1alpha1.BackupPhaseDeleting && phase != v1alpha1.BackupPhaseWaitingForPluginOperations
 }
 
 // Select returns what a backup reads or a restore writes. Unreadable lists overlap everything.

@@ -375,6 +375,9 @@ const (
 	BackupPhaseReadyToStart BackupPhase = "ReadyToStart"
 	// BackupPhaseInProgress: objects and volumes are being read.
 	BackupPhaseInProgress BackupPhase = "InProgress"
+	// BackupPhaseWaitingForPluginOperations: all is read, and data is moved out of snapshots. The
+	// backup holds no slot and no namespace. The name is Velero's.
+	BackupPhaseWaitingForPluginOperations BackupPhase = "WaitingForPluginOperations"
 	// BackupPhaseCompleted: everything requested is stored.
 	BackupPhaseCompleted BackupPhase = "Completed"
 	// BackupPhasePartiallyFailed: stored, without the items that status.errors counts.
@@ -398,6 +401,11 @@ func (p BackupPhase) Ended() bool {
 		return true
 	}
 	return false
+}
+
+// Executing reports whether a controller works on the backup.
+func (p BackupPhase) Executing() bool {
+	return p == BackupPhaseInProgress || p == BackupPhaseWaitingForPluginOperations
 }
 
 // Condition types of a Backup.
@@ -434,9 +442,9 @@ const (
 
 // BackupStatus is the state of a backup.
 type BackupStatus struct {
-	// State in one word: New, Queued, ReadyToStart, InProgress, Cancelling, Completed,
-	// PartiallyFailed, Failed, FailedValidation, Cancelled, Deleting, or Unreadable for a stored
-	// backup with unreadable metadata.
+	// State in one word: New, Queued, ReadyToStart, InProgress, WaitingForPluginOperations,
+	// Cancelling, Completed, PartiallyFailed, Failed, FailedValidation, Cancelled, Deleting, or
+	// Unreadable for a stored backup with unreadable metadata.
 	// +optional
 	Phase BackupPhase `json:"phase,omitempty"`
 	// Place in the queue, from 1. Absent if the backup does not wait. It is published with a short
