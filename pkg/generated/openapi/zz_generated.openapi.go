@@ -5784,7 +5784,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupStatus(ref common.ReferenceCallback
 				Properties: map[string]spec.Schema{
 					"phase": {
 						SchemaProps: spec.SchemaProps{
-							Description: "State in one word: New, Queued, ReadyToStart, InProgress, Cancelling, Completed, PartiallyFailed, Failed, FailedValidation, Cancelled, Deleting, or Unreadable for a stored backup with unreadable metadata.",
+							Description: "State in one word: New, Queued, ReadyToStart, InProgress, WaitingForPluginOperations, Cancelling, Completed, PartiallyFailed, Failed, FailedValidation, Cancelled, Deleting, or Unreadable for a stored backup with unreadable metadata.",
 							Type:        []string{"string"},
 							Format:      "",
 						},

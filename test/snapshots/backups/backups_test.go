@@ -171,10 +171,15 @@ func nothingLeft(t testing.TB) error {
 // by the API server for some seconds.
 func expectFile(t testing.TB, namespace, backup, claim, want string) {
 	t.Helper()
+	expectFileOf(t, namespace, namespace+"."+backup+":"+claim, want)
+}
+
+func expectFileOf(t testing.TB, namespace, volumeBackup, want string) {
+	t.Helper()
 	labtest.Eventually(t, "the file to be read", func() error {
-		got, err := plugin(t, "files", "cat", namespace+"."+backup+":"+claim+":/file", "-n", namespace)
+		got, err := plugin(t, "files", "cat", volumeBackup+":/file", "-n", namespace)
 		if err == nil && got != want {
-			t.Fatalf("the backup %s of the claim %s has %q, want %q", backup, claim, got, want)
+			t.Fatalf("the file of %s has %q, want %q", volumeBackup, got, want)
 		}
 		return err
 	})
@@ -247,6 +252,53 @@ func TestSlowStorage(t *testing.T) {
 	removeFaults()
 	lab.AwaitPhase(t, namespace, "slow", v1alpha1.BackupPhaseCompleted)
 	expectFile(t, namespace, "slow", "idle", "x")
+	expectNothingLeft(t)
+}
+
+// TestMovingHoldsNothing: while the storage copies a snapshot, the backup holds no slot and no namespace. The
+// claim and its VolumeSnapshot may go, and a controller that is replaced reads nothing of the cluster.
+func TestMovingHoldsNothing(t *testing.T) {
+	runMovers(t)
+	namespace := lab.Namespace(t, "free")
+	claim(t, namespace, "idle", "x")
+	removeFaults := inject(t, `{"readyAfter":"1h"}`)
+	home := labtest.System
+	name := labtest.Name("moving")
+	spec := v1alpha1.BackupSpec{IncludedNamespaces: []string{namespace}, SnapshotVolumes: new(true)}
+	lab.Create(t, home, name, spec)
+	lab.AwaitPhase(t, home, name, v1alpha1.BackupPhaseWaitingForPluginOperations)
+	spec.SnapshotVolumes = new(false)
+	lab.Create(t, home, name+"-files", spec)
+	lab.AwaitPhase(t, home, name+"-files", v1alpha1.BackupPhaseCompleted)
+
+	lab.Kubectl(t, "delete", "pvc", "idle", "-n", namespace, "--wait=false")
+	lab.Kubectl(t, "delete", "volumesnapshot", "--all", "-n", namespace)
+	lab.Kubectl(t, "delete", "configmap", "settings", "-n", namespace)
+	lab.Kubectl(t, "create", "configmap", "later", "-n", namespace)
+	lab.Kill(t, "controller")
+	lab.Start(t, "controller")
+	labtest.Eventually(t, "the next controller to take the backup over", func() error {
+		run, err := lab.Engine.EngineV1alpha1().BackupRuns(home).Get(t.Context(), name, metav1.GetOptions{})
+		if err == nil && (run.Status.Attempts != 2 || run.Status.Phase != v1alpha1.BackupPhaseWaitingForPluginOperations) {
+			err = fmt.Errorf("it is %+v", run.Status)
+		}
+		return err
+	})
+	removeFaults()
+	backup := lab.AwaitPhase(t, home, name, v1alpha1.BackupPhaseCompleted)
+	objects, err := plugin(t, "backup", "tree", name, "-n", home)
+	must(t, err)
+	if !strings.Contains(objects, "settings") || strings.Contains(objects, "later") {
+		t.Errorf("the backup has:\n%s", objects)
+	}
+	labtest.Eventually(t, "the volume to be listed", func() error {
+		list, err := lab.Holdfast.HoldfastV1alpha1().VolumeBackups(namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "spec.backupUID=" + string(backup.UID)})
+		if err != nil || len(list.Items) != 1 {
+			return errors.Join(err, errors.New("it is not"))
+		}
+		expectFileOf(t, namespace, list.Items[0].Name, "x")
+		return nil
+	})
 	expectNothingLeft(t)
 }
 
