@@ -97,6 +97,7 @@ type controllerOptions struct {
 	restorePullSecrets []string
 	resume             bool
 	snapshots          bool
+	moveData           bool
 	maintenance        maintenanceOptions
 	expiry             expiryOptions
 }
@@ -167,7 +168,8 @@ func newControllerCommand() *cobra.Command {
 	flags.StringVar(&options.restoreImage, "restore-image", "", "Image of the containers that wait in restored pods for their volumes, and of the pods that hold restored claims. Its entrypoint is holdfast, of this version. Empty is the image of the controller's own pod.")
 	flags.StringSliceVar(&options.restorePullSecrets, "restore-image-pull-secrets", nil, "Names of Secrets, separated by commas, by which nodes may pull that image. They are looked for in the namespace of each restored pod.")
 	flags.BoolVar(&options.resume, "resume-in-progress", true, "Resume backups that a stopped controller was executing: they start again, and keep uploaded volumes. Otherwise they fail.")
-	flags.BoolVar(&options.snapshots, "snapshots", false, "Make snapshots of volumes by the cluster's CSI drivers, move their data, and delete the snapshots that no backup needs. The controller needs the ClusterRole holdfast-snapshots, and a namespace with the ending -snapshots.")
+	flags.BoolVar(&options.snapshots, "snapshots", false, "Make snapshots of volumes by the cluster's CSI drivers, and delete the snapshots that no backup needs. The controller needs the ClusterRole holdfast-snapshots, and a namespace with the ending -snapshots.")
+	flags.BoolVar(&options.moveData, "default-snapshot-move-data", true, "Move the data of snapshots into the storage location, for backups that leave snapshotMoveData out. If false, their snapshots stay in the storage of their volumes, and are no second copies.")
 	return role(command)
 }
 

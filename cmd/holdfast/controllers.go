@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/informers"
 	coreinformers "k8s.io/client-go/informers/core/v1"
@@ -273,7 +274,7 @@ func newBackupRun(ctx context.Context, c *controllerContext) (run func(context.C
 	}
 	var mover backuprun.Mover
 	if c.mover != nil {
-		mover, executor.SnapshotClasses = c.mover, c.mover.Classes
+		mover, executor.SnapshotClasses, executor.KeepSnapshots = c.mover, c.mover.Classes, !c.moveData
 	}
 	c.plans.LeadBackups(ctx, executor.Plan)
 	c.runs, err = backuprun.New(backuprun.Config{
@@ -351,7 +352,12 @@ func newRestoreVolumes(_ context.Context, c *controllerContext) (run func(contex
 }
 
 func newBackupDeletion(_ context.Context, c *controllerContext) (run func(context.Context), err error) {
+	var discard func(context.Context, types.UID) error
+	if c.mover != nil {
+		discard = c.mover.Discard
+	}
 	controller, err := backupdeletion.New(backupdeletion.Config{
+		DiscardSnapshots:   discard,
 		Namespace:          c.system(),
 		Runs:               c.engine,
 		Restores:           c.engine,
@@ -465,6 +471,7 @@ func newSnapshotSweep(_ context.Context, c *controllerContext) (func(context.Con
 		Snapshots:        c.mover.Client,
 		Mover:            c.mover,
 		Runs:             c.engine.BackupRuns(c.system()),
+		Restores:         c.engine.RestoreRuns(c.system()),
 		Secrets:          c.credentials,
 		Events:           c.events,
 		Clock:            clock.RealClock{},

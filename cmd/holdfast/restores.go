@@ -36,6 +36,9 @@ func newRestoreRun(ctx context.Context, c *controllerContext) (run func(context.
 
 		Successions: clusteridentity.NewSuccessions(c.configMaps),
 	}
+	if c.mover != nil {
+		c.restoring.Snapshots = c.mover.Client
+	}
 	c.plans.LeadRestores(ctx, c.restoring.Plan)
 	c.restores, err = restorerun.New(restorerun.Config{
 		Namespace:    c.system(),

@@ -45,6 +45,8 @@ type claim struct {
 	block, scratch bool
 	// classes are the VolumeSnapshotClasses that users have named for it.
 	classes snapshots.Wishes
+	// moveData is the volume policy's choice, or nil.
+	moveData *bool
 	// snapshot is set if the data is read from a snapshot.
 	snapshot *format.SnapshotSource
 	// noSnapshot says why no snapshot is made although the spec wants one: its files may be read.
@@ -388,8 +390,9 @@ func (p *podVolumes) settle(ctx context.Context, key types.NamespacedName) error
 		}
 	}
 	if of.asked != nil {
-		of.action, of.classes.Policy = p.policies.decide(volume.traits, of.asked)
-		of.asked = nil
+		var parameters snapshotParameters
+		of.action, parameters = p.policies.decide(volume.traits, of.asked)
+		of.classes.Policy, of.moveData, of.asked = parameters.Class, parameters.MoveData, nil
 	}
 	if err == nil && of.volume != "" {
 		err = p.chooseSnapshot(ctx, key, of, volume)

@@ -302,6 +302,9 @@ func (p *podVolumes) plannedVolumes() []v1alpha1.PlannedVolume {
 		method := v1alpha1.VolumeMethodFiles
 		if of := volume.Snapshot; of != nil {
 			method, why = v1alpha1.VolumeMethodSnapshot, "the driver "+of.Driver+" makes a snapshot of the class "+of.Class+", and its files are read"
+			if of.Kept {
+				why = "the driver " + of.Driver + " makes a snapshot of the class " + of.Class + ", which stays in its storage"
+			}
 		}
 		rows = append(rows, v1alpha1.PlannedVolume{
 			Namespace: volume.Pod.Namespace, Claim: volume.ClaimName, Pod: volume.Pod.Name, Volume: volume.Name,

@@ -410,7 +410,11 @@ func (f *findings) conclude(volumes []*format.Volume) {
 		}
 		switch {
 		case status.Phase == enginev1alpha1.VolumePhaseFailed:
-			f.fail(about, fmt.Sprintf("%s could not be uploaded: %s", described(volume), whyFailed(volume)))
+			verb := "uploaded"
+			if volume.Snapshot != nil && volume.Snapshot.Kept {
+				verb = "backed up"
+			}
+			f.fail(about, fmt.Sprintf("%s could not be %s: %s", described(volume), verb, whyFailed(volume)))
 		case status.Warnings > 0:
 			f.warn(about, fmt.Sprintf("%s: %s about its files: %s", described(volume), format.Counted(status.Warnings, "warning"), status.Message))
 		}

@@ -151,8 +151,6 @@ func (p *volumePolicy) parse() error {
 	case parameters == nil, *parameters == (snapshotParameters{}):
 	case p.Action.Type != snapshotAction:
 		return fmt.Errorf("action.parameters: the action %s has none", p.Action.Type)
-	case parameters.MoveData != nil && !*parameters.MoveData:
-		return errors.New("action.parameters.snapshotMoveData is false: the data of each snapshot is moved, so leave it out")
 	}
 	if csi := p.Conditions.CSI; csi != nil && csi.Driver == "" && len(csi.VolumeAttributes) > 0 {
 		return errors.New("conditions.csi: volumeAttributes need a driver")
@@ -184,9 +182,8 @@ func (p *volumePolicy) parse() error {
 	return nil
 }
 
-// decide returns the first match's action, and the VolumeSnapshotClass that it names or "". claim is
-// nil for a volume without a claim.
-func (p policies) decide(volume volumeTraits, claim *claimTraits) (of action, class string) {
+// decide returns the first match's action and parameters. claim is nil for a volume without a claim.
+func (p policies) decide(volume volumeTraits, claim *claimTraits) (of action, parameters snapshotParameters) {
 	if claim == nil {
 		claim = &claimTraits{}
 	}
@@ -194,12 +191,9 @@ func (p policies) decide(volume volumeTraits, claim *claimTraits) (of action, cl
 		if !p[i].matches(&volume, claim) {
 			continue
 		}
-		if parameters := p[i].Action.Parameters; parameters != nil {
-			class = parameters.Class
-		}
-		return p[i].Action.Type, class
+		return p[i].Action.Type, ptr.Deref(p[i].Action.Parameters, snapshotParameters{})
 	}
-	return noAction, ""
+	return noAction, snapshotParameters{}
 }
 
 func (p *volumePolicy) matches(volume *volumeTraits, claim *claimTraits) bool {

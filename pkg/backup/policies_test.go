@@ -30,7 +30,7 @@ func policy(policies ...string) map[string]string {
 	return map[string]string{"policy.yaml": text}
 }
 
-func of(decided action, _ string) action { return decided }
+func of(decided action, _ snapshotParameters) action { return decided }
 
 // TestVolumeConditions goes through the conditions of Velero's resource-filtering page.
 func TestVolumeConditions(t *testing.T) {

@@ -85,6 +85,8 @@ type Dependencies struct {
 	Volumes Volumes
 	// SnapshotClasses lists the cluster's classes. nil: no snapshots are made.
 	SnapshotClasses func(ctx context.Context) ([]snapshots.VolumeSnapshotClass, error)
+	// KeepSnapshots leaves snapshots in their storage if the spec's snapshotMoveData is unset.
+	KeepSnapshots bool
 	// MayChooseClass returns nil if the backup's requester may create VolumeSnapshots in a namespace,
 	// and a NotAllowedError if not. SnapshotClasses need it.
 	MayChooseClass func(ctx context.Context, namespace string) error
@@ -486,6 +488,9 @@ func volumesProgress(volumes []*format.Volume, leftOut int32) *v1alpha1.BackupVo
 		progress.BytesDone += status.Progress.BytesDone
 		if status.Phase == enginev1alpha1.VolumePhaseCompleted {
 			progress.Completed++
+			if volume.InStorage() {
+				progress.InStorage++
+			}
 		} else {
 			progress.Failed++
 		}

@@ -23,8 +23,10 @@ import (
 
 // snapshotClasses has the cluster's classes of snapshots. Off: the controller makes no snapshots.
 type snapshotClasses struct {
-	on  bool
-	all []snapshots.VolumeSnapshotClass
+	on bool
+	// keep leaves snapshots in their storage unless the spec or a policy says otherwise.
+	keep bool
+	all  []snapshots.VolumeSnapshotClass
 	// ofBackup are the classes that the backup's annotations name, by driver.
 	ofBackup map[string]string
 	// mayChoose says whether the requester may choose a class in a namespace.
@@ -42,7 +44,7 @@ func (e *execution) readSnapshotClasses(ctx context.Context) (snapshotClasses, e
 	case e.SnapshotClasses == nil, wanted != nil && !*wanted && e.request.Backup.Spec.ResourcePolicy == nil:
 		return snapshotClasses{}, nil
 	}
-	found := snapshotClasses{on: true, ofBackup: map[string]string{}, mayChoose: e.mayChooseClass()}
+	found := snapshotClasses{on: true, keep: e.KeepSnapshots, ofBackup: map[string]string{}, mayChoose: e.mayChooseClass()}
 	for key, class := range e.request.Backup.Annotations {
 		if driver, ok := strings.CutPrefix(key, snapshots.AnnotationClassOf); ok {
 			found.ofBackup[driver] = class
@@ -99,6 +101,7 @@ func (p *podVolumes) chooseSnapshot(ctx context.Context, key types.NamespacedNam
 		of.unusable, of.known, of.snapshotFailed, of.missed = why, true, true, true
 		p.findings.fail(subject{claimsResource, key.Namespace, key.Name}, "no snapshot is made of the claim: "+why)
 	}
+	kept := !ptr.Deref(of.moveData, ptr.Deref(p.spec.SnapshotMoveData, !p.snapshots.keep))
 	switch {
 	case why != "":
 		fail(why + ", or have a volume policy name the action " + string(filesAction))
@@ -106,8 +109,11 @@ func (p *podVolumes) chooseSnapshot(ctx context.Context, key types.NamespacedNam
 	case volume.claim != of.uid:
 		fail("its persistent volume is bound to another claim")
 		return nil
-	case of.block:
-		fail("it is a block device, and only files can be read from its snapshot")
+	case of.block && !kept:
+		fail("it is a block device, and only files can be read from its snapshot: keep the snapshot in its storage, by snapshotMoveData: false")
+		return nil
+	case of.scratch && kept:
+		fail("it belongs to its pod, and can't be made from a snapshot: move its data, by snapshotMoveData: true")
 		return nil
 	}
 	class, err := p.snapshots.choose(ctx, key.Namespace, volume.driver, of.classes)
@@ -119,7 +125,7 @@ func (p *podVolumes) chooseSnapshot(ctx context.Context, key types.NamespacedNam
 		return nil
 	}
 	of.snapshot = &format.SnapshotSource{
-		Driver: volume.driver, Handle: volume.handle, Class: class, StorageClass: volume.storageClass, Nodes: volume.nodes,
+		Driver: volume.driver, Handle: volume.handle, Class: class, StorageClass: volume.storageClass, Nodes: volume.nodes, Kept: kept,
 	}
 	return nil
 }

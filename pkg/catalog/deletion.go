@@ -203,6 +203,9 @@ func sum(rows *packedRows, deleted []bool, before *v1alpha1.BackupVolumesProgres
 		sum.BytesDone += r.bytesDone()
 		if r.state == stateCompleted {
 			sum.Completed++
+			if r.shape.Value().method == MethodInStorage {
+				sum.InStorage++
+			}
 		} else {
 			sum.Failed++
 		}
@@ -218,6 +221,8 @@ type HistoryItem struct {
 	UID    types.UID
 	// Of is the listed backup; nil for a bare entry.
 	Of *v1alpha1.Backup
+	// InStorage: its only copy is a snapshot in the storage of the volume.
+	InStorage bool
 }
 
 // History returns the volume backups of a BackupVolume, ordered by the backups' store names, and
@@ -241,7 +246,7 @@ func (c *Catalog) History(namespace, name string) (items []HistoryItem, uid type
 			VolumeInBackup: VolumeInBackup{Backup: of, Volume: r.id(), BackupName: r.backupName()},
 			Listed:         types.NamespacedName{Namespace: object.Namespace, Name: object.Name}, UID: object.UID,
 			// The row may have an older held of the same place.
-			Of: c.locations[h.location][h.storeName].held.row,
+			Of: c.locations[h.location][h.storeName].held.row, InStorage: object.Status.Method == MethodInStorage,
 		})
 	}
 	slices.SortFunc(items, func(a, b HistoryItem) int {

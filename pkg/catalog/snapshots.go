@@ -15,11 +15,11 @@ import (
 )
 
 // Methods of volumes that were stored by snapshots. A volume of MethodMoved that has a snapshot's id
-// lies in a repository, and can be restored. The others are Velero's.
+// lies in a repository, and can be restored. One of MethodInStorage lies in the storage of the volume.
 const (
-	methodCSI    = "csi-snapshot"
-	MethodMoved  = "csi-snapshot-moved"
-	methodNative = "native-snapshot"
+	MethodInStorage = "csi-snapshot"
+	MethodMoved     = "csi-snapshot-moved"
+	methodNative    = "native-snapshot"
 )
 
 // ReadVolumeInfos reads the volumes that Velero stored by snapshots, from the object of
@@ -46,7 +46,7 @@ func ReadVolumeInfos(r io.Reader) (volumes []Volume, err error) {
 				}
 			}
 		default:
-			v.Method = methodCSI
+			v.Method = MethodInStorage
 		}
 		if csi := info.CSISnapshotInfo; csi != nil {
 			v.SnapshotName, v.VolumeSize = cmp.Or(csi.VSCName, csi.SnapshotHandle), csi.Size
@@ -81,7 +81,7 @@ func ReadNativeSnapshots(r io.Reader) (volumes []Volume, err error) {
 // ReadCSISnapshots reads the object of format.CSISnapshotsKey, which names no volumes.
 func ReadCSISnapshots(r io.Reader) (volumes []Volume, err error) {
 	err = format.ReadCSISnapshots(r, func(s format.CSISnapshot) error {
-		v := Volume{Namespace: s.Namespace, ClaimName: s.Spec.Source.ClaimName, SnapshotName: s.Name, Method: methodCSI}
+		v := Volume{Namespace: s.Namespace, ClaimName: s.Spec.Source.ClaimName, SnapshotName: s.Name, Method: MethodInStorage}
 		if at := s.Status.CreationTime; at != nil {
 			v.SnapshotCreated, v.Start, v.Completion = *at, *at, *at
 		}

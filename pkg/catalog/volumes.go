@@ -205,7 +205,12 @@ func newVolume(pvb *format.PodVolumeBackup) (Volume, error) {
 	if v.ClaimName != "" {
 		v.know(pvb.Itself())
 	}
-	if v.Method == format.UploaderKopia && pvb.SnapshotDriver() != "" {
+	inStorage := pvb.SnapshotHandle() != "" && v.SnapshotID == ""
+	switch {
+	case v.Method != format.UploaderKopia || pvb.SnapshotDriver() == "":
+	case inStorage:
+		v.Method, v.SnapshotName = MethodInStorage, bounded(pvb.SnapshotHandle(), maxText)
+	default:
 		v.Method = MethodMoved
 	}
 	if status.Phase == enginev1alpha1.VolumePhaseCompleted {
@@ -219,6 +224,8 @@ func newVolume(pvb *format.PodVolumeBackup) (Volume, error) {
 	}
 	switch {
 	case v.Message != "":
+	case v.completed() && inStorage:
+		v.Message = format.KeptInStorage
 	case !v.completed() && status.Phase != enginev1alpha1.VolumePhaseFailed:
 		v.Message = fmt.Sprintf("the upload ended in the phase %q", bounded(string(status.Phase), maxName))
 	case v.completed() && pvb.Spec.UploaderType != format.UploaderKopia:

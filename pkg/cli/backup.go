@@ -298,7 +298,7 @@ type backupFlags struct {
 	includeCluster, excludeCluster, includeNamespaced, excludeNamespaced []string
 	ttl, cutTimeout, readyTimeout                                        time.Duration
 	location, policies                                                   string
-	volumes, referenced, snapshots                                       optionalBool
+	volumes, referenced, snapshots, moveData                             optionalBool
 	ordered                                                              map[string]string
 }
 
@@ -313,6 +313,7 @@ func (f *backupFlags) addTo(flags *pflag.FlagSet) {
 	flags.StringVar(&f.policies, "resource-policies-configmap", "", "ConfigMap with volume policies.")
 	f.volumes.addTo(flags, "default-volumes-to-fs-backup", "Files of all volumes, or of those that pods name. Default: of all claims.")
 	f.snapshots.addTo(flags, "snapshot-volumes", "Read the data of claims from snapshots by their CSI drivers. Default: if the driver's class is labelled for it.")
+	f.moveData.addTo(flags, "snapshot-move-data", "Move the data of snapshots into the storage location. If false, they stay in the storage of their volumes, and are no second copies. Default: the cluster's, true.")
 	flags.DurationVar(&f.cutTimeout, "csi-snapshot-timeout", 0, "Time until a snapshot must be cut. Default: 10m.")
 	flags.DurationVar(&f.readyTimeout, "item-operation-timeout", 0, "Time from its cut until a snapshot must be ready to use. Default: 4h.")
 	f.referenced.addTo(flags, "include-referenced", "Include what selected objects need. Default: true.")
@@ -331,6 +332,7 @@ func (f *backupFlags) apply(spec *v1alpha1.BackupSpec) error {
 	f.clusterResources.apply(&spec.IncludeClusterResources)
 	f.volumes.apply(&spec.DefaultVolumesToFsBackup)
 	f.snapshots.apply(&spec.SnapshotVolumes)
+	f.moveData.apply(&spec.SnapshotMoveData)
 	f.referenced.apply(&spec.IncludeReferenced)
 	if f.ttl != 0 {
 		spec.TTL = v1alpha1.Duration{Duration: f.ttl}

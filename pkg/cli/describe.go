@@ -98,7 +98,7 @@ func (t *tool) describeBackup(ctx context.Context, name string) error {
 		for _, of := range []struct {
 			count int32
 			text  string
-		}{{v.Failed, "failed"}, {v.LeftOut, "wanted and left out"}, {v.Deleted, "deleted since"}} {
+		}{{v.Failed, "failed"}, {v.InStorage, "only as snapshots in their own storage, which are no second copies"}, {v.LeftOut, "wanted and left out"}, {v.Deleted, "deleted since"}} {
 			if of.count > 0 {
 				volumes += fmt.Sprintf(", %d %s", of.count, of.text)
 			}

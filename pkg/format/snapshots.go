@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Velero's data about volumes that it stored by snapshots. Holdfast makes none.
+// Velero's data about volumes that it stored by snapshots.
 
 const (
 	// MethodCSISnapshot is a snapshot by the volume's driver, whose data Velero may have uploaded.
@@ -27,6 +27,7 @@ type CSISnapshotInfo struct {
 	SnapshotHandle string `json:"snapshotHandle,omitempty"`
 	Size           int64  `json:"size,omitempty"`
 	VSCName        string `json:"vscName,omitempty"`
+	Driver         string `json:"driver,omitempty"`
 }
 
 // DataMovementInfo describes the upload of a snapshot's data. Velero 1.13 names no snapshot and no
@@ -69,7 +70,9 @@ const (
 
 // Why a volume that Velero stored by a snapshot can't be restored.
 const (
-	StoredFailed    = "Velero says that its snapshot, or the upload of that, has failed"
+	StoredFailed = "Velero says that its snapshot, or the upload of that, has failed"
+	// KeptInStorage is said of snapshots that a backup of Holdfast keeps.
+	KeptInStorage   = "it lies only in the storage of the volume, and is no second copy: a restore makes a new volume from the snapshot"
 	StoredInStorage = "it lies only in the storage of the volume: Velero has made a CSI snapshot of it, and has not moved the data"
 	StoredNative    = "it lies only in the storage of the volume: Velero has made a snapshot of it through a cloud's API"
 	StoredAsBlocks  = "it is of a block device, and Holdfast restores files only"

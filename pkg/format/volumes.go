@@ -33,6 +33,7 @@ const (
 	annotationVolumeNamespaceUID = AnnotationPrefix + "namespace-uid"
 	annotationVolume             = AnnotationPrefix + "volume"
 	annotationSnapshotDriver     = AnnotationPrefix + "snapshot-driver"
+	annotationSnapshotHandle     = AnnotationPrefix + "snapshot-handle"
 	maxVolumeAnnotation          = 16 << 10
 	methodPodVolume              = "PodVolumeBackup"
 	resultSucceeded              = "succeeded"
@@ -77,8 +78,15 @@ type SnapshotSource struct {
 	Class, StorageClass string
 	// Nodes limits where a volume from the snapshot can be used.
 	Nodes *corev1.VolumeNodeAffinity
+	// Kept says that the snapshot stays in the storage of the volume, and its data is not moved.
+	Kept bool
 	// Cut is the snapshot once it is cut.
 	Cut *SnapshotCut
+}
+
+// InStorage reports whether the volume's only copy is a snapshot in its own storage.
+func (v *Volume) InStorage() bool {
+	return v.Snapshot != nil && v.Snapshot.Kept && v.Status.Phase == enginev1alpha1.VolumePhaseCompleted
 }
 
 // SnapshotCut is a stored snapshot, and the objects about it in the cluster.
@@ -148,6 +156,10 @@ func (p *PodVolumeBackup) NamespaceUID() types.UID {
 
 // SnapshotDriver returns the CSI driver whose snapshot was read; empty if the live volume was.
 func (p *PodVolumeBackup) SnapshotDriver() string { return p.Annotations[annotationSnapshotDriver] }
+
+// SnapshotHandle returns the handle of a snapshot that is kept in the storage of its volume; empty if
+// the data is in a repository.
+func (p *PodVolumeBackup) SnapshotHandle() string { return p.Annotations[annotationSnapshotHandle] }
 
 // VolumeItself describes a claim and its persistent volume.
 type VolumeItself struct {
@@ -245,6 +257,9 @@ func NewPodVolumeBackup(backup *v1alpha1.Backup, storeName string, volume Volume
 	if volume.Snapshot != nil {
 		metav1.SetMetaDataAnnotation(&pvb.ObjectMeta, annotationSnapshotDriver, volume.Snapshot.Driver)
 	}
+	if volume.InStorage() {
+		metav1.SetMetaDataAnnotation(&pvb.ObjectMeta, annotationSnapshotHandle, volume.Snapshot.Cut.Handle)
+	}
 	if volume.ClaimName != "" {
 		metav1.SetMetaDataAnnotation(&pvb.ObjectMeta, annotationClaim, volume.ClaimName)
 		metav1.SetMetaDataAnnotation(&pvb.ObjectMeta, annotationVolume, volume.itself())
@@ -329,6 +344,11 @@ func NewVolumeInfo(volume Volume) VolumeInfo {
 	}
 	if volume.Status.Phase == enginev1alpha1.VolumePhaseCompleted {
 		info.Result = resultSucceeded
+	}
+	if volume.InStorage() {
+		cut := volume.Snapshot.Cut
+		info.BackupMethod, info.PVBInfo = MethodCSISnapshot, nil
+		info.CSISnapshotInfo = &CSISnapshotInfo{SnapshotHandle: cut.Handle, Size: cut.Size, VSCName: cut.Content, Driver: volume.Snapshot.Driver}
 	}
 	if volume.ClaimName != "" {
 		info.PVCNamespace = volume.Pod.Namespace

@@ -138,7 +138,13 @@ func (e *execution) restoreData(ctx context.Context, item *manifest.Item, about 
 	if volume.Problem != "" {
 		return errors.New("its data is not in the backup: " + volume.Problem)
 	}
-	if !created {
+	inStorage := e.inStorage(item)
+	switch {
+	case inStorage && len(e.spec.Paths) > 0:
+		return errors.New("its data is a snapshot in the storage of its volume, of which only the whole is restored: leave out paths")
+	case inStorage && !created:
+		return errors.New("it exists, and its data is a snapshot in the storage of its volume, from which only a new claim is made: delete the claim, or restore into another namespace")
+	case !created:
 		if err := e.spare(ctx, item, about); err != nil {
 			return err
 		}
@@ -147,7 +153,7 @@ func (e *execution) restoreData(ctx context.Context, item *manifest.Item, about 
 		return errors.New("its data is not restored: this Holdfast restores no volumes")
 	}
 	e.heldIn.Store(about.namespace, true)
-	claim := volumes.Claim{Namespace: about.namespace, Name: about.name, Data: volume.Volume, Paths: e.spec.Paths}
+	claim := volumes.Claim{Namespace: about.namespace, Name: about.name, Data: volume.Volume, Paths: e.spec.Paths, Provisioned: inStorage}
 	if err := e.mayWrite(ctx, about.namespace); err != nil {
 		return err
 	}
@@ -182,6 +188,9 @@ func (e *execution) restoreData(ctx context.Context, item *manifest.Item, about 
 	}
 	if err := e.Volumes.Claim(ctx, claim); err != nil {
 		return err
+	}
+	if inStorage {
+		e.withdraw(ctx, item, about)
 	}
 	again, err := e.complete(ctx, item, about)
 	switch {

@@ -372,10 +372,16 @@ func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, abo
 			return "", 0, "", nil, errors.New("there is no such claim, and nothing but data is restored: leave out volumesOnly")
 		}
 		if live == nil && e.spec.PlanOnly {
-			return "", actionCreate, "", nil, nil
+			if e.inStorage(item) {
+				_, err = e.locate(ctx, item, about, desired)
+			}
+			return "", actionCreate, "", nil, err
 		}
 		if live == nil {
 			held, err := e.waiting(ctx, k, about, desired)
+			if err == nil {
+				held, err = e.fromSnapshot(ctx, item, about, held)
+			}
 			if err != nil {
 				return "", 0, "", nil, err
 			}

@@ -69,6 +69,8 @@ type Dependencies struct {
 	// Allowed asks for a right of the requester. Only tenants' restores use it.
 	Allowed func(ctx context.Context, right Right) (bool, error)
 	Volumes Volumes
+	// Snapshots makes claims from snapshots that backups have kept. Optional.
+	Snapshots StoredSnapshots
 	// Succeed gives a new namespace the history of the one that it continues. Optional.
 	Succeed func(ctx context.Context, of identity.Succession) error
 	Hooks   Hooks

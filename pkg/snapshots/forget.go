@@ -5,6 +5,7 @@ package snapshots
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -59,6 +60,26 @@ func (c *Client) Forget(ctx context.Context, content string, uid types.UID) (wai
 			return waitsOr(waitsFor), nil
 		}
 	}
+}
+
+// Discard begins to forget all snapshots of a backup that was deleted. It waits for no driver: the sweep
+// ends what is begun, by the policy that only this package sets on a content that is held.
+func (c *Client) Discard(ctx context.Context, backup types.UID) error {
+	contents, err := list[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), LabelCluster+"="+c.clusterUID+","+LabelBackup+"="+string(backup))
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("list the snapshots of the deleted backup: %w", err)
+	}
+	var failures []error
+	for i := range contents {
+		_, err := (&forgetting{Client: c}).step(ctx, &contents[i])
+		if err != nil && !apierrors.IsNotFound(err) {
+			failures = append(failures, fmt.Errorf("forget the VolumeSnapshotContent %s: %w", contents[i].Name, err))
+		}
+	}
+	return errors.Join(failures...)
 }
 
 func waitsOr(words string) string {

@@ -198,25 +198,12 @@ func (m *Mover) make(ctx context.Context, v *Volume, taken *Taken) (waitsFor str
 	for key, value := range labels {
 		spread[key] = value
 	}
-	content := map[string]any{
-		"apiVersion": Version.String(), "kind": "VolumeSnapshotContent",
-		"metadata": map[string]any{"name": v.name(), "labels": spread},
-		"spec": map[string]any{
-			"driver": v.Driver, "deletionPolicy": Retain, "volumeSnapshotClassName": v.Class,
-			"source":            map[string]any{"snapshotHandle": taken.Handle},
-			"volumeSnapshotRef": map[string]any{"apiVersion": Version.String(), "kind": "VolumeSnapshot", "namespace": m.namespace, "name": v.name()},
-		},
-	}
-	snapshot := map[string]any{
-		"apiVersion": Version.String(), "kind": "VolumeSnapshot",
-		"metadata": map[string]any{"name": v.name(), "namespace": m.namespace, "labels": spread},
-		"spec":     map[string]any{"volumeSnapshotClassName": v.Class, "source": map[string]any{"volumeSnapshotContentName": v.name()}},
-	}
+	content, snapshot := static(m.namespace, v.name(), v.Driver, v.Class, taken.Handle, spread)
 	for _, made := range []struct {
 		in     dynamic.ResourceInterface
-		object map[string]any
+		object *unstructured.Unstructured
 	}{{m.objects.Resource(Contents), content}, {m.objects.Resource(Snapshots).Namespace(m.namespace), snapshot}} {
-		object := &unstructured.Unstructured{Object: made.object}
+		object := made.object
 		_, err := made.in.Create(ctx, object, metav1.CreateOptions{})
 		if apierrors.IsAlreadyExists(err) {
 			var found *unstructured.Unstructured
@@ -455,22 +442,7 @@ func (m *Mover) hide(ctx context.Context, name string) (gone bool, err error) {
 	if err := leave(claim, err, func(options metav1.DeleteOptions) error { return claims.Delete(ctx, name, options) }); err != nil || !gone {
 		return false, err // the volume may be of the snapshot until it is deleted
 	}
-	snapshots := m.objects.Resource(Snapshots).Namespace(m.namespace)
-	snapshot, err := snapshots.Get(ctx, name, metav1.GetOptions{})
-	if err := leave(snapshot, err, func(options metav1.DeleteOptions) error { return snapshots.Delete(ctx, name, options) }); err != nil || !gone {
-		return false, err
-	}
-	contents := m.objects.Resource(Contents)
-	content, err := contents.Get(ctx, name, metav1.GetOptions{})
-	err = leave(content, err, func(options metav1.DeleteOptions) error {
-		// Without the annotation csi-snapshotter never lets go of it.
-		patch := fmt.Sprintf(`{"metadata":{"uid":%q,"resourceVersion":%q,"annotations":{%q:"yes"}}}`, content.GetUID(), content.GetResourceVersion(), annotationBeingDeleted)
-		if _, err := contents.Patch(ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-			return err
-		}
-		return contents.Delete(ctx, name, options)
-	})
-	return gone, err
+	return m.withdraw(ctx, m.namespace, name, LabelMoverCluster)
 }
 
 // Exposed returns the backups of all exposures, by the names of these.

@@ -147,7 +147,7 @@ func (d *decider) contents() {
 		all++
 		fate := d.Fates[types.UID(content.Labels[LabelBackup])]
 		switch {
-		case content.DeletionTimestamp != nil && !content.held(), fate == Failed, d.spoiled(content.Labels),
+		case content.DeletionTimestamp != nil && !content.held(), content.held() && content.Spec.Policy == Delete, fate == Failed, d.spoiled(content.Labels),
 			fate != Live && content.Labels[LabelMoved] != "":
 			d.forget(content)
 		case fate == Missing:

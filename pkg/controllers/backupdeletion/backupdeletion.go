@@ -27,6 +27,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
@@ -64,6 +65,9 @@ type Config struct {
 	Keys       []string
 	// EnsureRepository creates the record of a namespace's repository at a location, if missing.
 	EnsureRepository func(ctx context.Context, namespace, location string) error
+	// DiscardSnapshots begins to delete the snapshots that a backup keeps in the storage of its volumes.
+	// nil: there are none.
+	DiscardSnapshots func(ctx context.Context, backup types.UID) error
 	CheckLocation    func(ctx context.Context, name string) error
 	Events           events.EventRecorder
 	Clock            clock.WithTicker

@@ -155,6 +155,11 @@ func (c *Controller) removeFrom(ctx context.Context, record *enginev1alpha1.Stor
 	if err := deletion.RemoveMetadata(ctx); err != nil {
 		return err
 	}
+	if c.DiscardSnapshots != nil {
+		if err := c.DiscardSnapshots(ctx, backupUID(run)); err != nil {
+			return err
+		}
+	}
 	return deletion.RemoveRest(ctx)
 }
 

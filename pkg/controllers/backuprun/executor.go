@@ -74,7 +74,8 @@ type Executor struct {
 	HookTime, Timeout time.Duration
 	// HostPathRoots are as in backup.Dependencies.
 	HostPathRoots hostpath.Roots
-	// SnapshotClasses is as in backup.Dependencies.
+	// KeepSnapshots and SnapshotClasses are as in backup.Dependencies.
+	KeepSnapshots   bool
 	SnapshotClasses func(ctx context.Context) ([]snapshots.VolumeSnapshotClass, error)
 	// Logs has the logs of executed runs. Optional.
 	Logs *runlog.Logs
@@ -133,6 +134,7 @@ func (e *Executor) Execute(ctx, ending context.Context, run *enginev1alpha1.Back
 		Store:           bucket,
 		Volumes:         volumes,
 		SnapshotClasses: e.SnapshotClasses,
+		KeepSnapshots:   e.KeepSnapshots,
 		MayChooseClass:  reviewed{e.Kube, run.Spec.Requester}.MayChooseClass,
 		Hooks:           runHooks{e.Pods, run, notes, e.Leads},
 		Policies:        reviewed{e.Kube, run.Spec.Requester},

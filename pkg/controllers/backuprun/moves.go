@@ -83,7 +83,7 @@ func (v *volumes) snapshotOf(volume *format.Volume) snapshots.Volume {
 		Backup: v.run.UID, StoreName: v.run.Name, Location: spec.StorageLocation,
 		Namespace: volume.Pod.Namespace, Claim: volume.ClaimName, ClaimUID: volume.ClaimUID,
 		Driver: volume.Snapshot.Driver, Handle: volume.Snapshot.Handle, Class: volume.Snapshot.Class,
-		Moved: true, Size: volume.Capacity, StorageClass: volume.Snapshot.StorageClass, Nodes: volume.Snapshot.Nodes,
+		Moved: !volume.Snapshot.Kept, Size: volume.Capacity, StorageClass: volume.Snapshot.StorageClass, Nodes: volume.Snapshot.Nodes,
 		Timeout:      cmp.Or(spec.CSISnapshotTimeout.Duration, v1alpha1.DefaultCSISnapshotTimeout),
 		ReadyTimeout: cmp.Or(spec.ItemOperationTimeout.Duration, v1alpha1.DefaultItemOperationTimeout),
 	}
@@ -130,6 +130,9 @@ func (v *volumes) move(ctx context.Context, u *upload, of snapshots.Volume) {
 			return
 		}
 	}
+	if !of.Moved {
+		return // nothing was exposed
+	}
 	for begun := v.c.Clock.Now(); ; {
 		gone, err := v.c.Mover.Hide(ctx, of)
 		if gone {
@@ -166,6 +169,10 @@ func (v *volumes) prepare(ctx context.Context, u *upload, of snapshots.Volume) (
 	if taken, err = v.c.Mover.AwaitReady(ctx, of, taken, ofSnapshot); err != nil {
 		return nil, err
 	}
+	if u.volume.Snapshot.Kept {
+		v.keep(u)
+		return nil, nil
+	}
 	if leave, err = v.c.Mover.Place(ctx); err != nil {
 		return nil, err
 	}
@@ -185,6 +192,16 @@ func (v *volumes) prepare(ctx context.Context, u *upload, of snapshots.Volume) (
 	record := v.recordOf(u.volume, exposed.Node)
 	record.Spec.Holder, record.Spec.PersistentVolume = exposed.Pod, exposed.PersistentVolume
 	return leave, v.createPatiently(ctx, record)
+}
+
+// keep ends a volume whose snapshot stays in its storage: it is ready.
+func (v *volumes) keep(u *upload) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if !u.status.Phase.Done() { // it may have been given up
+		now := metav1.NewTime(v.c.Clock.Now())
+		u.status = enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, CompletionTimestamp: &now}
+	}
 }
 
 // cutOnce cuts a volume, unless an earlier attempt has recorded its cut: the namespace may be deleted by
@@ -237,7 +254,7 @@ func (v *volumes) Cut(ctx context.Context, volumes []*format.Volume) error {
 			case !u.cut:
 				waiting = true
 			default:
-				volume.Snapshot.Cut = u.taken
+				u.volume.Snapshot.Cut = u.taken
 			}
 		}
 		v.mu.Unlock()

@@ -26,6 +26,7 @@ func (e *Executor) Plan(ctx context.Context, run *enginev1alpha1.BackupRun, each
 		Timeout:       e.Timeout,
 		HostPathRoots: e.HostPathRoots,
 
+		KeepSnapshots:   e.KeepSnapshots,
 		SnapshotClasses: e.SnapshotClasses,
 		MayChooseClass:  reviewed{e.Kube, run.Spec.Requester}.MayChooseClass,
 	}, backup.DefaultPlanLimits, each)

@@ -101,8 +101,10 @@ var _ backup.Volumes = &volumes{}
 
 // Submit implements backup.Volumes.
 func (v *volumes) Submit(ctx context.Context, volume *format.Volume) error {
-	if err := v.ensureRepository(ctx, volume.Pod.Namespace, v.run.Spec.Backup.StorageLocation); err != nil {
-		return err
+	if volume.Snapshot == nil || !volume.Snapshot.Kept {
+		if err := v.ensureRepository(ctx, volume.Pod.Namespace, v.run.Spec.Backup.StorageLocation); err != nil {
+			return err
+		}
 	}
 	switch {
 	case volume.Status.Phase.Done():
@@ -272,6 +274,9 @@ func (v *volumes) check(volumes []*format.Volume) (waiting bool, givenUp []*uplo
 // conclude says in the volume how its upload has ended.
 func (u *upload) conclude() {
 	u.volume.Node, u.volume.Status = u.node, u.status
+	if u.taken != nil {
+		u.volume.Snapshot.Cut = u.taken
+	}
 	if u.at != nil {
 		u.volume.Status.StartTimestamp = u.at
 	}
@@ -455,6 +460,9 @@ func (v *volumes) counts() *v1alpha1.BackupVolumesProgress {
 		switch u.status.Phase {
 		case enginev1alpha1.VolumePhaseCompleted:
 			sum.Completed++
+			if of := u.volume.Snapshot; of != nil && of.Kept {
+				sum.InStorage++
+			}
 		case enginev1alpha1.VolumePhaseFailed:
 			sum.Failed++
 		}

@@ -74,6 +74,8 @@ type Executor struct {
 	Workers  int
 	// Volumes restores data; nil for none.
 	Volumes *volumes.Volumes
+	// Snapshots is as in restore.Dependencies.
+	Snapshots restore.StoredSnapshots
 	// Successions records which namespaces continue others; nil for none.
 	Successions *clusteridentity.Successions
 	// Logs has the logs of executed runs. Optional.
@@ -232,6 +234,7 @@ func (e *Executor) prepare(ctx context.Context, run *enginev1alpha1.RestoreRun) 
 		Reader:     e.Client,
 		Discovery:  e.Discovery,
 		Allowed:    func(ctx context.Context, right restore.Right) (bool, error) { return e.allowed(ctx, run, right) },
+		Snapshots:  e.Snapshots,
 		ClusterUID: e.Cluster.UID,
 		Look:       restore.DefaultLook,
 		Clock:      e.Clock,

@@ -65,10 +65,12 @@ type Config struct {
 		HideAll(ctx context.Context, names []string) (gone bool, err error)
 		DisposeVolumes(ctx context.Context) error
 	}
-	Runs    engineclient.BackupRunInterface
-	Secrets location.Secrets
-	Events  events.EventRecorder
-	Clock   clock.WithTicker
+	Runs engineclient.BackupRunInterface
+	// Restores says which offers of snapshots are still used.
+	Restores engineclient.RestoreRunInterface
+	Secrets  location.Secrets
+	Events   events.EventRecorder
+	Clock    clock.WithTicker
 
 	RunInformer      engineinformers.BackupRunInformer
 	LocationInformer engineinformers.StorageLocationInformer
@@ -107,7 +109,8 @@ func New(config Config) (*Controller, error) {
 		return nil, err
 	}
 	return c, c.queue.Watch(config.RunInformer.Informer(), loop.OnChange(func(before, after *enginev1alpha1.BackupRun) {
-		if before != nil && !before.Status.Phase.Ended() && (after == nil || after.Status.Phase.Ended()) {
+		deleted := after == nil && before.Spec.Deletion != nil
+		if deleted || before != nil && !before.Status.Phase.Ended() && (after == nil || after.Status.Phase.Ended()) {
 			c.Wake()
 		}
 	}))
@@ -151,7 +154,10 @@ func (c *Controller) sweep(ctx context.Context) (next time.Duration, err error) 
 		return 0, err
 	}
 	maps.DeleteFunc(exposed, func(_ string, backup types.UID) bool { return fates[backup] == snapshots.Live })
-	hidden, failure := c.Mover.HideAll(ctx, slices.Sorted(maps.Keys(exposed)))
+	withdrawn, failure := c.withdraw(ctx)
+	hidden, err := c.Mover.HideAll(ctx, slices.Sorted(maps.Keys(exposed)))
+	failure = errors.Join(failure, err)
+	hidden = hidden && withdrawn
 	if now := c.Clock.Now(); len(exposed) > 0 || now.Sub(c.disposed) >= interval {
 		failure = errors.Join(failure, c.Mover.DisposeVolumes(ctx))
 		c.disposed = now
@@ -180,6 +186,32 @@ func (c *Controller) sweep(ctx context.Context) (next time.Duration, err error) 
 		next = waitingInterval
 	}
 	return next, errors.Join(err, failure)
+}
+
+// withdraw deletes the sources of claims whose restores have ended. The offers are listed before the
+// restores: a missing restore has been deleted. It reports whether all are gone.
+func (c *Controller) withdraw(ctx context.Context) (gone bool, err error) {
+	offers, err := c.Snapshots.Offers(ctx)
+	if err != nil || len(offers) == 0 {
+		return err == nil, err
+	}
+	restores, err := c.Restores.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return false, err
+	}
+	live := map[types.UID]bool{}
+	for i := range restores.Items {
+		live[restores.Items[i].UID] = !restores.Items[i].Status.Phase.Ended()
+	}
+	gone = true
+	var failures []error
+	for _, offer := range offers {
+		if !live[offer.Restore] {
+			is, err := c.Snapshots.WithdrawOffer(ctx, offer)
+			gone, failures = gone && is, append(failures, err)
+		}
+	}
+	return gone, errors.Join(failures...)
 }
 
 // doubt says of each location how many of its backups the loss is about.

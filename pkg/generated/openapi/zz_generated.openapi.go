@@ -5628,7 +5628,7 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupSpec(ref common.ReferenceCallback) 
 					},
 					"snapshotMoveData": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether the data of snapshots is moved into the storage location, and the snapshot deleted after that. It always is: false is refused for a backup with snapshots.",
+							Description: "Whether the data of snapshots is moved into the storage location, and the snapshot deleted after that. false keeps the snapshot in the storage of its volume: it is no second copy, and only this cluster can restore it. Default: the controller's --default-snapshot-move-data.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -6238,6 +6238,13 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupVolumesProgress(ref common.Referenc
 					"leftOut": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Claims whose selected data is not in the backup, since no running pod gave access to it. They count nowhere else. The results name each.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"inStorage": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Volumes among the completed whose only copy is a snapshot in the storage of the volume.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -9311,7 +9318,7 @@ func schema_pkg_apis_holdfast_v1alpha1_ScheduleTemplate(ref common.ReferenceCall
 					},
 					"snapshotMoveData": {
 						SchemaProps: spec.SchemaProps{
-							Description: "Whether the data of snapshots is moved into the storage location, and the snapshot deleted after that. It always is: false is refused for a backup with snapshots.",
+							Description: "Whether the data of snapshots is moved into the storage location, and the snapshot deleted after that. false keeps the snapshot in the storage of its volume: it is no second copy, and only this cluster can restore it. Default: the controller's --default-snapshot-move-data.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},

@@ -283,7 +283,11 @@ func (d *deletion) choose(ctx context.Context, requester user.Info, namespace st
 		if shown, ok := d.Backup(of.Namespace, of.Name); ok && shown.UID == backup.UID {
 			backup = shown
 		}
-		if why := whyNot(backup); why != "" {
+		why := whyNot(backup)
+		if why == "" && item.InStorage {
+			why = fmt.Sprintf("the backup %s/%s keeps it as a snapshot in the storage of its volume, which is deleted with the backup", backup.Namespace, backup.Name)
+		}
+		if why != "" {
 			chosen.refuse(why)
 			continue
 		}

@@ -165,7 +165,7 @@ func (f Files) find(ctx context.Context, name string, request *volumefiles.Reque
 		return conflict("its upload is in progress: ask when it has ended")
 	case of.Status.Phase == v1alpha1.VolumeBackupFailed:
 		return conflict("its upload has failed, so it has no files")
-	case of.Status.Method == catalog.MethodMoved && of.Status.SnapshotID == "":
+	case of.Status.Method == catalog.MethodInStorage, of.Status.Method == catalog.MethodMoved && of.Status.SnapshotID == "":
 		return conflict("%s", of.Status.Message)
 	case of.Status.Method != format.UploaderKopia && of.Status.Method != catalog.MethodMoved:
 		return conflict("it was stored with %q, and only files that were stored with %s can be read", of.Status.Method, format.UploaderKopia)

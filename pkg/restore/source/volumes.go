@@ -144,7 +144,11 @@ func newVolume(pvb *format.PodVolumeBackup) (Volume, error) {
 		strings.ContainsAny(v.Status.SnapshotID, "/\\ \n") {
 		return Volume{}, refused("its list of volumes names the volume %q of the pod %q in the namespace %q, of the claim %q, with the snapshot %q", v.Name, v.Pod.Name, v.Pod.Namespace, v.ClaimName, v.Status.SnapshotID)
 	}
+	if handle := pvb.SnapshotHandle(); handle != "" && v.Status.SnapshotID == "" {
+		v.Snapshot = &format.SnapshotSource{Driver: pvb.SnapshotDriver(), Kept: true, Cut: &format.SnapshotCut{Handle: handle}}
+	}
 	switch {
+	case v.InStorage():
 	case pvb.Spec.UploaderType != format.UploaderKopia:
 		v.Problem = fmt.Sprintf("it was uploaded with %q, and only what was uploaded with Kopia can be restored", pvb.Spec.UploaderType)
 	case v.Status.Phase != enginev1alpha1.VolumePhaseCompleted || v.Status.SnapshotID == "":

@@ -75,6 +75,8 @@ type Claim struct {
 	// Paths are the files and folders to write; none is all. They are written through a pod that
 	// uses the claim, if there is one.
 	Paths []string
+	// Provisioned says that the claim's volume is made with its data, so that nothing is written.
+	Provisioned bool
 	// Begin is called before the first write, except for paths through a pod that uses the claim.
 	// If it fails, nothing is written. It may be called again. Optional.
 	Begin func(ctx context.Context) error
@@ -108,6 +110,14 @@ type lostError string
 func (e lostError) Error() string { return string(e) }
 
 func (r *Restorer) claim(ctx context.Context, claim Claim) error {
+	if claim.Provisioned {
+		live, err := r.live(ctx, claim)
+		if err != nil {
+			return err
+		}
+		claim.try = 1
+		return r.provisioned(ctx, claim, live)
+	}
 	if err := r.readable(ctx, claim.Data); err != nil {
 		return err
 	}
@@ -270,7 +280,7 @@ func (r *Restorer) live(ctx context.Context, claim Claim) (*corev1.PersistentVol
 		return nil, fmt.Errorf("reading the claim: %w", err)
 	case live.DeletionTimestamp != nil:
 		return nil, errors.New("the claim is being deleted")
-	case live.Spec.VolumeMode != nil && *live.Spec.VolumeMode == corev1.PersistentVolumeBlock:
+	case !claim.Provisioned && live.Spec.VolumeMode != nil && *live.Spec.VolumeMode == corev1.PersistentVolumeBlock:
 		return nil, errors.New("the claim is of a block device, and only files can be restored")
 	}
 	return live, nil

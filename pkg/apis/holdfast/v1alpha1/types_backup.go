@@ -135,7 +135,8 @@ type BackupSpec struct {
 	// +optional
 	SnapshotVolumes *bool `json:"snapshotVolumes,omitempty"`
 	// Whether the data of snapshots is moved into the storage location, and the snapshot deleted
-	// after that. It always is: false is refused for a backup with snapshots.
+	// after that. false keeps the snapshot in the storage of its volume: it is no second copy, and
+	// only this cluster can restore it. Default: the controller's --default-snapshot-move-data.
 	// +optional
 	SnapshotMoveData *bool `json:"snapshotMoveData,omitempty"`
 	// Volumes whose files are backed up, beside those in a pod's annotation
@@ -625,6 +626,9 @@ type BackupVolumesProgress struct {
 	// count nowhere else. The results name each.
 	// +optional
 	LeftOut int32 `json:"leftOut,omitempty"`
+	// Volumes among the completed whose only copy is a snapshot in the storage of the volume.
+	// +optional
+	InStorage int32 `json:"inStorage,omitempty"`
 	// Volumes deleted from the backup later, which count nowhere else.
 	// +optional
 	Deleted int32 `json:"deleted,omitempty"`

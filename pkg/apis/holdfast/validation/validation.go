@@ -181,8 +181,6 @@ type Options struct {
 func validateSnapshots(spec *v1alpha1.BackupSpec, options Options, at *field.Path) (errs field.ErrorList) {
 	wanted, moved := ptr.Deref(spec.SnapshotVolumes, false), spec.SnapshotMoveData
 	switch {
-	case options.Snapshots && wanted && moved != nil && !*moved:
-		errs = append(errs, field.Invalid(at.Child("snapshotMoveData"), false, "a snapshot in the storage of its volume is no second copy: the data of each snapshot is moved, so leave the field out"))
 	case options.Snapshots:
 	case wanted:
 		errs = append(errs, field.Invalid(at.Child("snapshotVolumes"), true, "snapshots of volumes are off (docs/snapshots.md): set false, and defaultVolumesToFsBackup to back up their files"))

@@ -1,0 +1,119 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package restore
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/holdfast-io/holdfast/pkg/manifest"
+	"github.com/holdfast-io/holdfast/pkg/snapshots"
+)
+
+// A backup may keep a claim's data as a snapshot in the storage of its volume. A restore makes a new
+// claim from it: a VolumeSnapshot in the claim's namespace is its source, until the claim is bound.
+
+// StoredSnapshots offers stored snapshots as sources of new claims. It is a snapshots.Client, except in
+// tests.
+type StoredSnapshots interface {
+	Locate(ctx context.Context, w snapshots.Wanted) (snapshots.Found, error)
+	Offer(ctx context.Context, w snapshots.Wanted, found snapshots.Found) (snapshot string, err error)
+	Withdraw(ctx context.Context, w snapshots.Wanted) (gone bool, err error)
+}
+
+// inStorage reports whether an object is a claim whose data is a snapshot in the storage of its volume.
+func (e *execution) inStorage(item *manifest.Item) bool {
+	volume := e.volumeOf(item)
+	return e.hasData(item) && volume.Problem == "" && volume.InStorage()
+}
+
+func (e *execution) wanted(item *manifest.Item, about subject) snapshots.Wanted {
+	return snapshots.Wanted{
+		Backup: e.Backup.Metadata.UID, Origin: item.Namespace, ClaimUID: types.UID(item.UID),
+		Restore: e.request.Run.UID, Namespace: about.namespace, Claim: about.name,
+	}
+}
+
+// locate returns the snapshot that a new claim is made from, or why it can't be.
+func (e *execution) locate(ctx context.Context, item *manifest.Item, about subject, desired *unstructured.Unstructured) (found snapshots.Found, err error) {
+	switch {
+	case e.Snapshots == nil:
+		return found, errors.New("its data is a snapshot in the storage of its volume, and this controller uses none: start it with --snapshots")
+	case item.UID == "":
+		return found, errors.New("its data is a snapshot in the storage of its volume, and the backup does not have the uid of the claim: restore it with the backup's manifest")
+	}
+	if found, err = e.Snapshots.Locate(ctx, e.wanted(item, about)); err != nil {
+		return found, fmt.Errorf("its data is a snapshot in the storage of its volume: %w", err)
+	}
+	name, _, _ := unstructured.NestedString(desired.Object, "spec", "storageClassName")
+	if name == "" {
+		return found, nil
+	}
+	driver := ""
+	err = e.pages(ctx, classKind, "", "metadata.name="+name, func(raw json.RawMessage) error { // get is another right
+		var class storagev1.StorageClass
+		err := json.Unmarshal(raw, &class)
+		if class.Name == name {
+			driver = class.Provisioner
+		}
+		return err
+	})
+	if err != nil {
+		return found, fmt.Errorf("read the StorageClass %s: %w", name, err)
+	}
+	if driver == "" {
+		return found, fmt.Errorf("its data is a snapshot of the driver %s, and there is no StorageClass %s: create it, or map it to one of the driver by storageClassMapping", found.Driver, name)
+	}
+	if driver != found.Driver {
+		return found, fmt.Errorf("its data is a snapshot of the driver %s, and the StorageClass %s is of %s: map it to one of the driver by storageClassMapping", found.Driver, name, driver)
+	}
+	return found, nil
+}
+
+// fromSnapshot returns a claim that is created with its snapshot as its source. Other objects stay.
+func (e *execution) fromSnapshot(ctx context.Context, item *manifest.Item, about subject, desired *unstructured.Unstructured) (*unstructured.Unstructured, error) {
+	if !e.inStorage(item) {
+		return desired, nil
+	}
+	found, err := e.locate(ctx, item, about, desired)
+	if err != nil {
+		return nil, err
+	}
+	source, err := e.Snapshots.Offer(ctx, e.wanted(item, about), found)
+	if err != nil {
+		return nil, err
+	}
+	claim := desired.DeepCopy()
+	unstructured.RemoveNestedField(claim.Object, "spec", "dataSourceRef")
+	unstructured.RemoveNestedField(claim.Object, "spec", "selector")
+	unstructured.RemoveNestedField(claim.Object, "spec", "volumeName")
+	size, _, _ := unstructured.NestedString(claim.Object, "spec", "resources", "requests", "storage")
+	if asked, err := resource.ParseQuantity(size); err != nil || asked.Value() < found.Size {
+		size = resource.NewQuantity(found.Size, resource.BinarySI).String()
+	}
+	return claim, errors.Join(
+		unstructured.SetNestedField(claim.Object, size, "spec", "resources", "requests", "storage"),
+		unstructured.SetNestedMap(claim.Object, map[string]any{"apiGroup": snapshots.Version.Group, "kind": "VolumeSnapshot", "name": source}, "spec", "dataSource"))
+}
+
+// withdraw deletes the source of a claim that is bound. The sweep repeats that after the restore.
+func (e *execution) withdraw(ctx context.Context, item *manifest.Item, about subject) {
+	for range attempts {
+		gone, err := e.Snapshots.Withdraw(ctx, e.wanted(item, about))
+		if err != nil {
+			klog.FromContext(ctx).Info("Deleting the source of a claim failed; the sweep of snapshots does it later", "claim", klog.KRef(about.namespace, about.name), "err", err)
+		}
+		if gone || err != nil || sleep(ctx, pollInterval) != nil {
+			return
+		}
+	}
+}

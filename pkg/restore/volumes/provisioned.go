@@ -1,0 +1,109 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package volumes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/waits"
+)
+
+const (
+	// bindLook is the interval of looks whether a claim is bound.
+	bindLook = time.Second
+	// bindPatience is how long a claim may take to be bound without a pod.
+	bindPatience = 3 * time.Second
+)
+
+// provisioned returns when a claim is bound whose volume is made with its data, as from a snapshot. A
+// holder has a volume made that waits for its first pod.
+func (r *Restorer) provisioned(ctx context.Context, claim Claim, live *corev1.PersistentVolumeClaim) (err error) {
+	text := claimText(claim)
+	name := r.recordName(string(live.UID))
+	r.mu.Lock()
+	w := &work{about: text, uid: live.UID, submitted: r.Clock.Now()}
+	r.works[name] = w
+	r.mu.Unlock()
+	defer func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if w.status.Phase = enginev1alpha1.VolumePhaseCompleted; err != nil {
+			w.status.Phase, w.status.Message = enginev1alpha1.VolumePhaseFailed, err.Error()
+		}
+	}()
+	waiting := waits.For(ctx, claim.Namespace, text+": its volume is made from the snapshot")
+	defer waiting.End()
+	select {
+	case r.slots <- struct{}{}:
+		defer func() { <-r.slots }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	limited, cancel := context.WithTimeout(ctx, r.VolumeTimeout)
+	defer cancel()
+	bound, err := r.bound(limited, claim, live, bindPatience)
+	if err == nil && !bound {
+		err = r.holdUntilBound(limited, claim, live)
+	}
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err != nil:
+		err = fmt.Errorf("its volume was not made from the snapshot: %w: delete the claim, and restore again", err)
+	}
+	return errors.Join(err, r.release(ctx, live))
+}
+
+// holdUntilBound lets a pod use the claim until it is bound.
+func (r *Restorer) holdUntilBound(ctx context.Context, claim Claim, live *corev1.PersistentVolumeClaim) error {
+	for {
+		holding, stop := context.WithCancel(ctx)
+		held := make(chan error, 1)
+		go func() {
+			_, err := r.hold(holding, claim, live)
+			held <- err
+		}()
+		bound, err := r.bound(ctx, claim, live, startTimeout)
+		stop()
+		why := <-held
+		switch {
+		case bound:
+			return nil
+		case err != nil && ctx.Err() == nil:
+			return err
+		case ctx.Err() != nil:
+			return fmt.Errorf("not within %s: %w", r.VolumeTimeout, errors.Join(ctx.Err(), why))
+		case why != nil && !errors.Is(why, context.Canceled):
+			return why
+		}
+	}
+}
+
+// bound reports whether a claim is bound, at most after a time.
+func (r *Restorer) bound(ctx context.Context, claim Claim, of *corev1.PersistentVolumeClaim, patience time.Duration) (bool, error) {
+	for since := r.Clock.Now(); ; {
+		live, err := r.live(ctx, claim)
+		switch {
+		case err != nil:
+			return false, err
+		case live.UID != of.UID:
+			return false, errRemade
+		case live.Status.Phase == corev1.ClaimBound:
+			return true, nil
+		case r.Clock.Since(since) >= patience:
+			return false, nil
+		}
+		select {
+		case <-r.Clock.After(bindLook):
+		case <-ctx.Done():
+			return false, ctx.Err()
+		}
+	}
+}

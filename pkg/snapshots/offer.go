@@ -1,0 +1,185 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package snapshots
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/holdfast-io/holdfast/pkg/format"
+)
+
+// Labels of the objects by which a restore makes a claim from a stored snapshot. No other sweep sees
+// them.
+const (
+	LabelOfferCluster = "engine.holdfast.io/offers-for-cluster"
+	LabelOfferRestore = "engine.holdfast.io/offers-for-restore"
+)
+
+// Wanted is a claim that a restore makes from a stored snapshot.
+type Wanted struct {
+	// Backup and Origin are the uid of the backup, and the namespace of the claim in it.
+	Backup   types.UID
+	Origin   string
+	ClaimUID types.UID
+	// Restore makes the claim in Namespace.
+	Restore          types.UID
+	Namespace, Claim string
+}
+
+func (w *Wanted) name() string {
+	return name(string(w.Restore), string(w.ClaimUID), w.Namespace, w.Claim)
+}
+
+// Found is a stored snapshot.
+type Found struct {
+	Driver, Class, Handle string
+	// Size is the least size of a volume from it, in bytes; 0 if the driver does not say.
+	Size int64
+}
+
+// Locate returns the stored snapshot of a claim in a backup. Only the cluster's own record counts, which no
+// tenant can change: a handle alone could name any snapshot of the storage.
+func (c *Client) Locate(ctx context.Context, w Wanted) (Found, error) {
+	selector := LabelCluster + "=" + c.clusterUID + "," + LabelBackup + "=" + string(w.Backup) + "," + LabelClaim + "=" + string(w.ClaimUID)
+	contents, err := list[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), selector)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return Found{}, fmt.Errorf("look for the snapshot of the claim %s/%s: %w", w.Origin, w.Claim, err)
+	}
+	var newest *VolumeSnapshotContent
+	last := -1
+	for i := range contents {
+		content := &contents[i]
+		_, number := attempt(content.Labels)
+		if content.cut() && content.held() && content.Spec.Policy == Retain && content.Spec.Ref.Namespace == w.Origin && number > last {
+			newest, last = content, number
+		}
+	}
+	if newest == nil {
+		return Found{}, fmt.Errorf("this cluster has no VolumeSnapshotContent of its snapshot, with the label %s=%s: another cluster, or storage, has it, or it was deleted", LabelBackup, w.Backup)
+	}
+	return Found{Driver: newest.Spec.Driver, Class: newest.Spec.Class, Handle: newest.Status.Handle, Size: newest.Status.Size}, nil
+}
+
+// Offer makes a VolumeSnapshot in a namespace, of which a claim can be made, and returns its name. It has a
+// content of its own, which is Retain for ever. It may be repeated.
+func (c *Client) Offer(ctx context.Context, w Wanted, found Found) (snapshot string, err error) {
+	labels := map[string]any{LabelOfferCluster: c.clusterUID, LabelOfferRestore: string(w.Restore), "app.kubernetes.io/managed-by": "holdfast", format.LabelExclude: "true"}
+	content, snapshotObject := static(w.Namespace, w.name(), found.Driver, found.Class, found.Handle, labels)
+	for _, made := range []struct {
+		in     dynamic.ResourceInterface
+		object *unstructured.Unstructured
+	}{{c.objects.Resource(Contents), content}, {c.objects.Resource(Snapshots).Namespace(w.Namespace), snapshotObject}} {
+		_, err := made.in.Create(ctx, made.object, metav1.CreateOptions{})
+		if apierrors.IsAlreadyExists(err) {
+			err = c.offeredBefore(ctx, made.in, made.object)
+		}
+		if err != nil {
+			return "", fmt.Errorf("create the %s %s for the claim %s/%s: %w", made.object.GetKind(), w.name(), w.Namespace, w.Claim, err)
+		}
+	}
+	return w.name(), nil
+}
+
+func (c *Client) offeredBefore(ctx context.Context, in dynamic.ResourceInterface, wanted *unstructured.Unstructured) error {
+	found, err := in.Get(ctx, wanted.GetName(), metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	source, _, _ := unstructured.NestedString(found.Object, "spec", "source", "volumeSnapshotContentName")
+	own, _, _ := unstructured.NestedString(wanted.Object, "spec", "source", "volumeSnapshotContentName")
+	if found.GetDeletionTimestamp() != nil || found.GetLabels()[LabelOfferCluster] != c.clusterUID || source != own {
+		return errors.New("there is one of this name that is not the restore's, or is being deleted: delete it, and restore again")
+	}
+	return nil
+}
+
+// Withdraw deletes what Offer has made. The stored snapshot stays, and so does a claim that is bound. It may
+// be repeated, and reports whether all is gone.
+func (c *Client) Withdraw(ctx context.Context, w Wanted) (gone bool, err error) {
+	return c.withdraw(ctx, w.Namespace, w.name(), LabelOfferCluster)
+}
+
+// Offered is what an Offer has made.
+type Offered struct {
+	Restore         types.UID
+	Namespace, Name string
+}
+
+// Offers lists all offers of the cluster, by their contents. Without the API there are none.
+func (c *Client) Offers(ctx context.Context) ([]Offered, error) {
+	contents, err := list[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), LabelOfferCluster+"="+c.clusterUID)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	var offers []Offered
+	for i := range contents {
+		offers = append(offers, Offered{types.UID(contents[i].Labels[LabelOfferRestore]), contents[i].Spec.Ref.Namespace, contents[i].Name})
+	}
+	return offers, err
+}
+
+// WithdrawOffer is Withdraw of a listed offer.
+func (c *Client) WithdrawOffer(ctx context.Context, offer Offered) (gone bool, err error) {
+	return c.withdraw(ctx, offer.Namespace, offer.Name, LabelOfferCluster)
+}
+
+// static returns a second content for a stored snapshot, which is Retain for ever, and its VolumeSnapshot.
+func static(namespace, name, driver, class, handle string, labels map[string]any) (content, snapshot *unstructured.Unstructured) {
+	content = &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": Version.String(), "kind": "VolumeSnapshotContent",
+		"metadata": map[string]any{"name": name, "labels": labels},
+		"spec": map[string]any{
+			"driver": driver, "deletionPolicy": Retain, "volumeSnapshotClassName": class,
+			"source":            map[string]any{"snapshotHandle": handle},
+			"volumeSnapshotRef": map[string]any{"apiVersion": Version.String(), "kind": "VolumeSnapshot", "namespace": namespace, "name": name},
+		},
+	}}
+	snapshot = &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": Version.String(), "kind": "VolumeSnapshot",
+		"metadata": map[string]any{"name": name, "namespace": namespace, "labels": labels},
+		"spec":     map[string]any{"volumeSnapshotClassName": class, "source": map[string]any{"volumeSnapshotContentName": name}},
+	}}
+	return content, snapshot
+}
+
+// withdraw deletes a static VolumeSnapshot and its content, if they have this cluster's label.
+func (c *Client) withdraw(ctx context.Context, namespace, name, label string) (gone bool, err error) {
+	for _, of := range []struct {
+		in      dynamic.ResourceInterface
+		content bool
+	}{{c.objects.Resource(Snapshots).Namespace(namespace), false}, {c.objects.Resource(Contents), true}} {
+		object, err := of.in.Get(ctx, name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			continue
+		case err != nil:
+			return false, err
+		case object.GetLabels()[label] != c.clusterUID:
+			continue
+		case object.GetDeletionTimestamp() != nil:
+			return false, nil
+		}
+		if of.content {
+			// Without the annotation csi-snapshotter never lets go of it.
+			patch := `{"metadata":{"uid":` + strconv.Quote(string(object.GetUID())) + `,"resourceVersion":` + strconv.Quote(object.GetResourceVersion()) + `,"annotations":{` + strconv.Quote(annotationBeingDeleted) + `:"yes"}}}`
+			if _, err := of.in.Patch(ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+				if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+					return false, nil
+				}
+				return false, err
+			}
+		}
+		return false, remove(ctx, of.in, name, object.GetUID(), "")
+	}
+	return true, nil
+}

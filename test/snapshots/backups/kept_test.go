@@ -1,0 +1,158 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package backups
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/catalog"
+	"github.com/holdfast-io/holdfast/pkg/snapshots"
+	"github.com/holdfast-io/holdfast/test/integration/labtest"
+)
+
+// keptSpec keeps snapshots in their storage.
+func keptSpec() v1alpha1.BackupSpec {
+	return v1alpha1.BackupSpec{SnapshotVolumes: new(true), SnapshotMoveData: new(false)}
+}
+
+// expectStored waits until the storage has so many snapshots, and the cluster a content of each and no
+// VolumeSnapshot.
+func expectStored(t testing.TB, want int) {
+	t.Helper()
+	labtest.Eventually(t, fmt.Sprintf("the storage to have %d snapshots", want), func() error {
+		contents, err := objects.Resource(snapshots.Contents).List(t.Context(), metav1.ListOptions{})
+		must(t, err)
+		taken, err := objects.Resource(snapshots.Snapshots).List(t.Context(), metav1.ListOptions{})
+		must(t, err)
+		if stored := entries(t, storage("snapshots")); stored != want || len(contents.Items) != want || len(taken.Items) != 0 {
+			return fmt.Errorf("there are %d snapshots, %d contents and %d VolumeSnapshots", stored, len(contents.Items), len(taken.Items))
+		}
+		return nil
+	})
+}
+
+// dataOf returns a file of a claim that is bound.
+func dataOf(t testing.TB, namespace, name string) string {
+	t.Helper()
+	bound, err := lab.Kube.CoreV1().PersistentVolumeClaims(namespace).Get(t.Context(), name, metav1.GetOptions{})
+	must(t, err)
+	if bound.Status.Phase != corev1.ClaimBound {
+		t.Fatalf("the claim is %s", bound.Status.Phase)
+	}
+	volume, err := lab.Kube.CoreV1().PersistentVolumes().Get(t.Context(), bound.Spec.VolumeName, metav1.GetOptions{})
+	must(t, err)
+	content, err := os.ReadFile(filepath.Join(storage("volumes"), volume.Spec.CSI.VolumeHandle, "data", "file"))
+	must(t, err)
+	return string(content)
+}
+
+// restoreOf restores a backup, perhaps into another namespace, and waits for the phase.
+func restoreOf(t testing.TB, namespace, backup string, mapping map[string]string, phase v1alpha1.RestorePhase) *v1alpha1.Restore {
+	t.Helper()
+	name := labtest.Name("restore")
+	_, err := lab.Holdfast.HoldfastV1alpha1().Restores(namespace).Create(t.Context(), &v1alpha1.Restore{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.RestoreSpec{BackupName: backup, NamespaceMapping: mapping},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	var restore *v1alpha1.Restore
+	labtest.Eventually(t, "the restore to end", func() (err error) {
+		restore, err = lab.Holdfast.HoldfastV1alpha1().Restores(namespace).Get(t.Context(), name, metav1.GetOptions{})
+		if err == nil && !restore.Status.Phase.Ended() {
+			err = fmt.Errorf("it is %+v", restore.Status)
+		}
+		return err
+	})
+	if restore.Status.Phase != phase {
+		t.Fatalf("the restore is %+v, want %s", restore.Status, phase)
+	}
+	return restore
+}
+
+// TestKept: a snapshot that is not moved stays in the storage until its backup is deleted, also if its
+// namespace is deleted. A restore makes a claim from it, with the data of the cut.
+func TestKept(t *testing.T) {
+	namespace, other := lab.Namespace(t, "kept"), lab.Namespace(t, "kept-other")
+	folder := claim(t, namespace, "data", "first")
+	home, first, second := labtest.System, labtest.Name("first"), labtest.Name("second")
+	spec := keptSpec()
+	spec.IncludedNamespaces = []string{namespace}
+	lab.Create(t, home, first, spec)
+	backup := lab.AwaitPhase(t, home, first, v1alpha1.BackupPhaseCompleted)
+	if counts := backup.Status.Volumes; counts == nil || counts.Completed != 1 || counts.InStorage != 1 || backup.Status.Errors+backup.Status.Warnings > 0 {
+		t.Errorf("the backup has %+v, with %+v", backup.Status, counts)
+	}
+	must(t, os.WriteFile(filepath.Join(folder, "file"), []byte("second"), 0o640))
+	lab.Create(t, home, second, spec)
+	lab.AwaitPhase(t, home, second, v1alpha1.BackupPhaseCompleted)
+	expectStored(t, 2)
+	labtest.Eventually(t, "the volume to be listed", func() error {
+		stored, err := lab.Holdfast.HoldfastV1alpha1().VolumeBackups(namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "spec.backupUID=" + string(backup.UID)})
+		if err != nil || len(stored.Items) != 1 {
+			return errors.Join(err, errors.New("it is not"))
+		}
+		if status := stored.Items[0].Status; status.Method != catalog.MethodInStorage || status.Message == "" || status.Phase != v1alpha1.VolumeBackupCompleted {
+			t.Errorf("the volume is listed as %+v", status)
+		}
+		return nil
+	})
+
+	restoreOf(t, home, first, map[string]string{namespace: other}, v1alpha1.RestorePhaseCompleted)
+	if got := dataOf(t, other, "data"); got != "first" {
+		t.Errorf("restored is %q", got)
+	}
+	expectStored(t, 2)
+	lab.Kubectl(t, "delete", "pvc", "data", "-n", namespace)
+	restoreOf(t, home, second, nil, v1alpha1.RestorePhaseCompleted)
+	if got := dataOf(t, namespace, "data"); got != "second" {
+		t.Errorf("restored is %q", got)
+	}
+
+	if _, err := plugin(t, "backup", "delete", first, "-n", home, "--yes"); err != nil {
+		t.Fatal(err)
+	}
+	expectStored(t, 1)
+	lab.Kubectl(t, "delete", "pvc", "data", "-n", namespace)
+	restoreOf(t, home, second, nil, v1alpha1.RestorePhaseCompleted)
+	if _, err := plugin(t, "backup", "delete", second, "-n", home, "--yes"); err != nil {
+		t.Fatal(err)
+	}
+	expectStored(t, 0)
+}
+
+// TestKeptIsMissing: a restore says that the cluster has no snapshot any more, and makes no empty claim.
+func TestKeptIsMissing(t *testing.T) {
+	namespace, other := lab.Namespace(t, "missing"), lab.Namespace(t, "missing-other")
+	claim(t, namespace, "data", "x")
+	home, name := labtest.System, labtest.Name("missing")
+	spec := keptSpec()
+	spec.IncludedNamespaces = []string{namespace}
+	backup := lab.Create(t, home, name, spec)
+	lab.AwaitPhase(t, home, name, v1alpha1.BackupPhaseCompleted)
+	expectStored(t, 1)
+	client := snapshots.New(objects, string(clusterUID(t)), labtest.System)
+	must(t, client.Discard(t.Context(), backup.UID))
+	restoreOf(t, home, name, map[string]string{namespace: other}, v1alpha1.RestorePhasePartiallyFailed)
+	if _, err := lab.Kube.CoreV1().PersistentVolumeClaims(other).Get(t.Context(), "data", metav1.GetOptions{}); err == nil {
+		t.Error("there is an empty claim")
+	}
+	_, err := plugin(t, "backup", "delete", name, "-n", home, "--yes")
+	must(t, err)
+	expectStored(t, 0)
+}
+
+func clusterUID(t testing.TB) types.UID {
+	t.Helper()
+	system, err := lab.Kube.CoreV1().Namespaces().Get(t.Context(), metav1.NamespaceSystem, metav1.GetOptions{})
+	must(t, err)
+	return system.UID
+}
