@@ -139,7 +139,6 @@ func TestBadPolicies(t *testing.T) {
 		"attributes of any":     {policy(`csi:{volumeAttributes:{a:b}}: skip`), nil, "volumeAttributes need a driver"},
 		"parameters":            {map[string]string{"a": "version: v1\nvolumePolicies: [{action: {type: skip, parameters: {snapshotClass: b}}}]"}, nil, "the action skip has none"},
 		"an unknown parameter":  {map[string]string{"a": "version: v1\nvolumePolicies: [{action: {type: snapshot, parameters: {keepLocalSnapshots: 3}}}]"}, nil, `unknown field "keepLocalSnapshots"`},
-		"data that stays":       {map[string]string{"a": "version: v1\nvolumePolicies: [{action: {type: snapshot, parameters: {snapshotMoveData: false}}}]"}, nil, "snapshotMoveData is false: the data of each snapshot is moved"},
 		"not there":             {nil, apierrors.NewNotFound(schema.GroupResource{Resource: "configmaps"}, "mine"), `configmaps "mine" not found`},
 		"not theirs to read":    {nil, NotAllowedError("ada may not"), "ada may not"},
 		"away for too long":     {nil, apierrors.NewInternalError(errors.New("no quorum")), "no quorum"},

@@ -4,6 +4,8 @@
 package backup
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -136,6 +138,60 @@ func TestBlockDevicesAreNotCut(t *testing.T) {
 	f.csiClaim("disk", "d", "Block")
 	if outcome := f.run(t); outcome.Status.Errors != 1 || len(f.ways()) > 0 || !strings.Contains(f.text(t, format.LogKey("b")), "it is a block device") {
 		t.Errorf("%+v, %v", outcome.Status, f.ways())
+	}
+}
+
+// TestWhichSnapshotsAreKept: a volume policy, the spec and the controller say, in this order, whether a snapshot
+// stays in its storage. Then block devices can be cut, and claims of pods can't.
+func TestWhichSnapshotsAreKept(t *testing.T) {
+	for name, test := range map[string]struct {
+		keep           bool
+		spec           *bool
+		policy         string
+		mode, owner    string
+		want           bool
+		errors         int32
+		words, inStore string
+	}{
+		"by default":               {},
+		"the controller's default": {keep: true, want: true},
+		"the spec":                 {spec: new(false), want: true},
+		"the spec, over default":   {keep: true, spec: new(true)},
+		"a policy":                 {spec: new(true), policy: "snapshotMoveData: false", want: true},
+		"a policy that moves":      {spec: new(false), policy: "snapshotMoveData: true"},
+		"a policy without a word":  {spec: new(false), policy: "snapshotClass: fast", want: true},
+		"a block device":           {spec: new(false), mode: "Block", want: true},
+		"a block device moved":     {mode: "Block", errors: 1, words: "keep the snapshot in its storage"},
+		"a pod's claim":            {spec: new(false), policy: "snapshotClass: fast", owner: "web", errors: 1, words: "can't be made from a snapshot"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, SnapshotVolumes: new(true), SnapshotMoveData: test.spec}).withSnapshots(snapshotClass("fast", "d", false))
+			f.deps.KeepSnapshots = test.keep
+			if test.policy != "" {
+				f.request.Backup.Spec.ResourcePolicy = &v1alpha1.ResourcePolicyReference{Kind: "configmap", Name: "mine"}
+				f.deps.Policies = testPolicies(func(string, string) (map[string]string, error) {
+					return map[string]string{"a": "version: v1\nvolumePolicies: [{conditions: {csi: {driver: d}}, action: {type: snapshot, parameters: {" + test.policy + "}}}]"}, nil
+				})
+			}
+			f.add("namespaces", namespace("shop", ""))
+			f.csiClaim("web-data", "d", cmp.Or(test.mode, "Filesystem"))
+			if test.owner != "" {
+				claim := &f.objects[claimsResource][0]
+				claim.raw = bytes.Replace(claim.raw, []byte(`"annotations"`), []byte(`"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"web","uid":"w"}],"annotations"`), 1)
+			}
+			f.volumes.result = func(volume *format.Volume) enginev1alpha1.VolumeUploadStatus {
+				return enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted}
+			}
+			outcome := f.run(t)
+			if outcome.Status.Errors != test.errors || !strings.Contains(f.text(t, format.LogKey("b")), test.words) {
+				t.Errorf("%+v:\n%s", outcome.Status, f.text(t, format.LogKey("b")))
+			}
+			kept := len(f.volumes.submitted) == 1 && f.volumes.submitted[0].Snapshot.Kept
+			listed := strings.Contains(f.text(t, format.PodVolumeBackupsKey("b")), "stored-web-data")
+			if counted := outcome.Status.Volumes != nil && outcome.Status.Volumes.InStorage == 1; kept != test.want || counted != test.want || listed != test.want {
+				t.Errorf("kept %t, counted %t, listed %t, want %t", kept, counted, listed, test.want)
+			}
+		})
 	}
 }
 

@@ -681,6 +681,27 @@ func TestMethodOfASnapshot(t *testing.T) {
 	}
 }
 
+// TestMethodInStorage: a list says that a snapshot is no second copy, and backups count such volumes.
+func TestMethodInStorage(t *testing.T) {
+	of := format.Volume{
+		Pod: enginev1alpha1.PodReference{Namespace: "shop"}, ClaimName: "data",
+		Snapshot: &format.SnapshotSource{Driver: "ebs", Kept: true, Cut: &format.SnapshotCut{Handle: "snap-1"}},
+		Status:   enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted},
+	}
+	for _, phase := range []enginev1alpha1.VolumePhase{enginev1alpha1.VolumePhaseCompleted, enginev1alpha1.VolumePhaseFailed} {
+		of.Status.Phase = phase
+		pvb := format.NewPodVolumeBackup(stored("default", "daily", 1), "daily", of)
+		got, err := newVolume(&pvb)
+		kept := phase == enginev1alpha1.VolumePhaseCompleted
+		if err != nil || (got.Method == MethodInStorage) != kept || (got.Message == format.KeptInStorage) != kept || kept && got.SnapshotName != "snap-1" {
+			t.Errorf("%s: listed is %+v, %v", phase, got, err)
+		}
+		if sum := sum(pack([]row{newRow(&got, nil)}), nil, nil); (sum.InStorage == 1) != kept || sum.Total != 1 {
+			t.Errorf("%s: counted is %+v", phase, sum)
+		}
+	}
+}
+
 func TestAVolumeIsAsItWasStored(t *testing.T) {
 	start, end := metav1.NewTime(minute(-2)), metav1.NewTime(minute(-1))
 	var pvb format.PodVolumeBackup

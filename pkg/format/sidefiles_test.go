@@ -387,6 +387,23 @@ func TestSnapshotDriver(t *testing.T) {
 	}
 }
 
+// TestSnapshotInStorage: a volume whose snapshot is kept names it, and no upload. One that failed does not.
+func TestSnapshotInStorage(t *testing.T) {
+	volume := volumes()[0]
+	volume.Snapshot = &SnapshotSource{Driver: "ebs", Kept: true, Cut: &SnapshotCut{Handle: "snap-1", Content: "snapcontent-1", Size: 7}}
+	volume.Status = enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted}
+	kept, info := NewPodVolumeBackup(endedBackup(), "shop.daily", volume), NewVolumeInfo(volume)
+	want := CSISnapshotInfo{SnapshotHandle: "snap-1", VSCName: "snapcontent-1", Size: 7, Driver: "ebs"}
+	if kept.SnapshotHandle() != "snap-1" || kept.Status.SnapshotID != "" || info.BackupMethod != MethodCSISnapshot || info.PVBInfo != nil || info.CSISnapshotInfo == nil || *info.CSISnapshotInfo != want {
+		t.Errorf("kept is %+v with %+v", kept, info)
+	}
+	volume.Status.Phase = enginev1alpha1.VolumePhaseFailed
+	failed, info := NewPodVolumeBackup(endedBackup(), "shop.daily", volume), NewVolumeInfo(volume)
+	if failed.SnapshotHandle() != "" || info.BackupMethod == MethodCSISnapshot || info.Result != resultFailed {
+		t.Errorf("failed is %+v with %+v", failed, info)
+	}
+}
+
 // What is known of a volume itself comes back, but for labels that are too many for their place.
 func TestVolumeItself(t *testing.T) {
 	volume := volumes()[0]

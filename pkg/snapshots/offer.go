@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -70,8 +69,8 @@ func (c *Client) Locate(ctx context.Context, w Wanted) (Found, error) {
 	return Found{Driver: newest.Spec.Driver, Class: newest.Spec.Class, Handle: newest.Status.Handle, Size: newest.Status.Size}, nil
 }
 
-// Offer makes a VolumeSnapshot in a namespace, of which a claim can be made, and returns its name. It has a
-// content of its own, which is Retain for ever. It may be repeated.
+// Offer makes a VolumeSnapshot in a namespace, and returns its name: a claim can be made from it. It has
+// a content of its own, which is Retain for ever. It may be repeated.
 func (c *Client) Offer(ctx context.Context, w Wanted, found Found) (snapshot string, err error) {
 	labels := map[string]any{LabelOfferCluster: c.clusterUID, LabelOfferRestore: string(w.Restore), "app.kubernetes.io/managed-by": "holdfast", format.LabelExclude: "true"}
 	content, snapshotObject := static(w.Namespace, w.name(), found.Driver, found.Class, found.Handle, labels)
@@ -97,7 +96,7 @@ func (c *Client) offeredBefore(ctx context.Context, in dynamic.ResourceInterface
 	}
 	source, _, _ := unstructured.NestedString(found.Object, "spec", "source", "volumeSnapshotContentName")
 	own, _, _ := unstructured.NestedString(wanted.Object, "spec", "source", "volumeSnapshotContentName")
-	if found.GetDeletionTimestamp() != nil || found.GetLabels()[LabelOfferCluster] != c.clusterUID || source != own {
+	if found.GetDeletionTimestamp() != nil || source != own {
 		return errors.New("there is one of this name that is not the restore's, or is being deleted: delete it, and restore again")
 	}
 	return nil
@@ -171,11 +170,14 @@ func (c *Client) withdraw(ctx context.Context, namespace, name, label string) (g
 		}
 		if of.content {
 			// Without the annotation csi-snapshotter never lets go of it.
-			patch := `{"metadata":{"uid":` + strconv.Quote(string(object.GetUID())) + `,"resourceVersion":` + strconv.Quote(object.GetResourceVersion()) + `,"annotations":{` + strconv.Quote(annotationBeingDeleted) + `:"yes"}}}`
-			if _, err := of.in.Patch(ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-				if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-					return false, nil
-				}
+			content, err := decode[VolumeSnapshotContent](object)
+			if err == nil {
+				_, err = c.patch(ctx, content, map[string]any{"annotations": map[string]string{annotationBeingDeleted: "yes"}}, nil)
+			}
+			if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+				return false, nil
+			}
+			if err != nil {
 				return false, err
 			}
 		}

@@ -213,6 +213,40 @@ func TestSnapshotIsMoved(t *testing.T) {
 	}
 }
 
+// TestSnapshotIsKept: a snapshot that stays in its storage needs neither a place nor a repository nor an agent.
+// Its volume has ended when the storage has it ready, or with its failure.
+func TestSnapshotIsKept(t *testing.T) {
+	for name, failure := range map[string]error{"it is ready": nil, "it never is": errors.New("no space")} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := &mover{readyHeld: make(chan struct{}), readyFails: failure}
+				e := newMoving(snapshotOf("data", "web"))
+				e.volume.Snapshot.Kept = true
+				h := newHarness(t, &work{execute: e.execute}, newRun("a", ready))
+				h.mover = m
+				h.start(1)
+				if !closed(e.isCut) || closed(e.ended) {
+					t.Error("it does not wait until the snapshot is ready, without its pod")
+				}
+				close(m.readyHeld)
+				want := enginev1alpha1.VolumePhaseCompleted
+				if failure != nil {
+					want = enginev1alpha1.VolumePhaseFailed
+				}
+				if !closed(e.ended) || e.volume.Status.Phase != want || e.volume.InStorage() != (failure == nil) {
+					t.Errorf("the volume is %+v", e.volume)
+				}
+				if failure == nil && (e.volume.Snapshot.Cut.Handle != "handle" || !e.volume.Status.StartTimestamp.Time.Equal(instant)) {
+					t.Errorf("the cut is %+v of %s", e.volume.Snapshot.Cut, e.volume.Status.StartTimestamp)
+				}
+				if made := h.Writes("volumerepositories"); m.top != 0 || len(m.exposed) > 0 || m.hidden > 0 || len(h.uploads()) > 0 || len(made) > 0 || m.cut[0].Moved {
+					t.Errorf("places %d, exposed %v, hidden %d, uploads %v, repositories %v, cut %+v", m.top, m.exposed, m.hidden, h.uploads(), made, m.cut)
+				}
+			})
+		})
+	}
+}
+
 // TestSnapshotIsHandedOverPatiently: an API server that restarts after the cut costs no volume, also if
 // its answer is lost.
 func TestSnapshotIsHandedOverPatiently(t *testing.T) {

@@ -197,6 +197,18 @@ func TestWhatOfAHistoryGoes(t *testing.T) {
 	}
 }
 
+// TestVolumeInStorage: a snapshot in the storage of its volume is deleted with its backup only.
+func TestVolumeInStorage(t *testing.T) {
+	w := newWorld(t)
+	w.add("shop", "a", nil)
+	w.add("shop", "kept", nil)
+	w.items[1].InStorage = true
+	message, err := w.ask(NewHistoryDeletion(w.VolumeDeletionConfig), "data", &v1alpha1.VolumeDeletion{})
+	if err != nil || !strings.Contains(message, "shop/kept keeps it as a snapshot") || len(w.observed) != 1 || !slices.Equal(targets(w.observed[0]), []string{"shop.a"}) {
+		t.Errorf("it is answered with %q, %v: %v", message, err, w.observed)
+	}
+}
+
 // TestOneVolumeBackup: by its name, if it is the one that is meant.
 func TestOneVolumeBackup(t *testing.T) {
 	w := newWorld(t)

@@ -17,7 +17,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/validation"
 )
 
-// TestSnapshotsThatAreOn: where snapshots are on, a backup may ask for them, and their data is moved.
+// TestSnapshotsThatAreOn: where snapshots are on, a backup may ask for them, and whether their data is moved.
 func TestSnapshotsThatAreOn(t *testing.T) {
 	yes, no := true, false
 	for _, test := range []struct {
@@ -30,7 +30,7 @@ func TestSnapshotsThatAreOn(t *testing.T) {
 		{move: &yes, on: true},
 		{volumes: &no, move: &no, on: true},
 		{move: &no, on: true},
-		{volumes: &yes, move: &no, on: true, want: []string{"spec.snapshotMoveData"}},
+		{volumes: &yes, move: &no, on: true},
 		{volumes: &no, move: &no},
 		{volumes: &yes, want: []string{"spec.snapshotVolumes"}},
 		{volumes: &yes, move: &yes, want: []string{"spec.snapshotVolumes", "spec.snapshotMoveData"}},
