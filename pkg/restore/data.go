@@ -139,12 +139,7 @@ func (e *execution) restoreData(ctx context.Context, item *manifest.Item, about 
 		return errors.New("its data is not in the backup: " + volume.Problem)
 	}
 	inStorage := e.inStorage(item)
-	switch {
-	case inStorage && len(e.spec.Paths) > 0:
-		return errors.New("its data is a snapshot in the storage of its volume, of which only the whole is restored: leave out paths")
-	case inStorage && !created:
-		return errors.New("it exists, and its data is a snapshot in the storage of its volume, from which only a new claim is made: delete the claim, or restore into another namespace")
-	case !created:
+	if !created {
 		if err := e.spare(ctx, item, about); err != nil {
 			return err
 		}
@@ -189,10 +184,10 @@ func (e *execution) restoreData(ctx context.Context, item *manifest.Item, about 
 	if err := e.Volumes.Claim(ctx, claim); err != nil {
 		return err
 	}
+	again, err := e.complete(ctx, item, about)
 	if inStorage {
 		e.withdraw(ctx, item, about)
 	}
-	again, err := e.complete(ctx, item, about)
 	switch {
 	case err == nil:
 	case ctx.Err() != nil:

@@ -30,6 +30,9 @@ type StoredSnapshots interface {
 	Withdraw(ctx context.Context, w snapshots.Wanted) (gone bool, err error)
 }
 
+// onlyNew is why an existing claim does not get the data.
+const onlyNew = "its data is a snapshot in the storage of its volume, from which only a new claim is made"
+
 // inStorage reports whether an object is a claim whose data is a snapshot in the storage of its volume.
 func (e *execution) inStorage(item *manifest.Item) bool {
 	volume := e.volumeOf(item)
@@ -38,7 +41,7 @@ func (e *execution) inStorage(item *manifest.Item) bool {
 
 func (e *execution) wanted(item *manifest.Item, about subject) snapshots.Wanted {
 	return snapshots.Wanted{
-		Backup: e.Backup.Metadata.UID, Origin: item.Namespace, ClaimUID: types.UID(item.UID),
+		Handle: e.volumeOf(item).Snapshot.Cut.Handle, Backup: e.Backup.Metadata.UID, Origin: item.Namespace, ClaimUID: types.UID(item.UID),
 		Restore: e.request.Run.UID, Namespace: about.namespace, Claim: about.name,
 	}
 }
@@ -48,15 +51,24 @@ func (e *execution) locate(ctx context.Context, item *manifest.Item, about subje
 	switch {
 	case e.Snapshots == nil:
 		return found, errors.New("its data is a snapshot in the storage of its volume, and this controller uses none: start it with --snapshots")
+	case len(e.spec.Paths) > 0:
+		return found, errors.New("its data is a snapshot in the storage of its volume, and only the whole is restored: leave out paths")
 	case item.UID == "":
 		return found, errors.New("its data is a snapshot in the storage of its volume, and the backup does not have the uid of the claim: restore it with the backup's manifest")
 	}
 	if found, err = e.Snapshots.Locate(ctx, e.wanted(item, about)); err != nil {
 		return found, fmt.Errorf("its data is a snapshot in the storage of its volume: %w", err)
 	}
-	name, _, _ := unstructured.NestedString(desired.Object, "spec", "storageClassName")
-	if name == "" {
-		return found, nil
+	name, named, _ := unstructured.NestedString(desired.Object, "spec", "storageClassName")
+	switch {
+	case !named: // the cluster gives it its default one
+		defaults, err := e.defaultsOf(ctx, classKind)
+		if err != nil || len(defaults) == 0 {
+			return found, err
+		}
+		name = defaults[0].GetName()
+	case name == "":
+		return found, fmt.Errorf("its data is a snapshot of the driver %s, and it names no StorageClass: map its empty one to one of the driver by a resource modifier", found.Driver)
 	}
 	driver := ""
 	err = e.pages(ctx, classKind, "", "metadata.name="+name, func(raw json.RawMessage) error { // get is another right
@@ -70,6 +82,9 @@ func (e *execution) locate(ctx context.Context, item *manifest.Item, about subje
 	if err != nil {
 		return found, fmt.Errorf("read the StorageClass %s: %w", name, err)
 	}
+	if driver == "" && e.spec.PlanOnly && e.createsClass(name) {
+		return found, nil
+	}
 	if driver == "" {
 		return found, fmt.Errorf("its data is a snapshot of the driver %s, and there is no StorageClass %s: create it, or map it to one of the driver by storageClassMapping", found.Driver, name)
 	}
@@ -77,6 +92,16 @@ func (e *execution) locate(ctx context.Context, item *manifest.Item, about subje
 		return found, fmt.Errorf("its data is a snapshot of the driver %s, and the StorageClass %s is of %s: map it to one of the driver by storageClassMapping", found.Driver, name, driver)
 	}
 	return found, nil
+}
+
+// createsClass reports whether the restore creates a StorageClass.
+func (e *execution) createsClass(name string) bool {
+	for i := range e.graph.Nodes {
+		if item := e.graph.Nodes[i].Item; item != nil && item.APIGroup == classKind.group && item.KindName == classKind.kind && item.Name == name {
+			return e.outcomes[i] == actionCreate
+		}
+	}
+	return false
 }
 
 // fromSnapshot returns a claim that is created with its snapshot as its source. Other objects stay.

@@ -345,7 +345,7 @@ func ownedAs(live, desired *unstructured.Unstructured) bool {
 }
 
 func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, about subject, desired *unstructured.Unstructured, status map[string]any, strict bool) (uid types.UID, a action, reason string, diff json.RawMessage, err error) {
-	look := e.looksFirst(k, about)
+	look := e.looksFirst(k, about) || e.inStorage(item) // an existing claim needs no snapshot
 	for range attempts {
 		var live *unstructured.Unstructured
 		if look {
@@ -410,6 +410,9 @@ func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, abo
 		switch {
 		case live == nil:
 			continue
+		case e.inStorage(item) && !e.isOurs(live) && live.GetDeletionTimestamp() == nil:
+			e.holdBack(item)
+			return live.GetUID(), actionError, "it exists, and " + onlyNew + ": delete it, or restore into another namespace", nil, nil
 		case e.spec.VolumesOnly:
 			return live.GetUID(), actionSkip, "only its data is restored", nil, nil
 		case e.isHalf(item, live) != "":

@@ -127,6 +127,8 @@ func (e *execution) spareVolumes(ctx context.Context, items []*manifest.Item) er
 		}
 		switch {
 		case live == nil || e.isOurs(live) || e.isPart(item, live):
+		case e.inStorage(item) && (markOf(live) != nil || e.spec.ExistingVolumePolicy != v1alpha1.ExistingVolumeKeep):
+			reasons = append(reasons, fmt.Sprintf("the claim %s/%s exists, and %s: delete it, restore into another namespace, or leave it out", namespace, item.Name, onlyNew))
 		case markOf(live) != nil:
 			reasons = append(reasons, fmt.Sprintf("the claim %s/%s holds a part of other data, over which an earlier restore was stopped, or was used since: leave it out, delete it, or set existingVolumePolicy to overwrite (other files stay) or replace (they are removed)", namespace, item.Name))
 		case e.spec.ExistingVolumePolicy == v1alpha1.ExistingVolumeKeep:

@@ -74,7 +74,13 @@ func (c *Client) Discard(ctx context.Context, backup types.UID) error {
 	}
 	var failures []error
 	for i := range contents {
-		_, err := (&forgetting{Client: c}).step(ctx, &contents[i])
+		waitsFor, err := (&forgetting{Client: c}).step(ctx, &contents[i])
+		if err == nil && contents[i].Spec.Policy != Delete {
+			var left *VolumeSnapshotContent
+			if left, err = get[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), contents[i].Name); left != nil {
+				err = errors.New("it waits for " + waitsFor)
+			}
+		}
 		if err != nil && !apierrors.IsNotFound(err) {
 			failures = append(failures, fmt.Errorf("forget the VolumeSnapshotContent %s: %w", contents[i].Name, err))
 		}

@@ -4,10 +4,13 @@
 package snapshots
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -30,6 +33,8 @@ type Wanted struct {
 	Backup   types.UID
 	Origin   string
 	ClaimUID types.UID
+	// Handle is what the backup says. It only narrows the choice.
+	Handle string
 	// Restore makes the claim in Namespace.
 	Restore          types.UID
 	Namespace, Claim string
@@ -54,19 +59,26 @@ func (c *Client) Locate(ctx context.Context, w Wanted) (Found, error) {
 	if err != nil && !apierrors.IsNotFound(err) {
 		return Found{}, fmt.Errorf("look for the snapshot of the claim %s/%s: %w", w.Origin, w.Claim, err)
 	}
-	var newest *VolumeSnapshotContent
-	last := -1
-	for i := range contents {
-		content := &contents[i]
-		_, number := attempt(content.Labels)
-		if content.cut() && content.held() && content.Spec.Policy == Retain && content.Spec.Ref.Namespace == w.Origin && number > last {
-			newest, last = content, number
-		}
-	}
-	if newest == nil {
+	contents = slices.DeleteFunc(contents, func(content VolumeSnapshotContent) bool {
+		return !content.cut() || !content.held() || content.Spec.Policy != Retain || content.Spec.Ref.Namespace != w.Origin || w.Handle != "" && content.Status.Handle != w.Handle
+	})
+	if len(contents) == 0 {
 		return Found{}, fmt.Errorf("this cluster has no VolumeSnapshotContent of its snapshot, with the label %s=%s: another cluster, or storage, has it, or it was deleted", LabelBackup, w.Backup)
 	}
-	return Found{Driver: newest.Spec.Driver, Class: newest.Spec.Class, Handle: newest.Status.Handle, Size: newest.Status.Size}, nil
+	newest := slices.MaxFunc(contents, func(a, b VolumeSnapshotContent) int {
+		_, first := attempt(a.Labels)
+		_, second := attempt(b.Labels)
+		return cmp.Or(cmp.Compare(first, second), cmp.Compare(a.Status.Created, b.Status.Created))
+	})
+	found := Found{Driver: newest.Spec.Driver, Class: newest.Spec.Class, Handle: newest.Status.Handle, Size: newest.Status.Size}
+	classes, err := c.Classes(ctx)
+	if err != nil {
+		return Found{}, fmt.Errorf("read the cluster's VolumeSnapshotClasses: %w", err)
+	}
+	if !slices.ContainsFunc(classes, func(class VolumeSnapshotClass) bool { return class.Name == found.Class }) {
+		found.Class = "" // a snapshot of a missing class is never ready
+	}
+	return found, nil
 }
 
 // Offer makes a VolumeSnapshot in a namespace, and returns its name: a claim can be made from it. It has
@@ -94,9 +106,10 @@ func (c *Client) offeredBefore(ctx context.Context, in dynamic.ResourceInterface
 	if err != nil {
 		return err
 	}
-	source, _, _ := unstructured.NestedString(found.Object, "spec", "source", "volumeSnapshotContentName")
-	own, _, _ := unstructured.NestedString(wanted.Object, "spec", "source", "volumeSnapshotContentName")
-	if found.GetDeletionTimestamp() != nil || source != own {
+	source, _, _ := unstructured.NestedMap(found.Object, "spec", "source")
+	own, _, _ := unstructured.NestedMap(wanted.Object, "spec", "source")
+	policy, _, _ := unstructured.NestedString(found.Object, "spec", "deletionPolicy")
+	if found.GetDeletionTimestamp() != nil || found.GetLabels()[LabelOfferCluster] != c.clusterUID || policy == Delete || !equality.Semantic.DeepEqual(source, own) {
 		return errors.New("there is one of this name that is not the restore's, or is being deleted: delete it, and restore again")
 	}
 	return nil
@@ -134,19 +147,22 @@ func (c *Client) WithdrawOffer(ctx context.Context, offer Offered) (gone bool, e
 
 // static returns a second content for a stored snapshot, which is Retain for ever, and its VolumeSnapshot.
 func static(namespace, name, driver, class, handle string, labels map[string]any) (content, snapshot *unstructured.Unstructured) {
+	ofContent := map[string]any{
+		"driver": driver, "deletionPolicy": Retain,
+		"source":            map[string]any{"snapshotHandle": handle},
+		"volumeSnapshotRef": map[string]any{"apiVersion": Version.String(), "kind": "VolumeSnapshot", "namespace": namespace, "name": name},
+	}
+	ofSnapshot := map[string]any{"source": map[string]any{"volumeSnapshotContentName": name}}
+	if class != "" {
+		ofContent["volumeSnapshotClassName"], ofSnapshot["volumeSnapshotClassName"] = class, class
+	}
 	content = &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": Version.String(), "kind": "VolumeSnapshotContent",
-		"metadata": map[string]any{"name": name, "labels": labels},
-		"spec": map[string]any{
-			"driver": driver, "deletionPolicy": Retain, "volumeSnapshotClassName": class,
-			"source":            map[string]any{"snapshotHandle": handle},
-			"volumeSnapshotRef": map[string]any{"apiVersion": Version.String(), "kind": "VolumeSnapshot", "namespace": namespace, "name": name},
-		},
+		"metadata": map[string]any{"name": name, "labels": labels}, "spec": ofContent,
 	}}
 	snapshot = &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": Version.String(), "kind": "VolumeSnapshot",
-		"metadata": map[string]any{"name": name, "namespace": namespace, "labels": labels},
-		"spec":     map[string]any{"volumeSnapshotClassName": class, "source": map[string]any{"volumeSnapshotContentName": name}},
+		"metadata": map[string]any{"name": name, "namespace": namespace, "labels": labels}, "spec": ofSnapshot,
 	}}
 	return content, snapshot
 }
@@ -165,11 +181,11 @@ func (c *Client) withdraw(ctx context.Context, namespace, name, label string) (g
 			return false, err
 		case object.GetLabels()[label] != c.clusterUID:
 			continue
-		case object.GetDeletionTimestamp() != nil:
-			return false, nil
 		}
-		if of.content {
-			// Without the annotation csi-snapshotter never lets go of it.
+		deleting := object.GetDeletionTimestamp() != nil
+		if of.content && object.GetAnnotations()[annotationBeingDeleted] == "" {
+			// Without the annotation csi-snapshotter never lets go of it. Another sidecar may have
+			// overwritten it.
 			content, err := decode[VolumeSnapshotContent](object)
 			if err == nil {
 				_, err = c.patch(ctx, content, map[string]any{"annotations": map[string]string{annotationBeingDeleted: "yes"}}, nil)
@@ -180,6 +196,9 @@ func (c *Client) withdraw(ctx context.Context, namespace, name, label string) (g
 			if err != nil {
 				return false, err
 			}
+		}
+		if deleting {
+			return false, nil
 		}
 		return false, remove(ctx, of.in, name, object.GetUID(), "")
 	}

@@ -142,6 +142,9 @@ func (c *Controller) removeFrom(ctx context.Context, record *enginev1alpha1.Stor
 	switch {
 	case errors.Is(err, folder.ErrOther) && !recordedAsStored(run):
 		// The name was taken, so only snapshots of this backup were stored.
+		if err := c.discardSnapshots(ctx, run); err != nil {
+			return err
+		}
 		return c.askForRemoval(ctx, target, deletion, run)
 	case err != nil:
 		return err
@@ -155,12 +158,22 @@ func (c *Controller) removeFrom(ctx context.Context, record *enginev1alpha1.Stor
 	if err := deletion.RemoveMetadata(ctx); err != nil {
 		return err
 	}
-	if c.DiscardSnapshots != nil {
-		if err := c.DiscardSnapshots(ctx, backupUID(run)); err != nil {
-			return err
-		}
+	if err := c.discardSnapshots(ctx, run); err != nil {
+		return err
 	}
 	return deletion.RemoveRest(ctx)
+}
+
+// discardSnapshots begins to delete the snapshots that a deleted backup keeps in the storage of its volumes.
+func (c *Controller) discardSnapshots(ctx context.Context, run *enginev1alpha1.BackupRun) error {
+	if c.DiscardSnapshots == nil {
+		return nil
+	}
+	err := c.DiscardSnapshots(ctx, backupUID(run))
+	if err != nil && ctx.Err() == nil {
+		return &obstacle{text: "the deletion waits until the snapshots of its volumes can be deleted", detail: err.Error(), attempted: true}
+	}
+	return err
 }
 
 // errRecordGone means that another process has completed the deletion.

@@ -157,7 +157,6 @@ func (c *Controller) sweep(ctx context.Context) (next time.Duration, err error) 
 	withdrawn, failure := c.withdraw(ctx)
 	hidden, err := c.Mover.HideAll(ctx, slices.Sorted(maps.Keys(exposed)))
 	failure = errors.Join(failure, err)
-	hidden = hidden && withdrawn
 	if now := c.Clock.Now(); len(exposed) > 0 || now.Sub(c.disposed) >= interval {
 		failure = errors.Join(failure, c.Mover.DisposeVolumes(ctx))
 		c.disposed = now
@@ -182,7 +181,7 @@ func (c *Controller) sweep(ctx context.Context) (next time.Duration, err error) 
 	switch {
 	case decision.Soon || !hidden:
 		next = snapshots.OrphanAge
-	case len(waiting) > 0:
+	case len(waiting) > 0, !withdrawn: // a claim that is never bound holds its source
 		next = waitingInterval
 	}
 	return next, errors.Join(err, failure)

@@ -298,10 +298,15 @@ func (r *Restorer) until(ctx context.Context, pod *corev1.Pod, condition func(*c
 	case errors.Is(err, errPodGone):
 		return nil, fmt.Errorf("pod %s was deleted before its volumes were restored: %w", pod.Name, errPodGone)
 	case ctx.Err() != nil:
-		return nil, fmt.Errorf("pod %s did not start within %s%s", pod.Name, startTimeout, r.why(context.WithoutCancel(ctx), last))
+		return nil, notStartedError(fmt.Sprintf("pod %s did not start within %s%s", pod.Name, startTimeout, r.why(context.WithoutCancel(ctx), last)))
 	}
 	return nil, err
 }
+
+// notStartedError says that a pod did not start in time.
+type notStartedError string
+
+func (e notStartedError) Error() string { return string(e) }
 
 // verdict returns the verdict about a pod, and notes meanwhile what the pod waits for.
 func (r *Restorer) verdict(ctx context.Context, pod *corev1.Pod, seen cache.Store, verdict <-chan error) error {

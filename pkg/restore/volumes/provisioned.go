@@ -4,6 +4,7 @@
 package volumes
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,14 +35,18 @@ func (r *Restorer) provisioned(ctx context.Context, claim Claim, live *corev1.Pe
 	defer func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
+		if ctx.Err() != nil {
+			return // another process goes on
+		}
 		if w.status.Phase = enginev1alpha1.VolumePhaseCompleted; err != nil {
 			w.status.Phase, w.status.Message = enginev1alpha1.VolumePhaseFailed, err.Error()
 		}
 	}()
-	waiting := waits.For(ctx, claim.Namespace, text+": its volume is made from the snapshot")
+	waiting := waits.For(ctx, claim.Namespace, text+": its turn, after other claims of the restore")
 	defer waiting.End()
 	select {
 	case r.slots <- struct{}{}:
+		waiting.Set(text + ": its volume is made from the snapshot")
 		defer func() { <-r.slots }()
 	case <-ctx.Done():
 		return ctx.Err()
@@ -55,7 +60,7 @@ func (r *Restorer) provisioned(ctx context.Context, claim Claim, live *corev1.Pe
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case err != nil:
+	case err != nil && !errors.Is(err, errRemade):
 		err = fmt.Errorf("its volume was not made from the snapshot: %w: delete the claim, and restore again", err)
 	}
 	return errors.Join(err, r.release(ctx, live))
@@ -64,23 +69,28 @@ func (r *Restorer) provisioned(ctx context.Context, claim Claim, live *corev1.Pe
 // holdUntilBound lets a pod use the claim until it is bound.
 func (r *Restorer) holdUntilBound(ctx context.Context, claim Claim, live *corev1.PersistentVolumeClaim) error {
 	for {
-		holding, stop := context.WithCancel(ctx)
+		holding, stop := context.WithCancelCause(ctx)
 		held := make(chan error, 1)
 		go func() {
 			_, err := r.hold(holding, claim, live)
+			if err != nil {
+				stop(err) // no claim is bound without a pod
+			}
 			held <- err
 		}()
-		bound, err := r.bound(ctx, claim, live, startTimeout)
-		stop()
+		bound, err := r.bound(holding, claim, live, startTimeout)
+		stop(nil)
 		why := <-held
+		_, slow := errors.AsType[notStartedError](why)
 		switch {
 		case bound:
 			return nil
-		case err != nil && ctx.Err() == nil:
-			return err
 		case ctx.Err() != nil:
-			return fmt.Errorf("not within %s: %w", r.VolumeTimeout, errors.Join(ctx.Err(), why))
-		case why != nil && !errors.Is(why, context.Canceled):
+			return fmt.Errorf("not within %s: %w", r.VolumeTimeout, cmp.Or(why, ctx.Err()))
+		case err != nil && context.Cause(holding) != why: // else it is the end of hold
+			return err
+		case errors.Is(why, errPodGone): // its node was drained
+		case why != nil && !slow: // the volume may take longer than the start of a pod
 			return why
 		}
 	}
@@ -91,8 +101,12 @@ func (r *Restorer) bound(ctx context.Context, claim Claim, of *corev1.Persistent
 	for since := r.Clock.Now(); ; {
 		live, err := r.live(ctx, claim)
 		switch {
+		case err != nil && ctx.Err() == nil && errors.Is(err, errUnread): // it is asked again
+			live = of
 		case err != nil:
 			return false, err
+		case live.Status.Phase == corev1.ClaimLost:
+			return false, errors.New("its volume is lost")
 		case live.UID != of.UID:
 			return false, errRemade
 		case live.Status.Phase == corev1.ClaimBound:

@@ -35,6 +35,8 @@ const (
 	dataVolume = "data"
 )
 
+var errUnread = errors.New("reading the claim")
+
 var errRemade = errors.New("the claim was deleted and made anew meanwhile: restore again")
 
 // Restorer restores the data of one restore. It is safe for concurrent use.
@@ -277,7 +279,7 @@ func (r *Restorer) live(ctx context.Context, claim Claim) (*corev1.PersistentVol
 	case apierrors.IsNotFound(err):
 		return nil, errors.New("the claim does not exist")
 	case err != nil:
-		return nil, fmt.Errorf("reading the claim: %w", err)
+		return nil, fmt.Errorf("%w: %w", errUnread, err)
 	case live.DeletionTimestamp != nil:
 		return nil, errors.New("the claim is being deleted")
 	case !claim.Provisioned && live.Spec.VolumeMode != nil && *live.Spec.VolumeMode == corev1.PersistentVolumeBlock:

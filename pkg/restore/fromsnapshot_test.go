@@ -1,0 +1,469 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package restore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/restore/object"
+	"github.com/holdfast-io/holdfast/pkg/restore/source"
+	"github.com/holdfast-io/holdfast/pkg/restore/volumes"
+	"github.com/holdfast-io/holdfast/pkg/snapshots"
+)
+
+// storage stands for stored snapshots, and for what waits until claims are bound.
+type storage struct {
+	holding
+	server *fakeServer
+
+	mu    sync.Mutex
+	found snapshots.Found
+	// missing, notOffered, notBound and notWithdrawn are the errors of the calls.
+	missing, notOffered, notBound, notWithdrawn error
+	// left is how many calls of Withdraw find something left.
+	left int
+	// called are the calls, wanted what they want, and claims what was waited for.
+	called []string
+	wanted []snapshots.Wanted
+	claims []volumes.Claim
+	// offered are the offers that are there.
+	offered map[snapshots.Wanted]bool
+}
+
+func newStorage(t *testing.T) *storage {
+	d := &storage{holding: holding{t}, server: newFakeServer(t), found: snapshots.Found{Driver: "ebs", Class: "c", Handle: "snap-1", Size: 2 << 30}, offered: map[snapshots.Wanted]bool{}}
+	for _, namespace := range []string{"a", "copy"} {
+		d.server.add("serviceaccounts", obj("v1", "ServiceAccount", namespace, "default")) // pods wait for it
+	}
+	d.class("fast", "ebs")
+	return d
+}
+
+func (d *storage) class(name, driver string) {
+	d.server.add("storageclasses.storage.k8s.io", obj("storage.k8s.io/v1", "StorageClass", "", name, with(driver, "provisioner")))
+}
+
+func (d *storage) call(what string, w snapshots.Wanted) {
+	d.called = append(d.called, what)
+	d.wanted = append(d.wanted, w)
+}
+
+func (d *storage) Locate(_ context.Context, w snapshots.Wanted) (snapshots.Found, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.call("Locate", w)
+	return d.found, d.missing
+}
+
+func (d *storage) Offer(_ context.Context, w snapshots.Wanted, found snapshots.Found) (string, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.call("Offer", w)
+	if found != d.found {
+		d.t.Errorf("offered is %+v", found)
+	}
+	d.offered[w] = d.notOffered == nil
+	return "offer-of-" + w.Claim, d.notOffered
+}
+
+func (d *storage) Withdraw(_ context.Context, w snapshots.Wanted) (bool, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.call("Withdraw", w)
+	if d.notWithdrawn != nil {
+		return false, d.notWithdrawn
+	}
+	if d.left > 0 {
+		d.left--
+		return false, nil
+	}
+	delete(d.offered, w)
+	return true, nil
+}
+
+func (d *storage) Claim(ctx context.Context, claim volumes.Claim) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.called = append(d.called, "Claim")
+	d.claims = append(d.claims, claim)
+	switch live := d.server.get("persistentvolumeclaims", claim.Namespace, claim.Name); {
+	case live == nil:
+		d.t.Error("a claim is waited for that is not there")
+	case markOf(live) == nil && !isTaken(d.called):
+		d.t.Error("the claim has no mark before its data is there")
+	}
+	return errors.Join(d.notBound, ctx.Err())
+}
+
+// isTaken reports whether the claim was complete before.
+func isTaken(called []string) bool { return slices.Contains(called, "Withdraw") }
+
+// kept is a backup of a claim whose data is a snapshot in the storage of its volume, and of its pod.
+func kept(t *testing.T, changes ...func(map[string]any)) *source.Backup {
+	t.Helper()
+	pod := obj("v1", "Pod", "a", "p", with([]any{map[string]any{"name": "v", "persistentVolumeClaim": map[string]any{"claimName": "data"}}}, "spec", "volumes"))
+	changes = append([]func(map[string]any){
+		with("fast", "spec", "storageClassName"), with("1Gi", "spec", "resources", "requests", "storage"), with("pv", "spec", "volumeName"),
+		with(map[string]any{"matchLabels": map[string]any{"disk": "old"}}, "spec", "selector"),
+		with(map[string]any{"kind": "PersistentVolumeClaim", "name": "other"}, "spec", "dataSourceRef"),
+	}, changes...)
+	backup := backupOf(t, obj("v1", "Namespace", "", "a"), obj("v1", "PersistentVolumeClaim", "a", "data", changes...), pod)
+	volume := source.Volume{Volume: format.Volume{Pod: enginev1alpha1.PodReference{Namespace: "a"}, ClaimName: "data"}}
+	volume.Snapshot = &format.SnapshotSource{Driver: "ebs", Kept: true, Cut: &format.SnapshotCut{Handle: "snap-1"}}
+	volume.Status = enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted}
+	backup.Volumes = append(backup.Volumes, volume)
+	return backup
+}
+
+func (d *storage) run(ctx context.Context, backup *source.Backup, spec v1alpha1.RestoreSpec, change ...func(*Dependencies)) *Ended {
+	return d.server.run(ctx, backup, request("r", spec), append([]func(*Dependencies){func(deps *Dependencies) { deps.Volumes, deps.Snapshots = d, d }}, change...)...)
+}
+
+// calls checks the calls in their order.
+func (d *storage) calls(t *testing.T, want ...string) {
+	t.Helper()
+	if !slices.Equal(d.called, want) {
+		t.Errorf("the calls are %q, want %q", d.called, want)
+	}
+}
+
+// isHeldBack checks that neither the claim nor its user was created.
+func (d *storage) isHeldBack(t *testing.T) {
+	t.Helper()
+	if claim := d.server.get("persistentvolumeclaims", "a", "data"); claim != nil {
+		t.Errorf("there is the claim %v", claim.Object)
+	}
+	if d.server.get("pods", "a", "p") != nil {
+		t.Error("its user was created")
+	}
+}
+
+// TestClaimFromASnapshot: a new claim has its snapshot as its source, and room for it. It is waited for
+// until it is bound. Then the source is deleted, and its users come.
+func TestClaimFromASnapshot(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(map[string]any)
+		size   int64
+		want   string
+	}{
+		"the snapshot is larger":           {with("1Gi", "spec", "resources", "requests", "storage"), 2 << 30, "2Gi"},
+		"of no round size":                 {with("1Gi", "spec", "resources", "requests", "storage"), 1<<30 + 1, "1073741825"},
+		"the request is larger":            {with("3G", "spec", "resources", "requests", "storage"), 2 << 30, "3G"},
+		"both are equal":                   {with("2048Mi", "spec", "resources", "requests", "storage"), 2 << 30, "2048Mi"},
+		"the size of the snapshot unknown": {with("1Gi", "spec", "resources", "requests", "storage"), 0, "1Gi"},
+		"no request":                       {func(o map[string]any) { unstructured.RemoveNestedField(o, "spec", "resources") }, 2 << 30, "2Gi"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newStorage(t)
+			d.found.Size = test.size
+			want(t, d.run(t.Context(), kept(t, test.change), v1alpha1.RestoreSpec{}), v1alpha1.RestorePhaseCompleted)
+			d.calls(t, "Locate", "Offer", "Claim", "Withdraw")
+			claim := d.server.get("persistentvolumeclaims", "a", "data")
+			if claim == nil || markOf(claim) != nil {
+				t.Fatalf("the claim is %v", claim)
+			}
+			spec, _, _ := unstructured.NestedMap(claim.Object, "spec")
+			wanted := map[string]any{
+				"storageClassName": "fast", "resources": map[string]any{"requests": map[string]any{"storage": test.want}},
+				"dataSource": map[string]any{"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "offer-of-data"},
+			}
+			if diff := gocmp.Diff(wanted, spec); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			if len(d.claims) != 1 || !d.claims[0].Provisioned || d.claims[0].Pod == nil || d.claims[0].Pod.Name != "p" {
+				t.Errorf("waited for is %+v", d.claims)
+			}
+			if d.server.get("pods", "a", "p") == nil {
+				t.Error("its user is missing")
+			}
+		})
+	}
+}
+
+// TestWhichSnapshotIsWanted: a snapshot is looked for by the backup and its claim. It is offered for the
+// restore and the new claim, in a mapped namespace too.
+func TestWhichSnapshotIsWanted(t *testing.T) {
+	for namespace, mapping := range map[string]map[string]string{"a": nil, "copy": {"a": "copy"}} {
+		t.Run(namespace, func(t *testing.T) {
+			d := newStorage(t)
+			want(t, d.run(t.Context(), kept(t), v1alpha1.RestoreSpec{NamespaceMapping: mapping}), v1alpha1.RestorePhaseCompleted)
+			d.calls(t, "Locate", "Offer", "Claim", "Withdraw")
+			wanted := snapshots.Wanted{
+				Handle: "snap-1",
+				Backup: "backup-uid", Origin: "a", ClaimUID: "old-PersistentVolumeClaim-a-data",
+				Restore: "r", Namespace: namespace, Claim: "data",
+			}
+			for i, got := range d.wanted {
+				if got != wanted {
+					t.Errorf("call %d wants %+v", i, got)
+				}
+			}
+			if len(d.claims) != 1 || d.claims[0].Namespace != namespace || d.server.get("persistentvolumeclaims", namespace, "data") == nil {
+				t.Errorf("waited for is %+v", d.claims)
+			}
+		})
+	}
+}
+
+// TestNoClaimFromASnapshot: without a usable snapshot, no claim is created, and its users are held back.
+// The error says what to do. A plan says so too.
+func TestNoClaimFromASnapshot(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(d *storage, deps *Dependencies)
+		class  string
+		uid    string
+		says   []string
+		calls  []string
+		// runs says that a plan finds nothing.
+		runs bool
+	}{
+		"there is no snapshot":      {change: func(d *storage, _ *Dependencies) { d.missing = errors.New("another cluster has it") }, says: []string{"a snapshot in the storage of its volume: another cluster has it"}, calls: []string{"Locate"}},
+		"no snapshots are used":     {change: func(_ *storage, deps *Dependencies) { deps.Snapshots = nil }, says: []string{"start it with --snapshots"}},
+		"the claim has no uid":      {uid: "-", says: []string{"does not have the uid of the claim"}},
+		"the class is missing":      {class: "gone", says: []string{"a snapshot of the driver ebs, and there is no StorageClass gone", "storageClassMapping"}, calls: []string{"Locate"}},
+		"the class is of another":   {class: "nfs", says: []string{"the StorageClass nfs is of nfs.example.com", "storageClassMapping"}, calls: []string{"Locate"}},
+		"the snapshot is of others": {change: func(d *storage, _ *Dependencies) { d.found.Driver = "gce" }, says: []string{"a snapshot of the driver gce, and the StorageClass fast is of ebs"}, calls: []string{"Locate"}},
+		"the offer fails":           {change: func(d *storage, _ *Dependencies) { d.notOffered = errors.New("may not create it") }, says: []string{"may not create it"}, calls: []string{"Locate", "Offer"}, runs: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			changes := []func(map[string]any){}
+			if test.class != "" {
+				changes = append(changes, with(test.class, "spec", "storageClassName"))
+			}
+			if test.uid != "" {
+				changes = append(changes, func(o map[string]any) { unstructured.RemoveNestedField(o, "metadata", "uid") })
+			}
+			backup := kept(t, changes...)
+			for _, plan := range []bool{true, false} {
+				d := newStorage(t)
+				d.class("nfs", "nfs.example.com")
+				change := func(deps *Dependencies) {
+					if test.change != nil {
+						test.change(d, deps)
+					}
+				}
+				ended := d.run(t.Context(), backup, v1alpha1.RestoreSpec{PlanOnly: plan}, change)
+				calls := test.calls
+				if plan && test.runs {
+					want(t, ended, v1alpha1.RestorePhaseCompleted)
+					calls = slices.DeleteFunc(slices.Clone(calls), func(call string) bool { return call == "Offer" })
+				} else {
+					want(t, ended, v1alpha1.RestorePhasePartiallyFailed, append(test.says, "it uses the claim a/data")...)
+				}
+				d.calls(t, calls...)
+				d.isHeldBack(t)
+			}
+		})
+	}
+}
+
+// TestClassOfAClaimFromASnapshot: a claim may have any class of the snapshot's driver, or the default one.
+func TestClassOfAClaimFromASnapshot(t *testing.T) {
+	for name, test := range map[string]struct {
+		class, want string
+		mapping     map[string]string
+	}{
+		"its own":                                {"fast", "fast", nil},
+		"mapped to one of the driver, from none": {"gone", "slow", map[string]string{"gone": "slow"}},
+		"mapped from one of another":             {"nfs", "slow", map[string]string{"nfs": "slow"}},
+		"none":                                   {"", "", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			backup := kept(t, func(o map[string]any) {
+				if test.class == "" {
+					unstructured.RemoveNestedField(o, "spec", "storageClassName")
+				} else {
+					with(test.class, "spec", "storageClassName")(o)
+				}
+			})
+			d := newStorage(t)
+			d.class("slow", "ebs")
+			d.class("nfs", "nfs.example.com")
+			want(t, d.run(t.Context(), backup, v1alpha1.RestoreSpec{StorageClassMapping: test.mapping}), v1alpha1.RestorePhaseCompleted)
+			d.calls(t, "Locate", "Offer", "Claim", "Withdraw")
+			if class, _, _ := unstructured.NestedString(d.server.get("persistentvolumeclaims", "a", "data").Object, "spec", "storageClassName"); class != test.want {
+				t.Errorf("its class is %q", class)
+			}
+		})
+	}
+}
+
+// TestExistingClaimAndASnapshot: an existing claim is an error that says so, unless it is to keep its
+// data. No snapshot is offered, its data stays, and its users are held back.
+func TestExistingClaimAndASnapshot(t *testing.T) {
+	const existing = "it exists, and its data is a snapshot in the storage of its volume, from which only a new claim is made: delete it"
+	for name, test := range map[string]struct {
+		spec  v1alpha1.RestoreSpec
+		phase v1alpha1.RestorePhase
+		says  []string
+		user  bool
+	}{
+		"":                 {phase: v1alpha1.RestorePhaseFailedValidation, says: []string{"the claim a/data exists, and its data is a snapshot"}},
+		"keep":             {spec: v1alpha1.RestoreSpec{ExistingVolumePolicy: v1alpha1.ExistingVolumeKeep}, phase: v1alpha1.RestorePhaseCompleted, user: true},
+		"overwrite":        {spec: v1alpha1.RestoreSpec{ExistingVolumePolicy: v1alpha1.ExistingVolumeOverwrite}, phase: v1alpha1.RestorePhasePartiallyFailed, says: []string{existing, "it uses the claim a/data"}},
+		"replace":          {spec: v1alpha1.RestoreSpec{ExistingVolumePolicy: v1alpha1.ExistingVolumeReplace}, phase: v1alpha1.RestorePhasePartiallyFailed, says: []string{existing, "it uses the claim a/data"}},
+		"only volumes":     {spec: v1alpha1.RestoreSpec{VolumesOnly: true}, phase: v1alpha1.RestorePhasePartiallyFailed, says: []string{existing}},
+		"some paths of it": {spec: v1alpha1.RestoreSpec{VolumesOnly: true, Paths: []string{"file"}}, phase: v1alpha1.RestorePhasePartiallyFailed, says: []string{existing}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newStorage(t)
+			d.server.add("namespaces", obj("v1", "Namespace", "", "a"))
+			d.server.add("persistentvolumeclaims", obj("v1", "PersistentVolumeClaim", "a", "data", with("theirs", "metadata", "uid"),
+				with("fast", "spec", "storageClassName"), with("1Gi", "spec", "resources", "requests", "storage")))
+			before := d.server.get("persistentvolumeclaims", "a", "data")
+			want(t, d.run(t.Context(), kept(t), test.spec), test.phase, test.says...)
+			d.calls(t)
+			if diff := gocmp.Diff(before.Object, d.server.get("persistentvolumeclaims", "a", "data").Object); diff != "" {
+				t.Errorf("the claim (-before +after):\n%s", diff)
+			}
+			if (d.server.get("pods", "a", "p") != nil) != test.user {
+				t.Errorf("its user is there: %t", !test.user)
+			}
+		})
+	}
+}
+
+// TestPathsOfASnapshot: paths are an error, for a claim that is not there too.
+func TestPathsOfASnapshot(t *testing.T) {
+	d := newStorage(t)
+	want(t, d.run(t.Context(), kept(t), v1alpha1.RestoreSpec{Paths: []string{"file"}}), v1alpha1.RestorePhasePartiallyFailed, "leave out paths", "it uses the claim a/data")
+	if len(d.claims) > 0 || d.server.get("pods", "a", "p") != nil {
+		t.Errorf("waited for is %+v", d.claims)
+	}
+}
+
+// TestPlanOfASnapshot: a plan looks for the snapshot, and offers nothing.
+func TestPlanOfASnapshot(t *testing.T) {
+	d := newStorage(t)
+	plan := want(t, d.run(t.Context(), kept(t), v1alpha1.RestoreSpec{PlanOnly: true}), v1alpha1.RestorePhaseCompleted)
+	d.calls(t, "Locate")
+	if i := slices.IndexFunc(plan.Items, func(o format.PlannedObject) bool { return o.Kind == "PersistentVolumeClaim" }); i < 0 || plan.Items[i].Action != "create" {
+		t.Errorf("the plan is %+v", plan.Items)
+	}
+	if d.server.writes > 0 {
+		t.Errorf("it made %d writes", d.server.writes)
+	}
+}
+
+// TestClaimNeverMade: a claim that is not bound is an error. Its source stays, it is marked, and its users
+// are held back.
+func TestClaimNeverMade(t *testing.T) {
+	d := newStorage(t)
+	d.notBound = errors.New("not within an hour")
+	want(t, d.run(t.Context(), kept(t), v1alpha1.RestoreSpec{}), v1alpha1.RestorePhasePartiallyFailed, "not within an hour", "it uses the claim a/data")
+	d.calls(t, "Locate", "Offer", "Claim")
+	if m := markOf(d.server.get("persistentvolumeclaims", "a", "data")); m == nil || m.restore != "r" {
+		t.Errorf("its mark is %v", m)
+	}
+	if d.server.get("pods", "a", "p") != nil {
+		t.Error("its user was created")
+	}
+}
+
+// TestSourceThatStays: a source of a bound claim that is not gone yet is asked for again. One that can't be
+// deleted is left to the sweep. The restore completes.
+func TestSourceThatStays(t *testing.T) {
+	for name, test := range map[string]struct {
+		left  int
+		err   error
+		calls int
+	}{"gone later": {left: 2, calls: 3}, "an error": {err: errors.New("may not delete it"), calls: 1}, "never gone": {left: 100, calls: attempts}} {
+		t.Run(name, func(t *testing.T) {
+			d := newStorage(t)
+			d.left, d.notWithdrawn = test.left, test.err
+			ended := d.run(t.Context(), kept(t), v1alpha1.RestoreSpec{})
+			want(t, ended, v1alpha1.RestorePhaseCompleted)
+			d.calls(t, append([]string{"Locate", "Offer", "Claim"}, slices.Repeat([]string{"Withdraw"}, test.calls)...)...)
+			if d.server.get("pods", "a", "p") == nil || ended.Status.Warnings > 0 {
+				t.Errorf("its user is missing, or warnings: %+v", ended.Status)
+			}
+		})
+	}
+}
+
+// TestClaimOfAKilledProcess: a restore that continues finds its claim, and goes on waiting for it. It needs
+// the snapshot no more, which may be gone since.
+func TestClaimOfAKilledProcess(t *testing.T) {
+	for name, change := range map[string]func(*storage){
+		"the snapshot is there":         func(*storage) {},
+		"the snapshot is gone":          func(d *storage) { d.missing = errors.New("there is none") },
+		"its source is being deleted":   func(d *storage) { d.notOffered = errors.New("one of this name is being deleted") },
+		"the StorageClass is gone":      func(d *storage) { delete(d.server.objects, "storageclasses.storage.k8s.io//fast") },
+		"the namespace has more claims": func(d *storage) { d.server.add("persistentvolumeclaims", obj("v1", "PersistentVolumeClaim", "a", "b")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newStorage(t)
+			d.server.add("namespaces", obj("v1", "Namespace", "", "a"))
+			d.server.add("persistentvolumeclaims", obj("v1", "PersistentVolumeClaim", "a", "data", with("fast", "spec", "storageClassName"),
+				with(map[string]any{object.AnnotationRestoreUID: "r", format.AnnotationIncomplete: mark{restore: "r", made: true}.String()}, "metadata", "annotations")))
+			before := d.server.get("persistentvolumeclaims", "a", "data").GetUID()
+			change(d)
+			want(t, d.run(t.Context(), kept(t), v1alpha1.RestoreSpec{}), v1alpha1.RestorePhaseCompleted)
+			if len(d.claims) != 1 || !d.claims[0].Provisioned || d.called[len(d.called)-1] != "Withdraw" || len(d.offered) > 0 {
+				t.Errorf("the calls are %q, and left is %v", d.called, d.offered)
+			}
+			if claim := d.server.get("persistentvolumeclaims", "a", "data"); claim == nil || claim.GetUID() != before || markOf(claim) != nil {
+				t.Errorf("the claim is %v", claim)
+			}
+			if d.server.get("pods", "a", "p") == nil {
+				t.Error("its user is missing")
+			}
+		})
+	}
+}
+
+// TestKilledAtAClaimFromASnapshot: whichever request of a process is its last, the next one goes on, and
+// completes the restore. The claim is made once, and no source is left.
+func TestKilledAtAClaimFromASnapshot(t *testing.T) {
+	backup := kept(t)
+	for _, carriedOut := range []bool{false, true} {
+		for n := 1; ; n++ {
+			what := fmt.Sprintf("killed at request %d, carried out: %t", n, carriedOut)
+			d := newStorage(t)
+			ctx, kill := context.WithCancel(t.Context())
+			left := n
+			d.server.fault = func(*http.Request) (int, bool) {
+				if left--; left == 0 {
+					kill()
+				}
+				if left <= 0 {
+					return -1, carriedOut && left == 0
+				}
+				return 0, false
+			}
+			own := *backup
+			d.run(ctx, &own, v1alpha1.RestoreSpec{})
+			kill()
+			d.server.mu.Lock()
+			d.server.fault = nil
+			d.server.mu.Unlock()
+			want(t, d.run(t.Context(), backup, v1alpha1.RestoreSpec{}), v1alpha1.RestorePhaseCompleted)
+			claim := d.server.get("persistentvolumeclaims", "a", "data")
+			if claim == nil || markOf(claim) != nil || claim.GetAnnotations()[object.AnnotationRestoreUID] != "r" || d.server.created["persistentvolumeclaims/a/data"] != 1 {
+				t.Errorf("%s: the claim is %v", what, claim)
+			} else if from, _, _ := unstructured.NestedString(claim.Object, "spec", "dataSource", "name"); from != "offer-of-data" {
+				t.Errorf("%s: it is made from %q", what, from)
+			}
+			if d.server.get("pods", "a", "p") == nil || len(d.offered) > 0 {
+				t.Errorf("%s: its user is missing, or left is %v", what, d.offered)
+			}
+			d.server.server.Close()
+			if left > 0 {
+				break
+			}
+		}
+	}
+}
