@@ -261,6 +261,7 @@ func TestValues(t *testing.T) {
 		"their controller":       {`nodeAgent: {hostPathRoots: [/a, /b]}`, "Deployment holdfast/holdfast-controller", []string{`"--host-path-roots=/a,/b"`}},
 		"deletion by admins":     {`deletionByAdmins: {enabled: true}`, "ClusterRole /holdfast-admin", []string{`"rbac.authorization.k8s.io/aggregate-to-admin":"true"`}},
 		"snapshots":              {`snapshots: {enabled: true}`, "Deployment holdfast/holdfast-controller", []string{`"--snapshots"`}},
+		"snapshots that stay":    {`snapshots: {enabled: true, moveData: false}`, "Deployment holdfast/holdfast-controller", []string{`"--snapshots"`, `"--default-snapshot-move-data=false"`}},
 		"their rights":           {`snapshots: {enabled: true}`, "ClusterRoleBinding /holdfast-snapshots", []string{`"name":"holdfast-controller"`, `"namespace":"holdfast"`}},
 		"impersonation":          {`constrainedImpersonation: {enabled: true}`, "ClusterRole /holdfast-impersonator", []string{`"impersonate:user-info"`}},
 		"metrics":                {`podMonitor: {enabled: true, interval: 30s, labels: {release: p}}`, "PodMonitor holdfast/holdfast", []string{`"interval":"30s"`, `"labels":{"release":"p"}`, `["holdfast","holdfast-agents"]`}},

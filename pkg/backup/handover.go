@@ -10,8 +10,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
@@ -83,11 +86,10 @@ func (e *execution) move(ctx context.Context, moving []*format.Volume) error {
 
 // goOn moves the data of a backup that an earlier attempt has read.
 func (e *execution) goOn(ctx context.Context) error {
-	var handover *format.Handover
-	err := e.folder.Read(ctx, format.HandoverKey(e.storeName), func(r io.Reader) (err error) {
-		handover, err = format.ReadHandover(r)
-		return err
-	})
+	handover, err := e.readHandover(ctx)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
 	if err != nil {
 		return fmt.Errorf("the backup was read by an earlier process, and what it has stored for this one can't be read: %w", err)
 	}
@@ -100,7 +102,8 @@ func (e *execution) goOn(ctx context.Context) error {
 	e.log.Include(handover.Log, runlog.MaxBytes/2)
 	e.log.write(slog.LevelInfo, "the process that has read the cluster is gone, and the data of the snapshots is moved by the next", slog.Int("attempt", e.request.Attempt))
 	for _, volume := range e.volumes {
-		if err := retried(ctx, e.Retry, func() error { return e.Volumes.Submit(ctx, volume) }); err != nil && ctx.Err() == nil {
+		err := retried(ctx, e.Retry, func() error { return e.Volumes.Submit(ctx, volume) })
+		if err != nil && ctx.Err() == nil && !volume.Status.Phase.Done() {
 			now := metav1.NewTime(e.Clock.Now())
 			volume.Status = enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseFailed, Message: "it could not be handed over: " + err.Error(), CompletionTimestamp: &now}
 			e.findings.conclude([]*format.Volume{volume})
@@ -108,6 +111,20 @@ func (e *execution) goOn(ctx context.Context) error {
 	}
 	moving, _ := stillMoving(e.volumes)
 	return e.move(ctx, moving)
+}
+
+// readHandover waits for a store that does not answer: what was read and moved for hours is in it.
+func (e *execution) readHandover(ctx context.Context) (handover *format.Handover, err error) {
+	backoff := wait.Backoff{Duration: time.Second, Factor: 2, Cap: time.Minute, Steps: math.MaxInt32}
+	for {
+		err = e.folder.Read(ctx, format.HandoverKey(e.storeName), func(r io.Reader) (err error) {
+			handover, err = format.ReadHandover(r)
+			return err
+		})
+		if !errors.Is(err, store.ErrUnavailable) || sleep(ctx, &backoff) != nil {
+			return handover, err
+		}
+	}
 }
 
 // dropHandover removes the handover of a backup that has ended. If that fails, it stays until the backup

@@ -6,6 +6,7 @@ package backup
 import (
 	"context"
 	"errors"
+	"io"
 	"slices"
 	"strings"
 	"testing"
@@ -14,6 +15,8 @@ import (
 
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
+	"github.com/holdfast-io/holdfast/pkg/store"
+	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
 
 // movingFixture is an encrypted backup of three ConfigMaps, a hooked pod whose claim is cut, a volume that
@@ -174,6 +177,40 @@ func TestHandoverIsMissing(t *testing.T) {
 	}
 }
 
+// TestHandoverOfAStoreThatIsAway: the next attempt waits for its store, as long as the backup may take.
+func TestHandoverOfAStoreThatIsAway(t *testing.T) {
+	f := movingFixture(t)
+	f.noted()
+	ctx, end := context.WithCancel(t.Context())
+	f.volumes.wait = func(context.Context) error {
+		if f.request.Moving {
+			end()
+		}
+		return ctx.Err()
+	}
+	_, _, _ = f.attempt(ctx, 1, goOn)
+	f.volumes.wait = nil
+	request, deps, away := f.request, f.deps, &awayStore{f.store, 5} // more than Retry has steps
+	request.Attempt, deps.Store, deps.Progress = 2, away, &Progress{}
+	if outcome, err := Run(t.Context(), request, deps); err != nil || outcome.Status.Phase != v1alpha1.BackupPhaseCompleted || away.left != 0 {
+		t.Errorf("%+v, %v, and %d more tries fail", outcome, err, away.left)
+	}
+}
+
+// awayStore does not give the handover so many times.
+type awayStore struct {
+	*storetest.Faulty
+	left int
+}
+
+func (s *awayStore) Get(ctx context.Context, key string) (io.ReadCloser, error) {
+	if key == format.HandoverKey("b") && s.left > 0 {
+		s.left--
+		return nil, store.ErrUnavailable
+	}
+	return s.Faulty.Get(ctx, key)
+}
+
 // TestMovedVolumeThatCantBeHandedOver: it is an error of the backup that names it.
 func TestMovedVolumeThatCantBeHandedOver(t *testing.T) {
 	f := movingFixture(t)
@@ -187,10 +224,7 @@ func TestMovedVolumeThatCantBeHandedOver(t *testing.T) {
 	}
 	_, _, _ = f.attempt(ctx, 1, goOn)
 	f.volumes.wait, f.volumes.submit = nil, func(volume *format.Volume) error {
-		if volume.Status.Phase.Done() {
-			return nil
-		}
-		return errors.New("no repository")
+		return errors.New("no repository") // also for the one that has ended, and stays so
 	}
 	outcome, _, err := f.attempt(t.Context(), 2, goOn)
 	errs := f.results(t).Errors.Namespaces["shop"]

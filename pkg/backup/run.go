@@ -144,7 +144,7 @@ type Outcome struct {
 func Run(ctx context.Context, request Request, deps Dependencies) (Outcome, error) {
 	e := newExecution(ctx, request, deps)
 	outcome, err := e.run(ctx)
-	if outcome.Stored && (request.Moving || e.readStored) {
+	if outcome.Stored && (request.Attempt > 1 || e.readStored) {
 		e.dropHandover(e.Ending)
 	}
 	return outcome, err

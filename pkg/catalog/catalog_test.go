@@ -696,6 +696,9 @@ func TestMethodInStorage(t *testing.T) {
 		if err != nil || (got.Method == MethodInStorage) != kept || (got.Message == format.KeptInStorage) != kept || kept && got.SnapshotName != "snap-1" {
 			t.Errorf("%s: listed is %+v, %v", phase, got, err)
 		}
+		if r := newRow(&got, nil); kept && holds(r) {
+			t.Error("it counts as a second copy")
+		}
 		if sum := sum(pack([]row{newRow(&got, nil)}), nil, nil); (sum.InStorage == 1) != kept || sum.Total != 1 {
 			t.Errorf("%s: counted is %+v", phase, sum)
 		}

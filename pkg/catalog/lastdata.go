@@ -125,9 +125,11 @@ func claimsOf(e *entry, wanted func(claim Claim, row int) bool) []Claim {
 	return slices.Compact(claims)
 }
 
+// holds reports whether a row is a copy of a claim's data that can be restored. A snapshot in the storage of
+// the volume is no second copy.
 func holds(r row) bool {
 	s := r.shape.Value()
-	return r.state == stateCompleted && s.claimName != "" && s.method != format.UploaderRestic
+	return r.state == stateCompleted && s.claimName != "" && s.method != format.UploaderRestic && s.method != MethodInStorage
 }
 
 // canBring reports whether this cluster vouches for a backup whose data may be restored. Doubts

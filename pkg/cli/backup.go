@@ -313,7 +313,7 @@ func (f *backupFlags) addTo(flags *pflag.FlagSet) {
 	flags.StringVar(&f.policies, "resource-policies-configmap", "", "ConfigMap with volume policies.")
 	f.volumes.addTo(flags, "default-volumes-to-fs-backup", "Files of all volumes, or of those that pods name. Default: of all claims.")
 	f.snapshots.addTo(flags, "snapshot-volumes", "Read the data of claims from snapshots by their CSI drivers. Default: if the driver's class is labelled for it.")
-	f.moveData.addTo(flags, "snapshot-move-data", "Move the data of snapshots into the storage location. If false, they stay in the storage of their volumes, and are no second copies. Default: the cluster's, true.")
+	f.moveData.addTo(flags, "snapshot-move-data", "Move the data of snapshots into the storage location. If false, they stay in the storage of their volumes, and are no second copies. Default: the controller's.")
 	flags.DurationVar(&f.cutTimeout, "csi-snapshot-timeout", 0, "Time until a snapshot must be cut. Default: 10m.")
 	flags.DurationVar(&f.readyTimeout, "item-operation-timeout", 0, "Time from its cut until a snapshot must be ready to use. Default: 4h.")
 	f.referenced.addTo(flags, "include-referenced", "Include what selected objects need. Default: true.")

@@ -86,7 +86,7 @@ type SnapshotSource struct {
 
 // InStorage reports whether the volume's only copy is a snapshot in its own storage.
 func (v *Volume) InStorage() bool {
-	return v.Snapshot != nil && v.Snapshot.Kept && v.Status.Phase == enginev1alpha1.VolumePhaseCompleted
+	return v.Snapshot != nil && v.Snapshot.Kept && v.Snapshot.Cut != nil && v.Status.SnapshotID == "" && v.Status.Phase == enginev1alpha1.VolumePhaseCompleted
 }
 
 // SnapshotCut is a stored snapshot, and the objects about it in the cluster.

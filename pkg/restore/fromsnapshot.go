@@ -4,11 +4,13 @@
 package restore
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 
+	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -59,12 +61,19 @@ func (e *execution) locate(ctx context.Context, item *manifest.Item, about subje
 	if found, err = e.Snapshots.Locate(ctx, e.wanted(item, about)); err != nil {
 		return found, fmt.Errorf("its data is a snapshot in the storage of its volume: %w", err)
 	}
+	mode, _, _ := unstructured.NestedString(desired.Object, "spec", "volumeMode")
+	if of := cmp.Or(mode, string(corev1.PersistentVolumeFilesystem)); found.Mode != "" && of != found.Mode {
+		return found, fmt.Errorf("its data is a snapshot of a volume of the mode %s, and the claim has the mode %s: leave its mode as it was", found.Mode, of)
+	}
 	name, named, _ := unstructured.NestedString(desired.Object, "spec", "storageClassName")
 	switch {
 	case !named: // the cluster gives it its default one
 		defaults, err := e.defaultsOf(ctx, classKind)
-		if err != nil || len(defaults) == 0 {
+		if err != nil {
 			return found, err
+		}
+		if len(defaults) == 0 {
+			return found, fmt.Errorf("its data is a snapshot of the driver %s, it names no StorageClass, and the cluster has no default one: make one of the driver the default", found.Driver)
 		}
 		name = defaults[0].GetName()
 	case name == "":

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -236,12 +237,19 @@ func TestNoClaimFromASnapshot(t *testing.T) {
 		"the class is missing":      {class: "gone", says: []string{"a snapshot of the driver ebs, and there is no StorageClass gone", "storageClassMapping"}, calls: []string{"Locate"}},
 		"the class is of another":   {class: "nfs", says: []string{"the StorageClass nfs is of nfs.example.com", "storageClassMapping"}, calls: []string{"Locate"}},
 		"the snapshot is of others": {change: func(d *storage, _ *Dependencies) { d.found.Driver = "gce" }, says: []string{"a snapshot of the driver gce, and the StorageClass fast is of ebs"}, calls: []string{"Locate"}},
+		"the mode is another":       {change: func(d *storage, _ *Dependencies) { d.found.Mode = "Block" }, says: []string{"a snapshot of a volume of the mode Block, and the claim has the mode Filesystem"}, calls: []string{"Locate"}},
+		"no class, and no default":  {class: "-", says: []string{"it names no StorageClass, and the cluster has no default one"}, calls: []string{"Locate"}},
+		"an empty class":            {class: " ", says: []string{"it names no StorageClass: map its empty one"}, calls: []string{"Locate"}},
 		"the offer fails":           {change: func(d *storage, _ *Dependencies) { d.notOffered = errors.New("may not create it") }, says: []string{"may not create it"}, calls: []string{"Locate", "Offer"}, runs: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			changes := []func(map[string]any){}
-			if test.class != "" {
-				changes = append(changes, with(test.class, "spec", "storageClassName"))
+			switch test.class {
+			case "":
+			case "-":
+				changes = append(changes, func(o map[string]any) { unstructured.RemoveNestedField(o, "spec", "storageClassName") })
+			default:
+				changes = append(changes, with(strings.TrimSpace(test.class), "spec", "storageClassName"))
 			}
 			if test.uid != "" {
 				changes = append(changes, func(o map[string]any) { unstructured.RemoveNestedField(o, "metadata", "uid") })
@@ -292,6 +300,10 @@ func TestClassOfAClaimFromASnapshot(t *testing.T) {
 			d := newStorage(t)
 			d.class("slow", "ebs")
 			d.class("nfs", "nfs.example.com")
+			if test.class == "" {
+				d.server.add("storageclasses.storage.k8s.io", obj("storage.k8s.io/v1", "StorageClass", "", "usual", with("ebs", "provisioner"),
+					with(map[string]any{"storageclass.kubernetes.io/is-default-class": "true"}, "metadata", "annotations")))
+			}
 			want(t, d.run(t.Context(), backup, v1alpha1.RestoreSpec{StorageClassMapping: test.mapping}), v1alpha1.RestorePhaseCompleted)
 			d.calls(t, "Locate", "Offer", "Claim", "Withdraw")
 			if class, _, _ := unstructured.NestedString(d.server.get("persistentvolumeclaims", "a", "data").Object, "spec", "storageClassName"); class != test.want {

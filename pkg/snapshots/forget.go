@@ -62,9 +62,20 @@ func (c *Client) Forget(ctx context.Context, content string, uid types.UID) (wai
 	}
 }
 
-// Discard begins to forget all snapshots of a backup that was deleted. It waits for no driver: the sweep
-// ends what is begun, by the policy that only this package sets on a content that is held.
-func (c *Client) Discard(ctx context.Context, backup types.UID) error {
+// Leave has the sweep forget a kept cut when its backup has ended: its volume has failed.
+func (c *Client) Leave(ctx context.Context, content string) error {
+	found, err := get[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), content)
+	if err != nil || found == nil || found.Labels[LabelCluster] != c.clusterUID {
+		return err
+	}
+	_, err = c.patch(ctx, found, map[string]any{"labels": map[string]string{LabelMoved: "true"}}, nil)
+	return err
+}
+
+// Discard begins to forget all snapshots of a backup that was deleted from its location. A copy of it in
+// another one has none. It waits for no driver: the sweep ends what is begun, by the policy that only this
+// package sets on a content that is held.
+func (c *Client) Discard(ctx context.Context, backup types.UID, storeName, location string) error {
 	contents, err := list[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), LabelCluster+"="+c.clusterUID+","+LabelBackup+"="+string(backup))
 	if apierrors.IsNotFound(err) {
 		return nil
@@ -74,6 +85,9 @@ func (c *Client) Discard(ctx context.Context, backup types.UID) error {
 	}
 	var failures []error
 	for i := range contents {
+		if ofName, ofLocation := Place(contents[i].Labels); ofName != storeName || ofLocation != location {
+			continue
+		}
 		waitsFor, err := (&forgetting{Client: c}).step(ctx, &contents[i])
 		if err == nil && contents[i].Spec.Policy != Delete {
 			var left *VolumeSnapshotContent

@@ -198,7 +198,7 @@ func (m *Mover) make(ctx context.Context, v *Volume, taken *Taken) (waitsFor str
 	for key, value := range labels {
 		spread[key] = value
 	}
-	content, snapshot := static(m.namespace, v.name(), v.Driver, v.Class, taken.Handle, spread)
+	content, snapshot := static(m.namespace, v.name(), Found{Driver: v.Driver, Class: v.Class, Handle: taken.Handle}, spread)
 	for _, made := range []struct {
 		in     dynamic.ResourceInterface
 		object *unstructured.Unstructured

@@ -47,6 +47,8 @@ func (w *Wanted) name() string {
 // Found is a stored snapshot.
 type Found struct {
 	Driver, Class, Handle string
+	// Mode is the volume's, Filesystem or Block; empty if it is not known.
+	Mode string
 	// Size is the least size of a volume from it, in bytes; 0 if the driver does not say.
 	Size int64
 }
@@ -70,7 +72,7 @@ func (c *Client) Locate(ctx context.Context, w Wanted) (Found, error) {
 		_, second := attempt(b.Labels)
 		return cmp.Or(cmp.Compare(first, second), cmp.Compare(a.Status.Created, b.Status.Created))
 	})
-	found := Found{Driver: newest.Spec.Driver, Class: newest.Spec.Class, Handle: newest.Status.Handle, Size: newest.Status.Size}
+	found := Found{Driver: newest.Spec.Driver, Class: newest.Spec.Class, Handle: newest.Status.Handle, Mode: newest.Spec.Mode, Size: newest.Status.Size}
 	classes, err := c.Classes(ctx)
 	if err != nil {
 		return Found{}, fmt.Errorf("read the cluster's VolumeSnapshotClasses: %w", err)
@@ -85,7 +87,7 @@ func (c *Client) Locate(ctx context.Context, w Wanted) (Found, error) {
 // a content of its own, which is Retain for ever. It may be repeated.
 func (c *Client) Offer(ctx context.Context, w Wanted, found Found) (snapshot string, err error) {
 	labels := map[string]any{LabelOfferCluster: c.clusterUID, LabelOfferRestore: string(w.Restore), "app.kubernetes.io/managed-by": "holdfast", format.LabelExclude: "true"}
-	content, snapshotObject := static(w.Namespace, w.name(), found.Driver, found.Class, found.Handle, labels)
+	content, snapshotObject := static(w.Namespace, w.name(), found, labels)
 	for _, made := range []struct {
 		in     dynamic.ResourceInterface
 		object *unstructured.Unstructured
@@ -146,15 +148,18 @@ func (c *Client) WithdrawOffer(ctx context.Context, offer Offered) (gone bool, e
 }
 
 // static returns a second content for a stored snapshot, which is Retain for ever, and its VolumeSnapshot.
-func static(namespace, name, driver, class, handle string, labels map[string]any) (content, snapshot *unstructured.Unstructured) {
+func static(namespace, name string, of Found, labels map[string]any) (content, snapshot *unstructured.Unstructured) {
 	ofContent := map[string]any{
-		"driver": driver, "deletionPolicy": Retain,
-		"source":            map[string]any{"snapshotHandle": handle},
+		"driver": of.Driver, "deletionPolicy": Retain,
+		"source":            map[string]any{"snapshotHandle": of.Handle},
 		"volumeSnapshotRef": map[string]any{"apiVersion": Version.String(), "kind": "VolumeSnapshot", "namespace": namespace, "name": name},
 	}
 	ofSnapshot := map[string]any{"source": map[string]any{"volumeSnapshotContentName": name}}
-	if class != "" {
-		ofContent["volumeSnapshotClassName"], ofSnapshot["volumeSnapshotClassName"] = class, class
+	if of.Class != "" {
+		ofContent["volumeSnapshotClassName"], ofSnapshot["volumeSnapshotClassName"] = of.Class, of.Class
+	}
+	if of.Mode != "" { // the provisioner makes no volume of another mode
+		ofContent["sourceVolumeMode"] = of.Mode
 	}
 	content = &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": Version.String(), "kind": "VolumeSnapshotContent",

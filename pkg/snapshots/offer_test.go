@@ -188,7 +188,7 @@ func TestWithoutAnAnswer(t *testing.T) {
 		_, err := s.client().Locate(t.Context(), wants())
 		expectError(t, err)
 		offers, listErr := s.client().Offers(t.Context())
-		discardErr := s.client().Discard(t.Context(), "backup")
+		discardErr := s.client().Discard(t.Context(), "backup", "nightly", "default")
 		if told := answer == denied; len(offers) > 0 || errors.Is(err, denied) != told || errors.Is(listErr, denied) != told || errors.Is(discardErr, denied) != told ||
 			!told && (listErr != nil || discardErr != nil) {
 			t.Errorf("%v: got %v; %v, %v; %v", answer, err, offers, listErr, discardErr)
@@ -298,7 +298,7 @@ func TestOfferIsRefused(t *testing.T) {
 			s, w := newSidecars(t), wants()
 			s.absent = true
 			labels := map[string]any{LabelOfferCluster: ours, LabelOfferRestore: "restore"}
-			content, snapshot := static(w.Namespace, w.name(), "d", "fast", "h", labels)
+			content, snapshot := static(w.Namespace, w.name(), Found{Driver: "d", Class: "fast", Handle: "h"}, labels)
 			object, resource := snapshot, Snapshots
 			if test.content {
 				object, resource = content, Contents
@@ -397,7 +397,7 @@ func TestWithdrawWaits(t *testing.T) {
 	for _, resource := range []string{"VolumeSnapshot", "VolumeSnapshotContent"} {
 		s, w := newSidecars(t), wants()
 		s.away = true
-		content, snapshot := static(w.Namespace, w.name(), "d", "fast", "h", map[string]any{LabelOfferCluster: ours})
+		content, snapshot := static(w.Namespace, w.name(), Found{Driver: "d", Class: "fast", Handle: "h"}, map[string]any{LabelOfferCluster: ours})
 		content.SetFinalizers([]string{finalizerBound})
 		annotate(content, annotationBeingDeleted)
 		now := metav1.Now()
@@ -425,7 +425,7 @@ func TestWithdrawLeavesOthers(t *testing.T) {
 		"of the restore, and of no cluster": {LabelOfferCluster: "", LabelOfferRestore: "restore"},
 	} {
 		s, w := newSidecars(t), wants()
-		content, snapshot := static(w.Namespace, w.name(), "d", "fast", "h", labels)
+		content, snapshot := static(w.Namespace, w.name(), Found{Driver: "d", Class: "fast", Handle: "h"}, labels)
 		s.add(content)
 		s.add(snapshot)
 		if gone, err := s.client().Withdraw(t.Context(), w); !gone || err != nil || len(s.requests) > 0 || len(s.snapshots()) != 1 || len(s.names()) != 1 {
@@ -437,7 +437,7 @@ func TestWithdrawLeavesOthers(t *testing.T) {
 // TestWithdrawBesideATenant: a VolumeSnapshot that is not the offer's stays, and the offer's content goes.
 func TestWithdrawBesideATenant(t *testing.T) {
 	s, w := newSidecars(t), wants()
-	content, snapshot := static(w.Namespace, w.name(), "d", "fast", "h", map[string]any{LabelOfferCluster: ours})
+	content, snapshot := static(w.Namespace, w.name(), Found{Driver: "d", Class: "fast", Handle: "h"}, map[string]any{LabelOfferCluster: ours})
 	snapshot.SetLabels(nil)
 	s.add(content)
 	s.add(snapshot)
@@ -489,9 +489,9 @@ func TestOffers(t *testing.T) {
 	s, first, second := newSidecars(t), wants(), wants()
 	second.Restore, second.Namespace = "second", "other"
 	original := s.kept(volume())
-	content, _ := static("new", "hf-foreign", "d", "fast", "h", map[string]any{LabelOfferCluster: "that"})
+	content, _ := static("new", "hf-foreign", Found{Driver: "d", Class: "fast", Handle: "h"}, map[string]any{LabelOfferCluster: "that"})
 	s.add(content)
-	exposure, _ := static("holdfast-snapshots", "hf-mover", "d", "fast", "h", map[string]any{LabelMoverCluster: ours})
+	exposure, _ := static("holdfast-snapshots", "hf-mover", Found{Driver: "d", Class: "fast", Handle: "h"}, map[string]any{LabelMoverCluster: ours})
 	s.add(exposure)
 	s.offered(first)
 	s.offered(second)
@@ -628,7 +628,7 @@ func TestDiscard(t *testing.T) {
 					s.away = away
 					for range 2 { // it may be repeated
 						began := time.Now()
-						if err := s.client().Discard(t.Context(), "going"); err != nil {
+						if err := s.client().Discard(t.Context(), "going", "nightly", "default"); err != nil {
 							t.Fatal(err)
 						}
 						if took := time.Since(began); took > 0 {
@@ -691,7 +691,7 @@ func TestDiscardFails(t *testing.T) {
 			}
 			return test.answer
 		}
-		err := s.client().Discard(t.Context(), "going")
+		err := s.client().Discard(t.Context(), "going", "nightly", "default")
 		if test.told {
 			expectError(t, err, leaving[0])
 		} else if err != nil {
@@ -701,8 +701,70 @@ func TestDiscardFails(t *testing.T) {
 			t.Errorf("%v: the other content stays", test.answer)
 		}
 		s.before = nil
-		if err := s.client().Discard(t.Context(), "going"); err != nil || test.told && s.object(Contents, "", leaving[0]).GetDeletionTimestamp() == nil {
+		if err := s.client().Discard(t.Context(), "going", "nightly", "default"); err != nil || test.told && s.object(Contents, "", leaving[0]).GetDeletionTimestamp() == nil {
 			t.Errorf("%v: again: %v", test.answer, err)
+		}
+	}
+}
+
+// TestDiscardOfACopy: the deletion of a copy of a backup, in another location or by another name, discards no
+// snapshot.
+func TestDiscardOfACopy(t *testing.T) {
+	s := newSidecars(t)
+	content := s.kept(volume())
+	for _, at := range [][2]string{{"nightly", "archive"}, {"copy", "default"}} {
+		if err := s.client().Discard(t.Context(), "backup", at[0], at[1]); err != nil || s.object(Contents, "", content).GetDeletionTimestamp() != nil {
+			t.Errorf("%v: the original leaves, %v", at, err)
+		}
+	}
+	if err := s.client().Discard(t.Context(), "backup", "nightly", "default"); err != nil || s.object(Contents, "", content).GetDeletionTimestamp() == nil {
+		t.Errorf("the original stays, %v", err)
+	}
+}
+
+// TestNamesOfAttempts: an attempt that keeps a snapshot finds no cut of one that moves, which leaves with its run.
+func TestNamesOfAttempts(t *testing.T) {
+	kept, moved := volume(), volume()
+	kept.Moved, moved.Moved = false, true
+	again := kept
+	if kept.name() == moved.name() || kept.name() != again.name() {
+		t.Errorf("the names are %s and %s", kept.name(), moved.name())
+	}
+}
+
+// TestLeave: a kept snapshot of a failed volume leaves when its backup has ended, also if that is stored.
+func TestLeave(t *testing.T) {
+	s := newSidecars(t)
+	content := s.kept(volume())
+	for range 2 {
+		if err := s.client().Leave(t.Context(), content); err != nil {
+			t.Fatal(err)
+		}
+	}
+	left, err := decode[VolumeSnapshotContent](s.object(Contents, "", content))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for fate, leaves := range map[Fate]bool{Live: false, Stored: true, Unknown: true} {
+		d := Decide(View{ClusterUID: ours, Contents: []VolumeSnapshotContent{*left}, Fates: map[types.UID]Fate{"backup": fate}})
+		if (len(d.Forget) == 1) != leaves {
+			t.Errorf("%v: it leaves: %t", fate, len(d.Forget) == 1)
+		}
+	}
+	if err := s.client().Leave(t.Context(), "missing"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestAForgedAttempt: a VolumeSnapshot that a tenant has labelled as a later attempt deletes no snapshot.
+func TestAForgedAttempt(t *testing.T) {
+	for _, fate := range []Fate{Live, Stored} {
+		v := newScene().content("a", "b", func(c *VolumeSnapshotContent) { c.Labels[LabelAttempt] = "1" }).fate("b", fate).View
+		forged := VolumeSnapshot{ObjectMeta: metav1.ObjectMeta{Name: "hf-" + strings.Repeat("0", 32), Namespace: "shop", UID: "forged", Labels: maps.Clone(v.Contents[0].Labels)}}
+		forged.Labels[LabelAttempt] = "999"
+		v.Snapshots = append(v.Snapshots, forged)
+		if d := Decide(v); len(d.Forget) > 0 {
+			t.Errorf("%v: it leaves", fate)
 		}
 	}
 }

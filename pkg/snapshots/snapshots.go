@@ -137,6 +137,8 @@ type ContentSpec struct {
 	Driver string                 `json:"driver"`
 	Class  string                 `json:"volumeSnapshotClassName,omitempty"`
 	Source ContentSource          `json:"source"`
+	// Mode is the volume's, Filesystem or Block, or empty.
+	Mode string `json:"sourceVolumeMode,omitempty"`
 }
 
 // ContentSource is a volume that is cut, or a stored snapshot.
@@ -245,6 +247,9 @@ func name(parts ...string) string {
 
 func (v *Volume) name() string {
 	parts := []string{string(v.Backup), string(v.ClaimUID)}
+	if !v.Moved { // another attempt may decide otherwise, and must not find a cut that leaves
+		parts = append(parts, "kept")
+	}
 	if v.Attempt > 0 {
 		parts = append(parts, strconv.Itoa(int(v.Attempt)))
 	}

@@ -93,7 +93,6 @@ func Decide(v View) Decision {
 	for i := range v.Snapshots {
 		if of := &v.Snapshots[i]; d.ours(of.Labels) && ownName.MatchString(of.Name) {
 			d.snapshots[of.UID] = of
-			d.see(of.Labels)
 		}
 	}
 	for i := range v.Contents {
@@ -110,7 +109,8 @@ type decider struct {
 	View
 	Decision
 	snapshots map[types.UID]*VolumeSnapshot
-	// newest has the newest attempt that cuts a claim with hooks.
+	// newest has the newest attempt that has cut a claim between hooks, by the contents: tenants can't
+	// change these.
 	newest map[string]int
 }
 

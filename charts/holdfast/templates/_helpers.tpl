@@ -17,6 +17,9 @@
 {{- define "holdfast.args.controller" -}}
 {{- if .Values.snapshots.enabled -}}
 - --snapshots
+{{ if not .Values.snapshots.moveData -}}
+- --default-snapshot-move-data=false
+{{ end -}}
 {{ end -}}
 {{- with .Values.restore.image -}}
 - --restore-image={{ . }}

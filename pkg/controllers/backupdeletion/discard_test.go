@@ -38,7 +38,10 @@ type discards struct {
 	metadata, owners, gone int
 }
 
-func (d *discards) discard(_ context.Context, uid types.UID) error {
+func (d *discards) discard(_ context.Context, uid types.UID, storeName, location string) error {
+	if storeName != d.name || location != "default" {
+		d.w.Errorf("discarded is %s in %s", storeName, location)
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.uids = append(d.uids, uid)
@@ -72,7 +75,7 @@ func (w *world) has(key string) bool {
 }
 
 // startDiscarding is start with a DiscardSnapshots, which may be nil.
-func (w *world) startDiscarding(discard func(context.Context, types.UID) error) {
+func (w *world) startDiscarding(discard func(context.Context, types.UID, string, string) error) {
 	w.Helper()
 	records := enginefactory.NewSharedInformerFactory(w.Cluster, 0)
 	engine := records.Engine().V1alpha1()

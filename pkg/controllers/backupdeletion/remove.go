@@ -169,7 +169,7 @@ func (c *Controller) discardSnapshots(ctx context.Context, run *enginev1alpha1.B
 	if c.DiscardSnapshots == nil {
 		return nil
 	}
-	err := c.DiscardSnapshots(ctx, backupUID(run))
+	err := c.DiscardSnapshots(ctx, backupUID(run), run.Name, run.Spec.Backup.StorageLocation)
 	if err != nil && ctx.Err() == nil {
 		return &obstacle{text: "the deletion waits until the snapshots of its volumes can be deleted", detail: err.Error(), attempted: true}
 	}

@@ -64,7 +64,7 @@ const (
 	// DefaultVolumeTimeout is the default of Config.VolumeTimeout.
 	DefaultVolumeTimeout = 4 * time.Hour
 	// maxMoving bounds the runs that only move data. Each keeps a worker, and no place.
-	maxMoving = 100
+	maxMoving = 500
 	// DefaultTimeout is the default of Config.Timeout.
 	DefaultTimeout = 24 * time.Hour
 )

@@ -244,13 +244,18 @@ type record struct {
 
 // Pending implements PendingHooks.
 func (r *record) Pending(ctx context.Context, pods []enginev1alpha1.PodReference) error {
-	return r.change(ctx, func(status *enginev1alpha1.BackupRunStatus) { status.PendingHooks = pods })
+	return r.change(ctx, func(status *enginev1alpha1.BackupRunStatus) bool {
+		status.PendingHooks = pods
+		return true
+	})
 }
 
 // Moving implements Notes: the run's slot and namespaces are free from here on. Its hooks have ended.
 func (r *record) Moving(ctx context.Context) error {
-	err := r.change(ctx, func(status *enginev1alpha1.BackupRunStatus) {
+	err := r.change(ctx, func(status *enginev1alpha1.BackupRunStatus) bool {
+		written := status.Phase == v1alpha1.BackupPhaseWaitingForPluginOperations // and the answer was lost
 		status.Phase, status.PendingHooks = v1alpha1.BackupPhaseWaitingForPluginOperations, nil
+		return !written
 	})
 	if err == nil {
 		r.leavePlace()
@@ -258,18 +263,15 @@ func (r *record) Moving(ctx context.Context) error {
 	return err
 }
 
-// change refuses with ErrTakenOver for a run that another process has ended or taken over, or that
-// only moves data.
-func (r *record) change(ctx context.Context, change func(*enginev1alpha1.BackupRunStatus)) error {
+// change writes the status, if change reports that there is something to write. It refuses with
+// ErrTakenOver for a run that another process has ended or taken over.
+func (r *record) change(ctx context.Context, change func(*enginev1alpha1.BackupRunStatus) bool) error {
 	backoff := wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 8}
 	for {
 		lost := false
 		err := r.Write(ctx, func(run *enginev1alpha1.BackupRun) bool {
-			lost = run.Status.Phase != v1alpha1.BackupPhaseInProgress
-			if !lost {
-				change(&run.Status)
-			}
-			return !lost
+			lost = !run.Status.Phase.Executing()
+			return !lost && change(&run.Status)
 		})
 		switch {
 		case lost, errors.Is(err, runs.ErrTakenOver):

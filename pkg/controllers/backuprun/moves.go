@@ -28,6 +28,8 @@ const (
 	// hidePatience is the time after which an exposure that is not gone has no place any more: a pod
 	// of a lost node must not keep others from theirs.
 	hidePatience = 2 * time.Minute
+	// leaveTimeout bounds the note that a snapshot is not needed.
+	leaveTimeout = 10 * time.Second
 	// retryInterval is the interval of attempts to hand an exposed snapshot over.
 	retryInterval = 2 * time.Second
 )
@@ -39,6 +41,7 @@ type Mover interface {
 	Place(ctx context.Context) (leave func(), err error)
 	Expose(ctx context.Context, v snapshots.Volume, taken snapshots.Taken, report func(string)) (snapshots.Exposed, error)
 	Hide(ctx context.Context, v snapshots.Volume) (gone bool, err error)
+	Leave(ctx context.Context, content string) error
 }
 
 // submitSnapshot begins to cut and to move a volume. An upload of an earlier attempt goes on.
@@ -50,7 +53,8 @@ func (v *volumes) submitSnapshot(ctx context.Context, volume *format.Volume) err
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("looking for the upload of the claim %s/%s: %w", volume.Pod.Namespace, volume.ClaimName, err)
 	}
-	found := err == nil
+	// An earlier attempt may have decided to move what this one keeps: its upload is not needed.
+	found := err == nil && !volume.Snapshot.Kept
 	u := &upload{volume: volume, submitted: v.c.Clock.Now(), wait: waits.For(ctx, volume.Pod.Namespace, textOf(volume)), preparing: !found, taken: volume.Snapshot.Cut, at: v.run.Status.StartTimestamp}
 	u.cut = found || u.taken != nil
 	if u.taken != nil {
@@ -130,8 +134,9 @@ func (v *volumes) move(ctx context.Context, u *upload, of snapshots.Volume) {
 			return
 		}
 	}
-	if !of.Moved {
-		return // nothing was exposed
+	if !of.Moved { // nothing was exposed
+		v.leave(ctx, u)
+		return
 	}
 	for begun := v.c.Clock.Now(); ; {
 		gone, err := v.c.Mover.Hide(ctx, of)
@@ -201,6 +206,21 @@ func (v *volumes) keep(u *upload) {
 	if !u.status.Phase.Done() { // it may have been given up
 		now := metav1.NewTime(v.c.Clock.Now())
 		u.status = enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, CompletionTimestamp: &now}
+	}
+}
+
+// leave has the sweep forget a snapshot of a volume that has failed: no backup lists it.
+func (v *volumes) leave(ctx context.Context, u *upload) {
+	v.mu.Lock()
+	taken, failed := u.taken, u.status.Phase == enginev1alpha1.VolumePhaseFailed
+	v.mu.Unlock()
+	if taken == nil || !failed {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
+	defer cancel()
+	if err := v.c.Mover.Leave(ctx, taken.Content); err != nil {
+		klog.FromContext(ctx).Info("A snapshot that no backup lists stays until its backup is deleted", "volumeSnapshotContent", taken.Content, "err", err)
 	}
 }
 

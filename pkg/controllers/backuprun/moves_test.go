@@ -39,6 +39,7 @@ type mover struct {
 	mu                  sync.Mutex
 	cut, exposed        []snapshots.Volume
 	hidden, places, top int
+	left                []string
 }
 
 func (m *mover) wait(ctx context.Context, held chan struct{}, report func(string)) error {
@@ -61,7 +62,7 @@ func (m *mover) Cut(ctx context.Context, v snapshots.Volume, report func(string)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.cut = append(m.cut, v)
-	return snapshots.Taken{Handle: "handle", Size: 7, Time: instant}, m.cutFails
+	return snapshots.Taken{Handle: "handle", Content: "content", Size: 7, Time: instant}, m.cutFails
 }
 
 func (m *mover) AwaitReady(ctx context.Context, v snapshots.Volume, taken snapshots.Taken, report func(string)) (snapshots.Taken, error) {
@@ -100,6 +101,14 @@ func (m *mover) Hide(context.Context, snapshots.Volume) (bool, error) {
 	defer m.mu.Unlock()
 	m.hidden++
 	return m.hidden > 1 && !m.stuck, nil
+}
+
+// Leave notes the content.
+func (m *mover) Leave(_ context.Context, content string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.left = append(m.left, content)
+	return nil
 }
 
 func (m *mover) taken() int {
@@ -235,6 +244,9 @@ func TestSnapshotIsKept(t *testing.T) {
 				}
 				if !closed(e.ended) || e.volume.Status.Phase != want || e.volume.InStorage() != (failure == nil) {
 					t.Errorf("the volume is %+v", e.volume)
+				}
+				if (len(m.left) == 1) != (failure != nil) {
+					t.Errorf("to leave are %v", m.left)
 				}
 				if failure == nil && (e.volume.Snapshot.Cut.Handle != "handle" || !e.volume.Status.StartTimestamp.Time.Equal(instant)) {
 					t.Errorf("the cut is %+v of %s", e.volume.Snapshot.Cut, e.volume.Status.StartTimestamp)
@@ -400,6 +412,49 @@ func TestMovingFreesTheSlot(t *testing.T) {
 	})
 }
 
+// TestMovingWithALostAnswer: the note that only data is moved counts also if its answer is lost.
+func TestMovingWithALostAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		moved := make(chan struct{})
+		h := newHarness(t, &work{notes: func(ctx context.Context, _ *enginev1alpha1.BackupRun, _ backup.Volumes, notes Notes) (backup.Outcome, error) {
+			if err := notes.Moving(ctx); err != nil {
+				t.Error(err)
+			}
+			<-moved
+			return stored(done), nil
+		}}, newRun("a", ready))
+		h.mover = &mover{}
+		h.faultFirst(1, enginetest.Fault{Err: errors.New("connection reset"), Lost: true}, v1alpha1.BackupPhaseWaitingForPluginOperations)
+		h.start(1)
+		time.Sleep(time.Second)
+		h.expect("a", v1alpha1.BackupPhaseWaitingForPluginOperations, false)
+		if free := len(h.controller.places); free != 0 {
+			t.Errorf("%d places are taken", free)
+		}
+		close(moved)
+		h.expect("a", done, true)
+	})
+}
+
+// TestKeptInPlaceOfMoved: an attempt that keeps a snapshot takes no upload of an earlier one that moved it.
+func TestKeptInPlaceOfMoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newMoving(snapshotOf("data", "web"))
+		run := newRun("a", running)
+		run.Status.Attempts = 1
+		record := (&volumes{c: &Controller{Config: Config{ClusterUID: "cluster"}}, run: run}).recordOf(e.volume, "node-7")
+		record.Namespace, record.UID = system, "uid-of-upload"
+		e.volume.Snapshot.Kept = true
+		m := &mover{}
+		h := newHarness(t, &work{execute: e.execute}, run, record)
+		h.mover = m
+		h.start(1)
+		if !closed(e.ended) || !e.volume.InStorage() || len(m.cut) != 1 {
+			t.Errorf("cut are %v, and the volume is %+v", m.cut, e.volume)
+		}
+	})
+}
+
 // TestMovingIsTakenOver: the next process needs no slot, and leaves uploads alone that began between hooks.
 // The cluster was read, so the ledger has no start of the run.
 func TestMovingIsTakenOver(t *testing.T) {
@@ -476,7 +531,7 @@ func TestCutIsRecorded(t *testing.T) {
 		h := newHarness(t, &work{execute: e.execute}, newRun("a", ready))
 		h.mover = m
 		h.start(1)
-		if want := (format.SnapshotCut{Handle: "handle", Size: 7, Time: metav1.NewTime(instant), Attempt: 1}); !closed(e.isCut) || *e.volume.Snapshot.Cut != want {
+		if want := (format.SnapshotCut{Handle: "handle", Content: "content", Size: 7, Time: metav1.NewTime(instant), Attempt: 1}); !closed(e.isCut) || *e.volume.Snapshot.Cut != want {
 			t.Fatalf("the cut is %+v", e.volume.Snapshot.Cut)
 		}
 		cut := e.volume.Snapshot.Cut

@@ -101,16 +101,16 @@ var _ backup.Volumes = &volumes{}
 
 // Submit implements backup.Volumes.
 func (v *volumes) Submit(ctx context.Context, volume *format.Volume) error {
+	if volume.Status.Phase.Done() {
+		v.register(recordName(v.run, volume), &upload{volume: volume, node: volume.Node, status: volume.Status})
+		return nil
+	}
 	if volume.Snapshot == nil || !volume.Snapshot.Kept {
 		if err := v.ensureRepository(ctx, volume.Pod.Namespace, v.run.Spec.Backup.StorageLocation); err != nil {
 			return err
 		}
 	}
-	switch {
-	case volume.Status.Phase.Done():
-		v.register(recordName(v.run, volume), &upload{volume: volume, node: volume.Node, status: volume.Status})
-		return nil
-	case volume.Snapshot != nil:
+	if volume.Snapshot != nil {
 		return v.submitSnapshot(ctx, volume)
 	}
 	record := v.recordOf(volume, volume.Node)

@@ -77,7 +77,7 @@ func own(object *v1alpha1.Backup) (backup, bool) {
 		good: (phase == v1alpha1.BackupPhaseCompleted || phase == v1alpha1.BackupPhasePartiallyFailed) && !meta.IsStatusConditionTrue(status.Conditions, v1alpha1.ConditionMetadataReplaced) &&
 			!meta.IsStatusConditionFalse(status.Conditions, v1alpha1.ConditionVolumesListed),
 		reach: reach{words(object.Spec.IncludedNamespaces), words(object.Spec.ExcludedNamespaces)},
-		scope: scopeOf(&object.Spec),
+		scope: scopeOf(&object.Spec, status.Volumes != nil && status.Volumes.InStorage > 0),
 	}
 	b.scope.complete = phase == v1alpha1.BackupPhaseCompleted && (status.Volumes == nil || status.Volumes.Deleted == 0) &&
 		!meta.IsStatusConditionTrue(status.Conditions, v1alpha1.ConditionVolumesDamaged)
@@ -92,7 +92,9 @@ func own(object *v1alpha1.Backup) (backup, bool) {
 
 func words(list []string) string { return strings.Join(list, ",") } // no name or pattern has a comma
 
-func scopeOf(spec *v1alpha1.BackupSpec) scope {
+// scopeOf returns what a backup holds. Snapshots that it keeps in their storage are no second copies, so it
+// does not take the place of a backup that has the data.
+func scopeOf(spec *v1alpha1.BackupSpec, keepsSnapshots bool) scope {
 	filters := spec.DeepCopy()
 	volumes := filters.DefaultVolumesToFsBackup
 	filters.IncludedNamespaces, filters.ExcludedNamespaces = nil, nil
@@ -110,6 +112,9 @@ func scopeOf(spec *v1alpha1.BackupSpec) scope {
 		}
 	}
 	filters.SnapshotVolumes, filters.SnapshotMoveData, filters.DefaultVolumesToFsBackup, filters.IncludeClusterResources = nil, nil, nil, nil
+	if keepsSnapshots {
+		filters.SnapshotMoveData = new(false)
+	}
 	s := scope{volumes: volumesOfClaims}
 	switch {
 	case volumes != nil && *volumes:

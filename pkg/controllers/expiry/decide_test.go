@@ -301,13 +301,38 @@ func TestOneScopeInOtherWords(t *testing.T) {
 		if err := json.Unmarshal([]byte(`{"hooks": {"resources": [{"name": "a", "pre": [{"exec": {"command": ["sync"], "timeout": "`+timeout+`"}}], "post": [{"exec": {"command": ["sync"], "timeout": "`+timeout+`"}}]}]}}`), &spec); err != nil {
 			t.Fatal(err)
 		}
-		return scopeOf(&spec)
+		return scopeOf(&spec, false)
 	}
 	if of("1m") != of("60s") {
 		t.Error("1m and 60s are two scopes")
 	}
 	if of("1m") == of("2m") {
 		t.Error("1m and 2m are one scope")
+	}
+}
+
+// TestSnapshotsAreNoSecondCopy: a newer backup that keeps its snapshots in their storage does not let the last one
+// go that has the data.
+func TestSnapshotsAreNoSecondCopy(t *testing.T) {
+	for _, inStorage := range []int32{0, 1} {
+		var backups []backup
+		for i, count := range []int32{0, inStorage} {
+			b, ok := own(&v1alpha1.Backup{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: fmt.Sprint(i), UID: types.UID(fmt.Sprint(i)), CreationTimestamp: metav1.NewTime(epoch.Add(time.Duration(i) * time.Hour))},
+				Spec:       v1alpha1.BackupSpec{IncludedNamespaces: []string{"a"}},
+				Status: v1alpha1.BackupStatus{
+					Phase: v1alpha1.BackupPhaseCompleted, FormatVersion: "1", Origin: &v1alpha1.BackupOrigin{Trust: v1alpha1.BackupTrustOwn},
+					Volumes: &v1alpha1.BackupVolumesProgress{Total: 1, Completed: 1, InStorage: count},
+				},
+			})
+			if !ok {
+				t.Fatal("it is not our own")
+			}
+			backups = append(backups, b)
+		}
+		if stays := lastGood(backups, []string{"a"})["0"] != ""; stays != (inStorage > 0) {
+			t.Errorf("with %d in their storage, the one with the data stays: %t", inStorage, stays)
+		}
 	}
 }
 
@@ -318,7 +343,7 @@ func TestLastGoodOfManySelections(t *testing.T) {
 	backups := []backup{{NamespacedName: types.NamespacedName{Namespace: "a", Name: "all"}, uid: "all", good: true, started: epoch, reach: reach{"a", ""}, scope: scope{volumes: volumesOfClaims, complete: true}}}
 	for i := range selections {
 		spec := v1alpha1.BackupSpec{LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": fmt.Sprint(i), "long": strings.Repeat("x", 63)}}}
-		of := scopeOf(&spec)
+		of := scopeOf(&spec, false)
 		if of.complete = true; len(of.filter) > sha256.Size {
 			t.Errorf("a filter of %d bytes is kept", len(of.filter))
 		}

@@ -35,6 +35,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restore/source"
 	"github.com/holdfast-io/holdfast/pkg/restore/volumes"
 	"github.com/holdfast-io/holdfast/pkg/runlog"
+	"github.com/holdfast-io/holdfast/pkg/snapshots"
 	"github.com/holdfast-io/holdfast/pkg/store"
 	"github.com/holdfast-io/holdfast/pkg/waits"
 )
@@ -250,6 +251,9 @@ func (e *Executor) prepare(ctx context.Context, run *enginev1alpha1.RestoreRun) 
 			return e.Continues(ctx, record, backup.Metadata.Status.Origin, namespace, uid)
 		}
 	}
+	if e.Snapshots != nil && !e.own(backup.Metadata.Status.Origin) {
+		deps.Snapshots = snapshotsOfOthers{}
+	}
 	if e.handsOver(run, backup.Metadata.Status.Origin) {
 		deps.Succeed = e.Successions.Add
 	}
@@ -404,6 +408,15 @@ func grants(location *enginev1alpha1.StorageLocation, origin *v1alpha1.BackupOri
 	return slices.ContainsFunc(location.Spec.TrustedClusters, func(trusted enginev1alpha1.TrustedCluster) bool {
 		return trusted.PublicKey == origin.PublicKey && trusted.UID == origin.ClusterUID && (orAny || len(trusted.Namespaces) == 0 || slices.Contains(trusted.Namespaces, namespace))
 	})
+}
+
+// snapshotsOfOthers are of backups that this cluster has not signed: it has no snapshots of them, and the uids
+// in them may be anyone's.
+type snapshotsOfOthers struct{ restore.StoredSnapshots }
+
+// Locate implements restore.StoredSnapshots.
+func (snapshotsOfOthers) Locate(context.Context, snapshots.Wanted) (snapshots.Found, error) {
+	return snapshots.Found{}, errors.New("the backup is not this cluster's own, and its snapshots are in the storage of another cluster: restore it there")
 }
 
 func (e *Executor) own(origin *v1alpha1.BackupOrigin) bool {

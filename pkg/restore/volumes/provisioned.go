@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/waits"
@@ -96,22 +97,39 @@ func (r *Restorer) holdUntilBound(ctx context.Context, claim Claim, live *corev1
 	}
 }
 
+// madeFor fails if a claim is bound to a volume that was there before it: Kubernetes may find one for it, and
+// ignores its source then.
+func (r *Restorer) madeFor(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
+	volume, err := r.Kube.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("%w: its volume: %w", errUnread, err)
+	}
+	if volume.CreationTimestamp.Time.Before(claim.CreationTimestamp.Time) {
+		return fmt.Errorf("it was bound to the volume %s, which is older, and holds something else", volume.Name)
+	}
+	return nil
+}
+
 // bound reports whether a claim is bound, at most after a time.
 func (r *Restorer) bound(ctx context.Context, claim Claim, of *corev1.PersistentVolumeClaim, patience time.Duration) (bool, error) {
 	for since := r.Clock.Now(); ; {
 		live, err := r.live(ctx, claim)
+		bound := err == nil && live.UID == of.UID && live.Status.Phase == corev1.ClaimBound
+		if bound {
+			err = r.madeFor(ctx, live)
+		}
 		switch {
 		case err != nil && ctx.Err() == nil && errors.Is(err, errUnread): // it is asked again
-			live = of
 		case err != nil:
 			return false, err
 		case live.Status.Phase == corev1.ClaimLost:
 			return false, errors.New("its volume is lost")
 		case live.UID != of.UID:
 			return false, errRemade
-		case live.Status.Phase == corev1.ClaimBound:
+		case bound:
 			return true, nil
-		case r.Clock.Since(since) >= patience:
+		}
+		if r.Clock.Since(since) >= patience {
 			return false, nil
 		}
 		select {

@@ -30,6 +30,10 @@ func (h *harness) provisioned(name string) Claim {
 	claim := h.claim(name)
 	claim.Provisioned = true
 	claim.Data.Status.SnapshotID = ""
+	volume := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv-of-" + name}}
+	if _, err := h.Kube.CoreV1().PersistentVolumes().Create(h.Context(), volume, metav1.CreateOptions{}); err != nil {
+		h.Fatal(err)
+	}
 	claim.Data.Snapshot = &format.SnapshotSource{Driver: "driver", Kept: true, Cut: &format.SnapshotCut{Handle: "snap-1"}}
 	return claim
 }
@@ -58,6 +62,36 @@ func (h *harness) remove(name string) {
 
 func bind(claim *corev1.PersistentVolumeClaim) {
 	claim.Spec.VolumeName, claim.Status.Phase = "pv-of-"+claim.Name, corev1.ClaimBound
+}
+
+// TestProvisionedFromElsewhere: a claim that was bound to an older volume has other data. A volume that can't be
+// read for a while is read again.
+func TestProvisionedFromElsewhere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
+		r := h.restorer()
+		result := begin(t.Context(), r, h.provisioned("data"))
+		volumes := h.Kube.CoreV1().PersistentVolumes()
+		if err := volumes.Delete(t.Context(), "pv-of-data", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		h.change("data", func(claim *corev1.PersistentVolumeClaim) {
+			bind(claim)
+			claim.CreationTimestamp = metav1.Now()
+		})
+		time.Sleep(2 * bindLook)
+		if err, ok := ended(result); ok {
+			t.Errorf("without its volume it has ended: %v", err)
+		}
+		older := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pv-of-data", CreationTimestamp: metav1.NewTime(time.Now().Add(-time.Hour))}}
+		if _, err := volumes.Create(t.Context(), older, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * bindLook)
+		if err, ok := ended(result); !ok || err == nil || !strings.Contains(err.Error(), "bound to the volume pv-of-data, which is older") {
+			t.Errorf("ended: %t, %v", ok, err)
+		}
+	})
 }
 
 func counted(t *testing.T, r *Restorer, want v1alpha1.RestoreVolumesProgress) {
