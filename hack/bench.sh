@@ -215,7 +215,10 @@ stores() {
 snapshots() {
   say "Claims that are backed up from snapshots at once, with slow and with fast sidecars"
   "${bin}/lab" build --snapshots --bin "${bin}"
-  go test ./test/snapshots/backups -timeout 90m -run '^$' -benchtime 1x -bench '^BenchmarkSnapshots$' | measure snapshots
+  {
+    go test ./test/snapshots/backups -timeout 90m -run '^$' -benchtime 1x -bench '^BenchmarkSnapshots$'
+    go test ./pkg/backup -run '^$' -benchtime 1x -bench '^BenchmarkMoving$'
+  } | measure snapshots
 }
 
 kopia_version() { go list -C "$1" -m -f '{{.Version}}' github.com/kopia/kopia; }

@@ -47,7 +47,33 @@ func BenchmarkSnapshots(b *testing.B) {
 			b.ReportMetric(0, "ns/op")
 		})
 	}
+	b.Run("kept", func(b *testing.B) {
+		for b.Loop() {
+			measureKept(b, namespace, claims)
+		}
+		b.ReportMetric(0, "ns/op")
+	})
 	must(b, startSidecars(50))
+}
+
+// measureKept keeps snapshots of the claims of a namespace, and deletes the backup.
+func measureKept(b *testing.B, namespace string, claims int) {
+	mark, begun := lab.AuditMark(b), time.Now()
+	lab.Create(b, namespace, "kept", keptSpec())
+	await(b, "all claims to be cut", func() error {
+		backup, err := lab.Holdfast.HoldfastV1alpha1().Backups(namespace).Get(b.Context(), "kept", metav1.GetOptions{})
+		if err == nil && (backup.Status.Phase != v1alpha1.BackupPhaseCompleted || backup.Status.Volumes.InStorage != int32(claims)) {
+			err = errors.New("the backup is " + string(backup.Status.Phase) + ": " + backup.Status.Message)
+		}
+		return err
+	})
+	completed := time.Since(begun)
+	_, err := plugin(b, "backup", "delete", "kept", "-n", namespace, "--yes")
+	must(b, err)
+	await(b, "all snapshots to be deleted", func() error { return nothingLeft(b) })
+	b.ReportMetric(float64(claims), "claims")
+	b.ReportMetric(completed.Seconds(), "completed-s")
+	b.ReportMetric(float64(ownWrites(b, mark))/float64(claims), "writes/claim")
 }
 
 // measureMany backs up the claims of a namespace.
@@ -55,7 +81,7 @@ func measureMany(b *testing.B, namespace, name string, claims int) {
 	mark, begun := lab.AuditMark(b), time.Now()
 	lab.Create(b, namespace, name, v1alpha1.BackupSpec{SnapshotVolumes: new(true)})
 	cut := map[string]time.Time{}
-	var first, firstCut time.Time
+	var first, firstCut, free time.Time
 	await(b, "all claims to be uploaded", func() error {
 		contents, err := objects.Resource(snapshots.Contents).List(b.Context(), metav1.ListOptions{LabelSelector: snapshots.LabelCluster})
 		if err != nil {
@@ -84,6 +110,9 @@ func measureMany(b *testing.B, namespace, name string, claims int) {
 			}
 		}
 		backup, err := lab.Holdfast.HoldfastV1alpha1().Backups(namespace).Get(b.Context(), name, metav1.GetOptions{})
+		if err == nil && free.IsZero() && backup.Status.Phase == v1alpha1.BackupPhaseWaitingForPluginOperations {
+			free = time.Now()
+		}
 		switch {
 		case err != nil:
 			return err
@@ -105,7 +134,20 @@ func measureMany(b *testing.B, namespace, name string, claims int) {
 	if len(cut) != claims {
 		b.Errorf("%d cuts were seen, want %d", len(cut), claims)
 	}
-	writes := 0
+	n := float64(claims)
+	b.ReportMetric(n, "claims")
+	b.ReportMetric(n/last.Sub(begun).Seconds(), "cuts/s")
+	b.ReportMetric(first.Sub(firstCut).Seconds(), "first-upload-s")
+	if !free.IsZero() {
+		b.ReportMetric(free.Sub(begun).Seconds(), "namespace-free-s")
+	}
+	b.ReportMetric(completed.Seconds(), "completed-s")
+	b.ReportMetric(float64(ownWrites(b, mark))/n, "writes/claim")
+}
+
+// ownWrites counts the writes of Holdfast's own accounts to the API server, without events.
+func ownWrites(b *testing.B, mark int64) (writes int) {
+	b.Helper()
 	for _, event := range lab.WritesSince(b, mark) {
 		of := event.User.Username
 		ours := strings.HasPrefix(of, "system:serviceaccount:"+labtest.System+":") || strings.HasPrefix(of, "system:serviceaccount:"+enginev1alpha1.AgentsNamespace(labtest.System)+":")
@@ -113,12 +155,7 @@ func measureMany(b *testing.B, namespace, name string, claims int) {
 			writes++
 		}
 	}
-	n := float64(claims)
-	b.ReportMetric(n, "claims")
-	b.ReportMetric(n/last.Sub(begun).Seconds(), "cuts/s")
-	b.ReportMetric(first.Sub(firstCut).Seconds(), "first-upload-s")
-	b.ReportMetric(completed.Seconds(), "completed-s")
-	b.ReportMetric(float64(writes)/n, "writes/claim")
+	return writes
 }
 
 // await is labtest.Eventually for what takes minutes.
