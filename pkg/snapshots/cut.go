@@ -44,6 +44,9 @@ type Volume struct {
 	// Attempt is the number of the backup's attempt if hooks enclose the cut, else 0. Such a cut
 	// serves no other attempt, since the pod has gone on.
 	Attempt int32
+	// Try is 2 if the cut is exposed once more, preferably on another node than Avoid.
+	Try   int32
+	Avoid string
 	// Since is when the backup started: an earlier cut is not its own.
 	Since time.Time
 	// Timeout limits the time until the cut, ReadyTimeout the time from the cut until the storage

@@ -136,7 +136,7 @@ func (m *Mover) Expose(ctx context.Context, v Volume, taken Taken, report func(s
 		case err == nil && time.Since(asked) < whyInterval:
 			waitsFor = said
 		case err == nil:
-			waitsFor, asked = waitsFor+m.why(ctx, v.name()), time.Now()
+			waitsFor, asked = waitsFor+m.why(ctx, v.exposure()), time.Now()
 		case err != nil && !passing(err) && ctx.Err() == nil:
 			return Exposed{}, fmt.Errorf("expose the snapshot of the claim %s/%s: %w", v.Namespace, v.Claim, err)
 		case err != nil:
@@ -156,15 +156,15 @@ func (m *Mover) Expose(ctx context.Context, v Volume, taken Taken, report func(s
 // expose makes what is missing, and looks at the pod.
 func (m *Mover) expose(ctx context.Context, v *Volume, taken *Taken) (exposed Exposed, waitsFor string, err error) {
 	pods := m.kube.CoreV1().Pods(m.namespace)
-	claim, err := m.kube.CoreV1().PersistentVolumeClaims(m.namespace).Get(ctx, v.name(), metav1.GetOptions{})
+	claim, err := m.kube.CoreV1().PersistentVolumeClaims(m.namespace).Get(ctx, v.exposure(), metav1.GetOptions{})
 	missing := apierrors.IsNotFound(err)
 	if err != nil && !missing {
 		return exposed, "", err
 	}
-	pod, err := pods.Get(ctx, v.name(), metav1.GetOptions{})
+	pod, err := pods.Get(ctx, v.exposure(), metav1.GetOptions{})
 	if missing || apierrors.IsNotFound(err) {
 		waitsFor, err = m.make(ctx, v, taken)
-		return exposed, cmp.Or(waitsFor, "the pod "+v.name()), err
+		return exposed, cmp.Or(waitsFor, "the pod "+v.exposure()), err
 	}
 	if err != nil {
 		return exposed, "", err
@@ -198,7 +198,7 @@ func (m *Mover) make(ctx context.Context, v *Volume, taken *Taken) (waitsFor str
 	for key, value := range labels {
 		spread[key] = value
 	}
-	content, snapshot := static(m.namespace, v.name(), Found{Driver: v.Driver, Class: v.Class, Handle: taken.Handle}, spread)
+	content, snapshot := static(m.namespace, v.exposure(), Found{Driver: v.Driver, Class: v.Class, Handle: taken.Handle}, spread)
 	for _, made := range []struct {
 		in     dynamic.ResourceInterface
 		object *unstructured.Unstructured
@@ -207,22 +207,22 @@ func (m *Mover) make(ctx context.Context, v *Volume, taken *Taken) (waitsFor str
 		_, err := made.in.Create(ctx, object, metav1.CreateOptions{})
 		if apierrors.IsAlreadyExists(err) {
 			var found *unstructured.Unstructured
-			if found, err = made.in.Get(ctx, v.name(), metav1.GetOptions{}); apierrors.IsNotFound(err) || err == nil && found.GetDeletionTimestamp() != nil {
-				return "the deletion of the " + object.GetKind() + " " + v.name(), nil
+			if found, err = made.in.Get(ctx, v.exposure(), metav1.GetOptions{}); apierrors.IsNotFound(err) || err == nil && found.GetDeletionTimestamp() != nil {
+				return "the deletion of the " + object.GetKind() + " " + v.exposure(), nil
 			}
 		}
 		if err != nil {
 			return "", err
 		}
 	}
-	metadata := metav1.ObjectMeta{Name: v.name(), Namespace: m.namespace, Labels: labels}
+	metadata := metav1.ObjectMeta{Name: v.exposure(), Namespace: m.namespace, Labels: labels}
 	size := resource.NewQuantity(max(v.Size, taken.Size), resource.BinarySI)
 	_, err = m.kube.CoreV1().PersistentVolumeClaims(m.namespace).Create(ctx, &corev1.PersistentVolumeClaim{
 		ObjectMeta: metadata,
 		Spec: corev1.PersistentVolumeClaimSpec{
 			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, StorageClassName: &v.StorageClass,
 			Resources:  corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: *size}},
-			DataSource: &corev1.TypedLocalObjectReference{APIGroup: ptr.To(Version.Group), Kind: "VolumeSnapshot", Name: v.name()},
+			DataSource: &corev1.TypedLocalObjectReference{APIGroup: ptr.To(Version.Group), Kind: "VolumeSnapshot", Name: v.exposure()},
 		},
 	}, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
@@ -264,14 +264,25 @@ func (m *Mover) pod(ctx context.Context, v *Volume, metadata metav1.ObjectMeta) 
 		Tolerations: tolerations,
 		Affinity:    &corev1.Affinity{PodAffinity: m.besideAgents()},
 		Volumes: []corev1.Volume{{Name: moverVolume, VolumeSource: corev1.VolumeSource{
-			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: v.name()},
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: v.exposure()},
 		}}},
 	}}
 	for _, name := range m.pullSecrets {
 		pod.Spec.ImagePullSecrets = append(pod.Spec.ImagePullSecrets, corev1.LocalObjectReference{Name: name})
 	}
+	if v.Nodes != nil && v.Nodes.Required != nil || v.Avoid != "" {
+		pod.Spec.Affinity.NodeAffinity = &corev1.NodeAffinity{}
+	}
 	if v.Nodes != nil && v.Nodes.Required != nil {
-		pod.Spec.Affinity.NodeAffinity = &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: v.Nodes.Required}
+		pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution = v.Nodes.Required
+	}
+	if v.Avoid != "" {
+		pod.Spec.Affinity.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution = []corev1.PreferredSchedulingTerm{{
+			Weight: 100,
+			Preference: corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{{
+				Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpNotIn, Values: []string{v.Avoid},
+			}}},
+		}}
 	}
 	if _, err := restorewait.Add(pod, image, []string{moverVolume}, holdTime); err != nil {
 		return nil, err
@@ -388,9 +399,13 @@ func (m *Mover) why(ctx context.Context, name string) string {
 // Hide deletes the pod, the claim with its volume, the VolumeSnapshot and the content, also of earlier
 // attempts. The stored snapshot stays. It may be repeated, and reports whether all are gone.
 func (m *Mover) Hide(ctx context.Context, v Volume) (gone bool, err error) {
-	names := []string{v.name()}
+	names := []string{v.exposure()}
+	if v.Try > 1 {
+		v.Try = 0
+		names = append(names, v.exposure())
+	}
 	for v.Attempt--; v.Attempt > 0; v.Attempt-- {
-		names = append(names, v.name())
+		names = append(names, v.exposure())
 	}
 	return m.HideAll(ctx, names)
 }

@@ -346,3 +346,41 @@ func TestWhereMoversRun(t *testing.T) {
 		t.Errorf("the affinity is %+v, %v, and the agents have %v in %s", term, err, agents.Spec.Template.Labels, agents.Namespace)
 	}
 }
+
+// TestSecondExposure: a second try has a pod of another name, on another node if there is one. Both are hidden.
+func TestSecondExposure(t *testing.T) {
+	kube := kubefake.NewClientset()
+	s := newSidecars(t)
+	s.absent = true
+	m, first := s.mover(kube), volume()
+	first.Moved, first.Nodes = true, &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{}}
+	second := first
+	second.Try, second.Avoid = 2, "node-7"
+	for _, v := range []Volume{first, second} {
+		if _, _, err := m.expose(t.Context(), &v, &Taken{Handle: "h"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pods, err := kube.CoreV1().Pods("holdfast-snapshots").List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(pods.Items) != 2 {
+		t.Fatalf("%d pods, %v", len(pods.Items), err)
+	}
+	for _, pod := range pods.Items {
+		node := pod.Spec.Affinity.NodeAffinity
+		terms := node.PreferredDuringSchedulingIgnoredDuringExecution
+		avoids := len(terms) == 1 && slices.Equal(terms[0].Preference.MatchFields[0].Values, []string{"node-7"})
+		if node.RequiredDuringSchedulingIgnoredDuringExecution == nil || avoids != (pod.Name == second.exposure()) || second.name() != first.name() {
+			t.Errorf("the affinity of %s is %+v", pod.Name, node)
+		}
+	}
+	for range 6 {
+		if gone, err := m.Hide(t.Context(), second); err != nil {
+			t.Fatal(err)
+		} else if gone {
+			break
+		}
+	}
+	if pods, err = kube.CoreV1().Pods("holdfast-snapshots").List(t.Context(), metav1.ListOptions{}); err != nil || len(pods.Items) > 0 {
+		t.Errorf("%d pods are left, %v", len(pods.Items), err)
+	}
+}

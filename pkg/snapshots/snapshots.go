@@ -256,6 +256,15 @@ func (v *Volume) name() string {
 	return name(parts...)
 }
 
+// exposure returns the name of what exposes a cut. The pod of a lost node may never be deleted, so a second try
+// has another name.
+func (v *Volume) exposure() string {
+	if v.Try > 1 {
+		return name(v.name(), strconv.Itoa(int(v.Try)))
+	}
+	return v.name()
+}
+
 func (c *Client) labels(v *Volume) map[string]string {
 	labels := map[string]string{LabelCluster: c.clusterUID, LabelBackup: string(v.Backup), LabelClaim: string(v.ClaimUID)}
 	if v.Attempt > 0 {

@@ -107,32 +107,34 @@ func (v *volumes) snapshotOf(volume *format.Volume) snapshots.Volume {
 // attempt or the sweep goes on.
 func (v *volumes) move(ctx context.Context, u *upload, of snapshots.Volume) {
 	leave := func() {}
-	if u.preparing {
-		free, err := v.prepare(ctx, u, of)
-		if free != nil {
-			leave = sync.OnceFunc(free)
-			defer leave()
-		}
-		v.mu.Lock()
-		u.preparing, u.cut = false, true // a failure needs no further wait
-		if err != nil && !u.status.Phase.Done() {
-			v.fail(u, err.Error())
-		}
-		v.wakeLocked()
-		v.mu.Unlock()
-	}
 	for {
 		v.mu.Lock()
-		done, changed := u.status.Phase.Done(), v.changed
+		preparing := u.preparing && !u.again
 		v.mu.Unlock()
-		if done {
-			break
+		if preparing {
+			free, err := v.prepare(ctx, u, of)
+			if free != nil {
+				leave = sync.OnceFunc(free)
+				defer leave()
+			}
+			v.mu.Lock()
+			u.preparing, u.cut = false, true // a failure needs no further wait
+			if err != nil && !u.status.Phase.Done() {
+				v.fail(u, err.Error())
+			}
+			v.wakeLocked()
+			v.mu.Unlock()
 		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
+		again, over := v.awaitUpload(ctx, u)
+		if over {
 			return
 		}
+		if !again {
+			break
+		}
+		leave()
+		of.Try, of.Avoid = 2, u.node
+		v.dropUpload(ctx, u)
 	}
 	if !of.Moved { // nothing was exposed
 		v.leave(ctx, u)
@@ -151,6 +153,55 @@ func (v *volumes) move(ctx context.Context, u *upload, of snapshots.Volume) {
 		}
 		select {
 		case <-v.c.Clock.After(hideInterval):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// awaitUpload returns when an upload has ended, or is to be tried again. over says that ctx has ended.
+func (v *volumes) awaitUpload(ctx context.Context, u *upload) (again, over bool) {
+	for {
+		v.mu.Lock()
+		done, changed := u.status.Phase.Done(), v.changed
+		again, u.again = u.again, false
+		v.mu.Unlock()
+		if done || again {
+			return again, false
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return false, true
+		}
+	}
+}
+
+// tryAgainLocked has a failed upload tried once more, preferably on another node: the snapshot is still there.
+// It reports whether it is.
+func (v *volumes) tryAgainLocked(u *upload, why string) bool {
+	if of := u.volume.Snapshot; of == nil || of.Kept || v.c.Mover == nil || u.preparing || u.failed != "" || v.ctx.Err() != nil {
+		return false
+	}
+	u.again, u.preparing, u.failed = true, true, fmt.Sprintf("on the node %s: %s", u.node, why)
+	u.forgotten, u.record, u.early, u.begun = u.record, "", nil, time.Time{}
+	u.status = enginev1alpha1.VolumeUploadStatus{Message: "is tried again: it failed " + u.failed}
+	klog.Background().Info("The data of a snapshot is moved once more", "namespace", u.volume.Pod.Namespace, "claim", u.volume.ClaimName, "failed", u.failed)
+	v.wakeLocked()
+	return true
+}
+
+// dropUpload deletes the record of the first try, so that its agent stops.
+func (v *volumes) dropUpload(ctx context.Context, u *upload) {
+	name := recordName(v.run, u.volume)
+	for {
+		err := v.c.uploads.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &u.forgotten}})
+		if err == nil || apierrors.IsNotFound(err) || apierrors.IsConflict(err) || ctx.Err() != nil {
+			return
+		}
+		klog.FromContext(ctx).Info("Removing the upload of a first try failed; it will be tried again", "upload", name, "err", err)
+		select {
+		case <-v.c.Clock.After(retryInterval):
 		case <-ctx.Done():
 			return
 		}

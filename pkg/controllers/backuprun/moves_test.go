@@ -6,6 +6,7 @@ package backuprun
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -40,6 +41,8 @@ type mover struct {
 	cut, exposed        []snapshots.Volume
 	hidden, places, top int
 	left                []string
+	// nodes are where the cuts are exposed; none is node-7.
+	nodes []string
 }
 
 func (m *mover) wait(ctx context.Context, held chan struct{}, report func(string)) error {
@@ -92,7 +95,11 @@ func (m *mover) Expose(ctx context.Context, v snapshots.Volume, _ snapshots.Take
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.exposed = append(m.exposed, v)
-	return snapshots.Exposed{Node: "node-7", Pod: "uid-of-holder", PersistentVolume: "pv-of-snapshot"}, m.exposeFails
+	node := "node-7"
+	if n := len(m.exposed); n <= len(m.nodes) {
+		node = m.nodes[n-1]
+	}
+	return snapshots.Exposed{Node: node, Pod: "uid-of-holder", PersistentVolume: "pv-of-snapshot"}, m.exposeFails
 }
 
 // Hide needs two looks, or never ends.
@@ -309,6 +316,67 @@ func TestSnapshotFails(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestSnapshotIsMovedAgain: an upload that fails, or whose node or agent is lost, is tried once more on another
+// node. After that the volume has failed, and says why twice.
+func TestSnapshotIsMovedAgain(t *testing.T) {
+	for name, lose := range map[string]func(h *harness){
+		"the upload": func(h *harness) {
+			h.report("v", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseFailed, Message: "the pod is gone"})
+		},
+		"the node":  func(h *harness) { h.agents.remove("node-7") },
+		"the agent": func(h *harness) { h.agents.leave("node-7"); time.Sleep(agentTimeout + volumeCheck) },
+	} {
+		for _, fails := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, fails again: %t", name, fails), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					m := &mover{nodes: []string{"node-7", "node-8"}}
+					e := newMoving(snapshotOf("data", "web"))
+					h := newHarness(t, &work{execute: e.execute}, newRun("a", ready))
+					h.mover = m
+					h.start(1)
+					first := h.uploads()["v"]
+					lose(h)
+					time.Sleep(time.Second)
+					again := h.uploads()["v"]
+					if again == nil || again.UID == first.UID || again.Spec.Node != "node-8" || len(m.exposed) != 2 || m.exposed[1].Try != 2 || m.exposed[1].Avoid != "node-7" || closed(e.ended) || m.taken() != 1 {
+						t.Fatalf("the upload is %+v, exposed were %+v, %d places are taken", again, m.exposed, m.taken())
+					}
+					if message := h.Run("a").Status.Message; strings.Contains(message, "hf-") {
+						t.Errorf("the backup says %q", message)
+					}
+					status := enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "s"}
+					if fails {
+						status = enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseFailed, Message: "no space"}
+					}
+					h.report("v", status)
+					if !closed(e.ended) || (e.volume.Status.Phase == enginev1alpha1.VolumePhaseFailed) != fails || e.volume.Node != "node-8" || len(m.cut) != 1 {
+						t.Errorf("the volume is %+v, cut were %v", e.volume, m.cut)
+					}
+					if fails && !strings.Contains(e.volume.Status.Message, "no space; and before, on the node node-7: ") {
+						t.Errorf("the volume says %q", e.volume.Status.Message)
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestCancelledUploadIsNotMovedAgain: a first try that was cancelled ends the volume.
+func TestCancelledUploadIsNotMovedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &mover{}
+		e := newMoving(snapshotOf("data", "web"))
+		h := newHarness(t, &work{execute: e.execute}, newRun("a", ready))
+		h.mover = m
+		h.start(1)
+		h.Cancel("a")
+		h.expectCancelled("a", true)
+		if len(m.exposed) != 1 {
+			t.Errorf("exposed were %+v", m.exposed)
+		}
+	})
 }
 
 // TestSnapshotThatCantBeHidden: the pod of a lost node gives its place to others while the backup goes on.

@@ -84,6 +84,11 @@ type upload struct {
 	at             *metav1.Time
 	// taken is the cut, once it is known.
 	taken *format.SnapshotCut
+	// again is true from a failure of the first try until the second begins, failed says why, and
+	// forgotten is the record of the first.
+	again     bool
+	failed    string
+	forgotten types.UID
 	// replaced is true once another pod's volume was submitted instead.
 	replaced bool
 	// stop is true from the giving up until the agent is told.
@@ -252,6 +257,9 @@ func (v *volumes) check(volumes []*format.Volume) (waiting bool, givenUp []*uplo
 		}
 		if !u.status.Phase.Done() {
 			left, reason, failure := v.judge(u)
+			if (reason == "NodeGone" || reason == "AgentGone") && v.tryAgainLocked(u, failure) {
+				reason = ""
+			}
 			if reason == "" {
 				waiting, next = true, min(next, left)
 				if !u.preparing {
@@ -423,6 +431,12 @@ func (v *volumes) observeLocked(s sighting) {
 		return
 	}
 	u.status = *record.Status.DeepCopy()
+	if u.status.Phase == enginev1alpha1.VolumePhaseFailed {
+		if !record.Spec.Cancel && v.tryAgainLocked(u, u.status.Message) {
+			return
+		}
+		u.status.Message += u.before()
+	}
 	switch {
 	case u.status.Phase != enginev1alpha1.VolumePhaseInProgress:
 		u.begun = time.Time{}
@@ -436,7 +450,15 @@ func (v *volumes) observeLocked(s sighting) {
 
 func (v *volumes) fail(u *upload, message string) {
 	now := metav1.NewTime(v.c.Clock.Now())
-	u.status.Phase, u.status.Message, u.status.CompletionTimestamp = enginev1alpha1.VolumePhaseFailed, message, &now
+	u.status.Phase, u.status.Message, u.status.CompletionTimestamp = enginev1alpha1.VolumePhaseFailed, message+u.before(), &now
+}
+
+// before says how the first try has failed.
+func (u *upload) before() string {
+	if u.failed == "" {
+		return ""
+	}
+	return "; and before, " + u.failed
 }
 
 func (v *volumes) wakeLocked() {
