@@ -5,12 +5,11 @@ package main
 
 import "fmt"
 
-// writesAim and keptAim are the aims for the writes to the API server for a claim whose data is moved, and for
-// one whose snapshot is kept, and deleted with the backup.
+// writesAim and keptAim are the aims for the writes to the API server of one claim. The first is for moved
+// data, the second for a kept snapshot and its deletion.
 const writesAim, keptAim = 25, 12
 
-// measureSnapshots makes rows of BenchmarkSnapshots of test/snapshots/backups, which fails if anything is left,
-// and of BenchmarkMoving of pkg/backup.
+// measureSnapshots makes rows of BenchmarkSnapshots, which fails if anything is left, and of BenchmarkMoving.
 func measureSnapshots(found benchmarks) (rows []row, err error) {
 	for _, qps := range []string{"5", "50"} {
 		of, err := found.values("BenchmarkSnapshots/qps="+qps, "claims", "cuts/s", "first-upload-s", "namespace-free-s", "completed-s", "writes/claim")
