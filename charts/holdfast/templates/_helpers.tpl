@@ -17,7 +17,7 @@
 {{- define "holdfast.args.controller" -}}
 {{- if .Values.snapshots.enabled -}}
 - --snapshots
-{{ if not .Values.snapshots.moveData -}}
+{{ if eq (toString .Values.snapshots.moveData) "false" -}}
 - --default-snapshot-move-data=false
 {{ end -}}
 {{ end -}}
