@@ -352,7 +352,7 @@ func newRestoreVolumes(_ context.Context, c *controllerContext) (run func(contex
 }
 
 func newBackupDeletion(_ context.Context, c *controllerContext) (run func(context.Context), err error) {
-	var discard func(ctx context.Context, backup types.UID, storeName, location string) error
+	var discard func(ctx context.Context, backup types.UID, isOf func(storeName, location string) bool) error
 	if c.mover != nil {
 		discard = c.mover.Discard
 	}

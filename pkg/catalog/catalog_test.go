@@ -696,8 +696,11 @@ func TestMethodInStorage(t *testing.T) {
 		if err != nil || (got.Method == MethodInStorage) != kept || (got.Message == format.KeptInStorage) != kept || kept && got.SnapshotName != "snap-1" {
 			t.Errorf("%s: listed is %+v, %v", phase, got, err)
 		}
-		if r := newRow(&got, nil); kept && holds(r) {
-			t.Error("it counts as a second copy")
+		for _, trust := range []v1alpha1.BackupTrust{v1alpha1.BackupTrustOwn, v1alpha1.BackupTrustTrusted} {
+			of := &held{row: &v1alpha1.Backup{Status: v1alpha1.BackupStatus{Origin: &v1alpha1.BackupOrigin{Trust: trust}}}}
+			if r := newRow(&got, nil); holds(of, r) != (kept && trust == v1alpha1.BackupTrustOwn) || inStorage(r) != kept {
+				t.Errorf("%s of a backup that is %s: it holds data: %t, in its storage: %t", phase, trust, holds(of, r), inStorage(r))
+			}
 		}
 		if sum := sum(pack([]row{newRow(&got, nil)}), nil, nil); (sum.InStorage == 1) != kept || sum.Total != 1 {
 			t.Errorf("%s: counted is %+v", phase, sum)

@@ -65,7 +65,7 @@ func (c *Catalog) Holders(claim Claim, most int) []types.UID {
 		if len(of) == most {
 			break
 		}
-		if r := m.row(); holds(r) && r.shape.Value().claimName == claim.Name && c.isGoodLocked(m.held) && !slices.Contains(of, m.held.row.UID) {
+		if r := m.row(); holds(m.held, r) && !inStorage(r) && r.shape.Value().claimName == claim.Name && c.isGoodLocked(m.held) && !slices.Contains(of, m.held.row.UID) {
 			of = append(of, m.held.row.UID)
 		}
 	}
@@ -83,7 +83,8 @@ func (c *Catalog) supersededLocked(own member, claim Claim, going func(v1alpha1.
 			if compareMembers(m, own) <= 0 {
 				break
 			}
-			if m.held != own.held && holds(m.row()) && canBring(m.held) && !c.past[m.held.location] && !c.isLostLocked(m.held) && !going(m.held.reference(m.held.row.Namespace, false)) {
+			newer := m.row()
+			if m.held != own.held && holds(m.held, newer) && (!inStorage(newer) || inStorage(own.row())) && canBring(m.held) && !c.past[m.held.location] && !c.isLostLocked(m.held) && !going(m.held.reference(m.held.row.Namespace, false)) {
 				return true
 			}
 		}
@@ -113,7 +114,7 @@ func claimsOf(e *entry, wanted func(claim Claim, row int) bool) []Claim {
 	var claims []Claim
 	for i := range e.rows.len() {
 		r := e.rows.at(i)
-		if isDeleted(e.deleted, i) || !holds(r) {
+		if isDeleted(e.deleted, i) || !holds(e.held, r) {
 			continue
 		}
 		s := r.shape.Value()
@@ -125,12 +126,16 @@ func claimsOf(e *entry, wanted func(claim Claim, row int) bool) []Claim {
 	return slices.Compact(claims)
 }
 
-// holds reports whether a row is a copy of a claim's data that can be restored. A snapshot in the storage of
-// the volume is no second copy.
-func holds(r row) bool {
+// holds reports whether a row is a claim's data that can be restored. Snapshots in the storage of a volume
+// can be restored from backups of this cluster alone.
+func holds(h *held, r row) bool {
 	s := r.shape.Value()
-	return r.state == stateCompleted && s.claimName != "" && s.method != format.UploaderRestic && s.method != MethodInStorage
+	own := h.row != nil && h.row.Status.Origin != nil && h.row.Status.Origin.Trust == v1alpha1.BackupTrustOwn
+	return r.state == stateCompleted && s.claimName != "" && s.method != format.UploaderRestic && (own || !inStorage(r))
 }
+
+// inStorage reports whether a row is no second copy of the data: it supersedes none.
+func inStorage(r row) bool { return r.shape.Value().method == MethodInStorage }
 
 // canBring reports whether this cluster vouches for a backup whose data may be restored. Doubts
 // about a volume are the state of its row.

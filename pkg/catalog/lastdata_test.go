@@ -15,25 +15,30 @@ import (
 // A newer backup takes the place of an older one for those claims only whose data it holds.
 func TestLastData(t *testing.T) {
 	none := func(v1alpha1.BackupReference) bool { return false }
+	kept := func(c *Content) { c.Volumes[0].Method = MethodInStorage }
 	for name, test := range map[string]struct {
 		newer   func(*Content)
+		older   func(*Content)
 		going   func(v1alpha1.BackupReference) bool
 		shop    types.UID
 		missing bool
 		want    string
 	}{
-		"another newer one":          {want: "[]"},
-		"one claim is left out":      {newer: func(c *Content) { c.Volumes = c.Volumes[:1] }, want: "[shop/db]"},
-		"no volume, as at zero":      {newer: func(c *Content) { c.Volumes = nil }, want: "[shop/data shop/db]"},
-		"a volume failed":            {newer: func(c *Content) { c.Volumes[0] = failed(c.Volumes[0]) }, want: "[shop/data]"},
-		"the newer one failed":       {newer: func(c *Content) { c.Backup.Status.Phase = v1alpha1.BackupPhaseFailed }, want: "[shop/data shop/db]"},
-		"its metadata was replaced":  {newer: func(c *Content) { c.Replaced = "it was replaced" }, want: "[shop/data shop/db]"},
-		"its volumes can't be read":  {newer: func(c *Content) { c.VolumesError = "cut" }, want: "[shop/data shop/db]"},
-		"of another cluster":         {newer: func(c *Content) { ofTheirs(c.Backup.Status.Origin) }, want: "[shop/data shop/db]"},
-		"the newer one is going":     {going: func(b v1alpha1.BackupReference) bool { return b.Name == "new" }, want: "[shop/data shop/db]"},
-		"the newer one is missed":    {missing: true, want: "[shop/data shop/db]"},
-		"the namespace is gone":      {newer: func(c *Content) { c.Volumes = nil }, shop: "-", want: "[]"},
-		"the namespace is made anew": {newer: func(c *Content) { c.Volumes = nil }, shop: "anew", want: "[shop/data shop/db]"},
+		"another newer one":           {want: "[]"},
+		"one claim is left out":       {newer: func(c *Content) { c.Volumes = c.Volumes[:1] }, want: "[shop/db]"},
+		"no volume, as at zero":       {newer: func(c *Content) { c.Volumes = nil }, want: "[shop/data shop/db]"},
+		"a volume failed":             {newer: func(c *Content) { c.Volumes[0] = failed(c.Volumes[0]) }, want: "[shop/data]"},
+		"a newer one in its storage":  {newer: kept, want: "[shop/data]"},
+		"both in their storage":       {newer: kept, older: kept, want: "[]"},
+		"an older one in its storage": {older: kept, want: "[]"},
+		"the newer one failed":        {newer: func(c *Content) { c.Backup.Status.Phase = v1alpha1.BackupPhaseFailed }, want: "[shop/data shop/db]"},
+		"its metadata was replaced":   {newer: func(c *Content) { c.Replaced = "it was replaced" }, want: "[shop/data shop/db]"},
+		"its volumes can't be read":   {newer: func(c *Content) { c.VolumesError = "cut" }, want: "[shop/data shop/db]"},
+		"of another cluster":          {newer: func(c *Content) { ofTheirs(c.Backup.Status.Origin) }, want: "[shop/data shop/db]"},
+		"the newer one is going":      {going: func(b v1alpha1.BackupReference) bool { return b.Name == "new" }, want: "[shop/data shop/db]"},
+		"the newer one is missed":     {missing: true, want: "[shop/data shop/db]"},
+		"the namespace is gone":       {newer: func(c *Content) { c.Volumes = nil }, shop: "-", want: "[]"},
+		"the namespace is made anew":  {newer: func(c *Content) { c.Volumes = nil }, shop: "anew", want: "[shop/data shop/db]"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := newCatalog(nil)
@@ -47,7 +52,11 @@ func TestLastData(t *testing.T) {
 			content := func(storeName string, age int) Content {
 				return Content{Backup: stored("default", storeName, age), Volumes: []Volume{claim("shop", "data", int64(age), age), claim("shop", "db", int64(100+age), age)}}
 			}
-			c.Put("default", "old", content("old", 20), minute(0))
+			older := content("old", 20)
+			if test.older != nil {
+				test.older(&older)
+			}
+			c.Put("default", "old", older, minute(0))
 			newer := content("new", 10)
 			if test.newer != nil {
 				test.newer(&newer)

@@ -147,6 +147,8 @@ func (c *Client) AwaitReady(ctx context.Context, v Volume, taken Taken, report f
 		switch {
 		case err == nil && content == nil:
 			err = final("the VolumeSnapshotContent %s is gone: keep tools from removing its finalizers", taken.Content)
+		case err == nil && !v.Moved && content.Labels[LabelMoved] != "":
+			err = final("the VolumeSnapshotContent %s leaves: an earlier attempt of the backup has failed with it: back up again", content.Name)
 		case err == nil && content.Status.Ready:
 			taken.Ready, taken.Size = true, max(taken.Size, content.Status.Size)
 			return taken, nil
@@ -278,6 +280,8 @@ func (w *cutting) taken(content *VolumeSnapshotContent) (Taken, error) {
 	switch {
 	case content.Spec.Driver != w.v.Driver || content.Spec.Source.Volume != w.v.Handle:
 		return Taken{}, final("the VolumeSnapshotContent %s is of the volume %s of the driver %s, want the volume %s: the claim was replaced, so back up again", content.Name, content.Spec.Source.Volume, content.Spec.Driver, w.v.Handle)
+	case !w.v.Moved && content.Labels[LabelMoved] != "":
+		return Taken{}, final("the VolumeSnapshotContent %s leaves: an earlier attempt of the backup has failed with it: back up again", content.Name)
 	case at.Before(w.v.Since.Add(-skew)):
 		return Taken{}, final("the VolumeSnapshotContent %s was cut at %s, before the backup started at %s: it is not the backup's, or the storage's clock is slow", content.Name, at.UTC().Format(time.RFC3339), w.v.Since.UTC().Format(time.RFC3339))
 	}

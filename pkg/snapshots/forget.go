@@ -64,18 +64,24 @@ func (c *Client) Forget(ctx context.Context, content string, uid types.UID) (wai
 
 // Leave has the sweep forget a kept cut when its backup has ended: its volume has failed.
 func (c *Client) Leave(ctx context.Context, content string) error {
-	found, err := get[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), content)
-	if err != nil || found == nil || found.Labels[LabelCluster] != c.clusterUID {
-		return err
+	for pause := time.Duration(0); ; {
+		found, err := get[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), content)
+		if err == nil && (found == nil || found.Labels[LabelCluster] != c.clusterUID || found.Labels[LabelMoved] != "") {
+			return nil
+		}
+		if err == nil {
+			_, err = c.patch(ctx, found, map[string]any{"labels": map[string]string{LabelMoved: "true"}}, nil)
+		}
+		if err == nil || !passing(err) || !c.pause(ctx, &pause, c.lastPause) {
+			return err
+		}
 	}
-	_, err = c.patch(ctx, found, map[string]any{"labels": map[string]string{LabelMoved: "true"}}, nil)
-	return err
 }
 
-// Discard begins to forget all snapshots of a backup that was deleted from its location. A copy of it in
+// Discard begins to forget all snapshots of a backup that was deleted from its place. A copy of it at
 // another one has none. It waits for no driver: the sweep ends what is begun, by the policy that only this
 // package sets on a content that is held.
-func (c *Client) Discard(ctx context.Context, backup types.UID, storeName, location string) error {
+func (c *Client) Discard(ctx context.Context, backup types.UID, isOf func(storeName, location string) bool) error {
 	contents, err := list[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), LabelCluster+"="+c.clusterUID+","+LabelBackup+"="+string(backup))
 	if apierrors.IsNotFound(err) {
 		return nil
@@ -85,7 +91,7 @@ func (c *Client) Discard(ctx context.Context, backup types.UID, storeName, locat
 	}
 	var failures []error
 	for i := range contents {
-		if ofName, ofLocation := Place(contents[i].Labels); ofName != storeName || ofLocation != location {
+		if !isOf(Place(contents[i].Labels)) {
 			continue
 		}
 		waitsFor, err := (&forgetting{Client: c}).step(ctx, &contents[i])

@@ -188,7 +188,7 @@ func TestWithoutAnAnswer(t *testing.T) {
 		_, err := s.client().Locate(t.Context(), wants())
 		expectError(t, err)
 		offers, listErr := s.client().Offers(t.Context())
-		discardErr := s.client().Discard(t.Context(), "backup", "nightly", "default")
+		discardErr := s.client().Discard(t.Context(), "backup", at("nightly", "default"))
 		if told := answer == denied; len(offers) > 0 || errors.Is(err, denied) != told || errors.Is(listErr, denied) != told || errors.Is(discardErr, denied) != told ||
 			!told && (listErr != nil || discardErr != nil) {
 			t.Errorf("%v: got %v; %v, %v; %v", answer, err, offers, listErr, discardErr)
@@ -628,7 +628,7 @@ func TestDiscard(t *testing.T) {
 					s.away = away
 					for range 2 { // it may be repeated
 						began := time.Now()
-						if err := s.client().Discard(t.Context(), "going", "nightly", "default"); err != nil {
+						if err := s.client().Discard(t.Context(), "going", at("nightly", "default")); err != nil {
 							t.Fatal(err)
 						}
 						if took := time.Since(began); took > 0 {
@@ -691,7 +691,7 @@ func TestDiscardFails(t *testing.T) {
 			}
 			return test.answer
 		}
-		err := s.client().Discard(t.Context(), "going", "nightly", "default")
+		err := s.client().Discard(t.Context(), "going", at("nightly", "default"))
 		if test.told {
 			expectError(t, err, leaving[0])
 		} else if err != nil {
@@ -701,10 +701,14 @@ func TestDiscardFails(t *testing.T) {
 			t.Errorf("%v: the other content stays", test.answer)
 		}
 		s.before = nil
-		if err := s.client().Discard(t.Context(), "going", "nightly", "default"); err != nil || test.told && s.object(Contents, "", leaving[0]).GetDeletionTimestamp() == nil {
+		if err := s.client().Discard(t.Context(), "going", at("nightly", "default")); err != nil || test.told && s.object(Contents, "", leaving[0]).GetDeletionTimestamp() == nil {
 			t.Errorf("%v: again: %v", test.answer, err)
 		}
 	}
+}
+
+func at(storeName, location string) func(string, string) bool {
+	return func(ofName, ofLocation string) bool { return ofName == storeName && ofLocation == location }
 }
 
 // TestDiscardOfACopy: the deletion of a copy of a backup, in another location or by another name, discards no
@@ -712,12 +716,12 @@ func TestDiscardFails(t *testing.T) {
 func TestDiscardOfACopy(t *testing.T) {
 	s := newSidecars(t)
 	content := s.kept(volume())
-	for _, at := range [][2]string{{"nightly", "archive"}, {"copy", "default"}} {
-		if err := s.client().Discard(t.Context(), "backup", at[0], at[1]); err != nil || s.object(Contents, "", content).GetDeletionTimestamp() != nil {
-			t.Errorf("%v: the original leaves, %v", at, err)
+	for _, place := range [][2]string{{"nightly", "archive"}, {"copy", "default"}} {
+		if err := s.client().Discard(t.Context(), "backup", at(place[0], place[1])); err != nil || s.object(Contents, "", content).GetDeletionTimestamp() != nil {
+			t.Errorf("%v: the original leaves, %v", place, err)
 		}
 	}
-	if err := s.client().Discard(t.Context(), "backup", "nightly", "default"); err != nil || s.object(Contents, "", content).GetDeletionTimestamp() == nil {
+	if err := s.client().Discard(t.Context(), "backup", at("nightly", "default")); err != nil || s.object(Contents, "", content).GetDeletionTimestamp() == nil {
 		t.Errorf("the original stays, %v", err)
 	}
 }
@@ -750,6 +754,23 @@ func TestLeave(t *testing.T) {
 		if (len(d.Forget) == 1) != leaves {
 			t.Errorf("%v: it leaves: %t", fate, len(d.Forget) == 1)
 		}
+	}
+	// An attempt after that may not rely on it.
+	kept := volume()
+	taken := Taken{Content: content, Time: time.Now()}
+	kept.ReadyTimeout = time.Hour
+	if _, err := s.client().AwaitReady(t.Context(), kept, taken, nil); err == nil || !strings.Contains(err.Error(), "an earlier attempt of the backup has failed with it") {
+		t.Errorf("it is taken once more: %v", err)
+	}
+	kept.Backup, kept.ClaimUID = "another", "b"
+	if taken, err = s.client().Cut(t.Context(), kept, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.client().Leave(t.Context(), taken.Content); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.client().Cut(t.Context(), kept, nil); err == nil || !strings.Contains(err.Error(), "an earlier attempt of the backup has failed with it") {
+		t.Errorf("it is found: %v", err)
 	}
 	if err := s.client().Leave(t.Context(), "missing"); err != nil {
 		t.Error(err)

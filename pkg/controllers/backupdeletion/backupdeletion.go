@@ -67,7 +67,7 @@ type Config struct {
 	EnsureRepository func(ctx context.Context, namespace, location string) error
 	// DiscardSnapshots begins to delete the snapshots that a backup keeps in the storage of its volumes.
 	// nil: there are none.
-	DiscardSnapshots func(ctx context.Context, backup types.UID, storeName, location string) error
+	DiscardSnapshots func(ctx context.Context, backup types.UID, isOf func(storeName, location string) bool) error
 	CheckLocation    func(ctx context.Context, name string) error
 	Events           events.EventRecorder
 	Clock            clock.WithTicker

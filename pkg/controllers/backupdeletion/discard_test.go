@@ -38,9 +38,9 @@ type discards struct {
 	metadata, owners, gone int
 }
 
-func (d *discards) discard(_ context.Context, uid types.UID, storeName, location string) error {
-	if storeName != d.name || location != "default" {
-		d.w.Errorf("discarded is %s in %s", storeName, location)
+func (d *discards) discard(_ context.Context, uid types.UID, isOf func(storeName, location string) bool) error {
+	if !isOf(d.name, "default") || isOf("copy", "default") || !isOf(d.name, "a-former-name") || isOf("copy", "a-former-name") {
+		d.w.Error("discarded are snapshots of another place")
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -75,7 +75,7 @@ func (w *world) has(key string) bool {
 }
 
 // startDiscarding is start with a DiscardSnapshots, which may be nil.
-func (w *world) startDiscarding(discard func(context.Context, types.UID, string, string) error) {
+func (w *world) startDiscarding(discard func(context.Context, types.UID, func(string, string) bool) error) {
 	w.Helper()
 	records := enginefactory.NewSharedInformerFactory(w.Cluster, 0)
 	engine := records.Engine().V1alpha1()

@@ -169,7 +169,13 @@ func (c *Controller) discardSnapshots(ctx context.Context, run *enginev1alpha1.B
 	if c.DiscardSnapshots == nil {
 		return nil
 	}
-	err := c.DiscardSnapshots(ctx, backupUID(run), run.Name, run.Spec.Backup.StorageLocation)
+	err := c.DiscardSnapshots(ctx, backupUID(run), func(storeName, location string) bool {
+		if location != run.Spec.Backup.StorageLocation {
+			_, err := c.locations.Get(location)
+			return storeName == run.Name && apierrors.IsNotFound(err) // it has another name now
+		}
+		return storeName == run.Name
+	})
 	if err != nil && ctx.Err() == nil {
 		return &obstacle{text: "the deletion waits until the snapshots of its volumes can be deleted", detail: err.Error(), attempted: true}
 	}

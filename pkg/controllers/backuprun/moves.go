@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
@@ -119,11 +120,15 @@ func (v *volumes) move(ctx context.Context, u *upload, of snapshots.Volume) {
 			}
 			v.mu.Lock()
 			u.preparing, u.cut = false, true // a failure needs no further wait
+			stopped := err != nil && ctx.Err() != nil && !u.status.Phase.Done()
 			if err != nil && !u.status.Phase.Done() {
 				v.fail(u, err.Error())
 			}
 			v.wakeLocked()
 			v.mu.Unlock()
+			if stopped { // the next attempt may go on with the cut
+				return
+			}
 		}
 		again, over := v.awaitUpload(ctx, u)
 		if over {
@@ -132,17 +137,22 @@ func (v *volumes) move(ctx context.Context, u *upload, of snapshots.Volume) {
 		if !again {
 			break
 		}
-		leave()
-		of.Try, of.Avoid = 2, u.node
 		v.dropUpload(ctx, u)
+		v.hide(ctx, of, func() {}, hidePatience)
+		of.Try, of.Avoid = 2, u.node
 	}
 	if !of.Moved { // nothing was exposed
 		v.leave(ctx, u)
 		return
 	}
+	v.hide(ctx, of, leave, math.MaxInt64)
+}
+
+// hide returns when an exposure is gone, or after a time. Its place is given back after hidePatience.
+func (v *volumes) hide(ctx context.Context, of snapshots.Volume, leave func(), most time.Duration) {
 	for begun := v.c.Clock.Now(); ; {
 		gone, err := v.c.Mover.Hide(ctx, of)
-		if gone {
+		if gone || v.c.Clock.Since(begun) > most {
 			return
 		}
 		if v.c.Clock.Since(begun) > hidePatience {
@@ -164,7 +174,7 @@ func (v *volumes) awaitUpload(ctx context.Context, u *upload) (again, over bool)
 	for {
 		v.mu.Lock()
 		done, changed := u.status.Phase.Done(), v.changed
-		again, u.again = u.again, false
+		again, u.again = u.again && !done, false
 		v.mu.Unlock()
 		if done || again {
 			return again, false
@@ -178,9 +188,9 @@ func (v *volumes) awaitUpload(ctx context.Context, u *upload) (again, over bool)
 }
 
 // tryAgainLocked has a failed upload tried once more, preferably on another node: the snapshot is still there.
-// It reports whether it is.
+// It reports whether it is. An upload of an earlier process may be a second try, and is not tried again.
 func (v *volumes) tryAgainLocked(u *upload, why string) bool {
-	if of := u.volume.Snapshot; of == nil || of.Kept || v.c.Mover == nil || u.preparing || u.failed != "" || v.ctx.Err() != nil {
+	if of := u.volume.Snapshot; of == nil || of.Kept || v.c.Mover == nil || !u.exposed || u.preparing || u.failed != "" || v.ctx.Err() != nil {
 		return false
 	}
 	u.again, u.preparing, u.failed = true, true, fmt.Sprintf("on the node %s: %s", u.node, why)
@@ -196,7 +206,7 @@ func (v *volumes) dropUpload(ctx context.Context, u *upload) {
 	name := recordName(v.run, u.volume)
 	for {
 		err := v.c.uploads.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &u.forgotten}})
-		if err == nil || apierrors.IsNotFound(err) || apierrors.IsConflict(err) || ctx.Err() != nil {
+		if err == nil || apierrors.IsNotFound(err) || apierrors.IsConflict(err) || records.Refused(err) || ctx.Err() != nil {
 			return
 		}
 		klog.FromContext(ctx).Info("Removing the upload of a first try failed; it will be tried again", "upload", name, "err", err)
@@ -229,8 +239,10 @@ func (v *volumes) prepare(ctx context.Context, u *upload, of snapshots.Volume) (
 		v.keep(u)
 		return nil, nil
 	}
-	if leave, err = v.c.Mover.Place(ctx); err != nil {
-		return nil, err
+	if of.Try < 2 { // a second try has the place of the first
+		if leave, err = v.c.Mover.Place(ctx); err != nil {
+			return nil, err
+		}
 	}
 	exposed, err := v.c.Mover.Expose(ctx, of, taken, report)
 	if err != nil {
@@ -239,7 +251,7 @@ func (v *volumes) prepare(ctx context.Context, u *upload, of snapshots.Volume) (
 	v.mu.Lock()
 	givenUp := u.status.Phase.Done()
 	if !givenUp { // else the volume may be read without the lock
-		u.node, u.submitted, u.status.Message = exposed.Node, v.c.Clock.Now(), ""
+		u.node, u.submitted, u.exposed, u.status.Message = exposed.Node, v.c.Clock.Now(), true, ""
 	}
 	v.mu.Unlock()
 	if givenUp {

@@ -266,6 +266,27 @@ func TestSnapshotIsKept(t *testing.T) {
 	}
 }
 
+// TestKeptIsNotLeftByAStop: a process that is told to stop while the storage copies leaves the snapshot to the next
+// one.
+func TestKeptIsNotLeftByAStop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &mover{readyHeld: make(chan struct{})}
+		e := newMoving(snapshotOf("data", "web"))
+		e.volume.Snapshot.Kept = true
+		h := newHarness(t, &work{execute: e.execute}, newRun("a", ready))
+		h.mover = m
+		h.start(1)
+		if !closed(e.isCut) {
+			t.Error("it is not cut")
+		}
+		h.stop()
+		<-h.stopped
+		if status := h.Run("a").Status; len(m.left) > 0 || status.Phase != running || status.GivenBack != 1 {
+			t.Errorf("to leave are %v, and the run is %+v", m.left, status)
+		}
+	})
+}
+
 // TestSnapshotIsHandedOverPatiently: an API server that restarts after the cut costs no volume, also if
 // its answer is lost.
 func TestSnapshotIsHandedOverPatiently(t *testing.T) {
@@ -338,8 +359,11 @@ func TestSnapshotIsMovedAgain(t *testing.T) {
 					h.start(1)
 					first := h.uploads()["v"]
 					lose(h)
-					time.Sleep(time.Second)
+					time.Sleep(2 * hideInterval)
 					again := h.uploads()["v"]
+					if m.hidden < 2 {
+						t.Errorf("the first exposure is not hidden")
+					}
 					if again == nil || again.UID == first.UID || again.Spec.Node != "node-8" || len(m.exposed) != 2 || m.exposed[1].Try != 2 || m.exposed[1].Avoid != "node-7" || closed(e.ended) || m.taken() != 1 {
 						t.Fatalf("the upload is %+v, exposed were %+v, %d places are taken", again, m.exposed, m.taken())
 					}
@@ -433,7 +457,7 @@ func TestSnapshotOfAnEarlierAttempt(t *testing.T) {
 		h.mover = m
 		h.start(1)
 		h.report("v", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "s"})
-		if !closed(e.ended) || len(m.cut) > 0 || e.volume.Status.SnapshotID != "s" {
+		if !closed(e.ended) || len(m.cut)+len(m.exposed) > 0 || e.volume.Status.SnapshotID != "s" {
 			t.Errorf("cut is %v, and the volume is %+v", m.cut, e.volume)
 		}
 	})

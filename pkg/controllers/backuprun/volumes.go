@@ -84,6 +84,8 @@ type upload struct {
 	at             *metav1.Time
 	// taken is the cut, once it is known.
 	taken *format.SnapshotCut
+	// exposed is true once this process has exposed the cut.
+	exposed bool
 	// again is true from a failure of the first try until the second begins, failed says why, and
 	// forgotten is the record of the first.
 	again     bool

@@ -20,6 +20,8 @@ import (
 const (
 	// bindLook is the interval of looks whether a claim is bound.
 	bindLook = time.Second
+	// skew is how much the clocks of API servers may differ.
+	skew = time.Minute
 	// bindPatience is how long a claim may take to be bound without a pod.
 	bindPatience = 3 * time.Second
 )
@@ -104,7 +106,7 @@ func (r *Restorer) madeFor(ctx context.Context, claim *corev1.PersistentVolumeCl
 	if err != nil {
 		return fmt.Errorf("%w: its volume: %w", errUnread, err)
 	}
-	if volume.CreationTimestamp.Time.Before(claim.CreationTimestamp.Time) {
+	if volume.CreationTimestamp.Time.Before(claim.CreationTimestamp.Add(-skew)) {
 		return fmt.Errorf("it was bound to the volume %s, which is older, and holds something else", volume.Name)
 	}
 	return nil

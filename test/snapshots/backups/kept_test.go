@@ -140,7 +140,7 @@ func TestKeptIsMissing(t *testing.T) {
 	lab.AwaitPhase(t, home, name, v1alpha1.BackupPhaseCompleted)
 	expectStored(t, 1)
 	client := snapshots.New(objects, string(clusterUID(t)), labtest.System)
-	must(t, client.Discard(t.Context(), backup.UID, name, "default"))
+	must(t, client.Discard(t.Context(), backup.UID, func(string, string) bool { return true }))
 	restoreOf(t, home, name, map[string]string{namespace: other}, v1alpha1.RestorePhasePartiallyFailed)
 	if _, err := lab.Kube.CoreV1().PersistentVolumeClaims(other).Get(t.Context(), "data", metav1.GetOptions{}); err == nil {
 		t.Error("there is an empty claim")
