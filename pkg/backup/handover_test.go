@@ -39,6 +39,26 @@ func (f *fixture) noted() {
 	}
 }
 
+// endWhileMoving runs the first attempt until it moves data, where its process ends.
+func (f *fixture) endWhileMoving(t *testing.T) (Outcome, error) {
+	t.Helper()
+	f.noted()
+	ctx, end := context.WithCancel(t.Context())
+	defer end()
+	f.volumes.wait = func(context.Context) error {
+		if f.request.Moving {
+			end()
+		}
+		return ctx.Err()
+	}
+	outcome, _, err := f.attempt(ctx, 1, goOn)
+	f.volumes.wait = nil
+	if !f.request.Moving {
+		t.Fatalf("the first attempt moves no data: %v", err)
+	}
+	return outcome, err
+}
+
 // wantMoved fails unless the backup is whole, with what the first and the last attempt have found.
 func (f *fixture) wantMoved(t *testing.T) {
 	t.Helper()
@@ -145,15 +165,7 @@ func TestTakenOverBeforeMoving(t *testing.T) {
 // TestCancelledWhileItMoves: nothing stays of a cancelled backup but its end.
 func TestCancelledWhileItMoves(t *testing.T) {
 	f := movingFixture(t)
-	f.noted()
-	ctx, end := context.WithCancel(t.Context())
-	f.volumes.wait = func(context.Context) error {
-		if f.request.Moving {
-			end()
-		}
-		return ctx.Err()
-	}
-	if outcome, _, err := f.attempt(ctx, 1, goOn); err == nil || outcome.Stored {
+	if outcome, err := f.endWhileMoving(t); err == nil || outcome.Stored {
 		t.Errorf("%+v, %v", outcome, err)
 	}
 	if _, err := Abandon(t.Context(), f.request, f.deps, f.store, v1alpha1.BackupPhaseCancelled, "cancelled by ada"); err != nil {
@@ -180,16 +192,7 @@ func TestHandoverIsMissing(t *testing.T) {
 // TestHandoverOfAStoreThatIsAway: the next attempt waits for its store, as long as the backup may take.
 func TestHandoverOfAStoreThatIsAway(t *testing.T) {
 	f := movingFixture(t)
-	f.noted()
-	ctx, end := context.WithCancel(t.Context())
-	f.volumes.wait = func(context.Context) error {
-		if f.request.Moving {
-			end()
-		}
-		return ctx.Err()
-	}
-	_, _, _ = f.attempt(ctx, 1, goOn)
-	f.volumes.wait = nil
+	_, _ = f.endWhileMoving(t)
 	request, deps, away := f.request, f.deps, &awayStore{f.store, 5} // more than Retry has steps
 	request.Attempt, deps.Store, deps.Progress = 2, away, &Progress{}
 	if outcome, err := Run(t.Context(), request, deps); err != nil || outcome.Status.Phase != v1alpha1.BackupPhaseCompleted || away.left != 0 {
@@ -214,16 +217,8 @@ func (s *awayStore) Get(ctx context.Context, key string) (io.ReadCloser, error) 
 // TestMovedVolumeThatCantBeHandedOver: it is an error of the backup that names it.
 func TestMovedVolumeThatCantBeHandedOver(t *testing.T) {
 	f := movingFixture(t)
-	f.noted()
-	ctx, end := context.WithCancel(t.Context())
-	f.volumes.wait = func(context.Context) error {
-		if f.request.Moving {
-			end()
-		}
-		return ctx.Err()
-	}
-	_, _, _ = f.attempt(ctx, 1, goOn)
-	f.volumes.wait, f.volumes.submit = nil, func(volume *format.Volume) error {
+	_, _ = f.endWhileMoving(t)
+	f.volumes.submit = func(volume *format.Volume) error {
 		return errors.New("no repository") // also for the one that has ended, and stays so
 	}
 	outcome, _, err := f.attempt(t.Context(), 2, goOn)

@@ -77,7 +77,7 @@ func (e *execution) locate(ctx context.Context, item *manifest.Item, about subje
 		}
 		name = defaults[0].GetName()
 	case name == "":
-		return found, fmt.Errorf("its data is a snapshot of the driver %s, and it names no StorageClass: map its empty one to one of the driver by a resource modifier", found.Driver)
+		return found, fmt.Errorf("its data is a snapshot of the driver %s, and its StorageClass is empty: name one of the driver by a resource modifier", found.Driver)
 	}
 	driver := ""
 	err = e.pages(ctx, classKind, "", "metadata.name="+name, func(raw json.RawMessage) error { // get is another right

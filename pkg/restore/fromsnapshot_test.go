@@ -239,7 +239,7 @@ func TestNoClaimFromASnapshot(t *testing.T) {
 		"the snapshot is of others": {change: func(d *storage, _ *Dependencies) { d.found.Driver = "gce" }, says: []string{"a snapshot of the driver gce, and the StorageClass fast is of ebs"}, calls: []string{"Locate"}},
 		"the mode is another":       {change: func(d *storage, _ *Dependencies) { d.found.Mode = "Block" }, says: []string{"a snapshot of a volume of the mode Block, and the claim has the mode Filesystem"}, calls: []string{"Locate"}},
 		"no class, and no default":  {class: "-", says: []string{"it names no StorageClass, and the cluster has no default one"}, calls: []string{"Locate"}},
-		"an empty class":            {class: " ", says: []string{"it names no StorageClass: map its empty one"}, calls: []string{"Locate"}},
+		"an empty class":            {class: " ", says: []string{"its StorageClass is empty: name one of the driver"}, calls: []string{"Locate"}},
 		"the offer fails":           {change: func(d *storage, _ *Dependencies) { d.notOffered = errors.New("may not create it") }, says: []string{"may not create it"}, calls: []string{"Locate", "Offer"}, runs: true},
 	} {
 		t.Run(name, func(t *testing.T) {
