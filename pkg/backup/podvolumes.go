@@ -237,7 +237,7 @@ func (p *podVolumes) handOverVolume(ctx context.Context, pod *heldPod, volume he
 			p.skip(about, skippedVolume{volume.name, to.ClaimName, "another pod has given access to its claim", false, false})
 			return nil
 		}
-		to.ClaimUID, to.ClaimLabels, to.PersistentVolume = of.uid, of.labels, of.volume
+		to.ClaimUID, to.ClaimLabels, to.PersistentVolume, to.Device = of.uid, of.labels, of.volume, of.block
 		if kept := p.persistentVolumes[of.volume]; kept != nil {
 			to.ReclaimPolicy, to.Labels, to.Capacity, to.Created = kept.reclaimPolicy, kept.labels, kept.capacity, kept.created
 			to.HostPath = kept.hostPath

@@ -109,9 +109,6 @@ func (p *podVolumes) chooseSnapshot(ctx context.Context, key types.NamespacedNam
 	case volume.claim != of.uid:
 		fail("its persistent volume is bound to another claim")
 		return nil
-	case of.block && !kept:
-		fail("it is a block device, and only files can be read from its snapshot: keep the snapshot in its storage, by snapshotMoveData: false")
-		return nil
 	case of.scratch && kept:
 		fail("it belongs to its pod, and can't be made from a snapshot: move its data, by snapshotMoveData: true")
 		return nil

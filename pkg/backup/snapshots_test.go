@@ -131,18 +131,26 @@ func TestWhichClaimsAreCut(t *testing.T) {
 	}
 }
 
-// TestBlockDevicesAreNotCut: the files of a block device can't be read, and the user is told.
-func TestBlockDevicesAreNotCut(t *testing.T) {
+// TestDevicesAreMoved: a block device is read from its snapshot, and listed without the pod that has it: Velero
+// would mount it there.
+func TestDevicesAreMoved(t *testing.T) {
 	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, SnapshotVolumes: new(true)}).withSnapshots(snapshotClass("fast", "d", false))
 	f.add("namespaces", namespace("shop", ""))
 	f.csiClaim("disk", "d", "Block")
-	if outcome := f.run(t); outcome.Status.Errors != 1 || len(f.ways()) > 0 || !strings.Contains(f.text(t, format.LogKey("b")), "it is a block device") {
-		t.Errorf("%+v, %v", outcome.Status, f.ways())
+	f.csiClaim("data", "d", "Filesystem")
+	f.run(t)
+	for _, volume := range f.volumes.submitted {
+		if volume.Device != (volume.ClaimName == "disk") {
+			t.Errorf("%s is a device: %t", volume.ClaimName, volume.Device)
+		}
+	}
+	if list := f.text(t, format.PodVolumeBackupsKey("b")); len(f.volumes.submitted) != 2 || strings.Count(list, `"holdfast.io/volume-mode":"Block"`) != 1 {
+		t.Errorf("submitted are %+v, and listed %s", f.volumes.submitted, list)
 	}
 }
 
 // TestWhichSnapshotsAreKept: a volume policy, the spec and the controller say, in this order, whether a snapshot
-// stays in its storage. Then block devices can be cut, and claims of pods can't.
+// stays in its storage. Then claims of pods can't be cut.
 func TestWhichSnapshotsAreKept(t *testing.T) {
 	for name, test := range map[string]struct {
 		keep           bool
@@ -161,7 +169,7 @@ func TestWhichSnapshotsAreKept(t *testing.T) {
 		"a policy that moves":      {spec: new(false), policy: "snapshotMoveData: true"},
 		"a policy without a word":  {spec: new(false), policy: "snapshotClass: fast", want: true},
 		"a block device":           {spec: new(false), mode: "Block", want: true},
-		"a block device moved":     {mode: "Block", errors: 1, words: "keep the snapshot in its storage"},
+		"a block device moved":     {mode: "Block"},
 		"a pod's claim":            {spec: new(false), policy: "snapshotClass: fast", owner: "web", errors: 1, words: "can't be made from a snapshot"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -97,6 +97,8 @@ type Folder struct {
 	Root string
 	// IsMount checks that the volume is mounted; nil for a volume that need not be.
 	IsMount MountProbe
+	// Device says that the volume is a block device, and that Path has the socket where a pod serves it.
+	Device bool
 }
 
 // checkMount fails if the volume is not mounted on its open folder, which is then on the node's own
@@ -193,7 +195,7 @@ func VolumeFolder(podsDir string, pod types.UID, volume, persistentVolume string
 	}
 	switch {
 	case len(found) == 0:
-		return Folder{}, fmt.Errorf("volume %q has no folder %q below %s: hostPath volumes of pods and block volumes have none, and are not supported", volume, name, volumes)
+		return Folder{}, fmt.Errorf("volume %q has no folder %q below %s: hostPath volumes of pods and block volumes have none, and are not read from a running pod", volume, name, volumes)
 	case len(found) > 1:
 		return Folder{}, fmt.Errorf("volume %q has several folders %q below %s: %s", volume, name, volumes, strings.Join(found, ", "))
 	}

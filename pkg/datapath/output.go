@@ -442,6 +442,9 @@ type target interface {
 	Truncate(size int64) error
 }
 
+// zeroKeeper is a target that may have other bytes than zeros where nothing is written.
+type zeroKeeper interface{ keepsZeros() bool }
+
 // copy writes a file; a large one by several readers, since each waits for the store. from is at
 // the beginning, and again opens another reader.
 func (o *output) copy(ctx context.Context, to target, from io.ReadSeeker, size int64, again func(context.Context) (fs.Reader, error)) error {
@@ -522,8 +525,12 @@ func copySparse(ctx context.Context, to target, from io.Reader, offset, end, siz
 	}
 }
 
-// writeData writes the blocks that are not zero, each run at once, and returns the end of the last.
+// writeData writes the blocks that are not zero, each run at once, and returns the end of the last. If zeros
+// have to be written too, it writes all.
 func writeData(to io.WriterAt, data []byte, offset int64) (written int, err error) {
+	if of, ok := to.(zeroKeeper); ok && !of.keepsZeros() {
+		return to.WriteAt(data, offset)
+	}
 	for start := 0; start < len(data); {
 		end := start
 		for end < len(data) && !isZero(block(data, end)) {

@@ -39,6 +39,8 @@ type RestoreRequest struct {
 	// Path, Root and IsMount are as in Folder, which must exist. Root and IsMount are optional.
 	Path, Root string
 	IsMount    MountProbe
+	// Device is as in Folder. All of the device is replaced.
+	Device bool
 	// Only has the paths to restore; all if empty. Other files stay.
 	Only []string
 	// Replace removes files that the snapshot lacks. Otherwise a warning counts them. It has no
@@ -69,6 +71,9 @@ func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, 
 	case man.IncompleteReason != "" || man.RootEntry == nil || man.RootEntry.DirSummary == nil:
 		return RestoreResult{}, fmt.Errorf("%w: %s is not a complete snapshot of a folder", ErrSnapshotNotFound, req.SnapshotID)
 	}
+	if req.Device {
+		return restoreDevice(ctx, r, man, req, p)
+	}
 	walk := &restoration{repo: r.Kopia(), packs: packs}
 	parts, err := walk.find(ctx, man.RootEntry, req.Only)
 	if err != nil {
@@ -77,7 +82,7 @@ func Restore(ctx context.Context, r *repository.Repository, req RestoreRequest, 
 	bytes, files := sizeOf(parts)
 	p.SetTotal(bytes, files)
 
-	root, err := openConfined(Folder{req.Path, req.Root, req.IsMount}, &p.calls)
+	root, err := openConfined(Folder{Path: req.Path, Root: req.Root, IsMount: req.IsMount}, &p.calls)
 	if err != nil {
 		return RestoreResult{}, err
 	}

@@ -73,6 +73,8 @@ type UploadRequest struct {
 	// Path, Root and IsMount are as in Folder. Root and IsMount are optional.
 	Path, Root string
 	IsMount    MountProbe
+	// Device is as in Folder.
+	Device bool
 	// Source is the volume. The newest snapshot of its claim, or of the same source if the claim
 	// may be the same, spares reading unchanged files.
 	Source Source
@@ -122,8 +124,11 @@ const measureAfter = 15 * time.Second
 // Upload stores a folder as a snapshot. If it fails, no snapshot is visible.
 func Upload(ctx context.Context, r *repository.Repository, req UploadRequest, p *Progress) (_ UploadResult, err error) {
 	defer func() { err = causeOf(ctx, err) }()
+	if req.Device {
+		return uploadDevice(ctx, r, req, p)
+	}
 	notes := notes{logger: klog.FromContext(ctx)}
-	vol, err := openVolume(Folder{req.Path, req.Root, req.IsMount}, &notes, p)
+	vol, err := openVolume(Folder{Path: req.Path, Root: req.Root, IsMount: req.IsMount}, &notes, p)
 	if err != nil {
 		return UploadResult{}, err
 	}

@@ -75,7 +75,7 @@ const (
 	KeptInStorage   = "it lies only in the storage of the volume, and is no second copy: a restore makes a new volume from the snapshot"
 	StoredInStorage = "it lies only in the storage of the volume: Velero has made a CSI snapshot of it, and has not moved the data"
 	StoredNative    = "it lies only in the storage of the volume: Velero has made a snapshot of it through a cloud's API"
-	StoredAsBlocks  = "it is of a block device, and Holdfast restores files only"
+	StoredAsBlocks  = "it was uploaded by Velero's data mover of blocks, and Holdfast restores the uploads of its other one"
 	// StoredUnnamed is said of Velero 1.13, whose DataUpload in the tarball names the snapshot.
 	StoredUnnamed = "Velero's data mover has uploaded it, and the list of volumes does not name its snapshot in the repository"
 )

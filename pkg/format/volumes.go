@@ -34,6 +34,7 @@ const (
 	annotationVolume             = AnnotationPrefix + "volume"
 	annotationSnapshotDriver     = AnnotationPrefix + "snapshot-driver"
 	annotationSnapshotHandle     = AnnotationPrefix + "snapshot-handle"
+	annotationVolumeMode         = AnnotationPrefix + "volume-mode"
 	maxVolumeAnnotation          = 16 << 10
 	methodPodVolume              = "PodVolumeBackup"
 	resultSucceeded              = "succeeded"
@@ -62,6 +63,8 @@ type Volume struct {
 	Capacity      int64
 	Created       metav1.Time
 	Hooked        bool
+	// Device says that the volume is a block device.
+	Device bool
 	// Snapshot is set if the data is read from a snapshot. Pod has a name only if a pod has the claim.
 	Snapshot *SnapshotSource
 	// Instead is the claim's volume in another pod that was tried before, and could not be read; or
@@ -161,6 +164,11 @@ func (p *PodVolumeBackup) SnapshotDriver() string { return p.Annotations[annotat
 // the data is in a repository.
 func (p *PodVolumeBackup) SnapshotHandle() string { return p.Annotations[annotationSnapshotHandle] }
 
+// IsDevice reports whether the volume is a block device.
+func (p *PodVolumeBackup) IsDevice() bool {
+	return p.Annotations[annotationVolumeMode] == string(corev1.PersistentVolumeBlock)
+}
+
 // VolumeItself describes a claim and its persistent volume.
 type VolumeItself struct {
 	// Name, SizeBytes and Created are the persistent volume's.
@@ -259,6 +267,11 @@ func NewPodVolumeBackup(backup *v1alpha1.Backup, storeName string, volume Volume
 	}
 	if volume.InStorage() {
 		metav1.SetMetaDataAnnotation(&pvb.ObjectMeta, annotationSnapshotHandle, volume.Snapshot.Cut.Handle)
+	}
+	if volume.Device { // Velero would mount it into the pod, which could not start
+		metav1.SetMetaDataAnnotation(&pvb.ObjectMeta, annotationVolumeMode, string(corev1.PersistentVolumeBlock))
+		pvb.Spec.Pod.Name, pvb.Spec.Pod.UID, pvb.Spec.Volume = "", "", ""
+		pvb.Spec.Tags["pod"], pvb.Spec.Tags["pod-uid"], pvb.Spec.Tags["volume"] = "", "", ""
 	}
 	if volume.ClaimName != "" {
 		metav1.SetMetaDataAnnotation(&pvb.ObjectMeta, annotationClaim, volume.ClaimName)

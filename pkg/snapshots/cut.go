@@ -41,6 +41,8 @@ type Volume struct {
 	Size         int64
 	StorageClass string
 	Nodes        *corev1.VolumeNodeAffinity
+	// Device says that the volume is a block device.
+	Device bool
 	// Attempt is the number of the backup's attempt if hooks enclose the cut, else 0. Such a cut
 	// serves no other attempt, since the pod has gone on.
 	Attempt int32

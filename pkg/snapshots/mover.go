@@ -110,6 +110,8 @@ type Exposed struct {
 	Node             string
 	Pod              types.UID
 	PersistentVolume string
+	// Device is the emptyDir of the pod that serves a block device, or "".
+	Device string
 }
 
 // Place waits until a volume may be exposed. The caller calls leave when it is hidden.
@@ -187,7 +189,11 @@ func (m *Mover) expose(ctx context.Context, v *Volume, taken *Taken) (exposed Ex
 	case !running || pod.Spec.NodeName == "" || claim.Spec.VolumeName == "":
 		return exposed, "the pod " + pod.Name, nil
 	}
-	return Exposed{Node: pod.Spec.NodeName, Pod: pod.UID, PersistentVolume: claim.Spec.VolumeName}, "", nil
+	exposed = Exposed{Node: pod.Spec.NodeName, Pod: pod.UID, PersistentVolume: claim.Spec.VolumeName}
+	if v.Device {
+		_, exposed.Device = restorewait.In(pod)
+	}
+	return exposed, "", nil
 }
 
 // make makes the content, the VolumeSnapshot, the claim and the pod, unless they exist. It waits for the
@@ -198,7 +204,7 @@ func (m *Mover) make(ctx context.Context, v *Volume, taken *Taken) (waitsFor str
 	for key, value := range labels {
 		spread[key] = value
 	}
-	content, snapshot := static(m.namespace, v.exposure(), Found{Driver: v.Driver, Class: v.Class, Handle: taken.Handle}, spread)
+	content, snapshot := static(m.namespace, v.exposure(), Found{Driver: v.Driver, Class: v.Class, Handle: taken.Handle, Mode: string(v.mode())}, spread)
 	for _, made := range []struct {
 		in     dynamic.ResourceInterface
 		object *unstructured.Unstructured
@@ -220,7 +226,7 @@ func (m *Mover) make(ctx context.Context, v *Volume, taken *Taken) (waitsFor str
 	_, err = m.kube.CoreV1().PersistentVolumeClaims(m.namespace).Create(ctx, &corev1.PersistentVolumeClaim{
 		ObjectMeta: metadata,
 		Spec: corev1.PersistentVolumeClaimSpec{
-			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, StorageClassName: &v.StorageClass,
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, StorageClassName: &v.StorageClass, VolumeMode: ptr.To(v.mode()),
 			Resources:  corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: *size}},
 			DataSource: &corev1.TypedLocalObjectReference{APIGroup: ptr.To(Version.Group), Kind: "VolumeSnapshot", Name: v.exposure()},
 		},
@@ -236,6 +242,13 @@ func (m *Mover) make(ctx context.Context, v *Volume, taken *Taken) (waitsFor str
 		return "", nil
 	}
 	return "", err
+}
+
+func (v *Volume) mode() corev1.PersistentVolumeMode {
+	if v.Device {
+		return corev1.PersistentVolumeBlock
+	}
+	return corev1.PersistentVolumeFilesystem
 }
 
 // pod returns a pod without any privilege. Only its container mounts the volume as read-only, so that
@@ -288,7 +301,11 @@ func (m *Mover) pod(ctx context.Context, v *Volume, metadata metav1.ObjectMeta) 
 		return nil, err
 	}
 	container := pod.Spec.InitContainers[0]
-	container.VolumeMounts = append(container.VolumeMounts, corev1.VolumeMount{Name: moverVolume, MountPath: "/" + moverVolume, ReadOnly: true})
+	if v.Device {
+		restorewait.ServeDevice(&container, moverVolume, false)
+	} else {
+		container.VolumeMounts = append(container.VolumeMounts, corev1.VolumeMount{Name: moverVolume, MountPath: "/" + moverVolume, ReadOnly: true})
+	}
 	pod.Spec.InitContainers, pod.Spec.Containers = nil, []corev1.Container{container}
 	return pod, nil
 }

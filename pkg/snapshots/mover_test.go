@@ -25,6 +25,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	kubefake "k8s.io/client-go/kubernetes/fake"
 	"sigs.k8s.io/yaml"
+
+	"github.com/holdfast-io/holdfast/pkg/restorewait"
 )
 
 func (s *sidecars) mover(kube *kubefake.Clientset) *Mover {
@@ -132,6 +134,65 @@ func TestExposedPod(t *testing.T) {
 		}
 		if most := 2 * int(ExposeTimeout/whyInterval); asked > most || asked == 0 {
 			t.Errorf("events were listed %d times in %s, want at most %d", asked, ExposeTimeout, most)
+		}
+	})
+}
+
+// TestExposedDevice: the pod of a block device serves it by a socket, as root without any capability, and can't
+// write to it. The content has the mode of the volume: else the provisioner would make a file system.
+func TestExposedDevice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, kube := newSidecars(t), kubefake.NewClientset()
+		m, v := s.mover(kube), volume()
+		v.StorageClass, v.Device = "slow", true
+		taken, err := m.Cut(t.Context(), v, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// A goroutine stands for the scheduler and the kubelet.
+		go func() {
+			synctest.Wait()
+			pod, err := kube.CoreV1().Pods(m.namespace).Get(t.Context(), v.name(), metav1.GetOptions{})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			pod.Spec.NodeName = "n"
+			pod.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+			if _, err := kube.CoreV1().Pods(m.namespace).Update(t.Context(), pod, metav1.UpdateOptions{}); err != nil {
+				t.Error(err)
+			}
+			claim, err := kube.CoreV1().PersistentVolumeClaims(m.namespace).Get(t.Context(), v.name(), metav1.GetOptions{})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if *claim.Spec.VolumeMode != corev1.PersistentVolumeBlock {
+				t.Errorf("the claim has the mode %s", *claim.Spec.VolumeMode)
+			}
+			claim.Spec.VolumeName = "pv"
+			if _, err := kube.CoreV1().PersistentVolumeClaims(m.namespace).Update(t.Context(), claim, metav1.UpdateOptions{}); err != nil {
+				t.Error(err)
+			}
+		}()
+		exposed, err := m.Expose(t.Context(), v, taken, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pod, err := kube.CoreV1().Pods(m.namespace).Get(t.Context(), v.name(), metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		container := pod.Spec.Containers[0]
+		if _, dir := restorewait.In(pod); exposed.Device != dir || dir == "" || len(container.VolumeDevices) != 1 || slices.Contains(container.Args, "--writable") {
+			t.Errorf("exposed is %+v, by %+v", exposed, container)
+		}
+		if of := container.SecurityContext; *of.RunAsUser != 0 || *of.AllowPrivilegeEscalation || !slices.Equal(of.Capabilities.Drop, []corev1.Capability{"ALL"}) || of.Privileged != nil {
+			t.Errorf("the pod may %+v", of)
+		}
+		content, err := get[VolumeSnapshotContent](t.Context(), m.objects.Resource(Contents), v.name())
+		if err != nil || content.Spec.Mode != "Block" {
+			t.Errorf("the content is %+v, %v", content, err)
 		}
 	})
 }

@@ -88,7 +88,7 @@ func (v *volumes) snapshotOf(volume *format.Volume) snapshots.Volume {
 		Backup: v.run.UID, StoreName: v.run.Name, Location: spec.StorageLocation,
 		Namespace: volume.Pod.Namespace, Claim: volume.ClaimName, ClaimUID: volume.ClaimUID,
 		Driver: volume.Snapshot.Driver, Handle: volume.Snapshot.Handle, Class: volume.Snapshot.Class,
-		Moved: !volume.Snapshot.Kept, Size: volume.Capacity, StorageClass: volume.Snapshot.StorageClass, Nodes: volume.Snapshot.Nodes,
+		Moved: !volume.Snapshot.Kept, Size: volume.Capacity, StorageClass: volume.Snapshot.StorageClass, Nodes: volume.Snapshot.Nodes, Device: volume.Device,
 		Timeout:      cmp.Or(spec.CSISnapshotTimeout.Duration, v1alpha1.DefaultCSISnapshotTimeout),
 		ReadyTimeout: cmp.Or(spec.ItemOperationTimeout.Duration, v1alpha1.DefaultItemOperationTimeout),
 	}
@@ -258,7 +258,7 @@ func (v *volumes) prepare(ctx context.Context, u *upload, of snapshots.Volume) (
 		return leave, nil
 	}
 	record := v.recordOf(u.volume, exposed.Node)
-	record.Spec.Holder, record.Spec.PersistentVolume = exposed.Pod, exposed.PersistentVolume
+	record.Spec.Holder, record.Spec.PersistentVolume, record.Spec.Device = exposed.Pod, exposed.PersistentVolume, exposed.Device
 	return leave, v.createPatiently(ctx, record)
 }
 

@@ -39,6 +39,7 @@ func restoreTarget(record *enginev1alpha1.VolumeRestore) Target {
 		Volume:           record.Spec.Volume,
 		PersistentVolume: record.Spec.PersistentVolume,
 		HostPath:         record.Spec.HostPath,
+		Device:           record.Spec.Device,
 		Repository:       record.Spec.Repository,
 	}
 }
@@ -62,6 +63,7 @@ func restore(ctx context.Context, r *repository.Repository, record *enginev1alph
 		Path:       folder.Path,
 		Root:       folder.Root,
 		IsMount:    folder.IsMount,
+		Device:     folder.Device,
 		Only:       record.Spec.Paths,
 		Replace:    record.Spec.Replace,
 	}, p)

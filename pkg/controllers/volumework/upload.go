@@ -40,6 +40,7 @@ func uploadTarget(record *enginev1alpha1.VolumeUpload) Target {
 		Volume:           cmp.Or(record.Spec.Volume, record.Spec.ClaimName),
 		PersistentVolume: record.Spec.PersistentVolume,
 		HostPath:         record.Spec.HostPath,
+		Device:           record.Spec.Device,
 		Repository:       record.Spec.Repository,
 	}
 }
@@ -66,6 +67,7 @@ func (u uploader) upload(ctx context.Context, r *repository.Repository, record *
 		Path:    folder.Path,
 		Root:    folder.Root,
 		IsMount: folder.IsMount,
+		Device:  folder.Device,
 		Source: datapath.Source{
 			Namespace: record.Spec.Pod.Namespace,
 			Pod:       record.Spec.Pod.Name,

@@ -97,7 +97,9 @@ type Target struct {
 	Pod                      types.UID
 	Volume, PersistentVolume string
 	// HostPath is the path of a hostPath persistent volume, or "".
-	HostPath   string
+	HostPath string
+	// Device is the emptyDir with the socket of a block device, or "".
+	Device     string
 	Repository string
 }
 

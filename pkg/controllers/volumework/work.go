@@ -277,6 +277,9 @@ func (c *Controller[T]) try(ctx context.Context, asked time.Time, record T, p *d
 }
 
 func (c *Controller[T]) folder(target Target) (folder datapath.Folder, err error) {
+	if target.Device != "" {
+		return datapath.DeviceFolder(c.PodsDir, target.Pod, target.Device)
+	}
 	if target.HostPath == "" {
 		return datapath.VolumeFolder(c.PodsDir, target.Pod, target.Volume, target.PersistentVolume, c.IsMount)
 	}

@@ -3568,6 +3568,13 @@ func schema_pkg_apis_engine_v1alpha1_VolumeRestoreSpec(ref common.ReferenceCallb
 							Format:      "",
 						},
 					},
+					"device": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the pod's emptyDir with the socket of a block device, which the pod serves. Empty for volumes with files. An agent that does not know the field fails: a block device has no folder.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 					"hostPath": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Path on the node of a hostPath PersistentVolume. The kubelet makes no folder for it, and the agent uses only paths below its --host-path-roots.",
@@ -3869,6 +3876,13 @@ func schema_pkg_apis_engine_v1alpha1_VolumeUploadSpec(ref common.ReferenceCallba
 					"holder": {
 						SchemaProps: spec.SchemaProps{
 							Description: "Uid of the pod that mounts a volume from a snapshot. The agent reads in place of the pod's own volume there. An agent that does not know the field fails: the pod has no such PersistentVolume.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"device": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Name of the pod's emptyDir with the socket of a block device, which the pod serves. Empty for volumes with files. An agent that does not know the field fails: a block device has no folder.",
 							Type:        []string{"string"},
 							Format:      "",
 						},

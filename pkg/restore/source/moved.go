@@ -106,7 +106,7 @@ func (b *Backup) readMoved(ctx context.Context) error {
 		return ok && isClaim(item) && b.Volumes[i].Problem == ""
 	}, func(content *unstructured.Unstructured) error {
 		if mode, _, _ := unstructured.NestedString(content.Object, "spec", "volumeMode"); mode == string(corev1.PersistentVolumeBlock) {
-			b.Volumes[moved[types.NamespacedName{Namespace: content.GetNamespace(), Name: content.GetName()}]].Problem = format.StoredAsBlocks
+			b.Volumes[moved[types.NamespacedName{Namespace: content.GetNamespace(), Name: content.GetName()}]].Device = true
 		}
 		return nil
 	})

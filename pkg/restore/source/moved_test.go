@@ -46,7 +46,7 @@ func infosOf(t testing.TB, bucket *store.Bucket) []format.VolumeInfo {
 // others have the reason why they can't be restored.
 func TestMovedByVelero(t *testing.T) {
 	const kept, vendor = "it lies only in the storage of the volume: Velero has made a CSI snapshot", `data mover "vendor-mover"`
-	full := map[string]string{"data": "", "idle": "", "raw": format.StoredAsBlocks, "failed": format.StoredFailed, "vendor": vendor, "kept": kept}
+	full := map[string]string{"data": "", "idle": "", "raw": "", "failed": format.StoredFailed, "vendor": vendor, "kept": kept}
 	for name, test := range map[string]struct {
 		change func(t *testing.T, bucket *store.Bucket)
 		// want are claims with the problem of each, files those of a look into the volumes alone.
@@ -74,7 +74,7 @@ func TestMovedByVelero(t *testing.T) {
 			change: func(t *testing.T, bucket *store.Bucket) {
 				check(t, bucket.Remove(t.Context(), format.VolumeInfoKey("v-moved")))
 			},
-			want:  map[string]string{"data": "", "idle": "", "raw": format.StoredAsBlocks, "failed": format.StoredFailed, "vendor": vendor},
+			want:  map[string]string{"data": "", "idle": "", "raw": "", "failed": format.StoredFailed, "vendor": vendor},
 			files: map[string]string{},
 		},
 		"uploads of another backup": {
@@ -110,7 +110,7 @@ func TestMovedByVelero(t *testing.T) {
 			if test.change != nil {
 				test.change(t, bucket)
 			}
-			compare := func(b *Backup, want map[string]string) {
+			compare := func(b *Backup, want map[string]string, objects bool) {
 				t.Helper()
 				if len(b.Volumes) != len(want) || len(b.Warnings) > 0 {
 					t.Errorf("%d volumes, not %d, and the warnings %q: %+v", len(b.Volumes), len(want), b.Warnings, b.Volumes)
@@ -125,6 +125,9 @@ func TestMovedByVelero(t *testing.T) {
 						continue
 					}
 					of := infos[slices.IndexFunc(infos, func(info format.VolumeInfo) bool { return info.PVCName == v.ClaimName })].DataMovementInfo
+					if v.Device != (v.ClaimName == "raw" && objects) {
+						t.Errorf("%s is a device: %t", v.ClaimName, v.Device)
+					}
 					if v.Status.SnapshotID != of.SnapshotHandle || v.Status.Phase != enginev1alpha1.VolumePhaseCompleted || v.Status.Progress.TotalBytes != of.Size || of.Size == 0 {
 						t.Errorf("volume %+v, want what is in %+v", v, of)
 					}
@@ -135,13 +138,13 @@ func TestMovedByVelero(t *testing.T) {
 			}
 			b, err := Open(t.Context(), bucket, placeOf("v-moved"), "", nil)
 			check(t, err)
-			compare(b, test.want)
+			compare(b, test.want, true)
 			if b.NotTaken[types.NamespacedName{Namespace: "ware", Name: "data"}] != "" {
 				t.Errorf("not taken are %v", b.NotTaken)
 			}
 			b, err = OpenVolumes(t.Context(), bucket, placeOf("v-moved"), "")
 			check(t, err)
-			compare(b, test.files)
+			compare(b, test.files, false)
 		})
 	}
 }

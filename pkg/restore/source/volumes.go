@@ -125,6 +125,7 @@ func newVolume(pvb *format.PodVolumeBackup) (Volume, error) {
 		Node:         pvb.Spec.Node,
 		Name:         pvb.Spec.Volume,
 		ClaimName:    pvb.ClaimName(),
+		Device:       pvb.IsDevice(),
 		ClaimUID:     types.UID(cmp.Or(pvb.Labels[labelClaimUID], pvb.Spec.Tags["pvc-uid"])),
 		Status: enginev1alpha1.VolumeUploadStatus{
 			Phase:               pvb.Status.Phase,

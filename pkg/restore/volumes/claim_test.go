@@ -404,7 +404,9 @@ func TestClaimThatCannotBe(t *testing.T) {
 			if err != nil {
 				h.Fatal(err)
 			}
-		}, "is of a block device", 0},
+		}, "the claim has the mode Block", 0},
+		"no block device any more": {func(_ *harness, claim *Claim) { claim.Data.Device = true }, "the claim has the mode Filesystem", 0},
+		"paths of a block device":  {func(_ *harness, claim *Claim) { claim.Data.Device, claim.Paths = true, []string{"a"} }, "is restored as a whole", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

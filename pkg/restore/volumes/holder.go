@@ -85,7 +85,11 @@ func (r *Restorer) holder(image string, claim Claim, live *corev1.PersistentVolu
 	}
 	container := pod.Spec.InitContainers[0]
 	// The kubelet mounts what a container mounts.
-	container.VolumeMounts = append(container.VolumeMounts, corev1.VolumeMount{Name: dataVolume, MountPath: "/" + dataVolume, ReadOnly: true})
+	if isDevice(live) {
+		restorewait.ServeDevice(&container, dataVolume, true)
+	} else {
+		container.VolumeMounts = append(container.VolumeMounts, corev1.VolumeMount{Name: dataVolume, MountPath: "/" + dataVolume, ReadOnly: true})
+	}
 	pod.Spec.InitContainers, pod.Spec.Containers = nil, []corev1.Container{container}
 	return pod, nil
 }
@@ -167,6 +171,8 @@ func (r *Restorer) create(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, er
 				return found, err
 			}
 		case apierrors.IsForbidden(err) && strings.Contains(err.Error(), "exceeded quota"):
+		case apierrors.IsForbidden(err) && strings.Contains(err.Error(), "violates PodSecurity") && restorewait.Restrict(&pod.Spec):
+			continue
 		case apierrors.IsTooManyRequests(err), apierrors.IsServerTimeout(err), apierrors.IsInternalError(err):
 		default:
 			return nil, fmt.Errorf("creating the pod that holds the claim while its data is written: %w", err)

@@ -21,6 +21,7 @@ import (
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -119,6 +120,9 @@ func (r *Restorer) claim(ctx context.Context, claim Claim) error {
 		}
 		claim.try = 1
 		return r.provisioned(ctx, claim, live)
+	}
+	if claim.Data.Device && len(claim.Paths) > 0 {
+		return errors.New("the volume is a block device, which is restored as a whole: leave out paths")
 	}
 	if err := r.readable(ctx, claim.Data); err != nil {
 		return err
@@ -282,10 +286,15 @@ func (r *Restorer) live(ctx context.Context, claim Claim) (*corev1.PersistentVol
 		return nil, fmt.Errorf("%w: %w", errUnread, err)
 	case live.DeletionTimestamp != nil:
 		return nil, errors.New("the claim is being deleted")
-	case !claim.Provisioned && live.Spec.VolumeMode != nil && *live.Spec.VolumeMode == corev1.PersistentVolumeBlock:
-		return nil, errors.New("the claim is of a block device, and only files can be restored")
+	case !claim.Provisioned && isDevice(live) != claim.Data.Device:
+		return nil, fmt.Errorf("the claim has the mode %s, and the volume in the backup has not: leave its mode as it was", ptr.Deref(live.Spec.VolumeMode, corev1.PersistentVolumeFilesystem))
 	}
 	return live, nil
+}
+
+// isDevice reports whether a claim is of a block device.
+func isDevice(claim *corev1.PersistentVolumeClaim) bool {
+	return ptr.Deref(claim.Spec.VolumeMode, corev1.PersistentVolumeFilesystem) == corev1.PersistentVolumeBlock
 }
 
 func (r *Restorer) intoPod(ctx context.Context, name string, claim Claim, live *corev1.PersistentVolumeClaim, pod *corev1.Pod) error {
@@ -317,7 +326,10 @@ func (r *Restorer) submit(ctx context.Context, name string, pod *corev1.Pod, dat
 	case err != nil:
 		return nil, err
 	}
-	var persistentVolume, hostPath string
+	var persistentVolume, hostPath, device string
+	if claim != nil && isDevice(claim) {
+		device = waits
+	}
 	if claim != nil {
 		persistentVolume = claim.Spec.VolumeName
 		if hostPath, err = r.hostPath(ctx, claim, pod.Spec.NodeName); err != nil {
@@ -340,6 +352,7 @@ func (r *Restorer) submit(ctx context.Context, name string, pod *corev1.Pod, dat
 			Volume:                volume,
 			PersistentVolume:      persistentVolume,
 			HostPath:              hostPath,
+			Device:                device,
 			BackupStorageLocation: location,
 			Repository:            enginev1alpha1.RepositoryName(data.Pod.Namespace, location),
 			SnapshotID:            data.Status.SnapshotID,

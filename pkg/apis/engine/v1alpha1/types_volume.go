@@ -121,6 +121,7 @@ type VolumeUploadList struct {
 // +kubebuilder:validation:XValidation:rule="has(self.claimUID) == has(oldSelf.claimUID) && (!has(self.claimUID) || self.claimUID == oldSelf.claimUID)",message="the spec of a VolumeUpload does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="has(self.persistentVolume) == has(oldSelf.persistentVolume) && (!has(self.persistentVolume) || self.persistentVolume == oldSelf.persistentVolume)",message="the spec of a VolumeUpload does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="has(self.hostPath) == has(oldSelf.hostPath) && (!has(self.hostPath) || self.hostPath == oldSelf.hostPath)",message="the spec of a VolumeUpload does not change, except by a cancellation"
+// +kubebuilder:validation:XValidation:rule="has(self.device) == has(oldSelf.device) && (!has(self.device) || self.device == oldSelf.device)",message="the spec of a VolumeUpload does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="has(self.holder) == has(oldSelf.holder) && (!has(self.holder) || self.holder == oldSelf.holder)",message="the spec of a VolumeUpload does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.cancel) || has(self.cancel) && self.cancel == oldSelf.cancel",message="a cancellation is not taken back"
 type VolumeUploadSpec struct {
@@ -145,6 +146,11 @@ type VolumeUploadSpec struct {
 	// volume there. An agent that does not know the field fails: the pod has no such PersistentVolume.
 	// +optional
 	Holder types.UID `json:"holder,omitempty"`
+	// Name of the pod's emptyDir with the socket of a block device, which the pod serves. Empty for
+	// volumes with files. An agent that does not know the field fails: a block device has no folder.
+	// +kubebuilder:validation:MaxLength=63
+	// +optional
+	Device string `json:"device,omitempty"`
 	// Path on the node of a hostPath PersistentVolume. The kubelet makes no folder for it, and the
 	// agent uses only paths below its --host-path-roots.
 	// +kubebuilder:validation:MaxLength=4096
@@ -251,6 +257,7 @@ type VolumeRestoreList struct {
 // +kubebuilder:validation:XValidation:rule="self.node == oldSelf.node && self.pod == oldSelf.pod && self.volume == oldSelf.volume && self.backupStorageLocation == oldSelf.backupStorageLocation && self.repository == oldSelf.repository && self.snapshotID == oldSelf.snapshotID",message="the spec of a VolumeRestore does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="has(self.persistentVolume) == has(oldSelf.persistentVolume) && (!has(self.persistentVolume) || self.persistentVolume == oldSelf.persistentVolume)",message="the spec of a VolumeRestore does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="has(self.hostPath) == has(oldSelf.hostPath) && (!has(self.hostPath) || self.hostPath == oldSelf.hostPath)",message="the spec of a VolumeRestore does not change, except by a cancellation"
+// +kubebuilder:validation:XValidation:rule="has(self.device) == has(oldSelf.device) && (!has(self.device) || self.device == oldSelf.device)",message="the spec of a VolumeRestore does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="has(self.waitVolume) == has(oldSelf.waitVolume) && (!has(self.waitVolume) || self.waitVolume == oldSelf.waitVolume)",message="the spec of a VolumeRestore does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="has(self.paths) == has(oldSelf.paths) && (!has(self.paths) || self.paths == oldSelf.paths)",message="the spec of a VolumeRestore does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.cancel) || has(self.cancel) && self.cancel == oldSelf.cancel",message="a cancellation is not taken back"
@@ -265,6 +272,11 @@ type VolumeRestoreSpec struct {
 	// node. Empty for a volume without a claim.
 	// +optional
 	PersistentVolume string `json:"persistentVolume,omitempty"`
+	// Name of the pod's emptyDir with the socket of a block device, which the pod serves. Empty for
+	// volumes with files. An agent that does not know the field fails: a block device has no folder.
+	// +kubebuilder:validation:MaxLength=63
+	// +optional
+	Device string `json:"device,omitempty"`
 	// Path on the node of a hostPath PersistentVolume. The kubelet makes no folder for it, and the
 	// agent uses only paths below its --host-path-roots.
 	// +kubebuilder:validation:MaxLength=4096
