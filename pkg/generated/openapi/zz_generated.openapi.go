@@ -2718,6 +2718,13 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationSpec(ref common.ReferenceCal
 							},
 						},
 					},
+					"trustSnapshotHandles": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether administrators' restores make claims from the snapshots of volumes that any backup in this store names, as Velero's do, which are not signed. A writer of the store can name any snapshot of the cluster's storage, and so have the data of any volume restored. By default only backups count that this cluster has signed, or one that is trusted with all namespaces.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
 					"recoveryKeys": {
 						VendorExtensible: spec.VendorExtensible{
 							Extensions: spec.Extensions{
