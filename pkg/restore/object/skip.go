@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 )
 
@@ -102,11 +103,11 @@ func SkipItem(item *manifest.Item) string {
 
 // ofSnapshot says that an object is about the snapshot that a backup has of a claim, or returns "". Velero
 // stores these objects with the backup's name. With its old source, a VolumeSnapshot would be cut anew, and
-// a VolumeSnapshotContent would never be bound.
+// a VolumeSnapshotContent would never be bound. Holdfast's own are for Velero.
 func ofSnapshot(resource schema.GroupResource, labels map[string]string) string {
 	switch resource.String() {
 	case "volumesnapshots.snapshot.storage.k8s.io", "volumesnapshotcontents.snapshot.storage.k8s.io":
-		if labels["velero.io/backup-name"] != "" {
+		if labels["velero.io/backup-name"] != "" || labels[format.LabelSnapshotOfClaim] != "" {
 			return "it is about the snapshot of a claim, which the claim is made from"
 		}
 	}
