@@ -376,7 +376,10 @@ func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, abo
 				return "", actionCreate, "", nil, nil
 			}
 			found, err := e.locate(ctx, item, about, desired)
-			return "", actionCreate, from(found), nil, err
+			if err != nil {
+				return "", 0, "", nil, err
+			}
+			return "", actionCreate, from(found), nil, nil
 		}
 		if live == nil {
 			held, err := e.waiting(ctx, k, about, desired)

@@ -8,7 +8,7 @@ import (
 	"errors"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
-	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/location"
 	"github.com/holdfast-io/holdfast/pkg/restore"
 	"github.com/holdfast-io/holdfast/pkg/restore/source"
 	"github.com/holdfast-io/holdfast/pkg/snapshots"
@@ -27,7 +27,7 @@ func (e *Executor) snapshotsOf(run *enginev1alpha1.RestoreRun, backup *source.Ba
 		if err != nil {
 			return nil, err
 		}
-		if e.believesHandles(record, origin, backup.ListsSealed) {
+		if location.TrustsHandles(record, origin, e.Cluster.UID, e.Keys, backup.ListsSealed) {
 			return snapshotsByHandle{e.Snapshots}, nil
 		}
 	}
@@ -35,16 +35,6 @@ func (e *Executor) snapshotsOf(run *enginev1alpha1.RestoreRun, backup *source.Ba
 		return e.Snapshots, nil
 	}
 	return snapshotsOfOthers{}, nil
-}
-
-// believesHandles reports whether a backup may name any snapshot of the storage: this cluster has signed
-// the names, or a cluster that the location trusts with all namespaces; or the location's administrator
-// trusts each of its writers. Trust with some namespaces is no trust with the volumes of others.
-func (e *Executor) believesHandles(record *enginev1alpha1.StorageLocation, origin *v1alpha1.BackupOrigin, sealed bool) bool {
-	if record.Spec.TrustSnapshotHandles {
-		return true
-	}
-	return sealed && (e.own(origin) || origin.Trust == "" && grants(record, origin, "", false))
 }
 
 // snapshotsByHandle are also those that only the backup names.

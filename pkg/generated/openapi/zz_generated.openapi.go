@@ -1194,6 +1194,13 @@ func schema_pkg_apis_engine_v1alpha1_Deletion(ref common.ReferenceCallback) comm
 							Format:      "",
 						},
 					},
+					"snapshotsByHandle": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether stored snapshots are deleted too that only the backup names.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
 				},
 				Required: []string{"timestamp"},
 			},
@@ -4182,6 +4189,13 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupDeletion(ref common.ReferenceCallba
 						SchemaProps: spec.SchemaProps{
 							Description: "Conditions of the deletion.",
 							Ref:         ref(v1alpha1.BackupDeletionPreconditions{}.OpenAPIModelName()),
+						},
+					},
+					"snapshotsByHandle": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether stored snapshots of volumes are deleted too that only the backup names: of a cluster with the same storage that is lost, or made by Velero. It takes the right to delete volumesnapshotcontents. By default only those are deleted that this cluster has a record of.",
+							Type:        []string{"boolean"},
+							Format:      "",
 						},
 					},
 				},

@@ -9,6 +9,7 @@ import (
 	"compress/gzip"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -30,6 +31,13 @@ import (
 // snapshot, whose handle it returns.
 func loseRecord(t testing.TB, backup types.UID) (handle string) {
 	t.Helper()
+	labtest.Eventually(t, "the VolumeSnapshot to be deleted, of which a content would be made anew", func() error {
+		left, err := objects.Resource(snapshots.Snapshots).List(t.Context(), metav1.ListOptions{})
+		if err == nil && len(left.Items) > 0 {
+			err = errors.New("it is there")
+		}
+		return err
+	})
 	contents := objects.Resource(snapshots.Contents)
 	found, err := contents.List(t.Context(), metav1.ListOptions{LabelSelector: snapshots.LabelBackup + "=" + string(backup)})
 	must(t, err)
@@ -115,10 +123,48 @@ func TestByHandle(t *testing.T) {
 	if !strings.Contains(ended.Status.Message, handle) || !strings.Contains(ended.Status.Message, "does not confirm the snapshot") {
 		t.Errorf("the restore says %q", ended.Status.Message)
 	}
-	t.Log(ended.Status.Message)
 	expectNoClaim(t, third, "data")
 	_, err := plugin(t, "backup", "delete", name, "-n", namespace, "--yes")
 	must(t, err)
+}
+
+// TestDeleteByHandle: a deletion deletes the snapshots that only the backup names if it is asked to. One
+// that is deleted already does not hold it up.
+func TestDeleteByHandle(t *testing.T) {
+	namespace, home := lab.Namespace(t, "lost"), labtest.System
+	claim(t, namespace, "data", "x")
+	spec := keptSpec()
+	spec.IncludedNamespaces = []string{namespace}
+	var names, handles []string
+	for range 3 {
+		name := labtest.Name("lost")
+		backup := lab.Create(t, home, name, spec)
+		lab.AwaitPhase(t, home, name, v1alpha1.BackupPhaseCompleted)
+		names, handles = append(names, name), append(handles, loseRecord(t, backup.UID))
+	}
+	must(t, os.RemoveAll(filepath.Join(storage("snapshots"), handles[2])))
+	for i, flags := range [][]string{nil, {"--snapshots-by-handle"}, {"--snapshots-by-handle"}} {
+		if _, err := plugin(t, append([]string{"backup", "delete", names[i], "-n", home, "--yes"}, flags...)...); err != nil {
+			t.Fatal(err)
+		}
+		labtest.Eventually(t, "the backup to be deleted", func() error {
+			_, err := lab.Holdfast.HoldfastV1alpha1().Backups(home).Get(t.Context(), names[i], metav1.GetOptions{})
+			if apierrors.IsNotFound(err) {
+				return nil
+			}
+			return errors.Join(err, errors.New("it is there"))
+		})
+	}
+	left := filepath.Join(storage("snapshots"), handles[0])
+	labtest.Eventually(t, "the second snapshot to be deleted, and not the first", func() error {
+		_, err := os.Stat(left)
+		if stored := entries(t, storage("snapshots")); err == nil && stored != 1 {
+			err = fmt.Errorf("there are %d", stored)
+		}
+		return err
+	})
+	must(t, os.RemoveAll(left))
+	expectStored(t, 0)
 }
 
 // restoreVelero restores a claim from a snapshot that Velero has left in the storage: only from a location whose
