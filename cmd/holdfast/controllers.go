@@ -353,11 +353,13 @@ func newRestoreVolumes(_ context.Context, c *controllerContext) (run func(contex
 
 func newBackupDeletion(_ context.Context, c *controllerContext) (run func(context.Context), err error) {
 	var discard func(ctx context.Context, backup types.UID, isOf func(storeName, location string) bool) error
+	var adopt func(ctx context.Context, lost []snapshots.Lost) error
 	if c.mover != nil {
-		discard = c.mover.Discard
+		discard, adopt = c.mover.Discard, c.mover.Adopt
 	}
 	controller, err := backupdeletion.New(backupdeletion.Config{
 		DiscardSnapshots:   discard,
+		AdoptSnapshots:     adopt,
 		Namespace:          c.system(),
 		Runs:               c.engine,
 		Restores:           c.engine,

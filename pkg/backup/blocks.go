@@ -502,6 +502,7 @@ func (p *podVolumes) writeLater(block block) error {
 	for _, o := range together.objects {
 		written += o.size()
 	}
+	together.objects = p.holdKept(together.objects)
 	err := p.write(&together)
 	p.mu.Lock()
 	defer p.mu.Unlock()

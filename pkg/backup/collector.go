@@ -151,7 +151,10 @@ func (c *collector) collect(ctx context.Context) (*podVolumes, error) {
 	if err := c.readNeeded(ctx); err != nil {
 		return nil, err
 	}
-	return volumes, c.readTouchedNamespaces(ctx)
+	if err := c.readTouchedNamespaces(ctx); err != nil {
+		return nil, err
+	}
+	return volumes, volumes.writeKept(ctx)
 }
 
 // readNamespaces decides which namespaces are read, and takes those selected by name. With label

@@ -101,6 +101,7 @@ func (p *podVolumes) releaseIndex() error {
 		now.objects = append(now.objects, o)
 	}
 	p.index = nil
+	now.objects = p.holdKept(now.objects)
 	return p.write(&now)
 }
 

@@ -49,6 +49,8 @@ type podVolumes struct {
 
 	mu        sync.Mutex
 	submitted []*format.Volume
+	// kept are claims that are written when their snapshots are cut.
+	kept      []*object
 	scratch   map[string]int
 	heldBytes int
 }

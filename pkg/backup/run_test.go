@@ -45,6 +45,7 @@ var start = time.Date(2026, 8, 1, 12, 0, 0, 0, time.UTC)
 type testVolumes struct {
 	submitted []*format.Volume
 	onCut     func()
+	cut       func(*format.Volume)
 	submit    func(*format.Volume) error
 	result    func(*format.Volume) enginev1alpha1.VolumeUploadStatus
 	wait      func(context.Context) error
@@ -72,6 +73,9 @@ func (v *testVolumes) Cut(_ context.Context, volumes []*format.Volume) error {
 	}
 	for _, volume := range volumes {
 		volume.Snapshot.Cut = &format.SnapshotCut{Handle: "stored-" + volume.ClaimName}
+		if v.cut != nil {
+			v.cut(volume)
+		}
 	}
 	return nil
 }

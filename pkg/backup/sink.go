@@ -166,6 +166,17 @@ func (s *sink) writeLocked(o *object) error {
 	return nil
 }
 
+// expect notes what an object needs that is written after all others.
+func (s *sink) expect(o *object) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.needs.note(o.resource, o.item)
+	if s.along != nil {
+		s.along.note(o.item)
+	}
+	s.touched.Insert(o.item.Namespace)
+}
+
 func (s *sink) close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -68,7 +68,7 @@ func (t *tool) backupCommand() *cobra.Command {
 }
 
 func (t *tool) deleteCommand() *cobra.Command {
-	var yes bool
+	var yes, byHandle bool
 	command := t.named(backups, "delete", "Delete a backup with its data, for good", func(ctx context.Context, name string) error {
 		client, namespace, err := t.client()
 		if err != nil {
@@ -83,10 +83,11 @@ func (t *tool) deleteCommand() *cobra.Command {
 		}
 		// The uid ensures that it is the backup that was shown.
 		return t.ask(ctx, backups, name, "deletion", &v1alpha1.BackupDeletion{
-			TypeMeta: typed("BackupDeletion"), Preconditions: &v1alpha1.BackupDeletionPreconditions{UID: backup.UID},
+			TypeMeta: typed("BackupDeletion"), Preconditions: &v1alpha1.BackupDeletionPreconditions{UID: backup.UID}, SnapshotsByHandle: byHandle,
 		})
 	})
 	command.Flags().BoolVarP(&yes, "yes", "y", false, "Do not ask.")
+	command.Flags().BoolVar(&byHandle, "snapshots-by-handle", false, "Delete stored snapshots too that only the backup names, as those of a lost cluster with the same storage.")
 	return command
 }
 

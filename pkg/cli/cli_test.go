@@ -95,17 +95,23 @@ const of = "/apis/holdfast.io/v1alpha1/namespaces/shop/"
 // same name stays.
 func TestDeletionNamesTheBackupThatWasShown(t *testing.T) {
 	backup := &v1alpha1.Backup{TypeMeta: typed("Backup"), ObjectMeta: metav1.ObjectMeta{Name: "b", Namespace: "shop", UID: "u1"}}
+	byHandle := false
 	s := &server{answers: map[string]any{
 		"GET " + of + "backups/b": backup,
 		"POST " + of + "backups/b/deletion": func(r *http.Request) any {
-			if body, err := io.ReadAll(r.Body); err != nil || !strings.Contains(string(body), `"uid":"u1"`) {
+			body, err := io.ReadAll(r.Body)
+			if err != nil || !strings.Contains(string(body), `"uid":"u1"`) {
 				t.Errorf("sent %s, %v", body, err)
 			}
+			byHandle = strings.Contains(string(body), `"snapshotsByHandle":true`)
 			return metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusSuccess, Message: "the backup is deleted"}
 		},
 	}}
 	if _, stderr, code := run(t, s, "backup", "delete", "b"); code != ExitUsage || !strings.Contains(stderr, "--yes") || len(s.requests) != 1 {
 		t.Errorf("without an answer: exit code %d, %q, %q", code, stderr, s.requests)
+	}
+	if _, stderr, code := run(t, s, "backup", "delete", "b", "--yes", "--snapshots-by-handle"); code != ExitOK || !byHandle {
+		t.Errorf("with --snapshots-by-handle: exit code %d, %q, asked for: %t", code, stderr, byHandle)
 	}
 	if stdout, stderr, code := run(t, s, "backup", "delete", "b", "--yes"); code != ExitOK || !strings.Contains(stdout, "the backup is deleted") {
 		t.Errorf("with --yes: exit code %d, %q, %q", code, stdout, stderr)

@@ -12,6 +12,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -393,8 +394,8 @@ func TestSnapshotInStorage(t *testing.T) {
 	volume.Snapshot = &SnapshotSource{Driver: "ebs", Kept: true, Cut: &SnapshotCut{Handle: "snap-1", Content: "snapcontent-1", Size: 7}}
 	volume.Status = enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted}
 	kept, info := NewPodVolumeBackup(endedBackup(), "shop.daily", volume), NewVolumeInfo(volume)
-	want := CSISnapshotInfo{SnapshotHandle: "snap-1", VSCName: "snapcontent-1", Size: 7, Driver: "ebs"}
-	if kept.SnapshotHandle() != "snap-1" || kept.Status.SnapshotID != "" || info.BackupMethod != MethodCSISnapshot || info.PVBInfo != nil || info.CSISnapshotInfo == nil || *info.CSISnapshotInfo != want {
+	want := CSISnapshotInfo{SnapshotHandle: "snap-1", VSCName: "snapcontent-1", Size: 7, Driver: "ebs", ReadyToUse: new(true)}
+	if kept.SnapshotHandle() != "snap-1" || kept.Status.SnapshotID != "" || info.BackupMethod != MethodCSISnapshot || info.PVBInfo != nil || !info.PreserveLocalSnapshot || !reflect.DeepEqual(info.CSISnapshotInfo, &want) {
 		t.Errorf("kept is %+v with %+v", kept, info)
 	}
 	volume.Status.Phase = enginev1alpha1.VolumePhaseFailed

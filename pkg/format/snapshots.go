@@ -28,6 +28,8 @@ type CSISnapshotInfo struct {
 	Size           int64  `json:"size,omitempty"`
 	VSCName        string `json:"vscName,omitempty"`
 	Driver         string `json:"driver,omitempty"`
+	// ReadyToUse has no JSON name in the format.
+	ReadyToUse *bool `json:"ReadyToUse,omitempty"`
 }
 
 // DataMovementInfo describes the upload of a snapshot's data. Velero 1.13 names no snapshot and no

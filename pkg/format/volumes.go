@@ -360,8 +360,8 @@ func NewVolumeInfo(volume Volume) VolumeInfo {
 	}
 	if volume.InStorage() {
 		cut := volume.Snapshot.Cut
-		info.BackupMethod, info.PVBInfo = MethodCSISnapshot, nil
-		info.CSISnapshotInfo = &CSISnapshotInfo{SnapshotHandle: cut.Handle, Size: cut.Size, VSCName: cut.Content, Driver: volume.Snapshot.Driver}
+		info.BackupMethod, info.PVBInfo, info.PreserveLocalSnapshot = MethodCSISnapshot, nil, true
+		info.CSISnapshotInfo = &CSISnapshotInfo{SnapshotHandle: cut.Handle, Size: cut.Size, VSCName: cut.Content, Driver: volume.Snapshot.Driver, ReadyToUse: new(true)}
 	}
 	if volume.ClaimName != "" {
 		info.PVCNamespace = volume.Pod.Namespace

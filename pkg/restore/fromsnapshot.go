@@ -29,6 +29,7 @@ import (
 type StoredSnapshots interface {
 	Locate(ctx context.Context, w snapshots.Wanted) (snapshots.Found, error)
 	Offer(ctx context.Context, w snapshots.Wanted, found snapshots.Found) (snapshot string, err error)
+	Confirm(ctx context.Context, w snapshots.Wanted) (size int64, err error)
 	Withdraw(ctx context.Context, w snapshots.Wanted) (gone bool, err error)
 }
 
@@ -42,8 +43,9 @@ func (e *execution) inStorage(item *manifest.Item) bool {
 }
 
 func (e *execution) wanted(item *manifest.Item, about subject) snapshots.Wanted {
+	of := e.volumeOf(item).Snapshot
 	return snapshots.Wanted{
-		Handle: e.volumeOf(item).Snapshot.Cut.Handle, Backup: e.Backup.Metadata.UID, Origin: item.Namespace, ClaimUID: types.UID(item.UID),
+		Handle: of.Cut.Handle, Driver: of.Driver, Size: of.Cut.Size, Backup: e.Backup.Metadata.UID, Origin: item.Namespace, ClaimUID: types.UID(item.UID),
 		Restore: e.request.Run.UID, Namespace: about.namespace, Claim: about.name,
 	}
 }
@@ -60,6 +62,11 @@ func (e *execution) locate(ctx context.Context, item *manifest.Item, about subje
 	}
 	if found, err = e.Snapshots.Locate(ctx, e.wanted(item, about)); err != nil {
 		return found, fmt.Errorf("its data is a snapshot in the storage of its volume: %w", err)
+	}
+	if found.ByHandle {
+		if found.Mode, err = e.modeOf(ctx, item); err != nil {
+			return found, err
+		}
 	}
 	mode, _, _ := unstructured.NestedString(desired.Object, "spec", "volumeMode")
 	if of := cmp.Or(mode, string(corev1.PersistentVolumeFilesystem)); found.Mode != "" && of != found.Mode {
@@ -103,6 +110,25 @@ func (e *execution) locate(ctx context.Context, item *manifest.Item, about subje
 	return found, nil
 }
 
+// modeOf returns the mode that a claim had in the backup.
+func (e *execution) modeOf(ctx context.Context, item *manifest.Item) (string, error) {
+	content, err := e.Backup.Object(ctx, item)
+	if err != nil {
+		return "", fmt.Errorf("read which mode it had: %w", err)
+	}
+	mode, _, err := unstructured.NestedString(content.Object, "spec", "volumeMode")
+	return cmp.Or(mode, string(corev1.PersistentVolumeFilesystem)), err
+}
+
+// from says which snapshot a claim is made from.
+func from(found snapshots.Found) string {
+	text := fmt.Sprintf("its data is the snapshot %s of the driver %s", found.Handle, found.Driver)
+	if found.ByHandle {
+		text += ", which only the backup names: the cluster has no VolumeSnapshotContent of it"
+	}
+	return text
+}
+
 // createsClass reports whether the restore creates a StorageClass.
 func (e *execution) createsClass(name string) bool {
 	for i := range e.graph.Nodes {
@@ -126,6 +152,15 @@ func (e *execution) fromSnapshot(ctx context.Context, item *manifest.Item, about
 	if err != nil {
 		return nil, err
 	}
+	if found.ByHandle {
+		size, err := e.Snapshots.Confirm(ctx, e.wanted(item, about))
+		if err != nil {
+			e.withdraw(ctx, item, about)
+			return nil, fmt.Errorf("the driver %s does not confirm the snapshot %s, which only the backup names: %w", found.Driver, found.Handle, err)
+		}
+		found.Size = max(found.Size, size)
+	}
+	e.report.info(about, from(found))
 	claim := desired.DeepCopy()
 	unstructured.RemoveNestedField(claim.Object, "spec", "dataSourceRef")
 	unstructured.RemoveNestedField(claim.Object, "spec", "selector")

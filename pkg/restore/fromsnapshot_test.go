@@ -4,6 +4,7 @@
 package restore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,8 +33,12 @@ type storage struct {
 
 	mu    sync.Mutex
 	found snapshots.Found
-	// missing, notOffered, notBound and notWithdrawn are the errors of the calls.
-	missing, notOffered, notBound, notWithdrawn error
+	// missing, notOffered, notConfirmed, notBound and notWithdrawn are the errors of the calls.
+	missing, notOffered, notConfirmed, notBound, notWithdrawn error
+	// mode is the claim's, if the snapshot has none.
+	mode string
+	// confirmed is the size that the driver says.
+	confirmed int64
 	// left is how many calls of Withdraw find something left.
 	left int
 	// called are the calls, wanted what they want, and claims what was waited for.
@@ -73,11 +78,20 @@ func (d *storage) Offer(_ context.Context, w snapshots.Wanted, found snapshots.F
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.call("Offer", w)
-	if found != d.found {
+	wanted := d.found
+	wanted.Mode = cmp.Or(d.mode, wanted.Mode)
+	if found != wanted {
 		d.t.Errorf("offered is %+v", found)
 	}
 	d.offered[w] = d.notOffered == nil
 	return "offer-of-" + w.Claim, d.notOffered
+}
+
+func (d *storage) Confirm(_ context.Context, w snapshots.Wanted) (int64, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.call("Confirm", w)
+	return d.confirmed, d.notConfirmed
 }
 
 func (d *storage) Withdraw(_ context.Context, w snapshots.Wanted) (bool, error) {
@@ -123,7 +137,7 @@ func kept(t *testing.T, changes ...func(map[string]any)) *source.Backup {
 	}, changes...)
 	backup := backupOf(t, obj("v1", "Namespace", "", "a"), obj("v1", "PersistentVolumeClaim", "a", "data", changes...), pod)
 	volume := source.Volume{Volume: format.Volume{Pod: enginev1alpha1.PodReference{Namespace: "a"}, ClaimName: "data"}}
-	volume.Snapshot = &format.SnapshotSource{Driver: "ebs", Kept: true, Cut: &format.SnapshotCut{Handle: "snap-1"}}
+	volume.Snapshot = &format.SnapshotSource{Driver: "ebs", Kept: true, Cut: &format.SnapshotCut{Handle: "snap-1", Size: 4}}
 	volume.Status = enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted}
 	backup.Volumes = append(backup.Volumes, volume)
 	return backup
@@ -203,7 +217,7 @@ func TestWhichSnapshotIsWanted(t *testing.T) {
 			want(t, d.run(t.Context(), kept(t), v1alpha1.RestoreSpec{NamespaceMapping: mapping}), v1alpha1.RestorePhaseCompleted)
 			d.calls(t, "Locate", "Offer", "Claim", "Withdraw")
 			wanted := snapshots.Wanted{
-				Handle: "snap-1",
+				Handle: "snap-1", Driver: "ebs", Size: 4,
 				Backup: "backup-uid", Origin: "a", ClaimUID: "old-PersistentVolumeClaim-a-data",
 				Restore: "r", Namespace: namespace, Claim: "data",
 			}
@@ -237,10 +251,16 @@ func TestNoClaimFromASnapshot(t *testing.T) {
 		"the class is missing":      {class: "gone", says: []string{"a snapshot of the driver ebs, and there is no StorageClass gone", "storageClassMapping"}, calls: []string{"Locate"}},
 		"the class is of another":   {class: "nfs", says: []string{"the StorageClass nfs is of nfs.example.com", "storageClassMapping"}, calls: []string{"Locate"}},
 		"the snapshot is of others": {change: func(d *storage, _ *Dependencies) { d.found.Driver = "gce" }, says: []string{"a snapshot of the driver gce, and the StorageClass fast is of ebs"}, calls: []string{"Locate"}},
-		"the mode is another":       {change: func(d *storage, _ *Dependencies) { d.found.Mode = "Block" }, says: []string{"a snapshot of a volume of the mode Block, and the claim has the mode Filesystem"}, calls: []string{"Locate"}},
-		"no class, and no default":  {class: "-", says: []string{"it names no StorageClass, and the cluster has no default one"}, calls: []string{"Locate"}},
-		"an empty class":            {class: " ", says: []string{"its StorageClass is empty: name one of the driver"}, calls: []string{"Locate"}},
-		"the offer fails":           {change: func(d *storage, _ *Dependencies) { d.notOffered = errors.New("may not create it") }, says: []string{"may not create it"}, calls: []string{"Locate", "Offer"}, runs: true},
+		"only the backup names it, and the driver does not know it": {change: func(d *storage, _ *Dependencies) {
+			d.found.ByHandle, d.mode, d.notConfirmed = true, "Filesystem", errors.New("no such snapshot")
+		}, says: []string{
+			"the driver ebs does not confirm the snapshot snap-1, which only the backup names: no such snapshot",
+		}, calls: []string{"Locate", "Offer", "Confirm", "Withdraw"}, runs: true},
+		"only the backup names it, and the class is of another": {change: func(d *storage, _ *Dependencies) { d.found.ByHandle = true }, class: "nfs", says: []string{"the StorageClass nfs is of nfs.example.com"}, calls: []string{"Locate"}},
+		"the mode is another":      {change: func(d *storage, _ *Dependencies) { d.found.Mode = "Block" }, says: []string{"a snapshot of a volume of the mode Block, and the claim has the mode Filesystem"}, calls: []string{"Locate"}},
+		"no class, and no default": {class: "-", says: []string{"it names no StorageClass, and the cluster has no default one"}, calls: []string{"Locate"}},
+		"an empty class":           {class: " ", says: []string{"its StorageClass is empty: name one of the driver"}, calls: []string{"Locate"}},
+		"the offer fails":          {change: func(d *storage, _ *Dependencies) { d.notOffered = errors.New("may not create it") }, says: []string{"may not create it"}, calls: []string{"Locate", "Offer"}, runs: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			changes := []func(map[string]any){}
@@ -267,7 +287,7 @@ func TestNoClaimFromASnapshot(t *testing.T) {
 				calls := test.calls
 				if plan && test.runs {
 					want(t, ended, v1alpha1.RestorePhaseCompleted)
-					calls = slices.DeleteFunc(slices.Clone(calls), func(call string) bool { return call == "Offer" })
+					calls = slices.DeleteFunc(slices.Clone(calls), func(call string) bool { return call != "Locate" })
 				} else {
 					want(t, ended, v1alpha1.RestorePhasePartiallyFailed, append(test.says, "it uses the claim a/data")...)
 				}
@@ -362,11 +382,49 @@ func TestPlanOfASnapshot(t *testing.T) {
 	d := newStorage(t)
 	plan := want(t, d.run(t.Context(), kept(t), v1alpha1.RestoreSpec{PlanOnly: true}), v1alpha1.RestorePhaseCompleted)
 	d.calls(t, "Locate")
-	if i := slices.IndexFunc(plan.Items, func(o format.PlannedObject) bool { return o.Kind == "PersistentVolumeClaim" }); i < 0 || plan.Items[i].Action != "create" {
+	const from = "its data is the snapshot snap-1 of the driver ebs"
+	if i := slices.IndexFunc(plan.Items, func(o format.PlannedObject) bool { return o.Kind == "PersistentVolumeClaim" }); i < 0 || plan.Items[i].Action != "create" || plan.Items[i].Reason != from {
 		t.Errorf("the plan is %+v", plan.Items)
 	}
 	if d.server.writes > 0 {
 		t.Errorf("it made %d writes", d.server.writes)
+	}
+}
+
+// TestClaimByHandle: a claim from a snapshot that only the backup names has room for what the driver says,
+// and the mode that it had. A plan says which snapshot it is.
+func TestClaimByHandle(t *testing.T) {
+	for name, test := range map[string]struct {
+		mode      string
+		confirmed int64
+		want      string
+	}{
+		"the driver says more": {confirmed: 3 << 30, want: "3Gi"},
+		"the driver says less": {confirmed: 1, want: "2Gi"},
+		"a block device":       {mode: "Block", want: "2Gi"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newStorage(t)
+			d.found.ByHandle, d.confirmed = true, test.confirmed
+			change := func(o map[string]any) {
+				if test.mode != "" {
+					with(test.mode, "spec", "volumeMode")(o)
+				}
+			}
+			d.mode = cmp.Or(test.mode, "Filesystem")
+			backup := kept(t, change)
+			plan := d.server.plan(t.Context(), backup, request("r", v1alpha1.RestoreSpec{}), func(deps *Dependencies) { deps.Volumes, deps.Snapshots = d, d })
+			if len(plan.Volumes) != 1 || plan.Volumes[0].Data != v1alpha1.RestoredDataWritten || plan.Volumes[0].Reason != "its data is the snapshot snap-1 of the driver ebs, which only the backup names: the cluster has no VolumeSnapshotContent of it" {
+				t.Errorf("planned are %+v", plan.Volumes)
+			}
+			d.calls(t, "Locate")
+			d.called = nil
+			want(t, d.run(t.Context(), backup, v1alpha1.RestoreSpec{}), v1alpha1.RestorePhaseCompleted)
+			d.calls(t, "Locate", "Offer", "Confirm", "Claim", "Withdraw")
+			if size, _, _ := unstructured.NestedString(d.server.get("persistentvolumeclaims", "a", "data").Object, "spec", "resources", "requests", "storage"); size != test.want {
+				t.Errorf("its size is %s, want %s", size, test.want)
+			}
+		})
 	}
 }
 

@@ -372,10 +372,14 @@ func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, abo
 			return "", 0, "", nil, errors.New("there is no such claim, and nothing but data is restored: leave out volumesOnly")
 		}
 		if live == nil && e.spec.PlanOnly {
-			if e.inStorage(item) {
-				_, err = e.locate(ctx, item, about, desired)
+			if !e.inStorage(item) {
+				return "", actionCreate, "", nil, nil
 			}
-			return "", actionCreate, "", nil, err
+			found, err := e.locate(ctx, item, about, desired)
+			if err != nil {
+				return "", 0, "", nil, err
+			}
+			return "", actionCreate, from(found), nil, nil
 		}
 		if live == nil {
 			held, err := e.waiting(ctx, k, about, desired)

@@ -137,7 +137,7 @@ func (e *execution) plannedVolumes(item *manifest.Item, about subject, a action,
 		case volume.Problem != "":
 			data, why = v1alpha1.RestoredDataNone, "it is not in the backup: "+volume.Problem
 		case fresh:
-			why = "the claim is created"
+			why = cmp.Or(reason, "the claim is created")
 		case e.spec.ExistingVolumePolicy == v1alpha1.ExistingVolumeReplace:
 			data, why = v1alpha1.RestoredDataReplaced, "the claim exists, and existingVolumePolicy is replace"
 		case e.writesOver():

@@ -33,8 +33,12 @@ type Wanted struct {
 	Backup   types.UID
 	Origin   string
 	ClaimUID types.UID
-	// Handle is what the backup says. It only narrows the choice.
-	Handle string
+	// Handle is what the backup says, and only narrows the choice. With ByHandle it may also name a
+	// snapshot of Driver that the cluster has no record of. Its Size may be 0.
+	Handle   string
+	ByHandle bool
+	Driver   string
+	Size     int64
 	// Restore makes the claim in Namespace.
 	Restore          types.UID
 	Namespace, Claim string
@@ -51,15 +55,21 @@ type Found struct {
 	Mode string
 	// Size is the least size of a volume from it, in bytes; 0 if the driver does not say.
 	Size int64
+	// ByHandle says that only the backup names the snapshot. Confirm asks the driver for it.
+	ByHandle bool
 }
 
-// Locate returns the stored snapshot of a claim in a backup. Only the cluster's own record counts, which no
-// tenant can change: a handle alone could name any snapshot of the storage.
+// Locate returns the stored snapshot of a claim in a backup. The cluster's own record counts, which no
+// tenant can change: a handle alone could name any snapshot of the storage. It counts only with ByHandle, and
+// without a record.
 func (c *Client) Locate(ctx context.Context, w Wanted) (Found, error) {
 	selector := LabelCluster + "=" + c.clusterUID + "," + LabelBackup + "=" + string(w.Backup) + "," + LabelClaim + "=" + string(w.ClaimUID)
 	contents, err := list[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), selector)
 	if err != nil && !apierrors.IsNotFound(err) {
 		return Found{}, fmt.Errorf("look for the snapshot of the claim %s/%s: %w", w.Origin, w.Claim, err)
+	}
+	if err == nil && len(contents) == 0 && w.ByHandle && w.Handle != "" && w.Driver != "" {
+		return c.byHandle(ctx, w)
 	}
 	contents = slices.DeleteFunc(contents, func(content VolumeSnapshotContent) bool {
 		return !content.cut() || !content.held() || content.Spec.Policy != Retain || content.Spec.Ref.Namespace != w.Origin || w.Handle != "" && content.Status.Handle != w.Handle

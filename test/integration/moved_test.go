@@ -165,7 +165,7 @@ func TestMovedByVelero(t *testing.T) {
 		return err
 	})
 	results := lab.Kubectl(t, "get", "--raw", restorePath(labtest.System, name, "results"))
-	for _, said := range []string{"it is of a block device", "it lies only in the storage of the volume", `uploaded by the data mover`} {
+	for _, said := range []string{"it is of a block device", "its data is a snapshot in the storage of its volume, and this controller uses none", `uploaded by the data mover`} {
 		if !strings.Contains(results, said) {
 			t.Errorf("the results lack %q:\n%s", said, results)
 		}

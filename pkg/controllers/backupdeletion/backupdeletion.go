@@ -40,6 +40,7 @@ import (
 	engineinformers "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions/engine/v1alpha1"
 	enginelisters "github.com/holdfast-io/holdfast/pkg/generated/engine/listers/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/location"
+	"github.com/holdfast-io/holdfast/pkg/snapshots"
 )
 
 const (
@@ -68,9 +69,12 @@ type Config struct {
 	// DiscardSnapshots begins to delete the snapshots that a backup keeps in the storage of its volumes.
 	// nil: there are none.
 	DiscardSnapshots func(ctx context.Context, backup types.UID, isOf func(storeName, location string) bool) error
-	CheckLocation    func(ctx context.Context, name string) error
-	Events           events.EventRecorder
-	Clock            clock.WithTicker
+	// AdoptSnapshots gives the cluster a record of stored snapshots that only a backup names. nil with
+	// DiscardSnapshots.
+	AdoptSnapshots func(ctx context.Context, lost []snapshots.Lost) error
+	CheckLocation  func(ctx context.Context, name string) error
+	Events         events.EventRecorder
+	Clock          clock.WithTicker
 
 	RunInformer        engineinformers.BackupRunInformer
 	LocationInformer   engineinformers.StorageLocationInformer

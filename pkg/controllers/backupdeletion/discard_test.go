@@ -22,6 +22,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/format"
 	enginefactory "github.com/holdfast-io/holdfast/pkg/generated/engine/informers/externalversions"
+	"github.com/holdfast-io/holdfast/pkg/snapshots"
 	"github.com/holdfast-io/holdfast/pkg/store"
 	"github.com/holdfast-io/holdfast/pkg/store/storetest"
 )
@@ -75,19 +76,22 @@ func (w *world) has(key string) bool {
 }
 
 // startDiscarding is start with a DiscardSnapshots, which may be nil.
-func (w *world) startDiscarding(discard func(context.Context, types.UID, func(string, string) bool) error) {
+func (w *world) startDiscarding(discard func(context.Context, types.UID, func(string, string) bool) error, adopt ...func(context.Context, []snapshots.Lost) error) {
 	w.Helper()
+	adopt = append(adopt, nil)
 	records := enginefactory.NewSharedInformerFactory(w.Cluster, 0)
 	engine := records.Engine().V1alpha1()
 	controller, err := New(Config{
 		Namespace: system, ClusterUID: "this cluster", Runs: w.EngineV1alpha1(), Restores: w.EngineV1alpha1(), Changes: w.EngineV1alpha1(),
 		Secrets:          w.kube.CoreV1().Secrets(enginev1alpha1.CredentialsNamespace(system)),
-		EnsureRepository: w.ensureRepository, CheckLocation: w.checkLocation, DiscardSnapshots: discard, Events: w.events, Clock: clock.RealClock{},
+		EnsureRepository: w.ensureRepository, CheckLocation: w.checkLocation, DiscardSnapshots: discard, AdoptSnapshots: adopt[0], Events: w.events, Clock: clock.RealClock{},
 		RunInformer: engine.BackupRuns(), LocationInformer: engine.StorageLocations(), RepositoryInformer: engine.VolumeRepositories(),
 		ChangeInformer: engine.BackupChanges(), FormerInformer: engine.ExpirationChanges(),
 	})
 	must(w, err)
-	controller.open = func(context.Context, *enginev1alpha1.StorageLocation) (bucket, error) { return closer{w.faulty}, nil }
+	controller.open = func(context.Context, *enginev1alpha1.StorageLocation) (bucket, error) {
+		return closer{Faulty: w.faulty}, nil
+	}
 	ctx, cancel := context.WithCancel(w.Context())
 	before := w.Watches()
 	records.StartWithContext(ctx)

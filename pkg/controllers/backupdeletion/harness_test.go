@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"sync"
@@ -116,14 +117,23 @@ func completed(name string) *enginev1alpha1.BackupRun {
 func uidOf(name string) types.UID { return types.UID("uid-of-" + name) }
 
 // closer is a store that tests open more than once.
-type closer struct{ *storetest.Faulty }
+type closer struct {
+	*storetest.Faulty
+	noRanges
+}
 
 func (closer) Close() error { return nil }
+
+type noRanges struct{}
+
+func (noRanges) GetRange(context.Context, string, int64, int64) (io.ReadCloser, error) {
+	return nil, errors.New("a deletion reads no part of an object")
+}
 
 // start runs a controller until stop is called or the test ends.
 func (w *world) start() (stop func()) {
 	w.Helper()
-	return w.startWith(closer{w.faulty})
+	return w.startWith(closer{Faulty: w.faulty})
 }
 
 // startWith has another store than w.faulty in the location default.

@@ -29,6 +29,7 @@ type bucket interface {
 	store.Remover
 	io.Closer
 	Put(ctx context.Context, key string, content []byte) error
+	GetRange(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error)
 }
 
 func backupUID(run *enginev1alpha1.BackupRun) types.UID {
@@ -150,6 +151,9 @@ func (c *Controller) removeFrom(ctx context.Context, record *enginev1alpha1.Stor
 		return err
 	}
 	if err := c.kept(ctx, deletion, run); err != nil {
+		return err
+	}
+	if err := c.adoptSnapshots(ctx, record, target, deletion, run); err != nil {
 		return err
 	}
 	if err := c.askForRemoval(ctx, target, deletion, run); err != nil {

@@ -451,6 +451,7 @@ func TestReappears(t *testing.T) {
 
 // lateStore does not have the metadata yet when it is asked the first times.
 type lateStore struct {
+	noRanges
 	*storetest.Faulty
 	hide int
 }

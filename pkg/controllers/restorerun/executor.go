@@ -35,7 +35,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restore/source"
 	"github.com/holdfast-io/holdfast/pkg/restore/volumes"
 	"github.com/holdfast-io/holdfast/pkg/runlog"
-	"github.com/holdfast-io/holdfast/pkg/snapshots"
 	"github.com/holdfast-io/holdfast/pkg/store"
 	"github.com/holdfast-io/holdfast/pkg/waits"
 )
@@ -235,7 +234,6 @@ func (e *Executor) prepare(ctx context.Context, run *enginev1alpha1.RestoreRun) 
 		Reader:     e.Client,
 		Discovery:  e.Discovery,
 		Allowed:    func(ctx context.Context, right restore.Right) (bool, error) { return e.allowed(ctx, run, right) },
-		Snapshots:  e.Snapshots,
 		ClusterUID: e.Cluster.UID,
 		Look:       restore.DefaultLook,
 		Clock:      e.Clock,
@@ -251,8 +249,8 @@ func (e *Executor) prepare(ctx context.Context, run *enginev1alpha1.RestoreRun) 
 			return e.Continues(ctx, record, backup.Metadata.Status.Origin, namespace, uid)
 		}
 	}
-	if e.Snapshots != nil && !e.own(backup.Metadata.Status.Origin) {
-		deps.Snapshots = snapshotsOfOthers{}
+	if deps.Snapshots, err = e.snapshotsOf(run, backup); err != nil {
+		return deps, nil, err
 	}
 	if e.handsOver(run, backup.Metadata.Status.Origin) {
 		deps.Succeed = e.Successions.Add
@@ -408,15 +406,6 @@ func grants(location *enginev1alpha1.StorageLocation, origin *v1alpha1.BackupOri
 	return slices.ContainsFunc(location.Spec.TrustedClusters, func(trusted enginev1alpha1.TrustedCluster) bool {
 		return trusted.PublicKey == origin.PublicKey && trusted.UID == origin.ClusterUID && (orAny || len(trusted.Namespaces) == 0 || slices.Contains(trusted.Namespaces, namespace))
 	})
-}
-
-// snapshotsOfOthers are of backups that this cluster has not signed: it has no snapshots of them, and the uids
-// in them may be anyone's.
-type snapshotsOfOthers struct{ restore.StoredSnapshots }
-
-// Locate implements restore.StoredSnapshots.
-func (snapshotsOfOthers) Locate(context.Context, snapshots.Wanted) (snapshots.Found, error) {
-	return snapshots.Found{}, errors.New("the backup is not this cluster's own, and its snapshots are in the storage of another cluster: restore it there")
 }
 
 func (e *Executor) own(origin *v1alpha1.BackupOrigin) bool {

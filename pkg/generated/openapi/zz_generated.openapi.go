@@ -1194,6 +1194,13 @@ func schema_pkg_apis_engine_v1alpha1_Deletion(ref common.ReferenceCallback) comm
 							Format:      "",
 						},
 					},
+					"snapshotsByHandle": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether stored snapshots are deleted too that only the backup names.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
 				},
 				Required: []string{"timestamp"},
 			},
@@ -2718,6 +2725,13 @@ func schema_pkg_apis_engine_v1alpha1_StorageLocationSpec(ref common.ReferenceCal
 							},
 						},
 					},
+					"trustSnapshotHandles": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether administrators' restores make claims from the snapshots of volumes that any backup in this store names, as Velero's do, which are not signed. A writer of the store can name any snapshot of the cluster's storage, and so have the data of any volume restored. By default only backups count that this cluster has signed, or one that is trusted with all namespaces.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
 					"recoveryKeys": {
 						VendorExtensible: spec.VendorExtensible{
 							Extensions: spec.Extensions{
@@ -4189,6 +4203,13 @@ func schema_pkg_apis_holdfast_v1alpha1_BackupDeletion(ref common.ReferenceCallba
 						SchemaProps: spec.SchemaProps{
 							Description: "Conditions of the deletion.",
 							Ref:         ref(v1alpha1.BackupDeletionPreconditions{}.OpenAPIModelName()),
+						},
+					},
+					"snapshotsByHandle": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Whether stored snapshots of volumes are deleted too that only the backup names: of a cluster with the same storage that is lost, or made by Velero. It takes the right to delete volumesnapshotcontents. By default only those are deleted that this cluster has a record of.",
+							Type:        []string{"boolean"},
+							Format:      "",
 						},
 					},
 				},

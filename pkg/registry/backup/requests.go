@@ -11,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 
@@ -28,8 +29,23 @@ func NewCancelREST(backups *REST, clock clock.PassiveClock) *recorded.Subresourc
 
 // NewDeletionREST serves backups/deletion.
 func NewDeletionREST(backups *REST, clock clock.PassiveClock) *recorded.Subresource {
-	return recorded.NewRequest(backups, clock, &v1alpha1.BackupDeletion{}, backups.Kind.(*kind).remove)
+	k := backups.Kind.(*kind)
+	deletion := recorded.NewRequest(backups, clock, &v1alpha1.BackupDeletion{}, k.remove)
+	record := deletion.Record
+	deletion.Record = func(ctx context.Context, request *recorded.Request) (string, error) {
+		if request.Body.(*v1alpha1.BackupDeletion).SnapshotsByHandle {
+			right := recorded.Right{Verb: "delete", Resource: contentsResource, Of: resource}
+			scopes := []recorded.Scope{{Field: "snapshotsByHandle", Because: "snapshotsByHandle has any snapshot deleted that the backup names"}}
+			if _, err := right.Authorize(ctx, k.authorizer, request.Requester, request.Name, scopes); err != nil {
+				return "", err
+			}
+		}
+		return record(ctx, request)
+	}
+	return deletion
 }
+
+var contentsResource = schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshotcontents"}
 
 // cancel asks for a backup to be stopped.
 func cancel(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, ask enginev1alpha1.Ask, _ runtime.Object) (*enginev1alpha1.BackupRun, string, error) {
@@ -49,7 +65,7 @@ func cancel(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, ask enginev1
 // remove asks for a backup to be removed from its store.
 func (k *kind) remove(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, ask enginev1alpha1.Ask, body runtime.Object) (*enginev1alpha1.BackupRun, string, error) {
 	message := k.deleting(backup)
-	preconditions := body.(*v1alpha1.BackupDeletion).Preconditions
+	preconditions, byHandle := body.(*v1alpha1.BackupDeletion).Preconditions, body.(*v1alpha1.BackupDeletion).SnapshotsByHandle
 	if err := meets(backup, preconditions, ask.Timestamp.Time); err != nil {
 		return nil, "", err
 	}
@@ -78,7 +94,7 @@ func (k *kind) remove(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, as
 	switch {
 	case run != nil:
 		changed := run.DeepCopy()
-		changed.Spec.Deletion = &enginev1alpha1.Deletion{Ask: ask, Expired: expired}
+		changed.Spec.Deletion = &enginev1alpha1.Deletion{Ask: ask, Expired: expired, SnapshotsByHandle: byHandle}
 		return changed, message, nil
 	case backup.Status.Phase == v1alpha1.BackupPhaseUnreadable:
 		return nil, "", conflict(backup.Name, "its metadata can't be read, so it is not certain what it is: look at its folder in the storage location %q, and remove that by hand", backup.Spec.StorageLocation)
@@ -101,7 +117,7 @@ func (k *kind) remove(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, as
 			Annotations: stored.Annotations,
 			// No requester: nobody has authenticated the one that the store names.
 			Backup: stored.Spec,
-			Deletion: &enginev1alpha1.Deletion{Ask: ask, Expired: expired, Stored: &enginev1alpha1.StoredBackup{
+			Deletion: &enginev1alpha1.Deletion{Ask: ask, Expired: expired, SnapshotsByHandle: byHandle, Stored: &enginev1alpha1.StoredBackup{
 				UID: stored.UID, CreationTimestamp: stored.CreationTimestamp,
 			}},
 		},

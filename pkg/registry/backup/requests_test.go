@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 	clienttesting "k8s.io/client-go/testing"
 	clocktesting "k8s.io/utils/clock/testing"
 
@@ -378,5 +379,49 @@ func TestDeletionLeavesTheLastData(t *testing.T) {
 	broken = nil
 	if err := remove(false); err != nil || h.run("shop.a").Spec.Deletion == nil {
 		t.Errorf("asked for without the precondition: %v", err)
+	}
+}
+
+// TestDeletionOfSnapshotsByHandle: a deletion of snapshots that only the backup names takes the right to delete
+// any VolumeSnapshotContent. It is recorded for a backup with a run and without.
+func TestDeletionOfSnapshotsByHandle(t *testing.T) {
+	for name, test := range map[string]struct{ asked, allowed, recorded, want bool }{
+		"with the right":                {asked: true, allowed: true, want: true},
+		"with the right, and a run":     {asked: true, allowed: true, recorded: true, want: true},
+		"without the right":             {asked: true},
+		"without the right, and a run":  {asked: true, recorded: true},
+		"not asked for needs no right":  {want: true},
+		"not asked for, though allowed": {allowed: true, recorded: true, want: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t, nil)
+			h.kind.authorizer = authorizer.AuthorizerFunc(func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+				if a.GetVerb() != "delete" || a.GetAPIGroup() != "snapshot.storage.k8s.io" || a.GetResource() != "volumesnapshotcontents" || a.GetNamespace() != "" || !test.asked {
+					t.Errorf("asked for the right %+v", a)
+				}
+				if test.allowed {
+					return authorizer.DecisionAllow, "", nil
+				}
+				return authorizer.DecisionNoOpinion, "", nil
+			})
+			if test.recorded {
+				h.recorded("a", v1alpha1.BackupPhaseCompleted)
+			} else {
+				h.storedOnly(&v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "a", UID: "1"}, Status: v1alpha1.BackupStatus{Phase: v1alpha1.BackupPhaseCompleted}})
+			}
+			_, err := h.post(NewDeletionREST(h.REST, clocktesting.NewFakePassiveClock(now)), "a", &v1alpha1.BackupDeletion{SnapshotsByHandle: test.asked}, metav1.CreateOptions{})
+			if !test.want {
+				if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "snapshotsByHandle") {
+					t.Errorf("got %v", err)
+				}
+				if test.recorded && h.run("shop.a").Spec.Deletion != nil || !test.recorded && h.calls("create") > 0 {
+					t.Error("it is recorded")
+				}
+				return
+			}
+			if err != nil || h.run("shop.a").Spec.Deletion == nil || h.run("shop.a").Spec.Deletion.SnapshotsByHandle != test.asked {
+				t.Errorf("got %v, recorded %+v", err, h.run("shop.a").Spec.Deletion)
+			}
+		})
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/holdfast-io/holdfast/pkg/format"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 )
 
@@ -97,6 +98,19 @@ func SkipItem(item *manifest.Item) string {
 			return ByServer
 		}
 	}
+	return ofSnapshot(resource, item.Labels)
+}
+
+// ofSnapshot says that an object is about the snapshot that a backup has of a claim, or returns "". Velero
+// stores these objects with the backup's name. With its old source, a VolumeSnapshot would be cut anew, and
+// a VolumeSnapshotContent would never be bound. Holdfast's own are for Velero.
+func ofSnapshot(resource schema.GroupResource, labels map[string]string) string {
+	switch resource.String() {
+	case "volumesnapshots.snapshot.storage.k8s.io", "volumesnapshotcontents.snapshot.storage.k8s.io":
+		if labels["velero.io/backup-name"] != "" || labels[format.LabelSnapshotOfClaim] != "" {
+			return "it is about the snapshot of a claim, which the claim is made from"
+		}
+	}
 	return ""
 }
 
@@ -109,6 +123,9 @@ var PodMakers = []string{"ReplicaSet", "ReplicationController", "StatefulSet", "
 // Skip says why an object is not restored, or returns "". The object is as read.
 func (r *Rules) Skip(o *unstructured.Unstructured, resource schema.GroupResource) string {
 	annotations := o.GetAnnotations()
+	if why := ofSnapshot(resource, o.GetLabels()); why != "" {
+		return why // of a large backup its item has no labels
+	}
 	switch resource.String() {
 	case "pods":
 		phase := corev1.PodPhase(text(o.Object, "status", "phase"))

@@ -72,6 +72,73 @@ func TestKeptInStorage(t *testing.T) {
 	}
 }
 
+// TestInStorageByVelero: a snapshot that Velero has not moved is in the storage of its volume, of any mode, if the
+// list names it with its driver. Others have the reason why they can't be restored.
+func TestInStorageByVelero(t *testing.T) {
+	for name, test := range map[string]struct {
+		change  func(*format.VolumeInfo)
+		problem string
+		size    int64
+	}{
+		"made":                 {func(*format.VolumeInfo) {}, "", 5},
+		"of no size":           {func(i *format.VolumeInfo) { i.CSISnapshotInfo.Size = -1 }, "", 0},
+		"failed":               {func(i *format.VolumeInfo) { i.Result = "failed" }, format.StoredFailed, 0},
+		"without a handle":     {func(i *format.VolumeInfo) { i.CSISnapshotInfo.SnapshotHandle = "" }, format.StoredInStorage, 0},
+		"without a driver":     {func(i *format.VolumeInfo) { i.CSISnapshotInfo.Driver = "" }, format.StoredInStorage, 0},
+		"without any facts":    {func(i *format.VolumeInfo) { i.CSISnapshotInfo = nil }, format.StoredInStorage, 0},
+		"moved, and not named": {func(i *format.VolumeInfo) { i.SnapshotDataMoved = true }, format.StoredUnnamed, 0},
+	} {
+		for _, mode := range []string{"Filesystem", "Block"} {
+			t.Run(name+", "+mode, func(t *testing.T) {
+				info := format.VolumeInfo{
+					PVCNamespace: "shop", PVCName: "data", PVName: "pv", BackupMethod: format.MethodCSISnapshot,
+					CSISnapshotInfo: &format.CSISnapshotInfo{SnapshotHandle: "snap-1", Driver: "ebs.example.com", Size: 5},
+				}
+				test.change(&info)
+				bucket := storetest.Memory(t)
+				w := write(t, bucket, "b", true, object{
+					resource: "persistentvolumeclaims", namespace: "shop", name: "data", kind: "PersistentVolumeClaim", body: fmt.Sprintf(`,"spec":{"volumeMode":%q}`, mode),
+				})
+				w.put(t, format.VolumeInfoKey("b"), packed(t, []format.VolumeInfo{info}))
+				w.finish(t)
+				b, err := Open(t.Context(), bucket, placeOf("b"), "", nil)
+				check(t, err)
+				v := b.Volume(format.VolumeID{Namespace: "shop", Name: "data"})
+				if v == nil || v.Problem != test.problem || v.InStorage() != (test.problem == "") || v.PersistentVolume != "pv" {
+					t.Fatalf("the volume is %+v, want the problem %q", v, test.problem)
+				}
+				if v.InStorage() && (v.Snapshot.Driver != "ebs.example.com" || *v.Snapshot.Cut != (format.SnapshotCut{Handle: "snap-1", Size: test.size})) {
+					t.Errorf("its snapshot is %+v of %+v", v.Snapshot.Cut, v.Snapshot)
+				}
+			})
+		}
+	}
+}
+
+// TestListsSealed: the lists of volumes are sealed if the metadata has the digest of each. One that was
+// put there later is not.
+func TestListsSealed(t *testing.T) {
+	lists := []string{format.PodVolumeBackupsKey("b"), format.VolumeInfoKey("b")}
+	for name, later := range map[string]int{"all": 2, "one later": 1, "both later": 0} {
+		t.Run(name, func(t *testing.T) {
+			bucket := storetest.Memory(t)
+			w := write(t, bucket, "b", true, some(1)...)
+			for _, key := range lists[:later] {
+				w.put(t, key, packed(t, []int{}))
+			}
+			w.finish(t)
+			for _, key := range lists[later:] {
+				check(t, bucket.Put(t.Context(), key, packed(t, []int{})))
+			}
+			b, err := Open(t.Context(), bucket, placeOf("b"), "", nil)
+			check(t, err)
+			if b.ListsSealed != (later == 2) {
+				t.Errorf("sealed: %t", b.ListsSealed)
+			}
+		})
+	}
+}
+
 // TestKeptInStorageAndDeleted: a volume in its storage that was deleted from the backup later has that as
 // its problem.
 func TestKeptInStorageAndDeleted(t *testing.T) {

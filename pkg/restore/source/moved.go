@@ -22,7 +22,8 @@ import (
 )
 
 // newSnapshot returns a volume that Velero stored by a snapshot. If Velero's data mover has uploaded
-// the snapshot's files, they are in the repository of the claim's namespace.
+// the snapshot's files, they are in the repository of the claim's namespace. Else the snapshot is in the
+// storage of the volume.
 func newSnapshot(claim types.NamespacedName, info *format.VolumeInfo) Volume {
 	v := Volume{
 		Volume: format.Volume{
@@ -35,6 +36,10 @@ func newSnapshot(claim types.NamespacedName, info *format.VolumeInfo) Volume {
 	}
 	if info.Failed() {
 		v.Status.Phase = enginev1alpha1.VolumePhaseFailed
+	}
+	if csi := info.CSISnapshotInfo; v.Problem == format.StoredInStorage && csi != nil && csi.SnapshotHandle != "" && csi.Driver != "" {
+		v.Snapshot = &format.SnapshotSource{Driver: csi.Driver, Kept: true, Cut: &format.SnapshotCut{Handle: csi.SnapshotHandle, Size: max(csi.Size, 0)}}
+		v.Problem = ""
 	}
 	if moved := info.DataMovementInfo; moved != nil && info.SnapshotDataMoved {
 		v.Status.Progress.TotalBytes, v.Status.Progress.BytesDone = max(moved.Size, 0), max(moved.Size, 0)
@@ -56,7 +61,7 @@ func (b *Backup) readMoved(ctx context.Context) error {
 	moved := map[types.NamespacedName]int{}
 	for i := range b.Volumes {
 		switch v := &b.Volumes[i]; {
-		case v.Pod.Name != "":
+		case v.Pod.Name != "", v.InStorage(): // of any mode
 		case v.Problem == format.StoredUnnamed:
 			b.uploads = true
 			moved[v.Claim()] = i

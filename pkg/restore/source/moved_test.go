@@ -45,8 +45,8 @@ func infosOf(t testing.TB, bucket *store.Bucket) []format.VolumeInfo {
 // the repository of the claim's namespace, whatever the version of Velero says of them and where. The
 // others have the reason why they can't be restored.
 func TestMovedByVelero(t *testing.T) {
-	const kept, vendor = "it lies only in the storage of the volume: Velero has made a CSI snapshot", `data mover "vendor-mover"`
-	full := map[string]string{"data": "", "idle": "", "raw": "", "failed": format.StoredFailed, "vendor": vendor, "kept": kept}
+	const vendor = `data mover "vendor-mover"`
+	full := map[string]string{"data": "", "idle": "", "raw": "", "failed": format.StoredFailed, "vendor": vendor, "kept": ""}
 	for name, test := range map[string]struct {
 		change func(t *testing.T, bucket *store.Bucket)
 		// want are claims with the problem of each, files those of a look into the volumes alone.
@@ -54,7 +54,7 @@ func TestMovedByVelero(t *testing.T) {
 	}{
 		"1.14 and later": {
 			want:  full,
-			files: map[string]string{"data": "", "idle": "", "raw": "", "failed": format.StoredFailed, "vendor": vendor, "kept": kept},
+			files: map[string]string{"data": "", "idle": "", "raw": "", "failed": format.StoredFailed, "vendor": vendor, "kept": ""},
 		},
 		"1.13, whose list names no snapshots": {
 			change: func(t *testing.T, bucket *store.Bucket) {
@@ -68,7 +68,7 @@ func TestMovedByVelero(t *testing.T) {
 				check(t, bucket.Put(t.Context(), format.VolumeInfoKey("v-moved"), packed(t, infos)))
 			},
 			want:  full,
-			files: map[string]string{"data": format.StoredUnnamed, "idle": format.StoredUnnamed, "raw": format.StoredUnnamed, "failed": format.StoredUnnamed, "vendor": vendor, "kept": kept},
+			files: map[string]string{"data": format.StoredUnnamed, "idle": format.StoredUnnamed, "raw": format.StoredUnnamed, "failed": format.StoredUnnamed, "vendor": vendor, "kept": ""},
 		},
 		"1.12, without a list": {
 			change: func(t *testing.T, bucket *store.Bucket) {
@@ -124,10 +124,17 @@ func TestMovedByVelero(t *testing.T) {
 					if problem != "" {
 						continue
 					}
-					of := infos[slices.IndexFunc(infos, func(info format.VolumeInfo) bool { return info.PVCName == v.ClaimName })].DataMovementInfo
 					if v.Device != (v.ClaimName == "raw" && objects) {
 						t.Errorf("%s is a device: %t", v.ClaimName, v.Device)
 					}
+					info := infos[slices.IndexFunc(infos, func(info format.VolumeInfo) bool { return info.PVCName == v.ClaimName })]
+					if v.InStorage() != (v.ClaimName == "kept") || v.InStorage() && *v.Snapshot.Cut != (format.SnapshotCut{Handle: "snap-kept", Size: 1 << 30}) {
+						t.Errorf("volume %+v, want the snapshot in %+v", v, info)
+					}
+					if v.InStorage() {
+						continue
+					}
+					of := info.DataMovementInfo
 					if v.Status.SnapshotID != of.SnapshotHandle || v.Status.Phase != enginev1alpha1.VolumePhaseCompleted || v.Status.Progress.TotalBytes != of.Size || of.Size == 0 {
 						t.Errorf("volume %+v, want what is in %+v", v, of)
 					}

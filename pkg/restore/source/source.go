@@ -51,6 +51,8 @@ type Backup struct {
 	NotTaken map[types.NamespacedName]string
 	// Warnings are defects that don't prevent a restore.
 	Warnings []string
+	// ListsSealed says that the metadata has the digests of the lists of volumes.
+	ListsSealed bool
 
 	store    Store
 	tarball  *encryption.Tarball

@@ -52,6 +52,9 @@ func (v *Volume) Claim() types.NamespacedName {
 // which may be missing.
 func (b *Backup) readVolumes(ctx context.Context, storeName string) error {
 	key := format.PodVolumeBackupsKey(storeName)
+	_, volumes := b.contents.Of(key)
+	_, infos := b.contents.Of(format.VolumeInfoKey(storeName))
+	b.ListsSealed = volumes && infos
 	err := b.summed(ctx, key, func(r io.Reader) error {
 		return format.ReadPodVolumeBackups(r, func(pvb format.PodVolumeBackup) error {
 			volume, err := newVolume(&pvb)
@@ -190,6 +193,9 @@ func (b *Backup) join(ctx context.Context, storeName string) {
 		v := &b.Volumes[i]
 		if info := byClaim[v.Claim()]; info != nil {
 			v.PersistentVolume = info.PVName
+			if csi := info.CSISnapshotInfo; csi != nil && v.InStorage() && csi.SnapshotHandle == v.Snapshot.Cut.Handle {
+				v.Snapshot.Cut.Size = max(csi.Size, 0)
+			}
 			delete(byClaim, v.Claim())
 		}
 	}

@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 	if root, err = filepath.Abs("../../.."); err != nil {
 		panic(err)
 	}
-	os.Exit(labtest.Main(m, labtest.Options{Root: root, APIServerFlags: "--snapshots", ControllerFlags: "--snapshots --restore-image=holdfast"}, func(l *labtest.Lab) {
+	os.Exit(labtest.Main(m, labtest.Options{Root: root, APIServerFlags: "--snapshots --backupstore-poll-interval=1s", ControllerFlags: "--snapshots --restore-image=holdfast"}, func(l *labtest.Lab) {
 		lab = l
 		if err := prepare(); err != nil {
 			fmt.Fprintln(os.Stderr, err)

@@ -59,10 +59,14 @@ func dataOf(t testing.TB, namespace, name string) string {
 // restoreOf restores a backup, perhaps into another namespace, and waits for the phase.
 func restoreOf(t testing.TB, namespace, backup string, mapping map[string]string, phase v1alpha1.RestorePhase) *v1alpha1.Restore {
 	t.Helper()
+	return restoreTo(t, namespace, v1alpha1.RestoreSpec{BackupName: backup, NamespaceMapping: mapping}, phase)
+}
+
+// restoreTo restores, and waits for the phase.
+func restoreTo(t testing.TB, namespace string, spec v1alpha1.RestoreSpec, phase v1alpha1.RestorePhase) *v1alpha1.Restore {
+	t.Helper()
 	name := labtest.Name("restore")
-	_, err := lab.Holdfast.HoldfastV1alpha1().Restores(namespace).Create(t.Context(), &v1alpha1.Restore{
-		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.RestoreSpec{BackupName: backup, NamespaceMapping: mapping},
-	}, metav1.CreateOptions{})
+	_, err := lab.Holdfast.HoldfastV1alpha1().Restores(namespace).Create(t.Context(), &v1alpha1.Restore{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{})
 	must(t, err)
 	var restore *v1alpha1.Restore
 	labtest.Eventually(t, "the restore to end", func() (err error) {

@@ -102,6 +102,9 @@ type Deletion struct {
 	// for longer.
 	// +optional
 	Expired bool `json:"expired,omitempty"`
+	// Whether stored snapshots are deleted too that only the backup names.
+	// +optional
+	SnapshotsByHandle bool `json:"snapshotsByHandle,omitempty"`
 }
 
 // StoredBackup identifies a backup in the store.

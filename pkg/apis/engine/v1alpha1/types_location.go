@@ -135,6 +135,12 @@ type StorageLocationSpec struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	TrustedClusters []TrustedCluster `json:"trustedClusters,omitempty"`
+	// Whether administrators' restores make claims from the snapshots of volumes that any backup in
+	// this store names, as Velero's do, which are not signed. A writer of the store can name any
+	// snapshot of the cluster's storage, and so have the data of any volume restored. By default only
+	// backups count that this cluster has signed, or one that is trusted with all namespaces.
+	// +optional
+	TrustSnapshotHandles bool `json:"trustSnapshotHandles,omitempty"`
 	// Public keys of age, as age-keygen prints them. The key of each repository is written into the
 	// store, encrypted for all of them. With one of the private keys, which must be in no cluster,
 	// all volumes' data can be restored when this cluster is lost.

@@ -663,6 +663,11 @@ type BackupDeletion struct {
 	// Conditions of the deletion.
 	// +optional
 	Preconditions *BackupDeletionPreconditions `json:"preconditions,omitempty"`
+	// Whether stored snapshots of volumes are deleted too that only the backup names: of a cluster
+	// with the same storage that is lost, or made by Velero. It takes the right to delete
+	// volumesnapshotcontents. By default only those are deleted that this cluster has a record of.
+	// +optional
+	SnapshotsByHandle bool `json:"snapshotsByHandle,omitempty"`
 }
 
 // StatusReasonBackupState is the reason of a refusal because of the backup's state.

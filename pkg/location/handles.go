@@ -1,0 +1,29 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package location
+
+import (
+	"slices"
+
+	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+)
+
+// TrustsHandles reports whether a backup in a location may name any snapshot of the cluster's storage: this
+// cluster, with its uid and keys, has signed the names, or a cluster that the location trusts with all
+// namespaces; or the location's administrator trusts each of its writers. Trust with some namespaces is no
+// trust with the volumes of others. sealed says that the signature covers the names.
+func TrustsHandles(location *enginev1alpha1.StorageLocation, origin *v1alpha1.BackupOrigin, clusterUID string, keys []string, sealed bool) bool {
+	switch {
+	case location.Spec.TrustSnapshotHandles:
+		return true
+	case !sealed || origin == nil || origin.Trust != "":
+		return false
+	case origin.ClusterUID == clusterUID && slices.Contains(keys, origin.PublicKey):
+		return true
+	}
+	return slices.ContainsFunc(location.Spec.TrustedClusters, func(trusted enginev1alpha1.TrustedCluster) bool {
+		return trusted.PublicKey == origin.PublicKey && trusted.UID == origin.ClusterUID && len(trusted.Namespaces) == 0
+	})
+}

@@ -1,0 +1,69 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package snapshots
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+const (
+	// confirmTime is how long a driver may take to confirm a stored snapshot.
+	confirmTime = 5 * time.Minute
+	// denyTime is how long a driver may repeat an error before the snapshot counts as missing. The sidecar
+	// asks it again after a second, and then less often.
+	denyTime = 20 * time.Second
+)
+
+// byHandle takes the backup's word for the snapshot. Its class is the driver's: drivers that want a secret
+// to look at a snapshot get it from there.
+func (c *Client) byHandle(ctx context.Context, w Wanted) (Found, error) {
+	found := Found{Driver: w.Driver, Handle: w.Handle, Size: w.Size, ByHandle: true}
+	classes, err := c.Classes(ctx)
+	if err != nil {
+		return Found{}, fmt.Errorf("read the cluster's VolumeSnapshotClasses: %w", err)
+	}
+	if class, err := Class(w.Driver, Wishes{}, classes); err == nil {
+		found.Class = class.Name
+	}
+	return found, nil
+}
+
+// Confirm waits until the driver knows the snapshot of an offer, and returns the least size of a volume from
+// it, or 0. Without the snapshot no claim would ever be bound. A driver that can't look at snapshots
+// confirms each.
+func (c *Client) Confirm(ctx context.Context, w Wanted) (size int64, err error) {
+	said, pause, begun, denied := "", time.Duration(0), time.Now(), time.Time{}
+	for {
+		content, err := get[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), w.name())
+		switch {
+		case err == nil && content == nil:
+			return 0, fmt.Errorf("the VolumeSnapshotContent %s of the restore was deleted: restore again", w.name())
+		case err == nil && content.Status.Ready:
+			return content.Status.Size, nil
+		case err == nil:
+			if said = content.message(); said == "" {
+				denied = time.Time{}
+			} else if denied.IsZero() {
+				denied = time.Now()
+			}
+		case !passing(err):
+			return 0, err
+		default:
+			said = err.Error()
+		}
+		if !denied.IsZero() && time.Since(denied) > denyTime {
+			return 0, errors.New(said)
+		}
+		if time.Since(begun) > confirmTime {
+			return 0, fmt.Errorf("it was not confirmed within %s: %s", confirmTime, cmp.Or(said, "the driver has not answered: is its csi-snapshotter running?"))
+		}
+		if !c.pause(ctx, &pause, c.lastPause) {
+			return 0, context.Cause(ctx)
+		}
+	}
+}
