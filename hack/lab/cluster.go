@@ -176,7 +176,7 @@ func up(ctx context.Context, dir workdir.Dir, bin string, nodeCount int, auditOb
 // those who use to those who are used; the folder is cleared last, and only if
 // nothing failed: a mount of a node may be in it.
 func down(ctx context.Context, dir workdir.Dir) error {
-	for _, step := range []func(context.Context, workdir.Dir) error{holdfast.Stop, s3.Down, controlplane.Stop, node.Down, csi.Down} {
+	for _, step := range []func(context.Context, workdir.Dir) error{holdfast.Stop, s3.Down, controlplane.Stop, csi.Detach, node.Down, csi.Down} {
 		if err := step(ctx, dir); err != nil {
 			return err
 		}

@@ -8,10 +8,13 @@ package csi
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/holdfast-io/holdfast/hack/lab/binaries"
@@ -211,4 +214,26 @@ func Down(ctx context.Context, dir workdir.Dir) error {
 		}
 	}
 	return process.StopNamed(ctx, dir.Run(), name, 10*time.Second)
+}
+
+// Detach ends the loop devices of volumes, the kubelets' own among them. Pods may still have them open.
+func Detach(ctx context.Context, dir workdir.Dir) error {
+	if _, err := exec.LookPath("losetup"); err != nil {
+		return nil // so there is none
+	}
+	out, err := exec.CommandContext(ctx, "losetup", "--list", "--noheadings", "--raw", "--output", "NAME,BACK-FILE").Output()
+	if err != nil {
+		return fmt.Errorf("losetup --list: %w", err)
+	}
+	var failed []error
+	for line := range strings.Lines(string(out)) {
+		device, file, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if !strings.HasPrefix(file, dir.Path("csi")+"/") && !strings.HasPrefix(file, dir.Path("nodes")+"/") {
+			continue
+		}
+		if out, err := exec.CommandContext(ctx, "losetup", "--detach", device).CombinedOutput(); err != nil {
+			failed = append(failed, fmt.Errorf("losetup --detach %s: %w: %s", device, err, out))
+		}
+	}
+	return errors.Join(failed...)
 }

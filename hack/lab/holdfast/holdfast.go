@@ -243,7 +243,10 @@ func agentToken(ctx context.Context, kube kubectl.Kubectl, node string) (string,
 	pod := "agent-of-" + node
 	if err := kube.Apply(ctx, fmt.Sprintf(`apiVersion: v1
 kind: Pod
-metadata: {name: %s, namespace: %s}
+metadata:
+  name: %s
+  namespace: %s
+  labels: {app.kubernetes.io/name: holdfast, app.kubernetes.io/component: node-agent}
 spec:
   nodeName: %s
   serviceAccountName: %s

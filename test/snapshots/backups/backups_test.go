@@ -92,12 +92,20 @@ func storage(of string) string { return filepath.Join(lab.Dir, "csi", of) }
 // claim makes a claim whose volume has one file, and returns its folder.
 func claim(t testing.TB, namespace, name, content string) (folder string) {
 	t.Helper()
+	folder = claimOf(t, namespace, name, corev1.PersistentVolumeFilesystem)
+	must(t, os.WriteFile(filepath.Join(folder, "file"), []byte(content), 0o640))
+	return folder
+}
+
+// claimOf makes a claim of a mode, and returns the folder or the device of its volume.
+func claimOf(t testing.TB, namespace, name string, mode corev1.PersistentVolumeMode) (data string) {
+	t.Helper()
 	claims := lab.Kube.CoreV1().PersistentVolumeClaims(namespace)
 	class := "folder"
 	_, err := claims.Create(t.Context(), &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PersistentVolumeClaimSpec{
-			StorageClassName: &class, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			StorageClassName: &class, VolumeMode: &mode, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
 			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}},
 		},
 	}, metav1.CreateOptions{})
@@ -109,12 +117,11 @@ func claim(t testing.TB, namespace, name, content string) (folder string) {
 		}
 		volume, err := lab.Kube.CoreV1().PersistentVolumes().Get(t.Context(), bound.Spec.VolumeName, metav1.GetOptions{})
 		if err == nil {
-			folder = filepath.Join(storage("volumes"), volume.Spec.CSI.VolumeHandle, "data")
+			data = filepath.Join(storage("volumes"), volume.Spec.CSI.VolumeHandle, "data")
 		}
 		return err
 	})
-	must(t, os.WriteFile(filepath.Join(folder, "file"), []byte(content), 0o640))
-	return folder
+	return data
 }
 
 // runMovers has a kubelet give each pod of movers the files of its volume, on the agent's node.

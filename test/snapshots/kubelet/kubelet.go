@@ -18,9 +18,8 @@ import (
 // interval is the time between two looks.
 const interval = 50 * time.Millisecond
 
-// Run runs each pod of a namespace whose claim has its name, on a node, until the test ends: when
-// the claim is bound, the pod is bound, its volume is mounted, and then it is Running. mount is
-// optional.
+// Run runs each pod of a namespace with a claim, on a node, until the test ends: when the claim is bound,
+// the pod is bound, its volume is mounted, and then it is Running. mount is optional.
 func Run(t testing.TB, kube kubernetes.Interface, namespace, node string, mount func(*corev1.Pod, *corev1.PersistentVolume) error) {
 	t.Helper()
 	k := kubelet{kube, namespace, node, mount}
@@ -49,7 +48,13 @@ func (k *kubelet) work(ctx context.Context, pod *corev1.Pod) error {
 	if pod.DeletionTimestamp != nil {
 		return pods.Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})
 	}
-	claim, err := k.kube.CoreV1().PersistentVolumeClaims(k.namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+	name := ""
+	for _, volume := range pod.Spec.Volumes {
+		if volume.PersistentVolumeClaim != nil {
+			name = volume.PersistentVolumeClaim.ClaimName
+		}
+	}
+	claim, err := k.kube.CoreV1().PersistentVolumeClaims(k.namespace).Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case err != nil || claim.Status.Phase != corev1.ClaimBound || len(pod.Status.ContainerStatuses) > 0:
 		return err

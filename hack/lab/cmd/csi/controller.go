@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"time"
 
@@ -52,12 +53,7 @@ func (c *controller) CreateVolume(ctx context.Context, r *csi.CreateVolumeReques
 	if !validID(r.Name) || len(r.VolumeCapabilities) == 0 {
 		return nil, status.Errorf(codes.InvalidArgument, "the name is %q, with %d capabilities: a name that a folder may have, and a capability, are needed", r.Name, len(r.VolumeCapabilities))
 	}
-	for _, of := range r.VolumeCapabilities {
-		if of.GetBlock() != nil {
-			return nil, status.Error(codes.InvalidArgument, "volumes are folders")
-		}
-	}
-	a := about{ID: r.Name, Size: r.GetCapacityRange().GetRequiredBytes(), Created: time.Now()}
+	a := about{ID: r.Name, Size: r.GetCapacityRange().GetRequiredBytes(), Created: time.Now(), Device: isDevice(r.VolumeCapabilities...)}
 	kind, from := "", ""
 	switch source := r.GetVolumeContentSource(); {
 	case source.GetSnapshot() != nil:
@@ -69,6 +65,9 @@ func (c *controller) CreateVolume(ctx context.Context, r *csi.CreateVolumeReques
 		of, err := c.storage.load(kind, a.Source)
 		if err != nil {
 			return nil, err
+		}
+		if of.Device != a.Device {
+			return nil, status.Errorf(codes.InvalidArgument, "the source %s is a device: %t, and a volume that is one: %t was asked for", of.ID, of.Device, a.Device)
 		}
 		a.Size, from = max(a.Size, of.Size), c.storage.data(kind, a.Source)
 	}
@@ -86,6 +85,11 @@ func (c *controller) CreateVolume(ctx context.Context, r *csi.CreateVolumeReques
 	}
 	// csi-provisioner deletes a volume whose source is not repeated.
 	return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: a.ID, CapacityBytes: a.Size, ContentSource: r.VolumeContentSource}}, nil
+}
+
+// isDevice reports whether a volume with these capabilities is a block device.
+func isDevice(capabilities ...*csi.VolumeCapability) bool {
+	return slices.ContainsFunc(capabilities, func(of *csi.VolumeCapability) bool { return of.GetBlock() != nil })
 }
 
 // DeleteVolume implements csi.ControllerServer.
@@ -125,7 +129,7 @@ func (c *controller) CreateSnapshot(ctx context.Context, r *csi.CreateSnapshotRe
 	if err != nil {
 		return nil, err
 	}
-	a := about{ID: r.Name, Source: of.ID, Size: of.Size, Created: time.Now()}
+	a := about{ID: r.Name, Source: of.ID, Size: of.Size, Created: time.Now(), Device: of.Device}
 	if err := c.storage.make(ctx, snapshots, a, c.storage.data(volumes, of.ID)); err != nil {
 		return nil, err
 	}

@@ -145,8 +145,8 @@ func (d *node) NodePublishVolume(_ context.Context, r *csi.NodePublishVolumeRequ
 	switch {
 	case r.VolumeId == "" || r.TargetPath == "" || r.VolumeCapability == nil:
 		return nil, status.Error(codes.InvalidArgument, "a volume, a path and a capability are needed")
-	case r.VolumeCapability.GetBlock() != nil:
-		return nil, status.Error(codes.InvalidArgument, "volumes are folders")
+	case isDevice(r.VolumeCapability):
+		return &csi.NodePublishVolumeResponse{}, d.storage.attach(r.VolumeId, r.TargetPath)
 	}
 	path := r.VolumeId
 	if !filepath.IsAbs(path) {
@@ -186,6 +186,9 @@ func (d *node) NodePublishVolume(_ context.Context, r *csi.NodePublishVolumeRequ
 func (d *node) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
 	if r.VolumeId == "" || r.TargetPath == "" {
 		return nil, status.Error(codes.InvalidArgument, "a volume and a path are needed")
+	}
+	if err := d.storage.detach(r.TargetPath); err != nil {
+		return nil, err
 	}
 	// EINVAL: nothing is mounted there.
 	if err := unix.Unmount(r.TargetPath, unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {

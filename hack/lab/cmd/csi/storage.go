@@ -42,7 +42,9 @@ type about struct {
 	// Source is the volume of a snapshot, or the snapshot or volume that a volume is a copy of.
 	Source string `json:"source,omitempty"`
 	// Size is what was asked for, in bytes.
-	Size    int64     `json:"size"`
+	Size int64 `json:"size"`
+	// Device says that it is a block device: data is a file with its bytes.
+	Device  bool      `json:"device,omitempty"`
 	Created time.Time `json:"created"`
 }
 
@@ -140,15 +142,25 @@ func (s *storage) make(ctx context.Context, kind string, a about, from string) (
 		}
 	}()
 	data := filepath.Join(part, "data")
-	if err := os.Mkdir(data, 0o777); err != nil {
-		return err
+	if a.Device {
+		err = os.WriteFile(data, nil, 0o600)
+	} else {
+		err = errors.Join(os.Mkdir(data, 0o777), os.Chmod(data, 0o777)) // whatever the umask is
+		if from != "" {
+			from += "/." // its files
+		}
 	}
-	if err := errors.Join(os.Chmod(part, 0o711), os.Chmod(data, 0o777)); err != nil { // whatever the umask is
+	if err := errors.Join(err, os.Chmod(part, 0o711)); err != nil {
 		return err
 	}
 	if from != "" {
-		if out, err := exec.CommandContext(ctx, "cp", "-a", "--reflink=auto", from+"/.", data).CombinedOutput(); err != nil {
+		if out, err := exec.CommandContext(ctx, "cp", "-a", "--reflink=auto", "--sparse=always", from, data).CombinedOutput(); err != nil {
 			return fmt.Errorf("copy %s: %w: %s", from, err, out)
+		}
+	}
+	if a.Device {
+		if err := os.Truncate(data, a.Size); err != nil {
+			return err
 		}
 	}
 	content, err := json.Marshal(a)
