@@ -6,6 +6,7 @@ package datapath
 import (
 	"archive/tar"
 	"bufio"
+	"bytes"
 	"compress/gzip"
 	"context"
 	"errors"
@@ -32,6 +33,7 @@ const (
 	veleroPassword = "static-passw0rd" // of all installations that did not choose one
 	veleroSnapshot = "2faa98bf6d4a1b604eebf11e8943e9e0"
 	movedSnapshot  = "4fa5135b7bfa20643d1a61139067fe10"
+	movedDevice    = "30ecfb803947a2d6c20a9a203cea30f4"
 )
 
 var veleroSource = Source{Namespace: "shop", Pod: "files", Volume: "content", ClaimName: "data", ClaimUID: "uid"}
@@ -155,6 +157,31 @@ func expectChecks(t *testing.T, dir string, want []string) {
 	}
 	for line := range got {
 		t.Errorf("%q was not in the volume", line)
+	}
+}
+
+// TestRestoreOfMovedDevice: a block device that Velero's data mover has uploaded comes back with its bytes.
+func TestRestoreOfMovedDevice(t *testing.T) {
+	location, _ := storeOf(t, "../restore/source/testdata/velero-moved.tar.gz")
+	r, err := repository.Open(t.Context(), location, "ware", veleroPassword, repository.Options{})
+	must(t, err)
+	defer r.Close(context.WithoutCancel(t.Context()))
+	folder, path := serveDevice(t, bytes.Repeat([]byte{7}, 64<<10))
+	restored, err := Restore(t.Context(), r, RestoreRequest{SnapshotID: movedDevice, Path: folder, Device: true}, new(Progress))
+	must(t, err)
+	man, err := snapshot.LoadSnapshot(t.Context(), r.Kopia(), movedDevice)
+	must(t, err)
+	entries, err := readFolder(t.Context(), r.Kopia(), man.RootEntry)
+	must(t, err)
+	content, err := r.Kopia().OpenObject(t.Context(), entries[0].ObjectID)
+	must(t, err)
+	defer content.Close()
+	want, err := io.ReadAll(content)
+	must(t, err)
+	got, err := os.ReadFile(path)
+	must(t, err)
+	if restored.TotalBytes != 30000 || len(want) != 30000 || !bytes.Equal(got[:30000], want) {
+		t.Errorf("restored %+v of %d bytes", restored, len(want))
 	}
 }
 
