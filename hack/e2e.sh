@@ -63,6 +63,7 @@ lab down >/dev/null
 rm -rf "${dir}"
 lab up --bin "${bin}" --nodes 2 --aggregator-routing="${AGGREGATOR_ROUTING:-true}"
 lab s3 up
+"${bin}/lab" build --snapshots --bin "${bin}"
 lab csi up
 PUSH=true hack/image.sh "$(go env GOARCH)=${bin}/holdfast" "$(lab registry)/holdfast-io/holdfast:dev"
 if [[ -n "${previous}" ]]; then

@@ -450,11 +450,15 @@ func (p *podVolumes) notTaken() []format.VolumeInfo {
 		if of.taken && !of.lost || kept == nil {
 			continue
 		}
-		infos = append(infos, format.VolumeInfo{
+		info := format.VolumeInfo{
 			PVCName: key.Name, PVCNamespace: key.Namespace, PVName: of.volume,
 			Skipped: true, SkippedReason: of.whyNotTaken(),
 			PVInfo: &format.PersistentVolInfo{ReclaimPolicy: string(kept.reclaimPolicy), Labels: kept.labels},
-		})
+		}
+		if of.snapshotFailed { // nothing is restored that would start on an empty volume
+			info.Result = format.ResultFailed
+		}
+		infos = append(infos, info)
 	}
 	return infos
 }

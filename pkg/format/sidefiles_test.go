@@ -400,7 +400,7 @@ func TestSnapshotInStorage(t *testing.T) {
 	}
 	volume.Status.Phase = enginev1alpha1.VolumePhaseFailed
 	failed, info := NewPodVolumeBackup(endedBackup(), "shop.daily", volume), NewVolumeInfo(volume)
-	if failed.SnapshotHandle() != "" || info.BackupMethod == MethodCSISnapshot || info.Result != resultFailed {
+	if failed.SnapshotHandle() != "" || info.BackupMethod == MethodCSISnapshot || info.Result != ResultFailed {
 		t.Errorf("failed is %+v with %+v", failed, info)
 	}
 }
@@ -449,7 +449,7 @@ func TestSnapshotsThatFailed(t *testing.T) {
 	}{
 		"nothing is said":     {VolumeInfo{}, false},
 		"succeeded":           {VolumeInfo{Result: "succeeded"}, false},
-		"failed":              {VolumeInfo{Result: resultFailed}, true},
+		"failed":              {VolumeInfo{Result: ResultFailed}, true},
 		"moved":               {VolumeInfo{SnapshotDataMoved: true, DataMovementInfo: &DataMovementInfo{Phase: phaseCompleted}}, false},
 		"moved, and no phase": {VolumeInfo{SnapshotDataMoved: true, DataMovementInfo: &DataMovementInfo{}}, false},
 		"moved, and no more":  {VolumeInfo{SnapshotDataMoved: true}, false},

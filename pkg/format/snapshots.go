@@ -55,7 +55,7 @@ type NativeSnapshotInfo struct {
 
 // Failed reports whether the volume was not backed up. Old versions of Velero give no result.
 func (i *VolumeInfo) Failed() bool {
-	return i.Result == resultFailed ||
+	return i.Result == ResultFailed ||
 		i.SnapshotDataMoved && i.DataMovementInfo != nil && i.DataMovementInfo.Phase != "" && i.DataMovementInfo.Phase != phaseCompleted ||
 		i.NativeSnapshotInfo != nil && i.NativeSnapshotInfo.Phase == phaseFailed
 }

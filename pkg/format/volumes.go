@@ -25,6 +25,9 @@ const (
 	UploaderRestic = "restic"
 )
 
+// ResultFailed is the result of a volume without data in the backup.
+const ResultFailed = "failed"
+
 const (
 	labelBackupName              = "velero.io/backup-name"
 	labelBackupUID               = "velero.io/backup-uid"
@@ -38,7 +41,6 @@ const (
 	maxVolumeAnnotation          = 16 << 10
 	methodPodVolume              = "PodVolumeBackup"
 	resultSucceeded              = "succeeded"
-	resultFailed                 = "failed"
 	maxLabelValue                = 63
 	labelHashLength              = 6
 	volumeHashLength             = 10
@@ -342,7 +344,7 @@ func NewVolumeInfo(volume Volume) VolumeInfo {
 		BackupMethod:        methodPodVolume,
 		StartTimestamp:      volume.Status.StartTimestamp,
 		CompletionTimestamp: volume.Status.CompletionTimestamp,
-		Result:              resultFailed,
+		Result:              ResultFailed,
 		PVBInfo: &PodVolumeInfo{
 			SnapshotHandle:  volume.Status.SnapshotID,
 			Size:            volume.Status.Progress.TotalBytes,

@@ -202,6 +202,11 @@ func (b *Backup) join(ctx context.Context, storeName string) {
 	b.NotTaken = map[types.NamespacedName]string{}
 	for _, claim := range slices.SortedFunc(maps.Keys(byClaim), compareNames) {
 		switch info := byClaim[claim]; {
+		case info.Skipped && info.Failed():
+			b.Volumes = append(b.Volumes, Volume{
+				Volume:  format.Volume{Pod: enginev1alpha1.PodReference{Namespace: claim.Namespace}, ClaimName: claim.Name, PersistentVolume: info.PVName},
+				Problem: cmp.Or(info.SkippedReason, "its backup has not succeeded"),
+			})
 		case info.Skipped:
 			b.NotTaken[claim] = info.SkippedReason
 		case info.BackupMethod == format.MethodCSISnapshot, info.BackupMethod == format.MethodNativeSnapshot:
