@@ -39,7 +39,8 @@ const (
 type Mover interface {
 	Cut(ctx context.Context, v snapshots.Volume, report func(string)) (snapshots.Taken, error)
 	AwaitReady(ctx context.Context, v snapshots.Volume, taken snapshots.Taken, report func(string)) (snapshots.Taken, error)
-	Place(ctx context.Context) (leave func(), err error)
+	Place(ctx context.Context, v snapshots.Volume, taken snapshots.Taken, report func(string)) (leave func(), err error)
+	Occupy(v snapshots.Volume) (leave func())
 	Expose(ctx context.Context, v snapshots.Volume, taken snapshots.Taken, report func(string)) (snapshots.Exposed, error)
 	Hide(ctx context.Context, v snapshots.Volume) (gone bool, err error)
 	Leave(ctx context.Context, content string) error
@@ -69,7 +70,11 @@ func (v *volumes) submitSnapshot(ctx context.Context, volume *format.Volume) err
 		v.know(known)
 	}
 	of := v.snapshotOf(volume)
-	v.moving.Go(func() { v.move(v.ctx, u, of) })
+	leave := func() {}
+	if found { // an earlier process has exposed it
+		leave = sync.OnceFunc(v.c.Mover.Occupy(of))
+	}
+	v.moving.Go(func() { v.move(v.ctx, u, of, leave) })
 	return nil
 }
 
@@ -104,10 +109,10 @@ func (v *volumes) snapshotOf(volume *format.Volume) snapshots.Volume {
 	return of
 }
 
-// move cuts a volume, exposes the cut, has an agent upload it, and hides it. When ctx ends, the next
-// attempt or the sweep goes on.
-func (v *volumes) move(ctx context.Context, u *upload, of snapshots.Volume) {
-	leave := func() {}
+// move cuts a volume, exposes the cut, has an agent upload it, and hides it. leave gives back the place of
+// an upload that goes on. When ctx ends, the next attempt or the sweep goes on.
+func (v *volumes) move(ctx context.Context, u *upload, of snapshots.Volume, leave func()) {
+	defer func() { leave() }()
 	for {
 		v.mu.Lock()
 		preparing := u.preparing && !u.again
@@ -116,7 +121,6 @@ func (v *volumes) move(ctx context.Context, u *upload, of snapshots.Volume) {
 			free, err := v.prepare(ctx, u, of)
 			if free != nil {
 				leave = sync.OnceFunc(free)
-				defer leave()
 			}
 			v.mu.Lock()
 			u.preparing, u.cut = false, true // a failure needs no further wait
@@ -240,7 +244,7 @@ func (v *volumes) prepare(ctx context.Context, u *upload, of snapshots.Volume) (
 		return nil, nil
 	}
 	if of.Try < 2 { // a second try has the place of the first
-		if leave, err = v.c.Mover.Place(ctx); err != nil {
+		if leave, err = v.c.Mover.Place(ctx, of, taken, report); err != nil {
 			return nil, err
 		}
 	}

@@ -31,8 +31,8 @@ var instant = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 // mover is a Mover that answers at once, unless it is held.
 type mover struct {
 	cutFails, readyFails, exposeFails error
-	// cutHeld, readyHeld and exposeHeld, if set, hold the work until they are closed.
-	cutHeld, readyHeld, exposeHeld chan struct{}
+	// cutHeld, readyHeld, placeHeld and exposeHeld, if set, hold the work until they are closed.
+	cutHeld, readyHeld, placeHeld, exposeHeld chan struct{}
 
 	// stuck can't hide.
 	stuck bool
@@ -76,7 +76,14 @@ func (m *mover) AwaitReady(ctx context.Context, v snapshots.Volume, taken snapsh
 	return taken, m.readyFails
 }
 
-func (m *mover) Place(context.Context) (func(), error) {
+func (m *mover) Place(ctx context.Context, v snapshots.Volume, _ snapshots.Taken, report func(string)) (func(), error) {
+	if err := m.wait(ctx, m.placeHeld, func(string) { report("a place") }); err != nil {
+		return nil, err
+	}
+	return m.Occupy(v), nil
+}
+
+func (m *mover) Occupy(snapshots.Volume) func() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.places++
@@ -85,7 +92,7 @@ func (m *mover) Place(context.Context) (func(), error) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		m.places--
-	}, nil
+	}
 }
 
 func (m *mover) Expose(ctx context.Context, v snapshots.Volume, _ snapshots.Taken, report func(string)) (snapshots.Exposed, error) {
@@ -178,7 +185,7 @@ func TestSnapshotIsMoved(t *testing.T) {
 	for name, pod := range map[string]string{"of a pod": "web", "without a pod": ""} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				m := &mover{cutHeld: make(chan struct{}), readyHeld: make(chan struct{}), exposeHeld: make(chan struct{})}
+				m := &mover{cutHeld: make(chan struct{}), readyHeld: make(chan struct{}), placeHeld: make(chan struct{}), exposeHeld: make(chan struct{})}
 				e := newMoving(snapshotOf("data", pod))
 				run := newRun("a", ready)
 				run.Spec.Backup.CSISnapshotTimeout.Duration = time.Hour
@@ -200,7 +207,12 @@ func TestSnapshotIsMoved(t *testing.T) {
 					t.Error("a snapshot that is not ready takes a place")
 				}
 				close(m.readyHeld)
-				if closed(m.readyHeld); m.top != 1 {
+				time.Sleep(time.Minute)
+				if message := h.Run("a").Status.Message; m.top != 0 || !strings.Contains(message, "waits for a place") {
+					t.Errorf("%d places are taken, and the backup says %q", m.top, message)
+				}
+				close(m.placeHeld)
+				if closed(m.placeHeld); m.top != 1 {
 					t.Error("it does not wait for its exposure")
 				}
 				close(m.exposeHeld)
@@ -575,10 +587,13 @@ func TestMovingIsTakenOver(t *testing.T) {
 		if record := h.uploads()["v"]; record == nil || record.Spec.Cancel {
 			t.Errorf("the upload is %+v", record)
 		}
+		if m.taken() != 1 {
+			t.Error("the volume that the first process has exposed takes no place")
+		}
 		h.report("v", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "s"})
 		h.expect("a", done, true)
-		if len(m.cut) > 0 {
-			t.Errorf("cut again: %v", m.cut)
+		if len(m.cut) > 0 || m.taken() != 0 {
+			t.Errorf("cut again: %v; %d places are taken", m.cut, m.taken())
 		}
 	})
 }
