@@ -113,14 +113,13 @@ type Exposed struct {
 	Device string
 }
 
-// Place waits until a cut may be exposed, and reports in words that it waits. The caller calls leave once,
-// when the cut is hidden.
-func (m *Mover) Place(ctx context.Context, v Volume, taken Taken, report func(string)) (leave func(), err error) {
+// Place waits until a cut may be exposed, and reports in words that it waits.
+func (m *Mover) Place(ctx context.Context, v Volume, taken Taken, report func(string)) (Spot, error) {
 	return m.places.wait(ctx, v.Driver, v.capacity(taken), report)
 }
 
-// Occupy takes the place of a volume that an earlier process has exposed. The caller calls leave once.
-func (m *Mover) Occupy(v Volume) (leave func()) { return m.places.occupy(v.Driver) }
+// Occupy takes the place of a volume that an earlier process has exposed.
+func (m *Mover) Occupy(v Volume) Spot { return m.places.occupy(v.Driver) }
 
 // Expose returns the running pod with a cut. It reports in words what it waits for. An exposure
 // of an earlier attempt is found by its names.

@@ -33,6 +33,14 @@ func room(limits []int) (places int) {
 	return places
 }
 
+// Spot is the place of an exposed volume. Its functions may be called again.
+type Spot struct {
+	// Read lets another volume be exposed to the nodes' agents: they need this one no more.
+	Read func()
+	// Leave gives the place back: the volume is hidden.
+	Leave func()
+}
+
 // asker is a volume that waits for a place.
 type asker struct {
 	driver string
@@ -44,8 +52,9 @@ type asker struct {
 
 // line gives places to volumes. It does not lock.
 type line struct {
-	taken map[string]int
-	all   int
+	// taken counts the places of each driver, and unread those whose volume is not read yet.
+	taken  map[string]int
+	unread int
 	// waiting has the volumes in the order in which they came.
 	waiting []*asker
 }
@@ -53,7 +62,7 @@ type line struct {
 // free reports whether a driver may have one more place. One place is always free for each driver: the
 // volumes of another may hang, and an agent may come with the first pod.
 func (l *line) free(driver string, room int) bool {
-	return l.taken[driver] == 0 || l.all < room && l.taken[driver] < atOnceExposed
+	return l.taken[driver] == 0 || l.unread < room && l.taken[driver] < atOnceExposed
 }
 
 // next removes the volume that gets a place now, and takes the place; nil is none. It is the biggest one
@@ -88,11 +97,10 @@ func (l *line) drop(a *asker) {
 
 func (l *line) take(driver string) {
 	l.taken[driver]++
-	l.all++
+	l.unread++
 }
 
 func (l *line) leave(driver string) {
-	l.all--
 	if l.taken[driver]--; l.taken[driver] == 0 {
 		delete(l.taken, driver)
 	}
@@ -113,40 +121,45 @@ func newPlaces(limits func() []int) *places {
 	return &places{limits: limits, line: line{taken: map[string]int{}}}
 }
 
-// wait returns when a volume has a place, and reports that it waits. The caller calls leave once.
-func (p *places) wait(ctx context.Context, driver string, size int64, report func(string)) (leave func(), err error) {
+// wait returns when a volume has a place, and reports that it waits.
+func (p *places) wait(ctx context.Context, driver string, size int64, report func(string)) (Spot, error) {
 	a := &asker{driver: driver, size: size, given: make(chan struct{})}
 	p.change(func(l *line) { l.waiting = append(l.waiting, a) })
 	select {
 	case <-a.given:
-		return p.leaver(driver), nil
+		return p.spot(driver), nil
 	default:
 		report("a place: loadConcurrency of the node agents bounds the volumes that are made from snapshots at a time")
 	}
 	select {
 	case <-a.given:
-		return p.leaver(driver), nil
+		return p.spot(driver), nil
 	case <-ctx.Done():
 		p.change(func(l *line) {
 			select {
 			case <-a.given:
+				l.unread--
 				l.leave(driver)
 			default:
 				l.drop(a)
 			}
 		})
-		return nil, context.Cause(ctx)
+		return Spot{}, context.Cause(ctx)
 	}
 }
 
 // occupy takes a place at once, for a volume that an earlier process has exposed.
-func (p *places) occupy(driver string) (leave func()) {
+func (p *places) occupy(driver string) Spot {
 	p.change(func(l *line) { l.take(driver) })
-	return p.leaver(driver)
+	return p.spot(driver)
 }
 
-func (p *places) leaver(driver string) func() {
-	return func() { p.change(func(l *line) { l.leave(driver) }) }
+func (p *places) spot(driver string) Spot {
+	read := sync.OnceFunc(func() { p.change(func(l *line) { l.unread-- }) })
+	return Spot{Read: read, Leave: sync.OnceFunc(func() {
+		read()
+		p.change(func(l *line) { l.leave(driver) })
+	})}
 }
 
 // change changes the line, and gives the places that are free. While volumes wait, it is called again.

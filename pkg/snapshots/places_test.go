@@ -26,6 +26,7 @@ func TestPlacesAreBounded(t *testing.T) {
 	for name, c := range map[string]struct {
 		limits []int
 		taken  map[string]int
+		read   int
 		want   map[string]int
 	}{
 		"one node":                      {limits: []int{1}, want: map[string]int{"a": 2}},
@@ -37,6 +38,7 @@ func TestPlacesAreBounded(t *testing.T) {
 		"no limit":                      {limits: []int{math.MaxInt32, math.MaxInt32}, want: map[string]int{"a": 16, "b": 16}},
 		"another driver has all places": {limits: []int{1}, taken: map[string]int{"a": 2}, want: map[string]int{"a": 2, "b": 1}},
 		"nodes are lost":                {limits: []int{1}, taken: map[string]int{"a": 9}, want: map[string]int{"a": 9}},
+		"read, and not hidden yet":      {limits: []int{1}, taken: map[string]int{"a": 15}, read: 15, want: map[string]int{"a": 16, "b": 1}},
 		"an earlier process had more":   {limits: []int{20}, taken: map[string]int{"a": 19}, want: map[string]int{"a": 19, "b": 2}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -46,6 +48,7 @@ func TestPlacesAreBounded(t *testing.T) {
 					l.take(driver)
 				}
 			}
+			l.unread -= c.read
 			for range 40 {
 				for _, driver := range slices.Sorted(maps.Keys(c.want)) {
 					l.waiting = append(l.waiting, &asker{driver: driver})
@@ -106,13 +109,17 @@ func TestNoVolumeWaitsForEver(t *testing.T) {
 				before[a] = len(l.waiting)
 				l.waiting = append(l.waiting, a)
 			}
+			if l.unread > 0 && rapid.Bool().Draw(t, "read") {
+				l.unread--
+			}
 			if of := driver.Draw(t, "leaves"); l.taken[of] > 0 {
+				l.unread = max(l.unread-1, 0)
 				l.leave(of)
 			}
 			places := rapid.IntRange(0, 20).Draw(t, "places")
 			for {
 				for _, a := range l.waiting {
-					if l.taken[a.driver] == 0 || l.all < places && l.taken[a.driver] < 16 {
+					if l.taken[a.driver] == 0 || l.unread < places && l.taken[a.driver] < 16 {
 						chances[a]++
 					}
 				}
@@ -123,7 +130,7 @@ func TestNoVolumeWaitsForEver(t *testing.T) {
 				if given == nil {
 					break
 				}
-				if n := l.taken[given.driver]; n > 1 && (n > 16 || l.all > places) {
+				if n := l.taken[given.driver]; n > 1 && (n > 16 || l.unread > places) {
 					t.Fatalf("a place was given that is not free: %v of %d", l.taken, places)
 				}
 			}
@@ -150,20 +157,20 @@ func TestPlaceIsPassedOn(t *testing.T) {
 			return limits
 		})
 		type place struct {
-			name  string
-			leave func()
+			name string
+			Spot
 		}
 		given, said := make(chan place, 9), make(chan string, 9)
 		ask := func(ctx context.Context, name string, size int64) {
 			v := volume()
 			v.Size = size
 			go func() {
-				leave, err := m.Place(ctx, v, Taken{Size: 1}, func(words string) { said <- words })
+				spot, err := m.Place(ctx, v, Taken{Size: 1}, func(words string) { said <- words })
 				if err != nil && !errors.Is(err, context.Canceled) {
 					t.Error(err)
 				}
 				if err == nil {
-					given <- place{name, leave}
+					given <- place{name, spot}
 				}
 			}()
 			synctest.Wait()
@@ -183,7 +190,7 @@ func TestPlaceIsPassedOn(t *testing.T) {
 		}
 		cancel()
 		synctest.Wait()
-		second.leave()
+		second.Read()
 		if big := <-given; big.name != "big" {
 			t.Errorf("the place is of %s", big.name)
 		}
@@ -202,9 +209,14 @@ func TestPlaceIsPassedOn(t *testing.T) {
 		if looks > 1 {
 			t.Errorf("%d looks, and none waits", looks)
 		}
-		first()
-		(<-given).leave()
-		if m.places.line.all != 1 || m.places.line.taken[volume().Driver] != 1 {
+		first.Leave()
+		(<-given).Leave()
+		if m.places.line.unread != 1 || m.places.line.taken[volume().Driver] != 2 {
+			t.Errorf("places are %+v", m.places.line)
+		}
+		second.Leave()
+		second.Leave()
+		if m.places.line.unread != 1 || m.places.line.taken[volume().Driver] != 1 {
 			t.Errorf("places are %+v", m.places.line)
 		}
 	})
@@ -217,16 +229,16 @@ func TestPlaceOfACancelledVolume(t *testing.T) {
 		p := newPlaces(func() []int { return nil })
 		ctx, cancel := context.WithCancel(t.Context())
 		earlier := p.occupy("d")
-		leave, err := p.wait(ctx, "d", 1, func(string) {
+		spot, err := p.wait(ctx, "d", 1, func(string) {
 			cancel()
-			earlier()
+			earlier.Leave()
 		})
 		if err == nil {
-			leave()
+			spot.Leave()
 		} else {
 			refused++
 		}
-		if p.line.all != 0 || len(p.line.taken) != 0 || len(p.line.waiting) != 0 {
+		if p.line.unread != 0 || len(p.line.taken) != 0 || len(p.line.waiting) != 0 {
 			t.Fatalf("places are %+v", p.line)
 		}
 	}

@@ -40,7 +40,9 @@ type mover struct {
 	mu                  sync.Mutex
 	cut, exposed        []snapshots.Volume
 	hidden, places, top int
-	left                []string
+	// unread are the places of volumes that are not read.
+	unread int
+	left   []string
 	// nodes are where the cuts are exposed; none is node-7.
 	nodes []string
 }
@@ -76,23 +78,27 @@ func (m *mover) AwaitReady(ctx context.Context, v snapshots.Volume, taken snapsh
 	return taken, m.readyFails
 }
 
-func (m *mover) Place(ctx context.Context, v snapshots.Volume, _ snapshots.Taken, report func(string)) (func(), error) {
+func (m *mover) Place(ctx context.Context, v snapshots.Volume, _ snapshots.Taken, report func(string)) (snapshots.Spot, error) {
 	if err := m.wait(ctx, m.placeHeld, func(string) { report("a place") }); err != nil {
-		return nil, err
+		return snapshots.Spot{}, err
 	}
 	return m.Occupy(v), nil
 }
 
-func (m *mover) Occupy(snapshots.Volume) func() {
+func (m *mover) Occupy(snapshots.Volume) snapshots.Spot {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.places++
+	m.unread++
 	m.top = max(m.top, m.places)
-	return func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.places--
+	less := func(n *int) func() {
+		return sync.OnceFunc(func() {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			*n--
+		})
 	}
+	return snapshots.Spot{Read: less(&m.unread), Leave: less(&m.places)}
 }
 
 func (m *mover) Expose(ctx context.Context, v snapshots.Volume, _ snapshots.Taken, report func(string)) (snapshots.Exposed, error) {
@@ -376,7 +382,7 @@ func TestSnapshotIsMovedAgain(t *testing.T) {
 					if m.hidden < 2 {
 						t.Errorf("the first exposure is not hidden")
 					}
-					if again == nil || again.UID == first.UID || again.Spec.Node != "node-8" || len(m.exposed) != 2 || m.exposed[1].Try != 2 || m.exposed[1].Avoid != "node-7" || closed(e.ended) || m.taken() != 1 {
+					if again == nil || again.UID == first.UID || again.Spec.Node != "node-8" || len(m.exposed) != 2 || m.exposed[1].Try != 2 || m.exposed[1].Avoid != "node-7" || closed(e.ended) || m.taken() != 1 || m.unread != 1 {
 						t.Fatalf("the upload is %+v, exposed were %+v, %d places are taken", again, m.exposed, m.taken())
 					}
 					if message := h.Run("a").Status.Message; strings.Contains(message, "hf-") {
@@ -428,8 +434,8 @@ func TestSnapshotThatCantBeHidden(t *testing.T) {
 		h.mover = m
 		h.start(1)
 		h.report("v", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "s"})
-		if !closed(e.ended) || m.taken() != 1 {
-			t.Errorf("%d places are taken, want one while it is hidden", m.taken())
+		if !closed(e.ended) || m.taken() != 1 || m.unread != 0 {
+			t.Errorf("%d places are taken and %d unread, want one while it is hidden, and none", m.taken(), m.unread)
 		}
 		time.Sleep(hidePatience + 2*hideInterval)
 		if m.taken() != 0 {
