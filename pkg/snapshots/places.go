@@ -129,7 +129,7 @@ func (p *places) wait(ctx context.Context, driver string, size int64, report fun
 	case <-a.given:
 		return p.spot(driver), nil
 	default:
-		report("a place: loadConcurrency of the node agents bounds the volumes that are made from snapshots at a time")
+		report("a place: see loadConcurrency of the node agents")
 	}
 	select {
 	case <-a.given:

@@ -185,7 +185,7 @@ func TestPlaceIsPassedOn(t *testing.T) {
 		ask(cancelled, "cancelled", 9)
 		ask(t.Context(), "small", 3)
 		ask(t.Context(), "big", 7)
-		if len(given) != 0 || len(said) != 3 || !strings.HasPrefix(<-said, "a place: loadConcurrency") {
+		if len(given) != 0 || len(said) != 3 || !strings.HasPrefix(<-said, "a place: see loadConcurrency") {
 			t.Errorf("%d have a place, %d say that they wait", len(given), len(said))
 		}
 		cancel()
