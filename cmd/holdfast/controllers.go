@@ -174,7 +174,8 @@ func (o *controllerOptions) newControllerContext(ctx context.Context, config *re
 			return nil, err
 		}
 		c.mover = snapshots.NewMover(snapshots.New(objects, c.cluster.UID, c.system()), kube, enginev1alpha1.SnapshotsNamespace(c.system()),
-			func(ctx context.Context) (string, error) { return o.ownImage(ctx, kube) }, o.restorePullSecrets)
+			func(ctx context.Context) (string, error) { return o.ownImage(ctx, kube) }, o.restorePullSecrets,
+			func() []int { return c.agents.Limits() })
 	}
 	return c, c.newInformers(engine)
 }

@@ -44,6 +44,8 @@ type heldPod struct {
 	claims    []string
 	pre, post []hook
 	ran       bool
+	// began is when its pre hooks began.
+	began     time.Time
 	unwritten *object
 	// belongings are its claims and persistent volumes, kept since its pre hooks may change them.
 	belongings []*object
@@ -76,6 +78,20 @@ func (b block) waiting() []enginev1alpha1.PodReference {
 		}
 	}
 	return pods
+}
+
+// read returns how the block's data is read.
+func (b block) read() string {
+	read := ReadNone
+	for _, pod := range b {
+		for _, volume := range pod.volumes {
+			if !volume.cut {
+				return ReadFiles
+			}
+			read = ReadSnapshots
+		}
+	}
+	return read
 }
 
 func (b block) nodes() sets.Set[string] {
@@ -389,7 +405,7 @@ func (p *podVolumes) takeBetweenHooks(ctx context.Context, block block) error {
 		if len(pod.pre)+len(pod.post) == 0 {
 			continue
 		}
-		pod.ran = true
+		pod.ran, pod.began = true, p.hooks.clock.Now()
 		ok := p.hooks.run(timed, preHook, pod.ref, pod.pre)
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -538,8 +554,8 @@ func (p *podVolumes) runPostHooks(ctx context.Context, block block) {
 	timed, cancel := timedHooks(detached)
 	defer cancel()
 	for _, pod := range block {
-		if pod.ran {
-			p.hooks.run(timed, postHook, pod.ref, pod.post)
+		if pod.ran && p.hooks.run(timed, postHook, pod.ref, pod.post) {
+			p.hooks.thawed(pod, block.read())
 		}
 	}
 }

@@ -98,6 +98,8 @@ type hooks struct {
 	most  time.Duration
 	until time.Time
 	clock clock.PassiveClock
+	// frozen is as in Dependencies; nil is none.
+	frozen func(took time.Duration, read string)
 
 	mu        sync.Mutex
 	spent     map[string]time.Duration
@@ -227,6 +229,25 @@ func (h *hooks) run(ctx context.Context, phase string, pod enginev1alpha1.PodRef
 	return ok
 }
 
+// How the data is read for which a pod is frozen. Files take longest, so they count beside snapshots.
+const (
+	ReadFiles     = "files"
+	ReadSnapshots = "snapshots"
+	ReadNone      = "none"
+)
+
+// thawed tells for how long the hooks of a pod have frozen it, if it has both.
+func (h *hooks) thawed(pod *heldPod, read string) {
+	if len(pod.pre) == 0 || len(pod.post) == 0 {
+		return
+	}
+	took := h.clock.Since(pod.began)
+	h.log.write(slog.LevelInfo, fmt.Sprintf("was frozen by its hooks for %s", took.Round(time.Millisecond)), subject{podsResource, pod.ref.Namespace, pod.ref.Name}.attrs()...)
+	if h.frozen != nil {
+		h.frozen(took, read)
+	}
+}
+
 const (
 	preHook  = "pre"
 	postHook = "post"
@@ -351,7 +372,7 @@ type PostHooks struct {
 }
 
 func (e *execution) newHooks(rules []hookRule) *hooks {
-	h := &hooks{rules: rules, runner: e.Hooks, findings: e.findings, log: e.log, retry: e.Retry, most: e.HookTime, clock: e.Clock}
+	h := &hooks{rules: rules, runner: e.Hooks, findings: e.findings, log: e.log, retry: e.Retry, most: e.HookTime, clock: e.Clock, frozen: e.Frozen}
 	if start := e.request.Backup.Status.StartTimestamp; e.Timeout > 0 && start != nil {
 		h.until = start.Add(e.Timeout)
 	}

@@ -21,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/exec"
 	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -784,6 +785,68 @@ func TestPostHooksOfABackupThatFails(t *testing.T) {
 	}
 	if status := f.stored(t).Status.HookStatus; status == nil || *status != (v1alpha1.HookStatus{HooksAttempted: 2}) {
 		t.Errorf("stored: %+v", status)
+	}
+}
+
+// TestHowLongPodsAreFrozen: the log and Frozen tell it from the start of the first pre hook to the end of the last
+// post hook, of pods that have both and have thawed.
+func TestHowLongPodsAreFrozen(t *testing.T) {
+	const both, before = `"app":"db"`, `"app":"dump"`
+	for name, test := range map[string]struct {
+		labels, volume string
+		snapshots      bool
+		fails          string
+		want           string
+	}{
+		"files":              {labels: both, volume: "v" + claimData, want: "6.5s files"},
+		"a snapshot":         {labels: both, volume: "v" + claimData, snapshots: true, want: "5.5s snapshots"},
+		"no volume":          {labels: both, want: "3.5s none"},
+		"the pre hook fails": {labels: both, volume: "v" + claimData, fails: "freeze", want: "3.5s none"},
+		"it did not thaw":    {labels: both, volume: "v" + claimData, fails: "thaw"},
+		"no post hook":       {labels: before, volume: "v" + claimData},
+	} {
+		t.Run(name, func(t *testing.T) {
+			hooks := dbHooks("")
+			hooks.Resources = append(hooks.Resources, v1alpha1.BackupResourceHookSpec{
+				Name: "dump", LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "dump"}},
+				Pre: []v1alpha1.BackupResourceHook{execHook("dump", "")},
+			})
+			f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, DefaultVolumesToFsBackup: new(!test.snapshots), SnapshotVolumes: new(test.snapshots), Hooks: hooks}).
+				watched().withSnapshots(snapshotClass("fast", "d", false))
+			f.add("namespaces", namespace("shop", ""))
+			f.csiClaim("data", "d", "Filesystem")
+			var volumes []string
+			if test.volume != "" {
+				volumes = []string{test.volume}
+			}
+			f.add("pods", hookedPod("db", "n1", test.labels, "", volumes...))
+			clock := clocktesting.NewFakeClock(start)
+			f.deps.Clock = clock
+			f.hooks.exec = func(_ context.Context, what string) (string, error) {
+				clock.Step(1750 * time.Millisecond)
+				if test.fails != "" && strings.Contains(what, test.fails) {
+					return "", exec.CodeExitError{Err: errors.New("exit code 1"), Code: 1}
+				}
+				return "", nil
+			}
+			f.volumes.onCut = func() { clock.Step(2 * time.Second) }
+			read := f.volumes.result
+			f.volumes.result = func(v *format.Volume) enginev1alpha1.VolumeUploadStatus {
+				clock.Step(3 * time.Second)
+				return read(v)
+			}
+			var told []string
+			f.deps.Frozen = func(took time.Duration, read string) { told = append(told, took.String()+" "+read) }
+			f.run(t)
+			if got := strings.Join(told, ", "); got != test.want {
+				t.Errorf("told is %q, want %q", got, test.want)
+			}
+			took, _, _ := strings.Cut(test.want, " ")
+			line := fmt.Sprintf("msg=%q resource=pods namespace=shop name=db", "was frozen by its hooks for "+took)
+			if log := f.text(t, format.LogKey("b")); test.want != "" && !strings.Contains(log, line) || test.want == "" && strings.Contains(log, "was frozen") {
+				t.Errorf("the log is %s\nwant %s", log, line)
+			}
+		})
 	}
 }
 

@@ -93,8 +93,11 @@ type Dependencies struct {
 	// HostPathRoots are the node folders whose hostPath volumes are handed over.
 	HostPathRoots hostpath.Roots
 	Hooks         Hooks
-	Policies      Policies
-	Clock         clock.PassiveClock
+	// Frozen is told how long a pod was frozen by its hooks, while its data was read as ReadFiles, ReadSnapshots or
+	// ReadNone. Optional.
+	Frozen   func(took time.Duration, read string)
+	Policies Policies
+	Clock    clock.PassiveClock
 	// Remover removes objects of earlier attempts. The first attempt needs none.
 	Remover store.Remover
 	// Encryption returns whom the objects are encrypted for; nil for nobody. Optional.

@@ -6,6 +6,7 @@ package lease_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -235,6 +236,37 @@ func TestAnAgentSaysWhatItDoes(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		first.expectStopped(t, true)
+	})
+}
+
+// TestLimitsOfAgents: a controller sees the limit of each agent that lives, also when it changes.
+func TestLimitsOfAgents(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cluster, leases := setUp()
+		agents := watchAgents(t, cluster)
+		expect := func(when string, want ...int) {
+			t.Helper()
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			if got := agents.Limits(); !slices.Equal(got, want) {
+				t.Errorf("%s the limits are %v, want %v", when, got, want)
+			}
+		}
+		expect("without an agent")
+		var status atomic.Value
+		status.Store("")
+		p := holdNodeSaying(t, leases, "first", func() string { return status.Load().(string) })
+		expect("before the agent tells", 0)
+		status.Store(`{"limit":3,"limitSource":"globalConfig"}`)
+		expect("then", 3)
+		status.Store(`{"limit":"many"}`)
+		expect("when it can't be read", 0)
+		status.Store(`{"limit":5}`)
+		expect("after a change", 5)
+		p.end()
+		<-p.ended
+		time.Sleep(2 * time.Minute)
+		expect("after its end")
 	})
 }
 

@@ -5,6 +5,7 @@ package lease
 
 import (
 	"context"
+	"encoding/json"
 	"sync"
 	"time"
 
@@ -16,6 +17,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
+
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
 const (
@@ -42,13 +45,19 @@ type Agents struct {
 
 	mu sync.Mutex
 	// seen has the last observed change of each agent's Lease, by name.
-	seen    map[string]sighting
+	seen    map[string]agent
 	removed []func()
+}
+
+// agent is the last observed change of an agent's Lease, and the limit that the agent tells there; 0 is none.
+type agent struct {
+	sighting
+	limit int
 }
 
 // NewAgents returns Agents for the Leases with AgentLabels of the system namespace, and the nodes.
 func NewAgents(leases, nodes cache.SharedIndexInformer, clock clock.Clock) (*Agents, error) {
-	a := &Agents{clock: clock, began: clock.Now(), nodes: nodes.GetStore(), seen: map[string]sighting{}}
+	a := &Agents{clock: clock, began: clock.Now(), nodes: nodes.GetStore(), seen: map[string]agent{}}
 	ofLeases, err := leases.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    a.renewed,
 		UpdateFunc: func(_, obj any) { a.renewed(obj) },
@@ -98,9 +107,33 @@ func (a *Agents) renewed(obj any) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !a.seen[lease.Name].is(lease) {
-		a.seen[lease.Name] = sighting{uid: lease.UID, version: lease.ResourceVersion, at: a.clock.Now()}
+		a.seen[lease.Name] = agent{sighting{uid: lease.UID, version: lease.ResourceVersion, at: a.clock.Now()}, limitOf(lease)}
 	}
 }
+
+// limitOf returns how many volumes an agent moves at once, 0 if its status does not tell. The API server
+// shows a status that can't be read.
+func limitOf(lease *coordinationv1.Lease) int {
+	var status v1alpha1.NodeAgentStatus
+	if err := json.Unmarshal([]byte(lease.Annotations[StatusAnnotation]), &status); err != nil {
+		return 0
+	}
+	return int(status.Limit)
+}
+
+// Limits returns how many volumes each living agent moves at once, 0 if it has not told yet.
+func (a *Agents) Limits() (limits []int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, seen := range a.seen {
+		if a.lives(seen) {
+			limits = append(limits, seen.limit)
+		}
+	}
+	return limits
+}
+
+func (a *Agents) lives(seen agent) bool { return a.clock.Since(seen.at) < agentLeaseDuration }
 
 // Absence returns for how long a node's agent has shown no sign of life, at most since a time and
 // the start of this process. After MinAgentTimeout it has stopped its work.
@@ -132,7 +165,7 @@ func (a *Agents) Nodes() (with, without int) {
 		a.mu.Lock()
 		seen, ok := a.seen[AgentLease(node.GetName())]
 		a.mu.Unlock()
-		if ok && a.clock.Since(seen.at) < agentLeaseDuration {
+		if ok && a.lives(seen) {
 			with++
 		} else {
 			without++
@@ -154,7 +187,7 @@ func (a *Agents) Run(ctx context.Context, leases coordinationclient.LeaseInterfa
 }
 
 func (a *Agents) forget(ctx context.Context, leases coordinationclient.LeaseInterface) {
-	old := map[string]sighting{}
+	old := map[string]agent{}
 	a.mu.Lock()
 	for name, seen := range a.seen {
 		if a.clock.Since(seen.at) >= forgetAgents {

@@ -23,14 +23,14 @@ holdfast_node_agents{present="true"} 2
 `
 
 func TestMetrics(t *testing.T) {
-	agents := &Agents{clock: clock.RealClock{}, nodes: cache.NewStore(cache.MetaNamespaceKeyFunc), seen: map[string]sighting{}}
+	agents := &Agents{clock: clock.RealClock{}, nodes: cache.NewStore(cache.MetaNamespaceKeyFunc), seen: map[string]agent{}}
 	for _, name := range []string{"node-1", "node-2", "node-3"} {
 		if err := agents.nodes.Add(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for _, name := range []string{"node-1", "node-2"} {
-		agents.seen[AgentLease(name)] = sighting{at: agents.clock.Now()}
+		agents.seen[AgentLease(name)] = agent{sighting: sighting{at: agents.clock.Now()}}
 	}
 	registry := metrics.NewKubeRegistry()
 	registry.CustomMustRegister(&collector{agents: agents})

@@ -40,8 +40,6 @@ const (
 const (
 	// ExposeTimeout bounds the start of a pod with a volume from a snapshot.
 	ExposeTimeout = 30 * time.Minute
-	// atOnceExposed bounds the volumes that a Mover exposes at a time: each takes an attachment of a node.
-	atOnceExposed = 16
 	// atOnceCut bounds the cuts of a driver at a time: storages limit the rate.
 	atOnceCut = 8
 	// longestCut is how long a cut has its place.
@@ -66,7 +64,7 @@ type Mover struct {
 	namespace   string
 	image       func(context.Context) (string, error)
 	pullSecrets []string
-	places      chan struct{}
+	places      *places
 
 	mu sync.Mutex
 	// cutting bounds the cuts of each driver.
@@ -76,9 +74,10 @@ type Mover struct {
 	toleratedAt time.Time
 }
 
-// NewMover returns a Mover. image returns the program's own image.
-func NewMover(client *Client, kube kubernetes.Interface, namespace string, image func(context.Context) (string, error), pullSecrets []string) *Mover {
-	return &Mover{Client: client, kube: kube, namespace: namespace, image: image, pullSecrets: pullSecrets, places: make(chan struct{}, atOnceExposed), cutting: map[string]chan struct{}{}}
+// NewMover returns a Mover. image returns the program's own image, limits how many volumes each living
+// agent moves at once, 0 if that is not known yet.
+func NewMover(client *Client, kube kubernetes.Interface, namespace string, image func(context.Context) (string, error), pullSecrets []string, limits func() []int) *Mover {
+	return &Mover{Client: client, kube: kube, namespace: namespace, image: image, pullSecrets: pullSecrets, places: newPlaces(limits), cutting: map[string]chan struct{}{}}
 }
 
 // Cut is Client.Cut, for a bounded number of a driver's volumes at a time. A cut that hooks enclose waits
@@ -114,15 +113,13 @@ type Exposed struct {
 	Device string
 }
 
-// Place waits until a volume may be exposed. The caller calls leave when it is hidden.
-func (m *Mover) Place(ctx context.Context) (leave func(), err error) {
-	select {
-	case m.places <- struct{}{}:
-		return func() { <-m.places }, nil
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
+// Place waits until a cut may be exposed, and reports in words that it waits.
+func (m *Mover) Place(ctx context.Context, v Volume, taken Taken, report func(string)) (Spot, error) {
+	return m.places.wait(ctx, v.Driver, v.capacity(taken), report)
 }
+
+// Occupy takes the place of a volume that an earlier process has exposed.
+func (m *Mover) Occupy(v Volume) Spot { return m.places.occupy(v.Driver) }
 
 // Expose returns the running pod with a cut. It reports in words what it waits for. An exposure
 // of an earlier attempt is found by its names.
@@ -222,7 +219,7 @@ func (m *Mover) make(ctx context.Context, v *Volume, taken *Taken) (waitsFor str
 		}
 	}
 	metadata := metav1.ObjectMeta{Name: v.exposure(), Namespace: m.namespace, Labels: labels}
-	size := resource.NewQuantity(max(v.Size, taken.Size), resource.BinarySI)
+	size := resource.NewQuantity(v.capacity(*taken), resource.BinarySI)
 	_, err = m.kube.CoreV1().PersistentVolumeClaims(m.namespace).Create(ctx, &corev1.PersistentVolumeClaim{
 		ObjectMeta: metadata,
 		Spec: corev1.PersistentVolumeClaimSpec{
@@ -243,6 +240,9 @@ func (m *Mover) make(ctx context.Context, v *Volume, taken *Taken) (waitsFor str
 	}
 	return "", err
 }
+
+// capacity returns the size of a volume that a cut is exposed as.
+func (v *Volume) capacity(taken Taken) int64 { return max(v.Size, taken.Size) }
 
 func (v *Volume) mode() corev1.PersistentVolumeMode {
 	if v.Device {

@@ -30,7 +30,7 @@ import (
 )
 
 func (s *sidecars) mover(kube *kubefake.Clientset) *Mover {
-	return NewMover(s.client(), kube, "holdfast-snapshots", func(context.Context) (string, error) { return "image", nil }, []string{"pull"})
+	return NewMover(s.client(), kube, "holdfast-snapshots", func(context.Context) (string, error) { return "image", nil }, []string{"pull"}, func() []int { return nil })
 }
 
 // TestCutsAreBounded: a driver makes a few snapshots at a time, others and frozen pods don't wait for it.
@@ -68,28 +68,6 @@ func TestCutsAreBounded(t *testing.T) {
 			t.Errorf("%d snapshots are made, want also those that have waited for %s", got, longestCut)
 		}
 	})
-}
-
-// TestPlacesAreBounded: so many volumes are exposed at a time.
-func TestPlacesAreBounded(t *testing.T) {
-	m := newSidecars(t).mover(kubefake.NewClientset())
-	var last func()
-	for range atOnceExposed {
-		leave, err := m.Place(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		last = leave
-	}
-	full, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := m.Place(full); err == nil {
-		t.Error("there is one more place")
-	}
-	last()
-	if _, err := m.Place(t.Context()); err != nil {
-		t.Error(err)
-	}
 }
 
 // TestExposedPod: the pod has no privilege and no account, mounts the volume as read-only, and goes where

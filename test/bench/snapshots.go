@@ -22,6 +22,11 @@ func measureSnapshots(found benchmarks) (rows []row, err error) {
 			row{"from the first cut to the first upload; until all is moved", fmt.Sprintf("%.0f s; %.0f s", of["first-upload-s"], of["completed-s"]), "", ""},
 			row{"writes to the API server for each claim", fmt.Sprintf("%.1f", of["writes/claim"]), fmt.Sprintf("aim %d", writesAim), times(of["writes/claim"], writesAim) + " of the aim"},
 		)
+		frozen, err := found.values("BenchmarkSnapshots/hooked/qps="+qps, "pods", "frozen-p50-s", "frozen-p99-s")
+		if err != nil {
+			return nil, fmt.Errorf("the results of test/snapshots/backups are not whole; run `hack/bench.sh snapshots`: %w", err)
+		}
+		rows = append(rows, row{fmt.Sprintf("%.0f pods with hooks, a claim each: frozen, p50; p99", frozen["pods"]), fmt.Sprintf("%.1f s; %.1f s", frozen["frozen-p50-s"], frozen["frozen-p99-s"]), "", ""})
 	}
 	kept, err := found.values("BenchmarkSnapshots/kept", "claims", "completed-s", "writes/claim")
 	if err != nil {

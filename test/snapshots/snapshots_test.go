@@ -630,7 +630,7 @@ const (
 )
 
 func mover(c *snapshots.Client, kube kubernetes.Interface) *snapshots.Mover {
-	return snapshots.NewMover(c, kube, movers, func(context.Context) (string, error) { return "holdfast", nil }, nil)
+	return snapshots.NewMover(c, kube, movers, func(context.Context) (string, error) { return "holdfast", nil }, nil, func() []int { return nil })
 }
 
 // dyingMover has the rights of the controller, and its clients make so many requests.

@@ -137,6 +137,7 @@ func (e *Executor) Execute(ctx, ending context.Context, run *enginev1alpha1.Back
 		KeepSnapshots:   e.KeepSnapshots,
 		MayChooseClass:  reviewed{e.Kube, run.Spec.Requester}.MayChooseClass,
 		Hooks:           runHooks{e.Pods, run, notes, e.Leads},
+		Frozen:          observeFrozen,
 		Policies:        reviewed{e.Kube, run.Spec.Requester},
 		Clock:           e.Clock,
 		Remover:         bucket,

@@ -14,6 +14,7 @@ import (
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
+	"github.com/holdfast-io/holdfast/pkg/backup"
 )
 
 // hack/alerts reads from here what the controller serves.
@@ -25,6 +26,8 @@ holdfast_backups_total{phase="Completed"} 0
 holdfast_backups_total{phase="Failed"} 0
 holdfast_backups_total{phase="FailedValidation"} 0
 holdfast_backups_total{phase="PartiallyFailed"} 1
+holdfast_pod_frozen_seconds_bucket{volumes="snapshots",le="2.5"} 1
+holdfast_pod_frozen_seconds_count{volumes="snapshots"} 1
 holdfast_volumes_given_up_total{reason="AgentGone"} 1
 `
 
@@ -35,6 +38,8 @@ func TestMetrics(t *testing.T) {
 	begin()
 	volumesGivenUp.Reset()
 	volumesGivenUp.WithLabelValues("AgentGone").Inc()
+	podFrozen.Reset()
+	observeFrozen(2100*time.Millisecond, backup.ReadSnapshots)
 	start := metav1.Now()
 	end := metav1.NewTime(start.Add(30 * time.Second))
 	run := &enginev1alpha1.BackupRun{}

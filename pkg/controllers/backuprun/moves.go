@@ -8,7 +8,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -39,7 +38,8 @@ const (
 type Mover interface {
 	Cut(ctx context.Context, v snapshots.Volume, report func(string)) (snapshots.Taken, error)
 	AwaitReady(ctx context.Context, v snapshots.Volume, taken snapshots.Taken, report func(string)) (snapshots.Taken, error)
-	Place(ctx context.Context) (leave func(), err error)
+	Place(ctx context.Context, v snapshots.Volume, taken snapshots.Taken, report func(string)) (snapshots.Spot, error)
+	Occupy(v snapshots.Volume) snapshots.Spot
 	Expose(ctx context.Context, v snapshots.Volume, taken snapshots.Taken, report func(string)) (snapshots.Exposed, error)
 	Hide(ctx context.Context, v snapshots.Volume) (gone bool, err error)
 	Leave(ctx context.Context, content string) error
@@ -69,7 +69,11 @@ func (v *volumes) submitSnapshot(ctx context.Context, volume *format.Volume) err
 		v.know(known)
 	}
 	of := v.snapshotOf(volume)
-	v.moving.Go(func() { v.move(v.ctx, u, of) })
+	spot := noSpot
+	if found { // an earlier process has exposed it
+		spot = v.c.Mover.Occupy(of)
+	}
+	v.moving.Go(func() { v.move(v.ctx, u, of, spot) })
 	return nil
 }
 
@@ -104,20 +108,19 @@ func (v *volumes) snapshotOf(volume *format.Volume) snapshots.Volume {
 	return of
 }
 
-// move cuts a volume, exposes the cut, has an agent upload it, and hides it. When ctx ends, the next
-// attempt or the sweep goes on.
-func (v *volumes) move(ctx context.Context, u *upload, of snapshots.Volume) {
-	leave := func() {}
+// noSpot is the place of a volume that is not exposed.
+var noSpot = snapshots.Spot{Read: func() {}, Leave: func() {}}
+
+// move cuts a volume, exposes the cut, has an agent upload it, and hides it. spot is the place of an upload
+// that goes on, else noSpot. When ctx ends, the next attempt or the sweep goes on.
+func (v *volumes) move(ctx context.Context, u *upload, of snapshots.Volume, spot snapshots.Spot) {
+	defer func() { spot.Leave() }()
 	for {
 		v.mu.Lock()
 		preparing := u.preparing && !u.again
 		v.mu.Unlock()
 		if preparing {
-			free, err := v.prepare(ctx, u, of)
-			if free != nil {
-				leave = sync.OnceFunc(free)
-				defer leave()
-			}
+			err := v.prepare(ctx, u, of, &spot)
 			v.mu.Lock()
 			u.preparing, u.cut = false, true // a failure needs no further wait
 			stopped := err != nil && ctx.Err() != nil && !u.status.Phase.Done()
@@ -145,7 +148,8 @@ func (v *volumes) move(ctx context.Context, u *upload, of snapshots.Volume) {
 		v.leave(ctx, u)
 		return
 	}
-	v.hide(ctx, of, leave, math.MaxInt64)
+	spot.Read()
+	v.hide(ctx, of, spot.Leave, math.MaxInt64)
 }
 
 // hide returns when an exposure is gone, or after a time. Its place is given back after hidePatience.
@@ -218,8 +222,9 @@ func (v *volumes) dropUpload(ctx context.Context, u *upload) {
 	}
 }
 
-// prepare cuts, exposes and hands over a volume.
-func (v *volumes) prepare(ctx context.Context, u *upload, of snapshots.Volume) (leave func(), err error) {
+// prepare cuts, exposes and hands over a volume, and takes a spot for that. A second try has the spot of
+// the first.
+func (v *volumes) prepare(ctx context.Context, u *upload, of snapshots.Volume, spot *snapshots.Spot) error {
 	report := func(words string) {
 		v.mu.Lock()
 		defer v.mu.Unlock()
@@ -230,23 +235,25 @@ func (v *volumes) prepare(ctx context.Context, u *upload, of snapshots.Volume) (
 	ofSnapshot := func(words string) { report("the snapshot: " + words) }
 	taken, err := v.cutOnce(ctx, u, of, ofSnapshot)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if taken, err = v.c.Mover.AwaitReady(ctx, of, taken, ofSnapshot); err != nil {
-		return nil, err
+		return err
 	}
 	if u.volume.Snapshot.Kept {
 		v.keep(u)
-		return nil, nil
+		return nil
 	}
-	if of.Try < 2 { // a second try has the place of the first
-		if leave, err = v.c.Mover.Place(ctx); err != nil {
-			return nil, err
+	if of.Try < 2 {
+		placed, err := v.c.Mover.Place(ctx, of, taken, report)
+		if err != nil {
+			return err
 		}
+		*spot = placed
 	}
 	exposed, err := v.c.Mover.Expose(ctx, of, taken, report)
 	if err != nil {
-		return leave, err
+		return err
 	}
 	v.mu.Lock()
 	givenUp := u.status.Phase.Done()
@@ -255,11 +262,11 @@ func (v *volumes) prepare(ctx context.Context, u *upload, of snapshots.Volume) (
 	}
 	v.mu.Unlock()
 	if givenUp {
-		return leave, nil
+		return nil
 	}
 	record := v.recordOf(u.volume, exposed.Node)
 	record.Spec.Holder, record.Spec.PersistentVolume, record.Spec.Device = exposed.Pod, exposed.PersistentVolume, exposed.Device
-	return leave, v.createPatiently(ctx, record)
+	return v.createPatiently(ctx, record)
 }
 
 // keep ends a volume whose snapshot stays in its storage: it is ready.

@@ -31,8 +31,8 @@ var instant = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 // mover is a Mover that answers at once, unless it is held.
 type mover struct {
 	cutFails, readyFails, exposeFails error
-	// cutHeld, readyHeld and exposeHeld, if set, hold the work until they are closed.
-	cutHeld, readyHeld, exposeHeld chan struct{}
+	// cutHeld, readyHeld, placeHeld and exposeHeld, if set, hold the work until they are closed.
+	cutHeld, readyHeld, placeHeld, exposeHeld chan struct{}
 
 	// stuck can't hide.
 	stuck bool
@@ -40,7 +40,9 @@ type mover struct {
 	mu                  sync.Mutex
 	cut, exposed        []snapshots.Volume
 	hidden, places, top int
-	left                []string
+	// unread are the places of volumes that are not read.
+	unread int
+	left   []string
 	// nodes are where the cuts are exposed; none is node-7.
 	nodes []string
 }
@@ -76,16 +78,27 @@ func (m *mover) AwaitReady(ctx context.Context, v snapshots.Volume, taken snapsh
 	return taken, m.readyFails
 }
 
-func (m *mover) Place(context.Context) (func(), error) {
+func (m *mover) Place(ctx context.Context, v snapshots.Volume, _ snapshots.Taken, report func(string)) (snapshots.Spot, error) {
+	if err := m.wait(ctx, m.placeHeld, func(string) { report("a place") }); err != nil {
+		return snapshots.Spot{}, err
+	}
+	return m.Occupy(v), nil
+}
+
+func (m *mover) Occupy(snapshots.Volume) snapshots.Spot {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.places++
+	m.unread++
 	m.top = max(m.top, m.places)
-	return func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.places--
-	}, nil
+	less := func(n *int) func() {
+		return sync.OnceFunc(func() {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			*n--
+		})
+	}
+	return snapshots.Spot{Read: less(&m.unread), Leave: less(&m.places)}
 }
 
 func (m *mover) Expose(ctx context.Context, v snapshots.Volume, _ snapshots.Taken, report func(string)) (snapshots.Exposed, error) {
@@ -178,7 +191,7 @@ func TestSnapshotIsMoved(t *testing.T) {
 	for name, pod := range map[string]string{"of a pod": "web", "without a pod": ""} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				m := &mover{cutHeld: make(chan struct{}), readyHeld: make(chan struct{}), exposeHeld: make(chan struct{})}
+				m := &mover{cutHeld: make(chan struct{}), readyHeld: make(chan struct{}), placeHeld: make(chan struct{}), exposeHeld: make(chan struct{})}
 				e := newMoving(snapshotOf("data", pod))
 				run := newRun("a", ready)
 				run.Spec.Backup.CSISnapshotTimeout.Duration = time.Hour
@@ -200,7 +213,12 @@ func TestSnapshotIsMoved(t *testing.T) {
 					t.Error("a snapshot that is not ready takes a place")
 				}
 				close(m.readyHeld)
-				if closed(m.readyHeld); m.top != 1 {
+				time.Sleep(time.Minute)
+				if message := h.Run("a").Status.Message; m.top != 0 || !strings.Contains(message, "waits for a place") {
+					t.Errorf("%d places are taken, and the backup says %q", m.top, message)
+				}
+				close(m.placeHeld)
+				if closed(m.placeHeld); m.top != 1 {
 					t.Error("it does not wait for its exposure")
 				}
 				close(m.exposeHeld)
@@ -364,7 +382,7 @@ func TestSnapshotIsMovedAgain(t *testing.T) {
 					if m.hidden < 2 {
 						t.Errorf("the first exposure is not hidden")
 					}
-					if again == nil || again.UID == first.UID || again.Spec.Node != "node-8" || len(m.exposed) != 2 || m.exposed[1].Try != 2 || m.exposed[1].Avoid != "node-7" || closed(e.ended) || m.taken() != 1 {
+					if again == nil || again.UID == first.UID || again.Spec.Node != "node-8" || len(m.exposed) != 2 || m.exposed[1].Try != 2 || m.exposed[1].Avoid != "node-7" || closed(e.ended) || m.taken() != 1 || m.unread != 1 {
 						t.Fatalf("the upload is %+v, exposed were %+v, %d places are taken", again, m.exposed, m.taken())
 					}
 					if message := h.Run("a").Status.Message; strings.Contains(message, "hf-") {
@@ -416,8 +434,8 @@ func TestSnapshotThatCantBeHidden(t *testing.T) {
 		h.mover = m
 		h.start(1)
 		h.report("v", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "s"})
-		if !closed(e.ended) || m.taken() != 1 {
-			t.Errorf("%d places are taken, want one while it is hidden", m.taken())
+		if !closed(e.ended) || m.taken() != 1 || m.unread != 0 {
+			t.Errorf("%d places are taken and %d unread, want one while it is hidden, and none", m.taken(), m.unread)
 		}
 		time.Sleep(hidePatience + 2*hideInterval)
 		if m.taken() != 0 {
@@ -575,10 +593,13 @@ func TestMovingIsTakenOver(t *testing.T) {
 		if record := h.uploads()["v"]; record == nil || record.Spec.Cancel {
 			t.Errorf("the upload is %+v", record)
 		}
+		if m.taken() != 1 {
+			t.Error("the volume that the first process has exposed takes no place")
+		}
 		h.report("v", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "s"})
 		h.expect("a", done, true)
-		if len(m.cut) > 0 {
-			t.Errorf("cut again: %v", m.cut)
+		if len(m.cut) > 0 || m.taken() != 0 {
+			t.Errorf("cut again: %v; %d places are taken", m.cut, m.taken())
 		}
 	})
 }

@@ -4,14 +4,19 @@
 package backups
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
@@ -19,6 +24,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/snapshots"
 	"github.com/holdfast-io/holdfast/test/integration/labtest"
+	"github.com/holdfast-io/holdfast/test/snapshots/kubelet"
 )
 
 // manyClaims is the number of claims whose snapshots are made at once. HOLDFAST_BENCH_CLAIMS sets another.
@@ -38,11 +44,19 @@ func BenchmarkSnapshots(b *testing.B) {
 	for i := range claims {
 		claim(b, namespace, fmt.Sprint("idle-", i), "x")
 	}
+	hooked := newHooked(b, claims)
 	for _, qps := range []int{5, 50} {
 		b.Run(fmt.Sprint("qps=", qps), func(b *testing.B) {
 			must(b, startSidecars(qps))
 			for b.Loop() {
 				measureMany(b, namespace, fmt.Sprint("qps-", qps), claims)
+			}
+			b.ReportMetric(0, "ns/op")
+		})
+		b.Run(fmt.Sprint("hooked/qps=", qps), func(b *testing.B) {
+			must(b, startSidecars(qps))
+			for b.Loop() {
+				hooked.measure(b, fmt.Sprint("qps-", qps))
 			}
 			b.ReportMetric(0, "ns/op")
 		})
@@ -54,6 +68,87 @@ func BenchmarkSnapshots(b *testing.B) {
 		b.ReportMetric(0, "ns/op")
 	})
 	must(b, startSidecars(50))
+}
+
+// hooked is a namespace of pods with a claim and hooks each, and when its hooks began.
+type hooked struct {
+	namespace string
+	pods      int
+
+	mu      sync.Mutex
+	frozen  map[string]time.Time
+	periods []time.Duration
+}
+
+// newHooked makes the pods on the agent's node, and carries out their hooks.
+func newHooked(b *testing.B, pods int) *hooked {
+	h := &hooked{namespace: lab.Namespace(b, "hooked"), pods: pods, frozen: map[string]time.Time{}}
+	certificate, err := tls.LoadX509KeyPair(filepath.Join(lab.Dir, "pki", "local.crt"), filepath.Join(lab.Dir, "pki", "local.key"))
+	must(b, err)
+	kubelet.Exec(b, lab.Kube, labtest.Node, certificate, h.ran)
+	for i := range pods {
+		name := fmt.Sprint("db-", i)
+		claim(b, h.namespace, name, "x")
+		pod, err := lab.Kube.CoreV1().Pods(h.namespace).Create(b.Context(), &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{
+				"pre.hook.backup.holdfast.io/command": "freeze", "post.hook.backup.holdfast.io/command": "thaw",
+			}},
+			Spec: corev1.PodSpec{
+				NodeName: labtest.Node, TerminationGracePeriodSeconds: new(int64),
+				Volumes:    []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name}}}},
+				Containers: []corev1.Container{{Name: "db", Image: "example.com/db", VolumeMounts: []corev1.VolumeMount{{Name: "data", MountPath: "/data"}}}},
+			},
+		}, metav1.CreateOptions{})
+		must(b, err)
+		pod.Status.Phase = corev1.PodRunning
+		_, err = lab.Kube.CoreV1().Pods(h.namespace).UpdateStatus(b.Context(), pod, metav1.UpdateOptions{})
+		must(b, err)
+	}
+	return h
+}
+
+// ran notes a hook of a pod.
+func (h *hooked) ran(_, pod string, command []string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if command[0] == "freeze" {
+		h.frozen[pod] = time.Now()
+		return
+	}
+	h.periods = append(h.periods, time.Since(h.frozen[pod]))
+}
+
+// measure backs up the pods with snapshots that are kept, since a pod is frozen until the cut, and deletes the backup.
+func (h *hooked) measure(b *testing.B, name string) {
+	h.mu.Lock()
+	h.periods = nil
+	h.mu.Unlock()
+	lab.Create(b, h.namespace, name, keptSpec())
+	await(b, "all pods to be backed up", func() error {
+		backup, err := lab.Holdfast.HoldfastV1alpha1().Backups(h.namespace).Get(b.Context(), name, metav1.GetOptions{})
+		switch {
+		case err != nil:
+			return err
+		case backup.Status.CompletionTimestamp == nil:
+			return errors.New("the backup is " + string(backup.Status.Phase) + ": " + backup.Status.Message)
+		case backup.Status.Phase != v1alpha1.BackupPhaseCompleted || backup.Status.Volumes.InStorage != int32(h.pods):
+			b.Fatalf("the backup is %+v", backup.Status)
+		}
+		return nil
+	})
+	_, err := plugin(b, "backup", "delete", name, "-n", h.namespace, "--yes")
+	must(b, err)
+	await(b, "all snapshots to be deleted", func() error { return nothingLeft(b) })
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	slices.Sort(h.periods)
+	n := len(h.periods)
+	if n != h.pods {
+		b.Fatalf("%d pods were frozen and thawed, want %d", n, h.pods)
+	}
+	b.ReportMetric(float64(n), "pods")
+	b.ReportMetric(h.periods[(n-1)/2].Seconds(), "frozen-p50-s")
+	b.ReportMetric(h.periods[(n*99-1)/100].Seconds(), "frozen-p99-s")
 }
 
 // measureKept keeps snapshots of the claims of a namespace, and deletes the backup.

@@ -1,0 +1,181 @@
+// Copyright The Holdfast Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package snapshots
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/holdfast-io/holdfast/pkg/loadconcurrency"
+)
+
+const (
+	// atOnceExposed bounds the volumes of a driver that are exposed at a time: each takes an attachment of
+	// a node.
+	atOnceExposed = 16
+	// ahead is the number of volumes that a node has exposed beside those that its agent reads.
+	ahead = 1
+	// mostPreferred is the number of bigger volumes that get a place before the one that waits longest.
+	mostPreferred = 3
+	// placesInterval is the interval of looks whether the nodes have more places.
+	placesInterval = 10 * time.Second
+)
+
+// room returns the number of places on nodes whose agents move so many volumes at once. A limit of 0 is
+// not known yet.
+func room(limits []int) (places int) {
+	for _, limit := range limits {
+		places += max(limit, loadconcurrency.Default) + ahead
+	}
+	return places
+}
+
+// Spot is the place of an exposed volume. Its functions may be called again.
+type Spot struct {
+	// Read lets another volume be exposed to the nodes' agents: they need this one no more.
+	Read func()
+	// Leave gives the place back: the volume is hidden.
+	Leave func()
+}
+
+// asker is a volume that waits for a place.
+type asker struct {
+	driver string
+	size   int64
+	// preferred counts the bigger volumes that got a place while this one waited longest.
+	preferred int
+	given     chan struct{}
+}
+
+// line gives places to volumes. It does not lock.
+type line struct {
+	// taken counts the places of each driver, and unread those whose volume is not read yet.
+	taken  map[string]int
+	unread int
+	// waiting has the volumes in the order in which they came.
+	waiting []*asker
+}
+
+// free reports whether a driver may have one more place. One place is always free for each driver: the
+// volumes of another may hang, and an agent may come with the first pod.
+func (l *line) free(driver string, room int) bool {
+	return l.taken[driver] == 0 || l.unread < room && l.taken[driver] < atOnceExposed
+}
+
+// next removes the volume that gets a place now, and takes the place; nil is none. It is the biggest one
+// that may have a place. After mostPreferred bigger ones it is the one that waits longest.
+func (l *line) next(room int) *asker {
+	var longest, biggest *asker
+	for _, a := range l.waiting {
+		switch {
+		case !l.free(a.driver, room):
+		case longest == nil:
+			longest, biggest = a, a
+		case a.size > biggest.size:
+			biggest = a
+		}
+	}
+	if longest == nil {
+		return nil
+	}
+	given := biggest
+	if longest.preferred == mostPreferred {
+		given = longest
+	}
+	longest.preferred++
+	l.drop(given)
+	l.take(given.driver)
+	return given
+}
+
+func (l *line) drop(a *asker) {
+	l.waiting = slices.DeleteFunc(l.waiting, func(other *asker) bool { return other == a })
+}
+
+func (l *line) take(driver string) {
+	l.taken[driver]++
+	l.unread++
+}
+
+func (l *line) leave(driver string) {
+	if l.taken[driver]--; l.taken[driver] == 0 {
+		delete(l.taken, driver)
+	}
+}
+
+// places keeps the places of the volumes that are exposed. It is safe for concurrent use.
+type places struct {
+	// limits returns how many volumes each living agent moves at once.
+	limits func() []int
+
+	mu   sync.Mutex
+	line line
+	// looking is true while a look is planned.
+	looking bool
+}
+
+func newPlaces(limits func() []int) *places {
+	return &places{limits: limits, line: line{taken: map[string]int{}}}
+}
+
+// wait returns when a volume has a place, and reports that it waits.
+func (p *places) wait(ctx context.Context, driver string, size int64, report func(string)) (Spot, error) {
+	a := &asker{driver: driver, size: size, given: make(chan struct{})}
+	p.change(func(l *line) { l.waiting = append(l.waiting, a) })
+	select {
+	case <-a.given:
+		return p.spot(driver), nil
+	default:
+		report("a place: see loadConcurrency of the node agents")
+	}
+	select {
+	case <-a.given:
+		return p.spot(driver), nil
+	case <-ctx.Done():
+		p.change(func(l *line) {
+			select {
+			case <-a.given:
+				l.unread--
+				l.leave(driver)
+			default:
+				l.drop(a)
+			}
+		})
+		return Spot{}, context.Cause(ctx)
+	}
+}
+
+// occupy takes a place at once, for a volume that an earlier process has exposed.
+func (p *places) occupy(driver string) Spot {
+	p.change(func(l *line) { l.take(driver) })
+	return p.spot(driver)
+}
+
+func (p *places) spot(driver string) Spot {
+	read := sync.OnceFunc(func() { p.change(func(l *line) { l.unread-- }) })
+	return Spot{Read: read, Leave: sync.OnceFunc(func() {
+		read()
+		p.change(func(l *line) { l.leave(driver) })
+	})}
+}
+
+// change changes the line, and gives the places that are free. While volumes wait, it is called again.
+func (p *places) change(change func(*line)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	change(&p.line)
+	if len(p.line.waiting) == 0 {
+		return
+	}
+	now := room(p.limits())
+	for a := p.line.next(now); a != nil; a = p.line.next(now) {
+		close(a.given)
+	}
+	if len(p.line.waiting) > 0 && !p.looking {
+		p.looking = true
+		time.AfterFunc(placesInterval, func() { p.change(func(*line) { p.looking = false }) })
+	}
+}
