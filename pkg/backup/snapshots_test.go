@@ -353,6 +353,10 @@ func TestChosenClasses(t *testing.T) {
 			if log := f.text(t, format.LogKey("b")); outcome.Status.Errors != errors || !strings.Contains(log, test.words) {
 				t.Errorf("%d errors, want %d with %q:\n%s", outcome.Status.Errors, errors, test.words, log)
 			}
+			// A restore makes nothing that would start on an empty volume.
+			if failed := strings.Count(f.text(t, format.VolumeInfoKey("b")), `"result":"failed"`); failed != int(errors) {
+				t.Errorf("%d volumes have failed, want %d", failed, errors)
+			}
 		})
 	}
 }

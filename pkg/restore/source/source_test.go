@@ -431,6 +431,7 @@ func TestVolumesWithoutFiles(t *testing.T) {
 		w := write(t, bucket, "b", true, some(1)...)
 		infos := []format.VolumeInfo{
 			{PVCNamespace: "shop", PVCName: "idle", Skipped: true, SkippedReason: "no pod runs"},
+			{PVCNamespace: "shop", PVCName: "failed", Skipped: true, SkippedReason: "no class", Result: format.ResultFailed},
 			{PVCNamespace: "shop", PVCName: "snapshot", PVName: "pv-s", BackupMethod: "CSISnapshot"},
 			{PVCNamespace: "shop", PVCName: "files", PVName: "pv-f", BackupMethod: "PodVolumeBackup"},
 			{PVCNamespace: "../other", PVCName: "x", BackupMethod: "NativeSnapshot"},
@@ -444,9 +445,9 @@ func TestVolumesWithoutFiles(t *testing.T) {
 		check(t, err)
 		check(t, zip.Close())
 		w.put(t, format.VolumeInfoKey("b"), compressed.Bytes())
-		want := []string{"snapshot"}
+		want := []string{"failed", "snapshot"}
 		if withFiles {
-			want = []string{"files", "snapshot"}
+			want = []string{"files", "failed", "snapshot"}
 			var list bytes.Buffer
 			zip := gzip.NewWriter(&list)
 			_, err := io.WriteString(zip, `[{"metadata":{"annotations":{"velero.io/pvc-name":"files"}},"spec":{"pod":{"namespace":"shop","name":"p"},"volume":"v","uploaderType":"kopia","tags":{"pvc-name":"files"}},"status":{"phase":"Completed","snapshotID":"x"}}]`)
@@ -462,6 +463,7 @@ func TestVolumesWithoutFiles(t *testing.T) {
 			v := &b.Volumes[i]
 			claims = append(claims, v.ClaimName)
 			if v.ClaimName == "snapshot" && (v.Problem != format.StoredInStorage || v.Claim().Namespace != "shop") ||
+				v.ClaimName == "failed" && (v.Problem != "no class" || v.Claim().Namespace != "shop") ||
 				v.ClaimName == "files" && (v.Problem != "" || v.PersistentVolume != "pv-f") {
 				t.Errorf("volume %+v", v)
 			}
