@@ -726,13 +726,25 @@ func TestDiscardOfACopy(t *testing.T) {
 	}
 }
 
-// TestNamesOfAttempts: an attempt that keeps a snapshot finds no cut of one that moves, which leaves with its run.
+// TestNamesOfAttempts: attempts that decide otherwise find no cut of each other, which may leave with its run. Each
+// has its label.
 func TestNamesOfAttempts(t *testing.T) {
-	kept, moved := volume(), volume()
-	kept.Moved, moved.Moved = false, true
-	again := kept
-	if kept.name() == moved.name() || kept.name() != again.name() {
-		t.Errorf("the names are %s and %s", kept.name(), moved.name())
+	names := map[string]bool{}
+	for i, of := range []struct {
+		moved       bool
+		most        int32
+		label, want string
+	}{{false, 0, LabelMoved, ""}, {true, 0, LabelMoved, "true"}, {true, 3, LabelKeepLocal, "3"}, {true, 3, LabelMoved, ""}, {true, 5, LabelKeepLocal, "5"}, {true, 0, LabelKeepLocal, ""}} {
+		v := volume()
+		v.Moved, v.KeepLocal = of.moved, of.most
+		again := v
+		names[v.name()] = true
+		if got := New(nil, ours, system).labels(&v)[of.label]; v.name() != again.name() || got != of.want {
+			t.Errorf("%d: its label %s is %q, want %q", i, of.label, got, of.want)
+		}
+	}
+	if len(names) != 4 {
+		t.Errorf("the names are %v, want four", names)
 	}
 }
 
