@@ -47,6 +47,8 @@ type claim struct {
 	classes snapshots.Wishes
 	// moveData is the volume policy's choice, or nil.
 	moveData *bool
+	// keepLocal is how many of its snapshots a volume policy keeps beside their moved data.
+	keepLocal int32
 	// snapshot is set if the data is read from a snapshot.
 	snapshot *format.SnapshotSource
 	// noSnapshot says why no snapshot is made although the spec wants one: its files may be read.
@@ -392,7 +394,7 @@ func (p *podVolumes) settle(ctx context.Context, key types.NamespacedName) error
 	if of.asked != nil {
 		var parameters snapshotParameters
 		of.action, parameters = p.policies.decide(volume.traits, of.asked)
-		of.classes.Policy, of.moveData, of.asked = parameters.Class, parameters.MoveData, nil
+		of.classes.Policy, of.moveData, of.keepLocal, of.asked = parameters.Class, parameters.MoveData, parameters.KeepLocal, nil
 	}
 	if err == nil && of.volume != "" {
 		err = p.chooseSnapshot(ctx, key, of, volume)

@@ -302,7 +302,10 @@ func (p *podVolumes) plannedVolumes() []v1alpha1.PlannedVolume {
 		method := v1alpha1.VolumeMethodFiles
 		if of := volume.Snapshot; of != nil {
 			method, why = v1alpha1.VolumeMethodSnapshot, "the driver "+of.Driver+" makes a snapshot of the class "+of.Class+", and its files are read"
-			if of.Kept {
+			switch {
+			case of.KeepLocal > 0:
+				why += fmt.Sprintf("; the claim's newest %d stay in its storage", of.KeepLocal)
+			case of.Kept:
 				why = "the driver " + of.Driver + " makes a snapshot of the class " + of.Class + ", which stays in its storage"
 			}
 		}

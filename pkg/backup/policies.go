@@ -34,7 +34,10 @@ const (
 	snapshotAction action = "snapshot"
 )
 
-const maxPolicies = 1000
+const (
+	maxPolicies  = 1000
+	maxKeepLocal = 64
+)
 
 // sane bounds quantities: comparing 1e1000000000 takes gigabytes of memory and minutes.
 var sane = regexp.MustCompile(`^[0-9]{1,18}(\.[0-9]{1,9})?(m|k|[MGTPE]|[KMGTPE]i)?$`)
@@ -69,6 +72,8 @@ type snapshotParameters struct {
 	// Class is the name of a VolumeSnapshotClass.
 	Class    string `json:"snapshotClass"`
 	MoveData *bool  `json:"snapshotMoveData"`
+	// KeepLocal is how many of a claim's newest snapshots stay in the storage beside their moved data.
+	KeepLocal int32 `json:"keepLocalSnapshots"`
 }
 
 type volumeConditions struct {
@@ -151,6 +156,8 @@ func (p *volumePolicy) parse() error {
 	case parameters == nil, *parameters == (snapshotParameters{}):
 	case p.Action.Type != snapshotAction:
 		return fmt.Errorf("action.parameters: the action %s has none", p.Action.Type)
+	case parameters.KeepLocal < 0, parameters.KeepLocal > maxKeepLocal:
+		return fmt.Errorf("action.parameters.keepLocalSnapshots is %d: it must be from 0 to %d", parameters.KeepLocal, maxKeepLocal)
 	}
 	if csi := p.Conditions.CSI; csi != nil && csi.Driver == "" && len(csi.VolumeAttributes) > 0 {
 		return errors.New("conditions.csi: volumeAttributes need a driver")
@@ -178,6 +185,16 @@ func (p *volumePolicy) parse() error {
 	}
 	if !p.upper.IsZero() && p.lower.Cmp(p.upper) > 0 {
 		return errors.New("conditions.capacity: the lower bound is above the upper one")
+	}
+	return nil
+}
+
+// keepMoved fails if a policy keeps snapshots beside data that is not moved. moves is the choice of the backup.
+func (p policies) keepMoved(moves bool) error {
+	for i := range p {
+		if of := p[i].Action.Parameters; of != nil && of.KeepLocal > 0 && !ptr.Deref(of.MoveData, moves) {
+			return fmt.Errorf("volumePolicies[%d]: action.parameters.keepLocalSnapshots is %d, and snapshotMoveData is false, by which all snapshots stay: set it to true there, or leave keepLocalSnapshots out", i, of.KeepLocal)
+		}
 	}
 	return nil
 }
@@ -311,6 +328,9 @@ func (e *execution) readPolicies(ctx context.Context) (policies, error) {
 		return nil, unusable(err)
 	}
 	found, err := parsePolicies(data)
+	if err == nil {
+		err = found.keepMoved(ptr.Deref(e.request.Backup.Spec.SnapshotMoveData, !e.KeepSnapshots))
+	}
 	if err != nil {
 		return nil, unusable(err)
 	}

@@ -124,6 +124,9 @@ func (p *podVolumes) chooseSnapshot(ctx context.Context, key types.NamespacedNam
 	of.snapshot = &format.SnapshotSource{
 		Driver: volume.driver, Handle: volume.handle, Class: class, StorageClass: volume.storageClass, Nodes: volume.nodes, Kept: kept,
 	}
+	if !of.scratch { // Kubernetes makes such a claim for its pod, and not from a snapshot
+		of.snapshot.KeepLocal = of.keepLocal
+	}
 	return nil
 }
 

@@ -203,6 +203,64 @@ func TestWhichSnapshotsAreKept(t *testing.T) {
 	}
 }
 
+// TestSnapshotsBesideMovedData: a volume policy says how many snapshots of a claim stay beside their moved data. One
+// that contradicts the spec, or the controller, ends the backup.
+func TestSnapshotsBesideMovedData(t *testing.T) {
+	for name, test := range map[string]struct {
+		keep    bool
+		spec    *bool
+		policy  string
+		owner   bool
+		want    int32
+		kept    bool
+		refused string
+	}{
+		"asked for":                      {policy: "keepLocalSnapshots: 3", want: 3},
+		"the most":                       {policy: "keepLocalSnapshots: 64, snapshotMoveData: true", want: 64},
+		"none":                           {policy: "keepLocalSnapshots: 0"},
+		"none, and not moved":            {policy: "keepLocalSnapshots: 0, snapshotMoveData: false", kept: true},
+		"against the spec":               {policy: "keepLocalSnapshots: 3", spec: new(false), refused: "volumePolicies[0]: action.parameters.keepLocalSnapshots is 3, and snapshotMoveData is false"},
+		"against the controller":         {policy: "keepLocalSnapshots: 3", keep: true, refused: "set it to true there"},
+		"over the spec":                  {policy: "keepLocalSnapshots: 3, snapshotMoveData: true", spec: new(false), want: 3},
+		"the spec, over the default":     {policy: "keepLocalSnapshots: 3", spec: new(true), keep: true, want: 3},
+		"a pod's claim can't be made so": {policy: "keepLocalSnapshots: 3", owner: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, SnapshotMoveData: test.spec}).withSnapshots(snapshotClass("fast", "d", false))
+			f.deps.KeepSnapshots = test.keep
+			f.request.Backup.Spec.ResourcePolicy = &v1alpha1.ResourcePolicyReference{Kind: "configmap", Name: "mine"}
+			f.deps.Policies = testPolicies(func(string, string) (map[string]string, error) {
+				return map[string]string{"a": "version: v1\nvolumePolicies: [{conditions: {csi: {driver: d}}, action: {type: snapshot, parameters: {" + test.policy + "}}}]"}, nil
+			})
+			f.add("namespaces", namespace("shop", ""))
+			f.csiClaim("data", "d", "Filesystem")
+			if test.owner {
+				claim := &f.objects[claimsResource][0]
+				claim.raw = bytes.Replace(claim.raw, []byte(`"annotations"`), []byte(`"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"web","uid":"w"}],"annotations"`), 1)
+			}
+			f.volumes.result = func(*format.Volume) enginev1alpha1.VolumeUploadStatus {
+				return enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted}
+			}
+			plan, outcome := f.plan(t.Context(), DefaultPlanLimits), f.run(t)
+			if said := fmt.Sprintf("; the claim's newest %d stay in its storage", test.want); test.want > 0 && (len(plan.Volumes) != 1 || !strings.HasSuffix(plan.Volumes[0].Reason, said)) {
+				t.Errorf("planned are %+v", plan.Volumes)
+			}
+			if test.refused != "" {
+				if outcome.Status.Phase != v1alpha1.BackupPhaseFailed || !strings.Contains(outcome.Status.FailureReason, test.refused) || len(f.volumes.submitted) > 0 {
+					t.Errorf("%+v", outcome.Status)
+				}
+				return
+			}
+			if len(f.volumes.submitted) != 1 {
+				t.Fatalf("submitted are %v: %+v", f.volumes.submitted, outcome.Status)
+			}
+			if of := f.volumes.submitted[0].Snapshot; of.KeepLocal != test.want || of.Kept != test.kept {
+				t.Errorf("it is %+v", of)
+			}
+		})
+	}
+}
+
 // TestScratchIsNotCut: the volume of a generic ephemeral volume is deleted with its pod, and left out.
 func TestScratchIsNotCut(t *testing.T) {
 	f := newFixture(t, v1alpha1.BackupSpec{IncludedNamespaces: []string{"shop"}, SnapshotVolumes: new(true)}).withSnapshots(snapshotClass("fast", "d", false))

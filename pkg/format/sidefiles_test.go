@@ -405,6 +405,27 @@ func TestSnapshotInStorage(t *testing.T) {
 	}
 }
 
+// TestSnapshotBesideMovedData: a volume whose snapshot stays beside its moved data names both. All else is as if it
+// were moved alone.
+func TestSnapshotBesideMovedData(t *testing.T) {
+	volume := volumes()[0]
+	volume.Status = enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "k1"}
+	volume.Snapshot = &SnapshotSource{Driver: "ebs", Cut: &SnapshotCut{Handle: "snap-1"}}
+	moved, infoOfMoved := NewPodVolumeBackup(endedBackup(), "shop.daily", volume), NewVolumeInfo(volume)
+	volume.Snapshot.KeepLocal = 3
+	both, info := NewPodVolumeBackup(endedBackup(), "shop.daily", volume), NewVolumeInfo(volume)
+	if moved.SnapshotHandle() != "" || both.SnapshotHandle() != "snap-1" || both.Status.SnapshotID != "k1" || volume.InStorage() {
+		t.Errorf("they are %+v and %+v", moved, both)
+	}
+	if !reflect.DeepEqual(info, infoOfMoved) {
+		t.Errorf("the info is %+v, want %+v", info, infoOfMoved)
+	}
+	volume.Status.Phase, volume.Status.SnapshotID = enginev1alpha1.VolumePhaseFailed, ""
+	if failed := NewPodVolumeBackup(endedBackup(), "shop.daily", volume); failed.SnapshotHandle() != "" {
+		t.Errorf("failed is %+v", failed)
+	}
+}
+
 // What is known of a volume itself comes back, but for labels that are too many for their place.
 func TestVolumeItself(t *testing.T) {
 	volume := volumes()[0]

@@ -85,6 +85,8 @@ type SnapshotSource struct {
 	Nodes *corev1.VolumeNodeAffinity
 	// Kept says that the snapshot stays in the storage of the volume, and its data is not moved.
 	Kept bool
+	// KeepLocal is how many of the claim's newest snapshots stay in the storage beside their moved data.
+	KeepLocal int32
 	// Cut is the snapshot once it is cut.
 	Cut *SnapshotCut
 }
@@ -92,6 +94,11 @@ type SnapshotSource struct {
 // InStorage reports whether the volume's only copy is a snapshot in its own storage.
 func (v *Volume) InStorage() bool {
 	return v.Snapshot != nil && v.Snapshot.Kept && v.Snapshot.Cut != nil && v.Status.SnapshotID == "" && v.Status.Phase == enginev1alpha1.VolumePhaseCompleted
+}
+
+// keepsLocal reports whether the volume's snapshot stays in its own storage beside its moved data.
+func (v *Volume) keepsLocal() bool {
+	return v.Snapshot != nil && v.Snapshot.KeepLocal > 0 && v.Snapshot.Cut != nil && v.Status.SnapshotID != "" && v.Status.Phase == enginev1alpha1.VolumePhaseCompleted
 }
 
 // SnapshotCut is a stored snapshot, and the objects about it in the cluster.
@@ -267,7 +274,7 @@ func NewPodVolumeBackup(backup *v1alpha1.Backup, storeName string, volume Volume
 	if volume.Snapshot != nil {
 		metav1.SetMetaDataAnnotation(&pvb.ObjectMeta, annotationSnapshotDriver, volume.Snapshot.Driver)
 	}
-	if volume.InStorage() {
+	if volume.InStorage() || volume.keepsLocal() {
 		metav1.SetMetaDataAnnotation(&pvb.ObjectMeta, annotationSnapshotHandle, volume.Snapshot.Cut.Handle)
 	}
 	if volume.Device { // Velero would mount it into the pod, which could not start

@@ -138,7 +138,7 @@ func (e *execution) restoreData(ctx context.Context, item *manifest.Item, about 
 	if volume.Problem != "" {
 		return errors.New("its data is not in the backup: " + volume.Problem)
 	}
-	inStorage := e.inStorage(item)
+	fromSnapshot := e.inStorage(item) || e.isFromLocal(item)
 	if !created {
 		if err := e.spare(ctx, item, about); err != nil {
 			return err
@@ -148,7 +148,7 @@ func (e *execution) restoreData(ctx context.Context, item *manifest.Item, about 
 		return errors.New("its data is not restored: this Holdfast restores no volumes")
 	}
 	e.heldIn.Store(about.namespace, true)
-	claim := volumes.Claim{Namespace: about.namespace, Name: about.name, Data: volume.Volume, Paths: e.spec.Paths, Provisioned: inStorage}
+	claim := volumes.Claim{Namespace: about.namespace, Name: about.name, Data: volume.Volume, Paths: e.spec.Paths, Provisioned: fromSnapshot}
 	if err := e.mayWrite(ctx, about.namespace); err != nil {
 		return err
 	}
@@ -182,10 +182,13 @@ func (e *execution) restoreData(ctx context.Context, item *manifest.Item, about 
 		claim.Begin = func(ctx context.Context) error { return e.begin(ctx, item, about) }
 	}
 	if err := e.Volumes.Claim(ctx, claim); err != nil {
+		if e.isFromLocal(item) && ctx.Err() == nil {
+			err = fmt.Errorf("%w: its data is in the storage location too: for that, give the restore the annotation %s: %s", err, v1alpha1.AnnotationRestoreFrom, v1alpha1.RestoreFromMoved)
+		}
 		return err
 	}
 	again, err := e.complete(ctx, item, about)
-	if inStorage {
+	if fromSnapshot {
 		e.withdraw(ctx, item, about)
 	}
 	switch {

@@ -17,12 +17,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 	"github.com/holdfast-io/holdfast/pkg/snapshots"
 )
 
 // A backup may keep a claim's data as a snapshot in the storage of its volume. A restore makes a new
-// claim from it: a VolumeSnapshot in the claim's namespace is its source, until the claim is bound.
+// claim from it: a VolumeSnapshot in the claim's namespace is its source, until the claim is bound. The snapshot
+// may also be there beside the moved data. Then it is used if it can be, and the moved data otherwise.
 
 // StoredSnapshots offers stored snapshots as sources of new claims. It is a snapshots.Client, except in
 // tests.
@@ -40,6 +42,34 @@ const onlyNew = "its data is a snapshot in the storage of its volume, from which
 func (e *execution) inStorage(item *manifest.Item) bool {
 	volume := e.volumeOf(item)
 	return e.hasData(item) && volume.Problem == "" && volume.InStorage()
+}
+
+// hasLocal reports whether an object is a claim whose backup has moved the data, and let the snapshot stay. The restore
+// may ask for the moved data.
+func (e *execution) hasLocal(item *manifest.Item) bool {
+	volume := e.volumeOf(item)
+	return e.hasData(item) && volume.Problem == "" && volume.Snapshot != nil && volume.Snapshot.Cut != nil && !volume.Snapshot.Kept &&
+		e.request.Run.Spec.Annotations[v1alpha1.AnnotationRestoreFrom] != v1alpha1.RestoreFromMoved
+}
+
+// noteSource takes note of a claim of this restore that is made from the snapshot beside its moved data. An earlier
+// process may have created it.
+func (e *execution) noteSource(item *manifest.Item, about subject, claim *unstructured.Unstructured) {
+	if !e.hasLocal(item) {
+		return
+	}
+	wanted := e.wanted(item, about)
+	if name, _, _ := unstructured.NestedString(claim.Object, "spec", "dataSource", "name"); name == wanted.OfferName() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.fromLocal[item] = true
+	}
+}
+
+func (e *execution) isFromLocal(item *manifest.Item) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.fromLocal[item]
 }
 
 func (e *execution) wanted(item *manifest.Item, about subject) snapshots.Wanted {
@@ -60,8 +90,14 @@ func (e *execution) locate(ctx context.Context, item *manifest.Item, about subje
 	case item.UID == "":
 		return found, errors.New("its data is a snapshot in the storage of its volume, and the backup does not have the uid of the claim: restore it with the backup's manifest")
 	}
-	if found, err = e.Snapshots.Locate(ctx, e.wanted(item, about)); err != nil {
+	found, err = e.Snapshots.Locate(ctx, e.wanted(item, about))
+	switch {
+	case err != nil && e.hasLocal(item):
+		return found, err
+	case err != nil:
 		return found, fmt.Errorf("its data is a snapshot in the storage of its volume: %w", err)
+	case found.ByHandle && e.hasLocal(item): // the moved data needs no trust
+		return found, errors.New("this cluster has no VolumeSnapshotContent of its snapshot")
 	}
 	if found.ByHandle {
 		if found.Mode, err = e.modeOf(ctx, item); err != nil {
@@ -139,11 +175,42 @@ func (e *execution) createsClass(name string) bool {
 	return false
 }
 
-// fromSnapshot returns a claim that is created with its snapshot as its source. Other objects stay.
+// planSnapshot says which data a planned claim gets, if there is a snapshot of it.
+func (e *execution) planSnapshot(ctx context.Context, item *manifest.Item, about subject, desired *unstructured.Unstructured) (string, error) {
+	local := e.hasLocal(item)
+	if !local && !e.inStorage(item) {
+		return "", nil
+	}
+	found, err := e.locate(ctx, item, about, desired)
+	switch {
+	case err != nil && local && ctx.Err() == nil:
+		return insteadOf(err), nil
+	case err != nil:
+		return "", err
+	}
+	return from(found), nil
+}
+
+func insteadOf(why error) string {
+	return "its data is read from the storage location, and not from its snapshot: " + why.Error()
+}
+
+// fromSnapshot returns a claim that is created with its snapshot as its source. Other objects stay, and so does a
+// claim that can't be made so and whose data was moved.
 func (e *execution) fromSnapshot(ctx context.Context, item *manifest.Item, about subject, desired *unstructured.Unstructured) (*unstructured.Unstructured, error) {
-	if !e.inStorage(item) {
+	local := e.hasLocal(item)
+	if !local && !e.inStorage(item) {
 		return desired, nil
 	}
+	claim, err := e.withSource(ctx, item, about, desired)
+	if err != nil && local && ctx.Err() == nil {
+		e.report.info(about, insteadOf(err))
+		return desired, nil
+	}
+	return claim, err
+}
+
+func (e *execution) withSource(ctx context.Context, item *manifest.Item, about subject, desired *unstructured.Unstructured) (*unstructured.Unstructured, error) {
 	found, err := e.locate(ctx, item, about, desired)
 	if err != nil {
 		return nil, err

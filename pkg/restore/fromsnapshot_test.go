@@ -4,10 +4,13 @@
 package restore
 
 import (
+	"bytes"
 	"cmp"
+	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -16,6 +19,7 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/utils/clock"
 
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
@@ -23,6 +27,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restore/object"
 	"github.com/holdfast-io/holdfast/pkg/restore/source"
 	"github.com/holdfast-io/holdfast/pkg/restore/volumes"
+	"github.com/holdfast-io/holdfast/pkg/runlog"
 	"github.com/holdfast-io/holdfast/pkg/snapshots"
 )
 
@@ -84,7 +89,7 @@ func (d *storage) Offer(_ context.Context, w snapshots.Wanted, found snapshots.F
 		d.t.Errorf("offered is %+v", found)
 	}
 	d.offered[w] = d.notOffered == nil
-	return "offer-of-" + w.Claim, d.notOffered
+	return w.OfferName(), d.notOffered
 }
 
 func (d *storage) Confirm(_ context.Context, w snapshots.Wanted) (int64, error) {
@@ -117,7 +122,7 @@ func (d *storage) Claim(ctx context.Context, claim volumes.Claim) error {
 	switch live := d.server.get("persistentvolumeclaims", claim.Namespace, claim.Name); {
 	case live == nil:
 		d.t.Error("a claim is waited for that is not there")
-	case markOf(live) == nil && !isTaken(d.called):
+	case markOf(live) == nil && !isTaken(d.called) && claim.Begin == nil && len(claim.Paths) == 0: // Begin sets it
 		d.t.Error("the claim has no mark before its data is there")
 	}
 	return errors.Join(d.notBound, ctx.Err())
@@ -193,7 +198,7 @@ func TestClaimFromASnapshot(t *testing.T) {
 			spec, _, _ := unstructured.NestedMap(claim.Object, "spec")
 			wanted := map[string]any{
 				"storageClassName": "fast", "resources": map[string]any{"requests": map[string]any{"storage": test.want}},
-				"dataSource": map[string]any{"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "offer-of-data"},
+				"dataSource": map[string]any{"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": d.wanted[0].OfferName()},
 			}
 			if diff := gocmp.Diff(wanted, spec); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
@@ -524,7 +529,7 @@ func TestKilledAtAClaimFromASnapshot(t *testing.T) {
 			claim := d.server.get("persistentvolumeclaims", "a", "data")
 			if claim == nil || markOf(claim) != nil || claim.GetAnnotations()[object.AnnotationRestoreUID] != "r" || d.server.created["persistentvolumeclaims/a/data"] != 1 {
 				t.Errorf("%s: the claim is %v", what, claim)
-			} else if from, _, _ := unstructured.NestedString(claim.Object, "spec", "dataSource", "name"); from != "offer-of-data" {
+			} else if from, _, _ := unstructured.NestedString(claim.Object, "spec", "dataSource", "name"); from != d.wanted[0].OfferName() {
 				t.Errorf("%s: it is made from %q", what, from)
 			}
 			if d.server.get("pods", "a", "p") == nil || len(d.offered) > 0 {
@@ -534,6 +539,155 @@ func TestKilledAtAClaimFromASnapshot(t *testing.T) {
 			if left > 0 {
 				break
 			}
+		}
+	}
+}
+
+// local is a backup of a claim whose data is moved, and whose snapshot stays in the storage of its volume.
+func local(t *testing.T, changes ...func(map[string]any)) *source.Backup {
+	t.Helper()
+	backup := kept(t, changes...)
+	backup.Volumes[0].Snapshot.Kept, backup.Volumes[0].Status.SnapshotID = false, "k1"
+	return backup
+}
+
+// TestSnapshotBesideMovedData: a new claim is made from the snapshot that stays beside its moved data, if it can be.
+// Else it gets the moved data, and a line says why. A plan says the same.
+func TestSnapshotBesideMovedData(t *testing.T) {
+	const fromSnapshot, fromLocation = "its data is the snapshot snap-1 of the driver ebs", "its data is read from the storage location, and not from its snapshot: "
+	for name, test := range map[string]struct {
+		change     func(d *storage, deps *Dependencies)
+		class      string
+		mapping    map[string]string
+		annotation string
+		uid        string
+		says       string
+		calls      []string
+		// runs says that a plan finds nothing.
+		runs bool
+	}{
+		"it is there":              {says: fromSnapshot, calls: []string{"Locate", "Offer", "Claim", "Withdraw"}},
+		"asked for":                {annotation: "local", says: fromSnapshot, calls: []string{"Locate", "Offer", "Claim", "Withdraw"}},
+		"another class of it":      {class: "gone", mapping: map[string]string{"gone": "fast"}, says: fromSnapshot, calls: []string{"Locate", "Offer", "Claim", "Withdraw"}},
+		"the moved data asked for": {annotation: "moved", calls: []string{"Claim"}},
+		"there is no snapshot":     {change: func(d *storage, _ *Dependencies) { d.missing = errors.New("it was deleted") }, says: fromLocation + "it was deleted", calls: []string{"Locate", "Claim"}},
+		"only the backup names it": {change: func(d *storage, _ *Dependencies) { d.found.ByHandle = true }, says: fromLocation + "this cluster has no VolumeSnapshotContent", calls: []string{"Locate", "Claim"}},
+		"no snapshots are used":    {change: func(_ *storage, deps *Dependencies) { deps.Snapshots = nil }, says: fromLocation, calls: []string{"Claim"}},
+		"the claim has no uid":     {uid: "-", says: fromLocation, calls: []string{"Claim"}},
+		"the class is of another":  {class: "nfs", says: fromLocation + "its data is a snapshot of the driver ebs, and the StorageClass nfs is of nfs.example.com", calls: []string{"Locate", "Claim"}},
+		"mapped to one of another": {mapping: map[string]string{"fast": "nfs"}, says: fromLocation + "its data is a snapshot of the driver ebs, and the StorageClass nfs", calls: []string{"Locate", "Claim"}},
+		"the class is missing":     {class: "gone", says: fromLocation + "its data is a snapshot of the driver ebs, and there is no StorageClass gone", calls: []string{"Locate", "Claim"}},
+		"the mode is another":      {change: func(d *storage, _ *Dependencies) { d.found.Mode = "Block" }, says: fromLocation + "its data is a snapshot of a volume of the mode Block", calls: []string{"Locate", "Claim"}},
+		"the offer fails":          {change: func(d *storage, _ *Dependencies) { d.notOffered = errors.New("no quorum") }, says: fromLocation + "no quorum", calls: []string{"Locate", "Offer", "Claim"}, runs: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var changes []func(map[string]any)
+			if test.class != "" {
+				changes = append(changes, with(test.class, "spec", "storageClassName"))
+			}
+			if test.uid != "" {
+				changes = append(changes, func(o map[string]any) { unstructured.RemoveNestedField(o, "metadata", "uid") })
+			}
+			backup := local(t, changes...)
+			for _, plan := range []bool{true, false} {
+				d := newStorage(t)
+				d.class("nfs", "nfs.example.com")
+				r := request("r", v1alpha1.RestoreSpec{PlanOnly: plan, StorageClassMapping: test.mapping})
+				r.Run.Spec.Annotations = map[string]string{}
+				if test.annotation != "" {
+					r.Run.Spec.Annotations[v1alpha1.AnnotationRestoreFrom] = test.annotation
+				}
+				log := runlog.New(clock.RealClock{})
+				ended := want(t, d.server.run(t.Context(), backup, r, func(deps *Dependencies) {
+					deps.Volumes, deps.Snapshots, deps.Log = d, d, log
+					if test.change != nil {
+						test.change(d, deps)
+					}
+				}), v1alpha1.RestorePhaseCompleted)
+				says, calls := test.says, test.calls
+				if plan {
+					calls = slices.DeleteFunc(slices.Clone(calls), func(call string) bool { return call != "Locate" })
+				}
+				if plan && test.runs {
+					says = fromSnapshot
+				}
+				d.calls(t, calls...)
+				if plan {
+					if i := slices.IndexFunc(ended.Items, func(o format.PlannedObject) bool { return o.Kind == "PersistentVolumeClaim" }); !strings.HasPrefix(ended.Items[i].Reason, says) || (ended.Items[i].Reason == "") != (says == "") {
+						t.Errorf("the plan says %q, want %q", ended.Items[i].Reason, says)
+					}
+					continue
+				}
+				var text bytes.Buffer
+				if err := log.Copy(t.Context(), &text, false); err != nil {
+					t.Fatal(err)
+				}
+				unzip, err := gzip.NewReader(&text)
+				if err != nil {
+					t.Fatal(err)
+				}
+				said, err := io.ReadAll(unzip)
+				if err != nil {
+					t.Fatal(err)
+				}
+				lines := strings.Count(string(said), fromSnapshot) + strings.Count(string(said), fromLocation)
+				if !strings.Contains(string(said), says) || says != "" && lines != 1 || says == "" && lines != 0 {
+					t.Errorf("the log has %d lines, want %q:\n%s", lines, says, said)
+				}
+				made := says == fromSnapshot
+				claim := d.server.get("persistentvolumeclaims", "a", "data")
+				if _, from, _ := unstructured.NestedMap(claim.Object, "spec", "dataSource"); from != made || len(d.claims) != 1 || d.claims[0].Provisioned != made || d.claims[0].Data.Status.SnapshotID != "k1" {
+					t.Errorf("the claim is %v, and waited for is %+v", claim.Object, d.claims)
+				}
+				if d.server.get("pods", "a", "p") == nil {
+					t.Error("its user is missing")
+				}
+			}
+		})
+	}
+}
+
+// TestExistingClaimBesideASnapshot: an existing claim gets the moved data, with and without paths.
+func TestExistingClaimBesideASnapshot(t *testing.T) {
+	for _, spec := range []v1alpha1.RestoreSpec{
+		{ExistingVolumePolicy: v1alpha1.ExistingVolumeOverwrite},
+		{ExistingVolumePolicy: v1alpha1.ExistingVolumeOverwrite, VolumesOnly: true, Paths: []string{"file"}},
+	} {
+		d := newStorage(t)
+		d.server.add("namespaces", obj("v1", "Namespace", "", "a"))
+		d.server.add("persistentvolumeclaims", obj("v1", "PersistentVolumeClaim", "a", "data", with("theirs", "metadata", "uid"), with("fast", "spec", "storageClassName"), with("1Gi", "spec", "resources", "requests", "storage")))
+		d.run(t.Context(), local(t), spec)
+		d.calls(t, "Claim")
+		if len(d.claims) != 1 || d.claims[0].Provisioned {
+			t.Errorf("waited for is %+v", d.claims)
+		}
+	}
+}
+
+// TestLocalClaimNeverMade: a claim whose volume is not made from its snapshot is an error that says how to get the moved data.
+func TestLocalClaimNeverMade(t *testing.T) {
+	d := newStorage(t)
+	d.notBound = errors.New("not within an hour")
+	want(t, d.run(t.Context(), local(t), v1alpha1.RestoreSpec{}), v1alpha1.RestorePhasePartiallyFailed, "not within an hour: its data is in the storage location too: for that, give the restore the annotation holdfast.io/restore-from: moved", "it uses the claim a/data")
+	d.calls(t, "Locate", "Offer", "Claim")
+}
+
+// TestLocalClaimOfAKilledProcess: a restore that continues knows by its claim whether that is made from its snapshot.
+func TestLocalClaimOfAKilledProcess(t *testing.T) {
+	for _, made := range []bool{true, false} {
+		d := newStorage(t)
+		d.missing = errors.New("it is gone since")
+		d.server.add("namespaces", obj("v1", "Namespace", "", "a"))
+		claim := obj("v1", "PersistentVolumeClaim", "a", "data", with("fast", "spec", "storageClassName"),
+			with(map[string]any{object.AnnotationRestoreUID: "r", format.AnnotationIncomplete: mark{restore: "r", made: true}.String()}, "metadata", "annotations"))
+		if made {
+			of := snapshots.Wanted{Restore: "r", ClaimUID: "old-PersistentVolumeClaim-a-data", Namespace: "a", Claim: "data"}
+			with(map[string]any{"kind": "VolumeSnapshot", "name": of.OfferName()}, "spec", "dataSource")(claim)
+		}
+		d.server.add("persistentvolumeclaims", claim)
+		want(t, d.run(t.Context(), local(t), v1alpha1.RestoreSpec{}), v1alpha1.RestorePhaseCompleted)
+		if len(d.claims) != 1 || d.claims[0].Provisioned != made {
+			t.Errorf("made %t: waited for is %+v", made, d.claims)
 		}
 	}
 }

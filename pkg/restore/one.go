@@ -345,7 +345,7 @@ func ownedAs(live, desired *unstructured.Unstructured) bool {
 }
 
 func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, about subject, desired *unstructured.Unstructured, status map[string]any, strict bool) (uid types.UID, a action, reason string, diff json.RawMessage, err error) {
-	look := e.looksFirst(k, about) || e.inStorage(item) // an existing claim needs no snapshot
+	look := e.looksFirst(k, about) || e.inStorage(item) || e.hasLocal(item) // an existing claim needs no snapshot
 	for range attempts {
 		var live *unstructured.Unstructured
 		if look {
@@ -372,14 +372,8 @@ func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, abo
 			return "", 0, "", nil, errors.New("there is no such claim, and nothing but data is restored: leave out volumesOnly")
 		}
 		if live == nil && e.spec.PlanOnly {
-			if !e.inStorage(item) {
-				return "", actionCreate, "", nil, nil
-			}
-			found, err := e.locate(ctx, item, about, desired)
-			if err != nil {
-				return "", 0, "", nil, err
-			}
-			return "", actionCreate, from(found), nil, nil
+			reason, err := e.planSnapshot(ctx, item, about, desired)
+			return "", actionCreate, reason, nil, err
 		}
 		if live == nil {
 			held, err := e.waiting(ctx, k, about, desired)
@@ -392,6 +386,7 @@ func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, abo
 			created, err := e.create(ctx, k, about, held, strict)
 			switch {
 			case err == nil:
+				e.noteSource(item, about, held)
 				return created.UID, actionCreate, "", nil, e.setStatus(ctx, k, about, status, created.UID)
 			case !apierrors.IsAlreadyExists(err):
 				why, lacks := e.lacks(ctx, k, about, "create", err)
@@ -429,6 +424,7 @@ func (e *execution) bring(ctx context.Context, k *kind, item *manifest.Item, abo
 					return "", 0, "", nil, fmt.Errorf("it is there, but its owners could not be set: %w", err)
 				}
 			}
+			e.noteSource(item, about, live)
 			return live.GetUID(), actionCreate, "", nil, e.setStatus(ctx, k, about, status, live.GetUID())
 		case live.GetDeletionTimestamp() != nil && e.spec.PlanOnly:
 			return "", actionCreate, "one of its name is being deleted, and is waited for", nil, nil

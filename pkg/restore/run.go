@@ -208,6 +208,8 @@ type execution struct {
 	kept map[types.NamespacedName]bool
 	// keepsData are existing claims whose data stays. It doesn't change once objects are restored.
 	keepsData map[*manifest.Item]bool
+	// fromLocal are claims made from a snapshot that stays beside their moved data.
+	fromLocal map[*manifest.Item]bool
 	// sparedVolumes are volumes without a claim that are not filled, by the pod's uid in the backup
 	// and name.
 	sparedVolumes map[types.NamespacedName]bool
@@ -244,6 +246,7 @@ func newExecution(ctx context.Context, request Request, deps Dependencies) *exec
 		defined:       map[string]bool{},
 		kept:          map[types.NamespacedName]bool{},
 		keepsData:     map[*manifest.Item]bool{},
+		fromLocal:     map[*manifest.Item]bool{},
 		sparedVolumes: map[types.NamespacedName]bool{},
 		held:          map[*manifest.Item]string{},
 		left:          map[*kind][]subject{},

@@ -36,6 +36,8 @@ type Volume struct {
 	Class string
 	// Moved says that the stored snapshot leaves when the backup has ended: its data was moved.
 	Moved bool
+	// KeepLocal says that it stays with its backup all the same, while it is among the claim's newest so many.
+	KeepLocal int32
 	// Size is the volume's in bytes, StorageClass is its class, Nodes is where it can be used. A
 	// Mover needs them.
 	Size         int64

@@ -39,10 +39,10 @@ func (c *Client) byHandle(ctx context.Context, w Wanted) (Found, error) {
 func (c *Client) Confirm(ctx context.Context, w Wanted) (size int64, err error) {
 	said, pause, begun, denied := "", time.Duration(0), time.Now(), time.Time{}
 	for {
-		content, err := get[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), w.name())
+		content, err := get[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), w.OfferName())
 		switch {
 		case err == nil && content == nil:
-			return 0, fmt.Errorf("the VolumeSnapshotContent %s of the restore was deleted: restore again", w.name())
+			return 0, fmt.Errorf("the VolumeSnapshotContent %s of the restore was deleted: restore again", w.OfferName())
 		case err == nil && content.Status.Ready:
 			return content.Status.Size, nil
 		case err == nil:

@@ -44,7 +44,8 @@ type Wanted struct {
 	Namespace, Claim string
 }
 
-func (w *Wanted) name() string {
+// OfferName returns the name of the VolumeSnapshot that the claim is made from.
+func (w *Wanted) OfferName() string {
 	return name(string(w.Restore), string(w.ClaimUID), w.Namespace, w.Claim)
 }
 
@@ -72,7 +73,7 @@ func (c *Client) Locate(ctx context.Context, w Wanted) (Found, error) {
 		return c.byHandle(ctx, w)
 	}
 	contents = slices.DeleteFunc(contents, func(content VolumeSnapshotContent) bool {
-		return !content.cut() || !content.held() || content.Spec.Policy != Retain || content.Spec.Ref.Namespace != w.Origin || w.Handle != "" && content.Status.Handle != w.Handle
+		return !content.cut() || !content.held() || content.Labels[LabelMoved] != "" || content.Spec.Policy != Retain || content.Spec.Ref.Namespace != w.Origin || w.Handle != "" && content.Status.Handle != w.Handle
 	})
 	if len(contents) == 0 {
 		return Found{}, fmt.Errorf("this cluster has no VolumeSnapshotContent of its snapshot, with the label %s=%s: another cluster, or storage, has it, or it was deleted", LabelBackup, w.Backup)
@@ -97,7 +98,7 @@ func (c *Client) Locate(ctx context.Context, w Wanted) (Found, error) {
 // a content of its own, which is Retain for ever. It may be repeated.
 func (c *Client) Offer(ctx context.Context, w Wanted, found Found) (snapshot string, err error) {
 	labels := map[string]any{LabelOfferCluster: c.clusterUID, LabelOfferRestore: string(w.Restore), "app.kubernetes.io/managed-by": "holdfast", format.LabelExclude: "true"}
-	content, snapshotObject := static(w.Namespace, w.name(), found, labels)
+	content, snapshotObject := static(w.Namespace, w.OfferName(), found, labels)
 	for _, made := range []struct {
 		in     dynamic.ResourceInterface
 		object *unstructured.Unstructured
@@ -107,10 +108,10 @@ func (c *Client) Offer(ctx context.Context, w Wanted, found Found) (snapshot str
 			err = c.offeredBefore(ctx, made.in, made.object)
 		}
 		if err != nil {
-			return "", fmt.Errorf("create the %s %s for the claim %s/%s: %w", made.object.GetKind(), w.name(), w.Namespace, w.Claim, err)
+			return "", fmt.Errorf("create the %s %s for the claim %s/%s: %w", made.object.GetKind(), w.OfferName(), w.Namespace, w.Claim, err)
 		}
 	}
-	return w.name(), nil
+	return w.OfferName(), nil
 }
 
 func (c *Client) offeredBefore(ctx context.Context, in dynamic.ResourceInterface, wanted *unstructured.Unstructured) error {
@@ -130,7 +131,7 @@ func (c *Client) offeredBefore(ctx context.Context, in dynamic.ResourceInterface
 // Withdraw deletes what Offer has made. The stored snapshot stays, and so does a claim that is bound. It may
 // be repeated, and reports whether all is gone.
 func (c *Client) Withdraw(ctx context.Context, w Wanted) (gone bool, err error) {
-	return c.withdraw(ctx, w.Namespace, w.name(), LabelOfferCluster)
+	return c.withdraw(ctx, w.Namespace, w.OfferName(), LabelOfferCluster)
 }
 
 // Offered is what an Offer has made.

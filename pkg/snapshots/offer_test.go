@@ -298,7 +298,7 @@ func TestOfferIsRefused(t *testing.T) {
 			s, w := newSidecars(t), wants()
 			s.absent = true
 			labels := map[string]any{LabelOfferCluster: ours, LabelOfferRestore: "restore"}
-			content, snapshot := static(w.Namespace, w.name(), Found{Driver: "d", Class: "fast", Handle: "h"}, labels)
+			content, snapshot := static(w.Namespace, w.OfferName(), Found{Driver: "d", Class: "fast", Handle: "h"}, labels)
 			object, resource := snapshot, Snapshots
 			if test.content {
 				object, resource = content, Contents
@@ -307,7 +307,7 @@ func TestOfferIsRefused(t *testing.T) {
 				test.change(object)
 			}
 			s.add(object)
-			before := s.object(resource, object.GetNamespace(), w.name())
+			before := s.object(resource, object.GetNamespace(), w.OfferName())
 			_, err := s.client().Offer(t.Context(), w, Found{Driver: "d", Class: "fast", Handle: "h"})
 			if test.change == nil {
 				if err != nil {
@@ -315,8 +315,8 @@ func TestOfferIsRefused(t *testing.T) {
 				}
 				return
 			}
-			expectError(t, err, object.GetKind(), w.name(), "new/data-again", "not the restore's")
-			if after := s.object(resource, object.GetNamespace(), w.name()); fmt.Sprint(after) != fmt.Sprint(before) {
+			expectError(t, err, object.GetKind(), w.OfferName(), "new/data-again", "not the restore's")
+			if after := s.object(resource, object.GetNamespace(), w.OfferName()); fmt.Sprint(after) != fmt.Sprint(before) {
 				t.Errorf("it was %v, and is %v", before, after)
 			}
 			if test.content && len(s.snapshots()) > 0 {
@@ -397,7 +397,7 @@ func TestWithdrawWaits(t *testing.T) {
 	for _, resource := range []string{"VolumeSnapshot", "VolumeSnapshotContent"} {
 		s, w := newSidecars(t), wants()
 		s.away = true
-		content, snapshot := static(w.Namespace, w.name(), Found{Driver: "d", Class: "fast", Handle: "h"}, map[string]any{LabelOfferCluster: ours})
+		content, snapshot := static(w.Namespace, w.OfferName(), Found{Driver: "d", Class: "fast", Handle: "h"}, map[string]any{LabelOfferCluster: ours})
 		content.SetFinalizers([]string{finalizerBound})
 		annotate(content, annotationBeingDeleted)
 		now := metav1.Now()
@@ -425,7 +425,7 @@ func TestWithdrawLeavesOthers(t *testing.T) {
 		"of the restore, and of no cluster": {LabelOfferCluster: "", LabelOfferRestore: "restore"},
 	} {
 		s, w := newSidecars(t), wants()
-		content, snapshot := static(w.Namespace, w.name(), Found{Driver: "d", Class: "fast", Handle: "h"}, labels)
+		content, snapshot := static(w.Namespace, w.OfferName(), Found{Driver: "d", Class: "fast", Handle: "h"}, labels)
 		s.add(content)
 		s.add(snapshot)
 		if gone, err := s.client().Withdraw(t.Context(), w); !gone || err != nil || len(s.requests) > 0 || len(s.snapshots()) != 1 || len(s.names()) != 1 {
@@ -437,7 +437,7 @@ func TestWithdrawLeavesOthers(t *testing.T) {
 // TestWithdrawBesideATenant: a VolumeSnapshot that is not the offer's stays, and the offer's content goes.
 func TestWithdrawBesideATenant(t *testing.T) {
 	s, w := newSidecars(t), wants()
-	content, snapshot := static(w.Namespace, w.name(), Found{Driver: "d", Class: "fast", Handle: "h"}, map[string]any{LabelOfferCluster: ours})
+	content, snapshot := static(w.Namespace, w.OfferName(), Found{Driver: "d", Class: "fast", Handle: "h"}, map[string]any{LabelOfferCluster: ours})
 	snapshot.SetLabels(nil)
 	s.add(content)
 	s.add(snapshot)
@@ -497,7 +497,7 @@ func TestOffers(t *testing.T) {
 	s.offered(second)
 	offers, err := s.client().Offers(t.Context())
 	slices.SortFunc(offers, func(a, b Offered) int { return strings.Compare(string(a.Restore), string(b.Restore)) })
-	if want := []Offered{{"restore", "new", first.name()}, {"second", "other", second.name()}}; err != nil || !slices.Equal(offers, want) {
+	if want := []Offered{{"restore", "new", first.OfferName()}, {"second", "other", second.OfferName()}}; err != nil || !slices.Equal(offers, want) {
 		t.Fatalf("the offers are %+v, %v, want %+v", offers, err, want)
 	}
 	for _, want := range []bool{false, false, true} {
@@ -505,7 +505,7 @@ func TestOffers(t *testing.T) {
 			t.Errorf("gone: %t, %v, want %t", gone, err, want)
 		}
 	}
-	if left := s.names(); !slices.Equal(left, sorted(original, "hf-foreign", "hf-mover", second.name())) || len(s.snapshots()) != 1 || len(s.stored) != 1 {
+	if left := s.names(); !slices.Equal(left, sorted(original, "hf-foreign", "hf-mover", second.OfferName())) || len(s.snapshots()) != 1 || len(s.stored) != 1 {
 		t.Errorf("left are %v, %v", left, s.snapshots())
 	}
 	if offers, err := s.client().Offers(t.Context()); err != nil || len(offers) != 1 || offers[0].Restore != "second" {
@@ -726,13 +726,25 @@ func TestDiscardOfACopy(t *testing.T) {
 	}
 }
 
-// TestNamesOfAttempts: an attempt that keeps a snapshot finds no cut of one that moves, which leaves with its run.
+// TestNamesOfAttempts: attempts that decide otherwise find no cut of each other, which may leave with its run. Each
+// has its label.
 func TestNamesOfAttempts(t *testing.T) {
-	kept, moved := volume(), volume()
-	kept.Moved, moved.Moved = false, true
-	again := kept
-	if kept.name() == moved.name() || kept.name() != again.name() {
-		t.Errorf("the names are %s and %s", kept.name(), moved.name())
+	names := map[string]bool{}
+	for i, of := range []struct {
+		moved       bool
+		most        int32
+		label, want string
+	}{{false, 0, LabelMoved, ""}, {true, 0, LabelMoved, "true"}, {true, 3, LabelKeepLocal, "3"}, {true, 3, LabelMoved, ""}, {true, 5, LabelKeepLocal, "5"}, {true, 0, LabelKeepLocal, ""}} {
+		v := volume()
+		v.Moved, v.KeepLocal = of.moved, of.most
+		again := v
+		names[v.name()] = true
+		if got := New(nil, ours, system).labels(&v)[of.label]; v.name() != again.name() || got != of.want {
+			t.Errorf("%d: its label %s is %q, want %q", i, of.label, got, of.want)
+		}
+	}
+	if len(names) != 4 {
+		t.Errorf("the names are %v, want four", names)
 	}
 }
 

@@ -58,6 +58,9 @@ const (
 	LabelAttempt = "engine.holdfast.io/attempt"
 	// LabelMoved is set if the backup needs the snapshot only until it has ended.
 	LabelMoved = "engine.holdfast.io/moved"
+	// LabelKeepLocal is set in its place if the snapshot stays beside its moved data. Its value is how many of the
+	// claim's newest stay in a location.
+	LabelKeepLocal = "engine.holdfast.io/keep-local"
 	// labelStoreName and labelLocation, with a number, have the parts of a name.
 	labelStoreName = "engine.holdfast.io/store-name"
 	labelLocation  = "engine.holdfast.io/location"
@@ -247,8 +250,11 @@ func name(parts ...string) string {
 
 func (v *Volume) name() string {
 	parts := []string{string(v.Backup), string(v.ClaimUID)}
-	if !v.Moved { // another attempt may decide otherwise, and must not find a cut that leaves
+	switch { // another attempt may decide otherwise, and must not find a cut that leaves
+	case !v.Moved:
 		parts = append(parts, "kept")
+	case v.KeepLocal > 0:
+		parts = append(parts, "local", strconv.Itoa(int(v.KeepLocal)))
 	}
 	if v.Attempt > 0 {
 		parts = append(parts, strconv.Itoa(int(v.Attempt)))
@@ -270,7 +276,10 @@ func (c *Client) labels(v *Volume) map[string]string {
 	if v.Attempt > 0 {
 		labels[LabelAttempt] = strconv.Itoa(int(v.Attempt))
 	}
-	if v.Moved {
+	switch {
+	case v.Moved && v.KeepLocal > 0:
+		labels[LabelKeepLocal] = strconv.Itoa(int(v.KeepLocal))
+	case v.Moved:
 		labels[LabelMoved] = "true"
 	}
 	spread(labels, labelStoreName, v.StoreName)

@@ -4,6 +4,7 @@
 package snapshots
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -134,7 +135,7 @@ func (d *decider) spoiled(labels map[string]string) bool {
 
 func (d *decider) contents() {
 	var missing []*VolumeSnapshotContent
-	all := 0
+	all, surplus := 0, d.surplus()
 	for i := range d.Contents {
 		content := &d.Contents[i]
 		if content.Labels[LabelCluster] == "" && content.Labels[LabelBackup] == "" {
@@ -148,7 +149,7 @@ func (d *decider) contents() {
 		fate := d.Fates[types.UID(content.Labels[LabelBackup])]
 		switch {
 		case content.DeletionTimestamp != nil && !content.held(), content.held() && content.Spec.Policy == Delete, fate == Failed, d.spoiled(content.Labels),
-			fate != Live && content.Labels[LabelMoved] != "":
+			fate != Live && content.Labels[LabelMoved] != "", surplus[content.UID]:
 			d.forget(content)
 		case fate == Missing:
 			missing = append(missing, content)
@@ -174,6 +175,49 @@ func (d *decider) contents() {
 	for _, content := range missing {
 		d.forget(content)
 	}
+}
+
+// surplus returns the contents beyond the newest snapshots of their claims that stay beside moved data. Only snapshots
+// of stored backups count, and the newest one says how many stay. A claim may be made from one right now.
+func (d *decider) surplus() map[types.UID]bool {
+	type source struct{ driver, handle string }
+	type group struct{ claim, location string }
+	offered, groups := map[source]bool{}, map[group][]*VolumeSnapshotContent{}
+	for i := range d.Contents {
+		content := &d.Contents[i]
+		if content.Labels[LabelOfferCluster] == d.ClusterUID {
+			offered[source{content.Spec.Driver, content.Spec.Source.Snapshot}] = true
+		}
+		if d.ours(content.Labels) && d.local(content) {
+			_, location := Place(content.Labels)
+			of := group{content.Labels[LabelClaim], location}
+			groups[of] = append(groups[of], content)
+		}
+	}
+	surplus := map[types.UID]bool{}
+	for _, contents := range groups {
+		slices.SortFunc(contents, func(a, b *VolumeSnapshotContent) int {
+			return cmp.Or(cmp.Compare(b.Status.Created, a.Status.Created), cmp.Compare(a.Name, b.Name))
+		})
+		most := keepLocal(contents[0].Labels)
+		backups := map[string]bool{} // two attempts of one may have decided differently
+		for _, content := range contents {
+			backups[content.Labels[LabelBackup]] = true
+			surplus[content.UID] = len(backups) > most && !offered[source{content.Spec.Driver, content.Status.Handle}]
+		}
+	}
+	return surplus
+}
+
+// local reports whether a snapshot stays beside the moved data of a stored backup.
+func (d *decider) local(content *VolumeSnapshotContent) bool {
+	return keepLocal(content.Labels) > 0 && content.Labels[LabelMoved] == "" &&
+		content.cut() && content.held() && content.Spec.Policy == Retain && d.Fates[types.UID(content.Labels[LabelBackup])] == Stored
+}
+
+func keepLocal(labels map[string]string) int {
+	number, _ := strconv.Atoi(labels[LabelKeepLocal])
+	return number
 }
 
 // since returns since when an object is seen to leave.

@@ -21,6 +21,23 @@ var now = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 // scene is what a sweep sees. A snapshot's name is also the uid of its content.
 type scene struct{ View }
 
+// backups adds snapshots of one claim that stay beside moved data: "a" to "d" of the backups of these names, the later
+// the newer. The newest one says that so many stay, and the others that more do.
+func (s *scene) backups(most string, fates string, changes ...func(*VolumeSnapshotContent)) *scene {
+	for i, of := range []string{"c", "a", "d", "b"} { // in any order
+		at, say := int64(of[0]), "9"
+		if of == "d" {
+			say = most
+		}
+		s.content(of, of, local(say, at))
+		if i < len(changes) && changes[i] != nil {
+			changes[i](&s.Contents[len(s.Contents)-1])
+		}
+		s.fate(of, map[byte]Fate{'s': Stored, 'l': Live, 'u': Unknown, 'm': Missing, 'f': Failed}[fates[of[0]-'a']])
+	}
+	return s
+}
+
 func newScene() *scene {
 	return &scene{View{ClusterUID: ours, Now: now, Fates: map[types.UID]Fate{}, Since: map[types.UID]time.Time{}}}
 }
@@ -70,7 +87,25 @@ func (s *scene) many(number int, backup string) *scene {
 func unlabelled(c *VolumeSnapshotContent) {
 	c.Labels, c.Spec.Policy, c.Finalizers = nil, Delete, []string{finalizerBound}
 }
-func moved(c *VolumeSnapshotContent)  { c.Labels[LabelMoved] = "true" }
+func moved(c *VolumeSnapshotContent) { c.Labels[LabelMoved] = "true" }
+
+// local keeps a content beside its moved data, among so many; it was cut at an instant.
+func local(most string, at int64) func(*VolumeSnapshotContent) {
+	return func(c *VolumeSnapshotContent) {
+		c.Labels[LabelKeepLocal], c.Status.Created = most, at
+		c.Labels[labelLocation+".0"] = "xdefaultx"
+	}
+}
+
+func labelled(key, value string) func(*VolumeSnapshotContent) {
+	return func(c *VolumeSnapshotContent) { c.Labels[key] = value }
+}
+
+// offer makes a content the one by which a restore makes a claim from the snapshot of the others.
+func offer(c *VolumeSnapshotContent) {
+	c.Labels = map[string]string{LabelOfferCluster: ours}
+	c.Spec.Source = ContentSource{Snapshot: "h"}
+}
 func unheld(c *VolumeSnapshotContent) { c.Finalizers = nil }
 func uncut(c *VolumeSnapshotContent)  { c.Status = ContentStatus{} }
 
@@ -119,6 +154,28 @@ func TestDecide(t *testing.T) {
 		"moved, live":                            {scene: newScene().content("a", "b", moved).snapshot("a", "b").fate("b", Live), states: map[State]int{StateKept: 1}},
 		"moved, and stored":                      {scene: newScene().content("a", "b", moved).snapshot("a", "b").fate("b", Stored), forget: []string{"a"}, states: map[State]int{StateLeaving: 1}},
 		"moved, not read":                        {scene: newScene().content("a", "b", moved), forget: []string{"a"}, states: map[State]int{StateLeaving: 1}},
+		"local, among the newest":                {scene: newScene().backups("4", "ssss"), states: map[State]int{StateKept: 4}},
+		"local, beyond the newest":               {scene: newScene().backups("2", "ssss"), forget: []string{"a", "b"}, states: map[State]int{StateKept: 2, StateLeaving: 2}},
+		"local, one stays":                       {scene: newScene().backups("1", "ssss"), forget: []string{"c", "a", "b"}, states: map[State]int{StateKept: 1, StateLeaving: 3}},
+		"local, and the newest has not ended":    {scene: newScene().backups("1", "sssl"), states: map[State]int{StateKept: 4}},
+		"local, and the newest was not read":     {scene: newScene().backups("1", "sssu"), states: map[State]int{StateKept: 3, StateDoubt: 1}},
+		"local, and the newest has failed":       {scene: newScene().backups("1", "sssf"), forget: []string{"d"}, states: map[State]int{StateKept: 3, StateLeaving: 1}},
+		"local, and the newest is missing":       {scene: newScene().backups("1", "sssm"), forget: []string{"d"}, states: map[State]int{StateKept: 3, StateLeaving: 1}},
+		"local, an older one was not read":       {scene: newScene().backups("1", "suss"), forget: []string{"c", "a"}, states: map[State]int{StateKept: 1, StateLeaving: 2, StateDoubt: 1}},
+		"local, an older one has not ended":      {scene: newScene().backups("2", "lsss"), forget: []string{"b"}, states: map[State]int{StateKept: 3, StateLeaving: 1}},
+		"local, the newest failed to be moved":   {scene: newScene().backups("1", "ssss", nil, nil, moved), forget: []string{"d"}, states: map[State]int{StateKept: 3, StateLeaving: 1}},
+		"local, the newest is not cut":           {scene: newScene().backups("1", "ssss", nil, nil, uncut), states: map[State]int{StateKept: 4}},
+		"local, an older one is not cut":         {scene: newScene().backups("1", "ssss", uncut), forget: []string{"a", "b"}, states: map[State]int{StateKept: 2, StateLeaving: 2}},
+		"local, the newest is being discarded":   {scene: newScene().backups("1", "ssss", nil, nil, func(c *VolumeSnapshotContent) { c.Spec.Policy = Delete }), forget: []string{"d"}, states: map[State]int{StateKept: 3, StateLeaving: 1}},
+		"local, deleted by others":               {scene: newScene().backups("3", "ssss", deletedFor(time.Minute)), forget: []string{"a"}, states: map[State]int{StateKept: 3, StateLeaving: 1}},
+		"local, of no number":                    {scene: newScene().backups("some", "ssss"), states: map[State]int{StateKept: 4}},
+		"local, of a number below one":           {scene: newScene().backups("-1", "ssss"), states: map[State]int{StateKept: 4}},
+		"local, another claim's":                 {scene: newScene().backups("1", "ssss", nil, nil, labelled(LabelClaim, "made anew")), states: map[State]int{StateKept: 4}},
+		"local, another location's":              {scene: newScene().backups("1", "ssss", nil, nil, labelled(labelLocation+".0", "xotherx")), states: map[State]int{StateKept: 4}},
+		"local, another cluster's":               {scene: newScene().backups("1", "ssss", nil, nil, labelled(LabelCluster, "that")), states: map[State]int{StateKept: 3}},
+		"local, two attempts of one backup":      {scene: newScene().backups("2", "ssss", labelled(LabelBackup, "d")), forget: []string{"a"}, states: map[State]int{StateKept: 3, StateLeaving: 1}},
+		"local, a claim is made from one":        {scene: newScene().backups("1", "ssss").content("offer", "", offer), states: map[State]int{StateKept: 4}},
+		"local, beside kept ones":                {scene: newScene().backups("2", "ssss", func(c *VolumeSnapshotContent) { delete(c.Labels, LabelKeepLocal) }), forget: []string{"a"}, states: map[State]int{StateKept: 3, StateLeaving: 1}},
 		"its location was not read":              {scene: newScene().content("a", "b").snapshot("a", "b"), release: []string{"of-a"}, states: map[State]int{StateDoubt: 1}},
 		"another cluster's":                      {scene: newScene().content("a", "b", func(c *VolumeSnapshotContent) { c.Labels[LabelCluster] = "that" }).fate("b", Missing)},
 		"another cluster's snapshot":             {scene: newScene().snapshot("a", "b", func(of *VolumeSnapshot) { of.Labels[LabelCluster] = "that" }).fate("b", Failed)},

@@ -41,7 +41,7 @@ func (c *Controller) adoptSnapshots(ctx context.Context, record *enginev1alpha1.
 	}
 	var lost []snapshots.Lost
 	for i := range backup.Volumes {
-		if v := &backup.Volumes[i]; v.Snapshot != nil && v.Snapshot.Kept && v.Snapshot.Cut != nil {
+		if v := &backup.Volumes[i]; v.Snapshot != nil && v.Snapshot.Cut != nil {
 			lost = append(lost, snapshots.Lost{
 				Backup: backupUID(run), StoreName: run.Name, Location: record.Name, Claim: v.ClaimUID, Driver: v.Snapshot.Driver, Handle: v.Snapshot.Cut.Handle,
 			})

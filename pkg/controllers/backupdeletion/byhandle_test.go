@@ -20,7 +20,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/snapshots"
 )
 
-// writeKept puts a backup of nobody's into the store, with a volume in its storage and a moved one.
+// writeKept puts a backup of nobody's into the store, with a volume in its storage, a moved one, and one whose snapshot
+// stays beside its moved data.
 func (w *world) writeKept(name string) {
 	w.Helper()
 	writeBackup(w, w.faulty, name, uidOf(name), "k1")
@@ -32,13 +33,18 @@ func (w *world) writeKept(name string) {
 	}
 	moved := kept
 	moved.ClaimName, moved.Snapshot, moved.Status.SnapshotID = "moved", nil, "k1"
-	writeVolumes(w, w.faulty, name, format.NewPodVolumeBackup(backup, name, kept), format.NewPodVolumeBackup(backup, name, moved))
+	both := moved
+	both.ClaimName, both.Snapshot = "both", &format.SnapshotSource{Driver: "d", KeepLocal: 3, Cut: &format.SnapshotCut{Handle: "snap-2"}}
+	writeVolumes(w, w.faulty, name, format.NewPodVolumeBackup(backup, name, kept), format.NewPodVolumeBackup(backup, name, moved), format.NewPodVolumeBackup(backup, name, both))
 }
 
 // TestSnapshotsByHandle: the snapshots that only a backup names are adopted before anything of it is removed, and
 // only if its deletion asks for that, and its location trusts its writers. Until they are, it is whole.
 func TestSnapshotsByHandle(t *testing.T) {
-	lost := []snapshots.Lost{{Backup: uidOf("a"), StoreName: "a", Location: "default", Claim: "claim", Driver: "d", Handle: "snap-1"}}
+	lost := []snapshots.Lost{
+		{Backup: uidOf("a"), StoreName: "a", Location: "default", Claim: "claim", Driver: "d", Handle: "snap-1"},
+		{Backup: uidOf("a"), StoreName: "a", Location: "default", Claim: "claim", Driver: "d", Handle: "snap-2"},
+	}
 	for name, test := range map[string]struct {
 		asked, trusted, off bool
 		fails               error

@@ -6,6 +6,7 @@ package backuprun
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"math"
 	"time"
@@ -57,6 +58,9 @@ func (v *volumes) submitSnapshot(ctx context.Context, volume *format.Volume) err
 	// An earlier attempt may have decided to move what this one keeps: its upload is not needed.
 	found := err == nil && !volume.Snapshot.Kept
 	u := &upload{volume: volume, submitted: v.c.Clock.Now(), wait: waits.For(ctx, volume.Pod.Namespace, textOf(volume)), preparing: !found, taken: volume.Snapshot.Cut, at: v.run.Status.StartTimestamp}
+	if found && u.taken == nil {
+		u.taken = cutOf(known)
+	}
 	u.cut = found || u.taken != nil
 	if u.taken != nil {
 		u.at = &u.taken.Time
@@ -92,7 +96,7 @@ func (v *volumes) snapshotOf(volume *format.Volume) snapshots.Volume {
 		Backup: v.run.UID, StoreName: v.run.Name, Location: spec.StorageLocation,
 		Namespace: volume.Pod.Namespace, Claim: volume.ClaimName, ClaimUID: volume.ClaimUID,
 		Driver: volume.Snapshot.Driver, Handle: volume.Snapshot.Handle, Class: volume.Snapshot.Class,
-		Moved: !volume.Snapshot.Kept, Size: volume.Capacity, StorageClass: volume.Snapshot.StorageClass, Nodes: volume.Snapshot.Nodes, Device: volume.Device,
+		Moved: !volume.Snapshot.Kept, KeepLocal: volume.Snapshot.KeepLocal, Size: volume.Capacity, StorageClass: volume.Snapshot.StorageClass, Nodes: volume.Snapshot.Nodes, Device: volume.Device,
 		Timeout:      cmp.Or(spec.CSISnapshotTimeout.Duration, v1alpha1.DefaultCSISnapshotTimeout),
 		ReadyTimeout: cmp.Or(spec.ItemOperationTimeout.Duration, v1alpha1.DefaultItemOperationTimeout),
 	}
@@ -144,8 +148,10 @@ func (v *volumes) move(ctx context.Context, u *upload, of snapshots.Volume, spot
 		v.hide(ctx, of, func() {}, hidePatience)
 		of.Try, of.Avoid = 2, u.node
 	}
-	if !of.Moved { // nothing was exposed
+	if !of.Moved || of.KeepLocal > 0 {
 		v.leave(ctx, u)
+	}
+	if !of.Moved { // nothing was exposed
 		return
 	}
 	spot.Read()
@@ -266,7 +272,33 @@ func (v *volumes) prepare(ctx context.Context, u *upload, of snapshots.Volume, s
 	}
 	record := v.recordOf(u.volume, exposed.Node)
 	record.Spec.Holder, record.Spec.PersistentVolume, record.Spec.Device = exposed.Pod, exposed.PersistentVolume, exposed.Device
+	if u.volume.Snapshot.KeepLocal > 0 {
+		if err := noteCut(record, u.taken); err != nil {
+			return err
+		}
+	}
 	return v.createPatiently(ctx, record)
+}
+
+// annotationCut of an upload is the cut that it reads, as JSON. A later attempt of the backup finds it there.
+const annotationCut = "engine.holdfast.io/snapshot-cut"
+
+func noteCut(record *enginev1alpha1.VolumeUpload, cut *format.SnapshotCut) error {
+	text, err := json.Marshal(cut)
+	if err != nil {
+		return err
+	}
+	metav1.SetMetaDataAnnotation(&record.ObjectMeta, annotationCut, string(text))
+	return nil
+}
+
+// cutOf returns the cut that an upload reads, or nil.
+func cutOf(record *enginev1alpha1.VolumeUpload) *format.SnapshotCut {
+	var cut format.SnapshotCut
+	if json.Unmarshal([]byte(record.Annotations[annotationCut]), &cut) != nil {
+		return nil
+	}
+	return &cut
 }
 
 // keep ends a volume whose snapshot stays in its storage: it is ready.

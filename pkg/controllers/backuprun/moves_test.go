@@ -284,6 +284,59 @@ func TestSnapshotIsKept(t *testing.T) {
 	}
 }
 
+// TestSnapshotBesideMovedData: its data is moved, and the volume has its cut, also if an earlier attempt made it. With a
+// failed volume it leaves.
+func TestSnapshotBesideMovedData(t *testing.T) {
+	for name, test := range map[string]struct {
+		earlier, fails bool
+	}{"completed": {}, "failed": {fails: true}, "completed by an earlier attempt": {earlier: true}, "failed in an earlier attempt": {earlier: true, fails: true}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := &mover{}
+				e := newMoving(snapshotOf("data", "web"))
+				e.volume.Snapshot.KeepLocal = 3
+				run := newRun("a", ready)
+				h := newHarness(t, &work{execute: e.execute}, run)
+				h.mover = m
+				h.start(1)
+				synctest.Wait()
+				cut, record := m.cut[0], h.uploads()["v"]
+				if record == nil || !cut.Moved || cut.KeepLocal != 3 {
+					t.Fatalf("the upload is %+v, cut is %+v", record, cut)
+				}
+				if test.earlier {
+					h.stop()
+					<-h.stopped
+					again := newRun("a", running)
+					again.Status.Attempts = 1
+					e = newMoving(snapshotOf("data", "web"))
+					e.volume.Snapshot.KeepLocal = 3
+					h = newHarness(t, &work{execute: e.execute}, again, record)
+					h.mover = m
+					h.start(1)
+				}
+				status := enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "s"}
+				if test.fails {
+					status = enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseFailed, Message: "no space"}
+				}
+				for !closed(e.ended) { // a failure may be tried again
+					h.report("v", status)
+					time.Sleep(2 * hideInterval)
+				}
+				if got := e.volume.Snapshot.Cut; got == nil || got.Handle != "handle" || !got.Time.Time.Equal(instant) || len(m.cut) != 1 {
+					t.Errorf("the volume has the cut %+v of %v", got, m.cut)
+				}
+				if left := fmt.Sprint(m.left); test.fails && left != "[content]" || !test.fails && left != "[]" {
+					t.Errorf("to leave are %s", left)
+				}
+				if m.hidden == 0 {
+					t.Error("it is not hidden")
+				}
+			})
+		})
+	}
+}
+
 // TestKeptIsNotLeftByAStop: a process that is told to stop while the storage copies leaves the snapshot to the next
 // one.
 func TestKeptIsNotLeftByAStop(t *testing.T) {

@@ -31,7 +31,7 @@ func TestKeptInStorage(t *testing.T) {
 		"failed without a reason":  {annotations: []string{driver, handle}, status: `"phase":"Failed"`, source: true, problem: "has not succeeded"},
 		"not ended":                {annotations: []string{driver, handle}, status: `"phase":"InProgress"`, source: true, problem: "has not succeeded"},
 		"moved":                    {annotations: []string{driver}, status: `"phase":"Completed","snapshotID":"k1"`},
-		"moved, with a handle":     {annotations: []string{driver, handle}, status: `"phase":"Completed","snapshotID":"k1"`},
+		"moved, with a handle":     {annotations: []string{driver, handle}, status: `"phase":"Completed","snapshotID":"k1"`, source: true},
 		"moved, and failed":        {annotations: []string{driver}, status: `"phase":"Failed","message":"no room"`, problem: "no room"},
 		"without a snapshot":       {annotations: []string{driver}, status: `"phase":"Completed"`, problem: "has not succeeded"},
 	} {

@@ -148,8 +148,8 @@ func newVolume(pvb *format.PodVolumeBackup) (Volume, error) {
 		strings.ContainsAny(v.Status.SnapshotID, "/\\ \n") {
 		return Volume{}, refused("its list of volumes names the volume %q of the pod %q in the namespace %q, of the claim %q, with the snapshot %q", v.Name, v.Pod.Name, v.Pod.Namespace, v.ClaimName, v.Status.SnapshotID)
 	}
-	if handle := pvb.SnapshotHandle(); handle != "" && v.Status.SnapshotID == "" {
-		v.Snapshot = &format.SnapshotSource{Driver: pvb.SnapshotDriver(), Kept: true, Cut: &format.SnapshotCut{Handle: handle}}
+	if handle := pvb.SnapshotHandle(); handle != "" { // beside a SnapshotID, its data was moved too
+		v.Snapshot = &format.SnapshotSource{Driver: pvb.SnapshotDriver(), Kept: v.Status.SnapshotID == "", Cut: &format.SnapshotCut{Handle: handle}}
 	}
 	switch {
 	case v.InStorage():

@@ -9,6 +9,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
+// AnnotationRestoreFrom of a Restore says from where claims get their data, if a snapshot stays in their storage
+// beside the moved data: RestoreFromLocal, the default, where that can be used, or RestoreFromMoved.
+const (
+	AnnotationRestoreFrom = "holdfast.io/restore-from"
+	RestoreFromLocal      = "local"
+	RestoreFromMoved      = "moved"
+)
+
 // +genclient
 // +genclient:noStatus
 // +genclient:onlyVerbs=create,get,list,watch

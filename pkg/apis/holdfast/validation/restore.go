@@ -88,6 +88,10 @@ func ValidateRestore(restore *v1alpha1.Restore) field.ErrorList {
 		return errs
 	}
 	errs := apivalidation.ValidateObjectMeta(&restore.ObjectMeta, true, apivalidation.NameIsDNSLabel, field.NewPath("metadata"))
+	known := []string{v1alpha1.RestoreFromLocal, v1alpha1.RestoreFromMoved}
+	if from, given := restore.Annotations[v1alpha1.AnnotationRestoreFrom]; given && !slices.Contains(known, from) {
+		errs = append(errs, field.NotSupported(field.NewPath("metadata", "annotations").Key(v1alpha1.AnnotationRestoreFrom), from, known))
+	}
 	return append(errs, ValidateRestoreSpec(&restore.Spec, field.NewPath("spec"))...)
 }
 

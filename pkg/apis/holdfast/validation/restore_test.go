@@ -106,3 +106,13 @@ func TestValidateRestore(t *testing.T) {
 		t.Errorf("bad metadata: %v", errs)
 	}
 }
+
+// TestRestoreFrom: a restore names one of two places of the data, or none.
+func TestRestoreFrom(t *testing.T) {
+	for value, good := range map[string]bool{"local": true, "moved": true, "": false, "Moved": false} {
+		restore := &v1alpha1.Restore{ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "shop", Annotations: map[string]string{"holdfast.io/restore-from": value}}, Spec: v1alpha1.RestoreSpec{BackupName: "b"}}
+		if errs := ValidateRestore(restore); good != (len(errs) == 0) || !good && errs[0].Field != "metadata.annotations[holdfast.io/restore-from]" {
+			t.Errorf("%q: %v", value, errs)
+		}
+	}
+}
