@@ -127,6 +127,8 @@ func TestLocate(t *testing.T) {
 		"labelled as of another backup":         {change: label(LabelBackup, "another")},
 		"without a handle":                      {change: status("snapshotHandle")},
 		"without a time":                        {change: status("creationTime")},
+		"that leaves with its run":              {change: label(LabelMoved, "true")},
+		"beside its moved data":                 {found: true, change: label(LabelKeepLocal, "3")},
 		"not held":                              {change: func(o *unstructured.Unstructured) { o.SetFinalizers([]string{finalizerBound}) }},
 		"about to be deleted": {change: func(o *unstructured.Unstructured) {
 			_ = unstructured.SetNestedField(o.Object, Delete, "spec", "deletionPolicy")

@@ -133,6 +133,55 @@ func TestKept(t *testing.T) {
 	expectStored(t, 0)
 }
 
+// TestKeepLocal: the newest snapshots of a claim stay beside their moved data, and a claim is restored from one. Older
+// backups keep the moved data. A claim that is made anew is another one.
+func TestKeepLocal(t *testing.T) {
+	runMovers(t)
+	namespace := lab.Namespace(t, "local")
+	_, err := lab.Kube.CoreV1().ConfigMaps(namespace).Create(t.Context(), &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: "policies"},
+		Data:       map[string]string{"policies": "version: v1\nvolumePolicies: [{conditions: {storageClass: [folder]}, action: {type: snapshot, parameters: {keepLocalSnapshots: 2}}}]"},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	folder := claim(t, namespace, "data", "")
+	backup := func(name string) {
+		t.Helper()
+		must(t, os.WriteFile(filepath.Join(folder, "file"), []byte(name), 0o640))
+		lab.Create(t, namespace, name, v1alpha1.BackupSpec{ResourcePolicy: &v1alpha1.ResourcePolicyReference{Kind: "configmap", Name: "policies"}})
+		if ended := lab.AwaitPhase(t, namespace, name, v1alpha1.BackupPhaseCompleted); ended.Status.Volumes == nil || ended.Status.Volumes.Completed != 1 || ended.Status.Volumes.InStorage != 0 {
+			t.Errorf("the backup has %+v", ended.Status.Volumes)
+		}
+		expectFile(t, namespace, name, "data", name)
+	}
+	for i, name := range []string{"first", "second", "third"} {
+		backup(name)
+		expectStored(t, min(i+1, 2))
+	}
+	expectFile(t, namespace, "first", "data", "first")
+
+	lab.Kubectl(t, "delete", "pvc", "data", "-n", namespace)
+	restoreOf(t, namespace, "second", nil, v1alpha1.RestorePhaseCompleted)
+	if got := dataOf(t, namespace, "data"); got != "second" {
+		t.Errorf("restored is %q", got)
+	}
+	made, err := lab.Kube.CoreV1().PersistentVolumeClaims(namespace).Get(t.Context(), "data", metav1.GetOptions{})
+	must(t, err)
+	if of := made.Spec.DataSource; of == nil || of.Kind != "VolumeSnapshot" {
+		t.Errorf("it is made from %v", of)
+	}
+	volume, err := lab.Kube.CoreV1().PersistentVolumes().Get(t.Context(), made.Spec.VolumeName, metav1.GetOptions{})
+	must(t, err)
+	folder = filepath.Join(storage("volumes"), volume.Spec.CSI.VolumeHandle, "data")
+	backup("fourth")
+	expectStored(t, 3)
+	for i, name := range []string{"third", "first", "second", "fourth"} {
+		_, err := plugin(t, "backup", "delete", name, "-n", namespace, "--yes")
+		must(t, err)
+		expectStored(t, []int{2, 2, 1, 0}[i])
+	}
+	expectNothingLeft(t)
+}
+
 // TestKeptIsMissing: a restore says that the cluster has no snapshot any more, and makes no empty claim.
 func TestKeptIsMissing(t *testing.T) {
 	namespace, other := lab.Namespace(t, "missing"), lab.Namespace(t, "missing-other")
