@@ -29,6 +29,8 @@ const (
 	// hidePatience is the time after which an exposure that is not gone has no place any more: a pod
 	// of a lost node must not keep others from theirs.
 	hidePatience = 2 * time.Minute
+	// pendingPatience is how long a pod that does not run yet has a place of the nodes.
+	pendingPatience = 2 * time.Minute
 	// leaveTimeout bounds the note that a snapshot is not needed.
 	leaveTimeout = 10 * time.Second
 	// retryInterval is the interval of attempts to hand an exposed snapshot over.
@@ -257,7 +259,10 @@ func (v *volumes) prepare(ctx context.Context, u *upload, of snapshots.Volume, s
 		}
 		*spot = placed
 	}
+	// A pod that no node takes keeps no place of the nodes from others.
+	pending := time.AfterFunc(pendingPatience, spot.Read)
 	exposed, err := v.c.Mover.Expose(ctx, of, taken, report)
+	pending.Stop()
 	if err != nil {
 		return err
 	}
