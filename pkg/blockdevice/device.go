@@ -163,12 +163,9 @@ func (d *Device) Write(ctx context.Context, b []byte, offset int64) error {
 	return d.write(ctx, http.MethodPut, offset, int64(len(b)), b)
 }
 
-// Clear makes all of the device zeros, without writing them. It returns false if the device can't.
-func (d *Device) Clear(ctx context.Context) (bool, error) {
-	if d.size == 0 {
-		return true, nil
-	}
-	err := d.write(ctx, http.MethodDelete, 0, d.size, nil)
+// Clear makes a range zeros, without writing them. It returns false if the device can't.
+func (d *Device) Clear(ctx context.Context, offset, length int64) (bool, error) {
+	err := d.write(ctx, http.MethodDelete, offset, length, nil)
 	if of, ok := errors.AsType[*failure](err); ok && of.code == http.StatusNotImplemented {
 		return false, nil
 	}

@@ -8,6 +8,7 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -81,7 +82,7 @@ func TestDevice(t *testing.T) {
 	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, content) {
 		t.Errorf("the device has something else: %v", err)
 	}
-	cleared, err := d.Clear(t.Context())
+	cleared, err := d.Clear(t.Context(), 0, d.Size())
 	if got, _ := os.ReadFile(path); err != nil || cleared && !bytes.Equal(got, make([]byte, len(content))) || !cleared && !bytes.Equal(got, content) {
 		t.Errorf("cleared is %t, %v", cleared, err)
 	}
@@ -112,18 +113,20 @@ func TestOpenWaits(t *testing.T) {
 	}
 }
 
-// TestReason: the server's words say why a device can't be opened.
+// TestReason: the server's words say why a device can't be opened, and the next request tries again.
 func TestReason(t *testing.T) {
-	folder, path := serve(t, nil, false)
-	var failure error
-	for range 100 {
-		d := &Device{client: clientOf(folder)}
-		if _, failure = d.do(t.Context(), http.MethodGet, nil, nil); failure != nil && strings.Contains(failure.Error(), path) {
-			return
+	s := &server{path: filepath.Join(t.TempDir(), "device")}
+	defer s.close()
+	for _, want := range []int{http.StatusServiceUnavailable, http.StatusOK} {
+		answer := httptest.NewRecorder()
+		s.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, address, nil))
+		if words := answer.Body.String(); answer.Code != want || want != http.StatusOK && !strings.Contains(words, s.path) {
+			t.Errorf("the answer is %d with %q, want %d", answer.Code, words, want)
 		}
-		time.Sleep(startLook / 10)
+		if err := os.WriteFile(s.path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
-	t.Errorf("the reason is %v", failure)
 }
 
 // TestLinksAreNotFollowed: the folder's owner can't lead the agent to another socket.

@@ -33,6 +33,10 @@ import (
 // place.
 const deviceName = "device.raw"
 
+// clearedAtOnce bounds the bytes of a device that one call makes zeros: a call that takes minutes is taken for one that
+// hangs.
+const clearedAtOnce = 1 << 30
+
 // DeviceFolder returns the folder of the socket where a pod serves a block device: an emptyDir of the
 // pod. The error is PodFolder's.
 func DeviceFolder(podsDir string, pod types.UID, emptyDir string) (Folder, error) {
@@ -110,10 +114,12 @@ func restoreDevice(ctx context.Context, r *repository.Repository, man *snapshot.
 		return RestoreResult{}, fmt.Errorf("the block device has %d bytes, and its backup %d: make its claim larger", device.Size(), file.Size())
 	}
 	p.SetTotal(file.Size(), 1)
-	var cleared bool
-	p.Call(func() { cleared, err = device.Clear(ctx) })
-	if err != nil {
-		return RestoreResult{}, fmt.Errorf("clear the block device: %w", err)
+	cleared := true
+	for at := int64(0); at < device.Size() && cleared; at += clearedAtOnce {
+		p.Call(func() { cleared, err = device.Clear(ctx, at, min(clearedAtOnce, device.Size()-at)) })
+		if err != nil {
+			return RestoreResult{}, fmt.Errorf("clear the block device: %w", err)
+		}
 	}
 	out := &output{progress: p, readers: semaphore.NewWeighted(MemoryOf(ctx).readers(partReaders))}
 	out.notes.logger = klog.FromContext(ctx)
