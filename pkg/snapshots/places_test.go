@@ -175,9 +175,17 @@ func TestPlaceIsPassedOn(t *testing.T) {
 			}()
 			synctest.Wait()
 		}
+		next := func() place {
+			t.Helper()
+			synctest.Wait()
+			if len(given) == 0 {
+				t.Fatal("no place is given")
+			}
+			return <-given
+		}
 		first := m.Occupy(volume())
 		ask(t.Context(), "second", 5)
-		second := <-given
+		second := next()
 		if len(said) != 0 {
 			t.Errorf("a volume that need not wait says %q", <-said)
 		}
@@ -191,7 +199,7 @@ func TestPlaceIsPassedOn(t *testing.T) {
 		cancel()
 		synctest.Wait()
 		second.Read()
-		if big := <-given; big.name != "big" {
+		if big := next(); big.name != "big" {
 			t.Errorf("the place is of %s", big.name)
 		}
 		mu.Lock()
@@ -210,7 +218,7 @@ func TestPlaceIsPassedOn(t *testing.T) {
 			t.Errorf("%d looks, and none waits", looks)
 		}
 		first.Leave()
-		(<-given).Leave()
+		next().Leave()
 		if m.places.line.unread != 1 || m.places.line.taken[volume().Driver] != 2 {
 			t.Errorf("places are %+v", m.places.line)
 		}

@@ -458,6 +458,36 @@ func TestSnapshotIsMovedAgain(t *testing.T) {
 	}
 }
 
+// TestPendingPodKeepsNoPlace: a pod that no node takes gives its place to others, and keeps its driver's.
+func TestPendingPodKeepsNoPlace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &mover{exposeHeld: make(chan struct{})}
+		e := newMoving(snapshotOf("data", "web"))
+		h := newHarness(t, &work{execute: e.execute}, newRun("a", ready))
+		h.mover = m
+		unread := func() int {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			return m.unread
+		}
+		h.start(1)
+		time.Sleep(pendingPatience - time.Second)
+		if got := unread(); got != 1 || m.taken() != 1 {
+			t.Errorf("%d places of nodes are taken before, of %d", got, m.taken())
+		}
+		time.Sleep(2 * time.Second)
+		if got := unread(); got != 0 || m.taken() != 1 {
+			t.Errorf("%d places of nodes are taken after, of %d", got, m.taken())
+		}
+		close(m.exposeHeld)
+		time.Sleep(time.Second)
+		h.report("v", enginev1alpha1.VolumeUploadStatus{Phase: enginev1alpha1.VolumePhaseCompleted, SnapshotID: "s"})
+		if !closed(e.ended) || e.volume.Status.SnapshotID != "s" {
+			t.Errorf("the volume is %+v", e.volume.Status)
+		}
+	})
+}
+
 // TestCancelledUploadIsNotMovedAgain: a first try that was cancelled ends the volume.
 func TestCancelledUploadIsNotMovedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
