@@ -87,7 +87,7 @@ func (t *tool) deleteCommand() *cobra.Command {
 		})
 	})
 	command.Flags().BoolVarP(&yes, "yes", "y", false, "Do not ask.")
-	command.Flags().BoolVar(&byHandle, "snapshots-by-handle", false, "Delete stored snapshots too that only the backup names, as those of a lost cluster with the same storage.")
+	command.Flags().BoolVar(&byHandle, "snapshots-by-handle", false, "Delete stored snapshots too that only the backup names, as after the loss of a cluster with the same storage.")
 	return command
 }
 

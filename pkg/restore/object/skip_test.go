@@ -69,8 +69,8 @@ func TestSkip(t *testing.T) {
 		"a snapshot that Velero made for the backup":       {"volumesnapshots.snapshot.storage.k8s.io", `{apiVersion: snapshot.storage.k8s.io/v1, kind: VolumeSnapshot, metadata: {name: velero-data-x, namespace: shop, labels: {velero.io/backup-name: daily}}, spec: {source: {persistentVolumeClaimName: data}}}`, "the snapshot of a claim"},
 		"its content": {"volumesnapshotcontents.snapshot.storage.k8s.io", `{apiVersion: snapshot.storage.k8s.io/v1, kind: VolumeSnapshotContent, metadata: {name: snapcontent-1, labels: {velero.io/backup-name: daily}}}`, "the snapshot of a claim"},
 		"a snapshot that a backup of ours describes for Velero": {"volumesnapshots.snapshot.storage.k8s.io", `{apiVersion: snapshot.storage.k8s.io/v1, kind: VolumeSnapshot, metadata: {name: snapshot-1, namespace: shop, labels: {holdfast.io/snapshot-of-claim: u}}}`, "the snapshot of a claim"},
-		"a snapshot that somebody made":                         {"volumesnapshots.snapshot.storage.k8s.io", `{apiVersion: snapshot.storage.k8s.io/v1, kind: VolumeSnapshot, metadata: {name: mine, namespace: shop, labels: {app: db}}}`, ""},
-		"a claim with the label of Velero":                      {"persistentvolumeclaims", `{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: data, namespace: shop, labels: {velero.io/backup-name: daily}}}`, ""},
+		"a snapshot of a user":             {"volumesnapshots.snapshot.storage.k8s.io", `{apiVersion: snapshot.storage.k8s.io/v1, kind: VolumeSnapshot, metadata: {name: mine, namespace: shop, labels: {app: db}}}`, ""},
+		"a claim with the label of Velero": {"persistentvolumeclaims", `{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: data, namespace: shop, labels: {velero.io/backup-name: daily}}}`, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := parse(t, test.object)

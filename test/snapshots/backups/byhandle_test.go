@@ -31,7 +31,7 @@ import (
 // snapshot, whose handle it returns.
 func loseRecord(t testing.TB, backup types.UID) (handle string) {
 	t.Helper()
-	labtest.Eventually(t, "the VolumeSnapshot to be deleted, of which a content would be made anew", func() error {
+	labtest.Eventually(t, "the VolumeSnapshot to be deleted: else its content would be made anew", func() error {
 		left, err := objects.Resource(snapshots.Snapshots).List(t.Context(), metav1.ListOptions{})
 		if err == nil && len(left.Items) > 0 {
 			err = errors.New("it is there")
