@@ -27,5 +27,9 @@ echo "soak: a catalogue of a million volume backups in a store 750 ms away, as k
 go test -count=1 -v -timeout 1h -run '^TestCatalogueFarAway$' ./test/integration -catalogue.full
 echo "soak: 300 repositories, three of them broken, each maintained twice within its period"
 go test -count=1 -v -timeout 0 -run TestManyRepositories ./test/integration -repositories=300 -repositories.period=5m -repositories.rounds=2
+echo "soak: snapshots of volumes in each way, for ${duration}: all processes and sidecars are killed, and the storage fails"
+.lab/bin/lab build --snapshots --bin .lab/bin
+mkdir -p .lab/tmp
+TMPDIR="${PWD}/.lab/tmp" go test -count=1 -v -timeout 0 -run '^TestCampaign$' ./test/snapshots/backups -campaign.duration="${duration}"
 echo "soak: two clusters and one store, for ${duration} and ${kills} kills of each role at least, and some minutes to judge"
 go test -count=1 -v -timeout 0 ./test/soak -soak.duration="${duration}" -soak.kills="${kills}"

@@ -23,8 +23,8 @@ import (
 // were begun twice; that overlapped one that held a slot at the same time; that were
 // more than limit; or that were let start while one that overlaps them waited ahead,
 // and not for its storage location.
-// A backup holds its slot from its entry into the ledger to its end, or until it
-// leaves the ledger unclaimed.
+// A backup holds its slot from its entry into the ledger to its end, or until it only
+// moves data, or until it leaves the ledger unclaimed.
 func (h *History) Check(limit int) []error {
 	c := &checker{
 		limit: limit, runs: map[types.UID]*state{}, ledger: map[types.UID]records.Start{}, holding: map[types.UID]bool{},
@@ -96,7 +96,7 @@ func (c *checker) run(run *enginev1alpha1.BackupRun) {
 	if before.Ticket != 0 && before.Ticket != after.Ticket {
 		c.fail("%s had the ticket %d, and then %d", run.Name, before.Ticket, after.Ticket)
 	}
-	resumed := from == v1alpha1.BackupPhaseInProgress && to == from && after.Attempts == max(before.Attempts, 1)+1
+	resumed := begun(from) && to == from && after.Attempts == max(before.Attempts, 1)+1
 	if before.Executor != "" && before.Executor != after.Executor && !resumed {
 		c.fail("%s was executed by %s, and then by %s", run.Name, before.Executor, after.Executor)
 	}
@@ -120,11 +120,16 @@ func (c *checker) run(run *enginev1alpha1.BackupRun) {
 		case c.leader != after.Executor:
 			c.fail("%s was begun by %s, and %s led", run.Name, after.Executor, c.leader)
 		}
-	case to.Ended() && from == v1alpha1.BackupPhaseInProgress:
+	case to.Ended() && begun(from):
+	case to == v1alpha1.BackupPhaseWaitingForPluginOperations && from == v1alpha1.BackupPhaseInProgress:
 	case to == v1alpha1.BackupPhaseCancelled, to == v1alpha1.BackupPhaseFailedValidation:
 	default:
 		c.fail("%s went from %q to %q", run.Name, from, to)
 	}
+}
+
+func begun(phase v1alpha1.BackupPhase) bool {
+	return phase == v1alpha1.BackupPhaseInProgress || phase == v1alpha1.BackupPhaseWaitingForPluginOperations
 }
 
 func (c *checker) setLedger(v version) {
@@ -175,7 +180,7 @@ func (c *checker) mayBeHeld(s *state) bool {
 func (c *checker) holds(s *state) bool {
 	_, started := c.ledger[s.latest.UID]
 	phase := s.latest.Status.Phase
-	return phase == v1alpha1.BackupPhaseInProgress || started && !phase.Ended()
+	return phase == v1alpha1.BackupPhaseInProgress || started && !phase.Ended() && phase != v1alpha1.BackupPhaseWaitingForPluginOperations
 }
 
 // slots looks at those that have got a slot since the version before.

@@ -143,7 +143,10 @@ func (f *forge) two(a, b string) {
 	f.queue("b", 2)
 }
 
-const completed = v1alpha1.BackupPhaseCompleted
+const (
+	completed = v1alpha1.BackupPhaseCompleted
+	moving    = v1alpha1.BackupPhaseWaitingForPluginOperations
+)
 
 // execute forges all of a backup that waits.
 func (f *forge) execute(name string) {
@@ -180,6 +183,26 @@ func TestCheck(t *testing.T) {
 			f.location(true)
 			f.execute("a")
 		}, ""},
+		"passed by one that overlaps it, while it moves data": {func(f *forge) {
+			f.two("x", "x")
+			f.start("a")
+			f.claim("a", "one")
+			f.phase("a", moving)
+			f.start()
+			f.execute("b")
+			f.change("a", func(run *enginev1alpha1.BackupRun) { run.Status.Executor, run.Status.Attempts = "two", 2 })
+			f.phase("a", completed)
+		}, ""},
+		"moving, and begun": {func(f *forge) {
+			f.two("x", "y")
+			f.execute("b")
+			f.start("a")
+			f.claim("a", "one")
+			f.phase("a", moving)
+			f.claim("a", "one")
+			f.phase("a", completed)
+		}, "a was begun 2 times"},
+		"moving, but never begun": {func(f *forge) { f.two("x", "y"); f.execute("b"); f.phase("a", moving); f.phase("a", completed) }, `a went from "Queued" to "WaitingForPluginOperations"`},
 		"put back": {func(f *forge) {
 			f.two("x", "x")
 			f.start("a")

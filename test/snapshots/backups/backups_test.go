@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 	if root, err = filepath.Abs("../../.."); err != nil {
 		panic(err)
 	}
-	os.Exit(labtest.Main(m, labtest.Options{Root: root, APIServerFlags: "--snapshots --backupstore-poll-interval=1s", ControllerFlags: "--snapshots --restore-image=holdfast"}, func(l *labtest.Lab) {
+	os.Exit(labtest.Main(m, labtest.Options{Root: root, APIServerFlags: "--snapshots --backupstore-poll-interval=1s", ControllerFlags: fmt.Sprintf("--snapshots --restore-image=holdfast --concurrent-backups=%d", slots)}, func(l *labtest.Lab) {
 		lab = l
 		if err := prepare(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -98,7 +98,7 @@ func claim(t testing.TB, namespace, name, content string) (folder string) {
 }
 
 // claimOf makes a claim of a mode, and returns the folder or the device of its volume.
-func claimOf(t testing.TB, namespace, name string, mode corev1.PersistentVolumeMode) (data string) {
+func claimOf(t testing.TB, namespace, name string, mode corev1.PersistentVolumeMode) string {
 	t.Helper()
 	claims := lab.Kube.CoreV1().PersistentVolumeClaims(namespace)
 	class := "folder"
@@ -115,13 +115,22 @@ func claimOf(t testing.TB, namespace, name string, mode corev1.PersistentVolumeM
 		if err != nil || bound.Status.Phase != corev1.ClaimBound {
 			return errors.Join(err, errors.New("it is not"))
 		}
-		volume, err := lab.Kube.CoreV1().PersistentVolumes().Get(t.Context(), bound.Spec.VolumeName, metav1.GetOptions{})
-		if err == nil {
-			data = filepath.Join(storage("volumes"), volume.Spec.CSI.VolumeHandle, "data")
-		}
-		return err
+		return nil
 	})
-	return data
+	return folderOf(t, namespace, name)
+}
+
+// folderOf returns the folder or the device of a bound claim's volume.
+func folderOf(t testing.TB, namespace, name string) string {
+	t.Helper()
+	bound, err := lab.Kube.CoreV1().PersistentVolumeClaims(namespace).Get(t.Context(), name, metav1.GetOptions{})
+	must(t, err)
+	if bound.Status.Phase != corev1.ClaimBound {
+		t.Fatalf("the claim %s is %s", name, bound.Status.Phase)
+	}
+	volume, err := lab.Kube.CoreV1().PersistentVolumes().Get(t.Context(), bound.Spec.VolumeName, metav1.GetOptions{})
+	must(t, err)
+	return filepath.Join(storage("volumes"), volume.Spec.CSI.VolumeHandle, "data")
 }
 
 // runMovers has a kubelet give each pod of movers the files of its volume, on the agent's node.
@@ -154,6 +163,16 @@ func nothingLeft(t testing.TB) error {
 	t.Helper()
 	contents, err := objects.Resource(snapshots.Contents).List(t.Context(), metav1.ListOptions{})
 	must(t, err)
+	if stored := entries(t, storage("snapshots")); stored+len(contents.Items) > 0 {
+		return fmt.Errorf("the storage has %d snapshots, and the cluster %d contents", stored, len(contents.Items))
+	}
+	return nothingExposed(t)
+}
+
+// nothingExposed fails while the cluster or the storage has an object or a volume that was made for a backup, beside
+// the snapshots and their contents.
+func nothingExposed(t testing.TB) error {
+	t.Helper()
 	taken, err := objects.Resource(snapshots.Snapshots).List(t.Context(), metav1.ListOptions{})
 	must(t, err)
 	pods, err := lab.Kube.CoreV1().Pods(movers).List(t.Context(), metav1.ListOptions{})
@@ -166,10 +185,10 @@ func nothingLeft(t testing.TB) error {
 			exposed++
 		}
 	}
-	stored, left := entries(t, storage("snapshots")), entries(t, storage("volumes"))
-	if stored+exposed+len(contents.Items)+len(taken.Items)+len(pods.Items) > 0 || left != len(volumes.Items) {
-		return fmt.Errorf("the storage has %d snapshots and %d volumes, want 0 and %d; the cluster has %d contents, %d VolumeSnapshots, %d volumes and %d pods of backups",
-			stored, left, len(volumes.Items), len(contents.Items), len(taken.Items), exposed, len(pods.Items))
+	left := entries(t, storage("volumes"))
+	if exposed+len(taken.Items)+len(pods.Items) > 0 || left != len(volumes.Items) {
+		return fmt.Errorf("the storage has %d volumes, want %d; the cluster has %d VolumeSnapshots, %d volumes and %d pods of backups",
+			left, len(volumes.Items), len(taken.Items), exposed, len(pods.Items))
 	}
 	return nil
 }

@@ -44,14 +44,7 @@ func expectStored(t testing.TB, want int) {
 // dataOf returns a file of a claim that is bound.
 func dataOf(t testing.TB, namespace, name string) string {
 	t.Helper()
-	bound, err := lab.Kube.CoreV1().PersistentVolumeClaims(namespace).Get(t.Context(), name, metav1.GetOptions{})
-	must(t, err)
-	if bound.Status.Phase != corev1.ClaimBound {
-		t.Fatalf("the claim is %s", bound.Status.Phase)
-	}
-	volume, err := lab.Kube.CoreV1().PersistentVolumes().Get(t.Context(), bound.Spec.VolumeName, metav1.GetOptions{})
-	must(t, err)
-	content, err := os.ReadFile(filepath.Join(storage("volumes"), volume.Spec.CSI.VolumeHandle, "data", "file"))
+	content, err := os.ReadFile(filepath.Join(folderOf(t, namespace, name), "file"))
 	must(t, err)
 	return string(content)
 }
@@ -169,9 +162,7 @@ func TestKeepLocal(t *testing.T) {
 	if of := made.Spec.DataSource; of == nil || of.Kind != "VolumeSnapshot" {
 		t.Errorf("it is made from %v", of)
 	}
-	volume, err := lab.Kube.CoreV1().PersistentVolumes().Get(t.Context(), made.Spec.VolumeName, metav1.GetOptions{})
-	must(t, err)
-	folder = filepath.Join(storage("volumes"), volume.Spec.CSI.VolumeHandle, "data")
+	folder = folderOf(t, namespace, "data")
 	backup("fourth")
 	expectStored(t, 3)
 	for i, name := range []string{"third", "first", "second", "fourth"} {

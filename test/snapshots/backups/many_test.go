@@ -89,22 +89,28 @@ func newHooked(b *testing.B, pods int) *hooked {
 	for i := range pods {
 		name := fmt.Sprint("db-", i)
 		claim(b, h.namespace, name, "x")
-		pod, err := lab.Kube.CoreV1().Pods(h.namespace).Create(b.Context(), &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{
-				"pre.hook.backup.holdfast.io/command": "freeze", "post.hook.backup.holdfast.io/command": "thaw",
-			}},
-			Spec: corev1.PodSpec{
-				NodeName: labtest.Node, TerminationGracePeriodSeconds: new(int64),
-				Volumes:    []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name}}}},
-				Containers: []corev1.Container{{Name: "db", Image: "example.com/db", VolumeMounts: []corev1.VolumeMount{{Name: "data", MountPath: "/data"}}}},
-			},
-		}, metav1.CreateOptions{})
-		must(b, err)
-		pod.Status.Phase = corev1.PodRunning
-		_, err = lab.Kube.CoreV1().Pods(h.namespace).UpdateStatus(b.Context(), pod, metav1.UpdateOptions{})
-		must(b, err)
+		hookedPod(b, h.namespace, name, name)
 	}
 	return h
+}
+
+// hookedPod makes a running pod with a claim on the agent's node, whose hooks are the commands freeze and thaw.
+func hookedPod(t testing.TB, namespace, name, claim string) {
+	t.Helper()
+	pod, err := lab.Kube.CoreV1().Pods(namespace).Create(t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{
+			"pre.hook.backup.holdfast.io/command": "freeze", "post.hook.backup.holdfast.io/command": "thaw",
+		}},
+		Spec: corev1.PodSpec{
+			NodeName: labtest.Node, TerminationGracePeriodSeconds: new(int64),
+			Volumes:    []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}}},
+			Containers: []corev1.Container{{Name: "db", Image: "example.com/db", VolumeMounts: []corev1.VolumeMount{{Name: "data", MountPath: "/data"}}}},
+		},
+	}, metav1.CreateOptions{})
+	must(t, err)
+	pod.Status.Phase = corev1.PodRunning
+	_, err = lab.Kube.CoreV1().Pods(namespace).UpdateStatus(t.Context(), pod, metav1.UpdateOptions{})
+	must(t, err)
 }
 
 // ran notes a hook of a pod.
@@ -254,7 +260,7 @@ func ownWrites(b *testing.B, mark int64) (writes int) {
 }
 
 // await is labtest.Eventually for what takes minutes.
-func await(b *testing.B, what string, condition func() error) {
-	b.Helper()
-	must(b, labtest.AwaitFor(b.Context(), 30*time.Minute, what, condition))
+func await(t testing.TB, what string, condition func() error) {
+	t.Helper()
+	must(t, labtest.AwaitFor(t.Context(), 30*time.Minute, what, condition))
 }
