@@ -354,7 +354,7 @@ const (
 	// ReasonNoneReplaced: deleted, or as before.
 	ReasonNoneReplaced = "NoneReplaced"
 	// ConditionBackupsLeftOut is True while some backups without a trusted signature are not
-	// listed, or very many folders hold no backup. Its message has the number left out.
+	// listed, or very many folders hold no backup. Its message has their number.
 	ConditionBackupsLeftOut = "BackupsLeftOut"
 	// ReasonTooManyForeign: the memory for such backups is bounded.
 	ReasonTooManyForeign = "TooManyForeign"
