@@ -30,8 +30,8 @@ import (
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 
 // VolumeRepository is a Kopia repository with one namespace's volume data in one storage location.
-// Its name is NAMESPACE.LOCATION. Its key is in the Secret NAME.key, in the system namespace's name
-// with the suffix -repositories. Without that Secret, the data is lost.
+// Its name is NAMESPACE.LOCATION. Its key is in the Secret NAMESPACE.LOCATION.key in the namespace
+// <system namespace>-repositories. Without that Secret, the data is lost.
 type VolumeRepository struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
