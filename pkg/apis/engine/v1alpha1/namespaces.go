@@ -7,8 +7,8 @@ package v1alpha1
 // except for names known beforehand. So the reader of one kind reads neither another nor the system
 // namespace's TLS Secrets.
 
-// AgentsNamespace returns the namespace of the node agents and their Leases. It is apart, so that
-// agents can't change controllers' Leases.
+// AgentsNamespace returns the namespace of node agents and their Leases, so that agents can't
+// change controllers' Leases.
 func AgentsNamespace(system string) string { return system + "-agents" }
 
 // CredentialsNamespace returns the namespace of the storage locations' credentials.

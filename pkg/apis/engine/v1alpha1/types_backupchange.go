@@ -122,7 +122,7 @@ type BackupChangeTarget struct {
 	Repeat int32 `json:"repeat,omitempty"`
 }
 
-// BackupChangeStatus is the state of a request.
+// BackupChangeStatus is a request's state.
 type BackupChangeStatus struct {
 	// The finished generation.
 	// +optional
@@ -137,7 +137,7 @@ type BackupChangeStatus struct {
 	// +optional
 	// +listType=atomic
 	Refused []BackupChangeRefusal `json:"refused,omitempty"`
-	// When it was finished, with the removal of deleted volumes' snapshots requested.
+	// When it was finished, and removal of deleted volumes' snapshots requested.
 	// +optional
 	CompletionTimestamp *metav1.Time `json:"completionTimestamp,omitempty"`
 	// Why it was not made, or waits.

@@ -42,7 +42,7 @@ type BackupRunList struct {
 	Items           []BackupRun `json:"items"`
 }
 
-// BackupRunSpec is the request. It does not change, except by one cancellation and one deletion.
+// BackupRunSpec is the request. Immutable, except for one cancellation and one deletion.
 // +kubebuilder:validation:XValidation:rule="self.backupRef == oldSelf.backupRef && has(self.namespaceUID) == has(oldSelf.namespaceUID) && (!has(self.namespaceUID) || self.namespaceUID == oldSelf.namespaceUID) && self.backup == oldSelf.backup && self.requester == oldSelf.requester && has(self.scheduleUID) == has(oldSelf.scheduleUID) && (!has(self.scheduleUID) || self.scheduleUID == oldSelf.scheduleUID)",message="the spec of a BackupRun does not change, except by a cancellation or deletion"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.cancellation) || has(self.cancellation) && self.cancellation == oldSelf.cancellation",message="a cancellation is not taken back"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.deletion) || has(self.deletion) && self.deletion == oldSelf.deletion",message="a deletion is not taken back"
@@ -101,7 +101,7 @@ type Deletion struct {
 	// longer.
 	// +optional
 	Expired bool `json:"expired,omitempty"`
-	// Whether stored snapshots named only by the backup are deleted too.
+	// Whether stored snapshots that only the backup names are deleted too.
 	// +optional
 	SnapshotsByHandle bool `json:"snapshotsByHandle,omitempty"`
 }
@@ -143,15 +143,15 @@ type BackupRunStatus struct {
 	// When the run was queued.
 	// +optional
 	QueuedTimestamp *metav1.Time `json:"queuedTimestamp,omitempty"`
-	// The executing controller process. If it ends, the next one takes over.
+	// The executing controller process. If it ends, the next takes over.
 	// +optional
 	Executor string `json:"executor,omitempty"`
 	// Number of processes that claimed the run.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Attempts int32 `json:"attempts,omitempty"`
-	// Number of attempts given back by processes that were told to stop, or should not have
-	// executed the run. They do not count against the limit.
+	// Attempts given back by processes that were told to stop, or should not have executed the run.
+	// They do not count against the limit.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	GivenBack int32 `json:"givenBack,omitempty"`
@@ -203,7 +203,7 @@ type BackupRunStatus struct {
 	// +listType=atomic
 	ValidationErrors []string `json:"validationErrors,omitempty"`
 	// Namespaces of volumes whose snapshots must still be removed from the store: the run was
-	// cancelled or failed, and no stored backup lists them.
+	// cancelled or failed, so no stored backup lists them.
 	// +optional
 	// +listType=set
 	LeftoverSnapshots []string `json:"leftoverSnapshots,omitempty"`

@@ -77,7 +77,7 @@ type VolumeDeletionList struct {
 
 // InOrder returns a backup's BackupChange and same-named ExpirationChange in the order in which
 // they apply. Either is nil if missing. A BackupChange that is not earlier replaces the fields that
-// it sets: the ExpirationChange is returned without them. It replaces all if it is about another
+// it sets: the ExpirationChange is returned without them. It replaces all if it means another
 // backup of the name.
 func InOrder(change, former *BackupChange) []*BackupChange {
 	switch {

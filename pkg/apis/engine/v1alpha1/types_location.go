@@ -105,8 +105,8 @@ type StorageLocationSpec struct {
 	// by name counts.
 	// +optional
 	Default bool `json:"default,omitempty"`
-	// Namespaces whose backups, schedules and restores may use this store, besides the system
-	// namespace. Unset means all for a default location, else none.
+	// Namespaces, besides the system namespace, whose backups, schedules and restores may use this
+	// store. Unset means all for a default location, else none.
 	// +optional
 	AllowedNamespaces *AllowedNamespaces `json:"allowedNamespaces,omitempty"`
 	// Folder of all keys, without leading or trailing slash.
@@ -126,9 +126,9 @@ type StorageLocationSpec struct {
 	// For the provider azure.
 	// +optional
 	Azure *AzureLocation `json:"azure,omitempty"`
-	// Clusters whose backups in this store are listed in the namespaces of the same names, for
-	// users with rights there. Others are listed in the system namespace. Name this cluster only to
-	// give a recreated namespace its predecessor's backups.
+	// Clusters whose backups here are listed in the namespaces of the same names, for users with
+	// rights there. Others are listed in the system namespace. Name this cluster only to give a
+	// recreated namespace its predecessor's backups.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
@@ -189,7 +189,7 @@ type StorageEncryption struct {
 	Objects ObjectEncryption `json:"objects,omitempty"`
 }
 
-// EncryptsObjects reports whether the objects of new backups are encrypted.
+// EncryptsObjects reports whether new backups' objects are encrypted.
 func (s *StorageLocationSpec) EncryptsObjects() bool {
 	return s.Encryption != nil && s.Encryption.Objects == ObjectEncryptionEnabled
 }
@@ -268,12 +268,12 @@ type TrustedCluster struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	Name string `json:"name"`
-	// Uid of its kube-system namespace: cluster-uid in its ConfigMap holdfast-identity.
+	// Uid of its namespace kube-system: cluster-uid in its ConfigMap holdfast-identity.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	UID string `json:"uid"`
 	// A public key from its ConfigMap holdfast-identity: Ed25519, in base64. List a cluster once
-	// for each of its keys.
+	// for each key.
 	// +kubebuilder:validation:Pattern=`^[A-Za-z0-9+/]{43}=$`
 	PublicKey string `json:"publicKey"`
 	// Namespaces it is trusted for. Empty means all.
@@ -302,7 +302,7 @@ const (
 	// ReasonInvalid: the location's spec or Secret can't be used.
 	ReasonInvalid = "Invalid"
 	// ConditionClonedCluster is True while another cluster with this one's uid may write to the
-	// store. Then no backup starts there, and nothing is deleted.
+	// store. Meanwhile no backup starts, and nothing is deleted.
 	ConditionClonedCluster = "ClonedCluster"
 	// ReasonStateIsOlder: a controller unknown to the cluster's records has written to the store,
 	// and is watched for signs of life.
@@ -311,9 +311,9 @@ const (
 	ReasonClaimedElsewhere = "ClaimedElsewhere"
 	// ReasonClaimedHere: this cluster continues.
 	ReasonClaimedHere = "ClaimedHere"
-	// ConditionProbed is True if the probe that a SyncRequest asks for was created, read, listed
-	// and deleted in the store. Otherwise the message has the failed steps. Its observedGeneration
-	// is the location's at the probe.
+	// ConditionProbed is True if a SyncRequest's probe was created, read, listed and deleted.
+	// Otherwise the message has the failed steps. Its observedGeneration is the location's at the
+	// probe.
 	ConditionProbed = "Probed"
 	// ReasonProbePassed: each step succeeded.
 	ReasonProbePassed = "Passed"
@@ -335,7 +335,7 @@ const (
 	ConditionSynced = "Synced"
 	// ReasonListed: the store was listed, and new contents read.
 	ReasonListed = "Listed"
-	// ReasonLoading: the first reading of the store.
+	// ReasonLoading: the first reading.
 	ReasonLoading = "Loading"
 	// ReasonUnreadable: not readable; the known contents are shown.
 	ReasonUnreadable = "Unreadable"
@@ -358,7 +358,7 @@ const (
 	ConditionBackupsLeftOut = "BackupsLeftOut"
 	// ReasonTooManyForeign: the memory for such backups is bounded.
 	ReasonTooManyForeign = "TooManyForeign"
-	// ReasonTooManyFolders: too many folders without a finished backup take memory.
+	// ReasonTooManyFolders: folders without a finished backup take much memory.
 	ReasonTooManyFolders = "TooManyFolders"
 	// ReasonAllListed: all backups are listed.
 	ReasonAllListed = "AllListed"
@@ -367,7 +367,7 @@ const (
 // CatalogueStatus is the catalogue's knowledge of a store. It is written when conditions change,
 // else at most once a minute.
 type CatalogueStatus struct {
-	// Number of known backups. While the condition BackupsMissing is True, the earlier number.
+	// Number of known backups; the earlier number while BackupsMissing is True.
 	// +optional
 	Backups int32 `json:"backups,omitempty"`
 	// Start of the last complete listing, when this was written.
@@ -378,7 +378,7 @@ type CatalogueStatus struct {
 	SyncRequest string `json:"syncRequest,omitempty"`
 }
 
-// StorageLocationStatus is the state of a store.
+// StorageLocationStatus is a store's state.
 type StorageLocationStatus struct {
 	// Conditions: Available, Synced, BackupsMissing. MetadataReplaced, once another writer replaced
 	// a backup's metadata. ClonedCluster, once another cluster with this one's uid may have

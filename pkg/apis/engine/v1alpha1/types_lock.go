@@ -67,7 +67,7 @@ const (
 	ReasonLockPending = "Pending"
 	// ReasonExtensionFailed: some locks could not be extended.
 	ReasonExtensionFailed = "ExtensionFailed"
-	// ReasonMaintenanceLate: a repository was not maintained in time, which extends its locks.
+	// ReasonMaintenanceLate: a repository's maintenance, which extends its locks, is late.
 	ReasonMaintenanceLate = "MaintenanceLate"
 )
 

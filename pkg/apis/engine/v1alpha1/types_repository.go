@@ -93,7 +93,7 @@ const (
 	ConditionKeyBackedUp = "KeyBackedUp"
 	// ReasonKeyWrapped: the key is in the store, encrypted for the location's recovery keys.
 	ReasonKeyWrapped = "Wrapped"
-	// ReasonKeyNotWrapped: the encrypted key could not be written to the store.
+	// ReasonKeyNotWrapped: the encrypted key could not be stored.
 	ReasonKeyNotWrapped = "NotWrapped"
 	// ReasonKeyExported: the key was exported, to a place that the cluster does not know.
 	ReasonKeyExported = "Exported"
@@ -117,10 +117,10 @@ const (
 	ReasonWaiting = "Waiting"
 )
 
-// KeySecretName returns the name of the Secret with a repository's key.
+// KeySecretName returns the name of a repository's key Secret.
 func KeySecretName(repository string) string { return repository + ".key" }
 
-// KeySecretKey is the key of the repository's password in its Secret.
+// KeySecretKey is the Secret's key with the repository's password.
 const KeySecretKey = "repository-password"
 
 const (
@@ -137,13 +137,13 @@ const AnnotationKeyExported = "holdfast.io/key-exported"
 // RepositoryTypeKopia is the only type of a repository.
 const RepositoryTypeKopia = "kopia"
 
-// RepositoryName returns the name of a namespace's repository in a location. Namespaces have no
-// dots, so it is unique.
+// RepositoryName returns the name of a namespace's repository in a location. It is unique, since
+// namespaces have no dots.
 func RepositoryName(volumeNamespace, location string) string {
 	return volumeNamespace + "." + location
 }
 
-// MaintenanceResult is the result of a maintenance.
+// MaintenanceResult is a maintenance's result.
 // +kubebuilder:validation:Enum=Succeeded;Failed
 type MaintenanceResult string
 
@@ -182,7 +182,7 @@ const (
 // MaxRecentMaintenance bounds the maintenances in a VolumeRepository.
 const MaxRecentMaintenance = 25
 
-// VolumeRepositoryStatus is the state of a repository.
+// VolumeRepositoryStatus is a repository's state.
 type VolumeRepositoryStatus struct {
 	// Time of the last successful maintenance.
 	// +optional
@@ -232,7 +232,7 @@ type VolumeRepositoryStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// RepositoryDamage is the lost data of a repository.
+// RepositoryDamage is a repository's lost data.
 type RepositoryDamage struct {
 	// When it was first noticed.
 	Since metav1.Time `json:"since"`

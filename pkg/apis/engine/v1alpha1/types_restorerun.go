@@ -51,7 +51,7 @@ type RestoreRunList struct {
 	Items           []RestoreRun `json:"items"`
 }
 
-// RestoreRunSpec is the request. It does not change, except by one cancellation.
+// RestoreRunSpec is the request. Immutable, except for one cancellation.
 // +kubebuilder:validation:XValidation:rule="self.restoreRef == oldSelf.restoreRef && has(self.namespaceUID) == has(oldSelf.namespaceUID) && (!has(self.namespaceUID) || self.namespaceUID == oldSelf.namespaceUID) && self.backup == oldSelf.backup && self.restore == oldSelf.restore && self.requester == oldSelf.requester",message="the spec of a RestoreRun does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.cancellation) || has(self.cancellation) && self.cancellation == oldSelf.cancellation",message="a cancellation is not taken back"
 type RestoreRunSpec struct {
@@ -76,8 +76,8 @@ type RestoreRunSpec struct {
 	Backup RestoreSource `json:"backup"`
 	// The Restore's spec, with its defaults.
 	Restore v1alpha1.RestoreSpec `json:"restore"`
-	// Sorted namespaces that the restore writes to, as far as known at the request, for the queue.
-	// Empty means any.
+	// Sorted namespaces that the restore writes to, as known at the request, for the queue. Empty
+	// means any.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=10000
@@ -96,8 +96,8 @@ type RestoreSource struct {
 	v1alpha1.RestoredBackup `json:",inline"`
 	// Its name in the store.
 	StoreName string `json:"storeName"`
-	// Public key of the backup's signature at the request, of this cluster or one that the location
-	// trusts: Ed25519, in base64. Empty without a trusted signature.
+	// Public key of the backup's signature at the request: Ed25519, in base64, of this cluster or a
+	// trusted one. Empty without a trusted signature.
 	// +optional
 	PublicKey string `json:"publicKey,omitempty"`
 }
@@ -119,8 +119,7 @@ type RestoreRunStatus struct {
 	// Number of processes that began the run.
 	// +optional
 	Attempts int32 `json:"attempts,omitempty"`
-	// Number of attempts given back by processes that were told to stop. They do not count against
-	// the limit.
+	// Attempts given back by processes that were told to stop. They do not count against the limit.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	GivenBack int32 `json:"givenBack,omitempty"`

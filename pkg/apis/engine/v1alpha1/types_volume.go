@@ -91,8 +91,8 @@ type VolumeProgress struct {
 // +kubebuilder:printcolumn:name="Files",type=integer,JSONPath=`.status.progress.filesDone`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 
-// VolumeUpload asks a node's agent to upload a pod's volume. Its BackupRun owns it. Deletion and
-// cancellation stop the upload; after a cancellation, the agent reports the stop.
+// VolumeUpload asks a node's agent to upload a pod's volume. Its BackupRun owns it. Deletion or
+// cancellation stops the upload; after a cancellation, the agent reports it.
 type VolumeUpload struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -114,7 +114,7 @@ type VolumeUploadList struct {
 	Items           []VolumeUpload `json:"items"`
 }
 
-// VolumeUploadSpec is the volume to upload. It does not change, except by one cancellation.
+// VolumeUploadSpec is the volume to upload. Immutable, except for one cancellation.
 // +kubebuilder:validation:XValidation:rule="self.node == oldSelf.node && self.pod == oldSelf.pod && self.volume == oldSelf.volume && self.backupStorageLocation == oldSelf.backupStorageLocation && self.repository == oldSelf.repository",message="the spec of a VolumeUpload does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="has(self.claimName) == has(oldSelf.claimName) && (!has(self.claimName) || self.claimName == oldSelf.claimName)",message="the spec of a VolumeUpload does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="has(self.claimUID) == has(oldSelf.claimUID) && (!has(self.claimUID) || self.claimUID == oldSelf.claimUID)",message="the spec of a VolumeUpload does not change, except by a cancellation"
@@ -128,24 +128,24 @@ type VolumeUploadSpec struct {
 	Node string `json:"node"`
 	// The volume's pod. Without a name, no pod uses the claim.
 	Pod PodReference `json:"pod"`
-	// Name of the volume in the pod's spec.
+	// The volume's name in the pod's spec.
 	Volume string `json:"volume"`
-	// Name of the volume's claim. Empty without one.
+	// The volume's claim. Empty without one.
 	// +optional
 	ClaimName string `json:"claimName,omitempty"`
-	// Uid of the volume's claim.
+	// The claim's uid.
 	// +optional
 	ClaimUID types.UID `json:"claimUID,omitempty"`
 	// Name of the PersistentVolume to read, and of its folder on the node: the claim's, or one from
 	// a snapshot. Empty without a claim: the folder has the volume's name.
 	// +optional
 	PersistentVolume string `json:"persistentVolume,omitempty"`
-	// Uid of the pod that mounts a volume from a snapshot, where the agent reads instead. Agents
-	// that do not know the field fail: the volume's pod has no such PersistentVolume.
+	// Uid of the pod that mounts a volume from a snapshot, where the agent reads instead. Older
+	// agents fail: the volume's pod has no such PersistentVolume.
 	// +optional
 	Holder types.UID `json:"holder,omitempty"`
 	// Name of the pod's emptyDir with the socket of a block device that it serves. Empty for
-	// volumes with files. Agents that do not know the field fail: a block device has no folder.
+	// volumes with files. Older agents fail: a block device has no folder.
 	// +kubebuilder:validation:MaxLength=63
 	// +optional
 	Device string `json:"device,omitempty"`
@@ -156,7 +156,7 @@ type VolumeUploadSpec struct {
 	HostPath string `json:"hostPath,omitempty"`
 	// The storage location.
 	BackupStorageLocation string `json:"backupStorageLocation"`
-	// Name of the VolumeRepository of the pod's namespace.
+	// VolumeRepository of the pod's namespace.
 	Repository string `json:"repository"`
 	// Tags of the snapshot: the backup's name in the store, and the uid of its cluster's
 	// kube-system namespace.
@@ -190,14 +190,13 @@ type VolumeUploadStatus struct {
 	// +optional
 	IncrementalBytes int64 `json:"incrementalBytes,omitempty"`
 	// Number of warnings: files that vanished or changed while read, and omitted special files. The
-	// message names the first ones.
+	// message names the first.
 	// +optional
 	Warnings int32 `json:"warnings,omitempty"`
 	// How often an agent began. If one stops, the upload begins anew, a few times.
 	// +optional
 	Attempts int32 `json:"attempts,omitempty"`
-	// Number of attempts given back, since the agent was told to stop. They do not count against
-	// the limit.
+	// Attempts given back, since the agent was told to stop. They do not count against the limit.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	GivenBack int32 `json:"givenBack,omitempty"`
@@ -249,7 +248,7 @@ type VolumeRestoreList struct {
 	Items           []VolumeRestore `json:"items"`
 }
 
-// VolumeRestoreSpec is the snapshot to restore, and its target. It does not change, except by one
+// VolumeRestoreSpec is the snapshot to restore, and its target. Immutable, except for one
 // cancellation.
 // +kubebuilder:validation:XValidation:rule="self.node == oldSelf.node && self.pod == oldSelf.pod && self.volume == oldSelf.volume && self.backupStorageLocation == oldSelf.backupStorageLocation && self.repository == oldSelf.repository && self.snapshotID == oldSelf.snapshotID",message="the spec of a VolumeRestore does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="has(self.persistentVolume) == has(oldSelf.persistentVolume) && (!has(self.persistentVolume) || self.persistentVolume == oldSelf.persistentVolume)",message="the spec of a VolumeRestore does not change, except by a cancellation"
@@ -263,13 +262,13 @@ type VolumeRestoreSpec struct {
 	Node string `json:"node"`
 	// The pod.
 	Pod PodReference `json:"pod"`
-	// Name of the volume in the pod's spec.
+	// The volume's name in the pod's spec.
 	Volume string `json:"volume"`
 	// Name of the claim's PersistentVolume, and of its folder on the node. Empty without a claim.
 	// +optional
 	PersistentVolume string `json:"persistentVolume,omitempty"`
 	// Name of the pod's emptyDir with the socket of a block device that it serves. Empty for
-	// volumes with files. Agents that do not know the field fail: a block device has no folder.
+	// volumes with files. Older agents fail: a block device has no folder.
 	// +kubebuilder:validation:MaxLength=63
 	// +optional
 	Device string `json:"device,omitempty"`
@@ -319,8 +318,7 @@ type VolumeRestoreStatus struct {
 	// How often an agent began. If one stops, the restore begins anew, a few times.
 	// +optional
 	Attempts int32 `json:"attempts,omitempty"`
-	// Number of attempts given back, since the agent was told to stop. They do not count against
-	// the limit.
+	// Attempts given back, since the agent was told to stop. They do not count against the limit.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	GivenBack int32 `json:"givenBack,omitempty"`

@@ -27,9 +27,9 @@ type BackupObject struct {
 
 // BackupObjectSpec identifies an object and its backup.
 type BackupObjectSpec struct {
-	// API version of the object, such as apps/v1.
+	// Its API version, such as apps/v1.
 	APIVersion string `json:"apiVersion"`
-	// Kind of the object.
+	// Its kind.
 	Kind string `json:"kind"`
 	// Its namespace. Empty if cluster-scoped.
 	// +optional
@@ -55,10 +55,10 @@ type BackupObjectSpec struct {
 	Images []string `json:"images,omitempty"`
 	// Name of the backup.
 	Backup string `json:"backup"`
-	// UID of the backup.
+	// The backup's UID.
 	// +optional
 	BackupUID types.UID `json:"backupUID,omitempty"`
-	// Phase of the backup.
+	// The backup's phase.
 	// +optional
 	BackupPhase BackupPhase `json:"backupPhase,omitempty"`
 	// When the backup began to read.

@@ -46,9 +46,9 @@ type NodeAgentList struct {
 	Items []NodeAgent `json:"items"`
 }
 
-// NodeAgentStatus is the state of an agent.
+// NodeAgentStatus is an agent's state.
 type NodeAgentStatus struct {
-	// Whether the agent is alive, and whether its ConfigMap is valid.
+	// Whether the agent is alive, and its ConfigMap valid.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -64,7 +64,7 @@ type NodeAgentStatus struct {
 	// Volumes being moved.
 	// +optional
 	Running VolumeCounts `json:"running,omitempty"`
-	// Volumes that wait for their turn.
+	// Volumes that wait.
 	// +optional
 	Waiting VolumeCounts `json:"waiting,omitempty"`
 	// Since when the oldest one waits.

@@ -78,10 +78,10 @@ type PlannedVolume struct {
 	// Name of the claim. Empty without one.
 	// +optional
 	Claim string `json:"claim,omitempty"`
-	// Name of the pod that gives access to the data.
+	// The pod that gives access to the data.
 	// +optional
 	Pod string `json:"pod,omitempty"`
-	// Name of the volume in the pod.
+	// The volume's name in the pod.
 	// +optional
 	Volume string `json:"volume,omitempty"`
 	// Capacity in bytes. Absent if unknown.

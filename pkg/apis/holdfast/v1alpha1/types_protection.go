@@ -86,7 +86,7 @@ type ProtectionStatus struct {
 	// another namespace, except in requests over all namespaces.
 	// +optional
 	Schedule *ProtectingSchedule `json:"schedule,omitempty"`
-	// How old the last good backup may be.
+	// The last good backup's maximum age.
 	// +optional
 	Expectation Duration `json:"expectation,omitempty"`
 	// Source of the expectation: Annotation, NamespaceAnnotation, Schedule or Default.
@@ -107,7 +107,7 @@ const (
 
 // ProtectedBy is a backup that holds an object or a claim's data.
 type ProtectedBy struct {
-	// The backup, if in the same namespace. Others are named in the system namespace, and in
+	// The backup, if in the same namespace. Others are named only in the system namespace and
 	// requests over all namespaces.
 	// +optional
 	Backup BackupReference `json:"backup,omitzero"`
@@ -117,10 +117,10 @@ type ProtectedBy struct {
 
 // ProtectingSchedule is a schedule that selects an object.
 type ProtectingSchedule struct {
-	// Namespace of the schedule.
+	// Its namespace.
 	// +optional
 	Namespace string `json:"namespace,omitempty"`
-	// Name of the schedule.
+	// Its name.
 	// +optional
 	Name string `json:"name,omitempty"`
 }

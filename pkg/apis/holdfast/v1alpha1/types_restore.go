@@ -51,7 +51,7 @@ type RestoreList struct {
 	Items []Restore `json:"items"`
 }
 
-// ExistingResourcePolicy says what happens to an object that exists and differs.
+// ExistingResourcePolicy is for objects that exist and differ.
 // +kubebuilder:validation:Enum="";none;update;recreate
 type ExistingResourcePolicy string
 
@@ -65,7 +65,7 @@ const (
 	ExistingResourceRecreate ExistingResourcePolicy = "recreate"
 )
 
-// ExistingVolumePolicy says what happens to the data of a volume whose claim exists.
+// ExistingVolumePolicy is for data of volumes whose claim exists.
 // +kubebuilder:validation:Enum="";none;keep;overwrite;replace
 type ExistingVolumePolicy string
 
@@ -205,12 +205,12 @@ type RestoreSpec struct {
 	// Has no effect, and is not kept: Holdfast has no plugins.
 	// +optional
 	ItemOperationTimeout Duration `json:"itemOperationTimeout,omitzero"`
-	// Velero's configuration of its uploader. Not kept; causes a warning where it has no effect.
+	// Velero's uploader configuration. Not kept; causes a warning where it has no effect.
 	// +optional
 	UploaderConfig *UploaderConfigForRestore `json:"uploaderConfig,omitempty"`
 }
 
-// UploaderConfigForRestore is Velero's configuration of its uploader.
+// UploaderConfigForRestore is Velero's uploader configuration.
 type UploaderConfigForRestore struct {
 	// Blocks of zeros always become holes of files: false has no effect.
 	// +optional
@@ -278,7 +278,7 @@ type RestoreResourceHook struct {
 	Init *InitRestoreHook `json:"init,omitempty"`
 }
 
-// ExecRestoreHook is a command in a container of a restored pod.
+// ExecRestoreHook is a command in a restored pod's container.
 type ExecRestoreHook struct {
 	// Container of the command. Default: the pod's first.
 	// +optional
@@ -379,8 +379,7 @@ const (
 	RestorePhaseInProgress RestorePhase = "InProgress"
 	// RestorePhaseCompleted: everything requested is restored.
 	RestorePhaseCompleted RestorePhase = "Completed"
-	// RestorePhasePartiallyFailed: not everything requested is restored; status.errors counts the
-	// rest.
+	// RestorePhasePartiallyFailed: ended; status.errors counts missing requested objects.
 	RestorePhasePartiallyFailed RestorePhase = "PartiallyFailed"
 	// RestorePhaseFailed: ended before everything was tried.
 	RestorePhaseFailed RestorePhase = "Failed"
@@ -399,10 +398,10 @@ func (p RestorePhase) Ended() bool {
 	return false
 }
 
-// RestoreStatus is the state of a restore.
+// RestoreStatus is a restore's state.
 type RestoreStatus struct {
-	// State in one word: New, Queued, ReadyToStart, InProgress, Cancelling, Completed,
-	// PartiallyFailed, Failed, FailedValidation or Cancelled.
+	// New, Queued, ReadyToStart, InProgress, Cancelling, Completed, PartiallyFailed, Failed,
+	// FailedValidation or Cancelled.
 	// +optional
 	Phase RestorePhase `json:"phase,omitempty"`
 	// Place in the queue, from 1. Absent unless the restore waits.
@@ -434,10 +433,10 @@ type RestoreStatus struct {
 	// Commands to run in restored pods, and failed ones.
 	// +optional
 	HookStatus *HookStatus `json:"hookStatus,omitempty"`
-	// Number of warnings: restored objects that differ. restores/NAME/results has the texts.
+	// Number of warnings: restored objects that differ. See restores/NAME/results.
 	// +optional
 	Warnings int32 `json:"warnings,omitempty"`
-	// Number of errors: missing requested objects. restores/NAME/results has the texts.
+	// Number of errors: missing requested objects. See restores/NAME/results.
 	// +optional
 	Errors int32 `json:"errors,omitempty"`
 	// One line: the reason for waiting, or finally the numbers of errors and warnings, with the
@@ -455,8 +454,8 @@ type RestoreStatus struct {
 	// The requesting user, as authenticated by a cluster that this one trusts.
 	// +optional
 	Requester string `json:"requester,omitempty"`
-	// Origin of a stored restore, and whether it is proved. Empty while this cluster has a record
-	// of it.
+	// Origin of a stored restore, and whether it is proved. Empty while the cluster has a record of
+	// it.
 	// +optional
 	Origin *BackupOrigin `json:"origin,omitempty"`
 	// The planned effects. Only in the answer to a dry run of the creation.

@@ -137,12 +137,11 @@ const (
 	ScheduleReasonTooLate = "TooLate"
 	// ScheduleReasonChanged: the schedule was changed before the backup could be requested.
 	ScheduleReasonChanged = "Changed"
-	// ScheduleReasonNotAnswered: it is unknown whether the backup was made; the request is
-	// repeated.
+	// ScheduleReasonNotAnswered: unknown whether the backup was made; the request is repeated.
 	ScheduleReasonNotAnswered = "NotAnswered"
 )
 
-// ScheduleStatus is the state of a schedule.
+// ScheduleStatus is a schedule's state.
 type ScheduleStatus struct {
 	// Its last existing backup.
 	// +optional

@@ -54,8 +54,8 @@ type BackupVolumeSpec struct {
 
 // BackupVolumeStatus sums up the volume's backups.
 type BackupVolumeStatus struct {
-	// The latest completed backup, if in the same namespace. Other namespaces' backups are shown
-	// only in the system namespace and in requests over all namespaces.
+	// The latest completed backup, if in the same namespace. Others are shown only in the system
+	// namespace and requests over all namespaces.
 	// +optional
 	LastBackup *BackupReference `json:"lastBackup,omitempty"`
 	// The latest completed backup's VolumeBackup.
@@ -155,8 +155,8 @@ type VolumeBackupSpec struct {
 	// Backup.
 	// +optional
 	BackupName string `json:"backupName,omitempty"`
-	// The backup that holds the volume, if in the same namespace. Other namespaces' backups are
-	// shown only in the system namespace and in requests over all namespaces.
+	// The backup that holds the volume, if in the same namespace. Others are shown only in the
+	// system namespace and requests over all namespaces.
 	// +optional
 	Backup BackupReference `json:"backup,omitzero"`
 	// Its backup's uid.
