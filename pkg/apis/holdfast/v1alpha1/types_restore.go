@@ -379,7 +379,8 @@ const (
 	RestorePhaseInProgress RestorePhase = "InProgress"
 	// RestorePhaseCompleted: everything requested is restored.
 	RestorePhaseCompleted RestorePhase = "Completed"
-	// RestorePhasePartiallyFailed: ended; status.errors counts missing requested objects.
+	// RestorePhasePartiallyFailed: not everything requested is restored; status.errors counts the
+	// rest.
 	RestorePhasePartiallyFailed RestorePhase = "PartiallyFailed"
 	// RestorePhaseFailed: ended before everything was tried.
 	RestorePhaseFailed RestorePhase = "Failed"
