@@ -13,8 +13,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// AsBackup returns the run's Backup, without the computed conditions and place in the queue. It
-// shares nothing with the run.
+// AsBackup returns the run's Backup, without computed conditions and queue place. It shares nothing
+// with the run.
 func (r *BackupRun) AsBackup() *v1alpha1.Backup {
 	status := &r.Status
 	backup := &v1alpha1.Backup{
@@ -56,14 +56,14 @@ func (r *BackupRun) AsBackup() *v1alpha1.Backup {
 	return backup
 }
 
-// Deleting reports whether the run only removes a backup from its store. A deletion that is written
-// into an unfinished run counts when the run has ended, and frees nothing before.
+// Deleting reports whether the run only removes a backup from its store. A deletion in an
+// unfinished run counts, and frees anything, only when the run has ended.
 func (r *BackupRun) Deleting() bool {
 	return r.Spec.Deletion != nil && (r.Status.Phase.Ended() || r.standsForStored())
 }
 
-// standsForStored reports whether the run was created to delete a backup without a run. It never
-// begins.
+// standsForStored reports whether the run, which never begins, was created to delete a backup
+// without a run.
 func (r *BackupRun) standsForStored() bool {
 	if r.Spec.Deletion == nil || r.Spec.Deletion.Stored == nil {
 		return false
@@ -75,7 +75,7 @@ func (r *BackupRun) standsForStored() bool {
 	return false
 }
 
-// Phase returns the status's phase, unless a request about the run says more.
+// Phase returns the status's phase, unless a request says more.
 func (r *BackupRun) Phase() v1alpha1.BackupPhase {
 	switch {
 	case r.Deleting():
@@ -100,8 +100,8 @@ func (l *StorageLocation) Cloned() bool {
 	return meta.IsStatusConditionTrue(l.Status.Conditions, ConditionClonedCluster)
 }
 
-// Closed reports whether no backup may begin in the store, and nothing may be changed or removed.
-// Running work continues, and backups are read, unless the location is Unavailable.
+// Closed reports whether no backup may begin in the store, and nothing be changed or removed.
+// Running work and reading continue unless the location is Unavailable.
 func (l *StorageLocation) Closed() bool { return l.Unavailable() || l.Cloned() }
 
 // WhyClosed returns why the location is Closed.

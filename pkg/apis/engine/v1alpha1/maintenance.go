@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// MaintenanceJob returns the name of the Job that maintains a repository for a reason. The same
-// maintenance has the same name.
+// MaintenanceJob returns the name of the repository's Job for a reason. The same maintenance has
+// the same name.
 func (r *VolumeRepository) MaintenanceJob(reason string) string {
 	sum := sha256.Sum256([]byte(string(r.UID) + " " + reason))
 	const most = 63 - 1 - 10
@@ -20,7 +20,7 @@ func (r *VolumeRepository) MaintenanceJob(reason string) string {
 	return strings.TrimRight(name[:min(len(name), most)], "-") + "-" + hex.EncodeToString(sum[:5])
 }
 
-// RequestedJob returns the name of the requested Job, and whether it has not ended yet.
+// RequestedJob returns the requested Job's name, and whether it has not ended yet.
 func (r *VolumeRepository) RequestedJob() (name string, waits bool) {
 	ask := r.Spec.MaintenanceRequest
 	if ask == nil {
@@ -34,8 +34,8 @@ func (r *VolumeRepository) RequestedJob() (name string, waits bool) {
 	return name, !slices.ContainsFunc(recent, func(run MaintenanceRun) bool { return run.Job == name })
 }
 
-// Affects reports whether a snapshot needs data that the store has lost, as of the last check.
-// Later uploads store lost data anew. began is zero if unknown.
+// Affects reports whether a snapshot needs lost data, as of the last check. Later uploads store it
+// anew. began is zero if unknown.
 func (d *RepositoryDamage) Affects(snapshot string, began time.Time) bool {
 	switch {
 	case d == nil || snapshot == "":

@@ -3,12 +3,12 @@
 
 package v1alpha1
 
-// Each kind of Secret is in a namespace of its own beside the system namespace. A right to read
-// Secrets is for a whole namespace, except for names known beforehand. So the reader of one kind
-// reads neither another nor the TLS Secrets in the system namespace.
+// Each kind of Secret has its own namespace. A right to read Secrets covers a whole namespace,
+// except for names known beforehand. So the reader of one kind reads neither another nor the system
+// namespace's TLS Secrets.
 
-// AgentsNamespace returns the namespace of the node agents and their Leases. It is apart so that
-// agents can't change the controllers' Leases.
+// AgentsNamespace returns the namespace of node agents and their Leases, so that agents can't
+// change controllers' Leases.
 func AgentsNamespace(system string) string { return system + "-agents" }
 
 // CredentialsNamespace returns the namespace of the storage locations' credentials.
@@ -20,17 +20,16 @@ func KeysNamespace(system string) string { return system + "-repositories" }
 // MaintenanceNamespace returns the namespace of the maintenance Jobs and the repositories' Leases.
 func MaintenanceNamespace(system string) string { return system + "-maintenance" }
 
-// OwnNamespaces returns Holdfast's own namespaces. Their objects decide with whose rights is
-// written, and where backups are.
+// OwnNamespaces returns Holdfast's own namespaces. Their objects decide where backups are, and with
+// whose rights Holdfast writes.
 func OwnNamespaces(system string) []string {
 	return []string{system, AgentsNamespace(system), CredentialsNamespace(system), KeysNamespace(system), MaintenanceNamespace(system), SnapshotsNamespace(system)}
 }
 
-// SnapshotsNamespace is the namespace of pods that hold snapshots of volumes while agents read them.
+// SnapshotsNamespace is the namespace of pods that hold volume snapshots while agents read them.
 func SnapshotsNamespace(system string) string { return system + "-snapshots" }
 
-// RestoreAccount is the ServiceAccount in the system namespace that the system namespace's restores
-// write as.
+// RestoreAccount is the system namespace's ServiceAccount that its restores write as.
 const RestoreAccount = "holdfast-restore"
 
 // RestoreUser is the user of RestoreAccount.

@@ -17,10 +17,10 @@ type QueuedRun interface {
 	runtime.Object
 	// Asked returns the request.
 	Asked() Asked
-	// Standing returns the run's state, and WithStanding a copy with another state.
+	// Standing returns the state, and WithStanding a copy with another.
 	Standing() Standing
 	WithStanding(standing Standing) QueuedRun
-	// Deleting reports whether the run is no work any more.
+	// Deleting reports whether the run is no longer work.
 	Deleting() bool
 }
 
@@ -28,7 +28,7 @@ type QueuedRun interface {
 // +k8s:deepcopy-gen=false
 // +k8s:openapi-gen=false
 type Asked struct {
-	// Kind and Ref name the run for users: a Backup or a Restore.
+	// Kind and Ref name the Backup or Restore.
 	Kind         string
 	Ref          v1alpha1.BackupReference
 	NamespaceUID types.UID
@@ -38,8 +38,8 @@ type Asked struct {
 	Cancellation *Ask
 }
 
-// Standing is the part of a run's status that the queue reads and writes. Its phases have the same
-// names for both kinds.
+// Standing is the part of a run's status that the queue reads and writes. Both kinds share phase
+// names.
 // +k8s:deepcopy-gen=false
 // +k8s:openapi-gen=false
 type Standing struct {

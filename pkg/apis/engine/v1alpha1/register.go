@@ -12,13 +12,13 @@ import (
 // GroupName is the API group of the records.
 const GroupName = "engine.holdfast.io"
 
-// SchemeGroupVersion is the group and version of this package's types.
+// SchemeGroupVersion is this package's group and version.
 var SchemeGroupVersion = schema.GroupVersion{Group: GroupName, Version: "v1alpha1"}
 
 var (
-	// SchemeBuilder collects the functions that register this package's types.
+	// SchemeBuilder collects this package's registering functions.
 	SchemeBuilder = runtime.NewSchemeBuilder(addKnownTypes)
-	// AddToScheme registers this package's types in a scheme.
+	// AddToScheme adds this package's types to a scheme.
 	AddToScheme = SchemeBuilder.AddToScheme
 )
 

@@ -12,8 +12,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// AsRestore returns the run's Restore, without the computed conditions and place in the queue. It
-// shares nothing with the run.
+// AsRestore returns the run's Restore, without computed conditions and queue place. It shares
+// nothing with the run.
 func (r *RestoreRun) AsRestore() *v1alpha1.Restore {
 	status := &r.Status
 	return &v1alpha1.Restore{

@@ -13,11 +13,11 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// MaxBackupChangeTargets bounds the volume backups in one record, to fit into etcd.
+// MaxBackupChangeTargets bounds a record's volume backups, to fit into etcd.
 const MaxBackupChangeTargets = 5000
 
-// LabelDeletesVolumes is on the records that delete volumes, which may be large: lists of holds
-// leave them out.
+// LabelDeletesVolumes is on records that delete volumes. They may be large, so lists of holds omit
+// them.
 const LabelDeletesVolumes = "engine.holdfast.io/deletes-volumes"
 
 // +genclient
@@ -33,18 +33,18 @@ const LabelDeletesVolumes = "engine.holdfast.io/deletes-volumes"
 // +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.message`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 
-// BackupChange is the record of a request to change stored backups. It counts from when it is
-// recorded. The controller writes the change into the store, beside each backup, and deletes
-// the record some time after that. There are two requests:
+// BackupChange is the record of a request to change stored backups. It counts once recorded. The
+// controller writes the change into the store beside each backup, and later deletes the record.
+// There are two requests:
 //
-//   - to keep a backup for longer or for less long, or to hold it. The record's name is the
-//     backup's name in the store, and the next request for the backup changes the record.
+//   - to change a backup's expiration, or to hold it. The record's name is the backup's name in
+//     the store, and the next request for the backup changes the record.
 //   - to delete backups of one volume. The record has targets, and its spec does not change.
 type BackupChange struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// The request, with earlier ones for the same backup that are not in the store yet.
+	// The request, with earlier unstored ones for the same backup.
 	Spec BackupChangeSpec `json:"spec"`
 	// The state of the request.
 	// +optional
@@ -63,42 +63,42 @@ type BackupChangeList struct {
 
 // BackupChangeSpec is the request.
 type BackupChangeSpec struct {
-	// The user and time of the last request.
+	// User and time of the last request.
 	Ask Ask `json:"ask"`
 
 	// The Backup whose expiration changes.
 	// +optional
 	BackupRef v1alpha1.BackupReference `json:"backupRef,omitzero"`
-	// Uid of the Backup. Another one of its name is not meant.
+	// Its uid. Another one of its name is not meant.
 	// +optional
 	UID types.UID `json:"uid,omitempty"`
-	// Storage location of the Backup.
+	// Its storage location.
 	// +optional
 	StorageLocation string `json:"storageLocation,omitempty"`
 	// The reason.
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024
 	Reason string `json:"reason,omitempty"`
-	// The new expiration. Absent if it does not change.
+	// The new expiration. Absent if unchanged.
 	// +optional
 	Expiration *metav1.Time `json:"expiration,omitempty"`
-	// Whether the backup is held. Absent if that does not change.
+	// Whether the backup is held. Absent if unchanged.
 	// +optional
 	Hold *bool `json:"hold,omitempty"`
 
-	// Namespace of the deleted volume when it was backed up.
+	// The deleted volume's namespace when backed up.
 	// +optional
 	Namespace string `json:"namespace,omitempty"`
-	// Name of the deleted volume there: the claim's name, or pod:POD:VOLUME.
+	// Its name there: the claim's, or pod:POD:VOLUME.
 	// +optional
 	Volume string `json:"volume,omitempty"`
-	// Namespace in which the volume is listed, for events.
+	// Namespace that lists the volume, for events.
 	// +optional
 	ListedIn string `json:"listedIn,omitempty"`
 	// Whether the whole history is deleted.
 	// +optional
 	History bool `json:"history,omitempty"`
-	// The backups to delete the volume from.
+	// Backups to delete the volume from.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=5000
@@ -111,33 +111,33 @@ type BackupChangeTarget struct {
 	StorageLocation string `json:"storageLocation"`
 	// Name of the backup in the store.
 	StoreName string `json:"storeName"`
-	// Uid of the backup. Another one of its name is not meant.
+	// Its uid. Another one of its name is not meant.
 	UID types.UID `json:"uid"`
-	// Longhorn's name of the backup, in a store of its format. There storeName is the volume's
-	// name, and uid is empty.
+	// Longhorn's name of the backup, in a Longhorn store. There storeName is the volume's name, and
+	// uid is empty.
 	// +optional
 	BackupName string `json:"backupName,omitempty"`
-	// Number of earlier volumes of this name in the backup's list.
+	// Number of earlier same-named volumes in the backup's list.
 	// +optional
 	Repeat int32 `json:"repeat,omitempty"`
 }
 
-// BackupChangeStatus is the state of a request.
+// BackupChangeStatus is a request's state.
 type BackupChangeStatus struct {
-	// The finished generation of the record.
+	// The finished generation.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// Number of the change of the expiration in the store; 0 if it could not be made.
+	// Number of the expiration's change in the store; 0 if impossible.
 	// +optional
 	Number int64 `json:"number,omitempty"`
 	// How many targets, from the first, are recorded in the store, or can't be.
 	// +optional
 	Processed int32 `json:"processed,omitempty"`
-	// Targets that can't be deleted. They are listed again.
+	// Undeletable targets, which are listed again.
 	// +optional
 	// +listType=atomic
 	Refused []BackupChangeRefusal `json:"refused,omitempty"`
-	// When it was finished, and the removal of the snapshots of deleted volumes requested.
+	// When it was finished, and removal of deleted volumes' snapshots requested.
 	// +optional
 	CompletionTimestamp *metav1.Time `json:"completionTimestamp,omitempty"`
 	// Why it was not made, or waits.
@@ -148,7 +148,7 @@ type BackupChangeStatus struct {
 	Timestamp *metav1.Time `json:"timestamp,omitempty"`
 }
 
-// BackupChangeRefusal is a target that can't be deleted.
+// BackupChangeRefusal is an undeletable target.
 type BackupChangeRefusal struct {
 	// Index in spec.targets.
 	Target int32 `json:"target"`
@@ -156,7 +156,7 @@ type BackupChangeRefusal struct {
 	Message string `json:"message"`
 }
 
-// Deletes reports whether volumes are deleted. Otherwise the expiration of a backup changes.
+// Deletes reports whether volumes are deleted. Otherwise a backup's expiration changes.
 func (c *BackupChange) Deletes() bool { return len(c.Spec.Targets) > 0 }
 
 // Done reports whether the change was made, or can't be.
@@ -170,8 +170,8 @@ func (c *BackupChange) Done() bool {
 // Changes reports whether an expiration or a hold changes.
 func (c *BackupChange) Changes() bool { return c.Spec.Expiration != nil || c.Spec.Hold != nil }
 
-// Counts reports whether the change counts for a backup, given the number of its changes known from
-// the store.
+// Counts reports whether the change counts for a backup with a number of changes known from the
+// store.
 func (c *BackupChange) Counts(backup types.UID, known int64) bool {
 	return c.Changes() && c.Spec.UID == backup && (!c.Done() || c.Status.Number > known)
 }
@@ -181,7 +181,7 @@ func (c *BackupChange) DoneAt() *metav1.Time {
 	return cmp.Or(c.Status.CompletionTimestamp, c.Status.Timestamp)
 }
 
-// At reports whether the change is one of backups in a storage location.
+// At reports whether the change affects backups in a location.
 func (c *BackupChange) At(location string) bool {
 	return c.Spec.StorageLocation == location ||
 		slices.ContainsFunc(c.Spec.Targets, func(target BackupChangeTarget) bool { return target.StorageLocation == location })

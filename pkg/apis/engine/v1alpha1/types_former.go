@@ -7,8 +7,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// The records of the previous version, which this version carries out and does not create. The
-// next version removes this file, and all that uses it.
+// Records of the previous version, which this version carries out but does not create. The next
+// version removes this file, and all its uses.
 
 // +genclient
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
@@ -20,7 +20,7 @@ import (
 // +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.message`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 
-// ExpirationChange is a BackupChange of an expiration, as the previous version recorded it.
+// ExpirationChange is the previous version's BackupChange of an expiration.
 type ExpirationChange struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -53,7 +53,7 @@ type ExpirationChangeList struct {
 // +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.message`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 
-// VolumeDeletion is a BackupChange that deletes volumes, as the previous version recorded it.
+// VolumeDeletion is the previous version's BackupChange that deletes volumes.
 type VolumeDeletion struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -75,10 +75,10 @@ type VolumeDeletionList struct {
 	Items           []VolumeDeletion `json:"items"`
 }
 
-// InOrder returns the changes of one backup's expiration in the order in which they apply: a
-// BackupChange, and an ExpirationChange of the same name. Either is nil if missing. A BackupChange
-// that is not the earlier request replaces the fields that it sets: the ExpirationChange is returned
-// without them. If it is about another backup of the name, it replaces all.
+// InOrder returns a backup's BackupChange and same-named ExpirationChange in the order in which
+// they apply. Either is nil if missing. A BackupChange that is not earlier replaces the fields that
+// it sets: the ExpirationChange is returned without them. It replaces all if it means another
+// backup of the name.
 func InOrder(change, former *BackupChange) []*BackupChange {
 	switch {
 	case former == nil && change == nil:
@@ -103,8 +103,8 @@ func InOrder(change, former *BackupChange) []*BackupChange {
 	return []*BackupChange{former, change}
 }
 
-// AsBackupChange returns a record of any of the three kinds as a BackupChange, which shares its
-// memory; nil for anything else.
+// AsBackupChange returns a record of the three kinds as a BackupChange that shares its memory; nil
+// for others.
 func AsBackupChange(record any) *BackupChange {
 	switch record := record.(type) {
 	case *BackupChange:

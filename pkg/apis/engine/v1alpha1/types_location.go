@@ -53,7 +53,7 @@ type StorageProvider string
 const (
 	// StorageProviderFilesystem keeps backups in a folder.
 	StorageProviderFilesystem StorageProvider = "filesystem"
-	// StorageProviderS3 keeps backups in a bucket of S3 or of a store that speaks S3.
+	// StorageProviderS3 keeps backups in a bucket of a store that speaks S3.
 	StorageProviderS3 StorageProvider = "s3"
 	// StorageProviderGCS keeps backups in a bucket of Google Cloud Storage.
 	StorageProviderGCS StorageProvider = "gcs"
@@ -66,10 +66,9 @@ const (
 type StorageFormat string
 
 const (
-	// StorageFormatHoldfast is Holdfast's own layout, which is Velero's. It is the default.
+	// StorageFormatHoldfast is Velero's layout, the default.
 	StorageFormatHoldfast StorageFormat = "holdfast"
-	// StorageFormatLonghorn is the layout of Longhorn's backup store. Its backups are listed, and
-	// nothing is written to it.
+	// StorageFormatLonghorn is Longhorn's layout. Its backups are listed; nothing is written.
 	StorageFormatLonghorn StorageFormat = "longhorn"
 )
 
@@ -94,23 +93,23 @@ const (
 type StorageLocationSpec struct {
 	// Kind of the store: filesystem, s3, gcs or azure.
 	Provider StorageProvider `json:"provider"`
-	// Layout of the store: holdfast, or longhorn for a store that Longhorn writes. Longhorn's
-	// backups are listed beside Holdfast's own. It does not change.
+	// Layout of the store: holdfast, or longhorn for a store that Longhorn writes, whose backups
+	// are listed too. Immutable.
 	// +optional
 	// +kubebuilder:default=holdfast
 	Format StorageFormat `json:"format,omitempty"`
 	// For the format longhorn.
 	// +optional
 	Longhorn *LonghornLocation `json:"longhorn,omitempty"`
-	// Whether backups that name no location are stored here. At most one location should be the
-	// default; of several, the first by name counts.
+	// Whether backups without a location are stored here. Of several default locations, the first
+	// by name counts.
 	// +optional
 	Default bool `json:"default,omitempty"`
-	// Namespaces whose backups, schedules and restores may use this store, beside the system
-	// namespace. Unset means all for a default location, and none for another.
+	// Namespaces, besides the system namespace, whose backups, schedules and restores may use this
+	// store. Unset means all for a default location, else none.
 	// +optional
 	AllowedNamespaces *AllowedNamespaces `json:"allowedNamespaces,omitempty"`
-	// Folder of all keys in the store, without a leading or trailing slash.
+	// Folder of all keys, without leading or trailing slash.
 	// +optional
 	// +kubebuilder:validation:Pattern=`^([^/]+(/[^/]+)*)?$`
 	// +kubebuilder:validation:MaxLength=512
@@ -127,23 +126,22 @@ type StorageLocationSpec struct {
 	// For the provider azure.
 	// +optional
 	Azure *AzureLocation `json:"azure,omitempty"`
-	// Clusters whose backups in this store are listed in the namespaces of the same names, and
-	// belong to the users with rights there. Other clusters' backups are listed in the system
-	// namespace. Name this cluster only to give a recreated namespace the backups of its
-	// predecessor.
+	// Clusters whose backups here are listed in the namespaces of the same names, for users with
+	// rights there. Others are listed in the system namespace. Name this cluster only to give a
+	// recreated namespace its predecessor's backups.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	TrustedClusters []TrustedCluster `json:"trustedClusters,omitempty"`
-	// Whether administrators' restores make claims from the snapshots of volumes that any backup in
-	// this store names, as Velero's do, which are not signed. A writer of the store can name any
-	// snapshot of the cluster's storage, and so have the data of any volume restored. By default only
-	// backups count that this cluster has signed, or one that is trusted with all namespaces.
+	// Whether administrators' restores make claims from volume snapshots that any backup in this
+	// store names, also an unsigned one such as Velero's. Then a writer of the store can have any
+	// volume's data restored, by naming a snapshot in the cluster's storage. Default false: only
+	// backups count that this cluster signed, or one trusted with all namespaces.
 	// +optional
 	TrustSnapshotHandles bool `json:"trustSnapshotHandles,omitempty"`
-	// Public keys of age, as age-keygen prints them. The key of each repository is written into the
-	// store, encrypted for all of them. With one of the private keys, which must be in no cluster,
-	// all volumes' data can be restored when this cluster is lost.
+	// Public keys of age, as age-keygen prints them. The store gets each repository's key,
+	// encrypted for all of them. If this cluster is lost, one private key, which must be in no
+	// cluster, suffices to restore all volume data.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=16
@@ -151,21 +149,21 @@ type StorageLocationSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(key, !key.upperAscii().startsWith('AGE-SECRET-KEY-'))",message="this is a private key, which must not be in the cluster: make another pair with age-keygen, and name its public key, which begins with age1"
 	// +kubebuilder:validation:XValidation:rule="self.all(key, key.upperAscii().startsWith('AGE-SECRET-KEY-') || key.matches('^age1[02-9ac-hj-np-z]{58}$'))",message="each must be a public key of age, as age-keygen prints it: 62 characters, which begin with age1"
 	RecoveryKeys []string `json:"recoveryKeys,omitempty"`
-	// Encryption of new backups in this store. The data of volumes is always encrypted.
+	// Encryption of new backups. Volume data is always encrypted.
 	// +optional
 	Encryption *StorageEncryption `json:"encryption,omitempty"`
-	// Lock of the objects of backups, in a bucket with object lock: none can be removed or replaced
-	// for a number of days, which are extended while a backup needs it. A change, or a removal of
-	// this field, is for what is written or extended from then on.
+	// Lock of backups' objects, in a bucket with object lock: none can be removed or replaced for a
+	// number of days, extended while a backup needs it. A change or removal affects later writes
+	// and extensions only.
 	// +optional
 	Lock *StorageLock `json:"lock,omitempty"`
-	// Interval of listings of this store for other writers' backups, instead of the API server's
-	// --backupstore-poll-interval. 0s is never. This cluster's backups, and syncrequests, are seen
-	// in any case.
+	// Interval of listings of this store for other writers' backups. Default: the API server's
+	// --backupstore-poll-interval. 0s is never. This cluster's backups and syncrequests are always
+	// seen.
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self) == duration('0s') || duration(self) >= duration('1s')",message="it must be 0s, or 1s at least"
 	PollInterval *metav1.Duration `json:"pollInterval,omitempty"`
-	// The last request to list all of the store. Create a syncrequest to make one.
+	// The last request to list all of the store, made by a syncrequest.
 	// +optional
 	SyncRequest *Ask `json:"syncRequest,omitempty"`
 }
@@ -175,23 +173,23 @@ type StorageLocationSpec struct {
 type ObjectEncryption string
 
 const (
-	// ObjectEncryptionEnabled encrypts the objects of new backups.
+	// ObjectEncryptionEnabled encrypts new backups' objects.
 	ObjectEncryptionEnabled ObjectEncryption = "Enabled"
-	// ObjectEncryptionDisabled stores them as they are. It is the default.
+	// ObjectEncryptionDisabled stores them unencrypted, the default.
 	ObjectEncryptionDisabled ObjectEncryption = "Disabled"
 )
 
 // StorageEncryption says what is encrypted in a store.
 type StorageEncryption struct {
-	// Whether the objects of new backups, Secrets among them, are encrypted: for recoveryKeys, and
-	// for a key of this cluster. Velero can't restore such a backup. Names, labels, logs and
-	// messages are not encrypted. A change is for new backups; all others stay readable.
+	// Whether new backups' objects, Secrets among them, are encrypted, for recoveryKeys and a key
+	// of this cluster. Names, labels, logs and messages are not. Velero can't restore such backups.
+	// Older backups stay as they are, and readable.
 	// +optional
 	// +kubebuilder:default=Disabled
 	Objects ObjectEncryption `json:"objects,omitempty"`
 }
 
-// EncryptsObjects reports whether the objects of new backups are encrypted.
+// EncryptsObjects reports whether new backups' objects are encrypted.
 func (s *StorageLocationSpec) EncryptsObjects() bool {
 	return s.Encryption != nil && s.Encryption.Objects == ObjectEncryptionEnabled
 }
@@ -205,20 +203,19 @@ type AllowedNamespaces struct {
 	// +kubebuilder:validation:items:MaxLength=63
 	// +kubebuilder:validation:items:Pattern=`^(\*|[a-z0-9]([-a-z0-9]*[a-z0-9])?)$`
 	Names []string `json:"names,omitempty"`
-	// Labels of namespaces. An empty selector matches all.
+	// Labels of namespaces. Empty matches all.
 	// +optional
 	Selector *metav1.LabelSelector `json:"selector,omitempty"`
 }
 
-// LonghornLocation has the trust in a store that Longhorn writes, and the permitted changes to it.
+// LonghornLocation has the trust in a Longhorn store, and its permitted changes.
 type LonghornLocation struct {
-	// Whether volumes are listed in the namespaces that they name, and belong to the users with
-	// rights there. Nothing in such a store is signed: a writer of the store can have anything
-	// listed in any namespace except the system namespace. By default all are listed in the system
-	// namespace.
+	// Whether volumes are listed in the namespaces that they name, for users with rights there.
+	// Nothing is signed: a writer of the store can have anything listed in any namespace except the
+	// system namespace. Default false: all are listed in the system namespace.
 	// +optional
 	TrustNamespaces bool `json:"trustNamespaces,omitempty"`
-	// Whether volumes and their backups may be deleted from the store. By default nothing in it
+	// Whether volumes and their backups may be deleted from the store. Default false: nothing in it
 	// changes.
 	// +optional
 	AllowDeletion bool `json:"allowDeletion,omitempty"`
@@ -227,8 +224,7 @@ type LonghornLocation struct {
 // IsLonghorn reports whether Longhorn writes the store.
 func (s *StorageLocationSpec) IsLonghorn() bool { return s.Format == StorageFormatLonghorn }
 
-// AsOf returns the instant that the store is shown at, and nil for the present. Nothing is written
-// to a store at an instant.
+// AsOf returns the past instant at which the store is read, without writes; nil for the present.
 func (s *StorageLocationSpec) AsOf() *metav1.Time {
 	if s.S3 == nil {
 		return nil
@@ -240,20 +236,20 @@ func (s *StorageLocationSpec) AsOf() *metav1.Time {
 func (s *StorageLocationSpec) IsWritten() bool { return !s.IsLonghorn() && s.AsOf() == nil }
 
 const (
-	// AnnotationSync of a StorageLocation requests a listing of all of the store by each change. It
-	// is for users that only write manifests. status.catalogue.syncRequest then has its value.
+	// AnnotationSync of a StorageLocation requests a full listing by each change, for users that
+	// only write manifests. status.catalogue.syncRequest then has its value.
 	AnnotationSync = "holdfast.io/sync-request"
-	// AnnotationGiveUpStore of a StorageLocation is the id of a store that is given up: the store
-	// now at the location takes its place. It has no effect on any other id.
+	// AnnotationGiveUpStore of a StorageLocation is the id of a store that is given up for the one
+	// now at the location. Other ids are unaffected.
 	AnnotationGiveUpStore = "holdfast.io/give-up-store"
-	// AnnotationTakeOver of a StorageLocation is an instant in RFC 3339, not in the future. If
+	// AnnotationTakeOver of a StorageLocation is an RFC 3339 instant, not in the future. If
 	// ConditionClonedCluster was True by then, this cluster continues with the store, despite the
-	// other cluster's claim.
+	// other's claim.
 	AnnotationTakeOver = "holdfast.io/take-over-until"
 	// UnknownStore stands for an id that was never read.
 	UnknownStore = "unknown"
-	// AnnotationAcceptLoss of a StorageLocation is an instant in RFC 3339, not in the future. All
-	// backups that were missing then leave the lists.
+	// AnnotationAcceptLoss of a StorageLocation is an RFC 3339 instant, not in the future. Backups
+	// missing then leave the lists.
 	AnnotationAcceptLoss = "holdfast.io/accept-loss-until"
 )
 
@@ -262,8 +258,8 @@ func (s *StorageLocationSpec) AllowsDeletion() bool {
 	return s.IsLonghorn() && s.Longhorn != nil && s.Longhorn.AllowDeletion
 }
 
-// AnnotationAcceptExpiry of a StorageLocation is an instant in RFC 3339. All its backups that have
-// expired until then may be deleted.
+// AnnotationAcceptExpiry of a StorageLocation is an RFC 3339 instant. Backups that expired by then
+// may be deleted.
 const AnnotationAcceptExpiry = "holdfast.io/accept-expiry-until"
 
 // TrustedCluster is a cluster with a trusted signature.
@@ -276,11 +272,11 @@ type TrustedCluster struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	UID string `json:"uid"`
-	// A public key from its ConfigMap holdfast-identity: Ed25519, in base64. A cluster
-	// with several is named once for each.
+	// A public key from its ConfigMap holdfast-identity: Ed25519, in base64. List a cluster once
+	// for each key.
 	// +kubebuilder:validation:Pattern=`^[A-Za-z0-9+/]{43}=$`
 	PublicKey string `json:"publicKey"`
-	// The namespaces that it is trusted for. Empty means all.
+	// Namespaces it is trusted for. Empty means all.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=1000
@@ -293,113 +289,110 @@ const (
 	ConditionAvailable = "Available"
 	// ReasonReachable: the store answered.
 	ReasonReachable = "Reachable"
-	// ReasonUnreachable: the store did not answer, or not as a store does.
+	// ReasonUnreachable: no answer, or not a store's.
 	ReasonUnreachable = "Unreachable"
-	// ReasonOtherStore: the store is not the location's earlier one.
+	// ReasonOtherStore: not the location's earlier store.
 	ReasonOtherStore = "OtherStore"
-	// ReasonAccessDenied: the store refused the credentials, or the access.
+	// ReasonAccessDenied: the store refused credentials or access.
 	ReasonAccessDenied = "AccessDenied"
-	// ReasonNoSuchBucket: there is no such bucket.
+	// ReasonNoSuchBucket: no such bucket.
 	ReasonNoSuchBucket = "NoSuchBucket"
-	// ReasonClockSkew: the clocks of the store and of the controller differ by too much.
+	// ReasonClockSkew: the store's and controller's clocks differ too much.
 	ReasonClockSkew = "ClockSkew"
-	// ReasonInvalid: the location's spec, or its Secret, can't be used.
+	// ReasonInvalid: the location's spec or Secret can't be used.
 	ReasonInvalid = "Invalid"
 	// ConditionClonedCluster is True while another cluster with this one's uid may write to the
-	// store. Then no backup starts there, and nothing is deleted.
+	// store. Meanwhile no backup starts, and nothing is deleted.
 	ConditionClonedCluster = "ClonedCluster"
-	// ReasonStateIsOlder: a controller that the cluster's records do not know has written to the
-	// store. It is being watched for signs of life.
+	// ReasonStateIsOlder: a controller unknown to the cluster's records has written to the store,
+	// and is watched for signs of life.
 	ReasonStateIsOlder = "StateIsOlder"
 	// ReasonClaimedElsewhere: it lives. An administrator must say which cluster continues.
 	ReasonClaimedElsewhere = "ClaimedElsewhere"
 	// ReasonClaimedHere: this cluster continues.
 	ReasonClaimedHere = "ClaimedHere"
-	// ConditionProbed is True if a probe could be created, read, listed and deleted in the store, and
-	// False if not: its message has the failed steps. A SyncRequest asks for a probe. Its
-	// observedGeneration is the location's at the probe.
+	// ConditionProbed is True if a SyncRequest's probe was created, read, listed and deleted.
+	// Otherwise the message has the failed steps. Its observedGeneration is the location's at the
+	// probe.
 	ConditionProbed = "Probed"
 	// ReasonProbePassed: each step succeeded.
 	ReasonProbePassed = "Passed"
-	// ReasonProbeFailed: a step failed, or the clocks differ by too much.
+	// ReasonProbeFailed: a step failed, or the clocks differ too much.
 	ReasonProbeFailed = "Failed"
-	// ReasonProbeOnlyRead: nothing may be written there, so the store was listed and read only.
+	// ReasonProbeOnlyRead: nothing may be written, so the store was only listed and read.
 	ReasonProbeOnlyRead = "OnlyRead"
-	// ConditionExpiryFrozen is True while no backup expires. Its message says why, and what to do.
+	// ConditionExpiryFrozen is True while no backup expires. Its message says why, and the remedy.
 	ConditionExpiryFrozen = "ExpiryFrozen"
-	// ReasonTooManyExpired: more have expired than may within an hour, and no administrator has
-	// accepted that.
+	// ReasonTooManyExpired: more expired than may within an hour, not accepted by an administrator.
 	ReasonTooManyExpired = "TooMany"
-	// ReasonClockDiffers: the controller's clock differs from the store's.
+	// ReasonClockDiffers: the controller's and store's clocks differ.
 	ReasonClockDiffers = "ClockDiffers"
 	// ReasonWithinBound: backups expire.
 	ReasonWithinBound = "WithinBound"
 
-	// ConditionSynced is True while the catalogue has the store's contents, as of the last poll.
-	// Its observedGeneration is the location's at the last complete listing.
+	// ConditionSynced is True while the catalogue has the store's contents of the last poll. Its
+	// observedGeneration is the location's at the last complete listing.
 	ConditionSynced = "Synced"
-	// ReasonListed: the store was listed, and new contents were read.
+	// ReasonListed: the store was listed, and new contents read.
 	ReasonListed = "Listed"
-	// ReasonLoading: the store is being read for the first time.
+	// ReasonLoading: the first reading.
 	ReasonLoading = "Loading"
-	// ReasonUnreadable: the store could not be read; the known contents are shown.
+	// ReasonUnreadable: not readable; the known contents are shown.
 	ReasonUnreadable = "Unreadable"
-	// ConditionBackupsMissing is True while the store lacks so many backups that none leaves the
-	// lists. Its message has their number.
+	// ConditionBackupsMissing is True while so many backups are missing that none leaves the lists.
+	// Its message has their number.
 	ConditionBackupsMissing = "BackupsMissing"
-	// ReasonBackupsMissing: the store lacks backups that are known.
+	// ReasonBackupsMissing: the store lacks known backups.
 	ReasonBackupsMissing = "BackupsMissing"
-	// ReasonBackupsFound: the store lacks none, or few enough to leave the lists.
+	// ReasonBackupsFound: none is missing, or few enough to leave the lists.
 	ReasonBackupsFound = "BackupsFound"
-	// ConditionMetadataReplaced is True while another writer's metadata replaces some of the
-	// store's backups. Its message has their number.
+	// ConditionMetadataReplaced is True while another writer has replaced the metadata of some
+	// backups. Its message has their number.
 	ConditionMetadataReplaced = "MetadataReplaced"
 	// ReasonReplacedInStore: there are such backups.
 	ReasonReplacedInStore = "ReplacedInStore"
-	// ReasonNoneReplaced: they were deleted, or are as they were.
+	// ReasonNoneReplaced: deleted, or as before.
 	ReasonNoneReplaced = "NoneReplaced"
-	// ConditionBackupsLeftOut is True while not all backups without a trusted signature are listed.
-	// Its message has the number of the others. Also while very many folders hold no backup.
+	// ConditionBackupsLeftOut is True while some backups without a trusted signature are not
+	// listed, or very many folders hold no backup. Its message has their number.
 	ConditionBackupsLeftOut = "BackupsLeftOut"
 	// ReasonTooManyForeign: the memory for such backups is bounded.
 	ReasonTooManyForeign = "TooManyForeign"
-	// ReasonTooManyFolders: so many folders hold no finished backup that they take much memory.
+	// ReasonTooManyFolders: folders without a finished backup take much memory.
 	ReasonTooManyFolders = "TooManyFolders"
-	// ReasonAllListed: all backups of the store are listed.
+	// ReasonAllListed: all backups are listed.
 	ReasonAllListed = "AllListed"
 )
 
-// CatalogueStatus is the catalogue's knowledge of a store. It is written with a change of the
-// conditions, else at most once a minute.
+// CatalogueStatus is the catalogue's knowledge of a store. It is written when conditions change,
+// else at most once a minute.
 type CatalogueStatus struct {
-	// Number of known backups. While the condition BackupsMissing is True, the earlier number.
+	// Number of known backups; the earlier number while BackupsMissing is True.
 	// +optional
 	Backups int32 `json:"backups,omitempty"`
-	// Start of the last complete listing, as of this writing.
+	// Start of the last complete listing, when this was written.
 	// +optional
 	LastListTimestamp *metav1.Time `json:"lastListTimestamp,omitempty"`
-	// Value of the annotation holdfast.io/sync-request that this listing has followed.
+	// The annotation holdfast.io/sync-request that this listing followed.
 	// +optional
 	SyncRequest string `json:"syncRequest,omitempty"`
 }
 
-// StorageLocationStatus is the state of a store.
+// StorageLocationStatus is a store's state.
 type StorageLocationStatus struct {
-	// Conditions: Available, Synced, BackupsMissing. MetadataReplaced, once another writer has
-	// replaced a backup's metadata. ClonedCluster, once another cluster with this one's uid may
-	// have written to the store. ExpiryFrozen, once expiry has stopped since too many had expired
-	// at once, or the clock differed from the store's. Probed, once a SyncRequest has asked for it.
-	// Locked, with a lock.
+	// Conditions: Available, Synced, BackupsMissing. MetadataReplaced, once another writer replaced
+	// a backup's metadata. ClonedCluster, once another cluster with this one's uid may have
+	// written. ExpiryFrozen, once expiry stopped: too many expired at once, or the clock differed
+	// from the store's. Probed, after a SyncRequest. Locked, with a lock.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
-	// The catalogue's knowledge of the store.
+	// Its state in the catalogue.
 	// +optional
 	Catalogue *CatalogueStatus `json:"catalogue,omitempty"`
-	// Id of the store, from its object metadata/holdfast/store.json. A store with another id, or
-	// without, is not used. Empty if the store has none, since it takes no writes, or is
-	// Longhorn's.
+	// Id in the store's object metadata/holdfast/store.json. A store with another id, or none, is
+	// not used. Empty for a store that takes no writes, or Longhorn's.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	StoreID string `json:"storeID,omitempty"`

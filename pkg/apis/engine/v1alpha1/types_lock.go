@@ -10,30 +10,30 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// LockMode says which accounts may remove locked objects.
+// LockMode says who may remove locked objects.
 // +kubebuilder:validation:Enum=governance;compliance
 type LockMode string
 
 const (
-	// LockGovernance lets accounts remove them that have a right for it, which Holdfast never needs.
+	// LockGovernance lets accounts with a special right remove them. Holdfast never needs it.
 	LockGovernance LockMode = "governance"
-	// LockCompliance lets no account remove them, not even the owner of the bucket.
+	// LockCompliance lets no account remove them, not even the bucket's owner.
 	LockCompliance LockMode = "compliance"
 )
 
 // StorageLock says how long objects are locked in a bucket.
 type StorageLock struct {
 	// Mode of the lock: governance, which accounts with a special right can override, or
-	// compliance, which none can. An object keeps the mode that it was written with.
+	// compliance, which none can. An object keeps the mode it was written with.
 	Mode LockMode `json:"mode"`
-	// Days that an object is locked from its writing, or from the last extension. Extensions go on
-	// while a backup needs the object. A smaller number shortens no lock that an object has.
+	// Days that an object is locked from its writing or last extension. Extensions continue while a
+	// backup needs it. A smaller number shortens no existing lock.
 	// +kubebuilder:validation:Minimum=2
 	// +kubebuilder:validation:Maximum=36500
 	Days int32 `json:"days"`
 }
 
-// Period returns for how long an object is locked at once; zero without a lock.
+// Period returns the duration of one lock; zero without a lock.
 func (l *StorageLock) Period() time.Duration {
 	if l == nil {
 		return 0
@@ -43,37 +43,35 @@ func (l *StorageLock) Period() time.Duration {
 
 // StorageLockStatus says until when a location's objects are locked.
 type StorageLockStatus struct {
-	// Mode and days of the lock that the status is about.
+	// Mode and days of the lock.
 	StorageLock `json:",inline"`
 	// When the location got this lock.
 	Since metav1.Time `json:"since"`
-	// Objects of the location's backups are locked until then at least. Missing until all were
-	// extended once.
+	// Backups' objects are locked until then at least. Missing until all were extended once.
 	// +optional
 	Until *metav1.Time `json:"until,omitempty"`
-	// When all locks were last found long enough, or extended.
+	// When all locks were last long enough, or extended.
 	// +optional
 	CheckedAt *metav1.Time `json:"checkedAt,omitempty"`
 }
 
 const (
-	// ConditionLocked is True while the objects of the location's backups are locked, and their
-	// locks were extended in time. It is missing without a lock.
+	// ConditionLocked is True while backups' objects are locked, and the locks were extended in
+	// time. Missing without a lock.
 	ConditionLocked = "Locked"
 	// ReasonLocked: they are. The message says until when.
 	ReasonLocked = "Locked"
-	// ReasonNoObjectLock: the bucket can't lock objects. The location is not Available either.
+	// ReasonNoObjectLock: the bucket can't lock objects. The location is not Available.
 	ReasonNoObjectLock = "NoObjectLock"
-	// ReasonLockPending: objects that are older than the location's lock are not locked yet.
+	// ReasonLockPending: objects older than the location's lock are not locked yet.
 	ReasonLockPending = "Pending"
-	// ReasonExtensionFailed: the locks of some objects could not be extended.
+	// ReasonExtensionFailed: some locks could not be extended.
 	ReasonExtensionFailed = "ExtensionFailed"
-	// ReasonMaintenanceLate: a repository was not maintained in time, which extends its locks.
+	// ReasonMaintenanceLate: a repository's maintenance, which extends its locks, is late.
 	ReasonMaintenanceLate = "MaintenanceLate"
 )
 
-// LockedUntil returns until when the location's objects are locked at least, as far as is known;
-// nil if they are not.
+// LockedUntil returns until when objects are locked at least, as far as known; nil if unlocked.
 func (l *StorageLocation) LockedUntil() *metav1.Time {
 	if l.Spec.Lock == nil || l.Status.Lock == nil {
 		return nil
@@ -81,8 +79,7 @@ func (l *StorageLocation) LockedUntil() *metav1.Time {
 	return l.Status.Lock.Until
 }
 
-// KeptVersions says what a lock means for a backup that is deleted from the location; empty without
-// one.
+// KeptVersions tells how a lock affects deleted backups; empty without a lock.
 func (l *StorageLocation) KeptVersions() string {
 	if l.Spec.Lock == nil {
 		return ""

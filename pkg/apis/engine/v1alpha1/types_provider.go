@@ -5,9 +5,9 @@ package v1alpha1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// FilesystemLocation is a folder that every role of Holdfast sees at the same path.
+// FilesystemLocation is a folder that all of Holdfast's roles see at the same path.
 type FilesystemLocation struct {
-	// Absolute path of the folder. It must exist.
+	// Absolute path. The folder must exist.
 	// +kubebuilder:validation:Pattern=`^/`
 	// +kubebuilder:validation:MaxLength=4096
 	Path string `json:"path"`
@@ -18,7 +18,7 @@ type FilesystemLocation struct {
 type ChecksumAlgorithm string
 
 const (
-	// ChecksumCRC32 lets the store verify the received data.
+	// ChecksumCRC32 lets the store verify received data.
 	ChecksumCRC32 ChecksumAlgorithm = "CRC32"
 	// ChecksumNone relies on the connection and the signature.
 	ChecksumNone ChecksumAlgorithm = "None"
@@ -35,39 +35,37 @@ type S3Location struct {
 	// Region of the bucket. Default us-east-1.
 	// +optional
 	Region string `json:"region,omitempty"`
-	// URL of the service, for stores other than AWS, as in https://s3.example.com:9000.
+	// URL of the service, if not AWS, as in https://s3.example.com:9000.
 	// +optional
 	// +kubebuilder:validation:Pattern=`^https?://[^/]+$`
 	Endpoint string `json:"endpoint,omitempty"`
-	// Whether the bucket is part of the path instead of the host's name.
+	// Whether the path names the bucket, instead of the host's name.
 	// +optional
 	ForcePathStyle bool `json:"forcePathStyle,omitempty"`
-	// Checksum sent with every write of a backup's objects: CRC32, or None for a store that refuses
-	// such requests. A bucket that locks objects by default needs one. Default CRC32.
+	// Checksum sent with every write of backups' objects: CRC32 (default), or None for stores that
+	// refuse it. A bucket that locks objects by default needs one.
 	// +optional
 	ChecksumAlgorithm ChecksumAlgorithm `json:"checksumAlgorithm,omitempty"`
-	// PEM certificates of the authorities for the endpoint's certificate, instead of the system's.
+	// PEM certificates of the endpoint's authorities, instead of the system's.
 	// +optional
 	CABundle []byte `json:"caBundle,omitempty"`
-	// Name of a Secret with the keys accessKeyID and secretAccessKey, and optionally sessionToken.
-	// It is in the namespace of the credentials: the system namespace's name with the suffix
-	// -locations. Empty means the environment's own credentials.
+	// Secret in the namespace <system namespace>-locations, with the keys accessKeyID and
+	// secretAccessKey, and optionally sessionToken. Empty means the environment's credentials.
 	// +optional
 	CredentialsSecret string `json:"credentialsSecret,omitempty"`
-	// ARN of a role that each component of Holdfast assumes for this location, with its own
-	// identity. The role must trust the identities of all four. Not with credentialsSecret.
+	// ARN of a role that each of Holdfast's four components assumes for this location, with its own
+	// identity, which the role must trust. Not with credentialsSecret.
 	// +optional
 	// +kubebuilder:validation:MaxLength=2048
 	// +kubebuilder:validation:Pattern=`^(arn:[a-z0-9-]+:iam::[^:\s]*:role/\S+)?$`
 	RoleARN string `json:"roleARN,omitempty"`
-	// The external id that the role's trust policy asks for. It is no secret.
+	// External id that the role's trust policy asks for. It is no secret.
 	// +optional
 	// +kubebuilder:validation:MaxLength=1224
 	// +kubebuilder:validation:Pattern=`^([\w+=,.@:/-]{2,})?$`
 	ExternalID string `json:"externalID,omitempty"`
-	// An instant in the past: the bucket, which must have versioning, is read as it was then. Backups
-	// that were replaced or deleted since then can be restored. Nothing is written to such a
-	// location. The field does not change.
+	// A past instant: the bucket, which must have versioning, is read as of then. Backups replaced
+	// or deleted since can be restored. Nothing is written. Immutable.
 	// +optional
 	AsOf *metav1.Time `json:"asOf,omitempty"`
 }
@@ -83,16 +81,16 @@ type GCSLocation struct {
 	// +optional
 	// +kubebuilder:validation:Pattern=`^https?://[^/]+$`
 	Endpoint string `json:"endpoint,omitempty"`
-	// Name of a Secret with the key serviceAccountKey: the JSON of a service account's key. It is in
-	// the namespace of the credentials: the system namespace's name with the suffix -locations.
-	// Empty means the environment's own credentials, for example workload identity.
+	// Secret in the namespace <system namespace>-locations, with the key serviceAccountKey: the
+	// JSON of a service account's key. Empty means the environment's credentials, such as workload
+	// identity.
 	// +optional
 	CredentialsSecret string `json:"credentialsSecret,omitempty"`
 }
 
 // AzureLocation is a container of Azure Blob Storage.
 type AzureLocation struct {
-	// Name of the storage account. It must have no hierarchical namespace.
+	// Storage account. It must have no hierarchical namespace.
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]{3,24}$`
 	StorageAccount string `json:"storageAccount"`
 	// Name of the container.
@@ -100,21 +98,20 @@ type AzureLocation struct {
 	// +kubebuilder:validation:MinLength=3
 	// +kubebuilder:validation:MaxLength=63
 	Container string `json:"container"`
-	// URL of the account's service, for clouds other than the public one, as in
+	// URL of the account's service, if not in the public cloud, as in
 	// https://account.blob.core.chinacloudapi.cn. Default
 	// https://<storageAccount>.blob.core.windows.net.
 	// +optional
 	// +kubebuilder:validation:Pattern=`^https?://[^/?#]+(/[^/?#]+)?$`
 	Endpoint string `json:"endpoint,omitempty"`
-	// Name of a Secret with one of these: the key accountKey, the key sasToken, or the keys
-	// tenantID, clientID and clientSecret. It is in the namespace of the credentials: the system
-	// namespace's name with the suffix -locations. Empty means the environment's own credentials,
-	// for example workload identity.
+	// Secret in the namespace <system namespace>-locations, with the key accountKey, or sasToken,
+	// or the keys tenantID, clientID and clientSecret. Empty means the environment's credentials,
+	// such as workload identity.
 	// +optional
 	CredentialsSecret string `json:"credentialsSecret,omitempty"`
 }
 
-// CredentialsSecret returns the name of the Secret with the store's credentials; empty for none.
+// CredentialsSecret returns the name of the store's credentials Secret; empty for none.
 func (s *StorageLocationSpec) CredentialsSecret() string {
 	switch {
 	case s.S3 != nil:

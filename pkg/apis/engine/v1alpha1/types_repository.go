@@ -29,17 +29,16 @@ import (
 // +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Maintained")].message`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 
-// VolumeRepository is a Kopia repository with the data of one namespace's volumes in one storage
-// location. Its name is NAMESPACE.LOCATION. Its key is in a Secret of the same name with the suffix
-// .key, in the system namespace's name with the suffix -repositories. Without that Secret, the data
-// is lost.
+// VolumeRepository is a Kopia repository with one namespace's volume data in one storage location.
+// Its name is NAMESPACE.LOCATION. Its key is in the Secret NAMESPACE.LOCATION.key in the namespace
+// <system namespace>-repositories. Without that Secret, the data is lost.
 type VolumeRepository struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// The identity of the repository.
+	// Its identity.
 	Spec VolumeRepositorySpec `json:"spec"`
-	// Whether the repository can be used, and its maintenance.
+	// Its usability and maintenance.
 	// +optional
 	Status VolumeRepositoryStatus `json:"status,omitempty"`
 }
@@ -54,17 +53,17 @@ type VolumeRepositoryList struct {
 	Items           []VolumeRepository `json:"items"`
 }
 
-// VolumeRepositorySpec identifies a repository. Only its times of maintenance change.
+// VolumeRepositorySpec identifies a repository. Only the maintenance changes.
 // +kubebuilder:validation:XValidation:rule="self.volumeNamespace == oldSelf.volumeNamespace && self.backupStorageLocation == oldSelf.backupStorageLocation",message="a VolumeRepository stays the one that it is: only when it is maintained changes"
 type VolumeRepositorySpec struct {
-	// The namespace whose volumes the repository holds.
+	// Namespace of the volumes.
 	VolumeNamespace string `json:"volumeNamespace"`
-	// Name of the storage location.
+	// The storage location.
 	BackupStorageLocation string `json:"backupStorageLocation"`
 	// Interval of maintenance. Default: the controller's --maintenance-frequency.
 	// +optional
 	MaintenanceFrequency *metav1.Duration `json:"maintenanceFrequency,omitempty"`
-	// A request to maintain it now, not only when it is due. It stays after that.
+	// A request to maintain it now. It stays afterwards.
 	// +optional
 	MaintenanceRequest *MaintenanceAsk `json:"maintenanceRequest,omitempty"`
 }
@@ -78,83 +77,80 @@ type MaintenanceAsk struct {
 }
 
 const (
-	// ConditionReady is True when the repository exists in the store and its key
-	// opens it.
+	// ConditionReady is True when the repository exists, and its key opens it.
 	ConditionReady = "Ready"
-	// ReasonReady: the repository was opened or created.
+	// ReasonReady: it was opened or created.
 	ReasonReady = "Ready"
-	// ReasonKeyMismatch: the repository exists and its key does not open it.
+	// ReasonKeyMismatch: it exists, and its key does not open it.
 	ReasonKeyMismatch = "KeyMismatch"
-	// ReasonKeyMissing: the repository exists and its key's Secret is missing.
+	// ReasonKeyMissing: it exists, and its key's Secret is missing.
 	ReasonKeyMissing = "KeyMissing"
-	// ReasonDamaged: the store lacks the objects that open the repository but has its data, or has
-	// lost all of it.
+	// ReasonDamaged: the store lost all, or the objects that open the repository.
 	ReasonDamaged = "Damaged"
 
-	// ConditionKeyBackedUp is True if the repository's key is kept outside this cluster too. It is
-	// missing until the first check.
+	// ConditionKeyBackedUp is True if the key is kept outside this cluster too. Missing until the
+	// first check.
 	ConditionKeyBackedUp = "KeyBackedUp"
 	// ReasonKeyWrapped: the key is in the store, encrypted for the location's recovery keys.
 	ReasonKeyWrapped = "Wrapped"
-	// ReasonKeyNotWrapped: the encrypted key could not be written to the store.
+	// ReasonKeyNotWrapped: the encrypted key could not be stored.
 	ReasonKeyNotWrapped = "NotWrapped"
-	// ReasonKeyExported: the key was exported. The cluster does not know where the copy is.
+	// ReasonKeyExported: the key was exported, to a place that the cluster does not know.
 	ReasonKeyExported = "Exported"
-	// ReasonKeyNotExported: the location has no recovery keys, and the key was not exported since
-	// it was made.
+	// ReasonKeyNotExported: no recovery keys, and no export since the key was made.
 	ReasonKeyNotExported = "NotExported"
 
-	// ConditionMaintained is True if the last maintenance succeeded, and the next one is not late.
-	// It is missing until the first one has ended. Its observedGeneration is behind until a
-	// requested maintenance has ended.
+	// ConditionMaintained is True if the last maintenance succeeded, and the next is not late.
+	// Missing until the first has ended. Its observedGeneration is behind until a requested one has
+	// ended.
 	ConditionMaintained = "Maintained"
-	// ConditionDamaged is True if the store has lost data of the repository. It is missing until
-	// the first full maintenance, which checks that.
+	// ConditionDamaged is True if the store has lost data of the repository. Missing until the
+	// first full maintenance.
 	ConditionDamaged = "Damaged"
-	// ReasonDataLost: packs are missing, or have other contents than were written.
+	// ReasonDataLost: packs are missing, or differ from what was written.
 	ReasonDataLost = "DataLost"
 	// ReasonNothingLost: the last check found nothing missing.
 	ReasonNothingLost = "NothingLost"
 
-	// ReasonWaiting: maintenance was requested, or has been due for a period. The message says what
-	// it waits for. Otherwise the reason is the last MaintenanceResult.
+	// ReasonWaiting: maintenance was requested, or is late by a period. The message says what it
+	// waits for. Otherwise the reason is the last MaintenanceResult.
 	ReasonWaiting = "Waiting"
 )
 
-// KeySecretName returns the name of the Secret with a repository's key.
+// KeySecretName returns the name of a repository's key Secret.
 func KeySecretName(repository string) string { return repository + ".key" }
 
-// KeySecretKey is the key of the repository's password in its Secret.
+// KeySecretKey is the Secret's key with the repository's password.
 const KeySecretKey = "repository-password"
 
 const (
-	// NextKeySecretKey is, in the same Secret, the password that the repository is about to get, or
-	// has just got.
+	// NextKeySecretKey is, in this Secret, the password that the repository is about to get, or
+	// just got.
 	NextKeySecretKey = "next-repository-password"
-	// FormerKeysSecretKey has the last passwords before it, one a line.
+	// FormerKeysSecretKey has the last former passwords, one a line.
 	FormerKeysSecretKey = "former-repository-passwords"
 )
 
-// AnnotationKeyExported of a VolumeRepository is the fingerprint of the last exported key.
+// AnnotationKeyExported of a VolumeRepository is the last exported key's fingerprint.
 const AnnotationKeyExported = "holdfast.io/key-exported"
 
 // RepositoryTypeKopia is the only type of a repository.
 const RepositoryTypeKopia = "kopia"
 
-// RepositoryName returns the name of a namespace's repository in a location. Namespaces have no
-// dots, so two pairs never share a name.
+// RepositoryName returns the name of a namespace's repository in a location. It is unique, since
+// namespaces have no dots.
 func RepositoryName(volumeNamespace, location string) string {
 	return volumeNamespace + "." + location
 }
 
-// MaintenanceResult is the result of a maintenance.
+// MaintenanceResult is a maintenance's result.
 // +kubebuilder:validation:Enum=Succeeded;Failed
 type MaintenanceResult string
 
 const (
 	// MaintenanceSucceeded: it was complete.
 	MaintenanceSucceeded MaintenanceResult = "Succeeded"
-	// MaintenanceFailed: it was not done, or not in full.
+	// MaintenanceFailed: not done, or not in full.
 	MaintenanceFailed MaintenanceResult = "Failed"
 )
 
@@ -169,10 +165,10 @@ type MaintenanceRun struct {
 	StartTimestamp metav1.Time `json:"startTimestamp"`
 	// When it ended.
 	CompleteTimestamp metav1.Time `json:"completeTimestamp"`
-	// Summary of the work, or the reason of the failure.
+	// Summary, or the reason of the failure.
 	// +optional
 	Message string `json:"message,omitempty"`
-	// Bytes removed from the store.
+	// Bytes removed.
 	// +optional
 	ReclaimedBytes int64 `json:"reclaimedBytes,omitempty"`
 }
@@ -186,7 +182,7 @@ const (
 // MaxRecentMaintenance bounds the maintenances in a VolumeRepository.
 const MaxRecentMaintenance = 25
 
-// VolumeRepositoryStatus is the state of a repository.
+// VolumeRepositoryStatus is a repository's state.
 type VolumeRepositoryStatus struct {
 	// Time of the last successful maintenance.
 	// +optional
@@ -200,7 +196,7 @@ type VolumeRepositoryStatus struct {
 	// Files in the newest snapshots of the volumes, as of the last full maintenance.
 	// +optional
 	Files int64 `json:"files,omitempty"`
-	// Bytes that the maintenances in recentMaintenance have removed from the store, rounded up.
+	// Bytes that recentMaintenance removed, rounded up.
 	// +optional
 	Reclaimed *resource.Quantity `json:"reclaimed,omitempty"`
 	// The last maintenances, the newest first.
@@ -209,21 +205,20 @@ type VolumeRepositoryStatus struct {
 	// +kubebuilder:validation:MaxItems=25
 	RecentMaintenance []MaintenanceRun `json:"recentMaintenance,omitempty"`
 	// Number of backups with snapshots that the store lacked, or that did not list them, at the
-	// last full maintenance. They were too many to be believed, so these snapshots stay.
+	// last full maintenance. Too many to be believed, so these snapshots stay.
 	// +optional
 	MissingBackups int32 `json:"missingBackups,omitempty"`
-	// Time of the last comparison of the packs with the index: by a full maintenance, or on
-	// request.
+	// Time of the last comparison of packs with the index, by full maintenance or on request.
 	// +optional
 	LastCheckTime *metav1.Time `json:"lastCheckTime,omitempty"`
-	// Time of the last reading of every pack.
+	// Time when every pack was last read.
 	// +optional
 	LastVerificationTime *metav1.Time `json:"lastVerificationTime,omitempty"`
-	// The data that the store has lost, as of the last check. Missing if it has lost none.
+	// The lost data, as of the last check. Missing if none.
 	// +optional
 	Damage *RepositoryDamage `json:"damage,omitempty"`
-	// All blobs are locked until then at least, as of the last full maintenance, which extends their
-	// locks. Missing without a lock of the location.
+	// All blobs are locked until then at least, as of the last full maintenance, which extends
+	// locks. Missing without a lock.
 	// +optional
 	LockedUntil *metav1.Time `json:"lockedUntil,omitempty"`
 	// Fingerprint of the key: the first 32 hexadecimal digits of the SHA-256 of a key that Holdfast
@@ -237,39 +232,39 @@ type VolumeRepositoryStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// RepositoryDamage is the lost data of a repository.
+// RepositoryDamage is a repository's lost data.
 type RepositoryDamage struct {
 	// When it was first noticed.
 	Since metav1.Time `json:"since"`
-	// Packs that the store lacks, or has only in part.
+	// Packs missing, or stored only in part.
 	// +optional
 	MissingPacks int32 `json:"missingPacks,omitempty"`
-	// Packs with other contents than were written.
+	// Packs with other contents than written.
 	// +optional
 	DamagedPacks int32 `json:"damagedPacks,omitempty"`
-	// Names of the packs, up to 20. Each check reads them again. The next uploads with their
-	// contents store those anew.
+	// Names of the packs, up to 20. Each check reads them again. The next uploads of their contents
+	// store them anew.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=20
 	Packs []string `json:"packs,omitempty"`
-	// Indexes that the store had at the last maintenance and now lacks. Their contents are unknown,
-	// snapshots included, so nothing is removed from the repository meanwhile.
+	// Indexes missing since the last maintenance. Their contents, snapshots included, are unknown,
+	// so nothing is removed meanwhile.
 	// +optional
 	MissingIndexes int32 `json:"missingIndexes,omitempty"`
-	// Unreadable contents of files, or of listings of folders.
+	// Unreadable contents of files or folder listings.
 	// +optional
 	Contents int64 `json:"contents,omitempty"`
 	// Number of snapshots that need them.
 	// +optional
 	AffectedSnapshots int32 `json:"affectedSnapshots,omitempty"`
-	// Ids of these snapshots, if they are at most 40.
+	// Their ids, if at most 40.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=40
 	Snapshots []string `json:"snapshots,omitempty"`
-	// Set if there are more, or not all could be checked: each snapshot that began until then
-	// counts as one of them.
+	// Set if there are more, or some could not be checked: snapshots that began until then count as
+	// affected.
 	// +optional
 	AffectedUntil *metav1.Time `json:"affectedUntil,omitempty"`
 }

@@ -11,8 +11,7 @@ import (
 )
 
 const (
-	// LabelRestore has the uid of the RestoreRun, on a VolumeRestore and on a pod that holds a
-	// claim.
+	// LabelRestore has the RestoreRun's uid, on a VolumeRestore and a pod that holds a claim.
 	LabelRestore = "engine.holdfast.io/restore-uid"
 	// LabelWaits has the uid of the RestoreRun that a restored pod waits or waited for.
 	LabelWaits = "engine.holdfast.io/waits-for-restore"
@@ -27,10 +26,10 @@ const (
 // +kubebuilder:printcolumn:name="Backup",type=string,JSONPath=`.spec.backup.name`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 
-// RestoreRun is the record of a restore that waits, runs, or has just ended. Its name is the
-// Restore's in the system namespace, else NAMESPACE.NAME; its uid and creationTimestamp are the
-// Restore's. It says with whose rights objects are written, so it is in the system namespace, where
-// only Holdfast writes.
+// RestoreRun is the record of a waiting, running or just ended restore. Its name is the Restore's
+// in the system namespace, else NAMESPACE.NAME; its uid and creationTimestamp are the Restore's. It
+// decides with whose rights objects are written, so it is in the system namespace, where only
+// Holdfast writes.
 type RestoreRun struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -52,14 +51,13 @@ type RestoreRunList struct {
 	Items           []RestoreRun `json:"items"`
 }
 
-// RestoreRunSpec is the request. It does not change, except by one cancellation.
+// RestoreRunSpec is the request. Immutable, except for one cancellation.
 // +kubebuilder:validation:XValidation:rule="self.restoreRef == oldSelf.restoreRef && has(self.namespaceUID) == has(oldSelf.namespaceUID) && (!has(self.namespaceUID) || self.namespaceUID == oldSelf.namespaceUID) && self.backup == oldSelf.backup && self.restore == oldSelf.restore && self.requester == oldSelf.requester",message="the spec of a RestoreRun does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.cancellation) || has(self.cancellation) && self.cancellation == oldSelf.cancellation",message="a cancellation is not taken back"
 type RestoreRunSpec struct {
-	// The Restore of the run.
+	// The Restore.
 	RestoreRef v1alpha1.BackupReference `json:"restoreRef"`
-	// Uid of the Restore's namespace when the Restore was requested. Another namespace of that name
-	// has nothing to do with the run.
+	// Uid of the Restore's namespace at the request. Another namespace of that name is not meant.
 	// +optional
 	NamespaceUID types.UID `json:"namespaceUID,omitempty"`
 	// Labels of the Restore.
@@ -71,16 +69,15 @@ type RestoreRunSpec struct {
 	// +kubebuilder:validation:MaxProperties=64
 	// +kubebuilder:validation:XValidation:rule="self.all(key, size(self[key]) <= 49152)",message="an annotation has at most 48 KiB"
 	Annotations map[string]string `json:"annotations,omitempty"`
-	// The user that requested the restore. It writes with their rights, unless it is in the system
-	// namespace.
+	// The requesting user. Outside the system namespace, the restore writes with their rights.
 	// +optional
 	Requester Requester `json:"requester,omitempty"`
-	// The backup, as found when the Restore was requested.
+	// The backup, as found at the request.
 	Backup RestoreSource `json:"backup"`
 	// The Restore's spec, with its defaults.
 	Restore v1alpha1.RestoreSpec `json:"restore"`
-	// Namespaces that the restore writes to, sorted, as far as known when it was requested. The
-	// queue uses them. Empty means any.
+	// Sorted namespaces that the restore writes to, as known at the request, for the queue. Empty
+	// means any.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=10000
@@ -89,7 +86,7 @@ type RestoreRunSpec struct {
 	// Whether the restore writes cluster-scoped objects.
 	// +optional
 	ClusterScoped bool `json:"clusterScoped,omitempty"`
-	// The request to stop the run. It counts until the run has ended.
+	// The request to stop the run, until it has ended.
 	// +optional
 	Cancellation *Ask `json:"cancellation,omitempty"`
 }
@@ -97,10 +94,10 @@ type RestoreRunSpec struct {
 // RestoreSource is a backup in a store.
 type RestoreSource struct {
 	v1alpha1.RestoredBackup `json:",inline"`
-	// Name of the backup in the store.
+	// Its name in the store.
 	StoreName string `json:"storeName"`
-	// Public key that had signed the backup when the Restore was requested, of this cluster or one
-	// that the location trusts: Ed25519, in base64. Empty without a trusted signature.
+	// Public key of the backup's signature at the request: Ed25519, in base64, of this cluster or a
+	// trusted one. Empty without a trusted signature.
 	// +optional
 	PublicKey string `json:"publicKey,omitempty"`
 }
@@ -110,20 +107,19 @@ type RestoreRunStatus struct {
 	// The restore's phase. Empty means New.
 	// +optional
 	Phase v1alpha1.RestorePhase `json:"phase,omitempty"`
-	// Order in the queue: lower goes first. Given once, when the run is queued.
+	// Order in the queue: lower goes first. Set once, when queued.
 	// +optional
 	Ticket int64 `json:"ticket,omitempty"`
 	// When the run was queued.
 	// +optional
 	QueuedTimestamp *metav1.Time `json:"queuedTimestamp,omitempty"`
-	// The controller process that executes the run. The next leader continues it.
+	// The executing controller process. The next leader continues.
 	// +optional
 	Executor string `json:"executor,omitempty"`
-	// Number of processes that have begun the run.
+	// Number of processes that began the run.
 	// +optional
 	Attempts int32 `json:"attempts,omitempty"`
-	// Number of these that gave the run back, since they were told to stop. They do not count
-	// against the limit of attempts.
+	// Attempts given back by processes that were told to stop. They do not count against the limit.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	GivenBack int32 `json:"givenBack,omitempty"`
@@ -142,7 +138,7 @@ type RestoreRunStatus struct {
 	// Commands to run in restored pods, and failed ones.
 	// +optional
 	HookStatus *v1alpha1.HookStatus `json:"hookStatus,omitempty"`
-	// The pods in which commands were begun. None is begun twice.
+	// Pods in which commands were begun. None is begun twice.
 	// +optional
 	// +listType=map
 	// +listMapKey=uid
@@ -154,7 +150,7 @@ type RestoreRunStatus struct {
 	// Number of errors.
 	// +optional
 	Errors int32 `json:"errors,omitempty"`
-	// The reason why the run waits, or its result in short, in one line.
+	// Reason for waiting, or short result, in one line.
 	// +optional
 	// +kubebuilder:validation:MaxLength=2048
 	Message string `json:"message,omitempty"`
@@ -174,7 +170,7 @@ type RestoreRunStatus struct {
 	Digests map[string]string `json:"digests,omitempty"`
 }
 
-// HookedPod is a restored pod in which commands of hooks were begun.
+// HookedPod is a restored pod whose hook commands were begun.
 type HookedPod struct {
 	// The pod's uid.
 	UID types.UID `json:"uid"`

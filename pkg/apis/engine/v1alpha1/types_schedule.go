@@ -19,8 +19,8 @@ import (
 // +kubebuilder:printcolumn:name="Last Due",type=date,JSONPath=`.status.lastDueTimestamp`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 
-// ScheduleEntry is the record of a Schedule. It names the user that backups are requested as, so it
-// is in the system namespace, where only Holdfast writes.
+// ScheduleEntry is the record of a Schedule. It names the user of its backups, so it is in the
+// system namespace, where only Holdfast writes.
 type ScheduleEntry struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -44,42 +44,41 @@ type ScheduleEntryList struct {
 
 // ScheduleEntrySpec is a schedule as its users wrote it.
 type ScheduleEntrySpec struct {
-	// The Schedule of the record.
+	// The Schedule.
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="a record keeps its schedule"
 	ScheduleRef v1alpha1.BackupReference `json:"scheduleRef"`
-	// Uid of the Schedule's namespace. Another namespace of that name has nothing to do
-	// with it.
+	// Uid of the Schedule's namespace. Another namespace of that name is not meant.
 	NamespaceUID types.UID `json:"namespaceUID"`
-	// The user that last changed the schedule's spec. Its backups are requested as this user.
+	// The user that last changed the spec. Backups are requested as this user.
 	Requester Requester `json:"requester"`
-	// When due times begin: at the schedule's creation, or the last change of its times.
+	// Begin of due times: the schedule's creation, or the last change of its times.
 	Since metav1.Time `json:"since"`
-	// Earlier due times that were unhandled when a change moved the times.
+	// Earlier due times, unhandled when the times changed.
 	// +optional
 	Unsettled *UnsettledTimes `json:"unsettled,omitempty"`
-	// The Schedule's metadata, in JSON, with its field managers. The record has its own metadata.
+	// The Schedule's metadata, in JSON, with its field managers.
 	// +kubebuilder:validation:MaxLength=524288
 	Metadata string `json:"metadata"`
 	// The Schedule's spec.
 	Schedule v1alpha1.ScheduleSpec `json:"schedule"`
 }
 
-// UnsettledTimes are due times of an earlier version of a schedule.
+// UnsettledTimes are due times of a schedule's earlier version.
 type UnsettledTimes struct {
 	// All of them are later.
 	After metav1.Time `json:"after"`
 	// The last of them.
 	Last metav1.Time `json:"last"`
-	// How many there are.
+	// Their number.
 	Count int64 `json:"count"`
 }
 
 // ScheduleEntryStatus has the due runs.
 type ScheduleEntryStatus struct {
-	// The last due time with a backup, or with a reason for none.
+	// The last due time with a backup, or a reason for none.
 	// +optional
 	LastDueTimestamp *metav1.Time `json:"lastDueTimestamp,omitempty"`
-	// Number of due backups that were not made.
+	// Number of due backups not made.
 	// +optional
 	Missed int64 `json:"missed,omitempty"`
 	// Conditions: Scheduled, Pruned.

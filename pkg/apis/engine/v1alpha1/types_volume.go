@@ -15,15 +15,14 @@ import (
 const (
 	// LabelRun has the uid of a VolumeUpload's BackupRun.
 	LabelRun = "engine.holdfast.io/run-uid"
-	// LabelNode has the node of volume work, as NodeLabel returns it.
+	// LabelNode has the node of volume work, by NodeLabel.
 	LabelNode = "engine.holdfast.io/node"
-	// LabelHooked marks a VolumeUpload of a pod with hooks. If the hooks run again during the
-	// upload, it must begin anew.
+	// LabelHooked marks a VolumeUpload of a pod with hooks. If the hooks run again meanwhile, the
+	// upload must begin anew.
 	LabelHooked = "engine.holdfast.io/hooked"
 )
 
-// NodeLabel returns a node's value of LabelNode: its name, or a digest of a name that is too long
-// for a label.
+// NodeLabel returns a node's LabelNode: its name, or a digest of a name too long for a label.
 func NodeLabel(node string) string {
 	if len(node) <= validation.LabelValueMaxLength {
 		return node
@@ -32,18 +31,18 @@ func NodeLabel(node string) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// VolumePhase is the state of a volume's upload or restore.
+// VolumePhase is the state of volume work.
 // +kubebuilder:validation:Enum="";New;InProgress;Completed;Failed
 type VolumePhase string
 
 const (
-	// VolumePhaseNew: waiting for the node's agent. An empty phase means the same.
+	// VolumePhaseNew: waiting for the node's agent. Empty means New.
 	VolumePhaseNew VolumePhase = "New"
 	// VolumePhaseInProgress: the agent moves the data.
 	VolumePhaseInProgress VolumePhase = "InProgress"
-	// VolumePhaseCompleted: all data was moved.
+	// VolumePhaseCompleted: all data moved.
 	VolumePhaseCompleted VolumePhase = "Completed"
-	// VolumePhaseFailed: the work ended without a usable result.
+	// VolumePhaseFailed: ended without a usable result.
 	VolumePhaseFailed VolumePhase = "Failed"
 )
 
@@ -54,11 +53,11 @@ func (p VolumePhase) Done() bool {
 
 // PodReference identifies a pod.
 type PodReference struct {
-	// Namespace of the pod.
+	// Its namespace.
 	Namespace string `json:"namespace"`
-	// Name of the pod.
+	// Its name.
 	Name string `json:"name"`
-	// Uid of the pod: its folder on the node.
+	// Its uid: its folder on the node.
 	UID types.UID `json:"uid"`
 }
 
@@ -92,8 +91,8 @@ type VolumeProgress struct {
 // +kubebuilder:printcolumn:name="Files",type=integer,JSONPath=`.status.progress.filesDone`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 
-// VolumeUpload asks a node's agent to upload a volume of a pod. Its BackupRun owns it. Deleting it
-// stops the upload. Cancelling it does so too, and then the agent says when the upload has stopped.
+// VolumeUpload asks a node's agent to upload a pod's volume. Its BackupRun owns it. Deletion or
+// cancellation stops the upload; after a cancellation, the agent reports it.
 type VolumeUpload struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -115,7 +114,7 @@ type VolumeUploadList struct {
 	Items           []VolumeUpload `json:"items"`
 }
 
-// VolumeUploadSpec is the volume to upload. It does not change, except by one cancellation.
+// VolumeUploadSpec is the volume to upload. Immutable, except for one cancellation.
 // +kubebuilder:validation:XValidation:rule="self.node == oldSelf.node && self.pod == oldSelf.pod && self.volume == oldSelf.volume && self.backupStorageLocation == oldSelf.backupStorageLocation && self.repository == oldSelf.repository",message="the spec of a VolumeUpload does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="has(self.claimName) == has(oldSelf.claimName) && (!has(self.claimName) || self.claimName == oldSelf.claimName)",message="the spec of a VolumeUpload does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="has(self.claimUID) == has(oldSelf.claimUID) && (!has(self.claimUID) || self.claimUID == oldSelf.claimUID)",message="the spec of a VolumeUpload does not change, except by a cancellation"
@@ -127,46 +126,45 @@ type VolumeUploadList struct {
 type VolumeUploadSpec struct {
 	// Node that runs the pod, or the holder.
 	Node string `json:"node"`
-	// The pod whose volume it is. Without a name, no pod uses the claim.
+	// The volume's pod. Without a name, no pod uses the claim.
 	Pod PodReference `json:"pod"`
-	// Name of the volume in the pod's spec.
+	// The volume's name in the pod's spec.
 	Volume string `json:"volume"`
-	// Name of the volume's claim. Empty for a volume without one.
+	// The volume's claim. Empty without one.
 	// +optional
 	ClaimName string `json:"claimName,omitempty"`
-	// Uid of the volume's claim.
+	// The claim's uid.
 	// +optional
 	ClaimUID types.UID `json:"claimUID,omitempty"`
-	// Name of the PersistentVolume that is read: the volume's folder on the node. It is the claim's,
-	// or one that was made from a snapshot. Empty for a volume without a claim, whose folder has the
-	// volume's name.
+	// Name of the PersistentVolume to read, and of its folder on the node: the claim's, or one from
+	// a snapshot. Empty without a claim: the folder has the volume's name.
 	// +optional
 	PersistentVolume string `json:"persistentVolume,omitempty"`
-	// Uid of the pod that mounts a volume from a snapshot. The agent reads in place of the pod's own
-	// volume there. An agent that does not know the field fails: the pod has no such PersistentVolume.
+	// Uid of the pod that mounts a volume from a snapshot, where the agent reads instead. Older
+	// agents fail: the volume's pod has no such PersistentVolume.
 	// +optional
 	Holder types.UID `json:"holder,omitempty"`
-	// Name of the pod's emptyDir with the socket of a block device, which the pod serves. Empty for
-	// volumes with files. An agent that does not know the field fails: a block device has no folder.
+	// Name of the pod's emptyDir with the socket of a block device that it serves. Empty for
+	// volumes with files. Older agents fail: a block device has no folder.
 	// +kubebuilder:validation:MaxLength=63
 	// +optional
 	Device string `json:"device,omitempty"`
-	// Path on the node of a hostPath PersistentVolume. The kubelet makes no folder for it, and the
-	// agent uses only paths below its --host-path-roots.
+	// Node path of a hostPath PersistentVolume, for which the kubelet makes no folder. The agent
+	// uses only paths below its --host-path-roots.
 	// +kubebuilder:validation:MaxLength=4096
 	// +optional
 	HostPath string `json:"hostPath,omitempty"`
-	// Name of the storage location.
+	// The storage location.
 	BackupStorageLocation string `json:"backupStorageLocation"`
-	// Name of the VolumeRepository: the repository of the pod's namespace.
+	// VolumeRepository of the pod's namespace.
 	Repository string `json:"repository"`
-	// Name of the backup in the store, and uid of its cluster's namespace kube-system. The snapshot
-	// has both as tags.
+	// Tags of the snapshot: the backup's name in the store, and the uid of its cluster's
+	// kube-system namespace.
 	// +optional
 	StoreName string `json:"storeName,omitempty"`
 	// +optional
 	ClusterUID string `json:"clusterUID,omitempty"`
-	// Whether to stop the upload. The agent makes it Failed when it has stopped.
+	// Whether to stop the upload. Once stopped, the agent makes it Failed.
 	// +optional
 	Cancel bool `json:"cancel,omitempty"`
 }
@@ -182,25 +180,23 @@ type VolumeUploadStatus struct {
 	// Kopia's id of the snapshot.
 	// +optional
 	SnapshotID string `json:"snapshotID,omitempty"`
-	// Path on the node that was read.
+	// Node path that was read.
 	// +optional
 	Path string `json:"path,omitempty"`
 	// Bytes read.
 	// +optional
 	Progress VolumeProgress `json:"progress,omitempty"`
-	// Bytes of files that are new since the volume's previous snapshot, or may have changed.
+	// Bytes of files that are new or may have changed since the volume's previous snapshot.
 	// +optional
 	IncrementalBytes int64 `json:"incrementalBytes,omitempty"`
-	// Number of warnings, as files that vanished or changed while they were read, and omitted
-	// special files. The message names the first ones.
+	// Number of warnings: files that vanished or changed while read, and omitted special files. The
+	// message names the first.
 	// +optional
 	Warnings int32 `json:"warnings,omitempty"`
-	// How often an agent has begun. If one stops during the upload, it begins anew later, a few
-	// times.
+	// How often an agent began. If one stops, the upload begins anew, a few times.
 	// +optional
 	Attempts int32 `json:"attempts,omitempty"`
-	// Number of these that were given back, since their agent was told to stop. They do not count
-	// against the limit of attempts.
+	// Attempts given back, since the agent was told to stop. They do not count against the limit.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	GivenBack int32 `json:"givenBack,omitempty"`
@@ -229,8 +225,8 @@ type VolumeUploadStatus struct {
 // +kubebuilder:printcolumn:name="Files",type=integer,JSONPath=`.status.progress.filesDone`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 
-// VolumeRestore asks a node's agent to write a snapshot into a volume of a pod. Files of the same
-// name are replaced, others kept. Deleting it stops the restore.
+// VolumeRestore asks a node's agent to write a snapshot into a pod's volume. Files of the same name
+// are replaced. Deletion stops the restore.
 type VolumeRestore struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -252,7 +248,7 @@ type VolumeRestoreList struct {
 	Items           []VolumeRestore `json:"items"`
 }
 
-// VolumeRestoreSpec is the snapshot to restore, and its target. It does not change, except by one
+// VolumeRestoreSpec is the snapshot to restore, and its target. Immutable, except for one
 // cancellation.
 // +kubebuilder:validation:XValidation:rule="self.node == oldSelf.node && self.pod == oldSelf.pod && self.volume == oldSelf.volume && self.backupStorageLocation == oldSelf.backupStorageLocation && self.repository == oldSelf.repository && self.snapshotID == oldSelf.snapshotID",message="the spec of a VolumeRestore does not change, except by a cancellation"
 // +kubebuilder:validation:XValidation:rule="has(self.persistentVolume) == has(oldSelf.persistentVolume) && (!has(self.persistentVolume) || self.persistentVolume == oldSelf.persistentVolume)",message="the spec of a VolumeRestore does not change, except by a cancellation"
@@ -266,43 +262,41 @@ type VolumeRestoreSpec struct {
 	Node string `json:"node"`
 	// The pod.
 	Pod PodReference `json:"pod"`
-	// Name of the volume in the pod's spec.
+	// The volume's name in the pod's spec.
 	Volume string `json:"volume"`
-	// Name of the PersistentVolume that the volume's claim is bound to: the volume's folder on the
-	// node. Empty for a volume without a claim.
+	// Name of the claim's PersistentVolume, and of its folder on the node. Empty without a claim.
 	// +optional
 	PersistentVolume string `json:"persistentVolume,omitempty"`
-	// Name of the pod's emptyDir with the socket of a block device, which the pod serves. Empty for
-	// volumes with files. An agent that does not know the field fails: a block device has no folder.
+	// Name of the pod's emptyDir with the socket of a block device that it serves. Empty for
+	// volumes with files. Older agents fail: a block device has no folder.
 	// +kubebuilder:validation:MaxLength=63
 	// +optional
 	Device string `json:"device,omitempty"`
-	// Path on the node of a hostPath PersistentVolume. The kubelet makes no folder for it, and the
-	// agent uses only paths below its --host-path-roots.
+	// Node path of a hostPath PersistentVolume, for which the kubelet makes no folder. The agent
+	// uses only paths below its --host-path-roots.
 	// +kubebuilder:validation:MaxLength=4096
 	// +optional
 	HostPath string `json:"hostPath,omitempty"`
-	// Name of the storage location.
+	// The storage location.
 	BackupStorageLocation string `json:"backupStorageLocation"`
-	// Name of the VolumeRepository that holds the snapshot.
+	// The snapshot's VolumeRepository.
 	Repository string `json:"repository"`
 	// Kopia's id of the snapshot.
 	SnapshotID string `json:"snapshotID"`
-	// Whether to stop the restore. The agent makes it Failed when it has stopped. Files written
-	// until then stay.
+	// Whether to stop the restore. Once stopped, the agent makes it Failed. Written files stay.
 	// +optional
 	Cancel bool `json:"cancel,omitempty"`
-	// Name of the emptyDir in which the pod waits, before its containers start, for the volume's
-	// result. Empty for a pod that does not wait.
+	// Name of the emptyDir in which the pod, before its containers start, awaits the volume's
+	// result. Empty if it does not wait.
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	// +optional
 	WaitVolume string `json:"waitVolume,omitempty"`
-	// Whether to remove files of the volume that the snapshot lacks. Otherwise they stay, and the
-	// message counts them.
+	// Whether to remove files that the snapshot lacks. Otherwise they stay, and the message counts
+	// them.
 	// +optional
 	Replace bool `json:"replace,omitempty"`
-	// Paths of the files and folders in the volume to restore. Empty means all.
+	// Files and folders to restore, by path in the volume. Empty means all.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=1000
@@ -321,12 +315,10 @@ type VolumeRestoreStatus struct {
 	// Bytes written.
 	// +optional
 	Progress VolumeProgress `json:"progress,omitempty"`
-	// How often an agent has begun. If one stops during the restore, it begins anew later, a few
-	// times.
+	// How often an agent began. If one stops, the restore begins anew, a few times.
 	// +optional
 	Attempts int32 `json:"attempts,omitempty"`
-	// Number of these that were given back, since their agent was told to stop. They do not count
-	// against the limit of attempts.
+	// Attempts given back, since the agent was told to stop. They do not count against the limit.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	GivenBack int32 `json:"givenBack,omitempty"`

@@ -14,12 +14,11 @@ import (
 // maxDurationText bounds the kept text of a Duration. A longer one is rewritten.
 const maxDurationText = 64
 
-// Duration is a duration that keeps its text: 720h does not become 720h0m0s. Compare the
-// time.Duration in it.
+// Duration keeps its text: 720h does not become 720h0m0s. Compare the time.Duration in it.
 // +kubebuilder:validation:Type=string
 type Duration struct {
 	time.Duration `json:"-"`
-	// Text is the read text, if time.Duration would write another one. It counts while it means the
+	// Text is the read text, if time.Duration would write another. It counts while it means the
 	// duration.
 	Text string `json:"-"`
 }

@@ -13,12 +13,11 @@ import (
 // +genclient:onlyVerbs=list
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
-// BackupObject is one object in one stored backup, by the backup's manifest. It is in the backup's
-// namespace, and has the object's labels. A list needs the field selector kind, and begins with the
-// newest backup.
+// BackupObject is one object in one stored backup, by its manifest. It has the backup's namespace
+// and the object's labels. A list needs the field selector kind, and begins with the newest backup.
 type BackupObject struct {
 	metav1.TypeMeta `json:",inline"`
-	// Standard object metadata.
+	// Object metadata.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
@@ -28,38 +27,38 @@ type BackupObject struct {
 
 // BackupObjectSpec identifies an object and its backup.
 type BackupObjectSpec struct {
-	// API version of the object, such as apps/v1.
+	// Its API version, such as apps/v1.
 	APIVersion string `json:"apiVersion"`
-	// Kind of the object.
+	// Its kind.
 	Kind string `json:"kind"`
-	// Namespace of the object. Empty for a cluster-scoped object.
+	// Its namespace. Empty if cluster-scoped.
 	// +optional
 	Namespace string `json:"namespace,omitempty"`
-	// Name of the object.
+	// Its name.
 	Name string `json:"name"`
-	// UID of the object.
+	// Its UID.
 	// +optional
 	UID types.UID `json:"uid,omitempty"`
-	// Size of the object's JSON in bytes.
+	// Bytes of its JSON.
 	// +optional
 	Size int64 `json:"size,omitempty"`
-	// SHA-256 of the object's JSON, in hexadecimal. It is equal for equal versions. In encrypted
-	// backups it has a key of the cluster, and is equal in the backups of that cluster alone.
+	// SHA-256 of its JSON, in hexadecimal: equal for equal versions. In encrypted backups it is
+	// keyed by cluster, and comparable only within a cluster's backups.
 	// +optional
 	SHA256 string `json:"sha256,omitempty"`
 	// Why the backup has the object. Empty if its spec selects it.
 	// +optional
 	Reason string `json:"reason,omitempty"`
-	// Images of the containers of a pod or a workload. Empty if the backup does not say them.
+	// Images of a pod's or workload's containers. Empty if the backup lacks them.
 	// +optional
 	// +listType=atomic
 	Images []string `json:"images,omitempty"`
 	// Name of the backup.
 	Backup string `json:"backup"`
-	// UID of the backup.
+	// The backup's UID.
 	// +optional
 	BackupUID types.UID `json:"backupUID,omitempty"`
-	// Phase of the backup.
+	// The backup's phase.
 	// +optional
 	BackupPhase BackupPhase `json:"backupPhase,omitempty"`
 	// When the backup began to read.
@@ -71,7 +70,7 @@ type BackupObjectSpec struct {
 // BackupObjectList is a list of BackupObjects.
 type BackupObjectList struct {
 	metav1.TypeMeta `json:",inline"`
-	// Standard list metadata.
+	// List metadata.
 	// +optional
 	metav1.ListMeta `json:"metadata,omitempty"`
 

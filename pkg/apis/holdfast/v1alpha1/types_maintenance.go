@@ -12,16 +12,16 @@ import (
 // +genclient:onlyVerbs=create
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
-// MaintenanceRequest requests the maintenance of a repository now. It is not stored: the answer
-// says what was started.
+// MaintenanceRequest requests a repository's maintenance now. It is not stored: the answer says
+// what was started.
 type MaintenanceRequest struct {
 	metav1.TypeMeta `json:",inline"`
-	// Standard object's metadata. The name is the VolumeRepository's, NAMESPACE.LOCATION, and the
-	// namespace is the system namespace.
+	// The name is the VolumeRepository's, NAMESPACE.LOCATION, and the namespace the system
+	// namespace.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// Options of the maintenance.
+	// The options.
 	// +optional
 	Spec MaintenanceRequestSpec `json:"spec,omitempty"`
 	// The answer.
@@ -31,8 +31,8 @@ type MaintenanceRequest struct {
 
 // MaintenanceRequestSpec has the options of a maintenance.
 type MaintenanceRequestSpec struct {
-	// Whether to read every pack of the repository, and compare it with what was written. A full
-	// maintenance otherwise reads a share of them.
+	// Whether to read every pack, and compare it with what was written. Otherwise a full
+	// maintenance reads a share of them.
 	// +optional
 	Verify bool `json:"verify,omitempty"`
 }
@@ -42,8 +42,8 @@ type MaintenanceRequestStatus struct {
 	// Namespace of the Job.
 	// +optional
 	JobNamespace string `json:"jobNamespace,omitempty"`
-	// Name of the Job that maintains the repository. It is created when no other Job maintains this
-	// repository and one more may run.
+	// Name of the Job. It is created when no other Job maintains the repository and one more may
+	// run.
 	// +optional
 	Job string `json:"job,omitempty"`
 	// The same for users.

@@ -8,10 +8,10 @@ import (
 )
 
 const (
-	// ConditionAgentReady of a NodeAgent is true while the agent gives signs of life.
+	// ConditionAgentReady of a NodeAgent is True while it gives signs of life.
 	ConditionAgentReady = "Ready"
-	// ConditionAgentConfigured of a NodeAgent is false if the ConfigMap with its limits has
-	// mistakes. The message names them.
+	// ConditionAgentConfigured of a NodeAgent is False if the ConfigMap with its limits has
+	// mistakes, which the message names.
 	ConditionAgentConfigured = "Configured"
 )
 
@@ -21,11 +21,11 @@ const (
 // +genclient:onlyVerbs=get,list,watch
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
-// NodeAgent is the agent that moves the data of a node's volumes. It has the node's name. A node
-// without an agent has one that is not Ready.
+// NodeAgent moves the data of a node's volumes, and has the node's name. A node without an agent
+// has one that is not Ready.
 type NodeAgent struct {
 	metav1.TypeMeta `json:",inline"`
-	// Standard object's metadata.
+	// Object metadata.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
@@ -39,22 +39,22 @@ type NodeAgent struct {
 // NodeAgentList is a list of NodeAgents.
 type NodeAgentList struct {
 	metav1.TypeMeta `json:",inline"`
-	// Standard list metadata.
+	// List metadata.
 	// +optional
 	metav1.ListMeta `json:"metadata,omitempty"`
 	// The agents.
 	Items []NodeAgent `json:"items"`
 }
 
-// NodeAgentStatus is the state of an agent.
+// NodeAgentStatus is an agent's state.
 type NodeAgentStatus struct {
-	// Whether the agent is alive, and whether its ConfigMap is valid.
+	// Whether the agent is alive, and its ConfigMap valid.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
-	// How many volumes may be moved at once, as a Ready agent reports. Without a report, no volume
-	// is moved, and this is the limit of a new agent.
+	// How many volumes may be moved at once, by a Ready agent's report. Without a report, no volume
+	// is moved, and this is a new agent's limit.
 	// +optional
 	Limit int32 `json:"limit,omitempty"`
 	// Source of the limit: globalConfig, perNodeConfig[INDEX], default, or memory if the agent has
@@ -64,10 +64,10 @@ type NodeAgentStatus struct {
 	// Volumes being moved.
 	// +optional
 	Running VolumeCounts `json:"running,omitempty"`
-	// Volumes that wait for their turn.
+	// Volumes that wait.
 	// +optional
 	Waiting VolumeCounts `json:"waiting,omitempty"`
-	// Since when the oldest waiting volume waits.
+	// Since when the oldest one waits.
 	// +optional
 	WaitingSince *metav1.Time `json:"waitingSince,omitempty"`
 	// Bytes read or written per second, unchanged files included: the mean of 10 s.

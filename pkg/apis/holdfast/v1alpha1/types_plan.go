@@ -3,13 +3,13 @@
 
 package v1alpha1
 
-// BackupPlan has the contents of a backup if it ran now. It is the answer to a dry run of its
-// creation, and is not stored.
+// BackupPlan has the contents of a backup if it ran now. It answers a dry run of its creation, and
+// is not stored.
 type BackupPlan struct {
 	// Whether everything was read. If not, the message says why, and all numbers are lower bounds.
 	Complete bool `json:"complete"`
-	// In one line: why the plan is not complete, or the numbers of errors and warnings, with the
-	// first ones.
+	// One line: why the plan is incomplete, or the numbers of errors and warnings, with the first
+	// ones.
 	// +optional
 	Message string `json:"message,omitempty"`
 	// Number of errors.
@@ -24,15 +24,15 @@ type BackupPlan struct {
 	// +optional
 	// +listType=atomic
 	Objects []PlannedObjects `json:"objects,omitempty"`
-	// The volumes of pods and claims, and whether their data would be read.
+	// Volumes of pods and claims, and whether their data would be read.
 	// +optional
 	// +listType=atomic
 	Volumes []PlannedVolume `json:"volumes,omitempty"`
-	// Objects that the spec does not select and that others need.
+	// Objects that others need and the spec does not select.
 	// +optional
 	// +listType=atomic
 	Along []PlannedRelated `json:"along,omitempty"`
-	// Objects that are excluded by a label, are being deleted, or are never backed up.
+	// Objects excluded by a label, being deleted, or never backed up.
 	// +optional
 	// +listType=atomic
 	LeftOut []PlannedLeftOut `json:"leftOut,omitempty"`
@@ -40,17 +40,17 @@ type BackupPlan struct {
 	// +optional
 	// +listType=atomic
 	Hooks []PlannedHooks `json:"hooks,omitempty"`
-	// Place in the queue if the backup were created now.
+	// Place in the queue if created now.
 	// +optional
 	Queue *PlannedPlace `json:"queue,omitempty"`
-	// Number of entries that the lists above lack, since they are too long.
+	// Number of entries cut from the lists above, which are too long.
 	// +optional
 	Omitted *PlanOmissions `json:"omitted,omitempty"`
 }
 
-// PlannedObjects counts the objects of a resource in a namespace.
+// PlannedObjects counts a resource's objects in a namespace.
 type PlannedObjects struct {
-	// The resource with its group, such as deployments.apps.
+	// Resource with group, such as deployments.apps.
 	Resource string `json:"resource"`
 	// Empty for cluster-scoped objects.
 	// +optional
@@ -63,25 +63,25 @@ type PlannedObjects struct {
 type VolumeMethod string
 
 const (
-	// VolumeMethodFiles: an agent reads the files on the node of a running pod.
+	// VolumeMethodFiles: an agent reads the files on a running pod's node.
 	VolumeMethodFiles VolumeMethod = "Files"
-	// VolumeMethodSnapshot: an agent reads the files of a snapshot of the volume.
+	// VolumeMethodSnapshot: an agent reads the files of a volume snapshot.
 	VolumeMethodSnapshot VolumeMethod = "Snapshot"
 	// VolumeMethodNone: the data is not read.
 	VolumeMethodNone VolumeMethod = "None"
 )
 
-// PlannedVolume is a volume, and how its data would be read.
+// PlannedVolume is a volume and how its data would be read.
 type PlannedVolume struct {
 	// Namespace of the claim or the pod.
 	Namespace string `json:"namespace"`
-	// Name of the claim. Empty for a volume without one.
+	// Name of the claim. Empty without one.
 	// +optional
 	Claim string `json:"claim,omitempty"`
-	// Name of the pod that gives access to the data.
+	// The pod that gives access to the data.
 	// +optional
 	Pod string `json:"pod,omitempty"`
-	// Name of the volume in the pod.
+	// The volume's name in the pod.
 	// +optional
 	Volume string `json:"volume,omitempty"`
 	// Capacity in bytes. Absent if unknown.
@@ -96,12 +96,12 @@ type PlannedVolume struct {
 
 // PlannedRelated is an object that other objects need.
 type PlannedRelated struct {
-	// The resource with its group, such as clusterroles.rbac.authorization.k8s.io.
+	// Resource with group, such as clusterroles.rbac.authorization.k8s.io.
 	Resource string `json:"resource"`
 	// Empty for a cluster-scoped object.
 	// +optional
 	Namespace string `json:"namespace,omitempty"`
-	// Name of the object. Empty if the requester may not know it.
+	// Its name. Empty if the requester may not know it.
 	// +optional
 	Name string `json:"name,omitempty"`
 	// Why it is included.
@@ -109,29 +109,29 @@ type PlannedRelated struct {
 	Reason string `json:"reason,omitempty"`
 }
 
-// PlannedLeftOut counts objects of a resource in a namespace that are left out for a reason.
+// PlannedLeftOut counts a resource's objects left out in a namespace for a reason.
 type PlannedLeftOut struct {
-	// The resource with its group.
+	// Resource with group.
 	Resource string `json:"resource"`
 	// Empty for cluster-scoped objects.
 	// +optional
 	Namespace string `json:"namespace,omitempty"`
 	// Number of objects.
 	Count int64 `json:"count"`
-	// Why they are left out.
+	// The reason.
 	Reason string `json:"reason"`
 }
 
-// PlannedHooks are the hooks in the pods of a namespace.
+// PlannedHooks are hooks in a namespace's pods.
 type PlannedHooks struct {
 	// Namespace of the pods.
 	Namespace string `json:"namespace"`
 	// Number of pods with hooks.
 	Pods int32 `json:"pods"`
-	// Number of hooks before the data is read.
+	// Hooks before the data is read.
 	// +optional
 	Pre int32 `json:"pre,omitempty"`
-	// Number of hooks after the data is read.
+	// Hooks after the data is read.
 	// +optional
 	Post int32 `json:"post,omitempty"`
 	// Whether the requester may run commands in these pods.
@@ -141,11 +141,11 @@ type PlannedHooks struct {
 	Message string `json:"message,omitempty"`
 }
 
-// PlannedPlace is the place of a backup in the queue.
+// PlannedPlace is a backup's place in the queue.
 type PlannedPlace struct {
-	// Place among the waiting ones, from 1.
+	// Place, from 1.
 	Position int32 `json:"position"`
-	// Why the backup would wait; NextToStart if it would start at once.
+	// Why it would wait; NextToStart if it would not.
 	// +optional
 	Reason QueueReason `json:"reason,omitempty"`
 	// The same in a sentence.
@@ -153,7 +153,7 @@ type PlannedPlace struct {
 	Message string `json:"message,omitempty"`
 }
 
-// PlanOmissions counts the entries that a plan's lists lack.
+// PlanOmissions counts entries that a plan's lists lack.
 type PlanOmissions struct {
 	// Entries of objects.
 	// +optional
@@ -169,51 +169,50 @@ type PlanOmissions struct {
 	LeftOut int64 `json:"leftOut,omitempty"`
 }
 
-// RestorePlan is what a restore would do if it ran now. A dry run of its creation
-// answers with it, and it is stored nowhere.
+// RestorePlan has the effects of a restore if it ran now. It answers a dry run of its creation, and
+// is not stored.
 type RestorePlan struct {
 	// Whether everything was decided. If not, the message says why, and all numbers are
 	// lower bounds.
 	Complete bool `json:"complete"`
-	// In one line: why the plan is not complete, why the restore would be refused, or the
-	// number of its errors and warnings with the first of them.
+	// One line: why the plan is incomplete, why the restore would be refused, or the numbers of
+	// errors and warnings with the first ones.
 	// +optional
 	Message string `json:"message,omitempty"`
-	// Why the restore would be refused before anything is written. Empty if it would not.
+	// Why the restore would be refused before any write. Empty if it would not.
 	// +optional
 	// +listType=atomic
 	Refused []string `json:"refused,omitempty"`
-	// Number of errors that the restore would have.
+	// Number of errors.
 	// +optional
 	Errors int32 `json:"errors,omitempty"`
-	// Number of warnings that the restore would have.
+	// Number of warnings.
 	// +optional
 	Warnings int32 `json:"warnings,omitempty"`
 	// Number of objects.
 	TotalItems int64 `json:"totalItems"`
-	// The objects, by resource, namespace and what would be done.
+	// The objects, by resource, namespace and action.
 	// +optional
 	// +listType=atomic
 	Objects []PlannedActions `json:"objects,omitempty"`
-	// The volumes whose data the backup has, and what would become of it.
+	// The volumes with data in the backup, and its fate.
 	// +optional
 	// +listType=atomic
 	Volumes []PlannedRestoreVolume `json:"volumes,omitempty"`
-	// The errors and warnings that the restore would have.
+	// The errors and warnings.
 	// +optional
 	// +listType=atomic
 	Problems []PlannedProblem `json:"problems,omitempty"`
-	// How many entries the lists above lack, since they are too long.
+	// Number of entries cut from the lists above, which are too long.
 	// +optional
 	Omitted *RestorePlanOmissions `json:"omitted,omitempty"`
 }
 
-// PlannedActions counts the objects of a resource in a namespace to which the same would
-// be done.
+// PlannedActions counts a resource's objects in a namespace with the same action.
 type PlannedActions struct {
-	// The resource with its group, such as deployments.apps.
+	// Resource with group, such as deployments.apps.
 	Resource string `json:"resource"`
-	// Namespace to restore into. Empty for cluster-scoped objects.
+	// Target namespace. Empty for cluster-scoped objects.
 	// +optional
 	Namespace string `json:"namespace,omitempty"`
 	// create, update, recreate, skip, conflict, refused or error, as in restores/NAME/plan.
@@ -222,13 +221,13 @@ type PlannedActions struct {
 	Count int64 `json:"count"`
 }
 
-// RestoredData is what becomes of the data of a volume.
+// RestoredData is the fate of a volume's data.
 type RestoredData string
 
 const (
-	// RestoredDataWritten: the data is written into a volume without data.
+	// RestoredDataWritten: the data is written into an empty volume.
 	RestoredDataWritten RestoredData = "Written"
-	// RestoredDataOverwritten: files of the same name are replaced, and others stay.
+	// RestoredDataOverwritten: files of the same name are replaced; others stay.
 	RestoredDataOverwritten RestoredData = "Overwritten"
 	// RestoredDataReplaced: the volume becomes as in the backup.
 	RestoredDataReplaced RestoredData = "Replaced"
@@ -238,25 +237,25 @@ const (
 	RestoredDataNone RestoredData = "None"
 )
 
-// PlannedRestoreVolume is a volume of the backup, and what becomes of its data.
+// PlannedRestoreVolume is a volume of the backup, and the fate of its data.
 type PlannedRestoreVolume struct {
 	// Namespace to restore into.
 	Namespace string `json:"namespace"`
-	// Name of the claim. Empty for a volume without one.
+	// Name of the claim. Empty without one.
 	// +optional
 	Claim string `json:"claim,omitempty"`
-	// Name of the pod of a volume without a claim.
+	// Pod of a volume without a claim.
 	// +optional
 	Pod string `json:"pod,omitempty"`
 	// Name of the volume in that pod.
 	// +optional
 	Volume string `json:"volume,omitempty"`
-	// Bytes of the data in the backup.
+	// Bytes in the backup.
 	// +optional
 	Bytes int64 `json:"bytes,omitempty"`
 	// Written, Overwritten, Replaced, Kept or None.
 	Data RestoredData `json:"data"`
-	// Why.
+	// The reason.
 	// +optional
 	Reason string `json:"reason,omitempty"`
 }
@@ -275,20 +274,20 @@ const (
 type PlannedProblem struct {
 	// Error or Warning.
 	Severity ProblemSeverity `json:"severity"`
-	// The resource of the object with its group. Empty if the whole restore is meant.
+	// Resource with group. Empty for the whole restore.
 	// +optional
 	Resource string `json:"resource,omitempty"`
-	// Namespace of the object.
+	// Its namespace.
 	// +optional
 	Namespace string `json:"namespace,omitempty"`
-	// Name of the object.
+	// Its name.
 	// +optional
 	Name string `json:"name,omitempty"`
-	// The text that the results of the restore would have.
+	// The text, as in the restore's results.
 	Message string `json:"message"`
 }
 
-// RestorePlanOmissions counts the entries that the lists of a restore's plan lack.
+// RestorePlanOmissions counts entries that a restore plan's lists lack.
 type RestorePlanOmissions struct {
 	// Entries of objects.
 	// +optional

@@ -8,8 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// AnnotationRPO of a workload, a claim or a namespace is how old its last good backup may be: a
-// duration such as 24h. The annotation of the object overrides the namespace's.
+// AnnotationRPO of a workload, claim or namespace is the maximum age of its last good backup: a
+// duration such as 24h. The object's annotation overrides the namespace's.
 const AnnotationRPO = "holdfast.io/rpo"
 
 // +genclient
@@ -17,18 +17,17 @@ const AnnotationRPO = "holdfast.io/rpo"
 // +genclient:onlyVerbs=get,list
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
-// Protection says whether a workload or a claim of the cluster has a good backup that is new
-// enough. It lives in the namespace of the object, and is named by the object's kind and name, such
-// as deployment.web. Its labels are the object's.
+// Protection says whether a workload or claim has a good backup that is new enough. It has the
+// object's namespace and labels, and is named by its kind and name, such as deployment.web.
 type Protection struct {
 	metav1.TypeMeta `json:",inline"`
-	// Standard object's metadata.
+	// Object metadata.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
 	// The workload or claim.
 	Spec ProtectionSpec `json:"spec"`
-	// The backups that protect it. Computed on read.
+	// Its protecting backups. Computed on read.
 	// +optional
 	Status ProtectionStatus `json:"status,omitempty"`
 }
@@ -38,7 +37,7 @@ type Protection struct {
 // ProtectionList is a list of Protections.
 type ProtectionList struct {
 	metav1.TypeMeta `json:",inline"`
-	// Standard list metadata.
+	// List metadata.
 	// +optional
 	metav1.ListMeta `json:"metadata,omitempty"`
 	// The protections.
@@ -52,17 +51,17 @@ type ProtectionSpec struct {
 	// Kind of the object: Deployment, StatefulSet, DaemonSet, CronJob, Pod or
 	// PersistentVolumeClaim. Only pods without an owner are listed.
 	Kind string `json:"kind"`
-	// Name of the object.
+	// Its name.
 	Name string `json:"name"`
-	// UID of the object. A backup of a former object of the same name does not protect it.
+	// Its UID. Backups of a former object of its name do not protect it.
 	UID types.UID `json:"uid"`
 }
 
-// ProtectionState says in one word whether an object is protected.
+// ProtectionState says whether an object is protected.
 type ProtectionState string
 
 const (
-	// ProtectionYes: a good backup holds it and, for a claim, its data, and is new enough.
+	// ProtectionYes: a good backup, new enough, holds it and, for a claim, its data.
 	ProtectionYes ProtectionState = "Yes"
 	// ProtectionLate: the last good backup is older than expected.
 	ProtectionLate ProtectionState = "Late"
@@ -83,14 +82,14 @@ type ProtectionStatus struct {
 	// For a claim, the last good backup that holds the object and its data.
 	// +optional
 	Data *ProtectedBy `json:"data,omitempty"`
-	// Of the schedules that select the object, the one with the shortest interval. The name is
-	// absent if it is in another namespace, except in requests over all namespaces.
+	// The schedule with the shortest interval that selects the object. The name is absent if in
+	// another namespace, except in requests over all namespaces.
 	// +optional
 	Schedule *ProtectingSchedule `json:"schedule,omitempty"`
-	// How old the last good backup may be.
+	// The last good backup's maximum age.
 	// +optional
 	Expectation Duration `json:"expectation,omitempty"`
-	// Where the expectation comes from: Annotation, NamespaceAnnotation, Schedule or Default.
+	// Source of the expectation: Annotation, NamespaceAnnotation, Schedule or Default.
 	// +optional
 	ExpectedBy string `json:"expectedBy,omitempty"`
 	// Why it is not Yes, or why an annotation is not followed.
@@ -106,10 +105,10 @@ const (
 	ExpectedByDefault             = "Default"
 )
 
-// ProtectedBy is a backup that holds an object, or the data of a claim.
+// ProtectedBy is a backup that holds an object or a claim's data.
 type ProtectedBy struct {
-	// The backup, if it is of the same namespace. Backups of other namespaces are named in the
-	// system namespace, and in requests over all namespaces.
+	// The backup, if in the same namespace. Others are named only in the system namespace and
+	// requests over all namespaces.
 	// +optional
 	Backup BackupReference `json:"backup,omitzero"`
 	// When the backup began to read.
@@ -118,10 +117,10 @@ type ProtectedBy struct {
 
 // ProtectingSchedule is a schedule that selects an object.
 type ProtectingSchedule struct {
-	// Namespace of the schedule.
+	// Its namespace.
 	// +optional
 	Namespace string `json:"namespace,omitempty"`
-	// Name of the schedule.
+	// Its name.
 	// +optional
 	Name string `json:"name,omitempty"`
 }

@@ -13,12 +13,12 @@ import (
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 // +resourceName=backupqueues
 
-// BackupQueueEntry is one backup or restore that waits, is about to start, or runs. It has the
-// name, namespace and uid of its Backup, and is removed when the backup ends. The entry of a
-// Restore is named restore:NAME, since a Backup may have the same name.
+// BackupQueueEntry is a backup or restore that waits, is about to start, or runs. It has its
+// Backup's name, namespace and uid, and is removed when the backup ends. A Restore's entry is named
+// restore:NAME, since a Backup may have the same name.
 type BackupQueueEntry struct {
 	metav1.TypeMeta `json:",inline"`
-	// Standard object's metadata: the Backup's or the Restore's.
+	// Metadata of the Backup or Restore.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
@@ -35,7 +35,7 @@ type BackupQueueEntry struct {
 // BackupQueueEntryList is a list of BackupQueueEntries.
 type BackupQueueEntryList struct {
 	metav1.TypeMeta `json:",inline"`
-	// Standard list metadata.
+	// List metadata.
 	// +optional
 	metav1.ListMeta `json:"metadata,omitempty"`
 	// The entries.
@@ -47,28 +47,27 @@ type BackupQueueEntrySpec struct {
 	// Backup or Restore.
 	// +optional
 	Kind string `json:"kind,omitempty"`
-	// Namespaces that the backup includes, as in its spec, or that the restore writes to. Empty
-	// means all.
+	// Namespaces that the backup's spec includes, or the restore writes to. Empty means all.
 	// +optional
 	// +listType=atomic
 	IncludedNamespaces []string `json:"includedNamespaces,omitempty"`
-	// Namespaces that the backup excludes, as in its spec.
+	// Namespaces that the backup's spec excludes.
 	// +optional
 	// +listType=atomic
 	ExcludedNamespaces []string `json:"excludedNamespaces,omitempty"`
-	// Name of the storage location.
+	// The storage location.
 	// +optional
 	StorageLocation string `json:"storageLocation,omitempty"`
-	// The user that requested it.
+	// The requesting user.
 	// +optional
 	Requester string `json:"requester,omitempty"`
 }
 
-// QueueState is the state of a backup or restore in the queue.
+// QueueState is the state in the queue.
 type QueueState string
 
 const (
-	// QueueStateRunning: it reads or writes objects or volumes, and holds a slot.
+	// QueueStateRunning: it reads or writes, and holds a slot.
 	QueueStateRunning QueueState = "Running"
 	// QueueStateReady: it has a slot and is about to start.
 	QueueStateReady QueueState = "Ready"
@@ -76,7 +75,7 @@ const (
 	QueueStateQueued QueueState = "Queued"
 )
 
-// QueueReason is the reason why a backup or restore waits.
+// QueueReason says why a backup or restore waits.
 type QueueReason string
 
 const (
@@ -84,18 +83,18 @@ const (
 	QueueReasonConcurrencyLimit QueueReason = "ConcurrencyLimit"
 	// QueueReasonNamespaceOverlap: a running one reads or writes one of its namespaces.
 	QueueReasonNamespaceOverlap QueueReason = "NamespaceOverlap"
-	// QueueReasonClusterScopeOverlap: a running one reads or writes cluster-scoped resources, as
-	// this one does.
+	// QueueReasonClusterScopeOverlap: a running one uses cluster-scoped resources, as this one
+	// does.
 	QueueReasonClusterScopeOverlap QueueReason = "ClusterScopeOverlap"
-	// QueueReasonBehindOverlapping: one ahead of it in the queue overlaps it, and must run first.
+	// QueueReasonBehindOverlapping: an overlapping one ahead of it must run first.
 	QueueReasonBehindOverlapping QueueReason = "BehindOverlapping"
-	// QueueReasonStorageUnavailable: its storage location can't be reached. It starts by itself
-	// when the location is available again.
+	// QueueReasonStorageUnavailable: its storage location can't be reached. It starts once the
+	// location is available again.
 	QueueReasonStorageUnavailable QueueReason = "StorageUnavailable"
 	// QueueReasonNextToStart: it is about to start.
 	QueueReasonNextToStart QueueReason = "NextToStart"
-	// QueueReasonAgentAbsent: it runs, and its volumes wait for agents of nodes that have shown no
-	// sign of life for a while.
+	// QueueReasonAgentAbsent: it runs, and its volumes wait for agents without a sign of life for a
+	// while.
 	QueueReasonAgentAbsent QueueReason = "AgentAbsent"
 )
 
@@ -104,37 +103,35 @@ type BackupQueueEntryStatus struct {
 	// Running, Ready or Queued.
 	// +optional
 	State QueueState `json:"state,omitempty"`
-	// Place among the waiting ones of the whole cluster, from 1, restores first. Absent for a
-	// running one. Published with a short delay.
+	// Place in the whole cluster, from 1, restores first. Absent for a running one. Published with
+	// a short delay.
 	// +optional
 	Position int32 `json:"position,omitempty"`
 	// Why it waits: ConcurrencyLimit, NamespaceOverlap, ClusterScopeOverlap, BehindOverlapping,
-	// StorageUnavailable or NextToStart. For a running one: AgentAbsent if its volumes wait for the
-	// agents of nodes.
+	// StorageUnavailable or NextToStart. For a running one: AgentAbsent if its volumes wait for
+	// agents.
 	// +optional
 	Reason QueueReason `json:"reason,omitempty"`
 	// The reason in one sentence.
 	// +optional
 	Message string `json:"message,omitempty"`
-	// The backups and restores that it waits for. A request for one namespace gets only the names
-	// in that namespace. A request for the system namespace, or for all namespaces, gets all names.
+	// The backups and restores that it waits for. A request for one namespace gets only names in
+	// it. A request for the system namespace, or all namespaces, gets all.
 	// +optional
 	// +listType=atomic
 	Blockers []QueueBlocker `json:"blockers,omitempty"`
-	// Number of further ones, in other namespaces, that it waits for.
+	// Number of further ones in other namespaces.
 	// +optional
 	OtherBlockers int32 `json:"otherBlockers,omitempty"`
-	// The namespaces that it and its blockers share.
+	// Namespaces shared with its blockers.
 	// +optional
 	// +listType=atomic
 	ConflictNamespaces []string `json:"conflictNamespaces,omitempty"`
-	// The first ten nodes whose agents it waits for, and that have shown no sign of life for a
-	// while.
+	// The first ten nodes whose agents it waits for, without a sign of life for a while.
 	// +optional
 	// +listType=atomic
 	AbsentAgents []string `json:"absentAgents,omitempty"`
-	// Number of its kind that run or are about to start, in the whole cluster. Only such entries
-	// have it.
+	// Number of its kind that run or are about to start in the cluster. Only such entries have it.
 	// +optional
 	SlotsInUse int32 `json:"slotsInUse,omitempty"`
 	// Maximum of slotsInUse. Only entries with slotsInUse have it.

@@ -9,8 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// AnnotationRestoreFrom of a Restore says from where claims get their data, if a snapshot stays in their storage
-// beside the moved data: RestoreFromLocal, the default, where that can be used, or RestoreFromMoved.
+// AnnotationRestoreFrom of a Restore chooses between a snapshot in a claim's storage,
+// RestoreFromLocal (default, if usable), and its moved data, RestoreFromMoved.
 const (
 	AnnotationRestoreFrom = "holdfast.io/restore-from"
 	RestoreFromLocal      = "local"
@@ -22,20 +22,19 @@ const (
 // +genclient:onlyVerbs=create,get,list,watch
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
-// Restore restores objects and the data of volumes from a backup. A Restore in the system namespace
-// may write anywhere. In any other namespace it writes, with its creator's own rights, to that
-// namespace. It writes to further ones if its creator may create restores there too. Like backups,
-// restores have no delete verb.
+// Restore restores objects and volume data from a backup. In the system namespace it may write
+// anywhere. Elsewhere it writes with its creator's rights, to its namespace and to others where the
+// creator may create restores. Restores have no delete verb.
 type Restore struct {
 	metav1.TypeMeta `json:",inline"`
-	// Standard object's metadata. The name must be a DNS label.
+	// The name must be a DNS label.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// The objects to restore, and where to. It does not change after creation.
+	// The objects to restore, and their target. Immutable.
 	// +optional
 	Spec RestoreSpec `json:"spec,omitempty"`
-	// State and result of the restore. Computed on read.
+	// State and result. Computed on read.
 	// +optional
 	Status RestoreStatus `json:"status,omitempty"`
 }
@@ -45,19 +44,19 @@ type Restore struct {
 // RestoreList is a list of Restores.
 type RestoreList struct {
 	metav1.TypeMeta `json:",inline"`
-	// Standard list metadata.
+	// List metadata.
 	// +optional
 	metav1.ListMeta `json:"metadata,omitempty"`
 	// The restores.
 	Items []Restore `json:"items"`
 }
 
-// ExistingResourcePolicy says what happens to an object that exists and differs.
+// ExistingResourcePolicy is for objects that exist and differ.
 // +kubebuilder:validation:Enum="";none;update;recreate
 type ExistingResourcePolicy string
 
 const (
-	// ExistingResourceNone: it stays as it is, with a warning.
+	// ExistingResourceNone: it stays, with a warning.
 	ExistingResourceNone ExistingResourcePolicy = "none"
 	// ExistingResourceUpdate: it becomes as in the backup, except fields that controllers manage.
 	ExistingResourceUpdate ExistingResourcePolicy = "update"
@@ -66,55 +65,54 @@ const (
 	ExistingResourceRecreate ExistingResourcePolicy = "recreate"
 )
 
-// ExistingVolumePolicy says what happens to the data of a volume whose claim exists.
+// ExistingVolumePolicy is for data of volumes whose claim exists.
 // +kubebuilder:validation:Enum="";none;keep;overwrite;replace
 type ExistingVolumePolicy string
 
 const (
 	// ExistingVolumeNone: the restore is refused before anything is written.
 	ExistingVolumeNone ExistingVolumePolicy = "none"
-	// ExistingVolumeKeep: the volume's data stays, and all else is restored.
+	// ExistingVolumeKeep: the data stays, and all else is restored.
 	ExistingVolumeKeep ExistingVolumePolicy = "keep"
 	// ExistingVolumeOverwrite: files of the same name are replaced. Others stay, and a warning
 	// counts them.
 	ExistingVolumeOverwrite ExistingVolumePolicy = "overwrite"
-	// ExistingVolumeReplace: as overwrite, and other files are removed: the volume is as in the
-	// backup.
+	// ExistingVolumeReplace: as overwrite, and other files are removed.
 	ExistingVolumeReplace ExistingVolumePolicy = "replace"
 )
 
-// RestoreSpec says what to restore. Its fields have the names and meanings of Velero's Restore, and
-// there are some more; unknown ones are refused. A list may have 1000 words, 32 of them with a
-// wildcard, and the whole spec 32 KiB.
+// RestoreSpec says what to restore. It has the fields of Velero's Restore, with their meanings, and
+// more; unknown ones are refused. A list may have 1000 words, 32 with a wildcard, and the spec 32
+// KiB.
 type RestoreSpec struct {
-	// Name of the Backup, in the Restore's namespace unless backupNamespace has another. Empty
-	// means the newest one that has not failed and holds everything requested.
+	// Name of the Backup. Empty means the newest one that has not failed and holds everything
+	// requested.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	BackupName string `json:"backupName,omitempty"`
-	// Namespace of the Backup. Only a Restore in the system namespace may name another namespace.
+	// Namespace of the Backup. Default: the Restore's. Only a Restore in the system namespace may
+	// name another.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	BackupNamespace string `json:"backupNamespace,omitempty"`
-	// Name of a Schedule whose newest good backup is restored. Not to be combined with backupName.
+	// Name of a Schedule, to restore its newest good backup. Not with backupName.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	ScheduleName string `json:"scheduleName,omitempty"`
-	// Namespaces of the backup to include, by name or pattern (*, ?, [ab]). Empty means all in the
-	// backup.
+	// Namespaces of the backup to include, by name or pattern (*, ?, [ab]). Empty means all.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=1000
 	// +kubebuilder:validation:items:MaxLength=253
 	IncludedNamespaces []string `json:"includedNamespaces,omitempty"`
-	// Namespaces of the backup to leave out, by name or pattern. Exclusion wins.
+	// Namespaces to leave out, by name or pattern. Exclusion wins.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=1000
 	// +kubebuilder:validation:items:MaxLength=253
 	ExcludedNamespaces []string `json:"excludedNamespaces,omitempty"`
-	// Resources to include, by plural, singular, kind or short name, with or without .group,
-	// in any case, or by pattern. Empty means all.
+	// Resources to include, by plural, singular, kind or short name, any case, with or without
+	// .group, or pattern. Empty means all.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=1000
@@ -126,109 +124,105 @@ type RestoreSpec struct {
 	// +kubebuilder:validation:MaxItems=1000
 	// +kubebuilder:validation:items:MaxLength=253
 	ExcludedResources []string `json:"excludedResources,omitempty"`
-	// Only these objects of the backup, with the objects that they need.
+	// Only these objects, with the objects that they need.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=1000
 	Objects []RestoreObject `json:"objects,omitempty"`
-	// Whether to include all cluster-scoped objects of the backup (true), or none (false). Unset
-	// means those that an included object needs, and all if no namespaces are named. Outside the
-	// system namespace, always only those that an included object needs and that its creator may
-	// create.
+	// Whether to include all cluster-scoped objects (true), or none (false). Unset means all if no
+	// namespaces are named, else those that included objects need. Outside the system namespace,
+	// always only those needed that the creator may create.
 	// +optional
 	IncludeClusterResources *bool `json:"includeClusterResources,omitempty"`
-	// Labels of the objects to restore. Unset means all objects.
+	// Labels of the objects to restore. Unset means all.
 	// +optional
 	LabelSelector *metav1.LabelSelector `json:"labelSelector,omitempty"`
-	// Selectors of the objects to restore: one must match. Not to be combined with labelSelector.
+	// Selectors of the objects to restore: one must match. Not with labelSelector.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=32
 	OrLabelSelectors []*metav1.LabelSelector `json:"orLabelSelectors,omitempty"`
-	// Whether to include, regardless of labels, objects of the same namespaces that the selected
-	// objects need, as with objects. Their resources must be included. Default true.
+	// Whether to include, regardless of labels, objects that the selected ones need in their
+	// namespaces, if their resources are included. Default true.
 	// +optional
 	IncludeReferenced *bool `json:"includeReferenced,omitempty"`
 	// Namespaces to restore into, by the namespace in the backup. Others keep their name.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=1000
 	NamespaceMapping map[string]string `json:"namespaceMapping,omitempty"`
-	// Storage classes of the restored claims, by the class in the backup.
+	// Storage classes of restored claims, by the class in the backup.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=100
 	StorageClassMapping map[string]string `json:"storageClassMapping,omitempty"`
-	// Images of the restored containers, by the image in the backup, or its beginning:
-	// docker.io/library maps docker.io/library/nginx:1 too. The longest match counts.
+	// Images of restored containers, by the image in the backup or its beginning, such as
+	// docker.io/library. The longest match counts.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=100
 	ImageMapping map[string]string `json:"imageMapping,omitempty"`
-	// Init containers for restored pods, and commands that run in their containers when those run.
-	// A pod's annotations count instead. Commands need the creator's right to create pods/exec in
-	// the pod's namespace.
+	// Init containers for restored pods, and commands for their running containers. A pod's
+	// annotations count instead. Commands need the creator's right to create pods/exec in the pod's
+	// namespace.
 	// +optional
 	Hooks RestoreHooks `json:"hooks,omitzero"`
-	// Treatment of an object that exists and differs. none (default) keeps it with a warning.
-	// update sets values and removes later additions, except fields that controllers manage.
-	// recreate deletes and creates objects that can't be updated.
+	// For objects that exist and differ: none (default) keeps them, with a warning. update sets
+	// values and removes later additions, except controllers' fields. recreate also deletes and
+	// creates objects that can't be updated.
 	// +optional
 	ExistingResourcePolicy ExistingResourcePolicy `json:"existingResourcePolicy,omitempty"`
-	// Treatment of the data of a volume whose claim exists. none (default) refuses the restore
-	// before anything is written. keep leaves the data, and restores the rest. overwrite replaces
-	// files of the same name, and counts the others. replace also removes other files. Volumes
-	// without a claim that outlive their pod, as nfs, are written only with overwrite or replace.
+	// For data of volumes whose claim exists: none (default) refuses the restore before any write.
+	// keep leaves the data, and restores the rest. overwrite replaces files of the same name, and
+	// counts others. replace also removes those. Volumes without a claim that outlive their pod, as
+	// nfs, need overwrite or replace.
 	// +optional
 	ExistingVolumePolicy ExistingVolumePolicy `json:"existingVolumePolicy,omitempty"`
 	// Resources whose status is restored too. Unset means none.
 	// +optional
 	RestoreStatus *RestoreStatusSpec `json:"restoreStatus,omitempty"`
-	// Whether Services get their former node ports. Default false, which keeps only those that
-	// their owner set.
+	// Whether Services get their former node ports. Default false: only those that their owner set.
 	// +optional
 	PreserveNodePorts *bool `json:"preserveNodePorts,omitempty"`
-	// Whether claims and the data of volumes are restored. Unset means yes, except
-	// PersistentVolumes of another cluster's backup, whose storage may be in use there; true
-	// creates these too.
+	// Whether claims and volume data are restored. Unset means yes, except PersistentVolumes of
+	// another cluster's backup, whose storage may be in use there; true creates these too.
 	// +optional
 	RestorePVs *bool `json:"restorePVs,omitempty"`
-	// Whether only the data of volumes is restored, into existing claims.
+	// Whether only volume data is restored, into existing claims.
 	// +optional
 	VolumesOnly bool `json:"volumesOnly,omitempty"`
-	// Paths of files and folders to restore, in the volume of the one claim in objects. A pod that
-	// uses the claim, if there is one, gives access. Files of the same name are replaced.
+	// Files and folders to restore, by path in the volume of the one claim in objects. A pod that
+	// uses the claim, if any, gives access. Files of the same name are replaced.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=1000
 	// +kubebuilder:validation:items:MaxLength=4096
 	Paths []string `json:"paths,omitempty"`
-	// ConfigMap of the Restore's namespace with rules that change objects before they are created,
-	// in Velero's format: JSON, merge or strategic merge patches.
+	// ConfigMap in the Restore's namespace with Velero's rules to change objects before creation:
+	// JSON, merge or strategic merge patches.
 	// +optional
 	ResourceModifier *RestoreModifier `json:"resourceModifier,omitempty"`
-	// Whether to write nothing: the restore ends with its plan, which restores/NAME/plan shows.
+	// Whether to write nothing, and only make the plan that restores/NAME/plan shows.
 	// +optional
 	PlanOnly bool `json:"planOnly,omitempty"`
-	// Has no effect, and is not kept: Holdfast has no plugins to wait for.
+	// Has no effect, and is not kept: Holdfast has no plugins.
 	// +optional
 	ItemOperationTimeout Duration `json:"itemOperationTimeout,omitzero"`
-	// Velero's configuration of its uploader. It is not kept, and causes a warning where it has no
-	// effect.
+	// Velero's uploader configuration. Not kept; causes a warning where it has no effect.
 	// +optional
 	UploaderConfig *UploaderConfigForRestore `json:"uploaderConfig,omitempty"`
 }
 
-// UploaderConfigForRestore is Velero's configuration of its uploader.
+// UploaderConfigForRestore is Velero's uploader configuration.
 type UploaderConfigForRestore struct {
-	// Whether blocks of zeros become holes of files. They always do: false has no effect.
+	// Blocks of zeros always become holes of files: false has no effect.
 	// +optional
 	WriteSparseFiles *bool `json:"writeSparseFiles,omitempty"`
-	// Number of files of a volume to write at once. Has no effect: the node's agent decides.
+	// Files of a volume to write at once. Has no effect: the agent decides.
 	// +optional
 	ParallelFilesDownload int `json:"parallelFilesDownload,omitempty"`
 }
 
 // RestoreHooks are hooks in restored pods.
 type RestoreHooks struct {
-	// Hooks of pods. A pod has the hooks of all entries that match it.
+	// Hooks of pods. A pod has the hooks of all matching entries.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
@@ -252,7 +246,7 @@ type RestoreResourceHookSpec struct {
 	// +kubebuilder:validation:MaxItems=100
 	// +kubebuilder:validation:items:MaxLength=253
 	ExcludedNamespaces []string `json:"excludedNamespaces,omitempty"`
-	// Resources with the hooks. Only pods can have some; empty means pods.
+	// Only pods can have hooks; empty means pods.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=100
@@ -284,28 +278,27 @@ type RestoreResourceHook struct {
 	Init *InitRestoreHook `json:"init,omitempty"`
 }
 
-// ExecRestoreHook is a command in a container of a restored pod.
+// ExecRestoreHook is a command in a restored pod's container.
 type ExecRestoreHook struct {
-	// Container to run the command in. Default: the pod's first.
+	// Container of the command. Default: the pod's first.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	Container string `json:"container,omitempty"`
-	// The command, and its arguments.
+	// The command and its arguments.
 	// +listType=atomic
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=100
 	// +kubebuilder:validation:items:MaxLength=32768
 	Command []string `json:"command"`
-	// If the command fails: Fail (default) runs no further commands of the pod, and counts an
-	// error. Continue goes on, with a warning.
+	// On failure, Fail (default) runs no further commands of the pod, and counts an error. Continue
+	// goes on, with a warning.
 	// +optional
 	// +kubebuilder:validation:Enum=Continue;Fail
 	OnError HookErrorMode `json:"onError,omitempty"`
 	// Time limit of the command. Default 30s, at most 4h.
 	// +optional
 	ExecTimeout Duration `json:"execTimeout,omitempty"`
-	// Time limit until the container runs, counted from when all objects are restored. Default 10m,
-	// at most 4h.
+	// Time limit until the container runs, once all objects are restored. Default 10m, at most 4h.
 	// +optional
 	WaitTimeout Duration `json:"waitTimeout,omitempty"`
 	// Whether the container must be ready, too.
@@ -315,34 +308,33 @@ type ExecRestoreHook struct {
 
 // InitRestoreHook are init containers for restored pods.
 type InitRestoreHook struct {
-	// The containers, as in the spec of a pod, placed before the pod's own.
+	// Containers as in a pod's spec, placed before the pod's own.
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
 	// +kubebuilder:pruning:PreserveUnknownFields
 	InitContainers []runtime.RawExtension `json:"initContainers"`
-	// Is ignored, as in Velero: the containers may take as long as they need.
+	// Ignored, as in Velero: the containers have no time limit.
 	// +optional
 	Timeout Duration `json:"timeout,omitempty"`
 }
 
 // RestoreObject is one object of a backup.
 type RestoreObject struct {
-	// The object's resource, by a word as in includedResources, such as deployments.apps.
+	// Its resource, by a word as in includedResources, such as deployments.apps.
 	// +kubebuilder:validation:MaxLength=253
 	Resource string `json:"resource"`
-	// Namespace of the object in the backup. Empty for a cluster-scoped object.
+	// Its namespace in the backup. Empty if cluster-scoped.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	Namespace string `json:"namespace,omitempty"`
-	// Name of the object.
+	// Its name.
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name"`
 }
 
 // RestoreStatusSpec has the resources whose status is restored.
 type RestoreStatusSpec struct {
-	// Resources to include, by plural, singular, kind or short name, with or without .group,
-	// in any case, or by pattern. Empty means all.
+	// Resources to include, by words as in spec.includedResources. Empty means all.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=1000
@@ -362,7 +354,7 @@ type RestoreModifier struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=0
 	APIGroup *string `json:"apiGroup,omitempty"`
-	// ConfigMap, or empty, which means the same.
+	// ConfigMap, also if empty.
 	// +optional
 	// +kubebuilder:validation:Enum="";ConfigMap;configmap
 	Kind string `json:"kind,omitempty"`
@@ -371,12 +363,11 @@ type RestoreModifier struct {
 	Name string `json:"name"`
 }
 
-// RestorePhase is the state of a restore in one word. Conditions are the contract for
-// programs.
+// RestorePhase is a restore's state in one word. Programs should use conditions.
 type RestorePhase string
 
 const (
-	// RestorePhaseNew: accepted, without a place in the queue yet.
+	// RestorePhaseNew: accepted, not queued yet.
 	RestorePhaseNew RestorePhase = "New"
 	// RestorePhaseFailedValidation: refused after creation; nothing was written.
 	RestorePhaseFailedValidation RestorePhase = "FailedValidation"
@@ -393,9 +384,9 @@ const (
 	RestorePhasePartiallyFailed RestorePhase = "PartiallyFailed"
 	// RestorePhaseFailed: ended before everything was tried.
 	RestorePhaseFailed RestorePhase = "Failed"
-	// RestorePhaseCancelling: asked to stop while running, and not stopped yet.
+	// RestorePhaseCancelling: asked to stop, not stopped yet.
 	RestorePhaseCancelling RestorePhase = "Cancelling"
-	// RestorePhaseCancelled: stopped on request. Written objects stay, and its results list them.
+	// RestorePhaseCancelled: stopped on request. Written objects stay; the results list them.
 	RestorePhaseCancelled RestorePhase = "Cancelled"
 )
 
@@ -408,13 +399,13 @@ func (p RestorePhase) Ended() bool {
 	return false
 }
 
-// RestoreStatus is the state of a restore.
+// RestoreStatus is a restore's state.
 type RestoreStatus struct {
-	// State in one word: New, Queued, ReadyToStart, InProgress, Cancelling, Completed,
-	// PartiallyFailed, Failed, FailedValidation or Cancelled.
+	// New, Queued, ReadyToStart, InProgress, Cancelling, Completed, PartiallyFailed, Failed,
+	// FailedValidation or Cancelled.
 	// +optional
 	Phase RestorePhase `json:"phase,omitempty"`
-	// Place in the queue, from 1. Absent if the restore does not wait.
+	// Place in the queue, from 1. Absent unless the restore waits.
 	// +optional
 	QueuePosition int32 `json:"queuePosition,omitempty"`
 	// Conditions: Queued, Complete, Succeeded.
@@ -422,10 +413,10 @@ type RestoreStatus struct {
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
-	// The backup that is restored.
+	// The restored backup.
 	// +optional
 	Backup *RestoredBackup `json:"backup,omitempty"`
-	// When the restore got its place in the queue.
+	// When the restore was queued.
 	// +optional
 	QueuedTimestamp *metav1.Time `json:"queuedTimestamp,omitempty"`
 	// When the restore began.
@@ -434,25 +425,24 @@ type RestoreStatus struct {
 	// When the restore ended.
 	// +optional
 	CompletionTimestamp *metav1.Time `json:"completionTimestamp,omitempty"`
-	// Number of objects to restore, and restored.
+	// Objects to restore, and restored.
 	// +optional
 	Progress *RestoreProgress `json:"progress,omitempty"`
-	// Number of volumes to restore, and restored, and their bytes.
+	// Volumes to restore, and restored, and their bytes.
 	// +optional
 	Volumes *RestoreVolumesProgress `json:"volumes,omitempty"`
 	// Commands to run in restored pods, and failed ones.
 	// +optional
 	HookStatus *HookStatus `json:"hookStatus,omitempty"`
-	// Number of warnings, about restored objects that differ. restores/NAME/results has the texts.
+	// Number of warnings: restored objects that differ. See restores/NAME/results.
 	// +optional
 	Warnings int32 `json:"warnings,omitempty"`
-	// Number of errors, about requested objects that are missing. restores/NAME/results has the
-	// texts.
+	// Number of errors: missing requested objects. See restores/NAME/results.
 	// +optional
 	Errors int32 `json:"errors,omitempty"`
-	// In one line: the reason for waiting, and at the end the numbers of errors and warnings. The
-	// first three errors follow, or warnings if there is no error. A restore outside the system
-	// namespace names only its own namespace's objects. restores/NAME/results has all texts.
+	// One line: the reason for waiting, or finally the numbers of errors and warnings, with the
+	// first three errors, else warnings. Outside the system namespace it names only objects of its
+	// namespace. restores/NAME/results has all texts.
 	// +optional
 	Message string `json:"message,omitempty"`
 	// Why the restore failed or was cancelled, in one sentence.
@@ -462,19 +452,19 @@ type RestoreStatus struct {
 	// +optional
 	// +listType=atomic
 	ValidationErrors []string `json:"validationErrors,omitempty"`
-	// The user that requested the restore, as authenticated by a cluster that this one trusts.
+	// The requesting user, as authenticated by a cluster that this one trusts.
 	// +optional
 	Requester string `json:"requester,omitempty"`
-	// Origin of a stored restore, and whether it is proved. Empty while this cluster has a record
-	// of the restore.
+	// Origin of a stored restore, and whether it is proved. Empty while the cluster has a record of
+	// it.
 	// +optional
 	Origin *BackupOrigin `json:"origin,omitempty"`
-	// The effects that the restore would have. Only the answer to a dry run of its creation has it.
+	// The planned effects. Only in the answer to a dry run of the creation.
 	// +optional
 	Plan *RestorePlan `json:"plan,omitempty"`
 }
 
-// RestoredBackup identifies the backup that a Restore restores.
+// RestoredBackup identifies a Restore's backup.
 type RestoredBackup struct {
 	// Namespace of the Backup.
 	Namespace string `json:"namespace"`
@@ -492,22 +482,22 @@ type RestoreProgress struct {
 	// Objects to restore.
 	// +optional
 	TotalItems int64 `json:"totalItems,omitempty"`
-	// Objects that are as in the backup: created, changed, or unchanged.
+	// Objects as in the backup: created, changed or unchanged.
 	// +optional
 	ItemsRestored int64 `json:"itemsRestored,omitempty"`
-	// Those that the restore created, or deleted and created anew.
+	// Objects created, or deleted and created anew.
 	// +optional
 	ItemsCreated int64 `json:"itemsCreated,omitempty"`
-	// Those that the restore changed.
+	// Objects changed.
 	// +optional
 	ItemsUpdated int64 `json:"itemsUpdated,omitempty"`
-	// Those that existed and were equal.
+	// Objects that existed and were equal.
 	// +optional
 	ItemsUnchanged int64 `json:"itemsUnchanged,omitempty"`
-	// Objects that exist and differ, and stay: each is a warning.
+	// Objects that differ and stay: each is a warning.
 	// +optional
 	ItemsDiffering int64 `json:"itemsDiffering,omitempty"`
-	// Objects that are missing, or wrong: each is an error.
+	// Objects missing or wrong: each is an error.
 	// +optional
 	ItemsFailed int64 `json:"itemsFailed,omitempty"`
 }
@@ -533,11 +523,11 @@ type RestoreVolumesProgress struct {
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
-// RestoreCancellation is the body of a POST to restores/NAME/cancel, a request to stop a waiting or
+// RestoreCancellation is the body of a POST to restores/NAME/cancel, which stops a waiting or
 // running restore. Written objects stay.
 type RestoreCancellation struct {
 	metav1.TypeMeta `json:",inline"`
-	// Standard object's metadata. The name, if set, must be the restore's.
+	// The name, if set, must be the restore's.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 }

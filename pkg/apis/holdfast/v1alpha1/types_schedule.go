@@ -7,26 +7,26 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// LabelScheduleName is Velero's label of a schedule's backups, with the schedule's name. The
-// schedule itself identifies its backups by their origin.
+// LabelScheduleName is Velero's label of backups with their schedule's name. Holdfast identifies a
+// schedule's backups by their origin.
 const LabelScheduleName = "velero.io/schedule-name"
 
 // +genclient
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
-// Schedule makes backups when they are due. It is intent and holds no data, so it has all verbs:
-// deleting it, or its namespace, deletes no backup. Its backups are requested as the user that last
-// changed its spec, and each is authorised anew.
+// Schedule makes backups when they are due. It holds no data, so it has all verbs: deleting it, or
+// its namespace, deletes no backup. Each backup is requested, and authorised anew, as the user that
+// last changed the spec.
 type Schedule struct {
 	metav1.TypeMeta `json:",inline"`
-	// Standard object's metadata. The name must be a DNS label of at most 48 characters.
+	// The name must be a DNS label of at most 48 characters.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// When to make which backups, and how many of them to keep.
+	// When to make which backups, and how many to keep.
 	// +optional
 	Spec ScheduleSpec `json:"spec,omitempty"`
-	// Results of the schedule. Computed on read.
+	// Results. Computed on read.
 	// +optional
 	Status ScheduleStatus `json:"status,omitempty"`
 }
@@ -36,7 +36,7 @@ type Schedule struct {
 // ScheduleList is a list of Schedules.
 type ScheduleList struct {
 	metav1.TypeMeta `json:",inline"`
-	// Standard list metadata.
+	// List metadata.
 	// +optional
 	metav1.ListMeta `json:"metadata,omitempty"`
 	// The schedules.
@@ -47,34 +47,33 @@ type ScheduleList struct {
 type ScheduleSpec struct {
 	// When a backup is due: five fields as in cron (minute, hour, day of the month, month, day of
 	// the week), or one of @hourly, @daily, @weekly, @monthly, @yearly. With the suffix -random, as
-	// in @daily-random, each schedule gets its own time, which stays the same.
+	// in @daily-random, each schedule gets its own fixed time.
 	// +kubebuilder:validation:MaxLength=256
 	Schedule string `json:"schedule"`
-	// Time zone of the schedule, by its name in the IANA database, as in Europe/Berlin.
-	// Default UTC.
+	// IANA time zone, as in Europe/Berlin. Default UTC.
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	TimeZone string `json:"timeZone,omitempty"`
 	// The schedule's backups.
 	// +optional
 	Template ScheduleTemplate `json:"template,omitempty"`
-	// Whether no backup is due for now. Backups that were due meanwhile are not made later.
+	// Whether no backup is due for now. Backups due meanwhile are not made later.
 	// +optional
 	Paused bool `json:"paused,omitempty"`
 	// Has no effect: no backup is made before one is due.
 	// +optional
 	SkipImmediately *bool `json:"skipImmediately,omitempty"`
-	// Whether the backups are deleted with the schedule. They never are: only false, or unset, is
+	// Whether backups are deleted with the schedule. They never are: only false or unset is
 	// accepted.
 	// +optional
 	UseOwnerReferencesInBackup *bool `json:"useOwnerReferencesInBackup,omitempty"`
-	// How many seconds late a backup may be requested. After that it is missed. Unset means no
-	// limit; of several late ones, only the last is made.
+	// Seconds that a backup may be requested late, before it is missed. Unset means no limit; of
+	// several late ones, only the last is made.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	StartingDeadlineSeconds *int64 `json:"startingDeadlineSeconds,omitempty"`
-	// How many of its backups to keep. Backups that no rule keeps are deleted, if the user that
-	// last changed the spec may delete backups here. Unset means that each stays for its ttl.
+	// How many of its backups to keep. The others are deleted, if the user that last changed the
+	// spec may delete backups here. Unset means that each stays for its ttl.
 	// +optional
 	Keep *ScheduleKeep `json:"keep,omitempty"`
 }
@@ -85,35 +84,34 @@ type ScheduleTemplate struct {
 	BackupSpec `json:",inline"`
 }
 
-// ScheduleKeep says which of a schedule's backups to keep. Completed backups count; one that is
-// kept by several rules counts for each. Days, weeks, months and years are in the schedule's time
-// zone, weeks begin on Monday, and of each the last backup stays. A backup with another result
-// stays until a newer one is Completed.
+// ScheduleKeep says which backups to keep. Completed backups count, for each rule that keeps them.
+// Days, weeks, months and years are in the schedule's time zone; weeks begin on Monday. The last
+// backup of each stays. Backups with another result stay until a newer one is Completed.
 type ScheduleKeep struct {
 	// Number of last backups to keep.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Last int32 `json:"last,omitempty"`
-	// Number of days with a backup to keep one of.
+	// Days with a backup, to keep one each.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Daily int32 `json:"daily,omitempty"`
-	// Number of weeks with a backup to keep one of.
+	// Weeks with a backup, to keep one each.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Weekly int32 `json:"weekly,omitempty"`
-	// Number of months with a backup to keep one of.
+	// Months with a backup, to keep one each.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Monthly int32 `json:"monthly,omitempty"`
-	// Number of years with a backup to keep one of.
+	// Years with a backup, to keep one each.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	Yearly int32 `json:"yearly,omitempty"`
 }
 
-// ConditionScheduled of a Schedule is True if its last due backup was requested, or none has been
-// due yet. Otherwise its reason says why there is no backup.
+// ConditionScheduled of a Schedule is True if its last due backup was requested, or none was due
+// yet. Otherwise its reason says why not.
 const ConditionScheduled = "Scheduled"
 
 // ConditionPruned of a Schedule is False if backups that no rule keeps could not be deleted.
@@ -125,7 +123,7 @@ const (
 	ScheduleReasonOnTime = "OnTime"
 	// ScheduleReasonPaused: spec.paused is set.
 	ScheduleReasonPaused = "Paused"
-	// ScheduleReasonForbidden: the user that last changed the spec may not make the backup.
+	// ScheduleReasonForbidden: the spec's last editor may not make the backup.
 	ScheduleReasonForbidden = "Forbidden"
 	// ScheduleReasonTooMany: too many backups of the namespace wait.
 	ScheduleReasonTooMany = "TooManyBackups"
@@ -139,12 +137,11 @@ const (
 	ScheduleReasonTooLate = "TooLate"
 	// ScheduleReasonChanged: the schedule was changed before the backup could be requested.
 	ScheduleReasonChanged = "Changed"
-	// ScheduleReasonNotAnswered: it is unknown whether the backup was made; the request is
-	// repeated.
+	// ScheduleReasonNotAnswered: unknown whether the backup was made; the request is repeated.
 	ScheduleReasonNotAnswered = "NotAnswered"
 )
 
-// ScheduleStatus is the state of a schedule.
+// ScheduleStatus is a schedule's state.
 type ScheduleStatus struct {
 	// Its last existing backup.
 	// +optional
@@ -152,16 +149,16 @@ type ScheduleStatus struct {
 	// When the last existing Completed backup ended.
 	// +optional
 	LastSuccessTimestamp *metav1.Time `json:"lastSuccessTimestamp,omitempty"`
-	// The last due time with a backup, or with a reason for none.
+	// The last due time with a backup, or a reason for none.
 	// +optional
 	LastDueTimestamp *metav1.Time `json:"lastDueTimestamp,omitempty"`
 	// The next due time. Absent while it is paused.
 	// +optional
 	NextDueTimestamp *metav1.Time `json:"nextDueTimestamp,omitempty"`
-	// Number of due backups that were not made.
+	// Number of due backups not made.
 	// +optional
 	Missed int64 `json:"missed,omitempty"`
-	// The user that last changed the spec. Its backups are requested as this user.
+	// The user that last changed the spec, and that backups are requested as.
 	// +optional
 	Requester string `json:"requester,omitempty"`
 	// Conditions: Scheduled, Pruned.
@@ -171,9 +168,9 @@ type ScheduleStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// ScheduledBackup is a backup of a schedule.
+// ScheduledBackup is a schedule's backup.
 type ScheduledBackup struct {
-	// Name of the Backup.
+	// Its name.
 	Name string `json:"name"`
 	// Its phase.
 	// +optional
@@ -185,11 +182,11 @@ type ScheduledBackup struct {
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
-// ScheduleTrigger is the body of a POST to schedules/NAME/trigger, a request for a backup now, even
-// if the schedule is paused. The answer names it.
+// ScheduleTrigger is the body of a POST to schedules/NAME/trigger, which requests a backup now,
+// even if the schedule is paused. The answer names it.
 type ScheduleTrigger struct {
 	metav1.TypeMeta `json:",inline"`
-	// Standard object's metadata. The name, if set, must be the schedule's.
+	// The name, if set, must be the schedule's.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 }

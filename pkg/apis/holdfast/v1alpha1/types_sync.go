@@ -12,12 +12,11 @@ import (
 // +genclient:onlyVerbs=create
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
-// SyncRequest requests a listing of all of a store now, and a probe: an object that the controller
+// SyncRequest requests a full listing of a store now, and a probe: an object that the controller
 // writes, reads, lists and deletes there. It is not stored: the answer says what to wait for.
 type SyncRequest struct {
 	metav1.TypeMeta `json:",inline"`
-	// Standard object's metadata. The name is the StorageLocation's, and the namespace is the
-	// system namespace.
+	// The name is the StorageLocation's, and the namespace the system namespace.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
@@ -28,8 +27,8 @@ type SyncRequest struct {
 
 // SyncRequestStatus says how to wait for the listing.
 type SyncRequestStatus struct {
-	// Generation of the StorageLocation. The listing is complete when the condition Synced is True,
-	// and its observedGeneration is at least this. The condition Probed then says how the probe went.
+	// Generation of the StorageLocation. The listing is complete when the condition Synced is True
+	// with at least this observedGeneration. The condition Probed then has the probe's result.
 	// +optional
 	Generation int64 `json:"generation,omitempty"`
 	// The same for users.

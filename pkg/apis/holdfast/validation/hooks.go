@@ -19,14 +19,14 @@ import (
 
 const (
 	maxResourceHooks = 16
-	// maxHooks is the limit of hooks of one kind for the same pods.
+	// maxHooks limits hooks of one kind for the same pods.
 	maxHooks     = 16
 	maxHookWords = 100
-	// MaxHookTimeout is how long a hook may take at most.
+	// MaxHookTimeout is a hook's longest time limit.
 	MaxHookTimeout = 4 * time.Hour
 )
 
-// validateHooksLimits returns the size of the hooks as well.
+// validateHooksLimits also returns the size.
 func validateHooksLimits(hooks *v1alpha1.BackupHooks, at *field.Path) (field.ErrorList, int) {
 	at = at.Child("resources")
 	errs := atMost(len(hooks.Resources), maxResourceHooks, at)
@@ -141,7 +141,7 @@ func validateHookTimeout(timeout time.Duration, at *field.Path, standard string)
 	return nil
 }
 
-// validateRestoreHooksLimits returns the size of the hooks as well.
+// validateRestoreHooksLimits also returns the size.
 func validateRestoreHooksLimits(hooks *v1alpha1.RestoreHooks, at *field.Path) (field.ErrorList, int) {
 	at = at.Child("resources")
 	errs := atMost(len(hooks.Resources), maxResourceHooks, at)

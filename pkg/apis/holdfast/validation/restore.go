@@ -22,7 +22,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// The limits of a restore's spec, besides those that it shares with a backup's.
+// Limits of a restore's spec that a backup's lacks.
 const (
 	maxNamespaceMappings    = 1000
 	maxStorageClassMappings = 100
@@ -31,8 +31,7 @@ const (
 	maxObjects              = 1000
 )
 
-// ValidateRestoreLimits checks that a Restore is not larger than a request may be, as
-// ValidateBackupLimits does.
+// ValidateRestoreLimits checks a Restore's size, as ValidateBackupLimits does.
 func ValidateRestoreLimits(restore *v1alpha1.Restore) field.ErrorList {
 	spec, at := &restore.Spec, field.NewPath("spec")
 	errs := validateMetadataLimits(&restore.ObjectMeta)
@@ -80,9 +79,8 @@ func ValidateRestoreLimits(restore *v1alpha1.Restore) field.ErrorList {
 	return sorted(append(append(errs, more...), atMostSize(size+n, at)...))
 }
 
-// ValidateRestore checks a Restore that is to be created, as far as that follows from
-// itself. Which backup it means, and whether its creator may restore that, is not for this
-// function to know. One beyond the limits is refused for that alone.
+// ValidateRestore checks a Restore before creation, but neither its backup nor its creator's
+// rights. Beyond the limits, it returns only those errors.
 func ValidateRestore(restore *v1alpha1.Restore) field.ErrorList {
 	if errs := ValidateRestoreLimits(restore); len(errs) > 0 {
 		return errs
@@ -95,7 +93,7 @@ func ValidateRestore(restore *v1alpha1.Restore) field.ErrorList {
 	return append(errs, ValidateRestoreSpec(&restore.Spec, field.NewPath("spec"))...)
 }
 
-// ValidateRestoreSpec checks the spec of a Restore, which lies at the given path.
+// ValidateRestoreSpec checks a Restore's spec at the given path.
 func ValidateRestoreSpec(spec *v1alpha1.RestoreSpec, at *field.Path) field.ErrorList {
 	namespaces, errs := selection.ParseNamespaces(spec.IncludedNamespaces, spec.ExcludedNamespaces, at)
 	_, more := selection.ParseResources(RestoreResourceLists(spec), namespaces, at)
@@ -163,7 +161,7 @@ func ValidateRestoreSpec(spec *v1alpha1.RestoreSpec, at *field.Path) field.Error
 	return errs
 }
 
-// RestoreResourceLists is the part of a restore's spec that selects resources.
+// RestoreResourceLists returns the part of a restore's spec that selects resources.
 func RestoreResourceLists(spec *v1alpha1.RestoreSpec) selection.ResourceLists {
 	return selection.ResourceLists{
 		IncludedResources:       spec.IncludedResources,
@@ -191,7 +189,7 @@ func validateObjects(objects []v1alpha1.RestoreObject, at *field.Path) (errs fie
 	return errs
 }
 
-// validatePaths checks the paths of a volume: none leads out of it.
+// validatePaths checks that no path leads out of the volume.
 func validatePaths(spec *v1alpha1.RestoreSpec, at *field.Path) (errs field.ErrorList) {
 	if len(spec.Paths) == 0 {
 		return nil
@@ -214,8 +212,8 @@ func validatePaths(spec *v1alpha1.RestoreSpec, at *field.Path) (errs field.Error
 	return errs
 }
 
-// validateNamespaceMapping checks the names. Two namespaces are not to become one: which
-// of two objects of a name that had would be a matter of chance.
+// validateNamespaceMapping also refuses two namespaces for one target, which would get either of
+// two same-named objects by chance.
 func validateNamespaceMapping(mapping map[string]string, at *field.Path) (errs field.ErrorList) {
 	by := map[string]string{}
 	for _, from := range slices.Sorted(maps.Keys(mapping)) {

@@ -22,8 +22,7 @@ const (
 	maxDeadline       = int64(365 * 24 * time.Hour / time.Second)
 )
 
-// ValidateSchedule checks a Schedule, but for what is checked of the backups that it
-// makes.
+// ValidateSchedule checks a Schedule, except what is checked of its backups.
 func ValidateSchedule(s *v1alpha1.Schedule) field.ErrorList {
 	metadata, at := field.NewPath("metadata"), field.NewPath("spec")
 	if errs := validateMetadataLimits(&s.ObjectMeta); len(errs) > 0 {
@@ -36,7 +35,7 @@ func ValidateSchedule(s *v1alpha1.Schedule) field.ErrorList {
 		errs = append(errs, tooLong)
 	}
 	errs = append(errs, validateTiming(s, at)...)
-	// The rest of the template is checked as a backup, which has none of this.
+	// The rest is checked as a backup, which lacks these fields.
 	template := at.Child("template")
 	more, size := validateVeleroLimits(&s.Spec.Template.BackupSpec, template)
 	errs = append(append(errs, more...), atMostSize(size, template)...)
@@ -76,7 +75,7 @@ func validateTiming(s *v1alpha1.Schedule, at *field.Path) field.ErrorList {
 	return nil
 }
 
-// leapYear begins one that has all the days that there are.
+// leapYear begins a year with every day.
 var leapYear = time.Date(2024, 1, 1, 0, 0, 0, 0, time.UTC)
 
 func validateKeep(keep *v1alpha1.ScheduleKeep, at *field.Path) field.ErrorList {

@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package validation says what a valid object of the holdfast.io API group is.
+// Package validation checks objects of the holdfast.io API group.
 package validation
 
 import (
@@ -19,9 +19,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// Limits of the parts of a request that a backup records, besides the limits of package
-// selection. A tenant may let as many wait as the API server allows, in etcd and in
-// the memory of each process; so one is to be small.
+// Limits of a recorded request, besides package selection's. Many of a tenant's requests may wait,
+// in etcd and each process's memory, so each must be small.
 const (
 	maxLabels      = 64
 	maxAnnotations = 64
@@ -35,9 +34,8 @@ const (
 	maxSnapshotPlaces  = 32
 )
 
-// ValidateBackup checks a Backup that is to be created. Whether its storage
-// location exists, and whether its creator may include its namespaces, is not
-// for this function to know. One beyond the limits is refused for that alone.
+// ValidateBackup checks a Backup before creation, but neither its storage location's existence nor
+// its creator's rights. Beyond the limits, it returns only those errors.
 func ValidateBackup(backup *v1alpha1.Backup, options Options) field.ErrorList {
 	if errs := ValidateBackupLimits(backup); len(errs) > 0 {
 		return errs
@@ -46,9 +44,8 @@ func ValidateBackup(backup *v1alpha1.Backup, options Options) field.ErrorList {
 	return append(errs, ValidateBackupSpec(&backup.Spec, options, field.NewPath("spec"))...)
 }
 
-// ValidateBackupLimits checks that a Backup is not larger than a request may be. It
-// counts and measures, and reads no content, so that it costs no more than reading the
-// request.
+// ValidateBackupLimits checks a Backup's size. It reads no content, so it costs no more than
+// reading the request.
 func ValidateBackupLimits(backup *v1alpha1.Backup) field.ErrorList {
 	at := field.NewPath("spec")
 	errs := validateMetadataLimits(&backup.ObjectMeta)
@@ -87,7 +84,7 @@ func ValidateBackupLimits(backup *v1alpha1.Backup) field.ErrorList {
 	return sorted(append(append(errs, more...), atMostSize(size+n, at)...))
 }
 
-// validateVeleroLimits is about what has no effect in a Backup. It returns its size as well.
+// validateVeleroLimits checks fields without effect in a Backup, and returns their size.
 func validateVeleroLimits(spec *v1alpha1.BackupSpec, at *field.Path) (field.ErrorList, int) {
 	errs := atMost(len(spec.Metadata.Labels), maxLabels-1, at.Child("metadata", "labels"))
 	errs = append(errs, atMost(len(spec.VolumeSnapshotLocations), maxSnapshotPlaces, at.Child("volumeSnapshotLocations"))...)
@@ -120,7 +117,7 @@ func validateMetadataLimits(of *metav1.ObjectMeta) field.ErrorList {
 	return errs
 }
 
-// atMostSize bounds the words of a spec together.
+// atMostSize bounds a spec's words together.
 func atMostSize(size int, at *field.Path) field.ErrorList {
 	if size <= maxSpecSize {
 		return nil
@@ -130,7 +127,7 @@ func atMostSize(size int, at *field.Path) field.ErrorList {
 	return field.ErrorList{tooLong}
 }
 
-// validateSelectorsLimits returns the size of the selectors as well.
+// validateSelectorsLimits also returns the size.
 func validateSelectorsLimits(one *metav1.LabelSelector, or []*metav1.LabelSelector, at *field.Path) (field.ErrorList, int) {
 	errs, size := atMost(len(or), maxSelectors, at.Child("orLabelSelectors")), 0
 	for i, selector := range append([]*metav1.LabelSelector{one}, or...) {
@@ -147,7 +144,7 @@ func validateSelectorsLimits(one *metav1.LabelSelector, or []*metav1.LabelSelect
 	return errs, size
 }
 
-// validateSelectorLimits returns the size of the selector as well.
+// validateSelectorLimits also returns the size.
 func validateSelectorLimits(selector *metav1.LabelSelector, at *field.Path) (field.ErrorList, int) {
 	errs := atMost(len(selector.MatchLabels), maxRequirements, at.Child("matchLabels"))
 	errs = append(errs, atMost(len(selector.MatchExpressions), maxRequirements, at.Child("matchExpressions"))...)
@@ -174,7 +171,7 @@ func atMost(n, limit int, at *field.Path) field.ErrorList {
 
 // Options are what the server can do.
 type Options struct {
-	// Snapshots says that backups may make snapshots of volumes.
+	// Snapshots says that backups may make volume snapshots.
 	Snapshots bool
 }
 
@@ -191,7 +188,7 @@ func validateSnapshots(spec *v1alpha1.BackupSpec, options Options, at *field.Pat
 	return errs
 }
 
-// ValidateBackupSpec checks the spec of a Backup, which lies at the given path.
+// ValidateBackupSpec checks a Backup's spec at the given path.
 func ValidateBackupSpec(spec *v1alpha1.BackupSpec, options Options, at *field.Path) field.ErrorList {
 	namespaces, errs := selection.ParseNamespaces(spec.IncludedNamespaces, spec.ExcludedNamespaces, at)
 	_, more := selection.ParseResources(ResourceLists(spec), namespaces, at)
@@ -220,7 +217,7 @@ func ValidateBackupSpec(spec *v1alpha1.BackupSpec, options Options, at *field.Pa
 	return errs
 }
 
-// validateResourcePolicy checks what can be seen without the ConfigMap.
+// validateResourcePolicy checks what needs no ConfigMap.
 func validateResourcePolicy(policy *v1alpha1.ResourcePolicyReference, at *field.Path) (errs field.ErrorList) {
 	if policy.APIGroup != nil && *policy.APIGroup != "" {
 		errs = append(errs, field.Invalid(at.Child("apiGroup"), *policy.APIGroup, "a ConfigMap has no group: leave it out"))
@@ -234,8 +231,7 @@ func validateResourcePolicy(policy *v1alpha1.ResourcePolicyReference, at *field.
 	return errs
 }
 
-// validateOrder checks the order of objects. Which resources have namespaces is not for
-// this function to know.
+// validateOrder does not know which resources have namespaces.
 func validateOrder(order map[string]string, at *field.Path) (errs field.ErrorList) {
 	for _, word := range slices.Sorted(maps.Keys(order)) {
 		if word == "" || strings.ContainsAny(word, "*?[]/, ") {
@@ -250,7 +246,7 @@ func validateOrder(order map[string]string, at *field.Path) (errs field.ErrorLis
 	return errs
 }
 
-// ResourceLists is the part of a spec that selects resources.
+// ResourceLists returns the part of a spec that selects resources.
 func ResourceLists(spec *v1alpha1.BackupSpec) selection.ResourceLists {
 	return selection.ResourceLists{
 		IncludedResources:                spec.IncludedResources,

@@ -13,15 +13,15 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// The values that Velero fills in where nobody has set any.
+// Velero's default values.
 const (
 	velerosGroupLabelKey    = "velero.io/volume-group"
 	velerosSnapshotLocation = "default"
 	velerosDataMover        = "velero"
 )
 
-// BackupWarnings says which set fields of a Backup's spec have no effect. Velero would have filled in
-// another value.
+// BackupWarnings names set fields of a Backup's spec that have no effect. Velero's own defaults
+// cause no warning.
 func BackupWarnings(spec *v1alpha1.BackupSpec, options Options, at *field.Path) []string {
 	const snapshotsOff = "snapshots of volumes are off (docs/snapshots.md)"
 	var warnings []string
@@ -40,8 +40,7 @@ func BackupWarnings(spec *v1alpha1.BackupSpec, options Options, at *field.Path) 
 	return warnings
 }
 
-// RestoreWarnings says which fields of a Restore's spec have no effect, though somebody has
-// set them.
+// RestoreWarnings names set fields of a Restore's spec that have no effect.
 func RestoreWarnings(spec *v1alpha1.RestoreSpec, at *field.Path) []string {
 	var warnings []string
 	ignored := func(set bool, name, because string) {
