@@ -383,7 +383,8 @@ type StorageLocationStatus struct {
 	// Conditions: Available, Synced, BackupsMissing. MetadataReplaced, once another writer replaced
 	// a backup's metadata. ClonedCluster, once another cluster with this one's uid may have
 	// written. ExpiryFrozen, once expiry stopped: too many expired at once, or the clock differed
-	// from the store's. Probed, after a SyncRequest. Locked, with a lock.
+	// from the store's. BackupsLeftOut, while some unsigned ones are not listed. Probed, after a
+	// SyncRequest. Locked, with a lock.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

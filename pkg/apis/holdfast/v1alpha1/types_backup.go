@@ -446,7 +446,8 @@ type BackupStatus struct {
 	// backupqueues says why the backup waits.
 	// +optional
 	QueuePosition int32 `json:"queuePosition,omitempty"`
-	// Conditions: Queued, Complete, Succeeded, Deleting.
+	// Conditions: Queued, Complete, Succeeded, Deleting; if they apply SecretsLeftOut,
+	// MetadataReplaced, Abridged, VolumesDamaged, VolumesListed.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

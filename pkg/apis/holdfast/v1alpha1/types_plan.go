@@ -87,7 +87,7 @@ type PlannedVolume struct {
 	// Capacity in bytes. Absent if unknown.
 	// +optional
 	Bytes int64 `json:"bytes,omitempty"`
-	// Files or None.
+	// Files, Snapshot or None.
 	Method VolumeMethod `json:"method"`
 	// The reason.
 	// +optional
