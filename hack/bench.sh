@@ -216,7 +216,7 @@ snapshots() {
   say "Claims that are backed up from snapshots at once, with slow and with fast sidecars"
   "${bin}/lab" build --snapshots --bin "${bin}"
   {
-    go test ./test/snapshots/backups -timeout 90m -run '^$' -benchtime 1x -bench '^BenchmarkSnapshots$'
+    go test ./test/snapshots/backups -timeout 90m -run '^$' -benchtime 1x -bench '^Benchmark(Snapshots|Kept|Frozen)$'
     go test ./pkg/backup -run '^$' -benchtime 1x -bench '^BenchmarkMoving$'
   } | measure snapshots
 }

@@ -9,7 +9,7 @@ import "fmt"
 // data, the second for a kept snapshot and its deletion.
 const writesAim, keptAim = 25, 12
 
-// measureSnapshots makes rows of BenchmarkSnapshots, which fails if anything is left, and of BenchmarkMoving.
+// measureSnapshots makes rows of BenchmarkSnapshots, BenchmarkKept and BenchmarkFrozen, which fail if anything is left, and of BenchmarkMoving.
 func measureSnapshots(found benchmarks) (rows []row, err error) {
 	for _, qps := range []string{"5", "50"} {
 		of, err := found.values("BenchmarkSnapshots/qps="+qps, "claims", "cuts/s", "first-upload-s", "namespace-free-s", "completed-s", "writes/claim")
@@ -22,13 +22,13 @@ func measureSnapshots(found benchmarks) (rows []row, err error) {
 			row{"from the first cut to the first upload; until all is moved", fmt.Sprintf("%.0f s; %.0f s", of["first-upload-s"], of["completed-s"]), "", ""},
 			row{"writes to the API server for each claim", fmt.Sprintf("%.1f", of["writes/claim"]), fmt.Sprintf("aim %d", writesAim), times(of["writes/claim"], writesAim) + " of the aim"},
 		)
-		frozen, err := found.values("BenchmarkSnapshots/hooked/qps="+qps, "pods", "frozen-p50-s", "frozen-p99-s")
+		frozen, err := found.values("BenchmarkFrozen/qps="+qps, "pods", "frozen-p50-s", "frozen-p99-s")
 		if err != nil {
 			return nil, fmt.Errorf("the results of test/snapshots/backups are not whole; run `hack/bench.sh snapshots`: %w", err)
 		}
 		rows = append(rows, row{fmt.Sprintf("%.0f pods with hooks, a claim each: frozen, p50; p99", frozen["pods"]), fmt.Sprintf("%.1f s; %.1f s", frozen["frozen-p50-s"], frozen["frozen-p99-s"]), "", ""})
 	}
-	kept, err := found.values("BenchmarkSnapshots/kept", "claims", "completed-s", "writes/claim")
+	kept, err := found.values("BenchmarkKept", "claims", "completed-s", "writes/claim")
 	if err != nil {
 		return nil, fmt.Errorf("the results of test/snapshots/backups are not whole; run `hack/bench.sh snapshots`: %w", err)
 	}

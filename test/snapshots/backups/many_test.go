@@ -4,6 +4,7 @@
 package backups
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -30,44 +31,88 @@ import (
 // manyClaims is the number of claims whose snapshots are made at once. HOLDFAST_BENCH_CLAIMS sets another.
 const manyClaims = 100
 
-// BenchmarkSnapshots backs up many claims at once, with sidecars at the QPS of their default and of most
-// drivers' manifests. It fails if anything is left in the cluster or the storage.
-func BenchmarkSnapshots(b *testing.B) {
-	claims := manyClaims
-	if text := os.Getenv("HOLDFAST_BENCH_CLAIMS"); text != "" {
-		var err error
-		claims, err = strconv.Atoi(text)
-		must(b, err)
+// atOnce is how many volumes the agent reads at once. It stands for a cluster of some nodes: it decides how many volumes
+// are made from snapshots at a time.
+const atOnce = 8
+
+// moveAtOnce sets the limit of the agent until the benchmark ends.
+func moveAtOnce(b *testing.B, limit int) {
+	b.Helper()
+	maps := lab.Kube.CoreV1().ConfigMaps(labtest.System)
+	_, err := maps.Create(b.Context(), &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: "holdfast-node-agent"},
+		Data:       map[string]string{"config.json": fmt.Sprintf(`{"loadConcurrency": {"globalConfig": %d}}`, limit)},
+	}, metav1.CreateOptions{})
+	must(b, err)
+	b.Cleanup(func() { must(b, maps.Delete(context.Background(), "holdfast-node-agent", metav1.DeleteOptions{})) })
+	await(b, "the agent to take the limit up", func() error {
+		agent, err := lab.Holdfast.HoldfastV1alpha1().NodeAgents().Get(b.Context(), labtest.Node, metav1.GetOptions{})
+		if err == nil && agent.Status.Limit != int32(limit) {
+			err = fmt.Errorf("its limit is %d", agent.Status.Limit)
+		}
+		return err
+	})
+}
+
+// claimsAtOnce returns the number of claims of a benchmark.
+func claimsAtOnce(b *testing.B) int {
+	text := os.Getenv("HOLDFAST_BENCH_CLAIMS")
+	if text == "" {
+		return manyClaims
 	}
-	runMovers(b)
-	namespace := lab.Namespace(b, "many")
+	claims, err := strconv.Atoi(text)
+	must(b, err)
+	return claims
+}
+
+// manyIdle makes claims that no pod uses.
+func manyIdle(b *testing.B, claims int) (namespace string) {
+	namespace = lab.Namespace(b, "many")
 	for i := range claims {
 		claim(b, namespace, fmt.Sprint("idle-", i), "x")
 	}
-	hooked := newHooked(b, claims)
+	return namespace
+}
+
+// withSidecars runs a benchmark with sidecars at the QPS of their default and of most drivers' manifests.
+func withSidecars(b *testing.B, run func(b *testing.B, name string)) {
 	for _, qps := range []int{5, 50} {
-		b.Run(fmt.Sprint("qps=", qps), func(b *testing.B) {
+		name := fmt.Sprint("qps=", qps)
+		b.Run(name, func(b *testing.B) {
 			must(b, startSidecars(qps))
 			for b.Loop() {
-				measureMany(b, namespace, fmt.Sprint("qps-", qps), claims)
-			}
-			b.ReportMetric(0, "ns/op")
-		})
-		b.Run(fmt.Sprint("hooked/qps=", qps), func(b *testing.B) {
-			must(b, startSidecars(qps))
-			for b.Loop() {
-				hooked.measure(b, fmt.Sprint("qps-", qps))
+				run(b, strings.ReplaceAll(name, "=", "-"))
 			}
 			b.ReportMetric(0, "ns/op")
 		})
 	}
-	b.Run("kept", func(b *testing.B) {
-		for b.Loop() {
-			measureKept(b, namespace, claims)
-		}
-		b.ReportMetric(0, "ns/op")
-	})
 	must(b, startSidecars(50))
+}
+
+// BenchmarkSnapshots moves the data of many claims at once. It fails if anything is left in the cluster or the
+// storage, as the others do.
+func BenchmarkSnapshots(b *testing.B) {
+	runMovers(b)
+	moveAtOnce(b, atOnce)
+	claims := claimsAtOnce(b)
+	namespace := manyIdle(b, claims)
+	withSidecars(b, func(b *testing.B, name string) { measureMany(b, namespace, name, claims) })
+}
+
+// BenchmarkKept keeps the snapshots of many claims at once.
+func BenchmarkKept(b *testing.B) {
+	claims := claimsAtOnce(b)
+	namespace := manyIdle(b, claims)
+	for b.Loop() {
+		measureKept(b, namespace, claims)
+	}
+	b.ReportMetric(0, "ns/op")
+}
+
+// BenchmarkFrozen measures how long hooks freeze pods.
+func BenchmarkFrozen(b *testing.B) {
+	h := newHooked(b, claimsAtOnce(b))
+	withSidecars(b, h.measure)
 }
 
 // hooked is a namespace of pods with a claim and hooks each, and when its hooks began.
