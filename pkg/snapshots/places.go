@@ -13,19 +13,16 @@ import (
 )
 
 const (
-	// atOnceExposed bounds the volumes of a driver that are exposed at a time: each takes an attachment of
-	// a node.
+	// atOnceExposed bounds a driver's exposed volumes: each takes an attachment of a node.
 	atOnceExposed = 16
-	// ahead is the number of volumes that a node has exposed beside those that its agent reads.
+	// ahead is the number of exposed volumes of a node beside those that its agent reads.
 	ahead = 1
-	// mostPreferred is the number of bigger volumes that get a place before the one that waits longest.
-	mostPreferred = 3
-	// placesInterval is the interval of looks whether the nodes have more places.
+	// mostPreferred is the number of bigger volumes that come before the one that waits longest.
+	mostPreferred  = 3
 	placesInterval = 10 * time.Second
 )
 
-// room returns the number of places on nodes whose agents move so many volumes at once. A limit of 0 is
-// not known yet.
+// room returns the number of places for nodes whose agents have these limits. A limit of 0 is unknown yet.
 func room(limits []int) (places int) {
 	for _, limit := range limits {
 		places += max(limit, loadconcurrency.Default) + ahead
@@ -33,15 +30,14 @@ func room(limits []int) (places int) {
 	return places
 }
 
-// Spot is the place of an exposed volume. Its functions may be called again.
+// Spot is the place of an exposed volume. Its functions may be repeated.
 type Spot struct {
-	// Read lets another volume be exposed to the nodes' agents: they need this one no more.
+	// Read ends the nodes' need of this volume, so that another one may be exposed.
 	Read func()
-	// Leave gives the place back: the volume is hidden.
+	// Leave gives the place back when the volume is hidden.
 	Leave func()
 }
 
-// asker is a volume that waits for a place.
 type asker struct {
 	driver string
 	size   int64
@@ -52,21 +48,20 @@ type asker struct {
 
 // line gives places to volumes. It does not lock.
 type line struct {
-	// taken counts the places of each driver, and unread those whose volume is not read yet.
-	taken  map[string]int
-	unread int
-	// waiting has the volumes in the order in which they came.
+	// taken counts the places of each driver, unread those whose volume is not read yet.
+	taken   map[string]int
+	unread  int
 	waiting []*asker
 }
 
-// free reports whether a driver may have one more place. One place is always free for each driver: the
-// volumes of another may hang, and an agent may come with the first pod.
+// free reports whether a driver may have one more place. Its first place is always free: another driver's volumes
+// may hang, and an agent may come with the first pod.
 func (l *line) free(driver string, room int) bool {
 	return l.taken[driver] == 0 || l.unread < room && l.taken[driver] < atOnceExposed
 }
 
-// next removes the volume that gets a place now, and takes the place; nil is none. It is the biggest one
-// that may have a place. After mostPreferred bigger ones it is the one that waits longest.
+// next removes the volume that gets a place now, and takes the place. nil is none. See
+// docs/design/snapshots.md#places.
 func (l *line) next(room int) *asker {
 	var longest, biggest *asker
 	for _, a := range l.waiting {
@@ -106,14 +101,13 @@ func (l *line) leave(driver string) {
 	}
 }
 
-// places keeps the places of the volumes that are exposed. It is safe for concurrent use.
+// places keeps the places of exposed volumes. It is safe for concurrent use.
 type places struct {
 	// limits returns how many volumes each living agent moves at once.
 	limits func() []int
 
-	mu   sync.Mutex
-	line line
-	// looking is true while a look is planned.
+	mu      sync.Mutex
+	line    line
 	looking bool
 }
 
@@ -121,7 +115,7 @@ func newPlaces(limits func() []int) *places {
 	return &places{limits: limits, line: line{taken: map[string]int{}}}
 }
 
-// wait returns when a volume has a place, and reports that it waits.
+// wait waits for a place, and reports that it does.
 func (p *places) wait(ctx context.Context, driver string, size int64, report func(string)) (Spot, error) {
 	a := &asker{driver: driver, size: size, given: make(chan struct{})}
 	p.change(func(l *line) { l.waiting = append(l.waiting, a) })
@@ -162,7 +156,7 @@ func (p *places) spot(driver string) Spot {
 	})}
 }
 
-// change changes the line, and gives the places that are free. While volumes wait, it is called again.
+// change changes the line, and gives the free places. While volumes wait, it repeats itself.
 func (p *places) change(change func(*line)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
