@@ -1,16 +1,14 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package projection computes the API server's objects from the records, the queue and the
-// catalogue, and commits the differences to one log per resource. It writes nothing else.
+// Package projection computes the API server's objects from the records, the queue and the catalogue, and commits
+// the differences to one log per resource.
 //
-// A backup is shown from its record until the record says that it is stored. Then it stays as
-// recorded until the store has answered about it. After that the catalogue decides, whether or not
-// the record still exists. So a restart shows the same objects once the stores are read.
+// A backup is shown as recorded until the record says that it is stored and the store has answered about it. Then
+// the catalogue decides, with or without the record. So a restart shows the same objects once the stores are read.
 //
-// Locks are taken in this order: Projector.placing and deleting, the catalogue's for changes,
-// Projector.mu, the catalogue's for a read, and a log's. So the holder of mu may read the
-// catalogue, and must not change it.
+// Locks are taken in this order: Projector.placing and deleting, the catalogue's for changes, Projector.mu, the
+// catalogue's for a read, and a log's. So the holder of mu may read the catalogue, and must not change it.
 package projection
 
 import (
@@ -42,14 +40,13 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Config is what a Projector needs.
+// Config is the configuration of a Projector.
 type Config struct {
 	SystemNamespace string
-	// PollInterval is how often the stores are polled, unless they say it themselves. Zero: they
-	// are listed once, and on request.
+	// PollInterval is how often the stores are polled, unless they notify. Zero: they are listed once, and on
+	// request.
 	PollInterval time.Duration
-	// CacheDir is a folder that keeps the read contents of stores for the next process; empty for
-	// none.
+	// CacheDir keeps the read contents of stores for the next process; empty for none.
 	CacheDir string
 	// ForeignBytes bounds the kept backups of a location without a trusted signature. Zero is
 	// catalog.DefaultForeignBytes.
@@ -63,39 +60,37 @@ type Config struct {
 	Restores engineinformers.RestoreRunInformer
 	// Changes are changes of stored backups that may not be in the store.
 	Changes engineinformers.BackupChangeInformer
-	// FormerExpirations and FormerDeletions are the same, as the previous version recorded them.
+	// FormerExpirations and FormerDeletions are the previous version's Changes.
 	FormerExpirations engineinformers.ExpirationChangeInformer
 	FormerDeletions   engineinformers.VolumeDeletionInformer
 	Locations         engineinformers.StorageLocationInformer
-	// Repositories report lost contents; nil if that is not shown.
+	// Repositories report lost contents. Optional.
 	Repositories engineinformers.VolumeRepositoryInformer
 	Namespaces   coreinformers.NamespaceInformer
 	// Ledger is an informer of the ConfigMap records.LedgerName.
 	Ledger cache.SharedIndexInformer
 	// Identity is an informer of the ConfigMap identity.Name.
 	Identity cache.SharedIndexInformer
-	// Leader knows whether a controller works. Optional.
+	// Leader tells whether a controller works. Optional.
 	Leader Leader
 }
 
-// Subscriber is told of changes, by each field that is set. All but Refreshed are called under a
-// lock.
+// Subscriber is told of changes by each field that is set. All but Refreshed are called under a lock.
 type Subscriber struct {
-	// Refreshed is called when State may have another answer.
+	// Refreshed is called when the answer of State may have changed.
 	Refreshed func()
-	// Backup is called with each backup as it is shown from now on, or with nil if it is no longer
-	// shown. It must not change the backup.
+	// Backup is called with each backup as it is shown from now on, or nil if it is no longer shown. It must not
+	// change the backup.
 	Backup func(name types.NamespacedName, backup *v1alpha1.Backup)
 	// Restores is called with the places of all restores in the queue, by uid.
 	Restores func(places map[types.UID]Place)
-	// Unheard is called with the reason why runs wait if no controller is heard of, and with "" if
-	// one is.
+	// Unheard is called with the reason why runs wait if no controller is heard of, else with "".
 	Unheard func(message string)
 	// Past shows restores without records. Only one subscriber has it.
 	Past PastRestores
 }
 
-// Subscribe adds a subscriber. All subscribe before Run.
+// Subscribe adds a subscriber. Call it before Run.
 func (p *Projector) Subscribe(s Subscriber) {
 	p.subscribers = append(p.subscribers, s)
 	if s.Past != nil {
@@ -111,8 +106,8 @@ func (p *Projector) refreshed() {
 	}
 }
 
-// PastRestores are the restores in the stores. It judges them by Judge, whose answer may change
-// after each call below.
+// PastRestores are the restores in the stores. It judges them by Judge, whose answer may change after each call
+// below.
 type PastRestores interface {
 	SetLocations(stores map[string]string)
 	ReadStore(ctx context.Context, location, of string, from store.Reader) error
@@ -120,8 +115,7 @@ type PastRestores interface {
 	SetSuccessions(successions clusteridentity.Successions)
 }
 
-// Leader returns since when no controller is heard of, with a message for users; a zero time while
-// one is.
+// Leader returns since when no controller is heard of, with a message for users. While one is, the time is zero.
 type Leader interface {
 	Unheard() (since time.Time, message string)
 }
@@ -131,7 +125,7 @@ type Projector struct {
 	Backups *logstore.Log[*v1alpha1.Backup]
 	Queue   *logstore.Log[*v1alpha1.BackupQueueEntry]
 	Volumes *logstore.Log[*v1alpha1.BackupVolume]
-	// VolumeBackups has no log: it reads the catalogue.
+	// VolumeBackups reads the catalogue.
 	VolumeBackups *volumebackup.Storage
 
 	Config
@@ -139,26 +133,24 @@ type Projector struct {
 
 	stores stores
 	synced []cache.InformerSynced
-	// started is true when the records are known. The stores are asked after that, so each store's
-	// first answer covers all that the records say.
+	// started is true when the records are known. The stores are asked after that, so that their first answers
+	// cover the records.
 	started atomic.Bool
 
-	// deleting guards deletions, the records of deletions of volume backups by uid. It is held
-	// until the catalogue knows of them.
+	// deleting guards deletions of volume backups, by uid, until the catalogue knows of them.
 	deleting  sync.Mutex
 	deletions *recorded.Set[types.UID, *enginev1alpha1.BackupChange]
 
-	// placing is held from the reading of the namespaces until everything is placed by them.
+	// placing is held while everything is placed by the namespaces.
 	placing sync.Mutex
 
-	// mu guards the fields below. It is held from their change to the commit that follows from it,
-	// so no commit overtakes a later one.
+	// mu guards the fields below. It is held from their change to its commit, so that commits keep their order.
 	mu    sync.Mutex
 	runs  *runs
 	queue publishedQueue
 	// unheard says that no controller is heard of; empty while one is.
 	unheard string
-	// changes has the records of changes of expirations by name, and former the previous version's.
+	// changes has changes of expirations by name, and former the previous version's.
 	changes, former *changes
 }
 
@@ -186,8 +178,7 @@ func New(config Config) (*Projector, error) {
 	}
 	p.Backups = logstore.New(func() *v1alpha1.Backup { return &v1alpha1.Backup{} }, options("backups", "the backups of the storage locations"))
 	volumeOptions := options("backupvolumes", "the volumes of the storage locations")
-	// A first load changes each volume with each of its backups. Watchers that are further behind
-	// list again.
+	// A first load changes each volume with each of its backups. Watchers that are further behind list again.
 	volumeOptions.HistoryBytes = 8 << 20
 	p.Volumes = logstore.New(func() *v1alpha1.BackupVolume { return &v1alpha1.BackupVolume{} }, volumeOptions)
 	p.VolumeBackups = volumebackup.NewStorage(p.stores.catalog, volumebackup.Options{
@@ -278,8 +269,7 @@ func (p *Projector) Run(ctx context.Context) {
 	if _, err := p.publish(); err != nil {
 		utilruntime.HandleErrorWithContext(ctx, err, "Publishing the queue failed")
 	}
-	// Live work is served from here on, independent of the stores. Lists of volumes wait for the
-	// first store; see storedChanged.
+	// Live work is served from here on. Lists of volumes wait for the first store; see storedChanged.
 	p.Queue.SetReady()
 	p.Backups.Open()
 	running.StartWithContext(ctx, p.awaitStores)

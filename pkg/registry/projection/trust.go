@@ -41,8 +41,7 @@ func (p *Projector) judgeAgain(namespace string) {
 	}
 }
 
-// placeByNamespaces places everything by the existing namespaces. Later changes come by
-// setNamespace.
+// placeByNamespaces places everything by the existing namespaces. Later changes come by setNamespace.
 func (p *Projector) placeByNamespaces() {
 	p.placing.Lock()
 	defer p.placing.Unlock()
