@@ -60,7 +60,6 @@ func backupOf(run *enginev1alpha1.BackupRun, entry *queue.Entry) *v1alpha1.Backu
 	return backup
 }
 
-// deleting returns a backup with the phase Deleting. Its message says what the removal waits for.
 func deleting(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun) *v1alpha1.Backup {
 	backup = backup.DeepCopy()
 	backup.Status.Phase = v1alpha1.BackupPhaseDeleting

@@ -16,7 +16,7 @@ import (
 
 type changes = recorded.Set[string, *enginev1alpha1.BackupChange]
 
-// ObserveChange notes a change of stored backups. It is shown until the catalogue has it from the store.
+// ObserveChange notes a change of stored backups. It shows it until the catalogue has it.
 func (p *Projector) ObserveChange(change *enginev1alpha1.BackupChange) {
 	if change.Deletes() {
 		p.observeDeletion(change)
@@ -56,7 +56,7 @@ func (p *Projector) expirationGone(of *changes, change *enginev1alpha1.BackupCha
 	}
 }
 
-// changedLocked returns a copy of a backup with the changes of its expiration that the catalogue does not know.
+// changedLocked returns a copy of a backup with the changes of its expiration that the catalogue lacks.
 func (p *Projector) changedLocked(backup *v1alpha1.Backup) *v1alpha1.Backup {
 	if backup == nil || p.changes.Len()+p.former.Len() == 0 {
 		return backup
@@ -69,7 +69,7 @@ func (p *Projector) changedLocked(backup *v1alpha1.Backup) *v1alpha1.Backup {
 		}
 		backup = &changed
 		status := &changed.Status
-		// A count above 0 exempts the backup from the keep of its schedule.
+		// Above 0, the keep of the schedule does not count the backup.
 		status.ExpirationChanges = max(status.ExpirationChanges+1, change.Status.Number)
 		if change.Spec.Expiration != nil {
 			status.Expiration = change.Spec.Expiration
@@ -86,8 +86,8 @@ func (p *Projector) changedLocked(backup *v1alpha1.Backup) *v1alpha1.Backup {
 	return backup
 }
 
-// observeDeletion notes a deletion of volume backups, which are not listed any more. The informer shows all
-// deletions before the stores are first read, so deleted backups don't reappear after a restart.
+// observeDeletion hides volume backups that are being deleted. The informer shows all deletions before the stores
+// are first read, so they don't reappear after a restart.
 func (p *Projector) observeDeletion(record *enginev1alpha1.BackupChange) {
 	p.deleting.Lock()
 	defer p.deleting.Unlock()
@@ -113,7 +113,7 @@ func (p *Projector) observeDeletion(record *enginev1alpha1.BackupChange) {
 	p.uncacheFolders(record)
 }
 
-// uncacheFolders removes deleted entries that are no Backups from the cache: their folders have no note of it.
+// uncacheFolders removes deleted entries without a Backup from the cache: their folders have no note of it.
 func (p *Projector) uncacheFolders(record *enginev1alpha1.BackupChange) {
 	for _, target := range record.Spec.Targets {
 		if target.BackupName != "" {
@@ -122,15 +122,14 @@ func (p *Projector) uncacheFolders(record *enginev1alpha1.BackupChange) {
 	}
 }
 
-// deletionGone notes that a record is deleted. The stores know of a deletion that was carried out; others were
-// given up.
+// deletionGone notes a deleted record. The stores know of a finished deletion; others were given up.
 func (p *Projector) deletionGone(record *enginev1alpha1.BackupChange) {
 	p.deleting.Lock()
 	defer p.deleting.Unlock()
 	p.deletions.Delete(record)
 	if record.Done() {
 		p.stores.catalog.EndVolumeDeletion(record.UID)
-		p.uncacheFolders(record) // they may have been read again before the deletion
+		p.uncacheFolders(record) // perhaps read again before the deletion
 		return
 	}
 	p.stores.catalog.SetVolumeDeletion(record.UID, nil)
@@ -139,8 +138,7 @@ func (p *Projector) deletionGone(record *enginev1alpha1.BackupChange) {
 	}
 }
 
-// LoadOfVolumeDeletions counts a namespace's records of deletions, and the unfinished ones, always with the coming
-// ones.
+// LoadOfVolumeDeletions counts a namespace's records of deletions, and the unfinished ones, with the coming ones.
 func (p *Projector) LoadOfVolumeDeletions(namespace string, coming sets.Set[string]) (records, unfinished int) {
 	p.deleting.Lock()
 	defer p.deleting.Unlock()
@@ -158,7 +156,7 @@ func (p *Projector) LoadOfVolumeDeletions(namespace string, coming sets.Set[stri
 	return records + unseen.Len(), unfinished + unseen.Len()
 }
 
-// VolumeHistory returns the backups of a volume, by its name as a BackupVolume, and its uid.
+// VolumeHistory returns the backups of a BackupVolume, and its uid.
 func (p *Projector) VolumeHistory(namespace, name string) ([]catalog.HistoryItem, types.UID) {
 	return p.stores.catalog.History(namespace, name)
 }

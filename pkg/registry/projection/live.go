@@ -17,15 +17,15 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
-// storeDelay bounds how long after its end a backup may be invisible in its store to other machines, which cache
-// missing folders.
+// storeDelay bounds how long an ended backup may be invisible in its store to other machines, which cache missing
+// folders.
 const storeDelay = 2 * time.Minute
 
 // Observe notes a run.
 func (p *Projector) Observe(run *enginev1alpha1.BackupRun) {
 	selected := p.selected(run)
 	if run.Deleting() {
-		// After a restart only this may hide the backup: its record may be deleted while no server runs.
+		// After a restart only this may hide the backup, if its record was deleted meanwhile.
 		p.stores.refresher.Removed(run.Spec.Backup.StorageLocation, run.Name)
 	}
 	p.mu.Lock()
@@ -48,8 +48,8 @@ func (p *Projector) Observe(run *enginev1alpha1.BackupRun) {
 
 func (p *Projector) removed(run *enginev1alpha1.BackupRun) {
 	if run.Deleting() && p.isKnown(run) {
-		// The store has nothing left of the backup. The catalogue comes first, without the lock: no client sees
-		// the old backup again.
+		// The store has nothing left. The catalogue comes first, without the lock: no client sees the old backup
+		// again.
 		p.stores.catalog.Remove(run.Spec.Backup.StorageLocation, run.Name)
 		p.stores.refresher.Removed(run.Spec.Backup.StorageLocation, run.Name)
 		p.refreshed()
@@ -73,7 +73,7 @@ func (p *Projector) isKnown(run *enginev1alpha1.BackupRun) bool {
 	return p.runs.byBackup.Known(run) != nil
 }
 
-// heardFrom returns the time from which on a store's answer about a stored run counts; see storeDelay.
+// heardFrom returns from when a store's answer about a stored run counts; see storeDelay.
 func (p *Projector) heardFrom(run *enginev1alpha1.BackupRun) time.Time {
 	now := p.Clock.Now()
 	if ended := run.Status.CompletionTimestamp; ended != nil && now.Sub(ended.Time) < storeDelay {
@@ -102,7 +102,7 @@ func (p *Projector) askedLocked(location string) {
 	}
 }
 
-// selected reads a run's selection unless it is known. That may take milliseconds, so it does not lock.
+// selected reads a run's selection unless it is known. It takes milliseconds, so it does not lock.
 func (p *Projector) selected(run enginev1alpha1.QueuedRun) *records.Selection {
 	p.mu.Lock()
 	known := p.queue.planner.Knows(run)
@@ -140,8 +140,8 @@ func (p *Projector) Load(namespace string, coming sets.Set[string]) records.Load
 // StoredIn counts the stored backups of a namespace.
 func (p *Projector) StoredIn(namespace string) int { return p.stores.catalog.CountIn(namespace) }
 
-// projectLocked updates one backup in its log: from its record until that says that it is stored, then from the
-// catalogue. The backup does not vanish in between.
+// projectLocked updates one backup in its log, from its record or the catalogue. The backup does not vanish in
+// between.
 func (p *Projector) projectLocked(key backupKey) {
 	run, stored, unread := p.runs.byBackup.Get(key), p.stores.catalog.Backup(key.Namespace, key.Name), p.runs.unread[key].run
 	var backup, over *v1alpha1.Backup // over is nil if it equals backup

@@ -45,16 +45,14 @@ type LocationLister interface {
 type StatusConfig struct {
 	Records StatusRecords
 	Lister  LocationLister
-	// State returns the catalogue's knowledge of a location, or false.
-	State  func(location string) (refresh.State, bool)
-	Events events.EventRecorder
-	Clock  clock.WithTicker
+	State   func(location string) (refresh.State, bool) // false: none
+	Events  events.EventRecorder
+	Clock   clock.WithTicker
 }
 
 // StatusWriter writes the catalogue's knowledge into the status of the locations: the number of backups, which the
-// next process expects, and the conditions Synced, BackupsMissing, MetadataReplaced and BackupsLeftOut. It writes
-// at once if a condition changes, or if the next process would doubt the loss of so many backups. Other changes
-// wait a minute.
+// next process expects, and conditions. It writes changed conditions, and losses that the next process would
+// doubt, at once. Other changes wait a minute.
 type StatusWriter struct {
 	StatusConfig
 	changed chan struct{}
@@ -93,7 +91,7 @@ func (w *StatusWriter) Run(ctx context.Context) {
 	}
 }
 
-// writeAll writes what is due, and returns when to come again; zero is at the next change.
+// writeAll returns when to come again; zero is at the next change.
 func (w *StatusWriter) writeAll(ctx context.Context) (due time.Duration) {
 	records, err := w.Lister.List(labels.Everything())
 	if err != nil {
@@ -132,7 +130,6 @@ func isNumbersOnly(a, b *enginev1alpha1.StorageLocationStatus) bool {
 	return equality.Semantic.DeepEqual(a.Conditions, b.Conditions) && b.Catalogue != nil && a.Catalogue.SyncRequest == b.Catalogue.SyncRequest
 }
 
-// isLoss reports whether a new process would doubt the loss of so many backups.
 func isLoss(want, written *enginev1alpha1.StorageLocationStatus) bool {
 	return catalog.IsSuspicious(int(written.Catalogue.Backups), int(want.Catalogue.Backups))
 }
@@ -171,7 +168,7 @@ func (w *StatusWriter) write(ctx context.Context, name string, state *refresh.St
 	return nil
 }
 
-// manyFolders take some 60 MiB. A message names a multiple of it, so that it seldom changes.
+// manyFolders take some 60 MiB. A message names a multiple of it, to change seldom.
 const manyFolders = 100_000
 
 // LocationStatus returns the new status of a location.

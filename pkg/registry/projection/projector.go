@@ -4,8 +4,8 @@
 // Package projection computes the API server's objects from the records, the queue and the catalogue, and commits
 // the differences to one log per resource.
 //
-// A backup is shown as recorded until the record says that it is stored and the store has answered about it. Then
-// the catalogue decides, with or without the record. So a restart shows the same objects once the stores are read.
+// A backup is shown as recorded until its store has answered about it. Then the catalogue decides, with or without
+// the record. So a restart shows the same objects once the stores are read.
 //
 // Locks are taken in this order: Projector.placing and deleting, the catalogue's for changes, Projector.mu, the
 // catalogue's for a read, and a log's. So the holder of mu may read the catalogue, and must not change it.
@@ -43,48 +43,41 @@ import (
 // Config is the configuration of a Projector.
 type Config struct {
 	SystemNamespace string
-	// PollInterval is how often the stores are polled, unless they notify. Zero: they are listed once, and on
+	// PollInterval is how often stores without notifications are polled. Zero: they are listed once, and on
 	// request.
 	PollInterval time.Duration
 	// CacheDir keeps the read contents of stores for the next process; empty for none.
 	CacheDir string
-	// ForeignBytes bounds the kept backups of a location without a trusted signature. Zero is
+	// ForeignBytes bounds a location's kept backups without a trusted signature. Zero is
 	// catalog.DefaultForeignBytes.
 	ForeignBytes int64
 	Clock        clock.WithTickerAndDelayedExecution
 	Secrets      location.Secrets
-	// Authorizer decides which users may list all backups, and so learn of the stores.
+	// Authorizer decides who may list all backups, and so learn of the stores.
 	Authorizer authorizer.Authorizer
 
 	Runs     engineinformers.BackupRunInformer
 	Restores engineinformers.RestoreRunInformer
-	// Changes are changes of stored backups that may not be in the store.
-	Changes engineinformers.BackupChangeInformer
-	// FormerExpirations and FormerDeletions are the previous version's Changes.
+	Changes  engineinformers.BackupChangeInformer // perhaps not in the store yet
+	// The previous version's Changes.
 	FormerExpirations engineinformers.ExpirationChangeInformer
 	FormerDeletions   engineinformers.VolumeDeletionInformer
 	Locations         engineinformers.StorageLocationInformer
-	// Repositories report lost contents. Optional.
-	Repositories engineinformers.VolumeRepositoryInformer
-	Namespaces   coreinformers.NamespaceInformer
-	// Ledger is an informer of the ConfigMap records.LedgerName.
-	Ledger cache.SharedIndexInformer
-	// Identity is an informer of the ConfigMap identity.Name.
-	Identity cache.SharedIndexInformer
-	// Leader tells whether a controller works. Optional.
-	Leader Leader
+	Repositories      engineinformers.VolumeRepositoryInformer // reports lost contents; optional
+	Namespaces        coreinformers.NamespaceInformer
+	Ledger            cache.SharedIndexInformer // of the ConfigMap records.LedgerName
+	Identity          cache.SharedIndexInformer // of the ConfigMap identity.Name
+	Leader            Leader                    // optional
 }
 
-// Subscriber is told of changes by each field that is set. All but Refreshed are called under a lock.
+// Subscriber is told of changes by each set field. All but Refreshed are called under a lock.
 type Subscriber struct {
 	// Refreshed is called when the answer of State may have changed.
 	Refreshed func()
-	// Backup is called with each backup as it is shown from now on, or nil if it is no longer shown. It must not
-	// change the backup.
-	Backup func(name types.NamespacedName, backup *v1alpha1.Backup)
-	// Restores is called with the places of all restores in the queue, by uid.
-	Restores func(places map[types.UID]Place)
-	// Unheard is called with the reason why runs wait if no controller is heard of, else with "".
+	// Backup is called with each backup as it is now shown, or nil. It must not change the backup.
+	Backup   func(name types.NamespacedName, backup *v1alpha1.Backup)
+	Restores func(places map[types.UID]Place) // by uid
+	// Unheard is called with the reason why runs wait for a controller that is not heard of, or "".
 	Unheard func(message string)
 	// Past shows restores without records. Only one subscriber has it.
 	Past PastRestores
@@ -106,8 +99,7 @@ func (p *Projector) refreshed() {
 	}
 }
 
-// PastRestores are the restores in the stores. It judges them by Judge, whose answer may change after each call
-// below.
+// PastRestores are the restores in the stores. It judges them by Judge, whose answer each call may change.
 type PastRestores interface {
 	SetLocations(stores map[string]string)
 	ReadStore(ctx context.Context, location, of string, from store.Reader) error
@@ -115,7 +107,7 @@ type PastRestores interface {
 	SetSuccessions(successions clusteridentity.Successions)
 }
 
-// Leader returns since when no controller is heard of, with a message for users. While one is, the time is zero.
+// Leader returns since when no controller is heard of, with a message for users. A zero time means that one is.
 type Leader interface {
 	Unheard() (since time.Time, message string)
 }
@@ -133,25 +125,21 @@ type Projector struct {
 
 	stores stores
 	synced []cache.InformerSynced
-	// started is true when the records are known. The stores are asked after that, so that their first answers
-	// cover the records.
+	// started is true when the records are known. The stores are asked later, so that their answers cover these.
 	started atomic.Bool
 
-	// deleting guards deletions of volume backups, by uid, until the catalogue knows of them.
-	deleting  sync.Mutex
+	deleting  sync.Mutex // guards deletions; held until the catalogue knows of them
 	deletions *recorded.Set[types.UID, *enginev1alpha1.BackupChange]
 
 	// placing is held while everything is placed by the namespaces.
 	placing sync.Mutex
 
-	// mu guards the fields below. It is held from their change to its commit, so that commits keep their order.
-	mu    sync.Mutex
-	runs  *runs
-	queue publishedQueue
-	// unheard says that no controller is heard of; empty while one is.
-	unheard string
-	// changes has changes of expirations by name, and former the previous version's.
-	changes, former *changes
+	// mu guards the fields below, from their change to its commit, so that commits keep their order.
+	mu              sync.Mutex
+	runs            *runs
+	queue           publishedQueue
+	unheard         string   // says that no controller is heard of, or ""
+	changes, former *changes // of expirations by name; former are the previous version's
 }
 
 // New returns a Projector.
@@ -260,7 +248,7 @@ func (p *Projector) Run(ctx context.Context) {
 		return
 	}
 	p.started.Store(true)
-	// Before the stores are read, so that nothing is shown in a wrong place first.
+	// First, so that nothing is shown in a wrong place.
 	p.placeByNamespaces()
 	if err := p.setLocations(); err != nil {
 		utilruntime.HandleErrorWithContext(ctx, err, "Reading the storage locations failed")
@@ -269,7 +257,7 @@ func (p *Projector) Run(ctx context.Context) {
 	if _, err := p.publish(); err != nil {
 		utilruntime.HandleErrorWithContext(ctx, err, "Publishing the queue failed")
 	}
-	// Live work is served from here on. Lists of volumes wait for the first store; see storedChanged.
+	// Live work is served from now on. Lists of volumes wait for the first store; see storedChanged.
 	p.Queue.SetReady()
 	p.Backups.Open()
 	running.StartWithContext(ctx, p.awaitStores)
