@@ -25,12 +25,12 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 )
 
-// PlanObjectsREST serves backups/plan with the verb create: the plan of a posted Backup, with all its
-// objects. Nothing is created. It makes the checks of a dry run, and asks for the right to create the
-// backup. It names the objects that the same reader would see in the backup's manifest.
+// PlanObjectsREST serves backups/plan with the verb create: the plan of a posted Backup, with all its objects. It
+// creates nothing. It makes the checks of a dry run, asks for the right to create the backup, and names only
+// objects that the reader would see in the manifest.
 type PlanObjectsREST struct {
 	Planning *PlanningREST
-	// Plan has a backup planned, and gives each object to each as it comes.
+	// Plan has a backup planned, and passes on each object as it comes.
 	Plan func(ctx context.Context, run *enginev1alpha1.BackupRun, each func(v1alpha1.PlannedRelated) error) (*v1alpha1.BackupPlan, error)
 }
 
@@ -68,7 +68,6 @@ func (r *PlanObjectsREST) Create(ctx context.Context, name string, obj runtime.O
 	return &plannedObjects{PlanObjectsREST: r, run: plannedRun(created.(*v1alpha1.Backup), requester), reader: r.Planning.planReader(requester)}, nil
 }
 
-// plannedObjects is the answer.
 type plannedObjects struct {
 	*PlanObjectsREST
 	run    *enginev1alpha1.BackupRun
@@ -156,8 +155,7 @@ func (p *plannedObjects) hide(ctx context.Context, object *v1alpha1.PlannedRelat
 	return err
 }
 
-// planStream is a plan that is sent. If the plan breaks off, the connection does, so that a part does
-// not look whole.
+// planStream is a sent plan. If the plan breaks off, the connection does too, so that a part does not look whole.
 type planStream struct {
 	from io.Reader
 	end  func()

@@ -47,7 +47,6 @@ func NewDeletionREST(backups *REST, clock clock.PassiveClock) *recorded.Subresou
 
 var contentsResource = schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshotcontents"}
 
-// cancel asks for a backup to be stopped.
 func cancel(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, ask enginev1alpha1.Ask, _ runtime.Object) (*enginev1alpha1.BackupRun, string, error) {
 	switch {
 	case run == nil:
@@ -62,7 +61,6 @@ func cancel(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, ask enginev1
 	return changed, "the backup is asked to stop", nil
 }
 
-// remove asks for a backup to be removed from its store.
 func (k *kind) remove(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, ask enginev1alpha1.Ask, body runtime.Object) (*enginev1alpha1.BackupRun, string, error) {
 	message := k.deleting(backup)
 	preconditions, byHandle := body.(*v1alpha1.BackupDeletion).Preconditions, body.(*v1alpha1.BackupDeletion).SnapshotsByHandle
@@ -115,7 +113,7 @@ func (k *kind) remove(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, as
 			BackupRef:   v1alpha1.BackupReference{Namespace: backup.Namespace, Name: backup.Name},
 			Labels:      stored.Labels,
 			Annotations: stored.Annotations,
-			// No requester: nobody has authenticated the one that the store names.
+			// No requester: the one that the store names is not authenticated.
 			Backup: stored.Spec,
 			Deletion: &enginev1alpha1.Deletion{Ask: ask, Expired: expired, SnapshotsByHandle: byHandle, Stored: &enginev1alpha1.StoredBackup{
 				UID: stored.UID, CreationTimestamp: stored.CreationTimestamp,
@@ -124,7 +122,7 @@ func (k *kind) remove(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, as
 	}, message, nil
 }
 
-// whereOf returns the location of a backup; nil if it does not exist.
+// whereOf returns the location of a backup, or nil.
 func (k *kind) whereOf(backup *v1alpha1.Backup) *enginev1alpha1.StorageLocation {
 	if k.locations.Lister == nil {
 		return nil
@@ -136,7 +134,7 @@ func (k *kind) whereOf(backup *v1alpha1.Backup) *enginev1alpha1.StorageLocation 
 	return record
 }
 
-// deleting says what a deletion does. A location is found by name: its state is no secret.
+// deleting returns the effect of a deletion in words. A location is found by name: its state is no secret.
 func (k *kind) deleting(backup *v1alpha1.Backup) string {
 	message := "the backup is being deleted; it is listed until it is gone from its store"
 	if where := k.whereOf(backup); where != nil && where.Spec.Lock != nil {
@@ -155,7 +153,7 @@ func (k *kind) refuseAsOf(backup *v1alpha1.Backup) error {
 		where.Name, where.Spec.AsOf().UTC().Format(time.RFC3339), k.systemNamespace)
 }
 
-// lookUpTimeout is how long it may take to learn which claims exist.
+// lookUpTimeout bounds the question which claims exist.
 const lookUpTimeout = 10 * time.Second
 
 // superseded fails if a backup holds the newest data of a claim that exists.
@@ -181,8 +179,8 @@ func (k *kind) superseded(backup *v1alpha1.Backup) error {
 	return refusal
 }
 
-// meets fails if a backup is not as a deletion demands. It is asked on the state that the
-// deletion is recorded on.
+// meets fails if a backup does not meet a deletion's preconditions. It sees the state that the deletion is
+// recorded on.
 func meets(backup *v1alpha1.Backup, preconditions *v1alpha1.BackupDeletionPreconditions, now time.Time) error {
 	if preconditions == nil {
 		return nil
@@ -217,8 +215,7 @@ func asked(what string, ask *enginev1alpha1.Ask) string {
 	return fmt.Sprintf("nothing to do: %s asked for the backup %s at %s", ask.Requester.Username, what, ask.Timestamp.UTC().Format("2006-01-02T15:04:05Z"))
 }
 
-// conflict refuses a request that does not fit the state of the backup. It is not
-// the kind of conflict that goes away by trying again.
+// conflict refuses a request because of the backup's state. Unlike other conflicts, a retry does not help.
 func conflict(name, format string, args ...any) error { return refuse(name, format, args...) }
 
 func refuse(name, format string, args ...any) *apierrors.StatusError {
