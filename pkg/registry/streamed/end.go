@@ -30,8 +30,7 @@ type Ending[T logstore.Object] struct {
 	}
 	Noun  string
 	Phase func(T) (phase string, ended bool)
-	// Begun reports whether there is something to show before the end. Optional.
-	Begun func(T) bool
+	Begun func(T) bool // whether something is shown before the end; optional
 	// Conflict returns the error of a request that does not fit an object's state.
 	Conflict func(name, format string, args ...any) error
 }
@@ -49,8 +48,7 @@ func Follow(parameters url.Values) (bool, error) {
 	return follow, nil
 }
 
-// Find returns an object that has ended, or begun if that is enough. With follow, it waits for
-// that.
+// Find returns an object that has ended, or begun if that suffices. With follow, it waits.
 func (e *Ending[T]) Find(ctx context.Context, name, subresource string, parameters url.Values) (T, error) {
 	var none T
 	follow, err := Follow(parameters)
@@ -76,7 +74,7 @@ func (e *Ending[T]) shown(obj T) bool {
 	return ended || e.Begun != nil && e.Begun(obj)
 }
 
-// await waits for the end of an object, or its beginning, and ignores others of its name.
+// await waits for the end or the beginning of an object, and ignores others of its name.
 func (e *Ending[T]) await(ctx context.Context, obj T) (T, error) {
 	var none T
 	watch, err := e.Objects.Watch(ctx, &metainternalversion.ListOptions{
