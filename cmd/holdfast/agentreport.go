@@ -23,12 +23,11 @@ const throughputInterval = 10 * time.Second
 type agentReport struct {
 	clock clock.PassiveClock
 
-	mu         sync.Mutex
-	load       func() datapath.Load
-	limit      func() loadconcurrency.Decision
-	conditions []metav1.Condition
-	// sampled is when moved was read for the throughput rate.
-	sampled     time.Time
+	mu          sync.Mutex
+	load        func() datapath.Load
+	limit       func() loadconcurrency.Decision
+	conditions  []metav1.Condition
+	sampled     time.Time // when moved was read for the rate
 	moved, rate int64
 }
 
@@ -38,8 +37,7 @@ func (r *agentReport) begin(load func() datapath.Load, limit func() loadconcurre
 	r.load, r.limit, r.sampled = load, limit, r.clock.Now()
 }
 
-// text returns the report; empty before the limit is known.
-func (r *agentReport) text() string {
+func (r *agentReport) text() string { // empty before the limit is known
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.limit == nil || r.limit().Limit == 0 {
