@@ -1,8 +1,8 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package identity is the public identity of a cluster, by which its backups are recognised: a
-// ConfigMap that the controller writes and the API server reads.
+// Package identity is a cluster's public identity, by which its backups are recognised: a ConfigMap that the
+// controller writes and the API server reads.
 package identity
 
 import (
@@ -13,18 +13,15 @@ import (
 )
 
 const (
-	Name = "holdfast-identity"
-	// ClusterUIDKey has the uid of the namespace kube-system.
-	ClusterUIDKey = "cluster-uid"
-	// PublicKeysKey has the public keys, one a line, the present one first.
-	PublicKeysKey = "public-keys"
+	Name          = "holdfast-identity"
+	ClusterUIDKey = "cluster-uid" // the uid of the namespace kube-system
+	PublicKeysKey = "public-keys" // one a line, the present one first
 )
 
 // Identity tells a cluster from all others.
 type Identity struct {
-	UID string
-	// Keys are the present and former public keys, the present one first.
-	Keys []string
+	UID  string
+	Keys []string // present and former ones, the present one first
 }
 
 // Of reads the ConfigMap; nil is empty.
@@ -35,8 +32,8 @@ func Of(stored *corev1.ConfigMap) Identity {
 	return Identity{UID: stored.Data[ClusterUIDKey], Keys: strings.Fields(stored.Data[PublicKeysKey])}
 }
 
-// Publish writes an identity into the ConfigMap, and reports a change. The same cluster's former
-// keys stay, so that its old backups stay trusted.
+// Publish writes an identity into the ConfigMap, and reports a change. The cluster's former keys stay, so that its
+// old backups stay trusted.
 func (i Identity) Publish(into *corev1.ConfigMap) bool {
 	before := Of(into)
 	keys := slices.Clone(i.Keys)
