@@ -37,7 +37,8 @@ func (r *agentReport) begin(load func() datapath.Load, limit func() loadconcurre
 	r.load, r.limit, r.sampled = load, limit, r.clock.Now()
 }
 
-func (r *agentReport) text() string { // empty before the limit is known
+// text returns "" before the limit is known.
+func (r *agentReport) text() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.limit == nil || r.limit().Limit == 0 {

@@ -13,9 +13,11 @@ import (
 )
 
 const (
-	Name          = "holdfast-identity"
-	ClusterUIDKey = "cluster-uid" // the uid of the namespace kube-system
-	PublicKeysKey = "public-keys" // one a line, the present one first
+	Name = "holdfast-identity"
+	// ClusterUIDKey has the uid of the namespace kube-system.
+	ClusterUIDKey = "cluster-uid"
+	// PublicKeysKey has the public keys, one a line, the present one first.
+	PublicKeysKey = "public-keys"
 )
 
 // Identity tells a cluster from all others.

@@ -21,9 +21,10 @@ import (
 type State string
 
 const (
-	On      State = "On"
-	Off     State = "Off"
-	Unknown State = "Unknown" // the answer does not tell
+	On  State = "On"
+	Off State = "Off"
+	// Unknown means that the answer does not tell.
+	Unknown State = "Unknown"
 )
 
 // User is the node that Check acts as. It need not exist.

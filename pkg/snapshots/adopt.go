@@ -15,9 +15,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Adopt makes contents for lost snapshots, so that they can be discarded with their backup. It fails if another
-// object of the cluster names such a snapshot, or if its driver has not answered. It skips one that its driver
-// does not know. It may be repeated.
+// Adopt makes contents for lost snapshots, to be discarded with their backup. It fails if another object of the
+// cluster names one, or its driver has not answered. It skips one that its driver does not know. It may be
+// repeated.
 func (c *Client) Adopt(ctx context.Context, lost []Lost) error {
 	if len(lost) == 0 {
 		return nil
@@ -56,7 +56,7 @@ func (c *Client) Adopt(ctx context.Context, lost []Lost) error {
 	return errors.Join(failures...)
 }
 
-// confirmed waits some seconds until the driver has confirmed the snapshot of a content, or denied it.
+// confirmed waits some seconds for the driver's word on the snapshot of a content.
 func (c *Client) confirmed(ctx context.Context, name string, uid types.UID) error {
 	for pause, begun := time.Duration(0), time.Now(); ; {
 		content, err := get[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), name)
@@ -86,8 +86,8 @@ func isUnknown(message string) bool {
 	return strings.Contains(message, "code = NotFound") || strings.Contains(message, "can not find snapshot")
 }
 
-// drop deletes a content that Find has made for a missing snapshot. Without a confirmed handle, no driver deletes
-// anything.
+// drop deletes a content that Find has made for a missing snapshot. Without a confirmed handle, nothing else is
+// deleted.
 func (c *Client) drop(ctx context.Context, content *VolumeSnapshotContent) error {
 	if content.DeletionTimestamp == nil {
 		return remove(ctx, c.objects.Resource(Contents), content.Name, content.UID, content.ResourceVersion)

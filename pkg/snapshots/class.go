@@ -18,7 +18,7 @@ const (
 	annotationDefault = "snapshot.storage.kubernetes.io/is-default-class"
 )
 
-// Wishes are the names of classes that users have given, or empty.
+// Wishes are classes that users have named, or empty.
 type Wishes struct {
 	Policy, Claim, Backup string
 }

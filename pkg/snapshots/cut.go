@@ -15,11 +15,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// unansweredTime is the least time for questions whether a snapshot is ready while the cluster does not answer.
+// unansweredTime is the least time for questions to a cluster that does not answer.
 const unansweredTime = 10 * time.Minute
 
-// skew bounds the difference of the clocks of the storage and the controller.
-const skew = time.Minute
+const skew = time.Minute // between the clocks of the storage and the controller
 
 // Volume is a claim's volume that a backup cuts.
 type Volume struct {
@@ -29,9 +28,8 @@ type Volume struct {
 
 	Namespace, Claim string
 	ClaimUID         types.UID
-	// Driver and Handle are in the claim's PersistentVolume.
-	Driver, Handle string
-	Class          string
+	Driver, Handle   string // in the claim's PersistentVolume
+	Class            string
 	// Moved says that the data is moved, so the stored snapshot is deleted after the backup.
 	Moved bool
 	// KeepLocal, unless 0, keeps it all the same, while it is among so many newest of the claim.
@@ -41,26 +39,23 @@ type Volume struct {
 	StorageClass string
 	Nodes        *corev1.VolumeNodeAffinity
 	Device       bool
-	// Attempt is the number of the backup's attempt if hooks enclose the cut, else 0. Another attempt can't use
-	// such a cut, since the pod has gone on.
+	// Attempt is the backup's attempt if hooks enclose the cut, else 0. Another attempt can't use the cut, since
+	// the pod has gone on.
 	Attempt int32
-	// Try is 2 for the second exposure of a cut, preferably on another node than Avoid.
+	// Try is 2 for the second exposure, preferably on another node than Avoid.
 	Try   int32
 	Avoid string
-	// Since is the start of the backup. An earlier cut is not its own.
-	Since time.Time
+	Since time.Time // the backup's start; an earlier cut is not its own
 	// Timeout limits the time until the cut, ReadyTimeout the time from the cut until volumes can be made from it.
 	Timeout, ReadyTimeout time.Duration
 }
 
 // Taken is a cut. Its stored snapshot is safe: its content is Retain, and held.
 type Taken struct {
-	// Snapshot is the VolumeSnapshot in the claim's namespace.
-	Snapshot, Content, Handle string
+	Snapshot, Content, Handle string // the VolumeSnapshot in the claim's namespace
 	Time                      time.Time
-	// Size is the least size of a volume from the snapshot in bytes, or 0 if unknown.
-	Size  int64
-	Ready bool
+	Size                      int64 // the least of a volume from the snapshot in bytes, or 0 if unknown
+	Ready                     bool
 }
 
 var errTimeout = errors.New("the time for the snapshot is over")
@@ -88,14 +83,12 @@ func (c *Client) Cut(ctx context.Context, v Volume, report func(string)) (Taken,
 
 type cutting struct {
 	*Client
-	v      *Volume
-	report func(string)
-	uid    types.UID
-	// snapshot and content are from the last look, or nil.
+	v        *Volume
+	report   func(string)
+	uid      types.UID
 	snapshot *VolumeSnapshot
 	content  *VolumeSnapshotContent
-	// said says why there is no cut yet.
-	said string
+	said     string // why there is no cut yet
 }
 
 func (w *cutting) say(format string, args ...any) {
@@ -169,7 +162,7 @@ func (c *Client) AwaitReady(ctx context.Context, v Volume, taken Taken, report f
 	return taken, nil
 }
 
-// finalError has a status, by which it does not count as passing.
+// finalError has a status, so it is not passing.
 type finalError struct{ error }
 
 func (e finalError) Status() metav1.Status { return metav1.Status{Reason: metav1.StatusReasonInvalid} }
@@ -304,8 +297,8 @@ func (w *cutting) end(ctx context.Context) (Taken, error) {
 	return Taken{}, timeout
 }
 
-// Release deletes the VolumeSnapshot of a cut from the tenant's namespace. The content stays. Call it when the cut
-// is recorded: a later Cut cuts anew.
+// Release deletes the VolumeSnapshot of a recorded cut from the tenant's namespace. The content stays. A later Cut
+// cuts anew.
 func (c *Client) Release(ctx context.Context, content string) error {
 	found, err := get[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), content)
 	switch {

@@ -18,8 +18,7 @@ import (
 )
 
 const (
-	// patience bounds Forget's wait for others, such as the driver.
-	patience   = 5 * time.Second
+	patience   = 5 * time.Second // for others, such as the driver
 	nudgeAfter = time.Minute
 )
 
@@ -54,7 +53,7 @@ func (c *Client) Forget(ctx context.Context, content string, uid types.UID) (wai
 	}
 }
 
-// Leave has the sweep forget the kept cut of a failed volume when its backup has ended.
+// Leave has the sweep forget a failed volume's kept cut when its backup has ended.
 func (c *Client) Leave(ctx context.Context, content string) error {
 	for pause := time.Duration(0); ; {
 		found, err := get[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), content)
@@ -70,9 +69,8 @@ func (c *Client) Leave(ctx context.Context, content string) error {
 	}
 }
 
-// Discard begins to forget all snapshots of a backup that was deleted from its place. A copy at another place has
-// none. It waits for no driver. The sweep ends it, by the policy Delete, which only this package sets on a held
-// content.
+// Discard begins to forget all snapshots of a backup deleted from its place. A copy elsewhere has none. It waits
+// for no driver: the sweep ends it, by the policy Delete, which only this package sets on a held content.
 func (c *Client) Discard(ctx context.Context, backup types.UID, isOf func(storeName, location string) bool) error {
 	contents, err := list[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), LabelCluster+"="+c.clusterUID+","+LabelBackup+"="+string(backup))
 	if apierrors.IsNotFound(err) {
@@ -112,7 +110,6 @@ type forgetting struct {
 	nudged bool
 }
 
-// step does what is possible now, and returns what to wait for.
 func (f *forgetting) step(ctx context.Context, content *VolumeSnapshotContent) (string, error) {
 	deleting := content.DeletionTimestamp != nil
 	switch {
@@ -153,8 +150,8 @@ func (f *forgetting) step(ctx context.Context, content *VolumeSnapshotContent) (
 	return waitsFor, err
 }
 
-// yield holds a content, and sets that its deletion deletes its stored snapshot. It fails with a conflict if the
-// content has changed. It ignores a missing content.
+// yield holds a content, and has it delete its stored snapshot. It fails with a conflict if the content has
+// changed, and ignores a missing one.
 func (c *Client) yield(ctx context.Context, content *VolumeSnapshotContent) error {
 	metadata := content.hold()
 	if content.Spec.Policy == Delete && content.Annotations[annotationBeingDeleted] != "" && len(metadata) == 0 {
@@ -186,9 +183,9 @@ type Lost struct {
 	Class               *VolumeSnapshotClass
 }
 
-// Find makes a content for a lost snapshot, unless its backup has one, so that Forget can delete it. The content
-// names a VolumeSnapshot of the system namespace, where no tenant can create it and so bind the content. It has
-// the class's secret, which some drivers want for a deletion.
+// Find makes a content for a lost snapshot, unless its backup has one, so that Forget can delete it. It names a
+// VolumeSnapshot of the system namespace, where no tenant can create it and so bind the content. It has the
+// class's secret, which some drivers want.
 func (c *Client) Find(ctx context.Context, lost Lost) (content string, uid types.UID, err error) {
 	known, err := list[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), LabelBackup+"="+string(lost.Backup))
 	if err != nil {

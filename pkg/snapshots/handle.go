@@ -12,15 +12,13 @@ import (
 )
 
 const (
-	// confirmTime bounds the driver's confirmation of a stored snapshot.
 	confirmTime = 5 * time.Minute
 	// denyTime bounds the driver's errors until the snapshot counts as missing. The sidecar asks again after a
 	// second, then less often.
 	denyTime = 20 * time.Second
 )
 
-// byHandle returns the snapshot that the backup names. It has a class of the driver, since some drivers want its
-// secret to look at a snapshot.
+// byHandle returns the snapshot that the backup names, with a class of the driver: some want its secret.
 func (c *Client) byHandle(ctx context.Context, w Wanted) (Found, error) {
 	found := Found{Driver: w.Driver, Handle: w.Handle, Size: w.Size, ByHandle: true}
 	classes, err := c.Classes(ctx)
@@ -33,8 +31,8 @@ func (c *Client) byHandle(ctx context.Context, w Wanted) (Found, error) {
 	return found, nil
 }
 
-// Confirm waits until the driver knows the snapshot of an offer: without it no claim is ever bound. It returns the
-// least size of a volume from it, or 0. A driver that can't look at snapshots confirms each.
+// Confirm waits until the driver knows the snapshot of an offer: without it no claim is bound. It returns the
+// least size of a volume, or 0. A driver that can't look at snapshots confirms each.
 func (c *Client) Confirm(ctx context.Context, w Wanted) (size int64, err error) {
 	said, pause, begun, denied := "", time.Duration(0), time.Now(), time.Time{}
 	for {

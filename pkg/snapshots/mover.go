@@ -31,7 +31,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
-// Labels of all objects of a Mover. The sweep of stored snapshots ignores them.
+// Labels of a Mover's objects, which the sweep of stored snapshots ignores.
 const (
 	LabelMoverCluster = "engine.holdfast.io/moves-for-cluster"
 	LabelMoverBackup  = "engine.holdfast.io/moves-for-backup"
@@ -39,18 +39,14 @@ const (
 
 const (
 	// ExposeTimeout bounds the start of a pod with a volume from a snapshot.
-	ExposeTimeout = 30 * time.Minute
-	// atOnceCut bounds the cuts of a driver at a time: storages limit the rate.
-	atOnceCut  = 8
-	longestCut = 10 * time.Minute
-	// whyInterval is the interval of questions why a pod does not run.
-	whyInterval = 5 * time.Second
-	// remakeAfter is the least age of a failed pod that is made anew.
-	remakeAfter    = 30 * time.Second
+	ExposeTimeout  = 30 * time.Minute
+	atOnceCut      = 8 // of a driver: storages limit the rate
+	longestCut     = 10 * time.Minute
+	whyInterval    = 5 * time.Second  // of questions why a pod does not run
+	remakeAfter    = 30 * time.Second // the least age of a failed pod that is made anew
 	taintsInterval = time.Minute
 	moverVolume    = "data"
-	// holdTime ends a forgotten pod.
-	holdTime = 7 * 24 * time.Hour
+	holdTime       = 7 * 24 * time.Hour // of a forgotten pod
 )
 
 // Mover exposes cuts to the agents, as volumes of pods in a namespace of its own. The stored snapshot has a second
@@ -69,14 +65,14 @@ type Mover struct {
 	toleratedAt time.Time
 }
 
-// NewMover returns a Mover. image returns the program's own image. limits returns how many volumes each living
-// agent moves at once; 0 is unknown yet.
+// NewMover returns a Mover. image returns the program's own image, limits how many volumes each living agent moves
+// at once; 0 is unknown.
 func NewMover(client *Client, kube kubernetes.Interface, namespace string, image func(context.Context) (string, error), pullSecrets []string, limits func() []int) *Mover {
 	return &Mover{Client: client, kube: kube, namespace: namespace, image: image, pullSecrets: pullSecrets, places: newPlaces(limits), cutting: map[string]chan struct{}{}}
 }
 
-// Cut is Client.Cut, for a bounded number of a driver's volumes at a time. A cut between hooks waits for no other:
-// its pod is frozen. A long cut gives its place to others, since a user chooses its timeout.
+// Cut is Client.Cut, for a bounded number of a driver's volumes. A cut between hooks waits for no other: its pod
+// is frozen. A long cut gives its place to others, since a user chooses its timeout.
 func (m *Mover) Cut(ctx context.Context, v Volume, report func(string)) (Taken, error) {
 	if v.Attempt > 0 {
 		return m.Client.Cut(ctx, v, report)
@@ -103,8 +99,7 @@ type Exposed struct {
 	Node             string
 	Pod              types.UID
 	PersistentVolume string
-	// Device is the emptyDir of the pod that serves a block device, or "".
-	Device string
+	Device           string // of the pod that serves a block device, or ""
 }
 
 // Place waits until a cut may be exposed, and reports in words that it waits.
@@ -115,8 +110,7 @@ func (m *Mover) Place(ctx context.Context, v Volume, taken Taken, report func(st
 // Occupy takes the place of a volume that an earlier process has exposed.
 func (m *Mover) Occupy(v Volume) Spot { return m.places.occupy(v.Driver) }
 
-// Expose returns the running pod with a cut, also one of an earlier attempt. It reports in words what it waits
-// for.
+// Expose returns the running pod with a cut, also of an earlier attempt. It reports in words what it waits for.
 func (m *Mover) Expose(ctx context.Context, v Volume, taken Taken, report func(string)) (Exposed, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, ExposeTimeout, fmt.Errorf("not within %s", ExposeTimeout))
 	defer cancel()
@@ -146,7 +140,6 @@ func (m *Mover) Expose(ctx context.Context, v Volume, taken Taken, report func(s
 	}
 }
 
-// expose makes missing objects, and looks at the pod.
 func (m *Mover) expose(ctx context.Context, v *Volume, taken *Taken) (exposed Exposed, waitsFor string, err error) {
 	pods := m.kube.CoreV1().Pods(m.namespace)
 	claim, err := m.kube.CoreV1().PersistentVolumeClaims(m.namespace).Get(ctx, v.exposure(), metav1.GetOptions{})
@@ -169,7 +162,6 @@ func (m *Mover) expose(ctx context.Context, v *Volume, taken *Taken) (exposed Ex
 	case claim.DeletionTimestamp != nil:
 		return exposed, "the deletion of the claim " + claim.Name, nil
 	case pod.Status.Phase == corev1.PodFailed, pod.Status.Phase == corev1.PodSucceeded:
-		// Its node has evicted or refused it.
 		if time.Since(pod.CreationTimestamp.Time) > remakeAfter {
 			err = pods.Delete(ctx, pod.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}})
 			if apierrors.IsNotFound(err) {
@@ -187,8 +179,7 @@ func (m *Mover) expose(ctx context.Context, v *Volume, taken *Taken) (exposed Ex
 	return exposed, "", nil
 }
 
-// make makes the content, the VolumeSnapshot, the claim and the pod, unless they exist. It waits for the deletion
-// of hidden ones.
+// make makes missing objects. It waits for the deletion of hidden ones.
 func (m *Mover) make(ctx context.Context, v *Volume, taken *Taken) (waitsFor string, err error) {
 	labels := map[string]string{LabelMoverCluster: m.clusterUID, LabelMoverBackup: string(v.Backup), "app.kubernetes.io/managed-by": "holdfast", format.LabelExclude: "true"}
 	spread := map[string]any{}
@@ -235,7 +226,6 @@ func (m *Mover) make(ctx context.Context, v *Volume, taken *Taken) (waitsFor str
 	return "", err
 }
 
-// capacity returns the size of the volume of an exposed cut.
 func (v *Volume) capacity(taken Taken) int64 { return max(v.Size, taken.Size) }
 
 func (v *Volume) mode() corev1.PersistentVolumeMode {
@@ -303,7 +293,6 @@ func (m *Mover) pod(ctx context.Context, v *Volume, metadata metav1.ObjectMeta) 
 	return pod, nil
 }
 
-// besideAgents keeps a pod to nodes with an agent, which reads its volume.
 func (m *Mover) besideAgents() *corev1.PodAffinity {
 	return &corev1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{
 		LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app.kubernetes.io/name": "holdfast", "app.kubernetes.io/component": "node-agent"}},
@@ -345,7 +334,7 @@ func (m *Mover) tolerations(ctx context.Context) ([]corev1.Toleration, error) {
 	return m.tolerated, nil
 }
 
-// disposable has a volume deleted with its claim, even if its class says Retain. An empty name is no volume yet.
+// disposable has a volume, if any, deleted with its claim, even if its class says Retain.
 func (m *Mover) disposable(ctx context.Context, name string) error {
 	if name == "" {
 		return nil
@@ -372,7 +361,7 @@ func (m *Mover) dispose(ctx context.Context, volume *corev1.PersistentVolume) er
 	return err
 }
 
-// why returns what a pod waits for, by its status or the events about it and its claim.
+// why returns what a pod waits for, by its status, or by events about it and its claim.
 func (m *Mover) why(ctx context.Context, name string) string {
 	pod, err := m.kube.CoreV1().Pods(m.namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
@@ -405,8 +394,8 @@ func (m *Mover) why(ctx context.Context, name string) string {
 	return text
 }
 
-// Hide deletes the pod, the claim with its volume, the VolumeSnapshot and the content, also of earlier tries. The
-// stored snapshot stays. It may be repeated, and reports whether all are deleted.
+// Hide deletes the pod, the claim with its volume, the VolumeSnapshot and the content, also of earlier tries, and
+// reports whether all are deleted. The stored snapshot stays. It may be repeated.
 func (m *Mover) Hide(ctx context.Context, v Volume) (gone bool, err error) {
 	names := []string{v.exposure()}
 	if v.Try > 1 {
@@ -419,7 +408,7 @@ func (m *Mover) Hide(ctx context.Context, v Volume) (gone bool, err error) {
 	return m.HideAll(ctx, names)
 }
 
-// HideAll hides exposures by their names, and reports whether all are deleted.
+// HideAll hides exposures by name, and reports whether all are deleted.
 func (m *Mover) HideAll(ctx context.Context, names []string) (gone bool, err error) {
 	gone = true
 	var failures []error
@@ -469,7 +458,7 @@ func (m *Mover) hide(ctx context.Context, name string) (gone bool, err error) {
 	return m.withdraw(ctx, m.namespace, name, LabelMoverCluster)
 }
 
-// Exposed returns the backups of all exposures, by the exposures' names.
+// Exposed returns the backups of all exposures, by name.
 func (m *Mover) Exposed(ctx context.Context) (map[string]types.UID, error) {
 	if served, err := m.Served(ctx); err != nil || !served {
 		return nil, err
@@ -511,8 +500,7 @@ func (m *Mover) Exposed(ctx context.Context) (map[string]types.UID, error) {
 	return of, nil
 }
 
-// DisposeVolumes has the volumes of all exposures deleted with their claims, since a volume may be made after its
-// claim was hidden.
+// DisposeVolumes has the volumes of all exposures deleted with their claims, also of hidden claims.
 func (m *Mover) DisposeVolumes(ctx context.Context) error {
 	options := metav1.ListOptions{Limit: pageSize}
 	var failures []error

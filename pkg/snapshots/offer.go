@@ -20,7 +20,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// Labels of the objects by which a restore makes a claim from a stored snapshot. No other sweep sees them.
+// Labels of an offer's objects. No other sweep sees them.
 const (
 	LabelOfferCluster = "engine.holdfast.io/offers-for-cluster"
 	LabelOfferRestore = "engine.holdfast.io/offers-for-restore"
@@ -28,7 +28,7 @@ const (
 
 // Wanted is a claim that a restore makes from a stored snapshot.
 type Wanted struct {
-	// Origin is the claim's namespace in the backup.
+	// Backup and Origin are the backup, and the claim's namespace in it.
 	Backup   types.UID
 	Origin   string
 	ClaimUID types.UID
@@ -42,7 +42,7 @@ type Wanted struct {
 	Namespace, Claim string
 }
 
-// OfferName returns the name of the VolumeSnapshot that is the claim's source.
+// OfferName returns the name of the claim's source, a VolumeSnapshot.
 func (w *Wanted) OfferName() string {
 	return name(string(w.Restore), string(w.ClaimUID), w.Namespace, w.Claim)
 }
@@ -50,17 +50,13 @@ func (w *Wanted) OfferName() string {
 // Found is a stored snapshot.
 type Found struct {
 	Driver, Class, Handle string
-	// Mode is the volume's, Filesystem or Block; empty if unknown.
-	Mode string
-	// Size is the least size of a volume from it in bytes, or 0 if unknown.
-	Size int64
-	// ByHandle says that only the backup names the snapshot. Confirm asks the driver for it.
-	ByHandle bool
+	Mode                  string // Filesystem, Block, or empty if unknown
+	Size                  int64  // the least of a volume from it in bytes, or 0 if unknown
+	ByHandle              bool   // only the backup names the snapshot: Confirm asks the driver
 }
 
 // Locate returns the stored snapshot of a claim in a backup, by the cluster's own record, which no tenant can
-// change. A handle alone could name any snapshot of the storage: it counts only with ByHandle, and without a
-// record.
+// change. A handle could name any snapshot of the storage: it counts only with ByHandle, and without a record.
 func (c *Client) Locate(ctx context.Context, w Wanted) (Found, error) {
 	selector := LabelCluster + "=" + c.clusterUID + "," + LabelBackup + "=" + string(w.Backup) + "," + LabelClaim + "=" + string(w.ClaimUID)
 	contents, err := list[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), selector)
@@ -92,8 +88,8 @@ func (c *Client) Locate(ctx context.Context, w Wanted) (Found, error) {
 	return found, nil
 }
 
-// Offer makes a VolumeSnapshot in a namespace, as a source of claims, and returns its name. It has a content of
-// its own, which is always Retain. Offer may be repeated.
+// Offer makes a VolumeSnapshot, as a source of claims, and returns its name. Its own content is always Retain. It
+// may be repeated.
 func (c *Client) Offer(ctx context.Context, w Wanted, found Found) (snapshot string, err error) {
 	labels := map[string]any{LabelOfferCluster: c.clusterUID, LabelOfferRestore: string(w.Restore), "app.kubernetes.io/managed-by": "holdfast", format.LabelExclude: "true"}
 	content, snapshotObject := static(w.Namespace, w.OfferName(), found, labels)
@@ -126,13 +122,13 @@ func (c *Client) offeredBefore(ctx context.Context, in dynamic.ResourceInterface
 	return nil
 }
 
-// Withdraw deletes what Offer has made. The stored snapshot and a bound claim stay. It may be repeated, and
-// reports whether all is deleted.
+// Withdraw deletes what Offer has made, and reports whether all is deleted. The stored snapshot and a bound claim
+// stay. It may be repeated.
 func (c *Client) Withdraw(ctx context.Context, w Wanted) (gone bool, err error) {
 	return c.withdraw(ctx, w.Namespace, w.OfferName(), LabelOfferCluster)
 }
 
-// Offered is an offer that exists.
+// Offered is an existing offer.
 type Offered struct {
 	Restore         types.UID
 	Namespace, Name string
@@ -156,7 +152,7 @@ func (c *Client) WithdrawOffer(ctx context.Context, offer Offered) (gone bool, e
 	return c.withdraw(ctx, offer.Namespace, offer.Name, LabelOfferCluster)
 }
 
-// static returns a second content for a stored snapshot, which is always Retain, and its VolumeSnapshot.
+// static returns a VolumeSnapshot and its content for a stored snapshot. The content is always Retain.
 func static(namespace, name string, of Found, labels map[string]any) (content, snapshot *unstructured.Unstructured) {
 	ofContent := map[string]any{
 		"driver": of.Driver, "deletionPolicy": Retain,

@@ -13,16 +13,13 @@ import (
 )
 
 const (
-	// atOnceExposed bounds a driver's exposed volumes: each takes an attachment of a node.
-	atOnceExposed = 16
-	// ahead is the number of exposed volumes of a node beside those that its agent reads.
-	ahead = 1
-	// mostPreferred is the number of bigger volumes that come before the one that waits longest.
-	mostPreferred  = 3
+	atOnceExposed  = 16 // of a driver: each takes an attachment of a node
+	ahead          = 1  // exposed volumes of a node beside those that its agent reads
+	mostPreferred  = 3  // bigger volumes that come before the one that waits longest
 	placesInterval = 10 * time.Second
 )
 
-// room returns the number of places for nodes whose agents have these limits. A limit of 0 is unknown yet.
+// room returns the number of places for the agents' limits; 0 is unknown yet.
 func room(limits []int) (places int) {
 	for _, limit := range limits {
 		places += max(limit, loadconcurrency.Default) + ahead
@@ -32,24 +29,21 @@ func room(limits []int) (places int) {
 
 // Spot is the place of an exposed volume. Its functions may be repeated.
 type Spot struct {
-	// Read ends the nodes' need of this volume, so that another one may be exposed.
-	Read func()
-	// Leave gives the place back when the volume is hidden.
-	Leave func()
+	// Read says that the volume is read, so that another one may be exposed.
+	Read  func()
+	Leave func() // when the volume is hidden
 }
 
 type asker struct {
-	driver string
-	size   int64
-	// preferred counts the bigger volumes that got a place while this one waited longest.
-	preferred int
+	driver    string
+	size      int64
+	preferred int // bigger volumes that got a place while this one waited longest
 	given     chan struct{}
 }
 
 // line gives places to volumes. It does not lock.
 type line struct {
-	// taken counts the places of each driver, unread those whose volume is not read yet.
-	taken   map[string]int
+	taken   map[string]int // by driver; unread are those whose volume is not read
 	unread  int
 	waiting []*asker
 }
@@ -60,8 +54,7 @@ func (l *line) free(driver string, room int) bool {
 	return l.taken[driver] == 0 || l.unread < room && l.taken[driver] < atOnceExposed
 }
 
-// next removes the volume that gets a place now, and takes the place. nil is none. See
-// docs/design/snapshots.md#places.
+// next removes the volume that gets a place now, if any, and takes the place. See docs/design/snapshots.md#places.
 func (l *line) next(room int) *asker {
 	var longest, biggest *asker
 	for _, a := range l.waiting {
@@ -101,10 +94,9 @@ func (l *line) leave(driver string) {
 	}
 }
 
-// places keeps the places of exposed volumes. It is safe for concurrent use.
+// places gives places to volumes. It is safe for concurrent use.
 type places struct {
-	// limits returns how many volumes each living agent moves at once.
-	limits func() []int
+	limits func() []int // how many volumes each living agent moves at once
 
 	mu      sync.Mutex
 	line    line
@@ -115,7 +107,6 @@ func newPlaces(limits func() []int) *places {
 	return &places{limits: limits, line: line{taken: map[string]int{}}}
 }
 
-// wait waits for a place, and reports that it does.
 func (p *places) wait(ctx context.Context, driver string, size int64, report func(string)) (Spot, error) {
 	a := &asker{driver: driver, size: size, given: make(chan struct{})}
 	p.change(func(l *line) { l.waiting = append(l.waiting, a) })
@@ -142,7 +133,7 @@ func (p *places) wait(ctx context.Context, driver string, size int64, report fun
 	}
 }
 
-// occupy takes a place at once, for a volume that an earlier process has exposed.
+// occupy takes a place at once, for a volume exposed by an earlier process.
 func (p *places) occupy(driver string) Spot {
 	p.change(func(l *line) { l.take(driver) })
 	return p.spot(driver)

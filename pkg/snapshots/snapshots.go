@@ -66,7 +66,7 @@ const (
 
 	AnnotationNudged = "engine.holdfast.io/nudged"
 
-	// Finalizer is on each content with a stored snapshot of a backup.
+	// Finalizer is on each content with a backup's stored snapshot.
 	Finalizer = "engine.holdfast.io/stored-snapshot"
 )
 
@@ -78,6 +78,7 @@ const (
 	finalizerBound            = "snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection"
 )
 
+// Policies of a content.
 const (
 	Retain = "Retain"
 	Delete = "Delete"
@@ -137,8 +138,7 @@ type ContentSpec struct {
 	Driver string                 `json:"driver"`
 	Class  string                 `json:"volumeSnapshotClassName,omitempty"`
 	Source ContentSource          `json:"source"`
-	// Mode is Filesystem, Block or empty.
-	Mode string `json:"sourceVolumeMode,omitempty"`
+	Mode   string                 `json:"sourceVolumeMode,omitempty"` // Filesystem, Block or empty
 }
 
 // ContentSource is a volume that is cut, or a stored snapshot.
@@ -172,9 +172,8 @@ func (c *VolumeSnapshotContent) protected() bool {
 	return slices.Contains(c.Finalizers, finalizerBound)
 }
 
-// hold returns the change of the metadata that holds a content.
 func (c *VolumeSnapshotContent) hold() map[string]any {
-	if c.held() || c.DeletionTimestamp != nil { // the API server refuses new finalizers then
+	if c.held() || c.DeletionTimestamp != nil { // then the API server refuses new finalizers
 		return map[string]any{}
 	}
 	return map[string]any{"finalizers": append(slices.Clone(c.Finalizers), Finalizer)}
@@ -189,9 +188,9 @@ func (e *Error) message() string {
 	return e.Message
 }
 
-// settled reports whether the deletion of this version of a VolumeSnapshot leaks no stored snapshot. Its content
-// is held, or none is being made: snapshot-controller puts a finalizer on a VolumeSnapshot before it makes the
-// content, and an error if it fails.
+// settled reports whether the deletion of this version leaks no stored snapshot. Its content is held, or none is
+// being made: snapshot-controller puts a finalizer on a VolumeSnapshot before it makes the content, and an error
+// if it fails.
 func (s *VolumeSnapshot) settled(content *VolumeSnapshotContent) bool {
 	if content != nil {
 		return content.held()
@@ -204,8 +203,7 @@ type Client struct {
 	objects     dynamic.Interface
 	clusterUID  string
 	systemSpace string
-	// firstPause is the first pause between two looks, lastPause the longest. lastReadyPause is the longest while
-	// the storage copies a snapshot.
+	// lastReadyPause is the longest while the storage copies a snapshot.
 	firstPause, lastPause, lastReadyPause time.Duration
 }
 
@@ -256,8 +254,7 @@ func (v *Volume) name() string {
 	return name(parts...)
 }
 
-// exposure returns the name of a cut's exposure. The pod of a lost node may never be deleted, so a second try has
-// another name.
+// exposure returns the name of an exposure. A second try has another name: a lost node's pod may never be deleted.
 func (v *Volume) exposure() string {
 	if v.Try > 1 {
 		return name(v.name(), strconv.Itoa(int(v.Try)))
@@ -348,7 +345,7 @@ func list[T any](ctx context.Context, from dynamic.ResourceInterface, selector s
 	}
 }
 
-// patch changes a content. It fails with a conflict if the content was changed or replaced since it was read.
+// patch changes a content. It fails with a conflict if the content was changed or replaced.
 func (c *Client) patch(ctx context.Context, content *VolumeSnapshotContent, metadata, spec map[string]any) (*VolumeSnapshotContent, error) {
 	metadata["uid"], metadata["resourceVersion"] = content.UID, content.ResourceVersion
 	change := map[string]any{"metadata": metadata}
@@ -392,7 +389,6 @@ func (c *Client) pause(ctx context.Context, last *time.Duration, most time.Durat
 	}
 }
 
-// passing reports whether a repeated request may succeed.
 func passing(err error) bool {
 	if status := apierrors.APIStatus(nil); !errors.As(err, &status) {
 		return true // there was no answer

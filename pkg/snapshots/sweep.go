@@ -22,10 +22,9 @@ const (
 	OrphanAge = 10 * time.Second
 	// StuckAge is the age of a deletion that raises an alert.
 	StuckAge = time.Hour
-	// So many snapshots, or one of so many, may leave at once because the store lacks their backups.
+	// So many snapshots, or one of so many, may leave at once for lack of their backups.
 	few, oneOf = 10, 20
-	// atOnce bounds the snapshots that a sweep forgets concurrently.
-	atOnce = 8
+	atOnce     = 8 // snapshots that a sweep forgets
 )
 
 // Fate is the state of a backup with snapshots.
@@ -34,6 +33,7 @@ type Fate int
 const (
 	// Unknown: its location was not read. Its snapshots stay.
 	Unknown Fate = iota
+	// Live: its run has not ended.
 	Live
 	// Stored: its store has it, or may have it.
 	Stored
@@ -62,24 +62,18 @@ type View struct {
 	Contents   []VolumeSnapshotContent
 	Snapshots  []VolumeSnapshot
 	Fates      map[types.UID]Fate
-	// Since has when an earlier sweep first saw that an object leaves, by its uid.
-	Since map[types.UID]time.Time
+	Since      map[types.UID]time.Time // when an earlier sweep first saw that an object leaves, by uid
 }
 
 // Decision is the result of Decide.
 type Decision struct {
-	// Forget are the contents to delete with their stored snapshots.
-	Forget []*VolumeSnapshotContent
-	// Release are VolumeSnapshots to delete: their contents stay, or they have none.
-	Release []*VolumeSnapshot
-	// Orphans are contents without labels that the sweep may not delete: their class said Retain.
-	Orphans []*VolumeSnapshotContent
-	// Doubted are backups that too many snapshots have lost at once. Their snapshots stay.
-	Doubted []types.UID
+	Forget  []*VolumeSnapshotContent // with their stored snapshots
+	Release []*VolumeSnapshot        // their contents stay, or they have none
+	Orphans []*VolumeSnapshotContent // without labels; the sweep may not delete them: their class said Retain
+	Doubted []types.UID              // backups that too many snapshots have lost at once: these stay
 	States  map[State]int
 	Since   map[types.UID]time.Time
-	// Soon says that an object is too young to be judged.
-	Soon bool
+	Soon    bool // an object is too young to be judged
 }
 
 // Decide decides what leaves. It is a pure function.
@@ -106,8 +100,7 @@ type decider struct {
 	View
 	Decision
 	snapshots map[types.UID]*VolumeSnapshot
-	// newest has the newest attempt that has cut a claim between hooks. It is from the contents, which tenants
-	// can't change.
+	// newest has the newest attempt that has cut a claim between hooks, by contents, which tenants can't change.
 	newest map[string]int
 }
 
@@ -123,7 +116,6 @@ func (d *decider) see(labels map[string]string) {
 	d.newest[of] = max(d.newest[of], number)
 }
 
-// spoiled reports whether a later attempt cuts anew.
 func (d *decider) spoiled(labels map[string]string) bool {
 	of, number := attempt(labels)
 	return number > 0 && number < d.newest[of]
@@ -173,7 +165,7 @@ func (d *decider) contents() {
 	}
 }
 
-// surplus returns the contents beyond the newest of their claims that stay beside moved data. Only snapshots of
+// surplus returns the contents beyond their claims' newest ones that stay beside moved data. Only snapshots of
 // stored backups count, and the newest one says how many stay. An offered one stays: a claim may be made from it.
 func (d *decider) surplus() map[types.UID]bool {
 	type source struct{ driver, handle string }
@@ -243,8 +235,8 @@ func (d *decider) live(labels map[string]string) bool {
 	return d.Fates[types.UID(labels[LabelBackup])] == Live && !d.spoiled(labels)
 }
 
-// unlabelled judges a content without labels: the controller stopped before it set them. No backup refers to it.
-// If others have deleted the VolumeSnapshot, it is an orphan.
+// unlabelled judges a content whose labels a stopped controller has not set. No backup refers to it. If others
+// have deleted the VolumeSnapshot, it is an orphan.
 func (d *decider) unlabelled(content *VolumeSnapshotContent) {
 	if !ownName.MatchString(content.Spec.Ref.Name) || content.Spec.Source.Volume == "" {
 		return
@@ -306,7 +298,7 @@ func (c *Client) Look(ctx context.Context) (contents []VolumeSnapshotContent, sn
 	return contents, snapshots, err
 }
 
-// Sweep carries out a decision. It returns what the deletions wait for, by the contents' names.
+// Sweep carries out a decision, and returns what the deletions wait for, by content.
 func (c *Client) Sweep(ctx context.Context, d Decision) (waiting map[string]string, err error) {
 	waiting = map[string]string{}
 	var mu sync.Mutex

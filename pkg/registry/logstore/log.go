@@ -21,16 +21,14 @@ import (
 
 const (
 	// MinHistoryAge is how long events are kept unless they are too many or too large. Clients may expect it, as
-	// Kubernetes' watch cache does the same.
+	// of Kubernetes' watch cache.
 	MinHistoryAge = 75 * time.Second
 
 	defaultHistoryAge = 5 * time.Minute
 	// defaultHistoryEvents suffices for MinHistoryAge at 1,700 events a second. The queue has at most 1,000.
 	defaultHistoryEvents = 1 << 17
-	// olderEvents bounds the events if some are older than MinHistoryAge.
-	olderEvents = 1 << 15
-	// defaultHistoryBytes bounds the memory: clients choose the size of objects.
-	defaultHistoryBytes = 128 << 20
+	olderEvents          = 1 << 15   // if some are older than MinHistoryAge
+	defaultHistoryBytes  = 128 << 20 // clients choose the size of objects
 
 	maxRetryAfter = 10 * time.Second
 )
@@ -45,21 +43,16 @@ type Object interface {
 type Options struct {
 	Resource   schema.GroupResource // keys begin with its Prefix
 	Namespaced bool
-	// Loading is what the log waits for until SetReady, as named in 429s.
-	Loading string
-	// OnRead is called on each answered Get and GetList, perhaps to add a Warning that the data is stale.
-	// Optional.
+	Loading    string // until SetReady, as named in 429s
+	// OnRead is called on each answered Get and GetList, perhaps to warn of stale data. Optional.
 	OnRead func(ctx context.Context)
 
-	// HistoryAge is how long events are remembered: 5 minutes if zero, at least MinHistoryAge. Changes drop older
-	// ones.
+	// HistoryAge is how long events are remembered: 5 minutes if zero, at least MinHistoryAge.
 	HistoryAge time.Duration
-	// HistoryEvents bounds the remembered events: 131,072 if zero. Those beyond 32,768 are younger than
-	// MinHistoryAge.
+	// HistoryEvents bounds them: 131,072 if zero. Those beyond 32,768 are younger than MinHistoryAge.
 	HistoryEvents int
-	// HistoryBytes bounds the estimated memory of their objects: 128 MiB if zero.
-	HistoryBytes int
-	// Clock gives the log's birth, from which its versions count, and the age of events. Default: the real clock.
+	HistoryBytes  int // of estimated memory for their objects: 128 MiB if zero
+	// Clock gives the log's birth, from which versions count, and the age of events. Default: the real clock.
 	Clock clock.PassiveClock
 }
 
@@ -68,24 +61,24 @@ type Options struct {
 // Guarantees:
 //
 //  1. A resourceVersion is a decimal number that grows with every event. No two events of a resource share one.
-//     A log serves in terms. Each begins, by Begin, above every version issued before, which
-//     pkg/lease keeps in its Lease. A version is the time since 1970 in units of 2^-20 s, plus the number of events
-//     since. It stays below 2^53 until 2242. An object without a change in a term has the
-//     version of its beginning, so no object looks older than at the replica before.
-//  2. A watch from a version that this log never issued, or has forgotten, ends with 410 Expired. So does a list of
-//     exactly a forgotten version. A page with such a continue token gets 410, and a token that continues at the current
+//     A log serves in terms. Each begins, by Begin, above every version issued before, which pkg/lease keeps in its
+//     Lease. A version is the time since 1970 in units of 2^-20 s, plus the number of events since. It stays below
+//     2^53 until 2242. An object without a change in a term has the version of its beginning, so no object looks
+//     older than at the replica before.
+//  2. A watch from a version that this log never issued, or has forgotten, ends with 410 Expired. So does a list
+//     of exactly a forgotten version. A page with such a continue token gets 410, and a token for the current
 //     version. A get or list of a future version gets 504 with the cause ResourceVersionTooLarge.
 //  3. A watcher receives every event of its scope once and in order, or 410. A slow watcher blocks no other.
-//  4. An incomplete log never looks complete. Until Open, each request gets 429 with Retry-After. Between Open
-//     and SetReady, a get of an unknown object gets 429. A list without a version, as a person's, gets the known
-//     objects, and OnRead adds a warning. A list with an earlier log's version or 0, as an informer's, gets 429. The
-//     bookmark that ends a watch's initial events is sent after SetReady.
+//  4. An incomplete log never looks complete. Until Open, each request gets 429 with Retry-After. Until SetReady, a
+//     get of an unknown object gets 429. A list without a version, as a person's, gets the known objects, and
+//     OnRead adds a warning. A list with an earlier log's version or 0, as an informer's, gets 429. The bookmark
+//     that ends a watch's initial events is sent after SetReady.
 //  5. Stored objects never change; clients get deep copies.
-//  6. The events of the last 75 s are remembered, up to 131,072 events and 128 MiB of objects. Older ones, up to
-//     5 minutes, are remembered while there are fewer than 32,768.
+//  6. The events of the last 75 s are remembered, up to 131,072 events and 128 MiB of objects. Up to 32,768 events
+//     are remembered for 5 minutes.
 //  7. Requests over all namespaces may see more of an object than requests within its namespace, which include all
-//     gets. A change of one view is no event, and no new version, to requests of the other kind. Their selectors
-//     don't find it.
+//     gets. A change of one view is no event, and no new version, to the other requests. Their selectors don't
+//     find it.
 type Log[T Object] struct {
 	newObject func() T
 	options   Options
@@ -94,8 +87,7 @@ type Log[T Object] struct {
 	clock     clock.PassiveClock
 	born      time.Time
 
-	// floor is the version of the term's beginning, shown on objects that have not changed since.
-	floor atomic.Uint64
+	floor atomic.Uint64 // the version of the term's beginning, of objects without a later change
 
 	// writers is held from a change's comparison to its commit, and taken before mu, so that readers need not wait
 	// for comparisons.
@@ -152,8 +144,8 @@ func New[T Object](newObject func() T, options Options) *Log[T] {
 	return l
 }
 
-// FirstVersion returns a log's birth in units of 2^-20 s. The fraction of the second lets a replacement in the
-// same second issue other versions.
+// FirstVersion returns a log's birth in units of 2^-20 s. Its fractions of a second tell it from a replacement in
+// the same second.
 func FirstVersion(birth time.Time) uint64 {
 	seconds := uint64(max(birth.Unix(), 0))
 	fraction := uint64(birth.Nanosecond()) << 20 / uint64(time.Second)
@@ -167,7 +159,7 @@ func (l *Log[T]) Open() {
 	l.openLocked()
 }
 
-// openLocked lets clients in. The history starts here, since no client has seen an earlier version.
+// openLocked lets clients in. The history starts here: no client has seen an earlier version.
 func (l *Log[T]) openLocked() {
 	if !l.open {
 		l.open, l.first = true, l.rv
@@ -184,8 +176,8 @@ func (l *Log[T]) SetReady() {
 	l.wakeLocked()
 }
 
-// Begin starts a term: the log issues no version below the given one, and forgets earlier ones. Stored objects
-// stay. Call it before the term's first client is let in.
+// Begin starts a term: the log issues no version below the given one, and forgets earlier ones. Objects stay. Call
+// it before the term's first client is let in.
 func (l *Log[T]) Begin(version uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -260,8 +252,8 @@ func (l *Log[T]) GetCurrentResourceVersion(context.Context) (uint64, error) {
 	return l.Version(), nil
 }
 
-// CompactRevision implements storage.Interface: versions below it are forgotten. It is 0 while no version that a
-// client may have seen is forgotten.
+// CompactRevision implements storage.Interface: versions below it are forgotten. It is 0 while a client can't know
+// of any.
 func (l *Log[T]) CompactRevision() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -285,7 +277,7 @@ func (l *Log[T]) RequestWatchProgress(context.Context) error {
 
 func (l *Log[T]) snapshotLocked() (state[T], uint64) { return l.state.snapshot(), l.rv }
 
-// snapshotAt returns the state at a version that is not in the future, or false if it is forgotten.
+// snapshotAt returns the state at a version up to the present one, or false if it is forgotten.
 func (l *Log[T]) snapshotAt(rv uint64) (state[T], bool) {
 	l.mu.Lock()
 	events, ok := l.history.after(rv, nil, math.MaxInt)

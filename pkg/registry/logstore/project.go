@@ -14,8 +14,8 @@ import (
 )
 
 // Apply stores objects that are new or differ, the resourceVersion aside, at once, and returns the number of
-// events. The caller keeps the objects, and sets their uid and creationTimestamp. If an object has no valid name
-// or namespace, or is given twice, Apply fails and stores nothing.
+// events. The caller keeps the objects, and sets their uid and creationTimestamp. If an object is invalid or given
+// twice, Apply fails and stores nothing.
 func (l *Log[T]) Apply(objs ...T) (int, error) {
 	wanted, err := l.byKey(objs, nil)
 	if err != nil {
@@ -52,8 +52,8 @@ func (l *Log[T]) Replace(objs []T, over ...T) (int, error) {
 	return l.commit(changes), nil
 }
 
-// Update stores objects like Apply and removes those in gone, in one commit. It skips an object that is invalid or
-// given twice; the error names it. over is as for Replace.
+// Update stores objects like Apply and removes those in gone, at once. It skips an object that is invalid or given
+// twice; the error names it. over is as for Replace.
 func (l *Log[T]) Update(set []T, gone []types.NamespacedName, over ...T) (int, error) {
 	wanted := make([]change[T], 0, len(set))
 	seen := make(map[string]bool, len(set))
@@ -119,7 +119,7 @@ func (l *Log[T]) All(namespace string) iter.Seq[T] {
 	}
 }
 
-// commit commits changes, and returns their number. The caller holds writers.
+// commit returns the number of changes. The caller holds writers.
 func (l *Log[T]) commit(changes []change[T]) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -127,8 +127,8 @@ func (l *Log[T]) commit(changes []change[T]) int {
 	return len(changes)
 }
 
-// differences returns the changes that make the stored objects equal to wanted, with copies. For an object with
-// another uid, watchers see the first one deleted.
+// differences returns the changes that make the stored objects equal to wanted, with copies. An object with
+// another uid is deleted first.
 func (l *Log[T]) differences(wanted []change[T], stored func(key string) *entry[T]) []change[T] {
 	var changes []change[T]
 	for _, w := range wanted {
@@ -169,7 +169,7 @@ func (l *Log[T]) differences(wanted []change[T], stored func(key string) *entry[
 	return changes
 }
 
-// byKey pairs objects, in their order, with their keys and their namesakes in over.
+// byKey pairs objects, in order, with their keys and their namesakes in over.
 func (l *Log[T]) byKey(objs, over []T) ([]change[T], error) {
 	seen := make(map[string]struct{}, len(objs))
 	wanted := make([]change[T], 0, len(objs))

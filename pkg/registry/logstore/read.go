@@ -92,7 +92,7 @@ func (l *Log[T]) GetList(ctx context.Context, key string, opts storage.ListOptio
 	return nil
 }
 
-// stateFor returns the state for a list, and its version: the current one, or exactly if that is not zero.
+// stateFor returns the state for a list, and its version: the current one, or exactly unless zero.
 func (l *Log[T]) stateFor(opts storage.ListOptions, exactly uint64, continueKey, key string) (state[T], uint64, error) {
 	var none state[T]
 	l.mu.Lock()

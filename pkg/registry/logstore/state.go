@@ -13,12 +13,11 @@ import (
 // entry is a stored object. A change makes a new entry, so the pointer identifies the version.
 type entry[T Object] struct {
 	key string
-	// Requests within the object's namespace see within, others over. They are one object if both are equal, and
-	// changed last at the same version.
+	// Requests within the object's namespace see within, others over. If both are equal and changed last at once,
+	// they are one object.
 	within, over view[T]
 }
 
-// view is the object that some requests see, with the version of its last change.
 type view[T Object] struct {
 	rv  uint64
 	obj T
@@ -42,8 +41,8 @@ func newState[T Object]() state[T] {
 	return state[T]{btree.New(degree, func(a, b *entry[T]) bool { return a.key < b.key })}
 }
 
-// snapshot returns an independent copy in constant time: nodes are shared until a side changes them. Snapshots
-// must not be taken concurrently.
+// snapshot returns an independent copy in constant time: nodes are shared until a side changes them. Don't take
+// two concurrently.
 func (s state[T]) snapshot() state[T] { return state[T]{s.tree.Clone()} }
 
 func (s state[T]) get(key string) *entry[T] {
@@ -82,8 +81,7 @@ func (s state[T]) scan(sc scope, from string) iter.Seq[*entry[T]] {
 	}
 }
 
-// scope is the keys that a request may see: one, or all below a prefix with a trailing slash. all is every key of
-// the log.
+// scope is the keys that a request may see: one, or all below a prefix with a trailing slash. all is every key.
 type scope struct {
 	key            string
 	recursive, all bool

@@ -17,8 +17,7 @@ import (
 
 const (
 	bookmarkInterval = time.Minute
-	// bookmarkLead is how long before a watch's timeout its last bookmark is sent, so that the client resumes from
-	// a fresh version.
+	// bookmarkLead is how long before a watch's timeout its last bookmark is sent, to resume from a fresh version.
 	bookmarkLead = 2 * time.Second
 
 	watchBatch  = 64
@@ -35,7 +34,7 @@ type watcher[T Object] struct {
 	cancel context.CancelFunc
 	result chan watch.Event
 
-	cursor   uint64 // every event up to this version was delivered
+	cursor   uint64 // delivered up to it
 	progress uint64
 	endDue   bool // the bookmark that ends the initial events is due
 	batch    []event[T]
@@ -120,7 +119,7 @@ func (w *watcher[T]) run(initial *state[T]) {
 	if initial != nil && !w.sendInitial(*initial) {
 		return
 	}
-	// The watch costs little now: return its seat in the server's priority and fairness queue.
+	// The watch costs little now: return its seat in the server's priority and fairness.
 	utilflowcontrol.WatchInitialized(w.ctx)
 
 	var tick, deadline <-chan time.Time
@@ -193,7 +192,7 @@ func (w *watcher[T]) sendEnd() bool {
 }
 
 // deliver sends the next events. It returns a channel that the next change closes, nil if events are left, and
-// false when the watch is over.
+// false at the end of the watch.
 func (w *watcher[T]) deliver() (changed <-chan struct{}, ok bool) {
 	l := w.log
 	l.mu.Lock()

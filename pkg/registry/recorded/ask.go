@@ -19,18 +19,17 @@ import (
 )
 
 // AskREST serves a resource with the verb create. Each object is a request, written into the record of its name in
-// the system namespace.
+// System.
 type AskREST[T logstore.Object] struct {
 	Singular string
-	// System is the records' namespace.
-	System string
+	System   string
 	// Records names the records in messages, NamedAfter their kind.
 	Records, NamedAfter string
-	Empty               T
+	Empty               T // without metadata
 	// Asked returns a request with only the metadata and the spec of the given one.
 	Asked func(given T) T
-	// Ask writes the request into the record, unless one waits there, and completes its status. It is called again
-	// after a conflict.
+	// Ask writes the request into the record, unless one waits, and completes its status. It is called again after
+	// a conflict.
 	Ask   func(ctx context.Context, request T, ask enginev1alpha1.Ask, options *metav1.CreateOptions) error
 	Clock clock.PassiveClock
 }

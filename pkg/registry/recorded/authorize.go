@@ -17,13 +17,11 @@ import (
 // authorizedAnnotation lists in the audit log the further rights that a request needed.
 const authorizedAnnotation = "authorization.holdfast.io/further"
 
-// Scope is a part of a request that its requester needs a further right for.
+// Scope is a part of a request that needs a further right.
 type Scope struct {
-	// Namespace is empty for the whole cluster.
-	Namespace string
-	// Name is the one object that needs the right, or empty for all.
-	Name string
-	// Field is the request's field that needs the right, and Because tells the requester so.
+	Namespace string // empty for the whole cluster
+	Name      string // of the one object that needs the right, or empty for all
+	// Field needs the right, and Because tells the requester so.
 	Field, Because string
 }
 
@@ -31,8 +29,7 @@ type Scope struct {
 type Right struct {
 	Verb     string
 	Resource schema.GroupVersionResource
-	// Of is the resource of the requested object; Resource if empty.
-	Of schema.GroupResource
+	Of       schema.GroupResource // of the requested object; Resource if empty
 }
 
 // Authorize asks for a right in each scope, in order. It returns the scopes that it asked for, and Forbidden,

@@ -4,8 +4,8 @@
 // Package recorded serves resources by records of engine.holdfast.io: a POST writes an object's record, or a
 // request into it, for the controllers. Objects are read from memory.
 //
-// A record is written only with the right of its requester, after admission, and under a name that no other object
-// has. It is shown before the request is answered.
+// A record is written only with its requester's right, after admission, and under a name of no other object. It is
+// shown before the request is answered.
 package recorded
 
 import (
@@ -43,7 +43,7 @@ type Records[R logstore.Object] interface {
 
 // Kind has the properties of objects of type T with records of type R.
 type Kind[T, R logstore.Object] interface {
-	// Validate checks only what costs no more than reading the request.
+	// Validate has only cheap checks.
 	rest.RESTCreateStrategy
 	names.NameGenerator
 	// Check refuses objects that are wrong or that the requester may not create. It returns the record, and the
@@ -58,12 +58,12 @@ type Kind[T, R logstore.Object] interface {
 	ObjectName(record R) types.NamespacedName
 	// Object returns the object of a record.
 	Object(record R) T
-	// Yields reports whether a new record of its name replaces a record: its object has left the new one's
-	// namespace, and is kept elsewhere.
+	// Yields reports whether a new record of its name replaces a record: its object has left the namespace, and is
+	// kept elsewhere.
 	Yields(record, to R) bool
-	// Unchangeable says why the part of an object with this path does not change, and which request helps.
+	// Unchangeable says why an object's part at this path does not change, and which request helps.
 	Unchangeable(obj T, path string) string
-	// NameTaken returns the refusal of a request about an object if the record with its name is another object's.
+	// NameTaken returns the refusal of a request if the record with the object's name is another object's.
 	NameTaken(obj T, record R) error
 }
 
@@ -73,10 +73,8 @@ type Config[T, R logstore.Object] struct {
 	Kind     Kind[T, R]
 	Log      *logstore.Log[T]
 	Records  Records[R]
-	// Observe puts a written or read record into the log.
-	Observe func(R)
-	// Planned completes the answer to the dry run of a creation. Optional.
-	Planned func(ctx context.Context, obj T, record R) (T, error)
+	Observe  func(R)                                               // puts a written or read record into the log
+	Planned  func(ctx context.Context, obj T, record R) (T, error) // completes the answer to the dry run of a creation; optional
 }
 
 // REST creates, gets, lists and watches objects, and compares them with those that clients apply.
@@ -104,8 +102,7 @@ func NewREST[T, R logstore.Object](config Config[T, R]) (*REST[T, R], error) {
 	return &REST[T, R]{ReadOnly: readOnly, Config: config}, nil
 }
 
-// nameAttempts is how many generated names are tried, as for other resources.
-const nameAttempts = 8
+const nameAttempts = 8 // as for other resources
 
 // Create implements rest.Creater: it records the request and its requester.
 func (r *REST[T, R]) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
@@ -186,7 +183,6 @@ func (r *REST[T, R]) create(ctx context.Context, obj T, validate rest.ValidateOb
 	return created, nil
 }
 
-// dry returns the answer to a dry run.
 func (r *REST[T, R]) dry(ctx context.Context, record R) (runtime.Object, error) {
 	obj := r.Kind.Object(record)
 	if r.Planned == nil {
@@ -199,7 +195,7 @@ func (r *REST[T, R]) dry(ctx context.Context, record R) (runtime.Object, error) 
 	return planned, nil
 }
 
-// replace creates a record in the place of one that yields. Otherwise it returns taken.
+// replace creates a record in the place of one that yields, or returns taken.
 func (r *REST[T, R]) replace(ctx context.Context, record R, options *metav1.CreateOptions, taken error) (R, error) {
 	var none R
 	other, err := r.Records.Get(ctx, record.GetName(), metav1.GetOptions{})
@@ -218,8 +214,8 @@ func (r *REST[T, R]) replace(ctx context.Context, record R, options *metav1.Crea
 	return r.Records.Create(ctx, record, metav1.CreateOptions{})
 }
 
-// Get implements rest.Getter. It looks up the record of an unknown object once: another server may have created it
-// just now.
+// Get implements rest.Getter. It looks up the record of an unknown object: another server may have just created
+// it.
 func (r *REST[T, R]) Get(ctx context.Context, name string, options *metav1.GetOptions) (runtime.Object, error) {
 	obj, err := r.ReadOnly.Get(ctx, name, options)
 	if !apierrors.IsNotFound(err) && !apierrors.IsTooManyRequests(err) {
@@ -253,12 +249,12 @@ func RequesterFrom(ctx context.Context) (user.Info, error) {
 	return requester, nil
 }
 
-// ExtraScheduleUID is the extra by which this server names a schedule's uid when it asks for a backup as the
-// schedule's author. Only authenticators, and users who may impersonate with this extra, can set it too.
+// ExtraScheduleUID is the extra with a schedule's uid in this server's requests for backups as the schedule's
+// author. Only authenticators, and users who may impersonate with this extra, can set it too.
 const ExtraScheduleUID = "holdfast.io/schedule-uid"
 
-// ExtraSchedule is the schedule itself, as NAMESPACE/NAME. It is set beside ExtraScheduleUID, and for the deletion
-// of a backup that the schedule does not keep.
+// ExtraSchedule is the schedule as NAMESPACE/NAME. It is set beside ExtraScheduleUID, and for deletions of backups
+// that the schedule does not keep.
 const ExtraSchedule = "holdfast.io/schedule"
 
 // scheduleAnnotation names in the audit log the schedule that caused a request.
@@ -274,8 +270,8 @@ func scheduleOf(ctx context.Context, requester user.Info) string {
 	return by[0]
 }
 
-// Requester returns the user for a record that others read. It leaves out the extras, which may tell the
-// credential. Callers add them only where the user's rights are needed later.
+// Requester returns the user for a record that others read, without the extras, which may tell the credential.
+// Callers add these where the user's rights are needed later.
 func Requester(requester user.Info) enginev1alpha1.Requester {
 	return enginev1alpha1.Requester{
 		Username: requester.GetName(),
@@ -286,7 +282,7 @@ func Requester(requester user.Info) enginev1alpha1.Requester {
 
 // NotRecorded returns the answer to a request whose record could not be written: that it may be tried again, or
 // the refusal of a quota, a policy or a webhook, with its code. Other errors are internal, also a missing right of
-// this server, which is not the caller's fault and passes.
+// this server, which passes.
 func NotRecorded(resource schema.GroupResource, kind, name string, err error) error {
 	var answer apierrors.APIStatus
 	if !errors.As(err, &answer) || lacksRight(err) {

@@ -18,13 +18,12 @@ import (
 // rememberedDeletions is the number of deleted records that a Set still refuses.
 const rememberedDeletions = 1000
 
-// Set keeps the newest known version of each record, by a key. It takes records from an informer and from answers
-// to own writes, in any order, and ignores deleted ones. The caller guards it by a lock.
+// Set keeps the newest known version of each record, by a key, from an informer and from answers to own writes, in
+// any order. It ignores deleted ones. The caller guards it by a lock.
 type Set[K comparable, R metav1.Object] struct {
 	key     func(R) K
 	records map[K]R
-	// deleted has the uids of the last deleted records.
-	deleted *lru.Cache
+	deleted *lru.Cache // uids of the last deleted records
 }
 
 // NewSet returns an empty Set.
@@ -41,8 +40,7 @@ func (s *Set[K, R]) All() iter.Seq2[K, R] { return maps.All(s.records) }
 // Len returns the number of records.
 func (s *Set[K, R]) Len() int { return len(s.records) }
 
-// Known returns the newest known version of a record, or nil. Another record with the same key is no version of
-// it.
+// Known returns the newest known version of a record, or nil, also for another record with the same key.
 func (s *Set[K, R]) Known(record R) (known R) {
 	if found, ok := s.records[s.key(record)]; ok && found.GetUID() == record.GetUID() {
 		return found

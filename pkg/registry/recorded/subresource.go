@@ -22,15 +22,14 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
 )
 
-// Subresource serves a subresource with the verb create. A request about an object is recorded, and answered with
-// a Status.
+// Subresource serves a subresource with the verb create. A request is recorded, and answered with a Status.
 type Subresource struct {
 	Resource schema.GroupResource
 	Singular string
 	// Body is an empty request. A request's name, if set, must be the object's.
 	Body  runtime.Object
 	Clock clock.PassiveClock
-	// Record records a request, and returns the message of the answer. It is called again after a conflict.
+	// Record records a request, and returns the answer's message. It is called again after a conflict.
 	Record func(ctx context.Context, request *Request) (message string, err error)
 }
 
@@ -39,11 +38,9 @@ type Request struct {
 	Name      string
 	Body      runtime.Object
 	Requester user.Info
-	// Ask is the request for the record.
-	Ask    enginev1alpha1.Ask
-	DryRun []string
-	// About is the object in the answer. Record may change it.
-	About metav1.StatusDetails
+	Ask       enginev1alpha1.Ask // for the record
+	DryRun    []string
+	About     metav1.StatusDetails // the object in the answer; Record may change it
 }
 
 var _ rest.NamedCreater = &Subresource{}
@@ -88,7 +85,7 @@ func untilWritten(write func() error) error {
 	return retry.OnError(retry.DefaultRetry, func(err error) bool { return apierrors.ReasonForError(err) == metav1.StatusReasonConflict }, write)
 }
 
-// Conflict returns the refusal of a request that does not fit an object's state. Clients do not repeat it.
+// Conflict refuses a request that does not fit an object's state. Clients do not repeat it.
 func Conflict(resource schema.GroupResource, name string, reason metav1.StatusReason, message string) *apierrors.StatusError {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status: metav1.StatusFailure, Code: http.StatusConflict, Reason: reason, Message: message,
@@ -135,7 +132,6 @@ func NewRequest[T, R logstore.Object](objects *REST[T, R], clock clock.PassiveCl
 	}
 }
 
-// recordOf reads the record of an object, or returns nil.
 func (r *REST[T, R]) recordOf(ctx context.Context, obj T) (none R, err error) {
 	object := types.NamespacedName{Namespace: obj.GetNamespace(), Name: obj.GetName()}
 	record, err := r.Records.Get(ctx, r.Kind.RecordName(object), metav1.GetOptions{})

@@ -34,9 +34,9 @@ var ByMeaning = func() conversion.Equalities {
 	return e
 }()
 
-// Update implements rest.Updater, for clients that apply manifests. If the object is missing, server-side apply
-// creates it as Create does. A request without a change returns the object. Others are refused with a hint; a dry
-// run shows the change, and warns of the refusal.
+// Update implements rest.Updater, for clients that apply manifests. Server-side apply creates a missing object as
+// Create does. A request without a change returns the object. Others are refused with a hint; a dry run shows the
+// change, and warns of the refusal.
 func (r *REST[T, R]) Update(ctx context.Context, name string, objInfo rest.UpdatedObjectInfo, createValidation rest.ValidateObjectFunc,
 	updateValidation rest.ValidateObjectUpdateFunc, forceAllowCreate bool, options *metav1.UpdateOptions) (runtime.Object, bool, error) {
 	found, err := r.Get(ctx, name, &metav1.GetOptions{})
