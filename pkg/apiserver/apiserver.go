@@ -60,11 +60,10 @@ var definitions = []interface {
 	AddFieldLabels(*runtime.Scheme) error
 }{&backup.Resource, &backup.QueueResource, &volumebackup.VolumeResource, &volumebackup.Resource, &backup.ObjectResource, &protection.Resource, &nodeagent.Resource, &schedule.Resource, &restore.Resource}
 
-// streams are the subresources with long answers: see package streamed, and the node agents' watches.
+// streams are the subresources with long answers, and the node agents' watches.
 var streams = []string{"content", "files", "log", "manifest", "plan", "proxy", "results"}
 
-// withoutProtobuf offers a serializer's media types except protobuf: the types have no such form, so clients that
-// prefer it would be refused.
+// withoutProtobuf offers no protobuf: the types have no such form, so clients that prefer it would be refused.
 type withoutProtobuf struct{ runtime.NegotiatedSerializer }
 
 func (s withoutProtobuf) SupportedMediaTypes() []runtime.SerializerInfo {
@@ -96,9 +95,8 @@ type Config struct {
 
 // ExtraConfig is Holdfast's own configuration.
 type ExtraConfig struct {
-	SystemNamespace string
-	// PollInterval is how often the stores are listed for other makers' backups; zero is once.
-	PollInterval                time.Duration
+	SystemNamespace             string
+	PollInterval                time.Duration  // for other makers' backups; zero lists the stores once
 	CacheDir                    string         // of read contents; empty for none
 	ForeignBytes                int64          // as in catalog.SetForeignBytes
 	Limits                      backup.Limits  // of waiting backups
@@ -108,10 +106,9 @@ type ExtraConfig struct {
 	Snapshots                   bool           // accepts backups with snapshots
 	SchedulesPerNamespace       int            // zero is no limit
 	VolumeDeletionsPerNamespace int            // unfinished; zero is no limit
-	// NodeAgentConfigMap in the system namespace has the agents' limits; empty for none.
-	NodeAgentConfigMap string
-	// AdvertiseAddress and Port are this replica's address for kube-apiserver. Without an address, the Service's
-	// EndpointSlice is not written.
+	NodeAgentConfigMap          string         // in the system namespace with the agents' limits; empty for none
+	// AdvertiseAddress and Port are for kube-apiserver. Without an address, the Service's EndpointSlice is not
+	// written.
 	AdvertiseAddress net.IP
 	Port             int
 	Certificate      *servingcert.Certificate // the self-made one, or nil
@@ -202,12 +199,12 @@ func (c CompletedConfig) New() (*Server, error) {
 	return server, server.generic.InstallAPIGroup(&group)
 }
 
-// precedence is how long a replica without the stores lets others go first in the election. It suffices for them
-// to take over a returned Lease.
+// precedence is how long a replica without the stores lets others go first in the election, to take over a
+// returned Lease.
 const precedence = 4 * lease.RetryPeriod
 
-// awaitCandidacy waits until this replica should take part in the election, or returns false if ctx ends first. A
-// Ready replica does. One that can only serve live work does if no other uses its precedence.
+// awaitCandidacy waits until this replica should take part in the election: it is Ready, or can serve live work
+// and no other uses its precedence. It returns false if ctx ends first.
 func (s *Server) awaitCandidacy(ctx context.Context) bool {
 	await := func(ctx context.Context, check func() error) bool {
 		return wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(context.Context) (bool, error) {
@@ -263,8 +260,8 @@ func (s *Server) Run(ctx context.Context) error {
 	return err
 }
 
-// namespaceUIDs returns the reader of a namespace's present uid, with one request for each creation. An informer
-// may not know that a namespace was recreated, and would give the new owner's objects to the old namespace.
+// namespaceUIDs returns the reader of a namespace's present uid, with a request for each creation. An informer may
+// not know that a namespace was recreated, and would give the new owner's objects to the old namespace.
 func namespaceUIDs(namespaces corev1client.NamespaceInterface) func(context.Context, string) (types.UID, error) {
 	return func(ctx context.Context, name string) (types.UID, error) {
 		namespace, err := namespaces.Get(ctx, name, metav1.GetOptions{})

@@ -23,7 +23,7 @@ import (
 )
 
 // asking makes requests to this process as another user, through authorization, audit and admission. So it needs
-// no right to impersonate in the cluster. The credentials never leave the process.
+// no right to impersonate in the cluster, and no credentials leave the process.
 type asking struct {
 	loopback  *rest.Config
 	schedules *schedule.Publisher
@@ -88,7 +88,6 @@ func (a asking) MadeBy(ctx context.Context, namespace, name string) (types.UID, 
 	return schedule.MadeBy(backup), nil
 }
 
-// trigger requests a schedule's backup for an instant, for a user.
 func (a asking) trigger(ctx context.Context, of *v1alpha1.Schedule, due metav1.Time, triggeredBy string) (string, error) {
 	// The spec and its requester must be of one version.
 	s, entry, _ := a.schedules.Schedule(types.NamespacedName{Namespace: of.Namespace, Name: of.Name})

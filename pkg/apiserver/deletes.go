@@ -17,8 +17,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// toldDeletes answers deletions of stored objects and restores with the request to make instead. They have no such
-// verb: the deletion of a namespace would use it.
+// toldDeletes answers deletions of stored objects and restores with the request to make instead. They lack the
+// verb, since the deletion of a namespace would use it.
 type toldDeletes struct {
 	handler    http.Handler
 	serializer runtime.NegotiatedSerializer

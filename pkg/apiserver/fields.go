@@ -23,8 +23,8 @@ import (
 )
 
 // strictFields refuses unknown fields unless the client chooses otherwise. Kubernetes' default drops them with a
-// rarely shown warning, and a backup with a misspelt includedNamespaces would include all namespaces. It also
-// removes the status from patches, which input does not decode: apply resends it.
+// rarely shown warning: a backup with a misspelt includedNamespaces would include all namespaces. It also removes
+// the status from patches, which input does not decode: apply resends it.
 type strictFields struct{ handler http.Handler }
 
 const fieldValidation = "fieldValidation"
@@ -69,8 +69,8 @@ func writes(method string) bool {
 	return method == http.MethodPost || method == http.MethodPut || method == http.MethodPatch
 }
 
-// input reads and writes the group's objects, without protobuf, and accepts any status. A status is ignored, but
-// exported objects have one, and Velero's has other fields.
+// input reads and writes the group's objects, without protobuf, and ignores any status: exported objects have one,
+// and Velero's has other fields.
 type input struct{ withoutProtobuf }
 
 // DecoderToVersion implements runtime.NegotiatedSerializer.
@@ -137,8 +137,7 @@ func withoutStatus(data []byte) ([]byte, bool) {
 	return without, err == nil && len(rest) < len(operations)
 }
 
-// unreadable returns the path of the first field whose own decoder, as a duration's, refuses it. The decoder does
-// not know the path.
+// unreadable returns the path of the first field whose own decoder, as a duration's, refuses it.
 func unreadable(data []byte, kind schema.GroupVersionKind) string {
 	plain, err := yaml.YAMLToJSON(data)
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"sync"
 )
 
-// GCPercent is the garbage that starts a collection, in percent of the scanned heap. Go's default allows as much
-// as all live memory.
+// GCPercent is the garbage that starts a collection, in percent of the scanned heap. Go's default allows all live
+// memory.
 const GCPercent = 40
 
 // leastGCPercent bounds the frequency of collections if little is scanned.
@@ -23,8 +23,8 @@ type garbage struct {
 	percent int // as last set; guarded by mu
 }
 
-// allow sets how many live bytes on the heap a collection does not scan, since Go's percents are of all live
-// memory. A user's GOGC takes precedence.
+// allow sets how many live bytes a collection does not scan, since Go's percents are of all live memory. A user's
+// GOGC takes precedence.
 func (g *garbage) allow(resting int64) {
 	if os.Getenv("GOGC") != "" {
 		return

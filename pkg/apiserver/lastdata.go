@@ -18,8 +18,7 @@ import (
 
 const claimsPage = 1000 // claims in a list request
 
-// lastData returns the existing claims whose newest data a backup holds. A deleted claim's data expire with the
-// backup.
+// lastData returns the existing claims whose newest data a backup holds. A deleted claim's data expire with it.
 func lastData(held func(namespace, name string) []types.NamespacedName, client metadata.Interface) func(context.Context, *v1alpha1.Backup) ([]types.NamespacedName, error) {
 	return func(ctx context.Context, backup *v1alpha1.Backup) ([]types.NamespacedName, error) {
 		existing := map[string]sets.Set[string]{}

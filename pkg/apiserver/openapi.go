@@ -19,7 +19,7 @@ import (
 // Without it, kubectl lists the cluster's CRDs, which most users may not.
 //
 // kubectl (QueryParamVerifierV3 of k8s.io/cli-runtime, up to v0.34 at least) accepts a PATCH with the object's
-// kind on any path. The operation is deprecated, without a body, and has only the answer 405.
+// kind on any path. The operation is deprecated, with only the answer 405.
 func describeRefusedPatch(api *spec3.OpenAPI) (*spec3.OpenAPI, error) {
 	if api.Paths == nil {
 		return api, nil

@@ -170,8 +170,7 @@ func (o *Options) Config() (*Config, error) {
 		return nil, err
 	}
 	generic.ShutdownDelayDuration = o.shutdownDelay
-	// Ends watches, so that clients watch another replica. Otherwise they stay open without events until the
-	// process ends.
+	// Ends watches, so that clients watch another replica, instead of open watches without events.
 	generic.ShutdownWatchTerminationGracePeriod = watchTerminationGracePeriod
 	remaining := *o.recommended
 	remaining.CoreAPI = nil // applied above
@@ -209,9 +208,8 @@ func (o *Options) selfMade(config *rest.Config) (*servingcert.Certificate, error
 		Client:     client,
 		APIService: v1alpha1.SchemeGroupVersion.Version + "." + v1alpha1.GroupName,
 		DNSName:    serviceName + "." + o.systemNamespace + ".svc",
-		// A pod has its own host name, and a process its port.
-		Replica: net.JoinHostPort(host, strconv.Itoa(o.recommended.SecureServing.BindPort)),
-		Clock:   clock.RealClock{},
+		Replica:    net.JoinHostPort(host, strconv.Itoa(o.recommended.SecureServing.BindPort)),
+		Clock:      clock.RealClock{},
 	})
 	if err != nil {
 		return nil, err

@@ -116,7 +116,6 @@ func (c CompletedConfig) newContext(server *Server) (*serverContext, error) {
 
 func (s *serverContext) system() string { return s.extra.SystemNamespace }
 
-// start registers a function for the start of the server.
 func (s *serverContext) start(f func(context.Context)) { s.starts = append(s.starts, f) }
 
 // newCertificate keeps a self-made certificate trusted.
@@ -385,7 +384,7 @@ func newNodeAgents(s *serverContext) error {
 		informers.WithNamespace(enginev1alpha1.AgentsNamespace(s.system())), informers.WithTransform(clustercache.Trimmed),
 		informers.WithTweakListOptions(func(options *metav1.ListOptions) { options.LabelSelector = lease.AgentLabels }))
 	s.start(leases.StartWithContext)
-	// Only names and labels of nodes matter; the rest is large and changes all the time.
+	// The rest is large and changes all the time.
 	nodes := metadatainformer.NewSharedInformerFactoryWithOptions(s.client.metadata, 0, metadatainformer.WithTransform(clustercache.Named))
 	s.start(func(ctx context.Context) { nodes.Start(ctx.Done()) })
 	var limits cache.SharedIndexInformer

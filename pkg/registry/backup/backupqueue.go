@@ -17,7 +17,7 @@ import (
 
 type entry = *v1alpha1.BackupQueueEntry
 
-// QueueResource is backupqueues, with an entry for each unfinished backup or restore.
+// QueueResource is backupqueues: the unfinished backups and restores.
 var QueueResource = virtual.Resource[entry]{
 	GroupResource: v1alpha1.Resource("backupqueues"),
 	Singular:      "backupqueue",
@@ -85,7 +85,7 @@ func entryNamespaces(e entry) string {
 	return included
 }
 
-// entryBlockers names the blockers, with other namespaces, and counts those that may not be named.
+// entryBlockers names blockers, with other namespaces, and counts the secret ones.
 func entryBlockers(e entry) string {
 	var names []string
 	for _, blocker := range e.Status.Blockers {
@@ -107,7 +107,6 @@ func entryBlockers(e entry) string {
 	return strings.Join(names, ",")
 }
 
-// compareEntries orders running, ready and queued entries, each in order.
 func compareEntries(a, b entry) int {
 	return cmp.Or(
 		cmp.Compare(entryRank(a), entryRank(b)),

@@ -37,7 +37,7 @@ import (
 // objectAnnotation says in the audit log which object of a backup was read.
 const objectAnnotation = "objects.holdfast.io/read"
 
-// maxNamedKinds bounds the kinds of one name that are reported, and sought in a tarball.
+// maxNamedKinds bounds the reported kinds of one name.
 const maxNamedKinds = 10
 
 var secretsResource = schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
@@ -144,7 +144,7 @@ func (c *Contents) held(ctx context.Context, name, subresource string) (*v1alpha
 	return backup, answer, stored.Backup{StoreName: storeName, ManifestDigest: digests.Manifest, Encryption: backup.Status.Encryption, Keys: c.decryption}, err
 }
 
-// decryption returns the keys of encrypted backups, and errors for the API.
+// decryption returns the keys of encrypted backups, or an API error.
 func (c *Contents) decryption(ctx context.Context) (encryption.Keys, error) {
 	if c.Decryption == nil {
 		return encryption.Keys{}, nil
@@ -160,7 +160,7 @@ func (c *Contents) decryption(ctx context.Context) (encryption.Keys, error) {
 	return keys, nil
 }
 
-// undecryptable returns an API error if no key decrypts the backup, and other errors unchanged.
+// undecryptable returns an API error if no key decrypts the backup, else err.
 func undecryptable(name string, err error) error {
 	if !errors.Is(err, encryption.ErrNoKey) {
 		return err
@@ -168,13 +168,12 @@ func undecryptable(name string, err error) error {
 	return apierrors.NewConflict(schema.GroupResource{Group: resource.Group, Resource: resource.Resource}, name, err)
 }
 
-// reader is the user who reads a backup's contents.
 type reader struct {
 	user.Info
 	authorizer  authorizer.Authorizer
 	subresource string
-	// own is the backup's namespace: the right to its subresource there was checked before. system names
-	// everybody's backups in records, so its contents take the right to all namespaces.
+	// own is the backup's namespace, whose right to the subresource was checked before. system names everybody's
+	// backups in records, so its contents take the right to all namespaces.
 	own, system string
 	may         map[schema.GroupVersionResource]map[string]bool // the answers, by resource and namespace
 	// former knows which of the backup's namespaces are present ones; present has its answers.
@@ -195,7 +194,7 @@ func (c *Contents) reader(ctx context.Context, backup *v1alpha1.Backup, subresou
 	}, nil
 }
 
-// of returns the attributes of the right to the contents of a namespace.
+// of returns the attributes of the right to a namespace's contents.
 func (r *reader) of(namespace string) authorizer.AttributesRecord {
 	return authorizer.AttributesRecord{
 		User: r.Info, Verb: "get", ResourceRequest: true, Namespace: namespace, Subresource: r.subresource,
@@ -203,8 +202,7 @@ func (r *reader) of(namespace string) authorizer.AttributesRecord {
 	}
 }
 
-// mayReadIn reports whether the reader may know the contents of a namespace or, if empty, of the cluster's scope
-// and of all namespaces.
+// mayReadIn reports whether the reader may know a namespace's contents or, if empty, all contents.
 func (r *reader) mayReadIn(ctx context.Context, namespace string) (bool, error) {
 	switch namespace {
 	case r.system:
@@ -238,7 +236,6 @@ func (r *reader) once(ctx context.Context, about schema.GroupVersionResource, at
 	return false, nil
 }
 
-// readable leaves out the items that the reader may not know of.
 func (r *reader) readable(ctx context.Context, items manifest.Sequence) manifest.Sequence {
 	return func(yield func(*manifest.Item, error) bool) {
 		for item, err := range items {
@@ -263,7 +260,6 @@ func (r *reader) mayKnow(ctx context.Context, item *manifest.Item) (bool, error)
 	return r.mayKnowOf(ctx, item)
 }
 
-// mayKnowOf reports whether a reader of the item's namespace may know of the item.
 func (r *reader) mayKnowOf(ctx context.Context, item *manifest.Item) (bool, error) {
 	if item.APIGroup != secretsResource.Group || item.Resource != secretsResource.Resource && item.KindName != "Secret" {
 		return true, nil
@@ -302,8 +298,8 @@ func (r *reader) object(ctx context.Context, from stored.Backup, kind, namespace
 	return from.Object(ctx, item)
 }
 
-// scanned is object for a backup without a manifest. It reads the tarball, to its end unless the kind is given in
-// full: another kind may have that name.
+// scanned is object for a backup without a manifest. It reads the whole tarball unless the kind is given in full:
+// another kind may have that name.
 func (r *reader) scanned(ctx context.Context, from stored.Backup, kind, namespace, name string) ([]byte, error) {
 	var kinds []string
 	var item *manifest.Item
@@ -347,7 +343,7 @@ func noObject(kind, namespace, name string) error {
 	return streamed.NotFound(fmt.Sprintf("the backup holds no %s %q", kind, strings.TrimPrefix(namespace+"/"+name, "/")))
 }
 
-// authorizeObject fails if the reader may not get the object. Otherwise it notes the reading in the audit log.
+// authorizeObject fails if the reader may not get the object, or else notes the reading in the audit log.
 func (r *reader) authorizeObject(ctx context.Context, item *manifest.Item) error {
 	wanted := authorizer.AttributesRecord{
 		User: r.Info, Verb: "get", ResourceRequest: true, Namespace: item.Namespace, Name: item.Name,
@@ -385,8 +381,8 @@ func kindsOf(index *manifest.Index, word string) []string {
 	return slices.DeleteFunc(index.Kinds(), func(groupKind string) bool { return !isKind(groupKind, word) })
 }
 
-// isKind reports whether a word means a kind: its name or usual plural, also with the group as in Deployment.apps,
-// or with group and version as in the manifest.
+// isKind reports whether a word means a kind: its name or usual plural, perhaps with the group as in
+// Deployment.apps, or with group and version as in the manifest.
 func isKind(groupKind, word string) bool {
 	parts := strings.Split(groupKind, "/")
 	kind := parts[len(parts)-1]
@@ -428,7 +424,7 @@ func parseFilter(parameters url.Values) (*filter, error) {
 	return f, nil
 }
 
-// items returns the items of a backup that match the filter, apart from its limit.
+// items returns the items that match the filter, apart from its limit.
 func (f *filter) items(ctx context.Context, from stored.Backup) (manifest.Sequence, error) {
 	if f.kind == "" && f.limit == 0 && from.ManifestDigest != "" {
 		return f.of(from.Items(ctx)), nil

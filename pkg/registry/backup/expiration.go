@@ -24,11 +24,10 @@ const maxReason = 1024 // bytes
 
 // ExpirationConfig is the configuration of NewExpirationREST.
 type ExpirationConfig struct {
-	Backups *REST
-	Changes engineclient.BackupChangeInterface
-	Former  engineclient.ExpirationChangeInterface // the previous version's records
-	// Observe puts a recorded change into the log.
-	Observe         func(*enginev1alpha1.BackupChange)
+	Backups         *REST
+	Changes         engineclient.BackupChangeInterface
+	Former          engineclient.ExpirationChangeInterface // the previous version's records
+	Observe         func(*enginev1alpha1.BackupChange)     // puts a recorded change into the log
 	Clock           clock.PassiveClock
 	SystemNamespace string // as in Config
 	MaxTTL          time.Duration
@@ -37,9 +36,8 @@ type ExpirationConfig struct {
 // NewExpirationREST serves backups/expiration: the POST is recorded as a BackupChange, and counts at once. The
 // controller writes it into the store.
 //
-// A hold and a deletion may be requested at once. Each is recorded before its requester, or the deleting
-// controller, looks for the other. So either the deletion sees the hold before it removes anything, or the answer
-// to the hold names the deletion.
+// Concurrent requests for a hold and a deletion are recorded before their requester, or the deleting controller,
+// looks for the other. So either the deletion sees the hold in time, or the answer to the hold names the deletion.
 func NewExpirationREST(config ExpirationConfig) *recorded.Subresource {
 	return &recorded.Subresource{
 		Resource: resource, Singular: Resource.Singular, Body: &v1alpha1.BackupExpiration{}, Clock: config.Clock, Record: config.record,
@@ -146,7 +144,6 @@ func (r *ExpirationConfig) record(ctx context.Context, request *recorded.Request
 	return "the backup expires at " + body.Expiration.UTC().Format(time.RFC3339), nil
 }
 
-// changeable fails if the expiration of a backup can't be changed.
 func changeable(backup *v1alpha1.Backup, body *v1alpha1.BackupExpiration) error {
 	status := &backup.Status
 	switch {

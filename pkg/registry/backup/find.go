@@ -79,10 +79,10 @@ const (
 	findTimeout           = 20 * time.Second // of backups that are read at once
 )
 
-// FindREST lists the objects of stored backups by their manifests, newest backups first. It shows of a backup what
+// FindREST lists the objects of stored backups by their manifests, newest backups first. It shows what
 // backups/manifest shows to the reader. A backup costs three reads, one more to a tenant for other namespaces, and
-// one more for each kind that is far away in a large manifest. A list ends with a continue token after findRows
-// objects or findTime.
+// one for each kind that is far away in a large manifest. A list ends with a continue token after findRows objects
+// or findTime.
 type FindREST struct {
 	rest.TableConvertor
 	contents *Contents
@@ -204,12 +204,10 @@ func taken(backup *v1alpha1.Backup) *metav1.Time {
 	return &backup.CreationTimestamp
 }
 
-// compareTo orders a backup and a position, newest first.
 func (p *position) compareTo(backup *v1alpha1.Backup) int {
 	return cmp.Or(cmp.Compare(taken(backup).UnixNano(), p.Time), cmp.Compare(p.Namespace, backup.Namespace), cmp.Compare(p.Name, backup.Name))
 }
 
-// candidates returns the backups to read, in order.
 func (r *FindREST) candidates(ctx context.Context, s *search) ([]*v1alpha1.Backup, error) {
 	list, err := r.contents.Backups.List(ctx, &internalversion.ListOptions{})
 	if err != nil {
@@ -237,7 +235,7 @@ type found struct {
 	rows []v1alpha1.BackupObject
 	keys [][]string // in the manifest; more is true if there are further ones
 	more bool
-	// without is true without a manifest, imageless without images of workloads in it.
+	// without means without a manifest, imageless without images of workloads in it.
 	without, imageless bool
 
 	err error

@@ -18,11 +18,10 @@ import (
 )
 
 // A right in a namespace gives no right to the contents of an earlier namespace of its name. A reader in a
-// namespace reads a backup's contents of that very one, of one that it continues, or of one that its location
-// trusts a cluster with.
+// namespace reads contents of that very one, of one that it continues, or of one that its location trusts a
+// cluster with.
 
-// Judge returns whether objects with these claims in a location are listed in the namespace that they name. See
-// catalog.Judge.
+// Judge returns whether objects with these claims are listed in the namespace that they name. See catalog.Judge.
 type Judge func(location string, claims *v1alpha1.BackupOrigin) (origin v1alpha1.BackupOrigin, home bool)
 
 // predecessors tells a backup's namespaces from present ones of their names.
@@ -35,7 +34,7 @@ type predecessors struct {
 	uids     map[string]types.UID // of the backup's namespaces, by name; nil until they are read
 }
 
-// isPresent reports whether the backup's contents of a namespace belong to the present one of its name.
+// isPresent reports whether a backup's namespace is the present one of its name.
 func (p *predecessors) isPresent(ctx context.Context, namespace string) (bool, error) {
 	origin := p.backup.Status.Origin
 	if origin == nil || origin.Trust != v1alpha1.BackupTrustOwn && origin.Trust != v1alpha1.BackupTrustTrusted {
@@ -55,7 +54,7 @@ func (p *predecessors) isPresent(ctx context.Context, namespace string) (bool, e
 	return home, nil
 }
 
-// namespacesOf returns the uids of a backup's namespaces, by name. It reads the manifest's index if it is nil.
+// namespacesOf returns the uids of a backup's namespaces, by name. It reads a nil index.
 func namespacesOf(ctx context.Context, from stored.Backup, index *manifest.Index) (map[string]types.UID, error) {
 	const kind = "v1/Namespace"
 	uids := map[string]types.UID{}
@@ -89,12 +88,11 @@ func namespacesOf(ctx context.Context, from stored.Backup, index *manifest.Index
 	return uids, nil
 }
 
-// mayReadAll reports whether the reader may know the contents of all namespaces.
 func (r *reader) mayReadAll(ctx context.Context) (bool, error) {
 	return r.mayReadIn(ctx, metav1.NamespaceAll)
 }
 
-// mayReadOf reports whether the reader may know the contents of a namespace as it was then.
+// mayReadOf reports whether the reader may know a namespace's contents as it was then.
 func (r *reader) mayReadOf(ctx context.Context, namespace string) (bool, error) {
 	if may, err := r.mayReadIn(ctx, namespace); err != nil || !may || namespace == r.own || namespace == "" {
 		return may, err

@@ -30,7 +30,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// DefaultTTL is how long a backup without a TTL is kept, unless Config has another.
+// DefaultTTL is how long a backup is kept by default.
 const DefaultTTL = 30 * 24 * time.Hour
 
 // kind defaults, checks and records new Backups.
@@ -55,8 +55,7 @@ var _ recorded.Kind[*v1alpha1.Backup, *enginev1alpha1.BackupRun] = &kind{}
 
 func (k *kind) NamespaceScoped() bool { return true }
 
-// PrepareForCreate sets the defaults, which are recorded: a later change of the default location moves no waiting
-// backup.
+// PrepareForCreate sets the defaults, which are recorded: a later default location moves no waiting backup.
 func (k *kind) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 	backup := obj.(*v1alpha1.Backup)
 	backup.Status = v1alpha1.BackupStatus{}
@@ -118,8 +117,8 @@ func (k *kind) Check(ctx context.Context, backup *v1alpha1.Backup, requester use
 	return run, scopes, err
 }
 
-// scopesOf returns what a tenant's backup reaches outside its namespace. A pattern reaches everywhere: it may
-// match future namespaces.
+// scopesOf returns what a tenant's backup reaches outside its namespace. A pattern reaches everywhere, as future
+// namespaces.
 func scopesOf(backup *v1alpha1.Backup, namespaces *selection.Namespaces, resources *selection.Resources) []recorded.Scope {
 	var scopes []recorded.Scope
 	reach := func(namespace, because string) []recorded.Scope {
@@ -189,7 +188,7 @@ func (k *kind) Canonicalize(obj runtime.Object) {
 	spec.DropDefaultTimeouts()
 }
 
-// defaultLocation returns the first default location by name. If there are several, the user gets a warning.
+// defaultLocation returns the first default location by name. Several cause a warning.
 func (k *kind) defaultLocation(ctx context.Context) string {
 	defaults, err := k.locations.Defaults(ctx)
 	if err != nil || len(defaults) == 0 {
@@ -250,7 +249,7 @@ func (k *kind) Unchangeable(backup *v1alpha1.Backup, path string) string {
 func (k *kind) Yields(_, _ *enginev1alpha1.BackupRun) bool { return false }
 
 // NameTaken implements recorded.Kind. A stored backup a.b of the system namespace may have the record's name of
-// the backup b of the namespace a. So may that backup itself, see Projector.
+// the backup b of the namespace a, or be that backup itself, see Projector.
 func (k *kind) NameTaken(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun) error {
 	return conflict(backup.Name, "it has ended, and its name in the store belongs to the backup %s in the namespace %s, which is live: wait until that one has gone from the queue and from `kubectl get backupruns`", run.Spec.BackupRef.Name, run.Spec.BackupRef.Namespace)
 }

@@ -21,7 +21,7 @@ const maxLogBytes = 4 << 30 // a writer's logs are smaller
 type Contents struct {
 	Backups *REST
 	Streams *streamed.Streams
-	// Stored returns where a backup is stored, and its known files; false if nothing is stored.
+	// Stored returns where a backup is stored, and its known files, or false.
 	Stored     func(*v1alpha1.Backup) (location, storeName string, digests catalog.Digests, ok bool)
 	Judge      Judge             // of the backup's contents, by namespace
 	Decryption encryption.Source // the keys of encrypted backups
@@ -78,7 +78,7 @@ func (c *Contents) ending() *streamed.Ending[*v1alpha1.Backup] {
 		Phase: func(backup *v1alpha1.Backup) (string, bool) { return string(backup.Status.Phase), hasEnded(backup) }}
 }
 
-// isExecuted reports whether a controller has begun a backup, and not ended it.
+// isExecuted reports whether a backup has begun, and not ended.
 func isExecuted(backup *v1alpha1.Backup) bool {
 	return backup.Status.StartTimestamp != nil && !hasEnded(backup)
 }
@@ -88,7 +88,7 @@ func what(backup *v1alpha1.Backup, subresource string) string {
 }
 
 func hasEnded(backup *v1alpha1.Backup) bool {
-	// Of a backup that is being deleted, the store has the rest.
+	// The store has the rest of a backup that is being deleted.
 	return backup.Status.Phase.Ended() || backup.Status.Phase == v1alpha1.BackupPhaseDeleting
 }
 

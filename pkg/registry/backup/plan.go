@@ -21,13 +21,12 @@ import (
 )
 
 // PlanningREST is a REST that answers a dry run of a creation with the backup's plan, after all checks. Like
-// manifests, the plan names cluster-scoped objects only to readers of all namespaces.
+// manifests, it names cluster-scoped objects only to readers of all namespaces.
 type PlanningREST struct {
 	*REST
-	// Plan has a backup planned by a process that may read the cluster. There is no record of it.
-	Plan func(ctx context.Context, run *enginev1alpha1.BackupRun) (*v1alpha1.BackupPlan, error)
-	// Place returns its place in the queue, or nil.
-	Place func(run *enginev1alpha1.BackupRun) *v1alpha1.PlannedPlace
+	// Plan has a backup planned by a process that may read the cluster, without a record.
+	Plan  func(ctx context.Context, run *enginev1alpha1.BackupRun) (*v1alpha1.BackupPlan, error)
+	Place func(run *enginev1alpha1.BackupRun) *v1alpha1.PlannedPlace // in the queue, or nil
 }
 
 var _ rest.Creater = &PlanningREST{}
@@ -56,7 +55,6 @@ func (r *PlanningREST) Create(ctx context.Context, obj runtime.Object, validate 
 	return backup, nil
 }
 
-// plannedRun returns the record that a backup would have.
 func plannedRun(backup *v1alpha1.Backup, requester user.Info) *enginev1alpha1.BackupRun {
 	by := recorded.Requester(requester)
 	by.Extra = requester.GetExtra()
@@ -69,7 +67,7 @@ func plannedRun(backup *v1alpha1.Backup, requester user.Info) *enginev1alpha1.Ba
 	}
 }
 
-// planReader returns the reader of a plan, with the rights of a reader of manifests.
+// planReader returns a plan's reader, with the rights of a reader of manifests.
 func (r *PlanningREST) planReader(requester user.Info) *reader {
 	kind := r.Kind.(*kind)
 	return &reader{
@@ -79,7 +77,7 @@ func (r *PlanningREST) planReader(requester user.Info) *reader {
 	}
 }
 
-// complete adds the place in the queue to a plan, and removes names that its reader may not know.
+// complete adds the place in the queue, and removes names that the reader may not know.
 func (r *PlanningREST) complete(ctx context.Context, plan *v1alpha1.BackupPlan, run *enginev1alpha1.BackupRun, by *reader) error {
 	all, err := by.mayReadAll(ctx)
 	if err != nil {

@@ -25,8 +25,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 )
 
-// PlanObjectsREST serves backups/plan with the verb create: the plan of a posted Backup, with all its objects. It
-// creates nothing. It makes the checks of a dry run, asks for the right to create the backup, and names only
+// PlanObjectsREST serves backups/plan with the verb create: the plan of a posted Backup, with all its objects.
+// Nothing is created. It makes the checks of a dry run, takes the right to create the backup, and names only
 // objects that the reader would see in the manifest.
 type PlanObjectsREST struct {
 	Planning *PlanningREST
@@ -103,7 +103,6 @@ func unplanned(err error) error {
 	return apierrors.NewServiceUnavailable(fmt.Sprintf("the controller did not compute the plan: %v: try again", err))
 }
 
-// write writes the objects as they come, and last the plan.
 func (p *plannedObjects) write(ctx context.Context, to io.Writer) error {
 	out := &pieces{to: to}
 	line := func(v any) error {
@@ -142,7 +141,7 @@ func (p *plannedObjects) write(ctx context.Context, to io.Writer) error {
 	return out.flush()
 }
 
-// hide removes the name of an object that the reader may not know.
+// hide removes an object's name if the reader may not know it.
 func (p *plannedObjects) hide(ctx context.Context, object *v1alpha1.PlannedRelated) error {
 	may, err := p.reader.mayReadIn(ctx, object.Namespace)
 	if err == nil && may {
@@ -155,7 +154,7 @@ func (p *plannedObjects) hide(ctx context.Context, object *v1alpha1.PlannedRelat
 	return err
 }
 
-// planStream is a sent plan. If the plan breaks off, the connection does too, so that a part does not look whole.
+// planStream breaks off the connection if the plan breaks off, so that a part does not look whole.
 type planStream struct {
 	from io.Reader
 	end  func()

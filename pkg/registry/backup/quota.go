@@ -18,13 +18,12 @@ import (
 type Limits struct {
 	// Waiting is each namespace's limit, except the system namespace's, which is WaitingInSystem.
 	Waiting, WaitingInSystem int
-	// Stored bounds each namespace's stored backups, except the system namespace's. Backups that wait or run when
-	// it is reached are stored all the same.
+	// Stored bounds each namespace's stored backups, except the system namespace's. Unfinished backups are stored
+	// all the same.
 	Stored int
 }
 
-// recordsPerWaiting bounds all records of a namespace's backups, in multiples of its limit: cancelled ones stay
-// for a day.
+// recordsPerWaiting bounds all records, in multiples of the limit: cancelled ones stay for a day.
 const recordsPerWaiting = 10
 
 // CauseTooManyBackups is the cause of a refusal beyond a limit.

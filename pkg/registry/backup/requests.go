@@ -67,7 +67,7 @@ func (k *kind) remove(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, as
 	if err := meets(backup, preconditions, ask.Timestamp.Time); err != nil {
 		return nil, "", err
 	}
-	// The record is read after the backup: this process may have slept in between.
+	// The record is read after the backup: the process may have slept in between.
 	if preconditions != nil && run != nil && k.Object(run).UID != backup.UID {
 		return nil, "", conflict(backup.Name, "it was replaced by another one meanwhile, with the uid %s", k.Object(run).UID)
 	}
@@ -103,7 +103,7 @@ func (k *kind) remove(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, as
 	}
 	stored := backup.DeepCopy()
 	if len(validation.ValidateBackupLimits(stored)) > 0 {
-		// Another maker's may be larger than a record. Its removal needs no more.
+		// Another maker's may be larger than a record.
 		stored.Labels, stored.Annotations = nil, nil
 		stored.Spec = v1alpha1.BackupSpec{StorageLocation: stored.Spec.StorageLocation}
 	}
@@ -113,7 +113,7 @@ func (k *kind) remove(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, as
 			BackupRef:   v1alpha1.BackupReference{Namespace: backup.Namespace, Name: backup.Name},
 			Labels:      stored.Labels,
 			Annotations: stored.Annotations,
-			// No requester: the one that the store names is not authenticated.
+			// No requester: the store's is not authenticated.
 			Backup: stored.Spec,
 			Deletion: &enginev1alpha1.Deletion{Ask: ask, Expired: expired, SnapshotsByHandle: byHandle, Stored: &enginev1alpha1.StoredBackup{
 				UID: stored.UID, CreationTimestamp: stored.CreationTimestamp,
@@ -122,7 +122,6 @@ func (k *kind) remove(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, as
 	}, message, nil
 }
 
-// whereOf returns the location of a backup, or nil.
 func (k *kind) whereOf(backup *v1alpha1.Backup) *enginev1alpha1.StorageLocation {
 	if k.locations.Lister == nil {
 		return nil
@@ -134,7 +133,7 @@ func (k *kind) whereOf(backup *v1alpha1.Backup) *enginev1alpha1.StorageLocation 
 	return record
 }
 
-// deleting returns the effect of a deletion in words. A location is found by name: its state is no secret.
+// deleting says what a deletion does. A location is found by name: its state is no secret.
 func (k *kind) deleting(backup *v1alpha1.Backup) string {
 	message := "the backup is being deleted; it is listed until it is gone from its store"
 	if where := k.whereOf(backup); where != nil && where.Spec.Lock != nil {
@@ -153,10 +152,9 @@ func (k *kind) refuseAsOf(backup *v1alpha1.Backup) error {
 		where.Name, where.Spec.AsOf().UTC().Format(time.RFC3339), k.systemNamespace)
 }
 
-// lookUpTimeout bounds the question which claims exist.
 const lookUpTimeout = 10 * time.Second
 
-// superseded fails if a backup holds the newest data of a claim that exists.
+// superseded fails if a backup holds the newest data of an existing claim.
 func (k *kind) superseded(backup *v1alpha1.Backup) error {
 	if k.lastData == nil {
 		return nil
@@ -179,8 +177,7 @@ func (k *kind) superseded(backup *v1alpha1.Backup) error {
 	return refusal
 }
 
-// meets fails if a backup does not meet a deletion's preconditions. It sees the state that the deletion is
-// recorded on.
+// meets fails if a backup does not meet a deletion's preconditions, on the state that the deletion is recorded on.
 func meets(backup *v1alpha1.Backup, preconditions *v1alpha1.BackupDeletionPreconditions, now time.Time) error {
 	if preconditions == nil {
 		return nil
@@ -215,7 +212,7 @@ func asked(what string, ask *enginev1alpha1.Ask) string {
 	return fmt.Sprintf("nothing to do: %s asked for the backup %s at %s", ask.Requester.Username, what, ask.Timestamp.UTC().Format("2006-01-02T15:04:05Z"))
 }
 
-// conflict refuses a request because of the backup's state. Unlike other conflicts, a retry does not help.
+// conflict refuses a request because of the backup's state. A retry does not help.
 func conflict(name, format string, args ...any) error { return refuse(name, format, args...) }
 
 func refuse(name, format string, args ...any) *apierrors.StatusError {

@@ -108,7 +108,6 @@ func requester(b object) string {
 	return b.Status.Requester
 }
 
-// reason returns what a backup waits for, why it failed, or what it lacks.
 func reason(b object) string {
 	for _, condition := range b.Status.Conditions {
 		if condition.Type == v1alpha1.ConditionQueued && condition.Status == metav1.ConditionTrue {

@@ -42,8 +42,7 @@ type Config struct {
 	MayUse func(ctx context.Context, location, namespace string) error
 	// Authorizer decides on every namespace that a request touches.
 	Authorizer authorizer.Authorizer
-	// Observe puts a written or read run into the log.
-	Observe func(*enginev1alpha1.BackupRun)
+	Observe    func(*enginev1alpha1.BackupRun) // puts a written or read run into the log
 	// Load counts the records of a namespace's backups, always with the coming ones.
 	Load   func(namespace string, coming sets.Set[string]) records.Load
 	Stored func(namespace string) int // in a namespace; nil counts none
@@ -51,9 +50,8 @@ type Config struct {
 	// LastData returns the existing claims whose newest data only this good backup holds. Optional.
 	LastData func(ctx context.Context, backup *v1alpha1.Backup) ([]types.NamespacedName, error)
 	TTL      time.Duration // the default, or DefaultTTL
-	// MaxTTL bounds the TTL outside the system namespace. Zero is no limit.
-	MaxTTL  time.Duration
-	Options validation.Options
+	MaxTTL   time.Duration // outside the system namespace; zero is no limit
+	Options  validation.Options
 }
 
 // NewREST returns the storage of the backups resource.

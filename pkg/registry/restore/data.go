@@ -23,8 +23,8 @@ const mostClaims = 3
 // withVolumes are the resources whose restore includes volumes.
 var withVolumes = sets.New("persistentvolumeclaims", "persistentvolumes", "pods", "statefulsets", "deployments", "replicasets", "daemonsets", "jobs", "cronjobs", "replicationcontrollers")
 
-// holdsLess returns which data the newest candidate lacks that an older one holds, and that backup, or "". A claim
-// may have been deleted on purpose, so a user decides.
+// holdsLess returns which data the newest candidate lacks that an older one holds, and that backup, or "". A user
+// decides: a claim may have been deleted on purpose.
 func (k *kind) holdsLess(newest *v1alpha1.Backup, candidates []*v1alpha1.Backup, restore *v1alpha1.RestoreSpec) string {
 	if k.heldClaims == nil || !asksForVolumes(restore) {
 		return ""

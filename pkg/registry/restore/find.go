@@ -24,7 +24,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// find returns the backup that a restore means. The field errors are about the restore.
+// find returns the backup that a restore means, and field errors about the restore.
 func (k *kind) find(ctx context.Context, restore *v1alpha1.Restore) (*v1alpha1.Backup, field.ErrorList, error) {
 	ctx = genericapirequest.WithNamespace(ctx, restore.Spec.BackupNamespace)
 	if restore.Spec.BackupName == "" {
@@ -48,7 +48,7 @@ func (k *kind) find(ctx context.Context, restore *v1alpha1.Restore) (*v1alpha1.B
 	return backup, nil, nil
 }
 
-// untilPoll says for administrators how a backup of another maker gets listed.
+// untilPoll tells administrators how a backup of another maker gets listed.
 func (k *kind) untilPoll(restore *v1alpha1.Restore) string {
 	if restore.Namespace != k.systemNamespace {
 		return ""
@@ -56,7 +56,7 @@ func (k *kind) untilPoll(restore *v1alpha1.Restore) string {
 	return ": if another cluster, or Velero, has just made it, it is listed after the next poll of its storage location, or at once by a SyncRequest of the location's name (see \"Sync now\" in docs/catalogue.md); if its location has the condition BackupsLeftOut, it may be one of those that have no room in the lists"
 }
 
-// warnOfDoubts adds a Warning for each doubt about a backup. The restore's results have them too.
+// warnOfDoubts adds a Warning for each doubt about a backup, as the restore's results do.
 func warnOfDoubts(ctx context.Context, at *field.Path, backup *v1alpha1.Backup) {
 	origin := backup.Status.Origin
 	vouched := origin == nil || origin.Trust != v1alpha1.BackupTrustForeign
@@ -171,8 +171,8 @@ func takenAt(backup *v1alpha1.Backup) *metav1.Time {
 	return &backup.CreationTimestamp
 }
 
-// holdsAll reports, by the specs alone, whether a backup holds all that a restore asks for: the named namespaces,
-// the resources, and no narrower label selection. So a restore that names no backup gets none of ConfigMaps alone.
+// holdsAll reports, by the specs alone, whether a backup has the restore's named namespaces, its resources, and no
+// narrower label selection. So a restore that names no backup gets none of ConfigMaps alone.
 func holdsAll(backup *v1alpha1.BackupSpec, status *v1alpha1.BackupStatus, restore *v1alpha1.RestoreSpec) bool {
 	held, errs := selection.ParseNamespaces(backup.IncludedNamespaces, backup.ExcludedNamespaces, nil)
 	if len(errs) > 0 {
@@ -218,7 +218,7 @@ func holdsAll(backup *v1alpha1.BackupSpec, status *v1alpha1.BackupStatus, restor
 	return named || everyResource(backup)
 }
 
-// everyResource reports whether a backup was not limited to some resources. Excluded resources don't count.
+// everyResource reports whether a backup includes all resources. Excluded ones don't count.
 func everyResource(backup *v1alpha1.BackupSpec) bool {
 	all := func(words []string) bool { return len(words) == 0 || slices.Contains(words, "*") }
 	return all(backup.IncludedResources) && all(backup.IncludedNamespaceScopedResources) && !slices.Contains(backup.ExcludedNamespaceScopedResources, "*")

@@ -27,8 +27,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// An ended restore is shown by its name in the store once its record is deleted. That name ends in a digest of its
-// uid, so it is unique, and the short name is free again. A stored restore never changes, so it is read once.
+// Once its record is deleted, an ended restore is shown by its name in the store. That name ends in a digest of
+// its uid, so it is unique, and the short name is free again. A stored restore never changes, so it is read once.
 
 const (
 	// maxPast bounds a location's shown restores, and maxPastBytes their metadata.
@@ -42,11 +42,9 @@ const (
 )
 
 type past struct {
-	// restore is nil if the object is no restore, or older than the shown ones.
-	restore *v1alpha1.Restore
-	// claims are from format.DecodeRestore, or Own if this server has seen the record.
-	claims  *v1alpha1.BackupOrigin
-	digests map[string]string // of its other objects, by the last segments of their keys; none in old metadata
+	restore *v1alpha1.Restore      // nil if the object is no restore, or older than the shown ones
+	claims  *v1alpha1.BackupOrigin // from format.DecodeRestore, or Own if this server has seen the record
+	digests map[string]string      // of its other objects, by the last segments of their keys; none in old metadata
 	bytes   int64
 	missing bool
 }
@@ -144,7 +142,7 @@ func (p *Publisher) ReadStore(ctx context.Context, location, of string, from sto
 	return err
 }
 
-// readPasts reads restores, and fails if pastReads in a row are not answered. Any other error affects only its
+// readPasts reads restores, and fails if pastReads in a row are not answered. Other errors affect only their
 // restore, until the next listing.
 func readPasts(ctx context.Context, from store.Reader, names []string, row *atomic.Int32) ([]*past, error) {
 	found := make([]*past, len(names))
@@ -225,7 +223,6 @@ func (p *Publisher) known(location, of string) (map[string]*past, error) {
 	return maps.Clone(known), err
 }
 
-// knownLocked returns the knowledge of a location, if its store is still this one.
 func (p *Publisher) knownLocked(location, of string) (map[string]*past, error) {
 	if is, ok := p.stores[location]; !ok || is != of {
 		return nil, fmt.Errorf("the storage location %q was changed or removed meanwhile", location)
@@ -278,7 +275,7 @@ func readPast(ctx context.Context, from store.Reader, storeName string) (*past, 
 	return &past{restore: restore, claims: claims, digests: digests, bytes: int64(len(data))}, nil
 }
 
-// rememberLocked shows a restore whose record is deleted as its store has it.
+// rememberLocked shows a restore with a deleted record as its store has it.
 func (p *Publisher) rememberLocked(run *enginev1alpha1.RestoreRun) {
 	location := run.Spec.Backup.StorageLocation
 	ref := run.Spec.RestoreRef
@@ -291,8 +288,8 @@ func (p *Publisher) rememberLocked(run *enginev1alpha1.RestoreRun) {
 	p.showPastLocked(name)
 }
 
-// showPastLocked shows the stored restore of a name only where it belongs. A record takes precedence, then the
-// first location by name.
+// showPastLocked shows a stored restore only where it belongs. A record takes precedence, then the first location
+// by name.
 func (p *Publisher) showPastLocked(storeName string) {
 	shown := map[types.NamespacedName]bool{}
 	for _, location := range slices.Sorted(maps.Keys(p.past)) {
@@ -353,7 +350,7 @@ func (p *Publisher) pastOf(location, storeName string, e *past) *v1alpha1.Restor
 	return restore
 }
 
-// Digest returns the SHA-256 of an ended restore's object by its key, from its record or stored metadata, or "".
+// Digest returns the SHA-256 of an ended restore's object by its key, or "" if it has none.
 func (p *Publisher) Digest(restore *v1alpha1.Restore, key string) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()

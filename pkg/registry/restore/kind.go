@@ -41,8 +41,7 @@ type kind struct {
 	mayUse          func(ctx context.Context, location, namespace string) error
 	authorizer      authorizer.Authorizer
 	quota           *recorded.Quota
-	// sameNamespace reports whether two uids are of one namespace, or one continues the other.
-	sameNamespace func(name string, a, b types.UID) bool
+	sameNamespace   func(name string, a, b types.UID) bool
 }
 
 var _ recorded.Kind[*v1alpha1.Restore, *enginev1alpha1.RestoreRun] = &kind{}
@@ -90,8 +89,8 @@ func (k *kind) Canonicalize(obj runtime.Object) {
 	spec.ItemOperationTimeout, spec.UploaderConfig = v1alpha1.Duration{}, nil
 }
 
-// Check implements recorded.Kind. The needed rights depend on the backup, so it finds that first, if the user may
-// read it.
+// Check implements recorded.Kind. It first finds the backup that the user may read, since the needed rights depend
+// on it.
 func (k *kind) Check(ctx context.Context, restore *v1alpha1.Restore, requester user.Info) (_ *enginev1alpha1.RestoreRun, scopes []recorded.Scope, err error) {
 	errs := validation.ValidateRestore(restore)
 	at := field.NewPath("spec")
@@ -145,7 +144,7 @@ func (k *kind) Check(ctx context.Context, restore *v1alpha1.Restore, requester u
 	return run, scopes, err
 }
 
-// missing returns errors for the missing namespaces of a tenant's restore: it creates none.
+// missing returns errors for missing namespaces of a tenant's restore, which creates none.
 func (k *kind) missing(ctx context.Context, restore *v1alpha1.Restore, targets sets.Set[string]) (errs field.ErrorList) {
 	for _, namespace := range sets.List(targets) {
 		_, err := k.namespaceUID(ctx, namespace)
@@ -178,7 +177,7 @@ func (k *kind) record(ctx context.Context, restore *v1alpha1.Restore, requester 
 	}
 	by := recorded.Requester(requester)
 	if restore.Namespace != k.systemNamespace {
-		// Its writes have their rights. An authorizer may use this, too.
+		// For the rights of its writes, and for an authorizer.
 		by.Extra = requester.GetExtra()
 	}
 	// One of several backups of a name has "@" and its location appended.
@@ -233,7 +232,7 @@ func (k *kind) Unchangeable(restore *v1alpha1.Restore, _ string) string {
 }
 
 // Yields implements recorded.Kind. A restore of a deleted namespace is not shown in a new one. Its name is free
-// there once its end is stored, or at once if it never began.
+// there once its end is stored, or if it never began.
 func (k *kind) Yields(run, to *enginev1alpha1.RestoreRun) bool {
 	return run.Spec.RestoreRef == to.Spec.RestoreRef && run.Status.Phase.Ended() && (run.Status.Stored || run.Status.StartTimestamp == nil) &&
 		!k.sameNamespace(run.Spec.RestoreRef.Namespace, run.Spec.NamespaceUID, to.Spec.NamespaceUID)

@@ -19,11 +19,11 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 )
 
-// maxPlanned bounds the objects of a backup that the controller reads for a dry run, beside running restores.
+// maxPlanned bounds the objects that the controller reads for a dry run, beside running restores.
 const maxPlanned = 200_000
 
 // planner answers dry runs of creations with plans, after all checks. A plan takes the rights to read the plan and
-// the results of such a restore with planOnly.
+// the results of a restore with planOnly.
 type planner struct {
 	plan       func(ctx context.Context, run *enginev1alpha1.RestoreRun) (*v1alpha1.RestorePlan, error)
 	backups    Backups

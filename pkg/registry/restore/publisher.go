@@ -50,8 +50,8 @@ type Publisher struct {
 	judge     Judge
 }
 
-// NewPublisher returns a Publisher of two informers' records and namespaces. judge judges the signatures of
-// restores without records; without it, none is shown. onRead is as in logstore.Options.
+// NewPublisher returns a Publisher of two informers. judge judges the signatures of restores without records,
+// which are not shown without it. onRead is as in logstore.Options.
 func NewPublisher(systemNamespace string, runs, namespaces cache.SharedIndexInformer, judge Judge, onRead func(context.Context)) (*Publisher, error) {
 	p := &Publisher{
 		Log: logstore.New(func() object { return &v1alpha1.Restore{} },
@@ -219,7 +219,7 @@ func (p *Publisher) hideLocked(at types.NamespacedName, uid types.UID) {
 	}
 }
 
-// load counts the records of a namespace's restores, and the unfinished ones, always with the coming ones.
+// load counts a namespace's restores, and the unfinished ones, always with the coming ones.
 func (p *Publisher) load(namespace string, coming sets.Set[string]) (records, unfinished int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

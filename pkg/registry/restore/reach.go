@@ -23,8 +23,7 @@ type reach struct {
 	// sources are the restored namespaces of the backup, and targets their new ones. any: the backup has patterns.
 	sources, targets sets.Set[string]
 	any              bool
-	// clusterScoped says that cluster-scoped objects are restored, apart from objects of a namespace, as its
-	// claims' volumes.
+	// clusterScoped objects are restored, apart from objects of a namespace, as its claims' volumes.
 	clusterScoped bool
 }
 
@@ -33,7 +32,7 @@ func reachOf(spec *v1alpha1.RestoreSpec, backup *v1alpha1.BackupSpec, systemName
 	at := field.NewPath("spec")
 	asked, _ := selection.ParseNamespaces(spec.IncludedNamespaces, spec.ExcludedNamespaces, nil)
 	resources, _ := selection.ParseResources(validation.RestoreResourceLists(spec), asked, nil)
-	held, _ := selection.ParseNamespaces(backup.IncludedNamespaces, backup.ExcludedNamespaces, nil) // nil, as of an unreadable backup of another maker, is anything
+	held, _ := selection.ParseNamespaces(backup.IncludedNamespaces, backup.ExcludedNamespaces, nil) // nil is anything, as in unreadable backups
 	holds := func(namespace string) bool { return held == nil || held.Match(namespace) }
 	heldResources, unreadable := selection.ParseResources(validation.ResourceLists(backup), held, nil)
 
@@ -113,7 +112,7 @@ func (r *reach) retarget(mapping map[string]string, restored func(string) bool, 
 	return errs
 }
 
-// scopes returns the reach of a tenant's restore outside its namespace. It needs the right to create restores
+// scopes returns the reach of a tenant's restore outside its namespace. It takes the right to create restores
 // there, to read and to write.
 func (r *reach) scopes(restore *v1alpha1.Restore) (scopes []recorded.Scope) {
 	add := func(namespace, field, because string) {
