@@ -133,7 +133,7 @@ func protectingSchedule(p *v1alpha1.Protection) string {
 	}
 }
 
-// nameFrom names an object, with another namespace.
+// nameFrom names an object, and its namespace if another.
 func nameFrom(namespace, of, name string) string {
 	if of == namespace {
 		return name

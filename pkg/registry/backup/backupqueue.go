@@ -85,7 +85,7 @@ func entryNamespaces(e entry) string {
 	return included
 }
 
-// entryBlockers names blockers, with other namespaces, and counts the secret ones.
+// entryBlockers names blockers, and other namespaces, and counts the secret ones.
 func entryBlockers(e entry) string {
 	var names []string
 	for _, blocker := range e.Status.Blockers {

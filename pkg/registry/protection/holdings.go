@@ -42,9 +42,8 @@ func idOf(uid string) (made id) {
 func compareIDs(a, b id) int { return bytes.Compare(a[:], b[:]) }
 
 const (
-	readers     = 2               // manifests at once
-	readTimeout = 5 * time.Minute // of a manifest
-	// retryPause is the first pause after a failed reading.
+	readers                   = 2               // manifests at once
+	readTimeout               = 5 * time.Minute // of a manifest
 	retryPause, maxRetryPause = 5 * time.Second, 5 * time.Minute
 )
 
@@ -58,7 +57,7 @@ type Stores interface {
 
 // holding is the knowledge of a backup's manifest.
 type holding struct {
-	known    bool // ids are the sorted uids of all workloads and claims in it
+	known    bool // ids are the sorted uids of its workloads and claims
 	ids      []id
 	queued   bool // or being read
 	failures int  // the next attempt is due at retryAt

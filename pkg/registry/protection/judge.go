@@ -22,13 +22,12 @@ import (
 )
 
 const (
-	// newest bounds the backups of a selection that are asked for an object, the newest first.
+	// newest bounds the backups of a selection that are asked, the newest first.
 	newest = 3
-	// selections bounds the selections that are asked, the ones with the newest backups first.
+	// selections bounds the asked selections, the ones with the newest backups first.
 	selections = 30
-	holders    = 5 // backups with data of a claim that are asked
-	// usual is the allowed age of the last good backup without an annotation or a schedule.
-	usual = 36 * time.Hour
+	holders    = 5              // backups with data of a claim that are asked
+	usual      = 36 * time.Hour // the allowed age of the last good backup without an annotation or a schedule
 )
 
 // backup is a good one of this cluster: ended, stored and restorable.
@@ -44,7 +43,6 @@ func (b *backup) reference() *v1alpha1.Backup {
 	return &v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: b.Namespace, Name: b.Name, UID: b.uid}}
 }
 
-// scope has the backups with the same selection.
 type scope struct {
 	key        string
 	namespaces *selection.Namespaces
@@ -63,7 +61,6 @@ func newScopes() *scopes {
 	return &scopes{byKey: map[string]*scope{}, byName: map[types.NamespacedName]*backup{}, byUID: map[types.UID]*backup{}}
 }
 
-// set takes a backup as it is shown, or nil, and reports a change.
 func (s *scopes) set(name types.NamespacedName, of *v1alpha1.Backup) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -114,7 +111,7 @@ func isGood(of *v1alpha1.Backup) bool {
 		!meta.IsStatusConditionTrue(status.Conditions, v1alpha1.ConditionMetadataReplaced)
 }
 
-// scopeKey returns a key that is equal for the same words of selection.
+// scopeKey returns a key of the selection's words.
 func scopeKey(spec *v1alpha1.BackupSpec) string {
 	only := v1alpha1.BackupSpec{
 		IncludedNamespaces: spec.IncludedNamespaces, ExcludedNamespaces: spec.ExcludedNamespaces,
@@ -139,7 +136,6 @@ type recent struct {
 	backups    []*backup
 }
 
-// reach has the scopes by their namespaces.
 type reach struct {
 	exact    map[string][]*recent
 	patterns []*recent
@@ -164,7 +160,7 @@ func (s *scopes) reach() *reach {
 	return r
 }
 
-// candidates returns the backups to ask for the objects of a namespace, the newest first.
+// candidates returns the backups to ask for a namespace's objects, the newest first.
 func (r *reach) candidates(namespace string) []*backup {
 	in := slices.Clone(r.exact[namespace])
 	for _, of := range r.patterns {
@@ -184,7 +180,7 @@ func (r *reach) candidates(namespace string) []*backup {
 	return all
 }
 
-// plan is the present selection of a schedule.
+// plan is a schedule's present selection.
 type plan struct {
 	name       types.NamespacedName
 	namespaces *selection.Namespaces
@@ -234,7 +230,7 @@ func planOf(of *v1alpha1.Schedule, systemNamespace string, now time.Time) *plan 
 	return p
 }
 
-// selects reports whether its backups take an object by its own words. Related objects are not known.
+// selects reports whether its own words select an object. Related objects are not known.
 func (p *plan) selects(o *object) bool {
 	if o.claims && !p.data || o.labels[format.LabelExclude] == "true" || !p.resources.Included(o.resource.GroupResource(), true) {
 		return false
@@ -242,11 +238,10 @@ func (p *plan) selects(o *object) bool {
 	return len(p.selectors) == 0 || slices.ContainsFunc(p.selectors, func(s labels.Selector) bool { return s.Matches(labels.Set(o.labels)) })
 }
 
-// facts are known of an object, and do not change with time.
 type facts struct {
 	// objects is the last good backup with the object, data with its data too; nil if unknown.
 	objects, data *backup
-	// objectsDoubt and dataDoubt say that a newer one may, whose manifest is not read.
+	// objectsDoubt and dataDoubt: a newer one may, whose manifest is not read.
 	objectsDoubt, dataDoubt bool
 	schedule                *plan // with the shortest interval; nil if none selects it
 }
@@ -261,7 +256,7 @@ type input struct {
 	ask      func(*backup, id) answer
 }
 
-// decide returns the facts by the objects' uids, the backups whose manifests are needed next, and the asked ones.
+// decide returns the facts by uid, the backups whose manifests are needed next, and the asked ones.
 func decide(in input) (decided map[types.UID]facts, wanted []*backup, used map[types.UID]bool) {
 	decided = make(map[types.UID]facts, len(in.objects))
 	used = map[types.UID]bool{}
@@ -274,7 +269,7 @@ func decide(in input) (decided map[types.UID]facts, wanted []*backup, used map[t
 		}
 		return known
 	}
-	// last returns the newest candidate with an object. It wants only the first unread one that can be read.
+	// last returns the newest candidate with an object. It wants only the first unread manifest that is readable.
 	last := func(o *object, candidates []*backup) (last *backup, doubt bool) {
 		asked := false
 		for _, b := range candidates {
@@ -337,7 +332,6 @@ func decide(in input) (decided map[types.UID]facts, wanted []*backup, used map[t
 	return decided, wanted, used
 }
 
-// verdict follows from the facts at an instant.
 type verdict struct {
 	state       v1alpha1.ProtectionState
 	expectation time.Duration
@@ -394,8 +388,7 @@ func judge(o *object, f facts, known bool, namespaceRPO string, now time.Time) v
 	return v
 }
 
-// expected reports whether an annotation or a schedule asks for backups, and the object is older than the
-// expectation.
+// expected reports whether an annotation or a schedule asks for backups of an object older than the expectation.
 func (v *verdict) expected(o *object, now time.Time) bool {
 	return v.by != v1alpha1.ExpectedByDefault && now.Sub(o.created) > v.expectation
 }

@@ -20,7 +20,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// kind is a kind of listed objects.
 type kind struct {
 	resource schema.GroupVersionResource
 	name     string
@@ -52,17 +51,14 @@ type object struct {
 
 func (o *object) rowName() string { return o.prefix + o.name }
 
-// live has the listed objects of all kinds, with the needed metadata. Other objects, as workloads' pods, take no
-// memory.
+// live has the listed objects of all kinds, with the needed metadata. Others, as workloads' pods, take no memory.
 type live struct {
-	// changed is called after each change.
-	changed func()
+	changed func() // after each change
 
 	mu     sync.RWMutex
 	tables []*table // as kinds; the content is guarded by mu
 }
 
-// table is the cache.ReflectorStore of one kind.
 type table struct {
 	*live
 	*kind

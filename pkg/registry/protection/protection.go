@@ -49,7 +49,7 @@ var Resource = virtual.Resource[row]{
 	},
 }
 
-// by names a backup, with another namespace, and its age.
+// by names a backup, its namespace if another, and its age.
 func by(p row, of *v1alpha1.ProtectedBy, now time.Time) string {
 	if of == nil {
 		return "none"

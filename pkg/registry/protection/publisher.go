@@ -29,14 +29,12 @@ type Config struct {
 	Namespaces      corelisters.NamespaceLister
 	Stores          Stores
 	Ready           func() error // nil once all stored backups are known
-	// IsGood reports whether a shown backup is this cluster's own, stored and restorable.
-	IsGood func(namespace, name string, uid types.UID) bool
-	// Holders returns the uids of good backups with data of a claim, the newest first.
-	Holders   func(claim types.NamespacedName, most int) []types.UID
+	// IsGood reports whether a backup, as shown, is this cluster's own, stored and restorable.
+	IsGood    func(namespace, name string, uid types.UID) bool
+	Holders   func(claim types.NamespacedName, most int) []types.UID // with data of a claim, the newest first
 	Schedules Schedules
-	// Warn adds a warning for each store that could not be read.
-	Warn  func(ctx context.Context)
-	Clock clock.WithTicker
+	Warn      func(ctx context.Context) // of each store that could not be read
+	Clock     clock.WithTicker
 }
 
 // Schedules are all schedules as they are shown.
@@ -47,8 +45,7 @@ type Schedules interface {
 
 const (
 	decidePause, decideInterval = 500 * time.Millisecond, 15 * time.Second // the least and the longest time between two decisions
-	// decideShare is the least pause after a decision, in multiples of its time.
-	decideShare = 10
+	decideShare                 = 10                                       // the least pause after a decision, in multiples of its time
 )
 
 // Publisher knows what protects the workloads and claims of the cluster. It decides anew within seconds of a
@@ -144,7 +141,6 @@ func (p *Publisher) decide() {
 	p.decided.Store(&decided)
 }
 
-// rpoOf returns the annotation of a namespace.
 func (p *Publisher) rpoOf(namespace string) string {
 	of, err := p.Namespaces.Get(namespace)
 	if err != nil {
@@ -206,7 +202,6 @@ func (p *Publisher) show(o *object, f facts, v verdict, all bool) v1alpha1.Prote
 	return made
 }
 
-// order has the least protected first.
 var order = map[v1alpha1.ProtectionState]int{v1alpha1.ProtectionNone: 0, v1alpha1.ProtectionUnknown: 1, v1alpha1.ProtectionLate: 2, v1alpha1.ProtectionYes: 3}
 
 func compareRows(a, b *v1alpha1.Protection) int {

@@ -18,7 +18,6 @@ import (
 	domain "github.com/holdfast-io/holdfast/pkg/schedule"
 )
 
-// scheduleOf returns the Schedule of a record, without the fields that follow from its backups.
 func scheduleOf(entry *enginev1alpha1.ScheduleEntry) (*v1alpha1.Schedule, error) {
 	s := &v1alpha1.Schedule{Spec: *entry.Spec.Schedule.DeepCopy()}
 	if err := json.Unmarshal([]byte(entry.Spec.Metadata), &s.ObjectMeta); err != nil {

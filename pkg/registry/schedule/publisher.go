@@ -31,21 +31,19 @@ type Publisher struct {
 	synced cache.InformerSynced
 
 	// mu is held from a change of the fields below to its commit.
-	mu sync.Mutex
-	// changed is called for each schedule that changes, or whose backups do. Optional.
-	changed func(types.NamespacedName)
+	mu      sync.Mutex
+	changed func(types.NamespacedName) // for each schedule that changes, or whose backups do; optional
 	entries *recorded.Set[types.NamespacedName, *enginev1alpha1.ScheduleEntry]
 	// uids are by record; names is the inverse.
 	uids  map[types.NamespacedName]types.UID
 	names map[made]types.NamespacedName
-	// outdated are schedules with unpublished changes of backups; wake says that there are some.
+	// outdated schedules have unpublished changes of backups; wake says that there are some.
 	outdated sets.Set[types.NamespacedName]
 	wake     chan struct{}
 	backups  map[made]map[string]domain.Backup // by namespace and uid of the schedule
 	by       map[types.NamespacedName]made
 }
 
-// made identifies a backup's schedule, and where the backup is shown.
 type made struct {
 	namespace string
 	schedule  types.UID
@@ -73,8 +71,8 @@ func NewPublisher(informer cache.SharedIndexInformer, clock clock.PassiveClock) 
 	return p, nil
 }
 
-// publishPause is the least time between publications of changed backups. Each reads all backups of a schedule,
-// and reading a store changes thousands.
+// publishPause is the least time between publications of changed backups. Each reads all of a schedule, and
+// reading a store changes thousands.
 const publishPause = 100 * time.Millisecond
 
 // Run lets clients in when the records are known, and publishes changes of backups, until ctx ends.

@@ -44,8 +44,7 @@ type Config struct {
 	Options         validation.Options // of the backups
 	Authorizer      authorizer.Authorizer
 	Clock           clock.PassiveClock
-	// Limit bounds the schedules of each namespace except the system namespace; zero is no limit.
-	Limit int
+	Limit           int // except in the system namespace; zero is no limit
 }
 
 // REST serves schedules.
@@ -101,8 +100,7 @@ func (r *REST) ShortNames() []string { return Resource.ShortNames }
 // Categories implements rest.CategoriesProvider.
 func (r *REST) Categories() []string { return Resource.Categories }
 
-// check returns why the requester may not request the schedule's backups, as for a Backup. A refusal is better now
-// than each night.
+// check returns why the requester may not request the schedule's backups: a refusal is better now than each night.
 func (r *REST) check(ctx context.Context, s *v1alpha1.Schedule) error {
 	if errs := validation.ValidateSchedule(s); len(errs) > 0 {
 		return invalid(s.Name, errs)
@@ -201,8 +199,8 @@ func (strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList 
 	return validation.ValidateSchedule(obj.(*v1alpha1.Schedule))
 }
 
-// ValidateUpdate accepts changed metadata of schedules from before a rule became stricter: otherwise they could
-// not be deleted.
+// ValidateUpdate accepts changed metadata of schedules that break newer rules: otherwise they could not be
+// deleted.
 func (strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
 	is, was := obj.(*v1alpha1.Schedule), old.(*v1alpha1.Schedule)
 	if equality.Semantic.DeepEqual(is.Spec, was.Spec) {
@@ -257,7 +255,6 @@ func NewTriggerREST(schedules *REST, make func(ctx context.Context, schedule *v1
 	}
 }
 
-// mayTrigger fails if a schedule makes no backup now.
 func (r *REST) mayTrigger(s *v1alpha1.Schedule) error {
 	if s.Status.Requester == r.restoreUser() {
 		return refused(s.Name, "it was restored, and has no user for its backups until a user resumes it: set spec.paused to false first")
@@ -274,7 +271,7 @@ func (r *REST) mayTrigger(s *v1alpha1.Schedule) error {
 	return nil
 }
 
-// refused refuses a request because of the schedule's state. Unlike other conflicts, a retry does not help.
+// refused refuses a request because of the schedule's state. A retry does not help.
 func refused(name, message string) error {
 	return recorded.Conflict(Resource.GroupResource, name, "ScheduleState", fmt.Sprintf("schedule %q: %s", name, message))
 }

@@ -262,7 +262,7 @@ func requester(ctx context.Context) (enginev1alpha1.Requester, error) {
 	return by, nil
 }
 
-// recordNames returns the function for names of records, which follows the names of stored backups.
+// recordNames returns the names of records, which follow the names of stored backups.
 func recordNames(systemNamespace string) func(types.NamespacedName) string {
 	return func(name types.NamespacedName) string {
 		return format.StoreName(name.Namespace, name.Name, systemNamespace)

@@ -28,11 +28,10 @@ type Ending[T logstore.Object] struct {
 		rest.Getter
 		rest.Watcher
 	}
-	Noun  string
-	Phase func(T) (phase string, ended bool)
-	Begun func(T) bool // whether something is shown before the end; optional
-	// Conflict returns the error of a request that does not fit an object's state.
-	Conflict func(name, format string, args ...any) error
+	Noun     string
+	Phase    func(T) (phase string, ended bool)
+	Begun    func(T) bool                                 // whether something is shown before the end; optional
+	Conflict func(name, format string, args ...any) error // the error of a request that does not fit an object's state
 }
 
 // Follow reports whether a request waits for the end of its object.

@@ -38,8 +38,8 @@ type Running struct {
 	Follow bool
 }
 
-// sendRunning sends a run's log. If it fails, it has sent nothing, and the error is for the API. A log that breaks off later says so in its last
-// line; a complete one says how the run ended.
+// sendRunning sends a run's log. If it fails, it has sent nothing, and the error is for the API. A log that breaks
+// off later says so in its last line; a complete one says how the run ended.
 func (s *Streams) sendRunning(ctx context.Context, w http.ResponseWriter, answer *Answer) error {
 	leave, err := s.seat(ctx, answer)
 	if err != nil {

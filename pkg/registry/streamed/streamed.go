@@ -41,11 +41,11 @@ import (
 )
 
 const (
-	// perLocation bounds the concurrent answers from one location or run's log. So a hanging folder, or a user
-	// that follows a run for hours, takes no seats of others.
+	// perLocation bounds the concurrent answers from one location or run's log: a hanging folder, or a user that
+	// follows a run for hours, takes no seats of others.
 	perLocation = 64
-	// perUser bounds the concurrent answers to a user. The ServiceAccounts of a namespace are one user: its
-	// editors can create any number.
+	// perUser bounds the concurrent answers to a user. A namespace's ServiceAccounts are one user: its editors can
+	// create any number.
 	perUser      = 16
 	perNamespace = 16               // except the system namespace
 	beginTimeout = 30 * time.Second // of a store until it begins to answer
@@ -75,16 +75,14 @@ type Answer struct {
 	What        string
 	Location    string
 	ContentType string
-	// Missing is the message if the store has no such object. Optional.
-	Missing string
+	Missing     string // if the store has no such object; optional
 	// Write reads from the store and writes the answer. Before the first byte, its errors go to the client, API
 	// errors unchanged.
 	Write func(ctx context.Context, from store.Ranger, to io.Writer) error
 	// Relay replaces Write by an answer from another process that reads the location. It may set headers first.
-	// Its errors are as for Write.
-	Relay func(ctx context.Context, to http.ResponseWriter) error
-	// Running is the run whose log is sent, in place of Location, Missing and Write.
-	Running *Running
+	// Its errors are as of Write.
+	Relay   func(ctx context.Context, to http.ResponseWriter) error
+	Running *Running // whose log is sent, in place of Location, Missing and Write
 }
 
 // Streams sends and bounds answers. The zero value with Stores is ready.
@@ -92,9 +90,8 @@ type Streams struct {
 	Stores          Stores
 	SystemNamespace string
 
-	mu sync.Mutex
-	// taken are the seats, by location or run, by user and by namespace; guarded by mu.
-	taken map[string]int
+	mu    sync.Mutex
+	taken map[string]int // the seats, by location or run, by user and by namespace; guarded by mu
 }
 
 // REST serves a subresource.
@@ -220,7 +217,6 @@ func (s *Streams) Explain(ctx context.Context, what, location string, err error)
 	return s.explain(ctx, &Answer{What: what, Location: location}, err)
 }
 
-// seat takes a seat for an answer, until leave is called.
 func (s *Streams) seat(ctx context.Context, answer *Answer) (leave func(), err error) {
 	source := fmt.Sprintf("the storage location %q", answer.Location)
 	if answer.Running != nil {

@@ -45,7 +45,7 @@ var VolumeResource = virtual.Resource[volume]{
 	},
 }
 
-// lastBackup names the last backup, with another namespace.
+// lastBackup names the last backup, and its namespace if another.
 func lastBackup(v volume) string {
 	switch backup := v.Status.LastBackup; {
 	case backup != nil && backup.Namespace != v.Namespace:

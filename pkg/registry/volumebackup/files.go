@@ -105,7 +105,6 @@ func (f Files) Content() *streamed.REST {
 	})
 }
 
-// number returns a parameter that is a number, or 0 without it.
 func number(parameters url.Values, name string, least int64) (int64, error) {
 	value := parameters.Get(name)
 	if value == "" {
@@ -149,7 +148,6 @@ func (f Files) subresource(contentType string, parameters []string, read func(*v
 	}
 }
 
-// find completes a request about a volume backup that has files.
 func (f Files) find(ctx context.Context, name string, request *volumefiles.Request) error {
 	found, err := f.VolumeBackups.Get(ctx, name, &metav1.GetOptions{})
 	if err != nil {

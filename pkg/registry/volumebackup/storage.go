@@ -27,9 +27,8 @@ import (
 
 const (
 	// MaxItems bounds a page, and a list without a limit.
-	MaxItems = 10000
-	// countBound bounds the count of a list's remaining items.
-	countBound = 1 << 20
+	MaxItems   = 10000
+	countBound = 1 << 20 // of a list's remaining items
 
 	// A paged version is kept until keptAge after its last page, within these numbers of versions and copied
 	// bytes. Paging ends in any case, so that deleted entries disappear.
@@ -249,7 +248,6 @@ func (s *Storage) GetList(ctx context.Context, key string, opts storage.ListOpti
 	return s.Versioner().UpdateList(list, history.Version, token, remaining)
 }
 
-// page returns matching rows from a position on, and whether there are more.
 func page(ctx context.Context, history *catalog.History, namespace string, from catalog.Position, wanted *matcher, limit int64) (rows []catalog.Row, more bool, err error) {
 	most := MaxItems
 	if limit > 0 {
@@ -336,7 +334,6 @@ func (s *Storage) onRead(ctx context.Context) {
 	}
 }
 
-// keep keeps a version for its next page, and the present one that it replaces.
 func (s *Storage) keep(history *catalog.History) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -395,7 +392,7 @@ func (s *Storage) forgetLocked(now time.Time, copied uint64) {
 	}
 }
 
-// A position is namespace/volume/time.skip in a continue token, which has to be a clean path.
+// A position in a continue token is namespace/volume/time.skip, which has to be a clean path.
 func formatPosition(p catalog.Position) string {
 	return fmt.Sprintf("%s/%s/%d.%d", p.Namespace, p.Volume, p.At, p.Skip)
 }
@@ -435,7 +432,6 @@ type requirement[T any] struct {
 	differs bool
 }
 
-// add adds a requirement of a field, if it is in of.
 func add[T any](to *[]requirement[T], of map[string]func(T) string, r fields.Requirement) bool {
 	get := of[r.Field]
 	if get != nil {

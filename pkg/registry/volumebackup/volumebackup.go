@@ -58,7 +58,7 @@ func phase(b backup) string           { return b.Status.Phase }
 func node(b backup) string            { return b.Status.Node }
 func method(b backup) string          { return b.Status.Method }
 
-// holder returns the backup's name, with another namespace.
+// holder returns the backup's name, and its namespace if another.
 func holder(b backup) string {
 	switch ref := b.Spec.Backup; {
 	case ref.Namespace == b.Namespace && ref.Name != "":
