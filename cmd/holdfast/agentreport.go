@@ -19,7 +19,6 @@ import (
 
 const throughputInterval = 10 * time.Second
 
-// agentReport is a node agent's status for its Lease.
 type agentReport struct {
 	clock clock.PassiveClock
 

@@ -46,7 +46,7 @@ func newCheckCommand() *cobra.Command {
 	return role(command)
 }
 
-// check lists the backups of a namespace until that succeeds, and prints their number.
+// check lists a namespace's backups until that succeeds, and prints their number.
 func check(ctx context.Context, holdfast holdfastclientset.Interface, namespace string, timeout time.Duration, out io.Writer) error {
 	var last error
 	err := wait.PollUntilContextTimeout(ctx, time.Second, timeout, true, func(ctx context.Context) (bool, error) {

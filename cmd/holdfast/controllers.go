@@ -460,7 +460,7 @@ func newNodeRestriction(_ context.Context, c *controllerContext) (func(context.C
 	}).Run, nil
 }
 
-// newSnapshotSweep returns no work without --snapshots: then the controller has no rights for it.
+// newSnapshotSweep returns no work without --snapshots, as for mover.
 func newSnapshotSweep(_ context.Context, c *controllerContext) (func(context.Context), error) {
 	if c.mover == nil {
 		return func(context.Context) {}, nil

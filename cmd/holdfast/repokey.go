@@ -35,7 +35,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/repository/opener"
 )
 
-// repoKeyOptions are the flags for commands about repositories' keys.
+// repoKeyOptions are the flags for commands about repositories' keys, with the administrator's rights.
 type repoKeyOptions struct {
 	client   clientOptions
 	repoName string

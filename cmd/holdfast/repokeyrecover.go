@@ -111,10 +111,9 @@ type keyRecovery struct {
 	system      string
 	location    *enginev1alpha1.StorageLocation
 	credentials location.Secrets // nil without a Secret
-	// copied says that the location is a copy of the store, which may lack repositories.
-	copied bool
-	// namespace and signers restrict the keys; empty means all.
-	namespace  string
+	// copied says that the location is a copy of the store, perhaps without some repositories.
+	copied     bool
+	namespace  string // namespace and signers restrict the keys; empty means all
 	signers    []string
 	identities []recovery.Identity
 	// own receives the keys. decryption are keys for backups that it has already.

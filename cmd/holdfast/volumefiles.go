@@ -14,8 +14,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/volumefiles/reader"
 )
 
-// indexShare bounds the indexes of repositories whose files are read, as a share of the memory, within
-// leastIndexes and mostIndexes.
+// indexShare bounds the indexes of read repositories to a share of the memory, within leastIndexes and
+// mostIndexes.
 const (
 	indexShare   = 8
 	leastIndexes = 64 << 20

@@ -33,7 +33,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/restore"
 )
 
-const watchTerminationGracePeriod = 10 * time.Second // of the server's stop
+const watchTerminationGracePeriod = 10 * time.Second // of watches when the server stops
 
 // Options are the flags of the API server.
 type Options struct {

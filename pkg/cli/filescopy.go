@@ -23,7 +23,7 @@ import (
 const (
 	// copyPage bounds a folder's entries in memory, copyDepth the nested folders.
 	copyPage, copyDepth = 200, 256
-	unfinished          = ".holdfast-cp-" // of the name of an unfinished file
+	unfinished          = ".holdfast-cp-" // begins the name of an unfinished file
 	mostNotes           = 10              // of omitted files
 )
 

@@ -275,6 +275,7 @@ func readVariables(path string) (map[string][]byte, error) {
 	}
 	has := func(key string) bool { return len(data[key]) > 0 }
 	if !has(accountKey) && !has(sasToken) && !(has(tenantID) && has(clientID) && has(clientSecret)) {
+		// No message quotes the file.
 		return nil, fmt.Errorf("%s: it has no credentials for Azure: want lines with AZURE_STORAGE_ACCOUNT_ACCESS_KEY=..., with AZURE_STORAGE_SAS_TOKEN=..., or with AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET", path)
 	}
 	return data, nil
@@ -301,6 +302,7 @@ func readProfile(path, profile string) (map[string][]byte, error) {
 		}
 	}
 	if len(data[accessKeyID]) == 0 || len(data[secretAccessKey]) == 0 {
+		// No message quotes the file.
 		return nil, fmt.Errorf("%s: the profile [%s] lacks aws_access_key_id or aws_secret_access_key: want the credentials file of AWS, or choose a profile with --profile", path, profile)
 	}
 	return data, nil

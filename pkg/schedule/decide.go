@@ -22,10 +22,9 @@ type Backup struct {
 	Phase v1alpha1.BackupPhase
 	// Exempt says that rules of keep ignore it: triggered by hand, perhaps not restorable, or with an expiration
 	// that a user changed.
-	Exempt bool
-	ByHand bool // triggered by a user
-	// Ended is zero for an unfinished backup.
-	Created, Ended time.Time
+	Exempt         bool
+	ByHand         bool      // triggered by a user
+	Created, Ended time.Time // when it was requested, and when it ended or zero
 }
 
 // Waits reports whether the backup has not begun.
@@ -44,9 +43,8 @@ type State struct {
 	// Since is the time from which on something can be due, Dealt the last handled time.
 	Since, Dealt time.Time
 	Unsettled    *enginev1alpha1.UnsettledTimes // unhandled times before Since
-	// Deadline is how late a backup may be requested; zero is no limit.
-	Deadline time.Duration
-	Backups  []Backup
+	Deadline     time.Duration                  // bounds how late a backup may be requested; zero is no limit
+	Backups      []Backup
 }
 
 // StateOf returns the state of a schedule by its record.
@@ -63,7 +61,7 @@ func StateOf(entry *enginev1alpha1.ScheduleEntry, uid types.UID, backups []Backu
 	return state, err
 }
 
-// Move begins the times of a schedule anew, before its record changes. Unhandled times become unsettled.
+// Move begins a schedule's times anew, before its record changes. Unhandled times become unsettled.
 func Move(entry *enginev1alpha1.ScheduleEntry, uid types.UID, now time.Time) {
 	state, err := StateOf(entry, uid, nil)
 	left := state.unsettled(now)
@@ -108,11 +106,9 @@ type Decision struct {
 	// Reason and Message say why there is no backup for it; empty when one is requested. With
 	// ScheduleReasonChanged there may be one: a process requested it without a record.
 	Reason, Message string
-	// Missed counts the times up to Due without a backup of their own.
-	Missed int64
-	Dealt  time.Time // replaces the last handled time, from a wrong future, unless zero
-	// Next is the next due time; zero while paused, or if there is none.
-	Next time.Time
+	Missed          int64     // times up to Due without a backup of their own
+	Dealt           time.Time // replaces the last handled time, from a wrong future, unless zero
+	Next            time.Time // zero while paused, or if there is none
 }
 
 // skew bounds the difference between the clocks of successive processes.

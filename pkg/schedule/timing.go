@@ -124,7 +124,7 @@ func spreadOver(word string, uid types.UID) string {
 		"D", value("D", 1, 28), "N", value("N", 1, 12)).Replace(word)
 }
 
-// Location is the time zone.
+// Location returns the time zone.
 func (t *Timing) Location() *time.Location { return t.location }
 
 // span exceeds any change of a clock: islands at the date line changed a day.

@@ -40,7 +40,7 @@ type Volume struct {
 	Nodes        *corev1.VolumeNodeAffinity
 	Device       bool
 	// Attempt is the backup's attempt if hooks enclose the cut, else 0. Another attempt can't use the cut, since
-	// the pod has gone on.
+	// the pod has resumed.
 	Attempt int32
 	// Try is 2 for the second exposure, preferably on another node than Avoid.
 	Try   int32
@@ -52,7 +52,7 @@ type Volume struct {
 
 // Taken is a cut. Its stored snapshot is safe: its content is Retain, and held.
 type Taken struct {
-	Snapshot, Content, Handle string // the VolumeSnapshot in the claim's namespace
+	Snapshot, Content, Handle string // Snapshot is in the claim's namespace
 	Time                      time.Time
 	Size                      int64 // the least of a volume from the snapshot in bytes, or 0 if unknown
 	Ready                     bool

@@ -150,7 +150,7 @@ func changeable(backup *v1alpha1.Backup, body *v1alpha1.BackupExpiration) error 
 	case body.UID != "" && body.UID != backup.UID:
 		return conflict(backup.Name, "its uid is %s, and the one that is meant has %s", backup.UID, body.UID)
 	case status.Phase == v1alpha1.BackupPhaseDeleting && body.Hold != nil && !*body.Hold && body.Expiration == nil:
-		return nil // so that its waiting deletion goes on
+		return nil // so that its waiting deletion continues
 	case status.Phase == v1alpha1.BackupPhaseDeleting:
 		return conflict(backup.Name, "it is being deleted")
 	case !status.Phase.Ended() || status.FormatVersion == "":

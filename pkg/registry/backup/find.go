@@ -129,7 +129,7 @@ type search struct {
 	query                string // identifies the search in continue tokens
 }
 
-// position is where a list goes on: behind an item of a backup, or at the backup's beginning.
+// position is where a list continues: behind an item of a backup, or at the backup's beginning.
 type position struct {
 	Query     string   `json:"q"`
 	Time      int64    `json:"t"` // of the backup

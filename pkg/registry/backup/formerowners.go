@@ -38,7 +38,7 @@ type predecessors struct {
 func (p *predecessors) isPresent(ctx context.Context, namespace string) (bool, error) {
 	origin := p.backup.Status.Origin
 	if origin == nil || origin.Trust != v1alpha1.BackupTrustOwn && origin.Trust != v1alpha1.BackupTrustTrusted {
-		return false, nil // nobody vouches for its claims
+		return false, nil // its claims are not vouched for
 	}
 	if p.uids == nil {
 		uids, err := namespacesOf(ctx, p.from, p.index)

@@ -249,7 +249,7 @@ func (k *kind) Unchangeable(backup *v1alpha1.Backup, path string) string {
 func (k *kind) Yields(_, _ *enginev1alpha1.BackupRun) bool { return false }
 
 // NameTaken implements recorded.Kind. A stored backup a.b of the system namespace may have the record's name of
-// the backup b of the namespace a, or be that backup itself, see Projector.
+// the backup b of the namespace a. It may be that backup itself, see Projector.
 func (k *kind) NameTaken(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun) error {
 	return conflict(backup.Name, "it has ended, and its name in the store belongs to the backup %s in the namespace %s, which is live: wait until that one has gone from the queue and from `kubectl get backupruns`", run.Spec.BackupRef.Name, run.Spec.BackupRef.Namespace)
 }

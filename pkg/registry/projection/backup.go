@@ -49,7 +49,7 @@ func backupOf(run *enginev1alpha1.BackupRun, entry *queue.Entry) *v1alpha1.Backu
 			queued.LastTransitionTime = *status.StartTimestamp
 		}
 	case entry != nil && entry.State == v1alpha1.QueueStateReady:
-		// The start is in the queue's ledger
+		// The start is in the queue's ledger.
 		status.Phase = v1alpha1.BackupPhaseReadyToStart
 		queued.Status, queued.Reason, complete.Reason = metav1.ConditionFalse, string(status.Phase), string(status.Phase)
 	case entry != nil:

@@ -5,11 +5,11 @@
 //
 // A schedule is kept as a ScheduleEntry in the system namespace, which only Holdfast writes: it names the user of
 // the backups. It has the schedule's whole metadata, so finalizers, owners and managed fields work. Reads come
-// from a log. A write goes first into the record, with its version, so that one of two concurrent writers is
-// refused, then into the log.
+// from a log. A write enters first the record, with its version, so that one of two concurrent writers is refused,
+// then the log.
 //
-// A user that changes a schedule's spec must have the right to make its backups, as for a Backup. Later backups
-// are requested as this user.
+// A user that changes a schedule's spec must have the right to make its backups, which are requested as this user
+// from then on.
 package schedule
 
 import (

@@ -39,12 +39,10 @@ type Resource[T logstore.Object] struct {
 	Namespaced    bool
 
 	// Object and List are empty.
-	Object T
-	List   runtime.Object
-	// Fields are selectable, beside metadata.name and metadata.namespace.
-	Fields map[string]func(T) string
-	// Columns are of kubectl's table.
-	Columns []Column[T]
+	Object  T
+	List    runtime.Object
+	Fields  map[string]func(T) string // for selectors, beside metadata.name and metadata.namespace
+	Columns []Column[T]               // of kubectl's table
 	// Compare orders the rows of a table; see ordered. Nil keeps the list's order.
 	Compare func(a, b T) int
 }
