@@ -134,7 +134,7 @@ type Server struct {
 	generic     *genericapiserver.GenericAPIServer
 	projector   *projection.Projector
 	leader      *lease.Election
-	starts      []func(context.Context) // of the informers, and the parts that depend on them
+	starts      []func(context.Context) // start the informers, and the parts that depend on them
 	broadcaster events.EventBroadcaster
 }
 

@@ -77,8 +77,8 @@ type serverContext struct {
 	streams      *streamed.Streams
 	runlogs      *remote.Client
 
-	storage map[string]rest.Storage // and subresources, by name
-	logs    []termLog               // with a common term
+	storage map[string]rest.Storage // resources and subresources, by name
+	logs    []termLog               // share a term
 
 	// Set when they are made.
 	backups    *backup.REST

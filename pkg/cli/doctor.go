@@ -167,7 +167,7 @@ type doctor struct {
 
 	clients
 	serves   bool                // the API answers
-	versions map[string][]string // and images, by component
+	versions map[string][]string // versions and images, by component
 }
 
 func (d *doctor) run(ctx context.Context) (*report, error) {

@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	patience   = 5 * time.Second // for others, such as the driver
+	patience   = 5 * time.Second // with others, such as the driver
 	nudgeAfter = time.Minute
 )
 

@@ -31,7 +31,7 @@ func room(limits []int) (places int) {
 type Spot struct {
 	// Read says that the volume is read, so that another one may be exposed.
 	Read  func()
-	Leave func() // when the volume is hidden
+	Leave func() // gives the place back when the volume is hidden
 }
 
 type asker struct {

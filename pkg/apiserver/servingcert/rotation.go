@@ -22,7 +22,7 @@ const (
 	// happened.
 	lifetime = 90 * 24 * time.Hour
 	renewal  = lifetime / 3 * 2
-	backdate = time.Hour        // kube-apiserver's clock may be behind
+	backdate = time.Hour        // how far kube-apiserver's clock may be behind
 	overlap  = 30 * time.Second // of each step, for all replicas of kube-apiserver
 	bound    = 16               // of replicas' certificates in a bundle
 

@@ -45,7 +45,7 @@ type Config struct {
 	Observe    func(*enginev1alpha1.BackupRun) // puts a written or read run into the log
 	// Load counts the records of a namespace's backups, always with the coming ones.
 	Load   func(namespace string, coming sets.Set[string]) records.Load
-	Stored func(namespace string) int // in a namespace; nil counts none
+	Stored func(namespace string) int // backups of a namespace; nil counts none
 	Limits Limits
 	// LastData returns the existing claims whose newest data only this good backup holds. Optional.
 	LastData func(ctx context.Context, backup *v1alpha1.Backup) ([]types.NamespacedName, error)

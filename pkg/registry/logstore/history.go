@@ -15,7 +15,7 @@ type event[T Object] struct {
 	rv       uint64
 	at       time.Time
 	was, now *entry[T]
-	bytes    int // of the new views in now, or of was if earlier
+	bytes    int // of the new views in now; an earlier event counts was
 }
 
 func (e *event[T]) key() string {

@@ -27,7 +27,7 @@ const (
 	defaultHistoryAge = 5 * time.Minute
 	// defaultHistoryEvents suffices for MinHistoryAge at 1,700 events a second. The queue has at most 1,000.
 	defaultHistoryEvents = 1 << 17
-	olderEvents          = 1 << 15   // if some are older than MinHistoryAge
+	olderEvents          = 1 << 15   // most events while some are older than MinHistoryAge
 	defaultHistoryBytes  = 128 << 20 // clients choose the size of objects
 
 	maxRetryAfter = 10 * time.Second
@@ -43,7 +43,7 @@ type Object interface {
 type Options struct {
 	Resource   schema.GroupResource // keys begin with its Prefix
 	Namespaced bool
-	Loading    string // until SetReady, as named in 429s
+	Loading    string // what the log waits for until SetReady, as 429s name it
 	// OnRead is called on each answered Get and GetList, perhaps to warn of stale data. Optional.
 	OnRead func(ctx context.Context)
 
@@ -98,7 +98,7 @@ type Log[T Object] struct {
 	open     bool
 	ready    bool
 	rv       uint64 // of the last event
-	first    uint64 // that a client may have seen
+	first    uint64 // the oldest version that a client may have seen
 	state    state[T]
 	history  history[T]
 	wake     chan struct{} // closed by the next change; nil if nothing waits

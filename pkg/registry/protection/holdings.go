@@ -69,7 +69,7 @@ type holding struct {
 type holdings struct {
 	stores  Stores
 	clock   clock.PassiveClock
-	changed func() // a manifest was read, or could not be
+	changed func() // called when a manifest was read, or could not be
 	queue   chan *backup
 
 	mu sync.Mutex

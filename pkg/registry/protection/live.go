@@ -53,7 +53,7 @@ func (o *object) rowName() string { return o.prefix + o.name }
 
 // live has the listed objects of all kinds, with the needed metadata. Others, as workloads' pods, take no memory.
 type live struct {
-	changed func() // after each change
+	changed func() // called after each change
 
 	mu     sync.RWMutex
 	tables []*table // as kinds; the content is guarded by mu

@@ -33,7 +33,7 @@ type Config struct {
 	IsGood    func(namespace, name string, uid types.UID) bool
 	Holders   func(claim types.NamespacedName, most int) []types.UID // with data of a claim, the newest first
 	Schedules Schedules
-	Warn      func(ctx context.Context) // of each store that could not be read
+	Warn      func(ctx context.Context) // adds a warning for each store that could not be read
 	Clock     clock.WithTicker
 }
 

@@ -32,7 +32,7 @@ type Publisher struct {
 
 	// mu is held from a change of the fields below to its commit.
 	mu      sync.Mutex
-	changed func(types.NamespacedName) // for each schedule that changes, or whose backups do; optional
+	changed func(types.NamespacedName) // called for each schedule that changes, or whose backups do; optional
 	entries *recorded.Set[types.NamespacedName, *enginev1alpha1.ScheduleEntry]
 	// uids are by record; names is the inverse.
 	uids  map[types.NamespacedName]types.UID

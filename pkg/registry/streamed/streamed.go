@@ -75,7 +75,7 @@ type Answer struct {
 	What        string
 	Location    string
 	ContentType string
-	Missing     string // if the store has no such object; optional
+	Missing     string // the message if the store has no such object; optional
 	// Write reads from the store and writes the answer. Before the first byte, its errors go to the client, API
 	// errors unchanged.
 	Write func(ctx context.Context, from store.Ranger, to io.Writer) error
