@@ -4,7 +4,6 @@
 // Package cli is kubectl holdfast, a thin client of Holdfast's API.
 //
 //   - It only uses the Kubernetes API server, with its user's rights. The API decides everything.
-//   - Exit codes are constants of this package.
 //   - It asks before it deletes or overwrites, unless --yes is set. Without a terminal it refuses.
 package cli
 

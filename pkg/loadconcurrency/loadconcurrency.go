@@ -9,10 +9,10 @@
 //	  "perNodeConfig": [{"nodeSelector": {"matchLabels": {"kubernetes.io/hostname": "node1"}}, "number": 3}]
 //	}}
 //
-// globalConfig, default 1, is for nodes without a matching rule; of several rules the smallest number counts. A
-// mistake in globalConfig or perNodeConfig keeps that part's former value. So does its absence beside an unknown
-// key, perhaps a misspelling. An agent decides for its node. For a silent one, the API server predicts the
-// decision of an agent that starts now.
+// globalConfig, default 1, is for nodes without a matching rule; the smallest number of several rules counts. A
+// mistake in one of both keeps its former value. So does its absence beside an unknown key, perhaps a misspelling.
+// An agent decides for its node. For a silent one, the API server predicts the decision of an agent that starts
+// now.
 package loadconcurrency
 
 import (
@@ -84,7 +84,7 @@ func (c Config) Limit(node labels.Set) (limit int, source string) {
 }
 
 // Update returns the configuration after a ConfigMap's data, which must have one key of any name. problem has all
-// mistakes in one line; the rest is valid.
+// mistakes in a line; the rest is valid.
 func (c Config) Update(data map[string]string, binary map[string][]byte) (after Config, problem string) {
 	keys := slices.AppendSeq(slices.Collect(maps.Keys(data)), maps.Keys(binary))
 	if len(keys) != 1 {

@@ -126,8 +126,8 @@ func (w *cutting) wait(ctx context.Context) (Taken, error) {
 	}
 }
 
-// AwaitReady waits until volumes can be made from a cut: some storages copy for hours after it. The limit counts
-// from the cut, also for another attempt.
+// AwaitReady waits until volumes can be made from a cut: some storages copy for hours. The limit counts from the
+// cut.
 func (c *Client) AwaitReady(ctx context.Context, v Volume, taken Taken, report func(string)) (Taken, error) {
 	said, pause, begun := "", time.Duration(0), time.Now()
 	for !taken.Ready {

@@ -184,8 +184,8 @@ type Lost struct {
 }
 
 // Find makes a content for a lost snapshot, unless its backup has one, so that Forget can delete it. It names a
-// VolumeSnapshot of the system namespace, where no tenant can create it and so bind the content. It has the
-// class's secret, which some drivers want.
+// VolumeSnapshot of the system namespace, where no tenant can create it and so bind the content. Some drivers want
+// the class's secret.
 func (c *Client) Find(ctx context.Context, lost Lost) (content string, uid types.UID, err error) {
 	known, err := list[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), LabelBackup+"="+string(lost.Backup))
 	if err != nil {

@@ -48,8 +48,8 @@ type line struct {
 	waiting []*asker
 }
 
-// free reports whether a driver may have one more place. Its first place is always free: another driver's volumes
-// may hang, and an agent may come with the first pod.
+// free reports whether a driver may have one more place. Its first place is always free: others may hang, and an
+// agent may come with the first pod.
 func (l *line) free(driver string, room int) bool {
 	return l.taken[driver] == 0 || l.unread < room && l.taken[driver] < atOnceExposed
 }

@@ -188,9 +188,8 @@ func (e *Error) message() string {
 	return e.Message
 }
 
-// settled reports whether the deletion of this version leaks no stored snapshot. Its content is held, or none is
-// being made: snapshot-controller puts a finalizer on a VolumeSnapshot before it makes the content, and an error
-// if it fails.
+// settled reports whether the deletion of this version leaks no stored snapshot: its content is held, or none is
+// being made. See docs/design/snapshots.md#the-cut.
 func (s *VolumeSnapshot) settled(content *VolumeSnapshotContent) bool {
 	if content != nil {
 		return content.held()

@@ -165,8 +165,8 @@ func (d *decider) contents() {
 	}
 }
 
-// surplus returns the contents beyond their claims' newest ones that stay beside moved data. Only snapshots of
-// stored backups count, and the newest one says how many stay. An offered one stays: a claim may be made from it.
+// surplus returns the contents beyond their claims' newest ones that stay beside moved data. See
+// docs/design/snapshots.md#keeping.
 func (d *decider) surplus() map[types.UID]bool {
 	type source struct{ driver, handle string }
 	type group struct{ claim, location string }
@@ -235,8 +235,7 @@ func (d *decider) live(labels map[string]string) bool {
 	return d.Fates[types.UID(labels[LabelBackup])] == Live && !d.spoiled(labels)
 }
 
-// unlabelled judges a content whose labels a stopped controller has not set. No backup refers to it. If others
-// have deleted the VolumeSnapshot, it is an orphan.
+// unlabelled judges a content whose labels a stopped controller has not set: no backup refers to it.
 func (d *decider) unlabelled(content *VolumeSnapshotContent) {
 	if !ownName.MatchString(content.Spec.Ref.Name) || content.Spec.Source.Volume == "" {
 		return

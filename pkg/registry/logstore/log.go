@@ -74,8 +74,7 @@ type Options struct {
 //     OnRead adds a warning. A list with an earlier log's version or 0, as an informer's, gets 429. The bookmark
 //     that ends a watch's initial events is sent after SetReady.
 //  5. Stored objects never change; clients get deep copies.
-//  6. The events of the last 75 s are remembered, up to 131,072 events and 128 MiB of objects. Up to 32,768 events
-//     are remembered for 5 minutes.
+//  6. Events are remembered as HistoryAge, HistoryEvents and HistoryBytes say.
 //  7. Requests over all namespaces may see more of an object than requests within its namespace, which include all
 //     gets. A change of one view is no event, and no new version, to the other requests. Their selectors don't
 //     find it.

@@ -29,9 +29,9 @@ import (
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 )
 
-// Proxy serves nodeagents/proxy: the records and Secrets of a node, only to its agent. A right can name neither a
-// node nor a label, so agents have no right to them. This server reads them for the node in the agent's token,
-// which kube-apiserver sets. The paths below are kube-apiserver's, for any client whose host ends with
+// Proxy serves nodeagents/proxy: the records and Secrets of a node, only to its agent. A right can't name a node
+// or a label, so agents have none to them. This server reads them for the node in the agent's token, which
+// kube-apiserver sets. The paths are kube-apiserver's, for any client whose host ends with
 // v1alpha1.NodeAgentProxyPath:
 //
 //	apis/engine.holdfast.io/v1alpha1/namespaces/SYSTEM/volumeuploads   lists and watches the node's
@@ -233,8 +233,7 @@ func (p *Proxy) record(ctx context.Context, node, resource, name string) (json.R
 	return raw, of, nil
 }
 
-// secrets returns the existing Secrets for the work of a node's record. It reads them anew: a user may have
-// changed them.
+// secrets returns the existing Secrets for a record's work. It reads them anew: a user may have changed them.
 func (p *Proxy) secrets(ctx context.Context, node, resource, name string) (*corev1.SecretList, error) {
 	_, of, err := p.record(ctx, node, resource, name)
 	if err != nil {

@@ -27,12 +27,11 @@ const (
 	lookInterval    = 5 * time.Second
 	// silence is how long a Ready agent may show no sign of life. It renews its Lease every 20 s, and may fail
 	// once.
-	silence = 50 * time.Second
-	// configWait bounds the wait of the first publication for the ConfigMap, as of an agent.
-	configWait = 10 * time.Second
+	silence    = 50 * time.Second
+	configWait = 10 * time.Second // for the ConfigMap, as of an agent
 )
 
-// unreadable is the reason of an agent whose status is unreadable, so that its report on the ConfigMap is unknown.
+// unreadable is the reason of an agent with an unreadable status, whose report on the ConfigMap is unknown.
 const unreadable = "Unreadable"
 
 const unreadProblem = "the ConfigMap of the node agents can't be read, and has no effect here until it can: may the API server list and watch it?"
@@ -55,8 +54,8 @@ type sign struct {
 	at      time.Time
 }
 
-// NewPublisher returns a Publisher of informers of the Leases with lease.AgentLabels, of the nodes or their
-// metadata, and of the ConfigMap with the agents' limits, if any.
+// NewPublisher returns a Publisher of informers of the Leases with lease.AgentLabels, of the nodes, and of the
+// ConfigMap with the agents' limits, if any.
 func NewPublisher(leases, nodes, configMaps cache.SharedIndexInformer, clock clock.WithTicker) (*Publisher, error) {
 	p := &Publisher{
 		Log: logstore.New(func() *v1alpha1.NodeAgent { return &v1alpha1.NodeAgent{} },
@@ -160,7 +159,7 @@ func (p *Publisher) nodeAgents() []*v1alpha1.NodeAgent {
 	return agents
 }
 
-// limits returns the limits of an agent that starts now without an earlier ConfigMap, and the ConfigMap's problem.
+// limits returns the limits of an agent that starts now, and the ConfigMap's problem.
 func (p *Publisher) limits() (config loadconcurrency.Config, problem string) {
 	if p.configMaps == nil {
 		return config, ""
@@ -176,8 +175,8 @@ func (p *Publisher) limits() (config loadconcurrency.Config, problem string) {
 	return config, ""
 }
 
-// nodeAgent returns a node's agent. shown is its present state. decided counts if the agent reports no limits. A
-// Ready agent's report on the ConfigMap, and an unreadable status, are always shown.
+// nodeAgent returns a node's agent. shown is its present state. decided counts if it reports no limits. A Ready
+// agent's report on the ConfigMap, and an unreadable status, are always shown.
 func nodeAgent(shown *v1alpha1.NodeAgent, node metav1.Object, held *coordinationv1.Lease, silent bool, decided loadconcurrency.Decision, now time.Time) *v1alpha1.NodeAgent {
 	agent := &v1alpha1.NodeAgent{ObjectMeta: metav1.ObjectMeta{
 		Name: node.GetName(), UID: node.GetUID(), Labels: node.GetLabels(), CreationTimestamp: node.GetCreationTimestamp(),

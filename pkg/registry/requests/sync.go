@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package requests serves requests as resources that can only be created: syncrequests list a store,
-// maintenancerequests maintain a repository, others delete volumes. A request becomes a record, or a part of one,
-// which a controller carries out. If one waits already, it is the answer, without a write.
+// maintenancerequests maintain a repository, others delete volumes. A controller carries out the record of a
+// request. If one waits already, it is the answer, without a write.
 package requests
 
 import (
@@ -27,8 +27,8 @@ type SyncRecords interface {
 	Patch(ctx context.Context, name string, kind types.PatchType, patch []byte, options metav1.PatchOptions, subresources ...string) (*enginev1alpha1.StorageLocation, error)
 }
 
-// NewSync serves requests to the locations in the system namespace. The answer has the generation of the
-// StorageLocation to wait for. awaits reports whether the listing that a location asks for has not begun.
+// NewSync serves requests to the locations in the system namespace. The answer has the StorageLocation's
+// generation to wait for. awaits reports whether a location's listing has not begun.
 func NewSync(system string, records SyncRecords, awaits func(*enginev1alpha1.StorageLocation) bool, clock clock.PassiveClock) *recorded.AskREST[*v1alpha1.SyncRequest] {
 	return &recorded.AskREST[*v1alpha1.SyncRequest]{
 		Singular: "syncrequest", System: system, Records: "storage locations", NamedAfter: "StorageLocation", Clock: clock,

@@ -65,7 +65,7 @@ const CauseTooManyDeletions metav1.CauseType = "TooManyVolumeDeletions"
 // it out.
 //
 // It takes the right to this subresource in the namespace that lists the volume, and to create backups/deletion in
-// each other namespace of a backup. Other backups of a history stay, and the answer counts them.
+// each other namespace. Other backups stay, and the answer counts them.
 type deletion struct {
 	VolumeDeletionConfig
 	quota    recorded.Quota
@@ -223,7 +223,7 @@ func (c *choice) add(item *catalog.HistoryItem) {
 	})
 }
 
-// byLocation returns the targets of each location: a store without an answer holds up only its own.
+// byLocation returns the targets by location: a store without an answer holds up only its own.
 func (c *choice) byLocation() [][]enginev1alpha1.BackupChangeTarget {
 	of := map[string][]enginev1alpha1.BackupChangeTarget{}
 	for _, target := range c.targets {
