@@ -10,7 +10,7 @@
 //	}}
 //
 // globalConfig, default 1, is for nodes without a matching rule; the smallest number of several rules counts. A
-// mistake in one of both keeps its former value. So does its absence beside an unknown key, perhaps a misspelling.
+// mistake in either keeps its former value. So does its absence beside an unknown key, perhaps a misspelling.
 // An agent decides for its node. For a silent one, the API server predicts the decision of an agent that starts
 // now.
 package loadconcurrency
