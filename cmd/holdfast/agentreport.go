@@ -19,16 +19,14 @@ import (
 
 const throughputInterval = 10 * time.Second
 
-// agentReport is a node agent's status for its Lease.
 type agentReport struct {
 	clock clock.PassiveClock
 
-	mu         sync.Mutex
-	load       func() datapath.Load
-	limit      func() loadconcurrency.Decision
-	conditions []metav1.Condition
-	// sampled is when moved was read for the throughput rate.
-	sampled     time.Time
+	mu          sync.Mutex
+	load        func() datapath.Load
+	limit       func() loadconcurrency.Decision
+	conditions  []metav1.Condition
+	sampled     time.Time // when moved was read for the rate
 	moved, rate int64
 }
 
@@ -38,7 +36,7 @@ func (r *agentReport) begin(load func() datapath.Load, limit func() loadconcurre
 	r.load, r.limit, r.sampled = load, limit, r.clock.Now()
 }
 
-// text returns the report; empty before the limit is known.
+// text returns "" before the limit is known.
 func (r *agentReport) text() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -17,8 +17,8 @@ import (
 	holdfastclientset "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
 )
 
-// newCheckCommand returns the command of `helm test`: it succeeds when the cluster's API serves
-// backups to an ordinary client.
+// newCheckCommand returns the command of `helm test`: it succeeds when the API serves backups to an ordinary
+// client.
 func newCheckCommand() *cobra.Command {
 	var client clientOptions
 	var timeout time.Duration
@@ -46,7 +46,7 @@ func newCheckCommand() *cobra.Command {
 	return role(command)
 }
 
-// check lists the backups of a namespace until that succeeds, and reports how many there are.
+// check lists a namespace's backups until that succeeds, and prints their number.
 func check(ctx context.Context, holdfast holdfastclientset.Interface, namespace string, timeout time.Duration, out io.Writer) error {
 	var last error
 	err := wait.PollUntilContextTimeout(ctx, time.Second, timeout, true, func(ctx context.Context) (bool, error) {

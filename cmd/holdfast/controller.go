@@ -65,8 +65,7 @@ func (o *clientOptions) validate() error {
 	return nil
 }
 
-// config returns the client configuration. The server's priority and fairness limits requests, not
-// the client.
+// config returns the client configuration. The server's priority and fairness limits requests, not the client.
 func (o *clientOptions) config(role string) (*rest.Config, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
 	if err != nil {
@@ -91,8 +90,8 @@ type controllerOptions struct {
 	agentTimeout     time.Duration
 	blockWorkers     int
 	hostPathRoots    []string
-	// restoreImage is the image of the containers that wait for volumes, in the namespaces of
-	// tenants, and restorePullSecrets are Secrets there. Empty is the image of this process.
+	// restoreImage is for the containers that wait for volumes in tenants' namespaces; empty is this process's.
+	// restorePullSecrets are Secrets there.
 	restoreImage       string
 	restorePullSecrets []string
 	resume             bool
@@ -242,7 +241,7 @@ func (o *controllerOptions) run(ctx context.Context) error {
 	}
 	defer func() { cancel(); <-stopped }()
 
-	// A restarted container must not be taken for the former process.
+	// A restarted container must differ from the former process.
 	host, err := os.Hostname()
 	if err != nil {
 		return err
@@ -263,8 +262,8 @@ func (o *controllerOptions) run(ctx context.Context) error {
 	})
 }
 
-// work runs the controllers until ctx ends, and returns when all have stopped. lease.Fence stops
-// requests of a process that wakes up after another took over.
+// work runs the controllers until ctx ends, and waits for their stop. lease.Fence stops requests of a process that
+// wakes up after another took over.
 func (o *controllerOptions) work(ctx context.Context, config *rest.Config, identity string, leads func(context.Context) error, logs *runlog.Logs, planned *remote.PlanServer, files *reader.Server) error {
 	config = rest.CopyConfig(config)
 	config.Wrap(lease.Fence)
@@ -273,7 +272,7 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, ident
 		return err
 	}
 	broadcaster := newBroadcaster(c.kube)
-	// Also for work that continues a while after the stop.
+	// Also for work that continues after the stop.
 	if err := broadcaster.StartRecordingToSinkWithContext(context.WithoutCancel(ctx)); err != nil {
 		return err
 	}
@@ -306,7 +305,6 @@ func (o *controllerOptions) work(ctx context.Context, config *rest.Config, ident
 	return nil
 }
 
-// knownKeys returns all public keys of the cluster.
 func knownKeys(ctx context.Context, configMaps corev1client.ConfigMapInterface, cluster format.Cluster) ([]string, error) {
 	published, err := configMaps.Get(ctx, clusteridentity.ConfigMapName, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {

@@ -91,9 +91,8 @@ type controllerContext struct {
 	plans    *remote.PlanServer
 	files    *reader.Server
 
-	kube   kubernetes.Interface
-	engine engineclient.EngineV1alpha1Interface
-	// client reads objects of any kind, served lists the kinds.
+	kube        kubernetes.Interface
+	engine      engineclient.EngineV1alpha1Interface
 	client      rest.Interface
 	served      *clustercache.Resources
 	configMaps  corev1client.ConfigMapInterface
@@ -110,7 +109,6 @@ type controllerContext struct {
 	agents     *lease.Agents
 	informers  []startable
 
-	// Set by their constructors.
 	queue        *backupqueue.Controller
 	locations    *storagelocation.Controller
 	repositories *repository.Controller
@@ -118,8 +116,7 @@ type controllerContext struct {
 	restores     *restorerun.Controller
 	restoring    *restorerun.Executor
 	volumes      *volumes.Volumes
-	// mover is nil without --snapshots: the controller has no rights for it then.
-	mover *snapshots.Mover
+	mover        *snapshots.Mover // nil without --snapshots: then the controller has no rights for it
 }
 
 type startable interface {
@@ -189,7 +186,7 @@ func (c *controllerContext) newInformers(engine engineclientset.Interface) error
 	published := clustercache.ConfigMap(c.kube, system, clusteridentity.ConfigMapName)
 	agentLeases := informers.NewSharedInformerFactoryWithOptions(c.kube, 0, informers.WithNamespace(enginev1alpha1.AgentsNamespace(system)), informers.WithTransform(clustercache.Trimmed),
 		informers.WithTweakListOptions(func(options *metav1.ListOptions) { options.LabelSelector = lease.AgentLabels }))
-	// Only the names of nodes are needed; the rest is large and changes often.
+	// Only the names of nodes matter; the rest is large and changes often.
 	names, err := metadata.NewForConfig(c.config)
 	if err != nil {
 		return err
@@ -463,7 +460,7 @@ func newNodeRestriction(_ context.Context, c *controllerContext) (func(context.C
 	}).Run, nil
 }
 
-// newSnapshotSweep returns no work without --snapshots: the controller has no rights for it then.
+// newSnapshotSweep returns no work without --snapshots, as for mover.
 func newSnapshotSweep(_ context.Context, c *controllerContext) (func(context.Context), error) {
 	if c.mover == nil {
 		return func(context.Context) {}, nil

@@ -16,14 +16,13 @@ import (
 	enginev1alpha1 "github.com/holdfast-io/holdfast/pkg/apis/engine/v1alpha1"
 )
 
-// eventWrites bounds concurrent writes of events. A broadcaster writes all at once, maybe
-// thousands, and the renewal of a Lease must not wait behind them.
+// eventWrites bounds concurrent writes of events. A broadcaster writes all at once, maybe thousands, and would
+// delay the renewal of a Lease.
 const eventWrites = 4
 
 // longestNote bounds the bytes of an event's note; the API allows 1,024.
 const longestNote = 1000
 
-// eventSink bounds concurrent requests, and shortens notes.
 type eventSink struct {
 	sink  events.EventSink
 	slots chan struct{}

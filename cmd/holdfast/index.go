@@ -21,7 +21,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/location"
 )
 
-// indexes passes storage locations and ended backups to the publisher.
 type indexes struct {
 	publisher *publish.Publisher
 	namespace string
@@ -62,7 +61,7 @@ func (i *indexes) relocate() {
 	var locations []publish.Location
 	for _, record := range records {
 		if !record.Spec.IsWritten() || record.Cloned() {
-			continue // it is not written to
+			continue // not written
 		}
 		settings, err := location.Settings(record)
 		if err != nil {

@@ -18,8 +18,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// version is set by the linker. It must not be component-base's: the API server's library takes
-// that for Kubernetes's version, and selects feature gates by it.
+// version is set by the linker. It must not be component-base's, which the API server's library takes for
+// Kubernetes's version, and selects feature gates by.
 var version = "unknown"
 
 func main() {
@@ -43,7 +43,6 @@ func newCommand() *cobra.Command {
 	return command
 }
 
-// role adds logging flags to a role's command.
 func role(command *cobra.Command) *cobra.Command {
 	config := logsapi.NewLoggingConfiguration()
 	logsapi.AddFlags(config, command.Flags())

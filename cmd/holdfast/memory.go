@@ -15,13 +15,12 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// leastMemory is the smallest limit that an agent can keep.
-const leastMemory = 256 << 20
+const leastMemory = 256 << 20 // the least that an agent can keep
 
 const cgroups = "/sys/fs/cgroup"
 
-// memoryLimit returns the memory for a process: GOMEMLIMIT, else the flag, else 90 % of the
-// container's limit, else zero.
+// memoryLimit returns a process's memory: GOMEMLIMIT, else the flag, else 90 % of the container's limit, else
+// zero.
 func memoryLimit(flag, cgroups string) (int64, error) {
 	if limit := debug.SetMemoryLimit(-1); os.Getenv("GOMEMLIMIT") != "" && limit != math.MaxInt64 {
 		return limit, nil

@@ -44,12 +44,11 @@ import (
 )
 
 type nodeAgentOptions struct {
-	client      clientOptions
-	serving     *servingOptions
-	node        string
-	hostPodsDir string
-	// hostPathRoots are mounted at the node's paths.
-	hostPathRoots []string
+	client        clientOptions
+	serving       *servingOptions
+	node          string
+	hostPodsDir   string
+	hostPathRoots []string // mounted at the node's paths
 	cacheDir      string
 	cacheLimit    string
 	configMap     string
@@ -57,8 +56,7 @@ type nodeAgentOptions struct {
 	fullReadEvery time.Duration
 }
 
-// leastCache is the smallest limit of the cache: three packs of 20 MB.
-const leastCache = 64 << 20
+const leastCache = 64 << 20 // three packs of 20 MB
 
 func newNodeAgentCommand() *cobra.Command {
 	options := &nodeAgentOptions{
@@ -178,7 +176,6 @@ func (o *nodeAgentOptions) proxied(config *rest.Config) *rest.Config {
 func (o *nodeAgentOptions) work(ctx context.Context, identity string, memory int64, kube kubernetes.Interface, metadata metadata.Interface, engine, own engineclientset.Interface, broadcaster events.EventBroadcaster, report *agentReport) error {
 	records := enginefactory.NewSharedInformerFactoryWithOptions(engine, 0, enginefactory.WithNamespace(o.client.namespace),
 		enginefactory.WithTransform(clustercache.Trimmed))
-	// An agent sees only its node's work.
 	work := enginefactory.NewSharedInformerFactoryWithOptions(own, 0, enginefactory.WithNamespace(o.client.namespace),
 		enginefactory.WithTransform(clustercache.Trimmed))
 	working, most := ctx, 0

@@ -35,8 +35,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/repository/opener"
 )
 
-// repoKeyOptions are the flags for commands about repositories' keys, with the administrator's
-// rights.
+// repoKeyOptions are the flags for commands about repositories' keys, with the administrator's rights.
 type repoKeyOptions struct {
 	client   clientOptions
 	repoName string
@@ -161,7 +160,7 @@ func (o *repoKeyOptions) exportAll(ctx context.Context) error {
 		if !isKey || !isName {
 			continue
 		}
-		// Uses the printed key, not the Secret's present one.
+		// The printed key, not the Secret's present one.
 		key := repository.Key(strings.TrimSpace(string(secret.Data[enginev1alpha1.KeySecretKey])))
 		err := opener.ErrNoKey
 		if key != "" {
@@ -177,7 +176,6 @@ func (o *repoKeyOptions) exportAll(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// exported records the exported key in the repository's record.
 func (o *repoKeyOptions) exported(ctx context.Context, clients keyClients, name, volumeNamespace string, key repository.Key) error {
 	fingerprint, err := key.Fingerprint(volumeNamespace)
 	if err == nil {

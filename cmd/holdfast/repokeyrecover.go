@@ -108,18 +108,15 @@ func (o *recoverOptions) identities() (_ []recovery.Identity, err error) {
 }
 
 type keyRecovery struct {
-	system   string
-	location *enginev1alpha1.StorageLocation
-	// credentials has the location's Secret; nil if it needs none.
-	credentials location.Secrets
-	// copied means that the location is a copy of the store, which may lack repositories.
-	copied bool
-	// namespace and signers restrict the keys; empty means all.
-	namespace  string
+	system      string
+	location    *enginev1alpha1.StorageLocation
+	credentials location.Secrets // nil without a Secret
+	// copied says that the location is a copy of the store, perhaps without some repositories.
+	copied     bool
+	namespace  string // namespace and signers restrict the keys; empty means all
 	signers    []string
 	identities []recovery.Identity
-	// own is the cluster that receives the keys, and decryption are those that decrypt backups and
-	// that it has received before.
+	// own receives the keys. decryption are keys for backups that it has already.
 	own        identity.Identity
 	decryption encryption.Keys
 
@@ -201,7 +198,7 @@ func (r *keyRecovery) decrypting(candidates []format.WrappedKey) (of []format.Wr
 	return of, errors.Join(err, printSecret(r.secrets, secret))
 }
 
-// unknown returns the signers of keys that neither are the new cluster nor are trusted by it.
+// unknown returns the keys' signers that the new cluster neither is nor trusts.
 func (r *keyRecovery) unknown(of []format.WrappedKey) (signers []enginev1alpha1.TrustedCluster) {
 	for _, wrapped := range of {
 		signer := enginev1alpha1.TrustedCluster{Name: "lost", UID: wrapped.ClusterUID, PublicKey: wrapped.PublicKey}

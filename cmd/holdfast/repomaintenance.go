@@ -111,8 +111,8 @@ func (o *repoMaintenanceOptions) validate() error {
 	return errors.Join(errs...)
 }
 
-// run maintains the repositories one by one, prints a line for each, and returns the termination
-// message. A stop is no failure.
+// run maintains the repositories one by one, prints a line for each, and returns the termination message. A stop
+// is no failure.
 func (o *repoMaintenanceOptions) run(ctx context.Context) (message string, err error) {
 	if err := o.validate(); err != nil {
 		return "", err
@@ -154,7 +154,7 @@ func (o *repoMaintenanceOptions) run(ctx context.Context) (message string, err e
 	for _, name := range slices.Compact(o.repoNames) {
 		result := withTimeout(ctx, o.repoTimeout, func(ctx context.Context) maintenance.Result { return maintainer.Maintain(ctx, name, o.location) })
 		fmt.Println(result)
-		// In case it is killed before its end.
+		// In case it is killed.
 		if results = append(results, result); len(results) > 1 {
 			o.end(ctx, maintenance.Message(results))
 		}

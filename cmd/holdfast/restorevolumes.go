@@ -22,8 +22,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restore/volumes"
 )
 
-// defaultImage is used if the controller runs outside of a pod.
-const defaultImage = "ghcr.io/holdfast-io/holdfast:dev"
+const defaultImage = "ghcr.io/holdfast-io/holdfast:dev" // outside of a pod
 
 // ownPod returns the controller's own pod, or nil. It uses a list, the only right on pods.
 func ownPod(ctx context.Context, kube kubernetes.Interface, system string) (*corev1.Pod, error) {

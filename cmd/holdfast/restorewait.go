@@ -18,8 +18,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/restorewait"
 )
 
-// newRestoreWaitCommand returns the command of a restored pod's init container. It needs no
-// cluster, and logs only what it waits for.
+// newRestoreWaitCommand returns the command of a restored pod's init container. It needs no cluster, and logs only
+// what it waits for.
 func newRestoreWaitCommand() *cobra.Command {
 	var (
 		dir, terminationLog string
@@ -39,7 +39,7 @@ func newRestoreWaitCommand() *cobra.Command {
 			waiting := restorewait.Waiting{Dir: dir, Volumes: volumes, Timeout: timeout, Clock: clock.RealClock{}, Out: os.Stderr}
 			err := serveDevice(command.Context(), dir, device, writable, waiting.Wait)
 			if err != nil {
-				// Shown in the pod's status. The file may be missing.
+				// For the pod's status. The file may be missing.
 				if file, failed := os.OpenFile(terminationLog, os.O_WRONLY|os.O_TRUNC, 0); failed == nil {
 					fmt.Fprintln(file, err)
 					file.Close()
@@ -58,7 +58,7 @@ func newRestoreWaitCommand() *cobra.Command {
 	return command
 }
 
-// serveDevice serves a block device until wait returns. Without a device it only waits.
+// serveDevice serves a block device, if any, until wait returns.
 func serveDevice(ctx context.Context, dir, device string, writable bool, wait func(context.Context) error) error {
 	if device == "" {
 		return wait(ctx)

@@ -27,7 +27,7 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 )
 
-// servingOptions say where a role that is no API server serves its health and metrics.
+// servingOptions are about health and metrics of a role that is no API server.
 type servingOptions struct {
 	secure         *options.SecureServingOptionsWithLoopback
 	authentication *options.DelegatingAuthenticationOptions
@@ -42,7 +42,7 @@ type servedRoute struct {
 	Handler          http.Handler
 }
 
-// newServingOptions returns Options for a port; 0 serves nothing.
+// newServingOptions returns the options for a port; 0 serves nothing.
 func newServingOptions(port int) *servingOptions {
 	secure := options.NewSecureServingOptions()
 	secure.BindPort = port
@@ -65,20 +65,19 @@ func (o *servingOptions) AddFlags(flags *pflag.FlagSet) {
 	o.authorization.AddFlags(flags)
 }
 
-// AddRoute has Start serve a Route too.
+// AddRoute has Start serve a route, too.
 func (o *servingOptions) AddRoute(route servedRoute) { o.routes = append(o.routes, route) }
 
-// Port is where it is served; 0 is nowhere.
+// Port returns the port, or 0.
 func (o *servingOptions) Port() int { return o.secure.BindPort }
 
-// Validate returns what is wrong with the options.
+// Validate returns the options' errors.
 func (o *servingOptions) Validate() []error {
 	return append(append(o.secure.Validate(), o.authentication.Validate()...), o.authorization.Validate()...)
 }
 
-// Start serves /healthz, /livez, /readyz and /metrics until ctx ends; the returned channel is
-// closed then. Callers are checked by kubeconfig, unless a flag names another; empty means the
-// pod's own account.
+// Start serves /healthz, /livez, /readyz and /metrics until ctx ends, and then closes the channel. kubeconfig,
+// empty for the pod's own account, checks callers unless a flag names another.
 func (o *servingOptions) Start(ctx context.Context, kubeconfig string, ready ...healthz.HealthChecker) (<-chan struct{}, error) {
 	if o.secure.BindPort == 0 {
 		stopped := make(chan struct{})

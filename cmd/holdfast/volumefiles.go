@@ -14,8 +14,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/volumefiles/reader"
 )
 
-// indexShare is the share of the memory that the indexes of repositories may take whose files are
-// read, and leastIndexes at least.
+// indexShare bounds the indexes of read repositories to a share of the memory, within leastIndexes and
+// mostIndexes.
 const (
 	indexShare   = 8
 	leastIndexes = 64 << 20

@@ -20,30 +20,24 @@ import (
 )
 
 const (
-	// serviceName names the Service, its EndpointSlice, and the Lease of the serving replica.
-	serviceName = "holdfast-apiserver"
-	// portName is the name of the Service's port.
-	portName = "https"
+	serviceName = "holdfast-apiserver" // also of its EndpointSlice, and of the Lease of the serving replica
+	portName    = "https"              // of the Service
 
-	// advertiseInterval is the interval of checks of the EndpointSlice.
-	advertiseInterval = 5 * time.Second
-	// advertiseRetry is the pause after a failure.
-	advertiseRetry = 500 * time.Millisecond
+	advertiseInterval = 5 * time.Second        // of checks of the EndpointSlice
+	advertiseRetry    = 500 * time.Millisecond // after a failure
 )
 
-// address is the address of one replica.
 type address struct {
 	slices discoveryclient.EndpointSliceInterface
 	ip     net.IP
 	port   int
 }
 
-// advertise keeps this replica the Service's only address until ctx ends. It leaves the address for
-// the next replica to replace: there are never two, and a replica that does not serve tells clients
-// to retry.
+// advertise keeps this replica the Service's only address until ctx ends. It leaves the address to the next
+// replica: there are never two, and a replica that does not serve tells clients to retry.
 //
-// A replica that was paused does not replace its successor's address. It reads the EndpointSlice,
-// then checks that it still holds the Lease, and writes only the read version.
+// A paused replica does not replace its successor's address. It reads the EndpointSlice, then checks that it still
+// holds the Lease, and writes only the read version.
 func (a address) advertise(ctx context.Context, holds func() bool) {
 	for {
 		pause := advertiseInterval
@@ -87,8 +81,8 @@ func (a address) write(ctx context.Context, holds func() bool) error {
 	return nil
 }
 
-// slice returns the EndpointSlice with this replica as the Service's only address. Its address type
-// is immutable, so each type has its own slice.
+// slice returns the EndpointSlice with this replica as the only address. Its address type is immutable, so each
+// type has its own slice.
 func (a address) slice() *discoveryv1.EndpointSlice {
 	name, family := serviceName, discoveryv1.AddressTypeIPv4
 	if a.ip.To4() == nil {

@@ -56,17 +56,14 @@ var (
 	Codecs = serializer.NewCodecFactory(Scheme)
 )
 
-// definitions of the served resources.
 var definitions = []interface {
 	AddFieldLabels(*runtime.Scheme) error
 }{&backup.Resource, &backup.QueueResource, &volumebackup.VolumeResource, &volumebackup.Resource, &backup.ObjectResource, &protection.Resource, &nodeagent.Resource, &schedule.Resource, &restore.Resource}
 
-// streams are the subresources with long answers: see package streamed, and the watches of the node
-// agents.
+// streams are the subresources with long answers, and the node agents' watches.
 var streams = []string{"content", "files", "log", "manifest", "plan", "proxy", "results"}
 
-// withoutProtobuf offers a serializer's media types except protobuf: the types have no such form,
-// and a client that prefers it would be refused.
+// withoutProtobuf offers no protobuf: the types have no such form, so clients that prefer it would be refused.
 type withoutProtobuf struct{ runtime.NegotiatedSerializer }
 
 func (s withoutProtobuf) SupportedMediaTypes() []runtime.SerializerInfo {
@@ -98,37 +95,23 @@ type Config struct {
 
 // ExtraConfig is Holdfast's own configuration.
 type ExtraConfig struct {
-	SystemNamespace string
-	// PollInterval is the interval between listings of the stores for other makers' backups. Zero
-	// lists them once.
-	PollInterval time.Duration
-	// CacheDir is a folder that keeps the read contents of stores; empty for none.
-	CacheDir string
-	// ForeignBytes is as in catalog.SetForeignBytes.
-	ForeignBytes int64
-	// Limits bound the waiting backups.
-	Limits backup.Limits
-	// RestoreLimits bound the waiting and running restores.
-	RestoreLimits restore.Limits
-	// BackupTTL is the default time that a backup is kept.
-	BackupTTL time.Duration
-	// MaxBackupTTL is the maximum time that a backup is kept; zero is no limit.
-	MaxBackupTTL time.Duration
-	// Snapshots accepts backups that ask for snapshots of volumes.
-	Snapshots bool
-	// SchedulesPerNamespace bounds a namespace's schedules; zero is no limit.
-	SchedulesPerNamespace int
-	// VolumeDeletionsPerNamespace bounds a namespace's unfinished deletions; zero is no limit.
-	VolumeDeletionsPerNamespace int
-	// NodeAgentConfigMap names the ConfigMap in the system namespace with the limits of the node
-	// agents; empty for none.
-	NodeAgentConfigMap string
-	// AdvertiseAddress and Port are this replica's address for kube-apiserver. Without an address,
-	// the server leaves the Service's EndpointSlice alone.
+	SystemNamespace             string
+	PollInterval                time.Duration  // for other makers' backups; zero lists the stores once
+	CacheDir                    string         // of read contents; empty for none
+	ForeignBytes                int64          // as in catalog.SetForeignBytes
+	Limits                      backup.Limits  // of waiting backups
+	RestoreLimits               restore.Limits // of unfinished restores
+	BackupTTL                   time.Duration  // the default
+	MaxBackupTTL                time.Duration  // zero is no limit
+	Snapshots                   bool           // accepts backups with snapshots
+	SchedulesPerNamespace       int            // zero is no limit
+	VolumeDeletionsPerNamespace int            // unfinished; zero is no limit
+	NodeAgentConfigMap          string         // in the system namespace with the agents' limits; empty for none
+	// AdvertiseAddress and Port are for kube-apiserver. Without an address, the Service's EndpointSlice is not
+	// written.
 	AdvertiseAddress net.IP
 	Port             int
-	// Certificate is the self-made serving certificate, or nil.
-	Certificate *servingcert.Certificate
+	Certificate      *servingcert.Certificate // the self-made one, or nil
 }
 
 // CompletedConfig is a Config with its defaults, made by Complete.
@@ -148,11 +131,10 @@ type completedClients struct {
 
 // Server serves holdfast.io.
 type Server struct {
-	generic   *genericapiserver.GenericAPIServer
-	projector *projection.Projector
-	leader    *lease.Election
-	// starts start the informers, and the parts that depend on them.
-	starts      []func(context.Context)
+	generic     *genericapiserver.GenericAPIServer
+	projector   *projection.Projector
+	leader      *lease.Election
+	starts      []func(context.Context) // start the informers, and the parts that depend on them
 	broadcaster events.EventBroadcaster
 }
 
@@ -217,13 +199,12 @@ func (c CompletedConfig) New() (*Server, error) {
 	return server, server.generic.InstallAPIGroup(&group)
 }
 
-// precedence is how long a replica that has not read the stores lets others go first in the
-// election. It suffices for them to take over a Lease that was given back.
+// precedence is how long a replica without the stores lets others go first in the election, to take over a
+// returned Lease.
 const precedence = 4 * lease.RetryPeriod
 
-// awaitCandidacy waits until this replica should take part in the election, and reports false if
-// ctx ends first. A Ready replica does. One that can only serve live work does if no other uses its
-// precedence.
+// awaitCandidacy waits until this replica should take part in the election: it is Ready, or can serve live work
+// and no other uses its precedence. It returns false if ctx ends first.
 func (s *Server) awaitCandidacy(ctx context.Context) bool {
 	await := func(ctx context.Context, check func() error) bool {
 		return wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(context.Context) (bool, error) {
@@ -248,14 +229,12 @@ func identity() string {
 	return host + "_" + uuid.NewString()[:8]
 }
 
-// enter lets a request in.
 func (s *Server) enter() (*lease.Term, bool) {
 	return s.leader.Enter()
 }
 
-// Run serves until ctx ends. Discovery answers at once. A resource answers 503 while this replica
-// does not serve, or has not read the records. /readyz also needs the stores to be read, and
-// kube-apiserver to trust the certificate.
+// Run serves until ctx ends. Discovery answers at once. A resource answers 503 while this replica does not serve,
+// or has not read the records. /readyz also needs the stores, and kube-apiserver's trust in the certificate.
 func (s *Server) Run(ctx context.Context) error {
 	var projecting sync.WaitGroup
 	s.generic.AddPostStartHookOrDie("holdfast-projection", func(hook genericapiserver.PostStartHookContext) error {
@@ -281,9 +260,8 @@ func (s *Server) Run(ctx context.Context) error {
 	return err
 }
 
-// namespaceUIDs returns the reader of a namespace's present uid. It makes a request for each
-// creation: an informer may not know yet that a namespace was recreated, and would give the new
-// owner's objects to the old namespace for good.
+// namespaceUIDs returns the reader of a namespace's present uid, with a request for each creation. An informer may
+// not know that a namespace was recreated, and would give the new owner's objects to the old namespace.
 func namespaceUIDs(namespaces corev1client.NamespaceInterface) func(context.Context, string) (types.UID, error) {
 	return func(ctx context.Context, name string) (types.UID, error) {
 		namespace, err := namespaces.Get(ctx, name, metav1.GetOptions{})
@@ -294,8 +272,7 @@ func namespaceUIDs(namespaces corev1client.NamespaceInterface) func(context.Cont
 	}
 }
 
-// lastWrite bounds the last writes of read contents.
-const lastWrite = 10 * time.Second
+const lastWrite = 10 * time.Second // of read contents
 
 // awaitLast waits for the last writes, unless a disk hangs.
 func awaitLast(running *sync.WaitGroup) {

@@ -22,9 +22,8 @@ import (
 	domain "github.com/holdfast-io/holdfast/pkg/schedule"
 )
 
-// asking makes requests to this process as another user, through authorization, audit and
-// admission. So it needs no right to impersonate in the cluster. The credentials never leave the
-// process.
+// asking makes requests to this process as another user, through authorization, audit and admission. So it needs
+// no right to impersonate in the cluster, and no credentials leave the process.
 type asking struct {
 	loopback  *rest.Config
 	schedules *schedule.Publisher
@@ -37,9 +36,9 @@ func (a asking) config() *rest.Config {
 	return config
 }
 
-// client returns a client as a recorded requester. The schedule's uid and name mark its requests.
+// client returns a client as a recorded requester. Its requests name the schedule.
 func (a asking) client(requester enginev1alpha1.Requester, of *v1alpha1.Schedule) (holdfastclientset.Interface, error) {
-	if requester.Username == "" { // no user would be impersonated
+	if requester.Username == "" { // without it the client would not impersonate
 		return nil, apierrors.NewForbidden(v1alpha1.Resource("backups"), "", errors.New("the record does not say as whom to ask"))
 	}
 	config := a.config()
@@ -89,7 +88,6 @@ func (a asking) MadeBy(ctx context.Context, namespace, name string) (types.UID, 
 	return schedule.MadeBy(backup), nil
 }
 
-// trigger requests a schedule's backup for an instant, at a user's request.
 func (a asking) trigger(ctx context.Context, of *v1alpha1.Schedule, due metav1.Time, triggeredBy string) (string, error) {
 	// The spec and its requester must be of one version.
 	s, entry, _ := a.schedules.Schedule(types.NamespacedName{Namespace: of.Namespace, Name: of.Name})

@@ -17,18 +17,16 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// toldDeletes answers deletions of stored objects and restores with the request to make instead.
-// There is no such verb on purpose: the deletion of a namespace would use it.
+// toldDeletes answers deletions of stored objects and restores with the request to make instead. They lack the
+// verb, since the deletion of a namespace would use it.
 type toldDeletes struct {
 	handler    http.Handler
 	serializer runtime.NegotiatedSerializer
 }
 
-// kept says why stored data has no delete.
 const kept = "a delete does not remove stored data, so that it outlives its namespace. To delete it"
 
-// instead has the replacing requests by resource: why there is no deletion, the command of the plugin,
-// the subresource, and the kind of its body.
+// instead has, by resource, why there is no deletion, the plugin's command, the subresource, and its body's kind.
 var instead = map[string]struct{ why, command, subresource, kind string }{
 	"backups":       {kept, "backup delete", "deletion", "BackupDeletion"},
 	"volumebackups": {kept, "volumes delete-backup", "deletion", "VolumeDeletion"},

@@ -18,8 +18,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/lease"
 )
 
-// fence passes requests for resources to a handler only while this replica serves. Discovery and
-// health always pass.
+// fence passes requests for resources only while this replica serves. Discovery and health always pass.
 type fence struct {
 	handler     http.Handler
 	enter       func() (*lease.Term, bool)
@@ -27,8 +26,8 @@ type fence struct {
 	serializer  runtime.NegotiatedSerializer
 }
 
-// ServeHTTP implements http.Handler. A refused client must retry over another connection:
-// kube-apiserver keeps the present one as long as it can.
+// ServeHTTP implements http.Handler. A refused client must retry over another connection: kube-apiserver keeps the
+// present one as long as it can.
 func (f *fence) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	info, ok := genericapirequest.RequestInfoFrom(r.Context())
 	if !ok || !info.IsResourceRequest || info.APIGroup != v1alpha1.GroupName {
@@ -65,8 +64,8 @@ func notServing() error {
 	return err
 }
 
-// fencedWriter writes an answer only while this replica serves, and otherwise breaks off the
-// connection: a partial answer must not look whole.
+// fencedWriter writes an answer only while this replica serves. Otherwise it breaks off the connection: a partial
+// answer must not look whole.
 type fencedWriter struct {
 	http.ResponseWriter
 	term *lease.Term

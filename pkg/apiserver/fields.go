@@ -22,10 +22,9 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// strictFields refuses unknown fields unless the client chooses otherwise. Kubernetes' default
-// drops them with a warning that few clients show, and a backup with a misspelt includedNamespaces
-// would include all namespaces. It also removes the status from patches, which input does not
-// decode: apply resends it with each manifest that has one.
+// strictFields refuses unknown fields unless the client chooses otherwise. Kubernetes' default drops them with a
+// rarely shown warning: a backup with a misspelt includedNamespaces would include all namespaces. It also removes
+// the status from patches, which input does not decode: apply resends it.
 type strictFields struct{ handler http.Handler }
 
 const fieldValidation = "fieldValidation"
@@ -48,11 +47,9 @@ func (s strictFields) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.handler.ServeHTTP(w, r)
 }
 
-// maxPatch is the server's maximum size of a patch.
-const maxPatch = 3 << 20
+const maxPatch = 3 << 20 // the server's maximum
 
-// patchWithoutStatus returns a request whose patch has no status. The server refuses a patch that
-// can't be read.
+// patchWithoutStatus returns a request whose patch has no status. The server refuses unreadable patches.
 func patchWithoutStatus(r *http.Request) *http.Request {
 	body, err := io.ReadAll(io.LimitReader(r.Body, maxPatch+1))
 	rest := r.Body
@@ -72,8 +69,8 @@ func writes(method string) bool {
 	return method == http.MethodPost || method == http.MethodPut || method == http.MethodPatch
 }
 
-// input reads and writes the group's objects, without protobuf, and accepts any status. A status is
-// computed and ignored, but each exported object has one, and Velero's has other fields.
+// input reads and writes the group's objects, without protobuf, and ignores any status: exported objects have one,
+// and Velero's has other fields.
 type input struct{ withoutProtobuf }
 
 // DecoderToVersion implements runtime.NegotiatedSerializer.
@@ -81,7 +78,6 @@ func (s input) DecoderToVersion(decoder runtime.Decoder, version runtime.GroupVe
 	return anyStatus{s.withoutProtobuf.DecoderToVersion(decoder, version)}
 }
 
-// anyStatus decodes with any status.
 type anyStatus struct{ runtime.Decoder }
 
 // Decode implements runtime.Decoder.
@@ -92,7 +88,6 @@ func (d anyStatus) Decode(data []byte, defaults *schema.GroupVersionKind, into r
 	}
 	strict, ok := runtime.AsStrictDecodingError(err)
 	if !ok || object == nil {
-		// A field of the status may have another type.
 		if without, ok := withoutStatus(data); ok {
 			if object, kind, err := d.Decoder.Decode(without, defaults, into); object != nil {
 				return object, kind, err
@@ -114,8 +109,7 @@ func (d anyStatus) Decode(data []byte, defaults *schema.GroupVersionKind, into r
 	return object, kind, runtime.NewStrictDecodingError(rest)
 }
 
-// withoutStatus returns an object, merge patch or JSON patch without its status, and whether it had
-// one.
+// withoutStatus returns an object, merge patch or JSON patch without its status, and whether it had one.
 func withoutStatus(data []byte) ([]byte, bool) {
 	plain, err := yaml.YAMLToJSONStrict(data)
 	if err != nil {
@@ -143,8 +137,7 @@ func withoutStatus(data []byte) ([]byte, bool) {
 	return without, err == nil && len(rest) < len(operations)
 }
 
-// unreadable returns the path of an object's first field whose own decoder refuses it. Such a
-// decoder, as a duration's, does not know the path.
+// unreadable returns the path of the first field whose own decoder, as a duration's, refuses it.
 func unreadable(data []byte, kind schema.GroupVersionKind) string {
 	plain, err := yaml.YAMLToJSON(data)
 	if err != nil {

@@ -10,11 +10,11 @@ import (
 	"sync"
 )
 
-// GCPercent is the size of garbage that starts a collection, in percent of the scanned heap. Go's
-// default would allow as much as all live memory.
+// GCPercent is the garbage that starts a collection, in percent of the scanned heap. Go's default allows all live
+// memory.
 const GCPercent = 40
 
-// leastGCPercent bounds how often memory is collected if little is scanned.
+// leastGCPercent bounds the frequency of collections if little is scanned.
 const leastGCPercent = 10
 
 // garbage adapts the collector as the catalogue grows.
@@ -23,8 +23,8 @@ type garbage struct {
 	percent int // as last set; guarded by mu
 }
 
-// allow sets how many live bytes on the heap a collection does not scan. Go counts its percents of
-// all live memory. A user's GOGC takes precedence.
+// allow sets how many live bytes a collection does not scan, since Go's percents are of all live memory. A user's
+// GOGC takes precedence.
 func (g *garbage) allow(resting int64) {
 	if os.Getenv("GOGC") != "" {
 		return
@@ -43,7 +43,6 @@ func (g *garbage) allow(resting int64) {
 	}
 }
 
-// percentOf returns GCPercent of the scanned memory as a percentage of all live memory.
 func percentOf(live, resting int64) int {
 	if live <= 0 {
 		return GCPercent

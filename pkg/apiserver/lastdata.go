@@ -16,11 +16,9 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// claimsPage is the number of claims per list request.
-const claimsPage = 1000
+const claimsPage = 1000 // claims in a list request
 
-// lastData returns the existing claims whose newest data a backup holds. A deleted claim's data
-// expire with the backup.
+// lastData returns the existing claims whose newest data a backup holds. A deleted claim's data expire with it.
 func lastData(held func(namespace, name string) []types.NamespacedName, client metadata.Interface) func(context.Context, *v1alpha1.Backup) ([]types.NamespacedName, error) {
 	return func(ctx context.Context, backup *v1alpha1.Backup) ([]types.NamespacedName, error) {
 		existing := map[string]sets.Set[string]{}
@@ -42,7 +40,6 @@ func lastData(held func(namespace, name string) []types.NamespacedName, client m
 	}
 }
 
-// claimsOf returns the names of a namespace's claims.
 func claimsOf(ctx context.Context, client metadata.Interface, namespace string) (sets.Set[string], error) {
 	names := sets.New[string]()
 	options := metav1.ListOptions{Limit: claimsPage}

@@ -16,12 +16,11 @@ import (
 var certificateExpiration = metrics.NewDesc("holdfast_apiserver_certificate_expiration_timestamp_seconds",
 	"When the certificate expires that this replica of the API server serves with.", nil, nil, metrics.ALPHA, "")
 
-// certificates is the serving certificate, which may change.
 type certificates interface {
 	CurrentCertKeyContent() (certificate, key []byte)
 }
 
-// certificateCollector reads the certificate when it is scraped.
+// certificateCollector reads the serving certificate, which may change, when it is scraped.
 type certificateCollector struct {
 	metrics.BaseStableCollector
 	serving atomic.Pointer[certificates]

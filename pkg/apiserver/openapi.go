@@ -14,14 +14,12 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// describeRefusedPatch adds the operation PATCH to the description of each object that can be
-// created, although the server answers 405. Before kubectl creates an object, it looks only there
-// for the parameter fieldValidation. Without it, kubectl lists the cluster's CRDs, which most users
-// may not.
+// describeRefusedPatch adds the operation PATCH to the description of each object that can be created, although
+// the server answers 405. kubectl looks only there for the parameter fieldValidation before it creates an object.
+// Without it, kubectl lists the cluster's CRDs, which most users may not.
 //
-// kubectl (QueryParamVerifierV3 of k8s.io/cli-runtime, up to v0.34 at least) accepts a PATCH with
-// the object's kind on any path. The operation is deprecated, has no body, and only the answer 405,
-// for generated clients.
+// kubectl (QueryParamVerifierV3 of k8s.io/cli-runtime, up to v0.34 at least) accepts a PATCH with the object's
+// kind on any path. The operation is deprecated, with only the answer 405.
 func describeRefusedPatch(api *spec3.OpenAPI) (*spec3.OpenAPI, error) {
 	if api.Paths == nil {
 		return api, nil

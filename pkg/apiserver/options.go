@@ -33,8 +33,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/restore"
 )
 
-// watchTerminationGracePeriod bounds the end of the watches when the server stops.
-const watchTerminationGracePeriod = 10 * time.Second
+const watchTerminationGracePeriod = 10 * time.Second // of watches when the server stops
 
 // Options are the flags of the API server.
 type Options struct {
@@ -51,7 +50,7 @@ type Options struct {
 	schedules       int
 	volumeDeletions int
 	foreignMemory   resource.QuantityValue
-	nodeAgents      string // their ConfigMap
+	nodeAgents      string // a ConfigMap
 	advertise       net.IP
 }
 
@@ -69,7 +68,7 @@ func NewOptions() *Options {
 		volumeDeletions: 1000,
 		foreignMemory:   resource.QuantityValue{Quantity: *resource.NewQuantity(catalog.DefaultForeignBytes, resource.BinarySI)},
 	}
-	o.recommended.Etcd = nil // the server stores nothing in etcd
+	o.recommended.Etcd = nil // not used
 	o.recommended.SecureServing.BindPort = 8443
 	o.recommended.SecureServing.ServerCert.CertDirectory = "" // a self-made certificate stays in memory
 	return o
@@ -160,8 +159,7 @@ func (o *Options) Config() (*Config, error) {
 	if err := o.recommended.CoreAPI.ApplyTo(generic); err != nil {
 		return nil, err
 	}
-	// The cluster's priority and fairness bounds this client's requests. With its own limit, users
-	// would wait for each other.
+	// The cluster's priority and fairness bounds this client. With its own limit, users would wait for each other.
 	generic.ClientConfig.QPS = -1
 	generic.ClientConfig.UserAgent = "holdfast-apiserver"
 	if err := o.disableUnservedAdmission(generic.ClientConfig); err != nil {
@@ -172,8 +170,7 @@ func (o *Options) Config() (*Config, error) {
 		return nil, err
 	}
 	generic.ShutdownDelayDuration = o.shutdownDelay
-	// Ends watches, so that their clients watch another replica. Otherwise they would stay open
-	// without events until the process ends.
+	// Ends watches, so that clients watch another replica, instead of open watches without events.
 	generic.ShutdownWatchTerminationGracePeriod = watchTerminationGracePeriod
 	remaining := *o.recommended
 	remaining.CoreAPI = nil // applied above
@@ -211,9 +208,8 @@ func (o *Options) selfMade(config *rest.Config) (*servingcert.Certificate, error
 		Client:     client,
 		APIService: v1alpha1.SchemeGroupVersion.Version + "." + v1alpha1.GroupName,
 		DNSName:    serviceName + "." + o.systemNamespace + ".svc",
-		// A pod has its own host name, and a process its port.
-		Replica: net.JoinHostPort(host, strconv.Itoa(o.recommended.SecureServing.BindPort)),
-		Clock:   clock.RealClock{},
+		Replica:    net.JoinHostPort(host, strconv.Itoa(o.recommended.SecureServing.BindPort)),
+		Clock:      clock.RealClock{},
 	})
 	if err != nil {
 		return nil, err
@@ -222,8 +218,8 @@ func (o *Options) selfMade(config *rest.Config) (*servingcert.Certificate, error
 	return certificate, nil
 }
 
-// disableUnservedAdmission disables the admission plugin whose policies an old cluster lacks: it
-// would wait for them for ever.
+// disableUnservedAdmission disables the admission plugin whose policies an old cluster lacks: it would wait for
+// them for ever.
 func (o *Options) disableUnservedAdmission(config *rest.Config) error {
 	client, err := discovery.NewDiscoveryClientForConfig(config)
 	if err != nil {

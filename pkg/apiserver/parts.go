@@ -68,27 +68,23 @@ type serverContext struct {
 	extra  ExtraConfig
 	client *completedClients
 
-	engine     engineclient.EngineV1alpha1Interface
-	records    engineinformers.Interface
-	authorizer authorizer.Authorizer
-	recorder   events.EventRecorder
-	locations  location.Known
-	// namespaceUID reads a namespace's present uid.
+	engine       engineclient.EngineV1alpha1Interface
+	records      engineinformers.Interface
+	authorizer   authorizer.Authorizer
+	recorder     events.EventRecorder
+	locations    location.Known
 	namespaceUID func(ctx context.Context, name string) (types.UID, error)
 	streams      *streamed.Streams
 	runlogs      *remote.Client
 
-	// storage has the resources and subresources, by name.
-	storage map[string]rest.Storage
-	// logs share a term.
-	logs []termLog
+	storage map[string]rest.Storage // resources and subresources, by name
+	logs    []termLog               // share a term
 
 	// Set when they are made.
-	backups   *backup.REST
-	schedules *schedule.Publisher
-	statuses  *projection.StatusWriter
-	// scheduling is the configuration of the controller, which runs for a term.
-	scheduling schedulecontroller.Config
+	backups    *backup.REST
+	schedules  *schedule.Publisher
+	statuses   *projection.StatusWriter
+	scheduling schedulecontroller.Config // of the controller, which runs for a term
 }
 
 // termLog is a log whose versions grow from term to term.
@@ -120,10 +116,9 @@ func (c CompletedConfig) newContext(server *Server) (*serverContext, error) {
 
 func (s *serverContext) system() string { return s.extra.SystemNamespace }
 
-// start registers a function that is called when the server runs.
 func (s *serverContext) start(f func(context.Context)) { s.starts = append(s.starts, f) }
 
-// newCertificate keeps the self-made certificate trusted, if there is one.
+// newCertificate keeps a self-made certificate trusted.
 func newCertificate(s *serverContext) error {
 	certificate := s.extra.Certificate
 	if certificate == nil {
@@ -133,14 +128,12 @@ func newCertificate(s *serverContext) error {
 	return s.generic.AddReadyzChecks(healthz.NamedCheck("holdfast-certificate", func(*http.Request) error { return certificate.Ready() }))
 }
 
-// configMap returns an informer of one ConfigMap of the system namespace.
 func (s *serverContext) configMap(name string) cache.SharedIndexInformer {
 	factory := clustercache.ConfigMap(s.client.kube, s.system(), name)
 	s.start(factory.StartWithContext)
 	return factory.Core().V1().ConfigMaps().Informer()
 }
 
-// seenNamespaceUID returns the uid of a namespace by the informer.
 func (s *serverContext) seenNamespaceUID(_ context.Context, name string) (types.UID, error) {
 	namespace, err := s.client.informers.Core().V1().Namespaces().Lister().Get(name)
 	if err != nil {
@@ -354,7 +347,7 @@ func newSchedules(s *serverContext) (err error) {
 	return nil
 }
 
-// newProtections shows what of the cluster is backed up. The server is ready without it.
+// newProtections shows protection. The server is ready without it.
 func newProtections(s *serverContext) error {
 	publisher := protection.New(protection.Config{
 		SystemNamespace: s.system(),
@@ -391,7 +384,7 @@ func newNodeAgents(s *serverContext) error {
 		informers.WithNamespace(enginev1alpha1.AgentsNamespace(s.system())), informers.WithTransform(clustercache.Trimmed),
 		informers.WithTweakListOptions(func(options *metav1.ListOptions) { options.LabelSelector = lease.AgentLabels }))
 	s.start(leases.StartWithContext)
-	// Only names and labels of nodes matter; the rest is large and changes all the time.
+	// The rest is large and changes all the time.
 	nodes := metadatainformer.NewSharedInformerFactoryWithOptions(s.client.metadata, 0, metadatainformer.WithTransform(clustercache.Named))
 	s.start(func(ctx context.Context) { nodes.Start(ctx.Done()) })
 	var limits cache.SharedIndexInformer
@@ -418,7 +411,6 @@ func newRequests(s *serverContext) error {
 	return nil
 }
 
-// newLeader makes the election, and the leader's work.
 func newLeader(s *serverContext) error {
 	s.leader = lease.NewElection(lease.ElectionConfig{
 		Leases:   s.client.kube.CoordinationV1().Leases(s.system()),
@@ -442,7 +434,6 @@ func newLeader(s *serverContext) error {
 	return nil
 }
 
-// lead does the leader's work until its term ends.
 func (s *serverContext) lead(ctx context.Context, term *lease.Term) {
 	var running sync.WaitGroup
 	defer running.Wait()

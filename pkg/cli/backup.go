@@ -81,7 +81,7 @@ func (t *tool) deleteCommand() *cobra.Command {
 		if err := t.confirmName(ctx, yes, fmt.Sprintf("The backup %s in %s, %s, is deleted with the data of its volumes, for good.", name, namespace, backup.Status.Phase), name); err != nil {
 			return err
 		}
-		// The uid ensures that it is the backup that was shown.
+		// The uid ensures that it is the shown backup.
 		return t.ask(ctx, backups, name, "deletion", &v1alpha1.BackupDeletion{
 			TypeMeta: typed("BackupDeletion"), Preconditions: &v1alpha1.BackupDeletionPreconditions{UID: backup.UID}, SnapshotsByHandle: byHandle,
 		})
@@ -231,7 +231,6 @@ type selection struct {
 	clusterResources                                                         optionalBool
 }
 
-// optionalBool is a flag that is true, false or unset.
 type optionalBool struct{ value *bool }
 
 func (o *optionalBool) String() string {

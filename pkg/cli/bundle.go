@@ -31,7 +31,6 @@ import (
 )
 
 const (
-	// The bounds of an archive.
 	bundledObjects = 500
 	bundledRuns    = 10
 	bundledLines   = 2000
@@ -40,14 +39,13 @@ const (
 	redacted = "(left out)"
 )
 
-// keptAnnotations are those whose values Holdfast itself defines.
+// keptAnnotations have values that Holdfast itself defines.
 var keptAnnotations = []string{enginev1alpha1.AnnotationKeyExported, enginev1alpha1.AnnotationAcceptExpiry, enginev1alpha1.AnnotationAcceptLoss, enginev1alpha1.AnnotationTakeOver, enginev1alpha1.AnnotationGiveUpStore}
 
-// inURL is the user and the password of a URL.
 var inURL = regexp.MustCompile(`://[^/@\s]+@`)
 
-// redact removes every value of an object that may be a secret: annotations, environments, hooks,
-// and passwords in URLs. It changes maps and lists in place.
+// redact removes every value that may be secret: annotations, environments, hooks, and passwords in URLs. It
+// changes maps and lists in place.
 func redact(value any) any {
 	switch of := value.(type) {
 	case map[string]any:
@@ -85,15 +83,13 @@ func redact(value any) any {
 	return value
 }
 
-// bundle is an archive in the making.
 type bundle struct {
 	clients
-	system string
-	now    time.Time
-	tar    *tar.Writer
-	files  int
-	// leftOut has a line for each part that is missing, with the reason.
-	leftOut []string
+	system  string
+	now     time.Time
+	tar     *tar.Writer
+	files   int
+	leftOut []string // a line for each missing part, with the reason
 }
 
 func (t *tool) bundleCommand() *cobra.Command {
@@ -121,7 +117,7 @@ func (t *tool) bundle(ctx context.Context, path, system string, now time.Time) (
 	if b.clients, err = t.clients(); err != nil {
 		return err
 	}
-	_, _ = b.findSystem(ctx, &b.system) // without the right to read it, the default is used
+	_, _ = b.findSystem(ctx, &b.system) // else the default
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
@@ -227,8 +223,7 @@ func (b *bundle) addOfAll(ctx context.Context, resource string) ([]byte, error) 
 	return raw, err
 }
 
-// addObjects adds a list, redacted, and returns it as it was read; nil if it can't be read, which
-// last notes.
+// addObjects adds a list, redacted, and returns it as it was read; nil if it can't be read, which last notes.
 func (b *bundle) addObjects(ctx context.Context, name, path string, last bool) ([]byte, error) {
 	raw, err := answer(ctx, b.kube.Discovery().RESTClient().Get().AbsPath(path).Param("limit", strconv.Itoa(bundledObjects)))
 	if ctx.Err() != nil {
@@ -255,7 +250,6 @@ func (b *bundle) addObjects(ctx context.Context, name, path string, last bool) (
 	return raw, b.add("objects/"+strings.ReplaceAll(name, " ", "-")+".yaml", text)
 }
 
-// oneRun is a backup or a restore.
 type oneRun struct {
 	metav1.ObjectMeta `json:"metadata"`
 	Status            struct{ Phase string }
@@ -293,7 +287,6 @@ func (b *bundle) addRuns(ctx context.Context, resource string, raw []byte) error
 	return nil
 }
 
-// addStream adds the beginning of an answer.
 func (b *bundle) addStream(ctx context.Context, name, path string, parameters map[string]string) error {
 	request := b.kube.Discovery().RESTClient().Get().AbsPath(path)
 	for key, value := range parameters {
@@ -312,7 +305,7 @@ func (b *bundle) addStream(ctx context.Context, name, path string, parameters ma
 	return errors.Join(ctx.Err(), b.add(name, inURL.ReplaceAll(text, []byte("://"+redacted+"@"))))
 }
 
-// addNamespace adds the events, pods, Leases and logs of a namespace of Holdfast.
+// addNamespace adds the events, pods, Leases and logs of one of Holdfast's namespaces.
 func (b *bundle) addNamespace(ctx context.Context, namespace string) error {
 	core := "/api/v1/namespaces/" + namespace
 	if _, err := b.addObjects(ctx, "events of "+namespace, core+"/events", true); err != nil {
@@ -344,7 +337,7 @@ func (b *bundle) addNamespace(ctx context.Context, namespace string) error {
 			}
 			for _, port := range container.Ports {
 				if port.Name == "https" {
-					// kube-apiserver sends no credentials along, so this needs a component that asks for none.
+					// kube-apiserver sends no credentials along, so the component must ask for none.
 					if err := b.addStream(ctx, name+".metrics", fmt.Sprintf("%s/pods/https:%s:%d/proxy/metrics", core, pod.Name, port.ContainerPort), nil); err != nil {
 						return err
 					}

@@ -4,7 +4,6 @@
 // Package cli is kubectl holdfast, a thin client of Holdfast's API.
 //
 //   - It only uses the Kubernetes API server, with its user's rights. The API decides everything.
-//   - Exit codes are the constants of this package.
 //   - It asks before it deletes or overwrites, unless --yes is set. Without a terminal it refuses.
 package cli
 
@@ -45,7 +44,7 @@ const (
 	ExitUsage = 2
 	// ExitPartial: the backup or restore ended PartiallyFailed.
 	ExitPartial = 3
-	// ExitTimeout: --timeout has passed, and the work goes on.
+	// ExitTimeout: --timeout has passed, and the work continues.
 	ExitTimeout = 4
 )
 
@@ -77,7 +76,6 @@ func Run(ctx context.Context, version string, args []string, streams genericioop
 	return ExitFailed
 }
 
-// explained adds the next step to an error, if there is one.
 func explained(err error) string {
 	switch {
 	case apierrors.IsForbidden(err):
@@ -147,7 +145,7 @@ func isTerminal(stream any) bool {
 	return ok && term.IsTerminal(int(file.Fd()))
 }
 
-// fit cuts each line of a text that a terminal would wrap. Other streams get the text as it is.
+// fit cuts lines that a terminal would wrap. Other streams get the whole text.
 func fit(stream any, text string) string {
 	file, ok := stream.(*os.File)
 	if !ok {
@@ -209,7 +207,6 @@ func (t *tool) answered(ctx context.Context, question, prompt string) (string, e
 	return strings.TrimSpace(line), err
 }
 
-// confirm asks a question, unless yes is set.
 func (t *tool) confirm(ctx context.Context, yes bool, question string) error {
 	if yes {
 		return nil
@@ -261,7 +258,6 @@ func typed(kind string) metav1.TypeMeta {
 	return metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: kind}
 }
 
-// answer makes a request, and returns the raw answer or the server's error.
 func answer(ctx context.Context, request *rest.Request) ([]byte, error) {
 	result := request.Do(ctx)
 	if err := result.Error(); err != nil {
@@ -317,7 +313,6 @@ func (t *tool) get(ctx context.Context, resource string, names []string, o outpu
 	return t.getFrom(ctx, client.HoldfastV1alpha1().RESTClient(), namespace, resource, names, o)
 }
 
-// getFrom prints objects of a namespace that a client reads.
 func (t *tool) getFrom(ctx context.Context, client rest.Interface, namespace, resource string, names []string, o output) error {
 	if o.allNamespaces {
 		if len(names) > 0 {
@@ -463,7 +458,6 @@ func (t *tool) completeNames(resource string) func(*cobra.Command, []string, str
 	})
 }
 
-// completeFrom completes names of objects in a namespace that a client reads.
 func completeFrom(resource string, of func(context.Context) (rest.Interface, string, error)) func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	return func(command *cobra.Command, _ []string, prefix string) ([]string, cobra.ShellCompDirective) {
 		ctx, cancel := context.WithTimeout(command.Context(), 5*time.Second)

@@ -149,15 +149,15 @@ func (t *tool) describeBackup(ctx context.Context, name string) error {
 	return t.describeResults(ctx, backups, name, state)
 }
 
-// locked says until when the backups of a location are locked; empty without a lock, or without the
-// right to read the location.
+// locked returns until when a location's backups are locked; empty without a lock, or without the right to read
+// the location.
 func (t *tool) locked(ctx context.Context, location string) string {
 	all, err := t.clients()
 	if err != nil {
 		return ""
 	}
 	var system string
-	_, _ = all.findSystem(ctx, &system) // without the right to read it, the default is used
+	_, _ = all.findSystem(ctx, &system) // else the default
 	record, err := all.engine.EngineV1alpha1().StorageLocations(system).Get(ctx, location, metav1.GetOptions{})
 	if err != nil {
 		return ""

@@ -24,13 +24,11 @@ import (
 	holdfastclientset "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned"
 )
 
-// defaultSystem is the namespace of Holdfast's records, unless the APIService names another one.
+// defaultSystem is the namespace of Holdfast's records, unless the APIService names another.
 const defaultSystem = "holdfast"
 
-// width is the number of columns that reports use.
-const width = 80
+const width = 80 // columns of reports
 
-// severity says how bad a finding is.
 type severity string
 
 const (
@@ -38,27 +36,21 @@ const (
 	severe severity = "error"
 	// doubtful means that they will, or that a part does not work.
 	doubtful severity = "warning"
-	// notable changes nothing about the exit code.
+	// notable does not change the exit code.
 	notable severity = "note"
 )
 
-// finding is one thing that doctor has found.
 type finding struct {
 	Severity severity `json:"severity"`
-	// About is the object, as RESOURCE/NAME.
-	About   string `json:"about"`
-	Problem string `json:"problem"`
-	Remedy  string `json:"remedy"`
-	// Command is a command line of the remedy.
-	Command string `json:"command,omitempty"`
+	About    string   `json:"about"` // RESOURCE/NAME
+	Problem  string   `json:"problem"`
+	Remedy   string   `json:"remedy"`
+	Command  string   `json:"command,omitempty"` // a command line of the remedy
 }
 
-// reportPart is one part of the report.
 type reportPart struct {
-	Name string `json:"name"`
-	// Checked says what was seen.
-	Checked string `json:"checked,omitempty"`
-	// NotChecked says why something could not be seen.
+	Name       string    `json:"name"`
+	Checked    string    `json:"checked,omitempty"`
 	NotChecked []string  `json:"notChecked,omitempty"`
 	Findings   []finding `json:"findings,omitempty"`
 }
@@ -67,7 +59,6 @@ func (s *reportPart) add(severity severity, about, problem, remedy, command stri
 	s.Findings = append(s.Findings, finding{severity, about, problem, remedy, command})
 }
 
-// report is the output of doctor.
 type report struct {
 	Healthy  bool          `json:"healthy"`
 	Errors   int           `json:"errors"`
@@ -92,7 +83,7 @@ func (r *report) count() {
 	r.Healthy = r.Errors+r.Warnings == 0
 }
 
-// clients are the clients of all groups that the plugin reads.
+// clients are for all groups that the plugin reads.
 type clients struct {
 	config    *rest.Config
 	namespace string
@@ -129,7 +120,6 @@ func (t *tool) clients() (c clients, err error) {
 	return c, err
 }
 
-// systemFlag adds the flag for the namespace of Holdfast.
 func systemFlag(command *cobra.Command, system *string) {
 	command.Flags().StringVar(system, "system-namespace", "", "Namespace of Holdfast. Default: as the APIService says, else "+defaultSystem+".")
 }
@@ -169,7 +159,6 @@ warning.`,
 	return command
 }
 
-// doctor checks an installation.
 type doctor struct {
 	t      *tool
 	now    func() time.Time
@@ -177,10 +166,8 @@ type doctor struct {
 	system string
 
 	clients
-	// serves is false if the API does not answer.
-	serves bool
-	// versions are the versions and images that were seen, by component.
-	versions map[string][]string
+	serves   bool                // the API answers
+	versions map[string][]string // versions and images, by component
 }
 
 func (d *doctor) run(ctx context.Context) (*report, error) {
@@ -280,7 +267,6 @@ func wrapped(to io.Writer, indent, text string) {
 	}
 }
 
-// printReport prints a report for people, or as json or yaml.
 func (t *tool) printReport(of *report, format string) error {
 	if format != "" {
 		raw, err := json.MarshalIndent(of, "", "    ")
@@ -334,7 +320,6 @@ func (t *tool) printReport(of *report, format string) error {
 	return nil
 }
 
-// raw reads a path of the Kubernetes API server.
 func (c *clients) raw(ctx context.Context, path string) ([]byte, error) {
 	client := c.kube.Discovery().RESTClient()
 	if client == nil {

@@ -33,11 +33,11 @@ import (
 )
 
 const (
-	// The alert HoldfastCertificateExpires fires as early.
+	// As the alert HoldfastCertificateExpires.
 	certificateEnds = 21 * 24 * time.Hour
 	// A Lease of a live process is renewed every few seconds.
 	leaseIsOld = time.Minute
-	// The alert HoldfastQueueStuck waits as long.
+	// As the alert HoldfastQueueStuck.
 	queueIsStuck = 5 * time.Minute
 	// A due backup is requested within seconds.
 	scheduleIsLate = 10 * time.Minute
@@ -45,7 +45,6 @@ const (
 	shownNames     = 5
 )
 
-// apiService has the fields of an APIService that matter here.
 type apiService struct {
 	Spec struct {
 		Service  *struct{ Namespace, Name string } `json:"service"`
@@ -60,7 +59,8 @@ func apiServiceName() string {
 	return v1alpha1.SchemeGroupVersion.Version + "." + v1alpha1.GroupName
 }
 
-// findSystem sets the namespace of Holdfast, and returns the APIService.
+// findSystem sets the namespace of Holdfast, and returns the APIService. Without the right to read it, the default
+// counts.
 func (c *clients) findSystem(ctx context.Context, system *string) (*apiService, error) {
 	raw, err := c.raw(ctx, "/apis/apiregistration.k8s.io/v1/apiservices/"+apiServiceName())
 	service := &apiService{}
@@ -131,7 +131,6 @@ func (d *doctor) checkCertificates(s *reportPart, about string, bundle []byte) {
 	}
 }
 
-// rule is a part of a role.
 type rule struct {
 	group     string
 	verbs     []string
@@ -168,7 +167,7 @@ type permission struct {
 
 func (p permission) String() string { return p.verb + " " + p.resource }
 
-// permitted asks for permissions, and returns those that are missing.
+// permitted returns the missing permissions.
 func (c *clients) permitted(ctx context.Context, wanted []permission) (missing []permission, err error) {
 	allowed := make([]bool, len(wanted))
 	var group errgroup.Group
@@ -198,7 +197,6 @@ func (c *clients) permitted(ctx context.Context, wanted []permission) (missing [
 	return missing, nil
 }
 
-// few joins the first of some names.
 func few[T fmt.Stringer](all []T) string {
 	var names []string
 	for _, of := range all[:min(shownNames, len(all))] {
@@ -340,7 +338,7 @@ func (d *doctor) sawVersion(component, version string) {
 	}
 }
 
-// locationRemedies are the remedies of an unavailable location, by the reason.
+// locationRemedies are by the reason.
 var locationRemedies = map[string]string{
 	enginev1alpha1.ReasonUnreachable:  "Check the network and the endpoint. Backups wait, and start by themselves when the store answers.",
 	enginev1alpha1.ReasonOtherStore:   "Mount or name the right store. To give up the former one, see docs/install.md, Which store it is.",
@@ -387,7 +385,6 @@ func (d *doctor) checkLocations(ctx context.Context, s *reportPart) {
 	s.Checked = fmt.Sprintf("%d of %s available", len(available), counted(len(list.Items), "location"))
 }
 
-// checkLocation reports whether a location is available.
 func (d *doctor) checkLocation(s *reportPart, of *enginev1alpha1.StorageLocation) bool {
 	about := "storagelocation/" + of.Name
 	describe := fmt.Sprintf("kubectl describe storagelocation %s -n %s", of.Name, of.Namespace)
@@ -580,7 +577,7 @@ func (d *doctor) checkQueue(ctx context.Context, s *reportPart) {
 		case of.Status.State == v1alpha1.QueueStateReady && waits > queueIsStuck, of.Status.State == v1alpha1.QueueStateQueued && reason == v1alpha1.QueueReasonNextToStart && waits > queueIsStuck:
 			s.add(severe, about, fmt.Sprintf("nothing stands in its way, and it has not started for %s", duration.HumanDuration(waits)), "Look at the controller's pod and its log.", show)
 		case of.Status.State == v1alpha1.QueueStateQueued && !asked && kind == "backup":
-			asked = true // one is enough: it is the same for all
+			asked = true // it is the same for all
 			backup, err := d.holdfast.HoldfastV1alpha1().Backups(of.Namespace).Get(ctx, of.Name, metav1.GetOptions{})
 			if err != nil {
 				continue // it has ended, or may not be seen
@@ -593,8 +590,7 @@ func (d *doctor) checkQueue(ctx context.Context, s *reportPart) {
 	s.Checked = fmt.Sprintf("in %s: %d running, %d ready, %d waiting", text, counts[v1alpha1.QueueStateRunning], counts[v1alpha1.QueueStateReady], counts[v1alpha1.QueueStateQueued])
 }
 
-// checkNodeRestriction tries, in a dry run, what docs/security.md has an administrator try: to create
-// a pod as a node.
+// checkNodeRestriction creates a pod as a node, in a dry run, as docs/security.md advises.
 func (d *doctor) checkNodeRestriction(ctx context.Context, s *reportPart) {
 	if d.config.Impersonate.UserName != "" {
 		s.NotChecked = append(s.NotChecked, "the check of NodeRestriction acts as a node, so it does not go with --as")

@@ -63,7 +63,7 @@ func (t *tool) downloadCommand() *cobra.Command {
 	return command
 }
 
-// printStored prints an object of a backup. It is read whole before a byte is printed.
+// printStored prints an object of a backup, after it has read all.
 func (t *tool) printStored(ctx context.Context, backup string, item *manifest.Item, output string) error {
 	kind := item.KindName
 	if item.APIGroup != "" {

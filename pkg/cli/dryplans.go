@@ -16,7 +16,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// section is a table of a plan.
 type section struct {
 	header  string
 	rows    int
@@ -24,7 +23,6 @@ type section struct {
 	row     func(i int) string
 }
 
-// printSections prints the tables that have rows.
 func printSections(to io.Writer, sections []section) error {
 	for _, section := range sections {
 		if section.rows == 0 {
@@ -47,7 +45,6 @@ func printSections(to io.Writer, sections []section) error {
 	return err
 }
 
-// printBackupPlan prints what a backup would hold.
 func printBackupPlan(to io.Writer, plan *v1alpha1.BackupPlan) error {
 	summary := fmt.Sprintf("%d objects", plan.TotalItems)
 	if !plan.Complete {
@@ -92,7 +89,6 @@ func printBackupPlan(to io.Writer, plan *v1alpha1.BackupPlan) error {
 	})
 }
 
-// printRestorePlan prints what a restore would do.
 func printRestorePlan(to io.Writer, plan *v1alpha1.RestorePlan) error {
 	summary := fmt.Sprintf("%d objects", plan.TotalItems)
 	if !plan.Complete {
@@ -133,7 +129,7 @@ func printRestorePlan(to io.Writer, plan *v1alpha1.RestorePlan) error {
 	})
 }
 
-// printPlanned prints the plan of the answer to a dry run, if it has one.
+// printPlanned prints the plan in the answer to a dry run, if any.
 func printPlanned(to io.Writer, answer runtime.Object) error {
 	switch object := answer.(type) {
 	case *v1alpha1.Backup:

@@ -34,7 +34,6 @@ listed by kubectl get volumebackups.`,
 	return command
 }
 
-// volumeFiles reads the files of one volume backup.
 type volumeFiles struct {
 	client          rest.Interface
 	namespace, name string
@@ -62,7 +61,7 @@ func (v *volumeFiles) get(subresource, path string) *rest.Request {
 	return v.client.Get().Namespace(v.namespace).Resource("volumebackups").Name(v.name).SubResource(subresource).Param("path", path)
 }
 
-// page reads a file, and a page of what is in it.
+// page reads a file, and a page of its entries.
 func (v *volumeFiles) page(ctx context.Context, path, next string, limit int) (*v1alpha1.VolumeFileList, error) {
 	request := v.get("files", path).Param("limit", strconv.Itoa(limit))
 	if next != "" {
@@ -87,7 +86,6 @@ func (v *volumeFiles) stat(ctx context.Context, path string) (*v1alpha1.VolumeFi
 	return &list.File, nil
 }
 
-// each calls do with the entries of a folder, page by page.
 func (v *volumeFiles) each(ctx context.Context, path string, limit int, do func(*v1alpha1.VolumeFile) error) error {
 	for next := ""; ; {
 		list, err := v.page(ctx, path, next, limit)
@@ -110,12 +108,12 @@ func (v *volumeFiles) link(ctx context.Context, path string) (string, error) {
 	return string(raw), err
 }
 
-// contentPatience is how long the rest of a file is requested again after a failure without a byte of
-// it, and contentRetry the time between. Tests shorten both.
+// contentPatience bounds the requests, one each contentRetry, for the rest of a file without progress. Tests
+// shorten both.
 var contentPatience, contentRetry = 30 * time.Second, time.Second
 
-// content copies a file of a known size. kube-apiserver ends each request after a minute, so the
-// rest is requested again. Without an error the content is complete.
+// content copies a file of a known size. kube-apiserver ends each request after a minute, so it requests the rest
+// again. Without an error the content is complete.
 func (v *volumeFiles) content(ctx context.Context, path string, size int64, to io.Writer) error {
 	written, failing := int64(0), time.Time{}
 	for {
@@ -143,7 +141,6 @@ func (v *volumeFiles) content(ctx context.Context, path string, size int64, to i
 	}
 }
 
-// isRefusal reports whether another request would be refused too.
 func isRefusal(err error) bool {
 	status := apierrors.APIStatus(nil)
 	return errors.As(err, &status) && status.Status().Code < 500 && !apierrors.IsTooManyRequests(err)
@@ -219,7 +216,6 @@ func oneFile(command *cobra.Command, args []string) error {
 	return nil
 }
 
-// kinds begin the modes as ls prints them.
 var kinds = map[v1alpha1.VolumeFileType]string{
 	v1alpha1.VolumeFileTypeFile: "-", v1alpha1.VolumeFileTypeFolder: "d", v1alpha1.VolumeFileTypeLink: "l", v1alpha1.VolumeFileTypeOther: "?",
 }
@@ -271,7 +267,6 @@ func (t *tool) filesCatCommand() *cobra.Command {
 	}
 }
 
-// file returns what is at a path that must be a file.
 func (v *volumeFiles) file(ctx context.Context, at string) (*v1alpha1.VolumeFile, error) {
 	of, err := v.stat(ctx, at)
 	if err != nil {

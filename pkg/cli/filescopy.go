@@ -21,13 +21,10 @@ import (
 )
 
 const (
-	// copyPage is how many entries of each folder on the way are in memory, copyDepth how many
-	// folders.
+	// copyPage bounds a folder's entries in memory, copyDepth the nested folders.
 	copyPage, copyDepth = 200, 256
-	// unfinished begins the name of a file that is being written.
-	unfinished = ".holdfast-cp-"
-	// mostNotes is how many files are named that were left out.
-	mostNotes = 10
+	unfinished          = ".holdfast-cp-" // begins the name of an unfinished file
+	mostNotes           = 10              // of omitted files
 )
 
 func (t *tool) filesCopyCommand() *cobra.Command {
@@ -66,8 +63,8 @@ folder is left out, and the exit code is then 3.`,
 	return command
 }
 
-// copying writes files below one local folder. The volume backup may be hostile: an os.Root leads no
-// write out of the folder, and no name or link that could is taken.
+// copying writes files below one local folder. The volume backup may be hostile: an os.Root keeps writes in the
+// folder, and names or links that could leave it are refused.
 type copying struct {
 	*tool
 	files     *volumeFiles
@@ -113,7 +110,6 @@ func (c *copying) run(ctx context.Context, at, local string) error {
 	if isRoot && exists {
 		return c.entries(ctx, at, ".", 0)
 	}
-	// From here on the copied folder is what nothing leaves.
 	if err := c.makeFolder(name); err != nil {
 		return err
 	}
@@ -129,7 +125,7 @@ func (c *copying) run(ctx context.Context, at, local string) error {
 	return finishFile(c.root, ".", of)
 }
 
-// isName reports whether a name can be an element of a local path, and only one.
+// isName reports whether a name can be exactly one element of a local path.
 func isName(name string) bool {
 	return name != "" && name != "." && name != ".." && !strings.ContainsAny(name, "/\x00") && filepath.Base(name) == name && filepath.IsLocal(name)
 }
@@ -153,7 +149,6 @@ func (c *copying) makeFolder(rel string) error {
 	return nil
 }
 
-// entries copies what is in a folder of the volume into a local one that exists.
 func (c *copying) entries(ctx context.Context, at, rel string, depth int) error {
 	if depth > copyDepth {
 		return fmt.Errorf("%s is in more than %d folders: copy it by itself", printable(at), copyDepth)
@@ -188,7 +183,6 @@ func (c *copying) leaveOut(at, why string) {
 	}
 }
 
-// mayWrite refuses a place that is taken.
 func (c *copying) mayWrite(rel string) error {
 	info, err := c.root.Lstat(rel)
 	switch {
@@ -204,7 +198,7 @@ func (c *copying) mayWrite(rel string) error {
 	return nil
 }
 
-// file copies a file. It has its name when it is complete.
+// file copies a file, and names it when it is complete.
 func (c *copying) file(ctx context.Context, f *v1alpha1.VolumeFile, from, to string) (err error) {
 	if err := c.mayWrite(to); err != nil {
 		return err
@@ -232,8 +226,7 @@ func (c *copying) file(ctx context.Context, f *v1alpha1.VolumeFile, from, to str
 	return nil
 }
 
-// finishFile sets the permissions and the time. A local setuid bit would give the owner's rights to
-// the content of a backup.
+// finishFile sets the permissions and the time, without setuid: it would give the owner's rights to the content.
 func finishFile(root *os.Root, rel string, f *v1alpha1.VolumeFile) error {
 	mode, err := strconv.ParseUint(f.Mode, 8, 32)
 	if err != nil {
@@ -269,8 +262,8 @@ func (c *copying) link(ctx context.Context, from, to string) error {
 	return c.root.Symlink(target, to)
 }
 
-// staysInside reports whether a link leads to a place in the copied folder, also through other such
-// links. So ".." may only be at its beginning, where the folders above it are known.
+// staysInside reports whether a link leads to a place in the copied folder, also through other such links. So ".."
+// may only be at its beginning, where the folders above it are known.
 func staysInside(link, target string) bool {
 	if target == "" || slash.IsAbs(target) || filepath.IsAbs(target) || strings.ContainsAny(target, "\\\x00") {
 		return false

@@ -21,7 +21,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// findFlags choose objects of stored backups.
 type findFlags struct {
 	selector, objectNamespace, backup, image string
 	clusterScoped, allNamespaces             bool
@@ -94,7 +93,6 @@ func (t *tool) find(ctx context.Context, object string, f *findFlags) (*v1alpha1
 	}
 }
 
-// tellNotFound says where nothing was found, and how to search elsewhere.
 func (t *tool) tellNotFound(f *findFlags) error {
 	if f.allNamespaces {
 		fmt.Fprintln(t.ErrOut, "No backup holds it.")
@@ -161,13 +159,13 @@ func (t *tool) findCommand() *cobra.Command {
 	return command
 }
 
-// objectVersion is one version of an object, with the backups that hold it, newest first.
+// objectVersion is a version of an object, with its backups, newest first.
 type objectVersion struct {
 	newest  *v1alpha1.BackupObject
 	backups []string
 }
 
-// versions folds equal versions. They are in the order of the newest backup that holds each.
+// versions folds equal versions, in the order of their newest backups.
 func (t *tool) versions(list *v1alpha1.BackupObjectList, all bool) []*objectVersion {
 	type key struct{ object, uid, digest string }
 	found := map[key]*objectVersion{}
@@ -184,7 +182,7 @@ func (t *tool) versions(list *v1alpha1.BackupObjectList, all bool) []*objectVers
 	return ordered
 }
 
-// shownBackups is how many backups of a version are named in a table of 80 columns.
+// shownBackups of a version fit into a table of 80 columns.
 const shownBackups = 1
 
 func (t *tool) historyCommand() *cobra.Command {

@@ -46,7 +46,7 @@ func (t *tool) keysStatus(ctx context.Context, system string) error {
 	if err != nil {
 		return err
 	}
-	_, _ = all.findSystem(ctx, &system) // without the right to read it, the default is used
+	_, _ = all.findSystem(ctx, &system) // else the default
 	list, err := all.engine.EngineV1alpha1().VolumeRepositories(system).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
@@ -74,8 +74,8 @@ func (t *tool) keysStatus(ctx context.Context, system string) error {
 	return nil
 }
 
-// keysRotateCommand prints the command of the program holdfast. Only a process with the store's
-// credentials can rotate a key, and the plugin gets none.
+// keysRotateCommand prints the command of the program holdfast. The plugin gets none of the store's credentials,
+// which a rotation needs.
 func (t *tool) keysRotateCommand() *cobra.Command {
 	var system string
 	command := &cobra.Command{
@@ -143,7 +143,7 @@ func (t *tool) keysExport(ctx context.Context, f *exportFlags, names []string) e
 	if err != nil {
 		return err
 	}
-	_, _ = all.findSystem(ctx, &f.system) // without the right to read it, the default is used
+	_, _ = all.findSystem(ctx, &f.system) // else the default
 	secrets, err := all.keySecrets(ctx, f.system, names)
 	if err != nil {
 		return err
@@ -171,7 +171,7 @@ func (t *tool) keysExport(ctx context.Context, f *exportFlags, names []string) e
 	} else if err := writeNew(f.file, text.Bytes()); err != nil {
 		return err
 	}
-	// Only what was written counts as exported.
+	// Only written keys count as exported.
 	var errs []error
 	for _, secret := range secrets {
 		errs = append(errs, all.noteExport(ctx, f.system, &secret))
@@ -209,14 +209,14 @@ func (c *clients) keySecrets(ctx context.Context, system string, names []string)
 	return found, nil
 }
 
-// repositoryOf returns the repository and the key in a Secret, and false for another Secret.
+// repositoryOf returns the repository and the key in a Secret, or false.
 func repositoryOf(secret *corev1.Secret) (name, key string, ok bool) {
 	name, isKey := strings.CutSuffix(secret.Name, enginev1alpha1.KeySecretName(""))
 	key = strings.TrimSpace(string(secret.Data[enginev1alpha1.KeySecretKey]))
 	return name, key, isKey && key != "" && strings.Contains(name, ".")
 }
 
-// noteExport records that the key in a Secret was exported. A missing record is no error.
+// noteExport records that the key in a Secret was exported. It ignores a missing record.
 func (c *clients) noteExport(ctx context.Context, system string, secret *corev1.Secret) error {
 	name, key, _ := repositoryOf(secret)
 	namespace, _, _ := strings.Cut(name, ".")

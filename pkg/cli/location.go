@@ -29,13 +29,11 @@ import (
 
 const storageLocations = "storagelocations"
 
-// keys of a Secret with credentials.
 const (
-	accessKeyID     = "accessKeyID"
-	secretAccessKey = "secretAccessKey"
-	sessionToken    = "sessionToken"
-	// serviceAccountKey has the JSON of a Google service account's key.
-	serviceAccountKey = "serviceAccountKey"
+	accessKeyID       = "accessKeyID"
+	secretAccessKey   = "secretAccessKey"
+	sessionToken      = "sessionToken"
+	serviceAccountKey = "serviceAccountKey" // the JSON of a Google service account's key
 	accountKey        = "accountKey"
 	sasToken          = "sasToken"
 	tenantID          = "tenantID"
@@ -49,13 +47,13 @@ func (t *tool) locationCommand() *cobra.Command {
 	return command
 }
 
-// ofEngine returns the client of the records, and the namespace that they are in.
+// ofEngine returns the client of the records, and their namespace.
 func (t *tool) ofEngine(ctx context.Context, system string) (rest.Interface, string, error) {
 	all, err := t.clients()
 	if err != nil {
 		return nil, "", err
 	}
-	_, _ = all.findSystem(ctx, &system) // without the right to read it, the default is used
+	_, _ = all.findSystem(ctx, &system) // else the default
 	return all.engine.EngineV1alpha1().RESTClient(), system, nil
 }
 
@@ -194,7 +192,7 @@ func (f *locationFlags) apply(spec *enginev1alpha1.StorageLocationSpec) error {
 	return nil
 }
 
-// applyLock sets the lock and the instant of the flags. The API server checks their values.
+// applyLock sets the lock and the instant of the flags. The API server checks them.
 func (f *locationFlags) applyLock(spec *enginev1alpha1.StorageLocationSpec) error {
 	if f.lockMode != "" || f.lockDays != 0 {
 		if f.lockMode == "" || f.lockDays == 0 {
@@ -216,7 +214,7 @@ func (f *locationFlags) applyLock(spec *enginev1alpha1.StorageLocationSpec) erro
 	return nil
 }
 
-// providerOf returns the provider of the flags, or else of a spec.
+// providerOf returns the provider of the flags, else of a spec.
 func (f *locationFlags) providerOf(spec *enginev1alpha1.StorageLocationSpec) enginev1alpha1.StorageProvider {
 	if f.provider == "" && spec.Provider == "" && f.container != "" {
 		return enginev1alpha1.StorageProviderAzure
@@ -232,7 +230,7 @@ func setIfGiven(fields map[*string]string) {
 	}
 }
 
-// readCredentials reads the credentials of a provider from a file, as a Secret has them.
+// readCredentials reads a provider's credentials from a file, as a Secret has them.
 func readCredentials(provider enginev1alpha1.StorageProvider, path, profile string) (map[string][]byte, error) {
 	switch provider {
 	case enginev1alpha1.StorageProviderAzure:
@@ -256,13 +254,13 @@ func readCredentials(provider enginev1alpha1.StorageProvider, path, profile stri
 	return map[string][]byte{serviceAccountKey: content}, nil
 }
 
-// azureVariables are the variables of a credentials file for Azure, with the keys of a Secret.
+// azureVariables has the variables of a credentials file, with the keys of a Secret.
 var azureVariables = map[string]string{
 	"AZURE_STORAGE_ACCOUNT_ACCESS_KEY": accountKey, "AZURE_STORAGE_SAS_TOKEN": sasToken,
 	"AZURE_TENANT_ID": tenantID, "AZURE_CLIENT_ID": clientID, "AZURE_CLIENT_SECRET": clientSecret,
 }
 
-// readVariables reads credentials for Azure from lines NAME=VALUE. Other names are left out.
+// readVariables reads credentials for Azure from lines NAME=VALUE. It ignores other names.
 func readVariables(path string) (map[string][]byte, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -381,7 +379,7 @@ func (t *tool) createLocation(ctx context.Context, f *locationFlags, args []stri
 		return err
 	}
 	if f.dryRun != "client" {
-		_, _ = all.findSystem(ctx, &f.system) // without the right to read it, the default is used
+		_, _ = all.findSystem(ctx, &f.system) // else the default
 	} else if f.system == "" {
 		f.system = defaultSystem
 	}
@@ -412,7 +410,7 @@ func (t *tool) createLocation(ctx context.Context, f *locationFlags, args []stri
 		return t.printLocation(of, f.format, "created (dry run)")
 	}
 	locations := all.engine.EngineV1alpha1().StorageLocations(of.Namespace)
-	// The API server checks the location before anything is written.
+	// The API server checks the location before the first write.
 	checked, err := locations.Create(ctx, of, metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict, DryRun: []string{metav1.DryRunAll}})
 	if err != nil {
 		return err
@@ -481,7 +479,7 @@ func (t *tool) checkLocation(ctx context.Context, system, name string, timeout t
 	if err != nil {
 		return err
 	}
-	_, _ = all.findSystem(ctx, &system) // without the right to read it, the default is used
+	_, _ = all.findSystem(ctx, &system) // else the default
 	locations := all.engine.EngineV1alpha1().StorageLocations(system)
 	of, err := locations.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
@@ -491,7 +489,7 @@ func (t *tool) checkLocation(ctx context.Context, system, name string, timeout t
 	await := func(ctx context.Context, done func() bool) error {
 		return wait.PollUntilContextTimeout(ctx, queuePause, timeout, true, func(ctx context.Context) (bool, error) {
 			read, err := locations.Get(ctx, name, metav1.GetOptions{})
-			// The client refuses a request by itself that its rate limiter would send after the deadline.
+			// The client itself refuses a request that its rate limiter would delay beyond the deadline.
 			if end, _ := ctx.Deadline(); err != nil && time.Until(end) < time.Second {
 				return false, nil
 			}

@@ -62,7 +62,6 @@ storage location as they are, so no Backup is created.`,
 	return group("migrate", "Take over the objects of another backup system", command)
 }
 
-// migration is the objects to create, and what is said about them.
 type migration struct {
 	system, from, to string
 	resume           bool
@@ -70,10 +69,8 @@ type migration struct {
 	policies  []corev1.ConfigMap
 	locations []enginev1alpha1.StorageLocation
 	schedules []v1alpha1.Schedule
-	// notes are by the object of Velero's, in its order.
-	notes []note
-	// refused is the number of objects that can't be taken over.
-	refused int
+	notes     []note // by Velero's objects, in order
+	refused   int    // objects that can't be taken over
 }
 
 type note struct{ about, text string }
@@ -93,7 +90,7 @@ func (t *tool) migrate(ctx context.Context, f *migrateFlags) error {
 	if err != nil {
 		return err
 	}
-	_, _ = all.findSystem(ctx, &f.system) // without the right to read it, the default is used
+	_, _ = all.findSystem(ctx, &f.system) // else the default
 	if f.to == "" {
 		f.to = f.system
 	}
@@ -133,7 +130,6 @@ func (m *migration) end() error {
 	return nil
 }
 
-// read reads Velero's objects, and converts them.
 func (m *migration) read(ctx context.Context, all *clients) error {
 	client, err := dynamic.NewForConfig(all.config)
 	if err != nil {
@@ -176,7 +172,6 @@ func (m *migration) read(ctx context.Context, all *clients) error {
 	return m.readPolicies(ctx, all)
 }
 
-// readPolicies reads the ConfigMaps that schedules name.
 func (m *migration) readPolicies(ctx context.Context, all *clients) error {
 	for _, schedule := range m.schedules {
 		policy := schedule.Spec.Template.ResourcePolicy
@@ -199,8 +194,8 @@ func (m *migration) readPolicies(ctx context.Context, all *clients) error {
 	return nil
 }
 
-// configFields are the keys of a location's config that are known, by the provider. Each sets a field
-// of the spec, or returns what is said about it.
+// configFields are the known keys of a location's config, by provider. Each sets a field of the spec, or returns a
+// note.
 var configFields = map[enginev1alpha1.StorageProvider]map[string]func(spec *enginev1alpha1.StorageLocationSpec, value string) string{
 	enginev1alpha1.StorageProviderS3: {
 		"region": func(spec *enginev1alpha1.StorageLocationSpec, value string) string { spec.S3.Region = value; return "" },
@@ -243,7 +238,6 @@ var configFields = map[enginev1alpha1.StorageProvider]map[string]func(spec *engi
 	},
 }
 
-// says only says something about a field.
 func says(text string) func(*enginev1alpha1.StorageLocationSpec, string) string {
 	return func(*enginev1alpha1.StorageLocationSpec, string) string { return text }
 }
@@ -338,7 +332,7 @@ func (m *migration) location(of *unstructured.Unstructured) {
 	m.locations = append(m.locations, made)
 }
 
-// credentials names the Secret of a location, and says how it is made of Velero's, which is a file.
+// credentials names the Secret of a location, and says how to make it from Velero's, which is a file.
 func (m *migration) credentials(of *unstructured.Unstructured, made *enginev1alpha1.StorageLocation) {
 	const kind = "backupstoragelocation"
 	namespace := enginev1alpha1.CredentialsNamespace(m.system)
@@ -361,7 +355,7 @@ func (m *migration) credentials(of *unstructured.Unstructured, made *enginev1alp
 	m.say(kind, made.Name, "spec.credential is a file in the Secret %s. Secrets are not read: create the Secret %s in %s with %s", secret, made.Name, namespace, keys)
 }
 
-// leftOut are the fields whose values the API refuses, and which may be left out.
+// leftOut has fields whose values the API refuses, and which may be left out.
 var leftOut = map[string][]string{
 	"spec.useOwnerReferencesInBackup": {"spec", "useOwnerReferencesInBackup"},
 	"spec.template.snapshotVolumes":   {"spec", "template", "snapshotVolumes"},
@@ -419,7 +413,7 @@ func (m *migration) schedule(of *unstructured.Unstructured) {
 	m.schedules = append(m.schedules, *made)
 }
 
-// scheduleOf decodes a Schedule, and returns the fields that it does not have.
+// scheduleOf decodes a Schedule, and returns its unknown fields.
 func scheduleOf(content map[string]any) (made *v1alpha1.Schedule, unknown []string, err error) {
 	raw, err := json.Marshal(content)
 	if err != nil {
@@ -471,7 +465,7 @@ func (m *migration) print(to io.Writer) error {
 	return nil
 }
 
-// create creates all objects. One that exists stays as it is.
+// create creates the objects that are missing.
 func (m *migration) create(ctx context.Context, t *tool, all *clients, dryRun bool) error {
 	options := metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict}
 	did := "created"

@@ -53,7 +53,6 @@ func (d *objectDiff) split(args []string) (names []string, object string, err er
 	return names, object, nil
 }
 
-// run prints the differences.
 func (d *objectDiff) run(ctx context.Context, t *tool, names []string, object string) error {
 	kind, name, _ := strings.Cut(object, "/")
 	if kind == "" || name == "" || strings.Contains(name, "/") {
@@ -99,8 +98,8 @@ func (d *objectDiff) run(ctx context.Context, t *tool, names []string, object st
 	return nil
 }
 
-// liveObject returns the cluster's object with the identity of one in a backup. It is read in the same
-// version, or in the preferred one if the cluster does not serve that.
+// liveObject returns the cluster's object of a backup's object, in the same version if it is served, else in the
+// preferred one.
 func (t *tool) liveObject(ctx context.Context, stored *unstructured.Unstructured) (*unstructured.Unstructured, error) {
 	config, err := t.flags.ToRESTConfig()
 	if err != nil {
@@ -125,11 +124,11 @@ func (t *tool) liveObject(ctx context.Context, stored *unstructured.Unstructured
 	return client.Resource(mapping.Resource).Namespace(stored.GetNamespace()).Get(ctx, stored.GetName(), metav1.GetOptions{})
 }
 
-// volatile are fields that differ between any two versions of an object.
+// volatile are fields that differ between any two versions.
 var volatile = [][]string{{"metadata", "managedFields"}, {"metadata", "resourceVersion"}, {"metadata", "generation"}}
 
-// printDifferences prints each field that differs, by its path, and reports whether there are any. It
-// prints no value of a Secret.
+// printDifferences prints each field that differs, by its path, and reports whether there are any. It prints no
+// value of a Secret.
 func printDifferences(to io.Writer, before, after *unstructured.Unstructured, status bool) bool {
 	a, b := before.DeepCopy().Object, after.DeepCopy().Object
 	for _, o := range []map[string]any{a, b} {
@@ -151,10 +150,9 @@ type differences struct {
 	any    bool
 }
 
-// masked is printed in place of a value of a Secret.
 const masked = "(masked)"
 
-// isSecret reports whether a field holds a Secret's values, or may hold copies of them.
+// isSecret reports whether a field has a Secret's values, or perhaps copies.
 func (d *differences) isSecret(path string) bool {
 	if !d.secret {
 		return false
@@ -215,7 +213,7 @@ func (d *differences) compare(path string, old any, was bool, now any, is bool) 
 			return
 		}
 	}
-	// A map that is all of a Secret's values has its keys shown, as the map would be.
+	// Print the keys of a map that is all of a Secret's values.
 	if fields, ok := old.(map[string]any); ok && !is && d.isSecret(path) && len(fields) > 0 {
 		d.fields(path, fields, nil)
 		return
@@ -235,7 +233,7 @@ func (d *differences) compare(path string, old any, was bool, now any, is bool) 
 	}
 }
 
-// list compares elements of one name, or else of one index.
+// list compares elements by name, else by index.
 func (d *differences) list(path string, a, b []any) {
 	old, names := named(a)
 	now, more := named(b)
@@ -264,7 +262,7 @@ func (d *differences) list(path string, a, b []any) {
 		is, after := now[name]
 		d.compare(path+"[name="+name+"]", was, before, is, after)
 	}
-	if !d.any { // the elements are equal, so their order differs
+	if !d.any { // equal elements in another order
 		_, before := named(a)
 		_, after := named(b)
 		d.any = true
@@ -273,8 +271,7 @@ func (d *differences) list(path string, a, b []any) {
 	d.any = d.any || changed
 }
 
-// named returns the elements by their names, and the names in order, or nothing if the elements have no
-// unique names.
+// named returns the elements by their unique names, and the names in order; nothing without such names.
 func named(list []any) (elements map[string]any, names []string) {
 	elements = map[string]any{}
 	for _, element := range list {

@@ -14,7 +14,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// showPlannedObjects prints the objects of a backup's plan as they come, and then the plan.
+// showPlannedObjects prints the objects of a backup's plan as they come, then the plan.
 func (t *tool) showPlannedObjects(ctx context.Context, backup *v1alpha1.Backup) error {
 	client, _, err := t.client()
 	if err != nil {

@@ -133,7 +133,7 @@ func protectingSchedule(p *v1alpha1.Protection) string {
 	}
 }
 
-// nameFrom names an object, with its namespace if it is another one.
+// nameFrom names an object, and its namespace if another.
 func nameFrom(namespace, of, name string) string {
 	if of == namespace {
 		return name
@@ -141,7 +141,6 @@ func nameFrom(namespace, of, name string) string {
 	return of + "/" + name
 }
 
-// protectionText counts what is not protected.
 func protectionText(ctx context.Context, client holdfastclientset.Interface, namespace string) string {
 	list, err := protections(ctx, client, namespace)
 	if err != nil {

@@ -67,7 +67,6 @@ func (t *tool) watchQueue(ctx context.Context, o output) error {
 			select {
 			case <-ctx.Done():
 			case _, open = <-changes.ResultChan():
-				// A burst of changes is one picture.
 				for timer := time.After(queuePause); open; {
 					select {
 					case _, open = <-changes.ResultChan():
@@ -117,7 +116,6 @@ func (t *tool) topCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			// They are in no namespace.
 			return t.getFrom(command.Context(), client.HoldfastV1alpha1().RESTClient(), metav1.NamespaceAll, "nodeagents", nil, o)
 		},
 	}

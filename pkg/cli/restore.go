@@ -281,7 +281,7 @@ func (t *tool) askWithPlan(ctx context.Context, restore *v1alpha1.Restore) error
 	}
 	planned := restore.DeepCopy()
 	planned.Spec.PlanOnly = true
-	// A plan that was refused stays for a while, so the next one needs another name.
+	// A refused plan stays for a while, so the next one needs another name.
 	planned.Name, planned.GenerateName = "", cmp.Or(restore.Name, strings.TrimSuffix(restore.GenerateName, "-"))+"-plan-"
 	made, err := client.HoldfastV1alpha1().Restores(restore.Namespace).Create(ctx, planned, metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict})
 	if err != nil {

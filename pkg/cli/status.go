@@ -117,7 +117,7 @@ func agentsText(ctx context.Context, client holdfastclientset.Interface, wrong *
 
 func locationsText(ctx context.Context, c *clients, wrong *[]string) string {
 	var system string
-	_, _ = c.findSystem(ctx, &system) // without the right to read it, the default is used
+	_, _ = c.findSystem(ctx, &system) // else the default
 	locations, err := c.engine.EngineV1alpha1().StorageLocations(system).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return fmt.Sprintf("not known: %v", err) // a tenant may not list them

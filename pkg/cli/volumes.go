@@ -16,7 +16,6 @@ import (
 	holdfastclient "github.com/holdfast-io/holdfast/pkg/generated/holdfast/clientset/versioned/typed/holdfast/v1alpha1"
 )
 
-// holdfast is a client in a namespace.
 type holdfast struct {
 	holdfastclient.HoldfastV1alpha1Interface
 	namespace string
@@ -61,7 +60,7 @@ func (t *tool) volumesCommand() *cobra.Command {
 	return command
 }
 
-// deleteVolumeCommand asks with the sentence of shown, and deletes the object that was shown.
+// deleteVolumeCommand asks with the sentence of shown, and deletes the shown object.
 func (t *tool) deleteVolumeCommand(resource, use, short string, shown func(ctx context.Context, client holdfast, name string) (types.UID, string, error)) *cobra.Command {
 	var yes bool
 	command := t.named(resource, use, short, func(ctx context.Context, name string) error {

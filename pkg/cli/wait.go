@@ -27,10 +27,9 @@ import (
 const plainInterval = 10 * time.Second
 
 type progress struct {
-	phase   string
-	ended   bool
-	message string
-	// waits says what it waits for.
+	phase                 string
+	ended                 bool
+	message               string
 	waits                 string
 	items, itemsTotal     int64
 	bytes, bytesTotal     int64
@@ -96,10 +95,8 @@ func (p progress) String() string {
 	return text
 }
 
-// human formats a size with one decimal.
 func human(bytes int64) string { return fmt.Sprintf("% .1f", decor.SizeB1024(bytes)) }
 
-// display shows progress: bars on a terminal, else lines.
 type display interface {
 	show(progress)
 	close()
@@ -122,10 +119,9 @@ func (l *lines) show(p progress) {
 func (l *lines) close() {}
 
 type bars struct {
-	of    *mpb.Progress
-	items *mpb.Bar
-	// volumes is nil until a volume is known.
-	volumes *mpb.Bar
+	of      *mpb.Progress
+	items   *mpb.Bar
+	volumes *mpb.Bar // nil until a volume is known
 	phase   string
 }
 
@@ -183,19 +179,16 @@ type client[T, L runtime.Object] interface {
 	Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error)
 }
 
-// object is an object of the API.
 type object interface {
 	runtime.Object
 	metav1.Object
 }
 
-// kind describes how objects of a kind are created and awaited.
 type kind[T object, L runtime.Object] struct {
 	name, singular string
 	empty          T
 	client         func(of holdfastclient.HoldfastV1alpha1Interface, namespace string) client[T, L]
-	// progress is nil if such objects are not awaited.
-	progress func(T) progress
+	progress       func(T) progress // nil if such objects are not awaited
 }
 
 var (
@@ -213,7 +206,7 @@ var (
 		}, nil}
 )
 
-// create creates an object as the flags say, prints it, and waits for its end if they say so.
+// create creates an object by the flags, prints it, and waits for its end on request.
 func create[T object, L runtime.Object](ctx context.Context, t *tool, k kind[T, L], flags *createFlags, object T) error {
 	did := "created"
 	if flags.dryRun != "none" {
@@ -240,7 +233,7 @@ func create[T object, L runtime.Object](ctx context.Context, t *tool, k kind[T, 
 	return await(ctx, t, k, object.GetNamespace(), object.GetName(), flags.timeout)
 }
 
-// await shows how far something is until its end. Its error says how it ended, if not well.
+// await shows progress until an object ends. Its error says how it ended, if not well.
 func await[T object, L runtime.Object](ctx context.Context, t *tool, k kind[T, L], namespace, name string, timeout time.Duration) error {
 	clients, _, err := t.client()
 	if err != nil {

@@ -15,17 +15,15 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// documents are the conditional requests of discovery.
 var documents = map[string]bool{"/api": true, "/apis": true}
 
-// Resources reads which resources a cluster serves. Answers are sent and parsed only if they have
-// changed. It is safe for concurrent use.
+// Resources reads which resources a cluster serves. Answers are sent and parsed only if they have changed. It is
+// safe for concurrent use.
 type Resources struct {
 	client discovery.ServerResourcesInterfaceWithContext
 
-	mu sync.Mutex
-	// last is the content of the answers with these tags.
-	last known
+	mu   sync.Mutex
+	last known // the content of the answers with these tags
 }
 
 type known struct {
@@ -45,8 +43,7 @@ func NewResources(config *rest.Config) (*Resources, error) {
 	return &Resources{client: discovery.ToServerResourcesInterfaceWithContext(client)}, nil
 }
 
-// ServerPreferredResourcesWithContext is as in discovery.DiscoveryClient. The result must not be
-// modified.
+// ServerPreferredResourcesWithContext is as in discovery.DiscoveryClient. The result must not be modified.
 func (r *Resources) ServerPreferredResourcesWithContext(ctx context.Context) ([]*metav1.APIResourceList, error) {
 	r.mu.Lock()
 	last := r.last
@@ -74,20 +71,17 @@ func (r *Resources) ask(ctx context.Context, tags map[string]string) ([]*metav1.
 }
 
 type asked struct {
-	// known has the tags of known answers.
-	known map[string]string
+	known map[string]string // the tags of known answers
 
 	mu sync.Mutex
-	// sent counts the sent answers, tags has their tags, unchanged has the tags of the others.
-	// Discovery may repeat requests.
+	// sent counts the sent answers, tags has their tags, unchanged the others'. Discovery may repeat requests.
 	sent            int
 	tags, unchanged map[string]string
 }
 
 type askedKey struct{}
 
-// conditional requests known answers only if they have changed; otherwise discovery gets an empty
-// document.
+// conditional requests known answers only if they have changed; otherwise discovery gets an empty document.
 type conditional struct{ next http.RoundTripper }
 
 const nothing = `{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/v2","items":[]}`

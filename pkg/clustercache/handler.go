@@ -5,8 +5,7 @@ package clustercache
 
 import "k8s.io/client-go/tools/cache"
 
-// Handler passes each version of an object to changed, and the last known version of a deleted
-// object to deleted.
+// Handler passes each version of an object to changed, and a deleted object's last known version to deleted.
 func Handler[T any](changed, deleted func(T)) cache.ResourceEventHandlerFuncs {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { changed(obj.(T)) },

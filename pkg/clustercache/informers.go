@@ -1,9 +1,8 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package clustercache is a process's memory of its cluster: informers' objects without unused
-// fields, and the served resources. Objects may be written back: an update without managedFields
-// keeps them.
+// Package clustercache has informers' objects without unused fields, and the served resources. Objects may be
+// written back: an update without managedFields keeps them.
 package clustercache
 
 import (
@@ -15,12 +14,12 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// ConfigMap returns informers of one ConfigMap, which is all that a role may read, Trimmed.
+// ConfigMap returns Trimmed informers of one ConfigMap, which is all that a role may read.
 func ConfigMap(client kubernetes.Interface, namespace, name string) informers.SharedInformerFactory {
 	return one(client, namespace, name)
 }
 
-// Lease makes informers of one Lease, in the same way.
+// Lease returns Trimmed informers of one Lease.
 func Lease(client kubernetes.Interface, namespace, name string) informers.SharedInformerFactory {
 	return one(client, namespace, name)
 }
@@ -40,8 +39,7 @@ func Trimmed(obj any) (any, error) {
 	return obj, nil
 }
 
-// Named keeps the identity and labels of a namespace or a metadata object. It is a
-// cache.TransformFunc.
+// Named keeps the identity and labels of a namespace or a metadata object. It is a cache.TransformFunc.
 func Named(obj any) (any, error) {
 	switch object := obj.(type) {
 	case *corev1.Namespace:

@@ -1,8 +1,8 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package hostpath restricts backups and restores of hostPath persistent volumes to an
-// administrator's folders of nodes. The kubelet mounts other volumes; these may be anywhere.
+// Package hostpath restricts backups and restores of hostPath persistent volumes to an administrator's folders of
+// nodes. The kubelet mounts other volumes, which may be anywhere.
 package hostpath
 
 import (
@@ -27,8 +27,8 @@ func (r Roots) Validate() error {
 	return nil
 }
 
-// Over returns the root that a path equals or is below, or "": the shallowest one, since a user
-// that writes between two roots could redirect. Paths with .. have none.
+// Over returns the root that a path equals or is below, or "": the shallowest one, since a user that writes
+// between two roots could redirect. Paths with .. have none.
 func (r Roots) Over(folder string) (over string) {
 	if strings.Contains("/"+folder+"/", "/../") {
 		return ""
@@ -42,8 +42,7 @@ func (r Roots) Over(folder string) (over string) {
 	return over
 }
 
-// On reports whether a persistent volume is on a node: the same path on another node is another
-// volume.
+// On reports whether a persistent volume is on a node: the same path on another node is another volume.
 func On(volume *corev1.VolumeNodeAffinity, node *corev1.Node) (bool, error) {
 	if volume == nil || volume.Required == nil {
 		return true, nil

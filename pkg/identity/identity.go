@@ -1,8 +1,8 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package identity is the public identity of a cluster, by which its backups are recognised: a
-// ConfigMap that the controller writes and the API server reads.
+// Package identity is a cluster's public identity, by which its backups are recognised: a ConfigMap that the
+// controller writes and the API server reads.
 package identity
 
 import (
@@ -22,9 +22,8 @@ const (
 
 // Identity tells a cluster from all others.
 type Identity struct {
-	UID string
-	// Keys are the present and former public keys, the present one first.
-	Keys []string
+	UID  string
+	Keys []string // present and former ones, the present one first
 }
 
 // Of reads the ConfigMap; nil is empty.
@@ -35,8 +34,8 @@ func Of(stored *corev1.ConfigMap) Identity {
 	return Identity{UID: stored.Data[ClusterUIDKey], Keys: strings.Fields(stored.Data[PublicKeysKey])}
 }
 
-// Publish writes an identity into the ConfigMap, and reports a change. The same cluster's former
-// keys stay, so that its old backups stay trusted.
+// Publish writes an identity into the ConfigMap, and reports a change. The cluster's former keys stay, so that its
+// old backups stay trusted.
 func (i Identity) Publish(into *corev1.ConfigMap) bool {
 	before := Of(into)
 	keys := slices.Clone(i.Keys)

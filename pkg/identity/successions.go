@@ -13,8 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// SuccessionsKey has the namespaces that restores have recreated: a line each, with the name and
-// its successive uids.
+// SuccessionsKey has the namespaces that restores have recreated, one a line: the name and its successive uids.
 const SuccessionsKey = "namespaces"
 
 // maxSuccessionBytes bounds SuccessionsKey: some 7,000 namespaces. A ConfigMap has 1 MiB.
@@ -29,7 +28,7 @@ type Succession struct {
 // Successions has, by namespace name, lines of uids that continue one another.
 type Successions map[string][][]types.UID
 
-// SuccessionsOf reads the ConfigMap; nil is empty. Unreadable lines are skipped.
+// SuccessionsOf reads the ConfigMap; nil is empty. It skips unreadable lines.
 func SuccessionsOf(stored *corev1.ConfigMap) Successions {
 	successions := Successions{}
 	if stored == nil {
@@ -49,8 +48,7 @@ func SuccessionsOf(stored *corev1.ConfigMap) Successions {
 	return successions
 }
 
-// Same reports whether two uids are of one namespace, or in one line of its name. An empty uid is
-// in no line.
+// Same reports whether two uids are of one namespace, or in one line of its name. An empty uid is in no line.
 func (s Successions) Same(namespace string, a, b types.UID) bool {
 	if a == "" || b == "" {
 		return a == b
@@ -74,8 +72,7 @@ func (s Successions) add(of Succession) bool {
 	return true
 }
 
-// Succeed writes successions into the ConfigMap, and reports a change. It writes none if not all
-// fit.
+// Succeed writes successions into the ConfigMap, or none if not all fit, and reports a change.
 func Succeed(into *corev1.ConfigMap, of ...Succession) (changed bool, err error) {
 	successions := SuccessionsOf(into)
 	for _, one := range of {

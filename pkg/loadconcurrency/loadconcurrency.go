@@ -1,18 +1,18 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package loadconcurrency decides how many volumes a node moves at once, by its labels and the key
-// loadConcurrency of Velero's node agent ConfigMap:
+// Package loadconcurrency decides how many volumes a node moves at once, by its labels and the key loadConcurrency
+// of Velero's node agent ConfigMap:
 //
 //	{"loadConcurrency": {
 //	  "globalConfig": 2,
 //	  "perNodeConfig": [{"nodeSelector": {"matchLabels": {"kubernetes.io/hostname": "node1"}}, "number": 3}]
 //	}}
 //
-// globalConfig, default 1, is for nodes without a matching rule; of several rules the smallest
-// number counts. A mistake in globalConfig or perNodeConfig keeps that part's former value, as does
-// its absence beside an unknown key, which may be a misspelling. An agent decides for its node; for
-// a silent one, the API server predicts the decision of an agent that starts now.
+// globalConfig, default 1, is for nodes without a matching rule; the smallest number of several rules counts. A
+// mistake in either keeps its former value. So does its absence beside an unknown key, perhaps a misspelling.
+// An agent decides for its node. For a silent one, the API server predicts the decision of an agent that starts
+// now.
 package loadconcurrency
 
 import (
@@ -33,7 +33,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// Default is the limit where nothing says otherwise.
+// Default is the limit without a configuration.
 const Default = 1
 
 // Config is the valid configuration. The zero value is Default everywhere.
@@ -45,12 +45,12 @@ type Config struct {
 // Decision is how many volumes a node moves at once.
 type Decision struct {
 	Limit int
-	// Source is as in Config.Limit; or "memory" if the agent's memory allows no more.
+	// Source is as in Config.Limit, or "memory" if the agent's memory is the limit.
 	Source  string
 	Problem string
 }
 
-// Show writes the decision into an agent's status. The condition's time is since when it is so.
+// Show writes the decision into an agent's status. The condition keeps the time of its last change.
 func (d Decision) Show(status *v1alpha1.NodeAgentStatus, now time.Time) {
 	status.Limit, status.LimitSource = int32(min(d.Limit, math.MaxInt32)), d.Source
 	configured := metav1.Condition{
@@ -68,8 +68,7 @@ type rule struct {
 	number   int
 }
 
-// Limit returns the limit for a node's labels, and its source: globalConfig, perNodeConfig[i] or
-// default.
+// Limit returns the limit for a node's labels, and its source: globalConfig, perNodeConfig[i] or default.
 func (c Config) Limit(node labels.Set) (limit int, source string) {
 	limit, source = Default, "default"
 	if c.global > 0 {
@@ -84,8 +83,8 @@ func (c Config) Limit(node labels.Set) (limit int, source string) {
 	return limit, source
 }
 
-// Update returns the configuration after a ConfigMap's data, which must have one key of any name.
-// problem has all mistakes in one line; the rest is valid.
+// Update returns the configuration after a ConfigMap's data, which must have one key of any name. problem has all
+// mistakes in a line; the rest is valid.
 func (c Config) Update(data map[string]string, binary map[string][]byte) (after Config, problem string) {
 	keys := slices.AppendSeq(slices.Collect(maps.Keys(data)), maps.Keys(binary))
 	if len(keys) != 1 {
@@ -111,7 +110,6 @@ func (c Config) update(text []byte) (Config, error) {
 		GlobalConfig  json.RawMessage `json:"globalConfig"`
 		PerNodeConfig json.RawMessage `json:"perNodeConfig"`
 	}
-	// errs are the mistakes outside the parts.
 	errs, err := utiljson.UnmarshalStrict(text, &document)
 	misspelt := len(errs) > 0
 	if err == nil && len(document.LoadConcurrency) > 0 {

@@ -1,8 +1,8 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package noderestriction finds out whether kube-apiserver has its admission plugin NodeRestriction,
-// which keeps nodes from creating pods in any namespace.
+// Package noderestriction finds out whether kube-apiserver has the admission plugin NodeRestriction, which keeps
+// nodes from creating pods in any namespace.
 package noderestriction
 
 import (
@@ -27,15 +27,14 @@ const (
 	Unknown State = "Unknown"
 )
 
-// User is the node that Check acts as. There need be no such node.
+// User is the node that Check acts as. It need not exist.
 const User = "system:node:check"
 
-// later are parts of refusals by plugins that kube-apiserver asks after NodeRestriction: each means
-// that NodeRestriction has refused nothing.
+// later are parts of refusals by later plugins of kube-apiserver: NodeRestriction has refused nothing then.
 var later = []string{`admission webhook "`, "ValidatingAdmissionPolicy ", "violates PodSecurity", "exceeded quota"}
 
-// Check creates a pod in a dry run, as a node. The config's user must be allowed to act as one. An
-// error comes with Unknown alone, and is the answer.
+// Check creates a pod in a dry run, as a node. The config's user must be allowed to act as one. Only Unknown comes
+// with an error, the answer.
 func Check(ctx context.Context, config *rest.Config, namespace string) (State, error) {
 	config = rest.CopyConfig(config)
 	config.WarningHandler = rest.NoWarnings{}

@@ -12,7 +12,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// AnnotationTriggeredBy is the annotation of a backup triggered by a user, with the user's name.
+// AnnotationTriggeredBy marks a backup triggered by a user, with the user's name.
 const AnnotationTriggeredBy = "schedule.holdfast.io/triggered-by"
 
 // NewBackup returns the backup that a schedule makes at an instant.

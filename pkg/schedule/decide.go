@@ -16,18 +16,15 @@ import (
 
 // Backup is a backup that a schedule made.
 type Backup struct {
-	Name string
-	// Due is the time in its name, or zero.
-	Due   time.Time
+	Name  string
+	Due   time.Time // the time in its name, or zero
 	UID   types.UID
 	Phase v1alpha1.BackupPhase
-	// Exempt is true for a backup that rules of keep ignore: triggered by hand, perhaps not
-	// restorable, or with an expiration that a user changed.
-	Exempt bool
-	// ByHand is true for a triggered backup.
-	ByHand bool
-	// Created is when it was requested, Ended when it ended, or zero.
-	Created, Ended time.Time
+	// Exempt says that rules of keep ignore it: triggered by hand, perhaps not restorable, or with an expiration
+	// that a user changed.
+	Exempt         bool
+	ByHand         bool      // triggered by a user
+	Created, Ended time.Time // when it was requested, and when it ended or zero
 }
 
 // Waits reports whether the backup has not begun.
@@ -45,11 +42,9 @@ type State struct {
 	Paused bool
 	// Since is the time from which on something can be due, Dealt the last handled time.
 	Since, Dealt time.Time
-	// Unsettled are unhandled times before Since.
-	Unsettled *enginev1alpha1.UnsettledTimes
-	// Deadline is how late a backup may be requested; zero is no limit.
-	Deadline time.Duration
-	Backups  []Backup
+	Unsettled    *enginev1alpha1.UnsettledTimes // unhandled times before Since
+	Deadline     time.Duration                  // bounds how late a backup may be requested; zero is no limit
+	Backups      []Backup
 }
 
 // StateOf returns the state of a schedule by its record.
@@ -66,8 +61,7 @@ func StateOf(entry *enginev1alpha1.ScheduleEntry, uid types.UID, backups []Backu
 	return state, err
 }
 
-// Move begins the times of a schedule anew, before its record changes: unhandled times until then
-// become unsettled.
+// Move begins a schedule's times anew, before its record changes. Unhandled times become unsettled.
 func Move(entry *enginev1alpha1.ScheduleEntry, uid types.UID, now time.Time) {
 	state, err := StateOf(entry, uid, nil)
 	left := state.unsettled(now)
@@ -82,8 +76,8 @@ func Move(entry *enginev1alpha1.ScheduleEntry, uid types.UID, now time.Time) {
 	entry.Spec.Unsettled, entry.Spec.Since = left, metav1.NewTime(now)
 }
 
-// unsettled returns the times before the last change to be handled, or nil. They come first, so
-// handling any later time ends them.
+// unsettled returns unhandled times before the last change, or nil. They come first, so handling a later time ends
+// them.
 func (s *State) unsettled(now time.Time) *enginev1alpha1.UnsettledTimes {
 	if left := s.Unsettled; left != nil && !s.Dealt.After(left.After.Time) && !left.Last.After(now.Add(skew)) {
 		return left
@@ -91,8 +85,7 @@ func (s *State) unsettled(now time.Time) *enginev1alpha1.UnsettledTimes {
 	return nil
 }
 
-// base is the time after which something is due; zero if the record is from a future that was
-// wrong.
+// base returns the time after which something is due; zero if the record is from a wrong future.
 func (s *State) base(now time.Time) time.Time {
 	base := s.Since
 	if base.After(now.Add(skew)) {
@@ -107,27 +100,22 @@ func (s *State) base(now time.Time) time.Time {
 	return base
 }
 
-// Decision is what is to be done.
+// Decision is the result of Decide.
 type Decision struct {
-	// Due is the time to handle, or zero.
-	Due time.Time
+	Due time.Time // the time to handle, or zero
 	// Reason and Message say why there is no backup for it; empty when one is requested. With
-	// ScheduleReasonChanged there may be one: a process requested it and did not record that.
+	// ScheduleReasonChanged there may be one: a process requested it without a record.
 	Reason, Message string
-	// Missed counts the times up to Due without a backup of their own.
-	Missed int64
-	// Dealt, if set, replaces the last handled time, which was from a wrong future.
-	Dealt time.Time
-	// Next is the next due time; zero while paused, or if there is none.
-	Next time.Time
+	Missed          int64     // times up to Due without a backup of their own
+	Dealt           time.Time // replaces the last handled time, from a wrong future, unless zero
+	Next            time.Time // zero while paused, or if there is none
 }
 
 // skew bounds the difference between the clocks of successive processes.
 const skew = time.Minute
 
-// Decide returns what to do about a schedule now. Of several passed times the last counts, and the
-// others were missed. Times handled in a wrong future are due again: their backups have the same
-// names, so there is no second one.
+// Decide returns what to do about a schedule now. Of several passed times the last counts; the others were missed.
+// Times handled in a wrong future are due again: their backups have the same names.
 func Decide(state State, now time.Time) Decision {
 	if left := state.unsettled(now); left != nil {
 		return state.settle(left)

@@ -11,9 +11,9 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// Surplus returns the backups of a schedule that no rule keeps, oldest first. Only Completed, not
-// exempt backups count. One that ended otherwise is surplus when a newer one is Completed; an
-// unfinished one never is. Without rules nothing is surplus.
+// Surplus returns the backups that no rule keeps, oldest first. Only Completed, not exempt backups count. One that
+// ended otherwise is surplus when a newer one is Completed; an unfinished one never is. Without rules nothing is
+// surplus.
 func Surplus(backups []Backup, keep *v1alpha1.ScheduleKeep, location *time.Location) []Backup {
 	if keep == nil || *keep == (v1alpha1.ScheduleKeep{}) {
 		return nil

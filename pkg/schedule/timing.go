@@ -1,12 +1,12 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package schedule decides when a schedule's backups are due, what to do, and which are kept. It
-// has no clock and no client.
+// Package schedule decides when a schedule's backups are due, what to do, and which are kept. It has no clock and
+// no client.
 //
-// A time of day is due once a day, also when clocks change: a missing time is due when clocks are
-// put forward, a double one at its first. An hourly schedule, whose hours begin with a star,
-// follows elapsed time: it is due in both hours of the same name, and in no missing hour.
+// A time of day is due once a day, also when clocks change: a missing time when clocks are put forward, a double
+// one at its first. An hourly schedule, whose hours begin with a star, follows elapsed time: it is due in both
+// hours of a name, and in no missing hour.
 package schedule
 
 import (
@@ -28,8 +28,7 @@ const MaxNameLength = 63 - 1 - len(dueFormat)
 // dueFormat is Velero's, for the names of scheduled backups.
 const dueFormat = "20060102150405"
 
-// BackupName returns the name of the backup due at an instant. It is deterministic, so that a
-// repeated request is the same backup.
+// BackupName returns the name of the backup due at an instant: a repeated request is the same backup.
 func BackupName(schedule string, due time.Time) string {
 	return schedule + "-" + due.UTC().Format(dueFormat)
 }
@@ -53,8 +52,8 @@ var standard = map[string]string{
 	"@annually": "0 0 1 1 *",
 }
 
-// spread are words for times that differ between schedules. Each letter is a field with values by
-// number and first value: day and month count from one, and days stop at the 28th.
+// spread are words for times that differ between schedules. Each letter is a field with values by number and first
+// value: day and month begin at one, and days end at 28.
 var spread = map[string]string{
 	"@hourly-random":   "M * * * *",
 	"@daily-random":    "M H * * *",
@@ -66,11 +65,9 @@ var spread = map[string]string{
 
 // Timing says when something is due.
 type Timing struct {
-	// spec has wall clock times as if they were UTC: cron's own treatment of clock changes is
-	// unreliable.
-	spec cron.Schedule
-	// daily is true for times of day, false for intervals of hours.
-	daily    bool
+	// spec has wall clock times as if in UTC: cron's own treatment of clock changes is unreliable.
+	spec     cron.Schedule
+	daily    bool // times of day, not intervals of hours
 	location *time.Location
 }
 
@@ -127,11 +124,10 @@ func spreadOver(word string, uid types.UID) string {
 		"D", value("D", 1, 28), "N", value("N", 1, 12)).Replace(word)
 }
 
-// Location is the time zone.
+// Location returns the time zone.
 func (t *Timing) Location() *time.Location { return t.location }
 
-// span is more than any clock was changed at once: a day, by islands that changed the side of the
-// date line.
+// span exceeds any change of a clock: islands at the date line changed a day.
 const span = 25 * time.Hour
 
 // Next returns the first due instant after another, or zero if there is none in five years.
@@ -161,15 +157,14 @@ func (t *Timing) Next(after time.Time) time.Time {
 	}
 }
 
-// onTheWall returns the wall clock's time as if it was UTC.
+// onTheWall returns the wall clock's time as if in UTC.
 func onTheWall(at time.Time, location *time.Location) time.Time {
 	at = at.In(location)
 	_, offset := at.Zone()
 	return at.Add(time.Duration(offset) * time.Second).UTC()
 }
 
-// firstShown returns the first instant at which a clock shows a time, or the later one at which it
-// is put forward past it.
+// firstShown returns the first instant at which a clock shows a time, or is put forward past it.
 func firstShown(wall time.Time, location *time.Location) time.Time {
 	var first, after time.Time
 	for _, around := range []time.Duration{-span, 0, span} {
@@ -187,15 +182,14 @@ func firstShown(wall time.Time, location *time.Location) time.Time {
 	if !first.IsZero() {
 		return first
 	}
-	// By the former offset it would be now: the clocks have been put forward.
+	// The clocks have been put forward.
 	if start, _ := after.In(location).ZoneBounds(); !start.IsZero() {
 		return start.UTC()
 	}
 	return after
 }
 
-// Last returns the last due instant in (after, until], and how many there are, up to a thousand;
-// zero if there is none.
+// Last returns the last due instant in (after, until], and their number up to a thousand; zero if there is none.
 func (t *Timing) Last(after, until time.Time) (last time.Time, n int64) {
 	const counted = 1000
 	for next := t.Next(after); !next.IsZero() && !next.After(until); next = t.Next(next) {

@@ -15,9 +15,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Adopt gives the cluster a record of lost snapshots, so that they can be discarded with their backup. A
-// snapshot that another object of the cluster names is not lost, and an error. One that its driver does
-// not know is deleted already. It may be repeated, and fails while a driver has not answered.
+// Adopt makes contents for lost snapshots, to be discarded with their backup. It fails if another object of the
+// cluster names one, or its driver has not answered. It skips one that its driver does not know. It may be
+// repeated.
 func (c *Client) Adopt(ctx context.Context, lost []Lost) error {
 	if len(lost) == 0 {
 		return nil
@@ -56,7 +56,7 @@ func (c *Client) Adopt(ctx context.Context, lost []Lost) error {
 	return errors.Join(failures...)
 }
 
-// confirmed waits for seconds until the driver knows the snapshot of a content, or does not.
+// confirmed waits some seconds for the driver's word on the snapshot of a content.
 func (c *Client) confirmed(ctx context.Context, name string, uid types.UID) error {
 	for pause, begun := time.Duration(0), time.Now(); ; {
 		content, err := get[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), name)
@@ -81,13 +81,13 @@ func (c *Client) confirmed(ctx context.Context, name string, uid types.UID) erro
 }
 
 // isUnknown reports whether a driver has answered that it has no such snapshot. The second text is
-// csi-snapshotter's, of an empty list.
+// csi-snapshotter's.
 func isUnknown(message string) bool {
 	return strings.Contains(message, "code = NotFound") || strings.Contains(message, "can not find snapshot")
 }
 
-// drop deletes a content that Find has made of a snapshot that does not exist. Without a confirmed handle, a
-// sidecar asks its driver to delete nothing.
+// drop deletes a content that Find has made for a missing snapshot. Without a confirmed handle, nothing else is
+// deleted.
 func (c *Client) drop(ctx context.Context, content *VolumeSnapshotContent) error {
 	if content.DeletionTimestamp == nil {
 		return remove(ctx, c.objects.Resource(Contents), content.Name, content.UID, content.ResourceVersion)

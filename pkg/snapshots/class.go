@@ -11,23 +11,21 @@ import (
 
 // Velero's names for a class, which users know.
 const (
-	// LabelClass marks the class of its driver, with any value. As an annotation of a claim it names
-	// the class of the claim.
+	// LabelClass marks the class of its driver, with any value. As an annotation it names a claim's class.
 	LabelClass = "velero.io/csi-volumesnapshot-class"
-	// AnnotationClassOf and a driver's name are the annotation of a backup that names the class.
+	// AnnotationClassOf and a driver's name are a backup's annotation that names the class.
 	AnnotationClassOf = LabelClass + "_"
 	annotationDefault = "snapshot.storage.kubernetes.io/is-default-class"
 )
 
-// Wishes are the names of classes that users have given. Empty: none.
+// Wishes are classes that users have named, or empty.
 type Wishes struct {
-	// Policy is of the backup's volume policies, Claim and Backup are of annotations.
 	Policy, Claim, Backup string
 }
 
-// Class returns the class for a driver's volume: the policy's, the claim's, the backup's, the one
-// with LabelClass, the cluster's default, or the only class of the driver. A named class that
-// is missing, and two equal candidates, are an error: another class may cost more or keep less.
+// Class returns the class for a driver's volume: the policy's, the claim's, the backup's, the one with LabelClass,
+// the cluster's default, or the only class of the driver. It fails if a named class is missing or two candidates
+// are equal: another class may cost more or keep less.
 func Class(driver string, wishes Wishes, all []VolumeSnapshotClass) (*VolumeSnapshotClass, error) {
 	for _, wish := range []struct{ by, name string }{
 		{"the volume policy", wishes.Policy}, {"the claim's annotation " + LabelClass, wishes.Claim}, {"the backup's annotation " + AnnotationClassOf + driver, wishes.Backup},

@@ -15,65 +15,54 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// unansweredTime is the least time in which a cluster that does not answer is asked whether a snapshot is
-// ready.
+// unansweredTime is the least time for questions to a cluster that does not answer.
 const unansweredTime = 10 * time.Minute
 
-// skew is how much the storage's clock may differ from the controller's.
-const skew = time.Minute
+const skew = time.Minute // between the clocks of the storage and the controller
 
 // Volume is a claim's volume that a backup cuts.
 type Volume struct {
 	Backup types.UID
-	// StoreName and Location say where the backup is stored.
+	// StoreName and Location are the backup's place.
 	StoreName, Location string
 
 	Namespace, Claim string
 	ClaimUID         types.UID
-	// Driver and Handle are in the claim's PersistentVolume.
-	Driver, Handle string
-	// Class is the name of the VolumeSnapshotClass.
-	Class string
-	// Moved says that the stored snapshot leaves when the backup has ended: its data was moved.
+	Driver, Handle   string // in the claim's PersistentVolume
+	Class            string
+	// Moved says that the data is moved, so the stored snapshot is deleted after the backup.
 	Moved bool
-	// KeepLocal says that it stays with its backup all the same, while it is among the claim's newest so many.
+	// KeepLocal, unless 0, keeps it all the same, while it is among so many newest of the claim.
 	KeepLocal int32
-	// Size is the volume's in bytes, StorageClass is its class, Nodes is where it can be used. A
-	// Mover needs them.
+	// Size in bytes, StorageClass and Nodes, where the volume can be used, are for a Mover.
 	Size         int64
 	StorageClass string
 	Nodes        *corev1.VolumeNodeAffinity
-	// Device says that the volume is a block device.
-	Device bool
-	// Attempt is the number of the backup's attempt if hooks enclose the cut, else 0. Such a cut
-	// serves no other attempt, since the pod has gone on.
+	Device       bool
+	// Attempt is the backup's attempt if hooks enclose the cut, else 0. Another attempt can't use the cut, since
+	// the pod has resumed.
 	Attempt int32
-	// Try is 2 if the cut is exposed once more, preferably on another node than Avoid.
+	// Try is 2 for the second exposure, preferably on another node than Avoid.
 	Try   int32
 	Avoid string
-	// Since is when the backup started: an earlier cut is not its own.
-	Since time.Time
-	// Timeout limits the time until the cut, ReadyTimeout the time from the cut until the storage
-	// has a snapshot that volumes can be made from.
+	Since time.Time // the backup's start; an earlier cut is not its own
+	// Timeout limits the time until the cut, ReadyTimeout the time from the cut until volumes can be made from it.
 	Timeout, ReadyTimeout time.Duration
 }
 
-// Taken is a cut. The stored snapshot is safe from here on: its content is Retain, and held.
+// Taken is a cut. Its stored snapshot is safe: its content is Retain, and held.
 type Taken struct {
-	// Snapshot is the name of the VolumeSnapshot, in the claim's namespace.
-	Snapshot, Content, Handle string
+	Snapshot, Content, Handle string // Snapshot is in the claim's namespace
 	Time                      time.Time
-	// Size is the least size of a volume from the snapshot, in bytes; 0 if the driver does not say.
-	Size  int64
-	Ready bool
+	Size                      int64 // the least of a volume from the snapshot in bytes, or 0 if unknown
+	Ready                     bool
 }
 
 var errTimeout = errors.New("the time for the snapshot is over")
 
-// Cut returns the cut of a volume, which it makes unless it was made before. It reads it from the
-// content, since the VolumeSnapshot learns of it later. Failures of the driver that may pass are
-// reported in words, and waited out until the timeout. After the timeout the VolumeSnapshot
-// is deleted, and its content is left to the sweep. So is all when ctx ends.
+// Cut returns the cut of a volume, made now or earlier. It reads it from the content, since the VolumeSnapshot
+// learns of it later. It reports passing failures in words, and waits until the timeout. Then it deletes the
+// VolumeSnapshot, and leaves the content to the sweep. When ctx ends, it leaves both.
 func (c *Client) Cut(ctx context.Context, v Volume, report func(string)) (Taken, error) {
 	limited, cancel := context.WithTimeoutCause(ctx, v.Timeout, errTimeout)
 	defer cancel()
@@ -92,18 +81,14 @@ func (c *Client) Cut(ctx context.Context, v Volume, report func(string)) (Taken,
 	return Taken{}, fmt.Errorf("the snapshot of the claim %s/%s by the driver %s, class %s: %w", v.Namespace, v.Claim, v.Driver, v.Class, err)
 }
 
-// cutting is the wait for one cut.
 type cutting struct {
 	*Client
-	v      *Volume
-	report func(string)
-	// uid is of the VolumeSnapshot, once it exists.
-	uid types.UID
-	// snapshot and content are as the last look has seen them, or nil.
+	v        *Volume
+	report   func(string)
+	uid      types.UID
 	snapshot *VolumeSnapshot
 	content  *VolumeSnapshotContent
-	// said says in words why there is no cut yet.
-	said string
+	said     string // why there is no cut yet
 }
 
 func (w *cutting) say(format string, args ...any) {
@@ -141,8 +126,8 @@ func (w *cutting) wait(ctx context.Context) (Taken, error) {
 	}
 }
 
-// AwaitReady waits until volumes can be made from a cut: some storages copy for hours after it. The time
-// counts from the cut, so that another attempt does not wait longer.
+// AwaitReady waits until volumes can be made from a cut: some storages copy for hours. The limit counts from the
+// cut.
 func (c *Client) AwaitReady(ctx context.Context, v Volume, taken Taken, report func(string)) (Taken, error) {
 	said, pause, begun := "", time.Duration(0), time.Now()
 	for !taken.Ready {
@@ -177,7 +162,7 @@ func (c *Client) AwaitReady(ctx context.Context, v Volume, taken Taken, report f
 	return taken, nil
 }
 
-// finalError has a status, so that it does not pass.
+// finalError has a status, so it is not passing.
 type finalError struct{ error }
 
 func (e finalError) Status() metav1.Status { return metav1.Status{Reason: metav1.StatusReasonInvalid} }
@@ -186,7 +171,6 @@ func (e finalError) Unwrap() error { return e.error }
 
 func final(format string, args ...any) error { return finalError{fmt.Errorf(format, args...)} }
 
-// create creates the VolumeSnapshot, or finds the one of an earlier attempt.
 func (w *cutting) create(ctx context.Context) error {
 	in := w.objects.Resource(Snapshots).Namespace(w.v.Namespace)
 	created, err := in.Create(ctx, w.snapshotOf(w.v), metav1.CreateOptions{})
@@ -215,8 +199,8 @@ func (w *cutting) create(ctx context.Context) error {
 	return nil
 }
 
-// look returns the cut if there is one. Reading the VolumeSnapshot first, it sees each cut that was
-// recorded before a deletion.
+// look returns the cut if there is one. It reads the VolumeSnapshot first, so it sees each cut that was recorded
+// before a deletion.
 func (w *cutting) look(ctx context.Context) (taken Taken, done bool, err error) {
 	if w.uid == "" {
 		return taken, false, nil
@@ -258,11 +242,10 @@ func (w *cutting) look(ctx context.Context) (taken Taken, done bool, err error) 
 	return taken, false, nil
 }
 
-// contentName returns the name that snapshot-controller gives to the content of a VolumeSnapshot.
 func contentName(uid types.UID) string { return "snapcontent-" + string(uid) }
 
-// keep makes a content Retain, labels and holds it, by one conditional write. A content that is being
-// deleted and is not held takes its stored snapshot along: Retain would leak it.
+// keep makes a content Retain, labels and holds it, by one conditional write. If a content is not held and being
+// deleted, its stored snapshot is deleted too: Retain would leak it.
 func (w *cutting) keep(ctx context.Context, content *VolumeSnapshotContent) (*VolumeSnapshotContent, error) {
 	if content.Spec.Ref.UID != w.uid || content.Spec.Source.Volume == "" {
 		return nil, final("the VolumeSnapshotContent %s is not the backup's: its VolumeSnapshot is %s/%s, uid %q: delete it, and back up again", content.Name, content.Spec.Ref.Namespace, content.Spec.Ref.Name, content.Spec.Ref.UID)
@@ -278,7 +261,7 @@ func (w *cutting) keep(ctx context.Context, content *VolumeSnapshotContent) (*Vo
 	return w.patch(ctx, content, metadata, map[string]any{"deletionPolicy": Retain})
 }
 
-// taken checks that a cut is the backup's. If it is not, its content is left to the sweep.
+// taken checks that a cut is the backup's. Otherwise its content is left to the sweep.
 func (w *cutting) taken(content *VolumeSnapshotContent) (Taken, error) {
 	at := time.Unix(0, content.Status.Created)
 	switch {
@@ -295,7 +278,7 @@ func (w *cutting) taken(content *VolumeSnapshotContent) (Taken, error) {
 	}, nil
 }
 
-// end looks a last time, and frees the namespace if there is still no cut.
+// end looks a last time, and frees the namespace if there is no cut.
 func (w *cutting) end(ctx context.Context) (Taken, error) {
 	timeout := fmt.Errorf("not cut within %s: %s", w.v.Timeout, w.said)
 	if w.uid == "" {
@@ -314,8 +297,8 @@ func (w *cutting) end(ctx context.Context) (Taken, error) {
 	return Taken{}, timeout
 }
 
-// Release deletes the VolumeSnapshot of a cut, so that nothing of the backup stays in the namespace
-// of a tenant. The content stays. Call it when the cut is recorded: a later Cut cuts anew.
+// Release deletes the VolumeSnapshot of a recorded cut from the tenant's namespace. The content stays. A later Cut
+// cuts anew.
 func (c *Client) Release(ctx context.Context, content string) error {
 	found, err := get[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), content)
 	switch {

@@ -18,22 +18,13 @@ import (
 )
 
 const (
-	// patience is how long Forget waits for others, such as the driver.
-	patience = 5 * time.Second
-	// nudgeAfter is the age of a deletion that is nudged.
+	patience   = 5 * time.Second // with others, such as the driver
 	nudgeAfter = time.Minute
 )
 
-// Forget deletes a content, its VolumeSnapshot and the stored snapshot. It returns in words what a
-// deletion waits for that others have not ended within seconds, and nothing if the content is
-// deleted. It may be repeated at any time:
-//
-//   - One patch of the version that was read holds the content, and sets Delete and an annotation.
-//     By the annotation csi-snapshotter deletes a content whose VolumeSnapshot was deleted. Then both
-//     objects are deleted. If the driver still cuts, the sidecar waits for its answer.
-//   - The content is let go when the sidecar has ended its work and no stored snapshot is left. The
-//     patch is of the version that says so.
-//   - A deletion that hangs is nudged: the sidecar looks anew at a content that changes.
+// Forget deletes a content, its VolumeSnapshot and the stored snapshot. waitsFor says in words what it still waits
+// for after some seconds; it is empty if the content is deleted. Forget may be repeated at any time, even while
+// the driver cuts. See docs/design/snapshots.md#forgetting.
 func (c *Client) Forget(ctx context.Context, content string, uid types.UID) (waitsFor string, err error) {
 	limited, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -62,7 +53,7 @@ func (c *Client) Forget(ctx context.Context, content string, uid types.UID) (wai
 	}
 }
 
-// Leave has the sweep forget a kept cut when its backup has ended: its volume has failed.
+// Leave has the sweep forget a failed volume's kept cut when its backup has ended.
 func (c *Client) Leave(ctx context.Context, content string) error {
 	for pause := time.Duration(0); ; {
 		found, err := get[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), content)
@@ -78,9 +69,8 @@ func (c *Client) Leave(ctx context.Context, content string) error {
 	}
 }
 
-// Discard begins to forget all snapshots of a backup that was deleted from its place. A copy of it at
-// another one has none. It waits for no driver: the sweep ends what is begun, by the policy that only this
-// package sets on a content that is held.
+// Discard begins to forget all snapshots of a backup deleted from its place. A copy elsewhere has none. It waits
+// for no driver: the sweep ends it, by the policy Delete, which only this package sets on a held content.
 func (c *Client) Discard(ctx context.Context, backup types.UID, isOf func(storeName, location string) bool) error {
 	contents, err := list[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), LabelCluster+"="+c.clusterUID+","+LabelBackup+"="+string(backup))
 	if apierrors.IsNotFound(err) {
@@ -115,20 +105,18 @@ func waitsOr(words string) string {
 	return words
 }
 
-// forgetting is one call of Forget.
 type forgetting struct {
 	*Client
 	nudged bool
 }
 
-// step does what may be done now, and says what is to be waited for.
 func (f *forgetting) step(ctx context.Context, content *VolumeSnapshotContent) (string, error) {
 	deleting := content.DeletionTimestamp != nil
 	switch {
 	case !deleting && !content.protected():
 		return "snapshot-controller to protect the VolumeSnapshotContent", nil
 	case !deleting && content.Spec.Source.Snapshot != "" && content.Status.Handle == "":
-		return "the driver to confirm the stored snapshot", nil // a sidecar that knows no handle deletes nothing
+		return "the driver to confirm the stored snapshot", nil // a sidecar without the handle deletes nothing
 	}
 	if err := f.yield(ctx, content); err != nil {
 		return "", err
@@ -162,8 +150,8 @@ func (f *forgetting) step(ctx context.Context, content *VolumeSnapshotContent) (
 	return waitsFor, err
 }
 
-// yield holds a content, and makes its deletion delete its stored snapshot. A change of the content
-// since it was read is a conflict. A missing content is left to the next look.
+// yield holds a content, and has it delete its stored snapshot. It fails with a conflict if the content has
+// changed, and ignores a missing one.
 func (c *Client) yield(ctx context.Context, content *VolumeSnapshotContent) error {
 	metadata := content.hold()
 	if content.Spec.Policy == Delete && content.Annotations[annotationBeingDeleted] != "" && len(metadata) == 0 {
@@ -195,10 +183,9 @@ type Lost struct {
 	Class               *VolumeSnapshotClass
 }
 
-// Find makes a content for a lost snapshot, unless its backup has one, to forget it. Forget waits
-// until the driver has confirmed the handle: a sidecar that knows no handle deletes nothing. The new
-// content names a VolumeSnapshot of the system namespace, where no tenant can create it and so bind
-// the content. Drivers that want a secret to delete get the class's.
+// Find makes a content for a lost snapshot, unless its backup has one, so that Forget can delete it. It names a
+// VolumeSnapshot of the system namespace, where no tenant can create it and so bind the content. Some drivers want
+// the class's secret.
 func (c *Client) Find(ctx context.Context, lost Lost) (content string, uid types.UID, err error) {
 	known, err := list[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), LabelBackup+"="+string(lost.Backup))
 	if err != nil {

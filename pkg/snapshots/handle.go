@@ -12,15 +12,13 @@ import (
 )
 
 const (
-	// confirmTime is how long a driver may take to confirm a stored snapshot.
 	confirmTime = 5 * time.Minute
-	// denyTime is how long a driver may repeat an error before the snapshot counts as missing. The sidecar
-	// asks it again after a second, and then less often.
+	// denyTime bounds the driver's errors until the snapshot counts as missing. The sidecar asks again after a
+	// second, then less often.
 	denyTime = 20 * time.Second
 )
 
-// byHandle takes the backup's word for the snapshot. Its class is the driver's: drivers that want a secret
-// to look at a snapshot get it from there.
+// byHandle returns the snapshot that the backup names, with a class of the driver: some want its secret.
 func (c *Client) byHandle(ctx context.Context, w Wanted) (Found, error) {
 	found := Found{Driver: w.Driver, Handle: w.Handle, Size: w.Size, ByHandle: true}
 	classes, err := c.Classes(ctx)
@@ -33,9 +31,8 @@ func (c *Client) byHandle(ctx context.Context, w Wanted) (Found, error) {
 	return found, nil
 }
 
-// Confirm waits until the driver knows the snapshot of an offer, and returns the least size of a volume from
-// it, or 0. Without the snapshot no claim would ever be bound. A driver that can't look at snapshots
-// confirms each.
+// Confirm waits until the driver knows the snapshot of an offer: without it no claim is bound. It returns the
+// least size of a volume, or 0. A driver that can't look at snapshots confirms each.
 func (c *Client) Confirm(ctx context.Context, w Wanted) (size int64, err error) {
 	said, pause, begun, denied := "", time.Duration(0), time.Now(), time.Time{}
 	for {

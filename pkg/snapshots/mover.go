@@ -31,7 +31,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/waits"
 )
 
-// Labels of all that a Mover makes. The sweep of stored snapshots does not see them.
+// Labels of a Mover's objects, which the sweep of stored snapshots ignores.
 const (
 	LabelMoverCluster = "engine.holdfast.io/moves-for-cluster"
 	LabelMoverBackup  = "engine.holdfast.io/moves-for-backup"
@@ -39,25 +39,18 @@ const (
 
 const (
 	// ExposeTimeout bounds the start of a pod with a volume from a snapshot.
-	ExposeTimeout = 30 * time.Minute
-	// atOnceCut bounds the cuts of a driver at a time: storages limit the rate.
-	atOnceCut = 8
-	// longestCut is how long a cut has its place.
-	longestCut = 10 * time.Minute
-	// whyInterval is the interval of questions why a pod does not run.
-	whyInterval = 5 * time.Second
-	// remakeAfter is the least age of a failed pod that is made anew.
-	remakeAfter = 30 * time.Second
-	// taintsInterval is the interval of looks at the nodes' taints.
+	ExposeTimeout  = 30 * time.Minute
+	atOnceCut      = 8 // of a driver: storages limit the rate
+	longestCut     = 10 * time.Minute
+	whyInterval    = 5 * time.Second  // of questions why a pod does not run
+	remakeAfter    = 30 * time.Second // the least age of a failed pod that is made anew
 	taintsInterval = time.Minute
-	// moverVolume is the name of the volume in a mover's pod.
-	moverVolume = "data"
-	// holdTime ends a mover's pod that was forgotten.
-	holdTime = 7 * 24 * time.Hour
+	moverVolume    = "data"
+	holdTime       = 7 * 24 * time.Hour // of a forgotten pod
 )
 
-// Mover exposes cuts as volumes of pods in a namespace of its own, where agents read them. The stored
-// snapshot has a second content there, which is Retain for ever.
+// Mover exposes cuts to the agents, as volumes of pods in a namespace of its own. The stored snapshot has a second
+// content there, which is always Retain.
 type Mover struct {
 	*Client
 	kube        kubernetes.Interface
@@ -66,23 +59,20 @@ type Mover struct {
 	pullSecrets []string
 	places      *places
 
-	mu sync.Mutex
-	// cutting bounds the cuts of each driver.
-	cutting map[string]chan struct{}
-	// tolerated are the nodes' taints, as of a time.
+	mu          sync.Mutex
+	cutting     map[string]chan struct{}
 	tolerated   []corev1.Toleration
 	toleratedAt time.Time
 }
 
-// NewMover returns a Mover. image returns the program's own image, limits how many volumes each living
-// agent moves at once, 0 if that is not known yet.
+// NewMover returns a Mover. image returns the program's own image, limits how many volumes each living agent moves
+// at once; 0 is unknown.
 func NewMover(client *Client, kube kubernetes.Interface, namespace string, image func(context.Context) (string, error), pullSecrets []string, limits func() []int) *Mover {
 	return &Mover{Client: client, kube: kube, namespace: namespace, image: image, pullSecrets: pullSecrets, places: newPlaces(limits), cutting: map[string]chan struct{}{}}
 }
 
-// Cut is Client.Cut, for a bounded number of a driver's volumes at a time. A cut that hooks enclose waits
-// for no other: its pod is frozen, and its own timeout bounds that. A cut that takes long gives its place to
-// others, since a user chooses its timeout.
+// Cut is Client.Cut, for a bounded number of a driver's volumes. A cut between hooks waits for no other: its pod
+// is frozen. A long cut gives its place to others, since a user chooses its timeout.
 func (m *Mover) Cut(ctx context.Context, v Volume, report func(string)) (Taken, error) {
 	if v.Attempt > 0 {
 		return m.Client.Cut(ctx, v, report)
@@ -109,8 +99,7 @@ type Exposed struct {
 	Node             string
 	Pod              types.UID
 	PersistentVolume string
-	// Device is the emptyDir of the pod that serves a block device, or "".
-	Device string
+	Device           string // of the pod that serves a block device, or ""
 }
 
 // Place waits until a cut may be exposed, and reports in words that it waits.
@@ -121,8 +110,7 @@ func (m *Mover) Place(ctx context.Context, v Volume, taken Taken, report func(st
 // Occupy takes the place of a volume that an earlier process has exposed.
 func (m *Mover) Occupy(v Volume) Spot { return m.places.occupy(v.Driver) }
 
-// Expose returns the running pod with a cut. It reports in words what it waits for. An exposure
-// of an earlier attempt is found by its names.
+// Expose returns the running pod with a cut, also of an earlier attempt. It reports in words what it waits for.
 func (m *Mover) Expose(ctx context.Context, v Volume, taken Taken, report func(string)) (Exposed, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, ExposeTimeout, fmt.Errorf("not within %s", ExposeTimeout))
 	defer cancel()
@@ -152,7 +140,6 @@ func (m *Mover) Expose(ctx context.Context, v Volume, taken Taken, report func(s
 	}
 }
 
-// expose makes what is missing, and looks at the pod.
 func (m *Mover) expose(ctx context.Context, v *Volume, taken *Taken) (exposed Exposed, waitsFor string, err error) {
 	pods := m.kube.CoreV1().Pods(m.namespace)
 	claim, err := m.kube.CoreV1().PersistentVolumeClaims(m.namespace).Get(ctx, v.exposure(), metav1.GetOptions{})
@@ -175,7 +162,6 @@ func (m *Mover) expose(ctx context.Context, v *Volume, taken *Taken) (exposed Ex
 	case claim.DeletionTimestamp != nil:
 		return exposed, "the deletion of the claim " + claim.Name, nil
 	case pod.Status.Phase == corev1.PodFailed, pod.Status.Phase == corev1.PodSucceeded:
-		// Its node has evicted or refused it, perhaps during an earlier attempt.
 		if time.Since(pod.CreationTimestamp.Time) > remakeAfter {
 			err = pods.Delete(ctx, pod.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}})
 			if apierrors.IsNotFound(err) {
@@ -193,8 +179,7 @@ func (m *Mover) expose(ctx context.Context, v *Volume, taken *Taken) (exposed Ex
 	return exposed, "", nil
 }
 
-// make makes the content, the VolumeSnapshot, the claim and the pod, unless they exist. It waits for the
-// deletion of those that an earlier attempt has hidden.
+// make makes missing objects. It waits for the deletion of hidden ones.
 func (m *Mover) make(ctx context.Context, v *Volume, taken *Taken) (waitsFor string, err error) {
 	labels := map[string]string{LabelMoverCluster: m.clusterUID, LabelMoverBackup: string(v.Backup), "app.kubernetes.io/managed-by": "holdfast", format.LabelExclude: "true"}
 	spread := map[string]any{}
@@ -241,7 +226,6 @@ func (m *Mover) make(ctx context.Context, v *Volume, taken *Taken) (waitsFor str
 	return "", err
 }
 
-// capacity returns the size of a volume that a cut is exposed as.
 func (v *Volume) capacity(taken Taken) int64 { return max(v.Size, taken.Size) }
 
 func (v *Volume) mode() corev1.PersistentVolumeMode {
@@ -251,8 +235,8 @@ func (v *Volume) mode() corev1.PersistentVolumeMode {
 	return corev1.PersistentVolumeFilesystem
 }
 
-// pod returns a pod without any privilege. Only its container mounts the volume as read-only, so that
-// the driver can replay a journal.
+// pod returns a pod without any privilege. Only its container mounts the volume read-only, so that the driver can
+// replay a journal.
 func (m *Mover) pod(ctx context.Context, v *Volume, metadata metav1.ObjectMeta) (*corev1.Pod, error) {
 	image, err := m.image(ctx)
 	if err != nil {
@@ -273,9 +257,8 @@ func (m *Mover) pod(ctx context.Context, v *Volume, metadata metav1.ObjectMeta) 
 		DNSPolicy:                     corev1.DNSDefault,
 		TerminationGracePeriodSeconds: ptr.To(int64(1)),
 		SecurityContext:               &corev1.PodSecurityContext{},
-		// Where the volume can be used counts, not what else may run there.
-		Tolerations: tolerations,
-		Affinity:    &corev1.Affinity{PodAffinity: m.besideAgents()},
+		Tolerations:                   tolerations,
+		Affinity:                      &corev1.Affinity{PodAffinity: m.besideAgents()},
 		Volumes: []corev1.Volume{{Name: moverVolume, VolumeSource: corev1.VolumeSource{
 			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: v.exposure()},
 		}}},
@@ -310,7 +293,6 @@ func (m *Mover) pod(ctx context.Context, v *Volume, metadata metav1.ObjectMeta) 
 	return pod, nil
 }
 
-// besideAgents keeps a pod to the nodes with an agent, which reads its volume.
 func (m *Mover) besideAgents() *corev1.PodAffinity {
 	return &corev1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{
 		LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app.kubernetes.io/name": "holdfast", "app.kubernetes.io/component": "node-agent"}},
@@ -319,14 +301,13 @@ func (m *Mover) besideAgents() *corev1.PodAffinity {
 	}}}
 }
 
-// leaving are taints of nodes that don't work or are removed: domains of Kubernetes and Karpenter, and the
-// cluster autoscaler's two.
+// leaving are taints of nodes that don't work or are removed: of Kubernetes, Karpenter and the cluster autoscaler.
 var leaving = []string{
 	"node.kubernetes.io", "node.cloudprovider.kubernetes.io", "karpenter.sh",
 	"ToBeDeletedByClusterAutoscaler", "DeletionCandidateOfClusterAutoscaler",
 }
 
-// tolerations are for the taints that the nodes have now, as of a pool for databases, but for leaving.
+// tolerations returns tolerations of the nodes' present taints, as of a pool for databases, except leaving.
 func (m *Mover) tolerations(ctx context.Context) ([]corev1.Toleration, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -353,7 +334,7 @@ func (m *Mover) tolerations(ctx context.Context) ([]corev1.Toleration, error) {
 	return m.tolerated, nil
 }
 
-// disposable has a volume deleted with its claim, also if its class says Retain. "" is no volume yet.
+// disposable has a volume, if any, deleted with its claim, even if its class says Retain.
 func (m *Mover) disposable(ctx context.Context, name string) error {
 	if name == "" {
 		return nil
@@ -380,7 +361,7 @@ func (m *Mover) dispose(ctx context.Context, volume *corev1.PersistentVolume) er
 	return err
 }
 
-// why says what a pod waits for: by its status, else by the events about it and its claim.
+// why returns what a pod waits for, by its status, or by events about it and its claim.
 func (m *Mover) why(ctx context.Context, name string) string {
 	pod, err := m.kube.CoreV1().Pods(m.namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
@@ -413,8 +394,8 @@ func (m *Mover) why(ctx context.Context, name string) string {
 	return text
 }
 
-// Hide deletes the pod, the claim with its volume, the VolumeSnapshot and the content, also of earlier
-// attempts. The stored snapshot stays. It may be repeated, and reports whether all are gone.
+// Hide deletes the pod, the claim with its volume, the VolumeSnapshot and the content, also of earlier tries, and
+// reports whether all are deleted. The stored snapshot stays. It may be repeated.
 func (m *Mover) Hide(ctx context.Context, v Volume) (gone bool, err error) {
 	names := []string{v.exposure()}
 	if v.Try > 1 {
@@ -427,7 +408,7 @@ func (m *Mover) Hide(ctx context.Context, v Volume) (gone bool, err error) {
 	return m.HideAll(ctx, names)
 }
 
-// HideAll hides exposures by their names, and reports whether all are gone.
+// HideAll hides exposures by name, and reports whether all are deleted.
 func (m *Mover) HideAll(ctx context.Context, names []string) (gone bool, err error) {
 	gone = true
 	var failures []error
@@ -472,12 +453,12 @@ func (m *Mover) hide(ctx context.Context, name string) (gone bool, err error) {
 		}
 	}
 	if err := leave(claim, err, func(options metav1.DeleteOptions) error { return claims.Delete(ctx, name, options) }); err != nil || !gone {
-		return false, err // the volume may be of the snapshot until it is deleted
+		return false, err // the volume may depend on the snapshot until then
 	}
 	return m.withdraw(ctx, m.namespace, name, LabelMoverCluster)
 }
 
-// Exposed returns the backups of all exposures, by the names of these.
+// Exposed returns the backups of all exposures, by name.
 func (m *Mover) Exposed(ctx context.Context) (map[string]types.UID, error) {
 	if served, err := m.Served(ctx); err != nil || !served {
 		return nil, err
@@ -519,8 +500,7 @@ func (m *Mover) Exposed(ctx context.Context) (map[string]types.UID, error) {
 	return of, nil
 }
 
-// DisposeVolumes has the volumes of all exposures deleted with their claims. A volume may have been made
-// after its claim was hidden.
+// DisposeVolumes has the volumes of all exposures deleted with their claims, also of hidden claims.
 func (m *Mover) DisposeVolumes(ctx context.Context) error {
 	options := metav1.ListOptions{Limit: pageSize}
 	var failures []error

@@ -20,8 +20,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// Labels of the objects by which a restore makes a claim from a stored snapshot. No other sweep sees
-// them.
+// Labels of an offer's objects. No other sweep sees them.
 const (
 	LabelOfferCluster = "engine.holdfast.io/offers-for-cluster"
 	LabelOfferRestore = "engine.holdfast.io/offers-for-restore"
@@ -29,22 +28,21 @@ const (
 
 // Wanted is a claim that a restore makes from a stored snapshot.
 type Wanted struct {
-	// Backup and Origin are the uid of the backup, and the namespace of the claim in it.
+	// Backup and Origin are the backup, and the claim's namespace in it.
 	Backup   types.UID
 	Origin   string
 	ClaimUID types.UID
-	// Handle is what the backup says, and only narrows the choice. With ByHandle it may also name a
-	// snapshot of Driver that the cluster has no record of. Its Size may be 0.
-	Handle   string
-	ByHandle bool
-	Driver   string
-	Size     int64
-	// Restore makes the claim in Namespace.
+	// Handle is the backup's word, and only narrows the choice. With ByHandle it may also name a snapshot of
+	// Driver without a record in the cluster. Size may be 0.
+	Handle           string
+	ByHandle         bool
+	Driver           string
+	Size             int64
 	Restore          types.UID
 	Namespace, Claim string
 }
 
-// OfferName returns the name of the VolumeSnapshot that the claim is made from.
+// OfferName returns the name of the claim's source, a VolumeSnapshot.
 func (w *Wanted) OfferName() string {
 	return name(string(w.Restore), string(w.ClaimUID), w.Namespace, w.Claim)
 }
@@ -52,17 +50,13 @@ func (w *Wanted) OfferName() string {
 // Found is a stored snapshot.
 type Found struct {
 	Driver, Class, Handle string
-	// Mode is the volume's, Filesystem or Block; empty if it is not known.
-	Mode string
-	// Size is the least size of a volume from it, in bytes; 0 if the driver does not say.
-	Size int64
-	// ByHandle says that only the backup names the snapshot. Confirm asks the driver for it.
-	ByHandle bool
+	Mode                  string // Filesystem, Block, or empty if unknown
+	Size                  int64  // the least of a volume from it in bytes, or 0 if unknown
+	ByHandle              bool   // only the backup names the snapshot: Confirm asks the driver
 }
 
-// Locate returns the stored snapshot of a claim in a backup. The cluster's own record counts, which no
-// tenant can change: a handle alone could name any snapshot of the storage. It counts only with ByHandle, and
-// without a record.
+// Locate returns the stored snapshot of a claim in a backup, by the cluster's own record, which no tenant can
+// change. A handle could name any snapshot of the storage: it counts only with ByHandle, and without a record.
 func (c *Client) Locate(ctx context.Context, w Wanted) (Found, error) {
 	selector := LabelCluster + "=" + c.clusterUID + "," + LabelBackup + "=" + string(w.Backup) + "," + LabelClaim + "=" + string(w.ClaimUID)
 	contents, err := list[VolumeSnapshotContent](ctx, c.objects.Resource(Contents), selector)
@@ -94,8 +88,8 @@ func (c *Client) Locate(ctx context.Context, w Wanted) (Found, error) {
 	return found, nil
 }
 
-// Offer makes a VolumeSnapshot in a namespace, and returns its name: a claim can be made from it. It has
-// a content of its own, which is Retain for ever. It may be repeated.
+// Offer makes a VolumeSnapshot, as a source of claims, and returns its name. Its own content is always Retain. It
+// may be repeated.
 func (c *Client) Offer(ctx context.Context, w Wanted, found Found) (snapshot string, err error) {
 	labels := map[string]any{LabelOfferCluster: c.clusterUID, LabelOfferRestore: string(w.Restore), "app.kubernetes.io/managed-by": "holdfast", format.LabelExclude: "true"}
 	content, snapshotObject := static(w.Namespace, w.OfferName(), found, labels)
@@ -128,13 +122,13 @@ func (c *Client) offeredBefore(ctx context.Context, in dynamic.ResourceInterface
 	return nil
 }
 
-// Withdraw deletes what Offer has made. The stored snapshot stays, and so does a claim that is bound. It may
-// be repeated, and reports whether all is gone.
+// Withdraw deletes what Offer has made, and reports whether all is deleted. The stored snapshot and a bound claim
+// stay. It may be repeated.
 func (c *Client) Withdraw(ctx context.Context, w Wanted) (gone bool, err error) {
 	return c.withdraw(ctx, w.Namespace, w.OfferName(), LabelOfferCluster)
 }
 
-// Offered is what an Offer has made.
+// Offered is an existing offer.
 type Offered struct {
 	Restore         types.UID
 	Namespace, Name string
@@ -158,7 +152,7 @@ func (c *Client) WithdrawOffer(ctx context.Context, offer Offered) (gone bool, e
 	return c.withdraw(ctx, offer.Namespace, offer.Name, LabelOfferCluster)
 }
 
-// static returns a second content for a stored snapshot, which is Retain for ever, and its VolumeSnapshot.
+// static returns a VolumeSnapshot and its content for a stored snapshot. The content is always Retain.
 func static(namespace, name string, of Found, labels map[string]any) (content, snapshot *unstructured.Unstructured) {
 	ofContent := map[string]any{
 		"driver": of.Driver, "deletionPolicy": Retain,
@@ -183,7 +177,7 @@ func static(namespace, name string, of Found, labels map[string]any) (content, s
 	return content, snapshot
 }
 
-// withdraw deletes a static VolumeSnapshot and its content, if they have this cluster's label.
+// withdraw deletes a static VolumeSnapshot and its content if they have this cluster's label.
 func (c *Client) withdraw(ctx context.Context, namespace, name, label string) (gone bool, err error) {
 	for _, of := range []struct {
 		in      dynamic.ResourceInterface
@@ -200,8 +194,7 @@ func (c *Client) withdraw(ctx context.Context, namespace, name, label string) (g
 		}
 		deleting := object.GetDeletionTimestamp() != nil
 		if of.content && object.GetAnnotations()[annotationBeingDeleted] == "" {
-			// Without the annotation csi-snapshotter never lets go of it. Another sidecar may have
-			// overwritten it.
+			// Without the annotation csi-snapshotter never lets go of it. Another sidecar may have overwritten it.
 			content, err := decode[VolumeSnapshotContent](object)
 			if err == nil {
 				_, err = c.patch(ctx, content, map[string]any{"annotations": map[string]string{annotationBeingDeleted: "yes"}}, nil)

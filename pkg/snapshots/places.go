@@ -13,19 +13,13 @@ import (
 )
 
 const (
-	// atOnceExposed bounds the volumes of a driver that are exposed at a time: each takes an attachment of
-	// a node.
-	atOnceExposed = 16
-	// ahead is the number of volumes that a node has exposed beside those that its agent reads.
-	ahead = 1
-	// mostPreferred is the number of bigger volumes that get a place before the one that waits longest.
-	mostPreferred = 3
-	// placesInterval is the interval of looks whether the nodes have more places.
+	atOnceExposed  = 16 // of a driver: each takes an attachment of a node
+	ahead          = 1  // exposed volumes of a node beside those that its agent reads
+	mostPreferred  = 3  // bigger volumes that come before the one that waits longest
 	placesInterval = 10 * time.Second
 )
 
-// room returns the number of places on nodes whose agents move so many volumes at once. A limit of 0 is
-// not known yet.
+// room returns the number of places for the agents' limits; 0 is unknown yet.
 func room(limits []int) (places int) {
 	for _, limit := range limits {
 		places += max(limit, loadconcurrency.Default) + ahead
@@ -33,40 +27,34 @@ func room(limits []int) (places int) {
 	return places
 }
 
-// Spot is the place of an exposed volume. Its functions may be called again.
+// Spot is the place of an exposed volume. Its functions may be repeated.
 type Spot struct {
-	// Read lets another volume be exposed to the nodes' agents: they need this one no more.
-	Read func()
-	// Leave gives the place back: the volume is hidden.
-	Leave func()
+	// Read says that the volume is read, so that another one may be exposed.
+	Read  func()
+	Leave func() // gives the place back when the volume is hidden
 }
 
-// asker is a volume that waits for a place.
 type asker struct {
-	driver string
-	size   int64
-	// preferred counts the bigger volumes that got a place while this one waited longest.
-	preferred int
+	driver    string
+	size      int64
+	preferred int // bigger volumes that got a place while this one waited longest
 	given     chan struct{}
 }
 
 // line gives places to volumes. It does not lock.
 type line struct {
-	// taken counts the places of each driver, and unread those whose volume is not read yet.
-	taken  map[string]int
-	unread int
-	// waiting has the volumes in the order in which they came.
+	taken   map[string]int // by driver; unread are those whose volume is not read
+	unread  int
 	waiting []*asker
 }
 
-// free reports whether a driver may have one more place. One place is always free for each driver: the
-// volumes of another may hang, and an agent may come with the first pod.
+// free reports whether a driver may have one more place. Its first place is always free: others may hang, and an
+// agent may come with the first pod.
 func (l *line) free(driver string, room int) bool {
 	return l.taken[driver] == 0 || l.unread < room && l.taken[driver] < atOnceExposed
 }
 
-// next removes the volume that gets a place now, and takes the place; nil is none. It is the biggest one
-// that may have a place. After mostPreferred bigger ones it is the one that waits longest.
+// next removes the volume that gets a place now, if any, and takes the place. See docs/design/snapshots.md#places.
 func (l *line) next(room int) *asker {
 	var longest, biggest *asker
 	for _, a := range l.waiting {
@@ -106,14 +94,12 @@ func (l *line) leave(driver string) {
 	}
 }
 
-// places keeps the places of the volumes that are exposed. It is safe for concurrent use.
+// places gives places to volumes. It is safe for concurrent use.
 type places struct {
-	// limits returns how many volumes each living agent moves at once.
-	limits func() []int
+	limits func() []int // how many volumes each living agent moves at once
 
-	mu   sync.Mutex
-	line line
-	// looking is true while a look is planned.
+	mu      sync.Mutex
+	line    line
 	looking bool
 }
 
@@ -121,7 +107,6 @@ func newPlaces(limits func() []int) *places {
 	return &places{limits: limits, line: line{taken: map[string]int{}}}
 }
 
-// wait returns when a volume has a place, and reports that it waits.
 func (p *places) wait(ctx context.Context, driver string, size int64, report func(string)) (Spot, error) {
 	a := &asker{driver: driver, size: size, given: make(chan struct{})}
 	p.change(func(l *line) { l.waiting = append(l.waiting, a) })
@@ -148,7 +133,7 @@ func (p *places) wait(ctx context.Context, driver string, size int64, report fun
 	}
 }
 
-// occupy takes a place at once, for a volume that an earlier process has exposed.
+// occupy takes a place at once, for a volume exposed by an earlier process.
 func (p *places) occupy(driver string) Spot {
 	p.change(func(l *line) { l.take(driver) })
 	return p.spot(driver)
@@ -162,7 +147,7 @@ func (p *places) spot(driver string) Spot {
 	})}
 }
 
-// change changes the line, and gives the places that are free. While volumes wait, it is called again.
+// change changes the line, and gives the free places. While volumes wait, it repeats itself.
 func (p *places) change(change func(*line)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

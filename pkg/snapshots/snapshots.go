@@ -4,10 +4,10 @@
 // Package snapshots cuts volumes by the cluster's VolumeSnapshots, and deletes the stored snapshots
 // that no backup needs.
 //
-//   - One object has the power to delete a stored snapshot: the VolumeSnapshotContent that the
-//     cluster made for the cut. It is Retain from its first moment until it is forgotten.
-//   - Finalizer holds this content. Only its removal ends the record of a stored snapshot. One
-//     conditional write removes it, when the driver has none and makes none.
+//   - Only one object may delete a stored snapshot: the VolumeSnapshotContent that the cluster made
+//     for the cut. It is Retain until it is forgotten.
+//   - Finalizer holds this content. One conditional write removes it, when the driver has no
+//     snapshot and makes none.
 //   - A VolumeSnapshot is deleted when its content is held, or when none is being made.
 //
 // docs/design/snapshots.md has the reasons.
@@ -38,7 +38,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// Version is the version of the API that is used.
+// Version is the version of the API.
 var Version = schema.GroupVersion{Group: "snapshot.storage.k8s.io", Version: "v1"}
 
 // The resources of the API.
@@ -49,29 +49,27 @@ var (
 )
 
 // Labels of a VolumeSnapshot and its content, and an annotation. All that must last is a label: Kubernetes's
-// sidecars replace all annotations of a content, by those that they have read before.
+// sidecars overwrite all annotations of a content by older ones.
 const (
 	LabelCluster = "engine.holdfast.io/cluster-uid"
 	LabelBackup  = "engine.holdfast.io/backup-uid"
 	LabelClaim   = "engine.holdfast.io/claim-uid"
-	// LabelAttempt is set if hooks enclose the cut. Each attempt of a backup then cuts anew.
+	// LabelAttempt is set if hooks enclose the cut. Each attempt then cuts anew.
 	LabelAttempt = "engine.holdfast.io/attempt"
 	// LabelMoved is set if the backup needs the snapshot only until it has ended.
 	LabelMoved = "engine.holdfast.io/moved"
 	// LabelKeepLocal is set in its place if the snapshot stays beside its moved data. Its value is how many of the
 	// claim's newest stay in a location.
 	LabelKeepLocal = "engine.holdfast.io/keep-local"
-	// labelStoreName and labelLocation, with a number, have the parts of a name.
 	labelStoreName = "engine.holdfast.io/store-name"
 	labelLocation  = "engine.holdfast.io/location"
 
 	AnnotationNudged = "engine.holdfast.io/nudged"
 
-	// Finalizer is on each content with a stored snapshot of a backup.
+	// Finalizer is on each content with a backup's stored snapshot.
 	Finalizer = "engine.holdfast.io/stored-snapshot"
 )
 
-// Names that Kubernetes's sidecars know.
 const (
 	annotationBeingCreated    = "snapshot.storage.kubernetes.io/volumesnapshot-being-created"
 	annotationBeingDeleted    = "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted"
@@ -94,7 +92,7 @@ type VolumeSnapshotClass struct {
 	Parameters        map[string]string `json:"parameters,omitempty"`
 }
 
-// VolumeSnapshot has the used fields of a snapshot.
+// VolumeSnapshot has the used fields.
 type VolumeSnapshot struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
@@ -113,7 +111,7 @@ type SnapshotSource struct {
 	Claim string `json:"persistentVolumeClaimName,omitempty"`
 }
 
-// SnapshotStatus says which content belongs to the snapshot.
+// SnapshotStatus names the content of the snapshot.
 type SnapshotStatus struct {
 	Content string `json:"boundVolumeSnapshotContentName,omitempty"`
 	Error   *Error `json:"error,omitempty"`
@@ -125,7 +123,7 @@ type Error struct {
 	Message string       `json:"message,omitempty"`
 }
 
-// VolumeSnapshotContent has the used fields of a content.
+// VolumeSnapshotContent has the used fields.
 type VolumeSnapshotContent struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
@@ -133,15 +131,14 @@ type VolumeSnapshotContent struct {
 	Status            ContentStatus `json:"status,omitzero"`
 }
 
-// ContentSpec says whose content it is, and where its snapshot is.
+// ContentSpec names the VolumeSnapshot, and the snapshot's place.
 type ContentSpec struct {
 	Ref    corev1.ObjectReference `json:"volumeSnapshotRef"`
 	Policy string                 `json:"deletionPolicy"`
 	Driver string                 `json:"driver"`
 	Class  string                 `json:"volumeSnapshotClassName,omitempty"`
 	Source ContentSource          `json:"source"`
-	// Mode is the volume's, Filesystem or Block, or empty.
-	Mode string `json:"sourceVolumeMode,omitempty"`
+	Mode   string                 `json:"sourceVolumeMode,omitempty"` // Filesystem, Block or empty
 }
 
 // ContentSource is a volume that is cut, or a stored snapshot.
@@ -150,7 +147,7 @@ type ContentSource struct {
 	Snapshot string `json:"snapshotHandle,omitempty"`
 }
 
-// ContentStatus is what the driver says of the stored snapshot. Created is in nanoseconds.
+// ContentStatus is the driver's word on the stored snapshot. Created is in nanoseconds.
 type ContentStatus struct {
 	Handle  string `json:"snapshotHandle,omitempty"`
 	Created int64  `json:"creationTime,omitempty"`
@@ -159,7 +156,6 @@ type ContentStatus struct {
 	Error   *Error `json:"error,omitempty"`
 }
 
-// cut reports whether the driver has recorded the cut.
 func (c *VolumeSnapshotContent) cut() bool { return c.Status.Handle != "" && c.Status.Created != 0 }
 
 // beingCreated reports whether the driver may work on the snapshot.
@@ -170,15 +166,14 @@ func (c *VolumeSnapshotContent) beingCreated() bool {
 // held reports whether only a Client can end the record of the stored snapshot.
 func (c *VolumeSnapshotContent) held() bool { return slices.Contains(c.Finalizers, Finalizer) }
 
-// protected reports whether snapshot-controller has put its finalizer on the content, and
-// csi-snapshotter has not removed it. Before, snapshot-controller may overwrite other finalizers.
+// protected reports whether the content has snapshot-controller's finalizer. Before that, snapshot-controller may
+// overwrite other finalizers.
 func (c *VolumeSnapshotContent) protected() bool {
 	return slices.Contains(c.Finalizers, finalizerBound)
 }
 
-// hold is the change of a content's metadata that holds it.
 func (c *VolumeSnapshotContent) hold() map[string]any {
-	if c.held() || c.DeletionTimestamp != nil { // the API server refuses new finalizers then
+	if c.held() || c.DeletionTimestamp != nil { // then the API server refuses new finalizers
 		return map[string]any{}
 	}
 	return map[string]any{"finalizers": append(slices.Clone(c.Finalizers), Finalizer)}
@@ -193,9 +188,8 @@ func (e *Error) message() string {
 	return e.Message
 }
 
-// settled reports whether the deletion of this version of a VolumeSnapshot leaks no stored snapshot.
-// Its content is held or, without one, none is being made: snapshot-controller puts a finalizer on
-// a VolumeSnapshot before it makes the content, and an error when it can't.
+// settled reports whether the deletion of this version leaks no stored snapshot: its content is held, or none is
+// being made. See docs/design/snapshots.md#the-cut.
 func (s *VolumeSnapshot) settled(content *VolumeSnapshotContent) bool {
 	if content != nil {
 		return content.held()
@@ -208,12 +202,11 @@ type Client struct {
 	objects     dynamic.Interface
 	clusterUID  string
 	systemSpace string
-	// firstPause is the first pause between two looks; later ones are longer, up to lastPause. Of a
-	// snapshot that its storage copies, up to lastReadyPause.
+	// lastReadyPause is the longest while the storage copies a snapshot.
 	firstPause, lastPause, lastReadyPause time.Duration
 }
 
-// New returns a Client of the cluster with this uid.
+// New returns a Client. clusterUID is the cluster's.
 func New(objects dynamic.Interface, clusterUID, systemNamespace string) *Client {
 	return &Client{objects: objects, clusterUID: clusterUID, systemSpace: systemNamespace, firstPause: 100 * time.Millisecond, lastPause: time.Second, lastReadyPause: 20 * time.Second}
 }
@@ -236,13 +229,11 @@ func (c *Client) Classes(ctx context.Context) ([]VolumeSnapshotClass, error) {
 	return classes, err
 }
 
-// prefix begins the name of each VolumeSnapshot that a Client makes.
 const prefix = "hf-"
 
-// ownName matches the names of the VolumeSnapshots that a Client makes.
 var ownName = regexp.MustCompile(`^hf-[0-9a-f]{32}$`)
 
-// name returns the name of the VolumeSnapshot of a claim in a backup: another attempt finds it.
+// name returns the name of a VolumeSnapshot, by which another attempt finds it.
 func name(parts ...string) string {
 	digest := sha256.Sum256([]byte(strings.Join(parts, "\x00")))
 	return prefix + hex.EncodeToString(digest[:16])
@@ -262,8 +253,7 @@ func (v *Volume) name() string {
 	return name(parts...)
 }
 
-// exposure returns the name of what exposes a cut. The pod of a lost node may never be deleted, so a second try
-// has another name.
+// exposure returns the name of an exposure. A second try has another name: a lost node's pod may never be deleted.
 func (v *Volume) exposure() string {
 	if v.Try > 1 {
 		return name(v.name(), strconv.Itoa(int(v.Try)))
@@ -287,8 +277,8 @@ func (c *Client) labels(v *Volume) map[string]string {
 	return labels
 }
 
-// longest is the length of a part of a name, less than a label's by the two letters around it. A part
-// can begin and end with a dot, a label cannot.
+// longest is the length of a part of a name: a label's, less the letters around it. A label can't begin or end
+// with a dot.
 const longest = 61
 
 func spread(labels map[string]string, key, name string) {
@@ -307,7 +297,7 @@ func joined(labels map[string]string, key string) (name string) {
 	return name
 }
 
-// Place returns where the backup with a labelled snapshot is stored.
+// Place returns the place of the backup of a labelled snapshot.
 func Place(labels map[string]string) (storeName, location string) {
 	return joined(labels, labelStoreName), joined(labels, labelLocation)
 }
@@ -334,7 +324,6 @@ func get[T any](ctx context.Context, from dynamic.ResourceInterface, name string
 
 const pageSize = 500
 
-// list reads all pages.
 func list[T any](ctx context.Context, from dynamic.ResourceInterface, selector string) (all []T, err error) {
 	options := metav1.ListOptions{LabelSelector: selector, Limit: pageSize}
 	for {
@@ -355,7 +344,7 @@ func list[T any](ctx context.Context, from dynamic.ResourceInterface, selector s
 	}
 }
 
-// patch changes a content as it was read: another one, and a changed one, are a conflict.
+// patch changes a content. It fails with a conflict if the content was changed or replaced.
 func (c *Client) patch(ctx context.Context, content *VolumeSnapshotContent, metadata, spec map[string]any) (*VolumeSnapshotContent, error) {
 	metadata["uid"], metadata["resourceVersion"] = content.UID, content.ResourceVersion
 	change := map[string]any{"metadata": metadata}
@@ -373,8 +362,7 @@ func (c *Client) patch(ctx context.Context, content *VolumeSnapshotContent, meta
 	return decode[VolumeSnapshotContent](object)
 }
 
-// remove deletes an object with this uid and, if one is given, this version. A missing and another
-// object are no error.
+// remove deletes an object with this uid and, unless empty, this version. It ignores a missing or replaced object.
 func remove(ctx context.Context, from dynamic.ResourceInterface, name string, uid types.UID, version string) error {
 	only := &metav1.Preconditions{UID: &uid}
 	if version != "" {
@@ -400,7 +388,6 @@ func (c *Client) pause(ctx context.Context, last *time.Duration, most time.Durat
 	}
 }
 
-// passing reports whether a request may succeed when it is repeated.
 func passing(err error) bool {
 	if status := apierrors.APIStatus(nil); !errors.As(err, &status) {
 		return true // there was no answer
@@ -410,7 +397,6 @@ func passing(err error) bool {
 		apierrors.IsForbidden(err) && strings.Contains(err.Error(), "exceeded quota")
 }
 
-// snapshotOf returns the VolumeSnapshot to be created.
 func (c *Client) snapshotOf(v *Volume) *unstructured.Unstructured {
 	labels := map[string]any{format.LabelExclude: "true"}
 	for key, value := range c.labels(v) {

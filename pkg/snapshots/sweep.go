@@ -20,20 +20,18 @@ import (
 const (
 	// OrphanAge is how long a content without its VolumeSnapshot is left to snapshot-controller.
 	OrphanAge = 10 * time.Second
-	// StuckAge is the age of a deletion that an alert is for.
+	// StuckAge is the age of a deletion that raises an alert.
 	StuckAge = time.Hour
-	// So many snapshots may leave at once for lack of a backup in the store, or one of so many.
+	// So many snapshots, or one of so many, may leave at once for lack of their backups.
 	few, oneOf = 10, 20
-	// atOnce is how many snapshots a sweep forgets concurrently.
-	atOnce = 8
+	atOnce     = 8 // snapshots that a sweep forgets
 )
 
 // Fate is the state of a backup with snapshots.
 type Fate int
 
-// Fates of a backup.
 const (
-	// Unknown: its location was not read, so its snapshots stay.
+	// Unknown: its location was not read. Its snapshots stay.
 	Unknown Fate = iota
 	// Live: its run has not ended.
 	Live
@@ -41,11 +39,11 @@ const (
 	Stored
 	// Failed: its record says that it has no result.
 	Failed
-	// Missing: its store was read, and does not have it.
+	// Missing: its store was read, and lacks it.
 	Missing
 )
 
-// State is where a content is in its life.
+// State is the state of a content.
 type State string
 
 // States of a content.
@@ -56,37 +54,29 @@ const (
 	StateDoubt   State = "doubt"
 )
 
-// View is what a sweep knows. The contents are listed first, then the VolumeSnapshots, then the runs:
-// what is missing in a later list was deleted.
+// View is the input of a sweep. The contents are listed first, then the VolumeSnapshots, then the runs: objects
+// that a later list lacks were deleted.
 type View struct {
 	ClusterUID string
 	Now        time.Time
 	Contents   []VolumeSnapshotContent
 	Snapshots  []VolumeSnapshot
 	Fates      map[types.UID]Fate
-	// Since has when an earlier sweep first saw an object that leaves, by its uid.
-	Since map[types.UID]time.Time
+	Since      map[types.UID]time.Time // when an earlier sweep first saw that an object leaves, by uid
 }
 
-// Decision is what a sweep does.
+// Decision is the result of Decide.
 type Decision struct {
-	// Forget are the contents that leave with their stored snapshots.
-	Forget []*VolumeSnapshotContent
-	// Release are VolumeSnapshots that have a content which stays, or none at all.
-	Release []*VolumeSnapshot
-	// Orphans are contents without labels that the sweep has no right to delete: their class said
-	// Retain.
-	Orphans []*VolumeSnapshotContent
-	// Doubted are the backups that so many snapshots have lost at once that none is believed.
-	Doubted []types.UID
-	// States counts the contents.
-	States map[State]int
-	Since  map[types.UID]time.Time
-	// Soon says that something is too young to be judged.
-	Soon bool
+	Forget  []*VolumeSnapshotContent // with their stored snapshots
+	Release []*VolumeSnapshot        // their contents stay, or they have none
+	Orphans []*VolumeSnapshotContent // without labels; the sweep may not delete them: their class said Retain
+	Doubted []types.UID              // backups that too many snapshots have lost at once: these stay
+	States  map[State]int
+	Since   map[types.UID]time.Time
+	Soon    bool // an object is too young to be judged
 }
 
-// Decide says what leaves. It is a pure function.
+// Decide decides what leaves. It is a pure function.
 func Decide(v View) Decision {
 	d := &decider{View: v, snapshots: map[types.UID]*VolumeSnapshot{}, newest: map[string]int{}}
 	d.States = map[State]int{StateKept: 0, StateLeaving: 0, StateStuck: 0, StateDoubt: 0}
@@ -110,8 +100,7 @@ type decider struct {
 	View
 	Decision
 	snapshots map[types.UID]*VolumeSnapshot
-	// newest has the newest attempt that has cut a claim between hooks, by the contents: tenants can't
-	// change these.
+	// newest has the newest attempt that has cut a claim between hooks, by contents, which tenants can't change.
 	newest map[string]int
 }
 
@@ -127,7 +116,6 @@ func (d *decider) see(labels map[string]string) {
 	d.newest[of] = max(d.newest[of], number)
 }
 
-// spoiled reports whether a later attempt cuts anew.
 func (d *decider) spoiled(labels map[string]string) bool {
 	of, number := attempt(labels)
 	return number > 0 && number < d.newest[of]
@@ -177,8 +165,8 @@ func (d *decider) contents() {
 	}
 }
 
-// surplus returns the contents beyond the newest snapshots of their claims that stay beside moved data. Only snapshots
-// of stored backups count, and the newest one says how many stay. A claim may be made from one right now.
+// surplus returns the contents beyond their claims' newest ones that stay beside moved data. See
+// docs/design/snapshots.md#keeping.
 func (d *decider) surplus() map[types.UID]bool {
 	type source struct{ driver, handle string }
 	type group struct{ claim, location string }
@@ -200,7 +188,7 @@ func (d *decider) surplus() map[types.UID]bool {
 			return cmp.Or(cmp.Compare(b.Status.Created, a.Status.Created), cmp.Compare(a.Name, b.Name))
 		})
 		most := keepLocal(contents[0].Labels)
-		backups := map[string]bool{} // two attempts of one may have decided differently
+		backups := map[string]bool{} // two attempts may have decided differently
 		for _, content := range contents {
 			backups[content.Labels[LabelBackup]] = true
 			surplus[content.UID] = len(backups) > most && !offered[source{content.Spec.Driver, content.Status.Handle}]
@@ -209,7 +197,6 @@ func (d *decider) surplus() map[types.UID]bool {
 	return surplus
 }
 
-// local reports whether a snapshot stays beside the moved data of a stored backup.
 func (d *decider) local(content *VolumeSnapshotContent) bool {
 	return keepLocal(content.Labels) > 0 && content.Labels[LabelMoved] == "" &&
 		content.cut() && content.held() && content.Spec.Policy == Retain && d.Fates[types.UID(content.Labels[LabelBackup])] == Stored
@@ -220,7 +207,7 @@ func keepLocal(labels map[string]string) int {
 	return number
 }
 
-// since returns since when an object is seen to leave.
+// since returns how long an object is seen to leave.
 func (d *decider) since(uid types.UID) time.Duration {
 	first, found := d.View.Since[uid]
 	if !found {
@@ -243,13 +230,12 @@ func (d *decider) forget(content *VolumeSnapshotContent) {
 	d.Forget = append(d.Forget, content)
 }
 
-// live reports whether a run still works with what has these labels.
+// live reports whether a run still works with an object of these labels.
 func (d *decider) live(labels map[string]string) bool {
 	return d.Fates[types.UID(labels[LabelBackup])] == Live && !d.spoiled(labels)
 }
 
-// unlabelled judges a content without labels: the controller stopped before it labelled it. No backup
-// refers to such a content. If the VolumeSnapshot was deleted by others, it is an orphan.
+// unlabelled judges a content whose labels a stopped controller has not set: no backup refers to it.
 func (d *decider) unlabelled(content *VolumeSnapshotContent) {
 	if !ownName.MatchString(content.Spec.Ref.Name) || content.Spec.Source.Volume == "" {
 		return
@@ -268,14 +254,13 @@ func (d *decider) unlabelled(content *VolumeSnapshotContent) {
 	}
 }
 
-// release has the VolumeSnapshot of an ended backup deleted if its content stays.
 func (d *decider) release(content *VolumeSnapshotContent) {
 	if of := d.snapshots[content.Spec.Ref.UID]; of != nil && of.DeletionTimestamp == nil && content.cut() && content.held() {
 		d.Release = append(d.Release, of)
 	}
 }
 
-// bare has VolumeSnapshots deleted that no content is made for, once their backups have ended.
+// bare has VolumeSnapshots without content deleted when their backups have ended.
 func (d *decider) bare() {
 	with := map[types.UID]bool{}
 	for i := range d.Contents {
@@ -297,7 +282,7 @@ func (d *decider) bare() {
 	}
 }
 
-// Look lists what a sweep decides about. Without the API there is nothing.
+// Look lists the input of a sweep. Without the API there is none.
 func (c *Client) Look(ctx context.Context) (contents []VolumeSnapshotContent, snapshots []VolumeSnapshot, err error) {
 	if served, err := c.Served(ctx); err != nil || !served {
 		return nil, nil, err
@@ -312,7 +297,7 @@ func (c *Client) Look(ctx context.Context) (contents []VolumeSnapshotContent, sn
 	return contents, snapshots, err
 }
 
-// Sweep does what was decided. It reports what the deletions wait for, by the names of the contents.
+// Sweep carries out a decision, and returns what the deletions wait for, by content.
 func (c *Client) Sweep(ctx context.Context, d Decision) (waiting map[string]string, err error) {
 	waiting = map[string]string{}
 	var mu sync.Mutex

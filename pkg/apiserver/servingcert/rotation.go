@@ -18,30 +18,24 @@ import (
 )
 
 const (
-	// lifetime is how long a certificate is valid. The alert HoldfastCertificateExpires fires three
-	// weeks before its end, after its renewal should have happened.
+	// The alert HoldfastCertificateExpires fires three weeks before this end, after the renewal should have
+	// happened.
 	lifetime = 90 * 24 * time.Hour
-	// renewal is the age at which a certificate is renewed.
-	renewal = lifetime / 3 * 2
-	// backdate is how far kube-apiserver's clock may be behind.
-	backdate = time.Hour
-	// overlap is how long each step of a renewal waits for all replicas of kube-apiserver.
-	overlap = 30 * time.Second
-	// bound is the number of replicas' certificates in a bundle.
-	bound = 16
+	renewal  = lifetime / 3 * 2
+	backdate = time.Hour        // how far kube-apiserver's clock may be behind
+	overlap  = 30 * time.Second // of each step, for all replicas of kube-apiserver
+	bound    = 16               // of replicas' certificates in a bundle
 
-	// organization marks the replicas' certificates.
 	organization = "holdfast.io apiserver, self-made"
 )
 
-// pair is a self-signed certificate with its key.
 type pair struct {
 	der      []byte
 	pem, key []byte
 	made     time.Time
 }
 
-// newPair makes a certificate for one name, marked as one replica's.
+// newPair makes one replica's certificate for a name.
 func newPair(dnsName, replica string, now time.Time) (*pair, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -78,15 +72,13 @@ func newPair(dnsName, replica string, now time.Time) (*pair, error) {
 	}, nil
 }
 
-// rotation decides which certificate a replica serves with, and which the bundle should have, by
-// the time and the bundles that it sees.
+// rotation decides which certificates a replica and the bundle should have, by the time and the seen bundles.
 type rotation struct {
 	dnsName, replica string
 
-	// serving is the present one; next is added before it replaces serving; former is kept for
-	// replicas of kube-apiserver that learn late.
+	// next is added before it replaces serving. former is kept for replicas of kube-apiserver that learn late.
 	serving, next, former *pair
-	// nextSince is when the bundle got next, and formerUntil is when former is removed.
+	// nextSince is when the bundle got next, formerUntil when former is removed.
 	nextSince, formerUntil time.Time
 }
 
@@ -123,7 +115,7 @@ func (r *rotation) step(now time.Time, bundle []byte) (want []byte, changed bool
 
 	wanted := r.keep(now, have)
 	again = r.serving.made.Add(renewal)
-	if r.next != nil { // which the bundle has, or will have
+	if r.next != nil { // the bundle has it, or will
 		again = now.Add(overlap)
 		if !r.nextSince.IsZero() {
 			again = r.nextSince.Add(overlap)
@@ -135,10 +127,9 @@ func (r *rotation) step(now time.Time, bundle []byte) (want []byte, changed bool
 	return bytes.Join(encode(wanted), nil), !slices.EqualFunc(have, wanted, bytes.Equal), again, nil
 }
 
-// keep returns the certificates of a bundle that are to stay, then this replica's own. It drops
-// replicas' certificates that are expired, from former processes of this replica, or the oldest
-// beyond the bound. A replica whose certificate was dropped adds it again. Other certificates
-// always stay.
+// keep returns a bundle's certificates that stay, then this replica's own. It drops replicas' certificates that
+// are expired, from former processes of this replica, or the oldest beyond the bound. Their replicas add them
+// again. Other certificates always stay.
 func (r *rotation) keep(now time.Time, have [][]byte) [][]byte {
 	own := []*pair{r.former, r.serving, r.next}
 	var wanted [][]byte
@@ -172,7 +163,6 @@ func (r *rotation) keep(now time.Time, have [][]byte) [][]byte {
 	})
 }
 
-// inBundle reports whether a bundle holds the serving certificate.
 func (r *rotation) inBundle(bundle []byte) bool {
 	return r.serving != nil && holds(blocks(bundle), r.serving)
 }

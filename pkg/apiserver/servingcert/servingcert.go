@@ -1,9 +1,9 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package servingcert gives an aggregated API server a self-made certificate. It is kept in memory,
-// without a Secret. kube-apiserver trusts it because the server adds it to spec.caBundle of its own
-// APIService. A restarted process makes another one.
+// Package servingcert makes the certificate of an aggregated API server, kept in memory without a Secret.
+// kube-apiserver trusts it because the server adds it to spec.caBundle of its own APIService. Each process makes
+// another one.
 package servingcert
 
 import (
@@ -34,26 +34,21 @@ var APIServices = schema.GroupVersionResource{Group: "apiregistration.k8s.io", V
 
 const (
 	fieldManager = "holdfast-apiserver"
-	// pause is the least time between two writes, in case another program undoes each.
-	pause = time.Second
-	// retry is the pause after a failure.
-	retry = 5 * time.Second
+	pause        = time.Second     // the least between two writes, in case another program undoes each
+	retry        = 5 * time.Second // after a failure
 )
 
 // Config names the owner of a certificate.
 type Config struct {
-	Client dynamic.Interface
-	// APIService is the name of the server's APIService.
+	Client     dynamic.Interface
 	APIService string
-	// DNSName is kube-apiserver's name for the server: NAME.NAMESPACE.svc of its Service.
-	DNSName string
-	// Replica is this process's name among the running ones, kept over restarts.
-	Replica string
-	Clock   clock.Clock
+	DNSName    string // kube-apiserver's name for the server: NAME.NAMESPACE.svc of its Service
+	Replica    string // this process's name among the running ones, kept over restarts
+	Clock      clock.Clock
 }
 
-// Certificate is a certificate that Run renews. It implements
-// dynamiccertificates.CertKeyContentProvider and dynamiccertificates.Notifier.
+// Certificate is a certificate that Run renews. It implements dynamiccertificates.CertKeyContentProvider and
+// dynamiccertificates.Notifier.
 type Certificate struct {
 	Config
 	changed chan struct{}
@@ -108,8 +103,8 @@ func (c *Certificate) Ready() error {
 	return c.problem
 }
 
-// Run keeps the certificate in the bundle, and renews it, until ctx ends. It leaves the certificate
-// there: another replica may be reading the bundle.
+// Run keeps the certificate in the bundle, and renews it, until ctx ends. It leaves it there: another replica may
+// be reading the bundle.
 func (c *Certificate) Run(ctx context.Context) {
 	client := c.Client.Resource(APIServices)
 	one := fields.OneTermEqualSelector(metav1.ObjectNameField, c.APIService).String()
@@ -128,7 +123,7 @@ func (c *Certificate) Run(ctx context.Context) {
 			return client.Watch(ctx, options)
 		},
 	}, c.Client), &unstructured.Unstructured{}, 0, cache.Indexers{})
-	// It fails only for an informer that has been stopped.
+	// It fails only for a stopped informer.
 	_, _ = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(any) { c.notice() },
 		UpdateFunc: func(any, any) { c.notice() },
@@ -192,7 +187,7 @@ func (c *Certificate) reconcile(ctx context.Context, client dynamic.ResourceInte
 	}
 	switch {
 	case c.trusted(bundle):
-		c.report(nil) // also when the next one could not be written yet
+		c.report(nil) // also if the next one is not written yet
 	case err != nil:
 		c.report(err)
 	default:

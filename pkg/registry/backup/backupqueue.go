@@ -17,8 +17,7 @@ import (
 
 type entry = *v1alpha1.BackupQueueEntry
 
-// QueueResource is backupqueues: one entry for each backup or restore that waits, is about to start,
-// or runs.
+// QueueResource is backupqueues: the unfinished backups and restores.
 var QueueResource = virtual.Resource[entry]{
 	GroupResource: v1alpha1.Resource("backupqueues"),
 	Singular:      "backupqueue",
@@ -86,8 +85,7 @@ func entryNamespaces(e entry) string {
 	return included
 }
 
-// entryBlockers names the blockers, with the namespace when it is another
-// one, and counts those that may not be named.
+// entryBlockers names blockers, and other namespaces, and counts the secret ones.
 func entryBlockers(e entry) string {
 	var names []string
 	for _, blocker := range e.Status.Blockers {
@@ -109,7 +107,6 @@ func entryBlockers(e entry) string {
 	return strings.Join(names, ",")
 }
 
-// compareEntries puts the running above the ready above the queued, and those in order.
 func compareEntries(a, b entry) int {
 	return cmp.Or(
 		cmp.Compare(entryRank(a), entryRank(b)),

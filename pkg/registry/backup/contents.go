@@ -37,14 +37,13 @@ import (
 // objectAnnotation says in the audit log which object of a backup was read.
 const objectAnnotation = "objects.holdfast.io/read"
 
-// maxNamedKinds is how many kinds of one name are told of, and looked for in a tarball.
+// maxNamedKinds bounds the reported kinds of one name.
 const maxNamedKinds = 10
 
 var secretsResource = schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
 
-// Manifest serves backups/manifest: what the backup holds, of the namespaces in which who
-// asks may get backups/manifest too. Without that right in all namespaces, nothing
-// cluster-scoped is shown. Secrets are shown to those who may get Secrets there, since an
+// Manifest returns backups/manifest: the backup's items in the namespaces in which the reader has the same right.
+// Cluster-scoped items take the right in all namespaces. Secrets take the right to get Secrets there, since an
 // item has the checksum of its object.
 func (c *Contents) Manifest() *streamed.REST {
 	return &streamed.REST{
@@ -87,8 +86,8 @@ func (c *Contents) Manifest() *streamed.REST {
 	}
 }
 
-// Objects serves backups/objects: the JSON of one object as it is stored, for those who may
-// get backups/objects in its namespace, and the object itself there.
+// Objects returns backups/objects: the stored JSON of one object. It takes the same right in the object's
+// namespace, and the right to get the object there.
 func (c *Contents) Objects() *streamed.REST {
 	return &streamed.REST{
 		Streams:    c.Streams,
@@ -130,7 +129,7 @@ func (c *Contents) Objects() *streamed.REST {
 	}
 }
 
-// held is a backup that can be restored, and so holds objects. Where it lies has no store yet.
+// held returns a backup that can be restored, and so holds objects. Its place has no store yet.
 func (c *Contents) held(ctx context.Context, name, subresource string) (*v1alpha1.Backup, *streamed.Answer, stored.Backup, error) {
 	backup, err := c.ending().Find(ctx, name, subresource, nil)
 	if err != nil {
@@ -145,7 +144,7 @@ func (c *Contents) held(ctx context.Context, name, subresource string) (*v1alpha
 	return backup, answer, stored.Backup{StoreName: storeName, ManifestDigest: digests.Manifest, Encryption: backup.Status.Encryption, Keys: c.decryption}, err
 }
 
-// decryption returns the keys of encrypted backups, and errors for the API.
+// decryption returns the keys of encrypted backups, or an API error.
 func (c *Contents) decryption(ctx context.Context) (encryption.Keys, error) {
 	if c.Decryption == nil {
 		return encryption.Keys{}, nil
@@ -161,8 +160,7 @@ func (c *Contents) decryption(ctx context.Context) (encryption.Keys, error) {
 	return keys, nil
 }
 
-// undecryptable returns the error for a backup that no key at hand decrypts as one of the API, and
-// others as they are.
+// undecryptable returns an API error if no key decrypts the backup, else err.
 func undecryptable(name string, err error) error {
 	if !errors.Is(err, encryption.ErrNoKey) {
 		return err
@@ -170,19 +168,15 @@ func undecryptable(name string, err error) error {
 	return apierrors.NewConflict(schema.GroupResource{Group: resource.Group, Resource: resource.Resource}, name, err)
 }
 
-// reader is who asks for what a backup holds.
 type reader struct {
 	user.Info
 	authorizer  authorizer.Authorizer
 	subresource string
-	// own is the namespace of the backup: the right to its subresource there has been asked
-	// for before. What is in the system namespace, whose records name everybody's backups, is
-	// shown to those who may read all.
+	// own is the backup's namespace, whose right to the subresource was checked before. system names everybody's
+	// backups in records, so its contents take the right to all namespaces.
 	own, system string
-	// may are the answers, by what was asked.
-	may map[schema.GroupVersionResource]map[string]bool
-	// former knows which namespaces of the backup are the present ones, and present are its
-	// answers.
+	may         map[schema.GroupVersionResource]map[string]bool // the answers, by resource and namespace
+	// former knows which of the backup's namespaces are present ones; present has its answers.
 	former  predecessors
 	present map[string]bool
 }
@@ -200,7 +194,7 @@ func (c *Contents) reader(ctx context.Context, backup *v1alpha1.Backup, subresou
 	}, nil
 }
 
-// of are the attributes of the right to what a backup holds of a namespace.
+// of returns the attributes of the right to a namespace's contents.
 func (r *reader) of(namespace string) authorizer.AttributesRecord {
 	return authorizer.AttributesRecord{
 		User: r.Info, Verb: "get", ResourceRequest: true, Namespace: namespace, Subresource: r.subresource,
@@ -208,8 +202,7 @@ func (r *reader) of(namespace string) authorizer.AttributesRecord {
 	}
 }
 
-// mayReadIn reports whether the reader may know what the backup holds of a namespace, or,
-// with none, of the cluster's scope and of all namespaces.
+// mayReadIn reports whether the reader may know a namespace's contents or, if empty, all contents.
 func (r *reader) mayReadIn(ctx context.Context, namespace string) (bool, error) {
 	switch namespace {
 	case r.system:
@@ -220,7 +213,7 @@ func (r *reader) mayReadIn(ctx context.Context, namespace string) (bool, error) 
 	return r.once(ctx, v1alpha1.SchemeGroupVersion.WithResource(resource.Resource), r.of(namespace))
 }
 
-// once asks for a right: in all namespaces first, and once each.
+// once asks for each right once: in all namespaces first.
 func (r *reader) once(ctx context.Context, about schema.GroupVersionResource, attributes authorizer.AttributesRecord) (bool, error) {
 	if r.may[about] == nil {
 		r.may[about] = map[string]bool{}
@@ -243,7 +236,6 @@ func (r *reader) once(ctx context.Context, about schema.GroupVersionResource, at
 	return false, nil
 }
 
-// readable leaves out what the reader may not know of.
 func (r *reader) readable(ctx context.Context, items manifest.Sequence) manifest.Sequence {
 	return func(yield func(*manifest.Item, error) bool) {
 		for item, err := range items {
@@ -268,7 +260,6 @@ func (r *reader) mayKnow(ctx context.Context, item *manifest.Item) (bool, error)
 	return r.mayKnowOf(ctx, item)
 }
 
-// mayKnowOf reports whether a reader of the item's namespace may know of the item.
 func (r *reader) mayKnowOf(ctx context.Context, item *manifest.Item) (bool, error) {
 	if item.APIGroup != secretsResource.Group || item.Resource != secretsResource.Resource && item.KindName != "Secret" {
 		return true, nil
@@ -279,7 +270,6 @@ func (r *reader) mayKnowOf(ctx context.Context, item *manifest.Item) (bool, erro
 	})
 }
 
-// object gives the JSON of an object that the reader may get.
 func (r *reader) object(ctx context.Context, from stored.Backup, kind, namespace, name string) ([]byte, error) {
 	index, err := from.Index(ctx)
 	if errors.Is(err, store.ErrNotFound) {
@@ -308,8 +298,8 @@ func (r *reader) object(ctx context.Context, from stored.Backup, kind, namespace
 	return from.Object(ctx, item)
 }
 
-// scanned is object, of a backup without a manifest: its tarball is read, all of it unless the kind
-// is said in full, since only its end tells that no other kind has that name.
+// scanned is object for a backup without a manifest. It reads the whole tarball unless the kind is given in full:
+// another kind may have that name.
 func (r *reader) scanned(ctx context.Context, from stored.Backup, kind, namespace, name string) ([]byte, error) {
 	var kinds []string
 	var item *manifest.Item
@@ -353,8 +343,7 @@ func noObject(kind, namespace, name string) error {
 	return streamed.NotFound(fmt.Sprintf("the backup holds no %s %q", kind, strings.TrimPrefix(namespace+"/"+name, "/")))
 }
 
-// authorizeObject fails if the reader may not get the very object, and else says in the audit
-// log that it was read.
+// authorizeObject fails if the reader may not get the object, or else notes the reading in the audit log.
 func (r *reader) authorizeObject(ctx context.Context, item *manifest.Item) error {
 	wanted := authorizer.AttributesRecord{
 		User: r.Info, Verb: "get", ResourceRequest: true, Namespace: item.Namespace, Name: item.Name,
@@ -367,7 +356,7 @@ func (r *reader) authorizeObject(ctx context.Context, item *manifest.Item) error
 	return nil
 }
 
-// formerOwner says that the namespace which the reader has rights in is not the one of the backup.
+// formerOwner returns the error that the reader's namespace is not the backup's.
 func (r *reader) formerOwner(namespace string, err error) error {
 	if err != nil {
 		return err
@@ -388,13 +377,12 @@ func (r *reader) forbidden(wanted authorizer.AttributesRecord, err error) error 
 	return apierrors.NewForbidden(what, wanted.Name, fmt.Errorf("user %q may not get %s %s, which is needed to read it from a backup", r.GetName(), what, where))
 }
 
-// kindsOf are the kinds of a manifest that a word means.
 func kindsOf(index *manifest.Index, word string) []string {
 	return slices.DeleteFunc(index.Kinds(), func(groupKind string) bool { return !isKind(groupKind, word) })
 }
 
-// isKind reports whether a word means a kind: by its name alone, or its usual plural, with the group as
-// in Deployment.apps, or with group and version as the manifest has it.
+// isKind reports whether a word means a kind: its name or usual plural, perhaps with the group as in
+// Deployment.apps, or with group and version as in the manifest.
 func isKind(groupKind, word string) bool {
 	parts := strings.Split(groupKind, "/")
 	kind := parts[len(parts)-1]
@@ -404,14 +392,12 @@ func isKind(groupKind, word string) bool {
 		strings.EqualFold(word, plural.Resource+"."+group) || word == groupKind
 }
 
-// filter is which items of a manifest are asked for, and in which form.
 type filter struct {
 	lines      bool
 	kind, name string
-	// namespace is nil for all, and empty for what is in none.
-	namespace *string
-	labels    labels.Selector
-	limit     int
+	namespace  *string // nil for all, empty for the cluster's scope
+	labels     labels.Selector
+	limit      int
 }
 
 func parseFilter(parameters url.Values) (*filter, error) {
@@ -438,7 +424,7 @@ func parseFilter(parameters url.Values) (*filter, error) {
 	return f, nil
 }
 
-// items returns the items of a backup that match the filter, apart from its limit.
+// items returns the items that match the filter, apart from its limit.
 func (f *filter) items(ctx context.Context, from stored.Backup) (manifest.Sequence, error) {
 	if f.kind == "" && f.limit == 0 && from.ManifestDigest != "" {
 		return f.of(from.Items(ctx)), nil
@@ -464,7 +450,6 @@ func (f *filter) items(ctx context.Context, from stored.Backup) (manifest.Sequen
 	return f.of(all), nil
 }
 
-// of are the items that match.
 func (f *filter) of(all manifest.Sequence) manifest.Sequence {
 	return func(yield func(*manifest.Item, error) bool) {
 		for item, err := range all {
@@ -483,7 +468,7 @@ func (f *filter) matches(item *manifest.Item) bool {
 		f.labels.Matches(labels.Set(item.Labels))
 }
 
-// write writes items as they come. What fails before the first one has written nothing.
+// write writes items as they come. If it fails before the first one, it has written nothing.
 func (f *filter) write(to io.Writer, items manifest.Sequence) error {
 	out := &pieces{to: to}
 	begin, separator, end := fmt.Sprintf("{\"version\":%d,\"items\":[\n", manifest.Version), ",\n", "\n]}\n"
@@ -514,7 +499,7 @@ func (f *filter) write(to io.Writer, items manifest.Sequence) error {
 	return out.flush()
 }
 
-// pieces gathers what is written, so that it is sent in few writes.
+// pieces gathers output for few writes.
 type pieces struct {
 	to     io.Writer
 	buffer []byte

@@ -20,29 +20,24 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 )
 
-// maxReason is how long the reason of a change may be, in bytes.
-const maxReason = 1024
+const maxReason = 1024 // bytes
 
-// ExpirationConfig is what NewExpirationREST needs.
+// ExpirationConfig is the configuration of NewExpirationREST.
 type ExpirationConfig struct {
-	Backups *REST
-	Changes engineclient.BackupChangeInterface
-	// Former are the records of the previous version.
-	Former engineclient.ExpirationChangeInterface
-	// Observe puts a change that was just recorded into the log.
-	Observe func(*enginev1alpha1.BackupChange)
-	Clock   clock.PassiveClock
-	// SystemNamespace and MaxTTL are as Config has them.
-	SystemNamespace string
+	Backups         *REST
+	Changes         engineclient.BackupChangeInterface
+	Former          engineclient.ExpirationChangeInterface // the previous version's records
+	Observe         func(*enginev1alpha1.BackupChange)     // puts a recorded change into the log
+	Clock           clock.PassiveClock
+	SystemNamespace string // as in Config
 	MaxTTL          time.Duration
 }
 
-// NewExpirationREST serves backups/expiration: the POST is recorded as a BackupChange, and
-// counts from then on. The controller writes it into the store.
+// NewExpirationREST serves backups/expiration: the POST is recorded as a BackupChange, and counts at once. The
+// controller writes it into the store.
 //
-// A hold and a deletion may be requested at once. Each is recorded before its requester, or the
-// controller that deletes, looks for the other one. So either the deletion sees the hold before it
-// removes anything, or the answer to the hold names the deletion.
+// Concurrent requests for a hold and a deletion are recorded before their requester, or the deleting controller,
+// looks for the other. So either the deletion sees the hold in time, or the answer to the hold names the deletion.
 func NewExpirationREST(config ExpirationConfig) *recorded.Subresource {
 	return &recorded.Subresource{
 		Resource: resource, Singular: Resource.Singular, Body: &v1alpha1.BackupExpiration{}, Clock: config.Clock, Record: config.record,
@@ -115,7 +110,7 @@ func (r *ExpirationConfig) record(ctx context.Context, request *recorded.Request
 		changed := record.DeepCopy()
 		changed.Spec = wanted.Spec
 		if earlier := &record.Spec; !record.Done() && earlier.UID == backup.UID {
-			// What was asked for before is not in the store yet, and is written with this.
+			// The earlier request is not in the store yet, and is written with this one.
 			if changed.Spec.Expiration == nil {
 				changed.Spec.Expiration = earlier.Expiration
 			}
@@ -135,7 +130,7 @@ func (r *ExpirationConfig) record(ctx context.Context, request *recorded.Request
 	if body.Expiration == nil && !*body.Hold {
 		return "the backup is released", nil
 	}
-	// Whoever asked for the deletion before may not have heard of this.
+	// The deletion may have been requested without knowledge of this.
 	run, err := r.Backups.Records.Get(ctx, storeName, metav1.GetOptions{})
 	switch {
 	case err == nil && run.Spec.Deletion != nil && r.Backups.Kind.Object(run).UID == backup.UID:
@@ -149,14 +144,13 @@ func (r *ExpirationConfig) record(ctx context.Context, request *recorded.Request
 	return "the backup expires at " + body.Expiration.UTC().Format(time.RFC3339), nil
 }
 
-// changeable fails if the expiration of a backup can't be changed.
 func changeable(backup *v1alpha1.Backup, body *v1alpha1.BackupExpiration) error {
 	status := &backup.Status
 	switch {
 	case body.UID != "" && body.UID != backup.UID:
 		return conflict(backup.Name, "its uid is %s, and the one that is meant has %s", backup.UID, body.UID)
 	case status.Phase == v1alpha1.BackupPhaseDeleting && body.Hold != nil && !*body.Hold && body.Expiration == nil:
-		return nil // so that its deletion, which waits, goes on
+		return nil // so that its waiting deletion continues
 	case status.Phase == v1alpha1.BackupPhaseDeleting:
 		return conflict(backup.Name, "it is being deleted")
 	case !status.Phase.Ended() || status.FormatVersion == "":

@@ -72,21 +72,17 @@ var ObjectResource = virtual.Resource[*v1alpha1.BackupObject]{
 }
 
 const (
-	// findRows is how many objects an answer has at most.
-	findRows = 500
-	// findTime is after how long a list ends with a continue token.
-	findTime = 15 * time.Second
-	// findAtOnce is how many backups one list reads at once, and findReads all of them together.
+	findRows = 500              // objects in an answer
+	findTime = 15 * time.Second // until a list ends with a continue token
+	// Backups that are read at once, by one list and by all.
 	findAtOnce, findReads = 32, 64
-	// findTimeout bounds how long backups that are read at once may take.
-	findTimeout = 20 * time.Second
+	findTimeout           = 20 * time.Second // of backups that are read at once
 )
 
-// FindREST lists the objects of stored backups by their manifests, newest backups first. It shows of
-// a backup what backups/manifest shows to the same reader. A backup costs three reads, and one more to
-// a tenant for namespaces other than its own. Kinds that are far apart in a large manifest cost one
-// more each.
-// A list ends with a continue token after findRows objects or findTime.
+// FindREST lists the objects of stored backups by their manifests, newest backups first. It shows what
+// backups/manifest shows to the reader. A backup costs three reads, one more to a tenant for other namespaces, and
+// one for each kind that is far away in a large manifest. A list ends with a continue token after findRows objects
+// or findTime.
 type FindREST struct {
 	rest.TableConvertor
 	contents *Contents
@@ -125,25 +121,21 @@ func (r *FindREST) GetSingularName() string { return ObjectResource.Singular }
 // ShortNames implements rest.ShortNamesProvider.
 func (r *FindREST) ShortNames() []string { return ObjectResource.ShortNames }
 
-// search is what a list asks for.
 type search struct {
 	filter
 	backup, phase, image string
 	limit                int
 	from                 *position
-	// query identifies the search in continue tokens.
-	query string
+	query                string // identifies the search in continue tokens
 }
 
-// position is where a list goes on: behind an item of a backup, or at the backup's beginning.
+// position is where a list continues: behind an item of a backup, or at the backup's beginning.
 type position struct {
-	Query string `json:"q"`
-	// Time, Namespace and Name say which backup.
-	Time      int64  `json:"t"`
-	Namespace string `json:"s"`
-	Name      string `json:"n"`
-	// After is the last item that was listed; empty if none was.
-	After []string `json:"a,omitempty"`
+	Query     string   `json:"q"`
+	Time      int64    `json:"t"` // of the backup
+	Namespace string   `json:"s"`
+	Name      string   `json:"n"`
+	After     []string `json:"a,omitempty"` // the last listed item, or empty
 }
 
 func (r *FindREST) parse(namespace string, options *internalversion.ListOptions) (*search, error) {
@@ -200,7 +192,6 @@ func (r *FindREST) parse(namespace string, options *internalversion.ListOptions)
 	return s, nil
 }
 
-// token is where a list goes on.
 func (s *search) token(backup *v1alpha1.Backup, after []string) string {
 	encoded, _ := json.Marshal(position{s.query, taken(backup).UnixNano(), backup.Namespace, backup.Name, after}) // texts and a number
 	return base64.RawURLEncoding.EncodeToString(encoded)
@@ -213,12 +204,10 @@ func taken(backup *v1alpha1.Backup) *metav1.Time {
 	return &backup.CreationTimestamp
 }
 
-// compareTo orders a backup and a position: the newest comes first.
 func (p *position) compareTo(backup *v1alpha1.Backup) int {
 	return cmp.Or(cmp.Compare(taken(backup).UnixNano(), p.Time), cmp.Compare(p.Namespace, backup.Namespace), cmp.Compare(p.Name, backup.Name))
 }
 
-// candidates are the backups to look into, in their order.
 func (r *FindREST) candidates(ctx context.Context, s *search) ([]*v1alpha1.Backup, error) {
 	list, err := r.contents.Backups.List(ctx, &internalversion.ListOptions{})
 	if err != nil {
@@ -242,14 +231,11 @@ func (r *FindREST) candidates(ctx context.Context, s *search) ([]*v1alpha1.Backu
 	return backups, nil
 }
 
-// found is what one backup has.
 type found struct {
 	rows []v1alpha1.BackupObject
-	// keys are the rows' places in the manifest, and more is true if there are further ones.
-	keys [][]string
+	keys [][]string // in the manifest; more is true if there are further ones
 	more bool
-	// without is true if the backup has no manifest, and imageless if its manifest lacks images of
-	// workloads.
+	// without means without a manifest, imageless without images of workloads in it.
 	without, imageless bool
 
 	err error
@@ -331,7 +317,6 @@ func (r *FindREST) List(ctx context.Context, options *internalversion.ListOption
 	return result, nil
 }
 
-// readAll looks into backups, at once.
 func (r *FindREST) readAll(ctx context.Context, s *search, backups []*v1alpha1.Backup) []found {
 	ctx, cancel := context.WithTimeout(ctx, findTimeout)
 	defer cancel()
@@ -353,7 +338,6 @@ func (r *FindREST) readAll(ctx context.Context, s *search, backups []*v1alpha1.B
 	return all
 }
 
-// read looks into one backup.
 func (r *FindREST) read(ctx context.Context, s *search, backup *v1alpha1.Backup) found {
 	location, storeName, digests, ok := r.contents.Stored(backup)
 	if !ok {
@@ -412,8 +396,7 @@ func (r *FindREST) read(ctx context.Context, s *search, backup *v1alpha1.Backup)
 	return result
 }
 
-// items are the items of the kind, by default of all kinds with images, or the one item that is named
-// in full.
+// items returns the items of the kind, by default of all kinds with images, or one that is named in full.
 func (s *search) items(ctx context.Context, index *manifest.Index) manifest.Sequence {
 	kinds := index.KindsWithImages()
 	if s.kind != "" {

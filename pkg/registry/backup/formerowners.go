@@ -17,32 +17,28 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/stored"
 )
 
-// Rights in a namespace are rights to what that one held, and not to what another one held that
-// had its name before. So who may read in a namespace reads of a backup what is of that very
-// one, of one that it continues, or of one that its location trusts a cluster with.
+// A right in a namespace gives no right to the contents of an earlier namespace of its name. A reader in a
+// namespace reads contents of that very one, of one that it continues, or of one that its location trusts a
+// cluster with.
 
-// Judge says whether what has these claims, of a backup in a location, is listed in the
-// namespace that they name. See catalog.Judge.
+// Judge returns whether objects with these claims are listed in the namespace that they name. See catalog.Judge.
 type Judge func(location string, claims *v1alpha1.BackupOrigin) (origin v1alpha1.BackupOrigin, home bool)
 
-// predecessors tells namespaces of a backup from those that have their names now.
+// predecessors tells a backup's namespaces from present ones of their names.
 type predecessors struct {
 	judge    Judge
 	backup   *v1alpha1.Backup
 	location string
 	from     stored.Backup
-	// index is the index of the manifest. Nil has it read.
-	index *manifest.Index
-	// uids has the uid of each namespace of the backup, by name; nil until they are read.
-	uids map[string]types.UID
+	index    *manifest.Index      // of the manifest; read if nil
+	uids     map[string]types.UID // of the backup's namespaces, by name; nil until they are read
 }
 
-// isPresent reports whether what the backup has of a namespace belongs to the one that has its
-// name now.
+// isPresent reports whether a backup's namespace is the present one of its name.
 func (p *predecessors) isPresent(ctx context.Context, namespace string) (bool, error) {
 	origin := p.backup.Status.Origin
 	if origin == nil || origin.Trust != v1alpha1.BackupTrustOwn && origin.Trust != v1alpha1.BackupTrustTrusted {
-		return false, nil // nobody vouches for what it says
+		return false, nil // its claims are not vouched for
 	}
 	if p.uids == nil {
 		uids, err := namespacesOf(ctx, p.from, p.index)
@@ -58,8 +54,7 @@ func (p *predecessors) isPresent(ctx context.Context, namespace string) (bool, e
 	return home, nil
 }
 
-// namespacesOf are the uids of the namespaces that a backup holds, by their names. The index of its
-// manifest is read if it is nil.
+// namespacesOf returns the uids of a backup's namespaces, by name. It reads a nil index.
 func namespacesOf(ctx context.Context, from stored.Backup, index *manifest.Index) (map[string]types.UID, error) {
 	const kind = "v1/Namespace"
 	uids := map[string]types.UID{}
@@ -93,13 +88,11 @@ func namespacesOf(ctx context.Context, from stored.Backup, index *manifest.Index
 	return uids, nil
 }
 
-// mayReadAll reports whether the reader may know what the backup holds of all namespaces.
 func (r *reader) mayReadAll(ctx context.Context) (bool, error) {
 	return r.mayReadIn(ctx, metav1.NamespaceAll)
 }
 
-// mayReadOf reports whether the reader may know what the backup holds of a namespace, as it was
-// then.
+// mayReadOf reports whether the reader may know a namespace's contents as it was then.
 func (r *reader) mayReadOf(ctx context.Context, namespace string) (bool, error) {
 	if may, err := r.mayReadIn(ctx, namespace); err != nil || !may || namespace == r.own || namespace == "" {
 		return may, err

@@ -30,10 +30,10 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// DefaultTTL is how long a backup is kept that says nothing of it, unless Config does.
+// DefaultTTL is how long a backup is kept by default.
 const DefaultTTL = 30 * 24 * time.Hour
 
-// kind fills in, checks and records Backups that are to be created.
+// kind defaults, checks and records new Backups.
 type kind struct {
 	runtime.ObjectTyper
 	names.NameGenerator
@@ -43,21 +43,19 @@ type kind struct {
 	mayUse          func(ctx context.Context, location, namespace string) error
 	authorizer      authorizer.Authorizer
 	quota           *recorded.Quota
-	// stored counts the stored backups of a namespace, and maxStored bounds them.
-	stored     func(namespace string) int
-	maxStored  int
-	defaultTTL time.Duration
-	maxTTL     time.Duration
-	options    validation.Options
-	lastData   func(ctx context.Context, backup *v1alpha1.Backup) ([]types.NamespacedName, error)
+	stored          func(namespace string) int // of a namespace; maxStored bounds them
+	maxStored       int
+	defaultTTL      time.Duration
+	maxTTL          time.Duration
+	options         validation.Options
+	lastData        func(ctx context.Context, backup *v1alpha1.Backup) ([]types.NamespacedName, error)
 }
 
 var _ recorded.Kind[*v1alpha1.Backup, *enginev1alpha1.BackupRun] = &kind{}
 
 func (k *kind) NamespaceScoped() bool { return true }
 
-// PrepareForCreate fills in the defaults, which are recorded with the request: a
-// later change of the default location does not move a backup that waits.
+// PrepareForCreate sets the defaults, which are recorded: a later default location moves no waiting backup.
 func (k *kind) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 	backup := obj.(*v1alpha1.Backup)
 	backup.Status = v1alpha1.BackupStatus{}
@@ -72,19 +70,17 @@ func (k *kind) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 		spec.TTL = v1alpha1.Duration{Duration: k.defaultTTL}
 	}
 	if spec.StorageLocation == "" {
-		// What can't be read is said by faults, which finds none.
+		// If it can't be read, faults finds none and says so.
 		spec.StorageLocation = k.defaultLocation(ctx)
 	}
 }
 
-// Validate implements rest.RESTCreateStrategy. It checks what costs no more than
-// reading the request did; the rest is for Check, when the creator's rights are known.
+// Validate implements rest.RESTCreateStrategy. It has the cheap checks; Check has the others.
 func (k *kind) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
 	return validation.ValidateBackupLimits(obj.(*v1alpha1.Backup))
 }
 
-// Check implements recorded.Kind. What can't be read has no scopes, so it is refused
-// in any case.
+// Check implements recorded.Kind. An unreadable selection has no scopes, so it is refused in any case.
 func (k *kind) Check(ctx context.Context, backup *v1alpha1.Backup, requester user.Info) (_ *enginev1alpha1.BackupRun, scopes []recorded.Scope, err error) {
 	namespaces, unreadable := selection.ParseNamespaces(backup.Spec.IncludedNamespaces, backup.Spec.ExcludedNamespaces, nil)
 	resources, more := selection.ParseResources(validation.ResourceLists(&backup.Spec), namespaces, nil)
@@ -121,8 +117,8 @@ func (k *kind) Check(ctx context.Context, backup *v1alpha1.Backup, requester use
 	return run, scopes, err
 }
 
-// scopesOf lists what a backup of a tenant's namespace reaches outside of it. A
-// pattern may match namespaces that do not exist yet, so it reaches everywhere.
+// scopesOf returns what a tenant's backup reaches outside its namespace. A pattern reaches everywhere, as future
+// namespaces.
 func scopesOf(backup *v1alpha1.Backup, namespaces *selection.Namespaces, resources *selection.Resources) []recorded.Scope {
 	var scopes []recorded.Scope
 	reach := func(namespace, because string) []recorded.Scope {
@@ -142,7 +138,6 @@ func scopesOf(backup *v1alpha1.Backup, namespaces *selection.Namespaces, resourc
 	return scopes
 }
 
-// faults says what is wrong with a Backup that is to be created.
 func (k *kind) faults(ctx context.Context, backup *v1alpha1.Backup) (field.ErrorList, error) {
 	errs := validation.ValidateBackup(backup, k.options)
 	if ttl := backup.Spec.TTL.Duration; k.maxTTL > 0 && ttl > k.maxTTL && backup.Namespace != k.systemNamespace {
@@ -173,7 +168,7 @@ func (k *kind) faults(ctx context.Context, backup *v1alpha1.Backup) (field.Error
 func (k *kind) WarningsOnCreate(_ context.Context, obj runtime.Object) []string {
 	backup := obj.(*v1alpha1.Backup)
 	warnings := validation.BackupWarnings(&backup.Spec, k.options, field.NewPath("spec"))
-	record, err := k.locations.Lister.Get(backup.Spec.StorageLocation) // else nothing is known of its state
+	record, err := k.locations.Lister.Get(backup.Spec.StorageLocation) // otherwise its state is unknown
 	if err != nil {
 		return warnings
 	}
@@ -183,8 +178,7 @@ func (k *kind) WarningsOnCreate(_ context.Context, obj runtime.Object) []string 
 	return warnings
 }
 
-// Canonicalize implements rest.RESTCreateStrategy: it comes after the warnings. What has no
-// effect is not recorded.
+// Canonicalize implements rest.RESTCreateStrategy. It runs after the warnings, and drops fields without effect.
 func (k *kind) Canonicalize(obj runtime.Object) {
 	spec := &obj.(*v1alpha1.Backup).Spec
 	spec.Metadata, spec.VeleroFields = v1alpha1.BackupSpecMetadata{}, v1alpha1.VeleroFields{}
@@ -194,8 +188,7 @@ func (k *kind) Canonicalize(obj runtime.Object) {
 	spec.DropDefaultTimeouts()
 }
 
-// defaultLocation is the first location, by name, that is marked as default. If there are
-// several, whoever asks is told.
+// defaultLocation returns the first default location by name. Several cause a warning.
 func (k *kind) defaultLocation(ctx context.Context) string {
 	defaults, err := k.locations.Defaults(ctx)
 	if err != nil || len(defaults) == 0 {
@@ -213,7 +206,7 @@ func (k *kind) record(ctx context.Context, backup *v1alpha1.Backup, requester us
 		return nil, apierrors.NewInternalError(fmt.Errorf("reading the namespace of the backup: %w", err))
 	}
 	by := recorded.Requester(requester)
-	by.Extra = requester.GetExtra() // an authorizer may take the right to run hooks from it
+	by.Extra = requester.GetExtra() // an authorizer may need it for the right to run hooks
 	run := &enginev1alpha1.BackupRun{
 		ObjectMeta: metav1.ObjectMeta{Name: format.StoreName(backup.Namespace, backup.Name, k.systemNamespace)},
 		Spec: enginev1alpha1.BackupRunSpec{
@@ -255,9 +248,8 @@ func (k *kind) Unchangeable(backup *v1alpha1.Backup, path string) string {
 // Yields implements recorded.Kind. A record has the name of the folder in the store.
 func (k *kind) Yields(_, _ *enginev1alpha1.BackupRun) bool { return false }
 
-// NameTaken implements recorded.Kind. A stored backup of the system namespace may be
-// called a.b, as the record of the backup b of the namespace a is. So may that backup
-// itself, see Projector.
+// NameTaken implements recorded.Kind. A stored backup a.b of the system namespace may have the record's name of
+// the backup b of the namespace a. It may be that backup itself, see Projector.
 func (k *kind) NameTaken(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun) error {
 	return conflict(backup.Name, "it has ended, and its name in the store belongs to the backup %s in the namespace %s, which is live: wait until that one has gone from the queue and from `kubectl get backupruns`", run.Spec.BackupRef.Name, run.Spec.BackupRef.Namespace)
 }

@@ -15,38 +15,32 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/streamed"
 )
 
-// maxLogBytes is the size beyond which a log is not sent: more than a writer makes.
-const maxLogBytes = 4 << 30
+const maxLogBytes = 4 << 30 // a writer's logs are smaller
 
-// Contents are subresources with what a backup has in its store.
+// Contents are subresources with a backup's stored files and objects.
 type Contents struct {
 	Backups *REST
 	Streams *streamed.Streams
-	// Stored says where a backup lies, and which files it has there, as far as that is known;
-	// it is false if nothing of it is stored.
-	Stored func(*v1alpha1.Backup) (location, storeName string, digests catalog.Digests, ok bool)
-	// Judge says to which namespaces what a backup holds belongs.
-	Judge Judge
-	// Decryption has the keys of encrypted backups.
-	Decryption encryption.Source
-	// Running has the logs of backups that are executed.
-	Running streamed.Logs
+	// Stored returns where a backup is stored, and its known files, or false.
+	Stored     func(*v1alpha1.Backup) (location, storeName string, digests catalog.Digests, ok bool)
+	Judge      Judge             // of the backup's contents, by namespace
+	Decryption encryption.Source // the keys of encrypted backups
+	Running    streamed.Logs     // of executed backups
 }
 
-// Log serves backups/log: the backup's own log, while it is written and when it is stored.
+// Log returns backups/log: the backup's log, also while it is written.
 func (c *Contents) Log() *streamed.REST {
 	digest := func(of catalog.Digests) string { return of.Log }
 	return c.file("log", "text/plain; charset=utf-8", format.LogKey, digest, maxLogBytes, c.Running)
 }
 
-// Results serves backups/results: the texts of its errors and warnings, by namespace.
+// Results returns backups/results: the texts of errors and warnings, by namespace.
 func (c *Contents) Results() *streamed.REST {
 	digest := func(of catalog.Digests) string { return of.Results }
 	return c.file("results", "application/json", format.ResultsKey, digest, format.MaxSideFileBytes, nil)
 }
 
-// file serves a file of a backup as it is stored, decompressed. What there is of it before is
-// served from running, if that is not nil.
+// file serves a stored file of a backup, decompressed. Before it is stored, running serves it, unless nil.
 func (c *Contents) file(subresource, contentType string, key func(storeName string) string, digest func(catalog.Digests) string, limit int64, running streamed.Logs) *streamed.REST {
 	return &streamed.REST{
 		Streams:    c.Streams,
@@ -79,13 +73,12 @@ func (c *Contents) file(subresource, contentType string, key func(storeName stri
 	}
 }
 
-// ending finds backups that have ended.
 func (c *Contents) ending() *streamed.Ending[*v1alpha1.Backup] {
 	return &streamed.Ending[*v1alpha1.Backup]{Objects: c.Backups, Noun: "backup", Conflict: conflict,
 		Phase: func(backup *v1alpha1.Backup) (string, bool) { return string(backup.Status.Phase), hasEnded(backup) }}
 }
 
-// isExecuted reports whether a controller has begun with a backup, and has not ended it.
+// isExecuted reports whether a backup has begun, and not ended.
 func isExecuted(backup *v1alpha1.Backup) bool {
 	return backup.Status.StartTimestamp != nil && !hasEnded(backup)
 }
@@ -95,11 +88,10 @@ func what(backup *v1alpha1.Backup, subresource string) string {
 }
 
 func hasEnded(backup *v1alpha1.Backup) bool {
-	// Of what is left of one that is being deleted, the store tells.
+	// The store has the rest of a backup that is being deleted.
 	return backup.Status.Phase.Ended() || backup.Status.Phase == v1alpha1.BackupPhaseDeleting
 }
 
-// answer is one about something of a backup that has ended.
 func (c *Contents) answer(backup *v1alpha1.Backup, subresource string) (answer *streamed.Answer, storeName string, digests catalog.Digests, err error) {
 	location, storeName, digests, ok := c.Stored(backup)
 	if !ok {

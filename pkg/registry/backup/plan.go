@@ -20,21 +20,18 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 )
 
-// PlanningREST is a REST that answers a dry run of a creation with the plan of the backup, after
-// all checks of a creation. The plan names cluster-scoped objects only with the right to manifests of
-// all namespaces, as manifests do.
+// PlanningREST is a REST that answers a dry run of a creation with the backup's plan, after all checks. Like
+// manifests, it names cluster-scoped objects only to readers of all namespaces.
 type PlanningREST struct {
 	*REST
-	// Plan has a backup planned by a process that may read the cluster. There is no record of it.
-	Plan func(ctx context.Context, run *enginev1alpha1.BackupRun) (*v1alpha1.BackupPlan, error)
-	// Place is the place in the queue that it would have, or nil.
-	Place func(run *enginev1alpha1.BackupRun) *v1alpha1.PlannedPlace
+	// Plan has a backup planned by a process that may read the cluster, without a record.
+	Plan  func(ctx context.Context, run *enginev1alpha1.BackupRun) (*v1alpha1.BackupPlan, error)
+	Place func(run *enginev1alpha1.BackupRun) *v1alpha1.PlannedPlace // in the queue, or nil
 }
 
 var _ rest.Creater = &PlanningREST{}
 
-// Create implements rest.Creater. A dry run without a plan is as good as before plans, and says in a
-// warning why it has none.
+// Create implements rest.Creater. If a dry run has no plan, a warning says why.
 func (r *PlanningREST) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
 	created, err := r.REST.Create(ctx, obj, validate, options)
 	if err != nil || len(options.DryRun) == 0 {
@@ -58,7 +55,6 @@ func (r *PlanningREST) Create(ctx context.Context, obj runtime.Object, validate 
 	return backup, nil
 }
 
-// plannedRun is the record that a backup would have.
 func plannedRun(backup *v1alpha1.Backup, requester user.Info) *enginev1alpha1.BackupRun {
 	by := recorded.Requester(requester)
 	by.Extra = requester.GetExtra()
@@ -71,17 +67,17 @@ func plannedRun(backup *v1alpha1.Backup, requester user.Info) *enginev1alpha1.Ba
 	}
 }
 
-// planReader returns the reader of a plan, with the rights of a reader of manifests.
+// planReader returns a plan's reader, with the rights of a reader of manifests.
 func (r *PlanningREST) planReader(requester user.Info) *reader {
 	kind := r.Kind.(*kind)
 	return &reader{
 		Info: requester, authorizer: kind.authorizer, subresource: "manifest", system: kind.systemNamespace,
-		own: "-", // no namespace has this name: the right is asked for in each
+		own: "-", // no namespace's name: the right is asked for in each
 		may: map[schema.GroupVersionResource]map[string]bool{},
 	}
 }
 
-// complete adds the place in the queue to a plan, and removes names that its reader may not know.
+// complete adds the place in the queue, and removes names that the reader may not know.
 func (r *PlanningREST) complete(ctx context.Context, plan *v1alpha1.BackupPlan, run *enginev1alpha1.BackupRun, by *reader) error {
 	all, err := by.mayReadAll(ctx)
 	if err != nil {
@@ -94,7 +90,7 @@ func (r *PlanningREST) complete(ctx context.Context, plan *v1alpha1.BackupPlan, 
 	return nil
 }
 
-// hideClusterScoped leaves of cluster-scoped objects that come along their counts.
+// hideClusterScoped removes the names of related cluster-scoped objects.
 func hideClusterScoped(plan *v1alpha1.BackupPlan) {
 	for i := range plan.Along {
 		if of := &plan.Along[i]; of.Namespace == "" {

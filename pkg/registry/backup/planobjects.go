@@ -25,12 +25,12 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 )
 
-// PlanObjectsREST serves backups/plan with the verb create: the plan of a posted Backup, with all its
-// objects. Nothing is created. It makes the checks of a dry run, and asks for the right to create the
-// backup. It names the objects that the same reader would see in the backup's manifest.
+// PlanObjectsREST serves backups/plan with the verb create: the plan of a posted Backup, with all its objects.
+// Nothing is created. It makes the checks of a dry run, takes the right to create the backup, and names only
+// objects that the reader would see in the manifest.
 type PlanObjectsREST struct {
 	Planning *PlanningREST
-	// Plan has a backup planned, and gives each object to each as it comes.
+	// Plan has a backup planned, and passes on each object as it comes.
 	Plan func(ctx context.Context, run *enginev1alpha1.BackupRun, each func(v1alpha1.PlannedRelated) error) (*v1alpha1.BackupPlan, error)
 }
 
@@ -68,7 +68,6 @@ func (r *PlanObjectsREST) Create(ctx context.Context, name string, obj runtime.O
 	return &plannedObjects{PlanObjectsREST: r, run: plannedRun(created.(*v1alpha1.Backup), requester), reader: r.Planning.planReader(requester)}, nil
 }
 
-// plannedObjects is the answer.
 type plannedObjects struct {
 	*PlanObjectsREST
 	run    *enginev1alpha1.BackupRun
@@ -104,7 +103,6 @@ func unplanned(err error) error {
 	return apierrors.NewServiceUnavailable(fmt.Sprintf("the controller did not compute the plan: %v: try again", err))
 }
 
-// write writes the objects as they come, and last the plan.
 func (p *plannedObjects) write(ctx context.Context, to io.Writer) error {
 	out := &pieces{to: to}
 	line := func(v any) error {
@@ -143,7 +141,7 @@ func (p *plannedObjects) write(ctx context.Context, to io.Writer) error {
 	return out.flush()
 }
 
-// hide removes the name of an object that the reader may not know.
+// hide removes an object's name if the reader may not know it.
 func (p *plannedObjects) hide(ctx context.Context, object *v1alpha1.PlannedRelated) error {
 	may, err := p.reader.mayReadIn(ctx, object.Namespace)
 	if err == nil && may {
@@ -156,8 +154,7 @@ func (p *plannedObjects) hide(ctx context.Context, object *v1alpha1.PlannedRelat
 	return err
 }
 
-// planStream is a plan that is sent. If the plan breaks off, the connection does, so that a part does
-// not look whole.
+// planStream breaks off the connection if the plan breaks off, so that a part does not look whole.
 type planStream struct {
 	from io.Reader
 	end  func()

@@ -14,24 +14,21 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 )
 
-// Limits are how many backups one namespace may have; 0 is no limit.
+// Limits bound the backups of one namespace; 0 is no limit.
 type Limits struct {
-	// Waiting is the limit of each namespace except the system namespace, which has
-	// WaitingInSystem: it is the administrator's.
+	// Waiting is each namespace's limit, except the system namespace's, which is WaitingInSystem.
 	Waiting, WaitingInSystem int
-	// Stored is how many may be stored of each namespace but the system namespace, which has no
-	// such limit. Those that wait or run when it is reached are stored all the same.
+	// Stored bounds each namespace's stored backups, except the system namespace's. Unfinished backups are stored
+	// all the same.
 	Stored int
 }
 
-// recordsPerWaiting bounds all records of a namespace's backups, in multiples of its
-// limit. Those that were cancelled stay for a day, so the waiting ones are not all.
+// recordsPerWaiting bounds all records, in multiples of the limit: cancelled ones stay for a day.
 const recordsPerWaiting = 10
 
-// CauseTooManyBackups is the cause in the answer to a request that is beyond a limit.
+// CauseTooManyBackups is the cause of a refusal beyond a limit.
 const CauseTooManyBackups metav1.CauseType = "TooManyBackups"
 
-// newQuota bounds the records of backups.
 func newQuota(config Config) *recorded.Quota {
 	return &recorded.Quota{
 		Resource: resource, Cause: CauseTooManyBackups, Factor: recordsPerWaiting,

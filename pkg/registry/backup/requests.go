@@ -47,7 +47,6 @@ func NewDeletionREST(backups *REST, clock clock.PassiveClock) *recorded.Subresou
 
 var contentsResource = schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshotcontents"}
 
-// cancel asks for a backup to be stopped.
 func cancel(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, ask enginev1alpha1.Ask, _ runtime.Object) (*enginev1alpha1.BackupRun, string, error) {
 	switch {
 	case run == nil:
@@ -62,14 +61,13 @@ func cancel(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, ask enginev1
 	return changed, "the backup is asked to stop", nil
 }
 
-// remove asks for a backup to be removed from its store.
 func (k *kind) remove(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, ask enginev1alpha1.Ask, body runtime.Object) (*enginev1alpha1.BackupRun, string, error) {
 	message := k.deleting(backup)
 	preconditions, byHandle := body.(*v1alpha1.BackupDeletion).Preconditions, body.(*v1alpha1.BackupDeletion).SnapshotsByHandle
 	if err := meets(backup, preconditions, ask.Timestamp.Time); err != nil {
 		return nil, "", err
 	}
-	// The record is read after the backup: this process may have slept in between.
+	// The record is read after the backup: the process may have slept in between.
 	if preconditions != nil && run != nil && k.Object(run).UID != backup.UID {
 		return nil, "", conflict(backup.Name, "it was replaced by another one meanwhile, with the uid %s", k.Object(run).UID)
 	}
@@ -105,7 +103,7 @@ func (k *kind) remove(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, as
 	}
 	stored := backup.DeepCopy()
 	if len(validation.ValidateBackupLimits(stored)) > 0 {
-		// Another maker's may be larger than a record. Its removal needs no more.
+		// Another maker's may be larger than a record.
 		stored.Labels, stored.Annotations = nil, nil
 		stored.Spec = v1alpha1.BackupSpec{StorageLocation: stored.Spec.StorageLocation}
 	}
@@ -115,7 +113,7 @@ func (k *kind) remove(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, as
 			BackupRef:   v1alpha1.BackupReference{Namespace: backup.Namespace, Name: backup.Name},
 			Labels:      stored.Labels,
 			Annotations: stored.Annotations,
-			// No requester: nobody has authenticated the one that the store names.
+			// No requester: the store's is not authenticated.
 			Backup: stored.Spec,
 			Deletion: &enginev1alpha1.Deletion{Ask: ask, Expired: expired, SnapshotsByHandle: byHandle, Stored: &enginev1alpha1.StoredBackup{
 				UID: stored.UID, CreationTimestamp: stored.CreationTimestamp,
@@ -124,7 +122,6 @@ func (k *kind) remove(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun, as
 	}, message, nil
 }
 
-// whereOf returns the location of a backup; nil if it does not exist.
 func (k *kind) whereOf(backup *v1alpha1.Backup) *enginev1alpha1.StorageLocation {
 	if k.locations.Lister == nil {
 		return nil
@@ -155,10 +152,9 @@ func (k *kind) refuseAsOf(backup *v1alpha1.Backup) error {
 		where.Name, where.Spec.AsOf().UTC().Format(time.RFC3339), k.systemNamespace)
 }
 
-// lookUpTimeout is how long it may take to learn which claims exist.
 const lookUpTimeout = 10 * time.Second
 
-// superseded fails if a backup holds the newest data of a claim that exists.
+// superseded fails if a backup holds the newest data of an existing claim.
 func (k *kind) superseded(backup *v1alpha1.Backup) error {
 	if k.lastData == nil {
 		return nil
@@ -181,8 +177,7 @@ func (k *kind) superseded(backup *v1alpha1.Backup) error {
 	return refusal
 }
 
-// meets fails if a backup is not as a deletion demands. It is asked on the state that the
-// deletion is recorded on.
+// meets fails if a backup does not meet a deletion's preconditions, on the state that the deletion is recorded on.
 func meets(backup *v1alpha1.Backup, preconditions *v1alpha1.BackupDeletionPreconditions, now time.Time) error {
 	if preconditions == nil {
 		return nil
@@ -217,8 +212,7 @@ func asked(what string, ask *enginev1alpha1.Ask) string {
 	return fmt.Sprintf("nothing to do: %s asked for the backup %s at %s", ask.Requester.Username, what, ask.Timestamp.UTC().Format("2006-01-02T15:04:05Z"))
 }
 
-// conflict refuses a request that does not fit the state of the backup. It is not
-// the kind of conflict that goes away by trying again.
+// conflict refuses a request because of the backup's state. A retry does not help.
 func conflict(name, format string, args ...any) error { return refuse(name, format, args...) }
 
 func refuse(name, format string, args ...any) *apierrors.StatusError {

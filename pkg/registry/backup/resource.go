@@ -18,7 +18,7 @@ import (
 
 type object = *v1alpha1.Backup
 
-// Resource is what backups have in common with resources that can't be created.
+// Resource defines backups.
 var Resource = virtual.Resource[object]{
 	GroupResource: v1alpha1.Resource("backups"),
 	Singular:      "backup",
@@ -80,10 +80,8 @@ var Resource = virtual.Resource[object]{
 			}
 			return string(b.Status.Origin.Trust)
 		})),
-		// It is long, so it comes last.
 		virtual.Wide(virtual.Text("Reason", "What the backup waits for, why it failed, or what it lacks.", reason)),
 	},
-	// The newest backup of a namespace comes first.
 	Compare: func(a, b object) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), b.CreationTimestamp.Compare(a.CreationTimestamp.Time))
 	},
@@ -110,7 +108,6 @@ func requester(b object) string {
 	return b.Status.Requester
 }
 
-// reason is what a backup waits for, why it failed, or what it lacks.
 func reason(b object) string {
 	for _, condition := range b.Status.Conditions {
 		if condition.Type == v1alpha1.ConditionQueued && condition.Status == metav1.ConditionTrue {

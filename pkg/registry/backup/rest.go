@@ -30,39 +30,28 @@ var resource = Resource.GroupResource
 // REST creates, gets, lists and watches backups.
 type REST = recorded.REST[*v1alpha1.Backup, *enginev1alpha1.BackupRun]
 
-// Config is what a REST needs.
+// Config is the configuration of a REST.
 type Config struct {
-	Scheme *runtime.Scheme
-	Log    *logstore.Log[*v1alpha1.Backup]
-	// SystemNamespace is where the records live.
-	SystemNamespace string
+	Scheme          *runtime.Scheme
+	Log             *logstore.Log[*v1alpha1.Backup]
+	SystemNamespace string // of the records
 	Runs            engineclient.BackupRunInterface
 	Locations       location.Known
-	// NamespaceUID finds out which namespace has a name.
-	NamespaceUID func(ctx context.Context, name string) (types.UID, error)
+	NamespaceUID    func(ctx context.Context, name string) (types.UID, error) // of the namespace with this name
 	// MayUse fails with location.ErrNotAllowed if a namespace may not use a storage location.
 	MayUse func(ctx context.Context, location, namespace string) error
 	// Authorizer decides on every namespace that a request touches.
 	Authorizer authorizer.Authorizer
-	// Observe puts a run that was just written or read into the log.
-	Observe func(*enginev1alpha1.BackupRun)
-	// Load counts the records of a namespace's backups, as Observe was told of them.
-	// Those named count in any case.
-	Load func(namespace string, coming sets.Set[string]) records.Load
-	// Stored counts the backups that are stored of a namespace. Nil counts none.
-	Stored func(namespace string) int
-	// Limits are how many backups may wait, and be stored.
+	Observe    func(*enginev1alpha1.BackupRun) // puts a written or read run into the log
+	// Load counts the records of a namespace's backups, always with the coming ones.
+	Load   func(namespace string, coming sets.Set[string]) records.Load
+	Stored func(namespace string) int // backups of a namespace; nil counts none
 	Limits Limits
-	// LastData are the existing claims of which no other good backup holds newer data than
-	// one. Nil knows of none.
+	// LastData returns the existing claims whose newest data only this good backup holds. Optional.
 	LastData func(ctx context.Context, backup *v1alpha1.Backup) ([]types.NamespacedName, error)
-	// TTL is how long a backup is kept that says nothing of it. Default DefaultTTL.
-	TTL time.Duration
-	// MaxTTL is how long a backup outside the system namespace may be kept at most. Zero is
-	// no limit.
-	MaxTTL time.Duration
-	// Options are what backups may ask for.
-	Options validation.Options
+	TTL      time.Duration // the default, or DefaultTTL
+	MaxTTL   time.Duration // outside the system namespace; zero is no limit
+	Options  validation.Options
 }
 
 // NewREST returns the storage of the backups resource.

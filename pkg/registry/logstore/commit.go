@@ -10,9 +10,8 @@ import (
 )
 
 type change[T Object] struct {
-	key string
-	// The log owns within and over from here on. A view without a version is new.
-	within, over view[T]
+	key          string
+	within, over view[T] // owned by the log; without a version it is new
 	remove       bool
 }
 

@@ -10,12 +10,12 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/footprint"
 )
 
-// event is one change of one object. was is nil for a new object, now is nil for a removed one.
+// event is one change of one object. was is nil for a new object, now for a removed one.
 type event[T Object] struct {
 	rv       uint64
 	at       time.Time
 	was, now *entry[T]
-	bytes    int // of the new views in now; an earlier event has the bytes of was
+	bytes    int // of the new views in now; an earlier event counts was
 }
 
 func (e *event[T]) key() string {
@@ -25,8 +25,8 @@ func (e *event[T]) key() string {
 	return e.was.key
 }
 
-// history is a ring of the most recent events, bounded by age, count and size. The Log's mu guards
-// it. Versions ascend by index; every event with a version above oldest is held.
+// history is a ring of the last events, bounded by age, count and size. The Log's mu guards it. Versions ascend by
+// index; all events above oldest are held.
 type history[T Object] struct {
 	maxAge    time.Duration
 	maxEvents int
@@ -61,7 +61,7 @@ func (h *history[T]) add(e event[T]) {
 	*h.at(h.len - 1) = e
 }
 
-// isFull reports whether a new event needs the first one's place.
+// isFull reports whether a new event takes the first one's place.
 func (h *history[T]) isFull(now time.Time) bool {
 	age := now.Sub(h.at(0).at)
 	return age > h.maxAge || h.len >= olderEvents && age > MinHistoryAge || h.len == h.maxEvents || h.bytes > h.maxBytes
@@ -83,8 +83,7 @@ func (h *history[T]) forget(rv uint64) {
 	h.oldest = max(h.oldest, rv)
 }
 
-// after appends up to limit events that follow version rv to buf, or reports false if some are
-// forgotten.
+// after appends up to limit events after version rv to buf, or reports false if some are forgotten.
 func (h *history[T]) after(rv uint64, buf []event[T], limit int) ([]event[T], bool) {
 	if rv < h.oldest {
 		return buf, false

@@ -20,23 +20,20 @@ import (
 )
 
 const (
-	// MinHistoryAge is how long events are kept unless they are too many or too large. Kubernetes'
-	// watch cache keeps events as long, so clients may expect it.
+	// MinHistoryAge is how long events are kept unless they are too many or too large. Clients may expect it, as
+	// of Kubernetes' watch cache.
 	MinHistoryAge = 75 * time.Second
 
 	defaultHistoryAge = 5 * time.Minute
-	// defaultHistoryEvents suffices for MinHistoryAge at 1,700 events a second. The queue has at
-	// most 1,000.
+	// defaultHistoryEvents suffices for MinHistoryAge at 1,700 events a second. The queue has at most 1,000.
 	defaultHistoryEvents = 1 << 17
-	// olderEvents is the number of events up to which events older than MinHistoryAge are kept.
-	olderEvents = 1 << 15
-	// defaultHistoryBytes bounds the memory, since clients choose the size of objects.
-	defaultHistoryBytes = 128 << 20
+	olderEvents          = 1 << 15   // most events while some are older than MinHistoryAge
+	defaultHistoryBytes  = 128 << 20 // clients choose the size of objects
 
 	maxRetryAfter = 10 * time.Second
 )
 
-// Object is what a Log stores: a pointer to an API type.
+// Object is a pointer to an API type.
 type Object interface {
 	runtime.Object
 	metav1.Object
@@ -44,26 +41,18 @@ type Object interface {
 
 // Options describe a Log. Only Resource is required.
 type Options struct {
-	// Resource names the resource; keys begin with Prefix(Resource).
-	Resource   schema.GroupResource
+	Resource   schema.GroupResource // keys begin with its Prefix
 	Namespaced bool
-	// Loading is what the log waits for until SetReady, such as "the backup catalogue". The 429s
-	// name it.
-	Loading string
-	// OnRead, if set, is called on each answered Get and GetList. It can add a Warning that the
-	// data is stale.
+	Loading    string // what the log waits for until SetReady, as 429s name it
+	// OnRead is called on each answered Get and GetList, perhaps to warn of stale data. Optional.
 	OnRead func(ctx context.Context)
 
-	// HistoryAge is how long events are remembered: 5 minutes if zero, at least MinHistoryAge. The
-	// next change drops older events.
+	// HistoryAge is how long events are remembered: 5 minutes if zero, at least MinHistoryAge.
 	HistoryAge time.Duration
-	// HistoryEvents bounds the remembered events: 131,072 if zero. Those beyond 32,768 are younger
-	// than MinHistoryAge.
+	// HistoryEvents bounds them: 131,072 if zero. Those beyond 32,768 are younger than MinHistoryAge.
 	HistoryEvents int
-	// HistoryBytes bounds the estimated memory of their objects: 128 MiB if zero.
-	HistoryBytes int
-	// Clock gives the log's birth, from which its versions count, and the age of events. Default:
-	// the real clock.
+	HistoryBytes  int // of estimated memory for their objects: 128 MiB if zero
+	// Clock gives the log's birth, from which versions count, and the age of events. Default: the real clock.
 	Clock clock.PassiveClock
 }
 
@@ -71,29 +60,24 @@ type Options struct {
 //
 // Guarantees:
 //
-//  1. A resourceVersion is a decimal number that grows with every event. No two events of a
-//     resource share one. A log serves in terms. Each term begins, by Begin, above every version
-//     issued before; pkg/lease keeps that version in its Lease. A version is the time since
-//     1970 in units of 2^-20 s, plus the number of events since. It stays below 2^53 until 2242. An
-//     object that has not changed in a term has the version of the term's beginning. So no object
-//     looks older than at the replica before.
-//  2. A watch from a version that this log never issued, or has forgotten, ends with 410 Expired. A
-//     page with such a continue token gets 410 and a token that continues at the current version. A
-//     list of exactly a forgotten version is 410. A get or list that names a future version gets
-//     504 with the cause ResourceVersionTooLarge.
-//  3. A watcher receives every event of its scope once and in order, or 410. A slow watcher blocks
-//     no other, and loses nothing silently.
-//  4. An incomplete log never looks complete. Until Open, each request gets 429 with Retry-After.
-//     Between Open and SetReady, a get of an unknown object gets 429. A list without a version, as
-//     a person's, gets the known objects, and OnRead adds a warning. A list with an earlier log's
-//     version, or 0, as an informer's, gets 429. The bookmark that ends a watch's initial events is
-//     sent after SetReady.
-//  5. Stored objects never change; each object handed out is a deep copy.
-//  6. The events of the last 75 s are remembered, up to 131,072 events and 128 MiB of objects.
-//     Older events, up to 5 minutes, are remembered while there are fewer than 32,768.
-//  7. Requests over all namespaces may see more of an object than requests within its namespace,
-//     which include all gets. A change of one view is no event, and gives no new version, to
-//     requests of the other kind. Their selectors don't find it.
+//  1. A resourceVersion is a decimal number that grows with every event. No two events of a resource share one.
+//     A log serves in terms. Each begins, by Begin, above every version issued before, which pkg/lease keeps in its
+//     Lease. A version is the time since 1970 in units of 2^-20 s, plus the number of events since. It stays below
+//     2^53 until 2242. An object without a change in a term has the version of its beginning, so no object looks
+//     older than at the replica before.
+//  2. A watch from a version that this log never issued, or has forgotten, ends with 410 Expired. So does a list
+//     of exactly a forgotten version. A page with such a continue token gets 410, and a token for the current
+//     version. A get or list of a future version gets 504 with the cause ResourceVersionTooLarge.
+//  3. A watcher receives every event of its scope once and in order, or 410. A slow watcher blocks no other.
+//  4. An incomplete log never looks complete. Until Open, each request gets 429 with Retry-After. Until SetReady, a
+//     get of an unknown object gets 429. A list without a version, as a person's, gets the known objects, and
+//     OnRead adds a warning. A list with an earlier log's version or 0, as an informer's, gets 429. The bookmark
+//     that ends a watch's initial events is sent after SetReady.
+//  5. Stored objects never change; clients get deep copies.
+//  6. Events are remembered as HistoryAge, HistoryEvents and HistoryBytes say.
+//  7. Requests over all namespaces may see more of an object than requests within its namespace, which include all
+//     gets. A change of one view is no event, and no new version, to the other requests. Their selectors don't
+//     find it.
 type Log[T Object] struct {
 	newObject func() T
 	options   Options
@@ -102,16 +86,13 @@ type Log[T Object] struct {
 	clock     clock.PassiveClock
 	born      time.Time
 
-	// floor is the version at which the term began. Objects that have not changed since are shown
-	// with it.
-	floor atomic.Uint64
+	floor atomic.Uint64 // the version of the term's beginning, of objects without a later change
 
-	// writers is held from a change's comparison to its commit, and taken before mu. It spares
-	// readers the time of comparing.
+	// writers is held from a change's comparison to its commit, and taken before mu, so that readers need not wait
+	// for comparisons.
 	writers sync.Mutex
 
-	// mu guards the fields below. It is held briefly, never while objects are copied, compared or
-	// selected.
+	// mu guards the fields below. It is never held while objects are copied, compared or selected.
 	mu       sync.Mutex
 	open     bool
 	ready    bool
@@ -125,7 +106,7 @@ type Log[T Object] struct {
 
 var _ storage.Interface = (*Log[Object])(nil)
 
-// Prefix returns the beginning of a resource's storage keys. It ends with a slash.
+// Prefix returns the beginning of a resource's storage keys, with a slash at the end.
 func Prefix(resource schema.GroupResource) string {
 	if resource.Group == "" {
 		return "/" + resource.Resource + "/"
@@ -133,7 +114,7 @@ func Prefix(resource schema.GroupResource) string {
 	return "/" + resource.Group + "/" + resource.Resource + "/"
 }
 
-// New returns an empty Log that is not ready. newObject returns a new, empty object.
+// New returns an empty Log that is not ready. newObject returns an empty object.
 func New[T Object](newObject func() T, options Options) *Log[T] {
 	l := &Log[T]{
 		newObject: newObject,
@@ -162,16 +143,15 @@ func New[T Object](newObject func() T, options Options) *Log[T] {
 	return l
 }
 
-// FirstVersion returns a log's birth in units of 2^-20 s. It includes the fraction of the second,
-// so a log's replacement in the same second issues other versions.
+// FirstVersion returns a log's birth in units of 2^-20 s. Its fractions of a second tell it from a replacement in
+// the same second.
 func FirstVersion(birth time.Time) uint64 {
 	seconds := uint64(max(birth.Unix(), 0))
 	fraction := uint64(birth.Nanosecond()) << 20 / uint64(time.Second)
 	return max(seconds<<20+fraction, 1) // zero has a meaning of its own in requests
 }
 
-// Open lets clients in before all objects are there. Later objects are events. See guarantee 4 of
-// Log.
+// Open lets clients in before all objects are there; see guarantee 4 of Log. Later objects are events.
 func (l *Log[T]) Open() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -186,7 +166,7 @@ func (l *Log[T]) openLocked() {
 	}
 }
 
-// SetReady says that all objects are there. It also opens the log.
+// SetReady says that all objects are there, and opens the log.
 func (l *Log[T]) SetReady() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -195,8 +175,8 @@ func (l *Log[T]) SetReady() {
 	l.wakeLocked()
 }
 
-// Begin starts a term: the log issues no version below the given one, and forgets every earlier
-// version. Stored objects stay. Begin is called before the term's first client is let in.
+// Begin starts a term: the log issues no version below the given one, and forgets earlier ones. Objects stay. Call
+// it before the term's first client is let in.
 func (l *Log[T]) Begin(version uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -244,12 +224,12 @@ func (l *Log[T]) tooEarly() error {
 	return TooEarly(l.options.Resource, l.options.Loading, l.clock.Since(l.born))
 }
 
-// TooEarly returns the answer to a request for a resource that has been loading for the given time.
+// TooEarly returns the answer to a request for a resource that has been loading for that time.
 func TooEarly(resource schema.GroupResource, loading string, since time.Duration) error {
 	if loading == "" {
 		loading = "its data"
 	}
-	// A load that has taken a second may well take another.
+	// A load of a second may well take another.
 	retryAfter := min(max(since, time.Second), maxRetryAfter)
 	return apierrors.NewTooManyRequests(
 		fmt.Sprintf("%s can't be served yet: the server is still loading %s; try again in a moment", resource, loading),
@@ -271,8 +251,8 @@ func (l *Log[T]) GetCurrentResourceVersion(context.Context) (uint64, error) {
 	return l.Version(), nil
 }
 
-// CompactRevision implements storage.Interface: versions below it are forgotten. It is 0 while
-// every version that a client may have seen is remembered.
+// CompactRevision implements storage.Interface: versions below it are forgotten. It is 0 while a client can't know
+// of any.
 func (l *Log[T]) CompactRevision() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -285,8 +265,7 @@ func (l *Log[T]) CompactRevision() int64 {
 // EnableResourceSizeEstimation implements storage.Interface. Objects have no serialized size here.
 func (l *Log[T]) EnableResourceSizeEstimation(storage.KeysFunc) error { return nil }
 
-// RequestWatchProgress implements storage.Interface: every watcher that asked for progress gets a
-// bookmark.
+// RequestWatchProgress implements storage.Interface: it sends bookmarks to watchers that want progress.
 func (l *Log[T]) RequestWatchProgress(context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -297,8 +276,7 @@ func (l *Log[T]) RequestWatchProgress(context.Context) error {
 
 func (l *Log[T]) snapshotLocked() (state[T], uint64) { return l.state.snapshot(), l.rv }
 
-// snapshotAt returns the state at version rv, which must not be in the future, or false if it is
-// forgotten.
+// snapshotAt returns the state at a version up to the present one, or false if it is forgotten.
 func (l *Log[T]) snapshotAt(rv uint64) (state[T], bool) {
 	l.mu.Lock()
 	events, ok := l.history.after(rv, nil, math.MaxInt)

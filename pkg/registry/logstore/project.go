@@ -13,11 +13,9 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 )
 
-// Apply stores the objects that are new or differ, the resourceVersion aside, and returns the
-// number of events. They become visible together. The caller keeps the objects, and sets their uid
-// and creationTimestamp.
-//
-// If an object has no valid name or namespace, or is given twice, Apply fails and stores nothing.
+// Apply stores objects that are new or differ, the resourceVersion aside, at once, and returns the number of
+// events. The caller keeps the objects, and sets their uid and creationTimestamp. If an object is invalid or given
+// twice, Apply fails and stores nothing.
 func (l *Log[T]) Apply(objs ...T) (int, error) {
 	wanted, err := l.byKey(objs, nil)
 	if err != nil {
@@ -28,8 +26,8 @@ func (l *Log[T]) Apply(objs ...T) (int, error) {
 	return l.commit(l.differences(wanted, l.lookup)), nil
 }
 
-// Replace applies objs and removes all others, at once. Requests over all namespaces see an object
-// of over instead of the given object with its name.
+// Replace applies objs and removes all others, at once. Requests over all namespaces see an object of over instead
+// of its namesake.
 func (l *Log[T]) Replace(objs []T, over ...T) (int, error) {
 	wanted, err := l.byKey(objs, over)
 	if err != nil {
@@ -54,8 +52,8 @@ func (l *Log[T]) Replace(objs []T, over ...T) (int, error) {
 	return l.commit(changes), nil
 }
 
-// Update stores objects like Apply and removes those named in gone, in one commit. It leaves out an
-// object that is invalid or given twice; the error names it. over is as for Replace.
+// Update stores objects like Apply and removes those in gone, at once. It skips an object that is invalid or given
+// twice; the error names it. over is as for Replace.
 func (l *Log[T]) Update(set []T, gone []types.NamespacedName, over ...T) (int, error) {
 	wanted := make([]change[T], 0, len(set))
 	seen := make(map[string]bool, len(set))
@@ -84,8 +82,7 @@ func (l *Log[T]) Update(set []T, gone []types.NamespacedName, over ...T) (int, e
 	return l.commit(append(changes, l.differences(wanted, l.lookup)...)), errors.Join(errs...)
 }
 
-// Remove removes an object and reports whether it existed. The namespace of a cluster-scoped
-// resource is empty.
+// Remove removes an object and reports whether it existed. Cluster-scoped objects have no namespace.
 func (l *Log[T]) Remove(namespace, name string) bool {
 	key := l.key(namespace, name)
 	l.writers.Lock()
@@ -107,8 +104,8 @@ func (l *Log[T]) GetObject(namespace, name string) (T, bool) {
 	return e.within.obj.DeepCopyObject().(T), true
 }
 
-// All yields the objects of a namespace as it sees them, whether or not the log is ready. They are
-// shared: the caller must not change them.
+// All yields a namespace's objects as it sees them, whether or not the log is ready. The caller must not change
+// them.
 func (l *Log[T]) All(namespace string) iter.Seq[T] {
 	return func(yield func(T) bool) {
 		l.mu.Lock()
@@ -122,7 +119,7 @@ func (l *Log[T]) All(namespace string) iter.Seq[T] {
 	}
 }
 
-// commit commits changes under one lock, and returns their number. The caller holds writers.
+// commit returns the number of changes. The caller holds writers.
 func (l *Log[T]) commit(changes []change[T]) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -130,8 +127,8 @@ func (l *Log[T]) commit(changes []change[T]) int {
 	return len(changes)
 }
 
-// differences returns the changes that make the stored objects equal to wanted, with copies. An
-// object with another uid is another object: watchers see the first one deleted.
+// differences returns the changes that make the stored objects equal to wanted, with copies. An object with
+// another uid is deleted first.
 func (l *Log[T]) differences(wanted []change[T], stored func(key string) *entry[T]) []change[T] {
 	var changes []change[T]
 	for _, w := range wanted {
@@ -172,8 +169,7 @@ func (l *Log[T]) differences(wanted []change[T], stored func(key string) *entry[
 	return changes
 }
 
-// byKey pairs objects with their keys, in the order given, and with the objects of over with the
-// same keys.
+// byKey pairs objects, in order, with their keys and their namesakes in over.
 func (l *Log[T]) byKey(objs, over []T) ([]change[T], error) {
 	seen := make(map[string]struct{}, len(objs))
 	wanted := make([]change[T], 0, len(objs))

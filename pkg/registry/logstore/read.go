@@ -92,8 +92,7 @@ func (l *Log[T]) GetList(ctx context.Context, key string, opts storage.ListOptio
 	return nil
 }
 
-// stateFor returns the state for a list, and its version: the current one, or an earlier one if
-// exactly is not zero.
+// stateFor returns the state for a list, and its version: the current one, or exactly unless zero.
 func (l *Log[T]) stateFor(opts storage.ListOptions, exactly uint64, continueKey, key string) (state[T], uint64, error) {
 	var none state[T]
 	l.mu.Lock()
@@ -130,8 +129,8 @@ func (l *Log[T]) stateFor(opts storage.ListOptions, exactly uint64, continueKey,
 	return none, 0, ExpiredContinue(continueKey, key)
 }
 
-// ExpiredContinue returns the answer to an expired continue token, with a token that continues at
-// the current version (rv -1, a convention of Kubernetes).
+// ExpiredContinue returns the answer to an expired continue token, with a token for the current version (rv -1, a
+// convention of Kubernetes).
 func ExpiredContinue(continueKey, key string) error {
 	token, err := storage.EncodeContinue(continueKey, key, -1)
 	if err != nil {
@@ -149,7 +148,7 @@ func ExpiredContinue(continueKey, key string) error {
 type page[T Object] struct {
 	views   []view[T]
 	lastKey string // of the last entry that was checked for the page
-	count   int64  // entries from the page's beginning to the end of the scope; only without a selector
+	count   int64  // entries from the page's beginning to the scope's end; only without a selector
 	more    bool
 }
 
@@ -196,7 +195,7 @@ func copyInto[T Object](obj T, out runtime.Object) error {
 	return setTo(obj.DeepCopyObject().(T), out)
 }
 
-// setTo sets out, unless it is nil, to obj, and takes obj over.
+// setTo sets out, unless nil, to obj, which it takes over.
 func setTo[T Object](obj T, out runtime.Object) error {
 	if out == nil {
 		return nil

@@ -10,16 +10,14 @@ import (
 	"k8s.io/utils/third_party/forked/golang/btree"
 )
 
-// entry is one stored object. A change makes a new entry, so the pointer identifies the object's
-// version.
+// entry is a stored object. A change makes a new entry, so the pointer identifies the version.
 type entry[T Object] struct {
 	key string
-	// Requests within the object's namespace see within; requests over all namespaces see over. If
-	// both changed last at the same version, and are equal, they are one object.
+	// Requests within the object's namespace see within, others over. If both are equal and changed last at once,
+	// they are one object.
 	within, over view[T]
 }
 
-// view is the object that some requests see, with the version of its last change.
 type view[T Object] struct {
 	rv  uint64
 	obj T
@@ -43,8 +41,8 @@ func newState[T Object]() state[T] {
 	return state[T]{btree.New(degree, func(a, b *entry[T]) bool { return a.key < b.key })}
 }
 
-// snapshot returns an independent copy in constant time: nodes are shared until either side changes
-// them. Two snapshots must not be taken at once.
+// snapshot returns an independent copy in constant time: nodes are shared until a side changes them. Don't take
+// two concurrently.
 func (s state[T]) snapshot() state[T] { return state[T]{s.tree.Clone()} }
 
 func (s state[T]) get(key string) *entry[T] {
@@ -62,8 +60,7 @@ func (s state[T]) remove(key string) *entry[T] {
 	return was
 }
 
-// undo takes back the newest events of a state. So the history keeps no snapshots of earlier
-// states.
+// undo takes back a state's newest events, so that the history needs no snapshots.
 func (s state[T]) undo(events []event[T]) {
 	for i := len(events) - 1; i >= 0; i-- {
 		if e := &events[i]; e.was != nil {
@@ -84,8 +81,7 @@ func (s state[T]) scan(sc scope, from string) iter.Seq[*entry[T]] {
 	}
 }
 
-// scope is the set of keys that a request may see: one key, or all keys below a prefix with a
-// trailing slash. all means every key of the log.
+// scope is the keys that a request may see: one, or all below a prefix with a trailing slash. all is every key.
 type scope struct {
 	key            string
 	recursive, all bool

@@ -17,16 +17,15 @@ import (
 
 const (
 	bookmarkInterval = time.Minute
-	// bookmarkLead is how long before a watch's timeout its last bookmark is sent, so that the
-	// client resumes from a fresh version.
+	// bookmarkLead is how long before a watch's timeout its last bookmark is sent, to resume from a fresh version.
 	bookmarkLead = 2 * time.Second
 
 	watchBatch  = 64
 	watchBuffer = 16
 )
 
-// watcher delivers the events of one scope to one client. run ends when the client stops it, its
-// context ends, or after an error event. run owns the fields below result.
+// watcher delivers the events of one scope to one client. run owns the fields below result. It ends when the
+// client stops it, its context ends, or after an error event.
 type watcher[T Object] struct {
 	log    *Log[T]
 	scope  scope
@@ -35,9 +34,9 @@ type watcher[T Object] struct {
 	cancel context.CancelFunc
 	result chan watch.Event
 
-	cursor   uint64 // every event up to this version was delivered
+	cursor   uint64 // delivered up to it
 	progress uint64
-	endDue   bool // whether the bookmark that ends the initial events is still due
+	endDue   bool // the bookmark that ends the initial events is due
 	batch    []event[T]
 }
 
@@ -90,8 +89,7 @@ func (l *Log[T]) Watch(ctx context.Context, key string, opts storage.ListOptions
 	return w, nil
 }
 
-// checkIssuedLocked returns 410 Expired unless this log issued version rv and remembers the events
-// after it.
+// checkIssuedLocked returns 410 Expired unless this log issued version rv and remembers the later events.
 func (l *Log[T]) checkIssuedLocked(rv uint64) error {
 	switch {
 	case rv > l.rv:
@@ -121,8 +119,7 @@ func (w *watcher[T]) run(initial *state[T]) {
 	if initial != nil && !w.sendInitial(*initial) {
 		return
 	}
-	// From here on the watch costs little: return its seat in the server's priority and fairness
-	// queue.
+	// The watch costs little now: return its seat in the server's priority and fairness.
 	utilflowcontrol.WatchInitialized(w.ctx)
 
 	var tick, deadline <-chan time.Time
@@ -161,8 +158,7 @@ func (w *watcher[T]) run(initial *state[T]) {
 	}
 }
 
-// sendInitial sends the existing objects and, if the client asked for it, the bookmark that ends
-// them.
+// sendInitial sends the existing objects and, on request, the bookmark that ends them.
 func (w *watcher[T]) sendInitial(s state[T]) bool {
 	for e := range s.scan(w.scope, "") {
 		shown := e.in(w.scope)
@@ -182,7 +178,6 @@ func (w *watcher[T]) sendInitial(s state[T]) bool {
 }
 
 // sendEnd sends the bookmark that ends the initial events, if it is due and all objects are there.
-// Informers rely on that.
 func (w *watcher[T]) sendEnd() bool {
 	if !w.endDue {
 		return true
@@ -196,8 +191,8 @@ func (w *watcher[T]) sendEnd() bool {
 	return w.sendBookmark(end)
 }
 
-// deliver sends the next events. It returns a channel that the next change closes, or nil if events
-// are left; and false when the watch is over.
+// deliver sends the next events. It returns a channel that the next change closes, nil if events are left, and
+// false at the end of the watch.
 func (w *watcher[T]) deliver() (changed <-chan struct{}, ok bool) {
 	l := w.log
 	l.mu.Lock()
@@ -240,9 +235,8 @@ func (w *watcher[T]) deliver() (changed <-chan struct{}, ok bool) {
 	return changed, true
 }
 
-// translate turns an event into the event that this client sees. An object that begins to match the
-// selector is added; one that ceases to match is deleted, with its last matching content. The
-// result has no object if the client sees nothing.
+// translate returns the event that this client sees, or none. An object that begins to match the selector is
+// added. One that ceases to match is deleted, with its last matching content.
 func (w *watcher[T]) translate(e *event[T]) (watch.Event, error) {
 	if !w.scope.contains(e.key()) || e.was != nil && e.now != nil && e.was.in(w.scope).is(e.now.in(w.scope)) {
 		return watch.Event{}, nil

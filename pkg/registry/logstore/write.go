@@ -12,11 +12,9 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 )
 
-// The writes of clients. No resource offers them; the upstream test suite of storage.Interface
-// needs them.
+// For the upstream test suite of storage.Interface only: no resource offers the writes of clients.
 
-// commitIf commits c if the object at its key is still seen (nil: none), and returns the event's
-// version.
+// commitIf commits c if the object at its key is still seen (nil: none), and returns the version.
 func (l *Log[T]) commitIf(seen *entry[T], c change[T]) (uint64, bool) {
 	l.writers.Lock()
 	defer l.writers.Unlock()
@@ -116,8 +114,7 @@ func (l *Log[T]) GuaranteedUpdate(_ context.Context, key string, dst runtime.Obj
 	}
 }
 
-// prepareWrite checks a client's write. Before the log is ready, it does not know what exists, so
-// it refuses.
+// prepareWrite refuses writes before the log is ready: it does not know what exists.
 func (l *Log[T]) prepareWrite(key string) (string, error) {
 	key, err := storage.PrepareKey(l.prefix, key, false)
 	if err != nil {
@@ -134,11 +131,10 @@ func (l *Log[T]) forStorage(obj runtime.Object) (T, error) {
 	return c, l.versioner.PrepareObjectForStorage(c)
 }
 
-// minTTL is the shortest time to live; etcd has such a floor as well.
+// minTTL is the shortest time to live. etcd has one too.
 const minTTL = 2 * time.Second
 
-// expireAfter removes the object at key after ttl seconds, unless it has changed since version rv.
-// 0 means never.
+// expireAfter removes the object at key after ttl seconds, unless 0 or it has changed since rv.
 func (l *Log[T]) expireAfter(key string, rv, ttl uint64) {
 	if ttl == 0 {
 		return

@@ -1,8 +1,8 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodeagent makes the NodeAgents from the nodes and the Leases of their agents. It also
-// serves each agent the records of its node; see Proxy.
+// Package nodeagent makes the NodeAgents from the nodes and their agents' Leases. It also serves each agent its
+// node's records; see Proxy.
 package nodeagent
 
 import (

@@ -29,38 +29,35 @@ import (
 	engineclient "github.com/holdfast-io/holdfast/pkg/generated/engine/clientset/versioned/typed/engine/v1alpha1"
 )
 
-// Proxy serves nodeagents/proxy: the records and Secrets of a node, only to its agent. A right can
-// name neither a node nor a label, so agents have no right to them. This server reads them for the
-// node that kube-apiserver has put into the agent's token. Below the subresource, paths are
-// kube-apiserver's, so any client works whose host ends with v1alpha1.NodeAgentProxyPath:
+// Proxy serves nodeagents/proxy: the records and Secrets of a node, only to its agent. A right can't name a node
+// or a label, so agents have none to them. This server reads them for the node in the agent's token, which
+// kube-apiserver sets. The paths are kube-apiserver's, for any client whose host ends with
+// v1alpha1.NodeAgentProxyPath:
 //
 //	apis/engine.holdfast.io/v1alpha1/namespaces/SYSTEM/volumeuploads   lists and watches the node's
 //	.../volumeuploads/NAME                                             one of them
 //	.../volumeuploads/NAME/secrets                                     a SecretList: what its work needs
 //
-// The same holds for volumerestores. The Secrets are the repository's key and the location's
-// credentials, while the record is not done.
+// The same holds for volumerestores. The Secrets are the repository's key and the location's credentials, until
+// the record is done.
 //
-// Its name, proxy, lets answers take longer than a minute in kube-apiserver, as watches do.
+// The name proxy lets answers take longer than a minute in kube-apiserver, as watches do.
 type Proxy struct {
 	SystemNamespace string
-	// Records and Secrets are clients with this server's own rights.
-	Records engineclient.EngineV1alpha1Interface
-	Secrets corev1client.SecretsGetter
-	// Transport sends the requests of Records.
-	Transport http.RoundTripper
+	// Records and Secrets have this server's own rights.
+	Records   engineclient.EngineV1alpha1Interface
+	Secrets   corev1client.SecretsGetter
+	Transport http.RoundTripper // for the requests of Records
 
 	mu sync.Mutex
-	// open are the requests that are being answered, by node: the library bounds no watches.
-	// Guarded by mu.
+	// open are the open requests by node, guarded by mu: the library bounds no watches.
 	open map[string]int
 }
 
-// agentAccount is the ServiceAccount of the agents, in their namespace.
-const agentAccount = "holdfast-node-agent"
+const agentAccount = "holdfast-node-agent" // in the agents' namespace
 
-// mostOpen bounds a node's open requests: its agent has two watches, and reads the Secrets for all
-// new work at once.
+// mostOpen bounds a node's open requests: its agent has two watches, and reads the Secrets for all new work at
+// once.
 const mostOpen = 100
 
 var (
@@ -123,7 +120,7 @@ func (p *Proxy) Connect(ctx context.Context, node string, _ runtime.Object, resp
 			err = apierrors.NewNotFound(enginev1alpha1.Resource(resource), path[0])
 		}
 		if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
-			// This server's account lacks the right; the agent's rights don't matter.
+			// This server's account lacks the right, not the agent's.
 			err = apierrors.NewInternalError(err)
 		}
 		if err != nil {
@@ -201,8 +198,7 @@ func (p *Proxy) list(node, resource string, w http.ResponseWriter, r *http.Reque
 		},
 	}
 	defer func() {
-		// A proxied answer that is cut off panics, which is logged as an error. If the agent has
-		// left, no answer is needed.
+		// A broken proxied answer panics, which is logged as an error. An agent that has left needs none.
 		if broken := recover(); broken != nil && (broken != http.ErrAbortHandler || context.Cause(r.Context()) != context.Canceled) {
 			panic(broken)
 		}
@@ -237,8 +233,7 @@ func (p *Proxy) record(ctx context.Context, node, resource, name string) (json.R
 	return raw, of, nil
 }
 
-// secrets returns the existing Secrets for the work of a node's record. All is read anew: a user
-// may have just changed them.
+// secrets returns the existing Secrets for a record's work. It reads them anew: a user may have changed them.
 func (p *Proxy) secrets(ctx context.Context, node, resource, name string) (*corev1.SecretList, error) {
 	_, of, err := p.record(ctx, node, resource, name)
 	if err != nil {

@@ -25,15 +25,13 @@ import (
 const (
 	publishInterval = 500 * time.Millisecond
 	lookInterval    = 5 * time.Second
-	// silence is how long an agent may give no sign of life before it is not Ready. An agent renews
-	// its Lease every 20 s, and may fail once.
-	silence = 50 * time.Second
-	// configWait is how long the first publication waits for the ConfigMap, as an agent does.
-	configWait = 10 * time.Second
+	// silence is how long a Ready agent may show no sign of life. It renews its Lease every 20 s, and may fail
+	// once.
+	silence    = 50 * time.Second
+	configWait = 10 * time.Second // for the ConfigMap, as of an agent
 )
 
-// unreadable is the reason of an agent with an unreadable status, which says nothing of the
-// ConfigMap.
+// unreadable is the reason of an agent with an unreadable status, whose report on the ConfigMap is unknown.
 const unreadable = "Unreadable"
 
 const unreadProblem = "the ConfigMap of the node agents can't be read, and has no effect here until it can: may the API server list and watch it?"
@@ -43,12 +41,11 @@ type Publisher struct {
 	Log *logstore.Log[*v1alpha1.NodeAgent]
 
 	leases, nodes cache.Store
-	// configMaps is nil if no ConfigMap is named.
-	configMaps cache.SharedIndexInformer
-	clock      clock.WithTicker
-	synced     []cache.InformerSynced
-	changed    chan struct{}
-	alive      map[string]sign
+	configMaps    cache.SharedIndexInformer // nil without a ConfigMap
+	clock         clock.WithTicker
+	synced        []cache.InformerSynced
+	changed       chan struct{}
+	alive         map[string]sign
 }
 
 // sign of life: a version of a Lease, and when it was first seen.
@@ -57,8 +54,8 @@ type sign struct {
 	at      time.Time
 }
 
-// NewPublisher returns a Publisher. The informers are of the Leases with lease.AgentLabels, of the
-// nodes or their metadata, and of the ConfigMap with the agents' limits; nil if there is none.
+// NewPublisher returns a Publisher of informers of the Leases with lease.AgentLabels, of the nodes, and of the
+// ConfigMap with the agents' limits, if any.
 func NewPublisher(leases, nodes, configMaps cache.SharedIndexInformer, clock clock.WithTicker) (*Publisher, error) {
 	p := &Publisher{
 		Log: logstore.New(func() *v1alpha1.NodeAgent { return &v1alpha1.NodeAgent{} },
@@ -162,8 +159,7 @@ func (p *Publisher) nodeAgents() []*v1alpha1.NodeAgent {
 	return agents
 }
 
-// limits returns the limits of an agent that starts now, without knowledge of an earlier ConfigMap,
-// and what is wrong with it.
+// limits returns the limits of an agent that starts now, and the ConfigMap's problem.
 func (p *Publisher) limits() (config loadconcurrency.Config, problem string) {
 	if p.configMaps == nil {
 		return config, ""
@@ -179,9 +175,8 @@ func (p *Publisher) limits() (config loadconcurrency.Config, problem string) {
 	return config, ""
 }
 
-// nodeAgent returns a node's agent. shown is its present state; decided counts if no agent reports
-// its limits. A Ready agent's report on the ConfigMap is shown in any case, and so is an unreadable
-// status.
+// nodeAgent returns a node's agent. shown is its present state. decided counts if it reports no limits. A Ready
+// agent's report on the ConfigMap, and an unreadable status, are always shown.
 func nodeAgent(shown *v1alpha1.NodeAgent, node metav1.Object, held *coordinationv1.Lease, silent bool, decided loadconcurrency.Decision, now time.Time) *v1alpha1.NodeAgent {
 	agent := &v1alpha1.NodeAgent{ObjectMeta: metav1.ObjectMeta{
 		Name: node.GetName(), UID: node.GetUID(), Labels: node.GetLabels(), CreationTimestamp: node.GetCreationTimestamp(),

@@ -15,8 +15,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/queue"
 )
 
-// backupOf returns the Backup of a run. entry is the run's place in the queue as its namespace may
-// see it, or nil.
+// backupOf returns the Backup of a run. entry is its place in the queue as its namespace may see it, or nil.
 func backupOf(run *enginev1alpha1.BackupRun, entry *queue.Entry) *v1alpha1.Backup {
 	backup := run.AsBackup()
 	status := &backup.Status
@@ -50,7 +49,7 @@ func backupOf(run *enginev1alpha1.BackupRun, entry *queue.Entry) *v1alpha1.Backu
 			queued.LastTransitionTime = *status.StartTimestamp
 		}
 	case entry != nil && entry.State == v1alpha1.QueueStateReady:
-		// The start of a run is in the queue's ledger.
+		// The start is in the queue's ledger.
 		status.Phase = v1alpha1.BackupPhaseReadyToStart
 		queued.Status, queued.Reason, complete.Reason = metav1.ConditionFalse, string(status.Phase), string(status.Phase)
 	case entry != nil:
@@ -61,8 +60,6 @@ func backupOf(run *enginev1alpha1.BackupRun, entry *queue.Entry) *v1alpha1.Backu
 	return backup
 }
 
-// deleting shows a backup that is being removed from its store. Its message says what the removal
-// waits for.
 func deleting(backup *v1alpha1.Backup, run *enginev1alpha1.BackupRun) *v1alpha1.Backup {
 	backup = backup.DeepCopy()
 	backup.Status.Phase = v1alpha1.BackupPhaseDeleting

@@ -16,8 +16,7 @@ import (
 
 type changes = recorded.Set[string, *enginev1alpha1.BackupChange]
 
-// ObserveChange notes a change of stored backups. It is shown from its record until the catalogue has
-// it from the store.
+// ObserveChange notes a change of stored backups. It shows it until the catalogue has it.
 func (p *Projector) ObserveChange(change *enginev1alpha1.BackupChange) {
 	if change.Deletes() {
 		p.observeDeletion(change)
@@ -57,8 +56,7 @@ func (p *Projector) expirationGone(of *changes, change *enginev1alpha1.BackupCha
 	}
 }
 
-// changedLocked returns a backup with the changes of its expiration that the catalogue does not know
-// yet. It copies: others share the backup.
+// changedLocked returns a copy of a backup with the changes of its expiration that the catalogue lacks.
 func (p *Projector) changedLocked(backup *v1alpha1.Backup) *v1alpha1.Backup {
 	if backup == nil || p.changes.Len()+p.former.Len() == 0 {
 		return backup
@@ -71,7 +69,7 @@ func (p *Projector) changedLocked(backup *v1alpha1.Backup) *v1alpha1.Backup {
 		}
 		backup = &changed
 		status := &changed.Status
-		// A count above 0 exempts the backup from the keep of its schedule.
+		// Above 0, the keep of the schedule does not count the backup.
 		status.ExpirationChanges = max(status.ExpirationChanges+1, change.Status.Number)
 		if change.Spec.Expiration != nil {
 			status.Expiration = change.Spec.Expiration
@@ -88,9 +86,8 @@ func (p *Projector) changedLocked(backup *v1alpha1.Backup) *v1alpha1.Backup {
 	return backup
 }
 
-// observeDeletion notes a deletion of volume backups: from then on they are not listed. The informer
-// shows all deletions before the stores are first read, so deleted backups don't reappear after a
-// restart.
+// observeDeletion hides volume backups that are being deleted. The informer shows all deletions before the stores
+// are first read, so they don't reappear after a restart.
 func (p *Projector) observeDeletion(record *enginev1alpha1.BackupChange) {
 	p.deleting.Lock()
 	defer p.deleting.Unlock()
@@ -116,8 +113,7 @@ func (p *Projector) observeDeletion(record *enginev1alpha1.BackupChange) {
 	p.uncacheFolders(record)
 }
 
-// uncacheFolders removes deleted entries that are no Backups from the cache. Their folders have no
-// note that they are deleted.
+// uncacheFolders removes deleted entries without a Backup from the cache: their folders have no note of it.
 func (p *Projector) uncacheFolders(record *enginev1alpha1.BackupChange) {
 	for _, target := range record.Spec.Targets {
 		if target.BackupName != "" {
@@ -126,25 +122,23 @@ func (p *Projector) uncacheFolders(record *enginev1alpha1.BackupChange) {
 	}
 }
 
-// deletionGone notes that a record is deleted. The stores know of a deletion that was carried out;
-// another one was given up.
+// deletionGone notes a deleted record. The stores know of a finished deletion; others were given up.
 func (p *Projector) deletionGone(record *enginev1alpha1.BackupChange) {
 	p.deleting.Lock()
 	defer p.deleting.Unlock()
 	p.deletions.Delete(record)
 	if record.Done() {
 		p.stores.catalog.EndVolumeDeletion(record.UID)
-		p.uncacheFolders(record) // it may have been read again before it was deleted
+		p.uncacheFolders(record) // perhaps read again before the deletion
 		return
 	}
 	p.stores.catalog.SetVolumeDeletion(record.UID, nil)
 	for _, target := range record.Spec.Targets {
-		p.stores.refresher.Nudge(target.StorageLocation) // a part of it may be in the store
+		p.stores.refresher.Nudge(target.StorageLocation) // a part may be in the store
 	}
 }
 
-// LoadOfVolumeDeletions counts a namespace's records of deletions, and the unfinished ones. The
-// named ones, which are being created, count in any case.
+// LoadOfVolumeDeletions counts a namespace's records of deletions, and the unfinished ones, with the coming ones.
 func (p *Projector) LoadOfVolumeDeletions(namespace string, coming sets.Set[string]) (records, unfinished int) {
 	p.deleting.Lock()
 	defer p.deleting.Unlock()
@@ -162,7 +156,7 @@ func (p *Projector) LoadOfVolumeDeletions(namespace string, coming sets.Set[stri
 	return records + unseen.Len(), unfinished + unseen.Len()
 }
 
-// VolumeHistory returns the backups of a volume, by its name as a BackupVolume, and its uid.
+// VolumeHistory returns the backups of a BackupVolume, and its uid.
 func (p *Projector) VolumeHistory(namespace, name string) ([]catalog.HistoryItem, types.UID) {
 	return p.stores.catalog.History(namespace, name)
 }

@@ -14,8 +14,8 @@ func (p *Projector) HeldClaims(namespace, name string) []types.NamespacedName {
 	return p.stores.catalog.HeldClaims(namespace, name)
 }
 
-// LastData returns the claims of existing namespaces whose newest data in good backups only this
-// backup holds. A backup whose deletion was asked for holds nothing.
+// LastData returns the claims of existing namespaces whose newest data in good backups only this backup holds. A
+// backup whose deletion was asked for holds nothing.
 func (p *Projector) LastData(namespace, name string) []types.NamespacedName {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -25,12 +25,12 @@ func (p *Projector) LastData(namespace, name string) []types.NamespacedName {
 	})
 }
 
-// IsGood reports whether a backup, as it was shown, is this cluster's own, stored and restorable.
+// IsGood reports whether a shown backup is this cluster's own, stored and restorable.
 func (p *Projector) IsGood(namespace, name string, uid types.UID) bool {
 	return p.stores.catalog.IsGood(namespace, name, uid)
 }
 
-// Holders are the uids of good backups that hold data of a claim, see catalog.Holders.
+// Holders returns the uids of good backups that hold data of a claim, see catalog.Holders.
 func (p *Projector) Holders(claim types.NamespacedName, most int) []types.UID {
 	return p.stores.catalog.Holders(claim, most)
 }

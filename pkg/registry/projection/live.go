@@ -17,16 +17,15 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
-// storeDelay is how long after its end a backup may be invisible to others in its store. Another
-// machine's cache may still say that a folder does not exist.
+// storeDelay bounds how long an ended backup may be invisible in its store to other machines, which cache missing
+// folders.
 const storeDelay = 2 * time.Minute
 
-// Observe notes a run, as an informer or a client got it.
+// Observe notes a run.
 func (p *Projector) Observe(run *enginev1alpha1.BackupRun) {
 	selected := p.selected(run)
 	if run.Deleting() {
-		// Its record may be deleted while no server runs; then only this hides the backup after a
-		// restart.
+		// After a restart only this may hide the backup, if its record was deleted meanwhile.
 		p.stores.refresher.Removed(run.Spec.Backup.StorageLocation, run.Name)
 	}
 	p.mu.Lock()
@@ -49,8 +48,8 @@ func (p *Projector) Observe(run *enginev1alpha1.BackupRun) {
 
 func (p *Projector) removed(run *enginev1alpha1.BackupRun) {
 	if run.Deleting() && p.isKnown(run) {
-		// The record of a deletion is deleted when the store has nothing left. The catalogue passes
-		// that on, so it is told without the lock, and first: no client sees the old backup again.
+		// The store has nothing left. The catalogue comes first, without the lock: no client sees the old backup
+		// again.
 		p.stores.catalog.Remove(run.Spec.Backup.StorageLocation, run.Name)
 		p.stores.refresher.Removed(run.Spec.Backup.StorageLocation, run.Name)
 		p.refreshed()
@@ -74,8 +73,7 @@ func (p *Projector) isKnown(run *enginev1alpha1.BackupRun) bool {
 	return p.runs.byBackup.Known(run) != nil
 }
 
-// heardFrom returns the time from which on a store's answer about a stored run counts. Others see a
-// new write late; that delay begins with the run's end.
+// heardFrom returns from when a store's answer about a stored run counts; see storeDelay.
 func (p *Projector) heardFrom(run *enginev1alpha1.BackupRun) time.Time {
 	now := p.Clock.Now()
 	if ended := run.Status.CompletionTimestamp; ended != nil && now.Sub(ended.Time) < storeDelay {
@@ -104,8 +102,7 @@ func (p *Projector) askedLocked(location string) {
 	}
 }
 
-// selected reads a run's selection unless it is known. That may take milliseconds, so it runs
-// without the lock.
+// selected reads a run's selection unless it is known. It takes milliseconds, so it does not lock.
 func (p *Projector) selected(run enginev1alpha1.QueuedRun) *records.Selection {
 	p.mu.Lock()
 	known := p.queue.planner.Knows(run)
@@ -140,11 +137,11 @@ func (p *Projector) Load(namespace string, coming sets.Set[string]) records.Load
 	return p.queue.planner.Load(queue.Backup, namespace, coming)
 }
 
-// StoredIn counts the stored backups of a namespace in the catalogue.
+// StoredIn counts the stored backups of a namespace.
 func (p *Projector) StoredIn(namespace string) int { return p.stores.catalog.CountIn(namespace) }
 
-// projectLocked updates one backup in its log: from its record until that says that it is stored,
-// then from the catalogue. The backup does not vanish in between.
+// projectLocked updates one backup in its log, from its record or the catalogue. The backup does not vanish in
+// between.
 func (p *Projector) projectLocked(key backupKey) {
 	run, stored, unread := p.runs.byBackup.Get(key), p.stores.catalog.Backup(key.Namespace, key.Name), p.runs.unread[key].run
 	var backup, over *v1alpha1.Backup // over is nil if it equals backup
@@ -167,7 +164,6 @@ func (p *Projector) projectLocked(key backupKey) {
 			over = show(place.Over())
 		}
 	case unread != nil && (stored == nil || stored.UID != unread.UID && stored.Status.Phase != v1alpha1.BackupPhaseUnreadable):
-		// The catalogue may still have an earlier backup of that name.
 		backup = at(key, backupOf(unread, nil))
 	case stored != nil:
 		delete(p.runs.unread, key)

@@ -45,30 +45,28 @@ type LocationLister interface {
 type StatusConfig struct {
 	Records StatusRecords
 	Lister  LocationLister
-	// State returns the catalogue's knowledge of a location; false if there is none.
-	State  func(location string) (refresh.State, bool)
-	Events events.EventRecorder
-	Clock  clock.WithTicker
+	State   func(location string) (refresh.State, bool) // false: none
+	Events  events.EventRecorder
+	Clock   clock.WithTicker
 }
 
-// StatusWriter writes the catalogue's knowledge into the status of the locations: the number of backups,
-// which is what the next process expects, and the conditions Synced, BackupsMissing,
-// MetadataReplaced and BackupsLeftOut. It writes at once if a condition changes, or so many backups
-// are missing that the next process would doubt it. Other changes wait a minute.
+// StatusWriter writes the catalogue's knowledge into the status of the locations: the number of backups, which the
+// next process expects, and conditions. It writes changed conditions, and losses that the next process would
+// doubt, at once. Other changes wait a minute.
 type StatusWriter struct {
 	StatusConfig
 	changed chan struct{}
 
 	mu      sync.Mutex
-	written map[string]time.Time // by location, when; guarded by mu
+	written map[string]time.Time // by location
 }
 
-// NewStatusWriter returns a Writer.
+// NewStatusWriter returns a StatusWriter.
 func NewStatusWriter(config StatusConfig) *StatusWriter {
 	return &StatusWriter{StatusConfig: config, changed: make(chan struct{}, 1), written: map[string]time.Time{}}
 }
 
-// Changed says that something may have changed.
+// Changed notes a possible change.
 func (w *StatusWriter) Changed() {
 	select {
 	case w.changed <- struct{}{}:
@@ -93,7 +91,7 @@ func (w *StatusWriter) Run(ctx context.Context) {
 	}
 }
 
-// writeAll writes what is due, and returns when to come again; zero for at the next change.
+// writeAll returns when to come again; zero is at the next change.
 func (w *StatusWriter) writeAll(ctx context.Context) (due time.Duration) {
 	records, err := w.Lister.List(labels.Everything())
 	if err != nil {
@@ -132,7 +130,6 @@ func isNumbersOnly(a, b *enginev1alpha1.StorageLocationStatus) bool {
 	return equality.Semantic.DeepEqual(a.Conditions, b.Conditions) && b.Catalogue != nil && a.Catalogue.SyncRequest == b.Catalogue.SyncRequest
 }
 
-// isLoss reports whether a new process would doubt the loss of so many backups.
 func isLoss(want, written *enginev1alpha1.StorageLocationStatus) bool {
 	return catalog.IsSuspicious(int(written.Catalogue.Backups), int(want.Catalogue.Backups))
 }
@@ -171,7 +168,7 @@ func (w *StatusWriter) write(ctx context.Context, name string, state *refresh.St
 	return nil
 }
 
-// manyFolders take some 60 MiB. A message has a multiple of it, so that it seldom changes.
+// manyFolders take some 60 MiB. A message names a multiple of it, to change seldom.
 const manyFolders = 100_000
 
 // LocationStatus returns the new status of a location.

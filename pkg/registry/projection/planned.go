@@ -12,8 +12,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
-// PlannedPlace returns the place in the queue that a new backup would have now, redacted for its
-// namespace. It is nil while the queue is unknown.
+// PlannedPlace returns a new backup's present place in the queue, redacted for its namespace, or nil if the queue
+// is unknown.
 func (p *Projector) PlannedPlace(run *enginev1alpha1.BackupRun) *v1alpha1.PlannedPlace {
 	run = run.DeepCopy()
 	run.Status.Phase, run.Status.Ticket = v1alpha1.BackupPhaseQueued, math.MaxInt64

@@ -1,16 +1,14 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package projection computes the API server's objects from the records, the queue and the
-// catalogue, and commits the differences to one log per resource. It writes nothing else.
+// Package projection computes the API server's objects from the records, the queue and the catalogue, and commits
+// the differences to one log per resource.
 //
-// A backup is shown from its record until the record says that it is stored. Then it stays as
-// recorded until the store has answered about it. After that the catalogue decides, whether or not
-// the record still exists. So a restart shows the same objects once the stores are read.
+// A backup is shown as recorded until its store has answered about it. Then the catalogue decides, with or without
+// the record. So a restart shows the same objects once the stores are read.
 //
-// Locks are taken in this order: Projector.placing and deleting, the catalogue's for changes,
-// Projector.mu, the catalogue's for a read, and a log's. So the holder of mu may read the
-// catalogue, and must not change it.
+// Locks are taken in this order: Projector.placing and deleting, the catalogue's for changes, Projector.mu, the
+// catalogue's for a read, and a log's. So the holder of mu may read the catalogue, and must not change it.
 package projection
 
 import (
@@ -42,60 +40,50 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Config is what a Projector needs.
+// Config is the configuration of a Projector.
 type Config struct {
 	SystemNamespace string
-	// PollInterval is how often the stores are polled, unless they say it themselves. Zero: they
-	// are listed once, and on request.
+	// PollInterval is how often stores without notifications are polled. Zero: they are listed once, and on
+	// request.
 	PollInterval time.Duration
-	// CacheDir is a folder that keeps the read contents of stores for the next process; empty for
-	// none.
+	// CacheDir keeps the read contents of stores for the next process; empty for none.
 	CacheDir string
-	// ForeignBytes bounds the kept backups of a location without a trusted signature. Zero is
+	// ForeignBytes bounds a location's kept backups without a trusted signature. Zero is
 	// catalog.DefaultForeignBytes.
 	ForeignBytes int64
 	Clock        clock.WithTickerAndDelayedExecution
 	Secrets      location.Secrets
-	// Authorizer decides which users may list all backups, and so learn of the stores.
+	// Authorizer decides who may list all backups, and so learn of the stores.
 	Authorizer authorizer.Authorizer
 
 	Runs     engineinformers.BackupRunInformer
 	Restores engineinformers.RestoreRunInformer
-	// Changes are changes of stored backups that may not be in the store.
-	Changes engineinformers.BackupChangeInformer
-	// FormerExpirations and FormerDeletions are the same, as the previous version recorded them.
+	Changes  engineinformers.BackupChangeInformer // perhaps not in the store yet
+	// The previous version's Changes.
 	FormerExpirations engineinformers.ExpirationChangeInformer
 	FormerDeletions   engineinformers.VolumeDeletionInformer
 	Locations         engineinformers.StorageLocationInformer
-	// Repositories report lost contents; nil if that is not shown.
-	Repositories engineinformers.VolumeRepositoryInformer
-	Namespaces   coreinformers.NamespaceInformer
-	// Ledger is an informer of the ConfigMap records.LedgerName.
-	Ledger cache.SharedIndexInformer
-	// Identity is an informer of the ConfigMap identity.Name.
-	Identity cache.SharedIndexInformer
-	// Leader knows whether a controller works. Optional.
-	Leader Leader
+	Repositories      engineinformers.VolumeRepositoryInformer // reports lost contents; optional
+	Namespaces        coreinformers.NamespaceInformer
+	Ledger            cache.SharedIndexInformer // of the ConfigMap records.LedgerName
+	Identity          cache.SharedIndexInformer // of the ConfigMap identity.Name
+	Leader            Leader                    // optional
 }
 
-// Subscriber is told of changes, by each field that is set. All but Refreshed are called under a
-// lock.
+// Subscriber is told of changes by each set field. All but Refreshed are called under a lock.
 type Subscriber struct {
-	// Refreshed is called when State may have another answer.
+	// Refreshed is called when the answer of State may have changed.
 	Refreshed func()
-	// Backup is called with each backup as it is shown from now on, or with nil if it is no longer
-	// shown. It must not change the backup.
-	Backup func(name types.NamespacedName, backup *v1alpha1.Backup)
-	// Restores is called with the places of all restores in the queue, by uid.
-	Restores func(places map[types.UID]Place)
-	// Unheard is called with the reason why runs wait if no controller is heard of, and with "" if
-	// one is.
+	// Backup is called with each backup as it is now shown, or nil. It must not change the backup.
+	Backup   func(name types.NamespacedName, backup *v1alpha1.Backup)
+	Restores func(places map[types.UID]Place) // by uid
+	// Unheard is called with the reason why runs wait for a controller that is not heard of, or "".
 	Unheard func(message string)
 	// Past shows restores without records. Only one subscriber has it.
 	Past PastRestores
 }
 
-// Subscribe adds a subscriber. All subscribe before Run.
+// Subscribe adds a subscriber. Call it before Run.
 func (p *Projector) Subscribe(s Subscriber) {
 	p.subscribers = append(p.subscribers, s)
 	if s.Past != nil {
@@ -111,8 +99,7 @@ func (p *Projector) refreshed() {
 	}
 }
 
-// PastRestores are the restores in the stores. It judges them by Judge, whose answer may change
-// after each call below.
+// PastRestores are the restores in the stores. It judges them by Judge, whose answer each call may change.
 type PastRestores interface {
 	SetLocations(stores map[string]string)
 	ReadStore(ctx context.Context, location, of string, from store.Reader) error
@@ -120,8 +107,7 @@ type PastRestores interface {
 	SetSuccessions(successions clusteridentity.Successions)
 }
 
-// Leader returns since when no controller is heard of, with a message for users; a zero time while
-// one is.
+// Leader returns since when no controller is heard of, with a message for users. A zero time means that one is.
 type Leader interface {
 	Unheard() (since time.Time, message string)
 }
@@ -131,7 +117,7 @@ type Projector struct {
 	Backups *logstore.Log[*v1alpha1.Backup]
 	Queue   *logstore.Log[*v1alpha1.BackupQueueEntry]
 	Volumes *logstore.Log[*v1alpha1.BackupVolume]
-	// VolumeBackups has no log: it reads the catalogue.
+	// VolumeBackups reads the catalogue.
 	VolumeBackups *volumebackup.Storage
 
 	Config
@@ -139,27 +125,21 @@ type Projector struct {
 
 	stores stores
 	synced []cache.InformerSynced
-	// started is true when the records are known. The stores are asked after that, so each store's
-	// first answer covers all that the records say.
+	// started is true when the records are known. The stores are asked later, so that their answers cover these.
 	started atomic.Bool
 
-	// deleting guards deletions, the records of deletions of volume backups by uid. It is held
-	// until the catalogue knows of them.
-	deleting  sync.Mutex
+	deleting  sync.Mutex // guards deletions; held until the catalogue knows of them
 	deletions *recorded.Set[types.UID, *enginev1alpha1.BackupChange]
 
-	// placing is held from the reading of the namespaces until everything is placed by them.
+	// placing is held while everything is placed by the namespaces.
 	placing sync.Mutex
 
-	// mu guards the fields below. It is held from their change to the commit that follows from it,
-	// so no commit overtakes a later one.
-	mu    sync.Mutex
-	runs  *runs
-	queue publishedQueue
-	// unheard says that no controller is heard of; empty while one is.
-	unheard string
-	// changes has the records of changes of expirations by name, and former the previous version's.
-	changes, former *changes
+	// mu guards the fields below, from their change to its commit, so that commits keep their order.
+	mu              sync.Mutex
+	runs            *runs
+	queue           publishedQueue
+	unheard         string   // says that no controller is heard of, or ""
+	changes, former *changes // of expirations by name; former are the previous version's
 }
 
 // New returns a Projector.
@@ -186,8 +166,7 @@ func New(config Config) (*Projector, error) {
 	}
 	p.Backups = logstore.New(func() *v1alpha1.Backup { return &v1alpha1.Backup{} }, options("backups", "the backups of the storage locations"))
 	volumeOptions := options("backupvolumes", "the volumes of the storage locations")
-	// A first load changes each volume with each of its backups. Watchers that are further behind
-	// list again.
+	// A first load changes each volume with each of its backups. Watchers that are further behind list again.
 	volumeOptions.HistoryBytes = 8 << 20
 	p.Volumes = logstore.New(func() *v1alpha1.BackupVolume { return &v1alpha1.BackupVolume{} }, volumeOptions)
 	p.VolumeBackups = volumebackup.NewStorage(p.stores.catalog, volumebackup.Options{
@@ -269,7 +248,7 @@ func (p *Projector) Run(ctx context.Context) {
 		return
 	}
 	p.started.Store(true)
-	// Before the stores are read, so that nothing is shown in a wrong place first.
+	// First, so that nothing is shown in a wrong place.
 	p.placeByNamespaces()
 	if err := p.setLocations(); err != nil {
 		utilruntime.HandleErrorWithContext(ctx, err, "Reading the storage locations failed")
@@ -278,8 +257,7 @@ func (p *Projector) Run(ctx context.Context) {
 	if _, err := p.publish(); err != nil {
 		utilruntime.HandleErrorWithContext(ctx, err, "Publishing the queue failed")
 	}
-	// Live work is served from here on, independent of the stores. Lists of volumes wait for the
-	// first store; see storedChanged.
+	// Live work is served from now on. Lists of volumes wait for the first store; see storedChanged.
 	p.Queue.SetReady()
 	p.Backups.Open()
 	running.StartWithContext(ctx, p.awaitStores)

@@ -26,26 +26,24 @@ import (
 
 const (
 	publishInterval = 100 * time.Millisecond
-	// MaxQueueEvents bounds the queue's events per second to each watcher, on average. A start
-	// moves everything behind it: with 10,000 waiting, watchers see that every 10 s.
+	// MaxQueueEvents bounds the queue's average events per second to each watcher. A start moves all entries
+	// behind it: with 10,000 waiting, watchers see that every 10 s.
 	MaxQueueEvents = 1000
 )
 
-// pause returns how long the queue is not published after a publication of that many events and
-// time. Publications take at most a fifth of the time.
+// pause returns the pause after a publication, so that publications take at most a fifth of the time.
 func pause(events int, took time.Duration) time.Duration {
 	return max(publishInterval, time.Duration(events)*time.Second/MaxQueueEvents, 4*took)
 }
 
-// Place is a place in the queue, as the namespace of the backup or restore may see it.
+// Place is a place in the queue, as its namespace may see it.
 type Place struct {
 	queue.Entry
-	// OverMessage is the message for requests over all namespaces. It names the blockers of other
-	// namespaces.
+	// OverMessage is the message for requests over all namespaces. It names other namespaces.
 	OverMessage string
 }
 
-// Over returns the place with the message for requests over all namespaces.
+// Over returns the place with OverMessage.
 func (p Place) Over() *queue.Entry {
 	p.Message = p.OverMessage
 	return &p.Entry
@@ -55,8 +53,7 @@ func (p *Place) say(message string) { p.Message, p.OverMessage = message, messag
 
 // publishedQueue is the queue as last published. Projector.mu guards it, except the log and stale.
 type publishedQueue struct {
-	log *logstore.Log[*v1alpha1.BackupQueueEntry]
-	// planner knows the runs, and the rest that the queue was computed from.
+	log     *logstore.Log[*v1alpha1.BackupQueueEntry]
 	planner *records.Planner
 	places  map[types.UID]Place
 	stale   chan struct{}
@@ -77,8 +74,7 @@ func (q *publishedQueue) wake() {
 	}
 }
 
-// publish computes the queue and commits its changes. It returns the number of changes in the log,
-// the runs whose backups moved, and the places of the restores.
+// publish computes the queue and commits its changes. events counts them; moved are the runs whose backups moved.
 func (q *publishedQueue) publish(runs *runs, ledgerUnreadable bool, unheard string) (events int, moved []*enginev1alpha1.BackupRun, restores map[types.UID]Place, err error) {
 	plan := q.planner.Plan()
 	places := make(map[types.UID]Place, len(plan.Entries))
@@ -124,7 +120,6 @@ func recordOf(run enginev1alpha1.QueuedRun, systemNamespace string) string {
 	return format.StoreName(ref.Namespace, ref.Name, systemNamespace)
 }
 
-// runQueue publishes the queue when it may have changed, at most as often as pause allows.
 func (p *Projector) runQueue(ctx context.Context) {
 	publish := func() time.Duration {
 		begin := p.Clock.Now()
@@ -148,8 +143,7 @@ func (p *Projector) runQueue(ctx context.Context) {
 	}
 }
 
-// publish updates the queue, and the waiting backups. It returns the number of changes in the
-// queue.
+// publish returns the number of changes in the queue.
 func (p *Projector) publish() (int, error) {
 	locations, err := p.Locations.Lister().StorageLocations(p.SystemNamespace).List(labels.Everything())
 	if err != nil {
@@ -201,7 +195,6 @@ func kindOf(class queue.Class) string {
 	return "Backup"
 }
 
-// entryOf returns a run's entry in a plan, as it may be shown.
 func entryOf(at backupKey, run enginev1alpha1.QueuedRun, entry queue.Entry, plan *queue.Plan) *v1alpha1.BackupQueueEntry {
 	asked := run.Asked()
 	result := &v1alpha1.BackupQueueEntry{
@@ -223,7 +216,7 @@ func entryOf(at backupKey, run enginev1alpha1.QueuedRun, entry queue.Entry, plan
 		},
 	}
 	if entry.State != v1alpha1.QueueStateQueued {
-		// Not in the others: each start would change all waiting entries.
+		// Only here: each start would change all waiting entries.
 		result.Status.SlotsInUse, result.Status.SlotLimit = int32(plan.InUse[entry.Class]), int32(plan.Limits[entry.Class])
 	}
 	for _, blocker := range entry.Blockers {

@@ -13,15 +13,14 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 )
 
-// runs are the records, by where the backup of each is shown. It is pure state, which Projector.mu
-// guards.
+// runs are the records, by where their backups are shown. Projector.mu guards them.
 type runs struct {
 	systemNamespace string
 	byBackup        *recorded.Set[backupKey, *enginev1alpha1.BackupRun]
 	namespaces      map[string]types.UID
 	successions     clusteridentity.Successions
-	// unread are the backups that are stored by their records, but that the store has not answered
-	// about. Until then they are shown as recorded, with or without their record.
+	// unread are recorded as stored, but the store has not answered about them. They are shown as recorded, even
+	// without a record.
 	unread map[backupKey]unread
 }
 
@@ -42,8 +41,8 @@ func newRuns(systemNamespace string) *runs {
 	return r
 }
 
-// key returns where a run's backup or restore is shown: in its own namespace, or, if another
-// namespace has that name and does not continue it, in the system namespace.
+// key returns where a run is shown: in its namespace, or in the system namespace if another namespace has that
+// name and does not continue it.
 func (r *runs) key(run enginev1alpha1.QueuedRun) backupKey {
 	asked := run.Asked()
 	present, exists := r.namespaces[asked.Ref.Namespace]
@@ -53,8 +52,7 @@ func (r *runs) key(run enginev1alpha1.QueuedRun) backupKey {
 	return backupKey{Namespace: asked.Ref.Namespace, Name: asked.Ref.Name}
 }
 
-// observe notes a record. It returns the version known before, or nil, and whether the record was
-// kept.
+// observe returns the version before, or nil, and whether it kept the record.
 func (r *runs) observe(run *enginev1alpha1.BackupRun) (before *enginev1alpha1.BackupRun, kept bool) {
 	if before, kept = r.byBackup.Observe(run); kept {
 		key := r.key(run)
@@ -65,7 +63,7 @@ func (r *runs) observe(run *enginev1alpha1.BackupRun) (before *enginev1alpha1.Ba
 	return before, kept
 }
 
-// remove removes a record, and reports whether it stood for its backup.
+// remove reports whether the record stood for its backup.
 func (r *runs) remove(run *enginev1alpha1.BackupRun) bool {
 	known := r.byBackup.Delete(run)
 	if known && run.Deleting() {
@@ -74,7 +72,7 @@ func (r *runs) remove(run *enginev1alpha1.BackupRun) bool {
 	return known
 }
 
-// setNamespace notes a namespace's uid, "" if it is deleted, and reports whether that is a change.
+// setNamespace sets a namespace's uid, "" if deleted, and reports a change.
 func (r *runs) setNamespace(name string, uid types.UID) bool {
 	switch {
 	case r.namespaces[name] == uid:
@@ -87,7 +85,7 @@ func (r *runs) setNamespace(name string, uid types.UID) bool {
 	return true
 }
 
-// move places the records by the current namespaces, and returns the affected places.
+// move places the records by the current namespaces, and returns affected places.
 func (r *runs) move() (places []backupKey) {
 	for key, run := range r.byBackup.Rekey() {
 		if u, ok := r.unread[key]; ok && u.run.UID == run.UID {

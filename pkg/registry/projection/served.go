@@ -13,9 +13,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Stored returns the location and store name of a backup as it was shown, and the digests of its
-// files once its metadata is read. It is false if nothing is stored yet, or another backup is shown
-// by now.
+// Stored returns where a shown backup is stored, and the digests of its files if its metadata is read. It is false
+// if the backup is not stored or not shown any more.
 func (p *Projector) Stored(backup *v1alpha1.Backup) (location, storeName string, digests catalog.Digests, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

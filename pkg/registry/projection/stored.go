@@ -36,16 +36,14 @@ type stores struct {
 	catalog   *catalog.Catalog
 	refresher *refresh.Refresher
 	secrets   location.Secrets
-	// cacheDir is a folder for the read contents; empty for none.
+	// cacheDir has the read contents; empty for none.
 	cacheDir   string
 	authorizer authorizer.Authorizer
-	// past are the restores in them; nil if they are not shown.
-	past PastRestores
-	// complete is true when every store has been read once, or no longer counts.
-	complete atomic.Bool
+	// past are the restores in them, or nil.
+	past     PastRestores
+	complete atomic.Bool // every store has been read once, or no longer counts
 }
 
-// set sets the stores, and the signers that each of them trusts.
 func (s *stores) set(records []*enginev1alpha1.StorageLocation) error {
 	locations := make([]refresh.Location, 0, len(records))
 	trusted := map[string][]enginev1alpha1.TrustedCluster{}
@@ -110,7 +108,6 @@ func (s *stores) restores(record *enginev1alpha1.StorageLocation) func(context.C
 	}
 }
 
-// layoutOf returns the layout of a store, nil for Holdfast's own.
 func layoutOf(spec *enginev1alpha1.StorageLocationSpec) refresh.Layout {
 	if !spec.IsLonghorn() {
 		return nil
@@ -127,8 +124,7 @@ func Asked(record *enginev1alpha1.StorageLocation) refresh.Asked {
 	return refresh.Asked{Generation: record.Generation, Request: record.Annotations[enginev1alpha1.AnnotationSync]}
 }
 
-// acceptedLoss returns until when losses are accepted; zero if they are not, or the value is
-// unreadable.
+// acceptedLoss returns until when losses are accepted; zero if they are not or it is unreadable.
 func acceptedLoss(record *enginev1alpha1.StorageLocation) time.Time {
 	accepted, err := time.Parse(time.RFC3339, record.Annotations[enginev1alpha1.AnnotationAcceptLoss])
 	if err != nil {
@@ -156,7 +152,7 @@ func (p *Projector) Judge(location string, claims *v1alpha1.BackupOrigin) (v1alp
 // Resting is the catalogue's Resting.
 func (p *Projector) Resting() int64 { return p.stores.catalog.Resting() }
 
-// State returns how well the catalogue knows a location; false if it is none.
+// State returns how well the catalogue knows a location, or false.
 func (p *Projector) State(location string) (refresh.State, bool) {
 	return p.stores.refresher.State(location)
 }
@@ -183,8 +179,8 @@ func (p *Projector) awaitStores(ctx context.Context) {
 	p.stores.complete.Store(true)
 }
 
-// Ready returns nil once everything can be served: the records and the stores. Stores that have
-// yielded nothing for a request's time don't count. Live work is served before that.
+// Ready returns nil once the records and the stores can be served. A store without an answer within a request's
+// time does not count.
 func (p *Projector) Ready() error {
 	if !p.stores.complete.Load() {
 		return errors.New("the records, or the backups of some storage location, have not been read yet")
@@ -203,13 +199,13 @@ func (p *Projector) setLocations() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, u := range p.runs.unread {
-		p.askedLocked(u.run.Spec.Backup.StorageLocation) // which may not exist any more
+		p.askedLocked(u.run.Spec.Backup.StorageLocation) // it may not exist any more
 	}
 	return nil
 }
 
-// identity returns a store's identity: two records with the same one mean the same store. Trust is
-// part of it for Longhorn's stores: contents that are no longer trusted are forgotten at once.
+// identity returns a store's identity. For Longhorn's stores it includes the trust, so that contents without trust
+// are forgotten.
 func identity(spec *enginev1alpha1.StorageLocationSpec) string {
 	if spec.IsLonghorn() {
 		own := *spec
@@ -253,18 +249,17 @@ func (p *Projector) storedChanged(changes catalog.Changes) {
 	}
 }
 
-// replace commits an object. over is as for Log.Update.
 func replace[T logstore.Object](log *logstore.Log[T], object T, over ...T) {
 	if _, err := log.Update([]T{object}, nil, over...); err != nil {
 		utilruntime.HandleError(err)
 	}
 }
 
-// incomplete is the only warning about the stores for users that may not list everything.
+// incomplete is all that users learn of the stores if they may not list everything.
 const incomplete = "what is shown may be incomplete or out of date: not every storage location could be read"
 
-// warn adds a Warning to an answer for each store whose present state is unknown. Only users that
-// may list the resource everywhere learn the stores' names, errors and contents.
+// warn returns a function that adds a Warning for each store of unknown state. Only users that may list the
+// resource everywhere learn the stores' names, errors and contents.
 func (s *stores) warn(resource string) func(context.Context) {
 	return func(ctx context.Context) {
 		texts, replacements := s.refresher.Warnings(), append(s.refresher.Replacements(), s.refresher.LeftOuts()...)

@@ -41,8 +41,7 @@ func (p *Projector) judgeAgain(namespace string) {
 	}
 }
 
-// placeByNamespaces places everything by the existing namespaces. Later changes come by
-// setNamespace.
+// placeByNamespaces places everything by the existing namespaces.
 func (p *Projector) placeByNamespaces() {
 	p.placing.Lock()
 	defer p.placing.Unlock()
@@ -69,7 +68,7 @@ func (p *Projector) namespaceChanged(namespace *corev1.Namespace) {
 
 func (p *Projector) namespaceGone(namespace *corev1.Namespace) { p.setNamespace(namespace.Name, "") }
 
-// setNamespace notes a namespace's uid, "" if it is deleted.
+// setNamespace sets a namespace's uid, "" if deleted.
 func (p *Projector) setNamespace(name string, uid types.UID) {
 	p.placing.Lock()
 	defer p.placing.Unlock()

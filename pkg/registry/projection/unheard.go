@@ -14,7 +14,6 @@ import (
 
 const listenInterval = time.Second
 
-// listen shows on all unfinished backups whether a controller is heard of, until ctx ends.
 func (p *Projector) listen(ctx context.Context) {
 	if p.Leader == nil {
 		return
@@ -50,7 +49,7 @@ func (p *Projector) setUnheard(message string) {
 	}
 }
 
-// Unheard sets in the conditions of unfinished work that no controller is heard of.
+// Unheard sets in conditions of unfinished work that no controller is heard of.
 func Unheard(conditions []metav1.Condition, message string) {
 	for i := range conditions {
 		c := &conditions[i]

@@ -25,7 +25,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/stored"
 )
 
-// id is a uid in 16 bytes: a UUID as it is, any other text by its digest.
+// id is a UUID, or the digest of another uid.
 type id [16]byte
 
 func idOf(uid string) (made id) {
@@ -42,41 +42,34 @@ func idOf(uid string) (made id) {
 func compareIDs(a, b id) int { return bytes.Compare(a[:], b[:]) }
 
 const (
-	// readers is how many manifests are read at once.
-	readers = 2
-	// readTimeout is how long one may take.
-	readTimeout = 5 * time.Minute
-	// retryPause is after how long a manifest that could not be read is tried again, at first.
+	readers                   = 2               // manifests at once
+	readTimeout               = 5 * time.Minute // of a manifest
 	retryPause, maxRetryPause = 5 * time.Second, 5 * time.Minute
 )
 
-// Stores is what gives access to stored backups.
+// Stores gives access to stored backups.
 type Stores interface {
-	// Stored says where a backup lies, and the digests of its files; false if it does not.
+	// Stored returns where a backup is stored, and the digests of its files, or false.
 	Stored(backup *v1alpha1.Backup) (location, storeName string, digests catalog.Digests, ok bool)
-	// Use gives the store of a location, open, until done is called.
+	// Use returns the open store of a location. The caller calls done.
 	Use(ctx context.Context, location string) (from store.Ranger, done func(), err error)
 }
 
-// holding is what is known of one backup's manifest.
+// holding is the knowledge of a backup's manifest.
 type holding struct {
-	// known is true when ids are the uids of all workloads and claims in it, in order.
-	known bool
-	ids   []id
-	// queued is true while it is to be read, or is being read.
-	queued bool
-	// failures counts the attempts that failed; the next is due at retryAt.
-	failures int
+	known    bool // ids are the sorted uids of its workloads and claims
+	ids      []id
+	queued   bool // or being read
+	failures int  // the next attempt is due at retryAt
 	retryAt  time.Time
 }
 
-// holdings has the uids that the manifests of backups have: 16 bytes for each. A manifest is read
-// once, in full, and compared with the signed digest.
+// holdings has the uids in the manifests of backups: 16 bytes for each. A manifest is read once, in full, and
+// compared with the signed digest.
 type holdings struct {
-	stores Stores
-	clock  clock.PassiveClock
-	// changed is called when a manifest was read, or could not be.
-	changed func()
+	stores  Stores
+	clock   clock.PassiveClock
+	changed func() // called when a manifest was read, or could not be
 	queue   chan *backup
 
 	mu sync.Mutex
@@ -92,13 +85,11 @@ type answer int
 
 const (
 	unread answer = iota
-	// failed is unread after an attempt.
-	failed
+	failed        // unread after an attempt
 	holds
 	lacks
 )
 
-// ask looks a uid up.
 func (h *holdings) ask(b *backup, of id) answer {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -115,7 +106,7 @@ func (h *holdings) ask(b *backup, of id) answer {
 	return lacks
 }
 
-// want has unknown manifests read, as far as there is room, and forgets unused ones.
+// want has unknown manifests read, if there is room, and forgets unused ones.
 func (h *holdings) want(wanted []*backup, used map[types.UID]bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -137,13 +128,12 @@ func (h *holdings) want(wanted []*backup, used map[types.UID]bool) {
 		select {
 		case h.queue <- b:
 			found.queued = true
-		default: // later
+		default: // a later call wants it again
 			return
 		}
 	}
 }
 
-// run reads what is wanted until ctx ends.
 func (h *holdings) run(ctx context.Context) {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -171,7 +161,7 @@ func (h *holdings) read(ctx context.Context, b *backup) {
 	found.queued = false
 	switch {
 	case err == nil, errors.Is(err, stored.ErrManifest), errors.Is(err, manifest.ErrFormat):
-		// A manifest that is not the one that was signed vouches for nothing.
+		// A manifest with another digest proves nothing.
 		found.known, found.ids = true, ids
 	default:
 		found.retryAt = h.clock.Now().Add(min(retryPause<<min(found.failures, 10), maxRetryPause))
@@ -183,7 +173,7 @@ func (h *holdings) read(ctx context.Context, b *backup) {
 
 var errNoDigest = errors.New("the digest of its manifest is not known yet")
 
-// manifest returns the uids of the workloads and claims that a backup holds.
+// manifest returns the uids of the workloads and claims in a backup.
 func (h *holdings) manifest(ctx context.Context, b *backup) ([]id, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()

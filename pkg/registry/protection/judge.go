@@ -22,39 +22,34 @@ import (
 )
 
 const (
-	// newest is how many backups of one selection are asked for an object, the newest first.
+	// newest bounds the backups of a selection that are asked, the newest first.
 	newest = 3
-	// selections is how many selections that include a namespace are asked, those with the newest
-	// backups first.
+	// selections bounds the asked selections, the ones with the newest backups first.
 	selections = 30
-	// holders is how many backups with data of a claim are asked.
-	holders = 5
-	// usual is how old the last good backup may be if neither an annotation nor a schedule says so.
-	usual = 36 * time.Hour
+	holders    = 5              // backups with data of a claim that are asked
+	usual      = 36 * time.Hour // the allowed age of the last good backup without an annotation or a schedule
 )
 
-// backup is a good one of this cluster: it has ended, is stored and can be restored.
+// backup is a good one of this cluster: ended, stored and restorable.
 type backup struct {
 	types.NamespacedName
-	uid types.UID
-	// started is when it began to read: newer objects do not count as its content.
-	started time.Time
+	uid     types.UID
+	started time.Time // newer objects are not in it
 	of      *scope
 }
 
-// reference is a Backup with all that Stores.Stored needs.
+// reference returns a Backup for Stores.Stored.
 func (b *backup) reference() *v1alpha1.Backup {
 	return &v1alpha1.Backup{ObjectMeta: metav1.ObjectMeta{Namespace: b.Namespace, Name: b.Name, UID: b.uid}}
 }
 
-// scope has the backups that select the same.
 type scope struct {
 	key        string
 	namespaces *selection.Namespaces
 	backups    []*backup // the newest last
 }
 
-// scopes has all good backups, by what they select. It is safe for concurrent use.
+// scopes has all good backups, by selection. It is safe for concurrent use.
 type scopes struct {
 	mu     sync.RWMutex
 	byKey  map[string]*scope
@@ -66,8 +61,6 @@ func newScopes() *scopes {
 	return &scopes{byKey: map[string]*scope{}, byName: map[types.NamespacedName]*backup{}, byUID: map[types.UID]*backup{}}
 }
 
-// set takes a backup as it is shown, or nil when it is shown no more, and reports whether that
-// changes anything.
 func (s *scopes) set(name types.NamespacedName, of *v1alpha1.Backup) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -103,14 +96,14 @@ func (s *scopes) set(name types.NamespacedName, of *v1alpha1.Backup) bool {
 	return true
 }
 
-// find is the good backup with a uid, or nil.
+// find returns the good backup with a uid, or nil.
 func (s *scopes) find(uid types.UID) *backup {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.byUID[uid]
 }
 
-// isGood reports whether a backup counts, as far as the object says. The catalogue knows more.
+// isGood reports whether a backup counts by its object. The catalogue knows more.
 func isGood(of *v1alpha1.Backup) bool {
 	status := &of.Status
 	return (status.Phase == v1alpha1.BackupPhaseCompleted || status.Phase == v1alpha1.BackupPhasePartiallyFailed) &&
@@ -118,7 +111,7 @@ func isGood(of *v1alpha1.Backup) bool {
 		!meta.IsStatusConditionTrue(status.Conditions, v1alpha1.ConditionMetadataReplaced)
 }
 
-// scopeKey is equal for backups that select the same, in the same words.
+// scopeKey returns a key of the selection's words.
 func scopeKey(spec *v1alpha1.BackupSpec) string {
 	only := v1alpha1.BackupSpec{
 		IncludedNamespaces: spec.IncludedNamespaces, ExcludedNamespaces: spec.ExcludedNamespaces,
@@ -138,13 +131,11 @@ func newerFirst(a, b *backup) int {
 	return cmp.Or(b.started.Compare(a.started), cmp.Compare(a.uid, b.uid))
 }
 
-// recent has the newest backups of a scope, the newest first.
 type recent struct {
 	namespaces *selection.Namespaces
 	backups    []*backup
 }
 
-// reach is the scopes by the namespaces that they include.
 type reach struct {
 	exact    map[string][]*recent
 	patterns []*recent
@@ -169,7 +160,7 @@ func (s *scopes) reach() *reach {
 	return r
 }
 
-// candidates returns the backups to ask for the objects of a namespace, the newest first.
+// candidates returns the backups to ask for a namespace's objects, the newest first.
 func (r *reach) candidates(namespace string) []*backup {
 	in := slices.Clone(r.exact[namespace])
 	for _, of := range r.patterns {
@@ -189,18 +180,17 @@ func (r *reach) candidates(namespace string) []*backup {
 	return all
 }
 
-// plan is what a schedule selects from now on.
+// plan is a schedule's present selection.
 type plan struct {
 	name       types.NamespacedName
 	namespaces *selection.Namespaces
 	resources  *selection.Resources
 	selectors  []labels.Selector // any of them; nil for all objects
-	// data is true if it takes the data of claims.
-	data     bool
-	interval time.Duration
+	data       bool              // it takes the data of claims
+	interval   time.Duration
 }
 
-// planOf returns nil for a schedule that selects nothing that can be told.
+// planOf returns nil for a schedule without a readable selection.
 func planOf(of *v1alpha1.Schedule, systemNamespace string, now time.Time) *plan {
 	timing, err := domain.Parse(of.Spec.Schedule, of.Spec.TimeZone, of.UID)
 	if err != nil {
@@ -240,8 +230,7 @@ func planOf(of *v1alpha1.Schedule, systemNamespace string, now time.Time) *plan 
 	return p
 }
 
-// selects reports whether its backups take an object by its own words. Objects that come along with
-// others are not known.
+// selects reports whether its own words select an object. Related objects are not known.
 func (p *plan) selects(o *object) bool {
 	if o.claims && !p.data || o.labels[format.LabelExclude] == "true" || !p.resources.Included(o.resource.GroupResource(), true) {
 		return false
@@ -249,33 +238,25 @@ func (p *plan) selects(o *object) bool {
 	return len(p.selectors) == 0 || slices.ContainsFunc(p.selectors, func(s labels.Selector) bool { return s.Matches(labels.Set(o.labels)) })
 }
 
-// facts are known of an object, and do not change with time.
 type facts struct {
-	// objects is the last good backup that holds it, data the one that holds its data as well; nil
-	// if none is known to.
+	// objects is the last good backup with the object, data with its data too; nil if unknown.
 	objects, data *backup
-	// objectsDoubt and dataDoubt are true if a newer one may, whose manifest is not read.
+	// objectsDoubt and dataDoubt: a newer one may, whose manifest is not read.
 	objectsDoubt, dataDoubt bool
-	// schedule selects it with the shortest interval; nil if none does.
-	schedule *plan
+	schedule                *plan // with the shortest interval; nil if none selects it
 }
 
-// input is what facts follow from.
 type input struct {
-	objects []*object
-	scopes  *scopes
-	plans   []*plan
-	// excluded reports whether a namespace is left out by its label.
-	excluded func(namespace string) bool
-	// good reports whether the catalogue has the backup, and its store as well.
-	good func(*backup) bool
-	// holders returns the backups with data of a claim, the newest first.
-	holders func(namespace, claim string) []types.UID
-	ask     func(*backup, id) answer
+	objects  []*object
+	scopes   *scopes
+	plans    []*plan
+	excluded func(namespace string) bool               // by the namespace's label
+	good     func(*backup) bool                        // by the catalogue and its store
+	holders  func(namespace, claim string) []types.UID // with data of a claim, the newest first
+	ask      func(*backup, id) answer
 }
 
-// decide returns the facts by the objects' uids, the backups whose manifests are needed next, and
-// the ones that were asked.
+// decide returns the facts by uid, the backups whose manifests are needed next, and the asked ones.
 func decide(in input) (decided map[types.UID]facts, wanted []*backup, used map[types.UID]bool) {
 	decided = make(map[types.UID]facts, len(in.objects))
 	used = map[types.UID]bool{}
@@ -288,8 +269,7 @@ func decide(in input) (decided map[types.UID]facts, wanted []*backup, used map[t
 		}
 		return known
 	}
-	// last returns the newest of the candidates that holds an object. Only the first one that is not
-	// read is wanted, unless it can't be.
+	// last returns the newest candidate with an object. It wants only the first unread manifest that is readable.
 	last := func(o *object, candidates []*backup) (last *backup, doubt bool) {
 		asked := false
 		for _, b := range candidates {
@@ -352,7 +332,6 @@ func decide(in input) (decided map[types.UID]facts, wanted []*backup, used map[t
 	return decided, wanted, used
 }
 
-// verdict is what follows from the facts at an instant.
 type verdict struct {
 	state       v1alpha1.ProtectionState
 	expectation time.Duration
@@ -360,7 +339,7 @@ type verdict struct {
 	message     string
 }
 
-// judge says whether an object is protected. known is false if there are no facts yet.
+// judge decides whether an object is protected. known is false if there are no facts yet.
 func judge(o *object, f facts, known bool, namespaceRPO string, now time.Time) verdict {
 	v := verdict{expectation: usual, by: v1alpha1.ExpectedByDefault}
 	if f.schedule != nil {
@@ -384,7 +363,7 @@ func judge(o *object, f facts, known bool, namespaceRPO string, now time.Time) v
 	}
 	oldest, doubt := f.objects, f.objectsDoubt
 	if o.claims {
-		oldest, doubt = f.data, f.dataDoubt // a backup with the data holds the object, too
+		oldest, doubt = f.data, f.dataDoubt // a backup with the data has the object, too
 	}
 	lacking := "no good backup of this cluster is known to hold it"
 	if f.objects != nil {
@@ -409,8 +388,7 @@ func judge(o *object, f facts, known bool, namespaceRPO string, now time.Time) v
 	return v
 }
 
-// expected reports whether an annotation or a schedule asks for backups, and the object is older
-// than the expectation.
+// expected reports whether an annotation or a schedule asks for backups of an object older than the expectation.
 func (v *verdict) expected(o *object, now time.Time) bool {
 	return v.by != v1alpha1.ExpectedByDefault && now.Sub(o.created) > v.expectation
 }

@@ -20,16 +20,12 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/apis/holdfast/v1alpha1"
 )
 
-// kind is one of the kinds of objects that are listed.
 type kind struct {
 	resource schema.GroupVersionResource
 	name     string
-	// prefix begins the names of the rows.
-	prefix string
-	// claims have data.
-	claims bool
-	// bare is true if only objects without an owner are listed.
-	bare bool
+	prefix   string // of the rows' names
+	claims   bool
+	bare     bool // only objects without an owner are listed
 }
 
 // kinds are all of them, in the order of rows with the same name.
@@ -42,7 +38,7 @@ var kinds = []*kind{
 	{resource: schema.GroupVersionResource{Version: "v1", Resource: "persistentvolumeclaims"}, name: "PersistentVolumeClaim", prefix: "persistentvolumeclaim.", claims: true},
 }
 
-// object is a workload or a claim as it is now. It does not change.
+// object is a present workload or claim. It does not change.
 type object struct {
 	*kind
 	namespace, name string
@@ -50,23 +46,19 @@ type object struct {
 	id              id
 	created         time.Time
 	labels          map[string]string
-	// rpo is the annotation.
-	rpo string
+	rpo             string // the annotation
 }
 
 func (o *object) rowName() string { return o.prefix + o.name }
 
-// live has the objects of all kinds, with what is needed of their metadata. Objects that are not
-// listed, such as the pods of workloads, take no memory.
+// live has the listed objects of all kinds, with the needed metadata. Others, as workloads' pods, take no memory.
 type live struct {
-	// changed is called after each change.
-	changed func()
+	changed func() // called after each change
 
 	mu     sync.RWMutex
 	tables []*table // as kinds; the content is guarded by mu
 }
 
-// table is the cache.ReflectorStore of one kind.
 type table struct {
 	*live
 	*kind
@@ -84,7 +76,6 @@ func newLive(changed func()) *live {
 	return l
 }
 
-// run follows the objects until ctx ends.
 func (l *live) run(ctx context.Context, client metadata.Interface) {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -104,7 +95,6 @@ func (l *live) run(ctx context.Context, client metadata.Interface) {
 	}
 }
 
-// isSynced reports whether the objects of all kinds have been listed.
 func (l *live) isSynced() bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -116,7 +106,7 @@ func (l *live) isSynced() bool {
 	return true
 }
 
-// list returns the objects of a namespace, or of all if it is empty.
+// list returns the objects of a namespace, or all if it is empty.
 func (l *live) list(namespace string) []*object {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
@@ -134,8 +124,7 @@ func (l *live) list(namespace string) []*object {
 	return all
 }
 
-// Transformer implements cache.TransformingStore: a long list is held without the rest of the
-// metadata.
+// Transformer implements cache.TransformingStore: it drops the rest of the metadata of long lists.
 func (t *table) Transformer() cache.TransformFunc {
 	return func(obj any) (any, error) {
 		if object, ok := obj.(*metav1.PartialObjectMetadata); ok {
@@ -173,7 +162,7 @@ func (t *table) Update(obj any) error {
 	return nil
 }
 
-// setLocked takes an object in, and reports whether it differs in more than what is not kept.
+// setLocked takes an object, and reports a change of the kept fields.
 func (t *table) setLocked(of *metav1.PartialObjectMetadata) bool {
 	if t.bare && len(of.OwnerReferences) > 0 {
 		return t.deleteLocked(of.Namespace, of.Name)

@@ -59,7 +59,7 @@ type counted struct {
 	state v1alpha1.ProtectionState
 }
 
-// count counts all objects, and the claims that ought to be protected and are not.
+// count counts all objects, and unprotected claims that should be protected.
 func (p *Publisher) count() (counts map[counted]int, unprotected int) {
 	counts = map[counted]int{}
 	for state := range order {

@@ -1,10 +1,9 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package protection shows which workloads and claims of the cluster have a good backup. A backup
-// holds an object if its signed manifest has the object's uid, and the object was made before the
-// backup began to read. It holds the data of a claim if the catalogue has it besides. So a wrong
-// answer is that something is less protected than it is, never more.
+// Package protection shows which workloads and claims have a good backup. A backup holds an object if its signed
+// manifest has the object's uid, and the object was made before the backup began to read. It holds a claim's data
+// if the catalogue has it, too. So an error shows too little protection, never too much.
 package protection
 
 import (
@@ -16,7 +15,7 @@ import (
 
 type row = *v1alpha1.Protection
 
-// Resource is protections.
+// Resource defines protections.
 var Resource = virtual.Resource[row]{
 	GroupResource: v1alpha1.Resource("protections"),
 	Singular:      "protection",
@@ -50,7 +49,7 @@ var Resource = virtual.Resource[row]{
 	},
 }
 
-// by names a backup, with the namespace when it is another one, and its age.
+// by names a backup, its namespace if another, and its age.
 func by(p row, of *v1alpha1.ProtectedBy, now time.Time) string {
 	if of == nil {
 		return "none"

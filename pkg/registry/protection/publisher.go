@@ -22,40 +22,34 @@ import (
 	domain "github.com/holdfast-io/holdfast/pkg/schedule"
 )
 
-// Config is what a Publisher needs.
+// Config is the configuration of a Publisher.
 type Config struct {
 	SystemNamespace string
-	// Metadata lists the workloads and claims.
-	Metadata   metadata.Interface
-	Namespaces corelisters.NamespaceLister
-	Stores     Stores
-	// Ready returns nil once all stored backups are known.
-	Ready func() error
-	// IsGood reports whether a backup, as it was shown, is this cluster's own, stored and restorable.
-	IsGood func(namespace, name string, uid types.UID) bool
-	// Holders are the uids of good backups that hold data of a claim, the newest first.
-	Holders   func(claim types.NamespacedName, most int) []types.UID
+	Metadata        metadata.Interface // lists the workloads and claims
+	Namespaces      corelisters.NamespaceLister
+	Stores          Stores
+	Ready           func() error // nil once all stored backups are known
+	// IsGood reports whether a backup, as shown, is this cluster's own, stored and restorable.
+	IsGood    func(namespace, name string, uid types.UID) bool
+	Holders   func(claim types.NamespacedName, most int) []types.UID // with data of a claim, the newest first
 	Schedules Schedules
-	// Warn adds a warning to an answer for each store that could not be read.
-	Warn  func(ctx context.Context)
-	Clock clock.WithTicker
+	Warn      func(ctx context.Context) // adds a warning for each store that could not be read
+	Clock     clock.WithTicker
 }
 
-// Schedules are all schedules, as they are shown.
+// Schedules are all schedules as they are shown.
 type Schedules interface {
 	Names() []types.NamespacedName
 	Schedule(name types.NamespacedName) (*v1alpha1.Schedule, *enginev1alpha1.ScheduleEntry, []domain.Backup)
 }
 
 const (
-	// decidePause is the least time between two decisions, and decideInterval the longest.
-	decidePause, decideInterval = 500 * time.Millisecond, 15 * time.Second
-	// decideShare is how many times as long as a decision the pause after it is, at least.
-	decideShare = 10
+	decidePause, decideInterval = 500 * time.Millisecond, 15 * time.Second // the least and the longest time between two decisions
+	decideShare                 = 10                                       // the least pause after a decision, in multiples of its time
 )
 
-// Publisher knows what protects the workloads and claims of the cluster. It decides anew within
-// seconds of a change, and answers from memory.
+// Publisher knows what protects the workloads and claims of the cluster. It decides anew within seconds of a
+// change, and answers from memory.
 type Publisher struct {
 	Config
 	live     *live
@@ -82,7 +76,7 @@ func (p *Publisher) changed() {
 	}
 }
 
-// OnBackup takes note of a backup as it is shown, or of nil when it is shown no more.
+// OnBackup notes a backup as it is shown, or nil.
 func (p *Publisher) OnBackup(name types.NamespacedName, backup *v1alpha1.Backup) {
 	if p.scopes.set(name, backup) {
 		p.changed()
@@ -121,7 +115,6 @@ func (p *Publisher) Run(ctx context.Context) {
 	}
 }
 
-// decide makes all facts anew.
 func (p *Publisher) decide() {
 	now := p.Clock.Now()
 	in := input{
@@ -148,7 +141,6 @@ func (p *Publisher) decide() {
 	p.decided.Store(&decided)
 }
 
-// rpoOf is the annotation of a namespace.
 func (p *Publisher) rpoOf(namespace string) string {
 	of, err := p.Namespaces.Get(namespace)
 	if err != nil {
@@ -157,7 +149,6 @@ func (p *Publisher) rpoOf(namespace string) string {
 	return of.Annotations[v1alpha1.AnnotationRPO]
 }
 
-// judged judges some objects as of now.
 func (p *Publisher) judged(objects []*object, each func(*object, facts, verdict)) {
 	decided, now := *p.decided.Load(), p.Clock.Now()
 	rpos := map[string]string{}
@@ -172,7 +163,7 @@ func (p *Publisher) judged(objects []*object, each func(*object, facts, verdict)
 	}
 }
 
-// rows makes the rows of some objects. With all, any backup and schedule may be named.
+// rows returns the rows of objects. With all, they may name any backup and schedule.
 func (p *Publisher) rows(objects []*object, all bool) []v1alpha1.Protection {
 	rows := make([]v1alpha1.Protection, 0, len(objects))
 	p.judged(objects, func(o *object, f facts, v verdict) { rows = append(rows, p.show(o, f, v, all)) })
@@ -211,7 +202,6 @@ func (p *Publisher) show(o *object, f facts, v verdict, all bool) v1alpha1.Prote
 	return made
 }
 
-// order lists what is least protected first.
 var order = map[v1alpha1.ProtectionState]int{v1alpha1.ProtectionNone: 0, v1alpha1.ProtectionUnknown: 1, v1alpha1.ProtectionLate: 2, v1alpha1.ProtectionYes: 3}
 
 func compareRows(a, b *v1alpha1.Protection) int {

@@ -23,8 +23,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
 )
 
-// whole is how many rows an answer has in the order of their state, with any limit. Longer lists are
-// in the order of names, in pages.
+// whole bounds the rows of an answer in the order of their state, with any limit. Longer lists come in pages, by
+// names.
 const whole = 10_000
 
 // REST serves the verbs get and list. There is no watch: rows change with time.

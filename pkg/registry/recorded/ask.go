@@ -18,20 +18,18 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
 )
 
-// AskREST serves a resource whose objects can only be created: each is written into the record of
-// its name in the system namespace, as a request to the controller of that record.
+// AskREST serves a resource with the verb create. Each object is a request, written into the record of its name in
+// System.
 type AskREST[T logstore.Object] struct {
 	Singular string
-	// System is the namespace of the records.
-	System string
-	// Records names the records in messages, and NamedAfter their kind.
+	System   string
+	// Records names the records in messages, NamedAfter their kind.
 	Records, NamedAfter string
-	// Empty is a request without metadata.
-	Empty T
-	// Asked returns a request with the metadata and the spec of the given one, and no more.
+	Empty               T // without metadata
+	// Asked returns a request with only the metadata and the spec of the given one.
 	Asked func(given T) T
-	// Ask writes the request into the record, unless one waits there already, and
-	// completes its status. It is called again after a conflict with another write.
+	// Ask writes the request into the record, unless one waits, and completes its status. It is called again after
+	// a conflict.
 	Ask   func(ctx context.Context, request T, ask enginev1alpha1.Ask, options *metav1.CreateOptions) error
 	Clock clock.PassiveClock
 }

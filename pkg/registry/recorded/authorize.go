@@ -14,32 +14,26 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 )
 
-// authorizedAnnotation says in the audit log which rights a request needed besides
-// that to the object itself.
+// authorizedAnnotation lists in the audit log the further rights that a request needed.
 const authorizedAnnotation = "authorization.holdfast.io/further"
 
-// Scope is a part of what a request is about that its requester needs a right for,
-// beyond that to the object itself.
+// Scope is a part of a request that needs a further right.
 type Scope struct {
-	// Namespace is empty for the whole cluster.
-	Namespace string
-	// Name is the name of the one object that needs the right, or empty for all.
-	Name string
-	// Field is the one that asks for it, and Because says so to the requester.
+	Namespace string // empty for the whole cluster
+	Name      string // of the one object that needs the right, or empty for all
+	// Field needs the right, and Because tells the requester so.
 	Field, Because string
 }
 
-// Right is what a requester needs in each scope: a verb on a resource.
+// Right is the verb on a resource that a requester needs in each scope.
 type Right struct {
 	Verb     string
 	Resource schema.GroupVersionResource
-	// Of is the resource of the object that is asked for; Resource itself if empty.
-	Of schema.GroupResource
+	Of       schema.GroupResource // of the requested object; Resource if empty
 }
 
-// Authorize asks for a right in each of the scopes, in order. It returns the scopes that it
-// asked for, and Forbidden, naming the namespace, if the last one was refused. name is
-// the object's name.
+// Authorize asks for a right in each scope, in order. It returns the scopes that it asked for, and Forbidden,
+// naming the namespace, if the last one was refused. name is the object's.
 func (r Right) Authorize(ctx context.Context, decider authorizer.Authorizer, requester user.Info, name string, scopes []Scope) ([]Scope, error) {
 	resource := r.Resource.GroupResource()
 	for i, scope := range scopes {

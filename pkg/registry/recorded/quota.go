@@ -15,36 +15,29 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// Quota bounds the records that the requests of one namespace cause. They are in the system
-// namespace, where no ResourceQuota of that namespace counts them.
-//
-// In one server the limit is exact: a record counts from the decision to create it. Two servers
-// that serve at once may exceed it by the records that the other one has not observed yet.
+// Quota bounds the records that a namespace's requests cause in the system namespace, where its ResourceQuotas do
+// not count them. In one server the limit is exact. Two servers may exceed it by records that the other one has
+// not observed yet.
 type Quota struct {
-	// Resource is the resource of the objects, and Cause the cause in the refusal.
-	Resource schema.GroupResource
+	Resource schema.GroupResource // of the objects; Cause is in the refusal
 	Cause    metav1.CauseType
-	// Limit returns the most unfinished records of a namespace, and the flag that sets it. Zero is no limit.
+	// Limit returns the most unfinished records of a namespace, and its flag. Zero is no limit.
 	Limit func(namespace string) (limit int, flag string)
-	// Factor bounds all records of a namespace, in multiples of the limit: they stay for a while
-	// when they are finished. Zero is no bound.
+	// Factor bounds all records, in multiples of the limit: finished ones stay for a while. Zero is no bound.
 	Factor int
-	// Load counts the records of a namespace, and the unfinished ones. The named records, which are
-	// being created, count in any case.
+	// Load counts the records of a namespace, and its unfinished ones, always with the coming ones.
 	Load func(namespace string, coming sets.Set[string]) (records, unfinished int)
-	// Unfinished and Records are formats of the messages. Their arguments are the present number, the
-	// namespace, the number to be added, the limit, the flag and Factor.
+	// Unfinished and Records are formats of messages with the present number, the namespace, the number to be
+	// added, the limit, the flag and Factor.
 	Unfinished, Records string
 
-	// mu guards coming, and makes one of the decision and the entry that follows.
-	mu sync.Mutex
-	// coming has the names of the records that are being created, by namespace.
-	coming map[string][]string
+	// mu guards coming, and makes the decision and its entry one step.
+	mu     sync.Mutex
+	coming map[string][]string // names of records that are being created, by namespace
 }
 
-// Admit lets the records of an object be created, or returns Forbidden, as a ResourceQuota does.
-// Clients repeat a request after a 429 by themselves, and would hang while nothing changes. The
-// caller calls done when Load counts the records, or when there will be none.
+// Admit admits the records of an object, or returns Forbidden, as a ResourceQuota does: after a 429 clients would
+// repeat the request, and hang. The caller calls done when Load counts the records, or none will come.
 func (q *Quota) Admit(namespace, name string, records ...string) (done func(), err error) {
 	limit, flag := q.Limit(namespace)
 	if limit <= 0 {
@@ -77,7 +70,7 @@ func (q *Quota) Admit(namespace, name string, records ...string) (done func(), e
 	}, nil
 }
 
-// Refuse returns the refusal of an object that is beyond a limit.
+// Refuse returns the refusal of an object beyond a limit.
 func (q *Quota) Refuse(name, message string) error {
 	err := apierrors.NewForbidden(q.Resource, name, errors.New(message))
 	if q.Cause != "" {

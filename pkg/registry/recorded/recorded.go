@@ -1,14 +1,11 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package recorded serves resources whose objects are created, and asked for
-// something, by records of engine.holdfast.io: a POST writes the record of an object,
-// or writes a request into it, and controllers carry that out. Objects are read from
-// memory.
+// Package recorded serves resources by records of engine.holdfast.io: a POST writes an object's record, or a
+// request into it, for the controllers. Objects are read from memory.
 //
-// Whatever the kind, nothing is recorded that the requester has no right to, that
-// admission has not seen, or that has the name of another object; and what was
-// recorded is shown before the request is answered.
+// A record is written only with its requester's right, after admission, and under a name of no other object. It is
+// shown before the request is answered.
 package recorded
 
 import (
@@ -44,44 +41,40 @@ type Records[R logstore.Object] interface {
 	Delete(ctx context.Context, name string, options metav1.DeleteOptions) error
 }
 
-// Kind is what objects of type T, with records of type R, have of their own.
+// Kind has the properties of objects of type T with records of type R.
 type Kind[T, R logstore.Object] interface {
-	// Its Validate checks what costs no more than reading the request did.
+	// Validate has only cheap checks.
 	rest.RESTCreateStrategy
 	names.NameGenerator
-	// Check answers what the requester may not create, and what is wrong with it. It
-	// returns the record of what may be created, and the scopes that it asked rights for.
+	// Check refuses objects that are wrong or that the requester may not create. It returns the record, and the
+	// scopes that it asked rights for.
 	Check(ctx context.Context, obj T, requester user.Info) (record R, scopes []Scope, err error)
-	// Admit lets a record be created, unless there are too many. done is to be called
-	// when the record has been observed, or when there will be none.
+	// Admit lets a record be created, unless there are too many. The caller calls done when the record is
+	// observed, or never will be.
 	Admit(obj T, record R) (done func(), err error)
-	// RecordName is the name of an object's record.
+	// RecordName returns the name of an object's record.
 	RecordName(object types.NamespacedName) string
-	// ObjectName names the object that a record was written for.
+	// ObjectName names the object of a record.
 	ObjectName(record R) types.NamespacedName
-	// Object is the object that a record stands for.
+	// Object returns the object of a record.
 	Object(record R) T
-	// Yields reports whether a record is to be removed for a new one of its name: its object
-	// is not in the new one's namespace any more, and is kept elsewhere.
+	// Yields reports whether a new record of its name replaces a record: its object has left the namespace, and is
+	// kept elsewhere.
 	Yields(record, to R) bool
-	// Unchangeable says why a part of an object, named by its path, does not change, and names
-	// the request that helps.
+	// Unchangeable says why an object's part at this path does not change, and which request helps.
 	Unchangeable(obj T, path string) string
-	// NameTaken answers a request about an object whose record would have the name of
-	// this one, which stands for another object.
+	// NameTaken returns the refusal of a request if the record with the object's name is another object's.
 	NameTaken(obj T, record R) error
 }
 
-// Config is what a REST needs.
+// Config is the configuration of a REST.
 type Config[T, R logstore.Object] struct {
 	Resource *virtual.Resource[T]
 	Kind     Kind[T, R]
 	Log      *logstore.Log[T]
 	Records  Records[R]
-	// Observe puts a record that was just written or read into the log.
-	Observe func(R)
-	// Planned completes the answer to the dry run of a creation. Optional.
-	Planned func(ctx context.Context, obj T, record R) (T, error)
+	Observe  func(R)                                               // puts a written or read record into the log
+	Planned  func(ctx context.Context, obj T, record R) (T, error) // completes the answer to the dry run of a creation; optional
 }
 
 // REST creates, gets, lists and watches objects, and compares them with those that clients apply.
@@ -109,14 +102,11 @@ func NewREST[T, R logstore.Object](config Config[T, R]) (*REST[T, R], error) {
 	return &REST[T, R]{ReadOnly: readOnly, Config: config}, nil
 }
 
-// nameAttempts is how many names are tried for an object that wants one, as for other
-// resources.
-const nameAttempts = 8
+const nameAttempts = 8 // as for other resources
 
-// Create implements rest.Creater: it records the request, and who made it.
+// Create implements rest.Creater: it records the request and its requester.
 func (r *REST[T, R]) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
-	// A name that is taken in a store that has not been read yet is found out before
-	// the work begins.
+	// Fail before the work begins if names in a store are not known yet.
 	if err := r.Log.ReadinessCheck(); err != nil {
 		return nil, err
 	}
@@ -139,8 +129,7 @@ func (r *REST[T, R]) Create(ctx context.Context, obj runtime.Object, validate re
 	return nil, apierrors.NewGenerateNameConflict(r.Resource.GroupResource, asked.GetGenerateName(), 1)
 }
 
-// create is Create with a given name. Cheap checks come first: the size of the request, then
-// the rights of the requester, and then all else.
+// create creates an object with a given name. Cheap checks come first: the size, then the rights, then others.
 func (r *REST[T, R]) create(ctx context.Context, obj T, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
 	if err := rest.BeforeCreate(r.Kind, ctx, obj); err != nil {
 		return nil, err
@@ -194,7 +183,6 @@ func (r *REST[T, R]) create(ctx context.Context, obj T, validate rest.ValidateOb
 	return created, nil
 }
 
-// dry is the answer to a dry run.
 func (r *REST[T, R]) dry(ctx context.Context, record R) (runtime.Object, error) {
 	obj := r.Kind.Object(record)
 	if r.Planned == nil {
@@ -207,8 +195,7 @@ func (r *REST[T, R]) dry(ctx context.Context, record R) (runtime.Object, error) 
 	return planned, nil
 }
 
-// replace creates a record in the place of one that yields. taken is the error that says that
-// there is one.
+// replace creates a record in the place of one that yields, or returns taken.
 func (r *REST[T, R]) replace(ctx context.Context, record R, options *metav1.CreateOptions, taken error) (R, error) {
 	var none R
 	other, err := r.Records.Get(ctx, record.GetName(), metav1.GetOptions{})
@@ -227,8 +214,8 @@ func (r *REST[T, R]) replace(ctx context.Context, record R, options *metav1.Crea
 	return r.Records.Create(ctx, record, metav1.CreateOptions{})
 }
 
-// Get implements rest.Getter. An object that this server has not heard of may have
-// been created through another one a moment ago, so its record is looked up once.
+// Get implements rest.Getter. It looks up the record of an unknown object: another server may have just created
+// it.
 func (r *REST[T, R]) Get(ctx context.Context, name string, options *metav1.GetOptions) (runtime.Object, error) {
 	obj, err := r.ReadOnly.Get(ctx, name, options)
 	if !apierrors.IsNotFound(err) && !apierrors.IsTooManyRequests(err) {
@@ -262,20 +249,18 @@ func RequesterFrom(ctx context.Context) (user.Info, error) {
 	return requester, nil
 }
 
-// ExtraScheduleUID is what this server says of a user besides their name, when it asks for
-// a backup as whoever wrote a schedule: the schedule's uid. Authenticators, and those who may
-// impersonate with an extra of this name, are the only ones who could say it too.
+// ExtraScheduleUID is the extra with a schedule's uid in this server's requests for backups as the schedule's
+// author. Only authenticators, and users who may impersonate with this extra, can set it too.
 const ExtraScheduleUID = "holdfast.io/schedule-uid"
 
-// ExtraSchedule is the schedule itself, as NAMESPACE/NAME. This server says it beside
-// ExtraScheduleUID, also when it deletes a backup that a schedule does not keep.
+// ExtraSchedule is the schedule as NAMESPACE/NAME. It is set beside ExtraScheduleUID, and for deletions of backups
+// that the schedule does not keep.
 const ExtraSchedule = "holdfast.io/schedule"
 
-// scheduleAnnotation says in the audit log which schedule caused a request.
+// scheduleAnnotation names in the audit log the schedule that caused a request.
 const scheduleAnnotation = "cause.holdfast.io/schedule"
 
-// scheduleOf returns the schedule that caused a request, empty if none did, and says so in
-// the audit log.
+// scheduleOf returns the schedule that caused a request, or "", and notes it in the audit log.
 func scheduleOf(ctx context.Context, requester user.Info) string {
 	by := requester.GetExtra()[ExtraSchedule]
 	if len(by) != 1 {
@@ -285,9 +270,8 @@ func scheduleOf(ctx context.Context, requester user.Info) string {
 	return by[0]
 }
 
-// Requester is a user as a record names them: who they are, for those who read it.
-// What else an authenticator says of them is left out: it may tell which credential was
-// used. Only where something is asked for with their rights later is it added.
+// Requester returns the user for a record that others read, without the extras, which may tell the credential.
+// Callers add these where the user's rights are needed later.
 func Requester(requester user.Info) enginev1alpha1.Requester {
 	return enginev1alpha1.Requester{
 		Username: requester.GetName(),
@@ -296,10 +280,9 @@ func Requester(requester user.Info) enginev1alpha1.Requester {
 	}
 }
 
-// NotRecorded is the answer to a request whose record could not be written: that it may be tried
-// again, or the refusal of a quota, a policy or a webhook, with its code. All else is an internal
-// error, also that this server has not the right to write records: it is not the caller's fault, and
-// goes by.
+// NotRecorded returns the answer to a request whose record could not be written: that it may be tried again, or
+// the refusal of a quota, a policy or a webhook, with its code. Other errors are internal, also a missing right of
+// this server, which passes.
 func NotRecorded(resource schema.GroupResource, kind, name string, err error) error {
 	var answer apierrors.APIStatus
 	if !errors.As(err, &answer) || lacksRight(err) {
@@ -319,8 +302,7 @@ func NotRecorded(resource schema.GroupResource, kind, name string, err error) er
 	return apierrors.NewInternalError(fmt.Errorf("recording the %s: %w", kind, err))
 }
 
-// lacksRight reports whether an authorizer has refused a request, and not a quota or a policy. Only
-// its words tell.
+// lacksRight reports whether an authorizer, not a quota or a policy, has refused a request. Only its words tell.
 func lacksRight(err error) bool {
 	text := err.Error()
 	return apierrors.IsForbidden(err) && strings.Contains(text, `User "`) && strings.Contains(text, `" cannot `) && strings.Contains(text, ` resource "`)

@@ -15,17 +15,15 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/clustercache"
 )
 
-// rememberedDeletions is the number of deleted records that a Set does not take back.
+// rememberedDeletions is the number of deleted records that a Set still refuses.
 const rememberedDeletions = 1000
 
-// Set keeps the newest known version of each record, by a key. Records come from an informer and
-// from the answers to this process's own writes, in any order. An answer that comes after the
-// deletion of its record is ignored. The caller guards a Set by a lock.
+// Set keeps the newest known version of each record, by a key, from an informer and from answers to own writes, in
+// any order. It ignores deleted ones. The caller guards it by a lock.
 type Set[K comparable, R metav1.Object] struct {
 	key     func(R) K
 	records map[K]R
-	// deleted has the uids of the records that were deleted last.
-	deleted *lru.Cache
+	deleted *lru.Cache // uids of the last deleted records
 }
 
 // NewSet returns an empty Set.
@@ -42,8 +40,7 @@ func (s *Set[K, R]) All() iter.Seq2[K, R] { return maps.All(s.records) }
 // Len returns the number of records.
 func (s *Set[K, R]) Len() int { return len(s.records) }
 
-// Known returns the newest known version of a record, or nil. Another record with the same key is
-// not a version of it.
+// Known returns the newest known version of a record, or nil, also for another record with the same key.
 func (s *Set[K, R]) Known(record R) (known R) {
 	if found, ok := s.records[s.key(record)]; ok && found.GetUID() == record.GetUID() {
 		return found
@@ -51,8 +48,8 @@ func (s *Set[K, R]) Known(record R) (known R) {
 	return known
 }
 
-// Observe keeps a record, unless a newer version is known, or the record was deleted. It returns
-// the version that was known before, or nil, and whether the record was kept.
+// Observe keeps a record, unless it was deleted or a newer version is known. It returns the version before, or
+// nil, and whether it kept the record.
 func (s *Set[K, R]) Observe(record R) (before R, kept bool) {
 	found, exists := s.records[s.key(record)]
 	if exists && found.GetUID() == record.GetUID() {
@@ -69,7 +66,7 @@ func (s *Set[K, R]) Observe(record R) (before R, kept bool) {
 	return before, true
 }
 
-// Delete forgets a record that was deleted, and reports whether it was known.
+// Delete forgets a deleted record, and reports whether it was known.
 func (s *Set[K, R]) Delete(record R) bool {
 	s.deleted.Add(record.GetUID(), nil)
 	key := s.key(record)
@@ -81,7 +78,7 @@ func (s *Set[K, R]) Delete(record R) bool {
 	return true
 }
 
-// Rekey moves the records whose keys have changed, and returns them by their former keys.
+// Rekey moves the records with changed keys, and returns them by their former keys.
 func (s *Set[K, R]) Rekey() map[K]R {
 	moved := map[K]R{}
 	for key, record := range s.records {
@@ -98,8 +95,8 @@ func (s *Set[K, R]) Rekey() map[K]R {
 	return moved
 }
 
-// Handler passes what an informer reports of records to functions that keep a Set. An informer
-// that missed events reports a deleted record, and the next one of its name, as one change.
+// Handler passes an informer's events to functions that keep a Set. After missed events an informer reports a
+// deleted record and its successor as one change.
 func Handler[R metav1.Object](observe, deleted func(R)) cache.ResourceEventHandlerFuncs {
 	handler := clustercache.Handler(observe, deleted)
 	handler.UpdateFunc = func(before, after any) {

@@ -22,30 +22,25 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
 )
 
-// Subresource serves a subresource with the verb create: a request about an object, which is
-// recorded and answered with a Status.
+// Subresource serves a subresource with the verb create. A request is recorded, and answered with a Status.
 type Subresource struct {
-	// Resource and Singular name the objects.
 	Resource schema.GroupResource
 	Singular string
-	// Body is the empty body of a request. Its name, if set, must be the object's.
+	// Body is an empty request. A request's name, if set, must be the object's.
 	Body  runtime.Object
 	Clock clock.PassiveClock
-	// Record records a request, and returns the message of the answer. It is called again after a
-	// conflict with another write.
+	// Record records a request, and returns the answer's message. It is called again after a conflict.
 	Record func(ctx context.Context, request *Request) (message string, err error)
 }
 
-// Request is a request about the object of a name.
+// Request is a request about the object of this name.
 type Request struct {
 	Name      string
 	Body      runtime.Object
 	Requester user.Info
-	// Ask is the request as records have it.
-	Ask    enginev1alpha1.Ask
-	DryRun []string
-	// About is the object that the answer names; Record may change it.
-	About metav1.StatusDetails
+	Ask       enginev1alpha1.Ask // for the record
+	DryRun    []string
+	About     metav1.StatusDetails // the object in the answer; Record may change it
 }
 
 var _ rest.NamedCreater = &Subresource{}
@@ -85,14 +80,12 @@ func (s *Subresource) Create(ctx context.Context, name string, obj runtime.Objec
 	return &metav1.Status{Status: metav1.StatusSuccess, Code: http.StatusCreated, Message: message, Details: &request.About}, nil
 }
 
-// untilWritten repeats a write that conflicts with another one. Other refusals with the code of a
-// conflict are answers.
+// untilWritten repeats a write after a conflict with another one, but not after other refusals with that code.
 func untilWritten(write func() error) error {
 	return retry.OnError(retry.DefaultRetry, func(err error) bool { return apierrors.ReasonForError(err) == metav1.StatusReasonConflict }, write)
 }
 
-// Conflict returns the refusal of a request that does not fit the state of an object. Clients do
-// not repeat it, as they do after a conflict with another write.
+// Conflict refuses a request that does not fit an object's state. Clients do not repeat it.
 func Conflict(resource schema.GroupResource, name string, reason metav1.StatusReason, message string) *apierrors.StatusError {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status: metav1.StatusFailure, Code: http.StatusConflict, Reason: reason, Message: message,
@@ -100,9 +93,8 @@ func Conflict(resource schema.GroupResource, name string, reason metav1.StatusRe
 	}}
 }
 
-// NewRequest serves a request that is written into the record of an object. record returns the
-// record as it is to be written, or nil with the message if there is nothing to write. Its argument
-// is nil if the object has no record.
+// NewRequest serves a request that is written into an object's record. record gets the record, nil if there is
+// none, and returns the changed one, or nil with the message if there is nothing to write.
 func NewRequest[T, R logstore.Object](objects *REST[T, R], clock clock.PassiveClock, body runtime.Object,
 	record func(obj T, record R, ask enginev1alpha1.Ask, body runtime.Object) (changed R, message string, err error)) *Subresource {
 	return &Subresource{
@@ -140,7 +132,6 @@ func NewRequest[T, R logstore.Object](objects *REST[T, R], clock clock.PassiveCl
 	}
 }
 
-// recordOf reads the record of an object; nil if it has none.
 func (r *REST[T, R]) recordOf(ctx context.Context, obj T) (none R, err error) {
 	object := types.NamespacedName{Namespace: obj.GetNamespace(), Name: obj.GetName()}
 	record, err := r.Records.Get(ctx, r.Kind.RecordName(object), metav1.GetOptions{})

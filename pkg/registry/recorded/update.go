@@ -25,7 +25,7 @@ import (
 
 var _ rest.Patcher = &REST[logstore.Object, logstore.Object]{}
 
-// ByMeaning compares specs. A duration with another text is the same duration.
+// ByMeaning compares specs. Durations with different texts may be equal.
 var ByMeaning = func() conversion.Equalities {
 	e := equality.Semantic.Copy()
 	if err := e.AddFunc(func(a, b v1alpha1.Duration) bool { return a.Duration == b.Duration }); err != nil {
@@ -34,10 +34,9 @@ var ByMeaning = func() conversion.Equalities {
 	return e
 }()
 
-// Update implements rest.Updater, for clients that apply manifests. Server-side apply creates an
-// object by the rights and rules of a creation. The object that is there is the answer if the
-// request would change nothing. Another request is refused with a hint. A dry run shows the change,
-// and warns of the refusal.
+// Update implements rest.Updater, for clients that apply manifests. Server-side apply creates a missing object as
+// Create does. A request without a change returns the object. Others are refused with a hint; a dry run shows the
+// change, and warns of the refusal.
 func (r *REST[T, R]) Update(ctx context.Context, name string, objInfo rest.UpdatedObjectInfo, createValidation rest.ValidateObjectFunc,
 	updateValidation rest.ValidateObjectUpdateFunc, forceAllowCreate bool, options *metav1.UpdateOptions) (runtime.Object, bool, error) {
 	found, err := r.Get(ctx, name, &metav1.GetOptions{})
@@ -61,8 +60,8 @@ func (r *REST[T, R]) Update(ctx context.Context, name string, objInfo rest.Updat
 		return nil, false, apierrors.NewConflict(r.Resource.GroupResource, name, errPrecondition(*preconditions.UID, was.GetUID()))
 	}
 	base := was.DeepCopyObject().(T)
-	// No manager has any field: otherwise server-side apply answers with conflicts. These advise
-	// to force a change, which is refused then.
+	// No manager has any field. Otherwise server-side apply answers with conflicts, which advise to force a
+	// change.
 	base.SetManagedFields([]metav1.ManagedFieldsEntry{{
 		Manager: "holdfast-apiserver", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: v1alpha1.SchemeGroupVersion.String(),
 		FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(`{"f:status":{}}`),
@@ -101,10 +100,10 @@ func errPrecondition[T ~string](want, is T) error {
 	return field.Invalid(field.NewPath("metadata", "uid"), want, "its uid is "+string(is))
 }
 
-// changes names each part of an object that would change, and says why it can't.
+// changes names each part of an object that would change, and why it can't.
 func (r *REST[T, R]) changes(ctx context.Context, was, is T) (refused field.ErrorList) {
 	was, is = was.DeepCopyObject().(T), is.DeepCopyObject().(T)
-	// Defaults, and fields that are not recorded, are no change. An earlier option may have recorded more.
+	// Defaults and unrecorded fields are no change. An earlier option may have recorded more.
 	r.Kind.PrepareForCreate(ctx, is)
 	r.Kind.Canonicalize(is)
 	r.Kind.Canonicalize(was)
@@ -131,8 +130,8 @@ func (r *REST[T, R]) changes(ctx context.Context, was, is T) (refused field.Erro
 	return refused
 }
 
-// merged adds labels or annotations that a client need not repeat. The server has added some, as to
-// a backup in its store. The annotation of kubectl apply stays as it was.
+// merged adds labels or annotations that a client need not repeat, such as the server's. The annotation of kubectl
+// apply stays as it was.
 func merged(was, is map[string]string) map[string]string {
 	result := maps.Clone(is)
 	delete(result, corev1.LastAppliedConfigAnnotation)
@@ -151,7 +150,7 @@ func merged(was, is map[string]string) map[string]string {
 	return result
 }
 
-// changed lists the JSON names of the fields in which two structs of one type differ.
+// changed lists the JSON names of the fields that differ in two structs of one type.
 func changed(was, is reflect.Value) (names []string) {
 	for i := range was.NumField() {
 		name, options, _ := strings.Cut(was.Type().Field(i).Tag.Get("json"), ",")

@@ -22,8 +22,7 @@ type MaintenanceRecords interface {
 	Update(ctx context.Context, record *enginev1alpha1.VolumeRepository, options metav1.UpdateOptions) (*enginev1alpha1.VolumeRepository, error)
 }
 
-// NewMaintenance serves the requests for the repositories whose records are in the system namespace.
-// The answer names the Job.
+// NewMaintenance serves requests to the repositories in the system namespace. The answer names the Job.
 func NewMaintenance(system string, records MaintenanceRecords, clock clock.PassiveClock) *recorded.AskREST[*v1alpha1.MaintenanceRequest] {
 	return &recorded.AskREST[*v1alpha1.MaintenanceRequest]{
 		Singular: "maintenancerequest", System: system, Records: "repositories", NamedAfter: "VolumeRepository: NAMESPACE.LOCATION", Clock: clock,

@@ -1,10 +1,9 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package requests serves the resources that can only be created, each of which asks for
-// something to be done: syncrequests for the listing of a store, maintenancerequests for the
-// maintenance of a repository, and the deletion of volumes. A request becomes a record, or a part of
-// one, whose controller carries it out. One that waits already is answered again, without a write.
+// Package requests serves requests as resources that can only be created: syncrequests list a store,
+// maintenancerequests maintain a repository, others delete volumes. A controller carries out the record of a
+// request. If one waits already, it is the answer, without a write.
 package requests
 
 import (
@@ -28,9 +27,8 @@ type SyncRecords interface {
 	Patch(ctx context.Context, name string, kind types.PatchType, patch []byte, options metav1.PatchOptions, subresources ...string) (*enginev1alpha1.StorageLocation, error)
 }
 
-// NewSync serves the requests for the locations whose records are in the system namespace. The
-// answer has the generation of the StorageLocation to wait for. awaits reports whether a listing
-// that a location asks for is yet to begin.
+// NewSync serves requests to the locations in the system namespace. The answer has the StorageLocation's
+// generation to wait for. awaits reports whether a location's listing has not begun.
 func NewSync(system string, records SyncRecords, awaits func(*enginev1alpha1.StorageLocation) bool, clock clock.PassiveClock) *recorded.AskREST[*v1alpha1.SyncRequest] {
 	return &recorded.AskREST[*v1alpha1.SyncRequest]{
 		Singular: "syncrequest", System: system, Records: "storage locations", NamedAfter: "StorageLocation", Clock: clock,
@@ -55,14 +53,13 @@ func writeSync(ctx context.Context, records SyncRecords, awaits func(*enginev1al
 	if asked != nil && awaits(record) {
 		answer.Message = fmt.Sprintf("nothing to do: %s asked at %s, and the listing is yet to begin; ", asked.Requester.Username, asked.Timestamp.UTC().Format(time.RFC3339))
 	} else {
-		if asked != nil && !asked.Timestamp.Before(&ask.Timestamp) { // a second is the least that makes a difference
+		if asked != nil && !asked.Timestamp.Before(&ask.Timestamp) { // a second is the least difference
 			ask.Timestamp = metav1.NewTime(asked.Timestamp.Add(time.Second))
 		}
-		// Nothing else may be written, in no other spelling either (see the
-		// ValidatingAdmissionPolicy holdfast-apiserver).
+		// Nothing else may be written, nor spelt otherwise (see the ValidatingAdmissionPolicy holdfast-apiserver).
 		patch, err := json.Marshal([]map[string]any{
-			{"op": "replace", "path": "/metadata/resourceVersion", "value": record.ResourceVersion}, // so it is that one
-			{"op": "add", "path": "/spec/syncRequest", "value": ask},                                // or in the place of another
+			{"op": "replace", "path": "/metadata/resourceVersion", "value": record.ResourceVersion}, // that version
+			{"op": "add", "path": "/spec/syncRequest", "value": ask},                                // or replaces another
 		})
 		if err != nil {
 			return answer, err

@@ -30,55 +30,48 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 )
 
-// maxBytes is about how large the list of backups in a record may be, which etcd has to take.
+// maxBytes bounds roughly the list of backups in a record, for etcd.
 const maxBytes = 1 << 20
 
-// VolumeDeletionConfig is what a REST needs.
+// VolumeDeletionConfig is the configuration of the deletions.
 type VolumeDeletionConfig struct {
-	// Ready fails while it is not known what the stores hold.
+	// Ready fails while the contents of the stores are unknown.
 	Ready func() error
-	// History is what is listed of a volume, by its name as a BackupVolume, with its uid.
+	// History returns the history of a BackupVolume, and its uid.
 	History func(namespace, name string) ([]catalog.HistoryItem, types.UID)
-	// Backup is a backup as it is listed, with what is recorded of it.
+	// Backup returns a backup as it is shown.
 	Backup func(namespace, name string) (*v1alpha1.Backup, bool)
-	// AllowsDeletion reports whether a storage location of another format allows deletion.
+	// AllowsDeletion reports whether a location of another format allows deletion.
 	AllowsDeletion func(location string) bool
-	// Changes are the records.
-	Changes engineclient.BackupChangeInterface
-	// Observe has what was just recorded not listed any more.
-	Observe    func(*enginev1alpha1.BackupChange)
-	Authorizer authorizer.Authorizer
-	Clock      clock.PassiveClock
-	// SystemNamespace is where the records live. It has no limit: it is the administrator's.
+	Changes        engineclient.BackupChangeInterface // the records
+	Observe        func(*enginev1alpha1.BackupChange) // hides the targets of a new record
+	Authorizer     authorizer.Authorizer
+	Clock          clock.PassiveClock
+	// SystemNamespace has the records. It has no limit: it is the administrator's.
 	SystemNamespace string
-	// Limit is how many deletions of what is listed in one namespace may be under way at once; zero
-	// is no limit.
+	// Limit bounds a namespace's concurrent deletions; zero is no limit.
 	Limit int
-	// Load is as recorded.Quota has it.
-	Load func(namespace string, coming sets.Set[string]) (records, unfinished int)
+	Load  func(namespace string, coming sets.Set[string]) (records, unfinished int) // as in recorded.Quota
 }
 
-// recordsPerUnfinished bounds all records of a namespace, in multiples of its limit: they stay for
-// a day when they are carried out.
+// recordsPerUnfinished bounds all records of a namespace, in multiples of its limit: finished ones stay for a day.
 const recordsPerUnfinished = 10
 
-// CauseTooManyDeletions is the cause in the answer to a request that is beyond the limit.
+// CauseTooManyDeletions is the cause of a refusal beyond the limit.
 const CauseTooManyDeletions metav1.CauseType = "TooManyVolumeDeletions"
 
-// deletion is the subresource of one resource. A POST deletes a volume's whole history, or one volume
-// backup. One record for each storage location names each backup that is meant, and no replica lists
-// those any more. The controller backupchange carries it out.
+// deletion is the subresource of one resource. A POST deletes a volume's whole history, or one volume backup. One
+// record for each location names the backups, which no replica lists any more. The controller backupchange carries
+// it out.
 //
-// A requester needs the right to this subresource in the namespace that lists the volume. A backup of
-// another namespace needs the right to create backups/deletion there, too. Other backups of a history
-// stay, and the answer counts them.
+// It takes the right to this subresource in the namespace that lists the volume, and to create backups/deletion in
+// each other namespace. Other backups stay, and the answer counts them.
 type deletion struct {
 	VolumeDeletionConfig
 	quota    recorded.Quota
 	resource schema.GroupResource
-	// history is true if a volume's whole history is meant.
-	history bool
-	// items returns the volume backups that a name means, and the uid of the named object.
+	history  bool // a volume's whole history is deleted
+	// items returns the named volume backups, and the uid of the named object.
 	items func(ctx context.Context, namespace, name string) ([]catalog.HistoryItem, types.UID, error)
 }
 
@@ -95,7 +88,7 @@ func NewHistoryDeletion(config VolumeDeletionConfig) *recorded.Subresource {
 	return d.subresource("backupvolume")
 }
 
-// NewVolumeDeletion serves volumebackups/deletion. The volume backups are got from where they are listed.
+// NewVolumeDeletion serves volumebackups/deletion. volumeBackups gets the volume backups as they are listed.
 func NewVolumeDeletion(config VolumeDeletionConfig, volumeBackups rest.Getter) *recorded.Subresource {
 	d := &deletion{VolumeDeletionConfig: config, resource: v1alpha1.Resource("volumebackups")}
 	d.items = func(ctx context.Context, namespace, name string) ([]catalog.HistoryItem, types.UID, error) {
@@ -172,7 +165,7 @@ func (d *deletion) record(ctx context.Context, request *recorded.Request) (strin
 		record, err = d.Changes.Create(ctx, record, metav1.CreateOptions{DryRun: request.DryRun})
 		switch {
 		case err != nil:
-			return "", recorded.NotRecorded(d.resource, "deletion", name, err) // for what is still listed
+			return "", recorded.NotRecorded(d.resource, "deletion", name, err) // for items that are still listed
 		case len(request.DryRun) == 0:
 			d.Observe(record)
 		}
@@ -187,18 +180,16 @@ func (d *deletion) record(ctx context.Context, request *recorded.Request) (strin
 	return strings.Join(append([]string{said}, chosen.stays()...), "; "), nil
 }
 
-// choice has the entries of a history to delete, and counts the others.
 type choice struct {
 	targets []enginev1alpha1.BackupChangeTarget
 	size    int
-	// forbidden counts entries in backups of others, later the ones that one record can't hold.
+	// forbidden counts entries in backups of others, later the ones beyond one record's size.
 	forbidden, later int
-	// refused counts entries of backups that must not change; reasons has each reason once.
-	refused int
-	reasons []string
+	refused          int // in backups that must not change; reasons has each reason once
+	reasons          []string
 }
 
-// stays says what is not deleted, and why.
+// stays says which entries stay, and why.
 func (c *choice) stays() (said []string) {
 	if c.forbidden > 0 {
 		said = append(said, fmt.Sprintf("%d stay in backups of other namespaces, which need the right to create backups.holdfast.io/deletion there", c.forbidden))
@@ -219,7 +210,7 @@ func (c *choice) refuse(why string) {
 	}
 }
 
-// add has a volume backup deleted, unless one record can't hold it.
+// add adds a volume backup, unless one record can't hold it.
 func (c *choice) add(item *catalog.HistoryItem) {
 	size := 100 + len(item.Backup.Location) + len(item.Backup.StoreName) + len(item.Backup.UID) + len(item.BackupName)
 	if len(c.targets) >= enginev1alpha1.MaxBackupChangeTargets || c.size+size > maxBytes {
@@ -232,8 +223,7 @@ func (c *choice) add(item *catalog.HistoryItem) {
 	})
 }
 
-// byLocation are the targets of each storage location, by its name: a store that does not answer
-// holds up only what lies there.
+// byLocation returns the targets by location: a store without an answer holds up only its own.
 func (c *choice) byLocation() [][]enginev1alpha1.BackupChangeTarget {
 	of := map[string][]enginev1alpha1.BackupChangeTarget{}
 	for _, target := range c.targets {
@@ -246,7 +236,6 @@ func (c *choice) byLocation() [][]enginev1alpha1.BackupChangeTarget {
 	return targets
 }
 
-// maxReasons is how many different ones are told.
 const maxReasons = 10
 
 func (d *deletion) choose(ctx context.Context, requester user.Info, namespace string, items []catalog.HistoryItem) (*choice, error) {
@@ -296,7 +285,7 @@ func (d *deletion) choose(ctx context.Context, requester user.Info, namespace st
 	return chosen, nil
 }
 
-// whyNot says why nothing is deleted from a backup; empty if that may be.
+// whyNot returns why nothing may be deleted from a backup, or "".
 func whyNot(backup *v1alpha1.Backup) string {
 	status := &backup.Status
 	name := fmt.Sprintf("the backup %s/%s ", backup.Namespace, backup.Name)
@@ -315,7 +304,7 @@ func whyNot(backup *v1alpha1.Backup) string {
 	return ""
 }
 
-// conflict refuses a request that does not fit how things are.
+// conflict refuses a request because of the state.
 func (d *deletion) conflict(name, why string) error {
 	return recorded.Conflict(d.resource, name, v1alpha1.StatusReasonBackupState, fmt.Sprintf("%s %q: nothing was deleted: %s", d.resource.Resource, name, why))
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/streamed"
 )
 
-// The sizes beyond which a file is not sent: a writer's are smaller.
+// Larger files are not sent: a writer's are smaller.
 const (
 	maxLogBytes  = 4 << 30
 	maxPlanBytes = 4 << 30
@@ -24,13 +24,11 @@ type Contents struct {
 	Restores        *REST
 	Streams         *streamed.Streams
 	SystemNamespace string
-	// Digest returns the SHA-256 of a restore's object by its key, or "" if unknown.
-	Digest func(restore *v1alpha1.Restore, key string) string
-	// Running has the logs of executed restores.
-	Running streamed.Logs
+	Digest          func(restore *v1alpha1.Restore, key string) string // SHA-256 of an object, "" if unknown
+	Running         streamed.Logs                                      // of executed restores
 }
 
-// Log returns restores/log: the restore's log, also while it is written.
+// Log returns restores/log, also while it is written.
 func (c *Contents) Log() *streamed.REST {
 	return c.file("log", "text/plain; charset=utf-8", format.RestoreLogKey, maxLogBytes, c.Running)
 }
@@ -45,8 +43,7 @@ func (c *Contents) Plan() *streamed.REST {
 	return c.file("plan", "application/json", format.RestorePlanKey, maxPlanBytes, nil)
 }
 
-// file serves a stored file of a restore, decompressed. Before it is stored, running serves it,
-// unless nil.
+// file serves a stored file of a restore, decompressed. Before it is stored, running serves it, unless nil.
 func (c *Contents) file(subresource, contentType string, key func(storeName string) string, limit int64, running streamed.Logs) *streamed.REST {
 	ending := streamed.Ending[*v1alpha1.Restore]{Objects: c.Restores, Noun: "restore", Conflict: conflict,
 		Phase: func(restore *v1alpha1.Restore) (string, bool) { return phase(restore), restore.Status.Phase.Ended() }}

@@ -23,8 +23,8 @@ const mostClaims = 3
 // withVolumes are the resources whose restore includes volumes.
 var withVolumes = sets.New("persistentvolumeclaims", "persistentvolumes", "pods", "statefulsets", "deployments", "replicasets", "daemonsets", "jobs", "cronjobs", "replicationcontrollers")
 
-// holdsLess returns what data the newest candidate lacks that an older one holds, and the backup to
-// name; "" if none. No backup says whether such a claim was deleted on purpose, so a user decides.
+// holdsLess returns which data the newest candidate lacks that an older one holds, and that backup, or "". A user
+// decides: a claim may have been deleted on purpose.
 func (k *kind) holdsLess(newest *v1alpha1.Backup, candidates []*v1alpha1.Backup, restore *v1alpha1.RestoreSpec) string {
 	if k.heldClaims == nil || !asksForVolumes(restore) {
 		return ""
@@ -38,7 +38,7 @@ func (k *kind) holdsLess(newest *v1alpha1.Backup, candidates []*v1alpha1.Backup,
 	newestFirst := slices.SortedFunc(slices.Values(candidates), func(a, b *v1alpha1.Backup) int {
 		return cmp.Or(takenAt(b).Compare(takenAt(a).Time), strings.Compare(a.Name, b.Name))
 	})
-	// Of each claim that the newest lacks, the newest backup that holds it.
+	// For each claim that the newest lacks, the newest backup with it.
 	holders := map[types.NamespacedName]*v1alpha1.Backup{}
 	for _, backup := range newestFirst {
 		for claim := range held[backup] {

@@ -24,7 +24,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// find returns the backup that a restore means. The field errors are about the restore's fields.
+// find returns the backup that a restore means, and field errors about the restore.
 func (k *kind) find(ctx context.Context, restore *v1alpha1.Restore) (*v1alpha1.Backup, field.ErrorList, error) {
 	ctx = genericapirequest.WithNamespace(ctx, restore.Spec.BackupNamespace)
 	if restore.Spec.BackupName == "" {
@@ -48,8 +48,7 @@ func (k *kind) find(ctx context.Context, restore *v1alpha1.Restore) (*v1alpha1.B
 	return backup, nil, nil
 }
 
-// untilPoll says how a backup is listed that another maker has just stored. Only administrators may
-// request that.
+// untilPoll tells administrators how a backup of another maker gets listed.
 func (k *kind) untilPoll(restore *v1alpha1.Restore) string {
 	if restore.Namespace != k.systemNamespace {
 		return ""
@@ -57,8 +56,7 @@ func (k *kind) untilPoll(restore *v1alpha1.Restore) string {
 	return ": if another cluster, or Velero, has just made it, it is listed after the next poll of its storage location, or at once by a SyncRequest of the location's name (see \"Sync now\" in docs/catalogue.md); if its location has the condition BackupsLeftOut, it may be one of those that have no room in the lists"
 }
 
-// warnOfDoubts adds a Warning to the answer for each of a backup's doubts. The restore's results
-// have them too.
+// warnOfDoubts adds a Warning for each doubt about a backup, as the restore's results do.
 func warnOfDoubts(ctx context.Context, at *field.Path, backup *v1alpha1.Backup) {
 	origin := backup.Status.Origin
 	vouched := origin == nil || origin.Trust != v1alpha1.BackupTrustForeign
@@ -102,8 +100,8 @@ func good(backup *v1alpha1.Backup) bool {
 	return backup.Status.Phase == v1alpha1.BackupPhaseCompleted || backup.Status.Phase == v1alpha1.BackupPhasePartiallyFailed
 }
 
-// newest returns the newest good backup that holds what a restore asks for, of a schedule if it
-// names one. It needs a trusted signature.
+// newest returns the newest good backup with all that a restore asks for, of the named schedule if any. It needs a
+// trusted signature.
 func (k *kind) newest(ctx context.Context, restore *v1alpha1.Restore) (*v1alpha1.Backup, field.ErrorList, error) {
 	if err := k.ready(); err != nil {
 		return nil, nil, apierrors.NewServiceUnavailable(fmt.Sprintf("the newest backup is not known yet: %v: try again in a moment, or set spec.backupName", err))
@@ -173,9 +171,8 @@ func takenAt(backup *v1alpha1.Backup) *metav1.Time {
 	return &backup.CreationTimestamp
 }
 
-// holdsAll reports, by the specs alone, whether a backup holds what a restore asks for. The backup
-// must have the named namespaces, the resources, and no narrower label selection. So a restore that
-// names no backup gets none of ConfigMaps alone.
+// holdsAll reports, by the specs alone, whether a backup has the restore's named namespaces, its resources, and no
+// narrower label selection. So a restore that names no backup gets none of ConfigMaps alone.
 func holdsAll(backup *v1alpha1.BackupSpec, status *v1alpha1.BackupStatus, restore *v1alpha1.RestoreSpec) bool {
 	held, errs := selection.ParseNamespaces(backup.IncludedNamespaces, backup.ExcludedNamespaces, nil)
 	if len(errs) > 0 {
@@ -221,8 +218,7 @@ func holdsAll(backup *v1alpha1.BackupSpec, status *v1alpha1.BackupStatus, restor
 	return named || everyResource(backup)
 }
 
-// everyResource reports whether a backup was not limited to some resources. Excluded resources
-// don't count.
+// everyResource reports whether a backup includes all resources. Excluded ones don't count.
 func everyResource(backup *v1alpha1.BackupSpec) bool {
 	all := func(words []string) bool { return len(words) == 0 || slices.Contains(words, "*") }
 	return all(backup.IncludedResources) && all(backup.IncludedNamespaceScopedResources) && !slices.Contains(backup.ExcludedNamespaceScopedResources, "*")

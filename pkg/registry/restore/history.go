@@ -27,41 +27,33 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// An ended restore is stored, and is shown by its name in the store once its record is deleted.
-// That name ends in a digest of its uid, so no two restores share it, and the short name is free
-// again. A stored restore never changes, so it is read once.
+// Once its record is deleted, an ended restore is shown by its name in the store. That name ends in a digest of
+// its uid, so it is unique, and the short name is free again. A stored restore never changes, so it is read once.
 
 const (
-	// maxPast bounds the shown restores of one location to the newest, and maxPastBytes their
-	// metadata.
+	// maxPast bounds a location's shown restores, and maxPastBytes their metadata.
 	maxPast      = 10_000
 	maxPastBytes = 64 << 20
-	// maxPastNames bounds the remembered names of older restores and of objects that are no
-	// restores. Only their names are kept.
+	// maxPastNames bounds the remembered names of older restores and other objects.
 	maxPastNames = 100_000
-	// pastReads is how many are read at once, and pastsAtOnce how many are read before they are
-	// shown.
+	// pastReads are read at once, pastsAtOnce before they are shown.
 	pastReads   = 16
 	pastsAtOnce = 1000
 )
 
 type past struct {
-	// restore is nil if the object is no restore, or older than the shown ones.
-	restore *v1alpha1.Restore
-	// claims are as format.DecodeRestore returns them. They are Own if this server has seen the
-	// restore's record.
-	claims *v1alpha1.BackupOrigin
-	// digests of its other objects, by the last segments of their keys; none in old metadata.
-	digests map[string]string
+	restore *v1alpha1.Restore      // nil if the object is no restore, or older than the shown ones
+	claims  *v1alpha1.BackupOrigin // from format.DecodeRestore, or Own if this server has seen the record
+	digests map[string]string      // of its other objects, by the last segments of their keys; none in old metadata
 	bytes   int64
 	missing bool
 }
 
-// Judge returns the worth of claims in a location, and whether their object is listed in the
-// namespace that they name. See package catalog.
+// Judge returns the worth of claims in a location, and whether their object is listed in the named namespace; see
+// package catalog.
 type Judge func(location string, claims *v1alpha1.BackupOrigin) (origin v1alpha1.BackupOrigin, home bool)
 
-// JudgeAgain moves restores of a namespace, or all if that is empty, to where they belong by now.
+// JudgeAgain moves restores of a namespace, or all if empty, to where they belong by now.
 func (p *Publisher) JudgeAgain(namespace string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -78,8 +70,7 @@ func (p *Publisher) judgeAgainLocked(namespace string) {
 	}
 }
 
-// SetLocations sets all locations, each with its store's identity. Restores read from other stores
-// are hidden.
+// SetLocations sets all locations, each with its store's identity. Restores of other stores are hidden.
 func (p *Publisher) SetLocations(stores map[string]string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -96,9 +87,9 @@ func (p *Publisher) SetLocations(stores map[string]string) {
 	}
 }
 
-// ReadStore lists the restores in a location's store, one request per thousand, and reads new ones,
-// one request each. A location that shows no restores has no new ones. A restore is hidden when two
-// listings in a row lack it: one may be of a folder that is not mounted.
+// ReadStore lists the restores in a location's store, one request per thousand, and reads each new one. A location
+// that shows no restores has no new ones. A restore is hidden when two successive listings lack it: one may be of
+// a folder that is not mounted.
 func (p *Publisher) ReadStore(ctx context.Context, location, of string, from store.Reader) error {
 	before, err := p.known(location, of)
 	if err != nil {
@@ -123,7 +114,7 @@ func (p *Publisher) ReadStore(ctx context.Context, location, of string, from sto
 		klog.FromContext(ctx).Info("A location has more restores than are looked at when their records are gone", "location", location, "restores", len(listed), "most", maxPastNames)
 		fresh = fresh[:room]
 	}
-	var row atomic.Int32 // of readings that the store did not answer
+	var row atomic.Int32 // readings that the store did not answer
 	for names := range slices.Chunk(fresh, pastsAtOnce) {
 		found, readErr := readPasts(ctx, from, names, &row)
 		err = cmp.Or(err, readErr)
@@ -151,8 +142,8 @@ func (p *Publisher) ReadStore(ctx context.Context, location, of string, from sto
 	return err
 }
 
-// readPasts reads restores, until pastReads in a row are not answered; then it fails. Any other
-// error affects only its restore, until the next listing.
+// readPasts reads restores, and fails if pastReads in a row are not answered. Other errors affect only their
+// restore, until the next listing.
 func readPasts(ctx context.Context, from store.Reader, names []string, row *atomic.Int32) ([]*past, error) {
 	found := make([]*past, len(names))
 	var group errgroup.Group
@@ -232,7 +223,6 @@ func (p *Publisher) known(location, of string) (map[string]*past, error) {
 	return maps.Clone(known), err
 }
 
-// knownLocked returns the knowledge of a location, if its store is still this one.
 func (p *Publisher) knownLocked(location, of string) (map[string]*past, error) {
 	if is, ok := p.stores[location]; !ok || is != of {
 		return nil, fmt.Errorf("the storage location %q was changed or removed meanwhile", location)
@@ -243,7 +233,6 @@ func (p *Publisher) knownLocked(location, of string) (map[string]*past, error) {
 	return p.past[location], nil
 }
 
-// pastNames returns the names in a store that may be Holdfast's restores.
 func pastNames(ctx context.Context, from store.Reader) (map[string]bool, error) {
 	names := map[string]bool{}
 	for object, err := range from.List(ctx, format.RestoresPrefix, store.ListOptions{}) {
@@ -257,7 +246,7 @@ func pastNames(ctx context.Context, from store.Reader) (map[string]bool, error) 
 	return names, nil
 }
 
-// readPast reads a restore. An object that is none is no error, and is not read again.
+// readPast reads a restore. Another object is no error, and is not read again.
 func readPast(ctx context.Context, from store.Reader, storeName string) (*past, error) {
 	content, err := from.Get(ctx, format.RestoreMetadataKey(storeName))
 	if err != nil {
@@ -286,7 +275,7 @@ func readPast(ctx context.Context, from store.Reader, storeName string) (*past, 
 	return &past{restore: restore, claims: claims, digests: digests, bytes: int64(len(data))}, nil
 }
 
-// rememberLocked shows a restore whose record is deleted as its store has it.
+// rememberLocked shows a restore with a deleted record as its store has it.
 func (p *Publisher) rememberLocked(run *enginev1alpha1.RestoreRun) {
 	location := run.Spec.Backup.StorageLocation
 	ref := run.Spec.RestoreRef
@@ -299,8 +288,8 @@ func (p *Publisher) rememberLocked(run *enginev1alpha1.RestoreRun) {
 	p.showPastLocked(name)
 }
 
-// showPastLocked shows the stored restore of a name where it belongs, and nowhere else. A record
-// takes precedence. Of several locations, the first by name counts.
+// showPastLocked shows a stored restore only where it belongs. A record takes precedence, then the first location
+// by name.
 func (p *Publisher) showPastLocked(storeName string) {
 	shown := map[types.NamespacedName]bool{}
 	for _, location := range slices.Sorted(maps.Keys(p.past)) {
@@ -361,8 +350,7 @@ func (p *Publisher) pastOf(location, storeName string, e *past) *v1alpha1.Restor
 	return restore
 }
 
-// Digest returns the SHA-256 of an ended restore's object by its key, from its record or stored
-// metadata; "" if neither has it.
+// Digest returns the SHA-256 of an ended restore's object by its key, or "" if it has none.
 func (p *Publisher) Digest(restore *v1alpha1.Restore, key string) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -376,7 +364,7 @@ func (p *Publisher) Digest(restore *v1alpha1.Restore, key string) string {
 }
 
 func storeNameOf(restore *v1alpha1.Restore, systemNamespace string) string {
-	if restore.Status.Origin != nil { // it is shown by that name
+	if restore.Status.Origin != nil { // shown by that name
 		return format.StoreName(restore.Namespace, restore.Name, systemNamespace)
 	}
 	return format.RestoreStoreName(restore.Namespace, restore.Name, systemNamespace, restore.UID)

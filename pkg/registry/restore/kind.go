@@ -41,8 +41,7 @@ type kind struct {
 	mayUse          func(ctx context.Context, location, namespace string) error
 	authorizer      authorizer.Authorizer
 	quota           *recorded.Quota
-	// sameNamespace reports whether two uids are of one namespace, or one continues the other.
-	sameNamespace func(name string, a, b types.UID) bool
+	sameNamespace   func(name string, a, b types.UID) bool
 }
 
 var _ recorded.Kind[*v1alpha1.Restore, *enginev1alpha1.RestoreRun] = &kind{}
@@ -84,15 +83,14 @@ func (k *kind) WarningsOnCreate(_ context.Context, obj runtime.Object) []string 
 	return validation.RestoreWarnings(&obj.(*v1alpha1.Restore).Spec, field.NewPath("spec"))
 }
 
-// Canonicalize implements rest.RESTCreateStrategy. It runs after the warnings, and drops fields
-// without effect.
+// Canonicalize implements rest.RESTCreateStrategy. It runs after the warnings, and drops fields without effect.
 func (k *kind) Canonicalize(obj runtime.Object) {
 	spec := &obj.(*v1alpha1.Restore).Spec
 	spec.ItemOperationTimeout, spec.UploaderConfig = v1alpha1.Duration{}, nil
 }
 
-// Check implements recorded.Kind. The needed rights depend on the backup, so it finds that first:
-// only for users that may read it.
+// Check implements recorded.Kind. It first finds the backup that the user may read, since the needed rights depend
+// on it.
 func (k *kind) Check(ctx context.Context, restore *v1alpha1.Restore, requester user.Info) (_ *enginev1alpha1.RestoreRun, scopes []recorded.Scope, err error) {
 	errs := validation.ValidateRestore(restore)
 	at := field.NewPath("spec")
@@ -146,7 +144,7 @@ func (k *kind) Check(ctx context.Context, restore *v1alpha1.Restore, requester u
 	return run, scopes, err
 }
 
-// missing returns errors for the missing namespaces of a tenant's restore: it creates none.
+// missing returns errors for missing namespaces of a tenant's restore, which creates none.
 func (k *kind) missing(ctx context.Context, restore *v1alpha1.Restore, targets sets.Set[string]) (errs field.ErrorList) {
 	for _, namespace := range sets.List(targets) {
 		_, err := k.namespaceUID(ctx, namespace)
@@ -179,7 +177,7 @@ func (k *kind) record(ctx context.Context, restore *v1alpha1.Restore, requester 
 	}
 	by := recorded.Requester(requester)
 	if restore.Namespace != k.systemNamespace {
-		// It writes with their rights; an authorizer may use this, too.
+		// For the rights of its writes, and for an authorizer.
 		by.Extra = requester.GetExtra()
 	}
 	// One of several backups of a name has "@" and its location appended.
@@ -233,14 +231,14 @@ func (k *kind) Unchangeable(restore *v1alpha1.Restore, _ string) string {
 	return fmt.Sprintf("a restore stays as it was asked for: create another one, with another name; POST a RestoreCancellation to restores/%s/cancel to stop this one", restore.Name)
 }
 
-// Yields implements recorded.Kind. A restore of a deleted namespace is not shown in a new one of
-// the name. Its name is free there once its end is stored, or at once if it never began.
+// Yields implements recorded.Kind. A restore of a deleted namespace is not shown in a new one. Its name is free
+// there once its end is stored, or if it never began.
 func (k *kind) Yields(run, to *enginev1alpha1.RestoreRun) bool {
 	return run.Spec.RestoreRef == to.Spec.RestoreRef && run.Status.Phase.Ended() && (run.Status.Stored || run.Status.StartTimestamp == nil) &&
 		!k.sameNamespace(run.Spec.RestoreRef.Namespace, run.Spec.NamespaceUID, to.Spec.NamespaceUID)
 }
 
-// NameTaken implements recorded.Kind. It is never called: the name of a Restore has no dots.
+// NameTaken implements recorded.Kind. It is never called: a Restore's name has no dots.
 func (k *kind) NameTaken(restore *v1alpha1.Restore, run *enginev1alpha1.RestoreRun) error {
 	return conflict(restore.Name, "its record belongs to the restore %s in the namespace %s", run.Spec.RestoreRef.Name, run.Spec.RestoreRef.Namespace)
 }

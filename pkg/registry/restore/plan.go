@@ -19,20 +19,18 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 )
 
-// maxPlanned is how many objects a backup may have so that the controller reads it for a dry run,
-// beside the restores that run.
+// maxPlanned bounds the objects that the controller reads for a dry run, beside running restores.
 const maxPlanned = 200_000
 
-// planner answers dry runs of creations with plans, after all checks of a creation. A plan is shown to
-// those who may read the plan and the results of such a restore with planOnly.
+// planner answers dry runs of creations with plans, after all checks. A plan takes the rights to read the plan and
+// the results of a restore with planOnly.
 type planner struct {
 	plan       func(ctx context.Context, run *enginev1alpha1.RestoreRun) (*v1alpha1.RestorePlan, error)
 	backups    Backups
 	authorizer authorizer.Authorizer
 }
 
-// planned completes the answer to a dry run. Without a plan the rest of the answer holds, and a warning
-// says how to get one.
+// planned completes the answer to a dry run. Without a plan, a warning says how to get one.
 func (p *planner) planned(ctx context.Context, dry *v1alpha1.Restore, run *enginev1alpha1.RestoreRun) (*v1alpha1.Restore, error) {
 	without := func(why string) (*v1alpha1.Restore, error) {
 		warning.AddWarning(ctx, "", fmt.Sprintf("the dry run has no plan: %s: the restore is valid all the same; create it with spec.planOnly, and read restores/NAME/plan", why))
@@ -64,7 +62,7 @@ func (p *planner) planned(ctx context.Context, dry *v1alpha1.Restore, run *engin
 		return without(fmt.Sprintf("the backup has %d objects, and a dry run plans %d", progress.ItemsBackedUp, maxPlanned))
 	}
 	asked := run.DeepCopy()
-	asked.UID = uuid.NewUUID() // no object carries it
+	asked.UID = uuid.NewUUID() // no object has it
 	plan, err := p.plan(ctx, asked)
 	if err != nil {
 		return without(fmt.Sprintf("the controller did not compute it: %v", err))

@@ -28,35 +28,30 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 )
 
-// Publisher fills a log with the restores: their records, with their places in the queue. A restore
-// is shown in its namespace. If a new namespace has that name and does not continue it, it is shown
-// in the system namespace, like backups. One without a record is shown as stored; see history.go.
+// Publisher fills a log with the restores, with their places in the queue. A restore is shown in its namespace, or
+// in the system namespace if a new namespace has that name and does not continue it. One without a record is shown
+// as stored; see history.go.
 type Publisher struct {
 	Log             *logstore.Log[object]
 	systemNamespace string
 	synced          []cache.InformerSynced
 
-	// mu is held from a change of the fields below to the commit that follows from it.
+	// mu is held from a change of the fields below to its commit.
 	mu          sync.Mutex
 	records     *recorded.Set[types.UID, *enginev1alpha1.RestoreRun]
 	namespaces  map[string]types.UID
 	successions identity.Successions
-	// places in the queue, as they may be shown.
-	places map[types.UID]projection.Place
-	// unheard says that no controller is heard of; empty while one is.
-	unheard string
-	// stores are the identities of the locations' stores.
-	stores map[string]string
-	// past are the stored restores, by location and store name. shownPast is where each store name
-	// is shown.
+	places      map[types.UID]projection.Place // in the queue, as shown
+	unheard     string                         // says that no controller is heard of, or ""
+	stores      map[string]string              // the identities of the locations' stores
+	// past are the stored restores, by location and store name. shownPast is where they are shown.
 	past      map[string]map[string]*past
 	shownPast map[string]map[types.NamespacedName]bool
 	judge     Judge
 }
 
-// NewPublisher returns a Publisher of the records and namespaces of two informers. judge judges the
-// signatures of restores without records; without it, none is shown. onRead is called on every Get
-// and List; see logstore.Options.
+// NewPublisher returns a Publisher of two informers. judge judges the signatures of restores without records,
+// which are not shown without it. onRead is as in logstore.Options.
 func NewPublisher(systemNamespace string, runs, namespaces cache.SharedIndexInformer, judge Judge, onRead func(context.Context)) (*Publisher, error) {
 	p := &Publisher{
 		Log: logstore.New(func() object { return &v1alpha1.Restore{} },
@@ -90,7 +85,7 @@ func (p *Publisher) Run(ctx context.Context) {
 	}
 }
 
-// Observe notes a record, as an informer or a client got it.
+// Observe notes a record.
 func (p *Publisher) Observe(run *enginev1alpha1.RestoreRun) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -98,7 +93,7 @@ func (p *Publisher) Observe(run *enginev1alpha1.RestoreRun) {
 		return
 	}
 	p.showLocked(run)
-	p.showPastLocked(format.RestoreStoreName(run.Spec.RestoreRef.Namespace, run.Spec.RestoreRef.Name, p.systemNamespace, run.UID)) // it is hidden
+	p.showPastLocked(format.RestoreStoreName(run.Spec.RestoreRef.Namespace, run.Spec.RestoreRef.Name, p.systemNamespace, run.UID)) // now hidden
 }
 
 func (p *Publisher) forget(run *enginev1alpha1.RestoreRun) {
@@ -110,8 +105,7 @@ func (p *Publisher) forget(run *enginev1alpha1.RestoreRun) {
 	p.rememberLocked(run)
 }
 
-// Queued sets the places of all restores in the queue, as they may be shown. The caller keeps none
-// of it.
+// Queued sets the places of all restores in the queue, as shown. The caller keeps none of it.
 func (p *Publisher) Queued(places map[types.UID]projection.Place) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -125,7 +119,7 @@ func (p *Publisher) Queued(places map[types.UID]projection.Place) {
 	}
 }
 
-// SetUnheard sets the message that no controller is heard of; empty if one is.
+// SetUnheard sets the message that no controller is heard of, or "".
 func (p *Publisher) SetUnheard(message string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -140,7 +134,6 @@ func (p *Publisher) SetUnheard(message string) {
 	}
 }
 
-// setNamespace notes whether a namespace exists, and moves the restores of its name.
 func (p *Publisher) setNamespace(namespace *corev1.Namespace, exists bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -160,8 +153,7 @@ func (p *Publisher) SetSuccessions(successions identity.Successions) {
 	p.moveLocked("", func() { p.successions = successions })
 }
 
-// moveLocked makes a change, and shows the restores of a namespace, or all if that is empty, where
-// they belong.
+// moveLocked makes a change, and moves the restores of a namespace, or all if empty, to where they belong.
 func (p *Publisher) moveLocked(namespace string, change func()) {
 	moved := map[*enginev1alpha1.RestoreRun]types.NamespacedName{}
 	for _, run := range p.records.All() {
@@ -192,8 +184,8 @@ func (p *Publisher) placeOf(run *enginev1alpha1.RestoreRun) types.NamespacedName
 	return types.NamespacedName(ref)
 }
 
-// sameNamespace reports whether two uids are of one namespace, or one continues the other. An
-// unknown uid is equal to any.
+// sameNamespace reports whether two uids are of one namespace, or one continues the other. An unknown uid equals
+// any.
 func (p *Publisher) sameNamespace(name string, a, b types.UID) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -227,8 +219,7 @@ func (p *Publisher) hideLocked(at types.NamespacedName, uid types.UID) {
 	}
 }
 
-// load counts the records of a namespace's restores, and the unfinished ones. The named ones, which
-// are being created, count in any case.
+// load counts a namespace's restores, and the unfinished ones, always with the coming ones.
 func (p *Publisher) load(namespace string, coming sets.Set[string]) (records, unfinished int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -246,8 +237,7 @@ func (p *Publisher) load(namespace string, coming sets.Set[string]) (records, un
 	return records + unseen.Len(), unfinished + unseen.Len()
 }
 
-// restoreOf returns the Restore of a run. entry is its place in the queue as its namespace may see
-// it, or nil.
+// restoreOf returns the Restore of a run. entry is its place in the queue as its namespace may see it, or nil.
 func restoreOf(run *enginev1alpha1.RestoreRun, entry *queue.Entry) *v1alpha1.Restore {
 	restore := run.AsRestore()
 	status := &restore.Status
@@ -275,7 +265,7 @@ func restoreOf(run *enginev1alpha1.RestoreRun, entry *queue.Entry) *v1alpha1.Res
 			queued.LastTransitionTime = *status.StartTimestamp
 		}
 	case entry != nil && entry.State == v1alpha1.QueueStateReady:
-		// The start of a run is in the queue's ledger.
+		// The start is in the queue's ledger.
 		status.Phase = v1alpha1.RestorePhaseReadyToStart
 		queued.Status, queued.Reason, complete.Reason = metav1.ConditionFalse, string(status.Phase), string(status.Phase)
 	case entry != nil:

@@ -9,15 +9,13 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/recorded"
 )
 
-// Limits bound the restores that wait or run at once in one namespace; 0 is no limit.
+// Limits bound the unfinished restores of a namespace; 0 is no limit.
 type Limits struct {
-	// Unfinished is each namespace's limit, except the system namespace's, which is
-	// UnfinishedInSystem.
+	// Unfinished is each namespace's limit, except the system namespace's, which is UnfinishedInSystem.
 	Unfinished, UnfinishedInSystem int
 }
 
-// recordsPerUnfinished bounds all records of a namespace's restores, in multiples of its limit:
-// ended ones stay for a while.
+// recordsPerUnfinished bounds all records of a namespace, in multiples of its limit: ended ones stay for a while.
 const recordsPerUnfinished = 50
 
 // CauseTooManyRestores is the cause of a refusal beyond a limit.

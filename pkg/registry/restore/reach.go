@@ -18,24 +18,21 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// reach is what a restore of a backup touches, by the two specs: nothing is read for it.
+// reach is what a restore of a backup touches, by the two specs.
 type reach struct {
-	// sources are the restored namespaces of the backup, and targets the namespaces that they are
-	// restored into. nil is any: the backup has patterns.
+	// sources are the restored namespaces of the backup, and targets their new ones. any: the backup has patterns.
 	sources, targets sets.Set[string]
 	any              bool
-	// clusterScoped is whether cluster-scoped objects are restored as such. As in backups, objects
-	// that belong to a namespace, as its claims' volumes, don't count.
+	// clusterScoped objects are restored, apart from objects of a namespace, as its claims' volumes.
 	clusterScoped bool
 }
 
-// reachOf returns what a restore touches. Everything it names must be in the backup.
+// reachOf returns the reach of a restore. All that it names must be in the backup.
 func reachOf(spec *v1alpha1.RestoreSpec, backup *v1alpha1.BackupSpec, systemNamespace string) (reach, field.ErrorList) {
 	at := field.NewPath("spec")
 	asked, _ := selection.ParseNamespaces(spec.IncludedNamespaces, spec.ExcludedNamespaces, nil)
 	resources, _ := selection.ParseResources(validation.RestoreResourceLists(spec), asked, nil)
-	// Another maker's backup may be unreadable here; nil is then anything.
-	held, _ := selection.ParseNamespaces(backup.IncludedNamespaces, backup.ExcludedNamespaces, nil)
+	held, _ := selection.ParseNamespaces(backup.IncludedNamespaces, backup.ExcludedNamespaces, nil) // nil is anything, as in unreadable backups
 	holds := func(namespace string) bool { return held == nil || held.Match(namespace) }
 	heldResources, unreadable := selection.ParseResources(validation.ResourceLists(backup), held, nil)
 
@@ -115,8 +112,8 @@ func (r *reach) retarget(mapping map[string]string, restored func(string) bool, 
 	return errs
 }
 
-// scopes returns what a tenant's restore reaches outside its namespace. There it needs the right to
-// create restores, both to read and to write.
+// scopes returns the reach of a tenant's restore outside its namespace. It takes the right to create restores
+// there, to read and to write.
 func (r *reach) scopes(restore *v1alpha1.Restore) (scopes []recorded.Scope) {
 	add := func(namespace, field, because string) {
 		scopes = append(scopes, recorded.Scope{Namespace: namespace, Field: field, Because: because})

@@ -38,8 +38,7 @@ func cancel(restore *v1alpha1.Restore, run *enginev1alpha1.RestoreRun, ask engin
 // StatusReasonRestoreState is the reason of a refusal because of the restore's state.
 const StatusReasonRestoreState metav1.StatusReason = "RestoreState"
 
-// conflict refuses a request because of the restore's state. Unlike other conflicts, a retry does
-// not help.
+// conflict refuses a request because of the restore's state. Unlike other conflicts, a retry does not help.
 func conflict(name, format string, args ...any) error {
 	return recorded.Conflict(Resource.GroupResource, name, StatusReasonRestoreState, fmt.Sprintf("restore %q: ", name)+fmt.Sprintf(format, args...))
 }

@@ -80,7 +80,6 @@ var Resource = virtual.Resource[object]{
 			}
 			return string(r.Status.Origin.Trust)
 		})),
-		// It is long, so it comes last.
 		virtual.Wide(virtual.Text("Reason", "What the restore waits for, why it failed, or what it lacks.", reason)),
 	},
 	Compare: func(a, b object) int {

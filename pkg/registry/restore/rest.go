@@ -3,11 +3,10 @@
 
 // Package restore serves restores: created as a run's record, read from memory.
 //
-// Creation checks what a restore may read; its writes have its creator's rights, and are checked
-// again when it runs. A restore reads a backup of its own namespace that its creator may get, and
-// only namespaces in which the creator may create restores. To restore one namespace into another,
-// its creator must be allowed to read the first one's Secrets. In the system namespace, the right
-// to create restores suffices.
+// Creation checks what a restore may read; its writes have its creator's rights, and are checked when it runs. A
+// restore reads a backup of its own namespace that its creator may get, and only namespaces in which the creator
+// may create restores. Restoring one namespace into another takes the right to read the first one's Secrets. In
+// the system namespace, the right to create restores suffices.
 package restore
 
 import (
@@ -43,16 +42,14 @@ type Config struct {
 	Backups         Backups
 	// BackupsReady fails while not all backups are known.
 	BackupsReady func() error
-	// HeldClaims returns the claims whose data a backup holds. Nil knows of none.
-	HeldClaims   func(namespace, name string) []types.NamespacedName
+	HeldClaims   func(namespace, name string) []types.NamespacedName // claims whose data a backup holds; optional
 	NamespaceUID func(ctx context.Context, name string) (types.UID, error)
 	// MayUse fails with location.ErrNotAllowed if a namespace may not use a storage location.
 	MayUse func(ctx context.Context, location, namespace string) error
 	// Authorizer decides on every namespace that a request touches.
 	Authorizer authorizer.Authorizer
 	Limits     Limits
-	// Plan has a restore planned by a process that may read the cluster. There is no record of it.
-	// Nil plans none.
+	// Plan has a restore planned by a process that may read the cluster. There is no record of it. Optional.
 	Plan func(ctx context.Context, run *enginev1alpha1.RestoreRun) (*v1alpha1.RestorePlan, error)
 }
 

@@ -18,7 +18,6 @@ import (
 	domain "github.com/holdfast-io/holdfast/pkg/schedule"
 )
 
-// scheduleOf returns the Schedule of a record, without the fields that follow from its backups.
 func scheduleOf(entry *enginev1alpha1.ScheduleEntry) (*v1alpha1.Schedule, error) {
 	s := &v1alpha1.Schedule{Spec: *entry.Spec.Schedule.DeepCopy()}
 	if err := json.Unmarshal([]byte(entry.Spec.Metadata), &s.ObjectMeta); err != nil {
@@ -78,13 +77,12 @@ func show(s *v1alpha1.Schedule, since metav1.Time, backups []domain.Backup, now 
 }
 
 func summary(backup *v1alpha1.Backup) domain.Backup {
-	_, byHand := backup.Annotations[domain.AnnotationTriggeredBy]            // which no template can set
-	kept := backup.Status.Hold != nil || backup.Status.ExpirationChanges > 0 // a user has decided on this very one
-	// A deleted volume lacks too, before the store says so. Omitted data does not: each backup of a
-	// namespace with an unused claim lacks some. The deletion request protects the newest data of
-	// each claim.
+	_, byHand := backup.Annotations[domain.AnnotationTriggeredBy]            // no template can set it
+	kept := backup.Status.Hold != nil || backup.Status.ExpirationChanges > 0 // a user has decided on it
+	// A deleted volume lacks too, before the store says so. Omitted data does not: a namespace with an unused
+	// claim always lacks some. The deletion request protects each claim's newest data.
 	lacks := backup.Status.Volumes != nil && backup.Status.Volumes.Deleted > 0
-	// A copy in another location, as in a bucket as of a time, is none of the schedule's.
+	// A copy in another location, as a bucket as of a time, is none of the schedule's.
 	copied := strings.Contains(backup.Name, "@")
 	s := domain.Backup{Name: backup.Name, ByHand: byHand, Exempt: byHand || kept || lacks || copied || meta.IsStatusConditionTrue(backup.Status.Conditions, v1alpha1.ConditionMetadataReplaced) ||
 		meta.IsStatusConditionFalse(backup.Status.Conditions, v1alpha1.ConditionVolumesListed) ||
@@ -96,8 +94,8 @@ func summary(backup *v1alpha1.Backup) domain.Backup {
 	return s
 }
 
-// MadeBy returns the uid of a backup's schedule if it is certain: the backup is this cluster's own,
-// and shown in its own namespace.
+// MadeBy returns the uid of a backup's schedule if it is certain: the backup is this cluster's own, and shown in
+// its own namespace.
 func MadeBy(backup *v1alpha1.Backup) types.UID {
 	origin := backup.Status.Origin
 	if origin == nil || origin.Trust != v1alpha1.BackupTrustOwn || origin.Message != "" {

@@ -24,37 +24,32 @@ import (
 	domain "github.com/holdfast-io/holdfast/pkg/schedule"
 )
 
-// Publisher fills a log with the schedules: their records, with the fields that follow from their
-// backups.
+// Publisher fills a log with the schedules, with the fields that follow from their backups.
 type Publisher struct {
 	Log    *logstore.Log[object]
 	clock  clock.PassiveClock
 	synced cache.InformerSynced
 
-	// mu is held from a change of the fields below to the commit that follows from it.
-	mu sync.Mutex
-	// changed, if set, is called for each schedule that has changed, or whose backups have.
-	changed func(types.NamespacedName)
+	// mu is held from a change of the fields below to its commit.
+	mu      sync.Mutex
+	changed func(types.NamespacedName) // called for each schedule that changes, or whose backups do; optional
 	entries *recorded.Set[types.NamespacedName, *enginev1alpha1.ScheduleEntry]
-	// uids of the schedules by record; names is the inverse.
+	// uids are by record; names is the inverse.
 	uids  map[types.NamespacedName]types.UID
 	names map[made]types.NamespacedName
-	// outdated are schedules whose backups have changed since they were published; wake says that
-	// there are some.
+	// outdated schedules have unpublished changes of backups; wake says that there are some.
 	outdated sets.Set[types.NamespacedName]
 	wake     chan struct{}
-	// backups of the schedules, by namespace and uid of the schedule.
-	backups map[made]map[string]domain.Backup
-	by      map[types.NamespacedName]made
+	backups  map[made]map[string]domain.Backup // by namespace and uid of the schedule
+	by       map[types.NamespacedName]made
 }
 
-// made identifies the schedule of a backup, and where the backup is shown.
 type made struct {
 	namespace string
 	schedule  types.UID
 }
 
-// NewPublisher returns a Publisher of the records that an informer sees.
+// NewPublisher returns a Publisher of an informer's records.
 func NewPublisher(informer cache.SharedIndexInformer, clock clock.PassiveClock) (*Publisher, error) {
 	p := &Publisher{
 		Log: logstore.New(func() object { return &v1alpha1.Schedule{} },
@@ -76,8 +71,8 @@ func NewPublisher(informer cache.SharedIndexInformer, clock clock.PassiveClock) 
 	return p, nil
 }
 
-// publishPause is the least time between two publications of changed backups. Each reads all
-// backups of a schedule, and reading a store changes thousands at once.
+// publishPause is the least time between publications of changed backups. Each reads all of a schedule, and
+// reading a store changes thousands.
 const publishPause = 100 * time.Millisecond
 
 // Run lets clients in when the records are known, and publishes changes of backups, until ctx ends.
@@ -109,8 +104,7 @@ func (p *Publisher) publishOutdated() {
 	}
 }
 
-// Notify calls changed for each schedule, and later for each that changes, or whose backups do. It
-// calls under a lock.
+// Notify calls changed, under a lock, for each schedule, and later for each that changes or whose backups do.
 func (p *Publisher) Notify(changed func(types.NamespacedName)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -124,7 +118,7 @@ func nameOf(entry *enginev1alpha1.ScheduleEntry) types.NamespacedName {
 	return types.NamespacedName(entry.Spec.ScheduleRef)
 }
 
-// Observe notes a record, as an informer or a client got it.
+// Observe notes a record.
 func (p *Publisher) Observe(entry *enginev1alpha1.ScheduleEntry) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -148,7 +142,7 @@ func (p *Publisher) Forget(entry *enginev1alpha1.ScheduleEntry) {
 	p.changedLocked(key)
 }
 
-// OnBackup notes a backup as it is shown, or nil when it is no longer shown.
+// OnBackup notes a backup as it is shown, or nil.
 func (p *Publisher) OnBackup(name types.NamespacedName, backup *v1alpha1.Backup) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -233,8 +227,7 @@ func (p *Publisher) Schedule(name types.NamespacedName) (*v1alpha1.Schedule, *en
 	return s, entry, p.ofLocked(name.Namespace, s.UID)
 }
 
-// load counts the schedules of a namespace. The named ones, which are being created, count in any
-// case.
+// load counts the schedules of a namespace, always with the coming ones.
 func (p *Publisher) load(namespace string, coming sets.Set[string]) (records, unfinished int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -1,17 +1,15 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package schedule serves schedules: the one resource with all verbs, since it is intent and holds
-// no data.
+// Package schedule serves schedules, with all verbs, since a schedule is intent and holds no data.
 //
-// A schedule is kept as a ScheduleEntry in the system namespace, which only Holdfast writes, since
-// it names the user that backups are requested as. The entry has the schedule's whole metadata, so
-// finalizers, owners and managed fields work. Reads come from a log, as for the other resources. A
-// write goes into the record first, with its version, so one of two concurrent writers is refused;
-// then it goes into the log.
+// A schedule is kept as a ScheduleEntry in the system namespace, which only Holdfast writes: it names the user of
+// the backups. It has the schedule's whole metadata, so finalizers, owners and managed fields work. Reads come
+// from a log. A write enters first the record, with its version, so that one of two concurrent writers is refused,
+// then the log.
 //
-// A user that changes a schedule's spec must have the right to make its backups, by the check for a
-// Backup. From then on its backups are requested as this user.
+// A user that changes a schedule's spec must have the right to make its backups, which are requested as this user
+// from then on.
 package schedule
 
 import (

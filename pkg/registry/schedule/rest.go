@@ -41,12 +41,10 @@ type Config struct {
 	Entries         engineclient.ScheduleEntryInterface
 	NamespaceUID    func(ctx context.Context, name string) (types.UID, error)
 	Backups         *backup.REST
-	// Options are what the backups may ask for.
-	Options    validation.Options
-	Authorizer authorizer.Authorizer
-	Clock      clock.PassiveClock
-	// Limit bounds the schedules of each namespace except the system namespace; zero is no limit.
-	Limit int
+	Options         validation.Options // of the backups
+	Authorizer      authorizer.Authorizer
+	Clock           clock.PassiveClock
+	Limit           int // except in the system namespace; zero is no limit
 }
 
 // REST serves schedules.
@@ -82,7 +80,7 @@ func NewREST(config Config) (*REST, error) {
 	store.BeginUpdate = func(ctx context.Context, obj, old runtime.Object, _ *metav1.UpdateOptions) (genericregistry.FinishFunc, error) {
 		is, was := obj.(*v1alpha1.Schedule), old.(*v1alpha1.Schedule)
 		if !asksOtherwise(r.restoreUser(), was, is.Spec) {
-			return finished, nil // other changes don't change the user that backups are requested as
+			return finished, nil // the user of the backups stays
 		}
 		return finished, r.check(ctx, is)
 	}
@@ -90,8 +88,8 @@ func NewREST(config Config) (*REST, error) {
 	return r, nil
 }
 
-// restoreUser returns the user of restores in the system namespace. Its schedules are paused until
-// a user resumes them, and then requests their backups.
+// restoreUser returns the user of restores in the system namespace. Its schedules are paused until another user
+// resumes them, and so takes them over.
 func (r *REST) restoreUser() string { return enginev1alpha1.RestoreUser(r.config.SystemNamespace) }
 
 func finished(context.Context, bool) {}
@@ -102,8 +100,7 @@ func (r *REST) ShortNames() []string { return Resource.ShortNames }
 // Categories implements rest.CategoriesProvider.
 func (r *REST) Categories() []string { return Resource.Categories }
 
-// check returns why the requester may not request the schedule's backups, by the checks of a
-// Backup. A refusal is better now than each night.
+// check returns why the requester may not request the schedule's backups: a refusal is better now than each night.
 func (r *REST) check(ctx context.Context, s *v1alpha1.Schedule) error {
 	if errs := validation.ValidateSchedule(s); len(errs) > 0 {
 		return invalid(s.Name, errs)
@@ -202,8 +199,8 @@ func (strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList 
 	return validation.ValidateSchedule(obj.(*v1alpha1.Schedule))
 }
 
-// ValidateUpdate accepts changed metadata of schedules from before a rule became stricter:
-// otherwise they could not be deleted.
+// ValidateUpdate accepts changed metadata of schedules that break newer rules: otherwise they could not be
+// deleted.
 func (strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) field.ErrorList {
 	is, was := obj.(*v1alpha1.Schedule), old.(*v1alpha1.Schedule)
 	if equality.Semantic.DeepEqual(is.Spec, was.Spec) {
@@ -231,8 +228,8 @@ func (strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 	}
 }
 
-// NewTriggerREST returns schedules/trigger with the verb create: a backup now. make requests a
-// schedule's backup for an instant as the schedule's last user, and returns its name.
+// NewTriggerREST returns schedules/trigger with the verb create: a backup now. make requests the backup as the
+// schedule's last user, and returns its name.
 func NewTriggerREST(schedules *REST, make func(ctx context.Context, schedule *v1alpha1.Schedule, due metav1.Time, triggeredBy string) (string, error)) *recorded.Subresource {
 	return &recorded.Subresource{
 		Resource: Resource.GroupResource, Singular: Resource.Singular, Body: &v1alpha1.ScheduleTrigger{}, Clock: schedules.config.Clock,
@@ -258,7 +255,6 @@ func NewTriggerREST(schedules *REST, make func(ctx context.Context, schedule *v1
 	}
 }
 
-// mayTrigger fails if a schedule makes no backup now.
 func (r *REST) mayTrigger(s *v1alpha1.Schedule) error {
 	if s.Status.Requester == r.restoreUser() {
 		return refused(s.Name, "it was restored, and has no user for its backups until a user resumes it: set spec.paused to false first")
@@ -275,8 +271,7 @@ func (r *REST) mayTrigger(s *v1alpha1.Schedule) error {
 	return nil
 }
 
-// refused refuses a request because of the schedule's state. Unlike other conflicts, a retry does
-// not help.
+// refused refuses a request because of the schedule's state. A retry does not help.
 func refused(name, message string) error {
 	return recorded.Conflict(Resource.GroupResource, name, "ScheduleState", fmt.Sprintf("schedule %q: %s", name, message))
 }

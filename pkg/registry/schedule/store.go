@@ -25,8 +25,8 @@ import (
 	domain "github.com/holdfast-io/holdfast/pkg/schedule"
 )
 
-// written is a log whose clients' writes go into the records. Each write is decided on the
-// cluster's record, and has its version, so it fails if there is a newer one.
+// written is a log whose clients' writes go into the records. Each write is decided on the cluster's record, and
+// has its version, so it fails if there is a newer one.
 type written struct {
 	*logstore.Log[object]
 	publisher    *Publisher
@@ -39,7 +39,6 @@ type written struct {
 
 var _ storage.Interface = &written{}
 
-// newQuota bounds the schedules of each namespace except the system namespace.
 func newQuota(config Config) *recorded.Quota {
 	return &recorded.Quota{
 		Resource: Resource.GroupResource,
@@ -59,7 +58,7 @@ func nameIn(key string) types.NamespacedName {
 	return types.NamespacedName{Namespace: namespace, Name: name}
 }
 
-// current observes the cluster's record of a schedule, and returns both; nil if there is none.
+// current observes the cluster's record of a schedule, and returns both, or nil.
 func (w *written) current(ctx context.Context, key string) (*enginev1alpha1.ScheduleEntry, *v1alpha1.Schedule, error) {
 	if err := w.ReadinessCheck(); err != nil {
 		return nil, nil, err
@@ -69,7 +68,7 @@ func (w *written) current(ctx context.Context, key string) (*enginev1alpha1.Sche
 	entry, err := w.entries.Get(ctx, w.recordName(name), metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		if known != nil { // deleted before the answer; another one may have been made after it
+		if known != nil { // deleted before the answer; a new one may exist
 			w.publisher.Forget(known)
 		}
 		return nil, nil, nil
@@ -79,7 +78,7 @@ func (w *written) current(ctx context.Context, key string) (*enginev1alpha1.Sche
 		return nil, nil, fmt.Errorf("the record %s belongs to the schedule %s", entry.Name, nameOf(entry))
 	}
 	w.publisher.Observe(entry)
-	// Another one may have been observed meanwhile: the shown and the written schedule must match.
+	// Another one may have been observed meanwhile: both must match.
 	_, entry, _ = w.publisher.Schedule(name)
 	s := &v1alpha1.Schedule{}
 	if err := w.Log.Get(ctx, key, storage.GetOptions{}, s); entry == nil || storage.IsNotFound(err) {
@@ -202,9 +201,8 @@ func (w *written) GuaranteedUpdate(ctx context.Context, key string, dst runtime.
 	}
 }
 
-// asksOtherwise reports whether a change concerns what is requested. Pausing does not: a user that
-// pauses and resumes all schedules must not take them over. But a user that resumes a restored
-// schedule takes it over.
+// asksOtherwise reports whether a change concerns the requested backups. Pausing does not: a user that pauses and
+// resumes all schedules must not take them over. But a user that resumes a restored schedule takes it over.
 func asksOtherwise(restoreUser string, was *v1alpha1.Schedule, after v1alpha1.ScheduleSpec) bool {
 	before := was.Spec
 	if was.Status.Requester == restoreUser && before.Paused && !after.Paused {
@@ -264,7 +262,7 @@ func requester(ctx context.Context) (enginev1alpha1.Requester, error) {
 	return by, nil
 }
 
-// recordNames returns the function for names of records, which follows the names of stored backups.
+// recordNames returns the names of records, which follow the names of stored backups.
 func recordNames(systemNamespace string) func(types.NamespacedName) string {
 	return func(name types.NamespacedName) string {
 		return format.StoreName(name.Namespace, name.Name, systemNamespace)

@@ -28,12 +28,10 @@ type Ending[T logstore.Object] struct {
 		rest.Getter
 		rest.Watcher
 	}
-	Noun  string
-	Phase func(T) (phase string, ended bool)
-	// Begun reports whether there is something to show before the end. Optional.
-	Begun func(T) bool
-	// Conflict returns the error of a request that does not fit an object's state.
-	Conflict func(name, format string, args ...any) error
+	Noun     string
+	Phase    func(T) (phase string, ended bool)
+	Begun    func(T) bool                                 // whether something is shown before the end; optional
+	Conflict func(name, format string, args ...any) error // the error of a request that does not fit an object's state
 }
 
 // Follow reports whether a request waits for the end of its object.
@@ -49,8 +47,7 @@ func Follow(parameters url.Values) (bool, error) {
 	return follow, nil
 }
 
-// Find returns an object that has ended, or begun if that is enough. With follow, it waits for
-// that.
+// Find returns an object that has ended, or begun if that suffices. With follow, it waits.
 func (e *Ending[T]) Find(ctx context.Context, name, subresource string, parameters url.Values) (T, error) {
 	var none T
 	follow, err := Follow(parameters)
@@ -76,7 +73,7 @@ func (e *Ending[T]) shown(obj T) bool {
 	return ended || e.Begun != nil && e.Begun(obj)
 }
 
-// await waits for the end of an object, or its beginning, and ignores others of its name.
+// await waits for the end or the beginning of an object, and ignores others of its name.
 func (e *Ending[T]) await(ctx context.Context, obj T) (T, error) {
 	var none T
 	watch, err := e.Objects.Watch(ctx, &metainternalversion.ListOptions{

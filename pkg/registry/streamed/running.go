@@ -20,8 +20,8 @@ import (
 )
 
 const (
-	// followTries bounds the requests for a followed log, and followInterval is the time between.
-	// Together they outlast a takeover by another controller.
+	// followTries bounds the requests for a followed log, one each followInterval. Together they outlast a
+	// takeover by another controller.
 	followTries    = 60
 	followInterval = time.Second
 )
@@ -38,8 +38,8 @@ type Running struct {
 	Follow bool
 }
 
-// sendRunning sends a run's log. If it fails, the error is for the API, and nothing was sent. A log
-// that breaks off later says so in its last line; a complete one says how the run ended.
+// sendRunning sends a run's log. If it fails, it has sent nothing, and the error is for the API. A log that breaks
+// off later says so in its last line; a complete one says how the run ended.
 func (s *Streams) sendRunning(ctx context.Context, w http.ResponseWriter, answer *Answer) error {
 	leave, err := s.seat(ctx, answer)
 	if err != nil {
@@ -71,5 +71,4 @@ func (s *Streams) sendRunning(ctx context.Context, w http.ResponseWriter, answer
 	return apierrors.NewServiceUnavailable(fmt.Sprintf("%s can't be read while it is written%s; it is stored when it has ended", answer.What, reason))
 }
 
-// isPassing reports whether the same request may succeed soon.
 func isPassing(err error) bool { return apierrors.IsServiceUnavailable(err) }

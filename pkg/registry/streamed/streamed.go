@@ -1,19 +1,17 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package streamed serves stored files, and the logs of executed runs, as subresources with the
-// verb get. It streams: the memory does not depend on the size.
+// Package streamed serves stored files, and the logs of executed runs, as subresources with the verb get. It
+// streams: the memory does not depend on the size.
 //
-// An answer that ends well is complete. An error before the first byte is a Status, as a 503 for an
-// unreachable store. After that, a failing answer breaks off the client's connection.
+// An answer that ends well is complete. An error before the first byte is a Status, as a 503 for an unreachable
+// store. Later errors break off the client's connection.
 //
-// The files of volume backups come from the controller, which has the keys of their repositories:
-// see Answer.Relay. A run's log comes from the controller that writes it. It ends well also when it
-// breaks off, and says so in its last line; see sendRunning.
+// The files of volume backups come from the controller, which has the repositories' keys: see Answer.Relay. A
+// run's log comes from the controller that writes it: see sendRunning.
 //
-// Answers are long-running requests (LongRunning) without a seat in priority and fairness. So they
-// have bounds of their own: by location, by user, on the store's first answer, and on the time that
-// a client takes for a piece.
+// Answers are long-running requests (LongRunning) without a seat in priority and fairness. So they have bounds of
+// their own: by location, by user, on the store's first answer, and on a client's time for a piece.
 package streamed
 
 import (
@@ -43,32 +41,27 @@ import (
 )
 
 const (
-	// perLocation bounds the answers from one location at once, and of one run's log. So a hanging
-	// folder, or a user that follows a run for hours, takes no seats of others.
+	// perLocation bounds the concurrent answers from one location or run's log: a hanging folder, or a user that
+	// follows a run for hours, takes no seats of others.
 	perLocation = 64
-	// perUser bounds the answers to one user at once. The ServiceAccounts of a namespace are one
-	// user, since its editors can create any number of them.
-	perUser = 16
-	// perNamespace bounds the answers of one namespace at once, except the system namespace.
-	perNamespace = 16
-	// beginTimeout bounds a store's time until it begins to answer.
-	beginTimeout = 30 * time.Second
-	// takeTimeout bounds a client's time for a piece.
-	takeTimeout = time.Minute
-	// retrySeconds is the Retry-After of an answer without a seat.
-	retrySeconds = 1
+	// perUser bounds the concurrent answers to a user. A namespace's ServiceAccounts are one user: its editors can
+	// create any number.
+	perUser      = 16
+	perNamespace = 16               // except the system namespace
+	beginTimeout = 30 * time.Second // of a store until it begins to answer
+	takeTimeout  = time.Minute      // of a client for a piece
+	retrySeconds = 1                // of an answer without a seat
 	pieceBytes   = 64 << 10
-	// checkedBytes is how much is read before the first byte is sent.
-	checkedBytes = 256 << 10
+	checkedBytes = 256 << 10 // read before the first byte is sent
 )
 
-// ErrTooLarge says that a file exceeds its limit when it is decompressed.
+// ErrTooLarge says that a decompressed file exceeds its limit.
 var ErrTooLarge = errors.New("it is too large")
 
 // ErrReplaced says that a file is not the one that was stored.
 var ErrReplaced = errors.New("somebody has replaced it, or a process that had not noticed yet that another one had taken its work over")
 
-// Stores gives access to the stores of the storage locations.
+// Stores gives access to the stores.
 type Stores interface {
 	// Use returns the open store of a location. The caller calls done.
 	Use(ctx context.Context, location string) (from store.Ranger, done func(), err error)
@@ -76,43 +69,37 @@ type Stores interface {
 	MayKnow(ctx context.Context) bool
 }
 
-// Answer says how to answer a request.
+// Answer describes the answer to a request.
 type Answer struct {
-	// The name of the answered file in messages: the log of the backup "b".
+	// The file in messages: the log of the backup "b".
 	What        string
 	Location    string
 	ContentType string
-	// Missing is the message if the store has no such object. Default: that it has none.
-	Missing string
-	// Write reads from the store and writes the answer. Before the first byte is written, its
-	// errors go to the client, API errors unchanged.
+	Missing     string // the message if the store has no such object; optional
+	// Write reads from the store and writes the answer. Before the first byte, its errors go to the client, API
+	// errors unchanged.
 	Write func(ctx context.Context, from store.Ranger, to io.Writer) error
-	// Relay writes the answer in place of Write, from another process that reads the location. It may
-	// set headers before it writes. Its errors are told in the same way.
-	Relay func(ctx context.Context, to http.ResponseWriter) error
-	// Running is the run whose log is sent, in place of Location, Missing and Write: the store has
-	// nothing yet.
-	Running *Running
+	// Relay replaces Write by an answer from another process that reads the location. It may set headers first.
+	// Its errors are as of Write.
+	Relay   func(ctx context.Context, to http.ResponseWriter) error
+	Running *Running // whose log is sent, in place of Location, Missing and Write
 }
 
-// Streams sends answers, and bounds them together. The zero value with Stores is ready.
+// Streams sends and bounds answers. The zero value with Stores is ready.
 type Streams struct {
 	Stores          Stores
 	SystemNamespace string
 
-	mu sync.Mutex
-	// taken are the seats, by location or run, by user and by namespace; guarded by mu.
-	taken map[string]int
+	mu    sync.Mutex
+	taken map[string]int // the seats, by location or run, by user and by namespace; guarded by mu
 }
 
 // REST serves a subresource.
 type REST struct {
 	*Streams
-	Object runtime.Object
-	// Parameters are the allowed parameters, once each.
-	Parameters []string
-	// Find returns the answer for the named object in the namespace of ctx. It does not ask the
-	// store.
+	Object     runtime.Object
+	Parameters []string // allowed once each
+	// Find returns the answer for the named object in the namespace of ctx, without the store.
 	Find func(ctx context.Context, name string, parameters url.Values) (*Answer, error)
 }
 
@@ -166,7 +153,7 @@ func (r *REST) Connect(ctx context.Context, name string, _ runtime.Object, respo
 				responder.Error(err)
 				return
 			}
-			// It ends just now, or another controller is about to take it over.
+			// It has just ended, or another controller takes it over.
 			select {
 			case <-ctx.Done():
 				return
@@ -230,7 +217,6 @@ func (s *Streams) Explain(ctx context.Context, what, location string, err error)
 	return s.explain(ctx, &Answer{What: what, Location: location}, err)
 }
 
-// seat takes a seat for an answer, until leave is called.
 func (s *Streams) seat(ctx context.Context, answer *Answer) (leave func(), err error) {
 	source := fmt.Sprintf("the storage location %q", answer.Location)
 	if answer.Running != nil {
@@ -275,8 +261,7 @@ func (s *Streams) seat(ctx context.Context, answer *Answer) (leave func(), err e
 	}, nil
 }
 
-// explain returns an error for the client. Only users that may list the store's contents learn its
-// errors.
+// explain returns an error for the client. Only users that may list the store's contents learn its errors.
 func (s *Streams) explain(ctx context.Context, answer *Answer, err error) error {
 	if _, ok := errors.AsType[*apierrors.StatusError](err); ok {
 		return err
@@ -308,9 +293,8 @@ func NotFound(message string) error {
 	}}
 }
 
-// Gunzipped writes a compressed object. It fails with ErrTooLarge above limit bytes, and with
-// ErrReplaced if its stored SHA-256 is not digest, unless that is empty. A large object may fail
-// only at its end.
+// Gunzipped writes a compressed object. It fails with ErrTooLarge above limit bytes, and with ErrReplaced if the
+// stored SHA-256 differs from digest, unless empty. It may fail after it has written.
 func Gunzipped(key string, limit int64, digest string) func(context.Context, store.Ranger, io.Writer) error {
 	return func(ctx context.Context, from store.Ranger, to io.Writer) error {
 		stored, err := from.Get(ctx, key)
@@ -353,9 +337,8 @@ type body struct {
 	http.ResponseWriter
 	control     *http.ResponseController
 	contentType string
-	// prompt sends written bytes at once, and has no deadline while nothing is written.
-	prompt bool
-	begun  bool
+	prompt      bool // sends written bytes at once, and has no deadline while nothing is written
+	begun       bool
 }
 
 func newBody(w http.ResponseWriter, answer *Answer) *body {
@@ -373,7 +356,7 @@ func (b *body) begin() {
 // Write implements io.Writer.
 func (b *body) Write(p []byte) (int, error) {
 	b.begin()
-	// Not every connection has deadlines; then only the seats bound the client.
+	// Without deadlines on the connection, only the seats bound the client.
 	_ = b.control.SetWriteDeadline(time.Now().Add(takeTimeout))
 	n, err := b.ResponseWriter.Write(p)
 	if err == nil && b.prompt {

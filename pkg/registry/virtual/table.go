@@ -17,7 +17,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
 )
 
-// Column is a column of a table, with its cells.
+// Column is a column of a table.
 type Column[T logstore.Object] struct {
 	Definition metav1.TableColumnDefinition
 	Cell       func(obj T, now time.Time) any

@@ -1,13 +1,11 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package virtual turns a storage without persistence, such as a logstore.Log, into the REST
-// storage of a resource. A Resource defines the resource.
+// Package virtual makes the REST storage of a resource from a storage without persistence, such as a logstore.Log.
 //
-// The API server derives verbs from methods, so each verb set is a type: ReadOnly has get, list and
-// watch, ListOnly has get and list. Neither has delete, on purpose: the namespace controller
-// deletes all objects of every namespaced resource that advertises it. A resource with further
-// verbs embeds one of them and adds the methods, or has all of them by Store.
+// The API server derives verbs from methods, so ReadOnly has get, list and watch, ListOnly has get and list.
+// Neither has delete: the namespace controller deletes all objects of a namespaced resource that advertises it. A
+// resource with further verbs embeds one of them, or has all by Store.
 package virtual
 
 import (
@@ -31,8 +29,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/registry/logstore"
 )
 
-// Resource defines a virtual resource of objects of type T, a pointer to a type of the served
-// version. Only ShortNames, Categories, Fields and Compare are optional.
+// Resource defines a resource of objects of type T, a pointer to a type of the served version. Only ShortNames,
+// Categories, Fields and Compare are optional.
 type Resource[T logstore.Object] struct {
 	GroupResource schema.GroupResource
 	Singular      string
@@ -41,12 +39,10 @@ type Resource[T logstore.Object] struct {
 	Namespaced    bool
 
 	// Object and List are empty.
-	Object T
-	List   runtime.Object
-	// Fields are the fields for field selectors, beside metadata.name and metadata.namespace.
-	Fields map[string]func(T) string
-	// Columns of the table that kubectl prints.
-	Columns []Column[T]
+	Object  T
+	List    runtime.Object
+	Fields  map[string]func(T) string // for selectors, beside metadata.name and metadata.namespace
+	Columns []Column[T]               // of kubectl's table
 	// Compare orders the rows of a table; see ordered. Nil keeps the list's order.
 	Compare func(a, b T) int
 }
@@ -56,8 +52,7 @@ func (r *Resource[T]) Selectable() []string {
 	return append([]string{"metadata.name", "metadata.namespace"}, slices.Sorted(maps.Keys(r.Fields))...)
 }
 
-// AddFieldLabels registers the selectable fields in a scheme that has the types; all others are
-// refused.
+// AddFieldLabels registers the selectable fields in a scheme that has the types. All others are refused.
 func (r *Resource[T]) AddFieldLabels(scheme *runtime.Scheme) error {
 	kinds, _, err := scheme.ObjectKinds(r.Object)
 	if err != nil {
@@ -103,8 +98,8 @@ var _ interface {
 	rest.Watcher
 } = &ReadOnly{}
 
-// ReadOnly returns the REST storage on s, whose keys begin with logstore.Prefix(r.GroupResource).
-// It fails if r is incomplete.
+// ReadOnly returns the REST storage on s, whose keys begin with logstore.Prefix(r.GroupResource). It fails if r is
+// incomplete.
 func (r *Resource[T]) ReadOnly(s storage.Interface) (*ReadOnly, error) {
 	store, err := r.store(s)
 	if err != nil {
@@ -190,8 +185,7 @@ func (r *Resource[T]) Store(s storage.Interface, strategy rest.RESTCreateStrateg
 	})
 }
 
-// readStrategy tells a genericregistry.Store whether its resource is namespaced. Its other methods
-// are never called.
+// readStrategy says whether a resource is namespaced. Its other methods are never called.
 type readStrategy struct {
 	rest.RESTCreateStrategy
 	namespaced bool

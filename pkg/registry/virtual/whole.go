@@ -41,9 +41,9 @@ func MarkTables(handler http.Handler) http.Handler {
 	})
 }
 
-// ordered lists tables in the order of their rows. kubectl asks for pages of 500, and could not
-// order the rows of several. A server may ignore a limit, so a table of up to maxWhole rows is one
-// answer. Longer tables come in pages, by names, unless the request has no limit.
+// ordered lists tables in the order of their rows. kubectl asks for pages of 500, and can't order rows of several
+// pages. A server may ignore a limit, so a table of up to maxWhole rows is one answer. Longer ones come in pages,
+// by names, unless the request has no limit.
 type ordered[T logstore.Object] struct {
 	rest.Lister
 	compare func(a, b T) int

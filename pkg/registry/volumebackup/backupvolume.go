@@ -13,7 +13,7 @@ import (
 
 type volume = *v1alpha1.BackupVolume
 
-// VolumeResource is backupvolumes, the volumes that stored backups hold.
+// VolumeResource is backupvolumes, the volumes in stored backups.
 var VolumeResource = virtual.Resource[volume]{
 	GroupResource: v1alpha1.Resource("backupvolumes"),
 	Singular:      "backupvolume",
@@ -45,7 +45,7 @@ var VolumeResource = virtual.Resource[volume]{
 	},
 }
 
-// lastBackup names the last backup, with the namespace when it is another one.
+// lastBackup names the last backup, and its namespace if another.
 func lastBackup(v volume) string {
 	switch backup := v.Status.LastBackup; {
 	case backup != nil && backup.Namespace != v.Namespace:

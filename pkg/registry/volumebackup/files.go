@@ -31,20 +31,19 @@ import (
 // fileAnnotation says in the audit log which file of a volume backup was read.
 const fileAnnotation = "files.holdfast.io/read"
 
-// maxPath is longer than any path in a volume.
-const maxPath = 8 << 10
+const maxPath = 8 << 10 // longer than any path in a volume
 
-// FileReader reads files where the keys of the repositories are. See volumefiles.Client.
+// FileReader reads files where the repositories' keys are. See volumefiles.Client.
 type FileReader interface {
 	List(ctx context.Context, request *volumefiles.Request) (*v1alpha1.VolumeFileList, error)
 	Copy(ctx context.Context, request *volumefiles.Request, begin func(size int64), to io.Writer) error
 }
 
-// Files are the subresources with the files of a volume backup. The right to them in the namespace
-// where the volume backup is listed decides. The reader decides again whether it belongs there.
+// Files are the subresources with the files of a volume backup. They take the right in the namespace that lists
+// the volume backup. The reader checks again that it belongs there.
 type Files struct {
 	Streams *streamed.Streams
-	// VolumeBackups gets a volume backup as it is listed, and Row says where it is.
+	// VolumeBackups gets a volume backup as it is listed, and Row tells where it is.
 	VolumeBackups rest.Getter
 	Row           func(namespace, name string) (catalog.Row, bool)
 	Reader        FileReader
@@ -69,8 +68,8 @@ func (f Files) List() *streamed.REST {
 	})
 }
 
-// Content serves volumebackups/content: the bytes of a file, or of a part of it; with link=true the
-// target of a symbolic link. The answer has a Content-Length, so a part of it can't look whole.
+// Content serves volumebackups/content: a file's bytes or a part; with link=true the target of a symbolic link.
+// The answer has a Content-Length, so a part of it can't look whole.
 func (f Files) Content() *streamed.REST {
 	return f.subresource("application/octet-stream", []string{"path", "offset", "length", "link"}, func(request *volumefiles.Request, parameters url.Values) (err error) {
 		request.Kind = volumefiles.Content
@@ -89,7 +88,7 @@ func (f Files) Content() *streamed.REST {
 		request.Length, err = number(parameters, "length", 1)
 		return err
 	}, func(ctx context.Context, request *volumefiles.Request, to http.ResponseWriter) error {
-		// A browser must not run it, nor guess what it is.
+		// A browser must neither run it nor guess its type.
 		headers := map[string]string{"Content-Disposition": "attachment", "X-Content-Type-Options": "nosniff"}
 		err := f.Reader.Copy(ctx, request, func(size int64) {
 			headers["Content-Length"] = strconv.FormatInt(size, 10)
@@ -106,7 +105,6 @@ func (f Files) Content() *streamed.REST {
 	})
 }
 
-// number reads a parameter that is a number, and 0 without it.
 func number(parameters url.Values, name string, least int64) (int64, error) {
 	value := parameters.Get(name)
 	if value == "" {
@@ -129,7 +127,7 @@ func (f Files) subresource(contentType string, parameters []string, read func(*v
 			if len(request.Path) > maxPath {
 				return nil, apierrors.NewBadRequest(fmt.Sprintf("the parameter path has more than %d bytes", maxPath))
 			}
-			if !utf8.ValidString(request.Path) { // it would not reach the reader as it is
+			if !utf8.ValidString(request.Path) { // the reader would get another one
 				return nil, apierrors.NewBadRequest("the parameter path is not UTF-8, as the names in a snapshot are")
 			}
 			if err := read(request, parameters); err != nil {
@@ -150,7 +148,6 @@ func (f Files) subresource(contentType string, parameters []string, read func(*v
 	}
 }
 
-// find completes a request about a volume backup that has files.
 func (f Files) find(ctx context.Context, name string, request *volumefiles.Request) error {
 	found, err := f.VolumeBackups.Get(ctx, name, &metav1.GetOptions{})
 	if err != nil {
@@ -180,7 +177,7 @@ func (f Files) find(ctx context.Context, name string, request *volumefiles.Reque
 	return nil
 }
 
-// explain returns the error for the client. The reason of a store is for those who may know it.
+// explain returns the error for the client. Only users that may know a store's reason get it.
 func (f Files) explain(ctx context.Context, what string, err error) error {
 	if err == nil {
 		return nil

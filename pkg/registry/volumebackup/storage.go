@@ -27,13 +27,11 @@ import (
 
 const (
 	// MaxItems bounds a page, and a list without a limit.
-	MaxItems = 10000
-	// countBound bounds the count of a list's remaining items.
-	countBound = 1 << 20
+	MaxItems   = 10000
+	countBound = 1 << 20 // of a list's remaining items
 
-	// A paged version is kept until keptAge after its last page, up to these numbers of versions
-	// and copied bytes. Paging ends in any case: deleted entries must not be visible, nor use
-	// memory, for ever.
+	// A paged version is kept until keptAge after its last page, within these numbers of versions and copied
+	// bytes. Paging ends in any case, so that deleted entries disappear.
 	keptAge      = 5 * time.Minute
 	keptMost     = 15 * time.Minute
 	keptVersions = 64
@@ -50,26 +48,24 @@ type Histories interface {
 	Begin(version uint64)
 }
 
-// Options of a Storage.
+// Options configure a Storage. Loading and OnRead are as in logstore.Options.
 type Options struct {
-	// Loading, OnRead: see logstore.Options.
 	Loading string
 	OnRead  func(context.Context)
 	Clock   clock.WithDelayedExecution
 }
 
-// Storage serves a catalogue's volume backups, up to a million: it makes objects only for a page.
-// It implements get and list, like a logstore.Log:
+// Storage serves up to a million volume backups of a catalogue: it makes objects only for a page. It implements
+// get and list, like a logstore.Log:
 //
-//  1. A resourceVersion grows with every change of the catalogue, in terms as a log's. An object's
-//     is the version at which its backup was listed.
-//  2. All pages of a list show one version. It is kept for 5 minutes after its last page, at most
-//     15 minutes, and not after something in it was withdrawn. A page of any other version is 410
-//     with a token that continues at the present one. A list of exactly such a version is 410
-//     without a token.
+//  1. A resourceVersion grows with every change of the catalogue, in terms as a log's. An object's is the
+//     version at which its backup was listed.
+//  2. All pages of a list show one version. It is kept for 5 minutes after its last page, at most 15 minutes,
+//     and not after something in it was withdrawn. A page of any other version is 410 with a token that
+//     continues at the present one. A list of exactly such a version is 410 without a token.
 //  3. Before everything was read, guarantee 4 of logstore.Log holds.
-//  4. A page costs the rows that it reads; the end of the client's context ends it. A list without
-//     a limit has at most MaxItems, or is an error. A page has at most MaxItems.
+//  4. A page costs the rows that it reads; the end of the client's context ends it. A list or page has at
+//     most MaxItems. A longer list without a limit is an error.
 type Storage struct {
 	storage.Interface // none: no verb needs the rest of it
 
@@ -82,13 +78,12 @@ type Storage struct {
 	open, ready bool
 	first       uint64           // the oldest version that a client may have seen
 	kept        map[uint64]*kept // by version
-	timed       bool             // whether forget will be called
+	timed       bool             // forget will be called
 }
 
 type kept struct {
 	*catalog.History
-	// since is when it was last the present one, by the last check.
-	since, used time.Time
+	since, used time.Time // when it was last the present one, by the last check
 }
 
 func (k *kept) expired(now time.Time) bool {
@@ -138,7 +133,7 @@ func (s *Storage) Begin(version uint64) {
 // Version returns the present version.
 func (s *Storage) Version() uint64 { return s.rows.Version() }
 
-// Row is the present row of a volume backup.
+// Row returns the present row of a volume backup.
 func (s *Storage) Row(namespace, name string) (catalog.Row, bool) {
 	return s.rows.Snapshot().Find(namespace, name)
 }
@@ -203,7 +198,7 @@ func (s *Storage) GetList(ctx context.Context, key string, opts storage.ListOpti
 	if opts.Recursive && !strings.HasSuffix(key, "/") {
 		key += "/"
 	}
-	// A token contains the namespace: not every page of a list selected by one has the same key.
+	// A token contains the namespace: not every page of a list by namespace has the same key.
 	exactly, continueKey, err := storage.ValidateListOptions(s.prefix, s.Versioner(), opts)
 	if err != nil {
 		return err
@@ -253,7 +248,6 @@ func (s *Storage) GetList(ctx context.Context, key string, opts storage.ListOpti
 	return s.Versioner().UpdateList(list, history.Version, token, remaining)
 }
 
-// page selects rows from a position on, and reports whether there are more.
 func page(ctx context.Context, history *catalog.History, namespace string, from catalog.Position, wanted *matcher, limit int64) (rows []catalog.Row, more bool, err error) {
 	most := MaxItems
 	if limit > 0 {
@@ -284,8 +278,7 @@ func page(ctx context.Context, history *catalog.History, namespace string, from 
 	return rows, false, nil
 }
 
-// historyFor returns the version for a list: the present one, or exactly's unless that is zero, and
-// whether it is past.
+// historyFor returns the version for a list, the present one or exactly's unless zero, and whether it is past.
 func (s *Storage) historyFor(opts storage.ListOptions, exactly uint64, continueKey string) (history *catalog.History, past bool, err error) {
 	s.mu.Lock()
 	ready, first := s.ready, s.first
@@ -296,7 +289,7 @@ func (s *Storage) historyFor(opts storage.ListOptions, exactly uint64, continueK
 			return now, false, nil
 		}
 		if atLeast, err := s.version(opts.ResourceVersion); err == nil && opts.ResourceVersion != "" && atLeast < first && !ready {
-			return nil, false, s.tooEarly() // such a client may know more than is loaded yet
+			return nil, false, s.tooEarly() // such a client may know more than is loaded
 		}
 		history, err = s.notOlder(opts.ResourceVersion)
 		return history, false, err
@@ -341,7 +334,6 @@ func (s *Storage) onRead(ctx context.Context) {
 	}
 }
 
-// keep keeps a version for its next page, and the present one that it replaces.
 func (s *Storage) keep(history *catalog.History) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -373,7 +365,6 @@ func (s *Storage) of(version, withdrawn uint64) *catalog.History {
 	return k.History
 }
 
-// forget drops versions that were not used for long.
 func (s *Storage) forget() {
 	copied := s.rows.Snapshot().Copied
 	s.mu.Lock()
@@ -401,7 +392,7 @@ func (s *Storage) forgetLocked(now time.Time, copied uint64) {
 	}
 }
 
-// A position is namespace/volume/time.skip in a continue token, which has to be a clean path.
+// A position in a continue token is namespace/volume/time.skip, which has to be a clean path.
 func formatPosition(p catalog.Position) string {
 	return fmt.Sprintf("%s/%s/%d.%d", p.Namespace, p.Volume, p.At, p.Skip)
 }
@@ -423,20 +414,15 @@ func parsePosition(text, namespace string) (p catalog.Position, err error) {
 
 // matcher selects rows, without making objects of them.
 type matcher struct {
-	// ofVolume are the requirements on the volume, ofRow on the row, and ofAlike, with labels, on
-	// the equal part of similar rows.
-	ofVolume []requirement[catalog.VolumeRows]
-	ofRow    []requirement[catalog.Row]
-	ofAlike  []requirement[catalog.Likeness]
-	labels   labels.Selector
-	// unknown is true if an unknown field is required: nothing matches.
-	unknown bool
-	// phase is the wanted one, if not empty.
-	phase string
-	// volumes, if not nil, are the possible volumes of a row with the wanted name.
-	volumes func(volume string) bool
-	// latest is the last checked part of similar rows.
-	latest        catalog.Likeness
+	// Requirements on the volume, on the row and, with labels, on the equal part of similar rows.
+	ofVolume      []requirement[catalog.VolumeRows]
+	ofRow         []requirement[catalog.Row]
+	ofAlike       []requirement[catalog.Likeness]
+	labels        labels.Selector
+	unknown       bool                     // an unknown field is required: nothing matches
+	phase         string                   // the wanted one, or empty
+	volumes       func(volume string) bool // of a row with the wanted name; nil is any
+	latest        catalog.Likeness         // the last checked part of similar rows
 	latestMatches bool
 }
 
@@ -446,7 +432,6 @@ type requirement[T any] struct {
 	differs bool
 }
 
-// add adds a requirement of a field, if it is in of.
 func add[T any](to *[]requirement[T], of map[string]func(T) string, r fields.Requirement) bool {
 	get := of[r.Field]
 	if get != nil {
@@ -501,8 +486,7 @@ func newMatcher(label labels.Selector, field fields.Selector) *matcher {
 	return m
 }
 
-// volume reports whether a volume may have rows that match. It decides most narrow selections
-// without reading rows.
+// volume reports whether a volume may have matching rows. It decides most narrow selections without reading rows.
 func (m *matcher) volume(of catalog.VolumeRows) bool {
 	return !m.unknown && meet(m.ofVolume, of) && (m.volumes == nil || m.volumes(of.Name())) &&
 		(m.phase == "" || of.HasPhase(m.phase)) && (!m.looksAlike() || of.MayBeAlike(m.alike))
@@ -515,7 +499,7 @@ func (m *matcher) matches(row catalog.Row) bool {
 func (m *matcher) looksAlike() bool { return len(m.ofAlike) > 0 || m.labels != nil }
 
 func (m *matcher) alike(of catalog.Likeness) bool {
-	if of != m.latest { // a volume's rows mostly are
+	if of != m.latest { // as mostly in a volume's rows
 		m.latest, m.latestMatches = of, meet(m.ofAlike, of) && (m.labels == nil || m.labels.Matches(labels.Set(of.Labels())))
 	}
 	return m.latestMatches

@@ -1,8 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package volumebackup defines each volume's history: an entry for each volume in each stored
-// backup.
+// Package volumebackup defines each volume's history: an entry for each volume in each stored backup.
 package volumebackup
 
 import (
@@ -59,7 +58,7 @@ func phase(b backup) string           { return b.Status.Phase }
 func node(b backup) string            { return b.Status.Node }
 func method(b backup) string          { return b.Status.Method }
 
-// holder returns the backup's name, with its namespace if it is another one.
+// holder returns the backup's name, and its namespace if another.
 func holder(b backup) string {
 	switch ref := b.Spec.Backup; {
 	case ref.Namespace == b.Namespace && ref.Name != "":
