@@ -18,11 +18,11 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 )
 
-// along collects the objects that chosen objects name in their own namespaces, as accounts and
+// along collects the objects in the same namespace that chosen objects refer to, as accounts and
 // Secrets. The sink's mu guards it.
 type along struct {
 	written sets.Set[manifest.Reference]
-	// reasons says why an object is wanted; it is "" once the object was asked for.
+	// reasons says why an object is wanted; "" once it was read.
 	reasons map[manifest.Reference]string
 }
 
@@ -30,7 +30,7 @@ func newAlong() *along {
 	return &along{sets.New[manifest.Reference](), map[manifest.Reference]string{}}
 }
 
-// note records the references of a written object. Claims come with the pods that use them.
+// note records the references of a written object, except claims, which come with their pods.
 func (a *along) note(item *manifest.Item) {
 	if item.Namespace == "" {
 		return
@@ -72,7 +72,7 @@ func (s *sink) hasAlong(r manifest.Reference) bool {
 	return s.along.written.Has(r)
 }
 
-// readAlong reads these objects, and the bindings of their accounts, until nothing new is named.
+// readAlong reads these objects and their accounts' bindings until nothing new is named.
 func (c *collector) readAlong(ctx context.Context) error {
 	if c.sink.along == nil {
 		return nil

@@ -21,45 +21,40 @@ import (
 type claim struct {
 	uid    types.UID
 	labels map[string]string
-	// volume is the bound persistent volume, or ""; named is the volume that an unbound claim
-	// names.
+	// volume is the bound persistent volume, or ""; named is an unbound claim's volumeName.
 	volume, named string
-	// unusable says why the data can't be backed up, or is empty. The user is warned unless that is
-	// their own wish.
+	// unusable says why the data can't be backed up, or is "". If known, the user is not warned.
 	unusable string
 	known    bool
-	// action is the decision of the volume policies; asked has their inputs until they have
-	// decided.
+	// action is the decision of the volume policies; asked has their inputs until then.
 	action action
 	asked  *claimTraits
-	// skipped says why one pod gives no access to the data; another pod still may. excluded is true if
-	// a pod's annotation of ours leaves it out.
+	// skipped says why one pod gives no access to the data; another may. excluded is true if a pod's
+	// annotation of ours leaves it out.
 	skipped  string
 	excluded bool
 	// taken is true once the data was handed over, mounted once a pod of the backup uses the claim.
 	taken, mounted bool
-	// missed is true once the user was told that the data is missing. lost is true if the handover
-	// failed.
+	// missed is true once the user was told that the data is missing, lost if the handover failed.
 	missed, lost bool
-	// block is true for a block device, scratch for the claim of a generic ephemeral volume.
+	// block marks a block device, scratch the claim of a generic ephemeral volume.
 	block, scratch bool
-	// classes are the VolumeSnapshotClasses that users have named for it.
+	// classes are the VolumeSnapshotClasses named by users.
 	classes snapshots.Wishes
 	// moveData is the volume policy's choice, or nil.
 	moveData *bool
-	// keepLocal is how many of its snapshots a volume policy keeps beside their moved data.
+	// keepLocal is how many snapshots a volume policy keeps beside their moved data.
 	keepLocal int32
-	// snapshot is set if the data is read from a snapshot.
+	// snapshot is set if the data is read from one.
 	snapshot *format.SnapshotSource
-	// noSnapshot says why no snapshot is made although the spec wants one: its files may be read.
+	// noSnapshot says why a wanted snapshot is not made; its files may be read.
 	noSnapshot string
-	// snapshotFailed is true once the user was told, by an error, why no snapshot can be made.
+	// snapshotFailed is true once an error told the user why no snapshot can be made.
 	snapshotFailed bool
-	// refused is true once a hook has failed: then no pod gives access.
+	// refused is true once a hook failed: then no pod gives access.
 	refused bool
 	others  []access
-	// notYet are findings about pods that do not run, held back because another pod may give
-	// access.
+	// notYet are findings about pods that do not run, held back as another pod may give access.
 	notYet []pendingWarning
 }
 
@@ -125,8 +120,8 @@ func (p *podVolumes) keepPersistentVolume(h *head, raw []byte) (*persistentVolum
 	return kept, nil
 }
 
-// persistentVolume returns a persistent volume by name, or nil if it can't be read. Unless the
-// backup excludes it, it is added with the reason.
+// persistentVolume returns a persistent volume, or nil if it can't be read, and adds it with the reason
+// unless the backup excludes it.
 func (p *podVolumes) persistentVolume(ctx context.Context, name, reason string) (*persistentVolume, error) {
 	if kept, known := p.persistentVolumes[name]; known {
 		return kept, nil
@@ -156,7 +151,7 @@ func (p *podVolumes) takePersistentVolume(r resource, h *head, raw []byte, reaso
 	return p.hold(r, h, raw, reason)
 }
 
-// visitClaim takes a claim. Its persistent volume is added when all claims are read.
+// visitClaim takes a claim. settleClaims adds its persistent volume later.
 func (p *podVolumes) visitClaim(_ context.Context, r resource, h *head, raw []byte) error {
 	stored, err := storedClaim(h, raw)
 	if err != nil {
@@ -183,7 +178,7 @@ func (p *podVolumes) settleClaims(ctx context.Context) error {
 			if !ok {
 				return nil
 			}
-			delete(missing, h.Metadata.Name) // a list may bring it twice
+			delete(missing, h.Metadata.Name) // a list may repeat it
 			return p.takePersistentVolume(r, h, raw, reason)
 		})
 		if err != nil {
@@ -202,8 +197,8 @@ func (p *podVolumes) settleClaims(ctx context.Context) error {
 	return nil
 }
 
-// takeNamed takes the persistent volume that an unbound claim names, if the volume is reserved for
-// that claim. Otherwise it may be another tenant's.
+// takeNamed takes the persistent volume that an unbound claim names, if reserved for that claim.
+// Otherwise it may be another tenant's.
 func (p *podVolumes) takeNamed(ctx context.Context, key types.NamespacedName) error {
 	of := p.claims[key]
 	r, found := p.discovered.find(persistentVolumesResource)
@@ -245,7 +240,7 @@ func (p *podVolumes) takeClaimsOfVolumes(ctx context.Context) error {
 		}
 	}
 	if err := p.takeClaims(ctx, r, missing, optional, func(key types.NamespacedName, h *head) bool {
-		return h.Metadata.UID == p.persistentVolumes[of[key]].claim // the volume refers to a claim by its uid
+		return h.Metadata.UID == p.persistentVolumes[of[key]].claim // the volume refers to its claim by uid
 	}); err != nil {
 		return err
 	}
@@ -253,7 +248,7 @@ func (p *podVolumes) takeClaimsOfVolumes(ctx context.Context) error {
 }
 
 // takeClaims takes claims, each with a reason, unless accept refuses them. Missing ones stay in
-// missing; the user is told of expected and unreadable ones.
+// missing; expected and unreadable ones become findings.
 func (p *podVolumes) takeClaims(ctx context.Context, r resource, missing map[types.NamespacedName]string, expected bool, accept func(types.NamespacedName, *head) bool) error {
 	take := func(h *head, raw []byte) error {
 		key := types.NamespacedName{Namespace: h.Metadata.Namespace, Name: h.Metadata.Name}
@@ -264,7 +259,7 @@ func (p *podVolumes) takeClaims(ctx context.Context, r resource, missing map[typ
 		delete(missing, key)
 		return p.takeClaim(r, key, h, raw, why)
 	}
-	answered := sets.New[string]() // namespaces whose claims are all known; "" is all
+	answered := sets.New[string]() // namespaces with all claims known; "" is all
 	if len(missing) > manyGets {
 		var err error
 		if answered, err = p.searchClaims(ctx, r, missing, take); err != nil {
@@ -371,8 +366,7 @@ func (p *podVolumes) keepClaim(h *head, raw []byte) {
 	kept.volume = object.Spec.VolumeName
 }
 
-// settle reads the claim's persistent volume, adds it to the backup, and asks the volume policies
-// about both.
+// settle adds the claim's persistent volume to the backup, and asks the volume policies about both.
 func (p *podVolumes) settle(ctx context.Context, key types.NamespacedName) error {
 	of := p.claims[key]
 	volume := &persistentVolume{}

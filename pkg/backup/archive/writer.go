@@ -30,8 +30,8 @@ const (
 	itemSuffix        = ".json"
 	entryMode         = 0o755
 	typicalPathLength = 160
-	// memberBytes is the minimum of a gzip member, which is read to read one object. With smaller
-	// ones a tarball would exceed Velero's.
+	// memberBytes is the minimum of a gzip member, the unit read for one object. With smaller ones
+	// tarballs would exceed Velero's.
 	memberBytes = 1 << 20
 )
 
@@ -43,14 +43,12 @@ type Item struct {
 	Name      string
 }
 
-// ErrItem says that an item can't be part of a tarball, which stays usable.
+// ErrItem reports an item that can't be in a tarball. The tarball stays usable.
 var ErrItem = errors.New("the object can't be in the tarball")
 
-// Writer writes one tarball. It is not safe for concurrent use. After an error other than ErrItem
-// every further call fails.
-//
-// Its gzip members are compressed in parallel, one for each processor, and written in order by the
-// caller.
+// Writer writes one tarball. It is not safe for concurrent use. After an error other than ErrItem every
+// call fails. Up to maxParallel gzip members are compressed in parallel, and the caller writes them in
+// order.
 type Writer struct {
 	tar        *tar.Writer
 	plain, out *meter
@@ -66,9 +64,9 @@ type Writer struct {
 type member struct {
 	plain, compressed bytes.Buffer
 	comment           string
-	// begins is its place in plain bytes.
+	// begins is its offset in plain bytes.
 	begins int64
-	// added learn their Position when the member's place is known.
+	// added get their Position once the member's place is known.
 	added []added
 	done  chan struct{}
 }
@@ -78,22 +76,21 @@ type added struct {
 	placed func(Position)
 }
 
-// Position is the place of an object: its first copy's header is at Offset in the decompressed
-// bytes from the gzip member at Member on.
+// Position is an object's place: its first copy's header is at Offset in the decompressed bytes from
+// the gzip member at Member on.
 type Position struct{ Member, Offset int64 }
 
 const maxParallel = 4
 
-// modestRatio is the ratio above which a member is compressed less: readers refuse too high a
-// ratio.
+// modestRatio is the ratio above which a member is compressed less, since readers refuse high ratios.
 const modestRatio = maxRatio / 2
 
-// compressors are kept, since they allocate more than they compress. The modest ones reach a ratio
-// of eight.
+// compressors are reused, since they allocate more than they compress. The modest ones reach a ratio of
+// eight.
 var compressors, modestCompressors sync.Pool
 
-// NewWriter begins a tarball on w, as several gzip members. Every entry has the given time, so that
-// equal items give equal bytes. The backup's name makes the tarballs of two backups differ.
+// NewWriter begins a tarball on w. Each entry has the given time, so that equal items give equal bytes.
+// The backup's name makes tarballs of two backups differ.
 func NewWriter(w io.Writer, at time.Time, backup string) (*Writer, error) {
 	writer := &Writer{
 		out:     &meter{w: w, left: math.MaxInt64},
@@ -114,7 +111,7 @@ type filler struct{ *Writer }
 
 func (f filler) Write(p []byte) (int, error) { return f.current.plain.Write(p) }
 
-// WriteItem adds the JSON of one object, once, and waits for its Position.
+// WriteItem adds the JSON of one object, and waits for its Position.
 func (w *Writer) WriteItem(item Item, content []byte) (Position, error) {
 	if err := w.write(0); err != nil {
 		return Position{}, err
@@ -127,8 +124,7 @@ func (w *Writer) WriteItem(item Item, content []byte) (Position, error) {
 	return position, w.Add(item, content, func(Position) {})
 }
 
-// Add adds the JSON of one object. A later call, or Close, calls placed, in the order of the
-// objects.
+// Add adds the JSON of one object. A later call, or Close, calls placed, in the objects' order.
 func (w *Writer) Add(item Item, content []byte, placed func(Position)) error {
 	if err := item.Check(len(content)); err != nil {
 		return err
@@ -152,8 +148,8 @@ func (w *Writer) Add(item Item, content []byte, placed func(Position)) error {
 	return nil
 }
 
-// nextMember begins another gzip member after a full one. It is called between an entry's header
-// and its content, so that a tarball cut there does not seem to end.
+// nextMember begins another gzip member after a full one. It is called between an entry's header and
+// content, so that a tarball cut there does not seem to end.
 func (w *Writer) nextMember() error {
 	if w.plain.written-w.current.begins < memberBytes {
 		return nil
@@ -174,8 +170,7 @@ func (w *Writer) seal() {
 	w.current.begins = w.plain.written
 }
 
-// compress uses the standard library's compressor, as Velero: a faster one needs some percent more
-// room.
+// compress uses the standard library's compressor, as Velero: faster ones need some percent more room.
 func (m *member) compress() {
 	defer close(m.done)
 	m.compressWith(&compressors, gzip.DefaultCompression)
@@ -220,7 +215,7 @@ func (w *Writer) write(left int) error {
 	return nil
 }
 
-// Close ends the tarball. It does not close the writer below.
+// Close ends the tarball, but does not close the writer below.
 func (w *Writer) Close() error {
 	if err := w.tar.Close(); err != nil {
 		return fmt.Errorf("end the tarball: %w", err)
@@ -246,8 +241,8 @@ func (w *Writer) writeEntry(path string, content []byte, mayEnd bool) error {
 	return nil
 }
 
-// Check fails with ErrItem for an object, or a size, that can't be in a tarball, as a name that
-// would leave its folder.
+// Check fails with ErrItem for an object or a size that can't be in a tarball, as a name that would
+// leave its folder.
 func (i Item) Check(bytes int) error {
 	if bytes > MaxObjectBytes {
 		return fmt.Errorf("%w: it has %d bytes, and no restore reads more than %d", ErrItem, bytes, MaxObjectBytes)
@@ -260,8 +255,7 @@ func (i Item) Check(bytes int) error {
 	return nil
 }
 
-// isName reports whether an API server allows a name. A restore refuses a whole backup with another
-// one.
+// isName reports whether an API server allows a name. A restore refuses a backup with any other.
 func isName(s string) bool { return isSegment(s) && !strings.Contains(s, "%") }
 
 func isSegment(s string) bool {
@@ -287,7 +281,7 @@ func (i Item) appendPath(path []byte, versionFolder string) []byte {
 	return append(path, itemSuffix...)
 }
 
-// meter counts the written bytes, and fails beyond the limit of readers.
+// meter counts written bytes, and fails beyond the limit of readers.
 type meter struct {
 	w             io.Writer
 	left, written int64
