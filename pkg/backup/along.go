@@ -18,8 +18,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/manifest"
 )
 
-// along collects the objects in the same namespace that chosen objects refer to, as accounts and
-// Secrets. The sink's mu guards it.
+// along collects what written objects refer to in their namespace, as accounts and Secrets. The sink's
+// mu guards it.
 type along struct {
 	written sets.Set[manifest.Reference]
 	// reasons says why an object is wanted; "" once it was read.
@@ -30,7 +30,7 @@ func newAlong() *along {
 	return &along{sets.New[manifest.Reference](), map[manifest.Reference]string{}}
 }
 
-// note records the references of a written object, except claims, which come with their pods.
+// note records a written object's references. Claims come with their pods.
 func (a *along) note(item *manifest.Item) {
 	if item.Namespace == "" {
 		return

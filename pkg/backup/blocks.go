@@ -21,14 +21,14 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// maxPending bounds the pods in one note of pending hooks: each note is a write of a record.
+// maxPending bounds the pods in one note of pending hooks, a write of a record.
 const maxPending = 100
 
-// maxHeldBytes bounds the stored size of pods and claims that are written after hooks, as users
-// annotate pods. They take about twice the memory.
+// maxHeldBytes bounds the stored size of pods and claims written after hooks, as users annotate pods.
+// Memory is about twice as much.
 var maxHeldBytes = 32 << 20
 
-// readAgainTimeout bounds the second read of a block's pods and claims, which may be frozen.
+// readAgainTimeout bounds the second read of a block, which may be frozen.
 var readAgainTimeout = 15 * time.Second
 
 var errNotReadInTime = errors.New("the server took too long for the pods that share claims, which may not stay frozen")
@@ -39,24 +39,23 @@ type heldPod struct {
 	node       string
 	notRunning string
 	volumes    []heldVolume
-	// claims are all the pod's claims, also without access.
+	// claims includes claims without access.
 	claims    []string
 	pre, post []hook
 	ran       bool
-	// began is when its pre hooks began.
 	began     time.Time
 	unwritten *object
 	// belongings are its claims and persistent volumes, which its pre hooks may change.
 	belongings []*object
 }
 
-// heldVolume is a pod's volume. If it is cut, the data is read from a snapshot.
+// heldVolume is a pod's volume. If cut, its data is read from a snapshot.
 type heldVolume struct {
 	name, claim string
 	cut         bool
 }
 
-// block is a set of pods that share claims or are ordered by the spec. Hooks of all run around the data
+// block is a set of pods that share claims or that the spec orders. All their hooks run around the data
 // of each.
 type block []*heldPod
 
@@ -126,9 +125,9 @@ func (p *podVolumes) newHeldPod(pod *corev1.Pod) *heldPod {
 	return held
 }
 
-// comesLater reports whether a pod is written after hooks: its own, or hooks of a pod ordered before
-// it. Hooks of pods that share its claims don't count: they are known late, and all pods with claims
-// would have to be in memory.
+// comesLater reports whether a pod is written after its own hooks, or hooks of a pod ordered before it.
+// Hooks of pods that share claims don't count: until they are known, all pods with claims would be in
+// memory.
 func (p *podVolumes) comesLater(pod *heldPod) bool {
 	_, ordered := p.ordered[types.NamespacedName{Namespace: pod.ref.Namespace, Name: pod.ref.Name}]
 	later := len(pod.pre) > 0 || ordered && p.behind
@@ -156,7 +155,7 @@ func (p *podVolumes) holdBack(pod *heldPod, r resource, h *head, raw []byte) (bo
 }
 
 func (p *podVolumes) blocks() []block {
-	// before is a union-find: each pod points to an earlier one of its block, or to itself.
+	// A union-find: each pod points to an earlier one of its block, or to itself.
 	before := make([]int, len(p.held))
 	first := func(i int) int {
 		for before[i] != i {
@@ -201,9 +200,8 @@ func (p *podVolumes) blocks() []block {
 	return blocks
 }
 
-// takeBlocks hands over the volumes of pods without hooks. rest takes the blocks with hooks,
-// concurrently with other reading. On a node where a post hook waits for the agent, volumes without
-// hooks come later.
+// takeBlocks hands over the volumes of pods without hooks. rest takes the blocks with hooks during
+// other reading. On a node where a post hook waits for the agent, volumes without hooks come later.
 func (p *podVolumes) takeBlocks(ctx context.Context) (rest func(context.Context) error, _ error) {
 	if err := p.releaseIndex(); err != nil {
 		return nil, err
@@ -253,7 +251,7 @@ func (p *podVolumes) handOverAll(ctx context.Context, blocks []block) error {
 }
 
 // takeAllHooked takes the blocks with hooks in portions, first those that wait for volumes. On success
-// it clears the note of pending post hooks: otherwise a later process would take pods for frozen.
+// it clears the note of post hooks: otherwise a later process would take pods for frozen.
 func (p *podVolumes) takeAllHooked(ctx context.Context, hooked []block) error {
 	slices.SortStableFunc(hooked, func(a, b block) int {
 		return cmp.Compare(min(len(b.waiting()), 1), min(len(a.waiting()), 1))
@@ -283,7 +281,7 @@ func (p *podVolumes) takeAllHooked(ctx context.Context, hooked []block) error {
 		portion := hooked[:n:n]
 		hooked = hooked[n:]
 		if len(pending) > 0 {
-			// The note precedes any hook, so that another process runs the post hooks if this one dies.
+			// If this process dies after the note, another one runs the post hooks.
 			if err := p.hooks.runner.Pending(ctx, pending); err != nil && ctx.Err() == nil {
 				p.dropUnnoted(portion, fmt.Errorf("note which post hooks are to be run: %w", err))
 				hooked = append(hooked, portion...)
@@ -303,8 +301,8 @@ func (p *podVolumes) takeAllHooked(ctx context.Context, hooked []block) error {
 	return ctx.Err()
 }
 
-// dropForbidden drops hooks that may not run. It precedes the note of post hooks: a process that finds
-// the note reviews no right.
+// dropForbidden drops hooks that may not run, before the note: a process that finds the note reviews no
+// right.
 func (p *podVolumes) dropForbidden(ctx context.Context, block block, asked map[string]error) {
 	for _, pod := range block {
 		if len(pod.pre)+len(pod.post) == 0 {
@@ -340,8 +338,8 @@ func (p *podVolumes) drop(pod *heldPod, why error) {
 	pod.pre, pod.post = nil, nil
 }
 
-// takeHooked takes blocks with hooks in parallel. Of blocks that wait for a node's volumes, it takes
-// one at a time.
+// takeHooked takes blocks with hooks in parallel, but one at a time of those that wait for a node's
+// volumes.
 func (p *podVolumes) takeHooked(ctx context.Context, blocks []block) error {
 	group, ctx := errgroup.WithContext(ctx)
 	left, frozen := slices.Clone(blocks), sets.New[string]()
@@ -380,8 +378,7 @@ func next(left []block, frozen sets.Set[string]) int {
 	return -1
 }
 
-// take takes one block. It writes the held objects after the post hooks, so that a slow store keeps no
-// pod frozen.
+// take takes one block. It writes the held objects last, so that a slow store keeps no pod frozen.
 func (p *podVolumes) take(ctx context.Context, block block) error {
 	if err := p.takeBetweenHooks(ctx, block); err != nil {
 		return err
@@ -389,8 +386,8 @@ func (p *podVolumes) take(ctx context.Context, block block) error {
 	return p.writeLater(block)
 }
 
-// takeBetweenHooks runs a block's pre hooks, hands over its volumes, reads its pods again and runs the
-// post hooks. Post hooks always run once a pre hook may have run.
+// takeBetweenHooks runs a block's hooks around the handover of its volumes. Post hooks always run once
+// a pre hook may have run.
 func (p *podVolumes) takeBetweenHooks(ctx context.Context, block block) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -422,7 +419,6 @@ func (p *podVolumes) takeBetweenHooks(ctx context.Context, block block) error {
 	return ctx.Err()
 }
 
-// readBlockAgain reads a block's objects as the pre hooks left them.
 func (p *podVolumes) readBlockAgain(ctx context.Context, block block) error {
 	if p.planned != nil {
 		return nil
@@ -437,8 +433,8 @@ func (p *podVolumes) readBlockAgain(ctx context.Context, block block) error {
 	return p.readBelongingsAgain(ctx, block)
 }
 
-// readAgain reads a pod after its pre hooks, by a list, since get is another right. If it is missing or
-// excluded by then, the backup has the earlier object.
+// readAgain reads a pod after its pre hooks, by a list, since get is another right. If the pod is
+// missing or excluded by then, the backup has the earlier object.
 func (p *podVolumes) readAgain(ctx context.Context, pod *heldPod) {
 	about := subject{podsResource, pod.ref.Namespace, pod.ref.Name}
 	var again *object
@@ -523,7 +519,7 @@ func (p *podVolumes) writeLater(block block) error {
 	return err
 }
 
-// goesOn reports whether the volumes are read although hooks may not run: no hook is required.
+// goesOn reports whether the volumes are read if hooks may not run: none is required.
 func (pod *heldPod) goesOn() bool {
 	for _, hook := range append(pod.pre[:len(pod.pre):len(pod.pre)], pod.post...) {
 		if !hook.goOn {
@@ -567,7 +563,7 @@ func (p *podVolumes) refuse(pod *heldPod, reason string) {
 	pod.volumes = nil
 	for _, claim := range pod.claims {
 		if of := p.claims[types.NamespacedName{Namespace: pod.ref.Namespace, Name: claim}]; of.unusable == "" {
-			// Another pod of the block may want the data.
+			// Another pod may want the data.
 			of.refused = true
 			of.missed = of.missed || slices.ContainsFunc(wanted, func(v heldVolume) bool { return v.claim == claim })
 			of.unusable, of.known = "of the pod "+pod.ref.Name+", which has it as a volume: "+reason, true

@@ -26,18 +26,18 @@ type claim struct {
 	// unusable says why the data can't be backed up, or is "". If known, the user is not warned.
 	unusable string
 	known    bool
-	// action is the decision of the volume policies; asked has their inputs until then.
+	// action is the volume policies' decision; asked has their inputs until then.
 	action action
 	asked  *claimTraits
-	// skipped says why one pod gives no access to the data; another may. excluded is true if a pod's
-	// annotation of ours leaves it out.
+	// skipped says why one pod gives no access to the data; another may. excluded: a pod's annotation
+	// of ours leaves it out.
 	skipped  string
 	excluded bool
-	// taken is true once the data was handed over, mounted once a pod of the backup uses the claim.
+	// taken: the data was handed over. mounted: a pod of the backup uses the claim.
 	taken, mounted bool
-	// missed is true once the user was told that the data is missing, lost if the handover failed.
+	// missed: the user knows that the data is missing. lost: the handover failed.
 	missed, lost bool
-	// block marks a block device, scratch the claim of a generic ephemeral volume.
+	// block marks a block device, scratch a generic ephemeral volume's claim.
 	block, scratch bool
 	// classes are the VolumeSnapshotClasses named by users.
 	classes snapshots.Wishes
@@ -45,13 +45,12 @@ type claim struct {
 	moveData *bool
 	// keepLocal is how many snapshots a volume policy keeps beside their moved data.
 	keepLocal int32
-	// snapshot is set if the data is read from one.
-	snapshot *format.SnapshotSource
-	// noSnapshot says why a wanted snapshot is not made; its files may be read.
+	snapshot  *format.SnapshotSource
+	// noSnapshot says why a wanted snapshot is not made. Its files may be read.
 	noSnapshot string
-	// snapshotFailed is true once an error told the user why no snapshot can be made.
+	// snapshotFailed: an error told the user why no snapshot can be made.
 	snapshotFailed bool
-	// refused is true once a hook failed: then no pod gives access.
+	// refused: a hook failed, so no pod gives access.
 	refused bool
 	others  []access
 	// notYet are findings about pods that do not run, held back as another pod may give access.
@@ -64,8 +63,7 @@ type pendingWarning struct {
 }
 
 type persistentVolume struct {
-	hostPath string
-	// driver and handle are a CSI volume's.
+	hostPath       string
 	driver, handle string
 	storageClass   string
 	bound          types.NamespacedName
@@ -120,8 +118,8 @@ func (p *podVolumes) keepPersistentVolume(h *head, raw []byte) (*persistentVolum
 	return kept, nil
 }
 
-// persistentVolume returns a persistent volume, or nil if it can't be read, and adds it with the reason
-// unless the backup excludes it.
+// persistentVolume returns a persistent volume, or nil if unreadable, and adds it with the reason
+// unless excluded.
 func (p *podVolumes) persistentVolume(ctx context.Context, name, reason string) (*persistentVolume, error) {
 	if kept, known := p.persistentVolumes[name]; known {
 		return kept, nil
@@ -151,7 +149,7 @@ func (p *podVolumes) takePersistentVolume(r resource, h *head, raw []byte, reaso
 	return p.hold(r, h, raw, reason)
 }
 
-// visitClaim takes a claim. settleClaims adds its persistent volume later.
+// visitClaim takes a claim. settleClaims adds its persistent volume.
 func (p *podVolumes) visitClaim(_ context.Context, r resource, h *head, raw []byte) error {
 	stored, err := storedClaim(h, raw)
 	if err != nil {
@@ -197,8 +195,8 @@ func (p *podVolumes) settleClaims(ctx context.Context) error {
 	return nil
 }
 
-// takeNamed takes the persistent volume that an unbound claim names, if reserved for that claim.
-// Otherwise it may be another tenant's.
+// takeNamed takes the persistent volume that an unbound claim names, if reserved for that claim: it may
+// be another tenant's.
 func (p *podVolumes) takeNamed(ctx context.Context, key types.NamespacedName) error {
 	of := p.claims[key]
 	r, found := p.discovered.find(persistentVolumesResource)
@@ -366,7 +364,7 @@ func (p *podVolumes) keepClaim(h *head, raw []byte) {
 	kept.volume = object.Spec.VolumeName
 }
 
-// settle adds the claim's persistent volume to the backup, and asks the volume policies about both.
+// settle adds a claim's persistent volume, and asks the volume policies about both.
 func (p *podVolumes) settle(ctx context.Context, key types.NamespacedName) error {
 	of := p.claims[key]
 	volume := &persistentVolume{}

@@ -17,7 +17,7 @@ var bindingAnnotations = []string{
 	"volume.kubernetes.io/selected-node",
 }
 
-// staleLabels are labels left by an earlier restore or backup of Velero.
+// staleLabels are left by an earlier restore or backup of Velero.
 var staleLabels = []string{"velero.io/restore-name", "velero.io/backup-name", "velero.io/volume-snapshot-name"}
 
 // veleroPrefix begins the labels by which Velero's restore finds a volume.

@@ -23,8 +23,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// maxNamespaceLists is the number of selected namespaces up to which each is listed by itself. With
-// more, one list of the cluster is filtered here.
+// maxNamespaceLists bounds the lists by namespace. For more, one list of the cluster is filtered here.
 const maxNamespaceLists = 10
 
 type collector struct {
@@ -52,22 +51,21 @@ type collector struct {
 	// own are Holdfast's namespaces, whose Secrets are in no backup.
 	own sets.Set[string]
 	// readNamespaces sets these. existing has all namespaces with uids, labelled the ones excluded by
-	// label. chosen has the ones that are read, listed the ones to list; "" is all.
+	// label, chosen the ones to read, listed the ones to list; "" is all.
 	existing map[string]types.UID
 	labelled sets.Set[string]
 	chosen   []string
 	listed   []string
 	partly   bool
-	// leaving are claims whose data was requested through pods that are being deleted.
+	// leaving are claims requested only through pods that are being deleted.
 	leaving []leavingVolume
-	// ofLabelled has the claims of pods excluded by label, each with one such pod.
+	// ofLabelled has claims of pods excluded by label, each with one such pod.
 	ofLabelled map[types.NamespacedName]string
 	services   services
 	planned    *planned
 }
 
-// secretsLeftOut is why Secrets of Holdfast's own namespaces are left out. The namespace decides, so no
-// label or name can mislead it.
+// secretsLeftOut concerns Holdfast's own namespaces: no label or name can mislead that choice.
 const secretsLeftOut = "left out: Secrets of Holdfast's own namespaces open the store and the repositories, so no backup holds them: keep copies elsewhere"
 
 func ownNamespaces(system string) sets.Set[string] {
@@ -77,8 +75,8 @@ func ownNamespaces(system string) sets.Set[string] {
 // visit takes an object. Its error ends the backup.
 type visit func(ctx context.Context, r resource, h *head, raw []byte) error
 
-// collect reads everything. It fails only for the backup as a whole; a failed resource or object is a
-// finding.
+// collect reads everything. A failed resource or object is a finding; the error is for the backup as a
+// whole.
 func (c *collector) collect(ctx context.Context) (*podVolumes, error) {
 	if err := c.readNamespaces(ctx); err != nil {
 		return nil, err
@@ -158,8 +156,8 @@ func (c *collector) collect(ctx context.Context) (*podVolumes, error) {
 }
 
 // readNamespaces decides which namespaces are read, and takes the ones selected by name. With label
-// selectors in a backup of all namespaces, it takes a namespace that matches, or has a matching object,
-// as Velero.
+// selectors in a backup of all namespaces, it takes one that matches, or has a matching object, as
+// Velero.
 func (c *collector) readNamespaces(ctx context.Context) error {
 	r, found := c.discovered.find(namespacesResource)
 	if !found {
@@ -241,8 +239,8 @@ func (c *collector) readNamespaces(ctx context.Context) error {
 	return nil
 }
 
-// namespaceLists returns one list for each namespace if they are few and named, so that a small backup
-// is cheap in a large cluster.
+// namespaceLists returns one list for each namespace if they are few and named: a small backup is cheap
+// in a large cluster.
 func (c *collector) namespaceLists(r resource) []query {
 	names := c.namespaces.Explicit()
 	if !c.namespaces.Exact() || len(names) > maxNamespaceLists {
@@ -309,7 +307,7 @@ func (c *collector) readIn(ctx context.Context, r resource, namespaces, selector
 }
 
 // mostlyOthers reports whether a list of the cluster costs more than one of each chosen namespace: at
-// most half of all namespaces are chosen, and at least twice as many pages as chosen namespaces remain.
+// most half of all are chosen, and at least twice as many pages remain.
 func (c *collector) mostlyOthers(remaining, limit int64) bool {
 	chosen := int64(len(c.chosen))
 	if limit == unknownPage {
@@ -318,7 +316,7 @@ func (c *collector) mostlyOthers(remaining, limit int64) bool {
 	return 2*chosen <= int64(len(c.existing)) && remaining > 2*chosen*limit
 }
 
-// told turns a list's error into a finding. It fails only for the backup as a whole.
+// told turns a list's error into a finding, unless it is for the backup as a whole.
 func (c *collector) told(ctx context.Context, q query, err error) error {
 	about := subject{q.resource.GroupResource(), q.namespace, q.name}
 	var fatal visitError
@@ -336,7 +334,7 @@ func (c *collector) told(ctx context.Context, q query, err error) error {
 	return nil
 }
 
-// lacks records that wanted objects are missing, as one object found.
+// lacks records missing objects as one object found.
 func (c *collector) lacks(about subject, text string) {
 	if ownGroups.Has(about.resource.Group) {
 		// A broken API server of Holdfast must not fail every backup.
@@ -407,8 +405,8 @@ func (c *collector) leaveOut(about subject, why string) {
 	c.planned.leaveOut(about, why)
 }
 
-// inScope reports whether objects of a namespace are read. If the list of namespaces broke off, an
-// unlisted one is out of scope, as it may have the excluding label.
+// inScope reports whether a namespace's objects are read. If the list of namespaces broke off, unlisted
+// ones are out of scope, as they may have the excluding label.
 func (c *collector) inScope(namespace string) bool {
 	_, exists := c.existing[namespace]
 	return c.namespaces.Match(namespace) && !c.labelled.Has(namespace) && (exists || !c.partly)
@@ -429,18 +427,17 @@ type batch struct {
 	stored  []byte
 }
 
-// Similar objects compress better side by side, so a batch is several times the compressor's window.
+// Similar objects compress better side by side. A batch is several times the compressor's window.
 const (
 	batchBytes   = 128 << 10
 	batchObjects = pageSize
-	// fewBytes bounds a batch that waits until all resources are read, to be written in order.
+	// fewBytes bounds a batch that waits for all resources, to be written in order.
 	fewBytes = 32 << 10
 )
 
 func (b *batch) full() bool { return len(b.stored) >= batchBytes || len(b.objects) >= batchObjects }
 
-// readTogether lists one resource's selected objects, in parallel with other resources, and writes them
-// in batches.
+// readTogether writes one resource's selected objects in batches, in parallel with other resources.
 func (c *collector) readTogether(ctx context.Context, r resource, together *batch) error {
 	err := c.read(ctx, r, func(_ context.Context, r resource, h *head, raw []byte) error {
 		if err := c.addTo(together, r, h, raw, itself); err != nil || !together.full() {
@@ -582,8 +579,8 @@ const (
 
 const notThere = "another object refers to it, but it does not exist"
 
-// fetch reads a referenced object. If it can't be read, it returns nil, with a finding; the error is
-// for the backup as a whole.
+// fetch reads a referenced object. An unreadable one is nil, with a finding; the error is for the
+// backup as a whole.
 func (c *collector) fetch(ctx context.Context, r resource, namespace, name string, expected bool) (*head, []byte, error) {
 	h, raw, exists, err := c.get(ctx, r, namespace, name)
 	if err == nil && !exists && expected {
@@ -592,7 +589,7 @@ func (c *collector) fetch(ctx context.Context, r resource, namespace, name strin
 	return h, raw, err
 }
 
-// get is fetch, but reports a missing object in place of a finding.
+// get is fetch, but reports a missing object.
 func (c *collector) get(ctx context.Context, r resource, namespace, name string) (h *head, raw []byte, exists bool, err error) {
 	about := subject{r.GroupResource(), namespace, name}
 	raw, err = c.lister.get(ctx, r, namespace, name)

@@ -20,7 +20,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// ErrNameTaken reports another backup of the same name in the store.
+// ErrNameTaken reports another backup of this name in the store.
 var ErrNameTaken = errors.New("another backup has this name in the store")
 
 // ErrTakenOver reports that a later attempt makes the backup.
@@ -30,7 +30,7 @@ var errInTheWay = errors.New("holds what this process has not written")
 
 const maxInTheWay = 5
 
-// ErrUnreadable reports that the stored backup of this name can't be identified.
+// ErrUnreadable reports that the backup of this name can't be identified.
 var ErrUnreadable = folder.ErrUnreadable
 
 func (e *execution) begin(ctx context.Context) (Outcome, error) {
@@ -77,8 +77,7 @@ func (e *execution) owns(ctx context.Context) error {
 	return nil
 }
 
-// stored returns the outcome of an ended backup. It fails with ErrNameTaken if the stored backup has
-// another uid.
+// stored returns the outcome of an ended backup. It fails with ErrNameTaken for another uid.
 func (e *execution) stored(ctx context.Context) (Outcome, error) {
 	found, err := e.metadata(ctx)
 	if err != nil {
@@ -128,8 +127,8 @@ func (e *execution) removeEarlierAt(ctx context.Context, key string) error {
 	return e.folder.Remove(ctx, e.Remover, object)
 }
 
-// mayRemove fails if an object listed before may belong to another backup or a later attempt. A later
-// attempt revokes this one before it writes.
+// mayRemove fails if an object listed before may belong to another backup or a later attempt, which
+// revokes this one before it writes.
 func (e *execution) mayRemove(ctx context.Context) error {
 	if err := e.owns(ctx); err != nil {
 		return err
@@ -148,8 +147,8 @@ func (e *execution) mayRemove(ctx context.Context) error {
 	return fmt.Errorf("%w: %s says so", ErrTakenOver, key)
 }
 
-// created returns the error of a conditional write, or nil if the existing object has the same content:
-// an answer was lost.
+// created returns a conditional write's error, or nil if the existing object has the same content: an
+// answer was lost.
 func (e *execution) created(ctx context.Context, key string, content format.Content, err error) error {
 	if errors.Is(err, store.ErrExists) {
 		var found format.Content
@@ -194,8 +193,8 @@ func (e *execution) verify(ctx context.Context) error {
 	return nil
 }
 
-// takeOver revokes the earlier attempts, and removes their objects unless the request is Moving. If
-// one's copy of the metadata exists, that attempt has decided the outcome.
+// takeOver revokes earlier attempts, and removes their objects unless they have read all. An attempt
+// whose copy of the metadata exists has decided the outcome.
 func (e *execution) takeOver(ctx context.Context) (Outcome, error) {
 	for attempt := 1; attempt < e.request.Attempt; attempt++ {
 		decided, err := e.revoke(ctx, attempt)
@@ -209,7 +208,7 @@ func (e *execution) takeOver(ctx context.Context) (Outcome, error) {
 		if err != nil && !errors.Is(err, store.ErrExists) {
 			return Outcome{Status: e.status(err)}, err
 		}
-		// The other attempt may have died while it wrote the metadata. The backup is stored.
+		// The attempt may have died while it wrote the metadata. The backup is stored.
 		if err := e.removeUnfinished(ctx); err != nil {
 			e.logger.Info("What an attempt has left unfinished stays beside the backup", "err", err)
 		}
@@ -228,7 +227,7 @@ func (e *execution) takeOver(ctx context.Context) (Outcome, error) {
 }
 
 // revoke creates a revocation in place of an attempt's copy of the metadata, or returns an existing
-// copy. It fails with ErrNameTaken for another object there.
+// copy. It fails with ErrNameTaken for another object.
 func (e *execution) revoke(ctx context.Context, attempt int) (decided []byte, err error) {
 	key := format.AttemptKey(e.storeName, attempt)
 	revocation, err := format.EncodeRevocation(e.storeName, e.request.Backup.UID)
@@ -280,9 +279,9 @@ func (e *execution) removeUnfinished(ctx context.Context) error {
 	return nil
 }
 
-// removeEarlier removes objects of earlier, revoked attempts. It lists the folder before it checks the
-// owner, so each listed object was written while the folder was this backup's. A paused attempt that
-// still writes can at worst make this one fail.
+// removeEarlier removes earlier attempts' objects. It lists the folder before it checks the owner, so
+// each object was written while the folder was this backup's. A paused attempt that still writes can at
+// worst make this one fail.
 func (e *execution) removeEarlier(ctx context.Context, unfinished bool) error {
 	if e.request.Attempt <= 1 {
 		return nil
@@ -307,8 +306,8 @@ func (e *execution) removeEarlier(ctx context.Context, unfinished bool) error {
 	return nil
 }
 
-// commit ends the backup, unless a later attempt has taken over, as the copy of the metadata decides.
-// The copy also keeps the backup when Velero replaces the metadata.
+// commit ends the backup, unless a later attempt has taken over: the copy of the metadata decides. The
+// copy also keeps the backup when Velero replaces the metadata.
 func (e *execution) commit(ctx context.Context, status v1alpha1.BackupStatus) (v1alpha1.BackupStatus, error) {
 	key := format.AttemptKey(e.storeName, e.request.Attempt)
 	metadata, err := e.encode(status)
@@ -334,8 +333,8 @@ func (e *execution) encode(status v1alpha1.BackupStatus) ([]byte, error) {
 	return format.EncodeBackup(backup, e.contents, e.request.Cluster)
 }
 
-// storeMetadata creates the metadata, and returns the stored status. This backup's existing metadata
-// stays: an answer was lost, or another process has ended the backup.
+// storeMetadata creates the metadata, and returns the stored status. Existing metadata of this backup
+// stays: an answer was lost, or another process ended it.
 func (e *execution) storeMetadata(ctx context.Context, status v1alpha1.BackupStatus, metadata []byte) (v1alpha1.BackupStatus, error) {
 	err := e.retry(ctx, func() error { return e.Store.Create(ctx, format.MetadataKey(e.storeName), metadata) })
 	if !errors.Is(err, store.ErrExists) {
@@ -353,9 +352,9 @@ func restorable(phase v1alpha1.BackupPhase) bool {
 }
 
 // Abandon ends a backup without an executor as Failed or Cancelled, with a reason, or returns the
-// outcome if it has ended. Then it removes objects that the backup does not need. Any process may
-// repeat it, also while the executor still writes. It needs only store and clock. The error is one of
-// Run's, or says that objects remain.
+// outcome if it has ended. Then it removes unneeded objects. Any process may repeat it, also while the
+// executor still writes. It needs only store and clock. The error is one of Run's, or says that objects
+// remain.
 func Abandon(ctx context.Context, request Request, deps Dependencies, remover store.Remover, phase v1alpha1.BackupPhase, reason string) (Outcome, error) {
 	e := newExecution(ctx, request, deps)
 	outcome, err := e.abandon(ctx, phase, reason)
@@ -400,8 +399,8 @@ func (e *execution) abandon(ctx context.Context, phase v1alpha1.BackupPhase, rea
 	return Outcome{Status: status, Stored: err == nil}, err
 }
 
-// clean removes a failed backup's objects, except the metadata and the objects that it names, which it
-// returns. It lists the folder before it checks the owner, as removeEarlier.
+// clean removes a failed backup's objects, except the metadata and the objects it names, which it
+// returns. It lists before it checks the owner, as removeEarlier.
 func (e *execution) clean(ctx context.Context, remover store.Remover) (format.Contents, error) {
 	found, err := e.metadata(ctx)
 	if err != nil || found == nil {
@@ -434,8 +433,8 @@ func (e *execution) clean(ctx context.Context, remover store.Remover) (format.Co
 	return contents, nil
 }
 
-// Release gives up the folder of a backup if the name belongs to a backup without an owner object. It
-// needs only store and clock.
+// Release gives up a folder whose name belongs to a backup without an owner object. It needs only store
+// and clock.
 func Release(ctx context.Context, request Request, deps Dependencies, remover store.Remover) error {
 	return newExecution(ctx, request, deps).release(ctx, remover)
 }
@@ -472,7 +471,7 @@ func (e *execution) marked(write func(io.Writer) error) ([]byte, error) {
 	return format.Mark(content.Bytes(), e.mark()), nil
 }
 
-// mark makes this attempt's objects differ from all others: see format.Mark.
+// mark makes this attempt's objects unique: see format.Mark.
 func (e *execution) mark() types.UID {
 	if e.request.Attempt <= 1 {
 		return e.request.Backup.UID

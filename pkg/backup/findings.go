@@ -17,7 +17,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// maxTexts bounds the texts of each kind in the results. Further ones are counted, and are in the log.
+// maxTexts bounds the texts of each kind in the results. Further ones are counted and logged.
 const maxTexts = 10_000
 
 // maxText bounds one text, which may repeat other programs' output.
@@ -40,8 +40,8 @@ func (s subject) String() string {
 	return text
 }
 
-// toldIn returns the namespace whose readers may see findings about the subject, for a backup in home:
-// the subject's, or the backup's own.
+// toldIn returns the namespace whose readers may see findings about the subject: its own, or home for
+// the backup itself.
 func (s subject) toldIn(home string) string {
 	if s == (subject{}) || s.resource == namespacesResource && s.name == home {
 		return home
@@ -72,14 +72,12 @@ type findings struct {
 	format.FoundSoFar
 }
 
-// soFar returns a copy.
 func (f *findings) soFar() format.FoundSoFar {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.FoundSoFar
 }
 
-// adopt continues with an earlier attempt's findings.
 func (f *findings) adopt(earlier format.FoundSoFar) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
