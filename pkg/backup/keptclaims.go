@@ -17,11 +17,11 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/snapshots"
 )
 
-// Velero restores a claim from a snapshot if the claim names a VolumeSnapshot among the backup's objects.
-// Both it and its content tell of a cut, so a claim whose snapshot is kept is written after that. Holdfast's
-// restores read the list of volumes, and skip both.
+// Velero restores a claim from a snapshot if the claim names a VolumeSnapshot among the backup's
+// objects. That and its content tell of a cut, so a claim whose snapshot is kept is written after it.
+// Holdfast's restores skip both, and read the list of volumes.
 
-// holdKept takes claims whose snapshots are kept out of objects to be written, until writeKept.
+// holdKept keeps back claims whose snapshots are kept, until writeKept.
 func (p *podVolumes) holdKept(objects []*object) (now []*object) {
 	for _, o := range objects {
 		of := p.claims[types.NamespacedName{Namespace: o.item.Namespace, Name: o.item.Name}]
@@ -37,8 +37,8 @@ func (p *podVolumes) holdKept(objects []*object) (now []*object) {
 	return now
 }
 
-// writeKept writes the claims whose snapshots are kept, when these are cut. One that is not cut is
-// written without it: Velero would wait for it for ever.
+// writeKept writes these claims when their snapshots are cut. An uncut one is not named: Velero would
+// wait for it for ever.
 func (p *podVolumes) writeKept(ctx context.Context) error {
 	if len(p.kept) == 0 {
 		return nil
@@ -107,7 +107,7 @@ func (p *podVolumes) withSnapshot(o *object, volume *format.Volume) ([]*object, 
 	return all, nil
 }
 
-// naming returns a claim with the name of its snapshot, which the original does not have.
+// naming returns a claim with its snapshot's name, which the original does not have.
 func naming(o *object, snapshot string) (*object, error) {
 	var claim map[string]any
 	if err := decode(o.stored, &claim); err != nil {

@@ -115,8 +115,8 @@ func decode(raw []byte, into any) error {
 	return nil
 }
 
-// appendContent appends the object as it is stored: compact, and with kind and version, which items
-// of built-in lists lack.
+// appendContent appends the object as stored: compact, and with kind and version, which items of
+// built-in lists lack.
 func appendContent(to, raw []byte, h *head, r resource) ([]byte, error) {
 	raw = bytes.TrimSpace(raw)
 	// JSON strings have no line break, so this finds indented JSON.
@@ -130,7 +130,7 @@ func appendContent(to, raw []byte, h *head, r resource) ([]byte, error) {
 	if h.APIVersion != "" && h.Kind != "" {
 		return append(to, raw...), nil
 	}
-	// Kinds and versions need no escaping, and the name follows the brace.
+	// Kinds and versions need no escaping.
 	to = append(to, '{')
 	for _, field := range []struct{ name, has, lacks string }{
 		{"apiVersion", h.APIVersion, r.apiVersion},

@@ -16,7 +16,7 @@ func (s subject) isEvent() bool {
 }
 
 // isOwnEvent reports whether an event is about or from Holdfast. Otherwise each backup would hold
-// the events of earlier backups.
+// events of earlier backups.
 func isOwnEvent(raw []byte) bool {
 	type object struct {
 		APIVersion string `json:"apiVersion"`

@@ -37,14 +37,14 @@ const maxLeftOutNames = 50_000
 
 var errTooManyPlanned = errors.New("the backup has more objects than a plan counts")
 
-// Plan computes the contents of a backup that runs now, by the code of Run, with the same rights.
-// It writes nothing, hands over no volume and runs no hook; it reviews whether hooks may run. Of
-// deps it needs no Store, Volumes and Remover, and of Hooks only Allowed.
+// Plan computes the contents of a backup that runs now, by the code and with the rights of Run. It
+// writes nothing, hands over no volume and runs no hook; it reviews whether hooks may run. Of deps it
+// needs no Store, Volumes and Remover, and of Hooks only Allowed.
 //
 // It lists only the metadata of kinds whose content decides nothing, as Secrets. A plan of a backup
 // that would fail, is too large or takes longer than ctx is not Complete, and says why.
 //
-// Each object is given to each as it is found, unless that is nil. If each fails, the plan ends.
+// If each is not nil, it gets each object as it is found. If each fails, the plan ends.
 func Plan(ctx context.Context, request Request, deps Dependencies, limits PlanLimits, each func(v1alpha1.PlannedRelated) error) *v1alpha1.BackupPlan {
 	request.Backup = request.Backup.DeepCopy()
 	request.Backup.Status.StartTimestamp = &metav1.Time{Time: deps.Clock.Now()}
@@ -84,14 +84,14 @@ func whyIncomplete(ctx context.Context, failure error, limits PlanLimits) string
 	return "the backup would fail: " + failure.Error()
 }
 
-// decidesNothing reports whether a resource's content decides neither whether its objects are taken
-// nor what others are.
+// decidesNothing reports whether a resource's content decides neither whether its objects are taken nor
+// what others are.
 func decidesNothing(r resource) bool {
 	gr := r.GroupResource()
 	switch gr {
 	case nodesResource, apiServicesResource:
 		return false
-	case crdsResource: // the Services that they name are not taken along
+	case crdsResource: // the Services that they name are not taken
 		return true
 	}
 	return !(subject{resource: gr}).isEvent() && !manifest.HasReferences(schema.GroupKind{Group: r.Group, Kind: r.kind})
@@ -291,7 +291,7 @@ func (p *planned) leftOut(findings *findings) []v1alpha1.PlannedLeftOut {
 	return rows
 }
 
-// plannedVolumes returns the volumes whose data would be read, and all claims without.
+// plannedVolumes returns the volumes whose data would be read, and all claims without data.
 func (p *podVolumes) plannedVolumes() []v1alpha1.PlannedVolume {
 	var rows []v1alpha1.PlannedVolume
 	for _, volume := range p.inOrder() {

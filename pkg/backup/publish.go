@@ -21,8 +21,8 @@ import (
 // format.MaxVolumesBytes.
 const maxLabelBytes = 16 << 20
 
-// end stores the side files, and velero-backup.json last. failure says why there is no tarball, or
-// is nil.
+// end stores the side files, and velero-backup.json last. failure says why there is no tarball, or is
+// nil.
 func (e *execution) end(ctx context.Context, failure error) (Outcome, error) {
 	if ctx.Err() != nil {
 		// The canceller may be cleaning up: write nothing more.
@@ -59,7 +59,7 @@ func (e *execution) end(ctx context.Context, failure error) (Outcome, error) {
 	return Outcome{Status: status, Stored: true}, nil
 }
 
-// storeRead stores the lists of what was read.
+// storeRead stores the lists of all that was read.
 func (e *execution) storeRead(ctx context.Context) error {
 	if e.readStored {
 		return nil

@@ -14,8 +14,8 @@ import (
 	"unicode/utf8"
 )
 
-// scanner reads JSON as it arrives, one value in memory at a time. It checks each byte once: its
-// values are valid, so eachField checks nothing.
+// scanner reads JSON as it arrives, one value in memory at a time. It checks each byte once: its values
+// are valid, so eachField checks nothing.
 type scanner struct {
 	from io.Reader
 	// buffer holds unread bytes from at to end. If kept is not negative, the current value begins
@@ -32,7 +32,7 @@ const maxOpen = 10_000
 
 func newScanner(from io.Reader) *scanner { return &scanner{from: from, kept: -1} }
 
-// fill reads more bytes. It returns io.ErrUnexpectedEOF at the end.
+// fill reads more bytes, or returns io.ErrUnexpectedEOF at the end.
 func (s *scanner) fill() error {
 	begin := s.at
 	if s.kept >= 0 {
@@ -77,7 +77,7 @@ func (s *scanner) expect(want byte) error {
 	return err
 }
 
-// raw reads a value. The result is valid until the next read.
+// raw reads a value, valid until the next read.
 func (s *scanner) raw() ([]byte, error) {
 	if _, err := s.token(); err != nil {
 		return nil, err
@@ -169,11 +169,11 @@ func (s *scanner) value() error {
 	}
 }
 
-// toClosing is the distance of a bracket pair in ASCII.
+// toClosing is a bracket pair's distance in ASCII.
 const toClosing = '}' - '{'
 
-// empty reads after an opening bracket: the closing one, which ends the value, or the first
-// member's name.
+// empty reads after an opening bracket: the closing one, which ends the value, or the first member's
+// name.
 func (s *scanner) empty(bracket byte) (ended bool, err error) {
 	c, err := s.token()
 	switch {
@@ -189,8 +189,7 @@ func (s *scanner) empty(bracket byte) (ended bool, err error) {
 	return false, nil
 }
 
-// next reads after a value within brackets: the closing one, or a comma and the beginning of the
-// next value.
+// next reads after a value within brackets: the closing one, or a comma and the next value's beginning.
 func (s *scanner) next() (ended bool, err error) {
 	bracket := s.open[len(s.open)-1]
 	c, err := s.token()

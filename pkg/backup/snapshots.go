@@ -21,15 +21,14 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/snapshots"
 )
 
-// snapshotClasses has the cluster's classes of snapshots. Off: the controller makes no snapshots.
+// snapshotClasses has the cluster's classes. Off: the controller makes no snapshots.
 type snapshotClasses struct {
 	on bool
 	// keep leaves snapshots in their storage unless the spec or a policy says otherwise.
 	keep bool
 	all  []snapshots.VolumeSnapshotClass
-	// ofBackup are the classes that the backup's annotations name, by driver.
-	ofBackup map[string]string
-	// mayChoose says whether the requester may choose a class in a namespace.
+	// ofBackup are the classes in the backup's annotations, by driver.
+	ofBackup  map[string]string
 	mayChoose func(ctx context.Context, namespace string) error
 }
 
@@ -80,9 +79,9 @@ func (e *execution) mayChooseClass() func(context.Context, string) error {
 }
 
 // chooseSnapshot decides whether a bound claim's data is read from a snapshot: by its volume policy,
-// else by the spec. An unset spec asks for drivers only whose class has Velero's label. A driver
-// without any class goes the way of the files, unless the policy wants a snapshot. A volume that is
-// deleted with its pod is scratch space.
+// else by the spec. An unset spec asks only for drivers whose class has Velero's label. Without a
+// class, files are read, unless the policy wants a snapshot. A volume that is deleted with its pod is
+// scratch space.
 func (p *podVolumes) chooseSnapshot(ctx context.Context, key types.NamespacedName, of *claim, volume *persistentVolume) error {
 	byPolicy := of.action == snapshotAction
 	if !p.snapshots.on || !byPolicy && of.action != noAction || of.unusable != "" {
@@ -130,7 +129,7 @@ func (p *podVolumes) chooseSnapshot(ctx context.Context, key types.NamespacedNam
 	return nil
 }
 
-// choose returns the class of a snapshot. Another class than the cluster's may cost more. So the backup's
+// choose returns a snapshot's class. Another than the cluster's may cost more, so the backup's
 // requester needs the right to make VolumeSnapshots, also if the claim names the class.
 func (c snapshotClasses) choose(ctx context.Context, namespace, driver string, wishes snapshots.Wishes) (string, error) {
 	class, err := snapshots.Class(driver, wishes, c.all)
@@ -146,7 +145,7 @@ func (c snapshotClasses) choose(ctx context.Context, namespace, driver string, w
 	return class.Name, nil
 }
 
-// whyNot says why no volume can be made from a snapshot of a claim, or returns "".
+// whyNot says why no volume can be made from a claim's snapshot, or returns "".
 func (c snapshotClasses) whyNot(of *claim, volume *persistentVolume) string {
 	switch {
 	case volume.driver == "":
@@ -159,8 +158,8 @@ func (c snapshotClasses) whyNot(of *claim, volume *persistentVolume) string {
 	return ""
 }
 
-// warnOfNoSnapshot warns of claims that the spec wants snapshots of, and whose data is not in the backup
-// either way.
+// warnOfNoSnapshot warns of claims that the spec wants snapshots of, and whose data is in no form in
+// the backup.
 func (p *podVolumes) warnOfNoSnapshot() {
 	for _, key := range p.sortedClaims() {
 		of := p.claims[key]
@@ -182,7 +181,7 @@ func (c snapshotClasses) labelled(driver string) bool {
 	})
 }
 
-// cutUnused hands over the claims with snapshots that no pod has given: their volumes need no pod.
+// cutUnused hands over claims with snapshots that no pod has given.
 func (p *podVolumes) cutUnused(ctx context.Context) {
 	for _, key := range p.sortedClaims() {
 		of := p.claims[key]
@@ -200,7 +199,7 @@ func (p *podVolumes) cutUnused(ctx context.Context) {
 	}
 }
 
-// awaitCut waits until hooks may let go of volumes: snapshots are cut, and other data is read.
+// awaitCut waits until hooks may release volumes: snapshots are cut, and other data is read.
 func (p *podVolumes) awaitCut(ctx context.Context, volumes []*format.Volume) error {
 	var cut, read []*format.Volume
 	for _, volume := range volumes {
@@ -219,9 +218,8 @@ func (p *podVolumes) awaitCut(ctx context.Context, volumes []*format.Volume) err
 	return p.await(ctx, read)
 }
 
-// cuts reports whether a pod's volume is read from a snapshot of its claim. A pod that wants otherwise
-// wins over the spec: its files are asked for, or our annotation leaves it out. A volume policy wins
-// over both.
+// cuts reports whether a pod's volume is read from its claim's snapshot. A pod that asks for its files,
+// or excludes them by our annotation, wins over the spec. A volume policy wins over both.
 func (p *podVolumes) cuts(pod *corev1.Pod, volume *corev1.Volume, otherwise bool) bool {
 	of := p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: claimOf(pod, volume)}]
 	if of == nil || of.snapshot == nil {
