@@ -24,15 +24,14 @@ import (
 type decision struct {
 	queue.Decision
 	ledger *corev1.ConfigMap
-	// holding has the ledger's entries except those whose run has ended, or is deleted and not
-	// executed.
+	// holding has the ledger's entries except ended runs, and deleted ones that are not executed.
 	holding []records.Start
 	// unreadable says why the ledger can't be read; then nothing starts.
 	unreadable error
 }
 
-// decide updates the planner, and decides. The ledger comes first: once this process has taken it
-// over, no earlier leader writes.
+// decide updates the planner, and decides. The ledger comes first: once this process has taken it over,
+// no earlier leader writes.
 func (c *Controller) decide(ctx context.Context) (*decision, error) {
 	ledger, err := c.readLedger(ctx)
 	if err != nil {
@@ -139,7 +138,6 @@ func (c *Controller) list(ctx context.Context) (runs []record, err error) {
 	return runs, nil
 }
 
-// latest returns the latest known version of a run, or nil.
 func (c *Controller) latest(ctx context.Context, key key) (record, error) {
 	cached, err := c.kinds[key.class].known(key.name)
 	if err != nil {
@@ -163,7 +161,7 @@ func (c *Controller) latest(ctx context.Context, key key) (record, error) {
 	return cached, nil
 }
 
-// live returns a run from the cluster, or nil if it is deleted.
+// live returns a run from the cluster, or nil if deleted.
 func (c *Controller) live(ctx context.Context, run record) (record, error) {
 	kind := c.kinds[records.ClassOf(run)]
 	live, err := kind.get(ctx, run.GetName())

@@ -40,9 +40,9 @@ import (
 )
 
 const (
-	// reachTimeout is how long a store may take to answer. After it, a run waits for the store.
+	// reachTimeout bounds a store's answer. After it, a run waits for the store.
 	reachTimeout = 10 * time.Second
-	// prepareTimeout is how long a run waits for what it needs before it fails.
+	// prepareTimeout bounds a run's wait for what it needs, before it fails.
 	prepareTimeout = 30 * time.Minute
 )
 
@@ -57,19 +57,18 @@ type Executor struct {
 	Kube      kubernetes.Interface
 	Client    rest.Interface
 	Discovery restore.Discovery
-	// with the credentials of the locations
+	// Secrets has the locations' credentials.
 	Secrets location.Secrets
 	// Decryption has the keys of encrypted backups.
 	Decryption encryption.Source
 	Locations  enginelisters.StorageLocationNamespaceLister
 	Runs       engineclient.RestoreRunsGetter
-	// Namespace is the system namespace.
-	Namespace string
-	// Cluster is this cluster. Keys are its present and earlier public signing keys.
+	Namespace  string
+	// Keys are this cluster's present and earlier public signing keys.
 	Cluster format.Cluster
 	Keys    []string
 	Clock   clock.PassiveClock
-	// HookTime bounds the hooks of a restore in all.
+	// HookTime bounds all hooks of a restore.
 	HookTime time.Duration
 	Workers  int
 	// Volumes restores data; nil for none.
@@ -116,8 +115,7 @@ func (e *Executor) Execute(ctx context.Context, run *enginev1alpha1.RestoreRun, 
 	return restore.Run(ctx, request, deps)
 }
 
-// Plan computes what a run would do, with the rights that it would have. There is no record of the
-// run.
+// Plan computes what a run would do, with its rights. The run has no record.
 func (e *Executor) Plan(ctx context.Context, run *enginev1alpha1.RestoreRun) *v1alpha1.RestorePlan {
 	deps, closeBucket, err := e.prepare(ctx, run)
 	if err != nil {
@@ -161,7 +159,7 @@ func (e *Executor) Store(ctx context.Context, run *enginev1alpha1.RestoreRun, en
 	return ended.Store(ctx, bucket, asked, e.Cluster, e.Keys)
 }
 
-// prepareAtLast retries: a store, or the cluster, may be unreachable for a while.
+// prepareAtLast retries while a store, or the cluster, is unreachable.
 func (e *Executor) prepareAtLast(ctx context.Context, run *enginev1alpha1.RestoreRun) (deps restore.Dependencies, closeBucket func(), err error) {
 	waiting := waits.ForAnyone(ctx, "its storage location, and the cluster, to give what it begins with")
 	defer waiting.End()
@@ -180,7 +178,6 @@ func (e *Executor) prepareAtLast(ctx context.Context, run *enginev1alpha1.Restor
 	}
 }
 
-// isFinal reports whether a retry is in vain.
 func isFinal(err error) bool {
 	var refused *restore.Refused
 	return errors.As(err, &refused) || errors.Is(err, source.ErrRefused) || errors.Is(err, source.ErrNoBackup) || errors.Is(err, encryption.ErrNoKey) ||
@@ -274,8 +271,8 @@ func (e *Executor) prepare(ctx context.Context, run *enginev1alpha1.RestoreRun) 
 	return deps, func() { data.Close(); _ = bucket.Close() }, nil
 }
 
-// leaveOutDeleted marks the volumes that were deleted from a backup. Neither their data nor an
-// empty claim is restored.
+// leaveOutDeleted marks the volumes deleted from a backup. Neither their data nor an empty claim is
+// restored.
 func (e *Executor) leaveOutDeleted(ctx context.Context, bucket store.Reader, place format.Place, backup *source.Backup) error {
 	of := folder.Folder{Place: place, Clock: e.Clock, UID: backup.Metadata.UID, Store: bucket,
 		Try: func(ctx context.Context, request func(context.Context) error) error { return request(ctx) }}
@@ -289,10 +286,9 @@ func (e *Executor) leaveOutDeleted(ctx context.Context, bucket store.Reader, pla
 	return nil
 }
 
-// actingFor returns the client configuration with the rights of a restore.
 func (e *Executor) actingFor(run *enginev1alpha1.RestoreRun) *rest.Config {
 	config := rest.CopyConfig(e.Config)
-	config.WarningHandler = rest.NoWarnings{} // the restore reads them from the answers; here they would go to the controller's log
+	config.WarningHandler = rest.NoWarnings{} // the restore reads them from the answers; here they would be in the controller's log
 	if run.Spec.RestoreRef.Namespace == e.Namespace {
 		config.Impersonate = rest.ImpersonationConfig{UserName: enginev1alpha1.RestoreUser(e.Namespace)}
 		return config
@@ -302,7 +298,6 @@ func (e *Executor) actingFor(run *enginev1alpha1.RestoreRun) *rest.Config {
 	return config
 }
 
-// allowed reviews a right of a restore's requester.
 func (e *Executor) allowed(ctx context.Context, run *enginev1alpha1.RestoreRun, right restore.Right) (bool, error) {
 	requester := run.Spec.Requester
 	extra := map[string]authorizationv1.ExtraValue{}
@@ -324,9 +319,8 @@ func (e *Executor) allowed(ctx context.Context, run *enginev1alpha1.RestoreRun, 
 	return review.Status.Allowed, nil
 }
 
-// trust refuses a backup that is not what it says. One with a wrong signature is never restored.
-// Only administrators restore one that neither this cluster nor one that the location trusts has
-// signed.
+// trust refuses a backup that is not what it says. A wrong signature is never restored. Only
+// administrators restore a backup signed neither by this cluster nor by one that the location trusts.
 func (e *Executor) trust(run *enginev1alpha1.RestoreRun, backup *v1alpha1.Backup) error {
 	origin := backup.Status.Origin
 	switch {
@@ -349,7 +343,7 @@ func (e *Executor) trust(run *enginev1alpha1.RestoreRun, backup *v1alpha1.Backup
 	return &restore.Refused{Reasons: []string{fmt.Sprintf("the backup %s was not made by this cluster, nor by one that its storage location trusts: only a restore in the namespace %s takes it", run.Spec.Backup.StoreName, e.Namespace)}}
 }
 
-// doubts returns a backup's doubts, for the results: the answer to the request told them only once.
+// doubts returns a backup's doubts, for the results: the request's answer told them only once.
 func (e *Executor) doubts(run *enginev1alpha1.RestoreRun, backup *v1alpha1.Backup) ([]string, error) {
 	vouched, err := e.vouched(run, backup.Status.Origin)
 	if err != nil {
@@ -358,8 +352,8 @@ func (e *Executor) doubts(run *enginev1alpha1.RestoreRun, backup *v1alpha1.Backu
 	return format.Doubts(run.Spec.Backup.Name, &backup.Status, vouched), nil
 }
 
-// vouched reports whether this cluster has signed a backup, or one that its location trusts with
-// the restore's namespace. For an administrator's restore, trust with any namespace suffices.
+// vouched reports whether a backup is signed by this cluster, or by one that its location trusts with
+// the restore's namespace. For an administrator's restore, any namespace suffices.
 func (e *Executor) vouched(run *enginev1alpha1.RestoreRun, origin *v1alpha1.BackupOrigin) (bool, error) {
 	switch {
 	case origin.Trust != "":
@@ -375,9 +369,8 @@ func (e *Executor) vouched(run *enginev1alpha1.RestoreRun, origin *v1alpha1.Back
 	return grants(record, origin, namespace, namespace == e.Namespace), nil
 }
 
-// Continues reports whether a backup's namespace has the history of the present one of its name.
-// That is so if they are the same, if this one continues it, or if the location trusts the backup's
-// cluster with it.
+// Continues reports whether a backup's namespace has the history of the present one of its name: they
+// are the same, this one continues it, or the location trusts the backup's cluster with it.
 func (e *Executor) Continues(ctx context.Context, record *enginev1alpha1.StorageLocation, origin *v1alpha1.BackupOrigin, namespace string, uid types.UID) (bool, error) {
 	if grants(record, origin, namespace, false) {
 		return true, nil
@@ -427,8 +420,8 @@ func (e *Executor) open(ctx context.Context, run *enginev1alpha1.RestoreRun) (*s
 	return location.Open(ctx, e.Secrets, record)
 }
 
-// mayUse fails if the run's namespace may no longer use the location: the run has waited since the
-// last check.
+// mayUse fails if the run's namespace may no longer use the location: the run has waited since the last
+// check.
 func (e *Executor) mayUse(ctx context.Context, run *enginev1alpha1.RestoreRun) error {
 	record, err := e.location(run)
 	if err != nil {

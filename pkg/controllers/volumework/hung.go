@@ -11,19 +11,18 @@ import (
 )
 
 // Hung are the volumes whose work does not return. All controllers of an agent share it: a hanging
-// volume hangs in each of them. Its zero value is ready.
+// volume hangs in each. Its zero value is ready.
 type Hung struct {
 	mu      sync.Mutex
 	volumes map[volume]hung
 }
 
-// hung counts the work on a volume that does not return; since is the first one's time.
+// hung counts a volume's works that do not return; since is the first one's time.
 type hung struct {
 	since time.Time
 	works int
 }
 
-// volume is what a hung mount makes unusable.
 type volume struct {
 	pod  types.UID
 	name string
