@@ -4,14 +4,12 @@
 // Package expiry requests the deletion of expired backups, as a client of our own API with only the
 // right to backups/deletion. The API server checks uid and expiration by its own clock.
 //
-//   - Only this cluster's own backups expire: none before the last requested time, none while held
-//     or read by a restore. The last good backup of an existing namespace stays, unless disabled
-//     (lastGood).
+//   - Only this cluster's own backups expire: none before the last requested time, none while held or read by a
+//     restore. The last good backup of an existing namespace stays, unless disabled (lastGood).
 //   - Locations that the API server is unsure of are left alone.
-//   - Clocks may be wrong. If more of a location's backups have expired than an hour allows,
-//     none is deleted until an administrator accepts that up to an instant
-//     (AnnotationAcceptExpiry). The hour is measured monotonically. None is deleted while the clock
-//     differs from the store's.
+//   - Clocks may be wrong. If more of a location's backups have expired than an hour allows, none is deleted until an
+//     administrator accepts that up to an instant (AnnotationAcceptExpiry). The hour is measured monotonically. None is
+//     deleted while the clock differs from the store's.
 //
 // A new process begins a new hour, and two processes request the same deletions. A clock that is
 // repeatedly a little wrong, with restarts, remains undetected.
@@ -54,8 +52,7 @@ const (
 
 	soon     = time.Minute
 	pageSize = 500
-	// perLook bounds the deletions requested in one look, inFlight a location's deletions: each has
-	// a record.
+	// perLook bounds a look's requests, inFlight a location's deletions: each has a record.
 	perLook  = 100
 	inFlight = 500
 	// mostWarnings is the length up to which an answer has all warnings.
@@ -65,7 +62,7 @@ const (
 	refusalPause = time.Hour
 )
 
-// Config is the configuration of a Controller.
+// Config configures a Controller.
 type Config struct {
 	Namespace string
 	// Interval is the time between looks; zero disables expiry.
@@ -91,7 +88,7 @@ type Controller struct {
 	synced []cache.InformerSynced
 	wake   chan struct{}
 
-	// gone has the unaccepted deletions of the last hour, by location.
+	// gone has the last hour's unaccepted deletions, by location.
 	gone    map[string][]departure
 	refused map[types.UID]time.Time
 	last    map[types.UID]time.Time
@@ -156,7 +153,7 @@ func (c *Controller) Run(ctx context.Context) {
 	}
 }
 
-// look requests the deletion of the backups that may go, and returns when to look again.
+// look requests due deletions, and returns when to look again.
 func (c *Controller) look(ctx context.Context) (time.Duration, error) {
 	listed, warnings, err := c.list(ctx)
 	if err != nil {
@@ -303,7 +300,7 @@ func (c *Controller) expireAll(ctx context.Context, going []backup, locations ma
 	return read, nil
 }
 
-// list returns all of this cluster's own backups, and the API server's warnings.
+// list returns this cluster's own backups, and the API server's warnings.
 func (c *Controller) list(ctx context.Context) (listed []backup, warnings []string, err error) {
 	options := metav1.ListOptions{Limit: pageSize}
 	for {
@@ -326,8 +323,7 @@ func (c *Controller) list(ctx context.Context) (listed []backup, warnings []stri
 	}
 }
 
-// cut reports whether the API server may have truncated the warnings, which it does beyond 4,096
-// characters.
+// cut reports whether the API server may have truncated the warnings, as beyond 4,096 characters.
 func cut(warnings []string) bool {
 	length := 0
 	for _, warning := range warnings {
@@ -336,8 +332,8 @@ func cut(warnings []string) bool {
 	return length > mostWarnings
 }
 
-// inDoubt returns whether the API server is unsure of a location's backups: those that a warning
-// names, or all if it names none. Replaced metadata and omitted foreign backups are no doubt.
+// inDoubt returns whether the API server is unsure of a location's backups: named by a warning, or all
+// if it names none. Replaced metadata and omitted foreign backups are no doubt.
 func inDoubt(warnings []string, locations []*enginev1alpha1.StorageLocation) func(location string) bool {
 	named := map[string]bool{}
 	all := false
@@ -416,8 +412,8 @@ func tally(listed []backup, location string, now time.Time) (all *counts, in map
 	return all, in, deleting
 }
 
-// counts has the present backups of a namespace or location, and the good ones made within about a
-// day. going are the accepted deletions, gone the others within an hour.
+// counts has the present backups of a namespace or location, and good ones made within about a day.
+// going are accepted deletions, gone the others within an hour.
 type counts struct{ present, made, going, gone int }
 
 type departure struct {
@@ -425,16 +421,16 @@ type departure struct {
 	at        time.Time
 }
 
-// isShortLived reports whether a backup is kept for less than a day. A wrong clock ends it earlier
-// by less, so it does not count for the bound.
+// isShortLived reports whether a backup is kept for less than a day. A wrong clock ends it little
+// earlier, so it does not count for the bound.
 func (b *backup) isShortLived() bool {
 	lives := b.expiration.Sub(b.started)
 	return !b.expiration.IsZero() && lives >= 0 && lives < 24*time.Hour
 }
 
 // bound splits the due backups into those that may be deleted, and those that must be accepted. It
-// counts each namespace, so that one with many does not delay the others, and then the rest. As
-// many may be deleted as were made within a day: a clock that is ahead has seen none made.
+// counts each namespace, so that none delays the others, and then the rest. As many may be deleted as
+// were made within a day: a clock that is ahead has seen none made.
 func (c *Controller) bound(ctx context.Context, location *enginev1alpha1.StorageLocation, due []backup, all *counts, in map[string]*counts, now time.Time) (free, unaccepted []backup) {
 	until := accepted(ctx, location)
 	byNamespace := map[string][]backup{}
@@ -477,7 +473,7 @@ func (of *counts) replaced(due []backup, now time.Time) bool {
 	return of.gone+of.going+len(due) <= of.made && !slices.ContainsFunc(due, func(b backup) bool { return now.Sub(b.started) < turn })
 }
 
-// accepted returns the instant up to which an administrator has accepted that backups expire.
+// accepted returns the instant up to which an administrator has accepted expiry.
 func accepted(ctx context.Context, location *enginev1alpha1.StorageLocation) time.Time {
 	text, ok := location.Annotations[enginev1alpha1.AnnotationAcceptExpiry]
 	if !ok {
@@ -545,7 +541,7 @@ func namespacesOf(backups []backup) string {
 	return "the namespaces " + strings.Join(sorted, ", ")
 }
 
-// expire requests the deletion of a backup. An error is not about this backup alone.
+// expire requests a backup's deletion. An error is not about this backup alone.
 func (c *Controller) expire(ctx context.Context, b backup, location *enginev1alpha1.StorageLocation) error {
 	err := c.Backups.Delete(ctx, b.Namespace, b.Name, &v1alpha1.BackupDeletion{
 		Preconditions: &v1alpha1.BackupDeletionPreconditions{UID: b.uid, Expired: true, Superseded: c.KeepLast},
@@ -591,7 +587,7 @@ func (c *Controller) isRefused(b backup, now time.Time) bool {
 	return ok
 }
 
-// isRefusal reports whether a request was refused because of the backup's state or a policy.
+// isRefusal reports a refusal by the backup's state or a policy.
 func isRefusal(err error) bool {
 	return apierrors.ReasonForError(err) == v1alpha1.StatusReasonBackupState || apierrors.IsForbidden(err) || apierrors.IsInvalid(err) ||
 		apierrors.IsBadRequest(err) // of a webhook without a reason
@@ -620,7 +616,6 @@ func (b *backup) reference() *corev1.ObjectReference {
 
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// isAsOf reports whether a location shows an earlier time.
 func isAsOf(locations []*enginev1alpha1.StorageLocation, name string) bool {
 	return slices.ContainsFunc(locations, func(location *enginev1alpha1.StorageLocation) bool {
 		return location.Name == name && location.Spec.AsOf() != nil
