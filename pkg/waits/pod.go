@@ -9,7 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// PodReason says why a pod does not run yet, by its status; empty if unknown.
+// PodReason says why a pod does not run yet, by its status; "" if unknown.
 func PodReason(pod *corev1.Pod) string {
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {

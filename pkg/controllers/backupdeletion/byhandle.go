@@ -20,7 +20,7 @@ import (
 // any removal: nothing else names the snapshots.
 func (c *Controller) adoptSnapshots(ctx context.Context, record *enginev1alpha1.StorageLocation, target bucket, deletion *folder.Deletion, run *enginev1alpha1.BackupRun) error {
 	if !run.Spec.Deletion.SnapshotsByHandle || deletion.Stored == nil {
-		return nil // in a later attempt, the metadata is removed
+		return nil // a later attempt: the metadata is removed
 	}
 	const giveUp = "give the deletion up by removing the BackupRun %s, and delete the backup without them"
 	if c.AdoptSnapshots == nil {

@@ -25,7 +25,7 @@ type obstacle struct {
 	text string
 	// detail is for administrators, and may vary. Optional.
 	detail string
-	// attempted means that another attempt may help. Otherwise an event brings the change.
+	// attempted: another attempt may help. Otherwise an event brings the change.
 	attempted bool
 	cause     error
 }
@@ -69,7 +69,7 @@ func storeFailure(location string, err error) *obstacle {
 	return o
 }
 
-// report writes what a deletion waits for into the run's status and an event, unless it is there.
+// report writes what a deletion waits for, if new, into the run's status and an event.
 func (c *Controller) report(ctx context.Context, run *enginev1alpha1.BackupRun, o *obstacle) error {
 	if strings.HasPrefix(run.Status.FailureReason, o.text) {
 		return nil

@@ -92,7 +92,7 @@ func deletedBy(d *enginev1alpha1.Deletion) string {
 	return fmt.Sprintf("%.200s has deleted the backup", d.Requester.Username)
 }
 
-// removeStored removes a backup from the store. The error is errRecordGone if the folder may be
+// removeStored removes a backup from the store. It fails with errRecordGone if the folder may be
 // another's by now.
 func (c *Controller) removeStored(ctx context.Context, run *enginev1alpha1.BackupRun) error {
 	name := run.Spec.Backup.StorageLocation
@@ -107,7 +107,7 @@ func (c *Controller) removeStored(ctx context.Context, run *enginev1alpha1.Backu
 	}
 	err = c.removeFrom(ctx, record, run)
 	if failure, ok := errors.AsType[*obstacle](err); ok && errors.Is(failure, store.ErrUnavailable) && ctx.Err() == nil {
-		// Tells the other deletions that wait for this store.
+		// Tells other deletions that wait for this store.
 		if checkErr := c.CheckLocation(ctx, name); checkErr != nil {
 			klog.FromContext(ctx).Error(checkErr, "Checking a storage location failed", "storageLocation", name)
 		}
@@ -168,7 +168,7 @@ func (c *Controller) removeFrom(ctx context.Context, record *enginev1alpha1.Stor
 	return deletion.RemoveRest(ctx)
 }
 
-// discardSnapshots begins to delete the snapshots that a deleted backup keeps in the storage of its volumes.
+// discardSnapshots begins to delete the snapshots that a deleted backup keeps in its volumes' storage.
 func (c *Controller) discardSnapshots(ctx context.Context, run *enginev1alpha1.BackupRun) error {
 	if c.DiscardSnapshots == nil {
 		return nil
@@ -186,11 +186,10 @@ func (c *Controller) discardSnapshots(ctx context.Context, run *enginev1alpha1.B
 	return err
 }
 
-// errRecordGone means that another process has completed the deletion.
 var errRecordGone = errors.New("the record is gone")
 
-// present fails if the deletion's record is missing: another process has completed the deletion,
-// and a new backup may have the name and the folder.
+// present fails if the deletion's record is missing: another process has completed it, and a new backup
+// may have the name and the folder.
 func (c *Controller) present(ctx context.Context, run *enginev1alpha1.BackupRun) error {
 	latest, err := c.runs.Get(ctx, run.Name, metav1.GetOptions{})
 	switch {
