@@ -24,8 +24,8 @@ import (
 // maxPending bounds the pods in one note of pending hooks, a write of a record.
 const maxPending = 100
 
-// maxHeldBytes bounds the stored size of pods and claims written after hooks, as users annotate pods.
-// Memory is about twice as much.
+// maxHeldBytes bounds the stored pods and claims that wait for hooks, as users annotate pods. Memory is
+// about twice as much.
 var maxHeldBytes = 32 << 20
 
 // readAgainTimeout bounds the second read of a block, which may be frozen.
@@ -33,7 +33,7 @@ var readAgainTimeout = 15 * time.Second
 
 var errNotReadInTime = errors.New("the server took too long for the pods that share claims, which may not stay frozen")
 
-// heldPod is a pod kept until all pods are known: it has volumes or hooks, or comes after such pods.
+// heldPod is kept until all pods are known: it has volumes or hooks, or comes after such pods.
 type heldPod struct {
 	ref        enginev1alpha1.PodReference
 	node       string
@@ -45,18 +45,18 @@ type heldPod struct {
 	ran       bool
 	began     time.Time
 	unwritten *object
-	// belongings are its claims and persistent volumes, which its pre hooks may change.
+	// belongings are its claims and persistent volumes, which pre hooks may change.
 	belongings []*object
 }
 
-// heldVolume is a pod's volume. If cut, its data is read from a snapshot.
+// heldVolume is read from a snapshot if cut.
 type heldVolume struct {
 	name, claim string
 	cut         bool
 }
 
-// block is a set of pods that share claims or that the spec orders. All their hooks run around the data
-// of each.
+// block has pods that share claims or that the spec orders. All their hooks run around the data of
+// each.
 type block []*heldPod
 
 func (b block) hooked() bool {
@@ -126,8 +126,7 @@ func (p *podVolumes) newHeldPod(pod *corev1.Pod) *heldPod {
 }
 
 // comesLater reports whether a pod is written after its own hooks, or hooks of a pod ordered before it.
-// Hooks of pods that share claims don't count: until they are known, all pods with claims would be in
-// memory.
+// Hooks of pods that share claims don't count: all pods with claims would be in memory.
 func (p *podVolumes) comesLater(pod *heldPod) bool {
 	_, ordered := p.ordered[types.NamespacedName{Namespace: pod.ref.Namespace, Name: pod.ref.Name}]
 	later := len(pod.pre) > 0 || ordered && p.behind
@@ -155,7 +154,7 @@ func (p *podVolumes) holdBack(pod *heldPod, r resource, h *head, raw []byte) (bo
 }
 
 func (p *podVolumes) blocks() []block {
-	// A union-find: each pod points to an earlier one of its block, or to itself.
+	// A union-find: each pod points to an earlier one of its block, or itself.
 	before := make([]int, len(p.held))
 	first := func(i int) int {
 		for before[i] != i {
@@ -200,8 +199,8 @@ func (p *podVolumes) blocks() []block {
 	return blocks
 }
 
-// takeBlocks hands over the volumes of pods without hooks. rest takes the blocks with hooks during
-// other reading. On a node where a post hook waits for the agent, volumes without hooks come later.
+// takeBlocks hands over volumes of pods without hooks. rest takes the other blocks, during other
+// reading. On a node where a post hook waits for the agent, volumes without hooks come later.
 func (p *podVolumes) takeBlocks(ctx context.Context) (rest func(context.Context) error, _ error) {
 	if err := p.releaseIndex(); err != nil {
 		return nil, err
@@ -250,8 +249,8 @@ func (p *podVolumes) handOverAll(ctx context.Context, blocks []block) error {
 	return group.Wait()
 }
 
-// takeAllHooked takes the blocks with hooks in portions, first those that wait for volumes. On success
-// it clears the note of post hooks: otherwise a later process would take pods for frozen.
+// takeAllHooked takes blocks with hooks in portions, first those that wait for volumes. On success it
+// clears the note of post hooks: a later process would take pods for frozen.
 func (p *podVolumes) takeAllHooked(ctx context.Context, hooked []block) error {
 	slices.SortStableFunc(hooked, func(a, b block) int {
 		return cmp.Compare(min(len(b.waiting()), 1), min(len(a.waiting()), 1))
@@ -301,8 +300,7 @@ func (p *podVolumes) takeAllHooked(ctx context.Context, hooked []block) error {
 	return ctx.Err()
 }
 
-// dropForbidden drops hooks that may not run, before the note: a process that finds the note reviews no
-// right.
+// dropForbidden drops forbidden hooks before the note: a process that finds the note reviews no right.
 func (p *podVolumes) dropForbidden(ctx context.Context, block block, asked map[string]error) {
 	for _, pod := range block {
 		if len(pod.pre)+len(pod.post) == 0 {
@@ -362,8 +360,8 @@ func (p *podVolumes) takeHooked(ctx context.Context, blocks []block) error {
 	return group.Wait()
 }
 
-// next returns the index of the first block that may be taken, or -1. A block waits while frozen pods
-// or earlier blocks wait for its nodes.
+// next returns the index of the first block that may be taken, or -1. Frozen pods and earlier blocks
+// that wait for its nodes delay a block.
 func next(left []block, frozen sets.Set[string]) int {
 	frozen = frozen.Clone()
 	for i, block := range left {
@@ -378,7 +376,7 @@ func next(left []block, frozen sets.Set[string]) int {
 	return -1
 }
 
-// take takes one block. It writes the held objects last, so that a slow store keeps no pod frozen.
+// take writes the held objects last, so that a slow store keeps no pod frozen.
 func (p *podVolumes) take(ctx context.Context, block block) error {
 	if err := p.takeBetweenHooks(ctx, block); err != nil {
 		return err
@@ -386,8 +384,8 @@ func (p *podVolumes) take(ctx context.Context, block block) error {
 	return p.writeLater(block)
 }
 
-// takeBetweenHooks runs a block's hooks around the handover of its volumes. Post hooks always run once
-// a pre hook may have run.
+// takeBetweenHooks hands a block's volumes over between its hooks. Post hooks always run once a pre
+// hook may have run.
 func (p *podVolumes) takeBetweenHooks(ctx context.Context, block block) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -408,7 +406,7 @@ func (p *podVolumes) takeBetweenHooks(ctx context.Context, block block) error {
 			p.refuse(pod, "its hooks failed")
 		}
 	}
-	submitted := p.handOver(ctx, block) // agents work during the read
+	submitted := p.handOver(ctx, block) // agents work meanwhile
 	if err := p.readBlockAgain(ctx, block); err != nil {
 		return err
 	}
@@ -433,8 +431,8 @@ func (p *podVolumes) readBlockAgain(ctx context.Context, block block) error {
 	return p.readBelongingsAgain(ctx, block)
 }
 
-// readAgain reads a pod after its pre hooks, by a list, since get is another right. If the pod is
-// missing or excluded by then, the backup has the earlier object.
+// readAgain reads a pod after its pre hooks, by a list, since get is another right. A missing or newly
+// excluded pod stays as it was.
 func (p *podVolumes) readAgain(ctx context.Context, pod *heldPod) {
 	about := subject{podsResource, pod.ref.Namespace, pod.ref.Name}
 	var again *object
@@ -519,7 +517,7 @@ func (p *podVolumes) writeLater(block block) error {
 	return err
 }
 
-// goesOn reports whether the volumes are read if hooks may not run: none is required.
+// goesOn reports whether volumes are read if hooks may not run: none is required.
 func (pod *heldPod) goesOn() bool {
 	for _, hook := range append(pod.pre[:len(pod.pre):len(pod.pre)], pod.post...) {
 		if !hook.goOn {
@@ -533,7 +531,7 @@ func timedHooks(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, maxHookTimeout, fmt.Errorf("it and those before it, of pods that share claims, did not end within %s", maxHookTimeout))
 }
 
-// runPostHooks gives the hooks lastHooksTimeout from the end of ctx on.
+// runPostHooks continues for lastHooksTimeout after the end of ctx.
 func (p *podVolumes) runPostHooks(ctx context.Context, block block) {
 	detached, stop := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer stop(nil)
@@ -563,7 +561,6 @@ func (p *podVolumes) refuse(pod *heldPod, reason string) {
 	pod.volumes = nil
 	for _, claim := range pod.claims {
 		if of := p.claims[types.NamespacedName{Namespace: pod.ref.Namespace, Name: claim}]; of.unusable == "" {
-			// Another pod may want the data.
 			of.refused = true
 			of.missed = of.missed || slices.ContainsFunc(wanted, func(v heldVolume) bool { return v.claim == claim })
 			of.unusable, of.known = "of the pod "+pod.ref.Name+", which has it as a volume: "+reason, true

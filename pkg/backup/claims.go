@@ -29,31 +29,31 @@ type claim struct {
 	// action is the volume policies' decision; asked has their inputs until then.
 	action action
 	asked  *claimTraits
-	// skipped says why one pod gives no access to the data; another may. excluded: a pod's annotation
-	// of ours leaves it out.
+	// skipped says why one pod gives no access; another may. excluded: a pod's annotation of ours
+	// leaves it out.
 	skipped  string
 	excluded bool
-	// taken: the data was handed over. mounted: a pod of the backup uses the claim.
+	// taken: handed over. mounted: a pod of the backup uses the claim.
 	taken, mounted bool
-	// missed: the user knows that the data is missing. lost: the handover failed.
+	// missed: the user knows that data is missing. lost: the handover failed.
 	missed, lost bool
-	// block marks a block device, scratch a generic ephemeral volume's claim.
+	// block is a block device, scratch a generic ephemeral volume's claim.
 	block, scratch bool
-	// classes are the VolumeSnapshotClasses named by users.
+	// classes are VolumeSnapshotClasses named by users.
 	classes snapshots.Wishes
 	// moveData is the volume policy's choice, or nil.
 	moveData *bool
-	// keepLocal is how many snapshots a volume policy keeps beside their moved data.
+	// keepLocal is how many snapshots a policy keeps beside their moved data.
 	keepLocal int32
 	snapshot  *format.SnapshotSource
-	// noSnapshot says why a wanted snapshot is not made. Its files may be read.
+	// noSnapshot says why no wanted snapshot is made. Files may be read.
 	noSnapshot string
-	// snapshotFailed: an error told the user why no snapshot can be made.
+	// snapshotFailed: an error told the user why.
 	snapshotFailed bool
 	// refused: a hook failed, so no pod gives access.
 	refused bool
 	others  []access
-	// notYet are findings about pods that do not run, held back as another pod may give access.
+	// notYet are findings about pods that do not run: another pod may give access.
 	notYet []pendingWarning
 }
 
@@ -149,7 +149,6 @@ func (p *podVolumes) takePersistentVolume(r resource, h *head, raw []byte, reaso
 	return p.hold(r, h, raw, reason)
 }
 
-// visitClaim takes a claim. settleClaims adds its persistent volume.
 func (p *podVolumes) visitClaim(_ context.Context, r resource, h *head, raw []byte) error {
 	stored, err := storedClaim(h, raw)
 	if err != nil {
@@ -195,8 +194,8 @@ func (p *podVolumes) settleClaims(ctx context.Context) error {
 	return nil
 }
 
-// takeNamed takes the persistent volume that an unbound claim names, if reserved for that claim: it may
-// be another tenant's.
+// takeNamed takes the persistent volume that an unbound claim names, if reserved for it: it may be
+// another tenant's.
 func (p *podVolumes) takeNamed(ctx context.Context, key types.NamespacedName) error {
 	of := p.claims[key]
 	r, found := p.discovered.find(persistentVolumesResource)
@@ -245,8 +244,8 @@ func (p *podVolumes) takeClaimsOfVolumes(ctx context.Context) error {
 	return p.settleClaims(ctx)
 }
 
-// takeClaims takes claims, each with a reason, unless accept refuses them. Missing ones stay in
-// missing; expected and unreadable ones become findings.
+// takeClaims takes claims, each with a reason, unless accept refuses. Missing ones stay in missing;
+// expected and unreadable ones become findings.
 func (p *podVolumes) takeClaims(ctx context.Context, r resource, missing map[types.NamespacedName]string, expected bool, accept func(types.NamespacedName, *head) bool) error {
 	take := func(h *head, raw []byte) error {
 		key := types.NamespacedName{Namespace: h.Metadata.Namespace, Name: h.Metadata.Name}
@@ -257,7 +256,7 @@ func (p *podVolumes) takeClaims(ctx context.Context, r resource, missing map[typ
 		delete(missing, key)
 		return p.takeClaim(r, key, h, raw, why)
 	}
-	answered := sets.New[string]() // namespaces with all claims known; "" is all
+	answered := sets.New[string]() // whose claims are all known; "" is all
 	if len(missing) > manyGets {
 		var err error
 		if answered, err = p.searchClaims(ctx, r, missing, take); err != nil {
@@ -364,7 +363,6 @@ func (p *podVolumes) keepClaim(h *head, raw []byte) {
 	kept.volume = object.Spec.VolumeName
 }
 
-// settle adds a claim's persistent volume, and asks the volume policies about both.
 func (p *podVolumes) settle(ctx context.Context, key types.NamespacedName) error {
 	of := p.claims[key]
 	volume := &persistentVolume{}

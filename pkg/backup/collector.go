@@ -23,7 +23,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/selection"
 )
 
-// maxNamespaceLists bounds the lists by namespace. For more, one list of the cluster is filtered here.
+// maxNamespaceLists bounds the lists by namespace. For more, one list of the cluster is filtered.
 const maxNamespaceLists = 10
 
 type collector struct {
@@ -50,22 +50,22 @@ type collector struct {
 
 	// own are Holdfast's namespaces, whose Secrets are in no backup.
 	own sets.Set[string]
-	// readNamespaces sets these. existing has all namespaces with uids, labelled the ones excluded by
-	// label, chosen the ones to read, listed the ones to list; "" is all.
+	// readNamespaces sets these: existing has all namespaces with uids, labelled the excluded by label,
+	// chosen the ones to read, listed the ones to list; "" is all.
 	existing map[string]types.UID
 	labelled sets.Set[string]
 	chosen   []string
 	listed   []string
 	partly   bool
-	// leaving are claims requested only through pods that are being deleted.
+	// leaving are claims requested only through terminating pods.
 	leaving []leavingVolume
-	// ofLabelled has claims of pods excluded by label, each with one such pod.
+	// ofLabelled has claims of pods excluded by label, each with one pod.
 	ofLabelled map[types.NamespacedName]string
 	services   services
 	planned    *planned
 }
 
-// secretsLeftOut concerns Holdfast's own namespaces: no label or name can mislead that choice.
+// secretsLeftOut depends on the namespace, so no label or name can mislead it.
 const secretsLeftOut = "left out: Secrets of Holdfast's own namespaces open the store and the repositories, so no backup holds them: keep copies elsewhere"
 
 func ownNamespaces(system string) sets.Set[string] {
@@ -75,8 +75,7 @@ func ownNamespaces(system string) sets.Set[string] {
 // visit takes an object. Its error ends the backup.
 type visit func(ctx context.Context, r resource, h *head, raw []byte) error
 
-// collect reads everything. A failed resource or object is a finding; the error is for the backup as a
-// whole.
+// collect reads everything. A failed resource or object is a finding; an error is for the whole backup.
 func (c *collector) collect(ctx context.Context) (*podVolumes, error) {
 	if err := c.readNamespaces(ctx); err != nil {
 		return nil, err
@@ -239,8 +238,8 @@ func (c *collector) readNamespaces(ctx context.Context) error {
 	return nil
 }
 
-// namespaceLists returns one list for each namespace if they are few and named: a small backup is cheap
-// in a large cluster.
+// namespaceLists returns a list for each of a few named namespaces: small backups are cheap in large
+// clusters.
 func (c *collector) namespaceLists(r resource) []query {
 	names := c.namespaces.Explicit()
 	if !c.namespaces.Exact() || len(names) > maxNamespaceLists {
@@ -316,7 +315,7 @@ func (c *collector) mostlyOthers(remaining, limit int64) bool {
 	return 2*chosen <= int64(len(c.existing)) && remaining > 2*chosen*limit
 }
 
-// told turns a list's error into a finding, unless it is for the backup as a whole.
+// told turns a list's error into a finding, unless it is for the whole backup.
 func (c *collector) told(ctx context.Context, q query, err error) error {
 	about := subject{q.resource.GroupResource(), q.namespace, q.name}
 	var fatal visitError
@@ -334,7 +333,7 @@ func (c *collector) told(ctx context.Context, q query, err error) error {
 	return nil
 }
 
-// lacks records missing objects as one object found.
+// lacks counts missing objects as one found.
 func (c *collector) lacks(about subject, text string) {
 	if ownGroups.Has(about.resource.Group) {
 		// A broken API server of Holdfast must not fail every backup.
@@ -405,8 +404,8 @@ func (c *collector) leaveOut(about subject, why string) {
 	c.planned.leaveOut(about, why)
 }
 
-// inScope reports whether a namespace's objects are read. If the list of namespaces broke off, unlisted
-// ones are out of scope, as they may have the excluding label.
+// inScope reports whether a namespace is read. If the list of namespaces broke off, unlisted ones are
+// not: they may have the excluding label.
 func (c *collector) inScope(namespace string) bool {
 	_, exists := c.existing[namespace]
 	return c.namespaces.Match(namespace) && !c.labelled.Has(namespace) && (exists || !c.partly)
@@ -437,7 +436,7 @@ const (
 
 func (b *batch) full() bool { return len(b.stored) >= batchBytes || len(b.objects) >= batchObjects }
 
-// readTogether writes one resource's selected objects in batches, in parallel with other resources.
+// readTogether writes one resource's selected objects in batches, in parallel with others.
 func (c *collector) readTogether(ctx context.Context, r resource, together *batch) error {
 	err := c.read(ctx, r, func(_ context.Context, r resource, h *head, raw []byte) error {
 		if err := c.addTo(together, r, h, raw, itself); err != nil || !together.full() {
@@ -508,7 +507,6 @@ func (c *collector) comesAlong(r resource, h *head) bool {
 	return true
 }
 
-// readDefinitions takes the definitions of all custom resources in the backup, for a restore elsewhere.
 func (c *collector) readDefinitions(ctx context.Context, selected []resource) error {
 	definitions, found := c.discovered.find(crdsResource)
 	if !found || !c.wanted.IncludedRelated(crdsResource, false) {
@@ -579,8 +577,8 @@ const (
 
 const notThere = "another object refers to it, but it does not exist"
 
-// fetch reads a referenced object. An unreadable one is nil, with a finding; the error is for the
-// backup as a whole.
+// fetch reads a referenced object. An unreadable one is nil, with a finding; an error is for the whole
+// backup.
 func (c *collector) fetch(ctx context.Context, r resource, namespace, name string, expected bool) (*head, []byte, error) {
 	h, raw, exists, err := c.get(ctx, r, namespace, name)
 	if err == nil && !exists && expected {

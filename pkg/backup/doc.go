@@ -5,9 +5,9 @@
 // queue and no records: it gets a request and clients, and returns an outcome.
 //
 // Objects are read page by page and written to the tarball at once. Memory grows with the largest
-// object, the names of all objects and about 77 bytes of manifest for each. Only pods with pre hooks
-// are held back, up to about 32 MiB. Once all pods are known, their volumes upload during the reading.
-// An unreadable object is an error in the results; the rest continues.
+// object, all objects' names and about 77 bytes of manifest for each. Only pods with pre hooks are held
+// back, up to about 32 MiB. Once all pods are known, their volumes upload during the reading. An
+// unreadable object is an error in the results; the rest continues.
 //
 // A process may pause between two requests, and other clusters may share the location. Conditional
 // creates in the store decide a backup's owner, attempt and end: docs/design/fences.md.

@@ -30,7 +30,7 @@ var errInTheWay = errors.New("holds what this process has not written")
 
 const maxInTheWay = 5
 
-// ErrUnreadable reports that the backup of this name can't be identified.
+// ErrUnreadable reports a backup that can't be identified.
 var ErrUnreadable = folder.ErrUnreadable
 
 func (e *execution) begin(ctx context.Context) (Outcome, error) {
@@ -47,8 +47,8 @@ func (e *execution) begin(ctx context.Context) (Outcome, error) {
 	return e.stored(ctx)
 }
 
-// takeFolder creates the folder's owner, and reports whether there was none. It fails with ErrNameTaken
-// for another owner.
+// takeFolder creates the folder's owner, and reports whether it was first. Another owner is
+// ErrNameTaken.
 func (e *execution) takeFolder(ctx context.Context) (first bool, err error) {
 	owner, err := format.EncodeOwner(format.Owner{UID: e.request.Backup.UID, ClusterUID: e.request.Cluster.UID})
 	if err != nil {
@@ -77,7 +77,7 @@ func (e *execution) owns(ctx context.Context) error {
 	return nil
 }
 
-// stored returns the outcome of an ended backup. It fails with ErrNameTaken for another uid.
+// stored returns an ended backup's outcome. Another uid is ErrNameTaken.
 func (e *execution) stored(ctx context.Context) (Outcome, error) {
 	found, err := e.metadata(ctx)
 	if err != nil {
@@ -127,7 +127,7 @@ func (e *execution) removeEarlierAt(ctx context.Context, key string) error {
 	return e.folder.Remove(ctx, e.Remover, object)
 }
 
-// mayRemove fails if an object listed before may belong to another backup or a later attempt, which
+// mayRemove fails if an object listed before may be another backup's or a later attempt's, which
 // revokes this one before it writes.
 func (e *execution) mayRemove(ctx context.Context) error {
 	if err := e.owns(ctx); err != nil {
@@ -147,8 +147,7 @@ func (e *execution) mayRemove(ctx context.Context) error {
 	return fmt.Errorf("%w: %s says so", ErrTakenOver, key)
 }
 
-// created returns a conditional write's error, or nil if the existing object has the same content: an
-// answer was lost.
+// created returns a conditional write's error; nil for equal content: an answer was lost.
 func (e *execution) created(ctx context.Context, key string, content format.Content, err error) error {
 	if errors.Is(err, store.ErrExists) {
 		var found format.Content
@@ -194,7 +193,7 @@ func (e *execution) verify(ctx context.Context) error {
 }
 
 // takeOver revokes earlier attempts, and removes their objects unless they have read all. An attempt
-// whose copy of the metadata exists has decided the outcome.
+// with a copy of the metadata has decided the outcome.
 func (e *execution) takeOver(ctx context.Context) (Outcome, error) {
 	for attempt := 1; attempt < e.request.Attempt; attempt++ {
 		decided, err := e.revoke(ctx, attempt)
@@ -208,7 +207,7 @@ func (e *execution) takeOver(ctx context.Context) (Outcome, error) {
 		if err != nil && !errors.Is(err, store.ErrExists) {
 			return Outcome{Status: e.status(err)}, err
 		}
-		// The attempt may have died while it wrote the metadata. The backup is stored.
+		// The attempt may have died while it wrote the metadata.
 		if err := e.removeUnfinished(ctx); err != nil {
 			e.logger.Info("What an attempt has left unfinished stays beside the backup", "err", err)
 		}
@@ -226,8 +225,8 @@ func (e *execution) takeOver(ctx context.Context) (Outcome, error) {
 	return Outcome{}, nil
 }
 
-// revoke creates a revocation in place of an attempt's copy of the metadata, or returns an existing
-// copy. It fails with ErrNameTaken for another object.
+// revoke creates a revocation in place of an attempt's copy of the metadata, or returns that copy.
+// Another object is ErrNameTaken.
 func (e *execution) revoke(ctx context.Context, attempt int) (decided []byte, err error) {
 	key := format.AttemptKey(e.storeName, attempt)
 	revocation, err := format.EncodeRevocation(e.storeName, e.request.Backup.UID)
@@ -279,9 +278,9 @@ func (e *execution) removeUnfinished(ctx context.Context) error {
 	return nil
 }
 
-// removeEarlier removes earlier attempts' objects. It lists the folder before it checks the owner, so
-// each object was written while the folder was this backup's. A paused attempt that still writes can at
-// worst make this one fail.
+// removeEarlier removes earlier attempts' objects. It lists before it checks the owner, so each object
+// was written while the folder was this backup's. A paused attempt that still writes can at worst make
+// this one fail.
 func (e *execution) removeEarlier(ctx context.Context, unfinished bool) error {
 	if e.request.Attempt <= 1 {
 		return nil
@@ -306,8 +305,8 @@ func (e *execution) removeEarlier(ctx context.Context, unfinished bool) error {
 	return nil
 }
 
-// commit ends the backup, unless a later attempt has taken over: the copy of the metadata decides. The
-// copy also keeps the backup when Velero replaces the metadata.
+// commit ends the backup, unless a later attempt has taken over, as the copy of the metadata decides.
+// It also keeps the backup when Velero replaces the metadata.
 func (e *execution) commit(ctx context.Context, status v1alpha1.BackupStatus) (v1alpha1.BackupStatus, error) {
 	key := format.AttemptKey(e.storeName, e.request.Attempt)
 	metadata, err := e.encode(status)
@@ -333,7 +332,7 @@ func (e *execution) encode(status v1alpha1.BackupStatus) ([]byte, error) {
 	return format.EncodeBackup(backup, e.contents, e.request.Cluster)
 }
 
-// storeMetadata creates the metadata, and returns the stored status. Existing metadata of this backup
+// storeMetadata creates the metadata, and returns the stored status. This backup's existing metadata
 // stays: an answer was lost, or another process ended it.
 func (e *execution) storeMetadata(ctx context.Context, status v1alpha1.BackupStatus, metadata []byte) (v1alpha1.BackupStatus, error) {
 	err := e.retry(ctx, func() error { return e.Store.Create(ctx, format.MetadataKey(e.storeName), metadata) })
@@ -353,7 +352,7 @@ func restorable(phase v1alpha1.BackupPhase) bool {
 
 // Abandon ends a backup without an executor as Failed or Cancelled, with a reason, or returns the
 // outcome if it has ended. Then it removes unneeded objects. Any process may repeat it, also while the
-// executor still writes. It needs only store and clock. The error is one of Run's, or says that objects
+// executor writes. It needs only store and clock. The error is one of Run's, or says that objects
 // remain.
 func Abandon(ctx context.Context, request Request, deps Dependencies, remover store.Remover, phase v1alpha1.BackupPhase, reason string) (Outcome, error) {
 	e := newExecution(ctx, request, deps)
@@ -399,8 +398,8 @@ func (e *execution) abandon(ctx context.Context, phase v1alpha1.BackupPhase, rea
 	return Outcome{Status: status, Stored: err == nil}, err
 }
 
-// clean removes a failed backup's objects, except the metadata and the objects it names, which it
-// returns. It lists before it checks the owner, as removeEarlier.
+// clean removes a failed backup's objects, except the metadata and the returned objects that it names.
+// It lists before it checks the owner, as removeEarlier.
 func (e *execution) clean(ctx context.Context, remover store.Remover) (format.Contents, error) {
 	found, err := e.metadata(ctx)
 	if err != nil || found == nil {
@@ -433,8 +432,8 @@ func (e *execution) clean(ctx context.Context, remover store.Remover) (format.Co
 	return contents, nil
 }
 
-// Release gives up a folder whose name belongs to a backup without an owner object. It needs only store
-// and clock.
+// Release gives up a folder whose name a backup without an owner object has. It needs only store and
+// clock.
 func Release(ctx context.Context, request Request, deps Dependencies, remover store.Remover) error {
 	return newExecution(ctx, request, deps).release(ctx, remover)
 }
@@ -453,8 +452,8 @@ func (e *execution) release(ctx context.Context, remover store.Remover) error {
 	return e.folder.Remove(ctx, remover, owner)
 }
 
-// Find returns a stored backup. The outcome is empty if it is not stored, or another backup has its
-// name; an error says that this is unknown. It needs only store and clock.
+// Find returns a stored backup; an empty outcome if missing, or if another backup has its name. An
+// error says that this is unknown. It needs only store and clock.
 func Find(ctx context.Context, request Request, deps Dependencies) (Outcome, error) {
 	outcome, err := newExecution(ctx, request, deps).stored(ctx)
 	if errors.Is(err, ErrNameTaken) && !errors.Is(err, ErrUnreadable) {

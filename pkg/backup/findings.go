@@ -17,10 +17,10 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// maxTexts bounds the texts of each kind in the results. Further ones are counted and logged.
+// maxTexts bounds the results' texts of each kind. More are counted and logged.
 const maxTexts = 10_000
 
-// maxText bounds one text, which may repeat other programs' output.
+// maxText bounds a text, which may repeat other programs' output.
 const maxText = 2 << 10
 
 type subject struct {

@@ -23,7 +23,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// stillMoving separates the volumes whose snapshots are cut, and whose data is not moved yet.
+// stillMoving separates volumes with cut snapshots whose data is not moved yet.
 func stillMoving(volumes []*format.Volume) (moving, ended []*format.Volume) {
 	for _, volume := range volumes {
 		if volume.Snapshot != nil && !volume.Status.Phase.Done() {
@@ -35,8 +35,8 @@ func stillMoving(volumes []*format.Volume) (moving, ended []*format.Volume) {
 	return moving, ended
 }
 
-// handOver stores all that is read, so that a later attempt needs nothing of the cluster. Then the
-// backup's slot and namespaces are free. If that can't be noted, this attempt keeps them.
+// handOver stores all that is read: a later attempt needs nothing of the cluster, and slot and
+// namespaces are free. If that can't be noted, this attempt keeps them.
 func (e *execution) handOver(ctx context.Context) error {
 	if err := e.storeRead(ctx); err != nil {
 		return err
@@ -71,7 +71,6 @@ func (e *execution) handOver(ctx context.Context) error {
 	return nil
 }
 
-// move waits until the data of submitted volumes is moved.
 func (e *execution) move(ctx context.Context, moving []*format.Volume) error {
 	err := e.Volumes.Wait(ctx, moving)
 	if ctx.Err() != nil {
@@ -127,7 +126,7 @@ func (e *execution) readHandover(ctx context.Context) (handover *format.Handover
 	}
 }
 
-// dropHandover removes an ended backup's handover. If that fails, it stays until the backup is deleted.
+// dropHandover removes an ended backup's handover, or leaves it until the backup is deleted.
 func (e *execution) dropHandover(ctx context.Context) {
 	key := format.HandoverKey(e.storeName)
 	object, err := e.Store.Attributes(ctx, key)

@@ -34,34 +34,31 @@ const (
 	defaultHookTimeout = podhooks.DefaultTimeout
 	// maxHookTimeout bounds a hook, and all pre or post hooks of a block.
 	maxHookTimeout = validation.MaxHookTimeout
-	// maxAnnotatedTimeout bounds an annotation's hook: users that annotate pods must not hold a shared
-	// worker for hours.
+	// maxAnnotatedTimeout bounds an annotation's hook: annotating users must not hold a shared worker
+	// for hours.
 	maxAnnotatedTimeout = 10 * time.Minute
-	// DefaultHookTime bounds the hooks of one namespace in one backup. Backups of other namespaces may
-	// wait for that long.
+	// DefaultHookTime bounds one namespace's hooks in one backup. Others' backups may wait for that
+	// long.
 	DefaultHookTime  = time.Hour
 	lastHooksWorkers = 16
 )
 
-// lastHooksTimeout bounds a block's post hooks once the backup has stopped, and a dead process's post
-// hooks.
+// lastHooksTimeout bounds post hooks of a block once the backup has stopped, and of a dead process.
 var lastHooksTimeout = 2 * time.Minute
 
-// hookDomains are the domains of hook annotations. The first with a command counts. Velero's keep their
-// meaning.
+// hookDomains are of hook annotations. The first with a command counts. Velero's keep their meaning.
 var hookDomains = []string{"hook.backup.holdfast.io/", "hook.backup.velero.io/"}
 
 // Hooks runs commands in pods for one backup.
 type Hooks interface {
 	// Allowed returns nil if the backup's requester may run commands in a namespace's pods, and a
-	// NotAllowedError if not. Other errors say that the answer is unknown.
+	// NotAllowedError if not. Other errors: the answer is unknown.
 	Allowed(ctx context.Context, namespace string) error
-	// Pending durably notes the pods whose hooks may run from now on, and whose post hooks must run
-	// later, in place of the earlier note. No pods: all hooks have ended.
+	// Pending durably notes, in place of the earlier note, the pods whose hooks may run from now on,
+	// and whose post hooks must run later. No pods: all hooks have ended.
 	Pending(ctx context.Context, pods []enginev1alpha1.PodReference) error
 	// Exec runs a command in a container and returns a part of its output. It returns when ctx ends,
-	// even if the command runs on. A podhooks.NotRunError says that the command has not run and may be
-	// retried.
+	// even if the command runs on. A podhooks.NotRunError: it has not run and may be retried.
 	Exec(ctx context.Context, pod enginev1alpha1.PodReference, container string, command []string) (output string, err error)
 }
 
@@ -94,10 +91,9 @@ type hooks struct {
 
 	attempted, failed atomic.Int32
 	// most bounds one namespace's hooks. After until only post hooks run; zero is never.
-	most  time.Duration
-	until time.Time
-	clock clock.PassiveClock
-	// frozen is as in Dependencies.
+	most   time.Duration
+	until  time.Time
+	clock  clock.PassiveClock
 	frozen func(took time.Duration, read string)
 
 	mu        sync.Mutex
@@ -105,7 +101,7 @@ type hooks struct {
 	notThawed []string
 }
 
-// parseHooks prepares a validated spec's hooks. idle lists its words that match nothing.
+// parseHooks prepares a validated spec's hooks. idle lists words that match nothing.
 func parseHooks(spec *v1alpha1.BackupHooks) (rules []hookRule, idle []string, err error) {
 	for i := range spec.Resources {
 		of := &spec.Resources[i]
@@ -191,7 +187,7 @@ func newHook(pod *corev1.Pod, h hook) hook {
 	return h
 }
 
-// allowed returns nil if a namespace's hooks may run, else the reason. asked caches answers.
+// allowed returns nil if a namespace's hooks may run, else why not. asked caches answers.
 func (h *hooks) allowed(ctx context.Context, namespace string, asked map[string]error) error {
 	err, known := asked[namespace]
 	if !known {
@@ -201,8 +197,8 @@ func (h *hooks) allowed(ctx context.Context, namespace string, asked map[string]
 	return err
 }
 
-// run runs one pod's hooks, and reports whether all required ones succeeded. Pre hooks stop at the
-// first required failure; each post hook is tried.
+// run reports whether all required hooks of one pod succeeded. Pre hooks stop at the first required
+// failure; each post hook is tried.
 func (h *hooks) run(ctx context.Context, phase string, pod enginev1alpha1.PodReference, all []hook) bool {
 	ok := true
 	for _, hook := range all {
@@ -235,7 +231,7 @@ const (
 	ReadNone      = "none"
 )
 
-// thawed reports how long hooks have frozen a pod, if it has both kinds.
+// thawed reports how long hooks froze a pod, if it has both kinds.
 func (h *hooks) thawed(pod *heldPod, read string) {
 	if len(pod.pre) == 0 || len(pod.post) == 0 {
 		return
@@ -285,7 +281,7 @@ func (h *hooks) exec(ctx context.Context, phase string, pod enginev1alpha1.PodRe
 	waiting := waits.For(ctx, pod.Namespace, fmt.Sprintf("a %s hook in pod %s in %s, container %s", phase, pod.Name, pod.Namespace, hook.container))
 	defer waiting.End()
 	output, err := h.runner.Exec(timed, pod, hook.container, hook.command)
-	// A post hook is retried if the API server could not be reached. A pre hook runs once.
+	// A post hook is retried if the API server was unreachable. A pre hook runs once.
 	for retry := h.retry; (notRun(err) || phase == postHook && unreached(err)) && timed.Err() == nil && sleep(timed, &retry) == nil; {
 		output, err = h.runner.Exec(timed, pod, hook.container, hook.command)
 	}
@@ -301,8 +297,8 @@ func (h *hooks) exec(ctx context.Context, phase string, pod enginev1alpha1.PodRe
 	return context.Cause(ctx)
 }
 
-// left returns the time that a hook may take, and why it is less than its timeout. Post hooks have at
-// least lastHooksTimeout.
+// left returns the time for a hook, and why it is less than its timeout. Post hooks have at least
+// lastHooksTimeout.
 func (h *hooks) left(phase, namespace string, timeout time.Duration) (most time.Duration, why string) {
 	h.mu.Lock()
 	spent := h.spent[namespace]
@@ -339,7 +335,7 @@ func notRun(err error) bool {
 	return is
 }
 
-// unreached reports a failed connection, after which a command may not have run.
+// unreached reports a failed connection: the command may not have run.
 func unreached(err error) bool {
 	_, ended := errors.AsType[exec.ExitError](err)
 	return err != nil && !ended && passing(err)
@@ -366,7 +362,7 @@ type PostHooks struct {
 	Log []byte
 	// Status adds them to the Backup's earlier status; nil is none.
 	Status *v1alpha1.HookStatus
-	// Failed lists the failures in one line, with any onError, or is "".
+	// Failed lists failures in one line, with any onError, or is "".
 	Failed string
 }
 
@@ -382,15 +378,15 @@ func (e *execution) newHooks(rules []hookRule) *hooks {
 	return h
 }
 
-// tellPostHooks warns of post hooks that failed before this attempt, which runs them again.
+// tellPostHooks warns of post hooks that failed before; this attempt runs them again.
 func (e *execution) tellPostHooks() {
 	if failed := e.request.PostHooks.Failed; failed != "" {
 		e.findings.warn(subject{}, "since the process that executed the backup was gone, its post hooks were run, and of these failed: "+failed)
 	}
 }
 
-// RunPostHooks runs the post hooks that another process left pending. It needs only Client, Hooks and
-// Clock. It continues from an earlier call's result in the request.
+// RunPostHooks runs post hooks that another process left pending. It needs only Client, Hooks and
+// Clock, and continues from an earlier call's result in the request.
 func RunPostHooks(ctx context.Context, request Request, deps Dependencies, pods []enginev1alpha1.PodReference) PostHooks {
 	e := newExecution(ctx, request, deps)
 	e.log.write(slog.LevelInfo, "the process that executed the backup is gone, and the post hooks that it may have left are run", slog.Int("pods", len(pods)))

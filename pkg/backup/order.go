@@ -61,7 +61,7 @@ func (c *collector) warnOfOrder(selected []resource) {
 }
 
 // readOrdered visits a resource's ordered objects, each by a list, since get is another right. Excluded
-// objects are not requested, so that findings reveal nothing about them.
+// ones are not requested, so that findings reveal nothing about them.
 func (c *collector) readOrdered(ctx context.Context, r resource, selectors []string, visitorOf func(query) visitor) error {
 	for _, key := range c.order[r.GroupResource()] {
 		of := objectName(key)

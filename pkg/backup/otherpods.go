@@ -23,7 +23,7 @@ type access struct {
 	node, volume string
 }
 
-// await waits for submitted volumes. If a claim can't be read through one pod, the next one is used.
+// await waits for submitted volumes, and reads failed claims through other pods.
 func (p *podVolumes) await(ctx context.Context, volumes []*format.Volume) error {
 	for {
 		if err := p.mover.Wait(ctx, volumes); err != nil {
@@ -44,8 +44,7 @@ func (p *podVolumes) await(ctx context.Context, volumes []*format.Volume) error 
 	}
 }
 
-// readThroughAnother submits a failed volume through another pod of its claim. It returns nil if there
-// is none, or nothing failed.
+// readThroughAnother submits a failed volume through another pod of its claim, or returns nil.
 func (p *podVolumes) readThroughAnother(ctx context.Context, failed *format.Volume) *format.Volume {
 	if failed.Status.Phase != enginev1alpha1.VolumePhaseFailed || failed.ClaimName == "" || failed.Snapshot != nil {
 		return nil
@@ -58,7 +57,7 @@ func (p *podVolumes) readThroughAnother(ctx context.Context, failed *format.Volu
 	if len(of.others) == 0 || len(nodes) >= maxTries {
 		return nil
 	}
-	// Another node is better: the node may be the cause.
+	// The node may be the cause.
 	i := max(0, slices.IndexFunc(of.others, func(a access) bool { return !slices.Contains(nodes, a.node) }))
 	other := of.others[i]
 	of.others = slices.Delete(of.others, i, i+1)

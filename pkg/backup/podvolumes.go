@@ -21,9 +21,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/hostpath"
 )
 
-// podVolumes reads claims, persistent volumes and pods, in this order, and hands over the volumes.
-// After that the maps don't change, and the pods of one claim are in one block, which one goroutine
-// takes.
+// podVolumes reads claims, persistent volumes and pods, in this order, and hands over volumes. After
+// that the maps don't change, and one goroutine takes a claim's pods, which are one block.
 type podVolumes struct {
 	*collector
 	claims            map[types.NamespacedName]*claim
@@ -35,12 +34,12 @@ type podVolumes struct {
 	undecidedBytes int
 	held           []*heldPod
 	ordered        map[types.NamespacedName]int
-	// index has the claims and persistent volumes to write when all pods are known, of indexBytes as
+	// index has claims and persistent volumes to write once all pods are known, of indexBytes as
 	// stored. indexFull: others were written before.
 	index      []*object
 	indexBytes int
 	indexFull  bool
-	// behind: an ordered pod is written after its hooks, and so are those behind it.
+	// behind: an ordered pod is written after its hooks, and so are the next.
 	behind bool
 
 	// impatient: the last handover failed.
@@ -64,8 +63,8 @@ func newPodVolumes(c *collector) *podVolumes {
 	}
 }
 
-// maxScratchVolumes bounds the volumes without a claim in one namespace. Each is a record, and a pod
-// can name any number of emptyDirs.
+// maxScratchVolumes bounds a namespace's volumes without a claim. Each is a record, and a pod can name
+// any number of emptyDirs.
 const maxScratchVolumes = 5000
 
 func (p *podVolumes) takesScratch(namespace string) bool {
@@ -81,8 +80,8 @@ func (p *podVolumes) takesScratch(namespace string) bool {
 	return true
 }
 
-// actionOf returns the volume policies' action for a pod's volume. A claim's volume has the claim's
-// action. A generic ephemeral volume is judged by its own type, as in Velero.
+// actionOf returns the volume policies' action for a pod's volume: its claim's, or else by its own type, which also
+// counts for a generic ephemeral volume, as in Velero.
 func (p *podVolumes) actionOf(pod *corev1.Pod, volume *corev1.Volume) action {
 	if claim := volume.PersistentVolumeClaim; claim != nil {
 		return p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: claim.ClaimName}].action
@@ -220,7 +219,7 @@ func (p *podVolumes) handOverVolume(ctx context.Context, pod *heldPod, volume he
 		Hooked:       hooked,
 	}
 	if volume.cut {
-		to.Node = "" // where the snapshot is read is unknown yet
+		to.Node = "" // the node is unknown yet
 	}
 	// A claim has the same data through each pod.
 	of := &claim{}
@@ -273,8 +272,8 @@ func (p *podVolumes) handOverVolume(ctx context.Context, pod *heldPod, volume he
 	return to
 }
 
-// submit hands over a volume, and waits for a restarting server. After a failure it tries each further
-// volume once, until one is accepted.
+// submit hands over a volume, and waits for a restarting server. After a failure it tries each volume
+// once, until one is accepted.
 func (p *podVolumes) submit(ctx context.Context, volume *format.Volume) error {
 	retry := p.lister.retry
 	if p.impatient.Load() {
@@ -285,8 +284,7 @@ func (p *podVolumes) submit(ctx context.Context, volume *format.Volume) error {
 	return err
 }
 
-// podsDone reports the held-back warnings of claims that no running pod uses, and claims without a pod
-// in the backup.
+// podsDone reports the held-back warnings of claims that no running pod uses, and claims without a pod.
 func (p *podVolumes) podsDone() {
 	for _, volume := range p.leaving {
 		if of := p.claims[volume.claim]; of != nil {
@@ -346,7 +344,7 @@ type leavingVolume struct {
 	claim types.NamespacedName
 }
 
-// leaves notes the claims whose files would be read if the pod were not being deleted.
+// leaves notes claims whose files would be read if the pod were not being deleted.
 func (c *collector) leaves(about subject, raw []byte) {
 	var pod corev1.Pod
 	if err := decode(raw, &pod); err != nil {
@@ -360,8 +358,8 @@ func (c *collector) leaves(about subject, raw []byte) {
 	}
 }
 
-// leavesOut notes the claims of a pod excluded by label. Unless other pods use them, their data was
-// left out on purpose.
+// leavesOut notes claims of a pod excluded by label. Unless other pods use them, they are left out on
+// purpose.
 func (c *collector) leavesOut(about subject, raw []byte) {
 	var pod corev1.Pod
 	if err := decode(raw, &pod); err != nil {
@@ -390,7 +388,6 @@ func (p *podVolumes) leftOut() (count int32) {
 	return count
 }
 
-// inOrder returns the submitted volumes by namespace and pod.
 func (p *podVolumes) inOrder() []*format.Volume {
 	slices.SortStableFunc(p.submitted, func(a, b *format.Volume) int {
 		return cmp.Or(cmp.Compare(a.Pod.Namespace, b.Pod.Namespace), cmp.Compare(a.Pod.Name, b.Pod.Name))
@@ -398,7 +395,6 @@ func (p *podVolumes) inOrder() []*format.Volume {
 	return p.submitted
 }
 
-// conclude reports the results of volumes.
 func (f *findings) conclude(volumes []*format.Volume) {
 	for _, volume := range volumes {
 		status := &volume.Status
@@ -440,7 +436,7 @@ func (of *claim) whyNotTaken() string {
 	return cmp.Or(refused, of.unusable, of.skipped, "no pod selects it for the backup of its files")
 }
 
-// notTaken describes the persistent volumes without data in the backup, for a restore.
+// notTaken describes persistent volumes without data, for a restore.
 func (p *podVolumes) notTaken() []format.VolumeInfo {
 	var infos []format.VolumeInfo
 	for _, key := range p.sortedClaims() {

@@ -53,7 +53,7 @@ func (a action) whyNot() (reason string, asked bool) {
 	return "", false
 }
 
-// policies are Velero's volume policies. The first match counts, before the pods and the spec.
+// policies are Velero's. The first match counts, before the pods and the spec.
 type policies []volumePolicy
 
 type volumePolicy struct {
@@ -67,7 +67,6 @@ type volumePolicy struct {
 }
 
 type snapshotParameters struct {
-	// Class names a VolumeSnapshotClass.
 	Class    string `json:"snapshotClass"`
 	MoveData *bool  `json:"snapshotMoveData"`
 	// KeepLocal is how many of a claim's newest snapshots stay in the storage beside their moved data.
@@ -96,8 +95,7 @@ type csiTraits struct {
 	VolumeAttributes map[string]string `json:"volumeAttributes"`
 }
 
-// volumeTraits are the inputs of policies, from the persistent volume if known, else from the pod's
-// volume.
+// volumeTraits are the policies' inputs, from the persistent volume if known, else from the pod's.
 type volumeTraits struct {
 	capacity     apiresource.Quantity
 	storageClass string
@@ -304,8 +302,7 @@ func (p policies) idle() (texts []string) {
 	return texts
 }
 
-// readPolicies returns the backup's volume policies. Its error ends the backup, whose content is
-// undecided without them.
+// readPolicies fails for the whole backup: its content is undecided without policies.
 func (e *execution) readPolicies(ctx context.Context) (policies, error) {
 	of := e.request.Backup.Spec.ResourcePolicy
 	if of == nil {

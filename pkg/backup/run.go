@@ -41,7 +41,7 @@ import (
 const (
 	defaultWorkers = 4
 	// DefaultBlockWorkers exceeds Velero's one: a worker holds a block until its volumes are read, so
-	// one would leave all nodes but one idle.
+	// one would idle all nodes but one.
 	DefaultBlockWorkers = 4
 )
 
@@ -55,11 +55,11 @@ type Request struct {
 	Backup *v1alpha1.Backup
 	// Cluster is recorded in the store; its system namespace decides the backup's name there.
 	Cluster format.Cluster
-	// Attempt counts the processes that have executed the backup, this one included; zero is one.
+	// Attempt counts the processes that have executed the backup, with this one; zero is one.
 	Attempt int
-	// Moving is true once an earlier attempt has noted by Dependencies.Moving that all is read.
+	// Moving: an earlier attempt has noted by Dependencies.Moving that all is read.
 	Moving bool
-	// PostHooks is the result of RunPostHooks, whose counts are in the Backup's status. Optional.
+	// PostHooks is RunPostHooks' result, whose counts are in the Backup's status. Optional.
 	PostHooks PostHooks
 }
 
@@ -77,8 +77,8 @@ type Store interface {
 // Dependencies are the clients of a backup.
 type Dependencies struct {
 	Discovery Discovery
-	// Client makes requests to the root of the API server, as rest.UnversionedRESTClientFor. It should
-	// have no rate limit and no timeout, which would cut off long lists.
+	// Client makes requests to the API server's root, as rest.UnversionedRESTClientFor. It should have
+	// no rate limit and no timeout, which would cut off long lists.
 	Client  rest.Interface
 	Store   Store
 	Volumes Volumes
@@ -89,7 +89,7 @@ type Dependencies struct {
 	// MayChooseClass returns nil if the backup's requester may create VolumeSnapshots in a namespace,
 	// and a NotAllowedError if not. SnapshotClasses need it.
 	MayChooseClass func(ctx context.Context, namespace string) error
-	// HostPathRoots are the node folders whose hostPath volumes are handed over.
+	// HostPathRoots are node folders whose hostPath volumes are handed over.
 	HostPathRoots hostpath.Roots
 	Hooks         Hooks
 	// Frozen is told how long hooks froze a pod, while its data was read as ReadFiles, ReadSnapshots or
@@ -107,12 +107,10 @@ type Dependencies struct {
 	// Log is the backup's log; Run closes it, and others may read it. Optional.
 	Log *runlog.Log
 	// Workers is the number of resources read at once. Default 4.
-	Workers int
-	// BlockWorkers is the number of blocks with hooks taken at once.
+	Workers      int
 	BlockWorkers int
-	// HookTime bounds one namespace's hooks.
-	HookTime time.Duration
-	// Timeout is the time after the start when no more hooks run. Zero is no limit.
+	HookTime     time.Duration
+	// Timeout is after the start; then no more hooks run. Zero is no limit.
 	Timeout time.Duration
 	// Ending is the context for storing the end once everything was read. It may outlive Run's.
 	// Optional.
@@ -121,8 +119,7 @@ type Dependencies struct {
 	// here on, without the cluster. It fails with ErrTakenOver if a later attempt makes the backup.
 	// Optional.
 	Moving func(ctx context.Context) error
-	// Retry is the backoff after temporary failures of the API server or the store. Default: 6 tries in
-	// 15 s.
+	// Retry is the backoff after temporary failures of API server or store. Default: 6 tries in 15 s.
 	Retry wait.Backoff
 }
 
@@ -130,8 +127,8 @@ type Dependencies struct {
 type Outcome struct {
 	Status v1alpha1.BackupStatus
 	Stored bool
-	// FailedPostHooks lists the failed post hooks in one line, after which pods may be frozen. The
-	// stored backup has them, too.
+	// FailedPostHooks lists failed post hooks in one line, after which pods may be frozen. The stored
+	// backup has them, too.
 	FailedPostHooks string
 }
 
@@ -200,7 +197,7 @@ type execution struct {
 	encryption *encryption.Recipients
 	// readStored: all that was read is stored, also for later attempts.
 	readStored bool
-	// hookStatus and encryptionStatus are of an earlier attempt that has read the cluster.
+	// hookStatus and encryptionStatus are of the earlier attempt that read the cluster.
 	hookStatus       *v1alpha1.HookStatus
 	encryptionStatus *v1alpha1.BackupEncryption
 }
@@ -264,7 +261,7 @@ func (e *execution) contain(do func() error) (err error) {
 	return do()
 }
 
-// read makes the tarball, and waits for the volumes. An error means that there is no tarball.
+// read makes the tarball, and waits for the volumes. An error: there is no tarball.
 func (e *execution) read(ctx context.Context) error {
 	collector, err := e.newCollector(ctx)
 	if err != nil {
@@ -312,8 +309,8 @@ func (e *execution) read(ctx context.Context) error {
 	if err := encrypted.Close(); err != nil {
 		return fmt.Errorf("end the tarball: %w", err)
 	}
-	// The tarball stays invisible until the volumes have ended or are cut, so that a cancelled backup
-	// leaves none.
+	// The tarball stays invisible until the volumes have ended or are cut: a cancelled backup leaves
+	// none.
 	err = volumes.awaitCut(ctx, slices.Clone(volumes.submitted))
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -425,7 +422,7 @@ func (c *collector) writeTo(archive tarball, items graph) {
 	}
 }
 
-// parseSelectors returns the selectors. If there are any, an object must match one.
+// parseSelectors returns selectors, of which an object must match one, if any.
 func parseSelectors(spec *v1alpha1.BackupSpec) ([]labels.Selector, error) {
 	from := spec.OrLabelSelectors
 	if spec.LabelSelector != nil {

@@ -10,7 +10,7 @@ import (
 	"log/slog"
 )
 
-// manyGets is the number of objects from which on one list is read in place of them.
+// manyGets is from how many objects on one list is read in their place.
 const manyGets = 10
 
 var (
@@ -22,8 +22,8 @@ var (
 // server as much as a few dozen single reads.
 const worthAGet = 50
 
-// search visits a list with needed objects, and reports whether it saw all or nothing is missing. The
-// error is for the backup as a whole.
+// search visits a list with needed objects, and reports whether it saw all or nothing is missing. An
+// error is for the whole backup.
 func (c *collector) search(ctx context.Context, q query, missing func() int, visit func(*head, []byte) error) (whole bool, _ error) {
 	unread := false
 	listCtx, stop := context.WithCancelCause(ctx)

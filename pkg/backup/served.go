@@ -18,7 +18,7 @@ import (
 // services are other servers' API services. They tell what a missing resource was.
 type services struct {
 	aggregated map[string]bool
-	// registered are those that the API server registers at its start.
+	// registered by the API server at its start.
 	registered map[string]bool
 	unknown    bool
 }
@@ -29,7 +29,7 @@ func (s *services) undefined(r resource) bool {
 	return s.aggregated[service(r)] || s.registered[service(r)]
 }
 
-// isBuiltIn reports whether a group is Kubernetes' or Holdfast's: none of its definitions is backed up.
+// isBuiltIn reports a group of Kubernetes or Holdfast, whose definitions are not backed up.
 func isBuiltIn(group string) bool {
 	return ownGroups.Has(group) || scheme.Scheme.IsGroupRegistered(group) || group == crdsResource.Group || group == apiServicesResource.Group
 }
@@ -69,8 +69,8 @@ func (c *collector) readServices(ctx context.Context, selected []resource) error
 	return nil
 }
 
-// vanished reports a resource that is no longer served. If its definition was deleted, so were its
-// objects. Otherwise the backup may lack them.
+// vanished reports a resource that is no longer served. With its definition, all objects were deleted;
+// otherwise the backup may lack them.
 func (c *collector) vanished(ctx context.Context, about subject, r resource, cause error) error {
 	text := fmt.Sprintf("the cluster served it when the backup began, and no longer does: the backup has none of its objects: %v", cause)
 	definitions, found := c.discovered.find(crdsResource)

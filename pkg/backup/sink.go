@@ -31,8 +31,8 @@ func (p *Progress) Objects() v1alpha1.BackupProgress {
 	return v1alpha1.BackupProgress{TotalItems: max(p.found.Load(), written), ItemsBackedUp: written}
 }
 
-// sink writes objects into the tarball and the manifest, each once, and keeps their names for the
-// resource list. It is safe for concurrent use.
+// sink writes objects into the tarball and the manifest, each once, and keeps names for the resource
+// list. It is safe for concurrent use.
 type sink struct {
 	log      *logbook
 	progress *Progress
@@ -43,7 +43,7 @@ type sink struct {
 	// digest computes objects' digests for the manifest; nil keeps theirs.
 	digest func(content []byte) string
 	list   format.ResourceList
-	// seen are the met names of resources that are being read or that others refer to.
+	// seen are met names of resources that are being read or referred to.
 	seen    map[schema.GroupResource]sets.Set[string]
 	touched sets.Set[string]
 	needs   needs
@@ -74,7 +74,7 @@ func newSink(w tarball, items graph, log *logbook, progress *Progress) *sink {
 	}
 }
 
-// meet reports whether the caller is the first to meet the object, and must handle it.
+// meet reports whether the caller meets the object first, and must handle it.
 func (s *sink) meet(r resource, namespace, name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -114,8 +114,8 @@ func newObject(to []byte, r resource, h *head, raw []byte, reason string) (*obje
 	return &object{r, stored, describe(r, h, stored, reason)}, to, nil
 }
 
-// write adds objects side by side, and calls refused for those that can't be in a tarball. An error
-// means that the tarball is broken.
+// write adds objects side by side, and calls refused for those that can't be in a tarball. An error:
+// the tarball is broken.
 func (s *sink) write(objects []*object, refused func(*object, error)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

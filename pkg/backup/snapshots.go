@@ -21,7 +21,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/snapshots"
 )
 
-// snapshotClasses has the cluster's classes. Off: the controller makes no snapshots.
+// snapshotClasses has the cluster's classes. Off: no snapshots.
 type snapshotClasses struct {
 	on bool
 	// keep leaves snapshots in their storage unless the spec or a policy says otherwise.
@@ -63,7 +63,6 @@ func (e *execution) readSnapshotClasses(ctx context.Context) (snapshotClasses, e
 	return found, nil
 }
 
-// mayChooseClass returns a function that asks once for each namespace.
 func (e *execution) mayChooseClass() func(context.Context, string) error {
 	answers := map[string]error{}
 	return func(ctx context.Context, namespace string) error {
@@ -78,10 +77,9 @@ func (e *execution) mayChooseClass() func(context.Context, string) error {
 	}
 }
 
-// chooseSnapshot decides whether a bound claim's data is read from a snapshot: by its volume policy,
-// else by the spec. An unset spec asks only for drivers whose class has Velero's label. Without a
-// class, files are read, unless the policy wants a snapshot. A volume that is deleted with its pod is
-// scratch space.
+// chooseSnapshot decides whether a bound claim is read from a snapshot: by its volume policy, else by
+// the spec. An unset spec asks only for drivers whose class has Velero's label. Without a class, files
+// are read, unless the policy wants a snapshot. A volume that is deleted with its pod is scratch space.
 func (p *podVolumes) chooseSnapshot(ctx context.Context, key types.NamespacedName, of *claim, volume *persistentVolume) error {
 	byPolicy := of.action == snapshotAction
 	if !p.snapshots.on || !byPolicy && of.action != noAction || of.unusable != "" {
@@ -130,7 +128,7 @@ func (p *podVolumes) chooseSnapshot(ctx context.Context, key types.NamespacedNam
 }
 
 // choose returns a snapshot's class. Another than the cluster's may cost more, so the backup's
-// requester needs the right to make VolumeSnapshots, also if the claim names the class.
+// requester needs the right to make VolumeSnapshots, also if the claim names it.
 func (c snapshotClasses) choose(ctx context.Context, namespace, driver string, wishes snapshots.Wishes) (string, error) {
 	class, err := snapshots.Class(driver, wishes, c.all)
 	if err != nil {
@@ -181,7 +179,6 @@ func (c snapshotClasses) labelled(driver string) bool {
 	})
 }
 
-// cutUnused hands over claims with snapshots that no pod has given.
 func (p *podVolumes) cutUnused(ctx context.Context) {
 	for _, key := range p.sortedClaims() {
 		of := p.claims[key]
@@ -219,7 +216,7 @@ func (p *podVolumes) awaitCut(ctx context.Context, volumes []*format.Volume) err
 }
 
 // cuts reports whether a pod's volume is read from its claim's snapshot. A pod that asks for its files,
-// or excludes them by our annotation, wins over the spec. A volume policy wins over both.
+// or excludes them by our annotation, wins over the spec; a volume policy wins over both.
 func (p *podVolumes) cuts(pod *corev1.Pod, volume *corev1.Volume, otherwise bool) bool {
 	of := p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: claimOf(pod, volume)}]
 	if of == nil || of.snapshot == nil {

@@ -30,7 +30,7 @@ var ErrTooLarge = errors.New("the objects take more than a restore reads, with b
 var ErrBomb = errors.New("it decompresses to far more than a backup does: refusing to read it")
 
 const (
-	// maxRatio bounds the compression beyond ratioFrom. Very similar objects have a ratio of 50.
+	// maxRatio bounds the compression beyond ratioFrom. Very similar objects reach 50.
 	maxRatio  = 250
 	ratioFrom = 256 << 20
 )
@@ -39,7 +39,7 @@ const (
 type Entry struct {
 	Item
 	Path string
-	// Versioned is false for the copy without Version, which every restore reads.
+	// Versioned is false for the copy that every restore reads.
 	Versioned bool
 	// Preferred marks the versioned copy of the group's preferred version.
 	Preferred bool
@@ -72,8 +72,8 @@ func NewReaderAt(r io.Reader, offset int64) (*Reader, error) {
 	return &Reader{tar: tar.NewReader(plain), plain: plain, next: offset}, nil
 }
 
-// Next moves to the next copy of an object. It returns io.EOF at the end, and an error for a path
-// outside the tarball.
+// Next moves to the next copy. It returns io.EOF at the end, and an error for a path outside the
+// tarball.
 func (r *Reader) Next() (Entry, error) {
 	for {
 		header, err := r.tar.Next()
@@ -142,8 +142,7 @@ func parsePath(path string) (Entry, bool) {
 	return entry, isItem && isSegment(entry.Name)
 }
 
-// allSegments reports whether all segments are valid. Without a namespace an item would pass for a
-// cluster-scoped one.
+// allSegments validates segments: without a namespace an item would pass for a cluster-scoped one.
 func allSegments(segments []string) bool {
 	for _, segment := range segments {
 		if !isSegment(segment) {
@@ -166,7 +165,7 @@ func (c *countingReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// limitedReader fails beyond its limits, where io.LimitReader would end.
+// limitedReader fails beyond its limits; io.LimitReader would end.
 type limitedReader struct {
 	r          io.Reader
 	left, read int64

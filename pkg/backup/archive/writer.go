@@ -30,8 +30,8 @@ const (
 	itemSuffix        = ".json"
 	entryMode         = 0o755
 	typicalPathLength = 160
-	// memberBytes is the minimum of a gzip member, the unit read for one object. With smaller ones
-	// tarballs would exceed Velero's.
+	// memberBytes is a gzip member's minimum, read for one object. Smaller ones would make tarballs
+	// larger than Velero's.
 	memberBytes = 1 << 20
 )
 
@@ -43,12 +43,11 @@ type Item struct {
 	Name      string
 }
 
-// ErrItem reports an item that can't be in a tarball. The tarball stays usable.
+// ErrItem reports an unusable item. The tarball stays usable.
 var ErrItem = errors.New("the object can't be in the tarball")
 
 // Writer writes one tarball. It is not safe for concurrent use. After an error other than ErrItem every
-// call fails. Up to maxParallel gzip members are compressed in parallel, and the caller writes them in
-// order.
+// call fails. Gzip members are compressed in parallel, and written in order by the caller.
 type Writer struct {
 	tar        *tar.Writer
 	plain, out *meter
@@ -64,9 +63,8 @@ type Writer struct {
 type member struct {
 	plain, compressed bytes.Buffer
 	comment           string
-	// begins is its offset in plain bytes.
-	begins int64
-	// added get their Position once the member's place is known.
+	begins            int64
+	// added wait for their Position until the member's place is known.
 	added []added
 	done  chan struct{}
 }
@@ -76,21 +74,20 @@ type added struct {
 	placed func(Position)
 }
 
-// Position is an object's place: its first copy's header is at Offset in the decompressed bytes from
-// the gzip member at Member on.
+// Position is where an object's first copy has its header: at Offset in the decompressed bytes from the
+// gzip member at Member on.
 type Position struct{ Member, Offset int64 }
 
 const maxParallel = 4
 
-// modestRatio is the ratio above which a member is compressed less, since readers refuse high ratios.
+// modestRatio is the ratio above which a member is compressed less: readers refuse high ratios.
 const modestRatio = maxRatio / 2
 
-// compressors are reused, since they allocate more than they compress. The modest ones reach a ratio of
-// eight.
+// compressors are reused: they allocate more than they compress. The modest ones reach a ratio of eight.
 var compressors, modestCompressors sync.Pool
 
-// NewWriter begins a tarball on w. Each entry has the given time, so that equal items give equal bytes.
-// The backup's name makes tarballs of two backups differ.
+// NewWriter begins a tarball on w. The time is each entry's, so equal items give equal bytes. The name
+// makes two backups' tarballs differ.
 func NewWriter(w io.Writer, at time.Time, backup string) (*Writer, error) {
 	writer := &Writer{
 		out:     &meter{w: w, left: math.MaxInt64},
@@ -111,7 +108,7 @@ type filler struct{ *Writer }
 
 func (f filler) Write(p []byte) (int, error) { return f.current.plain.Write(p) }
 
-// WriteItem adds the JSON of one object, and waits for its Position.
+// WriteItem is Add, and waits for the Position.
 func (w *Writer) WriteItem(item Item, content []byte) (Position, error) {
 	if err := w.write(0); err != nil {
 		return Position{}, err
@@ -124,7 +121,7 @@ func (w *Writer) WriteItem(item Item, content []byte) (Position, error) {
 	return position, w.Add(item, content, func(Position) {})
 }
 
-// Add adds the JSON of one object. A later call, or Close, calls placed, in the objects' order.
+// Add adds one object's JSON. A later call, or Close, calls placed, in order.
 func (w *Writer) Add(item Item, content []byte, placed func(Position)) error {
 	if err := item.Check(len(content)); err != nil {
 		return err
@@ -138,7 +135,7 @@ func (w *Writer) Add(item Item, content []byte, placed func(Position)) error {
 	}
 	offset := w.plain.written - w.current.begins
 	w.current.added = append(w.current.added, added{offset, placed})
-	// A restore that negotiates versions reads the second copy, any other the first.
+	// Restores that negotiate versions read the second copy, others the first.
 	for i, versionFolder := range []string{"", item.Version + preferredSuffix} {
 		w.path = item.appendPath(w.path[:0], versionFolder)
 		if err := w.writeEntry(string(w.path), content, i > 0); err != nil {
@@ -148,8 +145,8 @@ func (w *Writer) Add(item Item, content []byte, placed func(Position)) error {
 	return nil
 }
 
-// nextMember begins another gzip member after a full one. It is called between an entry's header and
-// content, so that a tarball cut there does not seem to end.
+// nextMember begins a gzip member after a full one, between an entry's header and content: a tarball
+// cut there does not seem to end.
 func (w *Writer) nextMember() error {
 	if w.plain.written-w.current.begins < memberBytes {
 		return nil
@@ -170,7 +167,7 @@ func (w *Writer) seal() {
 	w.current.begins = w.plain.written
 }
 
-// compress uses the standard library's compressor, as Velero: faster ones need some percent more room.
+// compress uses the standard library, as Velero: faster compressors need some percent more room.
 func (m *member) compress() {
 	defer close(m.done)
 	m.compressWith(&compressors, gzip.DefaultCompression)
@@ -224,7 +221,7 @@ func (w *Writer) Close() error {
 	return w.write(0)
 }
 
-// writeEntry writes a file. If mayEnd, a gzip member may end before its content.
+// writeEntry writes a file; mayEnd allows a gzip member to end before its content.
 func (w *Writer) writeEntry(path string, content []byte, mayEnd bool) error {
 	w.header.Name, w.header.Size = path, int64(len(content))
 	if err := w.tar.WriteHeader(&w.header); err != nil {
@@ -241,8 +238,8 @@ func (w *Writer) writeEntry(path string, content []byte, mayEnd bool) error {
 	return nil
 }
 
-// Check fails with ErrItem for an object or a size that can't be in a tarball, as a name that would
-// leave its folder.
+// Check fails with ErrItem if the object, or the size, can't be in a tarball, as a name that would leave
+// its folder.
 func (i Item) Check(bytes int) error {
 	if bytes > MaxObjectBytes {
 		return fmt.Errorf("%w: it has %d bytes, and no restore reads more than %d", ErrItem, bytes, MaxObjectBytes)
@@ -255,7 +252,7 @@ func (i Item) Check(bytes int) error {
 	return nil
 }
 
-// isName reports whether an API server allows a name. A restore refuses a backup with any other.
+// isName reports whether an API server allows a name. A restore refuses a backup with others.
 func isName(s string) bool { return isSegment(s) && !strings.Contains(s, "%") }
 
 func isSegment(s string) bool {
@@ -281,7 +278,7 @@ func (i Item) appendPath(path []byte, versionFolder string) []byte {
 	return append(path, itemSuffix...)
 }
 
-// meter counts written bytes, and fails beyond the limit of readers.
+// meter fails beyond the limit of readers.
 type meter struct {
 	w             io.Writer
 	left, written int64

@@ -21,7 +21,7 @@ import (
 
 const labelBackupUID = "velero.io/backup-uid"
 
-// ErrOther reports that the folder or an object in it is another backup's.
+// ErrOther reports another backup's folder or object.
 var ErrOther = errors.New("it is another backup")
 
 // Refusal says why a deletion needs an administrator.
@@ -38,21 +38,21 @@ func refused(cause error, text string, args ...any) error {
 	return &Refusal{fmt.Sprintf(text, args...), cause}
 }
 
-// Deletion removes a backup from its folder, also the rest of an earlier deletion. Look comes first,
-// then RemoveMetadata, so that no reader begins, then RemoveRest. Each object is listed before its
-// owner is checked.
+// Deletion removes a backup from its folder, also an earlier deletion's rest. Look comes first, then
+// RemoveMetadata, so that no reader begins, then RemoveRest. Each object is listed before its owner is
+// checked.
 type Deletion struct {
 	Folder
 	Remover store.Remover
-	// Present fails if the deletion is over, as the name may then be another backup's. It is called
-	// before each removal.
+	// Present fails if the deletion is over: the name may be another backup's. It is called before each
+	// removal.
 	Present func() error
 
-	// Snapshots are the ids of the backup's snapshots by their repository's namespace. Look sets it.
+	// Snapshots are ids by their repository's namespace. Look sets it.
 	Snapshots map[string][]string
 
-	// Stored is the backup by its metadata, or by its copy if another writer has replaced the metadata;
-	// nil without both. Look sets it.
+	// Stored is the backup by its metadata, or by its copy if another writer has replaced that; nil
+	// without both. Look sets it.
 	Stored *v1alpha1.Backup
 
 	metadata *store.Object
@@ -60,8 +60,7 @@ type Deletion struct {
 	named format.Contents
 }
 
-// Look reads the folder's owner and the snapshots. It fails with ErrOther if the folder is another
-// backup's.
+// Look reads the folder's owner and the snapshots. Another backup's folder is ErrOther.
 func (d *Deletion) Look(ctx context.Context) error {
 	var err error
 	d.metadata, err = d.describe(ctx)
@@ -81,8 +80,7 @@ func (d *Deletion) Look(ctx context.Context) error {
 	case d.metadata == nil:
 		return d.other(format.OwnerKey(d.StoreName), owner)
 	}
-	// A paused process has written the metadata after this backup's deletion. All else in the folder is
-	// the owner's.
+	// A paused process wrote the metadata after this backup's deletion. The rest is the owner's.
 	return nil
 }
 
@@ -109,8 +107,8 @@ func (d *Deletion) other(key string, uid types.UID) error {
 	return refused(ErrOther, "%s belongs to another backup of this name, with the uid %s instead of %s, so nothing is removed; give the deletion up by removing the BackupRun %s", key, uid, d.UID, d.StoreName)
 }
 
-// describe returns the metadata object, or nil. It fails for another backup's. It describes the object
-// before it reads it, so an object replaced in between is not removed.
+// describe returns the metadata object, or nil, and fails for another backup's. It is described before
+// it is read, so an object replaced in between stays.
 func (d *Deletion) describe(ctx context.Context) (*store.Object, error) {
 	var described store.Object
 	err := d.Try(ctx, func(ctx context.Context) (err error) {
@@ -142,8 +140,8 @@ func (d *Deletion) describe(ctx context.Context) (*store.Object, error) {
 }
 
 // beneath finds out whether another writer, such as Velero, has replaced this backup's metadata. Then
-// the attempt's copy names the backup's objects. With neither copy nor owner nothing of it is left.
-// Otherwise it returns other.
+// the attempt's copy names its objects. With neither copy nor owner nothing of it is left. Otherwise it
+// returns other.
 func (d *Deletion) beneath(ctx context.Context, other error) error {
 	backup, err := d.Copy(ctx)
 	if err != nil && !errors.Is(err, ErrUnreadable) {
@@ -230,7 +228,7 @@ func (d *Deletion) snapshots(ctx context.Context) (map[string][]string, error) {
 
 const unusable = "%s can't be used, which says where the data of the volumes is: %v; remove that object by hand to delete the backup and keep the data"
 
-// moved adds snapshots that Velero's data mover uploaded. A backup of Holdfast's has none.
+// moved adds snapshots uploaded by Velero's data mover, which Holdfast's backups lack.
 func (d *Deletion) moved(ctx context.Context, ids map[string][]string) error {
 	if d.named != nil || d.Stored != nil && d.Stored.Status.Origin != nil && d.Stored.Status.Origin.ClusterUID != "" {
 		return nil
@@ -255,9 +253,8 @@ func (d *Deletion) moved(ctx context.Context, ids map[string][]string) error {
 	return refused(nil, unusable, key, bad)
 }
 
-// RemoveRest removes the rest of the folder: the lists of volumes second to last, and the owner last,
-// as no other backup writes while it exists. Beneath other metadata the copy, which names the rest, is
-// last.
+// RemoveRest removes the rest: the lists of volumes second to last, and the owner last, as no other
+// backup writes while it exists. Beneath other metadata, the copy that names the rest is last.
 func (d *Deletion) RemoveRest(ctx context.Context) error {
 	// Without metadata, changes of the expiration are not needed.
 	if err := d.RemoveExpirations(ctx, d.Remover, d.Present); err != nil {
@@ -286,7 +283,7 @@ func (d *Deletion) RemoveRest(ctx context.Context) error {
 				continue
 			}
 			if object.Key == format.MetadataKey(d.StoreName) {
-				// It is new: a late write of this backup, or another writer's.
+				// It is new: this backup's late write, or another writer's.
 				if _, err := d.describe(ctx); err != nil {
 					return err
 				}

@@ -16,7 +16,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// Expirations lists the backup's changes of expiration, beside its folder.
+// Expirations lists changes of the backup's expiration, beside its folder.
 func (f *Folder) Expirations(ctx context.Context) (objects []store.Object, err error) {
 	err = f.Try(ctx, func(ctx context.Context) error {
 		objects = nil
@@ -36,7 +36,7 @@ func (f *Folder) Expirations(ctx context.Context) (objects []store.Object, err e
 
 // NewestExpiration returns the change that counts for the given metadata, or nil, and the last used
 // number. A change counts if the backup's own cluster signed it: with the metadata's key or, for this
-// cluster's backup, one of keys. Others are skipped: any writer to the store could make them.
+// cluster's backup, one of keys. Any writer to the store could make others.
 func (f *Folder) NewestExpiration(ctx context.Context, of *v1alpha1.Backup, clusterUID string, keys []string) (newest *format.Expiration, last int64, err error) {
 	objects, err := f.Expirations(ctx)
 	if err != nil {
@@ -83,7 +83,7 @@ var (
 const changeAttempts = 5
 
 // Change signs and writes another change, and returns the one that counts then. next makes it from the
-// current state; false means to write nothing. If another writer was first, next is called again.
+// current state; false writes nothing. If another writer was first, next is called again.
 func (f *Folder) Change(ctx context.Context, creator Creator, by format.Cluster, keys []string, next func(backup *v1alpha1.Backup, stands *format.Expiration) (bool, error)) (*format.Expiration, error) {
 	for range changeAttempts {
 		backup, err := f.Find(ctx)
@@ -137,7 +137,7 @@ func believed(change *format.Expiration, of *v1alpha1.Backup, clusterUID string,
 }
 
 // Find returns the backup with this uid from its metadata, or from its copy if another writer has
-// replaced the metadata; else nil.
+// replaced that; else nil.
 func (f *Folder) Find(ctx context.Context) (*v1alpha1.Backup, error) {
 	for _, read := range []func(context.Context) (*v1alpha1.Backup, error){f.Metadata, f.Copy} {
 		backup, err := read(ctx)

@@ -1,8 +1,8 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package folder reads and removes the folder of a backup in its store. docs/design/fences.md explains
-// the order of its steps.
+// Package folder reads and removes a backup's folder in its store. docs/design/fences.md explains the
+// order of steps.
 package folder
 
 import (
@@ -45,7 +45,7 @@ func (e *UnreadableError) Error() string {
 
 func (e *UnreadableError) Unwrap() []error { return []error{ErrUnreadable, e.Cause} }
 
-// Owner returns the folder's owner, or nil for none, as Velero's. It fails with an UnreadableError.
+// Owner returns the folder's owner; nil for none, as Velero's. Bad content is an UnreadableError.
 func (f *Folder) Owner(ctx context.Context) (*format.Owner, error) {
 	key := format.OwnerKey(f.StoreName)
 	data, err := f.read(ctx, key, format.MaxOwnerBytes)
@@ -62,13 +62,13 @@ func (f *Folder) Owner(ctx context.Context) (*format.Owner, error) {
 	return &owner, nil
 }
 
-// Metadata returns the stored backup of any uid, or nil. It fails with an UnreadableError.
+// Metadata returns the stored backup of any uid, or nil. Bad content is an UnreadableError.
 func (f *Folder) Metadata(ctx context.Context) (*v1alpha1.Backup, error) {
 	return f.backup(ctx, format.MetadataKey(f.StoreName))
 }
 
 // Copy returns the last attempt's copy of our metadata, of any uid, or nil; earlier attempts are
-// revoked. It fails with an UnreadableError.
+// revoked. Bad content is an UnreadableError.
 func (f *Folder) Copy(ctx context.Context) (backup *v1alpha1.Backup, err error) {
 	for attempt := 1; attempt <= format.MaxAttemptKeys; attempt++ {
 		backup, err = f.backup(ctx, format.AttemptKey(f.StoreName, attempt))
@@ -123,7 +123,7 @@ func (f *Folder) Read(ctx context.Context, key string, read func(io.Reader) erro
 	})
 }
 
-// read returns a small object, cut one byte beyond the limit.
+// read returns at most one byte beyond the limit.
 func (f *Folder) read(ctx context.Context, key string, limit int64) (data []byte, err error) {
 	err = f.Read(ctx, key, func(r io.Reader) (err error) {
 		data, err = io.ReadAll(io.LimitReader(r, limit+1))
