@@ -29,16 +29,15 @@ type Client struct {
 	Config *rest.Config
 }
 
-// NotRunError means that a command has not run, and may be repeated: there was no connection, or the
-// server was busy.
+// NotRunError: a command has not run, and may be repeated, as there was no connection or the server was
+// busy.
 type NotRunError struct{ Reason error }
 
 func (e NotRunError) Error() string { return e.Reason.Error() }
 
 func (e NotRunError) Unwrap() error { return e.Reason }
 
-// answered records whether the last answer was that the server is busy: errors of streams may lack the
-// status.
+// answered records whether the server was busy: errors of streams may lack the status.
 type answered struct {
 	next http.RoundTripper
 	busy bool

@@ -60,14 +60,14 @@ func (w Words) Parse() (*Selector, error) {
 	return &Selector{resources.Bind(pods.Resolve).Included(podsResource, true), namespaces, selector}, nil
 }
 
-// pods are the names of pods; only they have containers.
+// pods: only they have containers.
 var pods = func() selection.Called {
 	called := selection.Called{}
 	called.Add(podsResource, "pod", "po")
 	return called
 }()
 
-// Idle returns a text for each word without effect: those that select no pods, or exclude all.
+// Idle returns a text for each word that selects no pods, or excludes all.
 func (w Words) Idle() (texts []string) {
 	for _, word := range w.IncludedResources {
 		if !pods.Means(word, podsResource) {

@@ -22,14 +22,14 @@ import (
 const (
 	// MaxBytes bounds a compressed log: half a million lines, or a third of that with a reader.
 	MaxBytes = 8 << 20
-	// reservedBytes are for warnings and errors after other lines have filled the log.
+	// reservedBytes are for warnings and errors once other lines fill the log.
 	reservedBytes = 1 << 20
-	// MaxIncluded is a bound for Include that leaves most of a log to its own lines.
+	// MaxIncluded, for Include, leaves most of a log to its own lines.
 	MaxIncluded = 1 << 20
 	// pace is how often a reader flushes new lines, at the cost of a few bytes.
 	pace = 500 * time.Millisecond
-	// Heartbeat is the time between empty blocks to an idle reader, which distinguish a quiet log from
-	// a dead writer.
+	// Heartbeat is the time between empty blocks to an idle reader: they distinguish a quiet log from a
+	// dead writer.
 	Heartbeat = 5 * time.Second
 )
 
@@ -99,8 +99,8 @@ func (l *Log) writeLocked(level slog.Level, message string, attrs ...slog.Attr) 
 	l.tellLocked()
 }
 
-// Include adds the first lines of another log, from its End or Copy, up to a number of compressed
-// bytes, and counts the others. After the end it does nothing.
+// Include adds another log's first lines, from its End or Copy, up to a number of compressed bytes, and
+// counts the others. After the end it does nothing.
 func (l *Log) Include(ended []byte, most int) {
 	if len(ended) == 0 {
 		return
@@ -169,8 +169,8 @@ func (l *Log) flushLocked() {
 	}
 }
 
-// from returns the readable content after an offset, whether that is all, and a channel that is closed
-// on changes.
+// from returns the content after an offset, whether that is all, and a channel that is closed on
+// changes.
 func (l *Log) from(offset int) (content []byte, over bool, changed <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,7 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package waits records what a backup or restore waits for, by the work's context. Texts should be
+// Package waits records, by the work's context, what a backup or restore waits for. Texts should be
 // stable: each change may be a write of the run's record.
 package waits
 
@@ -36,7 +36,7 @@ func New(clock clock.PassiveClock) *Waits {
 type Wait struct {
 	of    *Waits
 	since time.Time
-	// anyone is true if every reader of the run may see it; else only readers of namespace.
+	// anyone: every reader of the run may see it; else only readers of namespace.
 	anyone    bool
 	namespace string
 	text      string
@@ -92,8 +92,8 @@ func (w *Wait) End() {
 	delete(w.of.current, w)
 }
 
-// Line returns a run's waits in one line, the longest first. A tenant's line names only its own
-// namespace, and counts the rest.
+// Line returns a run's waits in one line, the longest first. A tenant's names only its own namespace,
+// and counts the rest.
 func (w *Waits) Line(namespace, systemNamespace string) string {
 	if w == nil {
 		return ""

@@ -8,7 +8,7 @@
 // (folder.Change), which survives the cluster; the record is deleted later.
 //
 //   - Nothing is removed or rewritten. A change is created under the next number, by a conditional write; the loser takes a
-//     later number. It has the whole state: omitted fields and earlier deletions stay.
+//     later number. It has the whole state, with omitted fields and earlier deletions.
 //   - It may be stopped anywhere, or run twice: an object has its request, and no request is written twice.
 //   - A change concerns only the backup of the requested uid.
 package backupchange
@@ -45,11 +45,11 @@ const (
 	firstRetry     = time.Second
 	lastRetry      = 5 * time.Minute
 	requestTimeout = time.Minute
-	// expirationRetention is how long an expiration's completed record stays, until the catalogues have
-	// read the change.
+	// expirationRetention is how long a completed expiration's record stays, until catalogues have read
+	// the change.
 	expirationRetention = 30 * time.Minute
-	// deletionRetention is the same for a deletion, until all catalogues and their caches have the
-	// change. An API server that was down longer lists the store.
+	// deletionRetention is the same for a deletion, for catalogues and their caches. An API server that
+	// was down longer lists the store.
 	deletionRetention = 24 * time.Hour
 )
 
@@ -57,10 +57,9 @@ const (
 type Config struct {
 	Namespace string
 	Cluster   format.Cluster
-	// Keys are all the cluster's public keys.
-	Keys    []string
-	Engine  engineclient.EngineV1alpha1Interface
-	Secrets location.Secrets
+	Keys      []string
+	Engine    engineclient.EngineV1alpha1Interface
+	Secrets   location.Secrets
 	// EnsureRepository creates the missing record of a namespace's repository at a location.
 	EnsureRepository func(ctx context.Context, namespace, location string) error
 	Events           events.EventRecorder
@@ -68,7 +67,7 @@ type Config struct {
 
 	ChangeInformer   engineinformers.BackupChangeInformer
 	LocationInformer engineinformers.StorageLocationInformer
-	// FormerExpirations and FormerDeletions are the previous version's records.
+	// FormerExpirations and FormerDeletions are of the previous version.
 	FormerExpirations engineinformers.ExpirationChangeInformer
 	FormerDeletions   engineinformers.VolumeDeletionInformer
 }
@@ -91,12 +90,12 @@ type Controller struct {
 	expirations, deletions *lane
 }
 
-// lane carries out one of the two requests, so that no hold waits for the deletion of a long history.
+// lane has one of the two kinds of requests, so that no hold waits for the deletion of a long history.
 // One worker has all records of a name.
 type lane struct {
 	*Controller
 	queue *loop.Loop[string]
-	// former are the previous version's records.
+	// former are of the previous version.
 	former    records
 	deletes   bool
 	retention time.Duration
@@ -264,7 +263,6 @@ func (w *work) waits(ctx context.Context, message string, why error) error {
 	return why
 }
 
-// event emits an event of the backup, or of the deleted volume.
 func (w *work) event(kind, reason, text string, args ...any) {
 	spec, action := &w.change.Spec, "ChangeExpiration"
 	about := &corev1.ObjectReference{
@@ -279,24 +277,22 @@ func (w *work) event(kind, reason, text string, args ...any) {
 	w.Events.Eventf(about, nil, kind, reason, action, "%.1000s", fmt.Sprintf(text, args...))
 }
 
-// refusal says why a change can't be made.
 type refusal string
 
 func (r refusal) Error() string { return string(r) }
 
-// asOf names a storage location that shows an earlier time, so that it takes no change.
+// asOf names a location that shows an earlier time, and takes no change.
 type asOf string
 
 func (a asOf) Error() string {
 	return fmt.Sprintf("the storage location %q shows its bucket as of an earlier time, and nothing is written to it: name the backup in the location without spec.s3.asOf", string(a))
 }
 
-// noLocation names a missing storage location.
+// noLocation names a missing location.
 type noLocation string
 
 func (n noLocation) Error() string { return fmt.Sprintf("there is no storage location %q", string(n)) }
 
-// bucket opens a location's store once.
 func (w *work) bucket(ctx context.Context, name string) (bucket, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

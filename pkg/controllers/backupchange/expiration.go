@@ -17,12 +17,12 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// appears is how long after the request an incomplete or missing backup may still appear: the store may
+// appears is how long after the request an incomplete or missing backup may appear: the store may
 // answer late.
 const appears = 10 * time.Minute
 
-// changeExpiration writes a changed expiration or hold into the store, or records why that is
-// impossible. While the store does not answer, the request waits.
+// changeExpiration writes a changed expiration or hold into the store, or records why not. While the
+// store does not answer, the request waits.
 func (w *work) changeExpiration(ctx context.Context) error {
 	written, err := w.writeExpiration(ctx)
 	refused, isRefusal := errors.AsType[refusal](err)

@@ -44,7 +44,7 @@ func recordedAsStored(run *enginev1alpha1.BackupRun) bool {
 }
 
 func (c *Controller) remove(ctx context.Context, run *enginev1alpha1.BackupRun) error {
-	// A run that never began has written nothing; a folder of its name is another's.
+	// A run that never began has written nothing: a folder of its name is another's.
 	if recordedAsStored(run) || run.Status.StartTimestamp != nil {
 		if err := c.unread(ctx, run); err != nil {
 			return err
@@ -73,7 +73,6 @@ func (c *Controller) remove(ctx context.Context, run *enginev1alpha1.BackupRun) 
 	return nil
 }
 
-// keptVersions says what the lock of a run's location means for its deleted backup.
 func (c *Controller) keptVersions(run *enginev1alpha1.BackupRun) string {
 	record, err := c.locations.Get(run.Spec.Backup.StorageLocation)
 	if err != nil || record.Spec.Lock == nil {
@@ -168,7 +167,6 @@ func (c *Controller) removeFrom(ctx context.Context, record *enginev1alpha1.Stor
 	return deletion.RemoveRest(ctx)
 }
 
-// discardSnapshots begins to delete the snapshots that a deleted backup keeps in its volumes' storage.
 func (c *Controller) discardSnapshots(ctx context.Context, run *enginev1alpha1.BackupRun) error {
 	if c.DiscardSnapshots == nil {
 		return nil

@@ -13,7 +13,7 @@ import (
 )
 
 // unread fails while a restore reads the backup, or will. It reads the cluster, as an informer may lag.
-// Later restores see that the backup is being deleted.
+// Later restores see the deletion.
 func (c *Controller) unread(ctx context.Context, run *enginev1alpha1.BackupRun) error {
 	list, err := c.Restores.RestoreRuns(c.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {

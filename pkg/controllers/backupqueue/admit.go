@@ -34,9 +34,8 @@ type refusal struct {
 	until           time.Time
 }
 
-// admit ends runs that must not be queued, and gives tickets to the others. It reports a write. A
-// refused record delays no other; each refusal may take a webhook's timeout, so only a few are tried at
-// once.
+// admit ends runs that must not be queued, and gives the others tickets. It reports a write. A refused
+// record delays no other; each refusal may take a webhook's timeout, so only a few are tried at once.
 func (c *Controller) admit(ctx context.Context, d *decision) (written bool, err error) {
 	refusals := 0
 	for key := range c.unadmitted {
@@ -108,13 +107,12 @@ func (c *Controller) announceEnd(run record, end *enginev1alpha1.Standing) {
 	c.Events.Eventf(records.Reference(run), nil, kind, string(end.Phase), run.Asked().Kind, "%s", format.Note(note))
 }
 
-// isRefused reports whether the unchanged run was refused recently.
 func (c *Controller) isRefused(run record) bool {
 	refusal, ok := c.refused[keyOf(run)]
 	return ok && refusal.resourceVersion == run.GetResourceVersion() && c.Clock.Now().Before(refusal.until)
 }
 
-// refuse records a failed write that concerns this record alone.
+// refuse records a failed write that concerns only this record.
 func (c *Controller) refuse(ctx context.Context, run record, err error) bool {
 	var answer apierrors.APIStatus
 	switch {

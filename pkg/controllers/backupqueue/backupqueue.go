@@ -1,13 +1,13 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package backupqueue gives waiting backups and restores their tickets and lets them start, by the
-// rules of pkg/queue. A ticket and a start are one write each; everything else is computed.
+// Package backupqueue gives waiting backups and restores their tickets and starts, by the rules of
+// pkg/queue. Each is one write; everything else is computed.
 //
 // Two processes that both believe to lead never run overlapping runs at once, nor more of a class than
-// its limit: a start is an update of one ConfigMap, the ledger (records.LedgerName), which lists the
-// started runs until they end. See docs/design/fences.md, "The ledger of the queue". While the ledger
-// can't be read, nothing starts.
+// its limit: a start is an update of one ConfigMap, the ledger (records.LedgerName), which lists
+// started runs until they end. See docs/design/fences.md, "The ledger of the queue". While it can't be
+// read, nothing starts.
 package backupqueue
 
 import (
@@ -44,8 +44,7 @@ const (
 	// backstop is the time until the next decision, in case a change was lost.
 	backstop     = 10 * time.Second
 	refusedRetry = 10 * time.Second
-	// ticketsAtOnce bounds the tickets of a decision, so that in a burst starts and cancellations don't
-	// wait.
+	// ticketsAtOnce bounds a decision's tickets: in a burst, starts and cancellations don't wait.
 	ticketsAtOnce = 50
 	// refusalsAtOnce bounds a decision's refused writes, for ends and for tickets each.
 	refusalsAtOnce = 3
@@ -56,7 +55,7 @@ const (
 // Config configures a Controller.
 type Config struct {
 	Namespace string
-	// Limits are the numbers of concurrent backups and restores, at least 1 each.
+	// Limits are at least 1 each.
 	Limits   queue.Slots
 	Identity string
 	// Leads asks the cluster whether this process still leads: nil if so.
@@ -77,10 +76,10 @@ type Config struct {
 	LedgerInformer    coreinformers.ConfigMapInformer
 }
 
-// Executor executes, in this process, the started runs of one kind.
+// Executor executes one kind's started runs in this process.
 type Executor[R any] interface {
-	// Start claims and executes a run of the ledger. It does not block, and is repeated until the run
-	// is claimed.
+	// Start claims and executes a run of the ledger, without blocking. It is repeated until the run is
+	// claimed.
 	Start(name string)
 	// Executing returns the runs in work by name, from before they are read for their claim until
 	// nothing is read for them: nil before they are known, and InProgress before they are claimed.
@@ -100,11 +99,11 @@ type Controller struct {
 	// changing guards changed, the runs changed since the last decision, and held.
 	changing sync.Mutex
 	changed  sets.Set[key]
-	// held has the locations whose store did not answer a returned run, as then written, until the
-	// informer shows that.
+	// held has locations whose store did not answer a returned run, as then written, until the informer
+	// shows that.
 	held map[string]*enginev1alpha1.StorageLocation
 
-	// planning guards planner, which the worker changes and the metrics read.
+	// planning guards planner, which the worker changes and metrics read.
 	planning sync.Mutex
 	planner  *records.Planner
 
@@ -113,10 +112,10 @@ type Controller struct {
 	known map[key]record
 	// unadmitted has runs changed since admit saw them.
 	unadmitted sets.Set[key]
-	// written has runs as last written or read here, until the informer shows that.
+	// written has runs as last written or read, until the informer shows that.
 	written map[key]record
 	refused map[key]refusal
-	// unsure is set after a write with unknown result. The next decision then lists the cluster.
+	// unsure follows a write with unknown result. The next decision lists the cluster.
 	unsure bool
 	// ledger is the latest known version; nil in doubt.
 	ledger *corev1.ConfigMap
@@ -125,7 +124,7 @@ type Controller struct {
 	passedOver  map[types.UID]string
 	waitEvents  flowcontrol.PassiveRateLimiter
 	nextCheck   time.Time
-	// unreadable is the ledger's version that was reported as unreadable.
+	// unreadable is the ledger version reported as unreadable.
 	unreadable string
 }
 

@@ -24,14 +24,14 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/queue/records"
 )
 
-// judge returns the ledger's entries that hold a slot. unknown: the executor is still reading one whose
-// record is deleted.
+// judge returns the entries that hold a slot. unknown: the executor is still reading one whose record
+// is deleted.
 func (c *Controller) judge(starts []records.Start) (holding []records.Start, unknown bool) {
 	for _, start := range starts {
 		run := c.known[startKey(start)]
 		if run == nil || run.GetUID() != start.UID {
 			// The record is deleted: this process has read all runs since it took over the ledger. The
-			// entry holds its slot while the run is executed.
+			// entry holds its slot during execution.
 			executed, working := c.kinds[start.Class()].executing()[start.Name]
 			switch {
 			case !working, executed != nil && executed.GetUID() != start.UID:
@@ -54,8 +54,8 @@ func holds(run record) bool {
 	return records.Unclaimed(run) || run.Standing().Phase == v1alpha1.BackupPhaseInProgress
 }
 
-// writeStarts writes the starts and the judged entries in one update of the judged version of the
-// ledger. A read of the cluster excludes deleted and cancelled runs, and causes a new decision.
+// writeStarts writes starts and judged entries in one update of the judged ledger. A read of the
+// cluster excludes deleted and cancelled runs, and causes a new decision.
 func (c *Controller) writeStarts(ctx context.Context, d *decision) error {
 	now := metav1.NewTime(c.Clock.Now())
 	var starts []record
@@ -105,7 +105,7 @@ func (c *Controller) writeStarts(ctx context.Context, d *decision) error {
 
 const passedAtOnce = 100
 
-// tellPassedOver logs which runs the starting ones pass over, with the conflicting namespaces; each run
+// tellPassedOver logs which runs the starting ones pass over, with the conflicting namespaces; each
 // once, until it waits for something else.
 func (c *Controller) tellPassedOver(ctx context.Context, starts []record) {
 	namespaces, err := c.namespaceLister.List(labels.Everything())
@@ -197,9 +197,9 @@ func (c *Controller) isMine(ledger *corev1.ConfigMap) bool {
 // takeLedger makes this process the ledger's leader. It reads the ledger before it asks whether it
 // leads, so no later leader has written in between.
 //
-// A missing ledger is made from the runs that this process executes without a record, and the runs in
-// progress, read after the empty version that it replaces. Other started runs return to the queue.
-// Claims read the ledger again, so a pending claim of such a run is detected.
+// A missing ledger is made from runs that this process executes without a record, and runs in progress,
+// read after the empty version that it replaces. Other started runs return to the queue. Claims read
+// the ledger again, so a pending claim of such a run is detected.
 func (c *Controller) takeLedger(ctx context.Context) (*corev1.ConfigMap, error) {
 	ledger, err := c.ConfigMaps.Get(ctx, records.LedgerName, metav1.GetOptions{})
 	if err == nil && c.isMine(ledger) {

@@ -8,13 +8,13 @@
 // later process continues there, and reads nothing of the cluster.
 //
 // Only the leader executes a run, after a compare-and-swap of the run and a later look at the ledger:
-// docs/design/fences.md. A run in progress that another process claimed was left behind if the cluster
-// says, after the run was read, that this process leads. Then this process claims it and executes it
-// anew.
+// docs/design/fences.md. If another process claimed a run in progress, and the cluster says, after the
+// run was read, that this process leads, it was left behind. Then this process claims it and executes
+// it anew.
 //
 // Each claim is a numbered attempt, and earlier attempts' results don't count. After MaxAttempts the
-// run fails. A stopping process gives its runs back, which costs no attempt, and first stores backups
-// that are read completely.
+// run fails. A stopping process first stores completely read backups, and gives its runs back, which
+// costs no attempt.
 //
 // Only the queue, in the same process, writes the ledger. It asks which runs are worked on before it
 // drops one without a record.
@@ -45,9 +45,9 @@ import (
 )
 
 const (
-	// settleTimeout bounds the end and the cleanup of a dead run in its store.
+	// settleTimeout bounds a dead run's end and cleanup in its store.
 	settleTimeout = time.Minute
-	// snapshotsTimeout bounds a request to remove snapshots from one repository.
+	// snapshotsTimeout bounds a request to remove one repository's snapshots.
 	snapshotsTimeout = time.Minute
 	// cancelTimeout bounds the storing of a cancelled run's end. After it, the run ends all the same.
 	cancelTimeout = 5 * time.Second
@@ -69,7 +69,6 @@ const (
 
 // Config is the configuration of a Controller.
 type Config struct {
-	// Namespace is the system namespace.
 	Namespace string
 	// ClusterUID is the uid of package identity.
 	ClusterUID string
@@ -77,7 +76,7 @@ type Config struct {
 	// Identity names this process, and no other of the same pod.
 	Identity string
 	// VolumeTimeout bounds a volume's upload from its start, and how long a node's agent may begin and
-	// end nothing while volumes wait for it. With something in progress, an agent has twice that and
+	// end nothing while volumes wait for it. With work in progress, an agent has twice that and
 	// AgentTimeout.
 	VolumeTimeout time.Duration
 	// Timeout bounds a backup from its start. Then missing volumes are given up, and no more hooks run.
@@ -87,10 +86,10 @@ type Config struct {
 	AgentTimeout time.Duration
 	Agents       agents
 
-	// Mover makes and moves snapshots of volumes; nil for none.
+	// Mover is nil for no snapshots.
 	Mover Mover
 
-	// ResumeInProgress executes runs anew that another process left behind. If false, they fail.
+	// ResumeInProgress executes another process's runs anew. If false, they fail.
 	ResumeInProgress bool
 
 	// Leads asks the cluster whether this process leads: nil if so.
@@ -141,8 +140,8 @@ type Controller struct {
 
 	mu      sync.Mutex
 	volumes map[types.UID]*volumes
-	// postHooks has the results of post hooks that this process ran for an earlier one, by the run's
-	// uid, until stored.
+	// postHooks has results of post hooks that this process ran for an earlier one, by the run's uid,
+	// until stored.
 	postHooks map[types.UID]backup.PostHooks
 }
 
@@ -212,7 +211,7 @@ func (c *Controller) Start(name string) {
 	c.queue.Add(name)
 }
 
-// runChanged queues a run, and stops its execution if it is cancelled or its record is deleted.
+// runChanged queues a run, and stops the execution of a cancelled or deleted one.
 func (c *Controller) runChanged(before, run *enginev1alpha1.BackupRun) {
 	if before != nil && (run == nil || run.UID != before.UID) {
 		c.Stop(before)
@@ -236,14 +235,14 @@ func (c *Controller) runChanged(before, run *enginev1alpha1.BackupRun) {
 	}
 }
 
-// isClaiming reports whether this process works on a run that it claims or has claimed. Then it
-// executes or retries it without being told again.
+// isClaiming reports whether this process works on a run that it claims or has claimed, and so executes
+// or retries it.
 func (c *Controller) isClaiming(run *enginev1alpha1.BackupRun) bool {
 	known, found := c.Find(run.Name)
 	return found && known.UID == run.UID && c.claimed(known)
 }
 
-// claimed reports whether this process has claimed a run; the answer may have been lost.
+// claimed reports a claim of this process; the answer may have been lost.
 func (c *Controller) claimed(run *enginev1alpha1.BackupRun) bool {
 	return run.Status.Phase.Executing() && run.Status.Executor == c.Identity
 }
@@ -262,13 +261,12 @@ func (c *Controller) isLeftBehind(run *enginev1alpha1.BackupRun) bool {
 	return false
 }
 
-// isMoving reports whether a run's cluster is stored, and only data is moved. It has no slot.
+// isMoving reports whether only data is moved, without a slot.
 func isMoving(run *enginev1alpha1.BackupRun) bool {
 	return run.Status.Phase == v1alpha1.BackupPhaseWaitingForPluginOperations
 }
 
-// isNeverStored reports an end that the store can't hold: refused, or another backup has the name
-// there.
+// isNeverStored reports an end that the store can't hold: refused, or another backup has the name.
 func isNeverStored(status *enginev1alpha1.BackupRunStatus) bool {
 	return status.Phase == v1alpha1.BackupPhaseFailedValidation || status.Phase.Ended() && !status.Stored && len(status.ValidationErrors) > 0
 }

@@ -55,8 +55,8 @@ func (c *Controller) acquire(ctx context.Context, run *enginev1alpha1.BackupRun,
 	return c.executeClaimed(ctx, claimed, e)
 }
 
-// gone drops a run whose record a write did not find. If it or another run of its name exists, it is
-// tried again: nothing else would.
+// gone drops a run whose record a write did not find. If it or a namesake exists, it is tried again:
+// nothing else would.
 func (c *Controller) gone(ctx context.Context, run *enginev1alpha1.BackupRun) error {
 	live, err := c.Get(ctx, run.Name)
 	if err == nil && live != nil && live.UID == run.UID {
@@ -151,7 +151,7 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun,
 	reporting.Wait()
 	last := klog.NewContext(e.lasting, logger)
 	if ctx.Err() != nil && (err != nil || !outcome.Stored) {
-		// The process stops. The next one finds the run InProgress and continues it.
+		// The next process finds the run InProgress and continues it.
 		c.GiveBack(ctx, run, wasExecuted)
 		return ctx.Err()
 	}
@@ -211,7 +211,6 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.BackupRun,
 	return c.finish(ctx, record.Latest(), outcome, namespaces)
 }
 
-// setVolumes sets an executed run's volumes; nil once it is not executed.
 func (c *Controller) setVolumes(run *enginev1alpha1.BackupRun, volumes *volumes) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -220,15 +219,13 @@ func (c *Controller) setVolumes(run *enginev1alpha1.BackupRun, volumes *volumes)
 	}
 }
 
-// wasExecuted marks a given back run as partly executed.
 func wasExecuted(run *enginev1alpha1.BackupRun) {
 	if run.Status.Progress == nil {
 		run.Status.Progress = &v1alpha1.BackupProgress{}
 	}
 }
 
-// executedBefore reports whether an earlier attempt may have executed a run: not given back, or with
-// progress.
+// executedBefore: an earlier attempt was not given back, or has progress.
 func executedBefore(run *enginev1alpha1.BackupRun) bool {
 	return run.Status.Attempts > 1 && (run.Status.Attempts-run.Status.GivenBack > 1 || run.Status.Progress != nil)
 }
@@ -248,7 +245,7 @@ func (r *record) Pending(ctx context.Context, pods []enginev1alpha1.PodReference
 	})
 }
 
-// Moving implements Notes: the run's hooks have ended, and its slot and namespaces are free.
+// Moving implements Notes: hooks have ended, and the run's slot and namespaces are free.
 func (r *record) Moving(ctx context.Context) error {
 	err := r.change(ctx, func(status *enginev1alpha1.BackupRunStatus) bool {
 		written := status.Phase == v1alpha1.BackupPhaseWaitingForPluginOperations // the answer was lost

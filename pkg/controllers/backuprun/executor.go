@@ -31,24 +31,22 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// reachTimeout bounds a store's answer. After it, a run waits for the store.
+// reachTimeout bounds a store's answer. Then a run waits for the store.
 const reachTimeout = 10 * time.Second
 
 type executor interface {
-	// Reach returns why a run's store does not answer; nil if it does.
+	// Reach returns why a run's store does not answer, or nil.
 	Reach(ctx context.Context, run *enginev1alpha1.BackupRun) error
 	// Execute works on a run until it has ended, ctx ends, or ending does once everything is read. An
 	// error means that the outcome is not stored. Here and below, postHooks is RunPostHooks' last
 	// result in this process.
 	Execute(ctx, ending context.Context, run *enginev1alpha1.BackupRun, postHooks backup.PostHooks, volumes backup.Volumes, notes Notes, progress *backup.Progress) (backup.Outcome, error)
-	// RunPostHooks runs pending post hooks of a run that is no longer executed; see
-	// backup.RunPostHooks.
+	// RunPostHooks runs the post hooks left by an execution; see backup.RunPostHooks.
 	RunPostHooks(ctx context.Context, run *enginev1alpha1.BackupRun, postHooks backup.PostHooks) backup.PostHooks
-	// Abandon ends a run that is no longer executed in the store, unless it had ended there; see
-	// backup.Abandon.
+	// Abandon ends an unexecuted run in the store, unless it had ended there; see backup.Abandon.
 	Abandon(ctx context.Context, run *enginev1alpha1.BackupRun, postHooks backup.PostHooks, phase v1alpha1.BackupPhase, reason string) (backup.Outcome, error)
 	// DiscardSnapshots has a repository's next maintenance remove a run's snapshots, unless the stored
-	// backup lists them. The run must have ended in the store, or its name must be taken there.
+	// backup lists them. The run must have ended in the store, or its name be taken there.
 	DiscardSnapshots(ctx context.Context, run *enginev1alpha1.BackupRun, namespace string) error
 }
 
@@ -56,14 +54,13 @@ type executor interface {
 type Executor struct {
 	Discovery backup.Discovery
 	// Client makes requests to the API server's root, without a rate limit.
-	Client rest.Interface
-	// Secrets has the locations' credentials.
+	Client    rest.Interface
 	Secrets   location.Secrets
 	Locations enginelisters.StorageLocationNamespaceLister
 	Cluster   format.Cluster
 	Clock     clock.Clock
 	Pods      Pods
-	// Kube reads volume policies and the key that encrypts backups, and reviews access.
+	// Kube reads volume policies and the backup encryption key, and reviews access.
 	Kube kubernetes.Interface
 	// Leads is as in Config.
 	Leads func(ctx context.Context) error
@@ -208,8 +205,7 @@ func (e *Executor) open(ctx context.Context, run *enginev1alpha1.BackupRun) (*st
 	return location.Open(ctx, e.Secrets, record)
 }
 
-// mayUse fails if the run's namespace may no longer use the location: the run has waited since the last
-// check.
+// mayUse checks the location again: the run has waited since the last check.
 func (e *Executor) mayUse(ctx context.Context, run *enginev1alpha1.BackupRun) error {
 	record, err := e.location(run)
 	if err != nil {
@@ -290,7 +286,6 @@ func recordOutcome(status *enginev1alpha1.BackupRunStatus, outcome backup.Outcom
 	}
 }
 
-// setProgress writes a run's progress and waits into its status, and reports a change.
 func setProgress(status *enginev1alpha1.BackupRunStatus, progress *backup.Progress, volumes *volumes, waitsFor string) bool {
 	before := status.DeepCopy()
 	status.Message = waitsFor

@@ -62,7 +62,7 @@ func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, 
 }
 
 // abandonRemoved ends in the store a run without a record, before its place in the ledger is free. It
-// does not retry: nothing is left to remember the run.
+// does not retry: nothing remembers the run.
 func (c *Controller) abandonRemoved(ctx context.Context, run *enginev1alpha1.BackupRun, postHooks backup.PostHooks, namespaces sets.Set[string]) {
 	timed, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
@@ -77,8 +77,8 @@ func (c *Controller) abandonRemoved(ctx context.Context, run *enginev1alpha1.Bac
 	}
 }
 
-// settle ends a run that is no longer executed, in the store and then in its record. The store decides:
-// the run may have just ended. If the store does not answer, the run ends, and that is stored later.
+// settle ends an unexecuted run in the store and then in its record. The store decides: the run may
+// have just ended. If the store does not answer, the run ends, and that is stored later.
 func (c *Controller) settle(ctx context.Context, run *enginev1alpha1.BackupRun, namespaces sets.Set[string], timeout time.Duration, phase v1alpha1.BackupPhase, reason string) error {
 	timed, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -95,7 +95,7 @@ func (c *Controller) settle(ctx context.Context, run *enginev1alpha1.BackupRun, 
 	case err != nil && run.Status.Phase.Ended():
 		return fmt.Errorf("storing the end of BackupRun %s: %w", run.Name, err)
 	case err != nil:
-		// It is to be done again, so it must not look done.
+		// It must not look done.
 		outcome = backup.Outcome{Status: v1alpha1.BackupStatus{Phase: phase, FailureReason: reason, HookStatus: run.Status.HookStatus}}
 		klog.FromContext(ctx).Info("How the backup ended will be stored when its store answers", "backupRun", klog.KObj(run), "err", err)
 	}
@@ -126,9 +126,9 @@ func (c *Controller) isResumable(run *enginev1alpha1.BackupRun) bool {
 	return c.isLeftBehind(run) && run.Status.Phase.Executing() && run.Spec.Cancellation == nil && c.ResumeInProgress && mayResume(run)
 }
 
-// resume claims and executes a run that another process left behind. It claims only with a place, so
-// waiting costs no attempt. If the store does not answer, the run waits in its slot: an attempt would
-// fail at once, and stop uploads of hours.
+// resume claims and executes another process's run. It claims only with a place, so waiting costs no
+// attempt. If the store does not answer, the run waits in its slot: an attempt would fail at once, and
+// stop uploads of hours.
 func (c *Controller) resume(ctx context.Context, run *enginev1alpha1.BackupRun, e *execution) error {
 	if len(run.Status.PendingHooks) > 0 {
 		c.leftBehind.Add(run.Name) // they come first

@@ -27,7 +27,7 @@ type PendingHooks interface {
 	Pending(ctx context.Context, pods []enginev1alpha1.PodReference) error
 }
 
-// Notes are a run's notes for a later process. It is a record, except in tests.
+// Notes are for a later process. It is a record, except in tests.
 type Notes interface {
 	PendingHooks
 	// Moving is as in backup.Dependencies.
@@ -56,7 +56,7 @@ func (h runHooks) Allowed(ctx context.Context, namespace string) error {
 	return h.MayExec(ctx, h.run.Spec.Requester, namespace)
 }
 
-// Exec implements backup.Hooks. It refuses if this process no longer leads: the leader runs the pending
+// Exec implements backup.Hooks. It refuses if this process no longer leads: the leader runs pending
 // hooks before it begins anew, and a late thaw could corrupt its data.
 func (h runHooks) Exec(ctx context.Context, pod enginev1alpha1.PodReference, container string, command []string) (string, error) {
 	if err := h.leads(ctx); errors.Is(err, lease.ErrLost) {
@@ -83,8 +83,8 @@ func (p *PodsClient) Exec(ctx context.Context, pod enginev1alpha1.PodReference, 
 	return (&hooks.Client{Kube: p.Kube, Config: p.Config}).Exec(ctx, pod, container, command)
 }
 
-// runPendingHooks runs the post hooks that another process left pending, and records that, with their
-// counts. Their messages are kept for the backup's log.
+// runPendingHooks runs post hooks that another process left pending, and records that, with their
+// counts. Messages are kept for the backup's log.
 func (c *Controller) runPendingHooks(ctx context.Context, run *enginev1alpha1.BackupRun) (*enginev1alpha1.BackupRun, error) {
 	if len(run.Status.PendingHooks) == 0 {
 		return run, nil

@@ -25,18 +25,16 @@ import (
 
 const (
 	hideInterval = time.Second
-	// hidePatience is the time after which an exposure that still exists loses its place: a lost node's
-	// pod must not keep others from theirs.
+	// hidePatience is after how long an exposure loses its place: a lost node's pod must not keep
+	// others from theirs.
 	hidePatience = 2 * time.Minute
-	// pendingPatience is how long a pod that does not run yet keeps a place of the nodes.
+	// pendingPatience is how long a pending pod keeps a place of the nodes.
 	pendingPatience = 2 * time.Minute
-	// leaveTimeout bounds the note that a snapshot is not needed.
-	leaveTimeout = 10 * time.Second
-	// retryInterval is the interval of handover attempts.
-	retryInterval = 2 * time.Second
+	leaveTimeout    = 10 * time.Second
+	retryInterval   = 2 * time.Second
 )
 
-// Mover makes snapshots of volumes, and exposes them to agents. It is a snapshots.Mover.
+// Mover is a snapshots.Mover.
 type Mover interface {
 	Cut(ctx context.Context, v snapshots.Volume, report func(string)) (snapshots.Taken, error)
 	AwaitReady(ctx context.Context, v snapshots.Volume, taken snapshots.Taken, report func(string)) (snapshots.Taken, error)
@@ -47,7 +45,7 @@ type Mover interface {
 	Leave(ctx context.Context, content string) error
 }
 
-// submitSnapshot begins to cut and move a volume. An earlier attempt's upload continues.
+// submitSnapshot begins to cut and move a volume, or continues an earlier upload.
 func (v *volumes) submitSnapshot(ctx context.Context, volume *format.Volume) error {
 	if v.c.Mover == nil {
 		return fmt.Errorf("a snapshot of the claim %s/%s is wanted, and this controller makes none", volume.Pod.Namespace, volume.ClaimName)
@@ -56,7 +54,7 @@ func (v *volumes) submitSnapshot(ctx context.Context, volume *format.Volume) err
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("looking for the upload of the claim %s/%s: %w", volume.Pod.Namespace, volume.ClaimName, err)
 	}
-	// An earlier attempt may have decided to move this kept snapshot: its upload is not needed.
+	// An earlier attempt may have decided to move this kept snapshot.
 	found := err == nil && !volume.Snapshot.Kept
 	u := &upload{volume: volume, submitted: v.c.Clock.Now(), wait: waits.For(ctx, volume.Pod.Namespace, textOf(volume)), preparing: !found, taken: volume.Snapshot.Cut, at: v.run.Status.StartTimestamp}
 	if found && u.taken == nil {
@@ -90,7 +88,7 @@ func (v *volumes) register(name string, u *upload) {
 	v.namespaces.Insert(u.volume.Pod.Namespace)
 }
 
-// snapshotOf returns the volume to cut. The backup needs its snapshot until it has ended.
+// snapshotOf returns the volume to cut.
 func (v *volumes) snapshotOf(volume *format.Volume) snapshots.Volume {
 	spec := &v.run.Spec.Backup
 	of := snapshots.Volume{
@@ -113,7 +111,6 @@ func (v *volumes) snapshotOf(volume *format.Volume) snapshots.Volume {
 	return of
 }
 
-// noSpot is for a volume that is not exposed.
 var noSpot = snapshots.Spot{Read: func() {}, Leave: func() {}}
 
 // move cuts a volume, exposes the cut, has an agent upload it, and hides it. spot is a continuing
@@ -200,8 +197,7 @@ func (v *volumes) awaitUpload(ctx context.Context, u *upload) (again, over bool)
 }
 
 // tryAgainLocked has a failed upload tried once more, preferably on another node, and reports whether
-// the snapshot is still there for it. An earlier process's upload may be a second try, so it is not
-// tried again.
+// its snapshot allows that. An earlier process's upload may be a second try, so it is not tried again.
 func (v *volumes) tryAgainLocked(u *upload, why string) bool {
 	if of := u.volume.Snapshot; of == nil || of.Kept || v.c.Mover == nil || !u.exposed || u.preparing || u.failed != "" || v.ctx.Err() != nil {
 		return false
@@ -306,7 +302,6 @@ func cutOf(record *enginev1alpha1.VolumeUpload) *format.SnapshotCut {
 	return &cut
 }
 
-// keep ends a volume whose snapshot stays in its storage.
 func (v *volumes) keep(u *upload) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -331,8 +326,8 @@ func (v *volumes) leave(ctx context.Context, u *upload) {
 	}
 }
 
-// cutOnce cuts a volume, unless an earlier attempt has recorded its cut: the namespace may be deleted
-// by now, and the pod has continued.
+// cutOnce cuts a volume unless an earlier attempt did: the namespace may be deleted by now, and the pod
+// has continued.
 func (v *volumes) cutOnce(ctx context.Context, u *upload, of snapshots.Volume, report func(string)) (snapshots.Taken, error) {
 	if known := u.taken; known != nil {
 		return snapshots.Taken{Snapshot: known.Snapshot, Content: known.Content, Handle: known.Handle, Time: known.Time.Time, Size: known.Size}, nil
@@ -352,7 +347,7 @@ func (v *volumes) cutOnce(ctx context.Context, u *upload, of snapshots.Volume, r
 	return taken, nil
 }
 
-// createPatiently waits for a restarting API server: the snapshot is already exposed.
+// createPatiently waits for a restarting API server: the snapshot is exposed.
 func (v *volumes) createPatiently(ctx context.Context, record *enginev1alpha1.VolumeUpload) error {
 	for {
 		err := v.createUpload(ctx, record)

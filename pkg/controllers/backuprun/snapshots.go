@@ -17,14 +17,13 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/backup"
 )
 
-// listsVolumes reports whether a backup is stored with a list of its volumes and their snapshots.
+// listsVolumes reports whether the stored backup lists its volumes and their snapshots.
 func listsVolumes(outcome backup.Outcome) bool {
 	return outcome.Stored &&
 		(outcome.Status.Phase == v1alpha1.BackupPhaseCompleted || outcome.Status.Phase == v1alpha1.BackupPhasePartiallyFailed)
 }
 
-// hasLeftoverSnapshots reports whether an ended run has snapshots to remove: no stored backup lists
-// them.
+// hasLeftoverSnapshots reports whether an ended run has snapshots that no stored backup lists.
 func hasLeftoverSnapshots(run *enginev1alpha1.BackupRun) bool {
 	if len(run.Status.LeftoverSnapshots) == 0 || run.Deleting() {
 		return false // its deletion removes them
@@ -37,7 +36,7 @@ func hasLeftoverSnapshots(run *enginev1alpha1.BackupRun) bool {
 }
 
 // syncLeftoverSnapshots requests the removal of an ended run's snapshots, and records the remaining
-// namespaces. Nothing else waits for it.
+// namespaces.
 func (c *Controller) syncLeftoverSnapshots(ctx context.Context, key string) error {
 	run, err := c.Get(ctx, key)
 	if err != nil || run == nil || !hasLeftoverSnapshots(run) {

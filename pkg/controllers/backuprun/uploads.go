@@ -18,8 +18,8 @@ import (
 
 // stopUploads stops a run's uploads. It reports whether all have stopped, and the namespaces that may
 // have snapshots. An upload has stopped when its agent says so, or has been absent long enough; that
-// agent is told too, or it would begin anew. An upload that has not begun never does once its record is
-// deleted. Other records stay until the run's end is written.
+// agent is told too, or it would begin anew. An upload never begins once its record is deleted. Other
+// records stay until the run's end is written.
 func (c *Controller) stopUploads(ctx context.Context, run *enginev1alpha1.BackupRun) (namespaces sets.Set[string], stopped bool, err error) {
 	list, err := c.uploads.List(ctx, uploadsOf(run))
 	if err != nil {
@@ -100,8 +100,8 @@ func (c *Controller) spoilUploads(ctx context.Context, run *enginev1alpha1.Backu
 	return nil
 }
 
-// removeSpoiled removes the records of a run's cancelled uploads once all have stopped. It reports
-// whether they have, and their namespaces.
+// removeSpoiled removes the records of cancelled uploads once all have stopped. It reports whether they
+// have, and their namespaces.
 func (c *Controller) removeSpoiled(ctx context.Context, run *enginev1alpha1.BackupRun) (namespaces sets.Set[string], all bool, err error) {
 	list, err := c.uploads.List(ctx, uploadsOf(run))
 	if err != nil {
@@ -129,7 +129,6 @@ func (c *Controller) removeSpoiled(ctx context.Context, run *enginev1alpha1.Back
 	return namespaces, true, nil
 }
 
-// namespacesOfUploads returns the namespaces with volumes submitted by earlier attempts.
 func (c *Controller) namespacesOfUploads(ctx context.Context, run *enginev1alpha1.BackupRun) (sets.Set[string], error) {
 	namespaces := sets.New(run.Status.LeftoverSnapshots...)
 	if run.Status.Attempts <= 1 {
@@ -145,7 +144,7 @@ func (c *Controller) namespacesOfUploads(ctx context.Context, run *enginev1alpha
 	return namespaces, nil
 }
 
-// removeUploads removes the records of a run's uploads, which ends running ones.
+// removeUploads removes the uploads' records, which ends running ones.
 func (c *Controller) removeUploads(ctx context.Context, run *enginev1alpha1.BackupRun, namespaces sets.Set[string]) {
 	if namespaces.Len() == 0 {
 		return

@@ -30,15 +30,13 @@ import (
 )
 
 const (
-	// volumeCheck is the interval of checks whether volumes are worth waiting for.
 	volumeCheck = 10 * time.Second
-	// warnAfter divides AgentTimeout: users are warned after that time without an agent.
-	warnAfter = 3
-	// absentTold bounds the named nodes without an agent.
+	// warnAfter divides AgentTimeout: users are then warned of an absent agent.
+	warnAfter  = 3
 	absentTold = 10
 )
 
-// volumes gives a run's volumes to the agents, as VolumeUploads. It implements backup.Volumes.
+// volumes implements backup.Volumes: it gives a run's volumes to the agents, as VolumeUploads.
 type volumes struct {
 	c   *Controller
 	run *enginev1alpha1.BackupRun
@@ -54,7 +52,7 @@ type volumes struct {
 	// ctx ends the moves of snapshots, and moving waits for them.
 	ctx    context.Context
 	moving sync.WaitGroup
-	// warned are the nodes that an event has named.
+	// warned are nodes that an event has named.
 	warned sets.Set[string]
 }
 
@@ -63,8 +61,8 @@ type upload struct {
 	submitted time.Time
 	// node is where the volume is read. With a snapshot it is known once that is exposed.
 	node string
-	// record is the uid of its record, empty until known; early has the sightings until then. An
-	// earlier record of the name may end late.
+	// record is its record's uid, empty until known; early has the sightings until then. An earlier
+	// record of the name may end late.
 	record types.UID
 	early  []sighting
 	// begun is when the agent was seen to begin; zero when it is to begin anew.
@@ -76,7 +74,7 @@ type upload struct {
 	// status is the agent's, or says that the volume was given up.
 	status enginev1alpha1.VolumeUploadStatus
 	// preparing is true until a snapshot is handed to an agent, cut once it is made. The data is of the
-	// instant at, which is not after the cut; nil without a snapshot.
+	// instant at, not after the cut; nil without a snapshot.
 	preparing, cut bool
 	at             *metav1.Time
 	taken          *format.SnapshotCut
@@ -130,8 +128,8 @@ func (v *volumes) Submit(ctx context.Context, volume *format.Volume) error {
 	return nil
 }
 
-// createUpload creates a registered volume's record, or finds it: an answer was lost, or an earlier
-// attempt made it, which may even have ended.
+// createUpload creates a volume's record, or finds it: an answer was lost, or an earlier attempt made
+// it, and it may have ended.
 func (v *volumes) createUpload(ctx context.Context, record *enginev1alpha1.VolumeUpload) error {
 	known, err := v.c.uploads.Create(ctx, record, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
@@ -202,7 +200,6 @@ func (v *volumes) ensureRepository(ctx context.Context, namespace, location stri
 	return nil
 }
 
-// submitted returns the namespaces that may have records and snapshots.
 func (v *volumes) submitted() sets.Set[string] {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -275,7 +272,6 @@ func (v *volumes) check(volumes []*format.Volume) (waiting bool, givenUp []*uplo
 	return waiting, givenUp, next, v.changed
 }
 
-// conclude writes the upload's end into the volume.
 func (u *upload) conclude() {
 	u.volume.Node, u.volume.Status = u.node, u.status
 	if u.taken != nil {
@@ -286,7 +282,7 @@ func (u *upload) conclude() {
 	}
 }
 
-// abandon stops a given up upload. If that fails, the next check or the end of the run retries.
+// abandon stops a given up upload. The next check or the end of the run retries.
 func (v *volumes) abandon(ctx context.Context, u *upload) {
 	record, err := v.c.uploads.Get(ctx, recordName(v.run, u.volume), metav1.GetOptions{})
 	told := apierrors.IsNotFound(err) || err == nil && record.Spec.Cancel
@@ -342,7 +338,6 @@ func (v *volumes) judge(u *upload) (left time.Duration, reason, failure string) 
 	return 0, "NeverBegun", fmt.Sprintf("the upload has not begun, and the agent of node %q has begun and ended no other one for %s%s", node, idle.Round(time.Second), why)
 }
 
-// inTime bounds a wait by the backup's time.
 func (v *volumes) inTime(left time.Duration) (_ time.Duration, reason, failure string) {
 	start := v.run.Status.StartTimestamp
 	if v.c.Timeout <= 0 || start == nil {
@@ -355,7 +350,6 @@ func (v *volumes) inTime(left time.Duration) (_ time.Duration, reason, failure s
 	return min(left, rest), "", ""
 }
 
-// warn emits an event when a volume waits for an absent agent, once for each node.
 func (v *volumes) warn(u *upload) {
 	node := u.node
 	absence, absent := v.absence(u)
@@ -367,7 +361,7 @@ func (v *volumes) warn(u *upload) {
 		"The volumes on node %s wait for its agent, of which nothing was seen for %s; they are given up after %s", node, absence.Round(time.Second), v.c.AgentTimeout)
 }
 
-// absence returns how long the agent of a volume's node has been absent, and whether to warn.
+// absence returns how long a volume's agent has been absent, and whether to warn.
 func (v *volumes) absence(u *upload) (time.Duration, bool) {
 	if u.preparing {
 		return 0, false
@@ -376,7 +370,6 @@ func (v *volumes) absence(u *upload) (time.Duration, bool) {
 	return absence, absence >= v.c.AgentTimeout/warnAfter
 }
 
-// absent returns the first nodes whose agents' absence is worth a warning.
 func (v *volumes) absent() []string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -390,7 +383,6 @@ func (v *volumes) absent() []string {
 	return all[:min(len(all), absentTold)]
 }
 
-// know learns a volume's record, and applies earlier sightings.
 func (v *volumes) know(record *enginev1alpha1.VolumeUpload) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -460,7 +452,6 @@ func (v *volumes) wakeLocked() {
 	v.changed = make(chan struct{})
 }
 
-// counts sums up the volumes; nil for none.
 func (v *volumes) counts() *v1alpha1.BackupVolumesProgress {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -533,12 +524,11 @@ func (v *volumes) leftAlone() bool {
 	return alone
 }
 
-// agentGone reports whether a node's agent has been absent long enough to have stopped.
+// agentGone reports an agent absent long enough to have stopped.
 func (c *Controller) agentGone(node string) bool {
 	return c.Agents.NodeGone(node, time.Time{}) || c.Agents.Absence(node, time.Time{}) >= c.AgentTimeout
 }
 
-// uploadChanged passes an upload's change to its run.
 func (c *Controller) uploadChanged(before, after *enginev1alpha1.VolumeUpload) {
 	record := cmp.Or(after, before)
 	if before != nil && before.UID != record.UID {
@@ -553,7 +543,6 @@ func (c *Controller) uploadChanged(before, after *enginev1alpha1.VolumeUpload) {
 	}
 }
 
-// nodeRemoved makes runs with volumes check again.
 func (c *Controller) nodeRemoved() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -9,7 +9,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// textOf returns a volume's name in a backup's waits.
 func textOf(volume *format.Volume) string {
 	if volume.ClaimName != "" {
 		return fmt.Sprintf("the data of claim %s in %s", volume.ClaimName, volume.Pod.Namespace)
@@ -17,7 +16,6 @@ func textOf(volume *format.Volume) string {
 	return fmt.Sprintf("volume %s of pod %s in %s", volume.Name, volume.Pod.Name, volume.Pod.Namespace)
 }
 
-// noteWaits records or ends each volume's wait.
 func (v *volumes) noteWaits() {
 	v.mu.Lock()
 	defer v.mu.Unlock()

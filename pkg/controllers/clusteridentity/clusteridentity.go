@@ -6,7 +6,7 @@
 //
 //   - Concurrent processes agree on one key: it is created once, never changed, and read back.
 //   - The private key stays in its Secret and the process. The public ConfigMap is restored when deleted.
-//   - After a loss of the Secret the ConfigMap keeps earlier public keys, so old backups stay trusted.
+//   - If the Secret is lost, the ConfigMap keeps earlier public keys, so old backups stay trusted.
 package clusteridentity
 
 import (
@@ -54,7 +54,7 @@ func Key(ctx context.Context, secrets Secrets) (*format.SigningKey, error) {
 	return parse(secret, err)
 }
 
-// Stored returns the key that signs the cluster's backups, and fails without one.
+// Stored is Key, but fails without a key.
 func Stored(ctx context.Context, secrets location.Secrets) (*format.SigningKey, error) {
 	return parse(secrets.Get(ctx, SecretName, metav1.GetOptions{}))
 }

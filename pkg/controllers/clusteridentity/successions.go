@@ -19,7 +19,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/identity"
 )
 
-// succeedBackoff bounds the attempts: the API server may be unavailable, or the ConfigMap missing until
+// succeedBackoff bounds attempts: the API server may be unavailable, or the ConfigMap missing until
 // restored.
 var succeedBackoff = wait.Backoff{Duration: 50 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 9, Cap: 5 * time.Second}
 

@@ -9,8 +9,7 @@
 //  3. Deletions obey preconditions, and a dry run writes nothing.
 //  4. A status update changes nothing else.
 //
-// Kube is the same for Kubernetes's own objects. Fault refuses requests or loses answers, Hold delays
-// informers, Observe shows real changes.
+// Kube is the same for Kubernetes's own objects.
 package enginetest
 
 import (
@@ -180,8 +179,8 @@ func (c *Cluster) Meanwhile(obj runtime.Object) {
 	}
 }
 
-// Observe sets a function that sees each change of an object, one at a time; a deleted object as it
-// was. It must neither call the clientsets nor keep the object.
+// Observe sets a function that sees each change, one at a time; a deleted object as it was. It must
+// neither call the clientsets nor keep the object.
 func (c *Cluster) Observe(seen func(clienttesting.Action, runtime.Object)) {
 	c.reacting.Lock()
 	defer c.reacting.Unlock()
@@ -217,7 +216,7 @@ func (c *Cluster) Watches() int {
 }
 
 // Hold delays watches until release: the given numbers, from 1, as Watches counts; without numbers all,
-// future ones included. Only one hold may be in force.
+// also future ones. Only one hold may be in force.
 func (c *Cluster) Hold(watches ...int) (release func()) {
 	g := &gate{open: make(chan struct{}), watches: watches}
 	c.mu.Lock()
@@ -399,7 +398,7 @@ func (c *server) deleteCollection(action clienttesting.DeleteCollectionActionImp
 	})
 }
 
-// nextVersion counts as the tracker, so that versions of objects and lists are comparable.
+// nextVersion counts as the tracker: versions of objects and lists are comparable.
 func (c *Cluster) nextVersion(gvr schema.GroupVersionResource) string {
 	if c.versions[gvr] == 0 {
 		c.versions[gvr] = 1

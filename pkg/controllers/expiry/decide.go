@@ -26,22 +26,21 @@ type backup struct {
 	started    time.Time
 	held       bool
 	deleting   bool
-	// good: it can be restored, as far as is known.
-	good  bool
-	reach reach
-	scope scope
+	good       bool
+	reach      reach
+	scope      scope
 }
 
 type reach struct{ included, excluded string }
 
 // scope is the included part of the namespaces.
 type scope struct {
-	// filter is empty for everything.
+	// filter is "" for everything.
 	filter string
-	// volumes ranks the volumes without a pod's annotation: none, claims, all.
+	// volumes ranks volumes without a pod's annotation.
 	volumes int
-	// complete: nothing failed, and no volume was deleted or damaged since. Omitted data of claims does
-	// not count: the deletion request protects each claim's newest data.
+	// complete: nothing failed, and no volume was deleted or damaged since. Omitted claims don't count:
+	// the deletion request protects each claim's newest data.
 	complete bool
 }
 
@@ -52,12 +51,11 @@ const (
 	volumesAll
 )
 
-// covers reports whether a backup of this scope contains one of the other.
 func (s scope) covers(other scope) bool {
 	return (s.filter == "" || s.filter == other.filter) && s.volumes >= other.volumes && (s.complete || !other.complete)
 }
 
-// own converts a Backup, and reports whether it is this cluster's own and stored. Others never expire
+// own converts a Backup, and reports whether it is stored and this cluster's own. Others never expire
 // here.
 func own(object *v1alpha1.Backup) (backup, bool) {
 	status := &object.Status
@@ -134,7 +132,6 @@ func scopeOf(spec *v1alpha1.BackupSpec, keepsSnapshots bool) scope {
 	return s
 }
 
-// expired returns the expired backups that are not being deleted, the earliest first.
 func expired(backups []backup, now time.Time) []backup {
 	var due []backup
 	for _, b := range backups {
@@ -148,8 +145,8 @@ func expired(backups []backup, now time.Time) []backup {
 	return due
 }
 
-// maxFiltered bounds the protected backups of parts of a namespace, by the newest selections, so that a
-// tenant with many selectors does not keep all.
+// maxFiltered bounds the protected backups of parts of a namespace, by the newest selections: a tenant
+// with many selectors does not keep all.
 const maxFiltered = 100
 
 // lastGood returns the backups that a namespace needs, each with the namespace. A good backup may be
@@ -234,13 +231,13 @@ func (r reach) among(namespaces []string) []string {
 }
 
 const (
-	// floor is how many backups of a location may always expire within an hour.
+	// floor backups of a location may always expire within an hour.
 	floor = 10
-	// few: a store with more backups is not emptied at once.
+	// few: a store with more is not emptied at once.
 	few = 2
 )
 
-// tooMany reports whether n of total backups may not expire within an hour. percent 100 means no bound.
+// tooMany reports whether n of total backups may not expire within an hour. percent 100 is no bound.
 func tooMany(n, total, percent int) bool {
 	return n > mostOf(total, percent) || percent < 100 && n == total && n > few
 }

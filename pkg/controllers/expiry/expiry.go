@@ -4,12 +4,12 @@
 // Package expiry requests the deletion of expired backups, as a client of our own API with only the
 // right to backups/deletion. The API server checks uid and expiration by its own clock.
 //
-//   - Only this cluster's own backups expire: none before the last requested time, none while held or read by a
-//     restore. The last good backup of an existing namespace stays, unless disabled (lastGood).
+//   - Only this cluster's own backups expire: none before the last requested time, none while held or read by a restore. The last
+//     good backup of an existing namespace stays, unless disabled (lastGood).
 //   - Locations that the API server is unsure of are left alone.
 //   - Clocks may be wrong. If more of a location's backups have expired than an hour allows, none is deleted until an
-//     administrator accepts that up to an instant (AnnotationAcceptExpiry). The hour is measured monotonically. None is
-//     deleted while the clock differs from the store's.
+//     administrator accepts that up to an instant (AnnotationAcceptExpiry). The hour is measured monotonically. None is deleted
+//     while the clock differs from the store's.
 //
 // A new process begins a new hour, and two processes request the same deletions. A clock that is
 // repeatedly a little wrong, with restarts, remains undetected.
@@ -153,7 +153,6 @@ func (c *Controller) Run(ctx context.Context) {
 	}
 }
 
-// look requests due deletions, and returns when to look again.
 func (c *Controller) look(ctx context.Context) (time.Duration, error) {
 	listed, warnings, err := c.list(ctx)
 	if err != nil {
@@ -276,7 +275,7 @@ func (c *Controller) look(ctx context.Context) (time.Duration, error) {
 	return c.Interval, nil
 }
 
-// expireAll requests deletions, and reports whether restores still read some of the backups.
+// expireAll requests deletions, and reports whether restores read some of the backups.
 func (c *Controller) expireAll(ctx context.Context, going []backup, locations map[string]*enginev1alpha1.StorageLocation) (read bool, err error) {
 	reading, err := c.reading(ctx, len(going) > 0)
 	if err != nil {
@@ -300,7 +299,6 @@ func (c *Controller) expireAll(ctx context.Context, going []backup, locations ma
 	return read, nil
 }
 
-// list returns this cluster's own backups, and the API server's warnings.
 func (c *Controller) list(ctx context.Context) (listed []backup, warnings []string, err error) {
 	options := metav1.ListOptions{Limit: pageSize}
 	for {
@@ -332,7 +330,7 @@ func cut(warnings []string) bool {
 	return length > mostWarnings
 }
 
-// inDoubt returns whether the API server is unsure of a location's backups: named by a warning, or all
+// inDoubt reports whether the API server is unsure of a location's backups: named by a warning, or all
 // if it names none. Replaced metadata and omitted foreign backups are no doubt.
 func inDoubt(warnings []string, locations []*enginev1alpha1.StorageLocation) func(location string) bool {
 	named := map[string]bool{}
@@ -384,7 +382,6 @@ func (c *Controller) reading(ctx context.Context, wanted bool) (sets.Set[string]
 	return ids, nil
 }
 
-// tally counts a location's backups, in all and by namespace, and those being deleted.
 func tally(listed []backup, location string, now time.Time) (all *counts, in map[string]*counts, deleting int) {
 	all, in = &counts{}, map[string]*counts{}
 	for _, b := range listed {
@@ -421,16 +418,16 @@ type departure struct {
 	at        time.Time
 }
 
-// isShortLived reports whether a backup is kept for less than a day. A wrong clock ends it little
-// earlier, so it does not count for the bound.
+// isShortLived: kept for less than a day. A wrong clock ends it little earlier, so it does not count
+// for the bound.
 func (b *backup) isShortLived() bool {
 	lives := b.expiration.Sub(b.started)
 	return !b.expiration.IsZero() && lives >= 0 && lives < 24*time.Hour
 }
 
-// bound splits the due backups into those that may be deleted, and those that must be accepted. It
-// counts each namespace, so that none delays the others, and then the rest. As many may be deleted as
-// were made within a day: a clock that is ahead has seen none made.
+// bound splits due backups into free ones and those that must be accepted. It counts each namespace, so
+// that none delays the others, and then the rest. As many may be deleted as were made within a day: a
+// clock that is ahead has seen none made.
 func (c *Controller) bound(ctx context.Context, location *enginev1alpha1.StorageLocation, due []backup, all *counts, in map[string]*counts, now time.Time) (free, unaccepted []backup) {
 	until := accepted(ctx, location)
 	byNamespace := map[string][]backup{}
@@ -473,7 +470,6 @@ func (of *counts) replaced(due []backup, now time.Time) bool {
 	return of.gone+of.going+len(due) <= of.made && !slices.ContainsFunc(due, func(b backup) bool { return now.Sub(b.started) < turn })
 }
 
-// accepted returns the instant up to which an administrator has accepted expiry.
 func accepted(ctx context.Context, location *enginev1alpha1.StorageLocation) time.Time {
 	text, ok := location.Annotations[enginev1alpha1.AnnotationAcceptExpiry]
 	if !ok {
@@ -486,7 +482,7 @@ func accepted(ctx context.Context, location *enginev1alpha1.StorageLocation) tim
 	return until
 }
 
-// frozenBy returns the condition that backups must be accepted; nil if none must.
+// frozenBy returns the condition that backups must be accepted, or nil.
 func frozenBy(location *enginev1alpha1.StorageLocation, unaccepted []backup, present int) *metav1.Condition {
 	if len(unaccepted) == 0 {
 		return nil
@@ -587,13 +583,12 @@ func (c *Controller) isRefused(b backup, now time.Time) bool {
 	return ok
 }
 
-// isRefusal reports a refusal by the backup's state or a policy.
 func isRefusal(err error) bool {
 	return apierrors.ReasonForError(err) == v1alpha1.StatusReasonBackupState || apierrors.IsForbidden(err) || apierrors.IsInvalid(err) ||
 		apierrors.IsBadRequest(err) // of a webhook without a reason
 }
 
-// lastData returns the claims for whose newest data a deletion was refused, or "".
+// lastData returns the claims whose newest data stopped a deletion, or "".
 func lastData(err error) string {
 	status, ok := errors.AsType[*apierrors.StatusError](err)
 	if !ok || status.ErrStatus.Details == nil {

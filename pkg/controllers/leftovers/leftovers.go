@@ -4,12 +4,11 @@
 // Package leftovers removes daily what dead processes left in the stores: folders of backups that never
 // ended and have no record, reports of restores of missing backups, and unfinished writes.
 //
-//   - A folder is removed by the usual steps (folder.Deletion), under its owner's uid. It must be this cluster's, have no
-//     metadata or copy of it and no record, and be unchanged for MinAge.
+//   - A folder is removed by the usual steps (folder.Deletion), under its owner's uid. It must be this cluster's, have no metadata
+//     or copy of it and no record, and be unchanged for MinAge.
 //   - If more than ten folders and more than one in twenty would be removed, none is, with an event.
-//   - A restore's report is removed only if it is this cluster's, in its own place, without a record, and its backup is
-//     missing (folder.Needs) in two passes a day apart. If the store has no backups, nothing is removed. The metadata, which
-//     says all that, is last.
+//   - A restore's report is removed only if it is this cluster's, in its own place, without a record, and its backup is missing
+//     (folder.Needs) in two passes a day apart, but other backups exist. Its metadata, which says all that, is last.
 //   - Unfinished writes are removed when older than MinAge and than every running backup of this cluster.
 //   - Nothing is removed while the clock differs from the store's.
 //
@@ -46,7 +45,7 @@ import (
 )
 
 const (
-	// MinAge exceeds the duration of an upload, and so of a backup, by a day.
+	// MinAge exceeds an upload's duration, and so a backup's, by a day.
 	MinAge = maintenance.MaxUpload + 24*time.Hour
 	// A location is tidied first soon after the start, then daily.
 	first          = 10 * time.Minute
@@ -58,7 +57,7 @@ const (
 	few, oneOf = 10, 20
 )
 
-// unfinishedIn are the folders that Holdfast writes to: a bucket may have others.
+// unfinishedIn are Holdfast's folders: a bucket may have others.
 var unfinishedIn = []string{format.BackupsPrefix, format.RestoresPrefix, format.RepositoriesPrefix, format.HoldfastPrefix}
 
 // Config configures a Controller.
@@ -95,7 +94,7 @@ type Controller struct {
 
 // Leftover is removed from a store, or would be.
 type Leftover struct {
-	// Key is an object's key, or a folder's with a slash at its end; empty if Reason is about all.
+	// Key is an object's key, or a folder's with a final slash; empty if Reason is about all.
 	Key string `json:"key,omitempty"`
 	// Reason says why it is removed, or why nothing is.
 	Reason string `json:"reason"`
@@ -247,7 +246,7 @@ func (c *Controller) oldestWriter(ctx context.Context, location string) (time.Ti
 	return before, nil
 }
 
-// find returns the owned, old folders without metadata, those with metadata, and the number of all.
+// find returns owned, old folders without metadata, those with metadata, and the number of all.
 func (c *Controller) find(ctx context.Context, target bucket) (abandoned []string, finished sets.Set[string], of int, err error) {
 	finished = sets.Set[string]{}
 	var name string
@@ -282,7 +281,6 @@ func (c *Controller) find(ctx context.Context, target bucket) (abandoned []strin
 	return abandoned, finished, of, nil
 }
 
-// judge returns a folder's deletion; nil if it stays.
 func (c *Controller) judge(ctx context.Context, record *enginev1alpha1.StorageLocation, target bucket, storeName string) (*folder.Deletion, error) {
 	of := c.folder(record, target, storeName)
 	logger := klog.FromContext(ctx).WithValues("storageLocation", record.Name, "folder", storeName)

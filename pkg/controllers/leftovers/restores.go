@@ -24,8 +24,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// restoredBackup is the backup of a restore of this cluster, with the restore's record. Empty for
-// others' restores.
+// restoredBackup is the backup of this cluster's restore, with the restore's record; empty for others'
+// restores.
 type restoredBackup struct {
 	storeName string
 	uid       types.UID
@@ -36,7 +36,7 @@ type restoredBackup struct {
 	goneSince time.Time
 }
 
-// goneFor ensures that an earlier pass has found it missing, not a retry.
+// goneFor ensures that an earlier pass, not a retry, has found it missing.
 const goneFor = interval / 2
 
 type restoreFolder struct {

@@ -25,11 +25,9 @@ const (
 	requestsPerSecond = 50
 	requestTimeout    = time.Minute
 	pageSize          = 500
-	// mostFailures is how many objects may fail until a pass ends.
-	mostFailures = 10
+	mostFailures      = 10
 )
 
-// extension is a pass through a location's objects.
 type extension struct {
 	store    bucket
 	least    time.Duration
@@ -79,8 +77,8 @@ func (c *Controller) extend(ctx context.Context, record *enginev1alpha1.StorageL
 	return e.until, nil
 }
 
-// live returns the store names of this cluster's own backups in a location that are not being deleted.
-// Running ones lock what they write.
+// live returns the store names of this cluster's own backups that are not being deleted. Running ones
+// lock what they write.
 func (c *Controller) live(ctx context.Context, location string) (names []string, err error) {
 	options := metav1.ListOptions{Limit: pageSize}
 	for {
@@ -119,7 +117,7 @@ func (e *extension) folder(ctx context.Context, folder string) error {
 	return ctx.Err()
 }
 
-// one extends an object. It fails if the others would fail, too.
+// one extends an object. It fails if the others would, too.
 func (e *extension) one(ctx context.Context, key string) error {
 	if err := e.limiter.Wait(ctx); err != nil {
 		return err

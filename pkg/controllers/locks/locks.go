@@ -4,13 +4,12 @@
 // Package locks extends the locks of backups' objects in locations with spec.lock, and reports their
 // ends in the location's condition Locked and status.lock.
 //
-//   - A location is looked through daily, and at least four times in the days of its lock. An object that is locked for less
-//     than half of them is extended by all of them.
-//   - The objects are the folders of this cluster's own backups that are not being deleted, the store's id, and this
-//     cluster's wrapped keys. An expired backup that stays, as a held one or a namespace's last good one, is extended too.
-//   - The maintenance of a repository extends its blobs (package repository), at the same intervals. A late one is reported
-//     here.
-//   - A pass changes nothing but the ends of locks, and only to later ones. It may be killed anywhere, and repeated.
+//   - A location is looked through daily, and at least four times in the days of its lock. An object that is locked for less than
+//     half of them is extended by all of them.
+//   - The objects are the folders of this cluster's own backups that are not being deleted, the store's id, and this cluster's
+//     wrapped keys. An expired backup that stays, as a held one or a namespace's last good one, is extended too.
+//   - A repository's maintenance extends its blobs (package repository), at the same intervals. A late one is reported here.
+//   - A pass only moves ends of locks, to later times. It may be killed anywhere, and repeated.
 package locks
 
 import (
@@ -43,7 +42,7 @@ import (
 
 const (
 	longestInterval = 24 * time.Hour
-	// lookInterval is how often the repositories' records are compared. It costs no request.
+	// lookInterval is for comparing the repositories' records. It costs no request.
 	lookInterval = time.Hour
 	// soon is when a location with unknown backups is looked at again.
 	soon                  = 10 * time.Second
@@ -115,7 +114,6 @@ func intervalOf(lock *enginev1alpha1.StorageLock) time.Duration {
 	return min(longestInterval, lock.Period()/4)
 }
 
-// sync extends a location's locks if due, and writes the result.
 func (c *Controller) sync(ctx context.Context, name string) error {
 	record, err := c.locations.Get(name)
 	switch {

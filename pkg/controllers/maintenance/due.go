@@ -76,7 +76,6 @@ func (c *Controller) waitsFor(record *enginev1alpha1.VolumeRepository) string {
 	return "It is due, and waits for the end of another maintenance: --concurrent-maintenance-jobs of the controller says how many run at once"
 }
 
-// last returns the start of the last maintenance, or the record's creation.
 func last(record *enginev1alpha1.VolumeRepository) (at time.Time, maintained bool) {
 	if recent := record.Status.RecentMaintenance; len(recent) > 0 {
 		return recent[0].StartTimestamp.Time, true
@@ -84,9 +83,9 @@ func last(record *enginev1alpha1.VolumeRepository) (at time.Time, maintained boo
 	return record.CreationTimestamp.Time, false
 }
 
-// frequency returns the interval of a repository's maintenance. With a lock of its location it is at
-// most a quarter of the lock's days: a full maintenance, due after a day, extends the locks of its
-// blobs, even the shortest of two days.
+// frequency returns the interval of a repository's maintenance. With a lock it is at most a quarter of
+// the lock's days: a full maintenance, due after a day, extends the locks of its blobs, even the
+// shortest of two days.
 func (c *Controller) frequency(record *enginev1alpha1.VolumeRepository) time.Duration {
 	frequency := c.Frequency
 	if own := record.Spec.MaintenanceFrequency; own != nil && own.Duration > 0 {
@@ -186,8 +185,7 @@ func (c *Controller) first() (groups [][]*enginev1alpha1.VolumeRepository) {
 	return groups[:min(len(groups), c.Limit-count)]
 }
 
-// shares reports whether a repository may share a Job: small, not requested, without own settings,
-// undamaged, last maintained with success.
+// shares: small, not requested, without own settings, undamaged, last maintained with success.
 func (c *Controller) shares(record *enginev1alpha1.VolumeRepository) bool {
 	recent, size := record.Status.RecentMaintenance, record.Status.Size
 	_, requested := record.RequestedJob()

@@ -4,16 +4,16 @@
 // Package maintenance maintains due repositories by Jobs, and writes the results into
 // VolumeRepositories.
 //
-//   - One Job at a time maintains a repository, also across restarts: Jobs are the memory of what runs, and a Job's name
-//     follows from the maintenance before.
-//   - A repository is due a period after its last maintenance began, even a failed one, plus up to a tenth; a new one up
-//     to another period. A requested one is due at once, and first.
-//   - Small repositories of a location share a Job, up to ten, some a fifth of a period early. Each has its own result and
-//     5 minutes. A failed one is alone the next time.
-//   - At most the limit of Jobs runs, the longest due first. A hanging Job holds its place until its deadline. One that
-//     can't start is given up after minutes, recorded before its deletion.
-//   - A killed, evicted, unscheduled or deleted Job is recorded as such. Only the process's own result is a success, as a
-//     process told to stop exits well, too.
+//   - One Job at a time maintains a repository, also across restarts: Jobs are the memory of what runs, and a Job's name follows from
+//     the maintenance before.
+//   - A repository is due a period after its last maintenance began, even a failed one, plus up to a tenth; a new one up to another
+//     period. A requested one is due at once, and first.
+//   - Small repositories of a location share a Job, up to ten, some a fifth of a period early. Each has its own result and 5 minutes.
+//     A failed one is alone the next time.
+//   - At most the limit of Jobs runs, the longest due first. A hanging Job holds its place until its deadline. One that can't start is
+//     given up after minutes, recorded before its deletion.
+//   - A killed, evicted, unscheduled or deleted Job is recorded as such. Only the process's own result is a success, as a process
+//     told to stop exits well, too.
 //   - A Job and its log stay while among the last of one of its repositories.
 package maintenance
 
@@ -106,7 +106,7 @@ type Controller struct {
 	made map[types.UID]*batchv1.Job
 	// gone has Jobs deleted before their end, by the record's name.
 	gone map[string]*batchv1.Job
-	// seen has the last state of pods that have not begun, by Job.
+	// seen has the last state of unbegun pods, by Job.
 	seen map[string]string
 	// begun has running Jobs whose pods have begun.
 	begun    map[types.UID]bool
@@ -192,7 +192,6 @@ func ready(record *enginev1alpha1.VolumeRepository) bool {
 	return meta.IsStatusConditionTrue(record.Status.Conditions, enginev1alpha1.ConditionReady)
 }
 
-// sync records the results of a repository's Jobs, and creates the next Job when due.
 func (c *Controller) sync(ctx context.Context, name string) error {
 	record, err := c.lister.Get(name)
 	if apierrors.IsNotFound(err) {

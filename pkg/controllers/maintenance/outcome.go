@@ -26,7 +26,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/maintenance"
 )
 
-// record writes unrecorded results of Jobs, and returns a running Job.
 func (c *Controller) record(ctx context.Context, record *enginev1alpha1.VolumeRepository, all []*batchv1.Job) (recorded bool, running *batchv1.Job, err error) {
 	known := func(job *batchv1.Job) bool { return tells(record, job) }
 	changed := record.DeepCopy()
@@ -245,7 +244,6 @@ func resultsOf(pod *corev1.Pod) (results []maintenance.Result) {
 	return results
 }
 
-// endOf returns how a pod ended, or what prevents its start.
 func endOf(pod *corev1.Pod) string {
 	var told []string
 	if pod.Status.Reason != "" || pod.Status.Message != "" {
@@ -280,7 +278,7 @@ func endOf(pod *corev1.Pod) string {
 	return joined(told...)
 }
 
-// disruptionOf returns what removes a pod: an eviction, a taint, or preemption.
+// disruptionOf returns an eviction, a taint, or preemption.
 func disruptionOf(pod *corev1.Pod) string {
 	for _, condition := range pod.Status.Conditions {
 		if condition.Type == corev1.DisruptionTarget && condition.Status == corev1.ConditionTrue {
@@ -291,7 +289,7 @@ func disruptionOf(pod *corev1.Pod) string {
 }
 
 // look remembers what prevents or removes a Job's pod, which is missing at the Job's end. It returns
-// why to give the Job up, if its pod has not begun for too long.
+// why to give up a Job whose pod has not begun for too long.
 func (c *Controller) look(ctx context.Context, job *batchv1.Job) (giveUp string, err error) {
 	age := c.Clock.Since(job.CreationTimestamp.Time)
 	c.mu.Lock()

@@ -128,7 +128,6 @@ func ownKey(record *enginev1alpha1.VolumeRepository) string {
 	return record.Spec.VolumeNamespace + "-" + record.Spec.BackupStorageLocation + "-" + enginev1alpha1.RepositoryTypeKopia
 }
 
-// of returns a repository's settings; unset fields are empty.
 func (s settings) of(record *enginev1alpha1.VolumeRepository) setting {
 	holds := s[globalKey]
 	own, has := s[ownKey(record)]

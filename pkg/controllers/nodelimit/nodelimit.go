@@ -30,7 +30,7 @@ type Config struct {
 	// ConfigMaps has only the administrator's ConfigMap; may be nil.
 	ConfigMaps cache.SharedIndexInformer
 	Nodes      cache.SharedIndexInformer
-	// Most is what the agent's memory allows; 0 means no bound.
+	// Most is what the agent's memory allows; 0 is no bound.
 	Most     int
 	SetLimit func(int)
 	Events   events.EventRecorder
@@ -46,7 +46,7 @@ type Controller struct {
 	running bool
 	limits  loadconcurrency.Config
 	version string
-	// problem is the ConfigMap's mistake; unread is set while it or the node can't be read.
+	// problem is the ConfigMap's mistake; unread: it or the node can't be read.
 	problem string
 	unread  bool
 	state   loadconcurrency.Decision

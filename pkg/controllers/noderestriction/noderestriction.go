@@ -24,7 +24,6 @@ import (
 )
 
 const (
-	// interval is the time between checks, of one request each.
 	interval              = 24 * time.Hour
 	firstRetry, lastRetry = time.Minute, time.Hour
 	key                   = "NodeRestriction"

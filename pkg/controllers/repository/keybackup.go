@@ -21,7 +21,7 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/repository/opener"
 )
 
-// keyInterval is how often each key is checked: Secrets and copies in the store are not watched.
+// keyInterval is between checks of a key: Secrets and copies in the store are not watched.
 const keyInterval = time.Hour
 
 type keyState struct {
@@ -92,7 +92,6 @@ func (c *Controller) lookAtKey(ctx context.Context, record *enginev1alpha1.Volum
 	}
 }
 
-// wrap stores keys of a repository, encrypted for the location's recovery keys.
 func (c *Controller) wrap(ctx context.Context, stored *enginev1alpha1.StorageLocation, volumeNamespace string, keys ...repository.Key) error {
 	bucket, err := location.Open(ctx, c.Secrets, stored)
 	if err != nil {

@@ -23,7 +23,6 @@ import (
 // LabelKey marks the Secrets with keys, for tools that copy them.
 const LabelKey = "engine.holdfast.io/repository-key"
 
-// prepare ensures that a repository exists and opens, and returns the condition.
 func (c *Controller) prepare(ctx context.Context, record *enginev1alpha1.VolumeRepository) (metav1.Condition, error) {
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()

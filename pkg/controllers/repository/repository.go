@@ -4,12 +4,12 @@
 // Package repository ensures that each VolumeRepository's repository exists and opens with its key, and
 // reports that in the condition Ready.
 //
-//   - A key is stored before its repository is created, is never replaced, and never created for an existing repository.
-//     With recovery keys, the store has the encrypted key first. KeyBackedUp says whether the key is outside of the cluster.
-//   - A record is written only on changes. A Ready one stays Ready while its store is unavailable, and is not opened again
-//     after restarts.
-//   - A lost key or missing repository is reported after a failed maintenance, and tried until it opens. No repository
-//     replaces a former one.
+//   - A key is stored before its repository is created, is never replaced, and never created for an existing repository. With
+//     recovery keys, the store has the encrypted key first. KeyBackedUp says whether the key is outside of the cluster.
+//   - A record is written only on changes. A Ready one stays Ready while its store is unavailable, and is not opened again after
+//     restarts.
+//   - A lost key or missing repository is reported after a failed maintenance, and tried until it opens. No repository replaces a
+//     former one.
 package repository
 
 import (
@@ -39,7 +39,7 @@ import (
 
 const (
 	attemptTimeout = time.Minute
-	// A repository that isn't ready is tried again after firstRetry, then less often up to lastRetry.
+	// An unready repository is tried again after firstRetry, then less often up to lastRetry.
 	firstRetry = time.Second
 	lastRetry  = 5 * time.Minute
 	workers    = 4
@@ -66,7 +66,7 @@ type Controller struct {
 	lister    enginelisters.VolumeRepositoryNamespaceLister
 	locations enginelisters.StorageLocationNamespaceLister
 	queue     *loop.Loop[string]
-	// keyQueue has repositories whose keys are checked, so that new repositories don't wait for that.
+	// keyQueue has keys to check, so that new repositories don't wait for that.
 	keyQueue *loop.Loop[string]
 }
 
@@ -132,8 +132,8 @@ func New(config Config) (*Controller, error) {
 		})))
 }
 
-// wasFine reports whether a repository has no known fault. Such ones are not opened after restarts, so
-// that new ones need not wait; their next backup or maintenance finds faults.
+// wasFine reports whether a repository has no known fault. It is not opened after restarts, so that new
+// ones need not wait; its next backup or maintenance finds faults.
 func wasFine(record *enginev1alpha1.VolumeRepository) bool {
 	recent := record.Status.RecentMaintenance
 	return isReady(record) && (len(recent) == 0 || recent[0].Result != enginev1alpha1.MaintenanceFailed)

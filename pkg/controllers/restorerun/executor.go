@@ -40,7 +40,7 @@ import (
 )
 
 const (
-	// reachTimeout bounds a store's answer. After it, a run waits for the store.
+	// reachTimeout bounds a store's answer. Then a run waits for the store.
 	reachTimeout = 10 * time.Second
 	// prepareTimeout bounds a run's wait for what it needs, before it fails.
 	prepareTimeout = 30 * time.Minute
@@ -52,14 +52,11 @@ var errNoLocation = errors.New("does not exist any more")
 type Executor struct {
 	// Config is the controller's, for impersonation. Its transport must send nothing once another
 	// process may have the work; see lease.Fence.
-	Config *rest.Config
-	// Kube acts as the controller.
-	Kube      kubernetes.Interface
-	Client    rest.Interface
-	Discovery restore.Discovery
-	// Secrets has the locations' credentials.
-	Secrets location.Secrets
-	// Decryption has the keys of encrypted backups.
+	Config     *rest.Config
+	Kube       kubernetes.Interface
+	Client     rest.Interface
+	Discovery  restore.Discovery
+	Secrets    location.Secrets
 	Decryption encryption.Source
 	Locations  enginelisters.StorageLocationNamespaceLister
 	Runs       engineclient.RestoreRunsGetter
@@ -271,7 +268,7 @@ func (e *Executor) prepare(ctx context.Context, run *enginev1alpha1.RestoreRun) 
 	return deps, func() { data.Close(); _ = bucket.Close() }, nil
 }
 
-// leaveOutDeleted marks the volumes deleted from a backup. Neither their data nor an empty claim is
+// leaveOutDeleted marks volumes deleted from a backup. Neither their data nor an empty claim is
 // restored.
 func (e *Executor) leaveOutDeleted(ctx context.Context, bucket store.Reader, place format.Place, backup *source.Backup) error {
 	of := folder.Folder{Place: place, Clock: e.Clock, UID: backup.Metadata.UID, Store: bucket,
@@ -288,7 +285,7 @@ func (e *Executor) leaveOutDeleted(ctx context.Context, bucket store.Reader, pla
 
 func (e *Executor) actingFor(run *enginev1alpha1.RestoreRun) *rest.Config {
 	config := rest.CopyConfig(e.Config)
-	config.WarningHandler = rest.NoWarnings{} // the restore reads them from the answers; here they would be in the controller's log
+	config.WarningHandler = rest.NoWarnings{} // the restore reads them from the answers; here they would be logged
 	if run.Spec.RestoreRef.Namespace == e.Namespace {
 		config.Impersonate = rest.ImpersonationConfig{UserName: enginev1alpha1.RestoreUser(e.Namespace)}
 		return config
@@ -353,7 +350,7 @@ func (e *Executor) doubts(run *enginev1alpha1.RestoreRun, backup *v1alpha1.Backu
 }
 
 // vouched reports whether a backup is signed by this cluster, or by one that its location trusts with
-// the restore's namespace. For an administrator's restore, any namespace suffices.
+// the restore's namespace; for an administrator's restore, with any.
 func (e *Executor) vouched(run *enginev1alpha1.RestoreRun, origin *v1alpha1.BackupOrigin) (bool, error) {
 	switch {
 	case origin.Trust != "":
@@ -405,7 +402,7 @@ func (e *Executor) own(origin *v1alpha1.BackupOrigin) bool {
 	return origin.Trust == "" && origin.ClusterUID == e.Cluster.UID && slices.Contains(e.Keys, origin.PublicKey)
 }
 
-// handsOver reports whether a new namespace gets the history of the backup's. That takes an
+// handsOver reports whether a new namespace gets the backup namespace's history. That takes an
 // administrator's restore, and this cluster's signature.
 func (e *Executor) handsOver(run *enginev1alpha1.RestoreRun, origin *v1alpha1.BackupOrigin) bool {
 	return e.Successions != nil && run.Spec.RestoreRef.Namespace == e.Namespace && e.own(origin)
@@ -420,8 +417,7 @@ func (e *Executor) open(ctx context.Context, run *enginev1alpha1.RestoreRun) (*s
 	return location.Open(ctx, e.Secrets, record)
 }
 
-// mayUse fails if the run's namespace may no longer use the location: the run has waited since the last
-// check.
+// mayUse checks the location again: the run has waited since the last check.
 func (e *Executor) mayUse(ctx context.Context, run *enginev1alpha1.RestoreRun) error {
 	record, err := e.location(run)
 	if err != nil {

@@ -32,10 +32,10 @@ const maxHooked = 1000
 type runHooks struct {
 	hooks.Client
 	runs engineclient.RestoreRunInterface
-	// run is as it was claimed.
+	// run is as claimed.
 	run *enginev1alpha1.RestoreRun
 
-	// mu serializes this process's writes.
+	// mu serializes writes.
 	mu sync.Mutex
 }
 
@@ -64,8 +64,8 @@ func (h *runHooks) Begin(ctx context.Context, pod types.UID) (earlier *enginev1a
 	return earlier, err
 }
 
-// Exec implements restore.Hooks. A process that was paused since Begin must not repeat a command that
-// another process, or a user, has handled since.
+// Exec implements restore.Hooks. A process paused since Begin must not repeat a command that another
+// process, or a user, has handled since.
 func (h *runHooks) Exec(ctx context.Context, pod enginev1alpha1.PodReference, container string, command []string) (output string, err error) {
 	if !lease.Holds(ctx) {
 		return "", lease.ErrLost
@@ -73,8 +73,7 @@ func (h *runHooks) Exec(ctx context.Context, pod enginev1alpha1.PodReference, co
 	return h.Client.Exec(ctx, pod, container, command)
 }
 
-// End implements restore.Hooks. If the record has no room for the texts, it notes only that the
-// commands have ended.
+// End implements restore.Hooks. If the record has no room for the texts, it notes only the end.
 func (h *runHooks) End(ctx context.Context, pod enginev1alpha1.HookedPod) error {
 	err := h.end(ctx, pod)
 	if isTooMuch(err) {
@@ -96,8 +95,8 @@ func (h *runHooks) end(ctx context.Context, pod enginev1alpha1.HookedPod) error 
 
 var errNothing = errors.New("nothing")
 
-// isTooMuch reports whether a record is invalid, or too large for the API server or etcd. A retry does
-// not help.
+// isTooMuch reports an invalid record, or one too large for the API server or etcd. A retry does not
+// help.
 func isTooMuch(err error) bool {
 	return apierrors.IsRequestEntityTooLargeError(err) || apierrors.IsInvalid(err) ||
 		err != nil && (strings.Contains(err.Error(), "too large") || strings.Contains(err.Error(), "larger than max"))

@@ -45,11 +45,10 @@ import (
 )
 
 const (
-	// storeTimeout bounds the storage of a run's end before it is written without, and cancelTimeout a
+	// storeTimeout bounds the storage of a run's end before it is written without, cancelTimeout a
 	// cancelled run's.
 	storeTimeout, cancelTimeout = 30 * time.Second, 5 * time.Second
-	// storeRetry is the interval of retries.
-	storeRetry = 30 * time.Second
+	storeRetry                  = 30 * time.Second
 	// maxAttempts is how many processes may begin a run before it fails, as it probably ends them.
 	// Those told to stop don't count.
 	maxAttempts = 10
@@ -59,7 +58,6 @@ const (
 
 // Config is the configuration of a Controller.
 type Config struct {
-	// Namespace is the system namespace.
 	Namespace string
 	Workers   int
 	// Identity names this process, and no other of the same pod.
@@ -136,7 +134,7 @@ func (c *Controller) Run(ctx context.Context) { c.loop.Run(ctx, c.sync) }
 // Start implements backupqueue.Executor.
 func (c *Controller) Start(name string) { c.loop.Add(name) }
 
-// changed queues a run in progress, and stops a cancelled or deleted one's execution.
+// changed queues a run in progress, and stops a cancelled or deleted one.
 func (c *Controller) changed(before, run *enginev1alpha1.RestoreRun) {
 	if before != nil && (run == nil || run.UID != before.UID) {
 		c.Stop(before)
@@ -272,15 +270,15 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.RestoreRun
 		return ctx.Err()
 	}
 	if !lease.Holds(ctx) {
-		// A cancelled run stops at once; errors from that are no end of the run.
+		// A cancelled run stops at once; errors from that are not its end.
 		select {
 		case <-ctx.Done():
 		case <-time.After(time.Second):
 		}
 		return lease.ErrLost
 	}
-	// The run holds its slot and namespaces until its writes have ended. If another process has taken
-	// it over, its writes continue.
+	// The run holds its slot and namespaces until its writes have ended, or another process has taken
+	// it over.
 	others := false
 	if err := runs.RetryUntilDone(ctx, func(ctx context.Context) (bool, error) {
 		live, err := c.runs.Get(ctx, run.Name, metav1.GetOptions{})
@@ -322,7 +320,7 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.RestoreRun
 	return c.finish(ctx, latest, ended, stored == nil)
 }
 
-// giveUp ends a run that has ended every process that executed it.
+// giveUp ends a run that has ended all its processes.
 func (c *Controller) giveUp(ctx context.Context, run *enginev1alpha1.RestoreRun) *restore.Ended {
 	before, given := run.Status.Attempts-1, run.Status.GivenBack
 	why := fmt.Errorf("the controller stopped %d times while it executed the restore: what was restored by then stays; see the logs of its pods", before-given)
@@ -390,7 +388,7 @@ func (c *Controller) storeLate(ctx context.Context, run *enginev1alpha1.RestoreR
 	return nil
 }
 
-// tellReplaced emits an event if the store had another object in the place of a run's end.
+// tellReplaced emits an event if the store had another object in place of a run's end.
 func (c *Controller) tellReplaced(ctx context.Context, run *enginev1alpha1.RestoreRun, ended *restore.Ended) {
 	if ended.Replaced == "" {
 		return

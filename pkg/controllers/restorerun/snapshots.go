@@ -37,7 +37,6 @@ func (e *Executor) snapshotsOf(run *enginev1alpha1.RestoreRun, backup *source.Ba
 	return snapshotsOfOthers{}, nil
 }
 
-// snapshotsByHandle includes snapshots that only the backup names.
 type snapshotsByHandle struct{ restore.StoredSnapshots }
 
 // Locate implements restore.StoredSnapshots.

@@ -69,7 +69,7 @@ type Queue interface {
 	Changed(name string)
 }
 
-// Attempts are the fields of a run's status about its attempts.
+// Attempts are fields of a run's status.
 type Attempts struct {
 	Executor            *string
 	Attempts, GivenBack *int32
@@ -77,11 +77,9 @@ type Attempts struct {
 
 // Config configures Runs.
 type Config[R any] struct {
-	// Kind is Backup or Restore.
-	Kind   string
-	Runs   Client[R]
-	Lister Lister[R]
-	// Attempts points into a run's status.
+	Kind     string
+	Runs     Client[R]
+	Lister   Lister[R]
 	Attempts func(R) Attempts
 	// Identity names this process, and no other.
 	Identity string
@@ -228,12 +226,12 @@ func (r *Runs[R]) TellRefused(run R, err error) {
 }
 
 // Acquire writes that this process executes a run, as a new attempt, and change's changes. It is a
-// compare-and-swap, so that no two processes execute the run.
+// compare-and-swap: no two processes execute the run.
 func (r *Runs[R]) Acquire(ctx context.Context, e *Execution[R], run R, change func(R)) (R, error) {
 	acquired := run.DeepCopy()
 	of := r.config.Attempts(acquired)
 	*of.Executor = r.config.Identity
-	*of.Attempts++ // also after an attempt that did nothing: no two have the same number
+	*of.Attempts++ // also after an attempt that did nothing: no two share a number
 	change(acquired)
 	e.Set(acquired)
 	acquired, err := r.config.Runs.UpdateStatus(ctx, acquired, metav1.UpdateOptions{})
@@ -244,8 +242,8 @@ func (r *Runs[R]) Acquire(ctx context.Context, e *Execution[R], run R, change fu
 	return acquired, nil
 }
 
-// GiveBack writes that the attempt has ended with ctx, as the process is told to stop, and change's
-// changes, if any. It does nothing after a lost Lease, or if the run has ended or was taken over.
+// GiveBack writes that the attempt has ended, as the process is told to stop, and change's changes, if
+// any. It does nothing after a lost Lease, or if the run has ended or was taken over.
 func (r *Runs[R]) GiveBack(ctx context.Context, run R, change func(R)) {
 	if ctx.Err() == nil || errors.Is(context.Cause(ctx), lease.ErrLost) {
 		return
@@ -294,9 +292,9 @@ func (r *Runs[R]) GetWithRetry(ctx context.Context, run R) (live R, err error) {
 }
 
 // WriteEnd writes a run's end until that succeeds: an ended run must not look as if it continued. end
-// changes the status of a copy. After an error the run is read. Then over reports whether nothing is
-// left to write, given the same executor; a deleted run needs nothing. last is the run as last read;
-// others is true if another process has taken it over.
+// changes a copy's status. After an error the run is read. Then over reports whether nothing is left to
+// write, given the same executor; a deleted run needs nothing. last is the run as last read; others is
+// true if another process has taken it over.
 func (r *Runs[R]) WriteEnd(ctx context.Context, run R, end func(R), over func(live R) bool) (last R, others bool, err error) {
 	err = RetryUntilDone(ctx, func(ctx context.Context) (bool, error) {
 		ended := run.DeepCopy()

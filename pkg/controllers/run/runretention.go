@@ -34,7 +34,7 @@ const (
 )
 
 // Retention deletes the records of ended runs, so that etcd has only live work. Stored backups stay. An
-// unstored restore has only its record, which is kept long.
+// unstored restore's record, its only trace, is kept long.
 type Retention struct {
 	queue  *loop.Loop[cache.ObjectName]
 	clock  clock.PassiveClock
@@ -173,7 +173,7 @@ func restoreTimeLeft(run *enginev1alpha1.RestoreRun, retention time.Duration, no
 	return endOf(run).Add(retention).Sub(now), true
 }
 
-// timeLeft returns the remaining time of a backup's record, which is removable only after its end.
+// timeLeft returns a backup record's remaining time. It is removable only after its end.
 func timeLeft(run *enginev1alpha1.BackupRun, retention time.Duration, now time.Time) (left time.Duration, removable bool) {
 	if !run.Status.Phase.Ended() || run.Spec.Deletion != nil {
 		return 0, false // its deletion removes the record

@@ -3,10 +3,10 @@
 
 // Package schedule makes schedules' backups when due, and deletes backups that no rule keeps.
 //
-// Each due time has one backup, or a reason for its absence. The backup's name follows from the
-// schedule and the time. It is requested before the time is recorded, so a repetition finds it.
+// Each due time has one backup, or a reason for its absence. Its name follows from the schedule and the
+// time. It is requested before the time is recorded, so a repetition finds it.
 //
-// Requests are made as the user that last changed the schedule, with that user's present rights.
+// Requests are made as the user that last changed the schedule, with present rights.
 package schedule
 
 import (
@@ -181,8 +181,7 @@ func (c *Controller) namespaceGone(ctx context.Context, entry *enginev1alpha1.Sc
 	return true, nil
 }
 
-// ask requests the backup due at an instant. It returns why there is none, or an error if that is
-// undecided.
+// ask requests the backup due at an instant. It returns why there is none, or an error if undecided.
 func (c *Controller) ask(ctx context.Context, s *v1alpha1.Schedule, as enginev1alpha1.Requester, due time.Time) (reason, message string, err error) {
 	backup := domain.NewBackup(s, due)
 	err = c.Backups.Create(ctx, as, s, backup)
@@ -227,7 +226,6 @@ func reference(s *v1alpha1.Schedule, name string, uid types.UID) *corev1.ObjectR
 	return &corev1.ObjectReference{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "Backup", Namespace: s.Namespace, Name: name, UID: uid}
 }
 
-// holdsLastData reports a refusal to delete the newest data of a claim.
 func holdsLastData(err error) bool { return hasCause(err, v1alpha1.CauseHoldsLastData) }
 
 const causeTooManyBackups metav1.CauseType = "TooManyBackups"

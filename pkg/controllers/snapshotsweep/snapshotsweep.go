@@ -1,13 +1,13 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package snapshotsweep forgets the cluster's snapshots that no backup needs: of backups that have
-// failed, were cancelled or deleted, and of replaced attempts.
+// Package snapshotsweep forgets the cluster's snapshots that no backup needs: of failed, cancelled or
+// deleted backups, and of replaced attempts.
 //
-//   - A snapshot leaves if its backup's record says that the backup has no result. Without a record its store decides: it
-//     must be readable, have other backups, and lack this one.
-//   - If more than ten snapshots and more than one in twenty lose their backups in the stores at once, they stay, with the
-//     event SnapshotsInDoubt.
+//   - A snapshot leaves if its backup's record says that the backup has no result. Without a record its store decides: it must be
+//     readable, have other backups, and lack this one.
+//   - If more than ten snapshots and more than one in twenty lose their backups in the stores at once, they stay, with the event
+//     SnapshotsInDoubt.
 //   - Only this cluster's snapshots leave.
 package snapshotsweep
 
@@ -44,7 +44,7 @@ import (
 
 const (
 	interval = 10 * time.Minute
-	// waitingInterval is the interval while a deletion waits for others.
+	// waitingInterval is for deletions that wait for others.
 	waitingInterval = time.Minute
 	requestTimeout  = time.Minute
 	firstRetry      = 10 * time.Second
@@ -133,8 +133,8 @@ func (c *Controller) sync(ctx context.Context, _ string) error {
 	return nil
 }
 
-// sweep returns when to sweep again. It reads contents and exposures before the runs: a missing run of
-// these has been deleted.
+// sweep returns when to sweep again. It reads contents and exposures before the runs: a missing run has
+// been deleted.
 func (c *Controller) sweep(ctx context.Context) (next time.Duration, err error) {
 	contents, taken, err := c.Snapshots.Look(ctx)
 	if err != nil {
@@ -186,8 +186,8 @@ func (c *Controller) sweep(ctx context.Context) (next time.Duration, err error) 
 	return next, errors.Join(err, failure)
 }
 
-// withdraw deletes the sources of claims whose restores have ended. It lists the offers before the
-// restores: a missing restore has been deleted. It reports whether all are deleted.
+// withdraw deletes the sources of claims whose restores have ended, and reports whether all are
+// deleted. It lists the offers before the restores: a missing restore has been deleted.
 func (c *Controller) withdraw(ctx context.Context) (gone bool, err error) {
 	offers, err := c.Snapshots.Offers(ctx)
 	if err != nil || len(offers) == 0 {
@@ -212,7 +212,6 @@ func (c *Controller) withdraw(ctx context.Context) (gone bool, err error) {
 	return gone, errors.Join(failures...)
 }
 
-// doubt reports, for each location, how many of its backups are lost.
 func (c *Controller) doubt(ctx context.Context, backups []types.UID, locations map[types.UID]*enginev1alpha1.StorageLocation) {
 	lost := map[*enginev1alpha1.StorageLocation]int{}
 	for _, uid := range backups {
@@ -225,7 +224,6 @@ func (c *Controller) doubt(ctx context.Context, backups []types.UID, locations m
 	}
 }
 
-// place is a backup's place, by its snapshots' labels.
 type place struct{ storeName, location string }
 
 // fates returns the state of each backup with snapshots, and the location of each that was looked for.

@@ -26,20 +26,20 @@ const (
 	// claimPatience is after how long another process's unchanged claim counts as dead.
 	claimPatience = 2*claimInterval + checkInterval
 	// claimChanges is how many renewals of another's claim prove that it lives. One may come from a
-	// process that was paused between its check and its write.
+	// process paused between its check and its write.
 	claimChanges = 2
 	// leaseSlack is how long a process may work after its last renewal of the Lease.
 	leaseSlack = 30 * time.Second
 )
 
-// claimant decides about this process's claim on one store (docs/design/cloned-clusters.md).
+// claimant decides about this process's claim on a store (docs/design/cloned-clusters.md).
 type claimant struct {
 	mu      sync.Mutex
 	storeID string
 	next    time.Time
 	// renewals counts this process's writes: if positive, it has led since.
 	renewals int64
-	// seen is another process's claim, since when, and changes its renewals since.
+	// seen is another process's claim, since when, and changes its renewals.
 	seen    *format.Claim
 	since   time.Time
 	changes int
@@ -49,8 +49,8 @@ type claimant struct {
 }
 
 // judge returns whether to write the own claim in place of the found one, and, if another cluster may
-// write to the store, the reason for ConditionClonedCluster. stands is the condition's present reason,
-// before the former leader. accepted: an administrator lets this cluster continue.
+// write to the store, the reason for ConditionClonedCluster. stands is its present reason, before the
+// former leader. accepted: an administrator lets this cluster continue.
 func (c *claimant) judge(now time.Time, nonce string, found *format.Claim, before lease.Predecessor, stands string, accepted bool) (write bool, reason string) {
 	if stands == "" {
 		stands = c.reason // the condition may not be written
@@ -93,8 +93,7 @@ func (c *claimant) decide(now time.Time, nonce string, found *format.Claim, befo
 	return false, stands
 }
 
-// claim claims a store for this process, and returns the condition about other clusters; nil if
-// unchanged.
+// claim claims a store, and returns the condition about other clusters; nil if unchanged.
 func (c *Controller) claim(ctx context.Context, bucket *store.Bucket, record *enginev1alpha1.StorageLocation, storeID string) *metav1.Condition {
 	of := c.claimant(record.Name, storeID)
 	of.mu.Lock()

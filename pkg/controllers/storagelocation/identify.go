@@ -57,7 +57,7 @@ func (c *Controller) identify(ctx context.Context, bucket *store.Bucket, record 
 	return id, err
 }
 
-// identifyAsOf returns a store's id at the instant that the location shows.
+// identifyAsOf returns a store's id at the location's instant.
 func identifyAsOf(ctx context.Context, bucket *store.Bucket, record *enginev1alpha1.StorageLocation) (string, error) {
 	found, err := bucket.Identity(ctx)
 	switch {
@@ -72,7 +72,6 @@ func identifyAsOf(ctx context.Context, bucket *store.Bucket, record *enginev1alp
 	return found, nil
 }
 
-// lostAll reports whether a store without an id has lost all its backups.
 func lostAll(ctx context.Context, bucket *store.Bucket, record *enginev1alpha1.StorageLocation, has bool) (bool, error) {
 	if has || record.Status.Catalogue == nil || record.Status.Catalogue.Backups == 0 {
 		return false, nil

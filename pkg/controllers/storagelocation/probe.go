@@ -32,8 +32,8 @@ const probeTimeout = 20 * time.Second
 // Probe probes a location's store, and returns the condition Probed.
 type Probe func(ctx context.Context, record *enginev1alpha1.StorageLocation) metav1.Condition
 
-// isProbeDue reports whether a probe was requested since the last one. An unavailable store is probed
-// when it answers again.
+// isProbeDue reports a request since the last probe. An unavailable store is probed when it answers
+// again.
 func isProbeDue(record *enginev1alpha1.StorageLocation) bool {
 	probed := meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionProbed)
 	return record.Spec.SyncRequest != nil && (probed == nil || probed.ObservedGeneration < record.Generation) &&
@@ -117,7 +117,7 @@ func (c *Controller) tryOut(ctx context.Context, record *enginev1alpha1.StorageL
 		Message: "an object was created, not created twice, read, listed and deleted; the controller's clock: " + clock}
 }
 
-// right is the right to a bucket that a probe's step needs, in each provider's words.
+// right is the right to a bucket that a step needs, in each provider's words.
 type right struct{ s3, gcs, azure string }
 
 const blobs = "Microsoft.Storage/storageAccounts/blobServices/containers/blobs/"
@@ -141,7 +141,6 @@ type prober struct {
 	folder   string
 }
 
-// failedStep has a condition's text, in place of its cause's.
 type failedStep struct {
 	text  string
 	cause error
@@ -168,7 +167,6 @@ func (p *prober) failure(step string, needs right, err error) error {
 	return &failedStep{said, err}
 }
 
-// readOnly lists the store, and reads the beginning of its first object.
 func (p *prober) readOnly(ctx context.Context) error {
 	for object, err := range p.store.List(ctx, "", store.ListOptions{Recursive: true}) {
 		if err != nil {
@@ -193,7 +191,7 @@ func (p *prober) readOnly(ctx context.Context) error {
 }
 
 // write removes killed probes' remains, then creates an object, tries to create it again, reads it,
-// lists it and deletes it. It returns each failed step's error. After a failed creation it stops.
+// lists it and deletes it. It returns each failed step's error, and stops after a failed creation.
 func (p *prober) write(ctx context.Context) (errs []error) {
 	for object, err := range p.store.List(ctx, p.folder, store.ListOptions{Recursive: true}) {
 		if err != nil {

@@ -4,7 +4,7 @@
 // Package storagelocation checks whether storage locations are reachable and have their former store,
 // and reports it in the condition Available, on changes. It gives new stores an id, claims each store
 // for its process, and detects another cluster with the same uid. At a SyncRequest it writes, reads,
-// lists and deletes a probe in the store, and reports it in the condition Probed.
+// lists and deletes a probe, and reports it in the condition Probed.
 //
 // A store may answer checks, but not the run that starts. Its location is then held: unavailable for a
 // while, longer each time, so that the queue passes its runs over.
@@ -142,7 +142,7 @@ func (c *Controller) Hold(ctx context.Context, key cache.ObjectName, reason erro
 	return c.update(ctx, key, reason)
 }
 
-// held returns a location's hold; false without one. A reason starts one.
+// held returns a location's hold; a reason starts one.
 func (c *Controller) held(key cache.ObjectName, location *enginev1alpha1.StorageLocation, reason error) (hold, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -170,7 +170,6 @@ func (c *Controller) Check(ctx context.Context, key cache.ObjectName) error {
 	return err
 }
 
-// update checks a location's store, holds it if there is a reason, and returns the written record.
 func (c *Controller) update(ctx context.Context, key cache.ObjectName, reason error) (*enginev1alpha1.StorageLocation, error) {
 	location, err := c.lister.StorageLocations(key.Namespace).Get(key.Name)
 	if apierrors.IsNotFound(err) {

@@ -10,14 +10,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Hung are the volumes whose work does not return. All controllers of an agent share it: a hanging
-// volume hangs in each. Its zero value is ready.
+// Hung are volumes whose work does not return. All controllers of an agent share it: a hanging volume
+// hangs in each. Its zero value is ready.
 type Hung struct {
 	mu      sync.Mutex
 	volumes map[volume]hung
 }
 
-// hung counts a volume's works that do not return; since is the first one's time.
+// hung counts a volume's hanging works; since is the first one's time.
 type hung struct {
 	since time.Time
 	works int

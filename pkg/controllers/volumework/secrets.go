@@ -18,11 +18,10 @@ import (
 const (
 	// refusedTimeout is how long a just started API server, which knows no rights yet, may refuse.
 	refusedTimeout = 2 * time.Minute
-	// secretsInterval is the first time between two requests; it doubles up to secretsMost.
+	// secretsInterval is the first interval; it doubles up to secretsMost.
 	secretsInterval = time.Second
 	secretsMost     = 15 * time.Second
-	// secretsTry bounds a request.
-	secretsTry = 15 * time.Second
+	secretsTry      = 15 * time.Second
 )
 
 // Secrets reads the Secrets for a record's work. The API server gives them only to the record's node,
@@ -69,8 +68,7 @@ func Secrets(client rest.Interface, namespace string) func(ctx context.Context, 
 	}
 }
 
-// isGone reports whether a request's record does not exist. An unserved path does not say so: the API
-// server may be older.
+// isGone reports a missing record. An unserved path does not say so: the API server may be older.
 func isGone(err error) bool {
 	return apierrors.IsNotFound(err) && !apierrors.IsUnexpectedServerError(err)
 }

@@ -82,8 +82,8 @@ type Kind[T Record[T]] struct {
 	// Cancelled reports whether the work is to stop.
 	Cancelled func(T) bool
 	Move      func(ctx context.Context, r *repository.Repository, record T, folder datapath.Folder, p *datapath.Progress) (Result[T], error)
-	// Ended is called for a Completed or Failed record: at its end, and for each one when an agent
-	// starts. It is retried after an error. Optional.
+	// Ended is called for a Completed or Failed record: at its end, and for each when an agent starts.
+	// It is retried after an error. Optional.
 	Ended func(T) error
 }
 
@@ -127,19 +127,17 @@ type Config struct {
 	// Identity names this process, and no other.
 	Identity  string
 	Namespace string
-	// PodsDir is the kubelet's folder of pods, as this process sees it.
+	// PodsDir is the kubelet's folder of pods, as seen here.
 	PodsDir string
-	// IsMount reports whether a volume is mounted at a folder. Nil asks the kernel.
+	// IsMount reports a mounted volume. Nil asks the kernel.
 	IsMount datapath.MountProbe
 	// FullReadEvery is as in datapath.UploadRequest.
 	FullReadEvery time.Duration
-	// HostPathRoots are the node's folders for hostPath persistent volumes, which this process sees,
-	// too.
+	// HostPathRoots are the node's folders for hostPath persistent volumes, seen here, too.
 	HostPathRoots hostpath.Roots
 	// Manager is stopped by its owner.
 	Manager *datapath.Manager
 	Hung    *Hung
-	// Secrets is as the function of that name.
 	Secrets func(ctx context.Context, resource, record string) ([]corev1.Secret, error)
 	// Options are for repositories. Restores use no cache: they read everything once.
 	Options repository.Options
@@ -256,7 +254,7 @@ func (c *Controller[T]) repositoryChanged(before, after *enginev1alpha1.VolumeRe
 	})
 }
 
-// sync compares a record with this process's work for it, and does the one thing due.
+// sync compares a record with this process's work, and does the one thing due.
 func (c *Controller[T]) sync(ctx context.Context, name string) error {
 	record, err := c.lister.Get(name)
 	if err != nil && !apierrors.IsNotFound(err) {

@@ -87,7 +87,7 @@ func (c *Controller[T]) leave(ctx context.Context, record T, done <-chan func(T)
 	}()
 }
 
-// run does the work. The manager calls it with a free slot.
+// run is called by the manager with a free slot.
 func (c *Controller[T]) run(ctx context.Context, w *work[T]) {
 	record := w.record
 	name := record.GetName()
@@ -156,14 +156,12 @@ func (c *Controller[T]) run(ctx context.Context, w *work[T]) {
 	}
 }
 
-// toldToStop reports whether work ended because its agent is told to stop, not by a lost Lease or a
-// cancellation.
+// toldToStop: work ended because its agent is told to stop, not by a lost Lease or a cancellation.
 func toldToStop(ctx context.Context) bool {
 	cause := context.Cause(ctx)
 	return cause != nil && !errors.Is(cause, datapath.ErrCancelled) && !errors.Is(cause, lease.ErrLost)
 }
 
-// giveBack records that the attempt does not count.
 func (c *Controller[T]) giveBack(ctx context.Context, record T) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveBackTimeout)
 	defer cancel()
@@ -189,15 +187,15 @@ func (c *Controller[T]) giveBack(ctx context.Context, record T) {
 
 type mount struct {
 	calls func() (waiting bool, answers int64) // of the work's progress
-	// waiting and answers are the last seen. silent sums up the checks without an answer, so that a
+	// waiting and answers are the last seen. silent sums up checks without an answer, so that a
 	// process's pause does not count.
 	waiting bool
 	answers int64
 	silent  time.Duration
 }
 
-// hangs reports whether the work has waited too long for an answer. A hanging file on a working mount
-// counts only once all reads of the volume hang.
+// hangs reports too long a wait for an answer. A hanging file on a working mount counts only once all
+// reads of the volume hang.
 func (m *mount) hangs() bool {
 	waiting, answers := m.calls()
 	if m.waiting && answers == m.answers { // that call has not returned
@@ -231,7 +229,6 @@ func (c *Controller[T]) writeOutcome(ctx context.Context, latest T, w *work[T]) 
 	return err
 }
 
-// move moves the data, and returns the record's change.
 func (c *Controller[T]) move(ctx context.Context, asked time.Time, record T, p *datapath.Progress) func(T) {
 	result, err := c.try(ctx, asked, record, p)
 	if err != nil && ctx.Err() != nil {
@@ -342,8 +339,7 @@ func (c *Controller[T]) tell(record T) {
 	}
 }
 
-// writeProgress writes new progress, without retries. A deleted record stops the work, even before the
-// informer shows it.
+// writeProgress does not retry. A deleted record stops the work, even before the informer shows it.
 func (c *Controller[T]) writeProgress(ctx context.Context, record T, p *datapath.Progress, stop func()) T {
 	progress := enginev1alpha1.VolumeProgress{TotalBytes: p.Total(), BytesDone: p.Done()}
 	progress.FilesDone, progress.TotalFiles = p.Files()

@@ -31,23 +31,22 @@ const (
 	objectsPath  = PlanPrefix + "backups/objects"
 	restoresPath = PlanPrefix + "restores"
 
-	// maxAtOnce bounds plans' cost for the cluster and the controller.
+	// maxAtOnce bounds plans' cost for cluster and controller.
 	maxAtOnce = 2
 	// patience bounds the wait for earlier plans.
 	patience = 5 * time.Second
 	// maxRequest is about as large as etcd takes: a run is a record.
 	maxRequest = 2 << 20
 	// maxAnswer far exceeds a plan's rows.
-	maxAnswer = 4 << 20
-	// pieceBytes is how much of an answer is sent at once.
+	maxAnswer  = 4 << 20
 	pieceBytes = 32 << 10
 )
 
-// ErrBusy says that the maximum of plans is being computed.
+// ErrBusy says that other plans are being computed.
 var ErrBusy = errors.New("other plans are computed: try again in a moment")
 
-// PlanServer is an http.Handler for PlanPrefix. It has the leading controller, which may read the
-// cluster's objects, plan backups and restores. It answers while this process leads.
+// PlanServer is an http.Handler for PlanPrefix. The leading controller, which may read the cluster's
+// objects, plans backups and restores. It answers while this process leads.
 type PlanServer struct {
 	// MayAsk reports whether a request is the API server's.
 	MayAsk func(*http.Request) bool
@@ -57,12 +56,10 @@ type PlanServer struct {
 	places   chan struct{}
 }
 
-// planner plans what a request describes.
 type planner struct {
 	// leading is the context of the process's term.
 	leading context.Context
-	// read fails if the request can't be read. plan writes the answer, and fails if that can't be
-	// written.
+	// read fails if the request can't be read, plan if the answer can't be written.
 	read func(request io.Reader) (plan func(ctx context.Context, to io.Writer) error, err error)
 }
 
@@ -71,7 +68,7 @@ func NewPlanServer(mayAsk func(*http.Request) bool) *PlanServer {
 	return &PlanServer{MayAsk: mayAsk, planners: map[string]planner{}, places: make(chan struct{}, maxAtOnce)}
 }
 
-// planObject is a line of the plan with all objects. The last line has the plan itself.
+// planObject is a line of the plan with all objects. The last line has the plan.
 type planObject struct {
 	Object *v1alpha1.PlannedRelated `json:"object,omitempty"`
 	Plan   *v1alpha1.BackupPlan     `json:"plan,omitempty"`
@@ -199,7 +196,7 @@ func ask[Plan any](ctx context.Context, c *PlanClient, path string, run any) (*P
 	return plan, nil
 }
 
-// answer returns the answer's body, which ends with ctx.
+// answer returns the body, which ends with ctx.
 func (c *PlanClient) answer(ctx context.Context, path string, run any) (io.ReadCloser, error) {
 	body, err := json.Marshal(run)
 	if err != nil {

@@ -61,7 +61,7 @@ const (
 var (
 	ErrNotExecuted = errors.New("the controller does not execute it just now")
 	ErrUnreachable = errors.New("the controller can't be reached")
-	// ErrBroken means that a log is incomplete: the run or its controller was stopped.
+	// ErrBroken: a log is incomplete, as the run or its controller was stopped.
 	ErrBroken = errors.New("the log breaks off")
 )
 
@@ -165,8 +165,7 @@ func (s *Server) Publish(ctx context.Context, secrets Publisher, address string,
 	}
 }
 
-// publish asks who leads after it read the Secret, so that a former leader does not overwrite its
-// successor.
+// publish asks who leads after it read the Secret: a former leader does not overwrite its successor.
 func (s *Server) publish(ctx context.Context, secrets Publisher, address string, leads func(context.Context) error) error {
 	data := map[string][]byte{addressKey: []byte(address), certificateKey: s.Certificate, tokenKey: []byte(s.token)}
 	stored, err := secrets.Get(ctx, SecretName, metav1.GetOptions{})
