@@ -9,6 +9,6 @@
 // back, up to about 32 MiB. Once all pods are known, their volumes upload during the reading. An
 // unreadable object is an error in the results; the rest continues.
 //
-// A process may pause between two requests, and other clusters may share the location. Conditional
-// creates in the store decide a backup's owner, attempt and end: docs/design/fences.md.
+// A process may pause between two requests, and other clusters may share the location:
+// docs/design/fences.md.
 package backup

@@ -127,8 +127,8 @@ func (e *execution) removeEarlierAt(ctx context.Context, key string) error {
 	return e.folder.Remove(ctx, e.Remover, object)
 }
 
-// mayRemove fails if an object listed before may be another backup's or a later attempt's, which
-// revokes this one before it writes.
+// mayRemove fails if an object listed before may be another backup's or a later attempt's:
+// docs/design/fences.md.
 func (e *execution) mayRemove(ctx context.Context) error {
 	if err := e.owns(ctx); err != nil {
 		return err
@@ -258,8 +258,8 @@ func (e *execution) revoke(ctx context.Context, attempt int) (decided []byte, er
 	return decided, nil
 }
 
-// removeUnfinished removes dead writers' unfinished uploads, before this attempt writes anything but
-// metadata already decided.
+// removeUnfinished removes dead writers' unfinished uploads, before this attempt writes more than
+// decided metadata.
 func (e *execution) removeUnfinished(ctx context.Context) error {
 	objects, err := e.folder.List(ctx)
 	if err != nil {
@@ -279,8 +279,8 @@ func (e *execution) removeUnfinished(ctx context.Context) error {
 }
 
 // removeEarlier removes earlier attempts' objects. It lists before it checks the owner, so each object
-// was written while the folder was this backup's. A paused attempt that still writes can at worst make
-// this one fail.
+// was written while the folder was this backup's. An attempt that still writes can at worst make this
+// one fail.
 func (e *execution) removeEarlier(ctx context.Context, unfinished bool) error {
 	if e.request.Attempt <= 1 {
 		return nil
@@ -399,7 +399,7 @@ func (e *execution) abandon(ctx context.Context, phase v1alpha1.BackupPhase, rea
 }
 
 // clean removes a failed backup's objects, except the metadata and the returned objects that it names.
-// It lists before it checks the owner, as removeEarlier.
+// It lists first, as removeEarlier.
 func (e *execution) clean(ctx context.Context, remover store.Remover) (format.Contents, error) {
 	found, err := e.metadata(ctx)
 	if err != nil || found == nil {

@@ -35,8 +35,8 @@ func stillMoving(volumes []*format.Volume) (moving, ended []*format.Volume) {
 	return moving, ended
 }
 
-// handOver stores all that is read: a later attempt needs nothing of the cluster, and slot and
-// namespaces are free. If that can't be noted, this attempt keeps them.
+// handOver stores all that is read: docs/design/snapshots.md, "Two phases". Slot and namespaces are
+// free then, unless that can't be noted.
 func (e *execution) handOver(ctx context.Context) error {
 	if err := e.storeRead(ctx); err != nil {
 		return err

@@ -17,9 +17,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/snapshots"
 )
 
-// Velero restores a claim from a snapshot if the claim names a VolumeSnapshot among the objects. That
-// and its content tell of a cut, so a claim whose snapshot is kept is written after it. Holdfast's
-// restores skip both, and read the list of volumes.
+// A claim whose snapshot is kept names it for Velero's restore, and is written after the cut:
+// docs/design/snapshots.md, "For Velero". Holdfast's restores read the list of volumes.
 
 // holdKept keeps back claims whose snapshots are kept, until writeKept.
 func (p *podVolumes) holdKept(objects []*object) (now []*object) {

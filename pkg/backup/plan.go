@@ -37,14 +37,12 @@ const maxLeftOutNames = 50_000
 
 var errTooManyPlanned = errors.New("the backup has more objects than a plan counts")
 
-// Plan computes the contents of a backup that runs now, by the code and with the rights of Run. It
-// writes nothing, hands over no volume and runs no hook; it reviews whether hooks may run. Of deps it
-// needs no Store, Volumes and Remover, and of Hooks only Allowed.
+// Plan computes the contents of a backup that runs now, by the code and with the rights of Run:
+// docs/design/plans.md. It writes nothing, hands over no volume and runs no hook; it reviews whether
+// hooks may run. Of deps it needs no Store, Volumes and Remover, and of Hooks only Allowed.
 //
-// It lists only the metadata of kinds whose content decides nothing, as Secrets. A plan of a backup
-// that would fail, is too large or takes longer than ctx is not Complete, and says why.
-//
-// If each is not nil, it gets each object. If each fails, the plan ends.
+// A plan of a backup that would fail, is too large or takes longer than ctx is not Complete, and says
+// why. If each is not nil, it gets each object. If each fails, the plan ends.
 func Plan(ctx context.Context, request Request, deps Dependencies, limits PlanLimits, each func(v1alpha1.PlannedRelated) error) *v1alpha1.BackupPlan {
 	request.Backup = request.Backup.DeepCopy()
 	request.Backup.Status.StartTimestamp = &metav1.Time{Time: deps.Clock.Now()}

@@ -36,9 +36,9 @@ const (
 // each backup, then a removal of the snapshots into each store, for the repository's maintenance.
 //
 //   - A backup stays, without the volume; later changes repeat the deletion.
-//   - Held backups, and backups that this cluster has not signed, stay. A later hold protects the rest.
+//   - Held backups, and backups that this cluster has not signed, stay.
 //   - A missing location refuses its backups, and delays nothing.
-//   - The removal follows the change, and waits for restores that may not have read it.
+//   - The removal waits for restores that may not have read the change.
 func (w *work) deleteVolumes(ctx context.Context) error {
 	if err := w.changeBackups(ctx); err != nil {
 		return w.waits(ctx, "it counts, and waits to be written into the store", err)

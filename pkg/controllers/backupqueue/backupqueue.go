@@ -4,10 +4,10 @@
 // Package backupqueue gives waiting backups and restores their tickets and starts, by the rules of
 // pkg/queue. Each is one write; everything else is computed.
 //
-// Two processes that both believe to lead never run overlapping runs at once, nor more of a class than
-// its limit: a start is an update of one ConfigMap, the ledger (records.LedgerName), which lists
-// started runs until they end. See docs/design/fences.md, "The ledger of the queue". While it can't be
-// read, nothing starts.
+// A start is an update of one ConfigMap, the ledger (records.LedgerName), which lists started runs
+// until they end. So two processes that both believe to lead never run overlapping runs at once, nor
+// more of a class than its limit: see docs/design/fences.md, "The ledger of the queue". While it can't
+// be read, nothing starts.
 package backupqueue
 
 import (

@@ -105,8 +105,8 @@ func (c *Controller) writeStarts(ctx context.Context, d *decision) error {
 
 const passedAtOnce = 100
 
-// tellPassedOver logs which runs the starting ones pass over, with the conflicting namespaces; each
-// once, until it waits for something else.
+// tellPassedOver logs which runs the starting ones pass over, each once until it waits for something
+// else.
 func (c *Controller) tellPassedOver(ctx context.Context, starts []record) {
 	namespaces, err := c.namespaceLister.List(labels.Everything())
 	if err != nil {
@@ -194,12 +194,12 @@ func (c *Controller) isMine(ledger *corev1.ConfigMap) bool {
 	return !errors.Is(err, records.ErrNoLedger) && records.Leader(ledger) == c.Identity && records.HasLimits(ledger, c.Limits)
 }
 
-// takeLedger makes this process the ledger's leader. It reads the ledger before it asks whether it
-// leads, so no later leader has written in between.
+// takeLedger makes this process the ledger's leader: docs/design/fences.md. It reads the ledger before
+// it asks whether it leads, so no later leader has written in between.
 //
 // A missing ledger is made from runs that this process executes without a record, and runs in progress,
-// read after the empty version that it replaces. Other started runs return to the queue. Claims read
-// the ledger again, so a pending claim of such a run is detected.
+// read after the empty version that it replaces. Other started runs return to the queue: claims read
+// the ledger again.
 func (c *Controller) takeLedger(ctx context.Context) (*corev1.ConfigMap, error) {
 	ledger, err := c.ConfigMaps.Get(ctx, records.LedgerName, metav1.GetOptions{})
 	if err == nil && c.isMine(ledger) {

@@ -5,7 +5,8 @@
 // left behind.
 //
 // Once its snapshots are cut and its cluster is stored, a run gives its slot back and moves the data. A
-// later process continues there, and reads nothing of the cluster.
+// later process continues there, and reads nothing of the cluster: docs/design/snapshots.md, "Two
+// phases".
 //
 // Only the leader executes a run, after a compare-and-swap of the run and a later look at the ledger:
 // docs/design/fences.md. If another process claimed a run in progress, and the cluster says, after the
@@ -15,9 +16,6 @@
 // Each claim is a numbered attempt, and earlier attempts' results don't count. After MaxAttempts the
 // run fails. A stopping process first stores completely read backups, and gives its runs back, which
 // costs no attempt.
-//
-// Only the queue, in the same process, writes the ledger. It asks which runs are worked on before it
-// drops one without a record.
 package backuprun
 
 import (
@@ -92,7 +90,7 @@ type Config struct {
 	// ResumeInProgress executes another process's runs anew. If false, they fail.
 	ResumeInProgress bool
 
-	// Leads asks the cluster whether this process leads: nil if so.
+	// Leads returns nil if the cluster says that this process leads.
 	Leads func(ctx context.Context) error
 	Queue runs.Queue
 
@@ -100,8 +98,7 @@ type Config struct {
 	// ConfigMaps reads the ledger in the system namespace.
 	ConfigMaps corev1client.ConfigMapInterface
 	Executor   executor
-	// HoldLocation makes a storage location unavailable for a while, as its store did not answer. It
-	// returns the resulting record; nil if there is none.
+	// HoldLocation is as in package run.
 	HoldLocation func(ctx context.Context, name string, reason error) (*enginev1alpha1.StorageLocation, error)
 	Events       events.EventRecorder
 	Clock        clock.WithTicker

@@ -28,8 +28,7 @@ import (
 )
 
 // acquire claims a run by a compare-and-swap, so that no two processes execute it. If its store does
-// not answer, the run returns to its place in the queue, after the location's condition is set: the
-// queue holds the run until the store is back. A run that may not use its location ends.
+// not answer, it takes the run back. A run that may not use its location ends.
 func (c *Controller) acquire(ctx context.Context, run *enginev1alpha1.BackupRun, e *execution) error {
 	if err := c.Executor.Reach(ctx, run); err != nil {
 		if ctx.Err() == nil && location.IsFinal(err) {
@@ -69,8 +68,7 @@ func (c *Controller) gone(ctx context.Context, run *enginev1alpha1.BackupRun) er
 }
 
 // executeClaimed executes a claimed run if the ledger, read after the claim, has its start. Else the
-// run returns to its place: its start was taken back, another process leads, or the ledger was lost and
-// recreated. A run that only moves data needs no start.
+// run returns to its place: docs/design/fences.md. A run that only moves data needs no start.
 func (c *Controller) executeClaimed(ctx context.Context, run *enginev1alpha1.BackupRun, e *execution) error {
 	if isMoving(run) {
 		e.leavePlace()

@@ -22,8 +22,7 @@ import (
 )
 
 // finish writes the end of a run whose uploads have stopped, and the namespaces that may have unlisted
-// snapshots. Then it deletes the uploads' records. It retries until it succeeds: an ended run must not
-// look as if it continued.
+// snapshots. Then it deletes the uploads' records. It retries until it succeeds: see run.WriteEnd.
 func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.BackupRun, outcome backup.Outcome, namespaces sets.Set[string]) error {
 	before, others := run.Status.Phase, false
 	now := metav1.NewTime(c.Clock.Now())

@@ -25,8 +25,7 @@ import (
 
 const (
 	hideInterval = time.Second
-	// hidePatience is after how long an exposure loses its place: a lost node's pod must not keep
-	// others from theirs.
+	// hidePatience is after how long an exposure loses its place: docs/design/snapshots.md.
 	hidePatience = 2 * time.Minute
 	// pendingPatience is how long a pending pod keeps a place of the nodes.
 	pendingPatience = 2 * time.Minute
@@ -197,7 +196,7 @@ func (v *volumes) awaitUpload(ctx context.Context, u *upload) (again, over bool)
 }
 
 // tryAgainLocked has a failed upload tried once more, preferably on another node, and reports whether
-// its snapshot allows that. An earlier process's upload may be a second try, so it is not tried again.
+// its snapshot allows that. An earlier process's upload is not tried again: it may be a second try.
 func (v *volumes) tryAgainLocked(u *upload, why string) bool {
 	if of := u.volume.Snapshot; of == nil || of.Kept || v.c.Mover == nil || !u.exposed || u.preparing || u.failed != "" || v.ctx.Err() != nil {
 		return false
@@ -326,8 +325,7 @@ func (v *volumes) leave(ctx context.Context, u *upload) {
 	}
 }
 
-// cutOnce cuts a volume unless an earlier attempt did: the namespace may be deleted by now, and the pod
-// has continued.
+// cutOnce cuts a volume unless an earlier attempt did.
 func (v *volumes) cutOnce(ctx context.Context, u *upload, of snapshots.Volume, report func(string)) (snapshots.Taken, error) {
 	if known := u.taken; known != nil {
 		return snapshots.Taken{Snapshot: known.Snapshot, Content: known.Content, Handle: known.Handle, Time: known.Time.Time, Size: known.Size}, nil

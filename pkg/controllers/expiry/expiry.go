@@ -2,17 +2,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package expiry requests the deletion of expired backups, as a client of our own API with only the
-// right to backups/deletion. The API server checks uid and expiration by its own clock.
+// right to backups/deletion. The API server checks uid and expiration by its own clock. docs/using.md
+// says which backups stay, and when expiry is frozen.
 //
-//   - Only this cluster's own backups expire: none before the last requested time, none while held or read by a restore. The last
-//     good backup of an existing namespace stays, unless disabled (lastGood).
+//   - None of this cluster's own backups expires before the last requested time. Others never do.
 //   - Locations that the API server is unsure of are left alone.
-//   - Clocks may be wrong. If more of a location's backups have expired than an hour allows, none is deleted until an
-//     administrator accepts that up to an instant (AnnotationAcceptExpiry). The hour is measured monotonically. None is deleted
-//     while the clock differs from the store's.
+//   - Clocks may be wrong. The hour for the bound on deletions is measured monotonically, and nothing is deleted while the clock
+//     differs from the store's. A clock that is repeatedly a little wrong, with restarts, remains undetected.
 //
-// A new process begins a new hour, and two processes request the same deletions. A clock that is
-// repeatedly a little wrong, with restarts, remains undetected.
+// A new process begins a new hour, and two processes request the same deletions.
 package expiry
 
 import (

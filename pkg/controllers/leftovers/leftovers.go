@@ -1,18 +1,15 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package leftovers removes daily what dead processes left in the stores: folders of backups that never
-// ended and have no record, reports of restores of missing backups, and unfinished writes.
+// Package leftovers removes daily what dead processes left in the stores: see docs/maintenance.md,
+// "Leftovers in a store".
 //
-//   - A folder is removed by the usual steps (folder.Deletion), under its owner's uid. It must be this cluster's, have no metadata
-//     or copy of it and no record, and be unchanged for MinAge.
-//   - If more than ten folders and more than one in twenty would be removed, none is, with an event.
+//   - A folder is removed by the usual steps (folder.Deletion), under its owner's uid. It must be this cluster's, have no
+//     metadata or copy of it and no record, and be unchanged for MinAge.
 //   - A restore's report is removed only if it is this cluster's, in its own place, without a record, and its backup is missing
 //     (folder.Needs) in two passes a day apart, but other backups exist. Its metadata, which says all that, is last.
 //   - Unfinished writes are removed when older than MinAge and than every running backup of this cluster.
-//   - Nothing is removed while the clock differs from the store's.
-//
-// Maintenance removes such backups' snapshots (pkg/maintenance).
+//   - Nothing is removed while the clock differs from the store's, or if too many folders would be.
 package leftovers
 
 import (

@@ -2,13 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package locks extends the locks of backups' objects in locations with spec.lock, and reports their
-// ends in the location's condition Locked and status.lock.
+// ends in the location's condition Locked and status.lock: see docs/lock.md.
 //
-//   - A location is looked through daily, and at least four times in the days of its lock. An object that is locked for less than
-//     half of them is extended by all of them.
 //   - The objects are the folders of this cluster's own backups that are not being deleted, the store's id, and this cluster's
-//     wrapped keys. An expired backup that stays, as a held one or a namespace's last good one, is extended too.
-//   - A repository's maintenance extends its blobs (package repository), at the same intervals. A late one is reported here.
+//     wrapped keys. A repository's maintenance extends its blobs (package repository); a late one is reported here.
 //   - A pass only moves ends of locks, to later times. It may be killed anywhere, and repeated.
 package locks
 

@@ -2,19 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package maintenance maintains due repositories by Jobs, and writes the results into
-// VolumeRepositories.
+// VolumeRepositories: see docs/maintenance.md.
 //
-//   - One Job at a time maintains a repository, also across restarts: Jobs are the memory of what runs, and a Job's name follows from
-//     the maintenance before.
-//   - A repository is due a period after its last maintenance began, even a failed one, plus up to a tenth; a new one up to another
-//     period. A requested one is due at once, and first.
-//   - Small repositories of a location share a Job, up to ten, some a fifth of a period early. Each has its own result and 5 minutes.
-//     A failed one is alone the next time.
-//   - At most the limit of Jobs runs, the longest due first. A hanging Job holds its place until its deadline. One that can't start is
-//     given up after minutes, recorded before its deletion.
-//   - A killed, evicted, unscheduled or deleted Job is recorded as such. Only the process's own result is a success, as a process
-//     told to stop exits well, too.
-//   - A Job and its log stay while among the last of one of its repositories.
+//   - One Job at a time maintains a repository, also across restarts: Jobs are the memory of what runs, and a Job's name
+//     follows from the maintenance before.
+//   - A requested maintenance is due at once, and first; else the longest due is.
+//   - A hanging Job holds its place until its deadline. One that can't start is recorded before its deletion.
+//   - A killed, evicted, unscheduled or deleted Job is recorded as such. Only the process's own result is a success, as a
+//     process told to stop exits well, too.
 package maintenance
 
 import (

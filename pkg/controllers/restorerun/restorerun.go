@@ -6,11 +6,10 @@
 //
 // A run is claimed by a compare-and-swap of its record, after a look at the ledger. Two processes
 // execute it at once only if a paused one has not noticed that it no longer leads. Then nothing is
-// doubled; see pkg/restore. Only one writes the end, since both name the executor and the version that
-// they have read.
+// doubled; see pkg/restore. Only one writes the end, since both name the executor and the version read.
 //
-// A run's end is stored before it is in the record. If its store does not answer, it is written all the
-// same, kept in memory, and stored later while this process leads.
+// A run's end is stored before it is in the record. If its store does not answer, it is stored later,
+// while this process leads.
 package restorerun
 
 import (
@@ -62,15 +61,14 @@ type Config struct {
 	Workers   int
 	// Identity names this process, and no other of the same pod.
 	Identity string
-	// Leads asks the cluster whether this process leads: nil if so.
+	// Leads returns nil if the cluster says that this process leads.
 	Leads  func(ctx context.Context) error
 	Queue  runs.Queue
 	Engine engineclient.EngineV1alpha1Interface
 	// ConfigMaps reads the ledger in the system namespace.
 	ConfigMaps corev1client.ConfigMapInterface
 	Executor   executor
-	// HoldLocation makes a storage location unavailable for a while, as its store did not answer. It
-	// returns the resulting record; nil if there is none.
+	// HoldLocation is as in package run.
 	HoldLocation func(ctx context.Context, name string, reason error) (*enginev1alpha1.StorageLocation, error)
 	Events       events.EventRecorder
 	Clock        clock.WithTicker
@@ -191,8 +189,8 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 }
 
 // acquire claims a run that waits, or that another process left behind. If its store does not answer, a
-// begun run waits in its slot; another one returns to its place in the queue. A run that may not use
-// its location ends on execution.
+// begun run waits in its slot; another one is taken back. A run that may not use its location ends on
+// execution.
 func (c *Controller) acquire(ctx context.Context, run *enginev1alpha1.RestoreRun, e *runs.Execution[*enginev1alpha1.RestoreRun]) error {
 	begun := run.Status.Phase == v1alpha1.RestorePhaseInProgress
 	if begun {
@@ -330,8 +328,7 @@ func (c *Controller) giveUp(ctx context.Context, run *enginev1alpha1.RestoreRun)
 	return restore.Fail(ctx, restore.Request{Run: run, SystemNamespace: c.Namespace}, c.Clock, why)
 }
 
-// finish writes a run's end. It retries until it succeeds: an ended run must not look as if it
-// continued.
+// finish writes a run's end until that succeeds: see run.WriteEnd.
 func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.RestoreRun, ended *restore.Ended, stored bool) error {
 	run, others, err := c.WriteEnd(ctx, run, func(written *enginev1alpha1.RestoreRun) {
 		recordEnd(&written.Status, ended, stored)

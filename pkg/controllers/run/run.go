@@ -86,7 +86,8 @@ type Config[R any] struct {
 	Queue    Queue
 	// ConfigMaps reads the ledger in the system namespace.
 	ConfigMaps corev1client.ConfigMapInterface
-	// HoldLocation makes a storage location unavailable for a while.
+	// HoldLocation makes a storage location unavailable for a while, as its store did not answer a
+	// run's start. It returns the resulting record; nil if there is none.
 	HoldLocation func(ctx context.Context, name string, reason error) (*enginev1alpha1.StorageLocation, error)
 	Events       events.EventRecorder
 }

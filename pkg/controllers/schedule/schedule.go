@@ -1,12 +1,12 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package schedule makes schedules' backups when due, and deletes backups that no rule keeps.
+// Package schedule makes schedules' backups when due, and deletes backups that no rule keeps: see
+// docs/schedules.md.
 //
-// Each due time has one backup, or a reason for its absence. Its name follows from the schedule and the
-// time. It is requested before the time is recorded, so a repetition finds it.
-//
-// Requests are made as the user that last changed the schedule, with present rights.
+// Each due time has one backup, or a reason for its absence. The backup is requested before the time is
+// recorded; its name follows from both, so a repetition finds it. Requests are made as the user that
+// last changed the schedule.
 package schedule
 
 import (

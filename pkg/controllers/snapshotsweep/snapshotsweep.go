@@ -1,14 +1,12 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package snapshotsweep forgets the cluster's snapshots that no backup needs: of failed, cancelled or
-// deleted backups, and of replaced attempts.
+// Package snapshotsweep forgets this cluster's snapshots that no backup needs: see
+// docs/design/snapshots.md.
 //
-//   - A snapshot leaves if its backup's record says that the backup has no result. Without a record its store decides: it must be
-//     readable, have other backups, and lack this one.
-//   - If more than ten snapshots and more than one in twenty lose their backups in the stores at once, they stay, with the event
-//     SnapshotsInDoubt.
-//   - Only this cluster's snapshots leave.
+// A snapshot leaves if its backup's record says that the backup has no result. Without a record its
+// store decides: it must be readable, have other backups, and lack this one. If too many would leave,
+// they stay, with the event SnapshotsInDoubt.
 package snapshotsweep
 
 import (

@@ -25,14 +25,14 @@ const (
 	claimInterval = 5 * time.Minute
 	// claimPatience is after how long another process's unchanged claim counts as dead.
 	claimPatience = 2*claimInterval + checkInterval
-	// claimChanges is how many renewals of another's claim prove that it lives. One may come from a
-	// process paused between its check and its write.
+	// claimChanges is how many renewals of another's claim prove that it lives:
+	// docs/design/cloned-clusters.md.
 	claimChanges = 2
 	// leaseSlack is how long a process may work after its last renewal of the Lease.
 	leaseSlack = 30 * time.Second
 )
 
-// claimant decides about this process's claim on a store (docs/design/cloned-clusters.md).
+// claimant decides about this process's claim on a store.
 type claimant struct {
 	mu      sync.Mutex
 	storeID string
@@ -49,8 +49,8 @@ type claimant struct {
 }
 
 // judge returns whether to write the own claim in place of the found one, and, if another cluster may
-// write to the store, the reason for ConditionClonedCluster. stands is its present reason, before the
-// former leader. accepted: an administrator lets this cluster continue.
+// write to the store, the reason for ConditionClonedCluster. stands is its present reason; accepted: an
+// administrator lets this cluster continue.
 func (c *claimant) judge(now time.Time, nonce string, found *format.Claim, before lease.Predecessor, stands string, accepted bool) (write bool, reason string) {
 	if stands == "" {
 		stands = c.reason // the condition may not be written

@@ -5,9 +5,8 @@
 // controller's memory, and have it plan others.
 //
 // The controller publishes its address, a certificate and a token, new for each process, in a Secret
-// that only the API server reads. So a reader talks to that process or none, and no other credential
-// travels. After Silence without data the log breaks off; the next controller has the next attempt's
-// log.
+// that only the API server reads. So no other credential travels. After Silence without data the log
+// breaks off; the next controller has the next attempt's log.
 package remote
 
 import (
