@@ -49,7 +49,6 @@ type heldPod struct {
 	belongings []*object
 }
 
-// heldVolume is read from a snapshot if cut.
 type heldVolume struct {
 	name, claim string
 	cut         bool

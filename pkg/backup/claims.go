@@ -39,16 +39,12 @@ type claim struct {
 	missed, lost bool
 	// block is a block device, scratch a generic ephemeral volume's claim.
 	block, scratch bool
-	// classes are VolumeSnapshotClasses named by users.
-	classes snapshots.Wishes
-	// moveData is the volume policy's choice, or nil.
-	moveData *bool
-	// keepLocal is how many snapshots a policy keeps beside their moved data.
-	keepLocal int32
-	snapshot  *format.SnapshotSource
+	classes        snapshots.Wishes
+	moveData       *bool
+	keepLocal      int32
+	snapshot       *format.SnapshotSource
 	// noSnapshot says why no wanted snapshot is made. Files may be read.
-	noSnapshot string
-	// snapshotFailed: an error told the user why.
+	noSnapshot     string
 	snapshotFailed bool
 	// refused: a hook failed, so no pod gives access.
 	refused bool

@@ -57,9 +57,9 @@ type collector struct {
 	chosen   []string
 	listed   []string
 	partly   bool
-	// leaving are claims requested only through terminating pods.
+	// leaving are claims used only by terminating pods.
 	leaving []leavingVolume
-	// ofLabelled has claims of pods excluded by label, each with one pod.
+	// ofLabelled maps claims to pods excluded by label.
 	ofLabelled map[types.NamespacedName]string
 	services   services
 	planned    *planned
@@ -436,7 +436,6 @@ const (
 
 func (b *batch) full() bool { return len(b.stored) >= batchBytes || len(b.objects) >= batchObjects }
 
-// readTogether writes one resource's selected objects in batches, in parallel with others.
 func (c *collector) readTogether(ctx context.Context, r resource, together *batch) error {
 	err := c.read(ctx, r, func(_ context.Context, r resource, h *head, raw []byte) error {
 		if err := c.addTo(together, r, h, raw, itself); err != nil || !together.full() {
@@ -587,7 +586,6 @@ func (c *collector) fetch(ctx context.Context, r resource, namespace, name strin
 	return h, raw, err
 }
 
-// get is fetch, but reports a missing object.
 func (c *collector) get(ctx context.Context, r resource, namespace, name string) (h *head, raw []byte, exists bool, err error) {
 	about := subject{r.GroupResource(), namespace, name}
 	raw, err = c.lister.get(ctx, r, namespace, name)

@@ -470,7 +470,6 @@ func (e *execution) marked(write func(io.Writer) error) ([]byte, error) {
 	return format.Mark(content.Bytes(), e.mark()), nil
 }
 
-// mark makes this attempt's objects unique: see format.Mark.
 func (e *execution) mark() types.UID {
 	if e.request.Attempt <= 1 {
 		return e.request.Backup.UID

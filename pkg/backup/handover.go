@@ -23,7 +23,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// stillMoving separates volumes with cut snapshots whose data is not moved yet.
 func stillMoving(volumes []*format.Volume) (moving, ended []*format.Volume) {
 	for _, volume := range volumes {
 		if volume.Snapshot != nil && !volume.Status.Phase.Done() {
@@ -83,7 +82,6 @@ func (e *execution) move(ctx context.Context, moving []*format.Volume) error {
 	return nil
 }
 
-// goOn moves the data of a backup read by an earlier attempt.
 func (e *execution) goOn(ctx context.Context) error {
 	handover, err := e.readHandover(ctx)
 	if ctx.Err() != nil {

@@ -101,7 +101,6 @@ type hooks struct {
 	notThawed []string
 }
 
-// parseHooks prepares a validated spec's hooks. idle lists words that match nothing.
 func parseHooks(spec *v1alpha1.BackupHooks) (rules []hookRule, idle []string, err error) {
 	for i := range spec.Resources {
 		of := &spec.Resources[i]
@@ -231,7 +230,6 @@ const (
 	ReadNone      = "none"
 )
 
-// thawed reports how long hooks froze a pod, if it has both kinds.
 func (h *hooks) thawed(pod *heldPod, read string) {
 	if len(pod.pre) == 0 || len(pod.post) == 0 {
 		return
@@ -360,7 +358,7 @@ func (h *hooks) failedPostHooks() string {
 // PostHooks is the result of another process's pending post hooks.
 type PostHooks struct {
 	Log []byte
-	// Status adds them to the Backup's earlier status; nil is none.
+	// Status adds them to the Backup's earlier status.
 	Status *v1alpha1.HookStatus
 	// Failed lists failures in one line, with any onError, or is "".
 	Failed string

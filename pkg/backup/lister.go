@@ -45,10 +45,10 @@ const (
 
 var errLargePage = errors.New("the page is too large")
 
-// errMalformed: the answer is no list. A retry would not help.
+// errMalformed reports an answer that is no list. A retry would not help.
 var errMalformed = errors.New("the server's answer is not a list of Kubernetes")
 
-// errOthers: most of a list is unwanted; no object was visited.
+// errOthers reports that most of a list is unwanted; no object was visited.
 var errOthers = errors.New("most of the list is of other namespaces")
 
 // lister reads objects as the server's JSON. It decodes a page while it arrives, one object in memory

@@ -14,7 +14,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/format"
 )
 
-// head has the fields that reading uses.
 type head struct {
 	APIVersion string
 	Kind       string

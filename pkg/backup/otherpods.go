@@ -44,7 +44,6 @@ func (p *podVolumes) await(ctx context.Context, volumes []*format.Volume) error 
 	}
 }
 
-// readThroughAnother submits a failed volume through another pod of its claim, or returns nil.
 func (p *podVolumes) readThroughAnother(ctx context.Context, failed *format.Volume) *format.Volume {
 	if failed.Status.Phase != enginev1alpha1.VolumePhaseFailed || failed.ClaimName == "" || failed.Snapshot != nil {
 		return nil

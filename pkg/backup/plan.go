@@ -204,7 +204,6 @@ func (plannedVolumes) Wait(_ context.Context, volumes []*format.Volume) error {
 	return nil
 }
 
-// plannedHooks only reviews the right to run hooks.
 type plannedHooks struct {
 	asked Hooks
 	*planned
@@ -288,7 +287,6 @@ func (p *planned) leftOut(findings *findings) []v1alpha1.PlannedLeftOut {
 	return rows
 }
 
-// plannedVolumes returns the volumes whose data would be read, and claims without data.
 func (p *podVolumes) plannedVolumes() []v1alpha1.PlannedVolume {
 	var rows []v1alpha1.PlannedVolume
 	for _, volume := range p.inOrder() {

@@ -42,12 +42,10 @@ type podVolumes struct {
 	// behind: an ordered pod is written after its hooks, and so are the next.
 	behind bool
 
-	// impatient: the last handover failed.
 	impatient atomic.Bool
 
 	mu        sync.Mutex
 	submitted []*format.Volume
-	// kept are claims to write when their snapshots are cut.
 	kept      []*object
 	scratch   map[string]int
 	heldBytes int
@@ -436,7 +434,6 @@ func (of *claim) whyNotTaken() string {
 	return cmp.Or(refused, of.unusable, of.skipped, "no pod selects it for the backup of its files")
 }
 
-// notTaken describes persistent volumes without data, for a restore.
 func (p *podVolumes) notTaken() []format.VolumeInfo {
 	var infos []format.VolumeInfo
 	for _, key := range p.sortedClaims() {

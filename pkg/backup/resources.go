@@ -183,7 +183,6 @@ func (d *discovered) selected(spec *v1alpha1.BackupSpec, wanted *selection.Resou
 	return selected
 }
 
-// list is one of a spec's lists of resources, with its scope.
 type list struct {
 	words               []string
 	namespaced, cluster bool

@@ -84,7 +84,7 @@ type Dependencies struct {
 	Volumes Volumes
 	// SnapshotClasses lists the cluster's classes. nil: no snapshots.
 	SnapshotClasses func(ctx context.Context) ([]snapshots.VolumeSnapshotClass, error)
-	// KeepSnapshots leaves snapshots in their storage if spec.snapshotMoveData is unset.
+	// KeepSnapshots is for an unset spec.snapshotMoveData.
 	KeepSnapshots bool
 	// MayChooseClass returns nil if the backup's requester may create VolumeSnapshots in a namespace,
 	// and a NotAllowedError if not. SnapshotClasses need it.
@@ -188,14 +188,12 @@ type execution struct {
 
 	hooks *hooks
 
-	list     format.ResourceList
-	manifest manifest.Writer
-	volumes  []*format.Volume
-	skipped  []format.VolumeInfo
-	leftOut  int32
-	// encryption is nil unless this attempt encrypts the tarball.
+	list       format.ResourceList
+	manifest   manifest.Writer
+	volumes    []*format.Volume
+	skipped    []format.VolumeInfo
+	leftOut    int32
 	encryption *encryption.Recipients
-	// readStored: all that was read is stored, also for later attempts.
 	readStored bool
 	// hookStatus and encryptionStatus are of the earlier attempt that read the cluster.
 	hookStatus       *v1alpha1.HookStatus

@@ -109,7 +109,6 @@ func (s *scanner) members(value func(name string) error) error {
 	})
 }
 
-// each reads the rest of an object or a list after its bracket; read reads one element.
 func (s *scanner) each(end byte, read func() error) error {
 	for first := true; ; first = false {
 		c, err := s.token()
@@ -168,7 +167,6 @@ func (s *scanner) value() error {
 	}
 }
 
-// toClosing is a bracket pair's distance in ASCII.
 const toClosing = '}' - '{'
 
 // empty reads after an opening bracket: the closing one, which ends the value, or the first member's

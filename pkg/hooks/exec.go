@@ -29,8 +29,8 @@ type Client struct {
 	Config *rest.Config
 }
 
-// NotRunError: a command has not run, and may be repeated, as there was no connection or the server was
-// busy.
+// NotRunError reports that a command has not run, and may be repeated: there was no connection, or the
+// server was busy.
 type NotRunError struct{ Reason error }
 
 func (e NotRunError) Error() string { return e.Reason.Error() }

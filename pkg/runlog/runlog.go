@@ -202,7 +202,6 @@ func (l *Log) Copy(ctx context.Context, to io.Writer, follow bool) error {
 	}
 }
 
-// await waits for a change, and then for pace, since lines come in bursts.
 func (l *Log) await(ctx context.Context, to io.Writer, changed <-chan struct{}) error {
 	beat := time.NewTicker(Heartbeat)
 	defer beat.Stop()

@@ -31,7 +31,6 @@ func PodReason(pod *corev1.Pod) string {
 	return ""
 }
 
-// isSidecar reports whether an init container runs beside the containers.
 func isSidecar(pod *corev1.Pod, name string) bool {
 	for _, c := range pod.Spec.InitContainers {
 		if c.Name == name && c.RestartPolicy != nil {

@@ -41,7 +41,6 @@ type Entry struct {
 	Path string
 	// Versioned is false for the copy that every restore reads.
 	Versioned bool
-	// Preferred marks the versioned copy of the group's preferred version.
 	Preferred bool
 	Size      int64
 	Offset    int64

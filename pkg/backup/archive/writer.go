@@ -221,7 +221,6 @@ func (w *Writer) Close() error {
 	return w.write(0)
 }
 
-// writeEntry writes a file; mayEnd allows a gzip member to end before its content.
 func (w *Writer) writeEntry(path string, content []byte, mayEnd bool) error {
 	w.header.Name, w.header.Size = path, int64(len(content))
 	if err := w.tar.WriteHeader(&w.header); err != nil {
@@ -278,7 +277,6 @@ func (i Item) appendPath(path []byte, versionFolder string) []byte {
 	return append(path, itemSuffix...)
 }
 
-// meter fails beyond the limit of readers.
 type meter struct {
 	w             io.Writer
 	left, written int64

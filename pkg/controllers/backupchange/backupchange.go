@@ -93,8 +93,7 @@ type Controller struct {
 // One worker has all records of a name.
 type lane struct {
 	*Controller
-	queue *loop.Loop[string]
-	// former are of the previous version.
+	queue     *loop.Loop[string]
 	former    records
 	deletes   bool
 	retention time.Duration
@@ -138,7 +137,6 @@ func (c *Controller) Run(ctx context.Context) {
 	c.expirations.queue.Run(ctx, c.expirations.sync)
 }
 
-// watch enqueues new requests, and unfinished ones of a location that is available again.
 func (l *lane) watch(informers ...cache.SharedIndexInformer) error {
 	changed := func(before, after *enginev1alpha1.BackupChange) {
 		if after.Deletes() == l.deletes && (before == nil || before.UID != after.UID || before.Generation != after.Generation) {
@@ -280,14 +278,12 @@ type refusal string
 
 func (r refusal) Error() string { return string(r) }
 
-// asOf names a location that shows an earlier time, and takes no change.
 type asOf string
 
 func (a asOf) Error() string {
 	return fmt.Sprintf("the storage location %q shows its bucket as of an earlier time, and nothing is written to it: name the backup in the location without spec.s3.asOf", string(a))
 }
 
-// noLocation names a missing location.
 type noLocation string
 
 func (n noLocation) Error() string { return fmt.Sprintf("there is no storage location %q", string(n)) }

@@ -73,7 +73,6 @@ func (w *work) deleteVolumes(ctx context.Context) error {
 	return nil
 }
 
-// changeBackups writes the deletion beside each backup, or records its refusal.
 func (w *work) changeBackups(ctx context.Context) error {
 	for {
 		targets, first := w.change.Spec.Targets, int(w.change.Status.Processed)

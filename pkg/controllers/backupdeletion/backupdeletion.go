@@ -142,7 +142,7 @@ func New(config Config) (*Controller, error) {
 // Run works until ctx ends and all work has stopped.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.sync) }
 
-// removable: deletion was requested, and no process works on the backup.
+// removable reports that deletion was requested, and no process works on the backup.
 func removable(run *enginev1alpha1.BackupRun) bool {
 	if run.Spec.Deletion == nil {
 		return false

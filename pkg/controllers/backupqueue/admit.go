@@ -87,7 +87,6 @@ func (c *Controller) admit(ctx context.Context, d *decision) (written bool, err 
 	return written, nil
 }
 
-// leastRefusedFirst orders runs for tickets: refused ones last, the longest ago first.
 func (c *Controller) leastRefusedFirst(tickets []queue.Assignment) []queue.Assignment {
 	if len(c.refused) == 0 {
 		return tickets

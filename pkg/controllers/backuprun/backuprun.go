@@ -10,8 +10,7 @@
 //
 // Only the leader executes a run, after a compare-and-swap of the run and a later look at the ledger:
 // docs/design/fences.md. If another process claimed a run in progress, and the cluster says, after the
-// run was read, that this process leads, it was left behind. Then this process claims it and executes
-// it anew.
+// run was read, that this process leads, it was left behind.
 //
 // Each claim is a numbered attempt, and earlier attempts' results don't count. After MaxAttempts the
 // run fails. A stopping process first stores completely read backups, and gives its runs back, which
@@ -44,13 +43,11 @@ import (
 
 const (
 	// settleTimeout bounds a dead run's end and cleanup in its store.
-	settleTimeout = time.Minute
-	// snapshotsTimeout bounds a request to remove one repository's snapshots.
+	settleTimeout    = time.Minute
 	snapshotsTimeout = time.Minute
 	// cancelTimeout bounds the storing of a cancelled run's end. After it, the run ends all the same.
 	cancelTimeout = 5 * time.Second
-	// recheck is the interval of checks whether uploads have stopped.
-	recheck = 5 * time.Second
+	recheck       = 5 * time.Second
 	// lastTime is for storing a completely read run when the process is told to stop. It is shorter
 	// than the pod's terminationGracePeriodSeconds, 30 s.
 	lastTime = 20 * time.Second
@@ -132,7 +129,6 @@ type Controller struct {
 	// with snapshots to remove. A store that does not answer may block only the latter two.
 	queue, leftBehind, leftoverSnapshots *loop.Loop[string]
 
-	// places bounds the runs that read the cluster.
 	places chan struct{}
 
 	mu      sync.Mutex
@@ -208,7 +204,6 @@ func (c *Controller) Start(name string) {
 	c.queue.Add(name)
 }
 
-// runChanged queues a run, and stops the execution of a cancelled or deleted one.
 func (c *Controller) runChanged(before, run *enginev1alpha1.BackupRun) {
 	if before != nil && (run == nil || run.UID != before.UID) {
 		c.Stop(before)

@@ -223,12 +223,11 @@ func wasExecuted(run *enginev1alpha1.BackupRun) {
 	}
 }
 
-// executedBefore: an earlier attempt was not given back, or has progress.
+// executedBefore reports an earlier attempt that was not given back, or has progress.
 func executedBefore(run *enginev1alpha1.BackupRun) bool {
 	return run.Status.Attempts > 1 && (run.Status.Attempts-run.Status.GivenBack > 1 || run.Status.Progress != nil)
 }
 
-// record is the executed run, as last written.
 type record struct {
 	*runs.Record[*enginev1alpha1.BackupRun]
 	clock      clock.Clock

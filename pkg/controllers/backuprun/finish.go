@@ -101,7 +101,6 @@ func (c *Controller) settle(ctx context.Context, run *enginev1alpha1.BackupRun, 
 	return c.finish(ctx, run, outcome, namespaces)
 }
 
-// takeLeftBehind prepares another process's run to continue, or ends it.
 func (c *Controller) takeLeftBehind(ctx context.Context, run *enginev1alpha1.BackupRun) error {
 	resumable := c.isResumable(run)
 	if resumable && len(run.Status.PendingHooks) > 0 {

@@ -44,7 +44,6 @@ type Mover interface {
 	Leave(ctx context.Context, content string) error
 }
 
-// submitSnapshot begins to cut and move a volume, or continues an earlier upload.
 func (v *volumes) submitSnapshot(ctx context.Context, volume *format.Volume) error {
 	if v.c.Mover == nil {
 		return fmt.Errorf("a snapshot of the claim %s/%s is wanted, and this controller makes none", volume.Pod.Namespace, volume.ClaimName)
@@ -87,7 +86,6 @@ func (v *volumes) register(name string, u *upload) {
 	v.namespaces.Insert(u.volume.Pod.Namespace)
 }
 
-// snapshotOf returns the volume to cut.
 func (v *volumes) snapshotOf(volume *format.Volume) snapshots.Volume {
 	spec := &v.run.Spec.Backup
 	of := snapshots.Volume{
@@ -177,7 +175,6 @@ func (v *volumes) hide(ctx context.Context, of snapshots.Volume, leave func(), m
 	}
 }
 
-// awaitUpload returns once an upload has ended, or is to be tried again. over: ctx has ended.
 func (v *volumes) awaitUpload(ctx context.Context, u *upload) (again, over bool) {
 	for {
 		v.mu.Lock()
@@ -209,7 +206,6 @@ func (v *volumes) tryAgainLocked(u *upload, why string) bool {
 	return true
 }
 
-// dropUpload deletes the first try's record, so that its agent stops.
 func (v *volumes) dropUpload(ctx context.Context, u *upload) {
 	name := recordName(v.run, u.volume)
 	for {

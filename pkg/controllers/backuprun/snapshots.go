@@ -17,7 +17,6 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/backup"
 )
 
-// listsVolumes reports whether the stored backup lists its volumes and their snapshots.
 func listsVolumes(outcome backup.Outcome) bool {
 	return outcome.Stored &&
 		(outcome.Status.Phase == v1alpha1.BackupPhaseCompleted || outcome.Status.Phase == v1alpha1.BackupPhasePartiallyFailed)

@@ -144,7 +144,7 @@ func (c *Controller) namespacesOfUploads(ctx context.Context, run *enginev1alpha
 	return namespaces, nil
 }
 
-// removeUploads removes the uploads' records, which ends running ones.
+// removeUploads also ends running uploads.
 func (c *Controller) removeUploads(ctx context.Context, run *enginev1alpha1.BackupRun, namespaces sets.Set[string]) {
 	if namespaces.Len() == 0 {
 		return

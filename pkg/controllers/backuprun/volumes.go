@@ -52,7 +52,6 @@ type volumes struct {
 	// ctx ends the moves of snapshots, and moving waits for them.
 	ctx    context.Context
 	moving sync.WaitGroup
-	// warned are nodes that an event has named.
 	warned sets.Set[string]
 }
 
@@ -92,7 +91,6 @@ type upload struct {
 	wait *waits.Wait
 }
 
-// sighting is a record as it is, or was before its deletion.
 type sighting struct {
 	record  *enginev1alpha1.VolumeUpload
 	deleted bool
@@ -183,7 +181,6 @@ func (v *volumes) replace(volume *format.Volume) {
 	}
 }
 
-// ensureRepository creates a namespace's missing repository record. It checks once per run.
 func (v *volumes) ensureRepository(ctx context.Context, namespace, location string) error {
 	v.mu.Lock()
 	known := v.repositories.Has(namespace)
@@ -282,7 +279,6 @@ func (u *upload) conclude() {
 	}
 }
 
-// abandon stops a given up upload. The next check or the end of the run retries.
 func (v *volumes) abandon(ctx context.Context, u *upload) {
 	record, err := v.c.uploads.Get(ctx, recordName(v.run, u.volume), metav1.GetOptions{})
 	told := apierrors.IsNotFound(err) || err == nil && record.Spec.Cancel
@@ -361,7 +357,6 @@ func (v *volumes) warn(u *upload) {
 		"The volumes on node %s wait for its agent, of which nothing was seen for %s; they are given up after %s", node, absence.Round(time.Second), v.c.AgentTimeout)
 }
 
-// absence returns how long a volume's agent has been absent, and whether to warn.
 func (v *volumes) absence(u *upload) (time.Duration, bool) {
 	if u.preparing {
 		return 0, false

@@ -110,7 +110,7 @@ func New(cluster format.Cluster, configMaps corev1client.ConfigMapInterface, inf
 // Run works until ctx ends.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, c.publish) }
 
-// publish reads the ConfigMap from the cluster, since the informer may lag.
+// publish reads the cluster, since the informer may lag.
 func (c *Controller) publish(ctx context.Context, _ string) error {
 	stored, err := c.configMaps.Get(ctx, identity.Name, metav1.GetOptions{})
 	absent := apierrors.IsNotFound(err)

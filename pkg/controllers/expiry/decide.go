@@ -237,7 +237,7 @@ const (
 	few = 2
 )
 
-// tooMany reports whether n of total backups may not expire within an hour. percent 100 is no bound.
+// tooMany reports whether n of total backups may not expire within an hour.
 func tooMany(n, total, percent int) bool {
 	return n > mostOf(total, percent) || percent < 100 && n == total && n > few
 }

@@ -273,7 +273,6 @@ func (c *Controller) look(ctx context.Context) (time.Duration, error) {
 	return c.Interval, nil
 }
 
-// expireAll requests deletions, and reports whether restores read some of the backups.
 func (c *Controller) expireAll(ctx context.Context, going []backup, locations map[string]*enginev1alpha1.StorageLocation) (read bool, err error) {
 	reading, err := c.reading(ctx, len(going) > 0)
 	if err != nil {
@@ -416,8 +415,8 @@ type departure struct {
 	at        time.Time
 }
 
-// isShortLived: kept for less than a day. A wrong clock ends it little earlier, so it does not count
-// for the bound.
+// isShortLived reports a backup kept for less than a day. A wrong clock ends it little earlier, so it
+// does not count for the bound.
 func (b *backup) isShortLived() bool {
 	lives := b.expiration.Sub(b.started)
 	return !b.expiration.IsZero() && lives >= 0 && lives < 24*time.Hour
@@ -480,7 +479,6 @@ func accepted(ctx context.Context, location *enginev1alpha1.StorageLocation) tim
 	return until
 }
 
-// frozenBy returns the condition that backups must be accepted, or nil.
 func frozenBy(location *enginev1alpha1.StorageLocation, unaccepted []backup, present int) *metav1.Condition {
 	if len(unaccepted) == 0 {
 		return nil
@@ -586,7 +584,6 @@ func isRefusal(err error) bool {
 		apierrors.IsBadRequest(err) // of a webhook without a reason
 }
 
-// lastData returns the claims whose newest data stopped a deletion, or "".
 func lastData(err error) string {
 	status, ok := errors.AsType[*apierrors.StatusError](err)
 	if !ok || status.ErrStatus.Details == nil {

@@ -243,7 +243,6 @@ func (c *Controller) oldestWriter(ctx context.Context, location string) (time.Ti
 	return before, nil
 }
 
-// find returns owned, old folders without metadata, those with metadata, and the number of all.
 func (c *Controller) find(ctx context.Context, target bucket) (abandoned []string, finished sets.Set[string], of int, err error) {
 	finished = sets.Set[string]{}
 	var name string

@@ -37,7 +37,7 @@ type extension struct {
 	objects  int
 }
 
-// unlisted: the API server did not list the backups.
+// unlisted reports that the API server did not list the backups.
 type unlisted struct{ error }
 
 func (u *unlisted) Error() string { return "list the backups: " + u.error.Error() }
@@ -117,7 +117,7 @@ func (e *extension) folder(ctx context.Context, folder string) error {
 	return ctx.Err()
 }
 
-// one extends an object. It fails if the others would, too.
+// one fails if other objects would fail, too.
 func (e *extension) one(ctx context.Context, key string) error {
 	if err := e.limiter.Wait(ctx); err != nil {
 		return err

@@ -156,13 +156,11 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	return c.write(ctx, record, condition, status)
 }
 
-// isLoading reports whether the API server has not listed the location's backups once.
 func isLoading(record *enginev1alpha1.StorageLocation) bool {
 	synced := meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionSynced)
 	return !record.Closed() && (synced == nil || synced.Reason == enginev1alpha1.ReasonLoading)
 }
 
-// begin returns a location's status, which starts anew with another lock.
 func (c *Controller) begin(record *enginev1alpha1.StorageLocation, now time.Time) *enginev1alpha1.StorageLockStatus {
 	if status := record.Status.Lock; status != nil && status.StorageLock == *record.Spec.Lock {
 		return status.DeepCopy()

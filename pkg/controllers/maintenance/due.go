@@ -113,7 +113,6 @@ func (c *Controller) due(record *enginev1alpha1.VolumeRepository) time.Time {
 	return since.Add(frequency + part/10)
 }
 
-// running returns the repositories with a running Job, by name, and the number of Jobs.
 func (c *Controller) running() (repositories map[string]bool, count int, err error) {
 	all, err := c.jobs.List(labels.Everything())
 	if err != nil {
@@ -185,7 +184,8 @@ func (c *Controller) first() (groups [][]*enginev1alpha1.VolumeRepository) {
 	return groups[:min(len(groups), c.Limit-count)]
 }
 
-// shares: small, not requested, without own settings, undamaged, last maintained with success.
+// shares reports that a repository may share a Job: small, not requested, without own settings,
+// undamaged, last maintained with success.
 func (c *Controller) shares(record *enginev1alpha1.VolumeRepository) bool {
 	recent, size := record.Status.RecentMaintenance, record.Status.Size
 	_, requested := record.RequestedJob()

@@ -144,7 +144,6 @@ func isOf(job *batchv1.Job, record *enginev1alpha1.VolumeRepository) bool {
 	return slices.Contains(namesOf(job), record.Name) && !job.CreationTimestamp.Before(&record.CreationTimestamp)
 }
 
-// labelAzureIdentity has the webhook of Azure Workload Identity give a pod an identity.
 const labelAzureIdentity = "azure.workload.identity/use"
 
 func podLabels(labels map[string]string, own *corev1.Pod) map[string]string {

@@ -278,7 +278,6 @@ func endOf(pod *corev1.Pod) string {
 	return joined(told...)
 }
 
-// disruptionOf returns an eviction, a taint, or preemption.
 func disruptionOf(pod *corev1.Pod) string {
 	for _, condition := range pod.Status.Conditions {
 		if condition.Type == corev1.DisruptionTarget && condition.Status == corev1.ConditionTrue {

@@ -131,7 +131,7 @@ func (c *Controller) exists(ctx context.Context, volumeNamespace, locationName s
 	return nil
 }
 
-// errGone: a new repository would hide the loss of all data.
+// errGone exists because a new repository would hide the loss of all data.
 var errGone = errors.New("the repository is gone from the store: bring it back, or delete the VolumeRepository to begin a new one")
 
 func notGone(ctx context.Context, record *enginev1alpha1.VolumeRepository, where repository.Location) error {

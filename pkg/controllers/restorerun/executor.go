@@ -41,8 +41,7 @@ import (
 
 const (
 	// reachTimeout bounds a store's answer. Then a run waits for the store.
-	reachTimeout = 10 * time.Second
-	// prepareTimeout bounds a run's wait for what it needs, before it fails.
+	reachTimeout   = 10 * time.Second
 	prepareTimeout = 30 * time.Minute
 )
 
@@ -62,10 +61,9 @@ type Executor struct {
 	Runs       engineclient.RestoreRunsGetter
 	Namespace  string
 	// Keys are this cluster's present and earlier public signing keys.
-	Cluster format.Cluster
-	Keys    []string
-	Clock   clock.PassiveClock
-	// HookTime bounds all hooks of a restore.
+	Cluster  format.Cluster
+	Keys     []string
+	Clock    clock.PassiveClock
 	HookTime time.Duration
 	Workers  int
 	// Volumes restores data; nil for none.
@@ -156,7 +154,6 @@ func (e *Executor) Store(ctx context.Context, run *enginev1alpha1.RestoreRun, en
 	return ended.Store(ctx, bucket, asked, e.Cluster, e.Keys)
 }
 
-// prepareAtLast retries while a store, or the cluster, is unreachable.
 func (e *Executor) prepareAtLast(ctx context.Context, run *enginev1alpha1.RestoreRun) (deps restore.Dependencies, closeBucket func(), err error) {
 	waiting := waits.ForAnyone(ctx, "its storage location, and the cluster, to give what it begins with")
 	defer waiting.End()

@@ -32,10 +32,8 @@ const maxHooked = 1000
 type runHooks struct {
 	hooks.Client
 	runs engineclient.RestoreRunInterface
-	// run is as claimed.
-	run *enginev1alpha1.RestoreRun
+	run  *enginev1alpha1.RestoreRun
 
-	// mu serializes writes.
 	mu sync.Mutex
 }
 

@@ -51,7 +51,6 @@ const (
 	// maxAttempts is how many processes may begin a run before it fails, as it probably ends them.
 	// Those told to stop don't count.
 	maxAttempts = 10
-	// maxUnstored bounds the ends in memory.
 	maxUnstored = 16
 )
 
@@ -81,7 +80,6 @@ type executor interface {
 	Execute(ctx context.Context, run *enginev1alpha1.RestoreRun, progress *Progress) *restore.Ended
 	// Stop returns when no write is in progress for a run that Execute has returned from.
 	Stop(ctx context.Context, run *enginev1alpha1.RestoreRun) error
-	// Forget removes a run's state once its end is recorded.
 	Forget(ctx context.Context, run *enginev1alpha1.RestoreRun) error
 	// Store stores a run's end; see restore.Ended.
 	Store(ctx context.Context, run *enginev1alpha1.RestoreRun, ended *restore.Ended) error
@@ -132,7 +130,6 @@ func (c *Controller) Run(ctx context.Context) { c.loop.Run(ctx, c.sync) }
 // Start implements backupqueue.Executor.
 func (c *Controller) Start(name string) { c.loop.Add(name) }
 
-// changed queues a run in progress, and stops a cancelled or deleted one.
 func (c *Controller) changed(before, run *enginev1alpha1.RestoreRun) {
 	if before != nil && (run == nil || run.UID != before.UID) {
 		c.Stop(before)
@@ -318,7 +315,6 @@ func (c *Controller) execute(ctx context.Context, run *enginev1alpha1.RestoreRun
 	return c.finish(ctx, latest, ended, stored == nil)
 }
 
-// giveUp ends a run that has ended all its processes.
 func (c *Controller) giveUp(ctx context.Context, run *enginev1alpha1.RestoreRun) *restore.Ended {
 	before, given := run.Status.Attempts-1, run.Status.GivenBack
 	why := fmt.Errorf("the controller stopped %d times while it executed the restore: what was restored by then stays; see the logs of its pods", before-given)

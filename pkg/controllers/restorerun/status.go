@@ -19,7 +19,6 @@ import (
 // Progress is an executed run's progress. It is safe for concurrent use.
 type Progress struct {
 	restore.Progress
-	// namespace is the Restore's, system the system namespace.
 	waits             *waits.Waits
 	namespace, system string
 

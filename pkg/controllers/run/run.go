@@ -1,8 +1,7 @@
 // Copyright The Holdfast Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package run is common to the executors of backups and restores: which runs this process works on, how
-// a run is taken from the ledger and given back, and how its end is written.
+// Package run is common to the executors of backups and restores.
 //
 // The ledger says which runs may start, and which process leads; see pkg/controllers/backupqueue. An
 // attempt counts unless its process was told to stop, and has given it back.
@@ -38,8 +37,7 @@ const (
 	ProgressInterval = 5 * time.Second
 	// MaxGiven bounds all attempts, counted or not: a run may be why its process is told to stop again
 	// and again.
-	MaxGiven = 20
-	// giveBackTimeout bounds the write that a run is given back.
+	MaxGiven        = 20
 	giveBackTimeout = 3 * time.Second
 )
 

@@ -5,8 +5,8 @@
 // docs/schedules.md.
 //
 // Each due time has one backup, or a reason for its absence. The backup is requested before the time is
-// recorded; its name follows from both, so a repetition finds it. Requests are made as the user that
-// last changed the schedule.
+// recorded. Its name follows from schedule and time, so a repetition finds it. Requests are made as the
+// user that last changed the schedule.
 package schedule
 
 import (
@@ -53,7 +53,6 @@ type Schedules interface {
 // Backups requests backups as a user.
 type Backups interface {
 	Create(ctx context.Context, as enginev1alpha1.Requester, of *v1alpha1.Schedule, backup *v1alpha1.Backup) error
-	// Delete requests the deletion of a schedule's backup with this uid.
 	Delete(ctx context.Context, as enginev1alpha1.Requester, of *v1alpha1.Schedule, name string, uid types.UID) error
 	// MadeBy returns the uid of the schedule that made a backup, or ""; or the error NotFound.
 	MadeBy(ctx context.Context, namespace, name string) (types.UID, error)

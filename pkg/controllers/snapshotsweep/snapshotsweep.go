@@ -41,8 +41,7 @@ import (
 )
 
 const (
-	interval = 10 * time.Minute
-	// waitingInterval is for deletions that wait for others.
+	interval        = 10 * time.Minute
 	waitingInterval = time.Minute
 	requestTimeout  = time.Minute
 	firstRetry      = 10 * time.Second
@@ -84,10 +83,8 @@ type Controller struct {
 	locations enginelisters.StorageLocationNamespaceLister
 	queue     *loop.Loop[string]
 	open      func(ctx context.Context, record *enginev1alpha1.StorageLocation) (bucket, error)
-	// since is kept from one sweep to the next.
-	since map[types.UID]time.Time
-	// disposed is when exposures' volumes were last looked for.
-	disposed time.Time
+	since     map[types.UID]time.Time
+	disposed  time.Time
 }
 
 // New returns a Controller.

@@ -32,7 +32,6 @@ const (
 	leaseSlack = 30 * time.Second
 )
 
-// claimant decides about this process's claim on a store.
 type claimant struct {
 	mu      sync.Mutex
 	storeID string
@@ -197,8 +196,6 @@ func (c *Controller) writeClaim(ctx context.Context, bucket *store.Bucket, of *c
 	return nil
 }
 
-// acceptedTakeOver reports whether an administrator has accepted, since the condition, that this
-// cluster continues.
 func acceptedTakeOver(ctx context.Context, record *enginev1alpha1.StorageLocation, told *metav1.Condition, now time.Time) bool {
 	text := takeOver(record)
 	if text == "" {

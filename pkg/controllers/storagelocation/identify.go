@@ -57,7 +57,6 @@ func (c *Controller) identify(ctx context.Context, bucket *store.Bucket, record 
 	return id, err
 }
 
-// identifyAsOf returns a store's id at the location's instant.
 func identifyAsOf(ctx context.Context, bucket *store.Bucket, record *enginev1alpha1.StorageLocation) (string, error) {
 	found, err := bucket.Identity(ctx)
 	switch {

@@ -150,7 +150,6 @@ func (f *failedStep) Error() string { return f.text }
 
 func (f *failedStep) Unwrap() error { return f.cause }
 
-// failure returns a step's error, with the store's reason, and the needed right if the store denies it.
 func (p *prober) failure(step string, needs right, err error) error {
 	said := fmt.Sprintf("%s: %s", step, store.Reason(err))
 	switch {

@@ -6,8 +6,8 @@
 // for its process, and detects another cluster with the same uid. At a SyncRequest it writes, reads,
 // lists and deletes a probe, and reports it in the condition Probed.
 //
-// A store may answer checks, but not the run that starts. Its location is then held: unavailable for a
-// while, longer each time, so that the queue passes its runs over.
+// A store may answer checks, but not the run that starts. Its location is then held, so that the queue
+// passes its runs over.
 package storagelocation
 
 import (
@@ -142,7 +142,6 @@ func (c *Controller) Hold(ctx context.Context, key cache.ObjectName, reason erro
 	return c.update(ctx, key, reason)
 }
 
-// held returns a location's hold; a reason starts one.
 func (c *Controller) held(key cache.ObjectName, location *enginev1alpha1.StorageLocation, reason error) (hold, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -35,7 +35,6 @@ func (t Target) volume() volume {
 	return volume{pod: t.Pod, name: t.Volume}
 }
 
-// add adds a volume until returned is called.
 func (h *Hung) add(v volume, now time.Time) (returned func()) {
 	h.count(v, now, 1)
 	return func() { h.count(v, now, -1) }

@@ -69,16 +69,13 @@ type Lister[T any] interface {
 
 // Kind has the differences between uploads and restores.
 type Kind[T Record[T]] struct {
-	Name     string
-	Resource string
-	// Class is the work's class among the node's.
-	Class datapath.Class
-	// Action and FailureReason are of the event about a failure.
+	Name                  string
+	Resource              string
+	Class                 datapath.Class
 	Action, FailureReason string
 	// Target returns the place of work.
-	Target func(T) Target
-	Status func(T) Status
-	// Cancelled reports whether the work is to stop.
+	Target    func(T) Target
+	Status    func(T) Status
 	Cancelled func(T) bool
 	Move      func(ctx context.Context, r *repository.Repository, record T, folder datapath.Folder, p *datapath.Progress) (Result[T], error)
 	// Ended is called for a Completed or Failed record: at its end, and for each when an agent starts.
@@ -112,8 +109,7 @@ type Status struct {
 // Result is successful work's.
 type Result[T any] struct {
 	Bytes, Files int64
-	// Warnings are for the message.
-	Warnings datapath.Warnings
+	Warnings     datapath.Warnings
 	// Apply adds the rest to the record. Optional.
 	Apply func(T)
 	// Undo takes back stored data if the record is deleted. Optional.
@@ -155,16 +151,15 @@ type Controller[T Record[T]] struct {
 	writer Writer[T]
 	lister Lister[T]
 	queue  *loop.Loop[string]
-	// repositories are shared by all work of the kind, and not by backups and restores. Kopia locks a
-	// repository's indexes while it writes them, so a restore, even a cancelled one, would wait for a
-	// store that blocks an upload. A failed listing would end the other's work, and a restore's memory
-	// limit would have to suffice for both.
+	// repositories are shared by all work of the kind, and not by backups and restores: Kopia locks a
+	// repository's indexes while it writes them, so a restore would wait for a store that blocks an
+	// upload. A failed listing would end the other's work, and a restore's memory limit would have to
+	// suffice for both.
 	repositories *opener.Shared
 	// submitted: the manager knows all work that waited at the start.
 	submitted atomic.Bool
 
-	mu sync.Mutex
-	// works are by the record's name, until their ends are written.
+	mu    sync.Mutex
 	works map[string]*work[T]
 }
 
@@ -245,7 +240,6 @@ func (c *Controller[T]) enqueue(obj any) {
 	c.queue.Add(name.Name)
 }
 
-// repositoryChanged wakes records that may wait for a repository.
 func (c *Controller[T]) repositoryChanged(before, after *enginev1alpha1.VolumeRepository) {
 	repository := cmp.Or(after, before).Name
 	loop.Wake(c.queue, c.lister, func(record T) bool {
@@ -253,7 +247,6 @@ func (c *Controller[T]) repositoryChanged(before, after *enginev1alpha1.VolumeRe
 	})
 }
 
-// sync compares a record with this process's work, and does the one thing due.
 func (c *Controller[T]) sync(ctx context.Context, name string) error {
 	record, err := c.lister.Get(name)
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -329,7 +322,6 @@ func (c *Controller[T]) interrupted(ctx context.Context, record T) error {
 	return c.start(ctx, again) // before work that was requested later
 }
 
-// start gives a record's work to the manager once its repository is ready.
 func (c *Controller[T]) start(ctx context.Context, record T) error {
 	switch why, passing := c.whyNotReady(c.kind.Target(record).Repository); {
 	case passing:

@@ -34,21 +34,17 @@ const (
 	hungAfter = lease.HungAfter
 	// mountTimeout bounds the time without an answer of the kernel about a volume's files: file servers
 	// are restarted, too. It is checked every mountInterval.
-	mountTimeout  = 5 * time.Minute
-	mountInterval = 30 * time.Second
-	// undoTimeout bounds an undo.
-	undoTimeout = 30 * time.Second
-	// giveBackTimeout bounds the write that gives an attempt back.
+	mountTimeout    = 5 * time.Minute
+	mountInterval   = 30 * time.Second
+	undoTimeout     = 30 * time.Second
 	giveBackTimeout = 3 * time.Second
 	// messageLength bounds messages, in bytes, as events do.
 	messageLength = 1000
 )
 
 type work[T any] struct {
-	uid types.UID
-	// asked is when this process learned of it.
-	asked time.Time
-	// record is as last written or read.
+	uid    types.UID
+	asked  time.Time
 	record T
 	// outcome is nil before the end. The controller's mu guards it.
 	outcome func(T)
@@ -56,7 +52,6 @@ type work[T any] struct {
 
 func (c *Controller[T]) key(w *work[T]) string { return c.kind.Name + "/" + string(w.uid) }
 
-// workOf returns the named record's work, or nil, and whether it has ended.
 func (c *Controller[T]) workOf(name string) (w *work[T], ended bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -87,7 +82,6 @@ func (c *Controller[T]) leave(ctx context.Context, record T, done <-chan func(T)
 	}()
 }
 
-// run is called by the manager with a free slot.
 func (c *Controller[T]) run(ctx context.Context, w *work[T]) {
 	record := w.record
 	name := record.GetName()
@@ -156,7 +150,8 @@ func (c *Controller[T]) run(ctx context.Context, w *work[T]) {
 	}
 }
 
-// toldToStop: work ended because its agent is told to stop, not by a lost Lease or a cancellation.
+// toldToStop reports that work ended because its agent is told to stop, not by a lost Lease or a
+// cancellation.
 func toldToStop(ctx context.Context) bool {
 	cause := context.Cause(ctx)
 	return cause != nil && !errors.Is(cause, datapath.ErrCancelled) && !errors.Is(cause, lease.ErrLost)

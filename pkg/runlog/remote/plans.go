@@ -57,7 +57,6 @@ type PlanServer struct {
 }
 
 type planner struct {
-	// leading is the context of the process's term.
 	leading context.Context
 	// read fails if the request can't be read, plan if the answer can't be written.
 	read func(request io.Reader) (plan func(ctx context.Context, to io.Writer) error, err error)
@@ -196,7 +195,6 @@ func ask[Plan any](ctx context.Context, c *PlanClient, path string, run any) (*P
 	return plan, nil
 }
 
-// answer returns the body, which ends with ctx.
 func (c *PlanClient) answer(ctx context.Context, path string, run any) (io.ReadCloser, error) {
 	body, err := json.Marshal(run)
 	if err != nil {

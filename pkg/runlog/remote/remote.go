@@ -60,7 +60,7 @@ const (
 var (
 	ErrNotExecuted = errors.New("the controller does not execute it just now")
 	ErrUnreachable = errors.New("the controller can't be reached")
-	// ErrBroken: a log is incomplete, as the run or its controller was stopped.
+	// ErrBroken reports an incomplete log: the run or its controller was stopped.
 	ErrBroken = errors.New("the log breaks off")
 )
 
@@ -123,7 +123,6 @@ func (s *Server) MayAsk(request *http.Request) bool {
 	return subtle.ConstantTimeCompare([]byte(token), []byte(s.token)) == 1
 }
 
-// prompt flushes each write, with a deadline.
 type prompt struct {
 	http.ResponseWriter
 	control *http.ResponseController
