@@ -50,8 +50,8 @@ type collector struct {
 
 	// own are Holdfast's namespaces, whose Secrets are in no backup.
 	own sets.Set[string]
-	// readNamespaces sets these: existing has all namespaces with uids, labelled the excluded by label,
-	// chosen the ones to read, listed the ones to list; "" is all.
+	// readNamespaces sets these. existing has all namespaces with uids, labelled the ones excluded by label.
+	// chosen has the ones to read, listed the ones to list; "" is all.
 	existing map[string]types.UID
 	labelled sets.Set[string]
 	chosen   []string
@@ -305,8 +305,8 @@ func (c *collector) readIn(ctx context.Context, r resource, namespaces, selector
 	return nil
 }
 
-// mostlyOthers reports whether a list of the cluster costs more than one of each chosen namespace: at
-// most half of all are chosen, and at least twice as many pages remain.
+// mostlyOthers reports whether a list of the cluster costs more than one of each chosen namespace. At
+// most half of all are chosen then, and at least twice as many pages remain.
 func (c *collector) mostlyOthers(remaining, limit int64) bool {
 	chosen := int64(len(c.chosen))
 	if limit == unknownPage {

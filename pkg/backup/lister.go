@@ -90,7 +90,8 @@ type visitor struct {
 	// page gets after each page the number of objects to come, if the server tells.
 	page func(remaining int64)
 	// tooLong, if set, is asked before the first object whether to stop, unless the server sends the
-	// number at the end. remaining objects follow a page of limit. The list then fails with errOthers.
+	// number at the end. The remaining objects follow a page of limit. The list then fails with
+	// errOthers.
 	tooLong func(remaining, limit int64) bool
 }
 

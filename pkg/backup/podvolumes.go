@@ -78,8 +78,8 @@ func (p *podVolumes) takesScratch(namespace string) bool {
 	return true
 }
 
-// actionOf returns the volume policies' action for a pod's volume: its claim's, or else by its own type, which also
-// counts for a generic ephemeral volume, as in Velero.
+// actionOf returns the volume policies' action for a pod's volume. A claim's volume has the claim's
+// action. A generic ephemeral volume is judged by its own type, as in Velero.
 func (p *podVolumes) actionOf(pod *corev1.Pod, volume *corev1.Volume) action {
 	if claim := volume.PersistentVolumeClaim; claim != nil {
 		return p.claims[types.NamespacedName{Namespace: pod.Namespace, Name: claim.ClaimName}].action

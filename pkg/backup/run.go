@@ -138,7 +138,7 @@ type Outcome struct {
 //
 // An error says that the outcome is not stored: the store refuses it, another uid has the name, a later
 // attempt has taken over (ErrTakenOver), or ctx ended. Once everything was read, deps.Ending counts in
-// place of ctx. Then the store shows nothing of the backup except its owner and perhaps side files.
+// place of ctx. Then the store shows only the backup's owner and perhaps side files.
 func Run(ctx context.Context, request Request, deps Dependencies) (Outcome, error) {
 	e := newExecution(ctx, request, deps)
 	outcome, err := e.run(ctx)
@@ -420,7 +420,7 @@ func (c *collector) writeTo(archive tarball, items graph) {
 	}
 }
 
-// parseSelectors returns selectors, of which an object must match one, if any.
+// parseSelectors returns the selectors. If there are any, an object must match one.
 func parseSelectors(spec *v1alpha1.BackupSpec) ([]labels.Selector, error) {
 	from := spec.OrLabelSelectors
 	if spec.LabelSelector != nil {

@@ -18,7 +18,7 @@ var (
 	errTooLong = errors.New("most of it is other objects")
 )
 
-// worthAGet is how many further objects of a list are read for each missing one: a page costs the
+// worthAGet is how many further objects of a list are read for each missing one. A page costs the
 // server as much as a few dozen single reads.
 const worthAGet = 50
 

@@ -7,9 +7,10 @@
 // A BackupChange counts at once. The package makes it a signed object beside each backup's folder
 // (folder.Change), which survives the cluster; the record is deleted later.
 //
-//   - Nothing is removed or rewritten. A change is created under the next number, by a conditional write; the loser takes a later
-//     number. It has the whole state, with omitted fields and earlier deletions.
-//   - It may be stopped anywhere, or run twice: an object has its request, and no request is written twice.
+//   - Nothing is removed or rewritten. A change is created under the next number, by a conditional write;
+//     the loser takes a later number. It has the whole state, with omitted fields and earlier deletions.
+//   - It may be stopped anywhere, or run twice: an object has its request, and no request is written
+//     twice.
 package backupchange
 
 import (

@@ -4,12 +4,13 @@
 // Package backupdeletion removes backups from their stores on request.
 //
 //   - Nothing is removed of a waiting or running backup, or of another uid: see folder.Deletion.
-//   - First the store gets a removal for each repository with snapshots, for its maintenance. Then the metadata is removed, the
-//     other objects, the list of snapshots, the folder's owner, and last the record. The store shows what is left, so another
-//     process can continue.
-//   - Held backups stay, and expired ones that are kept longer by now: changes recorded and stored are read before the first
-//     removal. Later requests are refused (registry/backup.NewExpirationREST).
-//   - The run's status and an event say, once, what a deletion waits for. It does not try a store known not to answer.
+//   - First the store gets a removal for each repository with snapshots, for its maintenance. Then the
+//     metadata is removed, the other objects, the list of snapshots, the folder's owner, and last the
+//     record. The store shows what is left, so another process can continue.
+//   - Held backups stay, and expired ones that are kept longer by now: changes recorded and stored are
+//     read before the first removal. Later requests are refused (registry/backup.NewExpirationREST).
+//   - The run's status and an event say, once, what a deletion waits for. It does not try a store known
+//     not to answer.
 package backupdeletion
 
 import (

@@ -5,9 +5,8 @@
 // pkg/queue. Each is one write; everything else is computed.
 //
 // A start is an update of one ConfigMap, the ledger (records.LedgerName), which lists started runs
-// until they end. So two processes that both believe to lead never run overlapping runs at once, nor
-// more of a class than its limit: see docs/design/fences.md, "The ledger of the queue". While it can't
-// be read, nothing starts.
+// until they end. While it can't be read, nothing starts. Two leading processes never run overlapping
+// runs at once, nor more of a class than its limit: docs/design/fences.md, "The ledger of the queue".
 package backupqueue
 
 import (
@@ -82,8 +81,8 @@ type Executor[R any] interface {
 	// claimed.
 	Start(name string)
 	// Executing returns the runs in work by name, from before they are read for their claim until
-	// nothing is read for them: nil before they are known, and InProgress before they are claimed.
-	// After work on a run without a record, the executor calls Changed.
+	// nothing is read for them. They are nil before they are known, and InProgress before they are
+	// claimed. After work on a run without a record, the executor calls Changed.
 	Executing() map[string]R
 }
 

@@ -136,8 +136,9 @@ func (c *Controller) tellPassedOver(ctx context.Context, starts []record) {
 }
 
 // TakeBack removes from the ledger a run that this process does not execute, as the location's store
-// does not answer. location is as then written, or nil: while it is unavailable the queue holds the
-// run. The executor calls it during its work on the run, and claims the run only after another start.
+// does not answer. The location is as then written, or nil: while it is unavailable the queue holds the
+// run. The executor calls TakeBack during its work on the run, and claims the run only after another
+// start.
 func (c *Controller) TakeBack(ctx context.Context, run types.UID, location *enginev1alpha1.StorageLocation) error {
 	if location != nil {
 		c.changing.Lock()
@@ -197,9 +198,9 @@ func (c *Controller) isMine(ledger *corev1.ConfigMap) bool {
 // takeLedger makes this process the ledger's leader: docs/design/fences.md. It reads the ledger before
 // it asks whether it leads, so no later leader has written in between.
 //
-// A missing ledger is made from runs that this process executes without a record, and runs in progress,
-// read after the empty version that it replaces. Other started runs return to the queue: claims read
-// the ledger again.
+// A missing ledger is made from runs that this process executes without a record, and runs in progress.
+// These are read after the empty version that it replaces. Other started runs return to the queue:
+// claims read the ledger again.
 func (c *Controller) takeLedger(ctx context.Context) (*corev1.ConfigMap, error) {
 	ledger, err := c.ConfigMaps.Get(ctx, records.LedgerName, metav1.GetOptions{})
 	if err == nil && c.isMine(ledger) {

@@ -65,7 +65,7 @@ func (c *Controller) stopUpload(ctx context.Context, record *enginev1alpha1.Volu
 	return false, err
 }
 
-// spoilUploads cancels uploads that must begin anew, before pods are thawed: another process may have
+// spoilUploads cancels uploads that must begin anew, before pods are thawed. Another process may have
 // frozen pods for them, so their data would be from before and after the thaw. The same holds for
 // unfinished uploads with hooks: the pre hooks run again and may write the data. The records remember
 // it until removed.

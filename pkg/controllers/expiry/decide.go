@@ -35,7 +35,6 @@ type reach struct{ included, excluded string }
 
 // scope is the included part of the namespaces.
 type scope struct {
-	// filter is "" for everything.
 	filter string
 	// volumes ranks volumes without a pod's annotation.
 	volumes int

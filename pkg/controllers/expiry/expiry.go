@@ -7,8 +7,9 @@
 //
 //   - None of this cluster's own backups expires before the last requested time. Others never do.
 //   - Locations that the API server is unsure of are left alone.
-//   - Clocks may be wrong. The hour for the bound on deletions is measured monotonically, and nothing is deleted while the clock
-//     differs from the store's. A clock that is repeatedly a little wrong, with restarts, remains undetected.
+//   - Clocks may be wrong. The hour for the bound on deletions is measured monotonically, and nothing is
+//     deleted while the clock differs from the store's. A clock that is repeatedly a little wrong, with
+//     restarts, remains undetected.
 //
 // A new process begins a new hour, and two processes request the same deletions.
 package expiry

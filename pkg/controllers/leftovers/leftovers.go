@@ -4,10 +4,11 @@
 // Package leftovers removes daily what dead processes left in the stores: see docs/maintenance.md,
 // "Leftovers in a store".
 //
-//   - A folder is removed by the usual steps (folder.Deletion), under its owner's uid. It must be this cluster's, have no
-//     metadata or copy of it and no record, and be unchanged for MinAge.
-//   - A restore's report is removed only if it is this cluster's, in its own place, without a record, and its backup is missing
-//     (folder.Needs) in two passes a day apart, but other backups exist. Its metadata, which says all that, is last.
+//   - A folder is removed by the usual steps (folder.Deletion), under its owner's uid. It must be this
+//     cluster's, have no metadata or copy of it and no record, and be unchanged for MinAge.
+//   - A restore's report is removed if it is this cluster's, in its own place, without a record. Two
+//     passes a day apart must find its backup missing (folder.Needs), and other backups. Its metadata,
+//     which says all that, is last.
 //   - Unfinished writes are removed when older than MinAge and than every running backup of this cluster.
 //   - Nothing is removed while the clock differs from the store's, or if too many folders would be.
 package leftovers

@@ -4,8 +4,9 @@
 // Package locks extends the locks of backups' objects in locations with spec.lock, and reports their
 // ends in the location's condition Locked and status.lock: see docs/lock.md.
 //
-//   - The objects are the folders of this cluster's own backups that are not being deleted, the store's id, and this cluster's
-//     wrapped keys. A repository's maintenance extends its blobs (package repository); a late one is reported here.
+//   - The objects are the folders of this cluster's own backups that are not being deleted, the store's
+//     id, and this cluster's wrapped keys. A repository's maintenance extends its blobs (package
+//     repository); a late one is reported here.
 //   - A pass only moves ends of locks, to later times. It may be killed anywhere, and repeated.
 package locks
 
@@ -168,8 +169,8 @@ func (c *Controller) begin(record *enginev1alpha1.StorageLocation, now time.Time
 	return &enginev1alpha1.StorageLockStatus{StorageLock: *record.Spec.Lock, Since: metav1.NewTime(now)}
 }
 
-// due reports whether to look through the objects: at first, when the store has its id, regularly, and
-// after a failure or a clock that was set back.
+// due reports whether to look through the objects: at first, once the store has its id, regularly, and
+// after a failure or a clock set back.
 func due(record *enginev1alpha1.StorageLocation, status *enginev1alpha1.StorageLockStatus, now time.Time) bool {
 	condition := meta.FindStatusCondition(record.Status.Conditions, enginev1alpha1.ConditionLocked)
 	if condition == nil || status.CheckedAt == nil || status.Until == nil && record.Status.StoreID != "" && condition.Reason != enginev1alpha1.ReasonLockPending {

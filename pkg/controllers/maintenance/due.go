@@ -84,8 +84,8 @@ func last(record *enginev1alpha1.VolumeRepository) (at time.Time, maintained boo
 }
 
 // frequency returns the interval of a repository's maintenance. With a lock it is at most a quarter of
-// the lock's days: a full maintenance, due after a day, extends the locks of its blobs, even the
-// shortest of two days.
+// the lock's days: a full maintenance extends the locks of its blobs. That is due after a day, so even
+// a lock of two days is extended in time.
 func (c *Controller) frequency(record *enginev1alpha1.VolumeRepository) time.Duration {
 	frequency := c.Frequency
 	if own := record.Spec.MaintenanceFrequency; own != nil && own.Duration > 0 {

@@ -4,12 +4,13 @@
 // Package maintenance maintains due repositories by Jobs, and writes the results into
 // VolumeRepositories: see docs/maintenance.md.
 //
-//   - One Job at a time maintains a repository, also across restarts: Jobs are the memory of what runs, and a Job's name
-//     follows from the maintenance before.
+//   - One Job at a time maintains a repository, also across restarts: Jobs are the memory of what runs,
+//     and a Job's name follows from the maintenance before.
 //   - A requested maintenance is due at once, and first; else the longest due is.
-//   - A hanging Job holds its place until its deadline. One that can't start is recorded before its deletion.
-//   - A killed, evicted, unscheduled or deleted Job is recorded as such. Only the process's own result is a success, as a
-//     process told to stop exits well, too.
+//   - A hanging Job holds its place until its deadline. One that can't start is recorded before its
+//     deletion.
+//   - A killed, evicted, unscheduled or deleted Job is recorded as such. Only the process's own result is
+//     a success, as a process told to stop exits well, too.
 package maintenance
 
 import (

@@ -4,12 +4,13 @@
 // Package repository ensures that each VolumeRepository's repository exists and opens with its key, and
 // reports that in the condition Ready.
 //
-//   - A key is stored before its repository is created, is never replaced, and never created for an existing repository. With
-//     recovery keys, the store has the encrypted key first. KeyBackedUp says whether the key is outside of the cluster.
-//   - A record is written only on changes. A Ready one stays Ready while its store is unavailable, and is not opened again after
-//     restarts.
-//   - A lost key or missing repository is reported after a failed maintenance, and tried until it opens. No repository replaces a
-//     former one.
+//   - A key is stored before its repository is created, is never replaced, and never created for an
+//     existing repository. With recovery keys, the store has the encrypted key first. KeyBackedUp says
+//     whether the key is outside of the cluster.
+//   - A record is written only on changes. A Ready one stays Ready while its store is unavailable, and is
+//     not opened again after restarts.
+//   - A lost key or missing repository is reported after a failed maintenance, and tried until it opens.
+//     No repository replaces a former one.
 package repository
 
 import (

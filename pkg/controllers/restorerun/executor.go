@@ -347,7 +347,7 @@ func (e *Executor) doubts(run *enginev1alpha1.RestoreRun, backup *v1alpha1.Backu
 }
 
 // vouched reports whether a backup is signed by this cluster, or by one that its location trusts with
-// the restore's namespace; for an administrator's restore, with any.
+// the restore's namespace. For an administrator's restore, trust with any suffices.
 func (e *Executor) vouched(run *enginev1alpha1.RestoreRun, origin *v1alpha1.BackupOrigin) (bool, error) {
 	switch {
 	case origin.Trust != "":
@@ -363,8 +363,9 @@ func (e *Executor) vouched(run *enginev1alpha1.RestoreRun, origin *v1alpha1.Back
 	return grants(record, origin, namespace, namespace == e.Namespace), nil
 }
 
-// Continues reports whether a backup's namespace has the history of the present one of its name: they
-// are the same, this one continues it, or the location trusts the backup's cluster with it.
+// Continues reports whether a backup's namespace has the history of the present one of its name. That
+// is so if they are the same, if this one continues it, or if the location trusts the backup's cluster
+// with it.
 func (e *Executor) Continues(ctx context.Context, record *enginev1alpha1.StorageLocation, origin *v1alpha1.BackupOrigin, namespace string, uid types.UID) (bool, error) {
 	if grants(record, origin, namespace, false) {
 		return true, nil

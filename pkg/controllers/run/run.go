@@ -290,10 +290,10 @@ func (r *Runs[R]) GetWithRetry(ctx context.Context, run R) (live R, err error) {
 	return live, err
 }
 
-// WriteEnd writes a run's end until that succeeds: an ended run must not look as if it continued. end
-// changes a copy's status. After an error the run is read. Then over reports whether nothing is left to
-// write, given the same executor; a deleted run needs nothing. last is the run as last read; others is
-// true if another process has taken it over.
+// WriteEnd writes a run's end until that succeeds: an ended run must not look as if it continued. The
+// function end changes a copy's status. After an error the run is read. Then over reports whether
+// nothing is left to write, given the same executor; a deleted run needs nothing. The run is returned
+// as last read. If another process has taken it over, others is true.
 func (r *Runs[R]) WriteEnd(ctx context.Context, run R, end func(R), over func(live R) bool) (last R, others bool, err error) {
 	err = RetryUntilDone(ctx, func(ctx context.Context) (bool, error) {
 		ended := run.DeepCopy()

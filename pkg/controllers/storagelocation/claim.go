@@ -47,9 +47,9 @@ type claimant struct {
 	probed, ignores bool
 }
 
-// judge returns whether to write the own claim in place of the found one, and, if another cluster may
-// write to the store, the reason for ConditionClonedCluster. stands is its present reason; accepted: an
-// administrator lets this cluster continue.
+// judge returns whether to write the own claim in place of the found one. If another cluster may write
+// to the store, it returns the reason for ConditionClonedCluster, whose present reason is stands. If
+// accepted, an administrator lets this cluster continue.
 func (c *claimant) judge(now time.Time, nonce string, found *format.Claim, before lease.Predecessor, stands string, accepted bool) (write bool, reason string) {
 	if stands == "" {
 		stands = c.reason // the condition may not be written

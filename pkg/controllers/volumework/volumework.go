@@ -5,12 +5,12 @@
 // Completed or Failed. A Kind says what it moves, and which way: see NewUploads and NewRestores.
 //
 //   - One process at a time works on a record: work begins with a write that only one can make.
-//   - An InProgress record without work in this process begins anew: the agent was restarted. It fails after maxAttempts, or
-//     after maxGiven with the given back attempts.
-//   - Deleting or cancelling a record ends its work, which takes back stored data. A cancelled record is done when the work has
-//     stopped.
-//   - Work on a volume without any answer for mountTimeout fails, and frees its slot. So does work that does not stop within
-//     hungAfter. Until it returns, no other work on the volume begins.
+//   - An InProgress record without work in this process begins anew: the agent was restarted. It fails
+//     after maxAttempts, or after maxGiven with the given back attempts.
+//   - Deleting or cancelling a record ends its work, which takes back stored data. A cancelled record is
+//     done when the work has stopped.
+//   - Work on a volume without any answer for mountTimeout fails, and frees its slot. So does work that
+//     does not stop within hungAfter. Until it returns, no other work on the volume begins.
 package volumework
 
 import (
