@@ -279,7 +279,7 @@ func (p *podVolumes) takeAllHooked(ctx context.Context, hooked []block) error {
 		portion := hooked[:n:n]
 		hooked = hooked[n:]
 		if len(pending) > 0 {
-			// If this process dies after the note, another one runs the post hooks.
+			// The note precedes any hook: if this process dies, another one runs the post hooks.
 			if err := p.hooks.runner.Pending(ctx, pending); err != nil && ctx.Err() == nil {
 				p.dropUnnoted(portion, fmt.Errorf("note which post hooks are to be run: %w", err))
 				hooked = append(hooked, portion...)

@@ -258,8 +258,8 @@ func (e *execution) revoke(ctx context.Context, attempt int) (decided []byte, er
 	return decided, nil
 }
 
-// removeUnfinished removes dead writers' unfinished uploads, before this attempt writes more than
-// decided metadata.
+// removeUnfinished removes dead writers' unfinished uploads. It precedes this attempt's writes, except
+// of decided metadata.
 func (e *execution) removeUnfinished(ctx context.Context) error {
 	objects, err := e.folder.List(ctx)
 	if err != nil {

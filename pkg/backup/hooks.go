@@ -46,19 +46,20 @@ const (
 // lastHooksTimeout bounds post hooks of a block once the backup has stopped, and of a dead process.
 var lastHooksTimeout = 2 * time.Minute
 
-// hookDomains are of hook annotations. The first with a command counts. Velero's keep their meaning.
+// hookDomains are domains of hook annotations. The first with a command counts. Velero's keep their
+// meaning.
 var hookDomains = []string{"hook.backup.holdfast.io/", "hook.backup.velero.io/"}
 
 // Hooks runs commands in pods for one backup.
 type Hooks interface {
 	// Allowed returns nil if the backup's requester may run commands in a namespace's pods, and a
-	// NotAllowedError if not. Other errors: the answer is unknown.
+	// NotAllowedError if not. Other errors say that the answer is unknown.
 	Allowed(ctx context.Context, namespace string) error
 	// Pending durably notes, in place of the earlier note, the pods whose hooks may run from now on,
 	// and whose post hooks must run later. No pods: all hooks have ended.
 	Pending(ctx context.Context, pods []enginev1alpha1.PodReference) error
 	// Exec runs a command in a container and returns a part of its output. It returns when ctx ends,
-	// even if the command runs on. A podhooks.NotRunError: it has not run and may be retried.
+	// even if the command runs on. A podhooks.NotRunError says that it has not run and may be retried.
 	Exec(ctx context.Context, pod enginev1alpha1.PodReference, container string, command []string) (output string, err error)
 }
 
@@ -358,7 +359,7 @@ func (h *hooks) failedPostHooks() string {
 // PostHooks is the result of another process's pending post hooks.
 type PostHooks struct {
 	Log []byte
-	// Status adds them to the Backup's earlier status.
+	// Status adds them to the Backup's earlier status; nil is none.
 	Status *v1alpha1.HookStatus
 	// Failed lists failures in one line, with any onError, or is "".
 	Failed string

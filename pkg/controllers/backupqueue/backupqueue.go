@@ -65,7 +65,7 @@ type Config struct {
 	Events     events.EventRecorder
 	Clock      clock.WithTicker
 
-	// Snapshots: backups may make snapshots of volumes.
+	// Snapshots says that backups may make snapshots of volumes.
 	Snapshots bool
 
 	RunInformer       engineinformers.BackupRunInformer

@@ -84,7 +84,7 @@ type Config struct {
 	// Mover is nil for no snapshots.
 	Mover Mover
 
-	// ResumeInProgress executes another process's runs anew. If false, they fail.
+	// ResumeInProgress executes anew the runs that another process left behind. If false, they fail.
 	ResumeInProgress bool
 
 	// Leads returns nil if the cluster says that this process leads.

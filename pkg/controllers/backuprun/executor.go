@@ -43,10 +43,10 @@ type executor interface {
 	Execute(ctx, ending context.Context, run *enginev1alpha1.BackupRun, postHooks backup.PostHooks, volumes backup.Volumes, notes Notes, progress *backup.Progress) (backup.Outcome, error)
 	// RunPostHooks runs the post hooks left by an execution; see backup.RunPostHooks.
 	RunPostHooks(ctx context.Context, run *enginev1alpha1.BackupRun, postHooks backup.PostHooks) backup.PostHooks
-	// Abandon ends an unexecuted run in the store, unless it had ended there; see backup.Abandon.
+	// Abandon ends a run without an executor in the store, unless it had ended there; see backup.Abandon.
 	Abandon(ctx context.Context, run *enginev1alpha1.BackupRun, postHooks backup.PostHooks, phase v1alpha1.BackupPhase, reason string) (backup.Outcome, error)
 	// DiscardSnapshots has a repository's next maintenance remove a run's snapshots, unless the stored
-	// backup lists them. The run must have ended in the store, or its name be taken there.
+	// backup lists them. The run must have ended in the store, or its name must be taken there.
 	DiscardSnapshots(ctx context.Context, run *enginev1alpha1.BackupRun, namespace string) error
 }
 

@@ -76,8 +76,8 @@ func (c *Controller) abandonRemoved(ctx context.Context, run *enginev1alpha1.Bac
 	}
 }
 
-// settle ends an unexecuted run in the store and then in its record. The store decides: the run may
-// have just ended. If the store does not answer, the run ends, and that is stored later.
+// settle ends a run without an executor, in the store and then in its record. The store decides: the
+// run may have just ended. If the store does not answer, the run ends, and that is stored later.
 func (c *Controller) settle(ctx context.Context, run *enginev1alpha1.BackupRun, namespaces sets.Set[string], timeout time.Duration, phase v1alpha1.BackupPhase, reason string) error {
 	timed, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
