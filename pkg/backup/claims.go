@@ -190,8 +190,8 @@ func (p *podVolumes) settleClaims(ctx context.Context) error {
 	return nil
 }
 
-// takeNamed takes the persistent volume that an unbound claim names, if reserved for it: it may be
-// another tenant's.
+// takeNamed takes the persistent volume that an unbound claim names, but only if reserved for it:
+// others may be another tenant's.
 func (p *podVolumes) takeNamed(ctx context.Context, key types.NamespacedName) error {
 	of := p.claims[key]
 	r, found := p.discovered.find(persistentVolumesResource)

@@ -57,7 +57,7 @@ type collector struct {
 	chosen   []string
 	listed   []string
 	partly   bool
-	// leaving are claims used only by terminating pods.
+	// leaving are claims requested through terminating pods.
 	leaving []leavingVolume
 	// ofLabelled maps claims to pods excluded by label.
 	ofLabelled map[types.NamespacedName]string

@@ -26,7 +26,8 @@ var maxIndexBytes = 16 << 20
 var listAgainTimeout = readAgainTimeout / 2
 
 const (
-	// manyFrozenGets is from how many persistent volumes on a list is used while pods may be frozen.
+	// manyFrozenGets is the least number of persistent volumes for which a list is used while pods may
+	// be frozen.
 	manyFrozenGets = 100
 	frozenGets     = 4
 )

@@ -31,8 +31,8 @@ const (
 	// pageSize bounds a page's objects. The first page's size follows from earlier lists of the kind,
 	// later ones from this list.
 	pageSize = 500
-	// sampled is from how many objects on the next page is requested early, and other lists learn the
-	// size.
+	// sampled is the number of objects after which the next page is requested early, and other lists
+	// learn the size.
 	sampled = 50
 	// unknownPage bounds an API server's memory for an unknown kind's first page: etcd limits an object
 	// to 1.5 MiB. leastPage keeps one list of large objects from slowing later ones.

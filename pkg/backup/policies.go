@@ -95,7 +95,8 @@ type csiTraits struct {
 	VolumeAttributes map[string]string `json:"volumeAttributes"`
 }
 
-// volumeTraits are the policies' inputs, from the persistent volume if known, else from the pod's.
+// volumeTraits are the policies' inputs, from the persistent volume if known, else from the pod's
+// volume.
 type volumeTraits struct {
 	capacity     apiresource.Quantity
 	storageClass string

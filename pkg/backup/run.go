@@ -84,7 +84,7 @@ type Dependencies struct {
 	Volumes Volumes
 	// SnapshotClasses lists the cluster's classes. nil: no snapshots.
 	SnapshotClasses func(ctx context.Context) ([]snapshots.VolumeSnapshotClass, error)
-	// KeepSnapshots is for an unset spec.snapshotMoveData.
+	// KeepSnapshots leaves snapshots in their storage if spec.snapshotMoveData is unset.
 	KeepSnapshots bool
 	// MayChooseClass returns nil if the backup's requester may create VolumeSnapshots in a namespace,
 	// and a NotAllowedError if not. SnapshotClasses need it.
@@ -259,14 +259,13 @@ func (e *execution) contain(do func() error) (err error) {
 	return do()
 }
 
-// read makes the tarball, and waits for the volumes. An error: there is no tarball.
+// read makes the tarball, and waits for the volumes. An error means that there is no tarball.
 func (e *execution) read(ctx context.Context) error {
 	collector, err := e.newCollector(ctx)
 	if err != nil {
 		return err
 	}
 	if e.Encryption != nil {
-		// It asks the store and the API server.
 		if err := retried(ctx, e.Retry, func() error {
 			return e.retry(ctx, func() (err error) {
 				e.encryption, err = e.Encryption(ctx)

@@ -10,7 +10,7 @@ import (
 	"log/slog"
 )
 
-// manyGets is from how many objects on one list is read in their place.
+// manyGets is the least number of objects for which one list is read.
 const manyGets = 10
 
 var (

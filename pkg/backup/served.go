@@ -18,7 +18,7 @@ import (
 // services are other servers' API services. They tell what a missing resource was.
 type services struct {
 	aggregated map[string]bool
-	// registered by the API server at its start.
+	// registered has those that the API server registers at its start.
 	registered map[string]bool
 	unknown    bool
 }
@@ -69,8 +69,8 @@ func (c *collector) readServices(ctx context.Context, selected []resource) error
 	return nil
 }
 
-// vanished reports a resource that is no longer served. With its definition, all objects were deleted;
-// otherwise the backup may lack them.
+// vanished reports a resource that is no longer served. If its definition was deleted, so were its
+// objects; otherwise the backup may lack them.
 func (c *collector) vanished(ctx context.Context, about subject, r resource, cause error) error {
 	text := fmt.Sprintf("the cluster served it when the backup began, and no longer does: the backup has none of its objects: %v", cause)
 	definitions, found := c.discovered.find(crdsResource)

@@ -114,8 +114,8 @@ func newObject(to []byte, r resource, h *head, raw []byte, reason string) (*obje
 	return &object{r, stored, describe(r, h, stored, reason)}, to, nil
 }
 
-// write adds objects side by side, and calls refused for those that can't be in a tarball. An error:
-// the tarball is broken.
+// write adds objects side by side, and calls refused for those that can't be in a tarball. An error
+// means that the tarball is broken.
 func (s *sink) write(objects []*object, refused func(*object, error)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 	"io"
 )
 
-// MaxObjectBytes exceeds any object that an API server accepts.
+// MaxObjectBytes bounds an object. No API server accepts one as large.
 const MaxObjectBytes = 16 << 20
 
 // ErrPlace reports an object that is not where the manifest says.

@@ -108,7 +108,7 @@ type filler struct{ *Writer }
 
 func (f filler) Write(p []byte) (int, error) { return f.current.plain.Write(p) }
 
-// WriteItem is Add, and waits for the Position.
+// WriteItem adds one object as Add, and waits for its Position.
 func (w *Writer) WriteItem(item Item, content []byte) (Position, error) {
 	if err := w.write(0); err != nil {
 		return Position{}, err

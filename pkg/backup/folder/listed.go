@@ -13,7 +13,8 @@ import (
 // Needs reports whether the backup's snapshots are needed, or may be: it is stored and can be restored,
 // or has not ended. It lists nothing. An unreadable object is an error.
 //
-// The owner is read after the metadata, so the answer is right if the backup ends and is deleted in
+// A Failed, Cancelled or deleted backup never needs them again, and a running one owns its folder. The
+// owner is read after the metadata, so the answer is right if the backup ends and is deleted in
 // between.
 func (f *Folder) Needs(ctx context.Context) (bool, error) {
 	metadata, err := f.Metadata(ctx)

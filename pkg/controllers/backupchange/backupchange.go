@@ -60,7 +60,7 @@ type Config struct {
 	Keys      []string
 	Engine    engineclient.EngineV1alpha1Interface
 	Secrets   location.Secrets
-	// EnsureRepository creates the missing record of a namespace's repository at a location.
+	// EnsureRepository is as repository.EnsureRecord.
 	EnsureRepository func(ctx context.Context, namespace, location string) error
 	Events           events.EventRecorder
 	Clock            clock.WithTicker

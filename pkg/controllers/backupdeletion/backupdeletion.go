@@ -61,7 +61,7 @@ type Config struct {
 	// ClusterUID and Keys are as in package identity.
 	ClusterUID string
 	Keys       []string
-	// EnsureRepository creates the missing record of a namespace's repository at a location.
+	// EnsureRepository is as repository.EnsureRecord.
 	EnsureRepository func(ctx context.Context, namespace, location string) error
 	// DiscardSnapshots begins to delete snapshots that a backup keeps in its volumes' storage; nil for
 	// none.

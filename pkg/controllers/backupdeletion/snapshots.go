@@ -21,8 +21,8 @@ import (
 	"github.com/holdfast-io/holdfast/pkg/store"
 )
 
-// askForRemoval writes a removal, for its maintenance, for each repository with snapshots in the
-// backup's list or record.
+// askForRemoval writes a removal for each repository with snapshots in the backup's list or record. Its
+// maintenance follows it.
 func (c *Controller) askForRemoval(ctx context.Context, target bucket, deletion *folder.Deletion, run *enginev1alpha1.BackupRun) error {
 	record, err := c.locations.Get(deletion.Location)
 	if err != nil {

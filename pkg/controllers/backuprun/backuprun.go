@@ -53,22 +53,20 @@ const (
 	lastTime = 20 * time.Second
 	// MaxAttempts is how many processes may execute a run before it fails, as it probably ends them.
 	// Given back attempts don't count.
-	MaxAttempts = 3
-	// DefaultVolumeTimeout is the default of Config.VolumeTimeout.
+	MaxAttempts          = 3
 	DefaultVolumeTimeout = 4 * time.Hour
 	// maxMoving bounds the runs that only move data. Each keeps a worker, and no place.
-	maxMoving = 500
-	// DefaultTimeout is the default of Config.Timeout.
+	maxMoving      = 500
 	DefaultTimeout = 24 * time.Hour
 )
 
-// Config is the configuration of a Controller.
+// Config configures a Controller.
 type Config struct {
 	Namespace string
 	// ClusterUID is the uid of package identity.
 	ClusterUID string
 	Workers    int
-	// Identity names this process, and no other of the same pod.
+	// Identity names this process, and no other.
 	Identity string
 	// VolumeTimeout bounds a volume's upload from its start, and how long a node's agent may begin and
 	// end nothing while volumes wait for it. With work in progress, an agent has twice that and
@@ -92,7 +90,7 @@ type Config struct {
 	Queue runs.Queue
 
 	Engine engineclient.EngineV1alpha1Interface
-	// ConfigMaps reads the ledger in the system namespace.
+	// ConfigMaps has the ledger.
 	ConfigMaps corev1client.ConfigMapInterface
 	Executor   executor
 	// HoldLocation is as in package run.

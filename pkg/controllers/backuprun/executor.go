@@ -70,7 +70,7 @@ type Executor struct {
 	HostPathRoots     hostpath.Roots
 	KeepSnapshots     bool
 	SnapshotClasses   func(ctx context.Context) ([]snapshots.VolumeSnapshotClass, error)
-	// Logs has the logs of executed runs. Optional.
+	// Logs is optional.
 	Logs *runlog.Logs
 
 	pageSizes backup.PageSizes

@@ -25,7 +25,7 @@ import (
 
 const (
 	hideInterval = time.Second
-	// hidePatience is after how long an exposure loses its place: docs/design/snapshots.md.
+	// hidePatience is the time after which an exposure loses its place: docs/design/snapshots.md.
 	hidePatience = 2 * time.Minute
 	// pendingPatience is how long a pending pod keeps a place of the nodes.
 	pendingPatience = 2 * time.Minute

@@ -5,7 +5,7 @@
 // right to backups/deletion. The API server checks uid and expiration by its own clock. docs/using.md
 // says which backups stay, and when expiry is frozen.
 //
-//   - None of this cluster's own backups expires before the last requested time. Others never do.
+//   - None of this cluster's own backups expires before the last requested time. Others never expire here.
 //   - Locations that the API server is unsure of are left alone.
 //   - Clocks may be wrong. The hour for the bound on deletions is measured monotonically, and nothing is
 //     deleted while the clock differs from the store's. A clock that is repeatedly a little wrong, with

@@ -27,8 +27,7 @@ type Config struct {
 	Controller string
 	// Workers run concurrently. Default 1.
 	Workers int
-	// Failures are repeated after FirstRetry, then less often up to LastRetry. Defaults: 10 ms and 10
-	// s.
+	// Failures are repeated after FirstRetry, then less often up to LastRetry. Defaults: 10 ms, 10 s.
 	FirstRetry, LastRetry time.Duration
 	Clock                 clock.WithTicker
 	// Synced is an additional condition to begin. Optional.

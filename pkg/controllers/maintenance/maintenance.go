@@ -6,7 +6,7 @@
 //
 //   - One Job at a time maintains a repository, also across restarts: Jobs are the memory of what runs,
 //     and a Job's name follows from the maintenance before.
-//   - A requested maintenance is due at once, and first; else the longest due is.
+//   - A requested maintenance is due at once, and first; else the longest due is first.
 //   - A hanging Job holds its place until its deadline. One that can't start is recorded before its
 //     deletion.
 //   - A killed, evicted, unscheduled or deleted Job is recorded as such. Only the process's own result is

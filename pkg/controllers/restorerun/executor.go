@@ -72,7 +72,7 @@ type Executor struct {
 	Snapshots restore.StoredSnapshots
 	// Successions records which namespaces continue others; nil for none.
 	Successions *clusteridentity.Successions
-	// Logs has the logs of executed runs. Optional.
+	// Logs is optional.
 	Logs *runlog.Logs
 }
 

@@ -54,17 +54,17 @@ const (
 	maxUnstored = 16
 )
 
-// Config is the configuration of a Controller.
+// Config configures a Controller.
 type Config struct {
 	Namespace string
 	Workers   int
-	// Identity names this process, and no other of the same pod.
+	// Identity names this process, and no other.
 	Identity string
 	// Leads returns nil if the cluster says that this process leads.
 	Leads  func(ctx context.Context) error
 	Queue  runs.Queue
 	Engine engineclient.EngineV1alpha1Interface
-	// ConfigMaps reads the ledger in the system namespace.
+	// ConfigMaps has the ledger.
 	ConfigMaps corev1client.ConfigMapInterface
 	Executor   executor
 	// HoldLocation is as in package run.

@@ -82,7 +82,7 @@ type Config[R any] struct {
 	// Identity names this process, and no other.
 	Identity string
 	Queue    Queue
-	// ConfigMaps reads the ledger in the system namespace.
+	// ConfigMaps has the ledger.
 	ConfigMaps corev1client.ConfigMapInterface
 	// HoldLocation makes a storage location unavailable for a while, as its store did not answer a
 	// run's start. It returns the resulting record; nil if there is none.

@@ -23,7 +23,7 @@ import (
 
 const (
 	claimInterval = 5 * time.Minute
-	// claimPatience is after how long another process's unchanged claim counts as dead.
+	// claimPatience is the time after which another process's unchanged claim counts as dead.
 	claimPatience = 2*claimInterval + checkInterval
 	// claimChanges is how many renewals of another's claim prove that it lives:
 	// docs/design/cloned-clusters.md.
@@ -48,8 +48,8 @@ type claimant struct {
 }
 
 // judge returns whether to write the own claim in place of the found one. If another cluster may write
-// to the store, it returns the reason for ConditionClonedCluster, whose present reason is stands. If
-// accepted, an administrator lets this cluster continue.
+// to the store, it returns the reason for ConditionClonedCluster, whose present reason is stands.
+// accepted says that an administrator lets this cluster continue.
 func (c *claimant) judge(now time.Time, nonce string, found *format.Claim, before lease.Predecessor, stands string, accepted bool) (write bool, reason string) {
 	if stands == "" {
 		stands = c.reason // the condition may not be written

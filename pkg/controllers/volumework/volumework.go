@@ -116,7 +116,7 @@ type Result[T any] struct {
 	Undo func(ctx context.Context) error
 }
 
-// Config is the configuration of a Controller.
+// Config configures a Controller.
 type Config struct {
 	Node string
 	// Identity names this process, and no other.
