@@ -107,9 +107,11 @@ type Dependencies struct {
 	// Log is the backup's log; Run closes it, and others may read it. Optional.
 	Log *runlog.Log
 	// Workers is the number of resources read at once. Default 4.
-	Workers      int
+	Workers int
+	// BlockWorkers is the number of blocks with hooks taken at once. Default DefaultBlockWorkers.
 	BlockWorkers int
-	HookTime     time.Duration
+	// HookTime bounds one namespace's hooks. Default DefaultHookTime.
+	HookTime time.Duration
 	// Timeout is after the start; then no more hooks run. Zero is no limit.
 	Timeout time.Duration
 	// Ending is the context for storing the end once everything was read. It may outlive Run's.

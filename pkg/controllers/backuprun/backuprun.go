@@ -53,10 +53,12 @@ const (
 	lastTime = 20 * time.Second
 	// MaxAttempts is how many processes may execute a run before it fails, as it probably ends them.
 	// Given back attempts don't count.
-	MaxAttempts          = 3
+	MaxAttempts = 3
+	// DefaultVolumeTimeout is the default of Config.VolumeTimeout.
 	DefaultVolumeTimeout = 4 * time.Hour
 	// maxMoving bounds the runs that only move data. Each keeps a worker, and no place.
-	maxMoving      = 500
+	maxMoving = 500
+	// DefaultTimeout is the default of Config.Timeout.
 	DefaultTimeout = 24 * time.Hour
 )
 

@@ -295,7 +295,6 @@ func (v *volumes) abandon(ctx context.Context, u *upload) {
 	}
 }
 
-// judge returns how long to wait for a volume before the next check, or why it is given up.
 func (v *volumes) judge(u *upload) (left time.Duration, reason, failure string) {
 	if u.preparing { // cut, copy and exposure have own limits, and so all get a place
 		return v.inTime(volumeCheck)

@@ -51,7 +51,8 @@ var errNoLocation = errors.New("does not exist any more")
 type Executor struct {
 	// Config is the controller's, for impersonation. Its transport must send nothing once another
 	// process may have the work; see lease.Fence.
-	Config     *rest.Config
+	Config *rest.Config
+	// Kube acts as the controller.
 	Kube       kubernetes.Interface
 	Client     rest.Interface
 	Discovery  restore.Discovery
@@ -60,10 +61,11 @@ type Executor struct {
 	Locations  enginelisters.StorageLocationNamespaceLister
 	Runs       engineclient.RestoreRunsGetter
 	Namespace  string
-	// Keys are this cluster's present and earlier public signing keys.
-	Cluster  format.Cluster
-	Keys     []string
-	Clock    clock.PassiveClock
+	// Cluster is this cluster. Keys are its present and earlier public signing keys.
+	Cluster format.Cluster
+	Keys    []string
+	Clock   clock.PassiveClock
+	// HookTime bounds all hooks of a restore.
 	HookTime time.Duration
 	Workers  int
 	// Volumes restores data; nil for none.

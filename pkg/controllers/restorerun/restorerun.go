@@ -324,7 +324,6 @@ func (c *Controller) giveUp(ctx context.Context, run *enginev1alpha1.RestoreRun)
 	return restore.Fail(ctx, restore.Request{Run: run, SystemNamespace: c.Namespace}, c.Clock, why)
 }
 
-// finish writes a run's end until that succeeds: see run.WriteEnd.
 func (c *Controller) finish(ctx context.Context, run *enginev1alpha1.RestoreRun, ended *restore.Ended, stored bool) error {
 	run, others, err := c.WriteEnd(ctx, run, func(written *enginev1alpha1.RestoreRun) {
 		recordEnd(&written.Status, ended, stored)
@@ -381,7 +380,6 @@ func (c *Controller) storeLate(ctx context.Context, run *enginev1alpha1.RestoreR
 	return nil
 }
 
-// tellReplaced emits an event if the store had another object in place of a run's end.
 func (c *Controller) tellReplaced(ctx context.Context, run *enginev1alpha1.RestoreRun, ended *restore.Ended) {
 	if ended.Replaced == "" {
 		return

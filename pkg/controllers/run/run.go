@@ -75,6 +75,7 @@ type Attempts struct {
 
 // Config configures Runs.
 type Config[R any] struct {
+	// Kind is Backup or Restore.
 	Kind     string
 	Runs     Client[R]
 	Lister   Lister[R]

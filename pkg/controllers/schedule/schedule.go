@@ -244,8 +244,6 @@ func hasCause(err error, cause metav1.CauseType) bool {
 	return false
 }
 
-// prune requests the deletion of backups that no rule keeps, and returns the condition about that, or
-// nil.
 func (c *Controller) prune(ctx context.Context, s *v1alpha1.Schedule, as enginev1alpha1.Requester, backups []domain.Backup, timing *domain.Timing) *metav1.Condition {
 	if s.Spec.Keep == nil || as.Username == c.RestoreUser {
 		return nil

@@ -69,9 +69,10 @@ type Lister[T any] interface {
 
 // Kind has the differences between uploads and restores.
 type Kind[T Record[T]] struct {
-	Name                  string
-	Resource              string
-	Class                 datapath.Class
+	Name     string
+	Resource string
+	Class    datapath.Class
+	// Action and FailureReason are the failure event's.
 	Action, FailureReason string
 	// Target returns the place of work.
 	Target    func(T) Target
